@@ -1,0 +1,1 @@
+"""Where a message goes next: states, policies, keys and the Lua transitions. Knows no Celery."""

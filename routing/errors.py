@@ -1,0 +1,65 @@
+"""Every error that Ticket Bridge raises on purpose, in one tree.
+
+Each message is one line that says what is wrong and what to do. The command line prints it and exits with
+``exit_code``; nothing of it is ever shown as a stack trace.
+"""
+
+from __future__ import annotations
+
+
+class TicketBridgeError(Exception):
+    """Root of all errors of Ticket Bridge."""
+
+    exit_code = 1
+
+
+class ConfigurationError(TicketBridgeError):
+    """A setting, an option or an application that cannot work; found before anything was changed."""
+
+    exit_code = 2
+
+
+class InputError(TicketBridgeError):
+    """Input that cannot be used: a missing file, a malformed row. Names the place."""
+
+    exit_code = 1
+
+
+class ServerUnavailable(TicketBridgeError):
+    """The Redis server cannot be reached or does not answer as one."""
+
+
+class ServerTooOld(TicketBridgeError):
+    """The Redis server lacks commands that the bridge cannot do without (before 6.2)."""
+
+
+class ServerStartFailed(TicketBridgeError):
+    """An embedded server, or another process of a stack, did not come up."""
+
+
+class PortInUse(ServerStartFailed):
+    """The address that a process was asked to listen on is taken."""
+
+
+class DuplicateConsumer(TicketBridgeError):
+    """Two live workers have one node name."""
+
+
+class NotLeading(TicketBridgeError):
+    """A write was refused because this master does not lead the lane (any more)."""
+
+
+class LaneConflict(TicketBridgeError):
+    """The leader's picture of a ticket is not what Redis holds; the leader reads the lane anew."""
+
+
+class StaleFence(TicketBridgeError):
+    """An outcome or effect came with a fence that is not the current one; it changed nothing."""
+
+
+class PayloadError(TicketBridgeError):
+    """A message that cannot be sent: no ticket, not JSON, or too large."""
+
+
+class StackFailed(TicketBridgeError):
+    """A process of ``bridge up`` or ``bridge demo`` ended when it should have run."""
