@@ -1,0 +1,81 @@
+# Everything a checkout needs, from a machine that has Python 3.11 and make and nothing else. `make help` lists it.
+
+SHELL := /bin/sh
+.DELETE_ON_ERROR:
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test lint types unit scripts integration bench lock clean
+
+VENV := .venv
+BIN := $(VENV)/bin
+# Set up once for each state of the lock: the stamp is as new as the last set-up that went through.
+READY := $(VENV)/.ready
+CODE := $(wildcard bridge routing spark tasks tests benchmarks celeryconfig.py)
+# Options for pytest, as in: make unit PYTEST_ARGS="-k lease -x"
+PYTEST_ARGS ?=
+# Options for the demo, as in: make demo DEMO_ARGS="--events log.csv.gz"
+DEMO_ARGS ?=
+
+# What a caller's shell happens to point at must not leak into the checkout's own environment.
+unexport PYTHONHOME PYTHONPATH VIRTUAL_ENV PIP_REQUIRE_VIRTUALENV PIP_USER PIP_TARGET PIP_PREFIX
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+help: ## List the targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+setup: $(READY) ## Create .venv and install the pinned versions
+
+# A Python that is new enough but cannot make an environment (Debian splits that off) is passed over for another one.
+# Half-made environments are made anew, since only the stamp says that one is complete.
+$(READY): requirements.lock pyproject.toml
+	@found=; lame=; \
+	for candidate in $${PYTHON:-python3.11 python3 python3.12 python3.13}; do \
+	  "$$candidate" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || continue; \
+	  if "$$candidate" -c 'import ensurepip, venv' 2>/dev/null; then found=$$candidate; break; fi; \
+	  lame=$$candidate; \
+	done; \
+	if [ -z "$$found" ] && [ -n "$$lame" ]; then \
+	  echo "error: $$lame has no venv module; install it (Debian, Ubuntu: the package python3-venv), then run make again" >&2; exit 1; \
+	elif [ -z "$$found" ]; then \
+	  echo "error: no Python 3.11 or newer found; install one, or name it: make PYTHON=/path/to/python3.11" >&2; exit 1; \
+	fi; \
+	if ! $(BIN)/python -c 'import pip' 2>/dev/null; then \
+	  echo "Creating $(VENV) with $$found"; "$$found" -m venv --clear $(VENV) || exit 1; \
+	fi
+	@echo "Installing the pinned versions into $(VENV) (about 500 MB, most of it Spark)"
+	@$(BIN)/python -m pip install --quiet --require-hashes -r requirements.lock
+	@PYTHONWARNINGS=ignore $(BIN)/python -m pip install --quiet --no-deps --no-build-isolation -e .
+	@touch $@
+
+demo: $(READY) ## The whole stack with data on this machine, a worker killed on the way, a verdict at the end
+	$(BIN)/bridge demo $(DEMO_ARGS)
+
+test: lint types ## Lint, strict types, then every test
+	$(BIN)/python -m pytest tests/unit tests/scripts tests/integration $(PYTEST_ARGS)
+
+lint: $(READY) ## ruff: rules and format
+	$(BIN)/ruff check $(CODE)
+	$(BIN)/ruff format --check $(CODE)
+
+types: $(READY) ## mypy --strict, tests included
+	$(BIN)/mypy $(CODE)
+
+unit: $(READY) ## Tests without a server
+	$(BIN)/python -m pytest tests/unit $(PYTEST_ARGS)
+
+scripts: $(READY) ## Lua transitions on Valkey 9.1 and Redis 6.2
+	$(BIN)/python -m pytest tests/scripts $(PYTEST_ARGS)
+
+integration: $(READY) ## Real workers and masters as processes
+	$(BIN)/python -m pytest tests/integration $(PYTEST_ARGS)
+
+bench: $(READY) ## The bridge against plain Celery and against a lock per ticket
+	$(BIN)/python -m benchmarks
+
+# Names only, and hashes: where packages come from is the business of whoever installs them.
+lock: $(READY) ## Pin anew what pyproject.toml asks for
+	$(BIN)/uv pip compile --quiet --all-extras --universal --python-version 3.11 --generate-hashes \
+	  --no-header --no-annotate --no-emit-index-url --no-emit-find-links --output-file requirements.lock pyproject.toml
+
+clean: ## Remove the environment, caches and what runs left behind
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis run spark-warehouse metastore_db derby.log
+	find $(CODE) -name __pycache__ -type d -prune -exec rm -rf {} +
