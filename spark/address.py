@@ -1,0 +1,145 @@
+"""Where the Redis server is: checks of its URL, a form of it without secrets, and connections to it.
+
+Nothing here lets a password out. Errors of redis-py are translated to one line that names the server as
+``without_secrets`` shows it; the original is not chained, since tracebacks of Spark tasks end in logs.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Sequence
+from typing import Protocol, cast
+from urllib.parse import urlsplit
+
+import redis
+from redis.backoff import NoBackoff
+from redis.retry import Retry
+
+from routing.errors import ConfigurationError, ServerTooOld, ServerUnavailable
+
+SCHEMES = ("redis", "rediss", "unix")
+#: How long to wait for a connection, in seconds.
+CONNECT_TIMEOUT_S = 5.0
+#: How long one send or one reply may take, in seconds: a server that saves or swaps answers late, but answers.
+ANSWER_TIMEOUT_S = 60.0
+
+
+class RedisConnection(Protocol):
+    """What is used of redis-py's connection, which has no types of its own for it."""
+
+    #: redis-py has no public name for it; None while not connected.
+    _sock: socket.socket | None
+
+    def connect(self) -> None:
+        """Open, authenticate and select the database."""
+
+    def disconnect(self) -> None:
+        """Close; never raises."""
+
+    def send_command(self, *args: str | bytes) -> None:
+        """Send one command."""
+
+    def send_packed_command(self, command: Sequence[bytes | memoryview], check_health: bool = True) -> None:
+        """Send bytes that are commands already."""
+
+    def read_response(self, disable_decoding: bool = False) -> object:
+        """Wait for the next reply; an error reply is raised."""
+
+
+def without_secrets(url: str) -> str:
+    """``scheme://host:port/db`` of a URL: no user, no password, no query (which may hold either)."""
+    try:
+        parts = urlsplit(url)
+        if parts.scheme == "unix":
+            return f"unix://{parts.path}"
+        host = parts.hostname or "localhost"
+        return f"{parts.scheme}://{f'[{host}]' if ':' in host else host}:{parts.port or 6379}{parts.path}"
+    except ValueError:
+        return "a malformed URL"
+
+
+def check_url(url: str, *, called: str) -> str:
+    """``url`` itself when redis-py can use it; else ``ConfigurationError``, which never quotes the URL.
+
+    ``called`` is what the user knows the value as: ``option url``, ``--url``.
+    """
+    scheme = url.partition("://")[0].lower()
+    if scheme not in SCHEMES or "://" not in url:
+        raise ConfigurationError(f"{called} must start with redis://, rediss:// or unix://")
+    try:
+        parts = urlsplit(url)
+        # A password with a bare '/', '?' or '#' moves the rest of itself to where the host is looked for, and errors
+        # about an unreachable host would show it.
+        if scheme != "unix" and "@" in parts.path + parts.query + parts.fragment:
+            raise ConfigurationError(
+                f"{called} has an @ behind its host; write special characters of a password percent-encoded (/ as %2F)"
+            )
+        _ = parts.port
+        redis.ConnectionPool.from_url(url)
+    except (ValueError, TypeError):
+        raise ConfigurationError(f"{called} is not a Redis URL (redis://[user:password@]host[:port][/db])") from None
+    return url
+
+
+def connect(url: str) -> RedisConnection:
+    """An open, authenticated connection that speaks RESP 2.
+
+    RESP 2, since then nothing but the replies arrives: the writer counts them without parsing each.
+    Raises ``ServerUnavailable`` when the server cannot be reached or refuses the login.
+    """
+    pool = redis.ConnectionPool.from_url(
+        url,
+        protocol=2,
+        socket_connect_timeout=CONNECT_TIMEOUT_S,
+        socket_timeout=ANSWER_TIMEOUT_S,
+        # No second try behind the caller's back: a connection that broke has replies that nobody knows of.
+        retry=Retry(NoBackoff(), 0),
+    )
+    connection = cast(RedisConnection, pool.make_connection())
+    try:
+        connection.connect()
+    except (redis.RedisError, OSError) as error:
+        raise unavailable(url, error) from None
+    return connection
+
+
+def unavailable(url: str, error: Exception) -> ServerUnavailable:
+    """The error to raise when talking to the server failed with ``error``."""
+    return ServerUnavailable(f"no Redis at {without_secrets(url)}: {_first_line(error)}")
+
+
+def check_server(url: str, stream: str) -> None:
+    """Fail early, on the driver, on what every task would fail on.
+
+    Raises ``ServerUnavailable`` for a server that does not answer, ``ServerTooOld`` for one before 6.2, and
+    ``ConfigurationError`` when the key is there and is no stream.
+    """
+    connection = connect(url)
+    try:
+        connection.send_command("INFO", "server")
+        info = cast(bytes, connection.read_response(disable_decoding=True))
+        connection.send_command("TYPE", stream)
+        kind = cast(bytes, connection.read_response(disable_decoding=True))
+    except (redis.RedisError, OSError) as error:
+        raise unavailable(url, error) from None
+    finally:
+        connection.disconnect()
+    version = _version(info)
+    if version is not None and version < (6, 2):
+        raise ServerTooOld(f"the server at {without_secrets(url)} is version {version[0]}.{version[1]}; 6.2 is needed")
+    if kind not in (b"none", b"stream"):
+        raise ConfigurationError(f"key {stream!r} at {without_secrets(url)} is a {kind.decode()}, not a stream")
+
+
+def _version(info: bytes) -> tuple[int, int] | None:
+    """Major and minor of ``redis_version`` in the text of INFO; None when a proxy hides it."""
+    for line in info.splitlines():
+        if line.startswith(b"redis_version:"):
+            numbers = line.partition(b":")[2].split(b".")
+            return (int(numbers[0]), int(numbers[1]))
+    return None
+
+
+def _first_line(error: Exception) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[0].rstrip(".")[:200] if lines else type(error).__name__

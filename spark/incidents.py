@@ -1,0 +1,165 @@
+"""The job that computes, from an incident log alone, the state that every incident must end in.
+
+    python -m spark.incidents events.csv.gz --out states.jsonl
+
+It shares no code with the workers that keep the same state event by event: two ways to one answer, so that a mistake in
+either shows. Everything is built from Spark's own functions, over each ticket's events as a sorted array.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if __package__ in (None, ""):
+    # Started as a file: its own folder is on the path, where the project's folder must be.
+    sys.path[0] = str(Path(__file__).resolve().parent.parent)
+
+import click
+
+from routing.errors import InputError
+from spark.eventlog import FORMATS, check_readable, format_of
+from spark.failures import told_in_one_line
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame
+
+#: The columns of an incident log that its state depends on.
+COLUMNS = (
+    "ticket_id",
+    "seq",
+    "activity",
+    "assignment_group",
+    "timestamp",
+    "opened_at",
+    "priority",
+    "made_sla",
+)
+#: The clock of the service level stands still in these states, and in all that begin with the word below.
+DONE_STATES = ("Resolved", "Closed")
+WAITING_PREFIX = "Awaiting"
+
+
+def expected_states(events: DataFrame) -> DataFrame:
+    """Per incident its final state: columns ``ticket_id`` and ``state``, a struct of strings.
+
+    ``events`` needs ``COLUMNS``; nulls count as empty strings. The order is that of ``seq``, a whole number. The
+    members of ``state``: ``seq``, ``status`` (its activity), ``assignment_group``, ``updated_at`` (its timestamp),
+    ``opened_at``, ``priority`` and ``made_sla`` of the last event as in the log; ``events``, how many;
+    ``reassignments``, events whose group differs from the event before; ``reopenings``, events that leave Resolved or
+    Closed for another state; ``sla_seconds``, whole seconds between neighbouring events while the state before was
+    neither done nor awaiting something (never less than 0 for a pair); ``digest``, a fingerprint of all events in
+    order: d ← (31 d + crc32("seq|activity|group|time")) mod 2^32, from 0.
+    """
+    from pyspark.sql import functions as fn
+
+    for name in COLUMNS:
+        if name not in events.columns:
+            raise InputError(f"the log has no column {name!r}, which the state of an incident depends on")
+    texts = {name: fn.coalesce(fn.col(name).cast("string"), fn.lit("")) for name in COLUMNS}
+    event = fn.struct(
+        texts["seq"].cast("long").alias("place"),  # first: the array is sorted by it
+        *(texts[name].alias(name) for name in COLUMNS if name != "ticket_id"),
+        fn.unix_timestamp(texts["timestamp"].cast("timestamp")).alias("second"),
+    )
+    grouped =
+    events.groupBy(texts["ticket_id"].alias("ticket_id")).agg(fn.sort_array(fn.collect_list(event)).alias("es")) es =
+    fn.col("es") last = fn.element_at(es, -1)
+
+    def before(place: Column) -> Column:
+        return fn.get(es, place - 1)
+
+    def is_done(status: Column) -> Column:
+        return status.isin(*DONE_STATES)
+
+    reassigned = fn.filter(es, lambda e, i: (i > 0) & (e["assignment_group"] != before(i)["assignment_group"]))
+    reopened = fn.filter(es, lambda e, i: (i > 0) & is_done(before(i)["activity"]) & ~is_done(e["activity"]))
+
+    def on_the_clock(e: Column, i: Column) -> Column:
+        earlier = before(i)
+        runs = (i > 0) & ~is_done(earlier["activity"]) & ~earlier["activity"].startswith(WAITING_PREFIX)
+        return fn.when(runs, fn.greatest(e["second"] - earlier["second"], fn.lit(0))).otherwise(fn.lit(0))
+
+    sla = fn.aggregate(fn.transform(es, on_the_clock), fn.lit(0).cast("long"), lambda total, s: total + s)
+
+    def chain(digest: Column, e: Column) -> Column:
+        text = fn.concat_ws("|", e["seq"], e["activity"], e["assignment_group"], e["timestamp"])
+        return fn.pmod(digest * 31 + fn.crc32(text.cast("binary")), fn.lit(2**32))
+
+    state = {
+        "seq": last["seq"],
+        "events": fn.size(es),
+        "status": last["activity"],
+        "assignment_group": last["assignment_group"],
+        "updated_at": last["timestamp"],
+        "opened_at": last["opened_at"],
+        "priority": last["priority"],
+        "made_sla": last["made_sla"],
+        "reassignments": fn.size(reassigned),
+        "reopenings": fn.size(reopened),
+        "sla_seconds": sla,
+        "digest": fn.aggregate(es, fn.lit(0).cast("long"), chain),
+    }
+    return grouped.select(
+        "ticket_id", fn.struct(*(value.cast("string").alias(name) for name, value in state.items())).alias("state")
+    )
+
+
+def write_states(states: DataFrame, out: str) -> int:
+    """Write one JSON line per incident, by ticket, to ``out`` (``-``: standard output); returns how many.
+
+    A file appears whole or not at all.
+    """
+    from pyspark.sql import functions as fn
+
+    lines = states.orderBy("ticket_id").select(fn.to_json(fn.struct("ticket_id", "state")))
+    if out == "-":
+        return sum(1 for row in lines.toLocalIterator() if print(row[0]) is None)
+    target = Path(out)
+    try:
+        descriptor, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
+    except OSError as error:
+        raise InputError(f"cannot write {out}: {error.strerror}") from None
+    try:
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            count = 0
+            for row in lines.toLocalIterator():
+                file.write(row[0] + "\n")
+                count += 1
+        whole = Path(temporary)
+        whole.chmod(0o644)
+        whole.replace(target)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+    return count
+
+
+@click.command()
+@click.argument("events")
+@click.option("--out", required=True, help="File for the JSON lines; - for standard output.")
+@click.option("--format", "kind", type=click.Choice(FORMATS), help="Format of EVENTS [default: by its name].")
+@click.option("--master", help="Spark master [default: local[*]].")
+@click.option("--spark-log", type=click.Path(path_type=Path), help="Keep what Spark says in this file.")
+def main(events: str, out: str, kind: str | None, master: str | None, spark_log: Path | None) -> None:
+    """Compute from EVENTS the state that every incident must end in, as JSON lines {"ticket_id": …, "state": {…}}."""
+    with told_in_one_line():
+        kind = kind or format_of(events)
+        check_readable(events)
+
+        from spark.eventlog import read_events
+        from spark.session import local_session
+
+        session = local_session("ticket-bridge incidents", master=master, log=spark_log)
+        try:
+            count = write_states(expected_states(read_events(session, events, kind)), out)
+        finally:
+            session.stop()
+        print(f"{count:,} incidents", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    main()
