@@ -28,7 +28,7 @@ def bulk(value: bytes) -> bytes:
 
 
 def as_bytes(column: pa.Array) -> pa.Array:
-    """The values of a column as they are stored in an entry: UTF-8, with numbers and truth values in their usual text."""
+    """The values of a column as an entry holds them: UTF-8, with numbers and truth values in their usual text."""
     if pa.types.is_binary(column.type):
         return column
     if not (pa.types.is_string(column.type) or pa.types.is_large_string(column.type) or is_bytes(column.type)):

@@ -38,7 +38,7 @@ def format_of(path: str) -> str:
 
 
 def check_readable(path: str) -> None:
-    """Raise ``InputError`` when a local path does not exist or cannot be read; other file systems are Spark's to ask."""
+    """Raise ``InputError`` when a local path does not exist or cannot be read; other file systems Spark asks."""
     if "://" in path:
         return
     local = Path(path)
@@ -82,7 +82,7 @@ def column(name: str) -> Column:
 
 
 def require(events: DataFrame, option: str, name: str) -> str:
-    """``name`` itself when the log has this column; else ``InputError`` that names the option and the nearest column."""
+    """``name`` itself when the log has this column; else ``InputError`` with the option and the nearest column."""
     if name not in events.columns:
         raise InputError(f"{option}: the log has no column {name!r}{nearest(name, events.columns)}")
     return name

@@ -65,9 +65,10 @@ def expected_states(events: DataFrame) -> DataFrame:
         *(texts[name].alias(name) for name in COLUMNS if name != "ticket_id"),
         fn.unix_timestamp(texts["timestamp"].cast("timestamp")).alias("second"),
     )
-    grouped =
-    events.groupBy(texts["ticket_id"].alias("ticket_id")).agg(fn.sort_array(fn.collect_list(event)).alias("es")) es =
-    fn.col("es") last = fn.element_at(es, -1)
+    per_ticket = events.groupBy(texts["ticket_id"].alias("ticket_id"))
+    grouped = per_ticket.agg(fn.sort_array(fn.collect_list(event)).alias("es"))
+    es = fn.col("es")
+    last = fn.element_at(es, -1)
 
     def before(place: Column) -> Column:
         return fn.get(es, place - 1)

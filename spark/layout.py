@@ -55,7 +55,7 @@ class Layout:
         for column in (key, *fields):
             if kinds[column] not in _SENDABLE:
                 raise ConfigurationError(
-                    f"column {column!r} is {kinds[column]}, which has no one text; make it a string (to_json,
-                    date_format)"
+                    f"column {column!r} is {kinds[column]}, which has no one text; "
+                    "make it a string (to_json, date_format)"
                 )
         return cls(key, fields, sequence)

@@ -93,7 +93,7 @@ def main(
     progress: Literal["text", "json", "none"],
     spark_log: Path | None,
 ) -> None:
-    """Push the events of FILE (CSV, JSON lines, both also .gz, or Parquet) into a ticket stream, each ticket in order."""
+    """Push the events of FILE (CSV, JSON lines, both also .gz, or Parquet) into a stream, each ticket in order."""
     with told_in_one_line(as_json=progress == "json"):
         tuning = {"chunkSize": chunk_size, "window": window, "maxPayload": max_payload}
         asked = Push(
