@@ -1,0 +1,237 @@
+"""The nodes that integration tests stand on: they are what pytest-celery expects, and none stays behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from collections.abc import Sequence
+from pathlib import Path
+
+import psutil
+import pytest
+from celery import Celery
+from celery.exceptions import TimeoutError as ResultTimeout
+from pytest_celery import CeleryTestSetup
+from pytest_celery.vendors.worker.tasks import add
+
+from bridge.embedded import EmbeddedServer
+from tests.nodes.containers import ValkeyContainer, signal_number
+from tests.nodes.process import ROOT, python_module
+from tests.nodes.yard import NodeYard
+from tests.waiting import wait_until
+
+RESULT_TIMEOUT_S = 20
+
+
+def sleeper(*, ignore_term: bool = False, session: bool = False, children: int = 1) -> list[str]:
+    """A program with children that sleep, which may be stubborn or start sessions of their own."""
+    code = f"""
+        import signal, subprocess, sys, time
+        if {ignore_term}: signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        for _ in range({children}): subprocess.Popen(["sleep", "600"], start_new_session={session})
+        print("sleeping", flush=True)
+        time.sleep(600)
+    """
+    return [sys.executable, "-c", textwrap.dedent(code)]
+
+
+class TestPytestCelery:
+    def test_a_plain_task_runs_through_a_set_up(self, celery_setup: CeleryTestSetup) -> None:
+        assert celery_setup.ready(ping=True, control=True, docker=True)
+        assert len(celery_setup) == 3
+        assert add.s(2, 3).apply_async().get(timeout=RESULT_TIMEOUT_S) == 5
+
+    def test_a_worker_that_was_killed_runs_tasks_again_after_a_restart(self, celery_setup: CeleryTestSetup) -> None:
+        worker = celery_setup.worker
+        assert add.s(1, 1).apply_async().get(timeout=RESULT_TIMEOUT_S) == 2
+        before = {info["pid"] for info in worker.get_running_processes_info(["pid"])}
+
+        worker.kill()
+
+        assert worker.container.status == "exited"
+        assert worker.get_running_processes_info() == []
+        waiting = add.s(20, 22).apply_async()
+        with pytest.raises(ResultTimeout):
+            waiting.get(timeout=0.5)
+
+        worker.restart()
+
+        assert waiting.get(timeout=RESULT_TIMEOUT_S) == 42
+        after = {info["pid"] for info in worker.get_running_processes_info(["pid"])}
+        assert after
+        assert not before & after
+
+    def test_sigterm_lets_a_worker_shut_down_in_order(self, celery_setup: CeleryTestSetup) -> None:
+        worker = celery_setup.worker
+        worker.kill(signal="SIGTERM")
+        worker.wait_for_log("Warm shutdown", timeout=10)
+        assert worker.container.node.wait() == 0
+
+    def test_a_broker_restart_keeps_what_is_queued(self, celery_setup: CeleryTestSetup) -> None:
+        celery_setup.worker.kill()
+        queued = add.s(3, 4).apply_async()
+        port = celery_setup.broker.config()["port"]
+
+        celery_setup.broker.kill()
+        assert celery_setup.broker.container.status == "exited"
+        celery_setup.broker.restart()
+        celery_setup.worker.restart()
+
+        assert celery_setup.broker.config()["port"] == port
+        assert queued.get(timeout=RESULT_TIMEOUT_S) == 7
+
+    def test_the_worker_is_known_by_its_node_name(self, celery_setup: CeleryTestSetup) -> None:
+        app: Celery = celery_setup.app
+        replies = app.control.inspect(timeout=5, destination=[celery_setup.worker.hostname()]).ping()
+        assert replies == {celery_setup.worker.hostname(): {"ok": "pong"}}
+
+    def test_a_command_runs_where_the_worker_runs(self, celery_setup: CeleryTestSetup) -> None:
+        code, output = celery_setup.worker.container.exec_run("python -c 'import app; print(app.app.main)'")
+        assert (code, output.decode().strip()) == (0, celery_setup.app.main)
+
+
+class TestSeveralWorkers:
+    @pytest.fixture
+    def worker_names(self) -> Sequence[str]:
+        return ("w1", "w2")
+
+    @pytest.fixture
+    def worker_arguments(self) -> Sequence[str]:
+        return ("--pool=solo",)
+
+    def test_each_name_is_a_worker(self, celery_setup: CeleryTestSetup) -> None:
+        names = {worker.hostname() for worker in celery_setup.worker_cluster}
+        replies = celery_setup.app.control.inspect(timeout=5, limit=2).ping()
+        assert set(replies) == names
+        assert len(names) == 2
+
+    def test_the_other_worker_goes_on_when_one_is_lost(self, celery_setup: CeleryTestSetup) -> None:
+        celery_setup.worker_cluster[0].kill()
+        assert add.s(2, 2).apply_async().get(timeout=RESULT_TIMEOUT_S) == 4
+
+
+class TestProcessNodes:
+    def test_a_worker_of_the_yard_is_ready_when_it_is_returned(
+        self, nodes: NodeYard, own_server: EmbeddedServer, tmp_path: Path
+    ) -> None:
+        (tmp_path / "small_app.py").write_text("from celery import Celery\napp = Celery('small')\n")
+        worker = nodes.worker("w1", app="small_app", env={"PYTHONPATH": str(tmp_path)})
+        app = Celery("small", broker=own_server.url)
+        assert app.control.inspect(timeout=5, limit=1).ping() == {worker.hostname: {"ok": "pong"}}
+        assert len(worker.children()) >= 2
+        assert worker.terminate() == 0
+        app.close()
+
+    def test_a_node_that_ends_early_fails_at_once_with_its_log(self, nodes: NodeYard) -> None:
+        with pytest.raises(AssertionError, match=r"bad ended with 3 before it was ready:\n.*alas"):
+            nodes.process("bad", [sys.executable, "-c", "print('alas'); raise SystemExit(3)"], ready_text="ready")
+
+    def test_kill_strikes_the_main_process_only(self, nodes: NodeYard) -> None:
+        node = nodes.process("parent", sleeper(children=2), ready_text="sleeping")
+        node.kill()
+        assert node.exit_code == -signal.SIGKILL
+        assert len(node.survivors()) == 2
+
+    def test_vanish_leaves_nobody_not_even_in_another_session(self, nodes: NodeYard) -> None:
+        node = nodes.process("parent", sleeper(session=True, children=2), ready_text="sleeping")
+        assert len(node.survivors()) == 3
+        node.vanish()
+        assert node.survivors() == []
+
+    def test_a_stubborn_node_is_gone_when_the_yard_closes(self, tmp_path: Path) -> None:
+        yard = NodeYard(tmp_path, "redis://127.0.0.1:1/0")
+        node = yard.process("stubborn", sleeper(ignore_term=True, session=True), ready_text="sleeping")
+        node.send(signal.SIGTERM)
+        with pytest.raises(AssertionError, match=r"stubborn did not end within 0\.3 s"):
+            node.wait(timeout_s=0.3)
+        yard.close()
+        assert node.survivors() == []
+        assert not node.running
+
+    def test_children_of_a_killed_node_are_gone_when_the_yard_closes(self, tmp_path: Path) -> None:
+        yard = NodeYard(tmp_path, "redis://127.0.0.1:1/0")
+        node = yard.process("parent", sleeper(session=True), ready_text="sleeping")
+        node.kill()
+        assert len(node.survivors()) == 1
+        yard.close()
+        assert node.survivors() == []
+
+    def test_a_paused_node_does_not_move_until_it_is_resumed(self, nodes: NodeYard) -> None:
+        tick = "import time\nwhile True: print('tick', flush=True); time.sleep(0.01)"
+        node = nodes.process("clock", [sys.executable, "-c", tick], ready_text="tick")
+        node.pause()
+        assert node.pid is not None
+        process = psutil.Process(node.pid)
+        wait_until(lambda: process.status() == psutil.STATUS_STOPPED, description="the clock to stand still")
+        stood_at = node.logs().count("tick")
+        node.resume()
+        wait_until(lambda: node.logs().count("tick") > stood_at, description="the clock to go on")
+
+    def test_a_restarted_node_waits_for_the_log_of_its_new_life(self, nodes: NodeYard) -> None:
+        node = nodes.process("parent", sleeper(), ready_text="sleeping")
+        node.kill()
+        node.start()
+        node.wait_ready()
+        assert node.logs().count("sleeping") == 2
+        assert node.logs(this_life=True).count("sleeping") == 1
+
+    def test_nothing_outlives_a_test_run_that_is_killed(self, tmp_path: Path) -> None:
+        run = textwrap.dedent(f"""
+            from pathlib import Path
+            from tests.nodes.yard import NodeYard
+            yard = NodeYard(Path({str(tmp_path)!r}), "redis://127.0.0.1:1/0")
+            node = yard.process("parent", {sleeper()!r}, ready_text="sleeping")
+            print(*[process.pid for process in node.survivors()], flush=True)
+            node.wait(600)
+        """)
+        env = {**os.environ, "PYTHONPATH": str(ROOT)}
+        with subprocess.Popen([sys.executable, "-c", run], stdout=subprocess.PIPE, text=True, env=env) as killed:
+            assert killed.stdout is not None
+            pids = [int(word) for word in killed.stdout.readline().split()]
+            assert len(pids) == 2
+            killed.kill()
+        wait_until(lambda: not any(_is_alive(pid) for pid in pids), description="the orphans of a killed run to end")
+
+
+def test_collecting_and_running_needs_no_engine() -> None:
+    """The tests of this file in a process of their own, where an engine could only be found at a wrong address."""
+    env = {**os.environ, "DOCKER_HOST": "tcp://127.0.0.1:1"}
+    command = python_module(
+        "pytest", "-q", "-p", "no:cacheprovider", f"{__file__}::TestPytestCelery", "-k", "plain_task"
+    )
+    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, check=False, timeout=90)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "1 passed" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [(None, signal.SIGKILL), ("SIGTERM", signal.SIGTERM), ("term", signal.SIGTERM), (2, signal.SIGINT)],
+)
+def test_signals_are_understood_as_an_engine_does(given: str | int | None, expected: signal.Signals) -> None:
+    assert signal_number(given) is expected
+
+
+def test_a_server_container_offers_a_client_and_its_log(own_server: EmbeddedServer) -> None:
+    container = ValkeyContainer(own_server)
+    with container.client as client:
+        client.set("key", "value")
+        assert client.get("key") == "value"
+    assert "Ready to accept connections" in container.logs()
+
+
+def test_marks_tell_nodes_apart(nodes: NodeYard) -> None:
+    one = nodes.process("one", sleeper(), ready_text="sleeping")
+    two = nodes.process("two", sleeper(), ready_text="sleeping")
+    one.close()
+    assert len(two.survivors()) == 2
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False

@@ -1,0 +1,234 @@
+"""One program as a node of a test: a process group with a log, that a test may kill in every way and that never stays.
+
+Cleaning up by process group alone is not enough: a process may have started a session of its own (the watcher beside a
+worker does). So every node carries a mark in its environment, which all its descendants inherit, and the end of a node
+is when no process with that mark is left.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+import psutil
+
+from bridge.embedded import OrphanGuard
+from tests.waiting import wait_until
+
+ROOT = Path(__file__).parents[2]
+MARK = "TICKET_BRIDGE_TEST_NODE"
+
+
+class ProcessNode:
+    """A command that a test starts, watches and ends; it can be started again after it has ended."""
+
+    #: A text in the log that says the program is ready; None: it is ready when it runs.
+    ready_text: str | None = None
+
+    def __init__(
+        self,
+        name: str,
+        command: Sequence[str],
+        *,
+        log_file: Path,
+        env: Mapping[str, str] | None = None,
+        cwd: Path = ROOT,
+        ready_text: str | None = None,
+    ) -> None:
+        self.name = name
+        self.command = list(command)
+        self.log_file = log_file
+        self.cwd = cwd
+        self.env = dict(env or {})
+        if ready_text is not None:
+            self.ready_text = ready_text
+        self._mark = uuid.uuid4().hex
+        self._process: subprocess.Popen[bytes] | None = None
+        self._guard: OrphanGuard | None = None
+        self._life_began_at = 0
+
+    def __repr__(self) -> str:
+        state = f"pid {self.pid}" if self.running else f"ended with {self.exit_code}"
+        return f"<{type(self).__name__} {self.name}: {state}>"
+
+    @property
+    def running(self) -> bool:
+        """Whether the main process is there."""
+        return self._process is not None and self._process.poll() is None
+
+    @property
+    def pid(self) -> int | None:
+        """The main process, also after it has ended."""
+        return None if self._process is None else self._process.pid
+
+    @property
+    def exit_code(self) -> int | None:
+        """None while it runs or before it has started; -9 after SIGKILL."""
+        return None if self._process is None else self._process.poll()
+
+    def environment(self) -> dict[str, str]:
+        """What the program sees: the caller's environment, the node's own, and its mark."""
+        return {
+            **os.environ,
+            "PYTHONUNBUFFERED": "1",
+            "PYTHONPATH": str(ROOT),  # for programs that start in a folder of their own
+            **self.env,
+            MARK: self._mark,
+        }
+
+    def start(self) -> None:
+        """Start the program; its log is appended to. It need not be ready when this returns."""
+        assert not self.running, f"{self.name} runs already"
+        if self._guard is not None:
+            self._guard.release()  # of the life before
+        self._life_began_at = self._log_size()
+        with self.log_file.open("ab") as log:
+            self._process = subprocess.Popen(
+                self.command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                cwd=self.cwd,
+                env=self.environment(),
+                start_new_session=True,
+            )
+        self._guard = OrphanGuard(self._process.pid)
+
+    def wait_ready(self, timeout_s: float = 30.0) -> None:
+        """Wait until this life of the program has logged `ready_text`; fails at once when it ends before."""
+
+        def ready_or_ended() -> bool:
+            return not self.running or self.ready_text is None or self.ready_text in self.logs(this_life=True)
+
+        wait_until(ready_or_ended, description=f"{self.name} to log {self.ready_text!r}", timeout_s=timeout_s)
+        assert self.running, f"{self.name} ended with {self.exit_code} before it was ready:\n{self.log_tail()}"
+
+    def wait(self, timeout_s: float = 15.0) -> int:
+        """Wait for the main process to end; its exit code."""
+        assert self._process is not None, f"{self.name} was never started"
+        try:
+            return self._process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            raise AssertionError(f"{self.name} did not end within {timeout_s:g} s:\n{self.log_tail()}") from None
+
+    def send(self, number: signal.Signals) -> None:
+        """Send a signal to the main process only: what a supervisor or the kernel's OOM killer does."""
+        assert self._process is not None, f"{self.name} was never started"
+        assert self.running, f"{self.name} has already ended with {self.exit_code}:\n{self.log_tail()}"
+        os.kill(self._process.pid, number)
+
+    def terminate(self, timeout_s: float = 15.0) -> int:
+        """SIGTERM to the main process, as a deployment does, and wait for it to end; its exit code."""
+        self.send(signal.SIGTERM)
+        return self.wait(timeout_s)
+
+    def kill(self) -> None:
+        """SIGKILL to the main process only, and wait for it to be gone. Children get whatever the program arranged."""
+        self.send(signal.SIGKILL)
+        self.wait()
+
+    def vanish(self) -> None:
+        """SIGKILL to everything that the node consists of: a lost machine, where nobody is left to say good-bye."""
+        assert self._process is not None, f"{self.name} was never started"
+        # Frozen first, so that nobody sees another end and still acts on it.
+        for process in self.survivors():
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.suspend()
+        self._kill_all()
+
+    def pause(self) -> None:
+        """Freeze the whole group, as a paused virtual machine would."""
+        assert self._process is not None, f"{self.name} was never started"
+        os.killpg(self._process.pid, signal.SIGSTOP)
+
+    def resume(self) -> None:
+        """Let a frozen group go on."""
+        assert self._process is not None, f"{self.name} was never started"
+        os.killpg(self._process.pid, signal.SIGCONT)
+
+    def children(self) -> list[psutil.Process]:
+        """The live descendants of the main process: pool children, mostly."""
+        if self._process is None:
+            return []
+        try:
+            return psutil.Process(self._process.pid).children(recursive=True)
+        except psutil.NoSuchProcess:
+            return []
+
+    def survivors(self) -> list[psutil.Process]:
+        """Every live process that this node or a descendant of it started, whatever its parent or session is now."""
+        return list(_processes_with_mark(self._mark))
+
+    def logs(self, *, this_life: bool = False) -> str:
+        """Everything logged so far, or only since the last start."""
+        if not self.log_file.exists():
+            return ""
+        with self.log_file.open("rb") as log:
+            log.seek(self._life_began_at if this_life else 0)
+            return log.read().decode("utf-8", errors="replace")
+
+    def log_tail(self, lines: int = 40) -> str:
+        """The last lines of the log, for a failing test's report."""
+        return "\n".join(self.logs().splitlines()[-lines:])
+
+    def wait_for_log(self, text: str, *, timeout_s: float = 15.0) -> None:
+        """Wait until this life of the program has logged a text."""
+        wait_until(
+            lambda: text in self.logs(this_life=True),
+            description=f"{self.name} to log {text!r}",
+            timeout_s=timeout_s,
+        )
+
+    def close(self) -> None:
+        """End whatever is left of the node, by force. A node that a test wants to end in order is terminated before."""
+        if self._process is None:
+            return
+        self._kill_all()
+        if self._guard is not None:
+            self._guard.release()
+            self._guard = None
+
+    def _kill_all(self) -> None:
+        assert self._process is not None
+        if self._process.poll() is None:  # its number is still its own
+            os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait()
+        _kill_all_with_mark(self._mark)
+
+    def _log_size(self) -> int:
+        return self.log_file.stat().st_size if self.log_file.exists() else 0
+
+
+def python_module(module: str, *arguments: str) -> list[str]:
+    """The command `python -m module …` with the interpreter that runs the tests."""
+    return [sys.executable, "-m", module, *arguments]
+
+
+def _processes_with_mark(mark: str) -> Iterator[psutil.Process]:
+    # Only what began after the tests did can be a node's; that spares reading the environment of everything else.
+    earliest = psutil.Process().create_time()
+    for process in psutil.process_iter(["create_time"]):
+        if process.info["create_time"] is not None and process.info["create_time"] < earliest:
+            continue
+        try:
+            if process.environ().get(MARK) == mark and process.status() != psutil.STATUS_ZOMBIE:
+                yield process
+        except (psutil.NoSuchProcess, psutil.AccessDenied):
+            continue
+
+
+def _kill_all_with_mark(mark: str) -> None:
+    deadline = time.monotonic() + 10
+    while left := list(_processes_with_mark(mark)):
+        for process in left:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+        psutil.wait_procs(left, timeout=1)
+        assert time.monotonic() < deadline, f"processes that outlive SIGKILL: {left}"

@@ -1,0 +1,69 @@
+"""The nodes of a bridge: workers and masters, each one real process with the command that a user types."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from tests.nodes.process import ROOT, ProcessNode, python_module
+
+
+def broker_environment(url: str) -> dict[str, str]:
+    """Where a process finds the broker: the project's own variable, and Celery's for apps that know nothing of it."""
+    return {"BRIDGE_BROKER_URL": url, "CELERY_BROKER_URL": url, "CELERY_RESULT_BACKEND": url}
+
+
+class WorkerNode(ProcessNode):
+    """`celery -A APP worker -n NAME@%h`."""
+
+    ready_text = " ready."
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        app: str,
+        broker_url: str,
+        log_file: Path,
+        arguments: Sequence[str] = ("--concurrency=2",),
+        env: Mapping[str, str] | None = None,
+        cwd: Path = ROOT,
+    ) -> None:
+        super().__init__(
+            name,
+            python_module("celery", "-A", app, "worker", "-n", f"{name}@%h", "--loglevel=INFO", *arguments),
+            log_file=log_file,
+            env={**broker_environment(broker_url), **(env or {})},
+            cwd=cwd,
+        )
+
+    @property
+    def hostname(self) -> str:
+        """The node name under which Celery, Flower and the bridge know this worker."""
+        return f"{self.name}@{socket.gethostname()}"
+
+
+class MasterNode(ProcessNode):
+    """`python -m bridge -A APP run`."""
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        app: str,
+        broker_url: str,
+        log_file: Path,
+        arguments: Sequence[str] = (),
+        env: Mapping[str, str] | None = None,
+        cwd: Path = ROOT,
+        ready_text: str | None = None,
+    ) -> None:
+        super().__init__(
+            name,
+            python_module("bridge", "-A", app, "run", *arguments),
+            log_file=log_file,
+            env={**broker_environment(broker_url), **(env or {})},
+            cwd=cwd,
+            ready_text=ready_text,
+        )
