@@ -12,7 +12,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -225,10 +224,11 @@ def _processes_with_mark(mark: str) -> Iterator[psutil.Process]:
 
 
 def _kill_all_with_mark(mark: str) -> None:
-    deadline = time.monotonic() + 10
-    while left := list(_processes_with_mark(mark)):
+    def all_gone() -> bool:
+        left = list(_processes_with_mark(mark))
         for process in left:
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()
-        psutil.wait_procs(left, timeout=1)
-        assert time.monotonic() < deadline, f"processes that outlive SIGKILL: {left}"
+        return not left
+
+    wait_until(all_gone, description="the processes of a node to end after SIGKILL")
