@@ -71,10 +71,13 @@ integration: $(READY) ## Real workers and masters as processes
 bench: $(READY) ## The bridge against plain Celery and against a lock per ticket
 	$(BIN)/python -m benchmarks
 
-# Names only, and hashes: where packages come from is the business of whoever installs them.
-lock: $(READY) ## Pin anew what pyproject.toml asks for
-	$(BIN)/uv pip compile --quiet --all-extras --universal --python-version 3.11 --generate-hashes \
-	  --no-header --no-annotate --no-emit-index-url --no-emit-find-links --output-file requirements.lock pyproject.toml
+# Names, versions and hashes only: where packages come from is the business of whoever installs them.
+PIN := $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --group build \
+  --no-header --no-annotate --no-emit-index-url --no-emit-find-links
+
+lock: $(READY) ## Pin anew what pyproject.toml asks for (UPGRADE=--upgrade takes newer versions)
+	$(PIN) $(UPGRADE) --all-extras --output-file requirements.lock pyproject.toml
+	$(PIN) --extra spark --extra java --constraints requirements.lock --output-file requirements-image.lock pyproject.toml
 
 clean: ## Remove the environment, caches and what runs left behind
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis run spark-warehouse metastore_db derby.log

