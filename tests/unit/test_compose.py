@@ -192,7 +192,7 @@ class TestDockerfile:
 
 
 def test_docker_s_own_client_accepts_the_file(tmp_path: Path) -> None:
-    """By the compose plugin, as it is; else by `docker stack config`, which needs no engine and knows all but two keys."""
+    """By the compose plugin, as it is; else by `docker stack config`, which needs no engine but lacks two keys."""
     docker = shutil.which("docker")
     if docker is None:
         pytest.skip("no docker client here; the structural checks above stand alone")
