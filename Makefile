@@ -41,8 +41,8 @@ $(READY): requirements.lock pyproject.toml
 	if ! $(BIN)/python -c 'import pip' 2>/dev/null; then \
 	  echo "Creating $(VENV) with $$found"; "$$found" -m venv --clear $(VENV) || exit 1; \
 	fi
-	@echo "Installing the pinned versions into $(VENV) (about 500 MB, most of it Spark)"
-	@$(BIN)/python -m pip install --quiet --require-hashes -r requirements.lock
+	@echo "Installing the pinned versions into $(VENV) (1.1 GB, most of it Spark and Java)"
+	@$(BIN)/python -m pip install -qq --require-hashes -r requirements.lock
 	@PYTHONWARNINGS=ignore $(BIN)/python -m pip install --quiet --no-deps --no-build-isolation -e .
 	@touch $@
 
