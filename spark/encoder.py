@@ -18,6 +18,8 @@ import pyarrow.compute as pc
 CRLF = b"\r\n"
 #: One encoded array has 32-bit offsets; batches are cut so that it stays far below, and memory with it. In bytes.
 MAX_ENCODED_BYTES = 32 * 1024 * 1024
+#: What a row takes beside its values, about: field names, lengths and the command itself. In bytes.
+_FRAME_BYTES = 256
 #: The field that names the ticket, whatever the column is called.
 KEY_FIELD = "ticket_id"
 
@@ -31,9 +33,14 @@ def as_bytes(column: pa.Array) -> pa.Array:
     """The values of a column as an entry holds them: UTF-8, with numbers and truth values in their usual text."""
     if pa.types.is_binary(column.type):
         return column
-    if not (pa.types.is_string(column.type) or pa.types.is_large_string(column.type) or is_bytes(column.type)):
+    if not (is_text(column.type) or is_bytes(column.type)):
         column = column.cast(pa.string())
     return column.cast(pa.binary())
+
+
+def is_text(kind: pa.DataType) -> bool:
+    """Whether a type holds text."""
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
 
 
 def is_bytes(kind: pa.DataType) -> bool:
@@ -43,12 +50,14 @@ def is_bytes(kind: pa.DataType) -> bool:
 
 def byte_lengths(column: pa.Array) -> pa.Array:
     """Length in bytes of each value as it will be sent; null where the value is null."""
-    return pc.binary_length(as_bytes(column))
+    if is_text(column.type) or is_bytes(column.type):
+        return pc.binary_length(column)
+    return pc.binary_length(column.cast(pa.string()))
 
 
 def parts(batch: pa.RecordBatch, limit: int = MAX_ENCODED_BYTES) -> Iterator[pa.RecordBatch]:
-    """The batch in pieces of at most ``limit`` bytes of memory each, in order; a single row is never cut."""
-    if batch.num_rows > 1 and batch.get_total_buffer_size() > limit and batch.nbytes > limit:
+    """The batch in pieces of at most ``limit`` bytes on the wire each, in order; a single row is never cut."""
+    if batch.num_rows > 1 and batch.nbytes + batch.num_rows * _FRAME_BYTES > limit:
         half = batch.num_rows // 2
         yield from parts(batch.slice(0, half), limit)
         yield from parts(batch.slice(half), limit)

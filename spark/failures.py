@@ -28,10 +28,12 @@ _OWN: dict[str, type[TicketBridgeError]] = {
 _OWN_LINE = re.compile(r"^\s*(?:routing\.errors|spark\.replies)\.(\w+): (.+?)\s*$", re.MULTILINE)
 #: Sentences in Spark's errors that name what is wrong with a file, more precisely than the first sentence does.
 _TELLING = (
+    re.compile(r"Exception: ((?i:not in gzip format|incorrect header check|unexpected end of input stream))"),
+    re.compile(r"(is not a Parquet file)"),
     re.compile(r"\[MALFORMED_RECORD_IN_PARSING[^\]]*\] ([^\n]+)"),
     re.compile(r"\[(?:PATH_NOT_FOUND|UNABLE_TO_INFER_SCHEMA|FAILED_READ_FILE[^\]]*|CAST_INVALID_INPUT)\] ([^\n]+)"),
-    re.compile(r"(is not a Parquet file[^\n]*|Not in GZIP format|incorrect header check)"),
 )
+_SQLSTATE = re.compile(r"\s*SQLSTATE: \w+.*")
 
 
 def one_line(error: BaseException) -> TicketBridgeError:
@@ -45,7 +47,7 @@ def one_line(error: BaseException) -> TicketBridgeError:
     for telling in _TELLING:
         found = telling.search(text)
         if found:
-            return InputError(f"the input cannot be read: {found[1].strip()[:300]}")
+            return InputError(f"the input cannot be read: {_SQLSTATE.sub('', found[1]).strip()[:300]}")
     first = next((line.strip() for line in text.splitlines() if line.strip()), type(error).__name__)
     return TicketBridgeError(f"Spark failed: {first[:300]}")
 

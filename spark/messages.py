@@ -12,7 +12,6 @@ from spark.encoder import KEY_FIELD
 from spark.eventlog import column, read_events, require
 from spark.refusals import PAYLOAD, TASK
 
-_SEQUENCE = "__seq"
 _TIME = "__time"
 
 
@@ -58,9 +57,11 @@ def to_messages(
     if not rest:
         raise InputError("the log has no column beside the ticket: there is nothing to send")
     payload = fn.to_json(fn.struct(*(column(name) for name in rest)), {"ignoreNullFields": "true"})
+    # Under its own name where that is free, since refusals name it.
+    sequence = seq if seq not in (KEY_FIELD, PAYLOAD, TASK, _TIME) else f"{seq} (sequence)"
     columns = [
         column(key).cast("string").alias(KEY_FIELD),
-        column(seq).try_cast("long").alias(_SEQUENCE),
+        column(seq).try_cast("long").alias(sequence),
         payload.alias(PAYLOAD),
     ]
     fields = [PAYLOAD]
@@ -75,7 +76,7 @@ def to_messages(
     return Messages(
         frame=events.select(*columns),
         key=KEY_FIELD,
-        sequence=_SEQUENCE,
+        sequence=sequence,
         time=_TIME if order is not None else None,
         fields=fields,
     )

@@ -100,7 +100,9 @@ def nearest(name: str, known: list[str]) -> str:
     """``'; did you mean X?'`` for the known name closest to ``name``, else the list of what is known."""
     lower = {candidate.lower(): candidate for candidate in known}
     close = get_close_matches(name.lower(), list(lower), n=1)
-    return f"; did you mean {lower[close[0]]}?" if close else f"; known are {', '.join(known)}"
+    if close:
+        return f"; did you mean {lower[close[0]]}?"
+    return f"; known are {', '.join(known)}" if known else "; there is none at all"
 
 
 def parse(given: Mapping[str, str]) -> WriteOptions:

@@ -44,6 +44,8 @@ class EntryWatch:
         self._over.set()
         if self._progress != "none":
             self._thread.join()
+        if self._progress == "text" and sys.stdout.isatty():
+            print("\r\033[K", end="", flush=True)
 
     def _report(self) -> None:
         try:

@@ -126,6 +126,7 @@ def push(asked: Push, progress: Literal["text", "json", "none"]) -> int:
     from pyspark.sql import Observation
     from pyspark.sql import functions as fn
 
+    from spark.eventlog import column
     from spark.messages import to_messages
     from spark.order import in_ticket_order
     from spark.session import local_session
@@ -147,7 +148,7 @@ def push(asked: Push, progress: Literal["text", "json", "none"]) -> int:
             rows.frame, key=rows.key, sequence=rows.sequence, time=rows.time, partitions=partitions
         )
         written = Observation("written")
-        counted = ordered.select(rows.key, rows.sequence, *rows.fields).observe(
+        counted = ordered.select(column(rows.key), column(rows.sequence), *map(column, rows.fields)).observe(
             written, fn.count(fn.lit(1)).alias("rows")
         )
         if progress == "json":

@@ -47,7 +47,7 @@ def check_payloads(batch: pa.RecordBatch, tickets: pa.Array, fields: list[str], 
     rest = [name for name in fields if name not in (PAYLOAD, TASK)]
     sizes: pa.Array | None = byte_lengths(batch.column(PAYLOAD)) if PAYLOAD in fields else None
     if rest and (sizes is None or sizes.null_count):
-        together: pa.Array = pa.array([0], pa.int64()).take(pa.array([0] * batch.num_rows, pa.int8()))
+        together = pa.repeat(pa.scalar(0, pa.int64()), batch.num_rows)
         for name in rest:
             named = pc.add(byte_lengths(batch.column(name)).cast(pa.int64()), len(name.encode()))
             together = pc.add(together, pc.fill_null(named, 0))

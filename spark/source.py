@@ -115,4 +115,4 @@ class RedisStreamWriter(DataSourceArrowWriter):
             return iter(held)
         table = pa.Table.from_batches(held)
         ordered = table.sort_by([(column, "ascending") for column in self._options.order_by])
-        return iter(ordered.combine_chunks().to_batches(max_chunksize=_SORTED_BATCH_ROWS))
+        return iter(ordered.to_batches(max_chunksize=_SORTED_BATCH_ROWS))
