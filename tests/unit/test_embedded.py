@@ -148,6 +148,7 @@ def test_a_paused_server_answers_again_when_resumed_and_can_be_stopped_frozen(ow
     own_server.pause()
     own_server.stop(timeout_s=5)
     assert not own_server.running
+    assert "bye bye" in own_server.log_tail()  # it was woken to end in good order, not killed at the deadline
 
 
 def test_nothing_outlives_a_killed_parent(tmp_path: Path) -> None:
