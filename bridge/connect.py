@@ -1,0 +1,115 @@
+"""Connections to the Redis of a lane: clients, and raw connections for blocking reads and one cheap write."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import redis
+from redis import Redis
+from redis.backoff import NoBackoff
+from redis.exceptions import ResponseError
+from redis.retry import Retry
+
+from routing.errors import ServerTooOld, ServerUnavailable
+
+#: The oldest server that has XAUTOCLAIM, XTRIM MINID and XGROUP CREATECONSUMER.
+OLDEST = (6, 2, 0)
+
+#: What "the server is not there just now" looks like; all of it passes by itself or never, and is waited out.
+UNAVAILABLE = (
+    redis.exceptions.ConnectionError,
+    redis.exceptions.TimeoutError,
+    redis.exceptions.BusyLoadingError,
+    redis.exceptions.ReadOnlyError,
+    OSError,
+)
+
+
+def normalised(url: str) -> str:
+    """Celery writes Unix sockets as ``redis+socket://``, redis-py as ``unix://``."""
+    return re.sub(r"^redis\+socket://", "unix://", url).replace("virtual_host=", "db=")
+
+
+def without_password(url: str) -> str:
+    """``url`` as it may be shown."""
+    return re.sub(r"(://[^:/@]*):[^@]*@", r"\1:***@", url)
+
+
+def client(url: str, *, timeout_s: float | None = 5.0, single: bool = False) -> Redis:
+    """A client for ``url``. No retry inside: whoever calls knows whether a repeat is safe."""
+    # RESP2 and no decoding: the hot paths read raw replies, of the same form from every server version.
+    return Redis.from_url(
+        normalised(url),
+        protocol=2,
+        socket_timeout=timeout_s,
+        socket_connect_timeout=timeout_s,
+        socket_keepalive=None if url.startswith(("unix", "redis+socket")) else True,
+        retry=Retry(NoBackoff(), 0),
+        single_connection_client=single,
+    )
+
+
+class Wire:
+    """One raw connection: replies as they come, and a blocking read that can be waited for with a selector."""
+
+    def __init__(self, url: str, *, timeout_s: float | None = None) -> None:
+        self._connection: Any = client(url, timeout_s=timeout_s).connection_pool.make_connection()
+        #: Whether a question was asked whose answer was not read.
+        self.asked = False
+
+    @property
+    def file(self) -> Any:
+        """The socket, for a selector. redis-py has no public name for it; kombu relies on the same one."""
+        return self._connection._sock
+
+    def call(self, *words: Any) -> Any:
+        """The reply to one command. Raises redis errors; the connection is fresh after one."""
+        self.ask(*words)
+        return self.answer()
+
+    def ask(self, *words: Any) -> None:
+        """Sends a command; `answer` reads its reply."""
+        try:
+            if not self._connection.is_connected:
+                self._connection.connect()
+            self._connection.send_packed_command(self._connection.pack_command(*words), check_health=False)
+        except BaseException:
+            self.close()
+            raise
+        self.asked = True
+
+    def answer(self) -> Any:
+        """The reply to what was asked. An error reply is raised, and leaves the connection as it is."""
+        self.asked = False
+        try:
+            return self._connection.read_response()
+        except ResponseError:
+            raise
+        except BaseException:
+            # Also when a time limit strikes in the middle: a reply that was not read must not be taken for the
+            # next one.
+            self.close()
+            raise
+
+    def close(self) -> None:
+        self.asked = False
+        self._connection.disconnect()
+
+
+def check_server(client_: Redis, url: str) -> tuple[int, ...]:
+    """The version of the server behind ``client_``. Raises `ServerUnavailable` or `ServerTooOld`, one line each."""
+    shown = without_password(url)
+    try:
+        info: dict[str, Any] = client_.info("server")
+    except redis.exceptions.AuthenticationError as exc:
+        raise ServerUnavailable(f"Redis at {shown} refuses the login: {exc}") from None
+    except UNAVAILABLE as exc:
+        raise ServerUnavailable(f"cannot reach Redis at {shown}: {exc}; is it running?") from None
+    except redis.exceptions.RedisError as exc:
+        raise ServerUnavailable(f"Redis at {shown} does not answer as expected: {exc}") from None
+    # Valkey reports the Redis version that it is compatible with as redis_version.
+    version = tuple(int(part) for part in str(info["redis_version"]).split(".")[:3])
+    if version < OLDEST:
+        raise ServerTooOld(f"Redis at {shown} is {info['redis_version']}; the bridge needs 6.2 or newer")
+    return version

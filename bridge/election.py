@@ -1,0 +1,115 @@
+"""Leadership of a lane.
+
+Contract:
+
+- Redis is authoritative: the key ``leader`` holds ``<term> <holder>``, or is gone. Its expiry runs on Redis's clock.
+- Every script that writes for the lane compares that key with the token of the term: whoever leads no more changes
+  nothing, however long it slept (invariant I8). All that follows only decides how soon a master notices.
+- A leader trusts itself until a deadline on its own monotonic clock: the moment before the renewal was *sent*, plus
+  the lease, less a margin. A slow reply does not extend it.
+- A standby asks again and again; it is elected within one lease of the leader's death, and at once when it resigned.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import TYPE_CHECKING
+
+from celery.utils.log import get_logger
+
+from bridge.connect import UNAVAILABLE, client
+from routing.transitions import extend, lead, resign
+
+if TYPE_CHECKING:
+    from bridge.settings import Settings
+
+logger = get_logger(__name__)
+
+#: Renewals in one lease.
+RENEWALS = 4
+#: Share of the lease by which the leader's own deadline comes before the key's end.
+MARGIN = 0.05
+#: Seconds between two questions of a standby.
+ASK_S = 0.25
+
+
+class Election:
+    """Runs for the lead of one lane. ``lost`` is called, on the renewing thread, when the lead is over."""
+
+    def __init__(self, settings: Settings, holder: str) -> None:
+        self._settings = settings
+        self._holder = holder
+        self._redis = client(settings.redis_url, timeout_s=max(0.2, settings.leader_lease / RENEWALS))
+        self._token = ""
+        self._deadline_s = 0.0
+        self._stop = threading.Event()
+
+    @property
+    def token(self) -> str:
+        return self._token
+
+    def leads(self) -> bool:
+        """Whether this master may still think that it leads."""
+        return time.monotonic() < self._deadline_s
+
+    def stop(self) -> None:
+        """Ends `campaign` and the renewals; safe in a signal handler."""
+        self._stop.set()
+
+    def campaign(self) -> bool:
+        """Waits until elected. False: `stop` was called first. Raises redis errors."""
+        told = ""
+        while not self._stop.is_set():
+            sent = time.monotonic()
+            elected, token, left_ms = lead(self._redis, self._settings.keys, self._holder, self._settings.leader_lease_ms)
+            if elected:
+                self._token = token
+                self._deadline_s = self._deadline(sent)
+                return True
+            if token != told:
+                told = token
+                logger.info("standing by: %s leads", token.partition(" ")[2])
+            self._stop.wait(min(ASK_S, max(0.01, left_ms / 1000)))
+        return False
+
+    def keep(self, lost: threading.Event) -> threading.Thread:
+        """Renews the lead on a thread of its own until it is over; sets ``lost`` then."""
+        thread = threading.Thread(target=self._keep, args=(lost,), name="bridge-leader", daemon=True)
+        thread.start()
+        return thread
+
+    def forfeit(self) -> None:
+        """A script said that another master leads: believes it at once."""
+        self._deadline_s = 0.0
+
+    def resign(self) -> None:
+        """Gives the lead up, so that a standby need not wait for the lease."""
+        self._deadline_s = 0.0
+        try:
+            resign(self._redis, self._settings.keys, self._token)
+        except UNAVAILABLE as exc:
+            logger.warning("could not resign, the lead will run out by itself: %s", exc)
+
+    def _keep(self, lost: threading.Event) -> None:
+        token = self._token
+        wait = self._settings.leader_lease / RENEWALS
+        while not lost.wait(wait) and not self._stop.is_set():
+            sent = time.monotonic()
+            try:
+                renewed = extend(self._redis, self._settings.keys, token, self._settings.leader_lease_ms)
+            except UNAVAILABLE as exc:
+                if self.leads():
+                    logger.warning("cannot renew the lead, trying again: %s", exc)
+                    wait = 0.1
+                    continue
+                renewed = False
+            if not renewed:
+                self._deadline_s = 0.0
+                lost.set()
+                return
+            self._deadline_s = self._deadline(sent)
+            wait = self._settings.leader_lease / RENEWALS
+
+    def _deadline(self, sent: float) -> float:
+        return sent + self._settings.leader_lease * (1 - MARGIN)

@@ -1,0 +1,156 @@
+"""Celery messages (protocol 2), made by Celery and kombu once for each task, then filled as text for each message.
+
+A message is published into kombu's in-memory transport, and what arrives there is taken apart at marked places. So it
+is what the installed Celery and kombu would send, at the price of joining a few strings. The body stays plain UTF-8:
+the Redis transport decodes it only when ``body_encoding`` says that it must.
+
+Every text starts with `OPENING`, then the fence base, which the script puts there: it alone knows it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from functools import cache, lru_cache
+from typing import TYPE_CHECKING, Any
+
+import orjson
+from kombu import Connection, Producer
+
+from bridge.names import BUNDLE_TASK, HEADER_BASE, HEADER_INCARNATION, HEADER_RUNS
+from routing.messages import Message
+
+if TYPE_CHECKING:
+    from celery import Celery
+
+#: How each Celery message begins, up to the fence base.
+OPENING = f'{{"headers":{{"{HEADER_BASE}":'
+
+#: Characters of a payload that are shown in Flower.
+SHOWN = 120
+
+_MARK = "@@{}@@"
+
+
+class Envelopes:
+    """Makes the text of Celery messages for the tasks of one app."""
+
+    def __init__(self, app: Celery) -> None:
+        self._app = app
+        self._template = lru_cache(maxsize=4096)(self._make_template)
+        self._embed = self._sample("x", True)[1]
+
+    def plain(self, incarnation: str, queue: str, message: Message, offset: int, attempt: int) -> bytes:
+        """The text, after the opening and the base, of one message that travels as an ordinary Celery message."""
+        ticket = orjson.dumps(message.ticket)
+        payload = message.payload
+        shown = f"({message.ticket!r}, {payload[:SHOWN].decode(errors='replace')}{'…' if len(payload) > SHOWN else ''})"
+        body = b"[[" + ticket + b"," + payload + b"],{}," + self._embed + b"]"
+        runs = b'[["%b",%d,1,%d]]' % (ticket[1:-1], offset, attempt)
+        parts = self._template(message.task, queue, incarnation)
+        quoted = message.id.encode()
+        return b"".join(
+            (
+                parts[0],
+                runs,
+                parts[1],
+                quoted,
+                parts[2],
+                b"%d" % (attempt - 1),
+                parts[3],
+                orjson.dumps(shown),
+                parts[4],
+                orjson.dumps(body.decode()),
+                parts[5],
+            )
+        )
+
+    def bundle(
+        self, incarnation: str, queue: str, runs: Sequence[tuple[str, int, int, Sequence[Message]]], limits: Limits
+    ) -> bytes:
+        """The same for a bundle. ``runs``: (ticket, fence offset, attempt of its first message, messages)."""
+        heads = []
+        bodies = []
+        for ticket, offset, attempt, messages in runs:
+            name = orjson.dumps(ticket)
+            heads.append(b"[%b,%d,%d,%d]" % (name, offset, len(messages), attempt))
+            items = b",".join(
+                b'["%b",%b,%b]' % (m.id.encode(), _quoted_task(m.task), m.payload) for m in messages
+            )
+            bodies.append(b"[%b,%d,%d,[%b]]" % (name, offset, attempt, items))
+        count = sum(len(messages) for _, _, _, messages in runs)
+        parts = self._template(BUNDLE_TASK, queue, incarnation, limits)
+        return b"".join(
+            (
+                parts[0],
+                b"[" + b",".join(heads) + b"]",
+                parts[1],
+                b"bundle-" + runs[0][3][0].id.encode(),
+                parts[2],
+                b"0",
+                parts[3],
+                b'"%d messages of %d tickets"' % (count, len(runs)),
+                parts[4],
+                orjson.dumps((b"[" + b",".join(bodies) + b"]").decode()),
+                parts[5],
+            )
+        )
+
+    def _sample(self, name: str, ignore_result: bool, limits: Limits = (None, None)) -> tuple[dict[str, Any], bytes]:
+        mark = _MARK.format
+        sent = self._app.amqp.as_task_v2(
+            mark("ID"),
+            name,
+            args=[mark("ARGS")],
+            argsrepr=mark("SHOWN"),
+            ignore_result=ignore_result,
+            time_limit=limits[0],
+            soft_time_limit=limits[1],
+        )
+        with Connection("memory://") as memory, memory.channel() as channel:
+            channel.queue_declare("sample")
+            Producer(channel, serializer="json", auto_declare=False).publish(
+                sent.body, exchange="", routing_key="sample", headers=sent.headers, delivery_mode=2, **sent.properties
+            )
+            raw: dict[str, Any] = channel._get("sample")
+        return raw, json.dumps(sent.body[2], separators=(",", ":")).encode()
+
+    def _make_template(self, task: str, queue: str, incarnation: str, limits: Limits = (None, None)) -> list[bytes]:
+        known = self._app.tasks.get(task)
+        ignore = bool(known.ignore_result) if known is not None else True
+        raw, _ = self._sample(task, ignore, limits)
+        mark = _MARK.format
+        headers = {HEADER_BASE: None, HEADER_RUNS: mark("RUNS"), HEADER_INCARNATION: incarnation}
+        raw["headers"] = {**headers, **raw["headers"], "retries": mark("RETRIES"), "root_id": None}
+        raw["headers"]["id"] = mark("ID")
+        properties = raw["properties"]
+        properties.pop("body_encoding", None)
+        properties["delivery_info"] = {"exchange": "", "routing_key": queue}
+        # The queue is consumed without acknowledgements, so the tag names nothing; kombu wants one.
+        properties["delivery_tag"] = "0"
+        properties["correlation_id"] = None
+        raw["body"] = mark("BODY")
+        ordered = {"headers": raw.pop("headers"), "properties": raw.pop("properties"), **raw}
+        ordered["body"] = ordered.pop("body")
+        text = json.dumps(ordered, separators=(",", ":"))
+        opening = OPENING + "null"
+        if not text.startswith(opening):
+            raise AssertionError("a Celery message does not begin as the script expects")
+        parts = []
+        rest = text.removeprefix(opening)
+        for name, quoted in (("RUNS", False), ("ID", True), ("RETRIES", False), ("SHOWN", False), ("BODY", False)):
+            marker = mark(name) if quoted else f'"{mark(name)}"'
+            before, found, rest = rest.partition(marker)
+            if not found:
+                raise AssertionError(f"the template of a Celery message has no {name}")
+            parts.append(before.encode())
+        return [*parts, rest.encode()]
+
+
+#: (hard, soft) time limit in seconds; None: the task's own.
+Limits = tuple[float | None, float | None]
+
+
+@cache
+def _quoted_task(name: str) -> bytes:
+    return orjson.dumps(name)

@@ -1,0 +1,254 @@
+"""The leader of one lane: reads messages and outcomes, and moves the lane on, one script for each batch.
+
+One thread, one loop. It sleeps in two blocking reads at once (the stream's new entries, the outcome stream), on two
+connections that it polls together, so that it wakes within a round trip of anything that happens and costs nothing
+while nothing does. Under load whatever came in while the last script ran makes up the next batch.
+
+Whatever goes wrong between the picture and Redis (a lost reply, a refused record) is answered in one way: the picture
+is thrown away and read anew.
+"""
+
+from __future__ import annotations
+
+import random
+import selectors
+import socket
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from celery.utils.log import get_logger
+from bridge.connect import Wire, client
+from bridge.envelope import OPENING, Envelopes
+from bridge.lane import Lane, Ticket, id_key
+from bridge.outcomes import decode
+from bridge.planner import Planner, TaskTraits
+from bridge.rebuild import Rebuild
+from bridge.recovery import Recovery
+from routing.messages import EntryParser, Message, Refusal
+from routing.transitions import Batch, Leadership, advance
+
+if TYPE_CHECKING:
+    from celery import Celery
+
+    from bridge.settings import Settings
+
+logger = get_logger(__name__)
+
+#: Entries in one read of the stream, and outcome entries in one read.
+READ_COUNT = 500
+#: Bytes that one read of the stream should bring at most.
+READ_BYTES = 16 * 1024 * 1024
+#: Longest sleep, in seconds: how late a timer may be when nothing else happens.
+BLOCK_S = 5.0
+#: Seconds between two looks at the leases.
+LOOK_S = 1.0
+#: Under load: seconds to let outcomes gather before a batch is made.
+GATHER_S = 0.0005
+#: Messages in flight from which on it counts as load.
+LOADED = 64
+
+
+class Leader:
+    """Leads a lane for one term; `run` returns when it was asked to stop, and raises when it cannot go on."""
+
+    def __init__(self, app: Celery, settings: Settings, token: str) -> None:
+        self._app = app
+        self._settings = settings
+        keys = settings.keys
+        self._lead = Leadership(keys, token, settings.master)
+        self._redis = client(settings.redis_url, timeout_s=10.0, single=True)
+        self.lane = Lane(
+            settings,
+            max_attempts=self._max_attempts,
+            delay_ms=lambda attempt: settings.backoff.delay_ms(attempt, random.random()),
+            now_ms=lambda: int(time.time() * 1000),
+        )
+        self._traits: dict[str, TaskTraits] = {}
+        self._planner = Planner(self.lane, Envelopes(app), self._traits_of)
+        self.parser = EntryParser(
+            default_task=settings.default_task, max_payload=settings.max_payload, known_tasks=app.tasks.keys()
+        )
+        self._entries = Wire(settings.redis_url)
+        self._outcomes = Wire(settings.redis_url)
+        self.wire = Wire(settings.redis_url, timeout_s=10.0)
+        self._registered: dict[Wire, Any] = {}
+        self._last_outcome = "0-0"
+        self._wake_here, self._wake_there = socket.socketpair()
+        self._wake_here.setblocking(False)
+        self._stop = False
+        self._look_at = 0.0
+        self._average_bytes = 1024.0
+        self.recovery = Recovery(self)
+
+    # -- what recovery and rebuild share -------------------------------------------------------------------------
+
+    @property
+    def redis(self) -> Any:
+        return self._redis
+
+    @property
+    def leadership(self) -> Leadership:
+        return self._lead
+
+    @property
+    def settings(self) -> Settings:
+        return self._settings
+
+    @property
+    def last_outcome(self) -> str:
+        """Id of the last outcome entry that was read and settled."""
+        return self._last_outcome
+
+    # -- control from other threads --------------------------------------------------------------------------------
+
+    def stop(self) -> None:
+        """Ends `run` soon. Safe in signal handlers and other threads."""
+        self._stop = True
+        self.wake()
+
+    def look(self) -> None:
+        """Looks at the leases now (a heartbeat is missing, a worker said that it goes offline)."""
+        self._look_at = 0.0
+        self.wake()
+
+    def wake(self) -> None:
+        try:
+            self._wake_there.send(b"!")
+        except OSError:
+            pass
+
+    # -- the loop --------------------------------------------------------------------------------------------------
+
+    def run(self, led: Callable[[], bool]) -> None:
+        """Leads until `stop`, or until ``led`` says that the leader's lease is over.
+
+        Raises `NotLeading`, `LaneConflict`, redis errors: the caller starts over with a new `Leader`.
+        """
+        try:
+            Rebuild(self).run()
+            with selectors.DefaultSelector() as selector:
+                selector.register(self._wake_here, selectors.EVENT_READ)
+                while not self._stop and led():
+                    self._turn(selector)
+        finally:
+            self._entries.close()
+            self._outcomes.close()
+            self.wire.close()
+            self._redis.close()
+            self._wake_here.close()
+            self._wake_there.close()
+
+    def _turn(self, selector: selectors.BaseSelector) -> None:
+        keys = self._settings.keys
+        lane = self.lane
+        block_ms = int(BLOCK_S * 1000)
+        if not self._outcomes.asked:
+            self._outcomes.ask("XREAD", "COUNT", READ_COUNT, "BLOCK", block_ms, "STREAMS", keys.outcomes, self._last_outcome)
+        if not self._entries.asked and not lane.full:
+            count = int(max(8, min(READ_COUNT, READ_BYTES / self._average_bytes)))
+            group, master = keys.group, self._settings.master
+            self._entries.ask(
+                "XREADGROUP", "GROUP", group, master, "COUNT", count, "BLOCK", block_ms, "STREAMS", keys.stream, ">"
+            )
+        for wire in (self._entries, self._outcomes):
+            if wire.asked and self._registered.get(wire) is not wire.file:
+                selector.register(wire.file, selectors.EVENT_READ)
+                self._registered[wire] = wire.file
+        now = time.time()
+        timeout = max(0.0, min(BLOCK_S, self._look_at - time.monotonic()))
+        if lane.backoffs:
+            timeout = max(0.0, min(timeout, lane.backoffs[0][0] / 1000 - now))
+        ready = {key.fileobj for key, _ in selector.select(timeout)}
+        if self._wake_here in ready:
+            self._wake_here.recv(4096)
+        batch = Batch()
+        if self._outcomes.asked and self._outcomes.file in ready:
+            if len(lane.in_flight) > LOADED:
+                time.sleep(GATHER_S)
+            self.settle_outcomes(self._outcomes.answer(), batch)
+        if self._entries.asked and self._entries.file in ready:
+            self._read_entries(self._entries.answer(), batch)
+        lane.wake(int(time.time() * 1000))
+        self.advance(batch)
+        if time.monotonic() >= self._look_at:
+            self._look_at = time.monotonic() + LOOK_S
+            self.recovery.look()
+        if lane.spilled:
+            self.recovery.refill()
+
+    def _read_entries(self, reply: Any, batch: Batch) -> None:
+        if not reply:
+            return
+        size = 0
+        for id_, fields in reply[0][1]:
+            size += self.ingest(id_.decode(), fields, batch)
+        self._average_bytes += (size / len(reply[0][1]) - self._average_bytes) * 0.2
+
+    def ingest(self, id_: str, fields: Any, batch: Batch) -> int:
+        """Takes one pending entry into the picture; the bytes that it holds."""
+        found = self.parser.parse(id_, fields or ())
+        if isinstance(found, Message):
+            self.lane.ingest(found)
+            return len(found.payload) + 64
+        assert isinstance(found, Refusal)
+        self.lane.refuse(found, batch)
+        return sum(map(len, found.fields))
+
+    def settle_outcomes(self, reply: Any, batch: Batch) -> int:
+        """Settles what a read of the outcome stream brought; the number of entries."""
+        if not reply:
+            return 0
+        entries = reply[0][1]
+        # Another read may have brought these before, while this one was waiting.
+        if id_key(entries[0][0].decode()) <= id_key(self._last_outcome):
+            known = id_key(self._last_outcome)
+            entries = [entry for entry in entries if id_key(entry[0].decode()) > known]
+            if not entries:
+                return 0
+        for id_, fields in entries:
+            kind = fields[2]
+            if kind == b"o":
+                for outcome in decode(fields[3]):
+                    self.lane.settle(outcome, batch)
+            elif kind == b"joined" or kind == b"gone":
+                self._look_at = 0.0
+        self._last_outcome = entries[-1][0].decode()
+        ms, _, sequence = self._last_outcome.partition("-")
+        batch.keep_outcomes_from = f"{ms}-{int(sequence) + 1}"
+        return len(entries)
+
+    def settle_all(self) -> None:
+        """Reads the outcome stream to its end: before anything is judged lost."""
+        while True:
+            reply = self.wire.call("XREAD", "COUNT", READ_COUNT, "STREAMS", self._settings.keys.outcomes, self._last_outcome)
+            batch = Batch()
+            count = self.settle_outcomes(reply, batch)
+            self.advance(batch)
+            if count < READ_COUNT:
+                return
+
+    def advance(self, batch: Batch) -> None:
+        """Plans what can be dispatched, sends the batch, and takes the result into the picture."""
+        lane = self.lane
+        dispatched: dict[Ticket, int] = self._planner.plan(batch, int(time.time() * 1000))
+        lane.close(batch, set(dispatched))
+        if not batch:
+            lane.committed({}, 0)
+            return
+        base = advance(self._redis, self._lead, OPENING, batch)
+        lane.committed(dispatched, base)
+
+    # -- what tasks say --------------------------------------------------------------------------------------------
+
+    def _max_attempts(self, name: str) -> int:
+        task = self._app.tasks.get(name)
+        return int(getattr(task, "bridge_max_attempts", None) or self._settings.max_attempts)
+
+    def _traits_of(self, name: str) -> TaskTraits:
+        found = self._traits.get(name)
+        if found is None:
+            task = self._app.tasks[name]
+            bundled = getattr(task, "bridge_bundle", None) is not False and not task.rate_limit
+            found = self._traits[name] = TaskTraits(bundled, (task.time_limit, task.soft_time_limit))
+        return found

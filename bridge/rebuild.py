@@ -1,0 +1,165 @@
+"""Reads a lane from Redis into a new leader's picture (invariant I6).
+
+In this order, since each step needs the one before:
+
+1. The group and the streams are there, or are made.
+2. Consumers, with their leases.
+3. Ticket records: what is in flight (with the bodies of those messages), what awaits a retry.
+4. Pending entries that no record names, under whatever name: claimed back to the master.
+5. The master's own pending entries, in id order: what waits. Their order is the stream's order.
+
+Outcomes need no step: whatever is in the outcome stream was not settled, since settling trims it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from celery.utils.log import get_logger
+from redis.exceptions import ResponseError
+
+from bridge.lane import Consumer, Parcel, Ticket
+from routing import records
+from routing.messages import Message
+from routing.transitions import Batch, adopt
+
+if TYPE_CHECKING:
+    from bridge.leader import Leader
+
+logger = get_logger(__name__)
+
+#: Entries in one page.
+PAGE = 1000
+
+
+class Rebuild:
+    """One reading of the lane."""
+
+    def __init__(self, leader: Leader) -> None:
+        self._leader = leader
+        self._lane = leader.lane
+        self._keys = leader.settings.keys
+        self._wire = leader.wire
+
+    def run(self) -> None:
+        self._make_group()
+        self._leader.recovery.find_consumers()
+        self._read_records()
+        stray = stray_entries(self._leader)
+        if stray:
+            logger.warning("%d pending entries belong to no record: claimed back", len(stray))
+            for start in range(0, len(stray), PAGE):
+                adopt(self._leader.redis, self._leader.leadership, stray[start : start + PAGE])
+        self._read_waiting()
+        lane = self._lane
+        logger.info(
+            "read the lane: %d messages in flight, %d tickets await a retry, %d messages waiting in memory, %d consumers",
+            len(lane.in_flight),
+            sum(1 for ticket in lane.tickets.values() if ticket.due_ms),
+            lane.held - len(lane.in_flight),
+            sum(1 for consumer in lane.consumers.values() if consumer.alive),
+        )
+
+    def _make_group(self) -> None:
+        try:
+            # From 0: messages that were pushed before the first master ever ran are messages, too.
+            self._wire.call("XGROUP", "CREATE", self._keys.stream, self._keys.group, "0", "MKSTREAM")
+        except ResponseError as exc:
+            if not str(exc).startswith("BUSYGROUP"):
+                raise
+
+    def _read_records(self) -> None:
+        lane = self._lane
+        due = dict(_pairs(self._wire.call("ZRANGE", self._keys.retries, 0, -1, "WITHSCORES")))
+        cursor: Any = b"0"
+        while True:
+            cursor, flat = self._wire.call("HSCAN", self._keys.tickets, cursor, "COUNT", PAGE)
+            for name, text in _pairs(flat):
+                ticket = lane.tickets.get(name.decode()) or Ticket(name.decode())
+                lane.tickets[ticket.id] = ticket
+                ticket.record = text.decode()
+                record = records.parse(text)
+                ticket.attempt = record.attempt
+                if record.in_flight:
+                    self._put_in_flight(ticket, record)
+                else:
+                    ticket.tail = ticket.record.removeprefix("[0")
+                    lane.hold_back(ticket, int(float(due.get(name, b"0"))))
+            if cursor == b"0":
+                return
+
+    def _put_in_flight(self, ticket: Ticket, record: records.Record) -> None:
+        lane = self._lane
+        consumer = lane.consumers.get(record.incarnation)
+        if consumer is None:
+            # Not registered any more; its lease says whether it lives, as ever.
+            queue = self._keys.queue(record.consumer)
+            consumer = Consumer(record.consumer, record.incarnation, queue, 1, b"")
+            consumer.alive = False
+            lane.consumers[record.incarnation] = consumer
+        ticket.consumer = consumer
+        ticket.fence = ticket.run_fence = record.fence
+        parcel = ticket.parcel = Parcel(consumer, len(record.ids), float(len(record.ids)))
+        consumer.parcels += 1
+        consumer.messages += len(record.ids)
+        consumer.backlog_ms += parcel.share_ms * len(record.ids)
+        consumer.tickets.add(ticket)
+        for id_ in record.ids:
+            ticket.run.append(self._body_of(ticket.id, id_))
+            lane.in_flight[id_] = ticket
+            lane.held += 1
+
+    def _body_of(self, ticket: str, id_: str) -> Message:
+        """The message ``id_``; without payload when its entry was deleted from the stream."""
+        entries = self._wire.call("XRANGE", self._keys.stream, id_, id_)
+        if entries:
+            found = self._leader.parser.parse(id_, entries[0][1])
+            if isinstance(found, Message):
+                return found
+        return Message(id_, ticket, "", b"")
+
+    def _read_waiting(self) -> None:
+        for entries in own_pending(self._leader, "0-0"):
+            batch = Batch()
+            for id_, fields in entries:
+                self._leader.ingest(id_.decode(), fields, batch)
+            if batch.dead:
+                self._leader.advance(batch)
+
+
+def own_pending(leader: Leader, after: str) -> Any:
+    """Pages of the master's own pending entries with ids greater than ``after``, in id order."""
+    keys = leader.settings.keys
+    master = leader.settings.master
+    while True:
+        reply = leader.wire.call(
+            "XREADGROUP", "GROUP", keys.group, master, "COUNT", PAGE, "STREAMS", keys.stream, after
+        )
+        entries = reply[0][1] if reply else []
+        if entries:
+            yield entries
+        if len(entries) < PAGE:
+            return
+        after = entries[-1][0].decode()
+
+
+def stray_entries(leader: Leader) -> list[str]:
+    """Ids that are pending under another name than the master's, and in flight in no record."""
+    keys = leader.settings.keys
+    summary = leader.wire.call("XPENDING", keys.stream, keys.group)
+    stray = []
+    for name, _ in summary[3] or ():
+        if name == leader.settings.master.encode():
+            continue
+        start = "-"
+        while True:
+            page = leader.wire.call("XPENDING", keys.stream, keys.group, start, "+", PAGE, name)
+            stray += [id_.decode() for id_, *_ in page if id_.decode() not in leader.lane.in_flight]
+            if len(page) < PAGE:
+                break
+            start = "(" + page[-1][0].decode()
+    return stray
+
+
+def _pairs(flat: Any) -> list[tuple[bytes, bytes]]:
+    return [(flat[i], flat[i + 1]) for i in range(0, len(flat), 2)]

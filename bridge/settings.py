@@ -1,0 +1,182 @@
+"""The ``bridge_…`` settings of a Celery app: one frozen, validated object, made once at start."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Literal
+from urllib.parse import urlsplit
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+
+from routing.errors import ConfigurationError
+from routing.keys import LaneKeys
+from routing.policies import PolicyName
+
+if TYPE_CHECKING:
+    from celery import Celery
+
+PREFIX = "bridge_"
+
+
+class Backoff(BaseModel):
+    """Exponential backoff with full jitter above half: attempt n waits ``base * factor**(n-1)``, at most ``limit``
+    seconds, of which a random part of up to ``jitter`` (a share) is taken off."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    base: float = Field(1.0, ge=0, le=86_400)
+    factor: float = Field(2.0, ge=1, le=100)
+    limit: float = Field(300.0, ge=0, le=7 * 86_400)
+    jitter: float = Field(0.5, ge=0, le=1)
+
+    def delay_ms(self, attempt: int, dice: float) -> int:
+        """How long to wait, in ms, after failed ``attempt`` (1, 2, …); ``dice`` is a random number in [0, 1)."""
+        # The exponent is bounded: 2.0 ** 2000 overflows, and the limit was passed long before.
+        delay = min(self.limit, self.base * self.factor ** min(attempt - 1, 64))
+        return int(1000 * delay * (1 - self.jitter * dice))
+
+
+class Settings(BaseModel):
+    """Every setting, without its prefix, with default and unit. Documented in ``celeryconfig.py``."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    #: The Redis that holds the stream; must be the broker's, since dispatching pushes to Celery queues atomically.
+    redis_url: str
+    stream: str = Field("ticket_stream", min_length=1, max_length=512)
+    group: str = Field("concurrency_stream_group", min_length=1, max_length=512)
+    #: The consumer name under which the master reads and keeps what waits.
+    master: str = Field("master", min_length=1, max_length=512)
+    #: Task of messages that name none.
+    default_task: str | None = None
+    policy: PolicyName = PolicyName.LEAST_LOADED
+    #: Seconds that a worker may go unheard before its tickets move.
+    lease: float = Field(6.0, ge=0.5, le=3600)
+    #: Seconds that a leader may go unheard before a standby takes over.
+    leader_lease: float = Field(5.0, ge=0.5, le=3600)
+    #: Attempts before a message is given up.
+    max_attempts: int = Field(5, ge=1, le=1_000_000)
+    backoff: Backoff = Backoff()
+    on_dead: Literal["skip"] = "skip"
+    #: Bytes of JSON.
+    max_payload: int = Field(1024 * 1024, ge=2, le=256 * 1024 * 1024)
+    #: About how long a bundle lasts, in ms; 0 turns bundles off.
+    bundle_ms: float = Field(10.0, ge=0, le=10_000)
+    #: Messages that the master keeps in memory at most; the rest waits in Redis.
+    window: int = Field(50_000, ge=100, le=10_000_000)
+
+    @field_validator("policy", mode="before")
+    @classmethod
+    def _policy_by_value(cls, value: object) -> object:
+        if isinstance(value, str):
+            try:
+                return PolicyName(value)
+            except ValueError:
+                names = ", ".join(p.value for p in PolicyName)
+                raise ValueError(f"must be one of {names}") from None
+        return value
+
+    @field_validator("lease", "leader_lease", "bundle_ms", mode="before")
+    @classmethod
+    def _whole_seconds(cls, value: object) -> object:
+        return float(value) if isinstance(value, int) and not isinstance(value, bool) else value
+
+    @field_validator("backoff", mode="before")
+    @classmethod
+    def _backoff_of_mapping(cls, value: object) -> object:
+        if isinstance(value, Mapping):
+            return {k: float(v) if isinstance(v, int) and not isinstance(v, bool) else v for k, v in value.items()}
+        return value
+
+    @model_validator(mode="after")
+    def _consumers_differ_from_master(self) -> Settings:
+        if "@" in self.master:
+            raise ValueError("bridge_master must not contain '@', or it could be a worker's node name")
+        return self
+
+    @cached_property
+    def keys(self) -> LaneKeys:
+        return LaneKeys(self.stream, self.group)
+
+    @property
+    def lease_ms(self) -> int:
+        return int(self.lease * 1000)
+
+    @property
+    def leader_lease_ms(self) -> int:
+        return int(self.leader_lease * 1000)
+
+
+#: What a task may override, as an attribute with the prefix, and its type.
+TASK_OVERRIDES = {"max_attempts": int, "bundle": bool, "on_dead": str}
+
+
+def read_settings(app: Celery) -> Settings:
+    """The settings of ``app``. Raises `ConfigurationError`, one line, for whatever cannot work."""
+    given = {}
+    for key in list(app.conf):
+        if isinstance(key, str) and key.lower().startswith(PREFIX):
+            given[key.lower().removeprefix(PREFIX)] = app.conf[key]
+    known = set(Settings.model_fields)
+    for name in given:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, n=1, cutoff=0)
+            raise ConfigurationError(f"unknown setting {PREFIX}{name}; did you mean {PREFIX}{near[0]}?")
+    given.setdefault("redis_url", app.conf.broker_url or "redis://localhost:6379/0")
+    try:
+        settings = Settings(**given)
+    except ValidationError as exc:
+        raise ConfigurationError(_one_line(exc)) from None
+    _check_url(app, settings.redis_url)
+    return settings
+
+
+def check_task_options(name: str, task: Any, settings: Settings) -> None:
+    """Refuses ``bridge_…`` options of a task that are unknown or of the wrong type."""
+    for attribute in dir(type(task)):
+        if not attribute.startswith(PREFIX):
+            continue
+        option = attribute.removeprefix(PREFIX)
+        value = getattr(task, attribute)
+        kind = TASK_OVERRIDES.get(option)
+        if kind is None:
+            near = difflib.get_close_matches(option, TASK_OVERRIDES, n=1, cutoff=0)
+            raise ConfigurationError(f"task {name}: unknown option {attribute}; did you mean {PREFIX}{near[0]}?")
+        if value is None:
+            continue
+        if type(value) is not kind:
+            raise ConfigurationError(f"task {name}: {attribute} must be {kind.__name__}, not {value!r}")
+        if option == "max_attempts" and value < 1:
+            raise ConfigurationError(f"task {name}: bridge_max_attempts must be at least 1, not {value}")
+
+
+def _check_url(app: Celery, url: str) -> None:
+    parts = urlsplit(url)
+    if parts.scheme not in ("redis", "rediss", "redis+socket", "unix"):
+        raise ConfigurationError(
+            f"bridge_redis_url must be a redis://, rediss:// or redis+socket:// URL, not {parts.scheme or 'empty'}://"
+        )
+    broker = urlsplit(app.conf.broker_url or "redis://localhost:6379/0")
+    if (broker.hostname, broker.port or 6379, broker.path.strip("/") or "0") != (
+        parts.hostname,
+        parts.port or 6379,
+        parts.path.strip("/") or "0",
+    ):
+        raise ConfigurationError(
+            "bridge_redis_url must be the broker's server and database: a dispatch writes the record and the Celery "
+            "message in one step; leave bridge_redis_url unset"
+        )
+
+
+def _one_line(exc: ValidationError) -> str:
+    problems = []
+    for error in exc.errors(include_url=False, include_context=False):
+        where = PREFIX + ".".join(str(part) for part in error["loc"]) if error["loc"] else "settings"
+        message = error["msg"].removeprefix("Value error, ")
+        shown = repr(error.get("input"))
+        # A URL may hold a password.
+        given = "" if "url" in where or not error["loc"] or len(shown) > 80 else f" (it is {shown})"
+        problems.append(f"{where}: {message[0].lower()}{message[1:]}{given}")
+    return "; ".join(problems)

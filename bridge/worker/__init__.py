@@ -1,0 +1,1 @@
+"""The worker side: what `bridge.install` adds to a Celery worker."""

@@ -1,0 +1,64 @@
+"""``self.ticket``: what a task may know of the message that it handles."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from bridge.worker.effects import Effects
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+class TicketContext:
+    """One delivery of one message.
+
+    ``id``: the ticket; ``message_id``: the stream id; ``attempt``: 1, 2, …; ``fence``: an integer that grows with
+    every dispatch of a message of this ticket: a store outside Redis compares it, and refuses a smaller one than it saw.
+    """
+
+    __slots__ = ("_commit", "_effects", "attempt", "committed", "entered", "fence", "id", "max_attempts", "message_id")
+
+    def __init__(
+        self,
+        id_: str,
+        message_id: str,
+        attempt: int,
+        fence: int,
+        max_attempts: int,
+        commit: Callable[[TicketContext], None],
+    ) -> None:
+        self.id = id_
+        self.message_id = message_id
+        self.attempt = attempt
+        self.fence = fence
+        self.max_attempts = max_attempts
+        #: Whether the task's body was entered: a task that calls itself, or another one, is called directly then.
+        self.entered = False
+        #: Whether effects and success were written before Celery stored the result.
+        self.committed = False
+        self._effects: Effects | None = None
+        self._commit = commit
+
+    @property
+    def effects(self) -> Effects:
+        """Redis commands to apply with the success of this message, all or none."""
+        if self._effects is None:
+            self._effects = Effects()
+        return self._effects
+
+    @property
+    def recorded(self) -> Effects | None:
+        """The effects, if any were recorded."""
+        return self._effects if self._effects is not None and len(self._effects) else None
+
+    @property
+    def is_last_attempt(self) -> bool:
+        return self.attempt >= self.max_attempts
+
+    def commit(self) -> None:
+        """Writes effects and success now, before Celery stores the result that somebody may wait for."""
+        self._commit(self)
+
+    def __repr__(self) -> str:
+        return f"<ticket {self.id!r} message {self.message_id} attempt {self.attempt} fence {self.fence}>"

@@ -1,0 +1,177 @@
+"""The lease of a worker: who may run tickets, by whose clock, and what happens when it ends.
+
+Contract:
+
+- Redis is authoritative: the key of the incarnation is there, or it is not. Its expiry runs on Redis's clock.
+- The worker trusts it until a deadline on its own monotonic clock: the moment *before* the renewal was sent, plus the
+  lease, less a margin. So the worker's deadline always comes before the key's end, however long the reply took.
+- Past the deadline the worker starts nothing, kills the pool processes that run tickets, forgets what it had, and
+  registers as a new incarnation once Redis answers. Each child also checks the deadline itself before every message.
+- A lease that ended stays ended: renewal (SET XX) never revives a missing key.
+- A name has one living incarnation: a worker that starts while the lease of its name holds waits it out, and when that
+  lease goes on being renewed, there are two workers of one name, and it stops.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+import uuid
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import orjson
+from celery.utils.log import get_logger
+from redis import Redis
+
+from bridge.connect import UNAVAILABLE, client
+from routing.errors import DuplicateConsumer
+from routing.transitions import ReturnWord, goodbye, register
+
+if TYPE_CHECKING:
+    from bridge.settings import Settings
+    from bridge.worker.shared import Shared
+
+logger = get_logger(__name__)
+
+#: Renewals in one lease: two may be lost.
+RENEWALS = 3
+#: Share of the lease by which the worker's deadline comes before the key's end, for clocks that run apart.
+MARGIN = 0.05
+#: Seconds between two tries while the server is away.
+RETRY_S = 0.1
+
+
+class Lease:
+    """Holds the lease of one worker, on a thread of its own so that no task or event loop can delay it.
+
+    ``held``: the fences of what the worker holds, sent along with each renewal. ``lost``: called on this thread when the
+    lease ended while the worker lived.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        name: str,
+        registration: dict[str, object],
+        shared: Shared,
+        *,
+        held: Callable[[], list[int]],
+        lost: Callable[[], None],
+    ) -> None:
+        self._settings = settings
+        self._name = name
+        self._registration = registration
+        self._shared = shared
+        self._held = held
+        self._lost = lost
+        self._redis: Redis = client(settings.redis_url, timeout_s=max(0.2, settings.lease / (2 * RENEWALS)))
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="bridge-lease", daemon=True)
+        self._reports = 0
+
+    def begin(self) -> None:
+        """Registers a first incarnation, waiting out another one's lease, and starts the renewals.
+
+        Raises `DuplicateConsumer` when that lease goes on being renewed, redis errors when the server is away.
+        """
+        self._register(patience_s=1.5 * self._settings.lease)
+        self._thread.start()
+
+    def end(self) -> None:
+        """Gives the lease up: the worker runs nothing any more."""
+        self._stop.set()
+        if self._thread.is_alive():
+            self._thread.join(timeout=2 * self._settings.lease)
+        incarnation = self._shared.incarnation
+        self._shared.end()
+        if incarnation:
+            try:
+                goodbye(self._redis, self._settings.keys, self._name, incarnation)
+            except UNAVAILABLE as exc:
+                logger.warning("could not say good-bye, the lease will run out by itself: %s", exc)
+
+    def _register(self, patience_s: float) -> None:
+        keys = self._settings.keys
+        waited_until = time.monotonic() + patience_s
+        told = False
+        while not self._stop.is_set():
+            found_raw = self._redis.hget(keys.consumers, self._name)
+            found = (found_raw, orjson.loads(found_raw)["incarnation"]) if found_raw else None
+            incarnation = uuid.uuid4().hex
+            registration = orjson.dumps({**self._registration, "incarnation": incarnation, "since": time.time()})
+            sent = time.monotonic()
+            word, left_ms = register(
+                self._redis, keys, self._name, incarnation, self._settings.lease_ms, registration, found
+            )
+            if word is ReturnWord.OK:
+                self._shared.begin(incarnation, self._deadline(sent))
+                logger.info("registered as %s, incarnation %s", self._name, incarnation)
+                return
+            if word is ReturnWord.HELD:
+                if time.monotonic() > waited_until:
+                    raise DuplicateConsumer(
+                        f"another worker named {self._name} is running and renews its lease; "
+                        "give this one a name of its own (celery worker -n NAME@%h)"
+                    )
+                if not told:
+                    logger.warning("the lease of another %s holds for %d ms more: waiting", self._name, left_ms)
+                    told = True
+                # A lease that is not renewed ends after what it has left; look again a little later, or often
+                # enough to see it end early.
+                self._stop.wait(min(0.25, left_ms / 1000 + 0.01))
+
+    def _deadline(self, sent: float) -> float:
+        return sent + self._settings.lease * (1 - MARGIN)
+
+    def _run(self) -> None:
+        period = self._settings.lease / RENEWALS
+        wait = period
+        while not self._stop.wait(wait):
+            sent = time.monotonic()
+            try:
+                renewed = self._renew()
+            except UNAVAILABLE as exc:
+                if sent < self._shared.deadline_s:
+                    logger.warning("cannot renew the lease, trying again: %s", exc)
+                    wait = min(RETRY_S, max(0.0, self._shared.deadline_s - time.monotonic()))
+                    continue
+                renewed = False
+            except Exception:
+                logger.exception("cannot renew the lease")
+                wait = RETRY_S
+                renewed = sent < self._shared.deadline_s
+                if renewed:
+                    continue
+            if renewed:
+                self._shared.extend(self._deadline(sent))
+                wait = period
+                continue
+            self._lose()
+            wait = self._come_back()
+
+    def _renew(self) -> bool:
+        incarnation = self._shared.incarnation
+        keys = self._settings.keys
+        self._reports += 1
+        report = orjson.dumps({"n": self._reports, "fences": self._held()})
+        lease_ms = self._settings.lease_ms
+        with self._redis.pipeline(transaction=False) as pipe:
+            pipe.set(keys.lease(incarnation), self._name, px=lease_ms, xx=True)
+            pipe.set(keys.held(incarnation), report, px=lease_ms)
+            there, _ = pipe.execute()
+        return bool(there)
+
+    def _lose(self) -> None:
+        logger.error("the lease of %s ended: stopping what runs, coming back as a new incarnation", self._name)
+        self._shared.end()
+        self._lost()
+
+    def _come_back(self) -> float:
+        """Registers anew; seconds until the next renewal, or until the next try."""
+        try:
+            self._register(patience_s=float("inf"))
+        except UNAVAILABLE as exc:
+            logger.warning("cannot register anew, trying again: %s", exc)
+            return RETRY_S
+        return self._settings.lease / RENEWALS

@@ -1,0 +1,255 @@
+"""How the worker's main process takes ticket messages and bundles: a Celery strategy and a Celery request.
+
+An ordinary message of the same task (``apply_async`` without the bridge) goes to Celery's default strategy untouched.
+
+What Celery's pool reports in the main process (hard time limit, a child that died, a revoked task) becomes an outcome
+here: the child cannot write it any more. An outcome that the child had written before it died comes first in the
+stream, and the second one then has a stale fence and changes nothing.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+from billiard.einfo import ExceptionWithTraceback
+from celery import signals
+from celery.exceptions import Ignore, NotRegistered, Terminated
+from celery.utils.imports import symbol_by_name
+from celery.utils.log import get_logger
+from celery.worker.request import create_request_cls
+from celery.worker.state import task_reserved
+from celery.worker.strategy import default as default_strategy
+
+from bridge.envelope import SHOWN
+from bridge.names import BUNDLE_TASK, HEADER_BASE, HEADER_INCARNATION, HEADER_RUNS
+from bridge.outcomes import Kind, Outcome
+from bridge.worker.execute import run_bundle, run_ticket
+
+if TYPE_CHECKING:
+    from bridge.worker.member import Member
+
+logger = get_logger(__name__)
+
+#: The member (the bridge's part of this worker process), set at start.
+_member: Member | None = None
+
+
+def set_member(member: Member) -> None:
+    """Makes ``member`` the one whose messages this process takes."""
+    global _member
+    _member = member
+
+
+def strategy(task: Any, app: Any, consumer: Any, **kwargs: Any) -> Any:
+    """Celery's hook: the handler for messages of ``task``."""
+    ordinary = default_strategy(task, app, consumer, **kwargs)
+    if _member is None:
+        return ordinary
+    member = _member
+    eventer = consumer.event_dispatcher
+    bundle = task.name == BUNDLE_TASK
+    base = create_request_cls(
+        symbol_by_name(task.Request),
+        task,
+        consumer.pool,
+        consumer.hostname,
+        eventer,
+        app=app,
+        trace=run_bundle if bundle else run_ticket,
+    )
+    request_cls: Any = type("BundleRequest" if bundle else "TicketRequest", (_BundlePart if bundle else _TicketPart, base), {})
+    connection_errors = consumer.connection_errors
+    bucket_of = consumer.task_buckets.__getitem__
+    rate_limits = not consumer.disable_rate_limits
+
+    def handle(message: Any, body: Any, ack: Any, reject: Any, callbacks: Any, **extra: Any) -> Any:
+        headers = message.headers
+        if HEADER_BASE not in headers:
+            return ordinary(message, body, ack, reject, callbacks, **extra)
+        if not member.take(headers):
+            return None
+        request = request_cls(
+            message,
+            on_ack=ack,
+            on_reject=reject,
+            app=app,
+            hostname=consumer.hostname,
+            eventer=eventer,
+            task=task,
+            connection_errors=connection_errors,
+            # The payload is not parsed here: the pool process does that, once.
+            body=((), {}, {}),
+            headers=headers,
+            decoded=True,
+        )
+        request.member = member
+        if request.revoked():
+            return None
+        signals.task_received.send(sender=consumer, request=request)
+        request.announce()
+        bucket = bucket_of(task.name) if rate_limits else None
+        if bucket:
+            return consumer._limit_task(request, bucket, 1)
+        task_reserved(request)
+        for callback in callbacks or ():
+            callback(request)
+        return consumer.on_task_request(request)
+
+    return handle
+
+
+if TYPE_CHECKING:
+    from celery.worker.request import Request as _Base
+else:
+    _Base = object
+
+
+class _Part(_Base):
+    """What both kinds of request add to Celery's."""
+
+    member: Member
+    _finished = False
+
+    @property
+    def body(self) -> Any:
+        """The message's own text; the parsed form of the base class is a stand-in."""
+        return self._message.body
+
+    @property
+    def _base_fence(self) -> int:
+        return int(self._request_dict[HEADER_BASE])
+
+    def finish(self) -> None:
+        """The worker does not hold these runs any more."""
+        if not self._finished:
+            self._finished = True
+            self.member.drop(self._request_dict)
+
+    def report(self, outcomes: list[Outcome]) -> None:
+        """Writes outcomes from the main process, unless the lease that they belong to is over."""
+        self.member.write(self._request_dict[HEADER_INCARNATION], outcomes)
+
+    def lost(self, kind: Kind, error: str) -> None:
+        """The pool could not run this to its end."""
+        raise NotImplementedError
+
+    def on_success(self, failed__retval__runtime: Any, **kwargs: Any) -> Any:
+        try:
+            return super().on_success(failed__retval__runtime, **kwargs)
+        finally:
+            self.finish()
+
+    def on_failure(self, exc_info: Any, send_failed_event: bool = True, return_ok: bool = False) -> Any:
+        exc = exc_info.exception
+        if isinstance(exc, ExceptionWithTraceback):
+            exc = exc.exc
+        if not return_ok and not isinstance(exc, Ignore):
+            # Terminated by an operator's revoke: the operator does not want it to come again.
+            kind = Kind.DEAD if isinstance(exc, Terminated) else Kind.FAILED
+            self.lost(kind, f"{type(exc).__name__}: {exc}")
+        try:
+            return super().on_failure(exc_info, send_failed_event=send_failed_event, return_ok=return_ok)
+        finally:
+            self.finish()
+
+    def on_timeout(self, soft: bool, timeout: float) -> Any:
+        if not soft:
+            self.lost(Kind.FAILED, f"TimeLimitExceeded: {timeout:g} s")
+        try:
+            return super().on_timeout(soft, timeout)
+        finally:
+            if not soft:
+                self.finish()
+
+    def _announce_revoked(self, reason: str, terminated: bool, signum: Any, expired: bool) -> Any:
+        self.lost(Kind.DEAD, f"Revoked: {reason}")
+        self.finish()
+        return super()._announce_revoked(reason, terminated, signum, expired)
+
+
+class _TicketPart(_Part):
+    """A message that travels alone."""
+
+    @property
+    def args(self) -> Any:
+        return json.loads(self._message.body)[0]
+
+    def announce(self) -> None:
+        self.send_event(
+            "task-received",
+            uuid=self.id,
+            name=self.name,
+            args=self.argsrepr,
+            kwargs=self.kwargsrepr,
+            root_id=self.root_id,
+            parent_id=self.parent_id,
+            retries=self._request_dict.get("retries", 0),
+            eta=None,
+            expires=None,
+        )
+
+    def send_event(self, type: str, **fields: Any) -> None:
+        fields.setdefault("uuid", self.id)
+        uuid = fields.pop("uuid")
+        if self._eventer and self._eventer.enabled and self.task.send_events:
+            self._eventer.send(type, uuid=uuid, **fields)
+
+    def lost(self, kind: Kind, error: str) -> None:
+        _, offset, _, _ = self._request_dict[HEADER_RUNS][0]
+        self.report([Outcome(self.id, self._base_fence + offset, kind, 0.0, error)])
+
+
+class _BundlePart(_Part):
+    """A bundle: its messages are announced one by one, so that Flower shows each."""
+
+    def announce(self) -> None:
+        if not self._watched:
+            return
+        for ticket, _offset, attempt, messages in json.loads(self._message.body):
+            for i, (id_, name, payload) in enumerate(messages):
+                shown = f"({ticket!r}, {json.dumps(payload, ensure_ascii=False)[:SHOWN]})"
+                retries = attempt - 1 if i == 0 else 0
+                self._eventer.send("task-received", uuid=id_, name=name, args=shown, kwargs="{}", retries=retries)
+
+    @property
+    def _watched(self) -> bool:
+        return bool(self._eventer and self._eventer.enabled)
+
+    def send_event(self, type: str, **fields: Any) -> None:
+        """The bundle itself is no task of anybody's: it is not shown."""
+
+    def on_success(self, failed__retval__runtime: Any, **kwargs: Any) -> Any:
+        failed, events, _ = failed__retval__runtime
+        if not failed and self._watched:
+            for id_, kind, shown, more in events:
+                self._eventer.send("task-started", uuid=id_)
+                if kind == "succeeded":
+                    self._eventer.send("task-succeeded", uuid=id_, result=shown, runtime=more)
+                else:
+                    self._eventer.send(f"task-{kind}", uuid=id_, exception=shown, traceback=more)
+        return super().on_success((failed, None, 0.0) if not failed else failed__retval__runtime, **kwargs)
+
+    def lost(self, kind: Kind, error: str) -> None:
+        # The message that ran is charged; the others go back. Those that were settled before have stale fences now.
+        running = self.member.running_fence(self.worker_pid) if self.worker_pid else 0
+        outcomes = []
+        for _ticket, offset, _attempt, messages in json.loads(self._message.body):
+            for i, (id_, _name, _payload) in enumerate(messages):
+                fence = self._base_fence + offset + i
+                outcomes.append(
+                    Outcome(id_, fence, kind, 0.0, error) if fence == running else Outcome(id_, fence, Kind.RETURNED)
+                )
+        # Last to first: of a run, only what is after the message that ran goes back, and the leader reads in order.
+        self.report(outcomes)
+
+
+def unknown_task(message: Any, name: str) -> None:
+    """A ticket message of a task that this worker does not have: dead, with that reason."""
+    headers = message.headers or {}
+    if _member is None or HEADER_BASE not in headers or name == BUNDLE_TASK:
+        return
+    _, offset, _, _ = headers[HEADER_RUNS][0]
+    error = f"{NotRegistered.__name__}: the worker does not know the task {name}"
+    outcome = Outcome(headers["id"], headers[HEADER_BASE] + offset, Kind.DEAD, 0.0, error)
+    _member.write(headers[HEADER_INCARNATION], [outcome])

@@ -1,0 +1,96 @@
+"""The task class of an app with the bridge: ``push``, ``self.ticket``, and failures that end in the bridge's retry."""
+
+from __future__ import annotations
+
+import random
+import time
+from datetime import datetime, timezone
+from typing import TYPE_CHECKING, Any
+
+from celery.exceptions import Ignore, Reject, Retry
+from celery.utils.time import maybe_make_aware
+
+from bridge.producer import push
+from routing.errors import StaleFence
+
+if TYPE_CHECKING:
+    from celery import Task
+
+    from bridge.worker.context import TicketContext
+
+    _Base = Task
+else:
+    _Base = object
+
+
+class TicketTask(_Base):
+    """Mixed into every task of the app. A task that was called without the bridge behaves as before."""
+
+    #: Attempts of this task's messages before they are given up; None: the setting `bridge_max_attempts`.
+    bridge_max_attempts: int | None = None
+    #: False: messages of this task always travel as Celery messages of their own.
+    bridge_bundle: bool | None = None
+
+    @property
+    def ticket(self) -> TicketContext | None:
+        """The message that this call handles; None when the task was called without the bridge."""
+        found: TicketContext | None = self.request.__dict__.get("bridge_ticket")
+        return found
+
+    def push(self, ticket_id: str, payload: Any = None, *, delay: float | None = None) -> str:
+        """Adds a message for this task to the stream; returns its id, which is also its Celery task id.
+
+        Raises `PayloadError` when ticket or payload cannot be sent, `ServerUnavailable` when Redis cannot be reached.
+        """
+        return push(self.app, self.name, ticket_id, payload, delay=delay)
+
+    def retry(self, *args: Any, exc: BaseException | None = None, throw: bool = True, **options: Any) -> Any:
+        """As Celery's, but the message stays first of its ticket and waits in Redis: nothing is sent again.
+
+        ``countdown`` and ``eta`` are kept; ``bridge_max_attempts`` decides how often, not ``max_retries``.
+        """
+        ticket = self.ticket
+        if ticket is None:
+            return super().retry(*args, exc=exc, throw=throw, **options)
+        if ticket.is_last_attempt:
+            if exc is not None:
+                raise exc
+            raise self.MaxRetriesExceededError(f"gave up after {ticket.attempt} attempts")
+        when = options.get("eta")
+        if when is None:
+            when = options.get("countdown")
+        if when is None:
+            when = self.default_retry_delay
+        retry = Retry(exc=exc, when=when)
+        if throw:
+            raise retry
+        return retry
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        ticket = self.ticket
+        if ticket is None or ticket.entered:
+            return super().__call__(*args, **kwargs)
+        ticket.entered = True
+        try:
+            result = self.run(*args, **kwargs)
+            if ticket.recorded is not None and not self.ignore_result:
+                # Whoever waits for the result must find the effects applied.
+                ticket.commit()
+            return result
+        except (Ignore, Reject, Retry, StaleFence):
+            raise
+        except Exception as exc:
+            if ticket.is_last_attempt:
+                raise
+            settings = self.app.bridge.settings
+            raise Retry(exc=exc, when=settings.backoff.delay_ms(ticket.attempt, random.random()) / 1000) from exc
+
+
+def retry_delay_ms(retry: Retry) -> int | None:
+    """How long a `Retry` asks to wait, in ms from now; None when it does not say."""
+    when = retry.when
+    if isinstance(when, datetime):
+        return max(0, int((maybe_make_aware(when, timezone.utc).timestamp() - time.time()) * 1000))
+    if isinstance(when, int | float):
+        return max(0, int(when * 1000))
+    return None

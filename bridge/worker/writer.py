@@ -1,0 +1,111 @@
+"""Writes outcomes: one XADD for many, or, where there are effects, one script.
+
+Each pool process has a connection of its own. While the server is away the writer tries again until the lease ends:
+until then nobody else may have the tickets, so waiting loses nothing; after that the outcome is worth nothing.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from celery.utils.log import get_logger
+from redis import Redis
+from redis.exceptions import ResponseError
+
+from bridge.connect import UNAVAILABLE, Wire, client
+from bridge.outcomes import Kind, Outcome
+from routing.transitions import Effect, ReturnWord, Success, apply
+
+if TYPE_CHECKING:
+    from bridge.settings import Settings
+    from bridge.worker.shared import Shared
+
+logger = get_logger(__name__)
+
+#: Seconds between two tries while the server is away.
+RETRY_S = 0.05
+#: Seconds that one write may take before it is tried on a new connection.
+TIMEOUT_S = 2.0
+
+
+class OutcomeWriter:
+    """Writes outcomes of one process; every thread gets its own connection."""
+
+    def __init__(self, settings: Settings, shared: Shared) -> None:
+        self._settings = settings
+        self._shared = shared
+        self._pid = os.getpid()
+        self._local = threading.local()
+
+    def write(self, incarnation: str, outcomes: Sequence[Outcome]) -> bool:
+        """Writes ``outcomes`` in one entry. False: the lease ended first, and they are void."""
+        data = b"[" + b",".join(outcome.encode() for outcome in outcomes) + b"]"
+        words = ("XADD", self._settings.keys.outcomes, "*", "i", incarnation, "o", data)
+
+        def send() -> None:
+            self._wire().call(*words)
+
+        return self._until_lease_ends(incarnation, send)
+
+    def apply(
+        self, incarnation: str, items: Sequence[tuple[str, Outcome, tuple[Effect, ...]]]
+    ) -> list[tuple[ReturnWord, str]]:
+        """Applies effects and writes successes, of (ticket, outcome, effects). A word for each; STALE for all when the
+        lease ended first."""
+        successes = [
+            Success(ticket, outcome.fence, outcome.encode().decode(), effects) for ticket, outcome, effects in items
+        ]
+        words: list[tuple[ReturnWord, str]] = []
+
+        def send() -> None:
+            words[:] = apply(self._client(), self._settings.keys, incarnation, successes)
+
+        if not self._until_lease_ends(incarnation, send):
+            return [(ReturnWord.STALE, "")] * len(items)
+        return words
+
+    def _until_lease_ends(self, incarnation: str, send: Any) -> bool:
+        told = False
+        while True:
+            try:
+                send()
+                return True
+            except (*UNAVAILABLE, ResponseError) as exc:
+                # A full server (OOM) answers with an error and may have room again: that is an outage too.
+                if isinstance(exc, ResponseError) and not str(exc).startswith(("OOM", "LOADING", "READONLY", "MISCONF")):
+                    raise
+                if not told:
+                    logger.warning("cannot write an outcome, trying until the lease ends: %s", exc)
+                    told = True
+            if not self._shared.holds(incarnation):
+                return False
+            time.sleep(RETRY_S)
+
+    def _wire(self) -> Wire:
+        self._check_process()
+        found: Wire | None = getattr(self._local, "wire", None)
+        if found is None:
+            found = self._local.wire = Wire(self._settings.redis_url, timeout_s=TIMEOUT_S)
+        return found
+
+    def _client(self) -> Redis:
+        self._check_process()
+        found: Redis | None = getattr(self._local, "client", None)
+        if found is None:
+            found = self._local.client = client(self._settings.redis_url, timeout_s=TIMEOUT_S)
+        return found
+
+    def _check_process(self) -> None:
+        # A connection that was open when the process forked belongs to the parent.
+        if self._pid != os.getpid():
+            self._pid = os.getpid()
+            self._local = threading.local()
+
+
+def returned(message_id: str, fence: int) -> Outcome:
+    """The outcome of a message that was never started."""
+    return Outcome(message_id, fence, Kind.RETURNED)

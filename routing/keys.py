@@ -1,0 +1,117 @@
+"""Every Redis key of a lane: one function per key, with its type, its members, its lifetime and who deletes it.
+
+All keys of a lane share the hash tag ``{stream}``, so they live in one slot of a cluster, and carry the group's
+name, so lanes of one stream never meet. Lua builds no key names: scripts get them from here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from urllib.parse import quote
+
+
+@dataclass(frozen=True)
+class LaneKeys:
+    """Names of the keys of one lane, the pair (stream, consumer group)."""
+
+    stream: str
+    group: str
+
+    @cached_property
+    def prefix(self) -> str:
+        # The group is quoted: a colon in it could otherwise make the keys of two lanes collide.
+        return f"{{{self.stream}}}:{quote(self.group, safe='@.-_')}"
+
+    @cached_property
+    def leader(self) -> str:
+        """String ``<term> <holder>`` with PX: who leads the lane. Expires by itself; the leader renews or deletes it."""
+        return f"{self.prefix}:leader"
+
+    @cached_property
+    def term(self) -> str:
+        """Integer: the last term given out. Lives as long as the lane; only grows."""
+        return f"{self.prefix}:term"
+
+    @cached_property
+    def fence(self) -> str:
+        """Integer: the last fence given out in the lane. Lives as long as the lane; only grows."""
+        return f"{self.prefix}:fence"
+
+    @cached_property
+    def tickets(self) -> str:
+        """Hash ticket -> record (`routing.records`): tickets in flight or awaiting a retry.
+
+        The leader writes and deletes the fields; bounded by what is in flight and what awaits a retry.
+        """
+        return f"{self.prefix}:tickets"
+
+    @cached_property
+    def applied(self) -> str:
+        """Hash ticket -> fence of the last message whose effects were applied.
+
+        Workers write a field with the effects; the leader deletes it with the release of the ticket.
+        """
+        return f"{self.prefix}:applied"
+
+    @cached_property
+    def retries(self) -> str:
+        """Sorted set ticket -> due time (Unix ms): tickets awaiting a retry. The leader adds and removes."""
+        return f"{self.prefix}:retries"
+
+    @cached_property
+    def outcomes(self) -> str:
+        """Stream of outcomes and of consumers' comings and goings.
+
+        Workers add; the leader trims what it has settled, in the step that settles it. Bounded by what is in flight.
+        """
+        return f"{self.prefix}:outcomes"
+
+    @cached_property
+    def consumers(self) -> str:
+        """Hash consumer name -> registration (JSON). Consumers write; the leader deletes those long gone."""
+        return f"{self.prefix}:consumers"
+
+    @cached_property
+    def dead(self) -> str:
+        """Stream of dead letters. The leader adds; only an operator deletes."""
+        return f"{self.prefix}:dead"
+
+    @cached_property
+    def counts(self) -> str:
+        """Hash counter name -> integer, since the lane exists (`done`, `failed`, `dead` …). A fixed set of fields."""
+        return f"{self.prefix}:counts"
+
+    def lease(self, incarnation: str) -> str:
+        """String (the consumer's name) with PX: this incarnation may run tickets. Renewed by it; never revived."""
+        return f"{self.prefix}:lease:{incarnation}"
+
+    def held(self, incarnation: str) -> str:
+        """String (JSON) with PX: what this incarnation says it holds. Written with each renewal of the lease."""
+        return f"{self.prefix}:held:{incarnation}"
+
+    def queue(self, consumer: str) -> str:
+        """List: the Celery queue of one consumer. The leader pushes, the worker pops; deleted when it registers anew."""
+        return f"{self.prefix}:queue:{consumer}"
+
+    def owner_of(self, key: str) -> str | None:
+        """Who owns ``key`` (for the check that no key is without one); None when it is not a key of this lane."""
+        fixed = {
+            self.stream: "producers",
+            self.leader: "leader",
+            self.term: "leader",
+            self.fence: "leader",
+            self.tickets: "leader",
+            self.applied: "leader",
+            self.retries: "leader",
+            self.outcomes: "leader",
+            self.consumers: "leader",
+            self.dead: "operator",
+            self.counts: "leader",
+        }
+        if key in fixed:
+            return fixed[key]
+        for kind, owner in (("lease", "consumer"), ("held", "consumer"), ("queue", "consumer")):
+            if key.startswith(f"{self.prefix}:{kind}:"):
+                return owner
+        return None

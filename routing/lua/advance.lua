@@ -1,0 +1,130 @@
+-- Settles a batch of outcomes and dispatches a batch of runs, in one step.
+--
+-- From -> to: IN_FLIGHT -> DONE | AWAITING_RETRY | DEAD | WAITING, WAITING -> DEAD, and then
+--             WAITING | AWAITING_RETRY -> IN_FLIGHT.
+-- KEYS: 1 leader, 2 tickets, 3 applied, 4 retries, 5 outcomes, 6 stream, 7 fence, 8 dead, 9 counts,
+--       10.. the queue of each consumer that is dispatched to.
+-- ARGV: token, group, master, first outcome id to keep ('' = keep all), number of fences needed,
+--       opening (the text before the fence in every Celery message); then counted lists, each preceded by its length:
+--       expected (ticket, record | ''), acknowledged ids, ids given back, records (ticket, record), released tickets,
+--       retries (due ms, ticket), retries to remove (ticket), dead letters (number of words, words ...),
+--       counters (name, amount), and dispatches: consumer, ids, runs (ticket, offset, record tail), messages (text).
+-- Returns: {'OK', fence base, ids acknowledged, ids claimed}
+--          {'DEPOSED'}: another master leads; nothing was changed; the caller stops leading.
+--          {'CONFLICT', ticket}: a record is not what the caller thought; nothing was changed; it reads the lane anew.
+-- Keeps: I2 (records are compared before they are replaced), I3 (XACK with the release), I4 (fences), I7, I8.
+-- Bound: O(what the batch holds), times log of the pending list.
+
+if redis.call('GET', KEYS[1]) ~= ARGV[1] then
+  return {'DEPOSED'}
+end
+
+local CHUNK = 1000  -- below Lua's limit on unpacked values
+local at = 6
+local function count()
+  at = at + 1
+  return tonumber(ARGV[at])
+end
+
+local function call_chunked(head, per_item, n, last)
+  -- Calls `head` with the next n * per_item arguments, at most CHUNK of them at a time; returns the sum of the replies.
+  local total = 0
+  local stop = at + n * per_item
+  local step = CHUNK - CHUNK % per_item
+  while at < stop do
+    local upto = math.min(at + step, stop)
+    local words = {unpack(head)}
+    local w = #words
+    for i = at + 1, upto do
+      w = w + 1
+      words[w] = ARGV[i]
+    end
+    if last then
+      words[w + 1] = last
+    end
+    local reply = redis.call(unpack(words))
+    if type(reply) == 'number' then
+      total = total + reply
+    elseif type(reply) == 'table' then
+      total = total + #reply
+    end
+    at = upto
+  end
+  return total
+end
+
+-- Compare all records first: until then nothing may be written.
+local n = count()
+local first = at
+local i = 0
+while i < n do
+  local upto = math.min(i + CHUNK, n)
+  local names = {}
+  for k = i, upto - 1 do
+    names[k - i + 1] = ARGV[first + k * 2 + 1]
+  end
+  local found = redis.call('HMGET', KEYS[2], unpack(names))
+  for k = i, upto - 1 do
+    if (found[k - i + 1] or '') ~= ARGV[first + k * 2 + 2] then
+      return {'CONFLICT', ARGV[first + k * 2 + 1]}
+    end
+  end
+  i = upto
+end
+at = first + n * 2
+
+local group, master = ARGV[2], ARGV[3]
+local acked = call_chunked({'XACK', KEYS[6], group}, 1, count())
+call_chunked({'XCLAIM', KEYS[6], group, master, 0}, 1, count(), 'JUSTID')
+call_chunked({'HSET', KEYS[2]}, 2, count())
+n = count()
+local released = at
+call_chunked({'HDEL', KEYS[2]}, 1, n)
+at = released
+call_chunked({'HDEL', KEYS[3]}, 1, n)
+call_chunked({'ZADD', KEYS[4]}, 2, count())
+call_chunked({'ZREM', KEYS[4]}, 1, count())
+for _ = 1, count() do
+  call_chunked({'XADD', KEYS[8], '*'}, 1, count())
+end
+for _ = 1, count() do
+  redis.call('HINCRBY', KEYS[9], ARGV[at + 1], ARGV[at + 2])
+  at = at + 2
+end
+if ARGV[4] ~= '' then
+  redis.call('XTRIM', KEYS[5], 'MINID', ARGV[4])
+end
+
+local base = 0
+local claimed = 0
+local fences = tonumber(ARGV[5])
+if fences > 0 then
+  local now = redis.call('TIME')
+  base = tonumber(now[1]) * 1000000 + tonumber(now[2])
+  local last = tonumber(redis.call('GET', KEYS[7]) or '0')
+  if base <= last then
+    base = last + 1
+  end
+  redis.call('SET', KEYS[7], string.format('%.0f', base + fences - 1))
+  local opening = ARGV[6] .. string.format('%.0f', base)
+  for g = 1, count() do
+    at = at + 1
+    claimed = claimed + call_chunked({'XCLAIM', KEYS[6], group, ARGV[at], 0}, 1, count(), 'JUSTID')
+    local runs = count()
+    local words = {'HSET', KEYS[2]}
+    for r = 1, runs do
+      words[#words + 1] = ARGV[at + 1]
+      words[#words + 1] = '[' .. string.format('%.0f', base + tonumber(ARGV[at + 2])) .. ARGV[at + 3]
+      at = at + 3
+      if #words > CHUNK or r == runs then
+        redis.call(unpack(words))
+        words = {'HSET', KEYS[2]}
+      end
+    end
+    for _ = 1, count() do
+      at = at + 1
+      redis.call('LPUSH', KEYS[9 + g], opening .. ARGV[at])
+    end
+  end
+end
+return {'OK', string.format('%.0f', base), acked, claimed}

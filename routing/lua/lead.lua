@@ -1,0 +1,15 @@
+-- Makes a master the leader of the lane, unless another one leads.
+--
+-- From -> to: nobody leads -> this master leads, in a new term.
+-- KEYS: 1 leader, 2 term.
+-- ARGV: holder, lease of the leader (ms).
+-- Returns: {'ELECTED', token}: lead until the lease ends or is extended; {'FOLLOW', token of the leader, its ms left}.
+-- Keeps: I8: a term is given out once. Bound: O(1).
+
+local current = redis.call('GET', KEYS[1])
+if current then
+  return {'FOLLOW', current, redis.call('PTTL', KEYS[1])}
+end
+local token = string.format('%.0f', redis.call('INCR', KEYS[2])) .. ' ' .. ARGV[1]
+redis.call('SET', KEYS[1], token, 'PX', ARGV[2])
+return {'ELECTED', token}

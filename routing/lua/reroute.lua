@@ -1,0 +1,45 @@
+-- Takes the tickets of an incarnation whose lease is over back from its consumer.
+--
+-- From -> to: IN_FLIGHT -> AWAITING_RETRY (the oldest message of each run), IN_FLIGHT -> WAITING (the rest).
+-- KEYS: 1 leader, 2 tickets, 3 retries, 4 outcomes, 5 stream, 6 the lease of the incarnation, 7 counts.
+-- ARGV: token, group, master, incarnation, id of the last outcome that the caller has read; then counted lists:
+--       tickets (ticket, expected record, new record, due ms), ids to claim back.
+-- Returns: 'OK'; 'DEPOSED': the caller leads no more; 'ALIVE': the lease holds, nobody may take its tickets (I5);
+--          'UNREAD': it wrote outcomes that the caller has not read yet: read them first, they may be successes;
+--          'CONFLICT': a record is not what the caller thought. Only 'OK' changed anything.
+-- Keeps: I5: the lease is checked in the step that moves the tickets. I8.
+-- Bound: O(tickets of the incarnation + outcomes not yet read, at most 10,000 of them).
+
+if redis.call('GET', KEYS[1]) ~= ARGV[1] then
+  return 'DEPOSED'
+end
+if redis.call('EXISTS', KEYS[6]) == 1 then
+  return 'ALIVE'
+end
+for _, entry in ipairs(redis.call('XRANGE', KEYS[4], '(' .. ARGV[5], '+', 'COUNT', 10000)) do
+  local words = entry[2]
+  for i = 1, #words, 2 do
+    if words[i] == 'i' and words[i + 1] == ARGV[4] then
+      return 'UNREAD'
+    end
+  end
+end
+local at = 6
+local n = tonumber(ARGV[at])
+for i = 0, n - 1 do
+  local t = at + 1 + i * 4
+  if (redis.call('HGET', KEYS[2], ARGV[t]) or '') ~= ARGV[t + 1] then
+    return 'CONFLICT'
+  end
+end
+for i = 0, n - 1 do
+  local t = at + 1 + i * 4
+  redis.call('HSET', KEYS[2], ARGV[t], ARGV[t + 2])
+  redis.call('ZADD', KEYS[3], ARGV[t + 3], ARGV[t])
+end
+at = at + 1 + n * 4
+for i = at + 1, at + tonumber(ARGV[at]) do
+  redis.call('XCLAIM', KEYS[5], ARGV[2], ARGV[3], 0, ARGV[i], 'JUSTID')
+end
+redis.call('HINCRBY', KEYS[7], 'rerouted', n)
+return 'OK'

@@ -1,0 +1,10 @@
+-- Ends the leadership of a master that goes, so that a standby need not wait for its lease.
+--
+-- From -> to: leads -> nobody leads. KEYS: 1 leader. ARGV: token.
+-- Returns: 'OK'; 'DEPOSED': it did not lead any more. Bound: O(1). Keeps: I8.
+
+if redis.call('GET', KEYS[1]) ~= ARGV[1] then
+  return 'DEPOSED'
+end
+redis.call('DEL', KEYS[1])
+return 'OK'

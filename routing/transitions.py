@@ -1,0 +1,286 @@
+"""The transitions: one typed function for each Lua script, and the words that they return.
+
+The scripts' own headers say from which state to which they lead, and which invariant each keeps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+from redis import Redis
+
+from routing.errors import LaneConflict, NotLeading
+from routing.keys import LaneKeys
+from routing.scripts import Script, Word
+
+_ADVANCE = Script("advance")
+_REROUTE = Script("reroute")
+_FORGET = Script("forget")
+_ADOPT = Script("adopt")
+_LEAD = Script("lead")
+_EXTEND = Script("extend")
+_RESIGN = Script("resign")
+_REGISTER = Script("register")
+_GOODBYE = Script("goodbye")
+_APPLY = Script("apply")
+
+SCRIPTS = (_ADVANCE, _REROUTE, _FORGET, _ADOPT, _LEAD, _EXTEND, _RESIGN, _REGISTER, _GOODBYE, _APPLY)
+
+
+class ReturnWord(Enum):
+    """Every word that a script returns."""
+
+    OK = "OK"
+    DEPOSED = "DEPOSED"
+    CONFLICT = "CONFLICT"
+    ALIVE = "ALIVE"
+    UNREAD = "UNREAD"
+    CHANGED = "CHANGED"
+    ELECTED = "ELECTED"
+    FOLLOW = "FOLLOW"
+    HELD = "HELD"
+    AGAIN = "AGAIN"
+    STALE = "STALE"
+    ERR = "ERR"
+
+
+
+
+@dataclass(frozen=True)
+class Leadership:
+    """What a script needs to act for the leader: the keys of the lane, the token of the term, the master's name."""
+
+    keys: LaneKeys
+    token: str
+    master: str
+
+
+@dataclass
+class Dispatch:
+    """What one consumer gets in a batch. ``runs``: (ticket, fence offset, record tail). ``texts``: Celery messages
+    without their opening, in the order in which the consumer shall get them."""
+
+    consumer: str
+    queue: str
+    ids: list[str] = field(default_factory=list)
+    runs: list[tuple[str, int, str]] = field(default_factory=list)
+    texts: list[bytes] = field(default_factory=list)
+
+
+@dataclass
+class Batch:
+    """One step of the leader: what is settled and what is dispatched. Empty lists cost nothing."""
+
+    keep_outcomes_from: str = ""
+    fences: int = 0
+    expected: dict[str, str] = field(default_factory=dict)
+    acknowledged: list[str] = field(default_factory=list)
+    given_back: list[str] = field(default_factory=list)
+    records: list[Word] = field(default_factory=list)
+    released: list[str] = field(default_factory=list)
+    retries: list[Word] = field(default_factory=list)
+    due: list[str] = field(default_factory=list)
+    dead: list[list[Word]] = field(default_factory=list)
+    counts: dict[str, int] = field(default_factory=dict)
+    dispatches: dict[str, Dispatch] = field(default_factory=dict)
+
+    def count(self, name: str, amount: int = 1) -> None:
+        self.counts[name] = self.counts.get(name, 0) + amount
+
+    def __bool__(self) -> bool:
+        return bool(
+            self.acknowledged
+            or self.dispatches
+            or self.records
+            or self.given_back
+            or self.dead
+            or self.released
+            or self.keep_outcomes_from
+        )
+
+
+def advance(client: Redis, lead: Leadership, opening: Word, batch: Batch) -> int:
+    """Does the whole batch in one step and returns the fence base.
+
+    Raises `NotLeading` when another master leads, `LaneConflict` when a record is not as expected; nothing was
+    changed then.
+    """
+    keys = lead.keys
+    args: list[Word] = [lead.token, keys.group, lead.master, batch.keep_outcomes_from, batch.fences, opening]
+    args.append(len(batch.expected))
+    for pair in batch.expected.items():
+        args += pair
+    args.append(len(batch.acknowledged))
+    args += batch.acknowledged
+    args.append(len(batch.given_back))
+    args += batch.given_back
+    args.append(len(batch.records) // 2)
+    args += batch.records
+    args.append(len(batch.released))
+    args += batch.released
+    args.append(len(batch.retries) // 2)
+    args += batch.retries
+    args.append(len(batch.due))
+    args += batch.due
+    args.append(len(batch.dead))
+    for letter in batch.dead:
+        args.append(len(letter))
+        args += letter
+    args.append(len(batch.counts))
+    for count in batch.counts.items():
+        args += count
+    names: list[Word] = [
+        keys.leader,
+        keys.tickets,
+        keys.applied,
+        keys.retries,
+        keys.outcomes,
+        keys.stream,
+        keys.fence,
+        keys.dead,
+        keys.counts,
+    ]
+    args.append(len(batch.dispatches))
+    for to in batch.dispatches.values():
+        names.append(to.queue)
+        args += (to.consumer, len(to.ids))
+        args += to.ids
+        args.append(len(to.runs))
+        for run in to.runs:
+            args += run
+        args.append(len(to.texts))
+        args += to.texts
+    reply = _ADVANCE.run(client, names, args)
+    word = _word(reply[0])
+    if word is ReturnWord.DEPOSED:
+        raise NotLeading(f"another master leads {keys.stream} as {keys.group}")
+    if word is ReturnWord.CONFLICT:
+        raise LaneConflict(f"ticket {_text(reply[1])!r} is not where this master thought it was")
+    return int(reply[1])
+
+
+def reroute(
+    client: Redis,
+    lead: Leadership,
+    incarnation: str,
+    last_outcome: str,
+    tickets: Iterable[tuple[str, str, str, int]],
+    ids: Sequence[str],
+) -> ReturnWord:
+    """Takes back ``tickets`` (ticket, expected record, new record, due ms) and ``ids`` of an ended incarnation."""
+    keys = lead.keys
+    flat: list[Word] = [word for ticket in tickets for word in ticket]
+    names = [keys.leader, keys.tickets, keys.retries, keys.outcomes, keys.stream, keys.lease(incarnation), keys.counts]
+    args: list[Word] = [lead.token, keys.group, lead.master, incarnation, last_outcome, len(flat) // 4]
+    return _word(_REROUTE.run(client, names, [*args, *flat, len(ids), *ids]))
+
+
+def forget(client: Redis, lead: Leadership, consumer: str, incarnation: str, registration: Word) -> ReturnWord:
+    """Removes registration, queue and group name of a consumer whose ``incarnation`` is over."""
+    keys = lead.keys
+    names = [keys.leader, keys.consumers, keys.stream, keys.lease(incarnation), keys.queue(consumer)]
+    return _word(_FORGET.run(client, names, [lead.token, keys.group, consumer, registration]))
+
+
+def adopt(client: Redis, lead: Leadership, ids: Sequence[str]) -> list[Any]:
+    """Claims pending ``ids`` back to the master; the entries, raw. Raises `NotLeading`."""
+    keys = lead.keys
+    reply = _ADOPT.run(client, [keys.leader, keys.stream], [lead.token, keys.group, lead.master, *ids])
+    if _word(reply[0]) is ReturnWord.DEPOSED:
+        raise NotLeading(f"another master leads {keys.stream} as {keys.group}")
+    entries: list[Any] = reply[1]
+    return entries
+
+
+def lead(client: Redis, keys: LaneKeys, holder: str, lease_ms: int) -> tuple[bool, str, int]:
+    """(elected, token, ms left of the leader that is there): tries to lead the lane."""
+    reply = _LEAD.run(client, [keys.leader, keys.term], [holder, lease_ms])
+    if _word(reply[0]) is ReturnWord.ELECTED:
+        return True, _text(reply[1]), lease_ms
+    return False, _text(reply[1]), int(reply[2])
+
+
+def extend(client: Redis, keys: LaneKeys, token: str, lease_ms: int) -> bool:
+    """Renews the leader's lease; False when it is over."""
+    return _word(_EXTEND.run(client, [keys.leader], [token, lease_ms])) is ReturnWord.OK
+
+
+def resign(client: Redis, keys: LaneKeys, token: str) -> bool:
+    """Ends the leadership under ``token``; False when it was over already."""
+    return _word(_RESIGN.run(client, [keys.leader], [token])) is ReturnWord.OK
+
+
+def register(
+    client: Redis,
+    keys: LaneKeys,
+    consumer: str,
+    incarnation: str,
+    lease_ms: int,
+    registration: Word,
+    found: tuple[Word, str] | None,
+) -> tuple[ReturnWord, int]:
+    """Begins an incarnation. ``found``: the registration that is there now and its incarnation, None when there is none.
+
+    Returns the word, and for HELD the ms that the other lease has left.
+    """
+    old_registration, old_incarnation = found if found else ("", "none")
+    reply = _REGISTER.run(
+        client,
+        [keys.consumers, keys.lease(incarnation), keys.lease(old_incarnation), keys.queue(consumer), keys.outcomes],
+        [consumer, incarnation, lease_ms, registration, old_registration],
+    )
+    word = _word(reply[0])
+    return word, int(reply[1]) if word is ReturnWord.HELD else 0
+
+
+def goodbye(client: Redis, keys: LaneKeys, consumer: str, incarnation: str) -> None:
+    """Ends the lease of an incarnation that goes by itself."""
+    _GOODBYE.run(client, [keys.lease(incarnation), keys.held(incarnation), keys.outcomes], [consumer, incarnation])
+
+
+@dataclass(frozen=True)
+class Effect:
+    """One Redis command of a task's effects. ``kind``: the type that its key must have ('' = any);
+    ``check``: 'int' or 'float' when the command adds its last word to a number."""
+
+    kind: str
+    check: str
+    words: tuple[Word, ...]
+
+    @property
+    def key(self) -> Word:
+        return self.words[1]
+
+
+@dataclass(frozen=True)
+class Success:
+    """A message that succeeded: its effects, and the outcome (JSON) that says so."""
+
+    ticket: str
+    fence: int
+    outcome: str
+    effects: tuple[Effect, ...]
+
+
+def apply(client: Redis, keys: LaneKeys, incarnation: str, successes: Sequence[Success]) -> list[tuple[ReturnWord, str]]:
+    """Applies effects and writes outcomes; for each message the word, and for ERR what cannot be applied."""
+    touched = {effect.key for success in successes for effect in success.effects}
+    args: list[Word] = [incarnation, len(successes)]
+    for success in successes:
+        args += (success.ticket, success.fence, success.outcome, len(success.effects))
+        for effect in success.effects:
+            args += (effect.kind, effect.check, len(effect.words))
+            args += effect.words
+    reply = _APPLY.run(client, [keys.tickets, keys.applied, keys.outcomes, *touched], args)
+    return [(_word(word), _text(word)[4:]) for word in reply]
+
+
+def _text(value: bytes | str) -> str:
+    return value.decode() if isinstance(value, bytes) else value
+
+
+def _word(value: bytes | str) -> ReturnWord:
+    return ReturnWord(_text(value).split(" ", 1)[0])
