@@ -1,0 +1,150 @@
+"""The options of the data source, the address of the server, and the columns that they name."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+from pyspark.sql.types import (
+    ArrayType,
+    DataType,
+    LongType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampType,
+)
+
+from routing.errors import ConfigurationError, ServerUnavailable
+from spark import RedisStreamDataSource
+from spark.address import check_url, connect, without_secrets
+from spark.layout import Layout
+from spark.options import WriteOptions, parse
+
+SECRET = "hunter2"
+
+
+def schema(**columns: DataType) -> StructType:
+    return StructType([StructField(name, kind) for name, kind in columns.items()])
+
+
+LOG = schema(ticket_id=StringType(), seq=LongType(), task=StringType(), payload=StringType())
+
+
+def test_options_are_known_in_any_case() -> None:
+    options = parse({"CHUNKSIZE": "7", "keycolumn": "k", "Url": "redis://h:1/2"})
+    assert (options.chunk_size, options.key_column, options.url) == (7, "k", "redis://h:1/2")
+
+
+def test_no_option_is_needed() -> None:
+    assert parse({}) == WriteOptions()
+
+
+@pytest.mark.parametrize(
+    ("given_name", "said"),
+    [("chunksise", "did you mean chunkSize?"), ("keyCol", "did you mean keyColumn?"), ("zzz", "known are url, stream")],
+)
+def test_an_unknown_option_is_refused_with_the_nearest_name(given_name: str, said: str) -> None:
+    with pytest.raises(ConfigurationError, match=f"option {given_name} is unknown") as refused:
+        parse({given_name: "1"})
+    assert said in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("chunkSize", "0"),
+        ("chunkSize", "many"),
+        ("window", "-1"),
+        ("maxPayload", "1.5"),
+        ("stream", " "),
+        ("fields", "a,,b"),
+        ("orderBy", "a,a"),
+        ("url", "localhost:6379"),
+    ],
+)
+def test_an_impossible_value_is_refused_in_one_line_that_names_the_option(name: str, value: str) -> None:
+    with pytest.raises(ConfigurationError, match=name) as refused:
+        parse({name: value})
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        f"redis://user:{SECRET}@host:6379/0",
+        f"redis://:{SECRET}@host",
+        f"rediss://host:1/0?password={SECRET}",
+        f"unix://user:{SECRET}@/run/redis.sock?password={SECRET}",
+    ],
+)
+def test_a_shown_url_holds_no_secret(url: str) -> None:
+    assert SECRET not in without_secrets(url)
+    options = parse({"url": url})
+    assert SECRET not in repr(options) + repr(RedisStreamDataSource({"url": url}))
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        f"redis://:{SECRET}/x@host:6379/0",
+        f"redis://:{SECRET}?x@host",
+        f"redis://:{SECRET}#x@host",
+        f"redis://host:{SECRET}/0",
+        f"redis://:{SECRET}@host/nodb?db=x",
+        f"http://:{SECRET}@host",
+        SECRET,
+        "",
+    ],
+)
+def test_a_url_that_cannot_be_used_is_refused_without_quoting_it(url: str) -> None:
+    with pytest.raises(ConfigurationError, match="--url") as refused:
+        check_url(url, called="--url")
+    assert SECRET not in str(refused.value)
+
+
+def test_an_unreachable_server_is_one_line_without_the_password() -> None:
+    # Port 1 has no server.
+    with pytest.raises(ServerUnavailable, match=r"no Redis at redis://127\.0\.0\.1:1/0: ") as refused:
+        connect(f"redis://:{SECRET}@127.0.0.1:1/0")
+    assert SECRET not in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+def test_all_columns_but_key_and_sequence_are_fields_unless_named() -> None:
+    assert Layout.of(LOG, parse({"seqColumn": "seq"})) == Layout("ticket_id", ("task", "payload"), "seq")
+    assert Layout.of(LOG, parse({"fields": "payload"})).fields == ("payload",)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"keyColumn": "ticket"}, "keyColumn: there is no column 'ticket'; did you mean ticket_id?"),
+        ({"seqColumn": "seqq"}, "seqColumn: there is no column 'seqq'; did you mean seq?"),
+        ({"seqColumn": "task"}, "seqColumn: 'task' is string, not a whole number"),
+        ({"fields": "payload,tasks"}, "fields: there is no column 'tasks'"),
+        ({"orderBy": "time"}, "orderBy: there is no column 'time'"),
+        ({"fields": "ticket_id,payload"}, "fields: 'ticket_id' is written from keyColumn"),
+    ],
+)
+def test_a_column_that_cannot_serve_is_refused_with_its_option(options: dict[str, str], said: str) -> None:
+    with pytest.raises(ConfigurationError) as refused:
+        Layout.of(LOG, parse(options))
+    assert said in str(refused.value)
+
+
+@pytest.mark.parametrize("kind", [TimestampType(), ArrayType(StringType()), schema(a=StringType())], ids=str)
+def test_a_column_without_one_text_is_refused(kind: DataType) -> None:
+    with pytest.raises(ConfigurationError, match=r"column 'x' is .* make it a string"):
+        Layout.of(schema(ticket_id=StringType(), x=kind), parse({}))
+
+
+def test_a_stream_is_never_overwritten() -> None:
+    with pytest.raises(ConfigurationError, match="appended to"):
+        RedisStreamDataSource({}).writer(LOG, overwrite=True)
+
+
+def test_importing_the_package_does_not_load_pyspark() -> None:
+    code = "import spark, sys; assert 'pyspark' not in sys.modules; spark.RedisStreamDataSource.name()"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
