@@ -132,8 +132,8 @@ def test_a_server_that_runs_full_in_the_middle_is_an_error_and_never_a_success(f
     # When they are written
     with pytest.raises(RefusedByServer, match="OOM"):
         writer(full_server, chunkSize="50").write(iter([rows]))
-    # Then some rows are there, in order, and not all. There may be holes near the end: commands behind the refused one were
-    # on their way, and a server that has answered a few has room again. Closing these needs one script per chunk.
+    # Then some rows are there, in order, and not all. There may be holes near the end: commands behind the refused
+    # one were on their way, and a server that has answered a few has room again. Closing them takes a script per chunk.
     found = [int(fields[b"seq"]) for fields in entries(full_server)]
     assert 0 < len(found) < 5000
     assert found == sorted(found)

@@ -89,6 +89,8 @@ def test_a_shown_url_holds_no_secret(url: str) -> None:
     "url",
     [
         f"redis://:{SECRET}/x@host:6379/0",
+        f"redis://:p@{SECRET}/x@host:6379/0",
+        f"redis://:p@{SECRET}?x@host",
         f"redis://:{SECRET}?x@host",
         f"redis://:{SECRET}#x@host",
         f"redis://host:{SECRET}/0",

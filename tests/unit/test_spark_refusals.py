@@ -52,6 +52,8 @@ def test_fields_that_are_the_payload_count_together_with_their_names() -> None:
     check_payloads(batch, pa.array(["A", "B"]), ["task", "a", "bc"], 8)
     with pytest.raises(PayloadError, match="ticket 'A' has 8 bytes"):
         check_payloads(batch, pa.array(["A", "B"]), ["task", "a", "bc"], 7)
+    with pytest.raises(PayloadError, match="ticket 'B' has 9 bytes"):
+        check_payloads(payloads(a=["1", None], bc=["2", "3456789"]), pa.array(["A", "B"]), ["a", "bc"], 8)
 
 
 def test_other_fields_count_only_where_there_is_no_payload() -> None:
