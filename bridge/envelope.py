@@ -40,13 +40,15 @@ class Envelopes:
         self._template = lru_cache(maxsize=4096)(self._make_template)
         self._embed = self._sample("x", True)[1]
 
-    def plain(self, incarnation: str, queue: str, message: Message, offset: int, attempt: int) -> bytes:
+    def plain(
+        self, incarnation: str, queue: str, message: Message, offset: int, attempt: int, doubt: bool
+    ) -> bytes:
         """The text, after the opening and the base, of one message that travels as an ordinary Celery message."""
         ticket = orjson.dumps(message.ticket)
         payload = message.payload
         shown = f"({message.ticket!r}, {payload[:SHOWN].decode(errors='replace')}{'…' if len(payload) > SHOWN else ''})"
         body = b"[[" + ticket + b"," + payload + b"],{}," + self._embed + b"]"
-        runs = b'[["%b",%d,1,%d]]' % (ticket[1:-1], offset, attempt)
+        runs = b"[[%b,%d,1,%d,%d]]" % (ticket, offset, attempt, doubt)
         parts = self._template(message.task, queue, incarnation)
         quoted = message.id.encode()
         return b"".join(
@@ -66,26 +68,26 @@ class Envelopes:
         )
 
     def bundle(
-        self, incarnation: str, queue: str, runs: Sequence[tuple[str, int, int, Sequence[Message]]], limits: Limits
+        self, incarnation: str, queue: str, runs: Sequence[Run], limits: Limits
     ) -> bytes:
-        """The same for a bundle. ``runs``: (ticket, fence offset, attempt of its first message, messages)."""
+        """The same for a bundle. """
         heads = []
         bodies = []
-        for ticket, offset, attempt, messages in runs:
+        for ticket, offset, attempt, doubt, messages in runs:
             name = orjson.dumps(ticket)
-            heads.append(b"[%b,%d,%d,%d]" % (name, offset, len(messages), attempt))
+            heads.append(b"[%b,%d,%d,%d,%d]" % (name, offset, len(messages), attempt, doubt))
             items = b",".join(
                 b'["%b",%b,%b]' % (m.id.encode(), _quoted_task(m.task), m.payload) for m in messages
             )
             bodies.append(b"[%b,%d,%d,[%b]]" % (name, offset, attempt, items))
-        count = sum(len(messages) for _, _, _, messages in runs)
+        count = sum(len(run[4]) for run in runs)
         parts = self._template(BUNDLE_TASK, queue, incarnation, limits)
         return b"".join(
             (
                 parts[0],
                 b"[" + b",".join(heads) + b"]",
                 parts[1],
-                b"bundle-" + runs[0][3][0].id.encode(),
+                b"bundle-" + runs[0][4][0].id.encode(),
                 parts[2],
                 b"0",
                 parts[3],
@@ -147,6 +149,8 @@ class Envelopes:
         return [*parts, rest.encode()]
 
 
+#: Ticket, fence offset, attempt of its first message, whether it is in doubt, messages.
+Run = tuple[str, int, int, bool, Sequence[Message]]
 #: (hard, soft) time limit in seconds; None: the task's own.
 Limits = tuple[float | None, float | None]
 

@@ -27,6 +27,10 @@ from routing.transitions import Batch
 TICKET_CAP = 1000
 #: Fewest, when many tickets are blocked.
 TICKET_FLOOR = 16
+#: Messages in memory below which reading goes on in any case.
+SATED = 4000
+#: Tickets ready for dispatch, for each slot of the consumers, above which reading stops.
+SATED_PER_SLOT = 128
 
 
 class Ticket:
@@ -36,6 +40,7 @@ class Ticket:
         "attempt",
         "consumer",
         "dispatched_at",
+        "doubt",
         "due_ms",
         "fence",
         "id",
@@ -72,6 +77,8 @@ class Ticket:
         #: Id of the oldest message that is not in memory; None: all are.
         self.spilled_from: tuple[int, int] | None = None
         self.dispatched_at = 0.0
+        #: The last run seems to be lost: its consumer must make sure that it is.
+        self.doubt = False
 
     def __repr__(self) -> str:
         return f"<Ticket {self.id!r} {len(self.run)} in flight, {len(self.waiting)} waiting>"
@@ -168,12 +175,22 @@ class Lane:
     @property
     def cap(self) -> int:
         """Messages that one ticket may have in memory now."""
-        return max(TICKET_FLOOR, min(TICKET_CAP, self.settings.window // (2 * (len(self.tickets) + 1))))
+        return max(TICKET_FLOOR, min(TICKET_CAP, self.settings.window // (len(self.tickets) + 1)))
 
     @property
     def full(self) -> bool:
-        """Whether no more shall be read: the rest waits in the stream."""
-        return self.held >= self.settings.window or len(self.ready) > self.settings.window // 4
+        """Whether no more may be in memory."""
+        return self.held >= self.settings.window
+
+    @property
+    def sated(self) -> bool:
+        """Whether reading on would not help: there is work in memory that only waits for room. The rest stays in the
+        stream, unread. While all that is in memory is blocked by what is in flight, there may be free tickets further on."""
+        if self.held < SATED:
+            return False
+        slots = sum(consumer.slots for consumer in self.consumers.values() if consumer.alive)
+        ready = len(self.ready) + sum(len(consumer.ready) for consumer in self.consumers.values())
+        return self.full or ready > SATED_PER_SLOT * slots
 
     # -- messages come in ------------------------------------------------------------------------------------------
 

@@ -145,7 +145,7 @@ class Leader:
         block_ms = int(BLOCK_S * 1000)
         if not self._outcomes.asked:
             self._outcomes.ask("XREAD", "COUNT", READ_COUNT, "BLOCK", block_ms, "STREAMS", keys.outcomes, self._last_outcome)
-        if not self._entries.asked and not lane.full:
+        if not self._entries.asked and not lane.sated:
             count = int(max(8, min(READ_COUNT, READ_BYTES / self._average_bytes)))
             group, master = keys.group, self._settings.master
             self._entries.ask(

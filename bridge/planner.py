@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Sequence
 from math import ceil
 
-from bridge.envelope import Envelopes
+from bridge.envelope import Envelopes, Run
 from bridge.lane import Consumer, Lane, Parcel, Ticket
 from routing import records
 from routing.messages import Message
@@ -219,7 +219,7 @@ class Planner:
         count = sum(length for _, length in runs)
         parcel = Parcel(consumer, count, 0.0)
         cost_ms = 0.0
-        packed = []
+        packed: list[Run] = []
         at = time.monotonic()
         for ticket, length in runs:
             lane.touch(ticket, batch)
@@ -244,24 +244,24 @@ class Planner:
             ticket.dispatched_at = at
             consumer.tickets.add(ticket)
             dispatched[ticket] = offset
-            packed.append((ticket.id, offset, ticket.attempt, run))
+            packed.append((ticket.id, offset, ticket.attempt, ticket.doubt, run))
+            ticket.doubt = False
         parcel.share_ms = cost_ms / count
         consumer.parcels += 1
         consumer.messages += count
         consumer.backlog_ms += cost_ms
         if count == 1:
-            name, offset, attempt, messages = packed[0]
-            del name
+            _, offset, attempt, doubt, messages = packed[0]
             to.texts.append(
-                self._envelopes.plain(consumer.incarnation, consumer.queue, messages[0], offset, attempt)
+                self._envelopes.plain(consumer.incarnation, consumer.queue, messages[0], offset, attempt, doubt)
             )
             return
         limits = self._limits(packed)
         to.texts.append(self._envelopes.bundle(consumer.incarnation, consumer.queue, packed, limits))
 
-    def _limits(self, packed: Sequence[tuple[str, int, int, Sequence[Message]]]) -> tuple[float | None, float | None]:
+    def _limits(self, packed: Sequence[Run]) -> tuple[float | None, float | None]:
         """The smallest limits of the tasks in a bundle, and the time that the bundle itself may take on top."""
-        names = {message.task for _, _, _, messages in packed for message in messages}
+        names = {message.task for run in packed for message in run[4]}
         grace = 5 * self._bundle_ms / 1000
         smallest: list[float | None] = []
         for which in (0, 1):

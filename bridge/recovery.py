@@ -184,6 +184,7 @@ class Recovery:
                 name = ticket.consumer.name if ticket.consumer else "nobody"
                 logger.warning("ticket %s: its run (fence %d) never reached %s: it goes out again", ticket.id, fence, name)
                 batch.count("lost")
+                ticket.doubt = True
                 self._lane.settle(Outcome(ticket.run[0].id, ticket.fence, Kind.RETURNED), batch)
         self._leader.advance(batch)
 
@@ -191,9 +192,13 @@ class Recovery:
         """Reads spilled messages of tickets that have worked off most of what they had in memory."""
         lane = self._lane
         hungry = [t for t in lane.spilled if len(t.waiting) <= lane.cap // 4]
-        if not hungry or lane.full:
+        starving = any(not t.waiting for t in hungry)
+        # One pass over the pending entries serves all: so it waits until it serves many, or somebody has nothing left.
+        if lane.full or not (starving or len(hungry) > len(lane.spilled) // 4):
             return
         start = min(t.spilled_from for t in hungry if t.spilled_from is not None)
+        # Only these are read from their first spilled message on.
+        served = {t for t in lane.spilled if t.spilled_from is not None and t.spilled_from >= start}
         cursor = f"{start[0]}-{start[1] - 1}" if start[1] else f"{start[0] - 1}-{2**64 - 1}"
         cap = lane.cap
         satisfied: set[Ticket] = set()
@@ -204,7 +209,7 @@ class Recovery:
                 if not isinstance(found, Message):
                     continue
                 ticket = lane.tickets.get(found.ticket)
-                if ticket is None or ticket.spilled_from is None or ticket in satisfied:
+                if ticket not in served or ticket in satisfied or ticket.spilled_from is None:
                     continue
                 if id_key(id_) < ticket.spilled_from:
                     continue
@@ -217,15 +222,12 @@ class Recovery:
                 lane.make_ready(ticket)
             if satisfied.issuperset(hungry):
                 # Those that are not satisfied have been read up to here only.
-                self._resume(satisfied, id_key(entries[-1][0].decode()))
+                ms, sequence = id_key(entries[-1][0].decode())
+                for ticket in served - satisfied:
+                    ticket.spilled_from = max(ticket.spilled_from or (0, 0), (ms, sequence + 1))
                 return
-        for ticket in list(lane.spilled):
-            if ticket not in satisfied:
-                ticket.spilled_from = None
-                lane.spilled.discard(ticket)
-                lane.drop_if_done(ticket)
-
-    def _resume(self, satisfied: set[Ticket], read_to: tuple[int, int]) -> None:
-        for ticket in self._lane.spilled:
-            if ticket not in satisfied and ticket.spilled_from is not None and ticket.spilled_from <= read_to:
-                ticket.spilled_from = (read_to[0], read_to[1] + 1)
+        # Read to the end: what was not satisfied has all it has in memory.
+        for ticket in served - satisfied:
+            ticket.spilled_from = None
+            lane.spilled.discard(ticket)
+            lane.drop_if_done(ticket)

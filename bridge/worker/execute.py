@@ -135,7 +135,7 @@ class Execution:
     def run_alone(self, request: dict[str, Any], task: str, body: str) -> Traced:
         """A message that came as a Celery message of its own."""
         incarnation = request[HEADER_INCARNATION]
-        ticket, offset, _, attempt = request[HEADER_RUNS][0]
+        ticket, offset, _, attempt, _ = request[HEADER_RUNS][0]
         fence = request[HEADER_BASE] + offset
         message_id = request["id"]
         if not self.shared.holds(incarnation):
@@ -188,7 +188,8 @@ class Execution:
                         return _ignored("the lease ended in the middle of a bundle")
                     stopping = self.shared.going or now > give_up_at
                 if stopping:
-                    unstarted += [rest.outcome(Kind.RETURNED) for rest in run[position:]]
+                    # The rest of the run goes back with its first message.
+                    unstarted.append(delivery.outcome(Kind.RETURNED))
                     continue
                 if pending and now - last_write > WRITE_AFTER_S:
                     self.write(incarnation, pending)

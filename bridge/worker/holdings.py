@@ -20,9 +20,14 @@ class Holdings:
         self._held: dict[str, int] = {}
         self._newest: OrderedDict[str, int] = OrderedDict()
 
-    def take(self, ticket: str, fence: int) -> bool:
-        """Whether the run may be taken: its fence is the newest of its ticket, which is not held now."""
-        if ticket in self._held or fence <= self._newest.get(ticket, 0):
+    def take(self, ticket: str, fence: int, doubt: bool) -> bool:
+        """Whether the run may be taken: its fence is the newest of its ticket, and no older run can be here.
+
+        The leader sends the next run when it has read the last outcome of the one before, which is often sooner than
+        the pool process has told the main process that it is done: so a run that is held still does not stand in the
+        way, unless the leader is in doubt itself.
+        """
+        if fence <= self._newest.get(ticket, 0) or (doubt and ticket in self._held):
             return False
         self._held[ticket] = fence
         self._newest[ticket] = fence

@@ -53,8 +53,8 @@ class Member:
             return False
         base = headers[HEADER_BASE]
         runs = headers[HEADER_RUNS]
-        for i, (ticket, offset, *_) in enumerate(runs):
-            if not self.holdings.take(ticket, base + offset):
+        for i, (ticket, offset, _, _, doubt) in enumerate(runs):
+            if not self.holdings.take(ticket, base + offset, bool(doubt)):
                 logger.warning("refused fence %d of ticket %s: it came twice, or is not the newest", base + offset, ticket)
                 # A Celery message is taken whole or not at all; the runs taken from it are still undone elsewhere.
                 for taken, off, *_ in runs[:i]:

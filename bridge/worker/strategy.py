@@ -196,7 +196,7 @@ class _TicketPart(_Part):
             self._eventer.send(type, uuid=uuid, **fields)
 
     def lost(self, kind: Kind, error: str) -> None:
-        _, offset, _, _ = self._request_dict[HEADER_RUNS][0]
+        offset = self._request_dict[HEADER_RUNS][0][1]
         self.report([Outcome(self.id, self._base_fence + offset, kind, 0.0, error)])
 
 
@@ -249,7 +249,7 @@ def unknown_task(message: Any, name: str) -> None:
     headers = message.headers or {}
     if _member is None or HEADER_BASE not in headers or name == BUNDLE_TASK:
         return
-    _, offset, _, _ = headers[HEADER_RUNS][0]
+    offset = headers[HEADER_RUNS][0][1]
     error = f"{NotRegistered.__name__}: the worker does not know the task {name}"
     outcome = Outcome(headers["id"], headers[HEADER_BASE] + offset, Kind.DEAD, 0.0, error)
     _member.write(headers[HEADER_INCARNATION], [outcome])

@@ -1,0 +1,8 @@
+"""``python -m bridge``."""
+
+from __future__ import annotations
+
+from bridge.cli import cli
+
+if __name__ == "__main__":
+    cli(prog_name="python -m bridge")
