@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import json
 import re
+import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import FrameType
 from typing import Any, NoReturn
 
 import routing.errors
@@ -52,19 +54,33 @@ def one_line(error: BaseException) -> TicketBridgeError:
     return TicketBridgeError(f"Spark failed: {first[:300]}")
 
 
+class Terminated(KeyboardInterrupt):
+    """SIGTERM arrived. A relative of Ctrl-C, since PySpark knows how to stop for that."""
+
+
 @contextmanager
 def told_in_one_line(*, as_json: bool = False) -> Iterator[None]:
     """Run a job; whatever goes wrong ends the process with one line on standard error and the error's exit code.
 
     With ``as_json``, standard output gets ``{"event": "failed", "error": …}`` too, for a supervisor that reads it.
+    SIGTERM ends the job like Ctrl-C, with Spark stopped and its files removed.
     """
+    before = signal.signal(signal.SIGTERM, _terminate)
     try:
         yield
+    except Terminated:
+        _end("stopped by SIGTERM", 128 + signal.SIGTERM, as_json)
     except KeyboardInterrupt:
-        _end("stopped", 130, as_json)
+        _end("stopped", 128 + signal.SIGINT, as_json)
     except Exception as error:
         told = one_line(error)
         _end(str(told), told.exit_code, as_json)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _terminate(number: int, frame: FrameType | None) -> NoReturn:
+    raise Terminated
 
 
 def emit(**event: Any) -> None:

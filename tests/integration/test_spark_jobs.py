@@ -172,6 +172,24 @@ def push(
     )
 
 
+@pytest.mark.parametrize("time", [None, "timestamp"])
+def test_each_ticket_is_whole_in_one_of_exactly_as_many_partitions_as_asked_for(
+    session: SparkSession, log: Path, time: str | None
+) -> None:
+    from pyspark.sql import functions as fn
+
+    events = read_events(session, str(log)).withColumn("seq", fn.col("seq").cast("long"))
+    ordered = in_ticket_order(events, key="ticket_id", sequence="seq", partitions=5, time=time)
+    placed = [
+        (row["ticket_id"], row["partition"], row["seq"])
+        for row in ordered.select("ticket_id", "seq", fn.spark_partition_id().alias("partition")).collect()
+    ]
+    assert {partition for _, partition, _ in placed} == set(range(5))
+    assert len({(ticket, partition) for ticket, partition, _ in placed}) == 500
+    tickets = per_ticket((ticket, seq) for ticket, _, seq in placed)
+    assert all(seqs == sorted(seqs) for seqs in tickets.values())
+
+
 def test_the_sequence_wins_inside_a_ticket_whatever_the_times_say(
     session: SparkSession, valkey: EmbeddedServer, tmp_path: Path
 ) -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import signal
+
 import pytest
 
 from routing.errors import ConfigurationError, InputError, PayloadError, TicketBridgeError
@@ -72,3 +75,19 @@ def test_a_job_that_fails_ends_with_one_line_and_its_exit_code(
     assert said.err.startswith("error: ")
     assert said.err.count("\n") == 1
     assert said.out.startswith('{"event": "failed", "error": ')
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_a_signal_ends_a_job_in_good_order(
+    number: signal.Signals, code: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    cleaned = False
+    with pytest.raises(SystemExit) as ended, told_in_one_line():
+        try:
+            os.kill(os.getpid(), number)
+        finally:
+            cleaned = True
+    assert (ended.value.code, cleaned) == (code, True)
+    assert capsys.readouterr().err.startswith("error: stopped")
+    assert signal.getsignal(signal.SIGTERM) is before
