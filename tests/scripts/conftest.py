@@ -1,0 +1,36 @@
+"""A world on each server; after each test every key in it must have an owner or an end."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from bridge.connect import client
+from bridge.embedded import EmbeddedServer
+from tests.keycheck import check_keys
+from tests.scripts.world import World
+
+#: Keys that belong to the "user" of these tests.
+USERS = "user:*"
+
+
+@pytest.fixture
+def empty(server: EmbeddedServer) -> Iterator[World]:
+    """A lane with nothing in it."""
+    with client(server.url) as connected:
+        world = World(connected)
+        yield world
+        check_keys(connected, *world.lane_keys(), allowed=[USERS])
+
+
+@pytest.fixture
+def fresh(empty: World) -> World:
+    """A lane with a group and a leader."""
+    return empty.begin()
+
+
+@pytest.fixture
+def world(empty: World) -> World:
+    """A lane with everything in it."""
+    return empty.populated()

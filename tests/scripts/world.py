@@ -1,0 +1,250 @@
+"""A whole lane in a real Redis: seeded without the scripts, and compared as a whole after one of them ran."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import orjson
+
+from routing import records
+from routing.keys import LaneKeys
+from routing.states import State
+from routing.transitions import Batch, Dispatch, Leadership
+
+#: (ticket, message ids)
+Runs = Sequence[tuple[str, list[str]]]
+
+#: A redis-py client. Its replies are typed as unions over protocols and over its asyncio twin; here they are plain.
+Client = Any
+
+MASTER = "master"
+TOKEN = "7 master@here"
+OPENING = '{"headers":{"bridge_fence":'
+LEASE_MS = 60_000
+
+#: Ticket ids that break what is careless with text.
+HOSTILE = [
+    "T 42",
+    "a:b:c",
+    "{tag}",
+    "line\nbreak\r\n",
+    "\"quoted\" 'too' \\",
+    "🎫 ünï",
+    "$3\r\nfoo",
+    "%s %d %",
+    "[1,2]",
+    "\0nul",
+    "x" * 512,
+]
+
+
+def text(value: Any) -> str:
+    return value.decode(errors="surrogateescape") if isinstance(value, bytes) else str(value)
+
+
+def entries_of(client: Client, key: str) -> list[tuple[str, dict[str, str]]]:
+    """The entries of a stream."""
+    return [(text(id_), {text(k): text(v) for k, v in fields.items()}) for id_, fields in client.xrange(key)]
+
+
+def _stream(client: Client, key: str) -> dict[str, Any]:
+    groups: dict[str, Any] = {}
+    for told in client.xinfo_groups(key):
+        name = text(told["name"])
+        consumers = client.xinfo_consumers(key, name)
+        pending = client.xpending_range(key, name, "-", "+", max(1, told["pending"]))
+        groups[name] = {
+            "last": text(told["last-delivered-id"]),
+            "consumers": sorted(text(consumer["name"]) for consumer in consumers),
+            "pending": {text(row["message_id"]): text(row["consumer"]) for row in pending},
+        }
+    return {"entries": entries_of(client, key), "groups": groups}
+
+
+def snapshot(client: Client) -> dict[str, Any]:
+    """Everything that is on the server: types, ends, contents, groups and pending entries."""
+    found: dict[str, Any] = {}
+    for raw in client.scan_iter(count=1000):
+        kind = text(client.type(raw))
+        if kind == "string":
+            value = text(client.get(raw))
+        elif kind == "hash":
+            value = {text(k): text(v) for k, v in client.hgetall(raw).items()}
+        elif kind == "list":
+            value = [text(v) for v in client.lrange(raw, 0, -1)]
+        elif kind == "set":
+            value = sorted(text(v) for v in client.smembers(raw))
+        elif kind == "zset":
+            value = {text(k): float(v) for k, v in client.zrange(raw, 0, -1, withscores=True)}
+        else:
+            value = _stream(client, raw)
+        found[text(raw)] = {"type": kind, "expires": int(client.pttl(raw)) >= 0, "value": value}
+    return found
+
+
+def changes(before: dict[str, Any], after: dict[str, Any]) -> set[str]:
+    """The keys that differ."""
+    return {key for key in before.keys() | after.keys() if before.get(key) != after.get(key)}
+
+
+def fields_of(world: dict[str, Any], key: str) -> list[dict[str, str]]:
+    """The entries of a stream in a snapshot, without their ids."""
+    return [fields for _, fields in world[key]["value"]["entries"]] if key in world else []
+
+
+def id_key(id_: str) -> tuple[int, int]:
+    ms, _, sequence = id_.partition("-")
+    return int(ms), int(sequence or 0)
+
+
+def states_of(client: Client, keys: LaneKeys, message_id: str, master: str = MASTER) -> set[State]:
+    """The states that Redis alone shows for an entry, by the sentences of `routing.states`; one, if I1 holds."""
+    lane = _stream(client, keys.stream)
+    group = lane["groups"][keys.group]
+    owner = group["pending"].get(message_id)
+    known = [records.parse(value) for value in client.hgetall(keys.tickets).values()]
+    found: set[State] = set()
+    if id_key(message_id) > id_key(group["last"]):
+        found.add(State.UNREAD)
+    if any(record.in_flight and message_id in record.ids for record in known):
+        found.add(State.IN_FLIGHT)
+    awaits = any(not record.in_flight and record.ids[0] == message_id for record in known)
+    if awaits:
+        found.add(State.AWAITING_RETRY)
+    if owner == master and not awaits:
+        found.add(State.WAITING)
+    if owner is not None and owner != master and State.IN_FLIGHT not in found:
+        raise AssertionError(f"{message_id} is pending under {owner}, and no record says why")
+    if owner is None and State.UNREAD not in found:
+        dead = any(fields["message_id"] == message_id for _, fields in entries_of(client, keys.dead))
+        found.add(State.DEAD if dead else State.DONE)
+    return found
+
+
+def state_of(client: Client, keys: LaneKeys, message_id: str, master: str = MASTER) -> State:
+    """The one state of an entry. AssertionError when it is in none, or in two (I1)."""
+    found = states_of(client, keys, message_id, master)
+    assert len(found) == 1, f"{message_id} is in {len(found)} states: {found}"
+    return found.pop()
+
+
+class World:
+    """A lane with everything in it: tickets in every state, two consumers, a second group, a user's own keys."""
+
+    def __init__(self, client: Client, stream: str = "ticket_stream", group: str = "bridge") -> None:
+        self.client = client
+        self.keys = LaneKeys(stream, group)
+        self.lead = Leadership(self.keys, TOKEN, MASTER)
+        self._pushed = 0
+
+    def snapshot(self) -> dict[str, Any]:
+        return snapshot(self.client)
+
+    def state(self, message_id: str) -> State:
+        return state_of(self.client, self.keys, message_id)
+
+    # -- seeding -----------------------------------------------------------------------------------------------------
+
+    def begin(self) -> World:
+        """A group, and a leader."""
+        self.client.xgroup_create(self.keys.stream, self.keys.group, "0", mkstream=True)
+        self.client.set(self.keys.leader, TOKEN, px=LEASE_MS)
+        self.client.set(self.keys.term, 7)
+        return self
+
+    def push(self, ticket: str, payload: str = '{"n": 1}', count: int = 1) -> list[str]:
+        """Adds messages of a ticket; their ids are 1-0, 2-0 and so on."""
+        ids = []
+        with self.client.pipeline(transaction=False) as pipe:
+            for _ in range(count):
+                self._pushed += 1
+                ids.append(f"{self._pushed}-0")
+                pipe.execute_command("XADD", self.keys.stream, ids[-1], "ticket_id", ticket, "payload", payload)
+            pipe.execute()
+        return ids
+
+    def read(self, count: int = 100_000) -> None:
+        """The master reads."""
+        words = ("GROUP", self.keys.group, MASTER, "COUNT", count, "STREAMS", self.keys.stream, ">")
+        self.client.execute_command("XREADGROUP", *words)
+
+    def pushed(self, ticket: str, count: int = 1) -> list[str]:
+        """Messages that the master has read."""
+        ids = self.push(ticket, count=count)
+        self.read()
+        return ids
+
+    def in_flight(self, ticket: str, ids: list[str], consumer: str, fence: int, attempt: int = 1) -> str:
+        """Puts pending messages in flight, by hand; the record."""
+        for id_ in ids:
+            self.client.xclaim(self.keys.stream, self.keys.group, consumer, 0, [id_], justid=True)
+        text_ = records.record(fence, records.tail(consumer, incarnation(consumer), attempt, ids, 1000))
+        self.client.hset(self.keys.tickets, ticket, text_)
+        return text_
+
+    def awaiting(self, ticket: str, id_: str, attempt: int = 2, due_ms: int = 5000) -> str:
+        """Puts a pending message in its backoff, by hand; the record."""
+        text_ = records.record(0, records.tail("", "", attempt, [id_], 1000, "ValueError: no"))
+        self.client.hset(self.keys.tickets, ticket, text_)
+        self.client.zadd(self.keys.retries, {ticket: due_ms})
+        return text_
+
+    def consumer(self, name: str) -> bytes:
+        """Registers a consumer by hand; its registration."""
+        told = orjson.dumps({"incarnation": incarnation(name), "queue": self.keys.queue(name), "slots": 2})
+        self.client.hset(self.keys.consumers, name, told)
+        self.client.set(self.keys.lease(incarnation(name)), name, px=LEASE_MS)
+        self.client.set(self.keys.held(incarnation(name)), '{"n":1,"fences":[]}', px=LEASE_MS)
+        return told
+
+    def populated(self) -> World:
+        """Everything at once: what a refusal must leave as it is, and a step must not touch but where it says so."""
+        self.begin()
+        client, keys = self.client, self.keys
+        self.busy = self.pushed("busy", 4)
+        self.other = self.pushed("other", 2)
+        self.late = self.pushed("late", 2)
+        self.idle = self.pushed("idle", 3)
+        self.done = self.pushed("done")
+        self.unread = self.push("busy", count=2)
+        client.xack(keys.stream, keys.group, *self.done)
+        self.registrations = {name: self.consumer(name) for name in ("w1@a", "w2@b")}
+        self.busy_record = self.in_flight("busy", self.busy[:2], "w1@a", 100)
+        self.other_record = self.in_flight("other", self.other[:1], "w2@b", 200)
+        self.late_record = self.awaiting("late", self.late[0])
+        client.set(keys.fence, 300)
+        client.hset(keys.applied, mapping={"busy": 90, "other": 50})
+        client.hset(keys.counts, mapping={"done": 1, "failed": 3})
+        client.execute_command("XADD", keys.outcomes, "1-0", "i", incarnation("w2@b"), "o", "[]")
+        client.execute_command("XADD", keys.outcomes, "2-0", "i", incarnation("w1@a"), "o", "[]")
+        client.execute_command("XADD", keys.dead, "1-0", "message_id", "0-9", "reason", "gave up")
+        client.lpush(keys.queue("w1@a"), "older message")
+        # Neighbours: another group on the stream, another lane, and what belongs to the user.
+        client.xgroup_create(keys.stream, "neighbour", "0")
+        client.execute_command("XREADGROUP", "GROUP", "neighbour", MASTER, "COUNT", 3, "STREAMS", keys.stream, ">")
+        near = LaneKeys(keys.stream, "neighbour")
+        client.hset(near.tickets, "busy", self.busy_record)
+        client.set(near.leader, TOKEN, px=LEASE_MS)
+        client.hset("user:account", mapping={"balance": "10", "name": "ü"})
+        return self
+
+    # -- what scripts are given --------------------------------------------------------------------------------------
+
+    def dispatch(self, batch: Batch, consumer: str, runs: Runs, attempt: int = 1) -> Dispatch:
+        """Adds one Celery message with ``runs`` to the batch, as the planner would."""
+        to = batch.dispatches.setdefault(consumer, Dispatch(consumer, self.keys.queue(consumer)))
+        for ticket, ids in runs:
+            to.ids += ids
+            to.runs.append((ticket, batch.fences, records.tail(consumer, incarnation(consumer), attempt, ids, 1000)))
+            batch.fences += len(ids)
+        to.texts.append(f',"what":{len(runs)}}}}}'.encode())
+        return to
+
+    def lane_keys(self) -> list[LaneKeys]:
+        return [self.keys, LaneKeys(self.keys.stream, "neighbour")]
+
+
+def incarnation(consumer: str) -> str:
+    """The incarnation under which the seeded world knows a consumer."""
+    return f"life-of-{consumer}"
