@@ -7,6 +7,7 @@ errors are found there by their class names; of Spark's own, the first sentence 
 from __future__ import annotations
 
 import json
+import logging
 import re
 import signal
 import sys
@@ -35,6 +36,7 @@ _TELLING = (
     re.compile(r"\[MALFORMED_RECORD_IN_PARSING[^\]]*\] ([^\n]+)"),
     re.compile(r"\[(?:PATH_NOT_FOUND|UNABLE_TO_INFER_SCHEMA|FAILED_READ_FILE[^\]]*|CAST_INVALID_INPUT)\] ([^\n]+)"),
 )
+_SILENCE = logging.NullHandler()
 _SQLSTATE = re.compile(r"\s*SQLSTATE: \w+.*")
 
 
@@ -65,6 +67,9 @@ def told_in_one_line(*, as_json: bool = False) -> Iterator[None]:
     With ``as_json``, standard output gets ``{"event": "failed", "error": …}`` too, for a supervisor that reads it.
     SIGTERM ends the job like Ctrl-C, with Spark stopped and its files removed.
     """
+    # What is between Python and Java logs a stack trace to the root logger when a signal interrupts it; without a
+    # handler there, Python would print it.
+    logging.getLogger().addHandler(_SILENCE)
     before = signal.signal(signal.SIGTERM, _terminate)
     try:
         yield
@@ -77,9 +82,10 @@ def told_in_one_line(*, as_json: bool = False) -> Iterator[None]:
         _end(str(told), told.exit_code, as_json)
     finally:
         signal.signal(signal.SIGTERM, before)
+        logging.getLogger().removeHandler(_SILENCE)
 
 
-def _terminate(number: int, frame: FrameType | None) -> NoReturn:
+def _terminate(_number: int, _frame: FrameType | None) -> NoReturn:
     raise Terminated
 
 

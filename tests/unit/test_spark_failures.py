@@ -82,12 +82,16 @@ def test_a_signal_ends_a_job_in_good_order(
     number: signal.Signals, code: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
     before = signal.getsignal(signal.SIGTERM)
-    cleaned = False
-    with pytest.raises(SystemExit) as ended, told_in_one_line():
+    cleaned = []
+
+    def job() -> None:
         try:
             os.kill(os.getpid(), number)
         finally:
-            cleaned = True
-    assert (ended.value.code, cleaned) == (code, True)
+            cleaned.append("up")
+
+    with pytest.raises(SystemExit) as ended, told_in_one_line():
+        job()
+    assert (ended.value.code, cleaned) == (code, ["up"])
     assert capsys.readouterr().err.startswith("error: stopped")
     assert signal.getsignal(signal.SIGTERM) is before
