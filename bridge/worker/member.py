@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
-import threading
+import time
 from typing import TYPE_CHECKING, Any
 
 from celery import bootsteps, signals
@@ -28,6 +28,9 @@ if TYPE_CHECKING:
 
 logger = get_logger(__name__)
 
+#: Seconds after which a pool process that got a message has said so.
+DROPPED_AFTER_S = 1.0
+
 
 class Member:
     """A worker that takes part in a lane."""
@@ -41,7 +44,11 @@ class Member:
         self.writer = OutcomeWriter(self.settings, self.shared)
         self.lease: Lease | None = None
         self._controller: Any = None
-        self._lock = threading.Lock()
+        #: First fence -> request, of what no pool process has accepted yet.
+        self.unaccepted: dict[int, Any] = {}
+        #: The same, of what Celery may have dropped when its connection was lost; and since when (monotonic).
+        self._dropped: dict[int, Any] = {}
+        self._dropped_at = 0.0
 
     # -- what the strategy asks --------------------------------------------------------------------------------------
 
@@ -82,6 +89,9 @@ class Member:
     def start(self, consumer: Any) -> None:
         """The worker is about to consume: takes the lease. Once; Celery restarts its consumer on a lost connection."""
         if self.lease is not None:
+            # Celery empties the pool's queue when it loses its connection, expecting the broker to deliver again.
+            self._dropped = dict(self.unaccepted)
+            self._dropped_at = time.monotonic()
             return
         self._controller = consumer.controller
         registration: dict[str, object] = {
@@ -91,9 +101,22 @@ class Member:
             "pid": os.getpid(),
         }
         self.lease = Lease(
-            self.settings, self.name, registration, self.shared, held=self.holdings.report, lost=self._stop_tickets
+            self.settings, self.name, registration, self.shared, held=self.report, lost=self._stop_tickets
         )
         self.lease.begin()
+
+    def report(self) -> list[int]:
+        """The fences of what this worker holds; called with each renewal of the lease, on its thread."""
+        if self._dropped and time.monotonic() - self._dropped_at > DROPPED_AFTER_S:
+            running = self.shared.running_fences()
+            for fence, request in list(self._dropped.items()):
+                # What a pool process got after all was accepted by now, or runs, or is finished.
+                if fence in self.unaccepted and not running & request.fences():
+                    logger.warning("giving back fence %d, which was dropped with the lost connection", fence)
+                    request.give_back()
+                if fence not in self.unaccepted:
+                    del self._dropped[fence]
+        return self.holdings.report()
 
     def going(self) -> None:
         """The worker was asked to stop: what has not started goes back."""

@@ -77,6 +77,11 @@ class Shared:
                 return int(fence)
         return 0
 
+    def running_fences(self) -> set[int]:
+        """The fences that run now."""
+        slots = (_SLOT.unpack_from(self._page, _FIRST_SLOT + slot * _SLOT.size) for slot in range(SLOTS))
+        return {fence for _, fence in slots if fence}
+
     def busy_pids(self) -> set[int]:
         """The processes that run a message."""
         found = set()

@@ -84,6 +84,7 @@ def strategy(task: Any, app: Any, consumer: Any, **kwargs: Any) -> Any:
             decoded=True,
         )
         request.member = member
+        member.unaccepted[headers[HEADER_BASE] + headers[HEADER_RUNS][0][1]] = request
         if request.revoked():
             return None
         signals.task_received.send(sender=consumer, request=request)
@@ -120,10 +121,31 @@ class _Part(_Base):
     def _base_fence(self) -> int:
         return int(self._request_dict[HEADER_BASE])
 
+    @property
+    def first_fence(self) -> int:
+        """The fence of the first message; names the request among those of this worker."""
+        return self._base_fence + int(self._request_dict[HEADER_RUNS][0][1])
+
+    def fences(self) -> set[int]:
+        """The fences of all messages that this carries."""
+        base = self._base_fence
+        runs = self._request_dict[HEADER_RUNS]
+        return {base + offset + i for _, offset, count, *_ in runs for i in range(count)}
+
+    def give_back(self) -> None:
+        """Celery dropped this before a pool process had it."""
+        self.lost(Kind.RETURNED, "")
+        self.finish()
+
+    def on_accepted(self, pid: int, time_accepted: float) -> Any:
+        self.member.unaccepted.pop(self.first_fence, None)
+        return super().on_accepted(pid, time_accepted)
+
     def finish(self) -> None:
         """The worker does not hold these runs any more."""
         if not self._finished:
             self._finished = True
+            self.member.unaccepted.pop(self.first_fence, None)
             self.member.drop(self._request_dict)
 
     def report(self, outcomes: list[Outcome]) -> None:

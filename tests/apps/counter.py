@@ -1,0 +1,166 @@
+"""A small app that knows nothing of ``tasks/``: what an existing app looks like with the bridge, and what tests run.
+
+Every execution is written to a file of its process in ``COUNTER_LEDGER``: it survives whatever happens to the process.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from celery import Celery
+from celery.exceptions import Ignore, Reject
+
+import bridge
+
+app = Celery("counter", broker=os.environ.get("CELERY_BROKER_URL"), backend=os.environ.get("CELERY_RESULT_BACKEND"))
+bridge.install(app)
+app.conf.update(
+    bridge_default_task="counter.append",
+    bridge_lease=float(os.environ.get("COUNTER_LEASE", "2")),
+    bridge_leader_lease=float(os.environ.get("COUNTER_LEADER_LEASE", "2")),
+    bridge_bundle_ms=float(os.environ.get("COUNTER_BUNDLE_MS", "10")),
+    bridge_max_attempts=3,
+    bridge_backoff={"base": 0.05, "factor": 2.0, "limit": 1.0},
+)
+
+
+@contextmanager
+def ledger(task: Any, ticket_id: str, payload: Any) -> Iterator[None]:
+    """Notes the start and, when nothing is raised, the end of an execution."""
+
+    def note(kind: str) -> None:
+        ticket = task.ticket
+        line = [kind, ticket_id, payload.get("n"), ticket.fence, ticket.attempt, time.monotonic_ns(), os.getpid()]
+        path = Path(os.environ["COUNTER_LEDGER"]) / f"{os.getpid()}.jsonl"
+        with path.open("a") as file:
+            file.write(json.dumps(line) + "\n")
+
+    if "COUNTER_LEDGER" not in os.environ:
+        yield
+        return
+    note("start")
+    yield
+    note("end")
+
+
+@app.task(bind=True, ignore_result=True, name="counter.append")
+def append(self: Any, ticket_id: str, payload: Any) -> None:
+    """Appends its number to the ticket's list, with the success or not at all."""
+    with ledger(self, ticket_id, payload):
+        if payload.get("ms"):
+            time.sleep(payload["ms"] / 1000)
+        self.ticket.effects.rpush(f"log:{ticket_id}", payload["n"])
+
+
+@app.task(bind=True, name="counter.add")
+def add(self: Any, ticket_id: str, payload: Any) -> dict[str, Any]:
+    """Returns a result that somebody waits for."""
+    self.ticket.effects.incrby(f"sum:{ticket_id}", payload["n"])
+    return {"n": payload["n"], "attempt": self.ticket.attempt}
+
+
+@app.task(bind=True, name="counter.context")
+def context(self: Any, ticket_id: str, payload: Any) -> dict[str, Any]:
+    """Tells what a task can know."""
+    del ticket_id, payload
+    ticket = self.ticket
+    return {
+        "id": ticket.id,
+        "message_id": ticket.message_id,
+        "attempt": ticket.attempt,
+        "fence": ticket.fence,
+        "task_id": self.request.id,
+        "retries": self.request.retries,
+    }
+
+
+@app.task(bind=True, name="counter.flaky")
+def flaky(self: Any, ticket_id: str, payload: Any) -> str:
+    """Raises until attempt ``payload['until']``."""
+    with ledger(self, ticket_id, payload):
+        self.ticket.effects.rpush(f"log:{ticket_id}", payload["n"])
+        if self.ticket.attempt < payload["until"]:
+            raise ValueError(f"attempt {self.ticket.attempt} fails")
+    return "done"
+
+
+@app.task(bind=True, name="counter.asks_again", ignore_result=True)
+def asks_again(self: Any, ticket_id: str, payload: Any) -> None:
+    """Asks for a retry after a countdown, once."""
+    if self.ticket.attempt == 1:
+        raise self.retry(countdown=payload["countdown"])
+    self.ticket.effects.rpush(f"log:{ticket_id}", payload["n"])
+
+
+@app.task(bind=True, name="counter.auto", autoretry_for=(KeyError,), retry_backoff=False, default_retry_delay=0)
+def auto(self: Any, ticket_id: str, payload: Any) -> None:
+    """Celery's own autoretry."""
+    if self.ticket.attempt < payload["until"]:
+        raise KeyError("not yet")
+    self.ticket.effects.rpush(f"log:{ticket_id}", payload["n"])
+
+
+@app.task(bind=True, name="counter.hard", time_limit=1, ignore_result=True)
+def hard(self: Any, ticket_id: str, payload: Any) -> None:
+    """Runs into the hard time limit until attempt ``payload['until']``."""
+    if self.ticket.attempt < payload["until"]:
+        time.sleep(60)
+    self.ticket.effects.rpush(f"log:{ticket_id}", payload["n"])
+
+
+@app.task(bind=True, name="counter.soft", soft_time_limit=1, ignore_result=True)
+def soft(self: Any, ticket_id: str, payload: Any) -> None:
+    """Runs into the soft time limit until attempt ``payload['until']``."""
+    if self.ticket.attempt < payload["until"]:
+        time.sleep(60)
+    self.ticket.effects.rpush(f"log:{ticket_id}", payload["n"])
+
+
+@app.task(bind=True, name="counter.dies", ignore_result=True)
+def dies(self: Any, ticket_id: str, payload: Any) -> None:
+    """Kills its own pool process until attempt ``payload['until']``."""
+    if self.ticket.attempt < payload["until"]:
+        os.kill(os.getpid(), signal.SIGKILL)
+    self.ticket.effects.rpush(f"log:{ticket_id}", payload["n"])
+
+
+@app.task(bind=True, name="counter.rejects", ignore_result=True)
+def rejects(self: Any, ticket_id: str, payload: Any) -> None:
+    """Rejects its message."""
+    del ticket_id
+    raise Reject("do not want", requeue=payload.get("requeue", False))
+
+
+@app.task(bind=True, name="counter.ignores", ignore_result=True)
+def ignores(self: Any, ticket_id: str, payload: Any) -> None:
+    """Raises Ignore: done, without a result."""
+    del ticket_id, payload
+    raise Ignore
+
+
+@app.task(bind=True, name="counter.wrong_effect")
+def wrong_effect(self: Any, ticket_id: str, payload: Any) -> None:
+    """Records effects of which the last cannot be applied: none is."""
+    self.ticket.effects.rpush(f"log:{ticket_id}", payload["n"])
+    self.ticket.effects.rpush(f"a-string:{ticket_id}", 1)
+
+
+@app.task(bind=True, name="counter.wrong_effect_ignored", ignore_result=True)
+def wrong_effect_ignored(self: Any, ticket_id: str, payload: Any) -> None:
+    """The same without a result: the effects are applied with the outcomes of its bundle."""
+    self.ticket.effects.rpush(f"log:{ticket_id}", payload["n"])
+    self.ticket.effects.rpush(f"a-string:{ticket_id}", 1)
+
+
+if os.environ.get("COUNTER_EXTRA"):
+
+    @app.task(bind=True, name="counter.extra", ignore_result=True)
+    def extra(self: Any, ticket_id: str, payload: Any) -> None:
+        """A task that only some processes have, as in the middle of a deploy."""

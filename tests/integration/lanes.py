@@ -1,0 +1,125 @@
+"""What the integration tests ask a lane, and what they check of it when it is at rest."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+from redis import Redis
+
+from bridge.embedded import EmbeddedServer
+from routing.keys import LaneKeys
+from tests.nodes.roles import MasterNode, WorkerNode
+from tests.nodes.yard import NodeYard
+from tests.waiting import wait_until
+
+APP = "tests.apps.counter"
+#: Workers start a second sooner without looking for their neighbours.
+QUICK = ("--without-mingle", "--without-gossip")
+
+
+class LaneUnderTest:
+    """A lane of `tests.apps.counter` on the test's own server."""
+
+    def __init__(self, nodes: NodeYard, server: EmbeddedServer, folder: Path, **env: str) -> None:
+        self.nodes = nodes
+        self.server = server
+        self.keys = LaneKeys("ticket_stream", "concurrency_stream_group")
+        self.ledger = folder / "ledger"
+        self.ledger.mkdir()
+        self.env = {"COUNTER_LEDGER": str(self.ledger), **env}
+        self.redis: Redis = server.client(decode_responses=True)
+
+    def worker(self, name: str, *arguments: str, wait: bool = True, **env: str) -> WorkerNode:
+        arguments = arguments or ("--concurrency=2",)
+        return self.nodes.worker(name, app=APP, arguments=(*arguments, *QUICK), env={**self.env, **env}, wait=wait)
+
+    def master(self, name: str, *, wait: bool = True, **env: str) -> MasterNode:
+        return self.nodes.master(name, app=APP, env={**self.env, **env}, ready_text="standing by", wait=wait)
+
+    def push(self, ticket: str, payload: Any, task: str | None = None) -> str:
+        fields: dict[Any, Any] = {"ticket_id": ticket, "payload": json.dumps(payload)}
+        if task is not None:
+            fields["task"] = task
+        id_: Any = self.redis.xadd(self.keys.stream, fields)
+        return str(id_)
+
+    def push_many(self, tickets: int, each: int, *, ms: float = 0, first: int = 0) -> None:
+        """``each`` messages of every ticket, numbered, the tickets by turns."""
+        with self.redis.pipeline(transaction=False) as pipe:
+            for n in range(first, first + each):
+                for ticket in range(tickets):
+                    pipe.xadd(self.keys.stream, {"ticket_id": f"T{ticket}", "payload": json.dumps({"n": n, "ms": ms})})
+            pipe.execute()
+
+    def count(self, name: str) -> int:
+        return int(self.redis.hget(self.keys.counts, name) or 0)  # type: ignore[arg-type]
+
+    def log(self, ticket: str) -> list[int]:
+        """What the ticket's tasks appended, by their effects."""
+        found: Any = self.redis.lrange(f"log:{ticket}", 0, -1)
+        return [int(n) for n in found]
+
+    def wait_done(self, count: int, timeout_s: float = 60) -> None:
+        """Waits until ``count`` messages are done or dead."""
+        wait_until(
+            lambda: self.count("done") + self.count("dead") >= count,
+            description=f"{count} messages to be done or dead; counts: {self.redis.hgetall(self.keys.counts)}",
+            timeout_s=timeout_s,
+        )
+
+    def wait_consumers(self, count: int) -> None:
+        wait_until(lambda: self.redis.hlen(self.keys.consumers) == count, description=f"{count} registered consumers")
+
+    def wait_leader(self) -> str:
+        return str(wait_until(lambda: self.redis.get(self.keys.leader), description="a leader"))
+
+    def dead_letters(self) -> list[dict[str, str]]:
+        found: Any = self.redis.xrange(self.keys.dead)
+        return [fields for _, fields in found]
+
+    def assert_at_rest(self) -> None:
+        """Nothing is pending, in flight, awaiting a retry, or left in the outcome stream."""
+        wait_until(lambda: self.redis.xlen(self.keys.outcomes) == 0, description="all outcomes to be settled")
+        pending: Any = self.redis.xpending(self.keys.stream, self.keys.group)
+        assert pending["pending"] == 0
+        assert self.redis.hgetall(self.keys.tickets) == {}
+        assert self.redis.hgetall(self.keys.applied) == {}
+        assert self.redis.zcard(self.keys.retries) == 0
+
+    def assert_logs(self, tickets: int, each: int) -> None:
+        """The effects of every ticket are all there, once, in order."""
+        wrong = {}
+        for ticket in range(tickets):
+            found = self.log(f"T{ticket}")
+            if found != list(range(each)):
+                wrong[f"T{ticket}"] = found
+        assert not wrong
+
+    def assert_no_overlap(self) -> None:
+        """No two executions of one ticket ran at the same time, and they began in order.
+
+        An execution that never ended was cut off with its process; it ended before the next one began, or that one
+        began in spite of it: so its end is taken as its start, and the check is on the ones that ended.
+        """
+        executions: dict[str, list[tuple[int, int, int, int]]] = defaultdict(list)
+        for path in self.ledger.glob("*.jsonl"):
+            open_: dict[tuple[str, int], tuple[int, int]] = {}
+            for line in path.read_text().splitlines():
+                kind, ticket, n, fence, _attempt, at, _pid = json.loads(line)
+                if kind == "start":
+                    open_[ticket, fence] = (at, n)
+                else:
+                    began, _ = open_.pop((ticket, fence))
+                    executions[ticket].append((began, at, n, fence))
+            for (ticket, fence), (began, n) in open_.items():
+                executions[ticket].append((began, began, n, fence))
+        assert executions, "the ledger is empty"
+        for ticket, found in executions.items():
+            found.sort()
+            for (_, end, n, fence), (began, _, next_n, next_fence) in zip(found, found[1:], strict=False):
+                assert began >= end, f"{ticket}: {next_n} began before {n} ended"
+                assert next_n in (n, n + 1), f"{ticket}: {next_n} follows {n}"
+                assert next_fence > fence, f"{ticket}: fence {next_fence} follows {fence}"

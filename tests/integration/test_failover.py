@@ -1,0 +1,161 @@
+"""kill -9 and SIGTERM of everything, under load: nothing is lost, reordered or overlapped."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from bridge.embedded import EmbeddedServer
+from tests.integration.lanes import LaneUnderTest
+from tests.nodes.yard import NodeYard
+from tests.waiting import wait_until
+
+TICKETS = 20
+EACH = 60
+#: Sleep of each task: long enough that something is running whenever something is killed.
+TASK_MS = 5
+
+
+@pytest.fixture(params=["10", "0"], ids=["bundles", "plain"])
+def lane(request: pytest.FixtureRequest, nodes: NodeYard, own_server: EmbeddedServer, tmp_path: Path) -> LaneUnderTest:
+    return LaneUnderTest(nodes, own_server, tmp_path, COUNTER_BUNDLE_MS=request.param)
+
+
+def under_load(lane: LaneUnderTest, fault: Callable[[], object]) -> None:
+    """Pushes a load, lets the fault happen in the middle of it, and checks everything when all is done."""
+    lane.push_many(TICKETS, EACH, ms=TASK_MS)
+    total = TICKETS * EACH
+    wait_until(lambda: lane.count("done") > total // 4, description="a quarter of the load to be done", timeout_s=40)
+    fault()
+    lane.wait_done(total)
+    lane.assert_logs(TICKETS, EACH)
+    lane.assert_no_overlap()
+    lane.assert_at_rest()
+    assert lane.dead_letters() == []
+
+
+def test_a_killed_workers_tickets_go_on_elsewhere_in_order(lane: LaneUnderTest) -> None:
+    lane.master("m1")
+    victim, other = lane.worker("w1", wait=False), lane.worker("w2", wait=False)
+    victim.wait_ready()
+    other.wait_ready()
+    lane.wait_consumers(2)
+
+    under_load(lane, victim.kill)
+
+    assert lane.count("rerouted") > 0
+    assert list(lane.redis.hkeys(lane.keys.consumers)) == [other.hostname]  # type: ignore[arg-type]
+
+
+def test_a_killed_worker_that_returns_under_its_name_waits_its_lease_out(lane: LaneUnderTest) -> None:
+    lane.master("m1")
+    victim = lane.worker("w1")
+
+    def kill_and_return() -> None:
+        victim.kill()
+        victim.wait()
+        victim.start()
+
+    under_load(lane, kill_and_return)
+
+
+def test_a_killed_pool_process_costs_nothing_but_an_attempt(lane: LaneUnderTest) -> None:
+    lane.master("m1")
+    worker = lane.worker("w1")
+
+    def kill_child() -> None:
+        child = random.choice(worker.children())
+        os.kill(child.pid, signal.SIGKILL)
+
+    under_load(lane, kill_child)
+
+
+def test_a_killed_leaders_standby_takes_over(lane: LaneUnderTest) -> None:
+    masters = [lane.master("m1"), lane.master("m2")]
+    lane.worker("w1")
+
+    def kill_leader() -> None:
+        holder = lane.wait_leader()
+        [leader] = [m for m in masters if f":{m.pid}:" in holder]
+        leader.kill()
+
+    under_load(lane, kill_leader)
+
+    assert lane.wait_leader().split()[0] == "2"
+
+
+def test_a_killed_master_that_returns_goes_on_where_it_was(lane: LaneUnderTest) -> None:
+    master = lane.master("m1")
+    lane.worker("w1")
+
+    def kill_and_return() -> None:
+        master.kill()
+        master.wait()
+        master.start()
+
+    under_load(lane, kill_and_return)
+
+
+def test_a_worker_that_is_asked_to_stop_hands_over_at_once(lane: LaneUnderTest) -> None:
+    lane.master("m1")
+    going = lane.worker("w1", wait=False)
+    lane.worker("w2")
+    going.wait_ready()
+    lane.wait_consumers(2)
+
+    under_load(lane, lambda: going.send(signal.SIGTERM))
+
+    assert going.wait() == 0
+    assert going.hostname not in lane.redis.hkeys(lane.keys.consumers)  # type: ignore[operator]
+
+
+def test_a_leader_that_is_asked_to_stop_resigns_at_once(lane: LaneUnderTest) -> None:
+    masters = [lane.master("m1"), lane.master("m2")]
+    lane.worker("w1")
+
+    def stop_leader() -> None:
+        holder = lane.wait_leader()
+        [leader] = [m for m in masters if f":{m.pid}:" in holder]
+        assert leader.terminate() == 0
+        # Well under a lease: the lease of the one that is gone was given up.
+        wait_until(
+            lambda: lane.redis.get(lane.keys.leader) not in (None, holder), description="the standby to lead", timeout_s=1.5
+        )
+
+    under_load(lane, stop_leader)
+
+
+def test_a_killed_server_that_returns_has_lost_nothing(lane: LaneUnderTest) -> None:
+    lane.master("m1")
+    lane.worker("w1")
+
+    def kill_server() -> None:
+        lane.server.kill()
+        lane.server.start()
+
+    under_load(lane, kill_server)
+
+
+def test_a_worker_that_joins_is_used_at_once(lane: LaneUnderTest) -> None:
+    lane.master("m1")
+    lane.worker("w1", "--concurrency=1")
+    lane.push_many(TICKETS, EACH, ms=20)
+    wait_until(lambda: lane.count("done") > 20, description="the first worker to work")
+
+    joined = lane.worker("w2", "--concurrency=1")
+
+    wait_until(
+        lambda: any(
+            entry["name"] == joined.hostname and entry["pending"] > 0
+            for entry in lane.redis.xinfo_consumers(lane.keys.stream, lane.keys.group)  # type: ignore[union-attr]
+        ),
+        description="the second worker to have messages in flight",
+        timeout_s=3,
+    )
+    lane.wait_done(TICKETS * EACH)
+    lane.assert_logs(TICKETS, EACH)
