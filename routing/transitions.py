@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
+import orjson
 from redis import Redis
 
 from routing.errors import LaneConflict, NotLeading
@@ -28,6 +29,9 @@ _GOODBYE = Script("goodbye")
 _APPLY = Script("apply")
 
 SCRIPTS = (_ADVANCE, _REROUTE, _FORGET, _ADOPT, _LEAD, _EXTEND, _RESIGN, _REGISTER, _GOODBYE, _APPLY)
+
+#: Most words of one dead letter: what Lua can put into one call is limited.
+MAX_LETTER_WORDS = 6000
 
 
 class ReturnWord(Enum):
@@ -61,7 +65,8 @@ class Leadership:
 @dataclass
 class Dispatch:
     """What one consumer gets in a batch. ``runs``: (ticket, fence offset, record tail). ``texts``: Celery messages
-    without their opening, in the order in which the consumer shall get them."""
+    without their opening, in the order in which the consumer shall get them.
+    """
 
     consumer: str
     queue: str
@@ -127,8 +132,9 @@ def advance(client: Redis, lead: Leadership, opening: Word, batch: Batch) -> int
     args += batch.due
     args.append(len(batch.dead))
     for letter in batch.dead:
-        args.append(len(letter))
-        args += letter
+        words = letter if len(letter) <= MAX_LETTER_WORDS else _folded(letter)
+        args.append(len(words))
+        args += words
     args.append(len(batch.counts))
     for count in batch.counts.items():
         args += count
@@ -226,7 +232,7 @@ def register(
 
     Returns the word, and for HELD the ms that the other lease has left.
     """
-    old_registration, old_incarnation = found if found else ("", "none")
+    old_registration, old_incarnation = found or ("", "none")
     reply = _REGISTER.run(
         client,
         [keys.consumers, keys.lease(incarnation), keys.lease(old_incarnation), keys.queue(consumer), keys.outcomes],
@@ -244,7 +250,8 @@ def goodbye(client: Redis, keys: LaneKeys, consumer: str, incarnation: str) -> N
 @dataclass(frozen=True)
 class Effect:
     """One Redis command of a task's effects. ``kind``: the type that its key must have ('' = any);
-    ``check``: 'int' or 'float' when the command adds its last word to a number."""
+    ``check``: 'int' or 'float' when the command adds its last word to a number.
+    """
 
     kind: str
     check: str
@@ -276,6 +283,13 @@ def apply(client: Redis, keys: LaneKeys, incarnation: str, successes: Sequence[S
             args += effect.words
     reply = _APPLY.run(client, [keys.tickets, keys.applied, keys.outcomes, *touched], args)
     return [(_word(word), _text(word)[4:]) for word in reply]
+
+
+def _folded(letter: list[Word]) -> list[Word]:
+    """A letter with too many fields for one call: the last ones become one field, ``rest``, a JSON list."""
+    kept = MAX_LETTER_WORDS - 2
+    rest = [word.decode(errors="backslashreplace") if isinstance(word, bytes) else str(word) for word in letter[kept:]]
+    return [*letter[:kept], "rest", orjson.dumps(rest)]
 
 
 def _text(value: bytes | str) -> str:

@@ -7,7 +7,7 @@
 -- ARGV: token, group, master, first outcome id to keep ('' = keep all), number of fences needed,
 --       opening (the text before the fence in every Celery message); then counted lists, each preceded by its length:
 --       expected (ticket, record | ''), acknowledged ids, ids given back, records (ticket, record), released tickets,
---       retries (due ms, ticket), retries to remove (ticket), dead letters (number of words, words ...),
+--       retries (due ms, ticket), retries to remove (ticket), dead letters (number of words, at most 6,000; words ...),
 --       counters (name, amount), and dispatches: consumer, ids, runs (ticket, offset, record tail), messages (text).
 -- Returns: {'OK', fence base, ids acknowledged, ids claimed}
 --          {'DEPOSED'}: another master leads; nothing was changed; the caller stops leading.
@@ -85,7 +85,9 @@ call_chunked({'HDEL', KEYS[3]}, 1, n)
 call_chunked({'ZADD', KEYS[4]}, 2, count())
 call_chunked({'ZREM', KEYS[4]}, 1, count())
 for _ = 1, count() do
-  call_chunked({'XADD', KEYS[8], '*'}, 1, count())
+  n = count()
+  redis.call('XADD', KEYS[8], '*', unpack(ARGV, at + 1, at + n))  -- in one call: a letter is one entry
+  at = at + n
 end
 for _ = 1, count() do
   redis.call('HINCRBY', KEYS[9], ARGV[at + 1], ARGV[at + 2])

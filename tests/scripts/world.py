@@ -65,6 +65,7 @@ def _stream(client: Client, key: str) -> dict[str, Any]:
 def snapshot(client: Client) -> dict[str, Any]:
     """Everything that is on the server: types, ends, contents, groups and pending entries."""
     found: dict[str, Any] = {}
+    value: Any
     for raw in client.scan_iter(count=1000):
         kind = text(client.type(raw))
         if kind == "string":
