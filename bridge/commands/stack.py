@@ -1,0 +1,155 @@
+"""``bridge up`` and ``bridge demo``: the whole stack on this machine, without and with data."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+
+from bridge.cli import Target
+
+PORT = click.IntRange(0, 65535)
+
+#: Options that both commands have.
+SHARED: tuple[Callable[[Any], Any], ...] = (
+    click.option("--workers", default=3, show_default=True, type=click.IntRange(1, 100), help="Celery workers."),
+    click.option(
+        "--concurrency", default=2, show_default=True, type=click.IntRange(1, 256), help="Processes of each worker."
+    ),
+    click.option("--masters", default=2, show_default=True, type=click.IntRange(1, 20), help="Masters; one leads."),
+    click.option("--port", default=0, type=PORT, help="The server's port.  [default: a free one]"),
+    click.option("--flower-port", default=0, type=PORT, help="Flower's port.  [default: a free one]"),
+    click.option("--no-flower", is_flag=True, help="Without Flower."),
+    click.option(
+        "--lease",
+        type=click.FloatRange(0.5, 3600),
+        help="Seconds that a worker may go unheard before its tickets move.  [default: the app's]",
+    ),
+    click.option(
+        "--dir",
+        "directory",
+        type=click.Path(file_okay=False, path_type=Path),
+        help="Where logs and data go.  [default: a new folder under ./run]",
+    ),
+)
+
+
+def shared_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """The options that both commands have, in the order above."""
+    for option in reversed(SHARED):
+        command = option(command)
+    return command
+
+
+@click.command()
+@shared_options
+@click.pass_obj
+def up(target: Target, **options: Any) -> None:
+    """Runs the whole stack on this machine, without data, until Ctrl-C.
+
+    The data stays in the folder of the run: --dir with the same folder goes on with it.
+    """
+    from bridge.stack import Stack
+    from bridge.stopping import Stopped, StopRequest
+
+    console = Console()
+    plan = plan_of(target, "up", options)
+    with StopRequest() as stop, Stack(plan, settings_of(target, plan.env), stop, say(console)) as stack:
+        try:
+            stack.start()
+            for line in addresses(stack):
+                say(console)(line)
+            say(console)("Ctrl-C stops everything.")
+            stack.wait_for(lambda: False, "Ctrl-C", poll_s=0.2)
+        except Stopped:
+            pass
+    say(console)("stopped")
+
+
+@click.command()
+@click.option("--events", metavar="FILE", help="An incident log.  [default: a generated one, 20,000 events]")
+@click.option("--keep", is_flag=True, help="Leave the stack up after the verdict, until Ctrl-C.")
+@click.option("--json", "as_json", is_flag=True, help="The verdict as JSON on standard output, all else on the other.")
+@shared_options
+@click.pass_context
+def demo(ctx: click.Context, events: str | None, keep: bool, as_json: bool, **options: Any) -> None:
+    """Runs the whole stack with data, kills a worker on the way, and judges the result.
+
+    Exits with 0 when nothing was lost, reordered or overlapped and every incident is in the state that Spark computed
+    from the log; else with 1.
+    """
+    from bridge.demo import Demo
+    from bridge.stopping import Stopped, StopRequest
+
+    target: Target = ctx.obj
+    console = Console(stderr=as_json)
+    plan = plan_of(target, "demo", options)
+    with StopRequest() as stop:
+        try:
+            with Demo(plan, settings_of(target, plan.env), events, stop, console) as run:
+                verdict = run.run()
+                if as_json:
+                    click.echo(run.as_json(verdict))
+                if keep:
+                    for line in addresses(run.stack):
+                        say(console)(line)
+                    say(console)("Ctrl-C stops everything.")
+                    try:
+                        run.stack.wait_for(lambda: False, "Ctrl-C", poll_s=0.2)
+                    except Stopped:
+                        pass
+        except Stopped:
+            say(console)("stopped before the end: no verdict")
+            ctx.exit(130)
+    ctx.exit(0 if verdict.ok else 1)
+
+
+def plan_of(target: Target, kind: str, options: dict[str, Any]) -> Any:
+    """The plan that the options describe."""
+    from bridge.stack import Plan, run_directory
+
+    lease = options["lease"]
+    directory = options["directory"]
+    return Plan(
+        app=target.name,
+        directory=directory.resolve() if directory is not None else run_directory(kind),
+        workers=options["workers"],
+        concurrency=options["concurrency"],
+        masters=options["masters"],
+        port=options["port"],
+        flower=not options["no_flower"],
+        flower_port=options["flower_port"],
+        env={} if lease is None else {"BRIDGE_LEASE": f"{lease:g}"},
+    )
+
+
+def settings_of(target: Target, env: Any) -> Any:
+    """The lane's settings, as the children will have them."""
+    from bridge.installation import bridge_of
+
+    settings = bridge_of(target.app).settings
+    return settings.model_copy(update={"lease": float(env["BRIDGE_LEASE"])}) if "BRIDGE_LEASE" in env else settings
+
+
+def say(console: Console) -> Callable[[str], None]:
+    """A function that prints a line as it is."""
+    return lambda line: console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+
+def addresses(stack: Any) -> list[str]:
+    """Where everything is, and what to do with it."""
+    url = stack.server.url
+    app = "" if stack.plan.app == "tasks" else f" -A {stack.plan.app}"
+    lines = [
+        "",
+        f"Redis     {url}",
+        *([f"Flower    {stack.flower_url}"] if stack.plan.flower else []),
+        f"push      BRIDGE_BROKER_URL={url} bridge{app} push FILE",
+        f"status    BRIDGE_BROKER_URL={url} bridge{app} status --watch",
+        f"logs      {stack.plan.directory}",
+        "",
+    ]
+    return lines

@@ -1,0 +1,294 @@
+"""``bridge demo``: the stack with data, a worker killed on the way, and a verdict.
+
+1. Spark computes, from the log alone, the state that every incident must end in, while the stack comes up.
+2. Spark pushes the log; the workers handle it meanwhile.
+3. When 40 % is handled, one worker gets SIGKILL and another one is started.
+4. When everything is handled, the ledger of what ran and the states in Redis are compared with what must be.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+import orjson
+from rich.console import Console
+from rich.table import Table
+
+from bridge.child import Child
+from bridge.ledger import read_ledger
+from bridge.progress import Counts, ProgressView, read_counts
+from bridge.stack import Plan, Stack
+from bridge.verdict import Verdict, compare_states, judge, time_to_reroute
+from routing.errors import ConfigurationError, InputError, StackFailed
+from routing.records import parse
+
+if TYPE_CHECKING:
+    from bridge.settings import Settings
+    from bridge.stopping import StopRequest
+
+GENERATED_EVENTS, GENERATED_TICKETS = 20_000, 3_500
+#: Share of the messages that are handled when a worker is killed.
+KILL_AT = 0.4
+#: Seconds without any progress after which the run counts as stuck.
+PATIENCE_S = 60.0
+#: Longest time for the jobs that read or make the log, in seconds.
+JOB_TIMEOUT_S = 900.0
+#: Seconds between two looks: until the kill, which should be in time, and after it.
+QUICK_S, CALM_S = 0.02, 0.2
+#: Tickets in one round trip when the states are read.
+CHUNK = 1000
+
+
+class Kill:
+    """What is known of the killed worker at the moment of its death."""
+
+    def __init__(self, name: str, replacement: str) -> None:
+        self.name = name
+        self.replacement = replacement
+        self.pid = 0
+        self.at_ns = 0
+        #: Ticket -> (first fence, messages) of the run that was in flight there.
+        self.stranded: dict[str, tuple[int, int]] = {}
+
+
+class Demo:
+    """One run; a context manager that stops its stack."""
+
+    def __init__(self, plan: Plan, settings: Settings, events: str | None, stop: StopRequest, console: Console) -> None:
+        """Describe it. ``events``: the log; None generates one.
+
+        Raises `InputError` for a log that is not there, `ConfigurationError` for what can be seen to fail.
+        """
+        if importlib.util.find_spec("pyspark") is None:
+            raise ConfigurationError("the demo needs Spark: pip install 'ticket-bridge[spark,java]'")
+        if events is not None and "://" not in events and not Path(events).exists():
+            raise InputError(f"there is no file {events}")
+        if plan.directory.exists() and any(plan.directory.iterdir()):
+            raise ConfigurationError(f"the demo needs a folder of its own, and {plan.directory} is not empty")
+        self.ledger_dir = plan.directory / "ledger"
+        self.states_file = plan.directory / "states.jsonl"
+        ledgered = Plan(**{**vars(plan), "env": {**plan.env, "BRIDGE_LEDGER_DIR": str(self.ledger_dir)}})
+        self.stack = Stack(ledgered, settings, stop, self._say)
+        self._settings = settings
+        self._events = events
+        self._stop = stop
+        self._console = console
+        self._pushed: dict[str, Any] = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stack.close()
+
+    def run(self) -> Verdict:
+        """The whole run; prints the verdict and returns it.
+
+        Raises `InputError`, `StackFailed`, and `Stopped`, when there can be no verdict.
+        """
+        self.ledger_dir.mkdir(parents=True)
+        self._say(f"logs      {self.stack.plan.directory}")
+        log = self._events or self._generate()
+        spark_log = self.stack.plan.directory / "spark-incidents.log"
+        computing = self.stack.start_job(
+            "expected", "spark.incidents", log, "--out", str(self.states_file), "--spark-log", str(spark_log)
+        )
+        self.stack.start()
+        with self._console.status("Spark computes the state that every incident must end in"):
+            self._await(computing)
+        expected = self._expected_states()
+        total = sum(int(state["events"]) for state in expected.values())
+        self._say(f"log       {total:,} events of {len(expected):,} incidents")
+        kill, problems = self._handle(log, total)
+        verdict = self._judge(expected, kill, problems)
+        self._print(verdict)
+        (self.stack.plan.directory / "verdict.json").write_text(self.as_json(verdict) + "\n", encoding="utf-8")
+        return verdict
+
+    def as_json(self, verdict: Verdict) -> str:
+        """The verdict for programs."""
+        return orjson.dumps(verdict.as_dict(), option=orjson.OPT_INDENT_2).decode()
+
+    # -- the steps ---------------------------------------------------------------------------------------------------
+
+    def _generate(self) -> str:
+        out = str(self.stack.plan.directory / "events.csv.gz")
+        words = (out, "--events", str(GENERATED_EVENTS), "--tickets", str(GENERATED_TICKETS))
+        self._await(self.stack.start_job("generate", "spark.generate", *words))
+        return out
+
+    def _await(self, job: Child) -> None:
+        """Waits for a job's end. Raises `InputError` with its own words when it failed."""
+        if not self._stop.wait(lambda: job.finished() is not None, JOB_TIMEOUT_S, CALM_S):
+            raise StackFailed(f"{job.name} did not end within {JOB_TIMEOUT_S:g} s; its log is {job.log_file}")
+        self._check_job(job)
+
+    def _check_job(self, job: Child) -> None:
+        if job.finished():
+            last = job.log_tail(1).strip()
+            raise InputError(f"{last.removeprefix('error: ')} (from {job.name}, see {job.log_file})")
+
+    def _expected_states(self) -> dict[str, dict[str, str]]:
+        states = {}
+        with self.states_file.open("rb") as lines:
+            for line in lines:
+                told = orjson.loads(line)
+                states[told["ticket_id"]] = told["state"]
+        return states
+
+    def _handle(self, log: str, total: int) -> tuple[Kill, list[str]]:
+        """Pushes the log and waits until it is handled, killing a worker on the way; the kill, and what went wrong."""
+        kill = Kill("", f"w{len(self.stack.workers) + 1}")
+        problems: list[str] = []
+        pushing = self._start_push(log)
+        moved_at = time.monotonic()
+        settled = -1
+        with self._progress(total) as view:
+
+            def look() -> bool:
+                nonlocal moved_at, settled
+                counts = read_counts(self.stack.redis, self._settings)
+                view.show(counts)
+                if pushing.exit_code is not None:
+                    self._check_job(pushing)
+                if not kill.pid and counts.settled >= KILL_AT * total:
+                    self._kill(kill, counts)
+                if counts.settled + counts.pushed != settled:
+                    settled, moved_at = counts.settled + counts.pushed, time.monotonic()
+                if time.monotonic() - moved_at > PATIENCE_S:
+                    problems.append(_stuck(counts))
+                    return True
+                return pushing.finished() == 0 and counts.settled >= counts.pushed and bool(kill.pid)
+
+            self.stack.wait_for(lambda: look() or bool(kill.pid), "40 % to be handled", poll_s=QUICK_S)
+            self.stack.wait_for(look, "everything to be handled", poll_s=CALM_S)
+        if pushing.finished() == 0 and self._pushed.get("rows") != total:
+            problems.append(f"Spark says that it pushed {self._pushed.get('rows')} messages; the log has {total}")
+        return kill, problems
+
+    def _start_push(self, log: str) -> Child:
+        def on_line(line: str) -> None:
+            told = orjson.loads(line)
+            if told.get("event") == "done":
+                self._pushed.update(told)
+
+        spark_log = self.stack.plan.directory / "spark-push.log"
+        words = ("--url", self.stack.server.url, "--stream", self._settings.stream, "--order", "timestamp")
+        return self.stack.start_job(
+            "push", "spark.push", log, *words, "--progress", "json", "--spark-log", str(spark_log), on_line=on_line
+        )
+
+    def _kill(self, kill: Kill, counts: Counts) -> None:
+        """SIGKILL to the worker that has most to do; another one is started at once, under a name of its own."""
+        busy = {name: counts.in_flight.get(self.stack.worker_name(name), 0) for name in self.stack.workers}
+        kill.name = max(busy, key=lambda name: busy[name])
+        kill.at_ns = time.monotonic_ns()
+        kill.pid = self.stack.kill_worker(kill.name)
+        consumer = self.stack.worker_name(kill.name)
+        records: Any = self.stack.redis.hgetall(self._settings.keys.tickets)
+        for ticket, raw in records.items():
+            record = parse(raw)
+            if record.in_flight and record.consumer == consumer:
+                kill.stranded[ticket.decode()] = (record.fence, len(record.ids))
+        self._say(
+            f"kill -9   {kill.name} (pid {kill.pid}) with {len(kill.stranded)} tickets in flight; "
+            f"{kill.replacement} is started in its place"
+        )
+        self.stack.add_workers([kill.replacement], wait=False)
+
+    @contextmanager
+    def _progress(self, total: int) -> Iterator[ProgressView]:
+        with ProgressView(self._console, total) as view:
+            yield view
+
+    # -- the end -----------------------------------------------------------------------------------------------------
+
+    def _judge(self, expected: dict[str, dict[str, str]], kill: Kill, problems: list[str]) -> Verdict:
+        counts = read_counts(self.stack.redis, self._settings)
+        ledger = read_ledger(self.ledger_dir)
+        processes = ledger.children_of(kill.pid)
+        findings = judge(
+            ledger,
+            {ticket: int(state["events"]) for ticket, state in expected.items()},
+            dict.fromkeys(processes, kill.at_ns),
+        )
+        equal, differences = compare_states(expected, self._actual_states(list(expected)))
+        return Verdict(
+            messages=sum(int(state["events"]) for state in expected.values()),
+            tickets=len(expected),
+            done=counts.done,
+            dead=counts.dead,
+            findings=findings,
+            states_equal=equal,
+            problems=(*problems, *findings.examples, *differences),
+            reroute=time_to_reroute(ledger, kill.stranded, processes, kill.at_ns),
+            killed=kill.name,
+            lease_s=self._settings.lease,
+        )
+
+    def _actual_states(self, tickets: list[str]) -> dict[str, dict[str, str]]:
+        states: dict[str, dict[str, str]] = {}
+        for start in range(0, len(tickets), CHUNK):
+            chunk = tickets[start : start + CHUNK]
+            with self.stack.redis.pipeline(transaction=False) as pipe:
+                for ticket in chunk:
+                    pipe.hgetall(f"incident:{ticket}")
+                for ticket, found in zip(chunk, pipe.execute(), strict=True):
+                    states[ticket] = {name.decode(): value.decode() for name, value in found.items()}
+        return states
+
+    def _print(self, verdict: Verdict) -> None:
+        findings = verdict.findings
+        table = Table(title="Verdict", title_justify="left", show_header=False)
+        table.add_column(style="bold")
+        table.add_column(justify="right")
+        table.add_column()
+
+        def row(name: str, value: int, wanted: int | None, note: str = "") -> None:
+            good = wanted is None or value == wanted
+            table.add_row(name, f"{value:,}" if good else f"[red]{value:,}[/red]", note)
+
+        row("messages handled", verdict.done, verdict.messages, f"of {verdict.messages:,}")
+        row("tickets", verdict.tickets, None)
+        row("lost", findings.lost, 0)
+        row("reordered", findings.reordered, 0)
+        row("overlapped", findings.overlapped, 0)
+        row("unexpected", findings.unexpected, 0, "executions of events that nobody pushed")
+        row("dead", verdict.dead, 0)
+        row("repeated", findings.repeated, None, "at least once: what the killed worker ran may run again")
+        row("states equal to Spark's", verdict.states_equal, verdict.tickets, f"of {verdict.tickets:,}")
+        row("throughput", round(verdict.throughput), None, f"messages per second, over {findings.seconds:.1f} s")
+        told = f"no ticket was in flight on {verdict.killed}"
+        if verdict.reroute is not None:
+            found = verdict.reroute
+            told = (
+                f"median {found.median_s:.2f} s, max {found.max_s:.2f} s, {found.tickets} tickets of {verdict.killed}"
+            )
+        table.add_row(
+            "time to re-route", "", f"{told}; bounded by the lease, {verdict.lease_s:g} s, and a look a second"
+        )
+        self._console.print(table)
+        for problem in verdict.problems:
+            self._say(f"wrong: {problem}")
+        self._say("PASSED" if verdict.ok else "FAILED")
+
+    def _say(self, line: str) -> None:
+        self._console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+
+def _stuck(counts: Counts) -> str:
+    """What stands still, in words."""
+    flying = ", ".join(f"{n:,} on {name}" for name, n in counts.in_flight.items() if n) or "none"
+    return (
+        f"nothing moved for {PATIENCE_S:g} s: pushed {counts.pushed:,}, done {counts.done:,}, dead {counts.dead:,}, "
+        f"waiting {counts.waiting:,}, in flight {flying}, tickets that await a retry {counts.retrying:,}, "
+        f"leader {counts.leader or 'none'}"
+    )

@@ -1,0 +1,53 @@
+"""Every Celery and `bridge_` setting that differs from its default, each with its reason."""
+
+import os
+
+# ---- Celery ----------------------------------------------------------------------------------------------------------
+
+# The Redis that holds the stream is Celery's broker too. A variable, so that every process of a stack, here and in
+# docker-compose.yml, is pointed at the same server from outside.
+broker_url = os.environ.get("BRIDGE_BROKER_URL", "redis://localhost:6379/0")
+
+# The same server. Only tasks that do not say `ignore_result=True` write there.
+result_backend = broker_url
+
+# Loaded by workers and masters at their start: a master must know the tasks to tell a good message from one that
+# names a task that does not exist.
+imports = ("tasks.incidents",)
+
+# So that Flower shows each task, the messages of bundles too. Costs a worker about as much as running a small task
+# does; an application without a monitor leaves it off.
+worker_send_task_events = True
+
+# The default (None) warns at every start that Celery 6 will not retry by itself. A worker that starts before its server
+# is to wait for it.
+broker_connection_retry_on_startup = True
+
+# ---- Ticket Bridge ---------------------------------------------------------------------------------------------------
+
+# Messages that name no task are incident events: whoever adds them need not know a Python name.
+bridge_default_task = "tasks.incidents.record_event"
+
+# What can fail here is Redis itself, for moments: so come back soon, and do not wait for minutes. Attempt n waits
+# base * factor ** (n - 1) seconds, at most `limit`, of which up to the share `jitter` is taken off by chance.
+bridge_backoff = {"base": 0.5, "factor": 2.0, "limit": 30.0, "jitter": 0.5}
+
+# Seconds that a worker may go unheard before its tickets move. The default unless a stack says otherwise, as
+# `bridge demo --lease 2` does; masters and workers must have the same.
+if "BRIDGE_LEASE" in os.environ:
+    bridge_lease = float(os.environ["BRIDGE_LEASE"])
+
+# The other settings of the bridge are at their defaults:
+#
+# bridge_redis_url = broker_url           the server of the stream; must be the broker's server and database
+# bridge_stream = "ticket_stream"         the stream that messages come from
+# bridge_group = "concurrency_stream_group"   its consumer group; several groups on one stream never meet
+# bridge_master = "master"                the group's consumer under whose name messages wait
+# bridge_policy = "least_loaded"          who gets a ticket that nobody has: or "rendezvous", "round_robin", "random"
+# bridge_lease = 6.0                      seconds; see above
+# bridge_leader_lease = 5.0               seconds that a leading master may go unheard before a standby takes over
+# bridge_max_attempts = 5                 attempts before a message goes to the dead letters; a task may have its own
+# bridge_on_dead = "skip"                 what happens to the ticket of a dead message: it goes on with the next one
+# bridge_max_payload = 1048576            bytes of JSON; what is larger goes to the dead letters at once
+# bridge_bundle_ms = 10.0                 how long a bundle of short tasks lasts, in ms; 0 turns bundles off
+# bridge_window = 50000                   messages that the leading master keeps in memory; the rest waits in Redis

@@ -1,0 +1,23 @@
+"""The Celery app that ``celery -A tasks worker -n w1@%h`` starts: the part that a user makes his own.
+
+Its settings are in ``celeryconfig.py``, its tasks in the modules that ``imports`` names there.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from celery import Celery
+
+import bridge
+
+app = Celery("tasks")
+app.config_from_object("celeryconfig")
+bridge.install(app)  # before the tasks are declared; an existing app needs no more than this
+
+if directory := os.environ.get("BRIDGE_LEDGER_DIR"):
+    # Evidence for `bridge demo`: every start and end of an execution, in files.
+    from tasks.ledger import keep_ledger
+
+    keep_ledger(Path(directory))

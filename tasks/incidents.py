@@ -1,0 +1,99 @@
+"""Keeps the current state of each incident, event by event, in the Redis hash ``incident:<ticket>``.
+
+The task needs no lock and no transaction of its own. The bridge hands it the events of one incident in order and one
+at a time, and applies ``self.ticket.effects`` in the same atomic step as the task's success: an event whose worker died
+comes again to find the state as it was before, and one that succeeded never comes again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from functools import cache
+from typing import Any
+from zlib import crc32
+
+from redis import Redis
+
+from bridge.worker.task import TicketTask
+from tasks import app
+
+State = dict[str, str]
+
+#: In these states an incident is done with; leaving one for any other is a reopening.
+DONE_STATES = ("Resolved", "Closed")
+#: The clock of the service level stands still in the states above, and in all that begin with this word.
+WAITING_PREFIX = "Awaiting"
+
+
+class OutOfOrder(Exception):
+    """An event is not the successor of the last one of its incident: the promise of the bridge was broken."""
+
+
+@app.task(bind=True, ignore_result=True)
+def record_event(self: TicketTask, ticket_id: str, payload: dict[str, Any]) -> None:
+    """Applies one event of an incident log to the incident's state. Raises `OutOfOrder`."""
+    if self.ticket is None:
+        raise RuntimeError("an event needs its place in its ticket's order: use record_event.push(ticket_id, event)")
+    key = f"incident:{ticket_id}"
+    state = database().hgetall(key)
+    expected = int(state.get("seq", 0)) + 1
+    if int(payload["seq"]) != expected:
+        raise OutOfOrder(f"incident {ticket_id} got event {payload['seq']} where event {expected} was due")
+    self.ticket.effects.hset(key, mapping=fold(state, payload))
+
+
+def fold(state: Mapping[str, str], event: Mapping[str, Any]) -> State:
+    """The state of an incident after ``event``, from the one before; ``{}`` is the state before its first event.
+
+    ``seq``, ``status``, ``assignment_group``, ``updated_at``, ``opened_at``, ``priority``, ``made_sla``: as in the
+    event. ``events``: how many there were. ``reassignments``: how often the group changed. ``reopenings``: how often the
+    incident left `DONE_STATES`. ``sla_seconds``: whole seconds that passed while it was neither done nor waiting for
+    somebody; time that runs backwards does not count. ``digest``: a fingerprint of all events in their order, so that
+    one event lost, doubled or out of place shows for ever.
+    """
+    seq, status, group, at = (_text(event, name) for name in ("seq", "activity", "assignment_group", "timestamp"))
+    before = state.get("status", "")
+    was_done = before in DONE_STATES
+    elapsed = 0
+    if state and not was_done and not before.startswith(WAITING_PREFIX):
+        elapsed = max(0, _second(at) - _second(state["updated_at"]))
+    digest = 31 * int(state.get("digest", 0)) + crc32(f"{seq}|{status}|{group}|{at}".encode())
+    return {
+        "seq": seq,
+        "events": str(int(state.get("events", 0)) + 1),
+        "status": status,
+        "assignment_group": group,
+        "updated_at": at,
+        "opened_at": _text(event, "opened_at"),
+        "priority": _text(event, "priority"),
+        "made_sla": _text(event, "made_sla"),
+        "reassignments": str(int(state.get("reassignments", 0)) + bool(state and group != state["assignment_group"])),
+        "reopenings": str(int(state.get("reopenings", 0)) + (was_done and status not in DONE_STATES)),
+        "sla_seconds": str(int(state.get("sla_seconds", 0)) + elapsed),
+        "digest": str(digest % 2**32),
+    }
+
+
+@cache
+def database() -> Redis:
+    """This process's own client. Made at the first event, so after the pool forked: connections must not be shared."""
+    return Redis.from_url(app.conf.broker_url, decode_responses=True)
+
+
+def _text(event: Mapping[str, Any], name: str) -> str:
+    """A member of an event as text; logs that are not CSV have numbers, booleans and nulls."""
+    value = event.get(name)
+    if isinstance(value, str):
+        return value
+    if value is None:
+        return ""
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _second(timestamp: str) -> int:
+    """Seconds since 1970 of an ISO time; UTC where it names no zone. Raises ValueError."""
+    at = datetime.fromisoformat(timestamp)
+    if at.tzinfo is None:
+        at = at.replace(tzinfo=UTC)
+    return int(at.timestamp())
