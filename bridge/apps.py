@@ -1,4 +1,4 @@
-"""Finds the Celery app that a command is for, as ``celery -A`` does."""
+"""Finds the Celery app that a command is for, as ``celery -A`` does, and the server that the app is for."""
 
 from __future__ import annotations
 
@@ -8,12 +8,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from celery.app.utils import find_app
+from celery.exceptions import ImproperlyConfigured
 
+from bridge.connect import check_server, client
 from bridge.installation import bridge_of
 from routing.errors import ConfigurationError, TicketBridgeError
 
 if TYPE_CHECKING:
     from celery import Celery
+    from redis import Redis
+
+#: Commands whose replies redis-py would rearrange, differently in its versions, losing fields that come twice.
+RAW = ("XPENDING", "XRANGE", "XREVRANGE")
 
 
 def load_app(name: str) -> Celery:
@@ -22,18 +28,82 @@ def load_app(name: str) -> Celery:
     if here not in sys.path:
         # As celery does: an app is looked for where the command was typed.
         sys.path.insert(0, here)
+    module = name.partition(":")[0]
     try:
         app: Celery = find_app(name)
+        # Celery reads the configuration late; a module that it names and that is not there would surprise later.
+        app.conf.broker_url  # noqa: B018
     except TicketBridgeError:
         raise
     except ModuleNotFoundError as exc:
-        raise ConfigurationError(f"cannot load the Celery app {name!r}: {exc}; run this where it is, or name it with -A") from None
-    except AttributeError as exc:
-        raise ConfigurationError(f"there is no Celery app in {name!r}: {exc}") from None
-    except Exception as exc:
-        last = traceback.extract_tb(exc.__traceback__)[-1]
+        if exc.name is None or not (module == exc.name or module.startswith(f"{exc.name}.")):
+            raise ConfigurationError(f"the Celery app {name!r} fails to load: {exc}{_place(exc)}") from None
         raise ConfigurationError(
-            f"the Celery app {name!r} fails to load: {type(exc).__name__}: {exc} ({last.filename}:{last.lineno})"
+            f"cannot load the Celery app {name!r}: {exc}; run this where the module is, or name another one with -A"
+        ) from None
+    except AttributeError as exc:
+        if _in_user_code(exc):
+            raise ConfigurationError(f"the Celery app {name!r} fails to load: {exc}{_place(exc)}") from None
+        raise ConfigurationError(
+            f"there is no Celery app in {name!r} ({exc}); name it with -A module:attribute"
+        ) from None
+    except ImproperlyConfigured as exc:
+        said = " ".join(str(exc).split())
+        raise ConfigurationError(f"the configuration of the Celery app {name!r} cannot work: {said}") from None
+    except Exception as exc:
+        raise ConfigurationError(
+            f"the Celery app {name!r} fails to load: {type(exc).__name__}: {_said(exc)}{_place(exc)}"
         ) from None
     bridge_of(app)
     return app
+
+
+def load_tasks(app: Celery) -> None:
+    """Imports the modules that hold the app's tasks, so that their names are known. Raises `ConfigurationError`."""
+    try:
+        app.loader.import_default_modules()
+        app.finalize()
+    except TicketBridgeError:
+        raise
+    except Exception as exc:
+        raise ConfigurationError(
+            f"the tasks of the Celery app fail to load: {type(exc).__name__}: {_said(exc)}{_place(exc)}"
+        ) from None
+
+
+def reach(app: Celery) -> Redis:
+    """A client for the lane's server, which answered and is new enough. It gives entries of streams as they come.
+
+    Raises `ConfigurationError`, `ServerUnavailable` or `ServerTooOld`, one line each.
+    """
+    url = bridge_of(app).settings.redis_url
+    try:
+        redis = client(url)
+    except ValueError as exc:
+        raise ConfigurationError(f"the broker's URL cannot be read: {exc}") from None
+    check_server(redis, url)
+    for command in RAW:
+        redis.response_callbacks.pop(command, None)
+    return redis
+
+
+def _said(exc: Exception) -> str:
+    # Some errors have many lines; the first says what is wrong.
+    lines = [line.strip() for line in str(exc).splitlines() if line.strip()]
+    return lines[0] if lines else "(no message)"
+
+
+def _place(exc: Exception) -> str:
+    if isinstance(exc, SyntaxError) and exc.filename:
+        return f" ({exc.filename}:{exc.lineno})"
+    frames = [f for f in traceback.extract_tb(exc.__traceback__) if not f.filename.startswith("<")]
+    # The last frame outside of installed packages is where the user can do something about it.
+    own = [f for f in frames if "site-packages" not in f.filename and "/importlib/" not in f.filename]
+    frame = (own or frames)[-1]
+    return f" ({frame.filename}:{frame.lineno})"
+
+
+def _in_user_code(exc: Exception) -> bool:
+    """Whether ``exc`` comes out of the module that was imported, rather than from looking into it."""
+    frames = traceback.extract_tb(exc.__traceback__)
+    return any(frame.filename.startswith("<frozen importlib") for frame in frames)

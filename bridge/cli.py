@@ -1,6 +1,8 @@
 """The command ``bridge``: also ``python -m bridge``, and ``celery -A tasks bridge …`` as a plugin of Celery's.
 
 Every celery command loads this file, so it imports little; the commands themselves are loaded when they are called.
+
+Exit codes: 0 done, 1 failed or found something, 2 wrong usage. An error is one line on standard error.
 """
 
 from __future__ import annotations
@@ -14,6 +16,8 @@ import click
 if TYPE_CHECKING:
     from celery import Celery
 
+    from bridge.settings import Settings
+
 #: Command -> where it is.
 COMMANDS = {
     "run": "bridge.commands.run:run",
@@ -25,14 +29,17 @@ COMMANDS = {
     "dead": "bridge.commands.dead:dead",
 }
 
+#: The app of a command that names none.
+DEFAULT_APP = "tasks"
+
 
 class Commands(click.Group):
-    """Loads a command when it is called for."""
+    """Loads a command when it is called for, and shows what goes wrong in it as one line."""
 
-    def list_commands(self, ctx: click.Context) -> list[str]:
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 (click's signature)
         return list(COMMANDS)
 
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002 (click's signature)
         place = COMMANDS.get(cmd_name)
         if place is None:
             return None
@@ -41,13 +48,18 @@ class Commands(click.Group):
         return command
 
     def invoke(self, ctx: click.Context) -> Any:
-        from routing.errors import TicketBridgeError
-
         try:
             return super().invoke(ctx)
-        except TicketBridgeError as exc:
-            click.echo(f"Error: {exc}", err=True)
-            ctx.exit(exc.exit_code)
+        except (click.ClickException, click.exceptions.Exit, click.Abort):
+            raise
+        except Exception as exc:
+            from bridge.failures import translated
+
+            shown = translated(exc)
+            if shown is None:
+                raise
+            click.echo(f"Error: {shown}", err=True)
+            ctx.exit(shown.exit_code)
 
 
 class Target:
@@ -68,15 +80,34 @@ class Target:
         bridge_of(self._app)
         return self._app
 
+    @property
+    def settings(self) -> Settings:
+        """The app's validated settings. Raises `ConfigurationError`."""
+        settings: Settings = self.app.bridge.settings
+        return settings
+
+    def error(self, message: str, **_: Any) -> None:
+        """What Celery's command line calls on its context for ``celery bridge -A …``."""
+        click.echo(message, err=True)
+
+
+def _app_of_celery(ctx: click.Context) -> Celery | None:
+    """The app that ``celery -A APP bridge …`` has loaded; None where Celery was called without one, or not at all."""
+    if ctx.parent is None or not ctx.parent.params.get("app"):
+        # Without -A Celery makes an app of its own, which nobody has ever configured.
+        return None
+    app: Celery | None = getattr(ctx.parent.obj, "app", None)
+    return app
+
 
 @click.command(name="bridge", cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
-@click.option("-A", "--app", "name", default=None, metavar="APP", help="The Celery app, as for celery -A.  [default: tasks]")
+@click.option(
+    "-A", "--app", "name", default=None, metavar="APP", help="The Celery app, as for celery -A.  [default: tasks]"
+)
 @click.pass_context
 def cli(ctx: click.Context, name: str | None) -> None:
     """Ticket Bridge: strict per-ticket order for Celery, on the Redis you already run."""
-    # As a plugin of Celery's, the app comes with Celery's own context.
-    app = getattr(ctx.obj, "app", None) if name is None else None
-    ctx.obj = Target(name or "tasks", app)
+    ctx.obj = Target(name or DEFAULT_APP, _app_of_celery(ctx) if name is None else None)
 
 
 def main() -> None:

@@ -1,0 +1,149 @@
+"""``bridge status``: one look at the lane, or one every second."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import asdict
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+import click
+from rich.console import Group, RenderableType
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from bridge.cli import Target
+from bridge.terminal import console, duration, echo_json, printable
+
+if TYPE_CHECKING:
+    from bridge.status import LaneStatus
+
+
+@click.command()
+@click.option("--watch", "-w", is_flag=True, help="Look again every second, until Ctrl-C.")
+@click.option(
+    "--interval",
+    default=1.0,
+    show_default=True,
+    type=click.FloatRange(0.1, 3600),
+    help="Seconds between two looks of --watch.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON; with --watch one line for each look.")
+@click.pass_obj
+def status(target: Target, watch: bool, interval: float, as_json: bool) -> None:
+    """Shows the lane: its leader, how much is where, and each consumer.
+
+    Exits 0 when the server answered, whatever the state of the lane.
+    """
+    from bridge.apps import reach
+    from bridge.status import look
+
+    settings = target.settings
+    redis = reach(target.app)
+    if watch:
+        try:
+            _watch(lambda: look(redis, settings), interval, as_json)
+        except KeyboardInterrupt:
+            # The way that it is meant to end.
+            return
+        return
+    seen = look(redis, settings)
+    if as_json:
+        echo_json(as_document(seen))
+    else:
+        console().print(view(seen))
+
+
+def as_document(seen: LaneStatus) -> dict[str, Any]:
+    """The JSON of ``--json``."""
+    return asdict(seen)
+
+
+def _watch(look: Any, interval: float, as_json: bool) -> None:
+    from bridge.failures import translated
+
+    out = console()
+    live = None if as_json or not out.is_terminal else Live(console=out, auto_refresh=False, screen=False)
+    try:
+        if live is not None:
+            live.start()
+        while True:
+            began = time.monotonic()
+            try:
+                seen: LaneStatus | None = look()
+            except Exception as exc:
+                shown = translated(exc)
+                if shown is None:
+                    raise
+                # Whoever watches wants to see it come back.
+                seen, trouble = None, str(shown)
+            if live is not None:
+                live.update(view(seen) if seen is not None else Text(trouble, "red"), refresh=True)
+            elif as_json:
+                echo_json(as_document(seen) if seen is not None else {"error": trouble}, pretty=False)
+            else:
+                click.echo(line(seen) if seen is not None else f"{datetime.now().astimezone():%H:%M:%S} {trouble}")
+            time.sleep(max(0.0, interval - (time.monotonic() - began)))
+    finally:
+        if live is not None:
+            live.stop()
+
+
+def line(seen: LaneStatus) -> str:
+    """The look on one line, for a log."""
+    alive = sum(1 for consumer in seen.consumers if consumer.alive)
+    leader = f"term {seen.leader.term}" if seen.leader else "no leader"
+    unread = seen.unread_why or f"{seen.unread:,}"
+    return (
+        f"{datetime.now().astimezone():%H:%M:%S} {leader}, consumers {alive}, unread {unread}, waiting {seen.waiting:,}, "
+        f"in flight {seen.in_flight:,}, retrying {seen.awaiting_retry:,}, dead {seen.dead:,}, "
+        f"done {seen.counters.get('done', 0):,}"
+    )
+
+
+def view(seen: LaneStatus) -> RenderableType:
+    """The look as tables."""
+    facts = Table.grid(padding=(0, 2))
+    facts.add_row("lane", f"{printable(seen.stream)} / {printable(seen.group)} ({seen.length:,} entries)")
+    facts.add_row("server", f"{seen.server} at {printable(seen.url)}")
+    if seen.leader is None:
+        facts.add_row("leader", Text("none", "red"))
+    else:
+        held = f"{printable(seen.leader.holder)}, term {seen.leader.term}, lease {duration(seen.leader.lease_ms)} left"
+        facts.add_row("leader", held)
+    facts.add_row("unread", seen.unread_why or f"{seen.unread:,}")
+    facts.add_row("waiting", f"{seen.waiting:,}")
+    facts.add_row("in flight", f"{seen.in_flight:,}")
+    facts.add_row("retrying", f"{seen.awaiting_retry:,}")
+    facts.add_row("dead", f"{seen.dead:,}" + (" (bridge dead list)" if seen.dead else ""))
+    facts.add_row("parked", f"{seen.parked:,}")
+    facts.add_row("oldest", "nothing undone" if seen.oldest_undone_ms is None else duration(seen.oldest_undone_ms))
+    facts.add_row("so far", ", ".join(f"{name} {number:,}" for name, number in seen.counters.items()) or "nothing")
+    parts: list[RenderableType] = [facts, Text("")]
+    if seen.consumers:
+        parts.append(_consumer_table(seen))
+    else:
+        parts.append(Text("no consumers"))
+    parts += [Text(f"! {problem}", "yellow") for problem in seen.problems]
+    return Group(*parts)
+
+
+def _consumer_table(seen: LaneStatus) -> Table:
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    table.add_column("consumer", no_wrap=True)
+    for name in ("alive", "pool", "slots", "in flight", "tickets", "queued", "lease", "up"):
+        table.add_column(name, justify="left" if name in ("alive", "pool") else "right", no_wrap=True)
+    for one in seen.consumers:
+        table.add_row(
+            printable(one.name),
+            Text("yes") if one.alive else Text("no" if one.registered else "no, not registered", "red"),
+            "?" if one.pool is None else printable(one.pool),
+            "?" if one.slots is None else str(one.slots),
+            f"{one.in_flight:,}",
+            "?" if one.tickets is None else f"{one.tickets:,}",
+            f"{one.queued:,}",
+            duration(one.lease_ms) if one.alive else "over",
+            "?" if one.up_ms is None else duration(one.up_ms),
+        )
+    return table

@@ -1,0 +1,96 @@
+"""Why a ticket does not move: one sentence, from what was found of it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from bridge.terminal import count, duration
+from routing.states import State
+
+if TYPE_CHECKING:
+    from bridge.scans import Scan
+    from bridge.whereabouts import InFlight, Retry, Whereabouts
+
+NO_LEADER = "no master leads, so nothing is dispatched or settled: start one with `bridge run`"
+NO_CONSUMER = "no consumer is alive: start a worker with `celery -A APP worker -n w1@%h`"
+
+
+def why(found: Whereabouts) -> str:
+    """The sentence. It names what stands in the way first, and what to do where something can be done."""
+    behind = _behind(found)
+    if found.in_flight is not None:
+        return _in_flight(found, found.in_flight) + behind
+    if found.retry is not None:
+        return _retry(found, found.retry) + behind
+    if found.state is State.WAITING:
+        return _waiting(found)
+    if found.state is State.UNREAD:
+        return _unread(found)
+    if found.state is State.DEAD:
+        letter = found.letters[0]
+        return (
+            f"nothing of it is undone; its last message {letter.message_id} is a dead letter: {letter.reason}"
+            f"{': ' + letter.error if letter.error else ''}"
+        )
+    if found.state is State.DONE:
+        return f"nothing of it is undone; its last message {found.last_done} is done"
+    return (
+        "nothing is known of it: no record, nothing that waits, nothing unread, no dead letter, and none of the newest "
+        "entries of the stream is its"
+    )
+
+
+def _in_flight(found: Whereabouts, run: InFlight) -> str:
+    what = f"{count(len(run.message_ids), 'message')} in flight on {run.consumer} for {duration(run.since_ms)}"
+    attempt = f", attempt {run.attempt}" if run.attempt > 1 else ""
+    if found.leader is None:
+        return f"{what}{attempt}; {NO_LEADER}"
+    if not run.consumer_alive:
+        end = "whose lease is over: the leader moves the ticket"
+        if not found.consumers_alive:
+            return f"{what}{attempt}, {end} as soon as there is a consumer; {NO_CONSUMER}"
+        return f"{what}{attempt}, {end} to another consumer"
+    return f"{what}{attempt}; it is alive (lease {duration(run.lease_ms)} left), so the task runs there or is about to"
+
+
+def _retry(found: Whereabouts, retry: Retry) -> str:
+    cause = f": {retry.last_error}" if retry.last_error else ""
+    if retry.due_in_ms > 0:
+        what = f"attempt {retry.attempt} of {retry.max_attempts} is due in {duration(retry.due_in_ms)}{cause}"
+    else:
+        what = f"attempt {retry.attempt} of {retry.max_attempts} is due now{cause}"
+    stop = _stop(found)
+    if stop:
+        return f"{what}; {stop}"
+    return what if retry.due_in_ms > 0 else f"{what}; it goes out as soon as a consumer has room"
+
+
+def _waiting(found: Whereabouts) -> str:
+    what = f"{_many(found.waiting, 'message')} waiting to be dispatched, the oldest is {found.waiting.ids[0]}"
+    return f"{what}; {_stop(found) or 'all consumers have enough work ahead: it goes out as soon as one has room'}"
+
+
+def _unread(found: Whereabouts) -> str:
+    what = f"{_many(found.unread, 'message')} not read yet, the oldest is {found.unread.ids[0]}"
+    if not found.has_group:
+        return f"{what}; no master has ever led this lane: start one with `bridge run`"
+    return f"{what}; {_stop(found) or 'the master reads on when it has dispatched what it has read'}"
+
+
+def _stop(found: Whereabouts) -> str:
+    if found.leader is None:
+        return NO_LEADER
+    return "" if found.consumers_alive else NO_CONSUMER
+
+
+def _behind(found: Whereabouts) -> str:
+    parts = []
+    if found.waiting.count:
+        parts.append(f"{_many(found.waiting, 'message')} waiting behind")
+    if found.unread.count:
+        parts.append(f"{_many(found.unread, 'message')} not read yet")
+    return f" ({', '.join(parts)})" if parts else ""
+
+
+def _many(scan: Scan, thing: str) -> str:
+    return ("" if scan.complete else "at least ") + count(scan.count, thing)

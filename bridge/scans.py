@@ -1,0 +1,146 @@
+"""Bounded searches for one ticket's messages, in what waits and in the stream. They only read.
+
+There is no index of messages by ticket, on purpose: it would cost every message a write. So a search looks at entry
+after entry, and stops after `LIMIT` entries or `LIMIT_BYTES` of them, whichever comes first; it tells which.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from redis import Redis
+
+    from routing.keys import LaneKeys
+
+#: Entries that one search looks at, at most.
+LIMIT = 10_000
+#: Bytes of entries that one search reads, about: payloads may be large, and only whole entries can be read.
+LIMIT_BYTES = 64 * 1024 * 1024
+#: Entries in a search's first page; later ones are as large as fits `PAGE_BYTES`.
+FIRST_PAGE = 50
+PAGE_MAX = 1000
+PAGE_BYTES = 4 * 1024 * 1024
+#: Message ids that a search keeps.
+IDS_KEPT = 10
+
+
+@dataclass(frozen=True)
+class Scan:
+    """What a search found. ``ids``: the first few; ``looked_at``: entries of any ticket; ``complete``: saw them all."""
+
+    ids: tuple[str, ...]
+    count: int
+    looked_at: int
+    complete: bool
+
+
+class _Pages:
+    """How many entries the next page may have."""
+
+    def __init__(self) -> None:
+        self.entries = 0
+        self.bytes = 0
+
+    @property
+    def spent(self) -> bool:
+        return self.entries >= LIMIT or self.bytes >= LIMIT_BYTES
+
+    @property
+    def next(self) -> int:
+        if not self.entries:
+            return FIRST_PAGE
+        average = max(1, self.bytes // self.entries)
+        return max(1, min(PAGE_MAX, LIMIT - self.entries, PAGE_BYTES // average))
+
+    def took(self, fields: Any) -> None:
+        self.entries += 1
+        self.bytes += sum(map(len, fields)) if fields else 0
+
+
+def of_pending(redis: Redis, keys: LaneKeys, master: str, ticket: bytes, after: str | None) -> Scan:
+    """The ticket's messages that are pending under the master's name, with ids greater than ``after`` (None: all)."""
+    pages = _Pages()
+
+    def entries() -> Iterator[tuple[str, Any]]:
+        start = "-" if after is None else f"({after}"
+        while not pages.spent:
+            size = pages.next
+            page = redis.execute_command("XPENDING", keys.stream, keys.group, start, "+", size, master)
+            ids = [line[0].decode() for line in page]
+            with redis.pipeline(transaction=False) as pipe:
+                for id_ in ids:
+                    pipe.execute_command("XRANGE", keys.stream, id_, id_)
+                found = pipe.execute()
+            for id_, entry in zip(ids, found, strict=True):
+                yield id_, entry[0][1] if entry else ()
+            if len(page) < size:
+                return
+            start = f"({ids[-1]}"
+        # One more that nobody looks at any more.
+        if redis.execute_command("XPENDING", keys.stream, keys.group, start, "+", 1, master):
+            yield "", None
+
+    return _count(entries(), pages, ticket)
+
+
+def of_stream(redis: Redis, keys: LaneKeys, ticket: bytes, after: str) -> Scan:
+    """The ticket's messages in the stream with ids greater than ``after``."""
+    pages = _Pages()
+
+    def entries() -> Iterator[tuple[str, Any]]:
+        start = f"({after}"
+        while not pages.spent:
+            size = pages.next
+            page = redis.execute_command("XRANGE", keys.stream, start, "+", "COUNT", size)
+            for id_, fields in page:
+                yield id_.decode(), fields
+            if len(page) < size:
+                return
+            start = f"({page[-1][0].decode()}"
+        if redis.execute_command("XRANGE", keys.stream, start, "+", "COUNT", 1):
+            yield "", None
+
+    return _count(entries(), pages, ticket)
+
+
+def backwards(redis: Redis, keys: LaneKeys, ticket: bytes, from_: str) -> str | None:
+    """The newest message of the ticket with an id up to ``from_``; None when the search's bound has none."""
+    pages = _Pages()
+    end = from_
+    while not pages.spent:
+        size = pages.next
+        page = redis.execute_command("XREVRANGE", keys.stream, end, "-", "COUNT", size)
+        for id_, fields in page:
+            pages.took(fields)
+            if ticket_of(fields) == ticket:
+                return str(id_.decode())
+        if len(page) < size:
+            return None
+        end = f"({page[-1][0].decode()}"
+    return None
+
+
+def ticket_of(fields: Any) -> bytes | None:
+    """The ``ticket_id`` of an entry whose fields and values alternate; of several the last, as the master reads it."""
+    found: bytes | None = None
+    for i in range(0, len(fields), 2):
+        if fields[i] == b"ticket_id":
+            found = fields[i + 1]
+    return found
+
+
+def _count(entries: Iterator[tuple[str, Any]], pages: _Pages, ticket: bytes) -> Scan:
+    ids: list[str] = []
+    count = 0
+    for id_, fields in entries:
+        if fields is None:
+            return Scan(tuple(ids), count, pages.entries, False)
+        pages.took(fields)
+        if fields and ticket_of(fields) == ticket:
+            count += 1
+            if len(ids) < IDS_KEPT:
+                ids.append(id_)
+    return Scan(tuple(ids), count, pages.entries, True)

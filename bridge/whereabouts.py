@@ -1,0 +1,261 @@
+"""Where one ticket is, and why it does not move. For `bridge ticket show`. Never writes.
+
+What is in flight or awaits a retry is in the ticket's record: one look. What waits is in the master's pending list,
+what was not read yet in the stream; neither has an index by ticket, so both are searched from where the ticket's
+messages can be, up to a bound, and the answer says how far that went.
+
+Nothing stands still meanwhile: a message may move on between two looks. When the looks together saw nothing undone,
+the record is read once more, and all is done again if it is there now.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field, replace
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+import orjson
+from redis.exceptions import ResponseError
+
+from bridge.dead import Letter, chosen, newest_first
+from bridge.reasons import why
+from bridge.scans import Scan, backwards, of_pending, of_stream
+from routing import records
+from routing.states import State
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from redis import Redis
+
+    from bridge.settings import Settings
+
+#: Dead letters that are looked through for the ticket's, newest first, and those of it that are shown.
+LETTERS_LOOKED_AT = 1000
+LETTERS_SHOWN = 3
+#: Times that a ticket which moved on between two looks is looked for anew.
+LOOKS = 3
+
+
+@dataclass(frozen=True)
+class InFlight:
+    """The ticket's run. Times in ms by the server's clock."""
+
+    consumer: str
+    incarnation: str
+    message_ids: tuple[str, ...]
+    attempt: int
+    #: Of the first message; the others follow.
+    fence: int
+    since_ms: int
+    consumer_alive: bool
+    lease_ms: int
+
+
+@dataclass(frozen=True)
+class Retry:
+    """What the ticket's oldest message waits for. ``attempt``: the one to come; ``due_in_ms``: negative when overdue."""
+
+    message_id: str
+    attempt: int
+    max_attempts: int
+    due_in_ms: int
+    last_error: str
+
+
+@dataclass(frozen=True)
+class Whereabouts:
+    """What was found of one ticket."""
+
+    ticket: str
+    #: None: nothing is known of it.
+    state: State | None
+    why: str
+    leader: str | None
+    consumers_alive: int
+    in_flight: InFlight | None
+    retry: Retry | None
+    #: Whether the consumer group exists.
+    has_group: bool
+    waiting: Scan
+    unread: Scan
+    letters: tuple[Letter, ...]
+    #: The newest message of the ticket that is neither pending nor unread; looked for when nothing else was found.
+    last_done: str | None = None
+
+    def document(self) -> dict[str, Any]:
+        """All of it, for JSON."""
+        return {
+            "ticket_id": self.ticket,
+            "state": None if self.state is None else self.state.value,
+            "why": self.why,
+            "leader": self.leader,
+            "consumers_alive": self.consumers_alive,
+            "in_flight": None if self.in_flight is None else asdict(self.in_flight),
+            "retry": None if self.retry is None else asdict(self.retry),
+            "waiting": asdict(self.waiting),
+            "unread": asdict(self.unread),
+            "dead": [letter.summary() for letter in self.letters],
+            "last_done": self.last_done,
+        }
+
+
+@dataclass
+class _Lane:
+    """What the first look saw."""
+
+    now_ms: int
+    leader: str | None
+    record: records.Record | None
+    due_ms: int | None
+    incarnations: dict[str, str]
+    last_delivered: str | None
+    leases: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def alive(self) -> list[str]:
+        return [name for name, incarnation in self.incarnations.items() if self.leases.get(incarnation, -1) > 0]
+
+
+def locate(redis: Redis, settings: Settings, ticket: str, max_attempts: Callable[[str | None], int]) -> Whereabouts:
+    """Looks for ``ticket``. ``max_attempts`` answers for a task's name; None: the default task. Raises redis errors."""
+    found = _locate(redis, settings, ticket, max_attempts)
+    for _ in range(LOOKS - 1):
+        if found.state in (State.IN_FLIGHT, State.AWAITING_RETRY, State.WAITING, State.UNREAD):
+            break
+        if not redis.hexists(settings.keys.tickets, ticket):
+            break
+        found = _locate(redis, settings, ticket, max_attempts)
+    return found
+
+
+def _locate(redis: Redis, settings: Settings, ticket: str, max_attempts: Callable[[str | None], int]) -> Whereabouts:
+    keys = settings.keys
+    lane = _look(redis, settings, ticket)
+    record = lane.record
+    wanted = ticket.encode()
+    nothing = Scan((), 0, 0, True)
+    waiting = unread = nothing
+    if lane.last_delivered is not None:
+        # Whatever waits came after what the record names.
+        after = record.ids[-1] if record is not None and record.ids else None
+        waiting = of_pending(redis, keys, settings.master, wanted, after)
+    unread = of_stream(redis, keys, wanted, lane.last_delivered or "0-0")
+    letters = _letters(redis, settings, ticket)
+
+    in_flight = retry = None
+    if record is not None and record.in_flight:
+        state: State | None = State.IN_FLIGHT
+        in_flight = _in_flight(lane, record)
+    elif record is not None:
+        state = State.AWAITING_RETRY
+        retry = _retry(redis, settings, lane, record, max_attempts)
+    elif waiting.count:
+        state = State.WAITING
+    elif unread.count:
+        state = State.UNREAD
+    else:
+        state = None
+    last_done = None
+    if state is None:
+        dead_ids = {letter.message_id for letter in letters}
+        last_done = backwards(redis, keys, wanted, lane.last_delivered) if lane.last_delivered else None
+        if letters and (last_done is None or last_done in dead_ids):
+            state = State.DEAD
+        elif last_done is not None:
+            state = State.DONE
+    found = Whereabouts(
+        ticket,
+        state,
+        "",
+        lane.leader,
+        len(lane.alive),
+        in_flight,
+        retry,
+        lane.last_delivered is not None,
+        waiting,
+        unread,
+        letters,
+        last_done,
+    )
+    return replace(found, why=why(found))
+
+
+def _look(redis: Redis, settings: Settings, ticket: str) -> _Lane:
+    keys = settings.keys
+    with redis.pipeline(transaction=True) as pipe:
+        pipe.time()
+        pipe.get(keys.leader)
+        pipe.hget(keys.tickets, ticket)
+        pipe.zscore(keys.retries, ticket)
+        pipe.hgetall(keys.consumers)
+        pipe.execute_command("XINFO", "GROUPS", keys.stream)
+        replies = pipe.execute(raise_on_error=False)
+    groups = replies.pop()
+    if isinstance(groups, ResponseError) and "no such key" in str(groups):
+        groups = []
+    for reply in (groups, *replies):
+        if isinstance(reply, Exception):
+            raise reply
+    time_, token, text, due, registered = replies
+    last_delivered = None
+    for group in groups:
+        told = group if isinstance(group, dict) else {group[i]: group[i + 1] for i in range(0, len(group), 2)}
+        if told[b"name"] == keys.group.encode():
+            last_delivered = told[b"last-delivered-id"].decode()
+    lane = _Lane(
+        now_ms=time_[0] * 1000 + time_[1] // 1000,
+        leader=None if token is None else token.decode().partition(" ")[2],
+        record=None if text is None else records.parse(text),
+        due_ms=None if due is None else int(due),
+        incarnations={name.decode(): orjson.loads(told)["incarnation"] for name, told in registered.items()},
+        last_delivered=last_delivered,
+    )
+    asked = list(lane.incarnations.values())
+    if lane.record is not None and lane.record.in_flight:
+        asked.append(lane.record.incarnation)
+    with redis.pipeline(transaction=False) as pipe:
+        for incarnation in asked:
+            pipe.pttl(keys.lease(incarnation))
+        leases = pipe.execute()
+    lane.leases = dict(zip(asked, leases, strict=True))
+    return lane
+
+
+def _in_flight(lane: _Lane, record: records.Record) -> InFlight:
+    lease_ms = lane.leases.get(record.incarnation, -2)
+    return InFlight(
+        consumer=record.consumer,
+        incarnation=record.incarnation,
+        message_ids=record.ids,
+        attempt=record.attempt,
+        fence=record.fence,
+        since_ms=max(0, lane.now_ms - record.dispatched_ms),
+        consumer_alive=lease_ms > 0,
+        lease_ms=max(0, lease_ms),
+    )
+
+
+def _retry(
+    redis: Redis, settings: Settings, lane: _Lane, record: records.Record, max_attempts: Callable[[str | None], int]
+) -> Retry:
+    id_ = record.ids[0]
+    task = None
+    entries = redis.execute_command("XRANGE", settings.keys.stream, id_, id_)
+    if entries:
+        fields = entries[0][1]
+        named = dict(zip(fields[::2], fields[1::2], strict=True)).get(b"task")
+        task = None if named is None else named.decode(errors="replace")
+    return Retry(
+        message_id=id_,
+        attempt=record.attempt,
+        max_attempts=max_attempts(task),
+        due_in_ms=(lane.due_ms or lane.now_ms) - lane.now_ms,
+        last_error=record.cause,
+    )
+
+
+def _letters(redis: Redis, settings: Settings, ticket: str) -> tuple[Letter, ...]:
+    """The ticket's newest letters, among the newest letters of the lane."""
+    letters = islice(newest_first(redis, settings.keys), LETTERS_LOOKED_AT)
+    return tuple(islice(chosen(letters, ticket=ticket), LETTERS_SHOWN))
