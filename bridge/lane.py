@@ -223,25 +223,33 @@ class Lane:
         batch.acknowledged.append(refusal.id)
         batch.count("dead")
 
-    def make_ready(self, ticket: Ticket) -> None:
-        """Queues the ticket for dispatch if nothing stands in the way."""
+    def make_ready(self, ticket: Ticket, *, first: bool = False) -> None:
+        """Queues the ticket for dispatch if nothing stands in the way; ``first``: before all that wait already."""
         if ticket.queued or ticket.run or ticket.due_ms or not ticket.waiting:
             return
         ticket.queued = True
         consumer = ticket.consumer
         if consumer is not None and consumer.alive:
-            consumer.ready.append(ticket)
+            ready = consumer.ready
         else:
             ticket.consumer = None
-            self.ready.append(ticket)
+            ready = self.ready
+        if first:
+            ready.appendleft(ticket)
+        else:
+            ready.append(ticket)
 
     def wake(self, now_ms: int) -> None:
-        """Tickets whose backoff is over become ready."""
+        """Tickets whose backoff is over become ready, before all others: they have waited for long enough.
+
+        A backlog would else add its own length to every backoff, and to the time that a lost worker's tickets stand
+        still, which is to be bounded by the lease.
+        """
         while self.backoffs and self.backoffs[0][0] <= now_ms:
             due, _, ticket = heapq.heappop(self.backoffs)
             if ticket.due_ms == due:
                 ticket.due_ms = 0
-                self.make_ready(ticket)
+                self.make_ready(ticket, first=True)
 
     def hold_back(self, ticket: Ticket, due_ms: int) -> None:
         """The oldest message of ``ticket`` waits until ``due_ms``."""
@@ -251,12 +259,13 @@ class Lane:
 
     # -- outcomes come in ------------------------------------------------------------------------------------------
 
-    def settle(self, outcome: Outcome, batch: Batch) -> bool:
-        """Takes one outcome into the picture and the batch. False: its fence is not the current one; nothing changes."""
+    def settle(self, outcome: Outcome, batch: Batch) -> Ticket | None:
+        """Takes one outcome into the picture and the batch; its ticket. None: its fence is not the current one, and
+        nothing changes."""
         ticket = self.in_flight.get(outcome.message_id)
         if ticket is None or ticket.fence != outcome.fence or ticket.run[0].id != outcome.message_id:
             batch.count("stale")
-            return False
+            return None
         self.touch(ticket, batch)
         kind = outcome.kind
         if kind is Kind.DONE:
@@ -276,7 +285,7 @@ class Lane:
         else:
             self._failed(ticket, outcome, batch)
         self.make_ready(ticket)
-        return True
+        return ticket
 
     def _failed(self, ticket: Ticket, outcome: Outcome, batch: Batch) -> None:
         message = ticket.run[0]

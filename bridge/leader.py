@@ -22,7 +22,7 @@ from bridge.connect import Wire, client
 from bridge.envelope import OPENING, Envelopes
 from bridge.lane import Lane, Ticket, id_key
 from bridge.outcomes import decode
-from bridge.planner import Planner, TaskTraits
+from bridge.planner import RUN_MAX, Planner, TaskTraits
 from bridge.rebuild import Rebuild
 from bridge.recovery import Recovery
 from routing.messages import EntryParser, Message, Refusal
@@ -43,9 +43,11 @@ READ_BYTES = 16 * 1024 * 1024
 BLOCK_S = 5.0
 #: Seconds between two looks at the leases.
 LOOK_S = 1.0
-#: Under load: seconds to let outcomes gather before a batch is made.
-GATHER_S = 0.0005
-#: Messages in flight from which on it counts as load.
+#: Longest pause, in seconds, in which outcomes gather before they are read.
+GATHER_S = 0.001
+#: What one more message of a run takes at least, in seconds: how long the pause may be while runs are under way.
+STEP_S = 0.00005
+#: Messages in flight from which on outcomes gather in any case.
 LOADED = 64
 
 
@@ -78,6 +80,10 @@ class Leader:
         self._wake_here.setblocking(False)
         self._stop = False
         self._look_at = 0.0
+        #: When the outcome stream is read next (monotonic).
+        self._ask_at = 0.0
+        #: Messages left of the shortest run that the last read settled something of.
+        self._shortest: int | None = None
         self._average_bytes = 1024.0
         self.recovery = Recovery(self)
 
@@ -143,7 +149,8 @@ class Leader:
         keys = self._settings.keys
         lane = self.lane
         block_ms = int(BLOCK_S * 1000)
-        if not self._outcomes.asked:
+        pause = self._ask_at - time.monotonic()
+        if not self._outcomes.asked and pause <= 0:
             self._outcomes.ask("XREAD", "COUNT", READ_COUNT, "BLOCK", block_ms, "STREAMS", keys.outcomes, self._last_outcome)
         if not self._entries.asked and not lane.sated:
             count = int(max(8, min(READ_COUNT, READ_BYTES / self._average_bytes)))
@@ -157,6 +164,8 @@ class Leader:
                 self._registered[wire] = wire.file
         now = time.time()
         timeout = max(0.0, min(BLOCK_S, self._look_at - time.monotonic()))
+        if pause > 0:
+            timeout = min(timeout, pause)
         if lane.backoffs:
             timeout = max(0.0, min(timeout, lane.backoffs[0][0] / 1000 - now))
         ready = {key.fileobj for key, _ in selector.select(timeout)}
@@ -164,9 +173,15 @@ class Leader:
             self._wake_here.recv(4096)
         batch = Batch()
         if self._outcomes.asked and self._outcomes.file in ready:
-            if len(lane.in_flight) > LOADED:
-                time.sleep(GATHER_S)
             self.settle_outcomes(self._outcomes.answer(), batch)
+            # While all runs go on, nothing can be dispatched: what they did so far is settled in fewer, larger steps.
+            # Under load workers have work ahead, and nobody waits either.
+            shortest = self._shortest if self._shortest is not None else 0
+            pause = min(GATHER_S, shortest * STEP_S)
+            if len(lane.in_flight) > LOADED:
+                pause = max(pause, GATHER_S / 2)
+            # A selector sleeps whole milliseconds.
+            self._ask_at = time.monotonic() + pause if pause >= GATHER_S / 2 else 0.0
         if self._entries.asked and self._entries.file in ready:
             self._read_entries(self._entries.answer(), batch)
         lane.wake(int(time.time() * 1000))
@@ -206,13 +221,17 @@ class Leader:
             entries = [entry for entry in entries if id_key(entry[0].decode()) > known]
             if not entries:
                 return 0
-        for id_, fields in entries:
+        shortest = RUN_MAX
+        for _, fields in entries:
             kind = fields[2]
             if kind == b"o":
                 for outcome in decode(fields[3]):
-                    self.lane.settle(outcome, batch)
+                    ticket = self.lane.settle(outcome, batch)
+                    if ticket is not None:
+                        shortest = min(shortest, len(ticket.run))
             elif kind == b"joined" or kind == b"gone":
                 self._look_at = 0.0
+        self._shortest = shortest
         self._last_outcome = entries[-1][0].decode()
         ms, _, sequence = self._last_outcome.partition("-")
         batch.keep_outcomes_from = f"{ms}-{int(sequence) + 1}"

@@ -24,7 +24,7 @@ from routing.transitions import Batch, Dispatch
 #: Parcels' worth of work that each slot has ahead.
 AHEAD = 2
 #: Longest run of one ticket in a bundle, in messages.
-RUN_MAX = 64
+RUN_MAX = 100
 #: What one message costs beside its own service time, in ms: alone, and in a bundle.
 ALONE_MS = 0.7
 MATE_MS = 0.03

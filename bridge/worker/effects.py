@@ -2,17 +2,19 @@
 
 They are recorded, not executed: a command returns nothing. Redis has no rollback, so a command may only be here when
 everything that can make it fail is checked before the first one is applied: its key's type and, where it adds to a
-number, that number, by the script (``routing/lua/apply.lua``); its own words, here.
+number, that number, by the script (``routing/lua/apply.lua``); its own words, and what the commands of one message do
+to each other, by `bridge.worker.effect_words`.
 """
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING, Any
 
 from redis._parsers import Encoder
 from redis.commands import CoreCommands
+from redis.exceptions import DataError
 
+from bridge.worker.effect_words import Harmony, check
 from routing.errors import PayloadError
 from routing.transitions import Effect
 
@@ -52,13 +54,9 @@ ALLOWED: dict[str, tuple[str, str]] = {
     "ZREMRANGEBYSCORE": ("zset", ""),
     "XADD": ("stream", ""),
     "PUBLISH": ("", ""),
-    "PFADD": ("string", ""),
     "SETBIT": ("string", ""),
     "GEOADD": ("zset", ""),
 }
-
-#: Commands whose words may hold numbers that Redis refuses, and where those words are.
-_POSITIVE = {"SETEX": 2, "PSETEX": 2}
 
 _ENCODER = Encoder(encoding="utf-8", encoding_errors="strict", decode_responses=False)
 
@@ -74,6 +72,7 @@ class Effects(_Base):
 
     def __init__(self) -> None:
         self._recorded: list[Effect] = []
+        self._harmony = Harmony()
 
     def __len__(self) -> int:
         return len(self._recorded)
@@ -93,22 +92,17 @@ class Effects(_Base):
         if name not in ALLOWED:
             known = ", ".join(sorted(command.lower() for command in ALLOWED))
             raise PayloadError(f"effects cannot {name.lower()}: it could fail half way; these can: {known}")
-        words: list[str | bytes] = [name]
-        for word in args[1:]:
-            if isinstance(word, float) and not math.isfinite(word) and name != "ZADD":
-                raise PayloadError(f"effects.{name.lower()}: {word} is not a finite number")
-            if isinstance(word, float) and math.isnan(word):
-                raise PayloadError(f"effects.{name.lower()}: nan is not a score")
-            words.append(_ENCODER.encode(word))
-        if name in _POSITIVE and int(words[_POSITIVE[name]]) <= 0:
-            raise PayloadError(f"effects.{name.lower()}: the time to live must be positive")
-        if name == "XADD" and b"*" not in words[2:8]:
-            raise PayloadError("effects.xadd: leave the id to Redis ('*'); any other could be refused")
-        kind, check = ALLOWED[name]
+        try:
+            words: list[bytes] = [_ENCODER.encode(word) for word in args[1:]]
+        except (DataError, UnicodeEncodeError) as exc:
+            raise PayloadError(f"effects.{name.lower()}: {exc}") from None
+        check(name, words)
+        kind, increment = ALLOWED[name]
         if name == "DECRBY":
             # Written as an increment, so that the script adds in one way only.
-            words = ["INCRBY", words[1], str(-int(words[2])).encode()]
-        self._recorded.append(Effect(kind, check, tuple(words)))
+            name, words = "INCRBY", [words[0], str(-int(words[1])).encode()]
+        self._harmony.add(name, kind, increment, words)
+        self._recorded.append(Effect(kind, increment, (name, *words)))
 
     def pipeline(self, *args: Any, **kwargs: Any) -> Any:
         raise PayloadError("effects are one atomic step already; call the commands on effects itself")

@@ -40,16 +40,27 @@ class OutcomeWriter:
         self._shared = shared
         self._pid = os.getpid()
         self._local = threading.local()
+        self._known_head = ("", b"")
 
     def write(self, incarnation: str, outcomes: Sequence[Outcome]) -> bool:
         """Writes ``outcomes`` in one entry. False: the lease ended first, and they are void."""
         data = b"[" + b",".join(outcome.encode() for outcome in outcomes) + b"]"
-        words = ("XADD", self._settings.keys.outcomes, "*", "i", incarnation, "o", data)
+        packed = b"%b$%d\r\n%b\r\n" % (self._head(incarnation), len(data), data)
 
         def send() -> None:
-            self._wire().call(*words)
+            self._wire().call_packed(packed)
 
         return self._until_lease_ends(incarnation, send)
+
+    def _head(self, incarnation: str) -> bytes:
+        """The command (RESP) up to the outcomes: the same for every write of an incarnation."""
+        known, head = self._known_head
+        if known != incarnation:
+            words = ("XADD", self._settings.keys.outcomes, "*", "i", incarnation, "o")
+            encoded = [word.encode() for word in words]
+            head = b"*7\r\n" + b"".join(b"$%d\r\n%b\r\n" % (len(word), word) for word in encoded)
+            self._known_head = (incarnation, head)
+        return head
 
     def apply(
         self, incarnation: str, items: Sequence[tuple[str, Outcome, tuple[Effect, ...]]]
