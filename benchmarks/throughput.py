@@ -1,0 +1,126 @@
+"""How many messages a second the peers handle, end to end, with everything waiting from the start.
+
+Each run: a fresh server, the workers up, the queue or stream filled out of their sight, then revealed in one step
+(Celery's queue is moved from another database; for the bridge the master is started). The clock runs from the moment
+at which a tenth is done (everybody is awake and measured by then) to the end.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import psutil
+
+from benchmarks.feed import enqueue, items, push, reveal
+from benchmarks.results import Metrics
+from benchmarks.stack import KEYS, Stack
+
+#: Database in which Celery's queue is filled.
+HIDDEN_DB = 1
+#: Share of the messages before the clock starts.
+WARM_UP = 0.1
+#: Seconds without any progress after which a run has failed.
+STALL_S = 60.0
+
+#: What the variants are.
+PEERS = {
+    "plain": "plain Celery, no order",
+    "lock": "Celery, a Redis lock per ticket",
+    "bundles": "the bridge",
+    "singles": "the bridge, bundles off",
+}
+
+
+@dataclass(frozen=True)
+class Load:
+    """What one case asks for. ``messages``: of each variant, so that each runs for some seconds."""
+
+    task: str
+    tickets: int
+    workers: int
+    concurrency: int
+    messages: dict[str, int]
+    #: Messages a second if all processes did nothing but the tasks' own work; 0: there is no such bound.
+    ideal: float = 0.0
+
+
+LOADS = {
+    "tickets": Load(
+        "noop", 1000, 1, 2, {"plain": 8_000, "lock": 5_000, "bundles": 80_000, "singles": 8_000}
+    ),
+    "eight": Load(
+        "nap", 8, 2, 4, {"plain": 4_000, "lock": 800, "bundles": 4_000, "singles": 4_000}, ideal=800.0
+    ),
+    "hot": Load(
+        "noop", 1, 1, 2, {"plain": 8_000, "lock": 3_000, "bundles": 30_000, "singles": 4_000}
+    ),
+}  # fmt: skip
+
+
+def run(case: str, variant: str, scale: float) -> Metrics:
+    """One run of one variant; ``scale`` shrinks it."""
+    load = LOADS[case]
+    count = max(400, int(load.messages[variant] * scale))
+    bridged = variant in ("bundles", "singles")
+    app = "bridged" if bridged else {"plain": "plain", "lock": "locked"}[variant]
+    with Stack(app, bundle_ms=10.0 if variant == "bundles" else 0.0) as stack:
+        stack.start_workers(load.workers, load.concurrency)
+        messages = items(count, load.tickets)
+        if bridged:
+            push(stack.server.url, load.task, messages)
+            stack.start_master()
+            progress = settled(stack)
+        else:
+            hidden = stack.server.url.removesuffix("/0") + f"/{HIDDEN_DB}"
+            enqueue(hidden, load.task, messages)
+            reveal(stack.server.url, HIDDEN_DB)
+            progress = stack.tally.done
+        metrics = clocked(stack, progress, count)
+        metrics["misplaced"] = 100.0 * stack.tally.misplaced() / count
+    if load.ideal:
+        metrics["of_ideal"] = 100.0 * metrics["rate"] / load.ideal
+    return metrics
+
+
+def settled(stack: Stack) -> Callable[[], int]:
+    """What counts as done on the bridge: recorded, acknowledged and released, by the lane's own counter."""
+    return lambda: int(stack.redis.hget(KEYS.counts, "done") or 0)
+
+
+def clocked(stack: Stack, progress: Callable[[], int], count: int, *, before: int = 0) -> Metrics:
+    """The rate at which ``progress`` goes from ``before`` to ``before + count``, without the first tenth."""
+    _reach(stack, progress, before + int(count * WARM_UP))
+    used, others = stack.cpu(), busy()
+    started, first = time.monotonic(), progress()
+    _reach(stack, progress, before + count)
+    seconds = time.monotonic() - started
+    done = progress() - first
+    metrics = {"rate": done / seconds, "seconds": seconds}
+    others = busy() - others
+    for role, cpu in stack.cpu().items():
+        own = cpu - used.get(role, 0.0)
+        metrics[f"{role}_us"] = 1e6 * own / done
+        others -= own
+    metrics["others_cpu"] = 100.0 * max(0.0, others) / seconds
+    return metrics
+
+
+def busy() -> float:
+    """Seconds of CPU that all processes of the machine used so far: what is not this run's own disturbed it."""
+    times = psutil.cpu_times()
+    return sum(times) - times.idle - times.iowait - times.guest - times.guest_nice
+
+
+def _reach(stack: Stack, progress: Callable[[], int], target: int) -> None:
+    """Waits for ``target``, for as long as anything moves at all."""
+    while True:
+        last = progress()
+        if last >= target:
+            return
+
+        def moved(last: int = last) -> bool:
+            return progress() > last
+
+        stack.wait(moved, f"message {last + 1} of {target}", STALL_S, interval_s=0.003)

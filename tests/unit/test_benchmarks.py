@@ -1,0 +1,257 @@
+"""The benchmark's statistics, goals, counting and tables; what it measures is not tested here."""
+
+from __future__ import annotations
+
+import json
+import os
+from io import StringIO
+from pathlib import Path
+
+import orjson
+import pytest
+from click.testing import CliRunner
+from rich.console import Console
+
+from benchmarks import __main__ as command
+from benchmarks.cases import CASES, Case, Column
+from benchmarks.feed import items
+from benchmarks.figures import Spread, percentile, ratios, spread
+from benchmarks.goals import GOALS, Goal
+from benchmarks.report import ratio_text, show_case, show_goals, significant
+from benchmarks.results import Metrics, Results
+from benchmarks.simulated import entries
+from benchmarks.stack import BenchmarkFailed
+from benchmarks.tally import Reading, Tally
+from bridge.names import BUNDLE_TASK, HEADER_BASE, HEADER_RUNS
+from bridge.outcomes import decode
+
+
+def results(**variants: list[float]) -> Results:
+    """Rates of a case named ``case``."""
+    found = Results()
+    for variant, values in variants.items():
+        for value in values:
+            found.add("case", variant, {"rate": value})
+    return found
+
+
+# -- statistics --------------------------------------------------------------------------------------------------------
+
+
+def test_the_median_of_few_rounds_is_their_middle() -> None:
+    assert spread([30.0, 10.0, 20.0]) == Spread(20.0, 10.0, 30.0, 3)
+    assert spread([10.0, 20.0]).median == 15.0
+    assert spread([7.0]) == Spread(7.0, 7.0, 7.0, 1)
+
+
+def test_no_round_has_no_median() -> None:
+    with pytest.raises(ValueError, match="no round"):
+        spread([])
+
+
+def test_percentiles_interpolate_between_neighbours() -> None:
+    values = [float(n) for n in range(101)]
+    assert percentile(values, 99) == 99.0
+    assert percentile(reversed(values), 0) == 0.0
+    assert percentile(values, 100) == 100.0
+    assert percentile([0.0, 1.0], 25) == 0.25
+    with pytest.raises(ValueError, match="percentage"):
+        percentile(values, 101)
+    with pytest.raises(ValueError, match="no values"):
+        percentile([], 50)
+
+
+def test_a_ratio_compares_values_of_the_same_round() -> None:
+    # The machine was half as fast in the second round: each round still says 5.
+    assert ratios([5000.0, 2500.0], [1000.0, 500.0]) == [5.0, 5.0]
+    assert ratios([5000.0, 2500.0], [1000.0]) == [5.0]
+    assert ratios([5000.0], [0.0]) == []
+
+
+# -- results and goals -------------------------------------------------------------------------------------------------
+
+
+def test_what_was_not_measured_is_none() -> None:
+    found = results(plain=[1.0])
+    assert found.spread("case", "plain", "latency") is None
+    assert found.ratio("case", "bridge", "plain", "rate") is None
+
+
+@pytest.mark.parametrize(("rate", "reached"), [(4999.0, False), (5000.0, True), (6000.0, True)])
+def test_a_goal_from_below_is_reached_at_its_bound(rate: float, reached: bool) -> None:
+    goal = Goal("fast", "case", "bridge", "rate", at_least=5000)
+    assert goal.reached(results(bridge=[rate])) is reached
+
+
+@pytest.mark.parametrize(("rate", "reached"), [(2.1, False), (2.0, True), (0.0, True)])
+def test_a_goal_from_above_is_reached_at_its_bound(rate: float, reached: bool) -> None:
+    goal = Goal("idle", "case", "bridge", "rate", at_most=2)
+    assert goal.reached(results(bridge=[rate])) is reached
+
+
+def test_a_goal_is_judged_by_the_median_of_its_rounds() -> None:
+    goal = Goal("fast", "case", "bridge", "rate", at_least=100)
+    assert goal.reached(results(bridge=[1.0, 101.0, 102.0])) is True
+    assert goal.reached(results(bridge=[99.0, 98.0, 1000.0])) is False
+
+
+def test_a_goal_against_a_peer_is_judged_by_the_ratios_of_the_rounds() -> None:
+    goal = Goal("faster", "case", "bridge", "rate", at_least=5, peer="plain")
+    found = results(bridge=[50.0, 600.0, 5.0], plain=[10.0, 100.0, 2.0])
+    measured = goal.measured(found)
+    assert measured is not None
+    assert measured.median == 5.0
+    assert goal.reached(found) is True
+    assert goal.bound == "≥ 5 times"
+
+
+def test_a_goal_that_was_not_measured_is_neither_reached_nor_missed() -> None:
+    assert Goal("fast", "case", "bridge", "rate", at_least=1).reached(Results()) is None
+
+
+def test_every_goal_names_what_a_case_measures() -> None:
+    for goal in GOALS:
+        case = CASES[goal.case]
+        assert goal.variant in case.variants
+        assert goal.peer is None or goal.peer in case.variants
+        assert (goal.at_least is None) != (goal.at_most is None)
+
+
+# -- counting ----------------------------------------------------------------------------------------------------------
+
+
+def test_counts_of_all_processes_add_up(tmp_path: Path) -> None:
+    tally = Tally(tmp_path)
+    tally.count(1, 1)
+    child = os.fork()
+    if child == 0:
+        tally.count(1, 2)
+        tally.count(2, 1)
+        os._exit(0)
+    os.waitpid(child, 0)
+    tally.count(1, 3)
+    reading = Reading(tmp_path)
+    assert reading.done() == 4
+    assert reading.misplaced() == 0
+
+
+def test_what_overtakes_its_predecessor_is_seen(tmp_path: Path) -> None:
+    tally = Tally(tmp_path)
+    for number in (1, 3, 2, 4):
+        tally.count(5, number)
+    assert Reading(tmp_path).misplaced() == 3
+
+
+def test_starts_are_read_back(tmp_path: Path) -> None:
+    tally = Tally(tmp_path)
+    tally.started(7, 1_000)
+    tally.started(8, 2_000)
+    assert Reading(tmp_path).starts() == {7: 1_000, 8: 2_000}
+
+
+def test_messages_are_the_same_each_time_and_numbered_without_a_gap() -> None:
+    first = list(items(500, 10))
+    assert first == list(items(500, 10))
+    numbers: dict[str, list[int]] = {}
+    for ticket, payload in first:
+        assert ticket == f"T{payload['t']}"
+        numbers.setdefault(ticket, []).append(payload["n"])
+    assert len(numbers) == 10
+    assert all(of_ticket == list(range(1, len(of_ticket) + 1)) for of_ticket in numbers.values())
+
+
+# -- simulated consumers -----------------------------------------------------------------------------------------------
+
+
+def test_a_message_alone_is_answered_by_an_entry_of_its_own() -> None:
+    headers = {"id": "1-0", "task": "noop", HEADER_BASE: 100, HEADER_RUNS: [["T", 3, 1, 1, 0]]}
+    [entry] = entries(orjson.dumps({"headers": headers, "body": "[]"}))
+    [outcome] = decode(entry)
+    assert (outcome.message_id, outcome.fence) == ("1-0", 103)
+
+
+def test_a_bundle_is_answered_round_by_round() -> None:
+    headers = {"id": "bundle", "task": BUNDLE_TASK, HEADER_BASE: 100, HEADER_RUNS: []}
+    body = json.dumps([["A", 0, 1, [["1-0", "noop", {}], ["3-0", "noop", {}]]], ["B", 2, 1, [["2-0", "noop", {}]]]])
+    rounds = [decode(entry) for entry in entries(orjson.dumps({"headers": headers, "body": body}))]
+    said = [[(outcome.message_id, outcome.fence) for outcome in of_round] for of_round in rounds]
+    assert said == [[("1-0", 100), ("2-0", 102)], [("3-0", 101)]]
+
+
+# -- what is shown -----------------------------------------------------------------------------------------------------
+
+
+def test_figures_are_shown_with_three_digits() -> None:
+    shown = [significant(value) for value in (12345.6, 12.345, 1.2345, 0.0)]
+    assert shown == ["12,346", "12.3", "1.23", "0.00"]
+
+
+def test_one_round_has_no_spread_to_show() -> None:
+    assert ratio_text(Spread(2.0, 2.0, 2.0, 1)) == "2.00"
+    assert ratio_text(Spread(2.0, 1.0, 3.0, 3)) == "2.00 (1.00 … 3.00)"
+
+
+def test_tables_hold_what_was_measured() -> None:
+    console = Console(width=150, record=True, file=StringIO())
+    case = Case("A case", {"plain": "Plain", "bridge": "Bridge"}, _no_run, (Column("rate", "msg/s"),), "plain")
+    found = results(plain=[1000.0, 1100.0, 900.0], bridge=[8000.0, 9000.0, 7000.0])
+    goals = (
+        Goal("fast", "case", "bridge", "rate", at_least=5, peer="plain"),
+        Goal("faster", "case", "bridge", "rate", at_least=10_000, unit="msg/s"),
+        Goal("elsewhere", "other", "bridge", "rate", at_least=1),
+    )
+    show_case(console, "case", case, found)
+    show_goals(console, goals, found)
+    text = console.export_text()
+    assert "7,000 … 9,000" in text
+    assert "8.00 (7.78 … 8.18)" in text
+    assert [line.count("not reached") for line in text.splitlines() if "faster" in line] == [1]
+    assert "not measured" in text
+
+
+def _no_run(variant: str, scale: float) -> Metrics:
+    raise AssertionError(f"{variant} {scale} was run")
+
+
+# -- the command -------------------------------------------------------------------------------------------------------
+
+
+def test_the_variants_take_turns_in_each_round(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    order: list[str] = []
+
+    def run(variant: str, scale: float) -> Metrics:
+        assert scale == 1.0
+        order.append(variant)
+        return {"rate": 1.0}
+
+    case = Case("Title", {"a": "A", "b": "B"}, run, (Column("rate", "msg/s"),), "a")
+    monkeypatch.setattr(command, "CASES", {"hot": case})
+    monkeypatch.setattr(command, "describe", lambda: {"cpu": "a fast one"})
+    target = tmp_path / "deep" / "figures.json"
+    done = CliRunner().invoke(command.main, ["--rounds", "2", "--json", str(target)])
+    assert done.exit_code == 0, done.output
+    assert order == ["a", "b", "a", "b"]
+    written = json.loads(target.read_text())
+    assert written["machine"] == {"cpu": "a fast one"}
+    assert written["results"]["hot"]["b"]["rate"] == [1.0, 1.0]
+
+
+def test_a_missed_goal_is_no_failure_and_a_broken_run_is_one(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def slow(variant: str, scale: float) -> Metrics:
+        del variant, scale
+        return {"rate": 1.0}
+
+    def broken(variant: str, scale: float) -> Metrics:
+        raise BenchmarkFailed(f"{variant} {scale} moved nothing")
+
+    monkeypatch.setattr(command, "describe", dict)
+    for run, code in ((slow, 0), (broken, 1)):
+        case = Case("Title", {"bundles": "Bridge"}, run, (Column("rate", "msg/s"),))
+        monkeypatch.setattr(command, "CASES", {"hot": case})
+        done = CliRunner().invoke(command.main, ["--quick", "--json", str(tmp_path / "figures.json")])
+        assert done.exit_code == code, done.output
+    assert "Error: bundles 0.4 moved nothing" in done.output
+
+
+def test_an_unknown_case_is_wrong_usage() -> None:
+    assert CliRunner().invoke(command.main, ["--only", "nothing"]).exit_code == 2
