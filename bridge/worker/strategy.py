@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from billiard.einfo import ExceptionWithTraceback
 from celery import signals
 from celery.exceptions import Ignore, NotRegistered, Terminated
+from celery.utils.functional import noop
 from celery.utils.imports import symbol_by_name
 from celery.utils.log import get_logger
 from celery.worker.request import create_request_cls
@@ -71,8 +72,9 @@ def strategy(task: Any, app: Any, consumer: Any, **kwargs: Any) -> Any:
             return None
         request = request_cls(
             message,
-            on_ack=ack,
-            on_reject=reject,
+            # The queue is consumed without acknowledgements: kombu would still make a round trip for each.
+            on_ack=noop,
+            on_reject=noop,
             app=app,
             hostname=consumer.hostname,
             eventer=eventer,
