@@ -19,8 +19,8 @@ from bridge.election import Election
 from bridge.heartbeats import Heartbeats
 from bridge.installation import bridge_of
 from bridge.leader import Leader
-from bridge.settings import check_task_options
-from routing.errors import ConfigurationError, LaneConflict, NotLeading, ServerUnavailable
+from bridge.settings import check_tasks
+from routing.errors import LaneConflict, NotLeading, ServerUnavailable
 
 if TYPE_CHECKING:
     from celery import Celery
@@ -39,12 +39,7 @@ class Master:
         self._settings = bridge_of(app).settings
         app.loader.import_default_modules()
         app.finalize()
-        for name, task in app.tasks.items():
-            check_task_options(name, task, self._settings)
-        default = self._settings.default_task
-        if default is not None and default not in app.tasks:
-            known = ", ".join(sorted(n for n in app.tasks if not n.startswith(("celery.", "bridge.")))) or "none"
-            raise ConfigurationError(f"bridge_default_task {default!r} is not a task of this app; its tasks: {known}")
+        check_tasks(app, self._settings)
         check_server(client(self._settings.redis_url), self._settings.redis_url)
         self._announce = announce
         self._holder = f"{socket.gethostname()}:{os.getpid()}:{uuid.uuid4().hex[:8]}"

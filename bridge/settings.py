@@ -22,14 +22,15 @@ PREFIX = "bridge_"
 
 class Backoff(BaseModel):
     """Exponential backoff with full jitter above half: attempt n waits ``base * factor**(n-1)``, at most ``limit``
-    seconds, of which a random part of up to ``jitter`` (a share) is taken off."""
+    seconds, of which a random part of up to ``jitter`` (a share) is taken off.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
-    base: float = Field(1.0, ge=0, le=86_400)
-    factor: float = Field(2.0, ge=1, le=100)
-    limit: float = Field(300.0, ge=0, le=7 * 86_400)
-    jitter: float = Field(0.5, ge=0, le=1)
+    base: float = Field(default=1.0, ge=0, le=86_400)
+    factor: float = Field(default=2.0, ge=1, le=100)
+    limit: float = Field(default=300.0, ge=0, le=7 * 86_400)
+    jitter: float = Field(default=0.5, ge=0, le=1)
 
     def delay_ms(self, attempt: int, dice: float) -> int:
         """How long to wait, in ms, after failed ``attempt`` (1, 2, …); ``dice`` is a random number in [0, 1)."""
@@ -133,13 +134,23 @@ def read_settings(app: Celery) -> Settings:
     return settings
 
 
-def check_task_options(name: str, task: Any, settings: Settings) -> None:
+def check_tasks(app: Celery, settings: Settings) -> None:
+    """Refuses a default task that ``app`` does not have, and options of its tasks that cannot work."""
+    for name, task in app.tasks.items():
+        check_task_options(name, task, settings)
+    default = settings.default_task
+    if default is not None and default not in app.tasks:
+        known = ", ".join(sorted(n for n in app.tasks if not n.startswith(("celery.", "bridge.")))) or "none"
+        raise ConfigurationError(f"bridge_default_task {default!r} is not a task of this app; its tasks: {known}")
+
+
+def check_task_options(name: str, task: Any) -> None:
     """Refuses ``bridge_…`` options of a task that are unknown or of the wrong type."""
     for attribute in dir(type(task)):
         if not attribute.startswith(PREFIX):
             continue
         option = attribute.removeprefix(PREFIX)
-        value = getattr(task, attribute)
+        value: Any = getattr(task, attribute)
         kind = TASK_OVERRIDES.get(option)
         if kind is None:
             near = difflib.get_close_matches(option, TASK_OVERRIDES, n=1, cutoff=0)
@@ -154,11 +165,19 @@ def check_task_options(name: str, task: Any, settings: Settings) -> None:
 
 def _check_url(app: Celery, url: str) -> None:
     parts = urlsplit(url)
+    broker = urlsplit(app.conf.broker_url or "redis://localhost:6379/0")
+    try:
+        _ = parts.port, broker.port
+    except ValueError:
+        # What stands there may be a piece of the password, so it is not shown.
+        raise ConfigurationError(
+            "the broker's URL has no number as its port; write / @ : and # in a password as %2F %40 %3A and %23"
+        ) from None
     if parts.scheme not in ("redis", "rediss", "redis+socket", "unix"):
         raise ConfigurationError(
-            f"bridge_redis_url must be a redis://, rediss:// or redis+socket:// URL, not {parts.scheme or 'empty'}://"
+            "the broker's URL (or bridge_redis_url) must be redis://, rediss:// or redis+socket://, "
+            f"not {parts.scheme or 'empty'}://"
         )
-    broker = urlsplit(app.conf.broker_url or "redis://localhost:6379/0")
     if (broker.hostname, broker.port or 6379, broker.path.strip("/") or "0") != (
         parts.hostname,
         parts.port or 6379,
@@ -173,10 +192,18 @@ def _check_url(app: Celery, url: str) -> None:
 def _one_line(exc: ValidationError) -> str:
     problems = []
     for error in exc.errors(include_url=False, include_context=False):
-        where = PREFIX + ".".join(str(part) for part in error["loc"]) if error["loc"] else "settings"
+        where = PREFIX + ".".join(str(part) for part in error["loc"]) if error["loc"] else ""
         message = error["msg"].removeprefix("Value error, ")
+        if not where:
+            # Such a message names the setting itself.
+            problems.append(message)
+            continue
+        if error["type"] == "extra_forbidden":
+            near = difflib.get_close_matches(str(error["loc"][-1]), Backoff.model_fields, n=1, cutoff=0)
+            problems.append(f"unknown setting {where}; did you mean {where.rpartition('.')[0]}.{near[0]}?")
+            continue
         shown = repr(error.get("input"))
         # A URL may hold a password.
-        given = "" if "url" in where or not error["loc"] or len(shown) > 80 else f" (it is {shown})"
+        given = "" if "url" in where or len(shown) > 80 else f" (it is {shown})"
         problems.append(f"{where}: {message[0].lower()}{message[1:]}{given}")
     return "; ".join(problems)

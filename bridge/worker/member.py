@@ -15,7 +15,7 @@ from kombu import Exchange, Queue
 from bridge.connect import check_server, client
 from bridge.names import HEADER_BASE, HEADER_INCARNATION, HEADER_RUNS
 from bridge.outcomes import Outcome
-from bridge.settings import check_task_options
+from bridge.settings import check_tasks
 from bridge.worker import execute, strategy
 from bridge.worker.holdings import Holdings
 from bridge.worker.lease import Lease
@@ -180,8 +180,7 @@ def hook(app: Celery) -> None:
             return
         try:
             settings = app.bridge.settings
-            for name, task in app.tasks.items():
-                check_task_options(name, task, settings)
+            check_tasks(app, settings)
             check_server(client(settings.redis_url, timeout_s=5), settings.redis_url)
         except TicketBridgeError as exc:
             fail(exc)
