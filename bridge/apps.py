@@ -36,6 +36,10 @@ def load_app(name: str) -> Celery:
     except TicketBridgeError:
         raise
     except ModuleNotFoundError as exc:
+        if exc.name == name and ":" in name:
+            raise ConfigurationError(
+                f"there is no Celery app {name.partition(':')[2]!r} in the module {module!r}; name it with -A module:attribute"
+            ) from None
         if exc.name is None or not (module == exc.name or module.startswith(f"{exc.name}.")):
             raise ConfigurationError(f"the Celery app {name!r} fails to load: {exc}{_place(exc)}") from None
         raise ConfigurationError(

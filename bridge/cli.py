@@ -8,6 +8,7 @@ Exit codes: 0 done, 1 failed or found something, 2 wrong usage. An error is one 
 from __future__ import annotations
 
 import sys
+from difflib import get_close_matches
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -47,9 +48,22 @@ class Commands(click.Group):
         command: click.Command = getattr(import_module(module), name)
         return command
 
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        near = get_close_matches(args[0], COMMANDS, n=1)
+        if near and args[0] not in COMMANDS:
+            raise click.UsageError(f"there is no command {args[0]!r}; did you mean {near[0]!r}?", ctx)
+        return super().resolve_command(ctx, args)
+
     def invoke(self, ctx: click.Context) -> Any:
         try:
             return super().invoke(ctx)
+        except click.NoSuchOption as exc:
+            if exc.option_name in ("-A", "--app"):
+                usage = f"put it before the command: {ctx.command_path} {exc.option_name} APP …"
+                raise click.UsageError(f"{exc.option_name} is an option of {ctx.command_path}; {usage}", ctx) from None
+            raise
         except (click.ClickException, click.exceptions.Exit, click.Abort):
             raise
         except Exception as exc:
@@ -85,10 +99,6 @@ class Target:
         """The app's validated settings. Raises `ConfigurationError`."""
         settings: Settings = self.app.bridge.settings
         return settings
-
-    def error(self, message: str, **_: Any) -> None:
-        """What Celery's command line calls on its context for ``celery bridge -A …``."""
-        click.echo(message, err=True)
 
 
 def _app_of_celery(ctx: click.Context) -> Celery | None:

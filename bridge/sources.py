@@ -91,7 +91,7 @@ class Fingerprint:
 
 
 def readable_twice(path: str) -> bool:
-    """Whether ``path`` is a regular file, which can be checked before it is used. Raises `InputError`: it is nothing."""
+    """Whether ``path`` is a regular file, which can be checked before it is used. Raises `InputError`."""
     if path == STDIN:
         return False
     try:

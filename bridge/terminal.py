@@ -12,6 +12,9 @@ from rich.console import Console
 #: Characters that a terminal would obey rather than show; line breaks and tabs are kept.
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 
+#: Columns of a table that goes to a file or a pipe.
+PIPE_WIDTH = 1000
+
 
 def printable(text: str) -> str:
     """``text`` with control characters written out: a payload comes from anybody, and must not steer the terminal."""
@@ -26,7 +29,11 @@ def one_line(text: str, limit: int = 200) -> str:
 
 def console(*, err: bool = False) -> Console:
     """A console that takes text as it is: no markup, no colours of its own choice, no Emoji codes."""
-    return Console(stderr=err, markup=False, highlight=False, emoji=False, soft_wrap=True)
+    out = Console(stderr=err, markup=False, highlight=False, emoji=False)
+    if not out.is_terminal:
+        # Nobody's lines shall be cut to fit a terminal that is not there.
+        out = Console(stderr=err, markup=False, highlight=False, emoji=False, width=PIPE_WIDTH)
+    return out
 
 
 def echo_json(value: Any, *, pretty: bool = True) -> None:

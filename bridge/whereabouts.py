@@ -54,7 +54,7 @@ class InFlight:
 
 @dataclass(frozen=True)
 class Retry:
-    """What the ticket's oldest message waits for. ``attempt``: the one to come; ``due_in_ms``: negative when overdue."""
+    """What the ticket's oldest message waits for. ``attempt``: the one to come; ``due_in_ms``: negative: overdue."""
 
     message_id: str
     attempt: int

@@ -49,17 +49,19 @@ def list_(target: Target, ticket: str | None, task: str | None, reason: str | No
         click.echo("no dead letters" if total == 0 else f"none of the {count(total, 'dead letter')} is like that")
         return
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    for name in ("message", "ticket", "task", "attempts", "died", "reason", "error"):
-        table.add_column(name, justify="right" if name == "attempts" else "left", no_wrap=True)
+    # Ids are for copying, so they are never cut or broken; what is too long for a terminal goes on in the last column.
+    for name in ("message", "ticket", "task", "died"):
+        table.add_column(name, no_wrap=True)
+    table.add_column("attempts", justify="right", no_wrap=True)
+    table.add_column("why", overflow="fold", min_width=20)
     for letter in letters:
         table.add_row(
             letter.message_id,
             "(none)" if letter.ticket_id is None else one_line(letter.ticket_id, 40),
             one_line(letter.task or "(default)", 40),
+            _when(letter.at_ms)[:19],
             str(letter.attempts),
-            _when(letter.at_ms),
-            one_line(letter.reason, 60),
-            one_line(letter.error, 80),
+            one_line(f"{letter.reason}: {letter.error}" if letter.error else letter.reason, 160),
         )
     out.print(table)
     if more:

@@ -95,8 +95,9 @@ def line(seen: LaneStatus) -> str:
     alive = sum(1 for consumer in seen.consumers if consumer.alive)
     leader = f"term {seen.leader.term}" if seen.leader else "no leader"
     unread = seen.unread_why or f"{seen.unread:,}"
+    now = datetime.now().astimezone()
     return (
-        f"{datetime.now().astimezone():%H:%M:%S} {leader}, consumers {alive}, unread {unread}, waiting {seen.waiting:,}, "
+        f"{now:%H:%M:%S} {leader}, consumers {alive}, unread {unread}, waiting {seen.waiting:,}, "
         f"in flight {seen.in_flight:,}, retrying {seen.awaiting_retry:,}, dead {seen.dead:,}, "
         f"done {seen.counters.get('done', 0):,}"
     )
