@@ -137,7 +137,7 @@ def read_settings(app: Celery) -> Settings:
 def check_tasks(app: Celery, settings: Settings) -> None:
     """Refuses a default task that ``app`` does not have, and options of its tasks that cannot work."""
     for name, task in app.tasks.items():
-        check_task_options(name, task, settings)
+        check_task_options(name, task)
     default = settings.default_task
     if default is not None and default not in app.tasks:
         known = ", ".join(sorted(n for n in app.tasks if not n.startswith(("celery.", "bridge.")))) or "none"
@@ -151,7 +151,7 @@ def check_task_options(name: str, task: Any) -> None:
             continue
         option = attribute.removeprefix(PREFIX)
         value: Any = getattr(task, attribute)
-        kind = TASK_OVERRIDES.get(option)
+        kind: type | None = TASK_OVERRIDES.get(option)
         if kind is None:
             near = difflib.get_close_matches(option, TASK_OVERRIDES, n=1, cutoff=0)
             raise ConfigurationError(f"task {name}: unknown option {attribute}; did you mean {PREFIX}{near[0]}?")
