@@ -132,7 +132,10 @@ class Child:
 
 
 def end_all(children: Sequence[Child], stop: StopRequest) -> None:
-    """Ends children that may end at the same time: asked politely, then firmly, then by force. Ctrl-C skips the wait."""
+    """Ends children that may end at the same time: asked politely, then firmly, then by force.
+
+    Another Ctrl-C meanwhile skips the waiting.
+    """
     for number, patience_s in ESCALATION:
         alive = [child for child in children if child.running]
         for child in alive:

@@ -10,21 +10,19 @@ from __future__ import annotations
 
 import importlib.util
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 import orjson
 from rich.console import Console
-from rich.table import Table
 
 from bridge.child import Child
 from bridge.ledger import read_ledger
 from bridge.progress import Counts, ProgressView, read_counts
 from bridge.stack import Plan, Stack
 from bridge.verdict import Verdict, compare_states, judge, time_to_reroute
+from bridge.verdict_table import verdict_table
 from routing.errors import ConfigurationError, InputError, StackFailed
 from routing.records import parse
 
@@ -110,12 +108,9 @@ class Demo:
         kill, problems = self._handle(log, total)
         verdict = self._judge(expected, kill, problems)
         self._print(verdict)
-        (self.stack.plan.directory / "verdict.json").write_text(self.as_json(verdict) + "\n", encoding="utf-8")
+        told = orjson.dumps(verdict.as_dict(), option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE)
+        (self.stack.plan.directory / "verdict.json").write_bytes(told)
         return verdict
-
-    def as_json(self, verdict: Verdict) -> str:
-        """The verdict for programs."""
-        return orjson.dumps(verdict.as_dict(), option=orjson.OPT_INDENT_2).decode()
 
     # -- the steps ---------------------------------------------------------------------------------------------------
 
@@ -151,7 +146,7 @@ class Demo:
         pushing = self._start_push(log)
         moved_at = time.monotonic()
         settled = -1
-        with self._progress(total) as view:
+        with ProgressView(self._console, total) as view:
 
             def look() -> bool:
                 nonlocal moved_at, settled
@@ -204,11 +199,6 @@ class Demo:
         )
         self.stack.add_workers([kill.replacement], wait=False)
 
-    @contextmanager
-    def _progress(self, total: int) -> Iterator[ProgressView]:
-        with ProgressView(self._console, total) as view:
-            yield view
-
     # -- the end -----------------------------------------------------------------------------------------------------
 
     def _judge(self, expected: dict[str, dict[str, str]], kill: Kill, problems: list[str]) -> Verdict:
@@ -246,42 +236,13 @@ class Demo:
         return states
 
     def _print(self, verdict: Verdict) -> None:
-        findings = verdict.findings
-        table = Table(title="Verdict", title_justify="left", show_header=False)
-        table.add_column(style="bold")
-        table.add_column(justify="right")
-        table.add_column()
-
-        def row(name: str, value: int, wanted: int | None, note: str = "") -> None:
-            good = wanted is None or value == wanted
-            table.add_row(name, f"{value:,}" if good else f"[red]{value:,}[/red]", note)
-
-        row("messages handled", verdict.done, verdict.messages, f"of {verdict.messages:,}")
-        row("tickets", verdict.tickets, None)
-        row("lost", findings.lost, 0)
-        row("reordered", findings.reordered, 0)
-        row("overlapped", findings.overlapped, 0)
-        row("unexpected", findings.unexpected, 0, "executions of events that nobody pushed")
-        row("dead", verdict.dead, 0)
-        row("repeated", findings.repeated, None, "at least once: what the killed worker ran may run again")
-        row("states equal to Spark's", verdict.states_equal, verdict.tickets, f"of {verdict.tickets:,}")
-        row("throughput", round(verdict.throughput), None, f"messages per second, over {findings.seconds:.1f} s")
-        told = f"no ticket was in flight on {verdict.killed}"
-        if verdict.reroute is not None:
-            found = verdict.reroute
-            told = (
-                f"median {found.median_s:.2f} s, max {found.max_s:.2f} s, {found.tickets} tickets of {verdict.killed}"
-            )
-        table.add_row(
-            "time to re-route", "", f"{told}; bounded by the lease, {verdict.lease_s:g} s, and a look a second"
-        )
-        self._console.print(table)
+        self._console.print(verdict_table(verdict))
         for problem in verdict.problems:
             self._say(f"wrong: {problem}")
         self._say("PASSED" if verdict.ok else "FAILED")
 
     def _say(self, line: str) -> None:
-        self._console.print(line, markup=False, highlight=False, soft_wrap=True)
+        self._console.print(line)
 
 
 def _stuck(counts: Counts) -> str:

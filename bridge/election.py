@@ -62,7 +62,9 @@ class Election:
         told = ""
         while not self._stop.is_set():
             sent = time.monotonic()
-            elected, token, left_ms = lead(self._redis, self._settings.keys, self._holder, self._settings.leader_lease_ms)
+            elected, token, left_ms = lead(
+                self._redis, self._settings.keys, self._holder, self._settings.leader_lease_ms
+            )
             if elected:
                 self._token = token
                 self._deadline_s = self._deadline(sent)

@@ -40,9 +40,7 @@ class Envelopes:
         self._template = lru_cache(maxsize=4096)(self._make_template)
         self._embed = self._sample("x", True)[1]
 
-    def plain(
-        self, incarnation: str, queue: str, message: Message, offset: int, attempt: int, doubt: bool
-    ) -> bytes:
+    def plain(self, incarnation: str, queue: str, message: Message, offset: int, attempt: int, doubt: bool) -> bytes:
         """The text, after the opening and the base, of one message that travels as an ordinary Celery message."""
         ticket = orjson.dumps(message.ticket)
         payload = message.payload
@@ -67,18 +65,14 @@ class Envelopes:
             )
         )
 
-    def bundle(
-        self, incarnation: str, queue: str, runs: Sequence[Run], limits: Limits
-    ) -> bytes:
-        """The same for a bundle. """
+    def bundle(self, incarnation: str, queue: str, runs: Sequence[Run], limits: Limits) -> bytes:
+        """The same for a bundle."""
         heads = []
         bodies = []
         for ticket, offset, attempt, doubt, messages in runs:
             name = orjson.dumps(ticket)
             heads.append(b"[%b,%d,%d,%d,%d]" % (name, offset, len(messages), attempt, doubt))
-            items = b",".join(
-                b'["%b",%b,%b]' % (m.id.encode(), _quoted_task(m.task), m.payload) for m in messages
-            )
+            items = b",".join(b'["%b",%b,%b]' % (m.id.encode(), _quoted_task(m.task), m.payload) for m in messages)
             bodies.append(b"[%b,%d,%d,[%b]]" % (name, offset, attempt, items))
         count = sum(len(run[4]) for run in runs)
         parts = self._template(BUNDLE_TASK, queue, incarnation, limits)

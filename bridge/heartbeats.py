@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from celery.utils.log import get_logger
@@ -58,10 +59,8 @@ class Heartbeats:
                 self._stop.wait(1.0)
 
     def _drain(self, link: Any) -> None:
-        try:
+        with suppress(TimeoutError):
             link.drain_events(timeout=INTERVAL_S)
-        except TimeoutError:
-            pass
         now = time.monotonic()
         silent = [name for name, heard in self._heard.items() if now - heard > MISSING * INTERVAL_S + 0.5]
         for name in silent:

@@ -139,7 +139,9 @@ class Consumer:
 
 
 class Lane:
-    """The picture. ``now_ms`` is Unix time by the leader's clock; ``max_attempts`` and ``delay_ms`` answer for a task."""
+    """The picture. ``now_ms`` is Unix time by the leader's clock; ``max_attempts`` answers for a task, ``delay_ms`` for
+    a failed attempt.
+    """
 
     def __init__(
         self,
@@ -185,7 +187,8 @@ class Lane:
     @property
     def sated(self) -> bool:
         """Whether reading on would not help: there is work in memory that only waits for room. The rest stays in the
-        stream, unread. While all that is in memory is blocked by what is in flight, there may be free tickets further on."""
+        stream, unread. While all that is in memory is blocked by what is in flight, free tickets may be further on.
+        """
         if self.held < SATED:
             return False
         slots = sum(consumer.slots for consumer in self.consumers.values() if consumer.alive)
@@ -261,7 +264,8 @@ class Lane:
 
     def settle(self, outcome: Outcome, batch: Batch) -> Ticket | None:
         """Takes one outcome into the picture and the batch; its ticket. None: its fence is not the current one, and
-        nothing changes."""
+        nothing changes.
+        """
         ticket = self.in_flight.get(outcome.message_id)
         if ticket is None or ticket.fence != outcome.fence or ticket.run[0].id != outcome.message_id:
             batch.count("stale")

@@ -15,9 +15,11 @@ import selectors
 import socket
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from celery.utils.log import get_logger
+
 from bridge.connect import Wire, client
 from bridge.envelope import OPENING, Envelopes
 from bridge.lane import Lane, Ticket, id_key
@@ -119,10 +121,8 @@ class Leader:
         self.wake()
 
     def wake(self) -> None:
-        try:
+        with suppress(OSError):
             self._wake_there.send(b"!")
-        except OSError:
-            pass
 
     # -- the loop --------------------------------------------------------------------------------------------------
 
@@ -151,7 +151,9 @@ class Leader:
         block_ms = int(BLOCK_S * 1000)
         pause = self._ask_at - time.monotonic()
         if not self._outcomes.asked and pause <= 0:
-            self._outcomes.ask("XREAD", "COUNT", READ_COUNT, "BLOCK", block_ms, "STREAMS", keys.outcomes, self._last_outcome)
+            self._outcomes.ask(
+                "XREAD", "COUNT", READ_COUNT, "BLOCK", block_ms, "STREAMS", keys.outcomes, self._last_outcome
+            )
         if not self._entries.asked and not lane.sated:
             count = int(max(8, min(READ_COUNT, READ_BYTES / self._average_bytes)))
             group, master = keys.group, self._settings.master
@@ -240,7 +242,9 @@ class Leader:
     def settle_all(self) -> None:
         """Reads the outcome stream to its end: before anything is judged lost."""
         while True:
-            reply = self.wire.call("XREAD", "COUNT", READ_COUNT, "STREAMS", self._settings.keys.outcomes, self._last_outcome)
+            reply = self.wire.call(
+                "XREAD", "COUNT", READ_COUNT, "STREAMS", self._settings.keys.outcomes, self._last_outcome
+            )
             batch = Batch()
             count = self.settle_outcomes(reply, batch)
             self.advance(batch)

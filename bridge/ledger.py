@@ -1,8 +1,8 @@
 """The ledger's form, and how it is read: which executions there were, when, and in which process.
 
-A ledger is a folder with a file for each pool process. A file is JSON lines: first `Process`, then one `Record` for each
-start and each end of an execution. Times are of the machine's monotonic clock, which all its processes share, so the
-records of one machine can be compared to the nanosecond.
+A ledger is a folder with a file for each pool process. A file is JSON lines: first `Process`, then one `Record` for
+each start and each end of an execution. Times are of the machine's monotonic clock, which all its processes share, so
+the records of one machine can be compared to the nanosecond.
 """
 
 from __future__ import annotations

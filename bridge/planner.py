@@ -37,7 +37,7 @@ PLAIN_AHEAD_MS = 20.0
 
 
 class TaskTraits:
-    """What the planner must know of a task. ``bundled``: whether it may travel in a bundle; ``limits``: (hard, soft)."""
+    """What the planner must know of a task: whether it may travel in a bundle, and its (hard, soft) time limits."""
 
     __slots__ = ("bundled", "limits")
 

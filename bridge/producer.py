@@ -20,7 +20,11 @@ def push(app: Celery, task: str, ticket_id: str, payload: Any, *, delay: float |
     if delay is not None:
         raise ConfigurationError("push(delay=…) is not available yet; push the message when it is due")
     settings = app.bridge.settings
-    fields = {"ticket_id": ticket_bytes(ticket_id), "task": task, "payload": payload_bytes(payload, settings.max_payload)}
+    fields = {
+        "ticket_id": ticket_bytes(ticket_id),
+        "task": task,
+        "payload": payload_bytes(payload, settings.max_payload),
+    }
     try:
         id_ = app.bridge.client.xadd(settings.stream, fields)
     except UNAVAILABLE as exc:

@@ -83,7 +83,7 @@ def _added(stream: Any) -> int:
     if not isinstance(stream, dict):
         return 0
     # Servers before 7.0 do not count what was ever added; nothing that the bridge does shortens the stream.
-    return int(stream.get("entries-added", stream["length"]))
+    return int(stream["entries-added"] if "entries-added" in stream else stream["length"])
 
 
 def _text(value: bytes | str) -> str:

@@ -53,7 +53,7 @@ class Rebuild:
         self._read_waiting()
         lane = self._lane
         logger.info(
-            "read the lane: %d messages in flight, %d tickets await a retry, %d messages waiting in memory, %d consumers",
+            "read the lane: %d messages in flight, %d tickets await a retry, %d messages wait in memory, %d consumers",
             len(lane.in_flight),
             sum(1 for ticket in lane.tickets.values() if ticket.due_ms),
             lane.held - len(lane.in_flight),

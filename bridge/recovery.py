@@ -175,14 +175,16 @@ class Recovery:
                     suspects.append(ticket)
         if not suspects:
             return
-        # Its outcome is written before a run leaves the worker's report: so it is in the stream by now, if there is one.
+        # An outcome is written before its run leaves the worker's report: if there is one, it is in the stream.
         fences = {ticket: ticket.run_fence for ticket in suspects}
         self._leader.settle_all()
         batch = Batch()
         for ticket, fence in fences.items():
             if ticket.run and ticket.run_fence == fence:
                 name = ticket.consumer.name if ticket.consumer else "nobody"
-                logger.warning("ticket %s: its run (fence %d) never reached %s: it goes out again", ticket.id, fence, name)
+                logger.warning(
+                    "ticket %s: its run (fence %d) never reached %s: it goes out again", ticket.id, fence, name
+                )
                 batch.count("lost")
                 ticket.doubt = True
                 self._lane.settle(Outcome(ticket.run[0].id, ticket.fence, Kind.RETURNED), batch)

@@ -111,7 +111,7 @@ class Settings(BaseModel):
 
 
 #: What a task may override, as an attribute with the prefix, and its type.
-TASK_OVERRIDES = {"max_attempts": int, "bundle": bool, "on_dead": str}
+TASK_OVERRIDES: dict[str, type[Any]] = {"max_attempts": int, "bundle": bool, "on_dead": str}
 
 
 def read_settings(app: Celery) -> Settings:
@@ -151,7 +151,7 @@ def check_task_options(name: str, task: Any) -> None:
             continue
         option = attribute.removeprefix(PREFIX)
         value: Any = getattr(task, attribute)
-        kind: type | None = TASK_OVERRIDES.get(option)
+        kind: type[Any] | None = TASK_OVERRIDES.get(option)
         if kind is None:
             near = difflib.get_close_matches(option, TASK_OVERRIDES, n=1, cutoff=0)
             raise ConfigurationError(f"task {name}: unknown option {attribute}; did you mean {PREFIX}{near[0]}?")
@@ -159,7 +159,7 @@ def check_task_options(name: str, task: Any) -> None:
             continue
         if type(value) is not kind:
             raise ConfigurationError(f"task {name}: {attribute} must be {kind.__name__}, not {value!r}")
-        if option == "max_attempts" and value < 1:
+        if option == "max_attempts" and int(value) < 1:
             raise ConfigurationError(f"task {name}: bridge_max_attempts must be at least 1, not {value}")
 
 

@@ -1,7 +1,7 @@
 """The whole stack on one machine, as child processes: server, masters, workers, Flower.
 
-- Started in the order in which they need each other, each looked at until it does its work: the server answers, a master
-  of ours leads, each worker is registered by its process id, Flower answers HTTP.
+- Started in the order in which they need each other, each looked at until it does its work: the server answers, a
+  master of ours leads, each worker is registered by its process id, Flower answers HTTP.
 - A child that ends without having been told to is an error of the whole stack.
 - Stopped in the reverse order, so that nobody loses what it still needs in order to finish.
 - Whatever happens to this process, no child outlives it (`bridge.embedded.OrphanGuard`).
@@ -179,9 +179,8 @@ class Stack:
         for child in everybody:
             if child in self._ended or child.running or not child.pid:
                 continue
-            raise StackFailed(
-                f"{child.name} ended {_how(child)}; its log {child.log_file} ends with:\n{child.log_tail()}"
-            )
+            how = _how(child)
+            raise StackFailed(f"{child.name} ended {how}; its log {child.log_file} ends with:\n{child.log_tail()}")
 
     def wait_for(
         self, predicate: Callable[[], bool], what: str, timeout_s: float | None = None, poll_s: float = 0.05

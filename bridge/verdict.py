@@ -180,7 +180,7 @@ def compare_states(
 ) -> tuple[int, list[str]]:
     """How many tickets have exactly the expected state, and the first few differences in words."""
     equal = 0
-    differences = []
+    differences: list[str] = []
     for ticket, state in expected.items():
         found = actual.get(ticket, {})
         if found == state:

@@ -25,7 +25,7 @@ class LaneKeys:
 
     @cached_property
     def leader(self) -> str:
-        """String ``<term> <holder>`` with PX: who leads the lane. Expires by itself; the leader renews or deletes it."""
+        """String ``<term> <holder>`` with PX: who leads the lane. Expires; the leader renews or deletes it."""
         return f"{self.prefix}:leader"
 
     @cached_property
@@ -91,7 +91,7 @@ class LaneKeys:
         return f"{self.prefix}:held:{incarnation}"
 
     def queue(self, consumer: str) -> str:
-        """List: the Celery queue of one consumer. The leader pushes, the worker pops; deleted when it registers anew."""
+        """List: the Celery queue of one consumer. The leader pushes, the worker pops; registering anew deletes it."""
         return f"{self.prefix}:queue:{consumer}"
 
     def owner_of(self, key: str) -> str | None:

@@ -35,14 +35,15 @@ class PolicyName(Enum):
     RANDOM = "random"
 
 
-def least_loaded(ticket: str, candidates: Sequence[C]) -> C:
+def least_loaded(_ticket: str, candidates: Sequence[C]) -> C:
     """The one with the fewest messages in flight for each slot of its pool."""
     return min(candidates, key=lambda c: c.load)
 
 
 def rendezvous(ticket: str, candidates: Sequence[C]) -> C:
     """Highest random weight (Thaler and Ravishankar, 1998): a ticket keeps its consumer while that one lives, and of
-    the tickets only those of a consumer that left move."""
+    the tickets only those of a consumer that left move.
+    """
     return max(candidates, key=lambda c: (blake2b(f"{c.name}\n{ticket}".encode(), digest_size=8).digest(), c.name))
 
 
@@ -54,6 +55,6 @@ def policy(name: PolicyName, rng: random.Random | None = None) -> Policy[C]:
         return rendezvous
     if name is PolicyName.ROUND_ROBIN:
         turn = count()
-        return lambda ticket, candidates: candidates[next(turn) % len(candidates)]
+        return lambda _ticket, candidates: candidates[next(turn) % len(candidates)]
     dice = rng or random.Random()
-    return lambda ticket, candidates: dice.choice(candidates)
+    return lambda _ticket, candidates: dice.choice(candidates)

@@ -51,8 +51,6 @@ class ReturnWord(Enum):
     ERR = "ERR"
 
 
-
-
 @dataclass(frozen=True)
 class Leadership:
     """What a script needs to act for the leader: the keys of the lane, the token of the term, the master's name."""
@@ -228,7 +226,7 @@ def register(
     registration: Word,
     found: tuple[Word, str] | None,
 ) -> tuple[ReturnWord, int]:
-    """Begins an incarnation. ``found``: the registration that is there now and its incarnation, None when there is none.
+    """Begins an incarnation. ``found``: the registration that is there now and its incarnation, None if none is.
 
     Returns the word, and for HELD the ms that the other lease has left.
     """
@@ -272,7 +270,9 @@ class Success:
     effects: tuple[Effect, ...]
 
 
-def apply(client: Redis, keys: LaneKeys, incarnation: str, successes: Sequence[Success]) -> list[tuple[ReturnWord, str]]:
+def apply(
+    client: Redis, keys: LaneKeys, incarnation: str, successes: Sequence[Success]
+) -> list[tuple[ReturnWord, str]]:
     """Applies effects and writes outcomes; for each message the word, and for ERR what cannot be applied."""
     touched = {effect.key for success in successes for effect in success.effects}
     args: list[Word] = [incarnation, len(successes)]
@@ -282,7 +282,7 @@ def apply(client: Redis, keys: LaneKeys, incarnation: str, successes: Sequence[S
             args += (effect.kind, effect.check, len(effect.words))
             args += effect.words
     reply = _APPLY.run(client, [keys.tickets, keys.applied, keys.outcomes, *touched], args)
-    return [(_word(word), _text(word)[4:]) for word in reply]
+    return [(_word(word), _text(word).partition(" ")[2]) for word in reply]
 
 
 def _folded(letter: list[Word]) -> list[Word]:

@@ -10,7 +10,13 @@ from bridge.cli import Target
 
 
 @click.command()
-@click.option("-l", "--loglevel", default="INFO", show_default=True, type=click.Choice(["DEBUG", "INFO", "WARNING", "ERROR"], False))
+@click.option(
+    "-l",
+    "--loglevel",
+    default="INFO",
+    show_default=True,
+    type=click.Choice(["DEBUG", "INFO", "WARNING", "ERROR"], False),
+)
 @click.pass_obj
 def run(target: Target, loglevel: str) -> None:
     """Runs a master: leads the lane, or stands by."""
@@ -18,4 +24,4 @@ def run(target: Target, loglevel: str) -> None:
     logging.getLogger("kombu").setLevel(logging.WARNING)
     from bridge.master import run as run_master
 
-    run_master(target.app, lambda line: click.echo(line))
+    run_master(target.app, click.echo)

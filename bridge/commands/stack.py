@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
-from rich.console import Console
 
 from bridge.cli import Target
+from bridge.terminal import console, echo_json
+
+if TYPE_CHECKING:
+    from bridge.settings import Settings
+    from bridge.stack import Plan, Stack
 
 PORT = click.IntRange(0, 65535)
 
@@ -47,7 +52,7 @@ def shared_options(command: Callable[..., Any]) -> Callable[..., Any]:
 @click.command()
 @shared_options
 @click.pass_obj
-def up(target: Target, **options: Any) -> None:
+def up(target: Target, /, **options: Any) -> None:
     """Runs the whole stack on this machine, without data, until Ctrl-C.
 
     The data stays in the folder of the run: --dir with the same folder goes on with it.
@@ -55,18 +60,16 @@ def up(target: Target, **options: Any) -> None:
     from bridge.stack import Stack
     from bridge.stopping import Stopped, StopRequest
 
-    console = Console()
+    say = console().print
     plan = plan_of(target, "up", options)
-    with StopRequest() as stop, Stack(plan, settings_of(target, plan.env), stop, say(console)) as stack:
-        try:
-            stack.start()
-            for line in addresses(stack):
-                say(console)(line)
-            say(console)("Ctrl-C stops everything.")
-            stack.wait_for(lambda: False, "Ctrl-C", poll_s=0.2)
-        except Stopped:
-            pass
-    say(console)("stopped")
+    with (
+        StopRequest() as stop,
+        contextlib.suppress(Stopped),
+        Stack(plan, settings_of(target, plan.env), stop, say) as stack,
+    ):
+        stack.start()
+        until_stopped(stack, say)
+    say("stopped")
 
 
 @click.command()
@@ -75,7 +78,7 @@ def up(target: Target, **options: Any) -> None:
 @click.option("--json", "as_json", is_flag=True, help="The verdict as JSON on standard output, all else on the other.")
 @shared_options
 @click.pass_context
-def demo(ctx: click.Context, events: str | None, keep: bool, as_json: bool, **options: Any) -> None:
+def demo(ctx: click.Context, /, events: str | None, keep: bool, as_json: bool, **options: Any) -> None:
     """Runs the whole stack with data, kills a worker on the way, and judges the result.
 
     Exits with 0 when nothing was lost, reordered or overlapped and every incident is in the state that Spark computed
@@ -85,29 +88,24 @@ def demo(ctx: click.Context, events: str | None, keep: bool, as_json: bool, **op
     from bridge.stopping import Stopped, StopRequest
 
     target: Target = ctx.obj
-    console = Console(stderr=as_json)
+    shown = console(err=as_json)
     plan = plan_of(target, "demo", options)
     with StopRequest() as stop:
         try:
-            with Demo(plan, settings_of(target, plan.env), events, stop, console) as run:
+            with Demo(plan, settings_of(target, plan.env), events, stop, shown) as run:
                 verdict = run.run()
                 if as_json:
-                    click.echo(run.as_json(verdict))
+                    echo_json(verdict.as_dict())
                 if keep:
-                    for line in addresses(run.stack):
-                        say(console)(line)
-                    say(console)("Ctrl-C stops everything.")
-                    try:
-                        run.stack.wait_for(lambda: False, "Ctrl-C", poll_s=0.2)
-                    except Stopped:
-                        pass
+                    with contextlib.suppress(Stopped):
+                        until_stopped(run.stack, shown.print)
         except Stopped:
-            say(console)("stopped before the end: no verdict")
+            shown.print("stopped before the end: no verdict")
             ctx.exit(130)
     ctx.exit(0 if verdict.ok else 1)
 
 
-def plan_of(target: Target, kind: str, options: dict[str, Any]) -> Any:
+def plan_of(target: Target, kind: str, options: Mapping[str, Any]) -> Plan:
     """The plan that the options describe."""
     from bridge.stack import Plan, run_directory
 
@@ -126,7 +124,7 @@ def plan_of(target: Target, kind: str, options: dict[str, Any]) -> Any:
     )
 
 
-def settings_of(target: Target, env: Any) -> Any:
+def settings_of(target: Target, env: Mapping[str, str]) -> Settings:
     """The lane's settings, as the children will have them."""
     from bridge.installation import bridge_of
 
@@ -134,22 +132,16 @@ def settings_of(target: Target, env: Any) -> Any:
     return settings.model_copy(update={"lease": float(env["BRIDGE_LEASE"])}) if "BRIDGE_LEASE" in env else settings
 
 
-def say(console: Console) -> Callable[[str], None]:
-    """A function that prints a line as it is."""
-    return lambda line: console.print(line, markup=False, highlight=False, soft_wrap=True)
-
-
-def addresses(stack: Any) -> list[str]:
-    """Where everything is, and what to do with it."""
+def until_stopped(stack: Stack, say: Callable[[str], None]) -> None:
+    """Says where everything is and what to do with it, and keeps watch. Raises `Stopped`, or `StackFailed`."""
     url = stack.server.url
     app = "" if stack.plan.app == "tasks" else f" -A {stack.plan.app}"
-    lines = [
-        "",
-        f"Redis     {url}",
-        *([f"Flower    {stack.flower_url}"] if stack.plan.flower else []),
-        f"push      BRIDGE_BROKER_URL={url} bridge{app} push FILE",
-        f"status    BRIDGE_BROKER_URL={url} bridge{app} status --watch",
-        f"logs      {stack.plan.directory}",
-        "",
-    ]
-    return lines
+    say("")
+    say(f"Redis     {url}")
+    if stack.plan.flower:
+        say(f"Flower    {stack.flower_url}")
+    say(f"push      BRIDGE_BROKER_URL={url} bridge{app} push FILE")
+    say(f"status    BRIDGE_BROKER_URL={url} bridge{app} status --watch")
+    say(f"logs      {stack.plan.directory}")
+    say("Ctrl-C stops everything.")
+    stack.wait_for(lambda: False, "Ctrl-C", poll_s=0.2)

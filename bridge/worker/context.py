@@ -14,7 +14,7 @@ class TicketContext:
     """One delivery of one message.
 
     ``id``: the ticket; ``message_id``: the stream id; ``attempt``: 1, 2, …; ``fence``: an integer that grows with
-    every dispatch of a message of this ticket: a store outside Redis compares it, and refuses a smaller one than it saw.
+    every dispatch of a message of this ticket: a store outside Redis compares it, and refuses one smaller than it saw.
     """
 
     __slots__ = ("_commit", "_effects", "attempt", "committed", "entered", "fence", "id", "max_attempts", "message_id")
@@ -44,7 +44,7 @@ class TicketContext:
     def effects(self) -> Effects:
         """Redis commands to apply with the success of this message, all or none."""
         if self._effects is None:
-            self._effects = Effects()
+            self._effects = Effects()  # type: ignore[abstract]
         return self._effects
 
     @property

@@ -8,7 +8,7 @@ to each other, by `bridge.worker.effect_words`.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from redis._parsers import Encoder
 from redis.commands import CoreCommands
@@ -61,13 +61,7 @@ ALLOWED: dict[str, tuple[str, str]] = {
 _ENCODER = Encoder(encoding="utf-8", encoding_errors="strict", decode_responses=False)
 
 
-if TYPE_CHECKING:
-    _Base = CoreCommands[Any]
-else:
-    _Base = CoreCommands
-
-
-class Effects(_Base):
+class Effects(CoreCommands):
     """Records commands under the names and signatures of redis-py's client."""
 
     def __init__(self) -> None:
@@ -104,5 +98,6 @@ class Effects(_Base):
         self._harmony.add(name, kind, increment, words)
         self._recorded.append(Effect(kind, increment, (name, *words)))
 
-    def pipeline(self, *args: Any, **kwargs: Any) -> Any:
+    def pipeline(self, *_: Any, **__: Any) -> Any:
+        """Always refuses."""
         raise PayloadError("effects are one atomic step already; call the commands on effects itself")

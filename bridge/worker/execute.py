@@ -14,16 +14,15 @@ bundle one for a whole round.
 from __future__ import annotations
 
 import json
+import threading
 import time
 from typing import TYPE_CHECKING, Any
 
 from billiard.einfo import ExceptionInfo, ExceptionWithTraceback
 from billiard.process import current_process
-from celery import current_app, signals
 from celery.app.trace import build_tracer
 from celery.exceptions import Ignore, Reject, Retry, SoftTimeLimitExceeded
 from celery.utils.log import get_logger
-from celery.utils.nodenames import gethostname
 
 from bridge.names import HEADER_BASE, HEADER_INCARNATION, HEADER_RUNS
 from bridge.outcomes import Kind, Outcome
@@ -276,7 +275,9 @@ def _execution() -> Execution:
 
 
 def _slot() -> int:
-    return int(getattr(current_process(), "index", 0) or 0)
+    index = getattr(current_process(), "index", None)
+    # The threads or greenlets of one process each need a slot, too.
+    return int(index) if index is not None else threading.get_ident() // 64
 
 
 def _request_of_bundle(request: dict[str, Any], hostname: str) -> dict[str, Any]:

@@ -45,8 +45,8 @@ RETRY_S = 0.1
 class Lease:
     """Holds the lease of one worker, on a thread of its own so that no task or event loop can delay it.
 
-    ``held``: the fences of what the worker holds, sent along with each renewal. ``lost``: called on this thread when the
-    lease ended while the worker lived.
+    ``held``: the fences of what the worker holds, sent along with each renewal. ``lost``: called on this thread when
+    the lease ended while the worker lived.
     """
 
     def __init__(

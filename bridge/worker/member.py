@@ -54,7 +54,8 @@ class Member:
 
     def take(self, headers: dict[str, Any]) -> bool:
         """Whether this worker runs what the Celery message carries; False: it belongs to a lease that is over, or came
-        twice, and nobody waits for it."""
+        twice, and nobody waits for it.
+        """
         if headers[HEADER_INCARNATION] != self.shared.incarnation:
             logger.debug("refused a message of another incarnation")
             return False
@@ -62,7 +63,9 @@ class Member:
         runs = headers[HEADER_RUNS]
         for i, (ticket, offset, _, _, doubt) in enumerate(runs):
             if not self.holdings.take(ticket, base + offset, bool(doubt)):
-                logger.warning("refused fence %d of ticket %s: it came twice, or is not the newest", base + offset, ticket)
+                logger.warning(
+                    "refused fence %d of ticket %s: it came twice, or is not the newest", base + offset, ticket
+                )
                 # A Celery message is taken whole or not at all; the runs taken from it are still undone elsewhere.
                 for taken, off, *_ in runs[:i]:
                     self.holdings.drop(taken, base + off)
@@ -100,10 +103,10 @@ class Member:
             "pool": type(consumer.pool).__module__.rpartition(".")[2],
             "pid": os.getpid(),
         }
-        self.lease = Lease(
-            self.settings, self.name, registration, self.shared, held=self.report, lost=self._stop_tickets
-        )
-        self.lease.begin()
+        lease = Lease(self.settings, self.name, registration, self.shared, held=self.report, lost=self._stop_tickets)
+        lease.begin()
+        # Only now: when the server is away, Celery starts its consumer again, and this with it.
+        self.lease = lease
 
     def report(self) -> list[int]:
         """The fences of what this worker holds; called with each renewal of the lease, on its thread."""
@@ -193,7 +196,7 @@ def hook(app: Celery) -> None:
         strategy.set_member(member)
         execute.set_current(execute.Execution(app, settings, member.shared, member.writer, sender))
 
-    def shutting_down(sender: Any, **_: Any) -> None:
+    def shutting_down(**_: Any) -> None:
         for member in _members.values():
             member.going()
 
@@ -202,7 +205,7 @@ def hook(app: Celery) -> None:
         if member is not None:
             member.stop()
 
-    def unknown(sender: Any, message: Any, name: str, **_: Any) -> None:
+    def unknown(message: Any, name: str, **_: Any) -> None:
         strategy.unknown_task(message, name)
 
     signals.celeryd_after_setup.connect(after_setup, weak=False)

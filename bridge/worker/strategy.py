@@ -59,7 +59,9 @@ def strategy(task: Any, app: Any, consumer: Any, **kwargs: Any) -> Any:
         app=app,
         trace=run_bundle if bundle else run_ticket,
     )
-    request_cls: Any = type("BundleRequest" if bundle else "TicketRequest", (_BundlePart if bundle else _TicketPart, base), {})
+    request_cls: Any = type(
+        "BundleRequest" if bundle else "TicketRequest", (_BundlePart if bundle else _TicketPart, base), {}
+    )
     connection_errors = consumer.connection_errors
     bucket_of = consumer.task_buckets.__getitem__
     rate_limits = not consumer.disable_rate_limits
@@ -168,7 +170,7 @@ class _Part(_Base):
         exc = exc_info.exception
         if isinstance(exc, ExceptionWithTraceback):
             exc = exc.exc
-        if not return_ok and not isinstance(exc, Ignore):
+        if not return_ok and not self._finished and not isinstance(exc, Ignore):
             # Terminated by an operator's revoke: the operator does not want it to come again.
             kind = Kind.DEAD if isinstance(exc, Terminated) else Kind.FAILED
             self.lost(kind, f"{type(exc).__name__}: {exc}")
@@ -213,11 +215,11 @@ class _TicketPart(_Part):
             expires=None,
         )
 
-    def send_event(self, type: str, **fields: Any) -> None:
+    def send_event(self, kind: str, **fields: Any) -> None:
         fields.setdefault("uuid", self.id)
         uuid = fields.pop("uuid")
         if self._eventer and self._eventer.enabled and self.task.send_events:
-            self._eventer.send(type, uuid=uuid, **fields)
+            self._eventer.send(kind, uuid=uuid, **fields)
 
     def lost(self, kind: Kind, error: str) -> None:
         offset = self._request_dict[HEADER_RUNS][0][1]
@@ -240,7 +242,7 @@ class _BundlePart(_Part):
     def _watched(self) -> bool:
         return bool(self._eventer and self._eventer.enabled)
 
-    def send_event(self, type: str, **fields: Any) -> None:
+    def send_event(self, kind: str, **fields: Any) -> None:
         """The bundle itself is no task of anybody's: it is not shown."""
 
     def on_success(self, failed__retval__runtime: Any, **kwargs: Any) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import time
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from celery.exceptions import Ignore, Reject, Retry
@@ -14,16 +14,14 @@ from bridge.producer import push
 from routing.errors import StaleFence
 
 if TYPE_CHECKING:
-    from celery import Task
+    from celery import Task as _Base
 
     from bridge.worker.context import TicketContext
-
-    _Base = Task
 else:
     _Base = object
 
 
-class TicketTask(_Base):
+class TicketTask(_Base):  # type: ignore[misc, unused-ignore]
     """Mixed into every task of the app. A task that was called without the bridge behaves as before."""
 
     #: Attempts of this task's messages before they are given up; None: the setting `bridge_max_attempts`.
@@ -90,7 +88,7 @@ def retry_delay_ms(retry: Retry) -> int | None:
     """How long a `Retry` asks to wait, in ms from now; None when it does not say."""
     when = retry.when
     if isinstance(when, datetime):
-        return max(0, int((maybe_make_aware(when, timezone.utc).timestamp() - time.time()) * 1000))
+        return max(0, int((maybe_make_aware(when, UTC).timestamp() - time.time()) * 1000))
     if isinstance(when, int | float):
         return max(0, int(when * 1000))
     return None

@@ -66,7 +66,8 @@ class OutcomeWriter:
         self, incarnation: str, items: Sequence[tuple[str, Outcome, tuple[Effect, ...]]]
     ) -> list[tuple[ReturnWord, str]]:
         """Applies effects and writes successes, of (ticket, outcome, effects). A word for each; STALE for all when the
-        lease ended first."""
+        lease ended first.
+        """
         successes = [
             Success(ticket, outcome.fence, outcome.encode().decode(), effects) for ticket, outcome, effects in items
         ]
@@ -87,7 +88,9 @@ class OutcomeWriter:
                 return True
             except (*UNAVAILABLE, ResponseError) as exc:
                 # A full server (OOM) answers with an error and may have room again: that is an outage too.
-                if isinstance(exc, ResponseError) and not str(exc).startswith(("OOM", "LOADING", "READONLY", "MISCONF")):
+                if isinstance(exc, ResponseError) and not str(exc).startswith(
+                    ("OOM", "LOADING", "READONLY", "MISCONF")
+                ):
                     raise
                 if not told:
                     logger.warning("cannot write an outcome, trying until the lease ends: %s", exc)

@@ -6,11 +6,22 @@
 --       type of the key ('' = any), check ('' | 'int' | 'float': the increment is the last word), number of words, words.
 -- Returns: a list with a word for each message: 'OK'; 'AGAIN': applied before, by a lost reply of this same call;
 --          'STALE': the fence is not the current one, nothing was changed; 'ERR ...': an effect cannot be applied, none was.
--- Keeps: promise 4, I4. Effects are checked before the first is applied, since Redis has no rollback.
+-- Keeps: promise 4, I4. Effects are checked before the first is applied, since Redis has no rollback: types and numbers
+--        here; their words, and what the effects of one message do to each other, by whoever records them.
 -- Bound: O(effects).
 
 local at = 2
 local words, accepted = {}, {}
+
+local function number(text, check)
+  -- The number in the text, if Redis reads it as one, too: Lua's tonumber takes more.
+  if text == '0' or string.match(text, '^%-?[1-9]%d*$') then
+    return tonumber(text)
+  end
+  if check == 'float' and (string.match(text, '^%-?%d+%.?%d*$') or string.match(text, '^%-?%d+%.?%d*[eE][-+]?%d+$')) then
+    return tonumber(text)
+  end
+end
 
 local function problem(kind, check, first, last)
   local command, key = string.upper(ARGV[first]), ARGV[first + 1]
@@ -27,11 +38,11 @@ local function problem(kind, check, first, last)
     else
       value = redis.call('GET', key)
     end
-    local sum = tonumber(value or '0')
-    if not sum or (check == 'int' and not string.match(value or '0', '^-?%d+$')) then
-      return command .. ': the value is not a number'
+    local sum = number(value or '0', check)
+    local by = last == first + 1 and 1 or number(ARGV[last], check)
+    if not sum or not by then
+      return command .. ': the ' .. (sum and 'increment' or 'value') .. ' is not a number'
     end
-    local by = last > first + 1 and tonumber(ARGV[last]) or 1
     if math.abs(sum) + math.abs(by) > 9007199254740991 then
       return command .. ': the number would be too large'
     end

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -55,7 +56,7 @@ class LaneUnderTest:
             pipe.execute()
 
     def count(self, name: str) -> int:
-        return int(self.redis.hget(self.keys.counts, name) or 0)  # type: ignore[arg-type]
+        return int(self.redis.hget(self.keys.counts, name) or 0)
 
     def log(self, ticket: str) -> list[int]:
         """What the ticket's tasks appended, by their effects."""
@@ -119,7 +120,7 @@ class LaneUnderTest:
         assert executions, "the ledger is empty"
         for ticket, found in executions.items():
             found.sort()
-            for (_, end, n, fence), (began, _, next_n, next_fence) in zip(found, found[1:], strict=False):
+            for (_, end, n, fence), (began, _, next_n, next_fence) in pairwise(found):
                 assert began >= end, f"{ticket}: {next_n} began before {n} ended"
                 assert next_n in (n, n + 1), f"{ticket}: {next_n} follows {n}"
                 assert next_fence > fence, f"{ticket}: fence {next_fence} follows {fence}"

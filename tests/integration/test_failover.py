@@ -49,7 +49,7 @@ def test_a_killed_workers_tickets_go_on_elsewhere_in_order(lane: LaneUnderTest) 
     under_load(lane, victim.kill)
 
     assert lane.count("rerouted") > 0
-    assert list(lane.redis.hkeys(lane.keys.consumers)) == [other.hostname]  # type: ignore[arg-type]
+    assert list(lane.redis.hkeys(lane.keys.consumers)) == [other.hostname]
 
 
 def test_a_killed_worker_that_returns_under_its_name_waits_its_lease_out(lane: LaneUnderTest) -> None:
@@ -111,7 +111,7 @@ def test_a_worker_that_is_asked_to_stop_hands_over_at_once(lane: LaneUnderTest) 
     under_load(lane, lambda: going.send(signal.SIGTERM))
 
     assert going.wait() == 0
-    assert going.hostname not in lane.redis.hkeys(lane.keys.consumers)  # type: ignore[operator]
+    assert going.hostname not in lane.redis.hkeys(lane.keys.consumers)
 
 
 def test_a_leader_that_is_asked_to_stop_resigns_at_once(lane: LaneUnderTest) -> None:
@@ -124,7 +124,9 @@ def test_a_leader_that_is_asked_to_stop_resigns_at_once(lane: LaneUnderTest) -> 
         assert leader.terminate() == 0
         # Well under a lease: the lease of the one that is gone was given up.
         wait_until(
-            lambda: lane.redis.get(lane.keys.leader) not in (None, holder), description="the standby to lead", timeout_s=1.5
+            lambda: lane.redis.get(lane.keys.leader) not in (None, holder),
+            description="the standby to lead",
+            timeout_s=1.5,
         )
 
     under_load(lane, stop_leader)
@@ -152,7 +154,7 @@ def test_a_worker_that_joins_is_used_at_once(lane: LaneUnderTest) -> None:
     wait_until(
         lambda: any(
             entry["name"] == joined.hostname and entry["pending"] > 0
-            for entry in lane.redis.xinfo_consumers(lane.keys.stream, lane.keys.group)  # type: ignore[union-attr]
+            for entry in lane.redis.xinfo_consumers(lane.keys.stream, lane.keys.group)
         ),
         description="the second worker to have messages in flight",
         timeout_s=3,
