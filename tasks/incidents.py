@@ -47,10 +47,10 @@ def fold(state: Mapping[str, str], event: Mapping[str, Any]) -> State:
     """The state of an incident after ``event``, from the one before; ``{}`` is the state before its first event.
 
     ``seq``, ``status``, ``assignment_group``, ``updated_at``, ``opened_at``, ``priority``, ``made_sla``: as in the
-    event. ``events``: how many there were. ``reassignments``: how often the group changed. ``reopenings``: how often the
-    incident left `DONE_STATES`. ``sla_seconds``: whole seconds that passed while it was neither done nor waiting for
-    somebody; time that runs backwards does not count. ``digest``: a fingerprint of all events in their order, so that
-    one event lost, doubled or out of place shows for ever.
+    event. ``events``: how many there were. ``reassignments``: how often the group changed. ``reopenings``: how often
+    the incident left `DONE_STATES`. ``sla_seconds``: whole seconds that passed while it was neither done nor waiting
+    for somebody; time that runs backwards does not count. ``digest``: a fingerprint of all events in their order, so
+    that one event lost, doubled or out of place shows for ever.
     """
     seq, status, group, at = (_text(event, name) for name in ("seq", "activity", "assignment_group", "timestamp"))
     before = state.get("status", "")

@@ -1,8 +1,8 @@
-"""Writes the ledger: what really ran, when, and in which process, as evidence that does not come from the bridge itself.
+"""Writes the ledger: what really ran, when, and in which process. Evidence that does not come from the bridge itself.
 
 Each pool process appends to a file of its own, one write for each record: what was written is in the kernel, and stays
 when the process is killed at the next instruction. The tasks know nothing of it; Celery's signals around every
-execution are enough. The end is written before the bridge writes the outcome, so an acknowledged message always has one.
+execution are enough. The end is written before the bridge writes the outcome: so an acknowledged message has one.
 """
 
 from __future__ import annotations

@@ -1,0 +1,183 @@
+"""The ledger's form, and the verdict over it: green for a good run, red for each kind of fault."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from bridge.ledger import Kind, Ledger, Process, Record, file_name, read_ledger
+from bridge.verdict import Findings, Reroute, Verdict, compare_states, judge, time_to_reroute
+from routing.errors import InputError
+
+MS = 1_000_000
+HERE = 100
+
+
+class Book:
+    """Writes a ledger by hand; times in ms, fences counted up."""
+
+    def __init__(self) -> None:
+        self.ledger = Ledger()
+        self.fence = 0
+
+    def ran(
+        self, ticket: str, seq: int, start: float, end: float | None, *, pid: int = HERE, kind: Kind = Kind.DONE
+    ) -> Book:
+        """One execution; without an end when ``end`` is None."""
+        self.fence += 1
+        self.ledger.records.append(Record(Kind.START, ticket, seq, self.fence, 1, int(start * MS), pid))
+        if end is not None:
+            self.ledger.records.append(Record(kind, ticket, seq, self.fence, 1, int(end * MS), pid))
+        return self
+
+    def judged(self, expected: dict[str, int], killed: dict[int, int] | None = None) -> Findings:
+        return judge(self.ledger, expected, killed or {})
+
+
+class TestTheVerdictIsGreen:
+    def test_for_two_tickets_that_run_side_by_side(self) -> None:
+        book = Book().ran("A", 1, 0, 10).ran("B", 1, 5, 15, pid=101).ran("A", 2, 10, 12)
+        found = book.judged({"A": 2, "B": 1})
+        assert found.clean
+        assert found.repeated == 0
+        assert found.seconds == pytest.approx(0.015)
+        assert found.examples == []
+
+    def test_for_an_event_that_ran_again_after_its_process_was_killed(self) -> None:
+        book = Book().ran("A", 1, 0, None).ran("A", 1, 50, 60, pid=101).ran("A", 2, 60, 61, pid=101)
+        found = book.judged({"A": 2}, {HERE: 40 * MS})
+        assert found.clean
+        assert found.repeated == 1
+
+    def test_for_a_success_that_comes_twice(self) -> None:
+        # It ended, and its process was killed before the outcome was written.
+        found = Book().ran("A", 1, 0, 1).ran("A", 1, 5, 6, pid=101).ran("A", 2, 7, 8).judged({"A": 2})
+        assert found.clean
+        assert found.repeated == 1
+
+    def test_for_a_failure_and_its_retry(self) -> None:
+        assert Book().ran("A", 1, 0, 1, kind=Kind.FAILED).ran("A", 1, 5, 6).judged({"A": 1}).clean
+
+    def test_for_an_execution_without_an_end_in_a_process_of_which_nothing_is_known(self) -> None:
+        assert Book().ran("A", 1, 0, None).ran("A", 1, 5, 6, pid=101).judged({"A": 1}).clean
+
+    def test_for_an_execution_that_begins_when_the_one_before_ends(self) -> None:
+        assert Book().ran("A", 1, 0, 5).ran("A", 2, 5, 6, pid=101).judged({"A": 2}).clean
+
+
+class TestTheVerdictIsRed:
+    def test_for_an_event_that_never_ran(self) -> None:
+        found = Book().ran("A", 1, 0, 1).judged({"A": 2, "B": 3})
+        assert found.lost == 1 + 3
+        assert not found.clean
+        assert "lost: A event 2 never succeeded" in found.examples
+
+    def test_for_an_event_that_ran_and_failed(self) -> None:
+        assert Book().ran("A", 1, 0, 1, kind=Kind.FAILED).judged({"A": 1}).lost == 1
+
+    def test_for_an_event_that_was_killed_and_never_ran_again(self) -> None:
+        assert Book().ran("A", 1, 0, None).judged({"A": 1}, {HERE: 5 * MS}).lost == 1
+
+    def test_for_two_events_that_changed_places(self) -> None:
+        found = Book().ran("A", 2, 0, 1).ran("A", 1, 2, 3).judged({"A": 2})
+        assert found.reordered == 2
+        assert not found.clean
+        assert "reordered: A event 2 succeeded after event 0" in found.examples
+
+    def test_for_an_event_that_was_skipped_and_came_later(self) -> None:
+        book = Book().ran("A", 1, 0, 1).ran("A", 3, 2, 3).ran("A", 2, 4, 5)
+        assert book.judged({"A": 3}).reordered == 2
+
+    def test_for_an_old_event_that_comes_again(self) -> None:
+        book = Book().ran("A", 1, 0, 1).ran("A", 2, 2, 3).ran("A", 1, 4, 5)
+        assert book.judged({"A": 2}).reordered == 1
+
+    def test_for_two_executions_of_one_ticket_at_a_time(self) -> None:
+        found = Book().ran("A", 1, 0, 10).ran("A", 2, 9, 11, pid=101).judged({"A": 2})
+        assert found.overlapped == 1
+        assert not found.clean
+        assert found.examples == ["overlapped: A event 2 began before event 1 had ended"]
+
+    def test_for_an_execution_inside_another_one_that_is_not_its_neighbour(self) -> None:
+        book = Book().ran("A", 1, 0, 100).ran("A", 2, 10, 11, pid=101).ran("A", 3, 20, 21, pid=101)
+        assert book.judged({"A": 3}).overlapped == 2
+
+    def test_for_one_that_began_while_the_process_to_be_killed_was_running_it(self) -> None:
+        book = Book().ran("A", 1, 0, None).ran("A", 1, 30, 35, pid=101)
+        assert book.judged({"A": 1}, {HERE: 40 * MS}).overlapped == 1
+
+    def test_for_what_nobody_pushed(self) -> None:
+        found = Book().ran("A", 1, 0, 1).ran("A", 2, 2, 3).ran("Z", 1, 0, 1).judged({"A": 1})
+        assert found.unexpected == 2
+        assert not found.clean
+
+    @pytest.mark.parametrize("fault", ["dead", "done", "states_equal", "problems"])
+    def test_for_everything_that_the_ledger_does_not_show(self, fault: str) -> None:
+        good = {"messages": 9, "tickets": 3, "done": 9, "dead": 0, "states_equal": 3, "findings": Findings()}
+        worse = {"dead": 1, "done": 8, "states_equal": 2, "problems": ("something",)}
+        assert Verdict(**good).ok  # type: ignore[arg-type]
+        assert not Verdict(**{**good, fault: worse[fault]}).ok  # type: ignore[arg-type]
+
+
+class TestTimeToReroute:
+    def test_it_is_from_the_kill_to_the_next_start_of_each_ticket(self) -> None:
+        book = Book().ran("A", 1, 0, None).ran("B", 1, 1, None)  # fences 1 and 2
+        book.ran("A", 1, 2010, 2011, pid=101).ran("B", 1, 2030, 2031, pid=101).ran("B", 2, 4000, 4001, pid=101)
+        found = time_to_reroute(book.ledger, {"A": (1, 1), "B": (2, 1)}, {HERE}, 10 * MS)
+        assert found is not None
+        assert (found.tickets, found.median_s, found.max_s) == (2, pytest.approx(2.01), pytest.approx(2.02))
+
+    def test_a_run_that_had_ended_before_the_kill_waited_for_nothing(self) -> None:
+        book = Book().ran("A", 1, 0, 1).ran("A", 2, 11, 12, pid=101)
+        assert time_to_reroute(book.ledger, {"A": (1, 1)}, {HERE}, 10 * MS) is None
+
+    def test_a_run_of_which_half_had_ended_did_wait(self) -> None:
+        book = Book().ran("A", 1, 0, 1).ran("A", 2, 510, 512, pid=101)
+        found = time_to_reroute(book.ledger, {"A": (1, 2)}, {HERE}, 10 * MS)
+        assert found == Reroute(1, 0.5, 0.5)
+
+    def test_other_tickets_do_not_count(self) -> None:
+        book = Book().ran("C", 1, 20, 21, pid=101)
+        assert time_to_reroute(book.ledger, {"A": (1, 1)}, {HERE}, 10 * MS) is None
+
+
+class TestStates:
+    def test_equal_ones_are_counted(self) -> None:
+        assert compare_states({"A": {"seq": "1"}, "B": {}}, {"A": {"seq": "1"}, "C": {"seq": "9"}}) == (2, [])
+
+    def test_a_difference_is_named(self) -> None:
+        equal, told = compare_states({"A": {"seq": "2", "status": "New"}}, {"A": {"seq": "1", "status": "New"}})
+        assert equal == 0
+        assert told == ["state of A: seq is '1', not '2'"]
+
+    def test_a_state_that_is_not_there_is_named(self) -> None:
+        assert compare_states({"A": {"seq": "2"}}, {}) == (0, ["state of A: there is none"])
+
+    def test_a_field_too_many_is_a_difference(self) -> None:
+        assert compare_states({"A": {"seq": "2"}}, {"A": {"seq": "2", "x": "1"}})[0] == 0
+
+
+class TestTheFile:
+    def test_what_was_written_is_read(self, tmp_path: Path) -> None:
+        process = Process(7, 6, "w1@here")
+        records = [Record(Kind.START, 'a "ticket"\n', 1, 2**60, 3, 99, 7), Record(Kind.DONE, "b", 2, 5, 1, 100, 7)]
+        lines = b"".join([process.encode(), *(record.encode() for record in records)])
+        (tmp_path / file_name(7, 99)).write_bytes(lines)
+        ledger = read_ledger(tmp_path)
+        assert ledger.processes == [process]
+        assert ledger.records == records
+        assert ledger.children_of(6) == {7}
+        assert ledger.children_of(7) == set()
+
+    def test_a_line_that_was_being_written_at_the_kill_counts_as_not_written(self, tmp_path: Path) -> None:
+        whole = Record(Kind.START, "a", 1, 2, 1, 99, 7).encode()
+        (tmp_path / file_name(7, 99)).write_bytes(whole + whole[:-5])
+        assert len(read_ledger(tmp_path).records) == 1
+
+    @pytest.mark.parametrize("line", [b"nonsense", b'["began","a",1,2,1,99,7]', b'["start","a"]', b"{}", b""])
+    def test_a_line_that_is_no_record_is_named(self, line: bytes, tmp_path: Path) -> None:
+        whole = Record(Kind.START, "a", 1, 2, 1, 99, 7).encode()
+        (tmp_path / file_name(7, 99)).write_bytes(whole + line + b"\n" + whole)
+        with pytest.raises(InputError, match=r"7-99\.ledger, line 2: no record"):
+            read_ledger(tmp_path)
