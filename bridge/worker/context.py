@@ -44,7 +44,7 @@ class TicketContext:
     def effects(self) -> Effects:
         """Redis commands to apply with the success of this message, all or none."""
         if self._effects is None:
-            self._effects = Effects()  # type: ignore[abstract]
+            self._effects = Effects()
         return self._effects
 
     @property

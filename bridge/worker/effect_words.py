@@ -244,7 +244,6 @@ GRAMMAR: dict[str, Callable[[Words], None]] = {
     "APPEND": _exactly(2),
     "INCR": _exactly(1),
     "INCRBY": _add_at(1, _whole),
-    "INCRBYFLOAT": _add_at(1, _fraction),
     "DECRBY": _add_at(1, _whole),
     "DECR": _exactly(1),
     "DEL": _at_least(1),

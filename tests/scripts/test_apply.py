@@ -1,0 +1,522 @@
+"""apply.lua: effects with the success of their message, all or none, once, and only under the current fence."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from copy import deepcopy
+from typing import Any
+
+import orjson
+import pytest
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+from redis.exceptions import DataError
+
+from bridge.connect import client
+from bridge.embedded import EmbeddedServer
+from bridge.outcomes import Kind, Outcome, decode
+from bridge.worker.effects import ALLOWED, Effects
+from routing.errors import PayloadError
+from routing.transitions import Effect, ReturnWord, Success, apply
+from tests.scripts.world import HOSTILE, World, changes, fields_of, snapshot
+
+pytestmark = pytest.mark.scripts
+
+INCARNATION = "life-of-w1@a"
+#: The run of "busy" in the seeded world: fences 100 and 101.
+FENCE = 100
+
+
+def success(world: World, effects: tuple[Effect, ...], fence: int = FENCE, ticket: str = "busy") -> Success:
+    known = {100: 0, 101: 1}
+    id_ = world.busy[known.get(fence, 0)]
+    return Success(ticket, fence, Outcome(id_, fence, Kind.DONE, 1.5).encode().decode(), effects)
+
+
+def recorded(record: Callable[[Effects], object]) -> tuple[Effect, ...]:
+    effects = Effects()
+    record(effects)
+    return effects.recorded()
+
+
+def run(world: World, *successes: Success) -> list[tuple[ReturnWord, str]]:
+    return apply(world.client, world.keys, INCARNATION, successes)
+
+
+WRITES: dict[str, tuple[str, Callable[[Effects], object], object]] = {
+    "set": ("string", lambda e: e.set("user:k", "v"), "v"),
+    "set ex": ("string", lambda e: e.set("user:k", "v", ex=100), "v"),
+    "set nx": ("string", lambda e: e.set("user:k", "v", nx=True), "v"),
+    "setex": ("string", lambda e: e.execute_command("SETEX", "user:k", 100, "v"), "v"),
+    "psetex": ("string", lambda e: e.execute_command("PSETEX", "user:k", 100_000, "v"), "v"),
+    "setnx": ("string", lambda e: e.setnx("user:k", "v"), "v"),
+    "mset": ("string", lambda e: e.mset({"user:k": "v", "user:l": "w"}), "v"),
+    "append": ("string", lambda e: e.append("user:k", "v"), "v"),
+    "incr": ("string", lambda e: e.incr("user:k"), "1"),
+    "raw incr": ("string", lambda e: e.execute_command("INCR", "user:k"), "1"),
+    "raw decr": ("string", lambda e: e.execute_command("DECR", "user:k"), "-1"),
+    "incrby": ("string", lambda e: e.incrby("user:k", -7), "-7"),
+    "decr": ("string", lambda e: e.decr("user:k", 3), "-3"),
+    "decrby": ("string", lambda e: e.decrby("user:k", -3), "3"),
+    "setbit": ("string", lambda e: e.setbit("user:k", 1, 1), "@"),
+    "hset": ("hash", lambda e: e.hset("user:k", mapping={"a": 1, "b": "ü"}), {"a": "1", "b": "ü"}),
+    "hsetnx": ("hash", lambda e: e.hsetnx("user:k", "a", "1"), {"a": "1"}),
+    "hincrby": ("hash", lambda e: e.hincrby("user:k", "a", 2), {"a": "2"}),
+    "hincrbyfloat": ("hash", lambda e: e.hincrbyfloat("user:k", "a", 0.25), {"a": "0.25"}),
+    "lpush": ("list", lambda e: e.lpush("user:k", "a", "b"), ["b", "a"]),
+    "rpush": ("list", lambda e: e.rpush("user:k", "a", "b"), ["a", "b"]),
+    "sadd": ("set", lambda e: e.sadd("user:k", "b", "a"), ["a", "b"]),
+    "zadd": ("zset", lambda e: e.zadd("user:k", {"a": 1, "b": float("-inf")}), {"a": 1.0, "b": float("-inf")}),
+    "zincrby": ("zset", lambda e: e.zincrby("user:k", 2.5, "a"), {"a": 2.5}),
+}
+
+ON_WHAT_IS_THERE: dict[str, tuple[tuple[Any, ...], Callable[[Effects], object], object]] = {
+    "delete": (("SET", "user:k", "v"), lambda e: e.delete("user:k", "user:l"), None),
+    "unlink": (("HSET", "user:k", "a", "v"), lambda e: e.unlink("user:k"), None),
+    "hdel": (("HSET", "user:k", "a", "1", "b", "2"), lambda e: e.hdel("user:k", "a"), {"b": "2"}),
+    "ltrim": (("RPUSH", "user:k", "a", "b", "c"), lambda e: e.ltrim("user:k", 1, -1), ["b", "c"]),
+    "lrem": (("RPUSH", "user:k", "a", "b", "a"), lambda e: e.lrem("user:k", 0, "a"), ["b"]),
+    "srem": (("SADD", "user:k", "a", "b"), lambda e: e.srem("user:k", "a"), ["b"]),
+    "zrem": (("ZADD", "user:k", "1", "a", "2", "b"), lambda e: e.zrem("user:k", "a"), {"b": 2.0}),
+    "zremrangebyrank": (
+        ("ZADD", "user:k", "1", "a", "2", "b"),
+        lambda e: e.zremrangebyrank("user:k", 0, 0),
+        {"b": 2.0},
+    ),
+    "zremrangebyscore": (
+        ("ZADD", "user:k", "1", "a", "2", "b"),
+        lambda e: e.zremrangebyscore("user:k", "-inf", "(2"),
+        {"b": 2.0},
+    ),
+    "set xx": (("SET", "user:k", "v"), lambda e: e.set("user:k", "w", xx=True, keepttl=True), "w"),
+    "set over a hash": (("HSET", "user:k", "a", "1"), lambda e: e.set("user:k", "w"), "w"),
+    "incr": (("SET", "user:k", "-5"), lambda e: e.incr("user:k", 10), "5"),
+    "hincrby": (("HSET", "user:k", "a", "41", "b", "x"), lambda e: e.hincrby("user:k", "a"), {"a": "42", "b": "x"}),
+    "zadd gt": (
+        ("ZADD", "user:k", "5", "a"),
+        lambda e: e.zadd("user:k", {"a": 4, "b": 1}, gt=True),
+        {"a": 5.0, "b": 1},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", WRITES)
+def test_an_allowed_command_is_applied_with_its_success(name: str, world: World) -> None:
+    kind, record, value = WRITES[name]
+    before = world.snapshot()
+    # When the only effect is this command
+    assert run(world, success(world, recorded(record))) == [(ReturnWord.OK, "")]
+    after = world.snapshot()
+    # Then the world is the one before with the value, the outcome and the fence that was applied
+    assert (after["user:k"]["type"], after["user:k"]["value"]) == (kind, value)
+    touched = {"user:k", "user:l"} if name == "mset" else {"user:k"}
+    assert changes(before, after) == {world.keys.outcomes, world.keys.applied, *touched}
+    assert after[world.keys.applied]["value"] == {"busy": "100", "other": "50"}
+    entry = fields_of(after, world.keys.outcomes)[-1]
+    assert entry["i"] == INCARNATION
+    assert decode(entry["o"].encode()) == [Outcome(world.busy[0], FENCE, Kind.DONE, 1.5)]
+
+
+@pytest.mark.parametrize("name", ON_WHAT_IS_THERE)
+def test_an_allowed_command_changes_what_is_there(name: str, world: World) -> None:
+    seed, record, value = ON_WHAT_IS_THERE[name]
+    world.client.execute_command(*seed)
+    before = world.snapshot()
+    assert run(world, success(world, recorded(record))) == [(ReturnWord.OK, "")]
+    after = world.snapshot()
+    assert after.get("user:k", {}).get("value") == value
+    assert changes(before, after) == {world.keys.outcomes, world.keys.applied, "user:k"}
+
+
+def test_times_to_live_streams_places_and_publications_are_effects_too(world: World) -> None:
+    world.client.set("user:k", "v")
+    world.client.set("user:p", "v", px=60_000)
+    with world.client.pubsub(ignore_subscribe_messages=True) as listener:
+        listener.subscribe("user:channel")
+        listener.get_message(timeout=5)
+
+        def record(effects: Effects) -> None:
+            effects.expire("user:k", 100)
+            effects.pexpire("user:k", 100_000)
+            effects.persist("user:p")
+            effects.xadd("user:s", {"*": "1"}, maxlen=10, approximate=False)
+            effects.xadd("user:s", {"a": "2"}, nomkstream=True, minid="0-1", limit=5)
+            effects.geoadd("user:g", (13.4, 52.5, "Berlin"))
+            effects.publish("user:channel", "hello")
+
+        assert run(world, success(world, recorded(record))) == [(ReturnWord.OK, "")]
+        after = world.snapshot()
+        assert after["user:k"]["expires"]
+        assert not after["user:p"]["expires"]
+        assert fields_of(after, "user:s") == [{"*": "1"}, {"a": "2"}]
+        assert "Berlin" in after["user:g"]["value"]
+        heard = listener.get_message(timeout=5)
+        assert heard is not None
+        assert heard["data"] == b"hello"
+
+
+def test_every_allowed_command_was_seen_here() -> None:
+    seen = {"EXPIRE", "PEXPIRE", "PERSIST", "XADD", "GEOADD", "PUBLISH"}
+    for record in [*(w[1] for w in WRITES.values()), *(w[1] for w in ON_WHAT_IS_THERE.values())]:
+        seen |= {str(effect.words[0]) for effect in recorded(record)}
+    # DECRBY is written as INCRBY.
+    assert seen == set(ALLOWED) - {"DECRBY"}
+
+
+# -- what cannot be applied ----------------------------------------------------------------------------------------
+
+SEEDS: dict[str, tuple[Any, ...]] = {
+    "string": ("SET", "user:wrong", "text"),
+    "hash": ("HSET", "user:wrong", "a", "text"),
+    "list": ("RPUSH", "user:wrong", "a"),
+    "set": ("SADD", "user:wrong", "a"),
+    "zset": ("ZADD", "user:wrong", "1", "a"),
+    "stream": ("XADD", "user:wrong", "1-1", "a", "1"),
+}
+TYPED: dict[str, Callable[[Effects], object]] = {
+    "string": lambda e: e.append("user:wrong", "x"),
+    "hash": lambda e: e.hset("user:wrong", "b", "1"),
+    "list": lambda e: e.rpush("user:wrong", "x"),
+    "set": lambda e: e.sadd("user:wrong", "x"),
+    "zset": lambda e: e.zadd("user:wrong", {"x": 1}),
+    "stream": lambda e: e.xadd("user:wrong", {"a": "1"}),
+}
+
+
+@pytest.mark.parametrize(
+    ("there", "wanted"), [(there, wanted) for there in SEEDS for wanted in TYPED if wanted != there]
+)
+@pytest.mark.parametrize("position", ["alone", "last"])
+def test_a_key_of_another_type_lets_nothing_be_applied(there: str, wanted: str, position: str, world: World) -> None:
+    # Given a key of another type, and effects before the one that needs it
+    world.client.execute_command(*SEEDS[there])
+    before = world.snapshot()
+
+    def record(effects: Effects) -> None:
+        if position == "last":
+            effects.set("user:first", "1")
+            effects.hset("user:account", "balance", "0")
+        TYPED[wanted](effects)
+
+    # Then the type that is there is named, and nothing at all changed
+    [(word, problem)] = run(world, success(world, recorded(record)))
+    assert (word, problem.partition(": ")[2]) == (ReturnWord.ERR, f"the key holds a {there}, not a {wanted}")
+    assert world.snapshot() == before
+
+
+@pytest.mark.parametrize(
+    ("value", "fits_int", "fits_float"),
+    [
+        ("0", True, True),
+        ("-12", True, True),
+        ("9007199254740989", True, True),
+        ("9007199254740991", False, False),
+        ("9223372036854775807", False, False),
+        ("99999999999999999999", False, False),
+        ("007", False, True),
+        ("-0", False, True),
+        ("1.5", False, True),
+        ("-0.25", False, True),
+        ("1e3", False, True),
+        ("1e-07", False, True),
+        ("1e300", False, False),
+        ("", False, False),
+        (" 5", False, False),
+        ("5 ", False, False),
+        ("+5", False, False),
+        ("0x10", False, False),
+        ("nan", False, False),
+        ("inf", False, False),
+        ("-inf", False, False),
+        ("1e", False, False),
+        (".5", False, False),
+        ("1.2.3", False, False),
+        ("text", False, False),
+        ("5\n", False, False),
+    ],
+)
+@pytest.mark.parametrize("place", ["string", "hash"])
+def test_a_number_is_checked_before_anything_is_added(
+    place: str, value: str, fits_int: bool, fits_float: bool, world: World
+) -> None:
+    kinds = [("int", fits_int), ("float", fits_float)] if place == "hash" else [("int", fits_int)]
+    for kind, fits in kinds:
+        # Given a value that is a number, or none
+        world.client.delete("user:n", "user:first")
+        if place == "hash":
+            world.client.hset("user:n", "f", value)
+        else:
+            world.client.set("user:n", value)
+        effects = Effects()
+        effects.set("user:first", "1")
+        if place == "hash":
+            effects.hincrby("user:n", "f", 2) if kind == "int" else effects.hincrbyfloat("user:n", "f", 2.0)
+        else:
+            effects.incrby("user:n", 2)
+        # When the message succeeded
+        before = world.snapshot()
+        world.client.hset(world.keys.applied, "busy", 90)
+        [(word, problem)] = run(world, success(world, effects.recorded()))
+        # Then it is added, or nothing at all happened
+        if fits:
+            assert word is ReturnWord.OK
+            there = world.client.hget("user:n", "f") if place == "hash" else world.client.get("user:n")
+            assert float(there) == pytest.approx(float(value) + 2)
+        else:
+            assert word is ReturnWord.ERR
+            assert "number" in problem
+            assert {**world.snapshot(), world.keys.applied: before[world.keys.applied]} == before
+
+
+def test_a_number_that_grows_too_large_is_not_added(world: World) -> None:
+    world.client.set("user:n", 2**53 - 10)
+    effects = Effects()
+    effects.set("user:first", "1")
+    effects.incrby("user:n", 10)
+    before = world.snapshot()
+    assert run(world, success(world, effects.recorded())) == [
+        (ReturnWord.ERR, "INCRBY: the number would be too large"),
+    ]
+    assert world.snapshot() == before
+
+
+@pytest.mark.parametrize("increment", ["x", "", "1.5", "nan", " 1", "1e3"])
+def test_an_increment_that_is_no_integer_lets_nothing_be_applied(increment: str, world: World) -> None:
+    # Given effects that no recorder of ours would make
+    bad = (Effect("", "", ("SET", "user:first", "1")), Effect("string", "int", ("INCRBY", "user:n", increment)))
+    before = world.snapshot()
+    [(word, problem)] = run(world, success(world, bad))
+    assert (word, problem) == (ReturnWord.ERR, "INCRBY: the increment is not a number")
+    assert world.snapshot() == before
+
+
+# -- fences --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("fence", [0, 1, 99, 102, 103, 2**52])
+def test_a_fence_that_is_not_current_changes_nothing(fence: int, world: World) -> None:
+    # Given the run of "busy" with the fences 100 and 101
+    before = world.snapshot()
+    words = run(world, success(world, recorded(lambda e: e.set("user:k", "v")), fence))
+    assert words == [(ReturnWord.STALE, "")]
+    assert world.snapshot() == before
+
+
+@pytest.mark.parametrize("ticket", ["late", "nobody"])
+def test_a_ticket_that_is_not_in_flight_has_no_current_fence(ticket: str, world: World) -> None:
+    before = world.snapshot()
+    for fence in (0, 1, FENCE):
+        one = success(world, recorded(lambda e: e.set("user:k", "v")), fence, ticket)
+        assert run(world, one) == [(ReturnWord.STALE, "")]
+    assert world.snapshot() == before
+
+
+def test_a_repeat_of_the_same_call_is_applied_once(world: World) -> None:
+    # Given effects that were applied, and a reply that was lost
+    one = success(world, recorded(lambda e: e.incr("user:k")))
+    assert run(world, one) == [(ReturnWord.OK, "")]
+    before = world.snapshot()
+    # When the worker sends them again
+    assert run(world, one) == [(ReturnWord.AGAIN, "")]
+    # Then nothing changes: neither the value nor the outcomes
+    assert world.snapshot() == before
+
+
+def test_a_run_applies_its_messages_in_order_and_none_behind_the_last_one(world: World) -> None:
+    first = success(world, recorded(lambda e: e.append("user:k", "1")), 100)
+    second = success(world, recorded(lambda e: e.append("user:k", "2")), 101)
+    assert [word for word, _ in run(world, first, second)] == [ReturnWord.OK, ReturnWord.OK]
+    before = world.snapshot()
+    assert [word for word, _ in run(world, first, second)] == [ReturnWord.STALE, ReturnWord.AGAIN]
+    assert world.snapshot() == before
+    assert before["user:k"]["value"] == "12"
+
+
+def test_each_message_of_a_call_stands_for_itself(world: World) -> None:
+    # Given four messages: one whose effects cannot be applied between good ones, and a stale one
+    world.client.rpush("user:wrong", "x")
+    effects = recorded(lambda e: e.hincrby("user:account", "balance", 1))
+    bad = recorded(lambda e: (e.set("user:never", "1"), e.incr("user:wrong")))
+    before = world.snapshot()
+    words = run(
+        world,
+        success(world, effects, 100),
+        success(world, bad, 101),
+        Success("other", 199, "[]", effects),
+        Success("other", 200, '["o",200,"S",0.0]', effects),
+    )
+    # Then each has its own word, and the outcomes of those that were applied are one entry
+    assert [word for word, _ in words] == [ReturnWord.OK, ReturnWord.ERR, ReturnWord.STALE, ReturnWord.OK]
+    after = world.snapshot()
+    expected = deepcopy(before)
+    expected["user:account"]["value"]["balance"] = "12"
+    expected[world.keys.applied]["value"] = {"busy": "100", "other": "200"}
+    entry = fields_of(after, world.keys.outcomes)[-1]
+    assert orjson.loads(entry["o"]) == [[world.busy[0], 100, "S", 1.5], ["o", 200, "S", 0.0]]
+    expected[world.keys.outcomes] = after[world.keys.outcomes]
+    assert after == expected
+
+
+def test_a_message_without_effects_is_applied_too(world: World) -> None:
+    before = world.snapshot()
+    assert run(world, success(world, ())) == [(ReturnWord.OK, "")]
+    assert changes(before, world.snapshot()) == {world.keys.outcomes, world.keys.applied}
+
+
+@pytest.mark.parametrize("ticket", HOSTILE, ids=[ascii(t)[:20] for t in HOSTILE])
+def test_a_ticket_id_is_data_for_effects_too(ticket: str, fresh: World) -> None:
+    fresh.in_flight(ticket, fresh.pushed(ticket), "w1@a", 2**50 + 1)
+    one = Success(ticket, 2**50 + 1, "[]", recorded(lambda e: e.set(f"user:{ticket}", b"\xff\0\r\n")))
+    assert run(fresh, one) == [(ReturnWord.OK, "")]
+    assert fresh.client.hget(fresh.keys.applied, ticket) == str(2**50 + 1).encode()
+    assert fresh.client.get(f"user:{ticket}") == b"\xff\0\r\n"
+    assert run(fresh, one) == [(ReturnWord.AGAIN, "")]
+
+
+@pytest.mark.parametrize("base", [2**50 + 1, 2**52 + 1, 2**53 - 3])
+def test_large_fences_are_told_apart_exactly(base: int, fresh: World) -> None:
+    fresh.in_flight("t", fresh.pushed("t", 2), "w1@a", base)
+    effects = recorded(lambda e: e.incr("user:n"))
+    words = [
+        run(fresh, Success("t", fence, "[]", effects))[0][0] for fence in (base - 1, base, base, base + 1, base + 2)
+    ]
+    assert words == [ReturnWord.STALE, ReturnWord.OK, ReturnWord.AGAIN, ReturnWord.OK, ReturnWord.STALE]
+    assert fresh.client.hget(fresh.keys.applied, "t") == str(base + 1).encode()
+
+
+# -- all or nothing, whatever the effects --------------------------------------------------------------------------
+
+KEYS = st.sampled_from([f"user:{name}" for name in "abcd"])
+FIELDS = st.sampled_from(["f", "g", "*", "NX", ""])
+VALUES = st.sampled_from(
+    ["0", "5", "-3", "1.5", "text", "", "007", "1e300", "9007199254740990", "nan", b"\xff", 2, 0.1]
+)
+NUMBERS = st.one_of(
+    st.integers(-5, 5), st.sampled_from([2**53, -(2**63), 2**70, 0.5, 1e-7, "7", "x", "1.5", "", "inf", b"\xff"])
+)
+Call = tuple[str, tuple[Any, ...], dict[str, Any]]
+
+
+def call(name: str, *args: st.SearchStrategy[Any], **options: st.SearchStrategy[Any]) -> st.SearchStrategy[Call]:
+    return st.tuples(st.just(name), st.tuples(*args), st.fixed_dictionaries({}, optional=options))
+
+
+MANY = {str(i): i for i in range(5000)}
+YES = st.just(True)
+CALLS: st.SearchStrategy[Call] = st.one_of(
+    call("set", KEYS, VALUES, ex=NUMBERS, px=NUMBERS, nx=YES, xx=YES, keepttl=YES, get=YES),
+    call("execute_command", st.just("SETEX"), KEYS, NUMBERS, VALUES),
+    call("setnx", KEYS, VALUES),
+    call("mset", st.dictionaries(KEYS, VALUES, max_size=3)),
+    call("append", KEYS, VALUES),
+    call("incr", KEYS, NUMBERS),
+    call("decr", KEYS, NUMBERS),
+    call("incrbyfloat", KEYS, NUMBERS),
+    call("delete", KEYS, KEYS),
+    call("delete"),
+    call("expire", KEYS, NUMBERS, nx=YES, gt=YES),
+    call("persist", KEYS),
+    call("hset", KEYS, FIELDS, VALUES),
+    call("hset", KEYS, mapping=st.dictionaries(FIELDS, VALUES, min_size=1, max_size=3)),
+    call("hset", KEYS, items=st.lists(VALUES, min_size=1, max_size=3)),
+    call("hsetnx", KEYS, FIELDS, VALUES),
+    call("hdel", KEYS, FIELDS),
+    call("hincrby", KEYS, FIELDS, NUMBERS),
+    call("hincrbyfloat", KEYS, FIELDS, NUMBERS),
+    call("lpush", KEYS, VALUES),
+    call("rpush", KEYS),
+    call("ltrim", KEYS, NUMBERS, NUMBERS),
+    call("lrem", KEYS, NUMBERS, VALUES),
+    call("sadd", KEYS, VALUES),
+    call("srem", KEYS, VALUES),
+    call(
+        "zadd", KEYS, st.dictionaries(FIELDS, NUMBERS, min_size=1, max_size=2), nx=YES, xx=YES, gt=YES, lt=YES, ch=YES
+    ),
+    call("zadd", KEYS, st.dictionaries(FIELDS, NUMBERS, min_size=1, max_size=1), incr=YES),
+    call("zincrby", KEYS, NUMBERS, FIELDS),
+    call("zremrangebyrank", KEYS, NUMBERS, NUMBERS),
+    call("zremrangebyscore", KEYS, NUMBERS, st.sampled_from(["(5", "+inf", "x", "(", "5"])),
+    call(
+        "xadd",
+        KEYS,
+        st.dictionaries(FIELDS, VALUES, min_size=1, max_size=2),
+        id=st.sampled_from(["*", "1-1", "9-*", "0-0"]),
+        maxlen=st.sampled_from([0, 5, -1]),
+        minid=st.sampled_from(["5", "5-5", "x"]),
+        approximate=st.booleans(),
+        nomkstream=YES,
+        limit=st.sampled_from([0, 3]),
+    ),
+    call("setbit", KEYS, st.sampled_from([0, 7, -1, 2**32]), st.sampled_from([0, 1])),
+    call("geoadd", KEYS, st.tuples(st.sampled_from([1.5, 190, "x"]), st.sampled_from([2.5, 89]), FIELDS)),
+    call("publish", KEYS, VALUES),
+    call("getset", KEYS, VALUES),
+    call("pfadd", KEYS, VALUES),
+)
+SEED_COMMANDS = [
+    ("SET", "user:a", "5"),
+    ("SET", "user:b", "text"),
+    ("HSET", "user:c", "f", "3", "g", "x", "*", "1.5"),
+    ("ZADD", "user:d", "inf", "f"),
+]
+
+
+@pytest.fixture
+def worlds(server: EmbeddedServer) -> EmbeddedServer:
+    """The server; each example seeds it anew."""
+    return server
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture], print_blob=True)
+@given(calls=st.lists(CALLS, min_size=1, max_size=6), seeds=st.sets(st.sampled_from(range(len(SEED_COMMANDS)))))
+@example(calls=[("set", ("user:a", "text"), {}), ("incr", ("user:a",), {})], seeds=set())
+@example(calls=[("set", ("user:a", "1"), {}), ("hset", ("user:a", "f", "1"), {})], seeds=set())
+@example(calls=[("hset", ("user:a", "f", "x"), {}), ("hincrby", ("user:a", "f", 1), {})], seeds=set())
+@example(calls=[("hincrbyfloat", ("user:a", "f", 0.5), {}), ("hincrby", ("user:a", "f", 1), {})], seeds=set())
+@example(calls=[("set", ("user:b", "1"), {}), ("set", ("user:a", "1"), {"ex": 0})], seeds=set())
+@example(calls=[("set", ("user:b", "1"), {}), ("xadd", ("user:a", {"*": "1"}), {"id": "0-0"})], seeds=set())
+@example(
+    calls=[("set", ("user:b", "1"), {}), ("hset", ("user:a",), {"mapping": {str(i): i for i in range(5000)}})],
+    seeds=set(),
+)
+def test_effects_are_all_applied_or_none(worlds: EmbeddedServer, calls: list[Call], seeds: set[int]) -> None:
+    with client(worlds.url) as connected:
+        # Given keys of several types, and whatever effects the recorder accepts
+        connected.flushall()
+        world = World(connected).begin()
+        world.busy = world.pushed("busy")
+        world.in_flight("busy", world.busy, "w1@a", FENCE)
+        for i in sorted(seeds):
+            connected.execute_command(*SEED_COMMANDS[i])
+        effects = Effects()
+        for name, args, options in calls:
+            try:
+                getattr(effects, name)(*args, **options)
+            except (PayloadError, DataError):
+                continue
+        before = world.snapshot()
+        # When they come with a success
+        [(word, problem)] = run(world, success(world, effects.recorded()))
+        after = world.snapshot()
+        if word is ReturnWord.ERR:
+            # Then either nothing changed, and the reason is told
+            assert problem
+            assert after == before
+            return
+        # Or all of it did: as when each is sent by itself
+        assert word is ReturnWord.OK
+        connected.flushall()
+        for i in sorted(seeds):
+            connected.execute_command(*SEED_COMMANDS[i])
+        for effect in effects.recorded():
+            connected.execute_command(*effect.words)
+        plain = snapshot(connected)
+        assert {k: _comparable(v) for k, v in after.items() if k.startswith("user:")} == {
+            k: _comparable(v) for k, v in plain.items()
+        }
+
+
+def _comparable(value: dict[str, Any]) -> object:
+    if value["type"] == "stream":
+        return [fields for _, fields in value["value"]["entries"]]
+    return value
