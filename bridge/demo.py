@@ -18,12 +18,13 @@ import orjson
 from rich.console import Console
 
 from bridge.child import Child
+from bridge.connect import UNAVAILABLE
 from bridge.ledger import read_ledger
 from bridge.progress import Counts, ProgressView, read_counts
 from bridge.stack import Plan, Stack
-from bridge.verdict import Verdict, compare_states, judge, time_to_reroute
+from bridge.verdict import EXAMPLES, Verdict, compare_states, judge, time_to_reroute
 from bridge.verdict_table import verdict_table
-from routing.errors import ConfigurationError, InputError, StackFailed
+from routing.errors import ConfigurationError, InputError
 from routing.records import parse
 
 if TYPE_CHECKING:
@@ -75,7 +76,6 @@ class Demo:
         self.stack = Stack(ledgered, settings, stop, self._say)
         self._settings = settings
         self._events = events
-        self._stop = stop
         self._console = console
         self._pushed: dict[str, Any] = {}
 
@@ -121,15 +121,8 @@ class Demo:
         return out
 
     def _await(self, job: Child) -> None:
-        """Waits for a job's end. Raises `InputError` with its own words when it failed."""
-        if not self._stop.wait(lambda: job.finished() is not None, JOB_TIMEOUT_S, CALM_S):
-            raise StackFailed(f"{job.name} did not end within {JOB_TIMEOUT_S:g} s; its log is {job.log_file}")
-        self._check_job(job)
-
-    def _check_job(self, job: Child) -> None:
-        if job.finished():
-            last = job.log_tail(1).strip()
-            raise InputError(f"{last.removeprefix('error: ')} (from {job.name}, see {job.log_file})")
+        """Waits for a job's end. Raises `InputError` with its own words when it fails."""
+        self.stack.wait_for(lambda: job.finished() == 0, f"the job {job.name} to end", JOB_TIMEOUT_S, CALM_S)
 
     def _expected_states(self) -> dict[str, dict[str, str]]:
         states = {}
@@ -150,10 +143,14 @@ class Demo:
 
             def look() -> bool:
                 nonlocal moved_at, settled
-                counts = read_counts(self.stack.redis, self._settings)
+                if problems:
+                    return True
+                try:
+                    counts = read_counts(self.stack.redis, self._settings)
+                except UNAVAILABLE:
+                    # If the server is gone, the next look at the processes says so.
+                    return False
                 view.show(counts)
-                if pushing.exit_code is not None:
-                    self._check_job(pushing)
                 if not kill.pid and counts.settled >= KILL_AT * total:
                     self._kill(kill, counts)
                 if counts.settled + counts.pushed != settled:
@@ -218,11 +215,20 @@ class Demo:
             dead=counts.dead,
             findings=findings,
             states_equal=equal,
-            problems=(*problems, *findings.examples, *differences),
+            problems=(*problems, *findings.examples, *differences, *self._dead_letters()),
             reroute=time_to_reroute(ledger, kill.stranded, processes, kill.at_ns),
             killed=kill.name,
             lease_s=self._settings.lease,
         )
+
+    def _dead_letters(self) -> list[str]:
+        """The first few, in words."""
+        found: Any = self.stack.redis.xrange(self._settings.keys.dead, count=EXAMPLES)
+        letters = [{name.decode(): value.decode(errors="replace") for name, value in f.items()} for _, f in found]
+        return [
+            f"dead: message {one.get('message_id')} of {one.get('ticket_id')}: {one.get('reason')}; {one.get('error')}"
+            for one in letters
+        ]
 
     def _actual_states(self, tickets: list[str]) -> dict[str, dict[str, str]]:
         states: dict[str, dict[str, str]] = {}

@@ -29,10 +29,12 @@ from bridge.connect import client
 from bridge.embedded import HOST, EmbeddedServer, free_port, port_is_taken
 from bridge.settings import Settings
 from bridge.stopping import StopRequest
-from routing.errors import ConfigurationError, PortInUse, ServerStartFailed, StackFailed
+from routing.errors import ConfigurationError, InputError, PortInUse, ServerStartFailed, StackFailed
 
 #: Seconds that a process may take until it does its work. Generous: a small machine starts them all at once.
 READY_TIMEOUT_S = 90.0
+#: Flower's own choice leaves the arguments out, where the ticket is.
+FLOWER_COLUMNS = "name,uuid,state,args,received,runtime,worker"
 #: Seconds between two questions whether Flower answers.
 ASK_FLOWER_S = 0.25
 
@@ -78,6 +80,7 @@ class Stack:
         #: Children whose end is no surprise.
         self._ended: set[Child] = set()
         self._redis: Redis | None = None
+        self._serving = False
 
     def __enter__(self) -> Self:
         return self
@@ -124,6 +127,7 @@ class Stack:
         except OSError as exc:
             raise ConfigurationError(f"cannot make {plan.directory}: {exc.strerror}") from None
         self.server.start()
+        self._serving = True
         self._say(f"server    {self.server.url}")
         self.masters = [self._child(f"m{n}", "bridge", "run", log_level=None) for n in range(1, plan.masters + 1)]
         for master in self.masters:
@@ -133,7 +137,10 @@ class Stack:
         self.add_workers([f"w{n}" for n in range(1, plan.workers + 1)], wait=False)
         if plan.flower:
             self.flower = self._child(
-                "flower", "celery", "flower", f"--address={HOST}", f"--port={self.flower_port}", log_level="WARNING"
+                "flower",
+                "celery",
+                *("flower", f"--address={HOST}", f"--port={self.flower_port}", f"--tasks_columns={FLOWER_COLUMNS}"),
+                log_level="WARNING",
             )
             self.flower.start()
         self.wait_for(self._workers_are_registered, "all workers to register", READY_TIMEOUT_S)
@@ -172,9 +179,14 @@ class Stack:
     # -- while it runs -----------------------------------------------------------------------------------------------
 
     def check(self) -> None:
-        """Raises `StackFailed` when a process ended that should run."""
-        if not self.server.running:
+        """Raises `StackFailed` when a process ended that should run, `InputError` with its words when a job failed."""
+        if self._serving and not self.server.running:
             raise StackFailed(f"the server ended; its log {self.server.log_file} ends with: {self.server.log_tail()}")
+        for job in self.jobs:
+            if job.exit_code:
+                job.finished()
+                told = job.log_tail(1).strip().removeprefix("error: ")
+                raise InputError(f"{told} (said by the job {job.name}, see {job.log_file})")
         everybody = [*self.masters, *self.workers.values(), *([self.flower] if self.flower else [])]
         for child in everybody:
             if child in self._ended or child.running or not child.pid:

@@ -36,11 +36,12 @@ def record_event(self: TicketTask, ticket_id: str, payload: dict[str, Any]) -> N
     if self.ticket is None:
         raise RuntimeError("an event needs its place in its ticket's order: use record_event.push(ticket_id, event)")
     key = f"incident:{ticket_id}"
-    state = database().hgetall(key)
+    state: Any = database().hgetall(key)
     expected = int(state.get("seq", 0)) + 1
     if int(payload["seq"]) != expected:
         raise OutOfOrder(f"incident {ticket_id} got event {payload['seq']} where event {expected} was due")
-    self.ticket.effects.hset(key, mapping=fold(state, payload))
+    changed: dict[Any, str] = fold(state, payload)
+    self.ticket.effects.hset(key, mapping=changed)
 
 
 def fold(state: Mapping[str, str], event: Mapping[str, Any]) -> State:

@@ -1,0 +1,148 @@
+"""`bridge up`: the stack as a user starts it, how it ends, and what it says when it cannot."""
+
+from __future__ import annotations
+
+import re
+import signal
+import socket
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import psutil
+import pytest
+import redis
+
+from bridge.embedded import HOST, free_port, port_is_taken
+from tests.nodes.process import ProcessNode, python_module
+from tests.nodes.yard import NodeYard
+from tests.waiting import wait_until
+
+#: A stack as small as it gets.
+SMALL = ("--workers", "1", "--concurrency", "1", "--masters", "1", "--lease", "1")
+UP = "Ctrl-C stops everything."
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture
+def yard(tmp_path: Path) -> Iterator[NodeYard]:
+    """Without a server: a stack brings its own."""
+    made = NodeYard(tmp_path, "redis://127.0.0.1:1/0")
+    yield made
+    made.close()
+
+
+def bridge_up(yard: NodeYard, *arguments: str, wait: bool = True, name: str = "up") -> ProcessNode:
+    command = python_module("bridge", "up", "--dir", str(yard.folder / "stack"), *arguments)
+    return yard.process(name, command, ready_text=UP, wait=wait)
+
+
+def commands_of(node: ProcessNode) -> list[str]:
+    """The command lines of what the stack started."""
+    found = []
+    for process in node.survivors():
+        try:
+            found.append(" ".join(process.cmdline()))
+        except psutil.NoSuchProcess:
+            continue
+    return found
+
+
+def serves(up: ProcessNode) -> bool:
+    """Whether the stack's server is there. It overwrites its environment, so it is not among the survivors."""
+    found = re.search(r"^server +redis://127\.0\.0\.1:(\d+)/0$", up.logs(), re.MULTILINE)
+    assert found is not None
+    return port_is_taken(int(found[1]))
+
+
+def count(commands: Sequence[str], text: str) -> int:
+    return sum(text in command for command in commands)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_the_whole_stack_comes_up_and_goes_away_when_asked(yard: NodeYard, number: signal.Signals) -> None:
+    up = bridge_up(yard, "--workers", "2", "--concurrency", "1")
+    assert re.search(r"^Redis +redis://127\.0\.0\.1:\d+/0$", up.logs(), re.MULTILINE)
+    assert re.search(r"^Flower +http://127\.0\.0\.1:\d+$", up.logs(), re.MULTILINE)
+    assert str(yard.folder / "stack") in up.logs()
+    assert serves(up)
+    commands = commands_of(up)
+    assert count(commands, "-A tasks run") == 2
+    assert count(commands, "worker -n w1@%h") == 2  # the main process and its child
+    assert count(commands, "worker -n w2@%h") == 2
+    assert count(commands, "flower --address=127.0.0.1") == 1
+    up.send(number)
+    assert up.wait(timeout_s=30) == 0
+    assert up.logs().splitlines()[-1] == "stopped"
+    assert up.survivors() == []
+    assert not serves(up)
+
+
+def test_nothing_outlives_a_stack_that_is_killed(yard: NodeYard) -> None:
+    up = bridge_up(yard, *SMALL, "--no-flower")
+    assert count(commands_of(up), "flower --address") == 0
+    up.kill()
+    wait_until(lambda: not up.survivors() and not serves(up), description="the orphans to end", timeout_s=30)
+
+
+def test_ctrl_c_while_it_comes_up_leaves_nothing(yard: NodeYard) -> None:
+    up = bridge_up(yard, *SMALL, wait=False)
+    wait_until(lambda: count(commands_of(up), "-A tasks run") == 1, description="the master to be started")
+    up.send(signal.SIGINT)
+    assert up.wait(timeout_s=30) == 0
+    assert up.survivors() == []
+    assert not serves(up)
+
+
+def test_a_worker_that_ends_by_itself_is_an_error_that_names_its_log(yard: NodeYard) -> None:
+    up = bridge_up(yard, *SMALL, "--no-flower")
+    [main] = [p for p in up.children() if "worker" in p.cmdline() and p.ppid() == up.pid]
+    main.kill()
+    assert up.wait(timeout_s=30) == 1
+    assert "Error: w1 ended by signal SIGKILL; its log " in up.logs()
+    assert str(yard.folder / "stack" / "w1.log") in up.logs()
+    assert up.survivors() == []
+    assert not serves(up)
+
+
+def test_the_data_of_a_folder_outlives_the_stack(yard: NodeYard) -> None:
+    port = str(free_port())
+    for life in ("first", "second"):
+        up = bridge_up(yard, *SMALL, "--no-flower", "--port", port, name=life)
+        with redis.Redis(host=HOST, port=int(port)) as client:
+            if life == "first":
+                client.set("kept", "yes")
+            else:
+                assert client.get("kept") == b"yes"
+        up.send(signal.SIGINT)
+        assert up.wait(timeout_s=30) == 0
+
+
+@pytest.mark.parametrize("option", ["--port", "--flower-port"])
+def test_a_port_that_is_taken_is_one_clear_line(yard: NodeYard, option: str) -> None:
+    with socket.socket() as taken:
+        taken.bind((HOST, 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        up = bridge_up(yard, *SMALL, option, str(port), wait=False)
+        assert up.wait(timeout_s=30) == 1
+        assert up.logs().strip() == (
+            f"Error: port {port} on 127.0.0.1 is in use: stop what listens there, or choose another one with {option}"
+        )
+
+
+def test_a_folder_that_cannot_be_made_is_one_clear_line(yard: NodeYard) -> None:
+    (yard.folder / "file").write_text("")
+    command = python_module("bridge", "up", "--dir", str(yard.folder / "file" / "stack"))
+    up = yard.process("up", command, wait=False)
+    assert up.wait(timeout_s=30) == 2
+    assert up.logs().strip() == f"Error: cannot make {yard.folder / 'file' / 'stack'}: Not a directory"
+
+
+def test_an_app_without_the_bridge_is_refused_before_anything_starts(yard: NodeYard) -> None:
+    (yard.folder / "plain.py").write_text("from celery import Celery\napp = Celery('plain')\n")
+    command = python_module("bridge", "-A", "plain", "up", "--dir", str(yard.folder / "stack"))
+    up = yard.process("up", command, cwd=yard.folder, wait=False)
+    assert up.wait(timeout_s=30) == 2
+    assert "call bridge.install(app)" in up.logs()
+    assert len(up.logs().splitlines()) == 1
