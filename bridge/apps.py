@@ -38,7 +38,7 @@ def load_app(name: str) -> Celery:
     except ModuleNotFoundError as exc:
         if exc.name == name and ":" in name:
             raise ConfigurationError(
-                f"there is no Celery app {name.partition(':')[2]!r} in the module {module!r}; name it with -A module:attribute"
+                f"there is no Celery app {name.partition(':')[2]!r} in {module!r}; name it with -A MODULE:NAME"
             ) from None
         if exc.name is None or not (module == exc.name or module.startswith(f"{exc.name}.")):
             raise ConfigurationError(f"the Celery app {name!r} fails to load: {exc}{_place(exc)}") from None
@@ -48,9 +48,7 @@ def load_app(name: str) -> Celery:
     except AttributeError as exc:
         if _in_user_code(exc):
             raise ConfigurationError(f"the Celery app {name!r} fails to load: {exc}{_place(exc)}") from None
-        raise ConfigurationError(
-            f"there is no Celery app in {name!r} ({exc}); name it with -A module:attribute"
-        ) from None
+        raise ConfigurationError(f"there is no Celery app in {name!r} ({exc}); name it with -A MODULE:NAME") from None
     except ImproperlyConfigured as exc:
         said = " ".join(str(exc).split())
         raise ConfigurationError(f"the configuration of the Celery app {name!r} cannot work: {said}") from None

@@ -19,6 +19,7 @@ from typing import Any, Literal
 import orjson
 
 from bridge.sources import Source
+from bridge.terminal import count
 from routing.errors import ConfigurationError
 from routing.messages import MAX_TICKET_BYTES
 
@@ -115,7 +116,7 @@ class _Rows:
             if not cells:
                 continue  # an empty line
             if len(cells) != width:
-                problem = f"the row has {len(cells)} cells, the header has {width} columns"
+                problem = f"the row has {count(len(cells), 'cell')}, the header has {count(width, 'column')}"
                 if len(cells) > width:
                     raise source.refusal(f"{problem}; the first cell too many is {_shown(cells[width])}", line=line)
                 raise source.refusal(f"{problem}: column {header[len(cells)]!r} is missing", line=line)

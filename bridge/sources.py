@@ -128,6 +128,9 @@ def opened(path: str) -> Iterator[Source]:
 
 
 def _unzipped(name: str, raw: BinaryIO) -> BinaryIO:
+    if not hasattr(raw, "peek"):
+        # Standard input of a program that called this one within its process.
+        raw = cast("BinaryIO", io.BufferedReader(cast("io.RawIOBase", raw)))
     try:
         # Looks without taking, so that it works for a pipe, too.
         start = cast("io.BufferedReader", raw).peek(2)[:2]

@@ -1,0 +1,191 @@
+"""The command line in a test: an app of its own in a folder of its own, and a lane put into any state.
+
+The lane is changed by the real transitions only, so that what the commands read is what a master writes.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+import uuid
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from bridge.cli import cli
+from bridge.embedded import EmbeddedServer
+from routing import records
+from routing.keys import LaneKeys
+from routing.transitions import Batch, Dispatch, Leadership, advance, lead, register
+
+MASTER = "master"
+OPENING = b'{"fence":'
+
+APP = """
+from celery import Celery
+import bridge
+
+app = Celery("shop", broker={url!r}, set_as_current=False)
+bridge.install(app)
+app.conf.update({settings!r})
+
+# shared=False: or every app of the process would get it.
+@app.task(bind=True, name="shop.update", shared=False)
+def update(self, ticket_id, payload):
+    pass
+
+@app.task(bind=True, name="shop.once", bridge_max_attempts=1, shared=False)
+def once(self, ticket_id, payload):
+    pass
+"""
+
+
+class CommandLine:
+    """Runs ``bridge -A <an app of this test> …`` in this process."""
+
+    def __init__(self, folder: Path, url: str, **settings: Any) -> None:
+        self.folder = folder
+        # Modules are imported once in a process, so each test's has a name of its own.
+        self.app = f"shop_{uuid.uuid4().hex}"
+        values = {"bridge_default_task": "shop.update", **settings}
+        self.write_app(APP.format(url=url, settings=values))
+
+    def write_app(self, text: str) -> None:
+        (self.folder / f"{self.app}.py").write_text(text)
+
+    def __call__(self, *arguments: str, stdin: str | bytes | None = None) -> Result:
+        """The result of one command. A stack trace fails the test: nobody shall ever see one."""
+        result = CliRunner().invoke(cli, ["-A", self.app, *arguments], input=stdin)
+        return checked(result)
+
+    def json(self, *arguments: str, stdin: str | bytes | None = None) -> Any:
+        """The document that a command with ``--json`` prints."""
+        return json.loads(self(*arguments, "--json", stdin=stdin).stdout)
+
+
+def checked(result: Result) -> Result:
+    """``result``, which ended in order: by itself or by `sys.exit`."""
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    assert "Traceback" not in result.stderr
+    return result
+
+
+@contextmanager
+def command_line(folder: Path, monkeypatch: pytest.MonkeyPatch, url: str, **settings: Any) -> Iterator[CommandLine]:
+    """A command line whose app is found in ``folder``, which is the current folder meanwhile."""
+    monkeypatch.chdir(folder)
+    monkeypatch.syspath_prepend(str(folder))
+    shell = CommandLine(folder, url, **settings)
+    yield shell
+    sys.modules.pop(shell.app, None)
+
+
+class Lane:
+    """A lane that a test puts into the state that it wants."""
+
+    def __init__(self, server: EmbeddedServer) -> None:
+        self.keys = LaneKeys("ticket_stream", "concurrency_stream_group")
+        self.redis = server.client(protocol=2)
+        self.leadership: Leadership | None = None
+        self.incarnations: dict[str, str] = {}
+
+    def make_group(self) -> None:
+        self.redis.xgroup_create(self.keys.stream, self.keys.group, "0", mkstream=True)
+
+    def lead(self, lease_ms: int = 60_000) -> Leadership:
+        _, token, _ = lead(self.redis, self.keys, "host:1:abc", lease_ms)
+        self.leadership = Leadership(self.keys, token, MASTER)
+        return self.leadership
+
+    def depose(self) -> None:
+        """The leader's lease ends."""
+        self.redis.delete(self.keys.leader)
+
+    def join(self, name: str, lease_ms: int = 60_000) -> str:
+        """A consumer that is alive for ``lease_ms``; its incarnation."""
+        incarnation = uuid.uuid4().hex
+        told = {
+            "queue": self.keys.queue(name),
+            "slots": 2,
+            "pool": "prefork",
+            "pid": 7,
+            "incarnation": incarnation,
+            "since": time.time(),
+        }
+        register(self.redis, self.keys, name, incarnation, lease_ms, json.dumps(told), None)
+        self.incarnations[name] = incarnation
+        return incarnation
+
+    def end_lease(self, name: str) -> None:
+        self.redis.delete(self.keys.lease(self.incarnations[name]))
+
+    def add(self, *tickets: str, payload: str = "{}", task: str | None = None) -> list[str]:
+        """One message for each of ``tickets``; their ids."""
+        named = [] if task is None else ["task", task]
+        words = ["payload", payload, *named]
+        ids = [self.redis.execute_command("XADD", self.keys.stream, "*", "ticket_id", t, *words) for t in tickets]
+        return [id_.decode() for id_ in ids]
+
+    def read(self, count: int | None = None) -> None:
+        """The master reads the next ``count`` messages, or all."""
+        self.redis.xreadgroup(self.keys.group, MASTER, {self.keys.stream: ">"}, count=count)
+
+    def dispatch(self, consumer: str, ticket: str, ids: Sequence[str], attempt: int = 1) -> int:
+        """Messages that were read go to a consumer as one run; the fence of the first."""
+        tail = records.tail(consumer, self.incarnations[consumer], attempt, list(ids), int(time.time() * 1000))
+        to = Dispatch(consumer, self.keys.queue(consumer), list(ids), [(ticket, 0, tail)], [b"}"])
+        return self._do(Batch(fences=len(ids), expected={ticket: ""}, dispatches={consumer: to}))
+
+    def hold_back(self, ticket: str, id_: str, attempt: int, due_in_ms: int, cause: str) -> None:
+        """A message that was read awaits its next attempt."""
+        now = int(time.time() * 1000)
+        tail = records.tail("", "", attempt, [id_], now, cause)
+        self._do(
+            Batch(
+                expected={ticket: ""},
+                records=[ticket, records.record(0, tail)],
+                retries=[now + due_in_ms, ticket],
+                counts={"failed": 1, "retried": 1},
+            )
+        )
+
+    def finish(self, *ids: str) -> None:
+        """Messages that were read are done."""
+        self._do(Batch(acknowledged=list(ids), counts={"done": len(ids)}))
+
+    def bury(self, id_: str, *words: Any) -> None:
+        """A message that was read is dead; ``words``: fields and values of its letter beside its id."""
+        self._do(Batch(acknowledged=[id_], dead=[["message_id", id_, *words]], counts={"dead": 1}))
+
+    def _do(self, batch: Batch) -> int:
+        return advance(self.redis, self.leadership or self.lead(), OPENING, batch)
+
+
+def letter(ticket: str, task: str = "shop.update", **words: Any) -> list[Any]:
+    """The fields and values of the letter of a message that was given up."""
+    fields: dict[str, Any] = {
+        "reason": "gave up after 5 attempts",
+        "error": "ValueError: no",
+        "traceback": "Traceback …\nValueError: no",
+        "attempts": 5,
+        "at_ms": 1_700_000_000_000,
+        "ticket_id": ticket,
+        "task": task,
+        "payload": "{}",
+        "consumer": "w1@host",
+        "fence": 12,
+        **words,
+    }
+    return [word for pair in fields.items() for word in pair]
+
+
+def calls_of(server: EmbeddedServer) -> dict[str, int]:
+    """How often each command was called since the server's statistics were reset."""
+    with server.client() as client:
+        return {name: told["calls"] for name, told in client.info("commandstats").items()}

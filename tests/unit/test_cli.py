@@ -1,0 +1,218 @@
+"""The command line as such: which app, which server, and what is said when either is not there."""
+
+from __future__ import annotations
+
+import socketserver
+import threading
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from bridge.cli import COMMANDS, cli
+from bridge.embedded import EmbeddedServer
+from tests.commands import CommandLine, Lane, checked, command_line
+
+
+@pytest.fixture
+def shell(valkey: EmbeddedServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[CommandLine]:
+    with command_line(tmp_path, monkeypatch, valkey.url) as made:
+        yield made
+
+
+def refused(result: Result, code: int) -> str:
+    """The one line of a refusal."""
+    assert result.exit_code == code
+    assert result.stdout == ""
+    assert result.stderr.count("\n") == 1
+    assert result.stderr.startswith("Error: ")
+    return result.stderr
+
+
+@pytest.mark.parametrize("name", [name for name in COMMANDS if name not in ("up", "demo")])
+def test_every_command_explains_itself_without_an_app(name: str) -> None:
+    result = checked(CliRunner().invoke(cli, [name, "--help"]))
+    assert result.exit_code == 0
+    assert "Usage: " in result.stdout
+
+
+def test_a_command_that_is_not_there_names_the_nearest() -> None:
+    result = checked(CliRunner().invoke(cli, ["statsu"]))
+    assert result.exit_code == 2
+    assert "there is no command 'statsu'; did you mean 'status'?" in result.stderr
+
+
+def test_the_app_behind_the_command_is_told_where_it_belongs() -> None:
+    result = checked(CliRunner().invoke(cli, ["status", "-A", "shop"]))
+    assert result.exit_code == 2
+    assert "put it before the command" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("import no_such_library", "fails to load: No module named 'no_such_library'"),
+        ("def (:", "fails to load: SyntaxError"),
+        ("raise ValueError('first\\nsecond')", "fails to load: ValueError"),
+        ("x = 1", "there is no Celery app in"),
+        ("app = 5", "there is no Celery app in"),
+        ("import os\nos.nothing", "fails to load: module 'os' has no attribute 'nothing'"),
+        ("from celery import Celery\napp = Celery('plain')", "has no bridge: call bridge.install(app)"),
+        (
+            "from celery import Celery\nimport bridge\napp = Celery('late')\n@app.task(shared=False)\ndef t(): pass\n"
+            "bridge.install(app)",
+            "call bridge.install(app) before the first @app.task",
+        ),
+        (
+            "from celery import Celery\nimport bridge\napp = Celery('c')\nbridge.install(app)\n"
+            "app.config_from_object('no_such_config')",
+            "fails to load: No module named 'no_such_config'",
+        ),
+        (
+            "from celery import Celery\nimport bridge\napp = Celery('c', broker='redis://127.0.0.1:1/0')\n"
+            "bridge.install(app)\napp.conf.bridge_leese = 3",
+            "unknown setting bridge_leese; did you mean bridge_lease?",
+        ),
+    ],
+)
+def test_an_app_that_cannot_work_is_wrong_usage_and_one_line(shell: CommandLine, text: str, said: str) -> None:
+    shell.write_app(text)
+    for arguments in (["status"], ["run"], ["ticket", "show", "A"], ["dead", "list"]):
+        assert said in refused(shell(*arguments), 2)
+
+
+def test_a_place_in_the_users_own_code_is_named(shell: CommandLine) -> None:
+    shell.write_app("import os\n\nos.nothing")
+    assert f"{shell.app}.py:3)" in refused(shell("status"), 2)
+
+
+def test_a_module_that_is_not_there_says_how_to_name_one(shell: CommandLine) -> None:
+    name = f"nowhere_{uuid.uuid4().hex}"
+    for app in (name, f"{name}:app"):
+        result = checked(CliRunner().invoke(cli, ["-A", app, "status"]))
+        assert f"No module named '{name}'" in refused(result, 2)
+        assert "-A" in result.stderr
+
+
+def test_an_attribute_that_is_not_there_is_named(shell: CommandLine) -> None:
+    result = checked(CliRunner().invoke(cli, ["-A", f"{shell.app}:nothing", "status"]))
+    assert "no Celery app 'nothing' in" in refused(result, 2)
+
+
+def test_an_attribute_names_the_app(shell: CommandLine) -> None:
+    assert checked(CliRunner().invoke(cli, ["-A", f"{shell.app}:app", "status"])).exit_code == 0
+
+
+# -- the server ------------------------------------------------------------------------------------------------------
+
+
+class _OldServer(socketserver.StreamRequestHandler):
+    """A server of long ago: it answers INFO, and everything else with OK."""
+
+    def handle(self) -> None:
+        while line := self.rfile.readline():
+            words = [self._word() for _ in range(int(line[1:]))]
+            if words[0].upper() == b"INFO":
+                info = b"# Server\r\nredis_version:5.0.14\r\n"
+                self.wfile.write(b"$%d\r\n%b\r\n" % (len(info), info))
+            else:
+                self.wfile.write(b"+OK\r\n")
+
+    def _word(self) -> bytes:
+        size = int(self.rfile.readline()[1:])
+        return self.rfile.read(size + 2)[:-2]
+
+
+def test_a_server_that_is_too_old_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), _OldServer) as server:
+        server.daemon_threads = True
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        with command_line(tmp_path, monkeypatch, f"redis://127.0.0.1:{server.server_address[1]}/0") as shell:
+            for arguments in (["status"], ["dead", "list"], ["run"]):
+                assert "is 5.0.14; the bridge needs 6.2 or newer" in refused(shell(*arguments), 1)
+        server.shutdown()
+
+
+def test_a_login_that_is_refused_is_told_as_such(
+    valkey: EmbeddedServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = valkey.url.replace("redis://", "redis://nobody:s3cret@")
+    with command_line(tmp_path, monkeypatch, url) as shell:
+        said = refused(shell("status"), 1)
+    assert "refuses the login" in said
+    assert "s3cret" not in said
+
+
+def test_a_password_that_is_missing_is_told_as_such(
+    valkey: EmbeddedServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with valkey.client() as admin:
+        admin.config_set("requirepass", "s3cret")
+    try:
+        with command_line(tmp_path, monkeypatch, valkey.url) as shell:
+            said = refused(shell("status"), 1)
+    finally:
+        with valkey.client(password="s3cret") as admin:
+            admin.config_set("requirepass", "")
+    assert "login" in said
+
+
+@pytest.mark.parametrize("forbidden", ["info", "xpending", "zcard", "hgetall"])
+def test_a_user_without_permission_is_told_which_one(
+    valkey: EmbeddedServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, forbidden: str
+) -> None:
+    with valkey.client() as admin:
+        admin.execute_command("ACL", "SETUSER", "clerk", "on", ">pw", "~*", "+@all", f"-{forbidden}")
+    try:
+        url = valkey.url.replace("redis://", "redis://clerk:pw@")
+        with command_line(tmp_path, monkeypatch, url) as shell:
+            said = refused(shell("status"), 1)
+    finally:
+        with valkey.client() as admin:
+            admin.execute_command("ACL", "DELUSER", "clerk")
+    assert forbidden in said.lower()
+    assert "permission" in said.lower()
+
+
+def test_something_else_under_the_streams_name_is_told(shell: CommandLine, valkey: EmbeddedServer) -> None:
+    with valkey.client() as client:
+        client.set("ticket_stream", "no stream")
+    for arguments in (["status"], ["ticket", "show", "A"]):
+        assert "check bridge_stream" in refused(shell(*arguments), 1)
+
+
+# -- as a plugin of Celery's -----------------------------------------------------------------------------------------
+
+
+def celery(*arguments: str) -> Result:
+    from celery.bin.celery import celery as command
+
+    return checked(CliRunner().invoke(command, arguments))
+
+
+def test_celery_runs_the_commands_for_its_own_app(shell: CommandLine, valkey: EmbeddedServer) -> None:
+    lane = Lane(valkey)
+    lane.add("A")
+    lane.redis.close()
+    result = celery("-A", shell.app, "bridge", "ticket", "show", "A")
+    assert result.exit_code == 0
+    assert "not read yet" in result.stdout
+
+
+def test_celery_without_an_app_takes_the_plugins_own_option(shell: CommandLine) -> None:
+    assert celery("bridge", "-A", shell.app, "status").exit_code == 0
+
+
+def test_celery_with_an_app_without_the_bridge_says_so(shell: CommandLine) -> None:
+    shell.write_app("from celery import Celery\napp = Celery('plain', set_as_current=False)")
+    result = celery("-A", shell.app, "bridge", "status")
+    assert result.exit_code == 2
+    assert "has no bridge: call bridge.install(app)" in result.stderr
+
+
+def test_celery_tells_where_the_app_belongs_too(shell: CommandLine) -> None:
+    result = celery("bridge", "status", "-A", shell.app)
+    assert result.exit_code == 2
+    assert "put it before the command" in result.stderr

@@ -1,0 +1,158 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from bridge.embedded import EmbeddedServer, free_port
+from tests.commands import CommandLine, Lane, calls_of, command_line, letter
+
+
+@pytest.fixture
+def shell(server: EmbeddedServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[CommandLine]:
+    with command_line(tmp_path, monkeypatch, server.url) as made:
+        yield made
+
+
+@pytest.fixture
+def lane(server: EmbeddedServer) -> Iterator[Lane]:
+    made = Lane(server)
+    yield made
+    made.redis.close()
+
+
+def test_every_message_is_counted_in_the_state_that_it_is_in(shell: CommandLine, lane: Lane) -> None:
+    lane.make_group()
+    lane.join("w1@host")
+    ids = lane.add("A", "A", "A", "B", "C", "D", "E")
+    lane.read()
+    lane.add("F", "F")
+    lane.dispatch("w1@host", "A", ids[:2])
+    lane.hold_back("B", ids[3], 2, 60_000, "ValueError: no")
+    lane.finish(ids[4])
+    lane.bury(ids[5], *letter("D"))
+    seen = shell.json("status")
+    assert seen["in_flight"] == 2
+    assert seen["waiting"] == 2, "the third of A, and E"
+    assert seen["awaiting_retry"] == 1
+    assert seen["dead"] == 1
+    assert seen["unread"] in (2, None)
+    assert seen["parked"] == 0
+    assert seen["length"] == 9
+    assert seen["counters"] == {"done": 1, "dead": 1, "failed": 1, "retried": 1}
+    assert seen["leader"]["term"] == 1
+    assert seen["leader"]["holder"] == "host:1:abc"
+    assert 0 < seen["leader"]["lease_ms"] <= 60_000
+    assert 0 <= seen["oldest_undone_ms"] < 60_000
+    assert seen["problems"] == []
+
+
+def test_the_number_of_redis_calls_does_not_grow_with_the_backlog(
+    shell: CommandLine, lane: Lane, server: EmbeddedServer
+) -> None:
+    lane.make_group()
+    lane.join("w1@host")
+    ids = lane.add(*(f"T{n}" for n in range(10)))
+    lane.read()
+    lane.dispatch("w1@host", "T0", ids[:1])
+
+    def calls() -> dict[str, int]:
+        lane.redis.config_resetstat()
+        assert shell("status", "--json").exit_code == 0
+        counted = calls_of(server)
+        # What the connection says of itself, and the question itself.
+        return {
+            n: c for n, c in counted.items() if not n.startswith(("cmdstat_client", "cmdstat_info", "cmdstat_config"))
+        }
+
+    few = calls()
+    for start in range(0, 3000, 500):
+        lane.add(*(f"T{n % 700}" for n in range(start, start + 500)))
+    lane.read(2000)
+    many = calls()
+    assert many == few
+    assert sum(many.values()) <= 20
+
+
+def test_unread_messages_are_counted_where_the_server_can(
+    shell: CommandLine, lane: Lane, server: EmbeddedServer
+) -> None:
+    lane.make_group()
+    lane.add("A", "B", "C")
+    lane.read(1)
+    seen = shell.json("status")
+    if seen["server"].startswith("Redis 6"):
+        assert seen["unread"] is None
+        assert "unknown (server before 7.0)" in shell("status").stdout
+    else:
+        assert seen["unread"] == 2
+    lane.read()
+    assert shell.json("status")["unread"] == 0, "that nothing is unread can be told on every server"
+
+
+def test_a_lane_that_nobody_has_ever_led_is_a_state_and_no_error(shell: CommandLine, lane: Lane) -> None:
+    result = shell("status")
+    assert result.exit_code == 0
+    assert "no master leads" in result.stdout
+    assert "no consumer is alive" in result.stdout
+    assert "the consumer group does not exist yet" in result.stdout
+    lane.add("A", "A")
+    assert shell.json("status")["unread"] == 2, "the first master will read from the beginning"
+
+
+def test_a_consumer_that_is_gone_is_shown_with_what_it_left(shell: CommandLine, lane: Lane) -> None:
+    lane.make_group()
+    lane.join("w1@host")
+    lane.join("w2@host")
+    ids = lane.add("A", "B")
+    lane.read()
+    lane.dispatch("w1@host", "A", ids[:1])
+    lane.dispatch("w2@host", "B", ids[1:])
+    lane.end_lease("w1@host")
+    lane.redis.hdel(lane.keys.consumers, "w2@host")
+    seen = shell.json("status")
+    first, second = seen["consumers"]
+    assert (first["name"], first["alive"], first["registered"], first["in_flight"]) == ("w1@host", False, True, 1)
+    assert (second["name"], second["alive"], second["registered"], second["in_flight"]) == ("w2@host", False, False, 1)
+    assert any("gone with messages in flight: w1@host, w2@host" in problem for problem in seen["problems"])
+
+
+def test_what_a_consumer_says_of_itself_is_shown(shell: CommandLine, lane: Lane) -> None:
+    lane.make_group()
+    incarnation = lane.join("w1@host", lease_ms=30_000)
+    ids = lane.add("A", "A")
+    lane.read()
+    lane.dispatch("w1@host", "A", ids)
+    lane.redis.set(lane.keys.held(incarnation), '{"n":1,"fences":[1,2,3]}', px=60_000)
+    (one,) = shell.json("status")["consumers"]
+    assert one["alive"] is True
+    assert (one["slots"], one["pool"], one["pid"], one["in_flight"]) == (2, "prefork", 7, 2)
+    assert (one["tickets"], one["queued"]) == (3, 1)
+    assert 20_000 < one["lease_ms"] <= 30_000
+
+
+def test_dead_letters_alone_do_not_fail_a_health_check(shell: CommandLine, lane: Lane) -> None:
+    lane.make_group()
+    ids = lane.add("A")
+    lane.read()
+    lane.bury(ids[0], *letter("A"))
+    assert shell("status").exit_code == 0
+
+
+def test_names_that_are_markup_or_steer_a_terminal_are_shown_as_they_are(shell: CommandLine, lane: Lane) -> None:
+    lane.make_group()
+    lane.join("[red]w1[/red]\x1b[2J@host")
+    shown = shell("status").stdout
+    assert "[red]w1[/red]" in shown
+    assert "\x1b" not in shown
+
+
+def test_an_unreachable_server_fails_with_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with command_line(tmp_path, monkeypatch, f"redis://:secret@127.0.0.1:{free_port()}/0") as shell:
+        result = shell("status", "--json")
+    assert result.exit_code == 1
+    assert result.stdout == ""
+    assert result.stderr.count("\n") == 1
+    assert "cannot reach Redis" in result.stderr
+    assert "secret" not in result.stderr

@@ -1,0 +1,188 @@
+"""What a row becomes, and which rows are refused, with their place. No server."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+from typing import BinaryIO, cast
+
+import pytest
+
+from bridge.ingestion import Format, Row, Rules, format_of, rows
+from bridge.sources import Source, opened
+from routing.errors import ConfigurationError, InputError
+
+RULES = Rules("ticket_id", None, "shop.update", ("shop.update", "shop.once"), 1000)
+
+
+def read(data: bytes | str, kind: Format, rules: Rules = RULES) -> list[Row]:
+    raw = cast("BinaryIO", io.BytesIO(data.encode() if isinstance(data, str) else data))
+    return list(rows(Source("log", raw, raw, None), kind, rules))
+
+
+def payloads(data: bytes | str, kind: Format, rules: Rules = RULES) -> list[object]:
+    return [json.loads(row.payload) for row in read(data, kind, rules)]
+
+
+def rules(
+    key: str = "ticket_id", task: str | None = None, default: str | None = "shop.update", delimiter: str = ","
+) -> Rules:
+    return Rules(key, task, default, RULES.tasks, 1000, delimiter)
+
+
+def test_other_columns_are_the_payload_as_strings() -> None:
+    (row,) = read("ticket_id,a,b\nT1,1,\n", "csv")
+    assert row == Row(2, b"T1", None, b'{"a":"1","b":""}')
+    assert row.fields() == {"ticket_id": b"T1", "payload": b'{"a":"1","b":""}'}
+
+
+def test_other_keys_are_the_payload_as_they_are() -> None:
+    (row,) = read('{"a": [1, null], "ticket_id": "T1", "b": {"c": 1.5}}', "json")
+    assert row == Row(1, b"T1", None, b'{"a":[1,null],"b":{"c":1.5}}')
+
+
+def test_a_payload_column_is_the_payload() -> None:
+    assert payloads('ticket_id,payload,x\nT1,"[1, ""a""]",ignored\n', "csv") == [[1, "a"]]
+    assert payloads('{"ticket_id":"T1","payload":null}\n{"ticket_id":"T1","payload":"text"}', "json") == [None, "text"]
+
+
+def test_a_task_column_names_the_task_and_the_option_that_of_the_others() -> None:
+    data = "ticket_id,task,a\nT1,shop.once,1\nT2,,2\n"
+    assert [row.task for row in read(data, "csv")] == ["shop.once", None]
+    assert [row.task for row in read(data, "csv", rules(task="shop.update"))] == ["shop.once", "shop.update"]
+    assert payloads(data, "csv") == [{"a": "1"}, {"a": "2"}], "the task is no part of the payload"
+    assert [row.task for row in read('{"ticket_id":"T","task":"shop.once"}', "json")] == ["shop.once"]
+
+
+def test_another_column_may_name_the_ticket() -> None:
+    assert read("number,ticket_id\nINC1,x\n", "csv", rules("number")) == [Row(2, b"INC1", None, b'{"ticket_id":"x"}')]
+
+
+def test_a_whole_number_may_be_a_ticket_in_json() -> None:
+    assert [row.ticket for row in read('{"ticket_id": 42}', "json")] == [b"42"]
+
+
+def test_a_cell_may_hold_line_breaks_and_the_lines_go_on_counting() -> None:
+    data = 'ticket_id,a\nT1,"x\r\ny\n"\n\nT2,"say ""hi"""\nT3\n'
+    with pytest.raises(
+        InputError, match=r"^log:7: the row has 1 cell, the header has 2 columns: column 'a' is missing"
+    ):
+        read(data, "csv")
+    assert payloads(data.rsplit("T3", 1)[0], "csv") == [{"a": "x\r\ny\n"}, {"a": 'say "hi"'}]
+
+
+def test_what_spreadsheets_write_is_read() -> None:
+    assert payloads(b"\xef\xbb\xbfticket_id;a\r\nT1;1,5\r\n", "csv", rules(delimiter=";")) == [{"a": "1,5"}]
+
+
+def test_whole_numbers_of_any_length_stay_as_they_are() -> None:
+    (row,) = read('{"ticket_id":"T","n":123456789012345678901234567890,"m":-18446744073709551617}', "json")
+    assert row.payload == b'{"n":123456789012345678901234567890,"m":-18446744073709551617}'
+
+
+def test_empty_lines_and_empty_files_have_no_rows() -> None:
+    assert read('\n{"ticket_id":"T"}\n  \n', "json") == [Row(2, b"T", None, b"{}")]
+    assert read("", "json") == read("", "csv") == read("ticket_id,a\n", "csv") == []
+
+
+@pytest.mark.parametrize(
+    ("kind", "data", "said"),
+    [
+        ("json", b'{"ticket_id":"T"}\n{"ticket_id":"T","a":}\n', r"^log:2:22: not JSON: "),
+        ("json", b'{"ticket_id":"T"', r"^log:1:\d+: not JSON: "),
+        ("json", b'{"ticket_id":"T","n":1234567890123456789012,}', r"^log:1:\d+: not JSON: "),
+        ("json", b'{"ticket_id":"T","n":1234567890123456789012,"x":NaN}', r"^log:1:.*NaN"),
+        ("json", b'{"ticket_id":"T","n":NaN}', r"^log:1:\d+: not JSON: "),
+        ("json", b"[1]\n", r"^log:1: a line must hold a JSON object, not \[1\]"),
+        ("json", b'{"ticket":"T"}', r"^log:1: there is no 'ticket_id'; did you mean 'ticket'\?"),
+        ("json", b'{"ticket_id":null}', r"^log:1: there is no 'ticket_id'"),
+        ("json", b'{"ticket_id":1.5}', r"^log:1: key 'ticket_id': a ticket is a string or a whole number, not 1.5"),
+        ("json", b'{"ticket_id":true}', r"^log:1: key 'ticket_id'.*not True"),
+        ("json", b'{"ticket_id":""}', r"^log:1: column 'ticket_id': the ticket is empty"),
+        ("json", b'{"ticket_id":"T","task":1}', r"^log:1: key 'task': a task's name is a string, not 1"),
+        ("json", b'{"ticket_id":"T","task":"shop.updat"}', r"no task 'shop.updat'; did you mean 'shop.update'\?"),
+        ("json", b'{"ticket_id":"' + b"x" * 513 + b'"}', r"^log:1: .* 513 bytes long, at most 512"),
+        ("json", b'{"ticket_id":"T","a":"' + b"x" * 1000 + b'"}', r"^log:1: the payload has 1008 bytes.*allows 1000"),
+        ("json", b'{"ticket_id":"T"}\n{"ticket_id":"\xe4"}', r"^log:2:15: not UTF-8: byte 0xe4"),
+        ("json", b"[" * 100_000, r"^log:1:.*not JSON"),
+        ("csv", b"ticket,a\nT1,1\n", r"^log:1: there is no column 'ticket_id'; did you mean 'ticket'\?"),
+        ("csv", b"a;b\nT1;1\n", r"^log:1: there is no column 'ticket_id' \(there are 'a;b'\)"),
+        ("csv", b"ticket_id,a,a\n", r"^log:1: column 'a' is there twice"),
+        ("csv", b"ticket_id,a\nT1,1,2\n", r"^log:2: the row has 3 cells.*the first cell too many is '2'"),
+        ("csv", b"ticket_id,a\n,1\n", r"^log:2: column 'ticket_id': the ticket is empty"),
+        ("csv", b'ticket_id,a\nT1,"x\nT2,y\n', r"^log:2: not CSV: a quoted cell does not end"),
+        ("csv", b'ticket_id,a\nT1,"x"y\n', r"^log:2: not CSV: "),
+        (
+            "csv",
+            b'ticket_id,a\nT1,"' + b"x\n" * 2000 + b'"',
+            r"^log:2: not CSV: a quoted cell does not end, or is longer",
+        ),
+        ("csv", b"ticket_id,payload\nT1,{}\nT1,{1}\n", r"^log:3: column 'payload': not JSON: .*'\{1\}'"),
+        ("csv", b"ticket_id,a\nT1,\xe4\n", r"^log:2:4: not UTF-8: byte 0xe4"),
+        ("csv", "ticket_id,a\nT1,x\n".encode("utf-16"), r"^log:1:1: not UTF-8"),
+    ],
+)
+def test_a_bad_row_is_refused_with_its_place(kind: Format, data: bytes, said: str) -> None:
+    with pytest.raises(InputError, match=said) as caught:
+        read(data, kind)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_row_without_a_task_is_refused_where_the_lane_has_no_default() -> None:
+    with pytest.raises(InputError, match=r"^log:1: the row names no task: add --task"):
+        read('{"ticket_id":"T"}', "json", rules(default=None))
+
+
+def test_the_rows_before_a_bad_one_come_first() -> None:
+    found = rows(_source(b'{"ticket_id":"T1"}\n{"ticket_id":"T2"}\noops'), "json", RULES)
+    assert [next(found).ticket, next(found).ticket] == [b"T1", b"T2"]
+    with pytest.raises(InputError):
+        next(found)
+
+
+def test_a_line_without_end_is_refused_before_it_fills_the_memory() -> None:
+    class Endless(io.RawIOBase):
+        given = 0
+
+        def readable(self) -> bool:
+            return True
+
+        def readinto(self, buffer: bytearray) -> int:  # type: ignore[override]
+            buffer[:] = b"x" * len(buffer)
+            self.given += len(buffer)
+            return len(buffer)
+
+    endless = Endless()
+    raw = cast("BinaryIO", io.BufferedReader(endless))
+    with pytest.raises(InputError, match=r"^log:1: the line is longer than"):
+        list(rows(Source("log", raw, raw, None), "json", RULES))
+    assert endless.given < 2 * RULES.longest_line
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [("a.csv", "csv"), ("a.CSV.gz", "csv"), ("a.jsonl", "json"), ("a.b.ndjson.gz", "json"), ("a.json", "json")],
+)
+def test_the_name_tells_the_format(name: str, kind: str) -> None:
+    assert format_of(name) == kind
+
+
+@pytest.mark.parametrize("name", ["-", "a", "a.txt", "a.gz", ".csv.gz.bak"])
+def test_a_name_that_tells_no_format_asks_for_it(name: str) -> None:
+    with pytest.raises(ConfigurationError, match="add --format csv or --format json"):
+        format_of(name)
+
+
+def test_gzip_is_known_by_its_content_too(tmp_path: object) -> None:
+    from pathlib import Path
+
+    path = Path(str(tmp_path)) / "log.csv"
+    path.write_bytes(gzip.compress(b"ticket_id\nT1\n"))
+    with opened(str(path)) as source:
+        assert [row.ticket for row in rows(source, "csv", RULES)] == [b"T1"]
+
+
+def _source(data: bytes) -> Source:
+    raw = cast("BinaryIO", io.BytesIO(data))
+    return Source("log", raw, raw, None)

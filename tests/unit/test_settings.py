@@ -1,0 +1,161 @@
+"""What a configuration may say. Each refusal is one line that names the setting."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from celery import Celery
+
+from bridge.settings import Backoff, Settings, check_task_options, check_tasks, read_settings
+from routing.errors import ConfigurationError
+
+
+def app(broker: str | None = "redis://127.0.0.1:6379/0", **settings: Any) -> Celery:
+    made = Celery("shop", broker=broker, set_as_current=False)
+    made.conf.update(settings)
+    return made
+
+
+def nothing() -> None:
+    """A task."""
+
+
+def refusal(**settings: Any) -> str:
+    with pytest.raises(ConfigurationError) as caught:
+        read_settings(app(**settings))
+    assert caught.value.exit_code == 2
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_nothing_has_to_be_set() -> None:
+    settings = read_settings(app())
+    assert (settings.stream, settings.group, settings.master) == ("ticket_stream", "concurrency_stream_group", "master")
+    assert (settings.lease, settings.max_attempts, settings.on_dead) == (6.0, 5, "skip")
+    assert settings.max_payload == 1024 * 1024
+    assert settings.redis_url == "redis://127.0.0.1:6379/0"
+
+
+def test_settings_are_read_in_capitals_too() -> None:
+    assert read_settings(app(BRIDGE_STREAM="orders")).stream == "orders"
+
+
+@pytest.mark.parametrize("name", sorted(Settings.model_fields))
+def test_a_misspelt_setting_names_the_right_one(name: str) -> None:
+    wrong = f"bridge_{name}s"
+    assert refusal(**{wrong: 1}) == f"unknown setting {wrong}; did you mean bridge_{name}?"
+
+
+def test_a_misspelt_part_of_the_backoff_names_the_right_one() -> None:
+    assert refusal(bridge_backoff={"bse": 1}) == "unknown setting bridge_backoff.bse; did you mean bridge_backoff.base?"
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("lease", "6"),
+        ("lease", 0.1),
+        ("lease", True),
+        ("lease", float("nan")),
+        ("leader_lease", -1),
+        ("max_attempts", 0),
+        ("max_attempts", 1.5),
+        ("max_attempts", "5"),
+        ("max_payload", 1),
+        ("bundle_ms", -1),
+        ("window", 10),
+        ("stream", ""),
+        ("stream", 5),
+        ("group", None),
+        ("policy", "best"),
+        ("policy", 1),
+        ("on_dead", "explode"),
+        ("default_task", 5),
+        ("backoff", "fast"),
+        ("backoff", {"base": -1}),
+        ("backoff", {"factor": 0.5}),
+        ("backoff", {"jitter": 2}),
+        ("master", "w1@host"),
+    ],
+)
+def test_a_value_that_cannot_work_is_refused_with_its_setting(name: str, value: object) -> None:
+    assert f"bridge_{name}" in refusal(**{f"bridge_{name}": value})
+
+
+def test_whole_numbers_are_seconds_and_names_are_policies() -> None:
+    settings = read_settings(app(bridge_lease=3, bridge_policy="rendezvous", bridge_backoff={"base": 2}))
+    assert (settings.lease, settings.lease_ms, settings.policy.value) == (3.0, 3000, "rendezvous")
+    assert settings.backoff.base == 2.0
+
+
+@pytest.mark.parametrize("url", ["amqp://guest@localhost//", "sqs://", "memory://"])
+def test_a_broker_that_is_no_redis_is_refused(url: str) -> None:
+    assert "broker's URL" in refusal(broker=url)
+
+
+def test_a_port_that_is_no_number_is_refused_without_showing_it() -> None:
+    said = refusal(broker="redis://:pa:s3cret/x@host/0")
+    assert "port" in said
+    assert "s3cret" not in said
+
+
+def test_another_server_than_the_brokers_is_refused() -> None:
+    assert "must be the broker's server" in refusal(bridge_redis_url="redis://elsewhere:6379/0")
+    assert "must be the broker's server" in refusal(bridge_redis_url="redis://127.0.0.1:6379/1")
+
+
+def test_the_brokers_server_may_be_written_in_another_way() -> None:
+    assert read_settings(app(bridge_redis_url="redis://127.0.0.1")).redis_url == "redis://127.0.0.1"
+
+
+def test_no_message_shows_a_password() -> None:
+    for settings in ({"bridge_redis_url": "redis://:secret@elsewhere/0"}, {"bridge_redis_url": ["redis://:secret@x"]}):
+        assert "secret" not in refusal(**settings)
+
+
+def test_the_default_task_must_be_one_of_the_apps() -> None:
+    shop = app(bridge_default_task="shop.updat")
+    shop.task(name="shop.update", shared=False)(nothing)
+    shop.finalize()
+    with pytest.raises(
+        ConfigurationError, match=r"bridge_default_task 'shop.updat' is not a task.*its tasks: .*shop.update"
+    ):
+        check_tasks(shop, read_settings(shop))
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"bridge_max_attempt": 1}, "unknown option bridge_max_attempt; did you mean bridge_max_attempts?"),
+        ({"bridge_max_attempts": 0}, "must be at least 1"),
+        ({"bridge_max_attempts": True}, "must be int"),
+        ({"bridge_bundle": 1}, "must be bool"),
+    ],
+)
+def test_a_tasks_own_options_are_checked(options: dict[str, object], said: str) -> None:
+    shop = app()
+    task = shop.task(name="shop.update", shared=False, **options)(nothing)
+    shop.finalize()
+    with pytest.raises(ConfigurationError) as caught:
+        check_task_options("shop.update", shop.tasks[task.name])
+    assert said in str(caught.value)
+    assert "shop.update" in str(caught.value)
+
+
+def test_settings_cannot_be_changed() -> None:
+    with pytest.raises(ValueError, match="frozen"):
+        read_settings(app()).lease = 1.0
+
+
+def test_a_backoff_grows_to_its_limit_and_jitter_only_shortens_it() -> None:
+    backoff = Backoff(base=1.0, factor=2.0, limit=10.0, jitter=0.5)
+    assert [backoff.delay_ms(attempt, 0.0) for attempt in (1, 2, 3, 4, 5, 5000)] == [
+        1000,
+        2000,
+        4000,
+        8000,
+        10_000,
+        10_000,
+    ]
+    assert backoff.delay_ms(3, 0.999) > 2000
