@@ -61,7 +61,8 @@ def install(app: Celery) -> Celery:
 
     app._task_from_fun = with_ticket
 
-    @app.task(name=BUNDLE_TASK, ignore_result=True, lazy=False, bridge_bundle=False)
+    # shared=False: other apps of the process, which may know nothing of the bridge, shall not get it.
+    @app.task(name=BUNDLE_TASK, ignore_result=True, lazy=False, shared=False, bridge_bundle=False)
     def bundle() -> None:
         """Carries runs of several tickets to one pool process; never called as a task."""
         raise ConfigurationError("a bundle reached a worker without bridge.install(app)")
