@@ -5,7 +5,8 @@
 -- ARGV: token, group, master, incarnation, id of the last outcome that the caller has read; then counted lists:
 --       tickets (ticket, expected record, new record, due ms), ids to claim back.
 -- Returns: 'OK'; 'DEPOSED': the caller leads no more; 'ALIVE': the lease holds, nobody may take its tickets (I5);
---          'UNREAD': it wrote outcomes that the caller has not read yet: read them first, they may be successes;
+--          'UNREAD': it wrote outcomes that the caller has not read yet, or there are too many to tell: read them
+--          first, they may be successes;
 --          'CONFLICT': a record is not what the caller thought. Only 'OK' changed anything.
 -- Keeps: I5: the lease is checked in the step that moves the tickets. I8.
 -- Bound: O(tickets of the incarnation + outcomes not yet read, at most 10,000 of them).
@@ -16,7 +17,11 @@ end
 if redis.call('EXISTS', KEYS[6]) == 1 then
   return 'ALIVE'
 end
-for _, entry in ipairs(redis.call('XRANGE', KEYS[4], '(' .. ARGV[5], '+', 'COUNT', 10000)) do
+local unread = redis.call('XRANGE', KEYS[4], '(' .. ARGV[5], '+', 'COUNT', 10000)
+if #unread == 10000 then
+  return 'UNREAD'  -- there may be more than were looked at, and one of those may be its own
+end
+for _, entry in ipairs(unread) do
   local words = entry[2]
   for i = 1, #words, 2 do
     if words[i] == 'i' and words[i + 1] == ARGV[4] then

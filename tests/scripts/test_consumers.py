@@ -1,0 +1,172 @@
+"""register.lua, goodbye.lua, forget.lua: one living incarnation of a name, and nothing left behind by the last one."""
+
+from __future__ import annotations
+
+from copy import deepcopy
+from typing import Any
+
+import pytest
+
+from routing.transitions import ReturnWord, forget, goodbye, register
+from tests.scripts.test_advance import deposed, without_a_leader
+from tests.scripts.world import LEASE_MS, World, changes, fields_of, incarnation
+
+pytestmark = pytest.mark.scripts
+
+NEW = "a-new-life"
+
+
+def end_lease(world: World, name: str) -> None:
+    world.client.delete(world.keys.lease(incarnation(name)))
+
+
+def begin(world: World, name: str, found: Any) -> tuple[ReturnWord, int]:
+    return register(world.client, world.keys, name, NEW, LEASE_MS, b'{"incarnation":"a-new-life"}', found)
+
+
+# -- register ------------------------------------------------------------------------------------------------------
+
+
+def test_a_new_consumer_registers_with_a_lease(world: World) -> None:
+    keys = world.keys
+    before = world.snapshot()
+    assert begin(world, "w3@c", None) == (ReturnWord.OK, 0)
+    after = world.snapshot()
+    expected = deepcopy(before)
+    expected[keys.consumers]["value"]["w3@c"] = '{"incarnation":"a-new-life"}'
+    expected[keys.lease(NEW)] = {"type": "string", "expires": True, "value": "w3@c"}
+    assert fields_of(after, keys.outcomes)[-1] == {"i": NEW, "joined": "w3@c"}
+    expected[keys.outcomes] = after[keys.outcomes]
+    assert after == expected
+    assert 0 < world.client.pttl(keys.lease(NEW)) <= LEASE_MS
+
+
+def test_a_name_whose_lease_is_over_begins_anew_with_an_empty_queue(world: World) -> None:
+    # Given a consumer that died with a message in its queue
+    keys = world.keys
+    end_lease(world, "w1@a")
+    before = world.snapshot()
+    # When it comes back
+    assert begin(world, "w1@a", (world.registrations["w1@a"], incarnation("w1@a"))) == (ReturnWord.OK, 0)
+    # Then the queue is gone, its registration is new, and its tickets are still where the leader finds them
+    after = world.snapshot()
+    assert changes(before, after) == {keys.consumers, keys.lease(NEW), keys.queue("w1@a"), keys.outcomes}
+    assert keys.queue("w1@a") not in after
+    assert after[keys.consumers]["value"]["w1@a"] == '{"incarnation":"a-new-life"}'
+
+
+def test_while_the_other_lease_holds_it_waits(world: World) -> None:
+    before = world.snapshot()
+    word, left_ms = begin(world, "w1@a", (world.registrations["w1@a"], incarnation("w1@a")))
+    assert word is ReturnWord.HELD
+    assert 0 < left_ms <= LEASE_MS
+    assert world.snapshot() == before
+
+
+@pytest.mark.parametrize(
+    "found",
+    [None, (b'{"incarnation":"older"}', "older"), (b"", "older")],
+    ids=["saw none", "saw an older one", "saw an empty one"],
+)
+def test_a_name_that_was_registered_meanwhile_is_looked_at_again(found: Any, world: World) -> None:
+    # Given somebody who saw another registration than the one that is there, whose lease is over
+    end_lease(world, "w1@a")
+    before = world.snapshot()
+    assert begin(world, "w1@a", found) == (ReturnWord.CHANGED, 0)
+    assert world.snapshot() == before
+
+
+def test_a_name_that_was_forgotten_meanwhile_is_looked_at_again(world: World) -> None:
+    world.client.hdel(world.keys.consumers, "w1@a")
+    before = world.snapshot()
+    assert begin(world, "w1@a", (world.registrations["w1@a"], incarnation("w1@a"))) == (ReturnWord.CHANGED, 0)
+    assert world.snapshot() == before
+
+
+def test_of_two_that_start_under_one_name_one_wins(world: World) -> None:
+    assert begin(world, "w3@c", None)[0] is ReturnWord.OK
+    before = world.snapshot()
+    second = register(world.client, world.keys, "w3@c", "another-life", LEASE_MS, b"{}", None)
+    assert second == (ReturnWord.CHANGED, 0)
+    assert world.snapshot() == before
+
+
+# -- goodbye -------------------------------------------------------------------------------------------------------
+
+
+def test_a_goodbye_ends_the_lease_and_tells_the_leader(world: World) -> None:
+    keys = world.keys
+    before = world.snapshot()
+    goodbye(world.client, keys, "w1@a", incarnation("w1@a"))
+    after = world.snapshot()
+    expected = deepcopy(before)
+    del expected[keys.lease(incarnation("w1@a"))]
+    del expected[keys.held(incarnation("w1@a"))]
+    assert fields_of(after, keys.outcomes)[-1] == {"i": incarnation("w1@a"), "gone": "w1@a"}
+    expected[keys.outcomes] = after[keys.outcomes]
+    assert after == expected
+
+
+# -- forget --------------------------------------------------------------------------------------------------------
+
+
+def forgotten(world: World, name: str) -> ReturnWord:
+    return forget(world.client, world.lead, name, incarnation(name), world.registrations[name])
+
+
+def test_a_consumer_without_pending_entries_is_forgotten_completely(world: World) -> None:
+    # Given a consumer that is gone, and has nothing in flight any more
+    keys = world.keys
+    end_lease(world, "w1@a")
+    world.client.xack(keys.stream, keys.group, *world.busy[:2])
+    before = world.snapshot()
+    # When the leader forgets it
+    assert forgotten(world, "w1@a") is ReturnWord.OK
+    # Then registration, queue and name are gone, and nothing else
+    expected = deepcopy(before)
+    del expected[keys.consumers]["value"]["w1@a"]
+    del expected[keys.queue("w1@a")]
+    expected[keys.stream]["value"]["groups"][keys.group]["consumers"].remove("w1@a")
+    assert world.snapshot() == expected
+
+
+def test_a_name_with_pending_entries_stays_in_the_group(world: World) -> None:
+    # Given one whose pending entries were not taken back: deleting its name would lose them
+    end_lease(world, "w1@a")
+    before = world.snapshot()
+    assert forgotten(world, "w1@a") is ReturnWord.OK
+    after = world.snapshot()
+    assert after[world.keys.stream] == before[world.keys.stream]
+    assert changes(before, after) == {world.keys.consumers, world.keys.queue("w1@a")}
+
+
+def test_forgetting_twice_changes_nothing_more(world: World) -> None:
+    end_lease(world, "w1@a")
+    assert forgotten(world, "w1@a") is ReturnWord.OK
+    before = world.snapshot()
+    assert forgotten(world, "w1@a") is ReturnWord.OK
+    assert world.snapshot() == before
+
+
+def test_one_that_lives_is_not_forgotten(world: World) -> None:
+    before = world.snapshot()
+    assert forgotten(world, "w1@a") is ReturnWord.ALIVE
+    assert world.snapshot() == before
+
+
+def test_one_that_came_back_under_a_new_incarnation_is_not_forgotten(world: World) -> None:
+    end_lease(world, "w1@a")
+    assert begin(world, "w1@a", (world.registrations["w1@a"], incarnation("w1@a")))[0] is ReturnWord.OK
+    world.client.lpush(world.keys.queue("w1@a"), "a message for the new one")
+    before = world.snapshot()
+    assert forgotten(world, "w1@a") is ReturnWord.CHANGED
+    assert world.snapshot() == before
+
+
+@pytest.mark.parametrize("how", [deposed, without_a_leader])
+def test_who_does_not_lead_forgets_nobody(how: Any, world: World) -> None:
+    end_lease(world, "w1@a")
+    how(world)
+    before = world.snapshot()
+    assert forgotten(world, "w1@a") is ReturnWord.DEPOSED
+    assert world.snapshot() == before

@@ -1,0 +1,90 @@
+"""lead.lua, extend.lua, resign.lua: one leader at a time, and a term is given out once."""
+
+from __future__ import annotations
+
+import pytest
+
+from routing.transitions import extend, lead, resign
+from tests.scripts.world import LEASE_MS, TOKEN, World, changes
+
+pytestmark = pytest.mark.scripts
+
+
+def test_the_first_master_is_elected_in_term_one(empty: World) -> None:
+    # Given a lane that nobody ever led
+    assert lead(empty.client, empty.keys, "m1@a", 5000) == (True, "1 m1@a", 5000)
+    # Then the leader's key ends by itself, and the term stays
+    after = empty.snapshot()
+    assert after[empty.keys.leader] == {"type": "string", "expires": True, "value": "1 m1@a"}
+    assert after[empty.keys.term] == {"type": "string", "expires": False, "value": "1"}
+    assert 4000 < empty.client.pttl(empty.keys.leader) <= 5000
+
+
+@pytest.mark.parametrize("holder", ["m2@b", "master@here"])
+def test_while_one_leads_nobody_is_elected_not_even_its_namesake(holder: str, world: World) -> None:
+    before = world.snapshot()
+    elected, token, left_ms = lead(world.client, world.keys, holder, 5000)
+    assert (elected, token) == (False, TOKEN)
+    assert 0 < left_ms <= LEASE_MS
+    assert world.snapshot() == before
+
+
+def test_the_next_leader_has_the_next_term(world: World) -> None:
+    # Given a leader whose lease ran out
+    world.client.delete(world.keys.leader)
+    before = world.snapshot()
+    # When another one leads
+    assert lead(world.client, world.keys, "m2 with spaces@b", 5000) == (True, "8 m2 with spaces@b", 5000)
+    # Then only the lane's leadership changed
+    assert changes(before, world.snapshot()) == {world.keys.leader, world.keys.term}
+
+
+def test_terms_never_repeat(empty: World) -> None:
+    tokens = []
+    for _ in range(20):
+        elected, token, _ = lead(empty.client, empty.keys, "m1@a", 5000)
+        assert elected
+        tokens.append(token)
+        assert resign(empty.client, empty.keys, token)
+    assert tokens == [f"{term} m1@a" for term in range(1, 21)]
+
+
+def test_a_large_term_is_written_exactly(empty: World) -> None:
+    empty.client.set(empty.keys.term, 2**50)
+    assert lead(empty.client, empty.keys, "m", 5000)[1] == f"{2**50 + 1} m"
+
+
+def test_the_leader_extends_its_lease(world: World) -> None:
+    before = world.snapshot()
+    assert extend(world.client, world.keys, TOKEN, 2 * LEASE_MS)
+    assert world.client.pttl(world.keys.leader) > LEASE_MS
+    assert world.snapshot() == before
+
+
+@pytest.mark.parametrize("token", ["6 master@here", "8 master@here", "7 other@there", "7", ""])
+@pytest.mark.parametrize("what", ["extend", "resign"])
+def test_only_the_token_of_the_term_extends_or_ends_it(what: str, token: str, world: World) -> None:
+    world.client.pexpire(world.keys.leader, 5000)
+    before = world.snapshot()
+    if what == "extend":
+        assert not extend(world.client, world.keys, token, LEASE_MS)
+    else:
+        assert not resign(world.client, world.keys, token)
+    assert world.snapshot() == before
+    assert world.client.pttl(world.keys.leader) <= 5000
+
+
+def test_a_lead_that_ended_is_not_revived(world: World) -> None:
+    world.client.delete(world.keys.leader)
+    before = world.snapshot()
+    assert not extend(world.client, world.keys, TOKEN, LEASE_MS)
+    assert not resign(world.client, world.keys, TOKEN)
+    assert world.snapshot() == before
+
+
+def test_resigning_frees_the_lead_at_once(world: World) -> None:
+    before = world.snapshot()
+    assert resign(world.client, world.keys, TOKEN)
+    assert changes(before, world.snapshot()) == {world.keys.leader}
+    assert not resign(world.client, world.keys, TOKEN)
+    assert lead(world.client, world.keys, "m2@b", 5000)[0]

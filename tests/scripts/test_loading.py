@@ -1,0 +1,81 @@
+"""Scripts are sent by their hash, and whole when the server does not know them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from redis.exceptions import NoScriptError, ResponseError
+
+from routing.scripts import Script
+from routing.transitions import (
+    SCRIPTS,
+    Batch,
+    ReturnWord,
+    Success,
+    adopt,
+    advance,
+    apply,
+    extend,
+    forget,
+    goodbye,
+    lead,
+    register,
+    reroute,
+    resign,
+)
+from tests.scripts.world import OPENING, TOKEN, World, incarnation
+
+pytestmark = pytest.mark.scripts
+
+#: A call of each script that is refused or changes little, so that any order will do.
+CALLS: dict[str, Callable[[World], object]] = {
+    "advance": lambda w: advance(w.client, w.lead, OPENING, Batch(counts={"done": 1})),
+    "reroute": lambda w: reroute(w.client, w.lead, incarnation("w1@a"), "9-0", [], []),
+    "forget": lambda w: forget(w.client, w.lead, "w1@a", incarnation("w1@a"), ""),
+    "adopt": lambda w: adopt(w.client, w.lead, ["999-0"]),
+    "lead": lambda w: lead(w.client, w.keys, "m", 1000),
+    "extend": lambda w: extend(w.client, w.keys, TOKEN, 1000),
+    "resign": lambda w: resign(w.client, w.keys, "nobody"),
+    "register": lambda w: register(w.client, w.keys, "w9", "x", 1000, "{}", None),
+    "goodbye": lambda w: goodbye(w.client, w.keys, "w9", "x"),
+    "apply": lambda w: apply(w.client, w.keys, "x", [Success("nobody", 1, "[]", ())]),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_a_server_that_forgot_a_script_is_told_it_again(name: str, world: World) -> None:
+    script = next(script for script in SCRIPTS if script.name == name)
+    # Given a server that knows no script
+    for _ in range(2):
+        world.client.script_flush()
+        assert world.client.script_exists(script.sha) == [False]
+        # When it is called, then it works, and the server knows it now
+        CALLS[name](world)
+        assert world.client.script_exists(script.sha) == [True]
+
+
+def test_every_script_is_called_here() -> None:
+    assert set(CALLS) == {script.name for script in SCRIPTS}
+
+
+def test_a_known_script_takes_one_round_trip(world: World) -> None:
+    resign(world.client, world.keys, "nobody")
+    world.client.config_resetstat()
+    resign(world.client, world.keys, "nobody")
+    stats = world.client.info("commandstats")
+    assert stats["cmdstat_evalsha"]["calls"] == 1
+    assert "cmdstat_eval" not in stats
+
+
+def test_an_error_of_the_script_itself_is_not_taken_for_a_missing_one(world: World) -> None:
+    broken = Script("resign")
+    broken.text = "return redis.call('NONSENSE')"
+    broken.sha = world.client.script_load(broken.text)
+    with pytest.raises(ResponseError) as told:
+        broken.run(world.client, [world.keys.leader], [])
+    assert not isinstance(told.value, NoScriptError)
+
+
+def test_words_are_the_enums(world: World) -> None:
+    assert forget(world.client, world.lead, "w1@a", incarnation("w1@a"), "") is ReturnWord.ALIVE
