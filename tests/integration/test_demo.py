@@ -1,0 +1,154 @@
+"""`bridge demo` on small logs: the verdict is green for an honest app and red for one that is not."""
+
+from __future__ import annotations
+
+import json
+import signal
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bridge.embedded import port_is_taken
+from spark.generate import incident_log, write_log
+from tests.nodes.process import ROOT, ProcessNode, python_module
+from tests.nodes.yard import NodeYard
+from tests.waiting import wait_until
+
+EVENTS, TICKETS = 2000, 300
+SMALL = ("--workers", "2", "--concurrency", "1", "--masters", "1", "--lease", "1.5", "--no-flower")
+
+
+@pytest.fixture
+def yard(tmp_path: Path) -> Iterator[NodeYard]:
+    """Without a server: the demo brings its own."""
+    made = NodeYard(tmp_path, "redis://127.0.0.1:1/0")
+    yield made
+    made.close()
+
+
+@pytest.fixture(scope="module")
+def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("log") / "events.csv.gz"
+    write_log(incident_log(EVENTS, TICKETS, seed=5), path)
+    return path
+
+
+def demo(yard: NodeYard, *arguments: str, app: str = "tasks", cwd: Path = ROOT) -> ProcessNode:
+    command = python_module("bridge", "-A", app, "demo", "--dir", str(yard.folder / "run"), *arguments)
+    return yard.process("demo", command, cwd=cwd, wait=False)
+
+
+def verdict_of(yard: NodeYard) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((yard.folder / "run" / "verdict.json").read_text(encoding="utf-8"))
+    return found
+
+
+@pytest.mark.spark
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+class TestWithSpark:
+    def test_an_honest_run_passes(self, yard: NodeYard, log: Path) -> None:
+        run = demo(yard, "--events", str(log), *SMALL, "--json")
+        assert run.wait(timeout_s=240) == 0, run.logs()
+        verdict = verdict_of(yard)
+        assert verdict["ok"] is True
+        assert verdict["messages"] == verdict["done"] == EVENTS
+        assert verdict["tickets"] == verdict["states_equal"] == TICKETS
+        faults = ("lost", "reordered", "overlapped", "unexpected", "dead")
+        assert [verdict[fault] for fault in faults] == [0] * len(faults)
+        assert verdict["killed"] in ("w1", "w2")
+        assert verdict["throughput_per_s"] > 0
+        assert verdict["problems"] == []
+        if verdict["reroute"] is not None:
+            # The lease, a look per second, and a start on a busy machine.
+            assert verdict["reroute"]["max_s"] < 1.5 + 1.0 + 5.0
+        said = run.logs()
+        assert '"ok": true' in said
+        assert "PASSED" in said
+        assert "kill -9" in said
+        assert run.survivors() == []
+
+    def test_a_dishonest_app_fails_and_the_verdict_says_why(self, yard: NodeYard, log: Path) -> None:
+        # One event's end is kept from the ledger, another one's is written twice as an older one, and one incident
+        # gets another priority than its events say.
+        (yard.folder / "dishonest.py").write_text(
+            textwrap.dedent("""
+                from bridge.ledger import Kind, Record
+                from tasks import app
+                import tasks.incidents as incidents
+
+                honest = incidents.fold
+
+                def fold(state, event):
+                    changed = honest(state, event)
+                    if event["src_row"] == "1":
+                        changed["made_sla"] = "perhaps"
+                    return changed
+
+                incidents.fold = fold
+                encode = Record.encode
+
+                def tampered(record):
+                    if record.kind is Kind.DONE and (record.ticket, record.seq) == ("INC0000002", 1):
+                        return b""
+                    if record.kind is Kind.DONE and (record.ticket, record.seq) == ("INC0000003", 2):
+                        return encode(record._replace(seq=9999)) + encode(record)
+                    return encode(record)
+
+                Record.encode = tampered
+            """)
+        )
+        last = {row["ticket_id"]: row for row in incident_log(EVENTS, TICKETS, seed=5)}
+        run = demo(yard, "--events", str(log), *SMALL, app="dishonest", cwd=yard.folder)
+        assert run.wait(timeout_s=240) == 1, run.logs()
+        verdict = verdict_of(yard)
+        assert verdict["ok"] is False
+        assert verdict["lost"] == 1
+        assert verdict["reordered"] >= 2
+        changed = any(row["src_row"] == "1" for row in last.values())
+        assert verdict["states_equal"] == TICKETS - changed
+        said = run.logs()
+        assert "wrong: lost: INC0000002 event 1 never succeeded" in said
+        assert "wrong: reordered: INC0000003 event 9999 succeeded after event 1" in said
+        assert "FAILED" in said
+        assert run.survivors() == []
+
+    def test_a_log_with_other_columns_is_one_clear_line(self, yard: NodeYard) -> None:
+        other = yard.folder / "orders.csv"
+        other.write_text("order,amount\n1,20\n")
+        run = demo(yard, "--events", str(other), *SMALL)
+        assert run.wait(timeout_s=120) == 1
+        errors = [line for line in run.logs().splitlines() if line.startswith("Error: ")]
+        assert len(errors) == 1, run.logs()
+        assert errors[0].startswith("Error: the log has no column 'ticket_id'")
+        assert "Traceback" not in run.logs()
+        assert run.survivors() == []
+
+    def test_ctrl_c_in_the_middle_stops_everything_without_a_verdict(self, yard: NodeYard, log: Path) -> None:
+        run = demo(yard, "--events", str(log), *SMALL)
+        wait_until(lambda: "workers   w1, w2" in run.logs(), description="the workers", timeout_s=60)
+        port = int(run.logs().split("redis://127.0.0.1:")[1].split("/")[0])
+        assert port_is_taken(port)
+        run.send(signal.SIGINT)
+        assert run.wait(timeout_s=30) == 130
+        assert run.logs().splitlines()[-1] == "stopped before the end: no verdict"
+        assert run.survivors() == []
+        assert not port_is_taken(port)
+
+
+def test_a_missing_log_is_one_clear_line(yard: NodeYard) -> None:
+    run = demo(yard, "--events", "no/such/log.csv")
+    assert run.wait(timeout_s=30) == 1
+    assert run.logs() == "Error: there is no file no/such/log.csv\n"
+
+
+def test_a_folder_with_something_in_it_is_refused(yard: NodeYard, log: Path) -> None:
+    (yard.folder / "run").mkdir()
+    (yard.folder / "run" / "mine.txt").write_text("precious")
+    run = demo(yard, "--events", str(log))
+    assert run.wait(timeout_s=30) == 2
+    assert run.logs() == f"Error: the demo needs a folder of its own, and {yard.folder / 'run'} is not empty\n"
+    assert [path.name for path in (yard.folder / "run").iterdir()] == ["mine.txt"]

@@ -1,0 +1,150 @@
+"""Flower in a real browser: workers, and tasks by name with their tickets, also those that travelled in bundles."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+
+from bridge.embedded import HOST, free_port
+from tests.nodes.process import python_module
+from tests.nodes.yard import NodeYard
+from tests.waiting import wait_until
+
+pytestmark = [pytest.mark.browser, pytest.mark.slow, pytest.mark.timeout(240)]
+
+BROWSERS = ("chromium", "chromium-browser", "google-chrome")
+#: Nothing but the page: no network of its own, no profile, no questions.
+FLAGS = (
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    # Milliseconds that the page may believe to have passed: its scripts fetch the table within them.
+    "--virtual-time-budget=10000",
+)
+TICKETS, EVENTS = 4, 60
+TASK = "tasks.incidents.record_event"
+
+
+@pytest.fixture(scope="module")
+def browser() -> str:
+    for name in BROWSERS:
+        if shutil.which(name):
+            return name
+    pytest.skip(f"no browser to look at Flower with: none of {', '.join(BROWSERS)} is installed")
+
+
+class Page:
+    """What a browser makes of Flower's pages."""
+
+    def __init__(self, browser: str, url: str, folder: Path) -> None:
+        self._browser = browser
+        self._url = url
+        self._folder = folder
+        self._visits = 0
+
+    def text(self, path: str) -> str:
+        """The page after its scripts ran, without its tags."""
+        self._visits += 1
+        profile = self._folder / f"profile-{self._visits}"
+        command = [self._browser, *FLAGS, f"--user-data-dir={profile}", "--dump-dom", f"{self._url}{path}"]
+        seen = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout
+        body = re.sub(r"<(script|style)\b.*?</\1>", "", seen, flags=re.DOTALL)
+        return re.sub(r"\s+", " ", re.sub(r"<[^>]+>", " ", body)).replace("&quot;", '"').replace("&#39;", "'")
+
+
+@pytest.fixture(scope="module")
+def stack(browser: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Page, redis.Redis]]:
+    folder = tmp_path_factory.mktemp("flower")
+    yard = NodeYard(folder, "redis://127.0.0.1:1/0")
+    port, flower_port = free_port(), free_port()
+    ports = ("--port", str(port), "--flower-port", str(flower_port))
+    size = ("--workers", "2", "--concurrency", "1", "--masters", "1")
+    command = python_module("bridge", "up", "--dir", str(folder / "stack"), *size, *ports)
+    try:
+        yard.process("up", command, ready_text="Ctrl-C stops everything.", wait=False).wait_ready(timeout_s=90)
+        with redis.Redis(host=HOST, port=port, decode_responses=True) as client:
+            yield Page(browser, f"http://{HOST}:{flower_port}", folder), client
+    finally:
+        yard.close()
+
+
+def push(client: redis.Redis, events: range) -> list[str]:
+    """One event of each ticket at a time, all in one go; their message ids."""
+    with client.pipeline() as pipe:
+        for seq in events:
+            for ticket in range(TICKETS):
+                fields: dict[Any, Any] = {
+                    "ticket_id": f"INC-{ticket}",
+                    "seq": seq,
+                    "activity": "Active",
+                    "timestamp": "2024-03-04T08:00:00",
+                }
+                pipe.xadd("ticket_stream", fields)
+        return [str(id_) for id_ in pipe.execute()]
+
+
+def handled(client: redis.Redis) -> int:
+    return int(client.hget("{ticket_stream}:concurrency_stream_group:counts", "done") or 0)
+
+
+def celery_messages(client: redis.Redis) -> int:
+    """How often something was pushed to a list: once for every Celery message."""
+    found: Any = client.info("commandstats")
+    return int(found["cmdstat_lpush"]["calls"])
+
+
+def test_the_workers_page_lists_the_workers(stack: tuple[Page, redis.Redis]) -> None:
+    page, _ = stack
+
+    def both_online() -> bool:
+        seen = page.text("/workers")
+        return all(re.search(rf"{name}@\S+ Online", seen) for name in ("w1", "w2"))
+
+    wait_until(both_online, description="both workers to be online in Flower", timeout_s=60)
+
+
+def test_the_tasks_page_shows_every_message_with_its_ticket(stack: tuple[Page, redis.Redis]) -> None:
+    page, client = stack
+    # The first ones travel alone, and tell the master that the task is short; the others come as a backlog.
+    done = handled(client)
+    ids = push(client, range(1, 2))
+    wait_until(lambda: handled(client) == done + len(ids), description="the first events to be handled")
+    before = celery_messages(client)
+    ids += push(client, range(2, EVENTS + 1))
+    wait_until(lambda: handled(client) == done + len(ids), description="all events to be handled", timeout_s=30)
+    assert celery_messages(client) - before < (EVENTS - 1) * TICKETS / 2, "they were to travel in bundles"
+
+    def all_there() -> str:
+        seen = page.text("/tasks")
+        return seen if f"of {len(ids)} tasks" in seen else ""
+
+    seen = wait_until(all_there, description=f"all {len(ids)} tasks in Flower", timeout_s=60)
+    rows = re.findall(rf"{re.escape(TASK)} (\d+-\d+) \S+ (SUCCESS|STARTED|RECEIVED) \('(INC-\d)', (\S+)", seen)
+    assert len(rows) == 15, seen  # a page of the table
+    assert {state for _, state, _, _ in rows} == {"SUCCESS"}
+    assert {id_ for id_, *_ in rows} <= set(ids)
+    assert "bridge.bundle" not in seen
+
+
+def test_a_task_has_a_page_of_its_own_with_its_ticket(stack: tuple[Page, redis.Redis]) -> None:
+    page, client = stack
+    fields: dict[Any, Any] = {"ticket_id": "INC-alone", "seq": 1, "timestamp": "2024-03-04T08:00:00"}
+    id_ = client.xadd("ticket_stream", fields)
+
+    def succeeded() -> bool:
+        seen = page.text(f"/task/{id_!s}")
+        return TASK in seen and "INC-alone" in seen and "SUCCESS" in seen
+
+    wait_until(succeeded, description="the task's own page", timeout_s=60)
