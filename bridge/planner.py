@@ -24,7 +24,10 @@ from routing.transitions import Batch, Dispatch
 #: Parcels' worth of work that each slot has ahead.
 AHEAD = 2
 #: Longest run of one ticket in a bundle, in messages.
-RUN_MAX = 100
+RUN_MAX = 256
+#: How many times a bundle's time the run of one ticket may last while there is a process for each ticket: nobody waits
+#: for it then, and the way to the master and back is paid once.
+STREAK = 5
 #: What one message costs beside its own service time, in ms: alone, and in a bundle.
 ALONE_MS = 0.7
 MATE_MS = 0.03
@@ -178,13 +181,15 @@ class Planner:
         # Share of the room for each ticket, so that few tickets make long runs and many make short ones.
         room_ms = max(consumer.slots * self._ahead_ms - consumer.backlog_ms, self._bundle_ms)
         share_ms = min(room_ms / len(mates), self._bundle_ms)
+        if consumer.parcels + len(mates) <= consumer.slots:
+            share_ms = STREAK * self._bundle_ms
         runs: list[tuple[Ticket, int]] = []
         total_ms = 0.0
         for ticket in mates:
             cost = self._cost(ticket.waiting[0])
             length = 1
             if len(ticket.waiting) > 1:
-                length = self._run_length(ticket, max(1, min(RUN_MAX, round(share_ms / cost))), cost, len(mates))
+                length = self._run_length(ticket, max(1, min(RUN_MAX, round(share_ms / cost))))
             runs.append((ticket, length))
             total_ms += cost * length
         idle = max(0, consumer.slots - consumer.parcels)
@@ -192,10 +197,7 @@ class Planner:
         for i in range(parcels):
             self._send(consumer, runs[i::parcels], batch, dispatched, now_ms)
 
-    def _run_length(self, ticket: Ticket, wanted: int, cost: float, mates: int) -> int:
-        if wanted == 1 and mates <= 2 * self._lane.settings.bundle_ms / cost:
-            # One message takes all of a bundle's time: a second one still saves the way to the master and back.
-            wanted = 2
+    def _run_length(self, ticket: Ticket, wanted: int) -> int:
         length = 0
         for message in ticket.waiting:
             if length == wanted or not self._bundled(message, self._lane.service_ms.get(message.task, UNKNOWN_MS)):
