@@ -5,11 +5,15 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from typing import Any
 
 import orjson
 
 #: Longest ticket id, in bytes of UTF-8.
 MAX_TICKET_BYTES = 512
+#: Deepest nesting of a payload. The parser of a worker, Python's own, gives up near a thousand levels, less what its
+#: stack holds already; it would give up on a whole bundle then.
+MAX_DEPTH = 200
 
 
 class Refused(Enum):
@@ -61,6 +65,9 @@ class EntryParser:
 
     def parse(self, id_: str, fields: Sequence[bytes]) -> Message | Refusal:
         """The message of an entry whose fields and values alternate in ``fields``; a `Refusal` when it has none."""
+        if not fields:
+            # XADD takes no entry without fields: this one is pending, and not in the stream any more.
+            return Refusal(id_, Refused.TRIMMED, "", fields)
         ticket_raw = task_raw = payload = None
         for i in range(0, len(fields), 2):
             name = fields[i]
@@ -97,10 +104,12 @@ class EntryParser:
             if len(payload) > self._max_payload:
                 return Refusal(id_, Refused.TOO_LARGE, f"{len(payload)} bytes", fields)
             try:
-                orjson.loads(payload)
+                parsed = orjson.loads(payload)
             except orjson.JSONDecodeError as exc:
                 reason = Refused.BAD_JSON if _is_utf8(payload) else Refused.NOT_UTF8
                 return Refusal(id_, reason, str(exc), fields)
+            if payload.count(b"[") + payload.count(b"{") > MAX_DEPTH and _is_deep(parsed):
+                return Refusal(id_, Refused.BAD_JSON, f"nested more than {MAX_DEPTH} levels deep", fields)
         return Message(id_, ticket, task or "", payload)
 
 
@@ -112,6 +121,20 @@ def payload_of_fields(fields: Sequence[bytes]) -> bytes:
         if fields[i] not in (b"ticket_id", b"task")
     }
     return orjson.dumps(rest)
+
+
+def _is_deep(parsed: Any) -> bool:
+    level = [parsed]
+    for _ in range(MAX_DEPTH):
+        level = [
+            inner
+            for outer in level
+            for inner in (outer.values() if isinstance(outer, dict) else outer)
+            if isinstance(inner, dict | list)
+        ]
+        if not level:
+            return False
+    return True
 
 
 def _is_utf8(text: bytes) -> bool:

@@ -1,0 +1,99 @@
+"""Policies: even, stable where they promise it, and no more than a choice among those they are given."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from dataclasses import dataclass
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from routing.policies import Policy, PolicyName, least_loaded, policy, rendezvous
+
+SEED = 20_240_607
+
+
+@dataclass(frozen=True)
+class One:
+    name: str
+    load: float = 0.0
+
+
+def crowd(count: int) -> list[One]:
+    return [One(f"w{i}@host") for i in range(count)]
+
+
+TICKETS = [f"INC{i:07d}" for i in range(10_000)]
+
+
+@pytest.mark.parametrize("name", PolicyName)
+@given(count=st.integers(1, 8), ticket=st.text(min_size=1, max_size=20))
+def test_a_policy_names_one_of_the_candidates(name: PolicyName, count: int, ticket: str) -> None:
+    candidates = crowd(count)
+    choose: Policy[One] = policy(name, random.Random(SEED))
+    assert all(choose(ticket, candidates) in candidates for _ in range(3))
+
+
+@pytest.mark.parametrize("count", [2, 3, 5, 8])
+def test_rendezvous_spreads_tickets_evenly(count: int) -> None:
+    shares = Counter(rendezvous(ticket, crowd(count)).name for ticket in TICKETS)
+    # Four standard deviations of a fair choice
+    fair = len(TICKETS) / count
+    slack = 4 * (fair * (1 - 1 / count)) ** 0.5
+    assert len(shares) == count
+    assert all(abs(share - fair) < slack for share in shares.values()), shares
+
+
+def test_rendezvous_moves_only_the_tickets_of_the_one_that_left() -> None:
+    before = {ticket: rendezvous(ticket, crowd(5)).name for ticket in TICKETS}
+    rest = [one for one in crowd(5) if one.name != "w2@host"]
+    after = {ticket: rendezvous(ticket, rest).name for ticket in TICKETS}
+    moved = {ticket for ticket in TICKETS if before[ticket] != after[ticket]}
+    assert moved == {ticket for ticket, name in before.items() if name == "w2@host"}
+    # And they go to all the others, not to one
+    assert len({after[ticket] for ticket in moved}) == 4
+
+
+def test_rendezvous_gives_one_that_joins_its_share_and_moves_nothing_else() -> None:
+    before = {ticket: rendezvous(ticket, crowd(4)).name for ticket in TICKETS}
+    after = {ticket: rendezvous(ticket, crowd(5)).name for ticket in TICKETS}
+    moved = {after[ticket] for ticket in TICKETS if before[ticket] != after[ticket]}
+    assert moved == {"w4@host"}
+
+
+def test_rendezvous_needs_no_order_and_no_memory() -> None:
+    shuffled = crowd(5)
+    random.Random(SEED).shuffle(shuffled)
+    for ticket in TICKETS[:200]:
+        assert rendezvous(ticket, crowd(5)) == rendezvous(ticket, shuffled)
+
+
+def test_rendezvous_does_not_mix_up_the_ends_of_names() -> None:
+    # A ticket that begins as another consumer's name ends is another ticket
+    chosen = {rendezvous(f"{i}", [One("w1"), One("w11")]).name for i in range(50)}
+    assert chosen == {"w1", "w11"}
+
+
+@given(loads=st.lists(st.floats(0, 1e6), min_size=1, max_size=8))
+def test_least_loaded_names_one_with_the_smallest_load(loads: list[float]) -> None:
+    candidates = [One(f"w{i}", load) for i, load in enumerate(loads)]
+    assert least_loaded("t", candidates).load == min(loads)
+
+
+def test_round_robin_takes_turns() -> None:
+    choose: Policy[One] = policy(PolicyName.ROUND_ROBIN)
+    assert [choose("t", crowd(3)).name[1] for _ in range(7)] == list("0120120")
+
+
+def test_two_lanes_take_turns_each_for_itself() -> None:
+    first: Policy[One] = policy(PolicyName.ROUND_ROBIN)
+    second: Policy[One] = policy(PolicyName.ROUND_ROBIN)
+    assert first("t", crowd(3)) == second("t", crowd(3))
+
+
+def test_random_spreads_tickets_evenly() -> None:
+    choose: Policy[One] = policy(PolicyName.RANDOM, random.Random(SEED))
+    shares = Counter(choose(ticket, crowd(4)).name for ticket in TICKETS)
+    assert all(abs(share - 2500) < 4 * (2500 * 0.75) ** 0.5 for share in shares.values()), shares

@@ -1,0 +1,49 @@
+"""Ticket records: written as text, read back as they were, with the fence where a script finds it."""
+
+from __future__ import annotations
+
+import re
+
+import orjson
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from routing import records
+
+IDS = st.lists(st.tuples(st.integers(0, 2**63), st.integers(0, 2**63)), min_size=1, max_size=5)
+TEXT = st.text(max_size=20)
+
+
+@given(fence=st.integers(0, 2**53), consumer=TEXT, incarnation=TEXT, attempt=st.integers(1, 10**6), ids=IDS, cause=TEXT)
+def test_a_record_is_read_as_it_was_written(
+    fence: int, consumer: str, incarnation: str, attempt: int, ids: list[tuple[int, int]], cause: str
+) -> None:
+    names = [f"{ms}-{seq}" for ms, seq in ids]
+    text = records.record(fence, records.tail(consumer, incarnation, attempt, names, 1234, cause))
+    read = records.parse(text)
+    assert read == records.Record(fence, consumer, incarnation, attempt, tuple(names), 1234, cause)
+    assert read.in_flight == (fence > 0)
+    assert records.parse(text.encode()) == read
+
+
+@given(fence=st.integers(0, 2**53), cause=TEXT, ids=IDS)
+def test_fence_and_count_come_first_where_the_script_looks(fence: int, cause: str, ids: list[tuple[int, int]]) -> None:
+    text = records.record(fence, records.tail("w", "i", 1, [f"{ms}-{seq}" for ms, seq in ids], 1, cause))
+    found = re.match(r"^\[(\d+),(\d+),", text)
+    assert found is not None
+    assert (int(found[1]), int(found[2])) == (fence, len(ids))
+    # It is one line of JSON, whatever names and errors hold
+    assert len(orjson.loads(text)) == 8
+
+
+def test_the_fence_of_one_that_awaits_a_retry_is_zero() -> None:
+    text = records.record(0, records.tail("", "", 2, ["1-0"], 1, "ValueError"))
+    assert not records.parse(text).in_flight
+    assert text.startswith("[0,")
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", "[1,2]", "null", "x", '[1,2,"w","i",1,["1-0"],5,""]'])
+def test_what_is_no_record_is_an_error(text: str) -> None:
+    with pytest.raises((ValueError, TypeError)):
+        records.parse(text)
