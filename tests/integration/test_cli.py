@@ -1,0 +1,262 @@
+"""The commands as a user types them: processes of their own, beside a master and a worker that really run."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from redis import Redis
+
+from bridge.embedded import EmbeddedServer
+from routing.keys import LaneKeys
+from tests.commands import Lane, letter
+from tests.nodes.process import python_module
+from tests.nodes.roles import broker_environment
+from tests.nodes.yard import NodeYard
+from tests.waiting import wait_until
+
+APP = """
+import os, time
+from celery import Celery
+import bridge
+
+app = Celery("shop", broker=os.environ["CELERY_BROKER_URL"])
+bridge.install(app)
+app.conf.update(bridge_default_task="shop.work", bridge_lease=2, bridge_backoff={"base": 600})
+
+@app.task(bind=True, name="shop.work")
+def work(self, ticket_id, payload):
+    while "gate" in payload and not os.path.exists(payload["gate"]):
+        time.sleep(0.02)
+    if "fail" in payload:
+        raise ValueError(payload["fail"])
+
+@app.task(bind=True, name="shop.once", bridge_max_attempts=1)
+def once(self, ticket_id, payload):
+    raise ValueError("once only")
+"""
+
+KEYS = LaneKeys("ticket_stream", "concurrency_stream_group")
+QUICK = ("--concurrency=1", "--without-mingle", "--without-gossip")
+
+
+class Shell:
+    """Runs commands in the folder of the app."""
+
+    def __init__(self, folder: Path, url: str) -> None:
+        self.folder = folder
+        # Without PYTHONPATH: the commands are those of the installed distribution.
+        kept = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+        self.env = {**kept, **broker_environment(url), "PYTHONUNBUFFERED": "1", "COLUMNS": "200"}
+
+    def run(self, *words: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
+        done = subprocess.run(
+            python_module(*words),
+            cwd=self.folder,
+            env=self.env,
+            input=stdin,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        assert "Traceback" not in done.stderr
+        return done
+
+    def bridge(self, *words: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
+        return self.run("bridge", "-A", "shop", *words, stdin=stdin)
+
+    def json(self, *words: str) -> Any:
+        return json.loads(self.bridge(*words, "--json").stdout)
+
+    def start(self, *words: str, **options: Any) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            python_module("bridge", "-A", "shop", *words),
+            cwd=self.folder,
+            env=self.env,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            **options,
+        )
+
+
+@pytest.fixture
+def shell(own_server: EmbeddedServer, tmp_path: Path) -> Shell:
+    folder = tmp_path / "app"
+    folder.mkdir()
+    (folder / "shop.py").write_text(APP)
+    return Shell(folder, own_server.url)
+
+
+@pytest.fixture
+def redis(own_server: EmbeddedServer) -> Iterator[Redis]:
+    with own_server.client(protocol=2) as client:
+        yield client
+
+
+@pytest.mark.slow
+def test_a_file_is_followed_from_the_push_to_the_end_of_its_tickets(
+    shell: Shell, nodes: NodeYard, redis: Redis, tmp_path: Path
+) -> None:
+    gate = tmp_path / "gate"
+    rows = [
+        {"ticket_id": "SLOW", "gate": str(gate)},
+        {"ticket_id": "SLOW", "n": 2},
+        {"ticket_id": "RETRY", "fail": "no good"},
+        {"ticket_id": "DEAD", "task": "shop.once"},
+        {"ticket_id": "BEHIND", "n": 1},
+    ]
+    (shell.folder / "log.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert "no master leads" in shell.bridge("status").stdout
+    pushed = shell.json("push", "log.jsonl")
+    assert pushed["pushed"] == 5
+    assert shell.json("status")["unread"] == 5
+    assert shell.json("ticket", "show", "SLOW")["state"] == "unread"
+
+    nodes.master("m1", app="shop", cwd=shell.folder, ready_text="leading")
+    wait_until(lambda: shell.json("status")["unread"] == 0, description="the master to read")
+    stuck = shell.json("ticket", "show", "SLOW")
+    assert stuck["state"] == "waiting"
+    assert "no consumer is alive" in stuck["why"]
+
+    # Two processes: one is held by the gate, the other goes through the rest.
+    worker = nodes.worker("w1", app="shop", cwd=shell.folder, arguments=("--concurrency=2", *QUICK[1:]))
+    wait_until(lambda: redis.hget(KEYS.counts, "done") == b"1", description="BEHIND to be done", timeout_s=20)
+    wait_until(lambda: redis.hget(KEYS.counts, "failed") == b"2", description="two failures")
+
+    flight = shell.json("ticket", "show", "SLOW")
+    assert flight["state"] == "in flight"
+    assert flight["in_flight"]["consumer"] == worker.hostname
+    assert flight["in_flight"]["message_ids"][0] == pushed["first_id"]
+    assert flight["in_flight"]["consumer_alive"] is True
+    retry = shell.json("ticket", "show", "RETRY")
+    assert retry["state"] == "awaiting retry"
+    assert (retry["retry"]["attempt"], retry["retry"]["max_attempts"]) == (2, 5)
+    assert "ValueError: no good" in retry["why"]
+    dead = shell.json("ticket", "show", "DEAD")
+    assert dead["state"] == "dead"
+    assert shell.json("ticket", "show", "BEHIND")["state"] == "done"
+
+    seen = shell.json("status")
+    assert seen["awaiting_retry"] == 1
+    assert seen["dead"] == 1
+    assert seen["in_flight"] + seen["waiting"] == 2
+    assert [(one["name"], one["alive"], one["slots"]) for one in seen["consumers"]] == [(worker.hostname, True, 2)]
+    listed = shell.json("dead", "list")["letters"]
+    assert [one["ticket_id"] for one in listed] == ["DEAD"]
+    shown = shell.bridge("dead", "show", listed[0]["message_id"]).stdout
+    assert "once only" in shown
+    assert "Traceback (most recent call last)" in shown
+
+    gate.touch()
+    wait_until(lambda: redis.hget(KEYS.counts, "done") == b"3", description="SLOW to be done")
+    assert shell.json("ticket", "show", "SLOW")["state"] == "done"
+    worker.vanish()
+    wait_until(lambda: not any(one["alive"] for one in shell.json("status")["consumers"]), description="w1 to be gone")
+
+
+@pytest.mark.slow
+def test_the_commands_work_as_a_plugin_of_celery(shell: Shell, redis: Redis) -> None:
+    redis.xadd(KEYS.stream, {"ticket_id": "A"})
+    seen = json.loads(shell.run("celery", "-A", "shop", "bridge", "status", "--json").stdout)
+    assert seen["unread"] == 1
+    assert shell.run("celery", "-A", "shop", "bridge", "ticket", "show", "A").returncode == 0
+    assert shell.run("celery", "bridge", "-A", "shop", "status").returncode == 0
+    for words in (["celery", "bridge", "status"], ["bridge", "status"]):
+        missing = shell.run(*words)
+        assert missing.returncode == 2
+        assert "cannot load the Celery app 'tasks'" in missing.stderr
+
+
+@pytest.mark.slow
+def test_watching_outlives_the_server_and_ends_with_ctrl_c(shell: Shell, own_server: EmbeddedServer) -> None:
+    watch = shell.start("status", "--watch", "--interval", "0.1")
+    assert watch.stdout is not None
+    assert "no leader" in watch.stdout.readline()
+    own_server.kill()
+    while "lost Redis" not in watch.stdout.readline():
+        assert watch.poll() is None
+    own_server.start()
+    while "no leader" not in watch.stdout.readline():
+        assert watch.poll() is None
+    watch.send_signal(signal.SIGINT)
+    rest, errors = watch.communicate(timeout=20)
+    assert watch.returncode == 0
+    assert "Traceback" not in rest + errors
+
+
+@pytest.mark.slow
+def test_watching_as_json_is_a_line_each_time(shell: Shell) -> None:
+    watch = shell.start("status", "--watch", "--interval", "0.1", "--json")
+    assert watch.stdout is not None
+    looks = [json.loads(watch.stdout.readline()) for _ in range(3)]
+    watch.send_signal(signal.SIGINT)
+    watch.communicate(timeout=20)
+    assert watch.returncode == 0
+    assert all(look["stream"] == "ticket_stream" for look in looks)
+
+
+@pytest.mark.slow
+def test_ctrl_c_while_pushing_says_how_many_rows_are_in(shell: Shell, redis: Redis) -> None:
+    push = shell.start("push", "-", "--format", "json", "--batch", "10", stdin=subprocess.PIPE)
+    assert push.stdin is not None
+    push.stdin.write('{"ticket_id":"T"}\n' * 25)
+    push.stdin.flush()
+    wait_until(lambda: redis.xlen(KEYS.stream) == 20, description="two batches to be in", timeout_s=20)
+    push.send_signal(signal.SIGINT)
+    _, errors = push.communicate(timeout=20)
+    assert push.returncode == 1
+    assert errors == "Error: interrupted; 20 rows before it were pushed\n"
+
+
+@pytest.mark.slow
+def test_a_reader_that_has_seen_enough_ends_the_list_quietly(shell: Shell, own_server: EmbeddedServer) -> None:
+    lane = Lane(own_server)
+    lane.make_group()
+    ids = lane.add(*["A"] * 600)
+    lane.read()
+    for id_ in ids:
+        lane.bury(id_, *letter("A", error="x" * 150))
+    lane.redis.close()
+    listing = shell.start("dead", "list", "--limit", "600")
+    assert listing.stdout is not None
+    assert listing.stderr is not None
+    listing.stdout.readline()
+    listing.stdout.close()
+    errors = listing.stderr.read()
+    assert listing.wait(timeout=20) in (0, 1)
+    assert errors == ""
+
+
+@pytest.mark.slow
+def test_a_large_file_is_pushed_in_bounded_memory(shell: Shell, redis: Redis) -> None:
+    with (shell.folder / "log.csv").open("w") as file:
+        file.write("ticket_id,text\n")
+        for n in range(20_000):
+            file.write(f"T{n},{'x' * 1000}\n")
+    script = (
+        "import resource, sys\nfrom bridge.cli import cli\n"
+        "try:\n    cli(['-A', 'shop', 'push', sys.argv[1], '--json', *sys.argv[2:]])\nfinally:\n"
+        "    print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, file=sys.stderr)"
+    )
+
+    def peak_kib(*words: str) -> int:
+        command = [sys.executable, "-c", script, *words]
+        done = subprocess.run(
+            command, cwd=shell.folder, env=shell.env, capture_output=True, text=True, timeout=60, check=False
+        )
+        assert done.returncode == 0, done.stderr
+        return int(done.stderr)
+
+    (shell.folder / "one.csv").write_text("ticket_id,text\nT,x\n")
+    small, large = peak_kib("one.csv"), peak_kib("log.csv")
+    assert redis.xlen(KEYS.stream) == 20_001
+    assert large - small < 15 * 1024, "of the 20 MB of the file only a batch or two is in memory"
