@@ -1,0 +1,34 @@
+"""The whole path on the oldest server that is supported: Redis 6.2."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from bridge.embedded import EmbeddedServer
+from tests.integration.lanes import LaneUnderTest
+from tests.nodes.yard import NodeYard
+
+
+def test_messages_flow_on_redis_6_2(redis6: EmbeddedServer, tmp_path: Path) -> None:
+    yard = NodeYard(tmp_path, redis6.url)
+    try:
+        lane = LaneUnderTest(yard, redis6, tmp_path)
+        lane.push_many(10, 50)
+        lane.push("F", {"n": 0, "until": 2}, "counter.flaky")
+        lane.master("m1", wait=False)
+        worker = lane.worker("w1")
+
+        lane.wait_done(501)
+        lane.assert_logs(10, 50)
+        assert lane.log("F") == [0]
+        lane.assert_no_overlap()
+        lane.assert_at_rest()
+
+        lane.push_many(10, 50, ms=5, first=50)
+        worker.kill()
+        worker.wait()
+        worker.start()
+        lane.wait_done(1001)
+        lane.assert_logs(10, 100)
+    finally:
+        yard.close()
