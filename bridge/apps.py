@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import sysconfig
 import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,6 +21,9 @@ if TYPE_CHECKING:
 
 #: Commands whose replies redis-py would rearrange, differently in its versions, losing fields that come twice.
 RAW = ("XPENDING", "XRANGE", "XREVRANGE")
+
+#: Folders of code that is not the user's.
+INSTALLED = tuple(sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib"))
 
 
 def load_app(name: str) -> Celery:
@@ -99,8 +103,8 @@ def _place(exc: Exception) -> str:
     if isinstance(exc, SyntaxError) and exc.filename:
         return f" ({exc.filename}:{exc.lineno})"
     frames = [f for f in traceback.extract_tb(exc.__traceback__) if not f.filename.startswith("<")]
-    # The last frame outside of installed packages is where the user can do something about it.
-    own = [f for f in frames if "site-packages" not in f.filename and "/importlib/" not in f.filename]
+    # The last frame outside of Python and of installed packages is where the user can do something about it.
+    own = [f for f in frames if not f.filename.startswith(INSTALLED)]
     frame = (own or frames)[-1]
     return f" ({frame.filename}:{frame.lineno})"
 

@@ -26,18 +26,31 @@ def why(found: Whereabouts) -> str:
         return _waiting(found)
     if found.state is State.UNREAD:
         return _unread(found)
+    return _at_rest(found) + _not_looked_at(found)
+
+
+def _at_rest(found: Whereabouts) -> str:
     if found.state is State.DEAD:
         letter = found.letters[0]
+        error = f": {letter.error}" if letter.error else ""
         return (
-            f"nothing of it is undone; its last message {letter.message_id} is a dead letter: {letter.reason}"
-            f"{': ' + letter.error if letter.error else ''}"
+            f"nothing undone was found; its last message {letter.message_id} is a dead letter: {letter.reason}{error}"
         )
     if found.state is State.DONE:
-        return f"nothing of it is undone; its last message {found.last_done} is done"
+        return f"nothing undone found; its last message {found.last_done} is done"
     return (
-        "nothing is known of it: no record, nothing that waits, nothing unread, no dead letter, and none of the newest "
-        "entries of the stream is its"
+        "nothing was found of it: no record, nothing that waits, nothing unread, no dead letter, and none of the newest "
+        f"entries that were read is its{'' if found.has_group else ' (nobody has ever read this stream)'}"
     )
+
+
+def _not_looked_at(found: Whereabouts) -> str:
+    """What a search left out, which may well hold messages of the ticket."""
+    parts = []
+    for scan, where in ((found.waiting, "messages that wait"), (found.unread, "unread messages")):
+        if not scan.complete:
+            parts.append(f"only the first {scan.looked_at:,} {where} were looked at, there are more")
+    return f"; {', and '.join(parts)}" if parts else ""
 
 
 def _in_flight(found: Whereabouts, run: InFlight) -> str:

@@ -105,7 +105,7 @@ def test_a_second_worker_of_one_name_stops_and_the_first_goes_on(
         assert list(registered) == [first.hostname]
 
         def all_done() -> bool:
-            return client.hget(KEYS.counts, "done") == str(client.xlen(KEYS.stream))
+            return bool(client.hget(KEYS.counts, "done") == str(client.xlen(KEYS.stream)))
 
         client.xadd(KEYS.stream, {"ticket_id": "A"})
         wait_until(all_done, description="a message before")

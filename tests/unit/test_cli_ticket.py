@@ -152,7 +152,7 @@ def test_an_unknown_ticket_exits_1_and_every_known_one_0(shell: CommandLine, lan
     assert shell("ticket", "show", "A").exit_code == 0
     result = shell("ticket", "show", "NOBODY")
     assert result.exit_code == 1
-    assert "nothing is known" in result.stdout
+    assert "nothing was found of it" in result.stdout
     assert shell("ticket", "show", "NOBODY", "--json").exit_code == 1
 
 
@@ -168,6 +168,9 @@ def test_a_search_that_stopped_early_says_how_far_it_looked(
     assert seen["unread"] == {"ids": [], "count": 0, "looked_at": 120, "complete": False}
     assert "at least 1 message" in seen["why"]
     assert "looked at the first 120 of what waits" in shell("ticket", "show", "A").stdout
+    nobody = shell.json("ticket", "show", "NOBODY")
+    assert "only the first 120 messages that wait were looked at, there are more" in nobody["why"]
+    assert "only the first 120 unread messages were looked at, there are more" in nobody["why"]
 
 
 def test_a_search_that_ends_exactly_at_its_bound_is_complete(
