@@ -167,6 +167,8 @@ class Lane:
         #: Messages in memory.
         self.held = 0
         self.spilled: set[Ticket] = set()
+        #: Id of the newest entry that was taken in. Later ones may be pending already: their reply is on its way.
+        self.read_to = (0, 0)
         #: Tickets whose record the batch that is being made changes.
         self._touched: dict[Ticket, None] = {}
         #: Measured service time of each task, in ms.

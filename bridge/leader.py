@@ -200,6 +200,7 @@ class Leader:
         size = 0
         for id_, fields in reply[0][1]:
             size += self.ingest(id_.decode(), fields, batch)
+        self.lane.read_to = id_key(reply[0][1][-1][0].decode())
         self._average_bytes += (size / len(reply[0][1]) - self._average_bytes) * 0.2
 
     def ingest(self, id_: str, fields: Any, batch: Batch) -> int:

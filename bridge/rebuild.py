@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from celery.utils.log import get_logger
 from redis.exceptions import ResponseError
 
-from bridge.lane import Consumer, Parcel, Ticket
+from bridge.lane import Consumer, Parcel, Ticket, id_key
 from routing import records
 from routing.messages import Message
 from routing.transitions import Batch, adopt
@@ -123,6 +123,7 @@ class Rebuild:
             batch = Batch()
             for id_, fields in entries:
                 self._leader.ingest(id_.decode(), fields, batch)
+            self._lane.read_to = id_key(entries[-1][0].decode())
             if batch.dead:
                 self._leader.advance(batch)
 

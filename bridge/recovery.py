@@ -204,7 +204,9 @@ class Recovery:
         cursor = f"{start[0]}-{start[1] - 1}" if start[1] else f"{start[0] - 1}-{2**64 - 1}"
         cap = lane.cap
         satisfied: set[Ticket] = set()
-        for entries in own_pending(self._leader, cursor):
+        for page in own_pending(self._leader, cursor):
+            # What is newer comes with the reply that is on its way; taken here as well, it would be handled twice.
+            entries = [entry for entry in page if id_key(entry[0].decode()) <= lane.read_to]
             for raw_id, fields in entries:
                 id_ = raw_id.decode()
                 found = self._leader.parser.parse(id_, fields or ())
@@ -222,7 +224,7 @@ class Recovery:
                 ticket.waiting.append(found)
                 lane.held += 1
                 lane.make_ready(ticket)
-            if satisfied.issuperset(hungry):
+            if entries and satisfied.issuperset(hungry):
                 # Those that are not satisfied have been read up to here only.
                 ms, sequence = id_key(entries[-1][0].decode())
                 for ticket in served - satisfied:

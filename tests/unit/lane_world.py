@@ -1,0 +1,379 @@
+"""A pure lane for tests: the real picture, planner, rebuild and refill, over a dict that does what the scripts do."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from types import SimpleNamespace
+from typing import Any, cast
+from unittest.mock import patch
+
+from bridge.envelope import Envelopes, Run
+from bridge.lane import Consumer, Lane, Ticket, id_key
+from bridge.outcomes import Outcome
+from bridge.planner import Planner, TaskTraits
+from bridge.rebuild import Rebuild
+from bridge.recovery import Recovery
+from bridge.settings import Settings
+from routing import records
+from routing.messages import EntryParser, Message, Refusal
+from routing.transitions import Batch, ReturnWord
+
+#: Task -> measured service time in ms.
+TASKS = {"short": 0.1, "middle": 8.0, "long": 50.0, "alone": 0.1, "limited": 0.1}
+TRAITS = {
+    "alone": TaskTraits(False, (None, None)),
+    "limited": TaskTraits(True, (30.0, 20.0)),
+}
+MASTER = "master"
+
+
+class FakeEnvelopes:
+    """Writes down what a Celery message would carry."""
+
+    def plain(self, incarnation: str, _queue: str, message: Message, offset: int, attempt: int, doubt: bool) -> bytes:
+        told = [[message.ticket, offset, attempt, doubt, [message.id]]]
+        return json.dumps(["plain", incarnation, told, None]).encode()
+
+    def bundle(self, incarnation: str, _queue: str, runs: Sequence[Run], limits: Any) -> bytes:
+        told = [[*run[:4], [message.id for message in run[4]]] for run in runs]
+        return json.dumps(["bundle", incarnation, told, limits]).encode()
+
+
+class Parcel:
+    """One Celery message in a worker's hands. ``runs``: ticket -> (first fence, ids not settled yet)."""
+
+    def __init__(self, kind: str, incarnation: str, runs: dict[str, tuple[int, list[str]]], limits: Any) -> None:
+        self.kind = kind
+        self.incarnation = incarnation
+        self.runs = runs
+        self.limits = limits
+        self.size = sum(len(ids) for _, ids in runs.values())
+
+
+class Store:
+    """What is in Redis; each method is one script or one command."""
+
+    def __init__(self) -> None:
+        self.entries: dict[str, list[bytes]] = {}
+        self.delivered = 0
+        self.pending: dict[str, str] = {}
+        self.tickets: dict[str, str] = {}
+        self.retries: dict[str, int] = {}
+        self.done: list[str] = []
+        self.dead: list[str] = []
+        self.fence = 0
+        self.counts: dict[str, int] = {}
+        self.parcels: list[Parcel] = []
+
+    def push(self, ticket: str, task: str, payload: bytes) -> str:
+        id_ = f"{len(self.entries) // 3 + 1}-{len(self.entries) % 3}"
+        self.entries[id_] = [b"ticket_id", ticket.encode(), b"task", task.encode(), b"payload", payload]
+        return id_
+
+    def read(self, count: int) -> list[str]:
+        """XREADGROUP >."""
+        ids = list(self.entries)[self.delivered : self.delivered + count]
+        self.delivered += len(ids)
+        self.pending |= dict.fromkeys(ids, MASTER)
+        return ids
+
+    def unread(self) -> list[str]:
+        return list(self.entries)[self.delivered :]
+
+    def advance(self, batch: Batch) -> int:
+        """advance.lua."""
+        for ticket, expected in batch.expected.items():
+            assert self.tickets.get(ticket, "") == expected, f"conflict: {ticket}"
+        dead = {str(letter[1]) for letter in batch.dead}
+        for id_ in batch.acknowledged:
+            if self.pending.pop(id_, None):
+                (self.dead if id_ in dead else self.done).append(id_)
+        for id_ in batch.given_back:
+            self._claim(id_, MASTER)
+        for i in range(0, len(batch.records), 2):
+            self.tickets[str(batch.records[i])] = str(batch.records[i + 1])
+        for ticket in batch.released:
+            del self.tickets[ticket]
+        for i in range(0, len(batch.retries), 2):
+            self.retries[str(batch.retries[i + 1])] = int(batch.retries[i])
+        for ticket in batch.due:
+            del self.retries[ticket]
+        for name, amount in batch.counts.items():
+            self.counts[name] = self.counts.get(name, 0) + amount
+        base = self.fence + 1 if batch.fences else 0
+        self.fence += batch.fences
+        for to in batch.dispatches.values():
+            for id_ in to.ids:
+                self._claim(id_, to.consumer)
+            for ticket, offset, tail in to.runs:
+                self.tickets[ticket] = records.record(base + offset, tail)
+            for text in to.texts:
+                kind, incarnation, runs, limits = json.loads(text)
+                held = {ticket: (base + offset, list(ids)) for ticket, offset, _, _, ids in runs}
+                self.parcels.append(Parcel(kind, incarnation, held, limits))
+        return base
+
+    def _claim(self, id_: str, owner: str) -> None:
+        if id_ in self.pending:
+            self.pending[id_] = owner
+
+    def call(self, *words: Any) -> Any:
+        """The commands of rebuild and refill, with raw replies."""
+        if words[0] == "XREADGROUP":
+            after, count = id_key(words[-1]), words[words.index("COUNT") + 1]
+            mine = [id_ for id_ in self.entries if self.pending.get(id_) == MASTER and id_key(id_) > after]
+            return [[b"s", [[id_.encode(), self.entries[id_]] for id_ in mine[:count]]]]
+        if words[0] == "XGROUP":
+            return b"OK"
+        if words[0] == "ZRANGE":
+            return [word for pair in self.retries.items() for word in (pair[0].encode(), str(pair[1]).encode())]
+        if words[0] == "HSCAN":
+            return [b"0", [word.encode() for pair in self.tickets.items() for word in pair]]
+        if words[0] == "XRANGE":
+            return [[words[2].encode(), self.entries[words[2]]]] if words[2] in self.entries else []
+        if words[0] == "XPENDING":
+            owners = [owner for owner in self.pending.values() if owner != MASTER]
+            if len(words) == 3:
+                return [0, None, None, [[name.encode(), b"1"] for name in dict.fromkeys(owners)]]
+            name = words[6].decode()
+            return [[id_.encode(), words[6], 0, 1] for id_, owner in self.pending.items() if owner == name]
+        raise AssertionError(f"the store does not know {words}")
+
+
+class LaneWorld:
+    """Plays the leader: the same steps, without a socket."""
+
+    def __init__(self, **settings: Any) -> None:
+        self.settings = Settings(**{"redis_url": "redis://nowhere", "window": 100, "max_attempts": 3, **settings})
+        self.store = Store()
+        self.now = 1_000_000
+        self.wire = self.store
+        self.redis: Any = None
+        self.leadership: Any = None
+        self.last_outcome = "0-0"
+        self.registered: dict[str, tuple[str, int]] = {}
+        self.parser = EntryParser(default_task="short", max_payload=1000, known_tasks=list(TASKS))
+        #: Entries that the server handed to the master, and the master has not looked at yet.
+        self.reply: list[str] = []
+        self.old_outcomes: list[Outcome] = []
+        self._lives = 0
+        self.lead()
+
+    def lead(self) -> None:
+        """A new leader: nothing but what is in the store."""
+        self.lane = Lane(
+            self.settings,
+            max_attempts=lambda _task: self.settings.max_attempts,
+            delay_ms=lambda attempt: attempt * 100,
+            now_ms=lambda: self.now,
+        )
+        traits = {task: TRAITS.get(task, TaskTraits(True, (None, None))) for task in TASKS}
+        self.planner = Planner(self.lane, cast("Envelopes", FakeEnvelopes()), traits.__getitem__)
+        leader = cast("Any", self)
+        self.recovery: Any = Recovery(leader)
+        self.reply = []
+
+    def rebuild(self) -> None:
+        """A new leader reads the lane."""
+        self.lead()
+        self.recovery = SimpleNamespace(find_consumers=self._find_consumers)
+        Rebuild(cast("Any", self)).run()
+        self.recovery = Recovery(cast("Any", self))
+        self.step()
+        for consumer in [c for c in self.lane.consumers.values() if not c.alive]:
+            self._retire(consumer)
+
+    def _find_consumers(self) -> dict[str, int]:
+        for incarnation, (name, slots) in self.registered.items():
+            self.lane.consumers[incarnation] = Consumer(name, incarnation, f"queue:{name}", slots, b"registered")
+        return {}
+
+    # -- the leader's steps ------------------------------------------------------------------------------------------
+
+    def ingest(self, id_: str, fields: Any, batch: Batch) -> None:
+        found = self.parser.parse(id_, fields)
+        if isinstance(found, Refusal):
+            self.lane.refuse(found, batch)
+        else:
+            self.lane.ingest(found)
+
+    def advance(self, batch: Batch) -> None:
+        dispatched = self.planner.plan(batch, self.now)
+        self.lane.close(batch, set(dispatched))
+        if not batch:
+            self.lane.committed({}, 0)
+            return
+        self.lane.committed(dispatched, self.store.advance(batch))
+
+    def step(self, outcomes: Iterable[Outcome] = ()) -> None:
+        """One turn: outcomes in, what is due wakes, and the batch is sent."""
+        batch = Batch()
+        for outcome in outcomes:
+            # Every read of the outcome stream trims what it read.
+            batch.keep_outcomes_from = "1-0"
+            self.lane.settle(outcome, batch)
+            self.old_outcomes.append(outcome)
+        self.lane.wake(self.now)
+        self.advance(batch)
+        if self.lane.spilled:
+            self.recovery.refill()
+
+    def settle_all(self) -> None:
+        """Outcomes are settled as they come here."""
+
+    def push(self, ticket: str, task: str = "short", payload: bytes = b"1", count: int = 1) -> list[str]:
+        return [self.store.push(ticket, task, payload) for _ in range(count)]
+
+    def hand_out(self, count: int = 1000) -> None:
+        """The server answers a blocking read; the answer is on its way."""
+        if not self.reply:
+            self.reply = self.store.read(count)
+
+    def read(self, count: int = 1000) -> None:
+        """The master looks at the answer, and goes on."""
+        self.hand_out(count)
+        batch = Batch()
+        for id_ in self.reply:
+            self.ingest(id_, self.store.entries[id_], batch)
+            self.lane.read_to = id_key(id_)
+        self.reply = []
+        self.lane.wake(self.now)
+        self.advance(batch)
+        if self.lane.spilled:
+            self.recovery.refill()
+
+    def join(self, name: str, slots: int = 2) -> str:
+        self._lives += 1
+        incarnation = f"life{self._lives}"
+        self.registered[incarnation] = (name, slots)
+        self.lane.consumers[incarnation] = Consumer(name, incarnation, f"queue:{name}", slots, b"registered")
+        self.step()
+        return incarnation
+
+    def leave(self, incarnation: str) -> None:
+        """The lease of an incarnation is over."""
+        del self.registered[incarnation]
+        self.store.parcels = [parcel for parcel in self.store.parcels if parcel.incarnation != incarnation]
+        self._retire(self.lane.consumers[incarnation])
+
+    def _retire(self, consumer: Consumer) -> None:
+        with (
+            patch("bridge.recovery.reroute", self._reroute),
+            patch("bridge.recovery.forget", lambda *_: ReturnWord.OK),
+            patch("bridge.recovery.time", SimpleNamespace(time=lambda: self.now / 1000)),
+        ):
+            self.recovery._retire(consumer)
+        self.step()
+
+    def _reroute(self, _c: Any, _l: Any, _i: str, _o: str, moves: Any, ids: Sequence[str]) -> ReturnWord:
+        for ticket, expected, record, due_ms in moves:
+            assert self.store.tickets.get(ticket) == expected
+            self.store.tickets[ticket] = record
+            self.store.retries[ticket] = due_ms
+        for id_ in ids:
+            self.store._claim(id_, MASTER)
+        return ReturnWord.OK
+
+    # -- workers -----------------------------------------------------------------------------------------------------
+
+    def running(self) -> list[tuple[Parcel, str]]:
+        """What could be worked on: the first unsettled message of each run."""
+        return [(parcel, ticket) for parcel in self.store.parcels for ticket in parcel.runs]
+
+    def outcome(self, parcel: Parcel, ticket: str, kind: Any, **more: Any) -> Outcome:
+        """The next outcome of a run; a failure ends the run."""
+        fence, ids = parcel.runs[ticket]
+        task = self.task_of(ids[0])
+        outcome = Outcome(ids[0], fence, kind, TASKS[task], **more)
+        if kind.name == "DONE" and len(ids) > 1:
+            parcel.runs[ticket] = (fence + 1, ids[1:])
+        else:
+            del parcel.runs[ticket]
+        self.store.parcels = [p for p in self.store.parcels if p.runs]
+        return outcome
+
+    def task_of(self, id_: str) -> str:
+        return self.store.entries[id_][3].decode()
+
+    def ticket_of(self, id_: str) -> str:
+        return self.store.entries[id_][1].decode()
+
+    # -- what must hold ----------------------------------------------------------------------------------------------
+
+    def check(self) -> None:
+        self.check_conservation()
+        self.check_runs()
+        self.check_accounts()
+        self.check_nobody_is_forgotten()
+
+    def check_conservation(self) -> None:
+        store = self.store
+        everything = [*store.unread(), *store.pending, *store.done, *store.dead]
+        assert sorted(everything, key=id_key) == list(store.entries)
+        # In memory each is once, in order; what is not in memory is spilled
+        for ticket in self.lane.tickets.values():
+            here = [message.id for message in (*ticket.run, *ticket.waiting)]
+            pending = [id_ for id_ in store.pending if id_ not in self.reply and self.ticket_of(id_) == ticket.id]
+            mine = [id_ for id_ in sorted(pending, key=id_key) if self._readable(id_)]
+            assert here == mine[: len(here)], f"{ticket}: has {here}, should have {mine}"
+            rest = mine[len(here) :]
+            assert (not rest) or (ticket.spilled_from is not None and ticket.spilled_from <= id_key(rest[0]))
+        known = {self.ticket_of(id_) for id_ in store.pending if id_ not in self.reply and self._readable(id_)}
+        assert known <= self.lane.tickets.keys()
+
+    def _readable(self, id_: str) -> bool:
+        return self.store.entries[id_][5] == b"1"
+
+    def check_runs(self) -> None:
+        store = self.store
+        for name, text in store.tickets.items():
+            record = records.parse(text)
+            undone = [
+                i for i in store.entries if i in store.pending and self.ticket_of(i) == name and self._readable(i)
+            ]
+            # The oldest undone messages, in order, on one consumer (I2)
+            assert list(record.ids) == undone[: len(record.ids)]
+            owners = {store.pending[id_] for id_ in record.ids}
+            assert owners == ({record.consumer} if record.in_flight else {MASTER})
+            assert (name in store.retries) == (not record.in_flight)
+            assert self.lane.tickets[name].record == text
+        claimed = {id_ for id_, owner in store.pending.items() if owner != MASTER}
+        named = [id_ for text in store.tickets.values() if (r := records.parse(text)).in_flight for id_ in r.ids]
+        assert sorted(named) == sorted(claimed)
+        # Of each ticket messages end in stream order
+        for ends in (store.done, store.dead):
+            last: dict[str, tuple[int, int]] = {}
+            for id_ in ends:
+                if self._readable(id_):
+                    assert id_key(id_) > last.get(self.ticket_of(id_), (0, 0)), f"{id_} came too late"
+                    last[self.ticket_of(id_)] = id_key(id_)
+
+    def check_accounts(self) -> None:
+        lane = self.lane
+        held = sum(len(t.run) + len(t.waiting) for t in lane.tickets.values())
+        assert lane.held == held
+        assert set(lane.in_flight) == {m.id for t in lane.tickets.values() for m in t.run}
+        for consumer in lane.consumers.values():
+            flying = [t for t in lane.tickets.values() if t.run and t.consumer is consumer]
+            assert consumer.tickets == set(flying)
+            assert consumer.messages == sum(len(t.run) for t in flying)
+            assert consumer.parcels == len({id(t.parcel) for t in flying})
+            expected = sum(t.parcel.share_ms * len(t.run) for t in flying if t.parcel is not None)
+            assert abs(consumer.backlog_ms - expected) < 1e-6
+
+    def check_nobody_is_forgotten(self) -> None:
+        lane = self.lane
+        queued: list[Ticket] = [*lane.ready, *(t for c in lane.consumers.values() for t in c.ready)]
+        assert len(queued) == len(set(queued)), "a ticket waits for room twice"
+        for ticket in lane.tickets.values():
+            free = bool(ticket.waiting) and not ticket.run and not ticket.due_ms
+            assert (ticket in queued) == free == ticket.queued, ticket
+            if ticket.due_ms:
+                assert any(due == ticket.due_ms and t is ticket for due, _, t in lane.backoffs)
+            assert ticket.waiting or ticket.run or ticket.spilled_from or ticket.due_ms, f"{ticket} is empty"
+        pinned = self.settings.policy.value == "rendezvous"
+        for consumer in lane.consumers.values():
+            if consumer.alive and consumer.parcels < consumer.slots:
+                assert not consumer.ready, f"{consumer} has an idle slot and tickets that wait"
+                assert pinned or not queued, f"{consumer} has an idle slot and {queued} wait"
