@@ -39,7 +39,7 @@ def _at_rest(found: Whereabouts) -> str:
     if found.state is State.DONE:
         return f"nothing undone found; its last message {found.last_done} is done"
     return (
-        "nothing was found of it: no record, nothing that waits, nothing unread, no dead letter, and none of the newest "
+        "nothing was found of it: no record, nothing waiting, nothing unread, no dead letter, and none of the newest "
         f"entries that were read is its{'' if found.has_group else ' (nobody has ever read this stream)'}"
     )
 
