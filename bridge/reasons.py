@@ -25,7 +25,8 @@ def why(found: Whereabouts) -> str:
     if found.state is State.WAITING:
         return _waiting(found)
     if found.state is State.UNREAD:
-        return _unread(found)
+        # An older one may be among what waits, beyond what was looked at.
+        return _unread(found) + _not_looked_at(found)
     return _at_rest(found) + _not_looked_at(found)
 
 
