@@ -63,13 +63,18 @@ class LaneUnderTest:
         found: Any = self.redis.lrange(f"log:{ticket}", 0, -1)
         return [int(n) for n in found]
 
-    def wait_done(self, count: int, timeout_s: float = 60) -> None:
-        """Waits until ``count`` messages are done or dead."""
-        wait_until(
-            lambda: self.count("done") + self.count("dead") >= count,
-            description=f"{count} messages to be done or dead; counts: {self.redis.hgetall(self.keys.counts)}",
-            timeout_s=timeout_s,
-        )
+    def wait_done(self, count: int, timeout_s: float = 30) -> None:
+        """Waits until ``count`` messages are done or dead; ``timeout_s`` is how long nothing may move."""
+
+        def ended() -> int:
+            return self.count("done") + self.count("dead")
+
+        while (before := ended()) < count:
+            wait_until(
+                lambda before=before: ended() > before,  # type: ignore[misc]
+                description=f"{count} messages to be done or dead: it stands still at {before}",
+                timeout_s=timeout_s,
+            )
 
     def wait_consumers(self, count: int) -> None:
         wait_until(lambda: self.redis.hlen(self.keys.consumers) == count, description=f"{count} registered consumers")
