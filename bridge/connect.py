@@ -120,7 +120,7 @@ def check_server(client_: Redis, url: str) -> tuple[int, ...]:
     except redis.exceptions.RedisError as exc:
         raise ServerUnavailable(f"Redis at {shown} does not answer as expected: {exc}") from None
     # Valkey reports the Redis version that it is compatible with as redis_version.
-    version = tuple(int(part) for part in str(info["redis_version"]).split(".")[:3])
+    version = tuple(int(part) for part in re.findall(r"\d+", str(info["redis_version"]))[:3])
     if version < OLDEST:
         raise ServerTooOld(f"Redis at {shown} is {info['redis_version']}; the bridge needs 6.2 or newer")
     return version

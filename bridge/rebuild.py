@@ -20,6 +20,7 @@ from redis.exceptions import ResponseError
 
 from bridge.lane import Consumer, Parcel, Ticket, id_key
 from routing import records
+from routing.errors import ConfigurationError
 from routing.messages import Message
 from routing.transitions import Batch, adopt
 
@@ -65,6 +66,10 @@ class Rebuild:
             # From 0: messages that were pushed before the first master ever ran are messages, too.
             self._wire.call("XGROUP", "CREATE", self._keys.stream, self._keys.group, "0", "MKSTREAM")
         except ResponseError as exc:
+            if str(exc).startswith("WRONGTYPE"):
+                raise ConfigurationError(
+                    f"the key {self._keys.stream} is not a stream; name another one with bridge_stream, or delete it"
+                ) from None
             if not str(exc).startswith("BUSYGROUP"):
                 raise
 
