@@ -15,9 +15,9 @@ result_backend = broker_url
 # names a task that does not exist.
 imports = ("tasks.incidents",)
 
-# So that Flower shows each task, the messages of bundles too. Costs a worker about as much as running a small task
-# does; an application without a monitor leaves it off.
-worker_send_task_events = True
+# So that Flower shows each task, the messages of bundles too, also those that ran before it was started. Three events
+# for each message cost a worker about as much as a small task does: BRIDGE_TASK_EVENTS=0 is for who has no monitor.
+worker_send_task_events = os.environ.get("BRIDGE_TASK_EVENTS", "1") != "0"
 
 # The default (None) warns at every start that Celery 6 will not retry by itself. A worker that starts before its server
 # is to wait for it.

@@ -49,7 +49,7 @@ class Plan:
     directory: Path
     workers: int = 3
     #: Processes of each worker.
-    concurrency: int = 2
+    concurrency: int = 1
     masters: int = 2
     #: 0 takes a free one.
     port: int = 0
@@ -107,7 +107,10 @@ class Stack:
     def environment(self) -> dict[str, str]:
         """Where the children find the server: the project's own variable, and Celery's for any other app."""
         url = self.server.url
-        return {**self.plan.env, "BRIDGE_BROKER_URL": url, "CELERY_BROKER_URL": url, "CELERY_RESULT_BACKEND": url}
+        where = {"BRIDGE_BROKER_URL": url, "CELERY_BROKER_URL": url, "CELERY_RESULT_BACKEND": url}
+        # Events that nobody looks at cost as much as those that somebody does.
+        events = {} if self.plan.flower else {"BRIDGE_TASK_EVENTS": "0"}
+        return {**events, **self.plan.env, **where}
 
     def worker_name(self, short: str) -> str:
         """The node name under which the lane knows a worker."""
@@ -155,7 +158,8 @@ class Stack:
             worker = self._child(
                 name,
                 "celery",
-                *("worker", "-n", f"{name}@%h", "-c", str(self.plan.concurrency), "-E"),
+                *("worker", "-n", f"{name}@%h", "-c", str(self.plan.concurrency)),
+                *(["-E"] if self.plan.flower else []),
                 # At INFO Celery writes two lines for each message.
                 log_level="WARNING",
             )

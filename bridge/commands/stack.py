@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,7 +23,9 @@ PORT = click.IntRange(0, 65535)
 SHARED: tuple[Callable[[Any], Any], ...] = (
     click.option("--workers", default=3, show_default=True, type=click.IntRange(1, 100), help="Celery workers."),
     click.option(
-        "--concurrency", default=2, show_default=True, type=click.IntRange(1, 256), help="Processes of each worker."
+        "--concurrency",
+        type=click.IntRange(1, 256),
+        help="Processes of each worker.  [default: as many as the cores are enough for, at least 1]",
     ),
     click.option("--masters", default=2, show_default=True, type=click.IntRange(1, 20), help="Masters; one leads."),
     click.option("--port", default=0, type=PORT, help="The server's port.  [default: a free one]"),
@@ -115,7 +118,8 @@ def plan_of(target: Target, kind: str, options: Mapping[str, Any]) -> Plan:
         app=target.name,
         directory=directory.resolve() if directory is not None else run_directory(kind),
         workers=options["workers"],
-        concurrency=options["concurrency"],
+        # More processes than cores only make each other wait.
+        concurrency=options["concurrency"] or max(1, (os.cpu_count() or 1) // options["workers"]),
         masters=options["masters"],
         port=options["port"],
         flower=not options["no_flower"],
