@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 import time
 from datetime import UTC, datetime
@@ -84,11 +85,15 @@ class TicketTask(_Base):  # type: ignore[misc, unused-ignore]
             raise Retry(exc=exc, when=settings.backoff.delay_ms(ticket.attempt, random.random()) / 1000) from exc
 
 
+#: Longest wait that is kept as it was asked for: a hundred years. What is larger may fit no outcome, and be lost there.
+LONGEST_DELAY_MS = 100 * 365 * 86_400_000
+
+
 def retry_delay_ms(retry: Retry) -> int | None:
     """How long a `Retry` asks to wait, in ms from now; None when it does not say."""
     when = retry.when
     if isinstance(when, datetime):
         return max(0, int((maybe_make_aware(when, UTC).timestamp() - time.time()) * 1000))
-    if isinstance(when, int | float):
-        return max(0, int(when * 1000))
+    if isinstance(when, int | float) and not math.isnan(when):
+        return int(max(0, min(when * 1000, LONGEST_DELAY_MS)))
     return None

@@ -1,0 +1,235 @@
+"""The task class: what a task may ask of its ticket, and where its failures end."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from celery import Celery
+from celery.exceptions import Ignore, MaxRetriesExceededError, Reject, Retry
+
+from bridge.installation import install
+from bridge.outcomes import Kind, Outcome, decode
+from bridge.worker.context import TicketContext
+from bridge.worker.task import LONGEST_DELAY_MS, retry_delay_ms
+from routing.errors import StaleFence
+
+
+def make_app() -> Any:
+    app = Celery("shop", broker="redis://localhost:1/0", set_as_current=False)
+    app.conf.bridge_backoff = {"base": 10.0, "factor": 2.0, "limit": 300.0, "jitter": 0.5}
+    return install(app)
+
+
+def make_task(body: Callable[..., Any], **options: Any) -> Any:
+    # Celery writes source code around a task's name, and a lambda has none.
+    def named(self: Any, *args: Any) -> Any:
+        return body(self, *args)
+
+    return make_app().task(bind=True, name="shop.task", lazy=False, **options)(named)
+
+
+@contextmanager
+def on_ticket(
+    task: Any, attempt: int = 1, max_attempts: int = 3
+) -> Iterator[tuple[TicketContext, list[TicketContext]]]:
+    """Runs the block as if the task handled a message; the context, and what was committed early."""
+    commits: list[TicketContext] = []
+    context = TicketContext("T1", "5-0", attempt, 1000, 3, commits.append)
+    task.push_request(bridge_ticket=context)
+    try:
+        yield context, commits
+    finally:
+        task.pop_request()
+
+
+def fails(_self: Any) -> None:
+    raise ValueError("no")
+
+
+# -- self.ticket ---------------------------------------------------------------------------------------------------
+
+
+def test_without_the_bridge_there_is_no_ticket_and_errors_are_the_tasks_own() -> None:
+    task = make_task(fails)
+    assert task.ticket is None
+    with pytest.raises(ValueError, match="no"):
+        task()
+
+
+def test_a_task_sees_its_ticket() -> None:
+    task = make_task(lambda self: (self.ticket.id, self.ticket.message_id, self.ticket.attempt, self.ticket.fence))
+    with on_ticket(task, attempt=2):
+        assert task() == ("T1", "5-0", 2, 1000)
+
+
+def test_a_task_that_calls_itself_is_called_directly_the_second_time() -> None:
+    def body(self: Any, depth: int) -> Any:
+        if depth:
+            return self(depth - 1)
+        raise ValueError("inside")
+
+    # The inner call raises what it raises; only the outer one turns it into the ticket's retry
+    task = make_task(body)
+    with on_ticket(task), pytest.raises(Retry) as told:
+        task(2)
+    assert isinstance(told.value.exc, ValueError)
+
+
+# -- failures ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("attempt", [1, 2])
+def test_an_error_becomes_a_retry_after_the_backoff_while_attempts_are_left(attempt: int) -> None:
+    task = make_task(fails)
+    with on_ticket(task, attempt), pytest.raises(Retry) as told:
+        task()
+    assert isinstance(told.value.exc, ValueError)
+    longest = 10_000 * 2 ** (attempt - 1)
+    delay_ms = retry_delay_ms(told.value)
+    assert delay_ms is not None
+    assert longest / 2 <= delay_ms <= longest
+
+
+def test_the_last_attempt_fails_with_its_own_error() -> None:
+    task = make_task(fails)
+    with on_ticket(task, attempt=3), pytest.raises(ValueError, match="no"):
+        task()
+
+
+@pytest.mark.parametrize("error", [Ignore(), Reject("bad", requeue=False), Retry(when=5), StaleFence("late")], ids=repr)
+def test_what_already_says_what_happens_passes_through(error: Exception) -> None:
+    def body(_self: Any) -> None:
+        raise error
+
+    task = make_task(body)
+    with on_ticket(task), pytest.raises(type(error)) as told:
+        task()
+    assert told.value is error
+
+
+# -- self.retry ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "delay_ms"),
+    [({"countdown": 7}, 7000), ({"countdown": 0}, 0), ({"countdown": 0.25}, 250), ({}, 180_000)],
+)
+def test_retry_keeps_its_countdown_and_sends_nothing(options: dict[str, Any], delay_ms: int) -> None:
+    task = make_task(lambda self: self.retry(exc=ValueError("later"), **options))
+    with on_ticket(task), pytest.raises(Retry) as told:
+        task()
+    assert retry_delay_ms(told.value) == delay_ms
+    assert isinstance(told.value.exc, ValueError)
+
+
+def test_retry_keeps_its_eta_in_any_time_zone() -> None:
+    for when in (
+        datetime.now(UTC) + timedelta(seconds=60),
+        (datetime.now(UTC) + timedelta(seconds=60)).replace(tzinfo=None),
+    ):
+        task = make_task(lambda self, when=when: self.retry(eta=when))
+        with on_ticket(task), pytest.raises(Retry) as told:
+            task()
+        delay_ms = retry_delay_ms(told.value)
+        assert delay_ms is not None
+        assert 55_000 < delay_ms <= 60_000
+
+
+def test_retry_may_be_asked_not_to_raise() -> None:
+    task = make_task(lambda self: self.retry(countdown=3, throw=False).when)
+    with on_ticket(task):
+        assert task() == 3
+
+
+def test_retry_on_the_last_attempt_gives_up_with_the_cause() -> None:
+    task = make_task(lambda self: self.retry(exc=KeyError("cause")))
+    with on_ticket(task, attempt=3), pytest.raises(KeyError, match="cause"):
+        task()
+    task = make_task(lambda self: self.retry())
+    with on_ticket(task, attempt=3), pytest.raises(MaxRetriesExceededError, match="3 attempts"):
+        task()
+
+
+def test_autoretry_ends_in_the_tickets_retry_too() -> None:
+    task = make_task(fails, autoretry_for=(ValueError,), retry_backoff=False, default_retry_delay=9)
+    with on_ticket(task), pytest.raises(Retry) as told:
+        task()
+    assert retry_delay_ms(told.value) == 9000
+
+
+@pytest.mark.parametrize(
+    ("when", "delay_ms"),
+    [
+        (None, None),
+        (0, 0),
+        (-5, 0),
+        (1.5, 1500),
+        (1e9, 10**12),
+        (1e30, LONGEST_DELAY_MS),
+        (float("inf"), LONGEST_DELAY_MS),
+        (float("-inf"), 0),
+        (float("nan"), None),
+        (datetime(1970, 1, 2, tzinfo=UTC), 0),
+        ("soon", None),
+    ],
+)
+def test_any_delay_fits_an_outcome(when: Any, delay_ms: int | None) -> None:
+    # Given a retry that asks for it
+    asked = retry_delay_ms(Retry(when=when))
+    assert asked == delay_ms
+    # Then the outcome that carries it can be written and read
+    outcome = Outcome("1-0", 1, Kind.FAILED, 0.0, "", "", asked)
+    assert decode(b"[" + outcome.encode() + b"]") == [outcome]
+
+
+def test_a_date_far_in_the_future_fits_too() -> None:
+    asked = retry_delay_ms(Retry(when=datetime(9999, 12, 31, tzinfo=UTC)))
+    assert asked is not None
+    assert 0 < asked + time.time() * 1000 < 2**53
+
+
+# -- effects and results -------------------------------------------------------------------------------------------
+
+
+def test_effects_are_committed_before_a_result_that_somebody_may_wait_for() -> None:
+    def body(self: Any) -> str:
+        self.ticket.effects.set("k", "v")
+        return "result"
+
+    task = make_task(body, ignore_result=False)
+    with on_ticket(task) as (context, commits):
+        assert task() == "result"
+        assert commits == [context]
+
+
+def test_without_a_result_effects_travel_with_the_outcome() -> None:
+    task = make_task(lambda self: self.ticket.effects.set("k", "v"), ignore_result=True)
+    with on_ticket(task) as (context, commits):
+        task()
+        assert commits == []
+        assert context.recorded is not None
+        assert len(context.recorded) == 1
+
+
+def test_effects_of_a_failure_are_never_committed() -> None:
+    def body(self: Any) -> None:
+        self.ticket.effects.set("k", "v")
+        raise ValueError("after")
+
+    task = make_task(body, ignore_result=False)
+    with on_ticket(task) as (_, commits):
+        with pytest.raises(Retry):
+            task()
+        assert commits == []
+
+
+def test_a_look_at_effects_records_nothing() -> None:
+    task = make_task(lambda self: bool(self.ticket.effects), ignore_result=False)
+    with on_ticket(task) as (context, commits):
+        assert task() is True
+        assert (context.recorded, commits) == (None, [])
