@@ -13,7 +13,6 @@ import os
 import signal
 import socket
 import sys
-import time
 import urllib.request
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -29,7 +28,7 @@ from bridge.connect import client
 from bridge.embedded import HOST, EmbeddedServer, free_port, port_is_taken
 from bridge.settings import Settings
 from bridge.stopping import StopRequest
-from routing.errors import ConfigurationError, InputError, PortInUse, ServerStartFailed, StackFailed
+from routing.errors import ConfigurationError, InputError, PortInUse, StackFailed
 
 #: Seconds that a process may take until it does its work. Generous: a small machine starts them all at once.
 READY_TIMEOUT_S = 90.0
@@ -288,18 +287,3 @@ class Stack:
 def _how(child: Child) -> str:
     code = child.exit_code or 0
     return f"by signal {signal.Signals(-code).name}" if code < 0 else f"with code {code}"
-
-
-def run_directory(kind: str) -> Path:
-    """A folder for one run that nobody has used, under ``./run``."""
-    stamp = time.strftime("%Y%m%d-%H%M%S")
-    for suffix in ("", *(f"-{n}" for n in range(2, 100))):
-        directory = Path("run") / f"{kind}-{stamp}{suffix}"
-        try:
-            directory.mkdir(parents=True)
-        except FileExistsError:
-            continue
-        except OSError as exc:
-            raise ServerStartFailed(f"cannot make {directory}: {exc.strerror}; name another place with --dir") from None
-        return directory.resolve()
-    raise ServerStartFailed("cannot find a free name under ./run; name a place with --dir")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,6 +13,7 @@ import click
 
 from bridge.cli import Target
 from bridge.terminal import console, echo_json
+from routing.errors import ServerStartFailed
 
 if TYPE_CHECKING:
     from bridge.settings import Settings
@@ -110,7 +112,7 @@ def demo(ctx: click.Context, /, events: str | None, keep: bool, as_json: bool, *
 
 def plan_of(target: Target, kind: str, options: Mapping[str, Any]) -> Plan:
     """The plan that the options describe."""
-    from bridge.stack import Plan, run_directory
+    from bridge.stack import Plan
 
     lease = options["lease"]
     directory = options["directory"]
@@ -126,6 +128,21 @@ def plan_of(target: Target, kind: str, options: Mapping[str, Any]) -> Plan:
         flower_port=options["flower_port"],
         env={} if lease is None else {"BRIDGE_LEASE": f"{lease:g}"},
     )
+
+
+def run_directory(kind: str) -> Path:
+    """A folder for one run that nobody has used, under ``./run``."""
+    stamp = time.strftime("%Y%m%d-%H%M%S")
+    for suffix in ("", *(f"-{n}" for n in range(2, 100))):
+        directory = Path("run") / f"{kind}-{stamp}{suffix}"
+        try:
+            directory.mkdir(parents=True)
+        except FileExistsError:
+            continue
+        except OSError as exc:
+            raise ServerStartFailed(f"cannot make {directory}: {exc.strerror}; name another place with --dir") from None
+        return directory.resolve()
+    raise ServerStartFailed("cannot find a free name under ./run; name a place with --dir")
 
 
 def settings_of(target: Target, env: Mapping[str, str]) -> Settings:

@@ -14,8 +14,8 @@ import pytest
 from rich.console import Console
 
 from bridge.child import Child, end_all
+from bridge.commands.stack import run_directory
 from bridge.progress import Counts, ProgressView
-from bridge.stack import run_directory
 from bridge.stopping import Stopped, StopRequest
 from bridge.verdict import Findings, Reroute, Verdict
 from bridge.verdict_table import verdict_table
