@@ -14,7 +14,7 @@ from rich.console import Console
 from benchmarks.cases import CASES, Case
 from benchmarks.goals import GOALS
 from benchmarks.machine import describe
-from benchmarks.report import show_case, show_goals, show_machine
+from benchmarks.report import show_case, show_disturbance, show_goals, show_machine
 from benchmarks.results import Results
 from benchmarks.stack import ROOT
 from routing.errors import TicketBridgeError
@@ -60,6 +60,7 @@ def main(quick: bool, rounds: int | None, only: tuple[str, ...], json_file: Path
         show_case(console, name, case, results)
         console.print()
     show_goals(console, goals, results)
+    show_disturbance(console, results)
     _write(json_file, machine, rounds, scale, results)
     console.print(f"Figures of all rounds: {json_file}", soft_wrap=True)
 

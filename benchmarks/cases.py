@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from benchmarks import backlog, dispatch, idle, throughput
-from benchmarks.results import Metrics
+from benchmarks.results import DISTURBANCE, Metrics
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ _THROUGHPUT = (
     Column("worker_us", "worker µs", 0),
     Column("master_us", "master µs", 0),
     Column("server_us", "server µs", 0),
-    Column("others_cpu", "others' CPU %", 0),
+    Column(DISTURBANCE, "others' CPU %", 0),
 )
 
 CASES = {

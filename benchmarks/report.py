@@ -10,6 +10,9 @@ from benchmarks.figures import Spread
 from benchmarks.goals import Goal
 from benchmarks.results import Results
 
+#: CPU of other processes that does not matter, in percent of a core.
+QUIET = 15.0
+
 
 def show_machine(console: Console, machine: dict[str, str]) -> None:
     """On what it was measured."""
@@ -57,6 +60,16 @@ def show_goals(console: Console, goals: tuple[Goal, ...], results: Results) -> N
         shown = f"{significant(found.median)} ({significant(found.low)} … {significant(found.high)})"
         table.add_row(goal.text, goal.bound, shown, "[green]reached[/]" if reached else "[red]not reached[/]")
     console.print(table)
+
+
+def show_disturbance(console: Console, results: Results) -> None:
+    """A warning when the machine was not the benchmark's own."""
+    percent = results.disturbance()
+    if percent > QUIET:
+        console.print(
+            f"[yellow]Other processes used {percent:.0f} % of a core meanwhile: trust ratios and µs, not rates.[/]",
+            highlight=False,
+        )
 
 
 def number(value: float, decimals: int) -> str:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from benchmarks.figures import Spread, ratios, spread
+from benchmarks.figures import Spread, percentile, ratios, spread
 
 #: Metric -> value, of one run.
 Metrics = dict[str, float]
+#: The metric that says how much CPU other processes used meanwhile, in percent of a core.
+DISTURBANCE = "others_cpu"
 
 
 @dataclass
@@ -30,6 +32,16 @@ class Results:
         """Median and extremes; None when it was not measured."""
         values = self.of(case, variant, metric)
         return spread(values) if values else None
+
+    def disturbance(self) -> float:
+        """CPU that processes outside the runs used meanwhile, in percent of a core: the median over all runs."""
+        seen = [
+            value
+            for variants in self.values.values()
+            for metrics in variants.values()
+            for value in metrics.get(DISTURBANCE, ())
+        ]
+        return percentile(seen, 50) if seen else 0.0
 
     def ratio(self, case: str, variant: str, peer: str, metric: str) -> Spread | None:
         """``variant`` over ``peer``, round by round; None when one of them was not measured."""

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import psutil
 
 from benchmarks.feed import enqueue, items, push, reveal
-from benchmarks.results import Metrics
+from benchmarks.results import DISTURBANCE, Metrics
 from benchmarks.stack import KEYS, Stack
 
 #: Database in which Celery's queue is filled.
@@ -103,7 +103,7 @@ def clocked(stack: Stack, progress: Callable[[], int], count: int, *, before: in
         own = cpu - used.get(role, 0.0)
         metrics[f"{role}_us"] = 1e6 * own / done
         others -= own
-    metrics["others_cpu"] = 100.0 * max(0.0, others) / seconds
+    metrics[DISTURBANCE] = 100.0 * max(0.0, others) / seconds
     return metrics
 
 

@@ -17,8 +17,8 @@ from benchmarks.cases import CASES, Case, Column
 from benchmarks.feed import items
 from benchmarks.figures import Spread, percentile, ratios, spread
 from benchmarks.goals import GOALS, Goal
-from benchmarks.report import ratio_text, show_case, show_goals, significant
-from benchmarks.results import Metrics, Results
+from benchmarks.report import ratio_text, show_case, show_disturbance, show_goals, significant
+from benchmarks.results import DISTURBANCE, Metrics, Results
 from benchmarks.simulated import entries
 from benchmarks.stack import BenchmarkFailed
 from benchmarks.tally import Reading, Tally
@@ -207,6 +207,16 @@ def test_tables_hold_what_was_measured() -> None:
     assert "8.00 (7.78 … 8.18)" in text
     assert [line.count("not reached") for line in text.splitlines() if "faster" in line] == [1]
     assert "not measured" in text
+
+
+@pytest.mark.parametrize(("others", "warned"), [([5.0, 14.0], False), ([5.0, 90.0, 120.0], True)])
+def test_a_busy_machine_is_named(others: list[float], warned: bool) -> None:
+    console = Console(width=150, record=True, file=StringIO())
+    found = Results()
+    for value in others:
+        found.add("case", "bridge", {DISTURBANCE: value})
+    show_disturbance(console, found)
+    assert ("Other processes used 90 %" in console.export_text()) is warned
 
 
 def _no_run(variant: str, scale: float) -> Metrics:
