@@ -58,10 +58,14 @@ class Envelopes:
                 parts[2],
                 b"%d" % (attempt - 1),
                 parts[3],
-                orjson.dumps(shown),
+                quoted,
                 parts[4],
-                orjson.dumps(body.decode()),
+                orjson.dumps(shown),
                 parts[5],
+                quoted,
+                parts[6],
+                orjson.dumps(body.decode()),
+                parts[7],
             )
         )
 
@@ -76,19 +80,24 @@ class Envelopes:
             bodies.append(b"[%b,%d,%d,[%b]]" % (name, offset, attempt, items))
         count = sum(len(run[4]) for run in runs)
         parts = self._template(BUNDLE_TASK, queue, incarnation, limits)
+        own_id = b"bundle-" + runs[0][4][0].id.encode()
         return b"".join(
             (
                 parts[0],
                 b"[" + b",".join(heads) + b"]",
                 parts[1],
-                b"bundle-" + runs[0][4][0].id.encode(),
+                own_id,
                 parts[2],
                 b"0",
                 parts[3],
-                b'"%d messages of %d tickets"' % (count, len(runs)),
+                own_id,
                 parts[4],
-                orjson.dumps((b"[" + b",".join(bodies) + b"]").decode()),
+                b'"%d messages of %d tickets"' % (count, len(runs)),
                 parts[5],
+                own_id,
+                parts[6],
+                orjson.dumps((b"[" + b",".join(bodies) + b"]").decode()),
+                parts[7],
             )
         )
 
@@ -117,14 +126,14 @@ class Envelopes:
         raw, _ = self._sample(task, ignore, limits)
         mark = _MARK.format
         headers = {HEADER_BASE: None, HEADER_RUNS: mark("RUNS"), HEADER_INCARNATION: incarnation}
-        raw["headers"] = {**headers, **raw["headers"], "retries": mark("RETRIES"), "root_id": None}
+        raw["headers"] = {**headers, **raw["headers"], "retries": mark("RETRIES"), "root_id": mark("ROOT")}
         raw["headers"]["id"] = mark("ID")
         properties = raw["properties"]
         properties.pop("body_encoding", None)
         properties["delivery_info"] = {"exchange": "", "routing_key": queue}
         # The queue is consumed without acknowledgements, so the tag names nothing; kombu wants one.
         properties["delivery_tag"] = "0"
-        properties["correlation_id"] = None
+        properties["correlation_id"] = mark("CORRELATION")
         raw["body"] = mark("BODY")
         ordered = {"headers": raw.pop("headers"), "properties": raw.pop("properties"), **raw}
         ordered["body"] = ordered.pop("body")
@@ -134,8 +143,9 @@ class Envelopes:
             raise AssertionError("a Celery message does not begin as the script expects")
         parts = []
         rest = text.removeprefix(opening)
-        for name, quoted in (("RUNS", False), ("ID", True), ("RETRIES", False), ("SHOWN", False), ("BODY", False)):
-            marker = mark(name) if quoted else f'"{mark(name)}"'
+        for name in ("RUNS", "ID", "RETRIES", "ROOT", "SHOWN", "CORRELATION", "BODY"):
+            # Ids are filled in between the quotes, the rest comes as JSON.
+            marker = mark(name) if name in ("ID", "ROOT", "CORRELATION") else f'"{mark(name)}"'
             before, found, rest = rest.partition(marker)
             if not found:
                 raise AssertionError(f"the template of a Celery message has no {name}")
