@@ -1,0 +1,397 @@
+"""Which messages go where, and in which parcels."""
+
+from __future__ import annotations
+
+import pytest
+
+from bridge.lane import id_key
+from bridge.outcomes import Kind
+from routing.policies import PolicyName
+from tests.unit.lane_world import TASKS, LaneWorld
+
+
+def world(*, measured: bool = True, **settings: object) -> LaneWorld:
+    """A lane whose tasks were measured before."""
+    made = LaneWorld(**settings)
+    if measured:
+        made.lane.service_ms.update(TASKS)
+    return made
+
+
+def kinds(lane: LaneWorld) -> list[str]:
+    return [parcel.kind for parcel in lane.store.parcels]
+
+
+# -- room ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("policy", list(PolicyName))
+@pytest.mark.parametrize("bundle_ms", [0.0, 10.0])
+@pytest.mark.parametrize("task", sorted(TASKS))
+def test_an_idle_slot_always_gets_work(policy: PolicyName, bundle_ms: float, task: str) -> None:
+    # Given one worker with four processes, and enough tickets
+    lane = world(policy=policy, bundle_ms=bundle_ms)
+    lane.join("w1@h", slots=4)
+    for i in range(40):
+        lane.push(f"T{i}", task)
+    lane.read()
+    # Then each process has a Celery message
+    assert len(lane.store.parcels) >= 4
+    lane.check()
+
+
+def test_a_worker_gets_work_ahead_but_not_everything() -> None:
+    # Given far more work than a worker needs ahead
+    lane = world(window=10_000)
+    incarnation = lane.join("w1@h", slots=2)
+    for i in range(5000):
+        lane.push(f"T{i}", "middle")
+    lane.read(5000)
+    # Then it has about two bundles' time for each process
+    backlog = lane.lane.consumers[incarnation].backlog_ms
+    assert 2 * 10 <= backlog <= 2 * 3 * 10
+
+
+def test_long_tasks_get_one_message_for_each_process_and_no_more_than_room() -> None:
+    lane = world()
+    lane.join("w1@h", slots=3)
+    for i in range(20):
+        lane.push(f"T{i}", "long")
+    lane.read()
+    assert kinds(lane) == ["plain"] * 3
+
+
+def test_a_task_that_was_never_measured_travels_alone() -> None:
+    lane = world(measured=False)
+    lane.join("w1@h", slots=2)
+    for i in range(50):
+        lane.push(f"T{i}", "short", count=3)
+    lane.read()
+    assert set(kinds(lane)) == {"plain"}
+    assert all(parcel.size == 1 for parcel in lane.store.parcels)
+
+
+def test_work_is_spread_by_load_over_workers() -> None:
+    lane = world(bundle_ms=0.0)
+    for i in range(4):
+        lane.join(f"w{i}@h", slots=1)
+    for i in range(12):
+        lane.push(f"T{i}", "long")
+    lane.read()
+    assert [consumer.messages for consumer in lane.lane.consumers.values()] == [1, 1, 1, 1]
+
+
+def test_a_worker_with_more_processes_gets_more() -> None:
+    lane = world(bundle_ms=0.0)
+    lane.join("small@h", slots=1)
+    lane.join("large@h", slots=6)
+    for i in range(30):
+        lane.push(f"T{i}", "long")
+    lane.read()
+    assert [consumer.messages for consumer in lane.lane.consumers.values()] == [1, 6]
+
+
+def test_nobody_is_there_and_nothing_is_sent() -> None:
+    lane = world()
+    lane.push("T", count=5)
+    lane.read()
+    assert lane.store.parcels == []
+    assert lane.store.fence == 0
+    lane.join("w1@h")
+    assert lane.running()
+
+
+# -- parcels -------------------------------------------------------------------------------------------------------
+
+
+def test_a_message_that_finds_an_idle_worker_travels_as_an_ordinary_task() -> None:
+    lane = world()
+    lane.join("w1@h", slots=2)
+    lane.push("T", "short")
+    lane.read()
+    assert kinds(lane) == ["plain"]
+
+
+def test_a_backlog_of_short_tasks_travels_in_bundles() -> None:
+    lane = world(window=10_000)
+    lane.join("w1@h", slots=2)
+    for i in range(1000):
+        lane.push(f"T{i}", "short")
+    lane.read()
+    assert set(kinds(lane)) == {"bundle"}
+    # A bundle lasts about bridge_bundle_ms by what was measured
+    for parcel in lane.store.parcels:
+        assert 0.3 * 10 <= parcel.size * (TASKS["short"] + 0.03) <= 1.5 * 10
+
+
+def test_one_hot_ticket_makes_long_runs_in_order() -> None:
+    lane = world(window=10_000)
+    lane.join("w1@h", slots=2)
+    ids = lane.push("hot", "short", count=500)
+    lane.read()
+    [parcel] = lane.store.parcels
+    [(_, run)] = parcel.runs.values()
+    assert run == ids[: len(run)]
+    assert len(run) > 20
+    lane.check()
+
+
+@pytest.mark.parametrize("setting", [0.0, 10.0])
+def test_a_task_that_is_kept_out_of_bundles_never_travels_in_one(setting: float) -> None:
+    # Given tickets whose messages are of both kinds, mixed
+    lane = world(window=10_000, bundle_ms=setting)
+    lane.join("w1@h", slots=2)
+    for i in range(50):
+        for _ in range(3):
+            lane.push(f"T{i}", "short")
+            lane.push(f"T{i}", "alone")
+    lane.read()
+    seen: set[str] = set()
+    for _ in range(2000):
+        running = lane.running()
+        if not running:
+            break
+        for parcel in lane.store.parcels:
+            seen.add(parcel.kind)
+            if parcel.kind == "bundle":
+                assert {lane.task_of(id_) for _, ids in parcel.runs.values() for id_ in ids} == {"short"}
+        lane.step([lane.outcome(parcel, ticket, Kind.DONE) for parcel, ticket in running])
+        lane.check()
+    assert len(lane.store.done) == 300
+    assert seen == ({"plain"} if setting == 0 else {"plain", "bundle"})
+
+
+@pytest.mark.parametrize("task", ["long"])
+def test_a_task_longer_than_two_bundles_travels_alone(task: str) -> None:
+    lane = world()
+    lane.join("w1@h", slots=2)
+    for i in range(20):
+        lane.push(f"T{i}", task, count=2)
+    lane.read()
+    assert set(kinds(lane)) == {"plain"}
+
+
+def test_a_bundle_has_the_smallest_limits_of_its_tasks_and_a_grace() -> None:
+    lane = world(window=10_000)
+    lane.join("w1@h", slots=1)
+    for i in range(200):
+        lane.push(f"T{i}", "limited" if i == 3 else "short")
+    lane.read()
+    limits = {
+        "limited" in {lane.task_of(id_) for _, ids in parcel.runs.values() for id_ in ids}: parcel.limits
+        for parcel in lane.store.parcels
+    }
+    # By its own limits, 30 and 20 s, and what the bundle itself may take; without such a task there are none
+    assert limits[True] == [30.05, 20.05]
+    assert limits.get(False) in ([None, None], None)
+
+
+# -- stickiness ----------------------------------------------------------------------------------------------------
+
+
+def test_a_ticket_stays_where_it_is_while_it_has_work() -> None:
+    # Given two workers with a free process each, and one ticket
+    lane = world(bundle_ms=0.0)
+    lane.join("w1@h", slots=2)
+    lane.join("w2@h", slots=2)
+    lane.push("T", "short", count=20)
+    lane.read()
+    homes = set()
+    while lane.running():
+        [(parcel, ticket)] = lane.running()
+        homes.add(parcel.incarnation)
+        lane.step([lane.outcome(parcel, ticket, Kind.DONE)])
+    assert len(homes) == 1
+    assert len(lane.store.done) == 20
+
+
+def test_a_retry_goes_to_the_same_worker_while_it_lives() -> None:
+    lane = world(bundle_ms=0.0)
+    for i in range(3):
+        lane.join(f"w{i}@h")
+    lane.push("T")
+    lane.read()
+    [(parcel, ticket)] = lane.running()
+    home = parcel.incarnation
+    lane.step([lane.outcome(parcel, ticket, Kind.FAILED)])
+    lane.now += 1000
+    lane.step()
+    assert [parcel.incarnation for parcel in lane.store.parcels] == [home]
+    lane.leave(home)
+    [again] = lane.store.parcels
+    assert again.incarnation != home
+
+
+def test_tickets_that_wait_for_room_move_to_a_worker_that_is_idle() -> None:
+    # Given a worker with two tickets of long tasks for one process, and another that comes
+    lane = world(bundle_ms=0.0)
+    lane.join("w1@h", slots=2)
+    lane.push("A", "long", count=3)
+    lane.push("B", "long", count=3)
+    lane.read()
+    lane.join("w2@h", slots=1)
+    # When one message ends, its ticket stays if there is room, and the new worker is not left idle for long
+    for _ in range(3):
+        running = lane.running()
+        lane.step([lane.outcome(parcel, ticket, Kind.DONE) for parcel, ticket in running])
+        lane.check()
+    assert len(lane.store.done) == 6
+
+
+def test_the_rendezvous_policy_keeps_a_ticket_on_its_worker_even_when_another_is_idle() -> None:
+    lane = world(policy=PolicyName.RENDEZVOUS, bundle_ms=0.0)
+    lives = [lane.join(f"w{i}@h", slots=1) for i in range(2)]
+    for _ in range(5):
+        for i in range(10):
+            lane.push(f"T{i}", "long")
+    lane.read()
+    homes: dict[str, set[str]] = {}
+    for _ in range(200):
+        running = lane.running()
+        if not running:
+            break
+        for parcel, ticket in running:
+            homes.setdefault(ticket, set()).add(parcel.incarnation)
+        lane.step([lane.outcome(parcel, ticket, Kind.DONE) for parcel, ticket in running])
+    assert len(lane.store.done) == 50
+    assert all(len(where) == 1 for where in homes.values())
+    assert {home for where in homes.values() for home in where} == set(lives)
+
+
+def test_after_a_loss_only_the_tickets_of_the_lost_worker_move() -> None:
+    lane = world(bundle_ms=0.0)
+    lives = [lane.join(f"w{i}@h", slots=2) for i in range(3)]
+    for i in range(6):
+        lane.push(f"T{i}", "long", count=2)
+    lane.read()
+    before = {ticket: parcel.incarnation for parcel, ticket in lane.running()}
+    lane.leave(lives[0])
+    after = {ticket: parcel.incarnation for parcel, ticket in lane.running()}
+    assert all(after[ticket] == home for ticket, home in before.items() if home != lives[0])
+    lane.check()
+
+
+# -- failures ------------------------------------------------------------------------------------------------------
+
+
+def test_a_failure_waits_first_of_its_ticket_and_others_go_on() -> None:
+    lane = world(bundle_ms=0.0)
+    lane.join("w1@h")
+    bad = lane.push("bad", count=3)
+    good = lane.push("good", count=3)
+    lane.read()
+    failing = next((p, t) for p, t in lane.running() if t == "bad")
+    lane.step([lane.outcome(*failing, Kind.FAILED, delay_ms=1000)])
+    while lane.running():
+        lane.step([lane.outcome(parcel, ticket, Kind.DONE) for parcel, ticket in lane.running()])
+    assert lane.store.done == good
+    lane.now += 1000
+    lane.step()
+    while lane.running():
+        lane.step([lane.outcome(parcel, ticket, Kind.DONE) for parcel, ticket in lane.running()])
+    assert lane.store.done == [*good, *bad]
+
+
+def test_after_the_last_attempt_a_message_is_dead_and_its_ticket_goes_on() -> None:
+    lane = world(max_attempts=3)
+    lane.join("w1@h")
+    ids = lane.push("T", count=2)
+    lane.read()
+    for attempt in range(1, 4):
+        [(parcel, ticket)] = lane.running()
+        assert lane.lane.tickets["T"].attempt == attempt
+        lane.step([lane.outcome(parcel, ticket, Kind.FAILED, delay_ms=10)])
+        lane.now += 10
+        lane.step()
+    assert lane.store.dead == ids[:1]
+    assert lane.lane.tickets["T"].attempt == 1
+    [(parcel, ticket)] = lane.running()
+    lane.step([lane.outcome(parcel, ticket, Kind.DONE)])
+    assert lane.store.done == ids[1:]
+    assert lane.lane.tickets == {}
+
+
+def test_what_was_never_started_costs_no_attempt_and_what_had_some_keeps_them() -> None:
+    lane = world(max_attempts=3)
+    lane.join("w1@h")
+    lane.push("T")
+    lane.read()
+    for kind, attempt in ((Kind.RETURNED, 1), (Kind.FAILED, 2), (Kind.RETURNED, 2), (Kind.RETURNED, 2)):
+        [(parcel, ticket)] = lane.running()
+        lane.step([lane.outcome(parcel, ticket, kind, delay_ms=0)])
+        lane.step()
+        lane.check()
+        assert lane.lane.tickets["T"].attempt == attempt
+    # And a new leader knows them, too
+    lane.rebuild()
+    assert lane.lane.tickets["T"].attempt == 2
+
+
+def test_a_broken_entry_hurts_nobody() -> None:
+    lane = world()
+    lane.join("w1@h")
+    first = lane.push("T")
+    broken = lane.push("T", payload=b"{")
+    last = lane.push("T")
+    lane.read()
+    assert lane.store.dead == broken
+    while lane.running():
+        lane.step([lane.outcome(parcel, ticket, Kind.DONE) for parcel, ticket in lane.running()])
+    assert lane.store.done == [*first, *last]
+
+
+def test_fences_of_a_ticket_grow_over_retries_moves_and_leaders() -> None:
+    lane = world()
+    homes = [lane.join("w1@h"), lane.join("w2@h")]
+    lane.push("T", count=4)
+    lane.read()
+    fences = []
+    for turn in range(6):
+        [(parcel, ticket)] = lane.running()
+        fences.append(parcel.runs[ticket][0])
+        if turn == 2:
+            lane.leave(parcel.incarnation)
+            homes.remove(parcel.incarnation)
+        elif turn == 3:
+            lane.rebuild()
+            lane.step([lane.outcome(parcel, ticket, Kind.RETURNED)])
+        else:
+            lane.step([lane.outcome(parcel, ticket, Kind.FAILED, delay_ms=0)])
+        lane.step()
+        lane.now += 1
+        lane.step()
+        lane.check()
+    assert fences == sorted(set(fences))
+
+
+def test_the_measured_time_follows_what_is_measured() -> None:
+    lane = world(measured=False)
+    lane.join("w1@h")
+    for _ in range(60):
+        lane.push("T", "middle")
+        lane.read()
+        [(parcel, ticket)] = lane.running()
+        lane.step([lane.outcome(parcel, ticket, Kind.DONE)])
+    assert lane.lane.service_ms["middle"] == pytest.approx(TASKS["middle"])
+    lane.lane.service_ms["middle"] = 1000.0
+    for _ in range(80):
+        lane.push("T", "middle")
+        lane.read()
+        [(parcel, ticket)] = lane.running()
+        lane.step([lane.outcome(parcel, ticket, Kind.DONE)])
+    assert lane.lane.service_ms["middle"] == pytest.approx(TASKS["middle"], rel=0.1)
+
+
+def test_results_come_in_any_order_of_tickets_but_in_one_order_each() -> None:
+    lane = world(window=10_000)
+    lane.join("w1@h", slots=2)
+    lane.join("w2@h", slots=2)
+    for i in range(300):
+        lane.push(f"T{i % 7}", "short")
+    lane.read()
+    while lane.running():
+        lane.step([lane.outcome(parcel, ticket, Kind.DONE) for parcel, ticket in reversed(lane.running())])
+    assert len(lane.store.done) == 300
+    for i in range(7):
+        mine = [id_key(id_) for id_ in lane.store.done if lane.ticket_of(id_) == f"T{i}"]
+        assert mine == sorted(mine)
