@@ -23,11 +23,18 @@ Item = tuple[str, dict[str, int]]
 
 
 def items(count: int, tickets: int, *, numbered_from: dict[int, int] | None = None) -> Iterator[Item]:
-    """``count`` messages over ``tickets`` tickets, in an order that is random and the same each time."""
+    """``count`` messages over ``tickets`` tickets, in an order that is random and the same each time.
+
+    They are dealt like cards, every ticket once before any comes again: with tickets of different length, a run would
+    end in a tail of the longest one alone, which is the dice's doing and not a peer's.
+    """
     dice = random.Random(count * 7919 + tickets)
     numbers = {} if numbered_from is None else numbered_from
+    deal: list[int] = []
     for _ in range(count):
-        ticket = dice.randrange(tickets)
+        if not deal:
+            deal = dice.sample(range(tickets), tickets)
+        ticket = deal.pop()
         numbers[ticket] = number = numbers.get(ticket, 0) + 1
         yield f"T{ticket}", {"t": ticket, "n": number}
 
