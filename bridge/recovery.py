@@ -24,7 +24,7 @@ from bridge.outcomes import Kind, Outcome
 from bridge.rebuild import own_pending
 from routing import records
 from routing.errors import LaneConflict, NotLeading
-from routing.messages import Message
+from routing.messages import Refusal
 from routing.transitions import Batch, ReturnWord, forget, reroute
 
 if TYPE_CHECKING:
@@ -204,13 +204,15 @@ class Recovery:
         cursor = f"{start[0]}-{start[1] - 1}" if start[1] else f"{start[0] - 1}-{2**64 - 1}"
         cap = lane.cap
         satisfied: set[Ticket] = set()
+        trimmed: list[Refusal] = []
         for page in own_pending(self._leader, cursor):
             # What is newer comes with the reply that is on its way; taken here as well, it would be handled twice.
             entries = [entry for entry in page if id_key(entry[0].decode()) <= lane.read_to]
             for raw_id, fields in entries:
                 id_ = raw_id.decode()
                 found = self._leader.parser.parse(id_, fields or ())
-                if not isinstance(found, Message):
+                if isinstance(found, Refusal):
+                    trimmed.append(found)
                     continue
                 ticket = lane.tickets.get(found.ticket)
                 if ticket not in served or ticket in satisfied or ticket.spilled_from is None:
@@ -229,9 +231,23 @@ class Recovery:
                 ms, sequence = id_key(entries[-1][0].decode())
                 for ticket in served - satisfied:
                     ticket.spilled_from = max(ticket.spilled_from or (0, 0), (ms, sequence + 1))
-                return
-        # Read to the end: what was not satisfied has all it has in memory.
-        for ticket in served - satisfied:
-            ticket.spilled_from = None
-            lane.spilled.discard(ticket)
-            lane.drop_if_done(ticket)
+                break
+        else:
+            # Read to the end: what was not satisfied has all it has in memory.
+            for ticket in served - satisfied:
+                ticket.spilled_from = None
+                lane.spilled.discard(ticket)
+                lane.drop_if_done(ticket)
+        if trimmed:
+            self._refuse_trimmed(trimmed)
+
+    def _refuse_trimmed(self, refusals: list[Refusal]) -> None:
+        """Entries that were deleted from the stream while they were spilled are dead letters; those that are in memory
+        are handled as if they were there.
+        """
+        known = {message.id for ticket in self._lane.tickets.values() for message in ticket.waiting}
+        batch = Batch()
+        for refusal in refusals:
+            if refusal.id not in known:
+                self._lane.refuse(refusal, batch)
+        self._leader.advance(batch)

@@ -284,8 +284,7 @@ class LaneWorld:
     def outcome(self, parcel: Parcel, ticket: str, kind: Any, **more: Any) -> Outcome:
         """The next outcome of a run; a failure ends the run."""
         fence, ids = parcel.runs[ticket]
-        task = self.task_of(ids[0])
-        outcome = Outcome(ids[0], fence, kind, TASKS[task], **more)
+        outcome = Outcome(ids[0], fence, kind, TASKS[self.task_of(ids[0])], **more)
         if kind.name == "DONE" and len(ids) > 1:
             parcel.runs[ticket] = (fence + 1, ids[1:])
         else:
@@ -294,7 +293,8 @@ class LaneWorld:
         return outcome
 
     def task_of(self, id_: str) -> str:
-        return self.store.entries[id_][3].decode()
+        entry = self.store.entries[id_]
+        return entry[3].decode() if entry else "short"
 
     def ticket_of(self, id_: str) -> str:
         return self.store.entries[id_][1].decode()

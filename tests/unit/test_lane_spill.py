@@ -96,3 +96,23 @@ def test_what_fails_in_a_spilled_ticket_stays_before_the_rest() -> None:
     world.step()
     finish_all(world)
     assert world.store.done == list(world.store.entries)
+
+
+def test_an_entry_that_was_deleted_while_it_was_spilled_is_a_dead_letter() -> None:
+    # Given a spilled ticket, and two entries that somebody deletes: one in memory, one not
+    world = LaneWorld(window=100)
+    world.join("w1@h")
+    ids = world.push("hot", count=200)
+    world.read()
+    here = world.lane.tickets["hot"].waiting[-1].id
+    gone = ids[-3]
+    assert id_key(gone) > (world.lane.tickets["hot"].spilled_from or (0, 0))
+    for id_ in (here, gone):
+        world.store.entries[id_] = []
+    # When the rest is worked off
+    for _ in range(1000):
+        world.step([world.outcome(parcel, ticket, Kind.DONE) for parcel, ticket in world.running()])
+    # Then what was in memory was handled, and what was not is told, not forgotten
+    assert world.store.dead == [gone]
+    assert world.store.done == [id_ for id_ in ids if id_ != gone]
+    assert world.store.pending == {}
