@@ -102,6 +102,7 @@ class Consumer:
         "alive",
         "backlog_ms",
         "incarnation",
+        "leaving",
         "messages",
         "missed",
         "name",
@@ -120,6 +121,8 @@ class Consumer:
         self.slots = max(1, slots)
         self.registration = registration
         self.alive = True
+        #: It shuts down: what it has is still its own, but it takes nothing more.
+        self.leaving = False
         #: Tickets in flight here.
         self.tickets: set[Ticket] = set()
         #: Tickets that wait for room here: sticky ones, between two runs.
@@ -129,6 +132,11 @@ class Consumer:
         self.backlog_ms = 0.0
         #: Runs that the consumer's last report did not name: run fence -> number of that report.
         self.missed: dict[int, int] = {}
+
+    @property
+    def open(self) -> bool:
+        """Whether it may be sent anything."""
+        return self.alive and not self.leaving
 
     @property
     def load(self) -> float:
@@ -193,7 +201,7 @@ class Lane:
         """
         if self.held < SATED:
             return False
-        slots = sum(consumer.slots for consumer in self.consumers.values() if consumer.alive)
+        slots = sum(consumer.slots for consumer in self.consumers.values() if consumer.open)
         ready = len(self.ready) + sum(len(consumer.ready) for consumer in self.consumers.values())
         return self.full or ready > SATED_PER_SLOT * slots
 
@@ -234,7 +242,7 @@ class Lane:
             return
         ticket.queued = True
         consumer = ticket.consumer
-        if consumer is not None and consumer.alive:
+        if consumer is not None and consumer.open:
             ready = consumer.ready
         else:
             ticket.consumer = None

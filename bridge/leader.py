@@ -232,6 +232,8 @@ class Leader:
                     ticket = self.lane.settle(outcome, batch)
                     if ticket is not None:
                         shortest = min(shortest, len(ticket.run))
+            elif kind == b"leaving":
+                self.recovery.close_consumer(fields[1].decode())
             elif kind == b"joined" or kind == b"gone":
                 self._look_at = 0.0
         self._shortest = shortest

@@ -1,7 +1,7 @@
 """The form of an outcome on its way from a worker to the leader.
 
 An entry of the outcome stream has a field ``i`` (the incarnation that wrote it) and either ``o``, a JSON array of
-outcomes, or ``joined`` / ``gone`` with a consumer's name. An outcome is an array::
+outcomes, or ``joined``, ``leaving`` or ``gone`` with a consumer's name. An outcome is an array::
 
     [message id, fence, kind, service ms]                                      done, returned
     [message id, fence, kind, service ms, error, traceback, delay ms | null]   failed, dead

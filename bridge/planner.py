@@ -65,7 +65,7 @@ class Planner:
         """Fills the dispatches of ``batch``; the tickets dispatched, with the fence offsets of their runs."""
         dispatched: dict[Ticket, int] = {}
         lane = self._lane
-        alive = [consumer for consumer in lane.consumers.values() if consumer.alive]
+        alive = [consumer for consumer in lane.consumers.values() if consumer.open]
         if not alive:
             return dispatched
         chosen: dict[Consumer, list[Ticket]] = {}

@@ -61,6 +61,10 @@ class Recovery:
                 consumer = Consumer(name.decode(), incarnation, told["queue"], int(told["slots"]), registration)
                 consumer.alive = False  # until its lease was seen
                 lane.consumers[incarnation] = consumer
+            else:
+                known.registration = registration
+            if told.get("leaving"):
+                self.close_consumer(incarnation)
         with self._leader.redis.pipeline(transaction=False) as pipe:
             for incarnation in lane.consumers:
                 pipe.pttl(keys.lease(incarnation))
@@ -71,6 +75,22 @@ class Recovery:
                 consumer.alive = True
                 logger.info("consumer %s is here, %d slots, incarnation %s", consumer.name, consumer.slots, incarnation)
         return left
+
+    def close_consumer(self, incarnation: str) -> None:
+        """The consumer shuts down: it finishes what runs there, and gets nothing more."""
+        consumer = self._lane.consumers.get(incarnation)
+        if consumer is not None and not consumer.leaving:
+            consumer.leaving = True
+            logger.info("consumer %s is leaving", consumer.name)
+            self._free_ready(consumer)
+
+    def _free_ready(self, consumer: Consumer) -> None:
+        """Tickets that wait for room at ``consumer`` wait for anybody's."""
+        while consumer.ready:
+            ticket = consumer.ready.popleft()
+            ticket.queued = False
+            ticket.consumer = None
+            self._lane.make_ready(ticket)
 
     def look(self) -> None:
         """Looks at all leases, moves the tickets of consumers that are over, and looks for what went astray."""
@@ -87,11 +107,7 @@ class Recovery:
         """The lease of ``consumer`` is over."""
         lane = self._lane
         consumer.alive = False
-        while consumer.ready:
-            ticket = consumer.ready.popleft()
-            ticket.queued = False
-            ticket.consumer = None
-            lane.make_ready(ticket)
+        self._free_ready(consumer)
         self._leader.settle_all()
         while consumer.tickets:
             word = self._reroute(consumer)

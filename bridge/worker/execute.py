@@ -141,11 +141,13 @@ class Execution:
             return _ignored("the lease that this was dispatched under is over")
         args, kwargs, embed = json.loads(body)
         delivery = Delivery(ticket, message_id, fence, attempt, task, args, kwargs)
+        slot = _slot()
+        # Noted before the look at `going`: see Member.give_back_unstarted.
+        self.shared.running(slot, fence)
         if self.shared.going:
+            self.shared.running(slot, 0)
             self.writer.write(incarnation, [delivery.outcome(Kind.RETURNED)])
             return _ignored("the worker is going; given back")
-        slot = _slot()
-        self.shared.running(slot, fence)
         request.update(embed, args=args, kwargs=kwargs, hostname=self.hostname, is_eager=False)
         outcome, traced = self.trace(delivery, request)
         self.write(incarnation, [(delivery, outcome)])
@@ -181,8 +183,11 @@ class Execution:
             for run in runs:
                 delivery = run[position]
                 now = time.monotonic()
+                # Noted before the look at `going`: see Member.give_back_unstarted.
+                self.shared.running(slot, delivery.fence)
                 if not stopping:
                     if not self.shared.holds(incarnation):
+                        self.shared.running(slot, 0)
                         # Void: what is pending cannot be written under a lease that is over, either.
                         return _ignored("the lease ended in the middle of a bundle")
                     stopping = self.shared.going or now > give_up_at
@@ -194,7 +199,6 @@ class Execution:
                     self.write(incarnation, pending)
                     pending = []
                     last_write = now
-                self.shared.running(slot, delivery.fence)
                 wanted = dict(template)
                 wanted["id"] = wanted["correlation_id"] = wanted["root_id"] = delivery.message_id
                 wanted["task"] = delivery.task

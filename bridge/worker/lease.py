@@ -148,7 +148,9 @@ class Lease:
                 wait = period
                 continue
             self._lose()
-            wait = self._come_back()
+            wait = period
+            while not self._come_back() and not self._stop.wait(RETRY_S):
+                pass
 
     def _renew(self) -> bool:
         incarnation = self._shared.incarnation
@@ -167,11 +169,11 @@ class Lease:
         self._shared.end()
         self._lost()
 
-    def _come_back(self) -> float:
-        """Registers anew; seconds until the next renewal, or until the next try."""
+    def _come_back(self) -> bool:
+        """Registers anew; False when the server is still away."""
         try:
             self._register(patience_s=float("inf"))
         except UNAVAILABLE as exc:
-            logger.warning("cannot register anew, trying again: %s", exc)
-            return RETRY_S
-        return self._settings.lease / RENEWALS
+            logger.debug("cannot register anew yet: %s", exc)
+            return False
+        return True

@@ -17,6 +17,7 @@ from bridge.names import HEADER_BASE, HEADER_INCARNATION, HEADER_RUNS
 from bridge.outcomes import Outcome
 from bridge.settings import check_tasks
 from bridge.worker import execute, strategy
+from bridge.worker.farewell import Farewell
 from bridge.worker.holdings import Holdings
 from bridge.worker.lease import Lease
 from bridge.worker.shared import Shared
@@ -43,6 +44,7 @@ class Member:
         self.holdings = Holdings()
         self.writer = OutcomeWriter(self.settings, self.shared)
         self.lease: Lease | None = None
+        self._farewell: Farewell | None = None
         self._controller: Any = None
         #: First fence -> request, of what no pool process has accepted yet.
         self.unaccepted: dict[int, Any] = {}
@@ -123,10 +125,35 @@ class Member:
 
     def going(self) -> None:
         """The worker was asked to stop: what has not started goes back."""
+        if self.shared.going:
+            return
         self.shared.going = True
+        if self.lease is not None:
+            self._farewell = Farewell(
+                self.settings,
+                self.name,
+                self.shared.incarnation,
+                write=self.write,
+                give_back_unstarted=self.give_back_unstarted,
+            )
+            self._farewell.start()
+
+    def give_back_unstarted(self) -> None:
+        """Gives back what waits in the pool's queue behind a task that may yet run for long.
+
+        A pool process notes the fence of a message *before* it looks whether the worker is going, and this looks for
+        fences a while *after* the worker said so: so a message either shows here, or is not begun any more.
+        """
+        running = self.shared.running_fences()
+        for request in list(self.unaccepted.values()):
+            if not running & request.fences():
+                request.give_back()
 
     def stop(self) -> None:
         """The worker runs nothing any more."""
+        farewell, self._farewell = self._farewell, None
+        if farewell is not None:
+            farewell.stop()
         lease, self.lease = self.lease, None
         if lease is not None:
             lease.end()

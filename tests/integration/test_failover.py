@@ -114,6 +114,28 @@ def test_a_worker_that_is_asked_to_stop_hands_over_at_once(lane: LaneUnderTest) 
     assert going.hostname not in lane.redis.hkeys(lane.keys.consumers)
 
 
+def test_a_worker_that_finishes_a_long_task_gets_nothing_more_and_holds_nobody_up(lane: LaneUnderTest) -> None:
+    lane.master("m1")
+    going = lane.worker("w1", "--concurrency=1")
+    lane.wait_consumers(1)
+    lane.push("long", {"n": 0, "ms": 4000})
+    lane.push("behind", {"n": 0})
+    wait_until(lambda: any(lane.ledger.iterdir()), description="the long task to start")
+    lane.push("later", {"n": 0})
+    going.send(signal.SIGTERM)
+    going.wait_for_log("Warm shutdown")
+    lane.worker("w2", "--concurrency=1")
+
+    for n in range(20):
+        lane.push(f"T{n}", {"n": 0})
+    wait_until(lambda: lane.count("done") == 22, description="all but the long one to be done", timeout_s=3)
+
+    assert going.running, "the long task was cut short"
+    lane.wait_done(23)
+    assert lane.log("long") == lane.log("behind") == lane.log("later") == [0]
+    assert going.wait() == 0
+
+
 def test_a_leader_that_is_asked_to_stop_resigns_at_once(lane: LaneUnderTest) -> None:
     masters = [lane.master("m1"), lane.master("m2")]
     lane.worker("w1")
