@@ -125,7 +125,9 @@ class TestCommands:
         assert services["master"]["command"] == without_python(node.command)
 
     def test_flower_is_celery_s_own_command(self, services: dict[str, Service]) -> None:
-        assert services["flower"]["command"] == shlex.split("celery -A tasks flower --port=5555")
+        assert services["flower"]["command"] == shlex.split(
+            "celery -A tasks flower --port=5555 --tasks_columns=name,uuid,state,args,received,runtime,worker"
+        )
         assert services["flower"]["ports"][0].endswith(":5555")
 
     def test_the_spark_job_s_command_is_one_that_it_accepts(self, services: dict[str, Service]) -> None:
