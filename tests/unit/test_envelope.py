@@ -28,10 +28,12 @@ QUEUE = "{ticket_stream}:bridge:queue:w1@host"
 def make_app() -> Any:
     app = install(Celery("shop", broker="redis://localhost:1/0", set_as_current=False))
 
-    @app.task(bind=True, name="shop.update", lazy=False, ignore_result=False, time_limit=30, soft_time_limit=20)
+    @app.task(
+        bind=True, name="shop.update", lazy=False, shared=False, ignore_result=False, time_limit=30, soft_time_limit=20
+    )
     def update(self: Any, ticket_id: str, payload: Any) -> None: ...
 
-    @app.task(bind=True, name='shop.ünï "quoted"', lazy=False, ignore_result=True)
+    @app.task(bind=True, name='shop.ünï "quoted"', lazy=False, shared=False, ignore_result=True)
     def strange(self: Any, ticket_id: str, payload: Any) -> None: ...
 
     return app

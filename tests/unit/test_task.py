@@ -30,7 +30,7 @@ def make_task(body: Callable[..., Any], **options: Any) -> Any:
     def named(self: Any, *args: Any) -> Any:
         return body(self, *args)
 
-    return make_app().task(bind=True, name="shop.task", lazy=False, **options)(named)
+    return make_app().task(bind=True, name="shop.task", lazy=False, shared=False, **options)(named)
 
 
 @contextmanager
