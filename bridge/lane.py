@@ -29,6 +29,9 @@ TICKET_CAP = 1000
 TICKET_FLOOR = 16
 #: Messages in memory below which reading goes on in any case.
 SATED = 4000
+#: How fast a measured service time follows a longer one, and a shorter one.
+LEARN_UP = 0.05
+LEARN_DOWN = 0.15
 #: Tickets ready for dispatch, for each slot of the consumers, above which reading stops.
 SATED_PER_SLOT = 128
 
@@ -378,7 +381,12 @@ class Lane:
 
     def _measure(self, task: str, ms: float) -> None:
         known = self.service_ms.get(task)
-        self.service_ms[task] = ms if known is None else known + (ms - known) * 0.1
+        if known is None:
+            self.service_ms[task] = ms
+            return
+        # Below the mean: on a machine that is short of processors, a wait for one looks like service time. Bundles
+        # would shrink, cost more processor time each, and make it shorter still.
+        self.service_ms[task] = known + (ms - known) * (LEARN_UP if ms > known else LEARN_DOWN)
 
     # -- a batch is made and committed -------------------------------------------------------------------------------
 
