@@ -408,10 +408,11 @@ class Lane:
                 ticket.tail = records.tail(consumer.name, consumer.incarnation, ticket.attempt, ids, self._now_ms())
                 ticket.record = records.record(ticket.fence, ticket.tail)
                 batch.records += (ticket.id, ticket.record)
-            elif ticket.due_ms:
+            elif ticket.due_ms or ticket.attempt > 1:
+                # Also when it is due already and nobody has room for it: its attempts must outlive this leader.
                 ticket.record = records.record(0, ticket.tail)
                 batch.records += (ticket.id, ticket.record)
-                batch.retries += (ticket.due_ms, ticket.id)
+                batch.retries += (ticket.due_ms or self._now_ms(), ticket.id)
             else:
                 if ticket.record:
                     batch.released.append(ticket.id)

@@ -10,7 +10,7 @@ from unittest.mock import patch
 
 from bridge.envelope import Envelopes, Run
 from bridge.lane import Consumer, Lane, Ticket, id_key
-from bridge.outcomes import Outcome
+from bridge.outcomes import Kind, Outcome
 from bridge.planner import Planner, TaskTraits
 from bridge.rebuild import Rebuild
 from bridge.recovery import Recovery
@@ -157,6 +157,8 @@ class LaneWorld:
         #: Entries that the server handed to the master, and the master has not looked at yet.
         self.reply: list[str] = []
         self.old_outcomes: list[Outcome] = []
+        #: Message id -> failures that were settled.
+        self.failures: dict[str, int] = {}
         self._lives = 0
         self.lead()
 
@@ -212,7 +214,9 @@ class LaneWorld:
         for outcome in outcomes:
             # Every read of the outcome stream trims what it read.
             batch.keep_outcomes_from = "1-0"
-            self.lane.settle(outcome, batch)
+            settled = self.lane.settle(outcome, batch)
+            if settled is not None and outcome.kind is Kind.FAILED:
+                self.failures[outcome.message_id] = self.failures.get(outcome.message_id, 0) + 1
             self.old_outcomes.append(outcome)
         self.lane.wake(self.now)
         self.advance(batch)
@@ -318,6 +322,8 @@ class LaneWorld:
             mine = [id_ for id_ in sorted(pending, key=id_key) if self._readable(id_)]
             assert here == mine[: len(here)], f"{ticket}: has {here}, should have {mine}"
             rest = mine[len(here) :]
+            # Whoever leads knows what the oldest one has behind it
+            assert not here or ticket.attempt == 1 + self.failures.get(here[0], 0), ticket
             assert (not rest) or (ticket.spilled_from is not None and ticket.spilled_from <= id_key(rest[0]))
         known = {self.ticket_of(id_) for id_ in store.pending if id_ not in self.reply and self._readable(id_)}
         assert known <= self.lane.tickets.keys()
@@ -338,6 +344,7 @@ class LaneWorld:
             assert owners == ({record.consumer} if record.in_flight else {MASTER})
             assert (name in store.retries) == (not record.in_flight)
             assert self.lane.tickets[name].record == text
+            assert record.attempt == 1 + self.failures.get(record.ids[0], 0)
         claimed = {id_ for id_, owner in store.pending.items() if owner != MASTER}
         named = [id_ for text in store.tickets.values() if (r := records.parse(text)).in_flight for id_ in r.ids]
         assert sorted(named) == sorted(claimed)

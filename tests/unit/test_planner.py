@@ -327,6 +327,25 @@ def test_what_was_never_started_costs_no_attempt_and_what_had_some_keeps_them() 
     assert lane.lane.tickets["T"].attempt == 2
 
 
+def test_a_retry_that_is_given_back_while_nobody_has_room_keeps_its_attempts_over_a_new_leader() -> None:
+    # Given a second attempt that is given back by a worker that goes, the only one
+    lane = world(max_attempts=3)
+    home = lane.join("w1@h")
+    lane.push("T")
+    lane.read()
+    lane.step([lane.outcome(*lane.running()[0], Kind.FAILED, delay_ms=0)])
+    lane.lane.consumers[home].alive = False
+    del lane.registered[home]
+    lane.step([lane.outcome(*lane.running()[0], Kind.RETURNED)])
+    lane.check()
+    # When another leader reads the lane, then it is the second attempt still
+    lane.rebuild()
+    lane.check()
+    assert lane.lane.tickets["T"].attempt == 2
+    lane.join("w2@h")
+    assert lane.running()
+
+
 def test_a_broken_entry_hurts_nobody() -> None:
     lane = world()
     lane.join("w1@h")
