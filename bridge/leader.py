@@ -24,7 +24,7 @@ from bridge.connect import Wire, client
 from bridge.envelope import OPENING, Envelopes
 from bridge.lane import Lane, Ticket, id_key
 from bridge.outcomes import decode
-from bridge.planner import RUN_MAX, Planner, TaskTraits
+from bridge.planner import Planner, TaskTraits
 from bridge.rebuild import Rebuild
 from bridge.recovery import Recovery
 from routing.messages import EntryParser, Message, Refusal
@@ -46,11 +46,7 @@ BLOCK_S = 5.0
 #: Seconds between two looks at the leases.
 LOOK_S = 1.0
 #: Longest pause, in seconds, in which outcomes gather before they are read.
-GATHER_S = 0.001
-#: What one more message of a run takes at least, in seconds: how long the pause may be while runs are under way.
-STEP_S = 0.00005
-#: Messages in flight from which on outcomes gather in any case.
-LOADED = 64
+GATHER_S = 0.002
 
 
 class Leader:
@@ -84,8 +80,6 @@ class Leader:
         self._look_at = 0.0
         #: When the outcome stream is read next (monotonic).
         self._ask_at = 0.0
-        #: Messages left of the shortest run that the last read settled something of.
-        self._shortest: int | None = None
         self._average_bytes = 1024.0
         self.recovery = Recovery(self)
 
@@ -174,25 +168,42 @@ class Leader:
         if self._wake_here in ready:
             self._wake_here.recv(4096)
         batch = Batch()
+        settled = False
         if self._outcomes.asked and self._outcomes.file in ready:
             self.settle_outcomes(self._outcomes.answer(), batch)
-            # While all runs go on, nothing can be dispatched: what they did so far is settled in fewer, larger steps.
-            # Under load workers have work ahead, and nobody waits either.
-            shortest = self._shortest if self._shortest is not None else 0
-            pause = min(GATHER_S, shortest * STEP_S)
-            if len(lane.in_flight) > LOADED:
-                pause = max(pause, GATHER_S / 2)
-            # A selector sleeps whole milliseconds.
-            self._ask_at = time.monotonic() + pause if pause >= GATHER_S / 2 else 0.0
+            settled = True
         if self._entries.asked and self._entries.file in ready:
             self._read_entries(self._entries.answer(), batch)
         lane.wake(int(time.time() * 1000))
         self.advance(batch)
+        if settled:
+            pause_s = self._slack_s()
+            # A selector sleeps whole milliseconds: what is shorter is no pause.
+            self._ask_at = time.monotonic() + pause_s if pause_s >= GATHER_S / 4 else 0.0
         if time.monotonic() >= self._look_at:
             self._look_at = time.monotonic() + LOOK_S
             self.recovery.look()
         if lane.spilled:
             self.recovery.refill()
+
+    def _slack_s(self) -> float:
+        """For how long no worker will want for work, in seconds: outcomes may gather so long, and be settled in fewer,
+        larger steps.
+        """
+        slack_s = GATHER_S
+        for consumer in self.lane.consumers.values():
+            if not consumer.tickets:
+                continue
+            if consumer.parcels >= 2 * consumer.slots:
+                # Every process has something ahead; half of it is left for what follows.
+                slack_s = min(slack_s, consumer.backlog_ms / consumer.slots / 2000 / 2)
+                continue
+            for ticket in consumer.tickets:
+                parcel = ticket.parcel
+                if parcel is None or parcel.left < 2:
+                    return 0.0
+                slack_s = min(slack_s, (parcel.left - 1) * parcel.share_ms / 2000)
+        return slack_s
 
     def _read_entries(self, reply: Any, batch: Batch) -> None:
         if not reply:
@@ -224,19 +235,15 @@ class Leader:
             entries = [entry for entry in entries if id_key(entry[0].decode()) > known]
             if not entries:
                 return 0
-        shortest = RUN_MAX
         for _, fields in entries:
             kind = fields[2]
             if kind == b"o":
                 for outcome in decode(fields[3]):
-                    ticket = self.lane.settle(outcome, batch)
-                    if ticket is not None:
-                        shortest = min(shortest, len(ticket.run))
+                    self.lane.settle(outcome, batch)
             elif kind == b"leaving":
                 self.recovery.close_consumer(fields[1].decode())
             elif kind == b"joined" or kind == b"gone":
                 self._look_at = 0.0
-        self._shortest = shortest
         self._last_outcome = entries[-1][0].decode()
         ms, _, sequence = self._last_outcome.partition("-")
         batch.keep_outcomes_from = f"{ms}-{int(sequence) + 1}"

@@ -27,7 +27,7 @@ AHEAD = 2
 RUN_MAX = 256
 #: How many times a bundle's time the run of one ticket may last while there is a process for each ticket: nobody waits
 #: for it then, and the way to the master and back is paid once.
-STREAK = 5
+STREAK = 8
 #: What one message costs beside its own service time, in ms: alone, and in a bundle.
 ALONE_MS = 0.7
 MATE_MS = 0.03

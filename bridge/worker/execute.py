@@ -45,7 +45,7 @@ Traced = tuple[int, Any, float]
 WRITE_AFTER_S = 0.005
 
 #: A bundle that lasts this many times its share gives back what it has not started.
-OVERTIME = 10
+OVERTIME = 16
 
 
 class Execution:
