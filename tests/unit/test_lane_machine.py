@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
@@ -126,7 +127,7 @@ class LaneMachine(RuleBasedStateMachine):
         world = self.world
         if not world.registered:
             world.join("last@h", 2)
-        for _ in range(10_000):
+        for _ in range(600):
             world.now += 20_000
             if world.store.unread() or world.reply:
                 world.read()
@@ -146,7 +147,9 @@ class LaneMachine(RuleBasedStateMachine):
             assert (consumer.messages, consumer.parcels, consumer.backlog_ms, len(consumer.ready)) == (0, 0, 0.0, 0)
 
 
-def test_whatever_happens_order_and_accounts_hold() -> None:
+def test_whatever_happens_order_and_accounts_hold(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Small pages, so that a few dozen messages are several of them
+    monkeypatch.setattr("bridge.rebuild.PAGE", 10)
     run_state_machine_as_test(
         LaneMachine,
         settings=settings(

@@ -29,8 +29,10 @@ def test_a_ticket_keeps_its_oldest_messages_in_memory_and_the_rest_in_redis() ->
     world.check()
 
 
-def test_a_spilled_ticket_is_done_in_order_to_its_end() -> None:
-    # Given far more messages of three tickets than fit, mixed
+@pytest.mark.parametrize("page", [1, 7, 1000])
+def test_spilled_tickets_are_done_in_order_to_their_end(page: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Given far more messages of three tickets than fit, mixed, and read again in pages of any size
+    monkeypatch.setattr("bridge.rebuild.PAGE", page)
     world = LaneWorld(window=100)
     for _ in range(100):
         for ticket in ("a", "b", "c"):
@@ -96,6 +98,79 @@ def test_what_fails_in_a_spilled_ticket_stays_before_the_rest() -> None:
     world.step()
     finish_all(world)
     assert world.store.done == list(world.store.entries)
+
+
+@pytest.mark.parametrize("page", [1, 5, 16])
+def test_tickets_of_different_speed_lose_nothing_when_one_of_them_is_refilled(
+    page: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Given two spilled tickets, of which one runs and the other waits out a backoff
+    monkeypatch.setattr("bridge.rebuild.PAGE", page)
+    world = LaneWorld(window=100)
+    world.join("w1@h")
+    for _ in range(100):
+        world.push("fast")
+        world.push("slow")
+    world.read()
+    slow = next((parcel, ticket) for parcel, ticket in world.running() if ticket == "slow")
+    world.step([world.outcome(*slow, Kind.FAILED, delay_ms=1000)])
+    # When the one is refilled again and again, and then the other one goes on
+    finish_all(world)
+    assert len(world.store.done) == 100
+    world.now += 1000
+    world.step()
+    finish_all(world)
+    # Then nothing is missing
+    assert sorted(world.store.done, key=id_key) == list(world.store.entries)
+
+
+@pytest.mark.parametrize("page", [1, 2, 3])
+@pytest.mark.parametrize("offset", range(4))
+def test_a_ticket_that_was_read_in_part_when_another_one_was_satisfied_goes_on_there(
+    offset: int, page: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Given two spilled tickets, one of which has few messages between those of the other
+    monkeypatch.setattr("bridge.rebuild.PAGE", page)
+    world = LaneWorld(window=100, bundle_ms=0.0)
+    world.join("w1@h")
+    for _ in range(35):
+        world.push("many")
+        world.push("few")
+    world.push("many", count=offset)
+    for _ in range(60):
+        world.push("many", count=3)
+        world.push("few")
+    world.read()
+    # When the first has room, and the other one is refilled
+    for ticket, count in (("few", 22), ("many", 40)):
+        for _ in range(count):
+            found = next((parcel, name) for parcel, name in world.running() if name == ticket)
+            world.step([world.outcome(*found, Kind.DONE)])
+            world.check()
+    # Then nothing is missing in the end
+    finish_all(world)
+    assert sorted(world.store.done, key=id_key) == list(world.store.entries)
+
+
+def test_a_deleted_entry_of_another_ticket_that_is_in_memory_is_handled_all_the_same() -> None:
+    # Given a ticket in backoff, whose entries somebody deletes, behind the first spilled one of another ticket
+    world = LaneWorld(window=100)
+    world.join("w1@h")
+    hot = world.push("hot", count=150)
+    slow = world.push("slow", count=2)
+    world.read()
+    found = next((parcel, ticket) for parcel, ticket in world.running() if ticket == "slow")
+    world.step([world.outcome(*found, Kind.FAILED, delay_ms=1000)])
+    world.store.entries[slow[1]] = []
+    # When the other one is refilled over them
+    for _ in range(1000):
+        world.step([world.outcome(parcel, ticket, Kind.DONE) for parcel, ticket in world.running()])
+    world.now += 1000
+    for _ in range(3):
+        world.step([world.outcome(parcel, ticket, Kind.DONE) for parcel, ticket in world.running()])
+    # Then they are done, once, and none is a dead letter
+    assert world.store.done == [*hot, *slow]
+    assert world.store.dead == []
 
 
 def test_an_entry_that_was_deleted_while_it_was_spilled_is_a_dead_letter() -> None:

@@ -222,20 +222,24 @@ def test_a_retry_goes_to_the_same_worker_while_it_lives() -> None:
     assert again.incarnation != home
 
 
-def test_tickets_that_wait_for_room_move_to_a_worker_that_is_idle() -> None:
-    # Given a worker with two tickets of long tasks for one process, and another that comes
+def test_a_ticket_that_waits_for_room_moves_to_a_worker_that_is_idle() -> None:
+    # Given a worker that has its room full of a long task, and a ticket of its own that waits for room there
     lane = world(bundle_ms=0.0)
-    lane.join("w1@h", slots=2)
-    lane.push("A", "long", count=3)
-    lane.push("B", "long", count=3)
+    crowded = lane.join("w1@h", slots=1)
+    for task in ("middle", "long"):
+        for ticket in ("A", "B"):
+            lane.push(ticket, task)
     lane.read()
-    lane.join("w2@h", slots=1)
-    # When one message ends, its ticket stays if there is room, and the new worker is not left idle for long
-    for _ in range(3):
-        running = lane.running()
-        lane.step([lane.outcome(parcel, ticket, Kind.DONE) for parcel, ticket in running])
-        lane.check()
-    assert len(lane.store.done) == 6
+    for ticket in ("A", "B"):
+        found = next((parcel, name) for parcel, name in lane.running() if name == ticket)
+        lane.step([lane.outcome(*found, Kind.DONE)])
+    assert [ticket for _, ticket in lane.running()] == ["A"]
+    assert [ticket.id for ticket in lane.lane.consumers[crowded].ready] == ["B"]
+    # When another worker comes
+    idle = lane.join("w2@h", slots=1)
+    # Then it moves there: nothing of it is in flight
+    assert {ticket: parcel.incarnation for parcel, ticket in lane.running()} == {"A": crowded, "B": idle}
+    lane.check()
 
 
 def test_the_rendezvous_policy_keeps_a_ticket_on_its_worker_even_when_another_is_idle() -> None:
