@@ -1,8 +1,8 @@
 """The leader of one lane: reads messages and outcomes, and moves the lane on, one script for each batch.
 
-One thread, one loop. It sleeps in two blocking reads at once (the stream's new entries, the outcome stream), on two
-connections that it polls together, so that it wakes within a round trip of anything that happens and costs nothing
-while nothing does. Under load whatever came in while the last script ran makes up the next batch.
+One thread, one loop. It sleeps in two blocking reads at once (the stream, the outcome stream), on two connections that
+it polls together, so that it wakes within a round trip of anything that happens and costs nothing while nothing does.
+Under load whatever came in while the last script ran makes up the next batch.
 
 Whatever goes wrong between the picture and Redis (a lost reply, a refused record) is answered in one way: the picture
 is thrown away and read anew.
@@ -28,7 +28,7 @@ from bridge.planner import Planner, TaskTraits
 from bridge.rebuild import Rebuild
 from bridge.recovery import Recovery
 from routing.messages import EntryParser, Message, Refusal
-from routing.transitions import Batch, Leadership, advance
+from routing.transitions import Batch, Leadership, advance, read
 
 if TYPE_CHECKING:
     from celery import Celery
@@ -78,6 +78,10 @@ class Leader:
         self._wake_here.setblocking(False)
         self._stop = False
         self._look_at = 0.0
+        #: Id up to which the group has read.
+        self._last_entry = "0-0"
+        #: Whether there may be more to read without being woken.
+        self._more = True
         #: When the outcome stream is read next (monotonic).
         self._ask_at = 0.0
         self._average_bytes = 1024.0
@@ -148,18 +152,18 @@ class Leader:
             self._outcomes.ask(
                 "XREAD", "COUNT", READ_COUNT, "BLOCK", block_ms, "STREAMS", keys.outcomes, self._last_outcome
             )
-        if not self._entries.asked and not lane.sated:
-            count = int(max(8, min(READ_COUNT, READ_BYTES / self._average_bytes)))
-            group, master = keys.group, self._settings.master
-            self._entries.ask(
-                "XREADGROUP", "GROUP", group, master, "COUNT", count, "BLOCK", block_ms, "STREAMS", keys.stream, ">"
-            )
+        hungry = not lane.sated
+        if hungry and not self._more and not self._entries.asked:
+            # Only to be woken: entries are read by a script, which reads for the leader of the current term alone.
+            self._entries.ask("XREAD", "COUNT", 1, "BLOCK", block_ms, "STREAMS", keys.stream, self._last_entry)
         for wire in (self._entries, self._outcomes):
             if wire.asked and self._registered.get(wire) is not wire.file:
                 selector.register(wire.file, selectors.EVENT_READ)
                 self._registered[wire] = wire.file
         now = time.time()
         timeout = max(0.0, min(BLOCK_S, self._look_at - time.monotonic()))
+        if hungry and self._more:
+            timeout = 0.0
         if pause > 0:
             timeout = min(timeout, pause)
         if lane.backoffs:
@@ -172,8 +176,10 @@ class Leader:
         if self._outcomes.asked and self._outcomes.file in ready:
             self.settle_outcomes(self._outcomes.answer(), batch)
             settled = True
-        if self._entries.asked and self._entries.file in ready:
-            self._read_entries(self._entries.answer(), batch)
+        woken = self._entries.asked and self._entries.file in ready and bool(self._entries.answer())
+        self._more = self._more or woken
+        if hungry and self._more:
+            self._read_entries(batch)
         lane.wake(int(time.time() * 1000))
         self.advance(batch)
         if settled:
@@ -183,6 +189,8 @@ class Leader:
         if time.monotonic() >= self._look_at:
             self._look_at = time.monotonic() + LOOK_S
             self.recovery.look()
+            # The group may have been set back by hand, which wakes nobody.
+            self._more = True
         if lane.spilled:
             self.recovery.refill()
 
@@ -205,14 +213,27 @@ class Leader:
                 slack_s = min(slack_s, (parcel.left - 1) * parcel.share_ms / 2000)
         return slack_s
 
-    def _read_entries(self, reply: Any, batch: Batch) -> None:
-        if not reply:
+    def _read_entries(self, batch: Batch) -> None:
+        count = int(max(8, min(READ_COUNT, READ_BYTES / self._average_bytes)))
+        entries = read(self._redis, self._lead, count)
+        self._more = len(entries) == count
+        if not entries:
+            # What woke this was read by somebody else.
+            self.find_last_entry()
             return
         size = 0
-        for id_, fields in reply[0][1]:
+        for id_, fields in entries:
             size += self.ingest(id_.decode(), fields, batch)
-        self.lane.read_to = id_key(reply[0][1][-1][0].decode())
-        self._average_bytes += (size / len(reply[0][1]) - self._average_bytes) * 0.2
+        self._last_entry = entries[-1][0].decode()
+        self.lane.read_to = id_key(self._last_entry)
+        self._average_bytes += (size / len(entries) - self._average_bytes) * 0.2
+
+    def find_last_entry(self) -> None:
+        """Learns how far the group has read: what is newer wakes the leader."""
+        for group in self.wire.call("XINFO", "GROUPS", self._settings.keys.stream):
+            told = dict(zip(group[::2], group[1::2], strict=True))
+            if told[b"name"] == self._settings.keys.group.encode():
+                self._last_entry = told[b"last-delivered-id"].decode()
 
     def ingest(self, id_: str, fields: Any, batch: Batch) -> int:
         """Takes one pending entry into the picture; the bytes that it holds."""

@@ -17,6 +17,7 @@ from routing.errors import LaneConflict, NotLeading
 from routing.keys import LaneKeys
 from routing.scripts import Script, Word
 
+_READ = Script("read")
 _ADVANCE = Script("advance")
 _REROUTE = Script("reroute")
 _FORGET = Script("forget")
@@ -28,7 +29,7 @@ _REGISTER = Script("register")
 _GOODBYE = Script("goodbye")
 _APPLY = Script("apply")
 
-SCRIPTS = (_ADVANCE, _REROUTE, _FORGET, _ADOPT, _LEAD, _EXTEND, _RESIGN, _REGISTER, _GOODBYE, _APPLY)
+SCRIPTS = (_READ, _ADVANCE, _REROUTE, _FORGET, _ADOPT, _LEAD, _EXTEND, _RESIGN, _REGISTER, _GOODBYE, _APPLY)
 
 #: Most words of one dead letter: what Lua can put into one call is limited.
 MAX_LETTER_WORDS = 6000
@@ -164,6 +165,16 @@ def advance(client: Redis, lead: Leadership, opening: Word, batch: Batch) -> int
     if word is ReturnWord.CONFLICT:
         raise LaneConflict(f"ticket {_text(reply[1])!r} is not where this master thought it was")
     return int(reply[1])
+
+
+def read(client: Redis, lead: Leadership, count: int) -> list[Any]:
+    """Up to ``count`` new entries, raw: [id, [field, value, ...]]. Raises `NotLeading`."""
+    keys = lead.keys
+    reply = _READ.run(client, [keys.leader, keys.stream], [lead.token, keys.group, lead.master, count])
+    if _word(reply[0]) is ReturnWord.DEPOSED:
+        raise NotLeading(f"another master leads {keys.stream} as {keys.group}")
+    entries: list[Any] = reply[1]
+    return entries
 
 
 def reroute(

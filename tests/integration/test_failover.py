@@ -165,6 +165,32 @@ def test_a_killed_server_that_returns_has_lost_nothing(lane: LaneUnderTest) -> N
     under_load(lane, kill_server)
 
 
+def test_a_worker_frozen_past_its_lease_changes_nothing_when_it_wakes_up(lane: LaneUnderTest) -> None:
+    lane.master("m1")
+    frozen = lane.worker("w1", "--concurrency=1")
+    lane.wait_consumers(1)
+    lane.push("A", {"n": 0, "ms": 600})
+    wait_until(lambda: any(lane.ledger.iterdir()), description="the task to start")
+    before = lane.redis.hget(lane.keys.consumers, frozen.hostname)
+
+    frozen.pause()
+    lane.worker("w2", "--concurrency=1")
+    lane.push("A", {"n": 1})
+    lane.wait_done(2)
+    assert lane.log("A") == [0, 1]
+    frozen.resume()
+
+    # It ran on for a moment, perhaps to the end of its task; its lease had ended, and so had its fence.
+    wait_until(
+        lambda: lane.redis.hget(lane.keys.consumers, frozen.hostname) not in (None, before),
+        description="the frozen worker to come back as a new incarnation",
+    )
+    lane.push("B", {"n": 0})
+    lane.wait_done(3)
+    assert lane.log("A") == [0, 1]
+    lane.assert_at_rest()
+
+
 def test_a_worker_that_joins_is_used_at_once(lane: LaneUnderTest) -> None:
     lane.master("m1")
     lane.worker("w1", "--concurrency=1")

@@ -20,6 +20,7 @@ from routing.transitions import (
     forget,
     goodbye,
     lead,
+    read,
     register,
     reroute,
     resign,
@@ -30,6 +31,7 @@ pytestmark = pytest.mark.scripts
 
 #: A call of each script that is refused or changes little, so that any order will do.
 CALLS: dict[str, Callable[[World], object]] = {
+    "read": lambda w: read(w.client, w.lead, 1),
     "advance": lambda w: advance(w.client, w.lead, OPENING, Batch(counts={"done": 1})),
     "reroute": lambda w: reroute(w.client, w.lead, incarnation("w1@a"), "9-0", [], []),
     "forget": lambda w: forget(w.client, w.lead, "w1@a", incarnation("w1@a"), ""),

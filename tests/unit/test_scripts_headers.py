@@ -142,6 +142,9 @@ def test_lua_builds_no_key_names(path: Path) -> None:
         command, rest = words.groups()
         if command == "TIME":
             continue
+        if command == "XREADGROUP":
+            # The one command whose keys come last.
+            rest = (rest or "").partition("'STREAMS', ")[2]
         key = re.split(r"[,)]", rest or "")[0]
         assert re.fullmatch(r"KEYS\[[\w +]+\]|key", key), f"{path.name}: {command} {key}"
     # A list that becomes a command names its key first, from KEYS

@@ -1,0 +1,15 @@
+-- Reads new entries of the stream for the group, as the leader of the current term only.
+--
+-- From -> to: UNREAD -> WAITING.
+-- KEYS: 1 leader, 2 stream.
+-- ARGV: token, group, master, most entries to read.
+-- Returns: {'OK', entries ([id, [field, value ...]] ...)}; {'DEPOSED'}: another master leads: nothing was read. A plain
+--          blocking XREADGROUP of a master that froze would still take entries when it has long been deposed, and the
+--          leader would dispatch the later ones of their tickets first.
+-- Keeps: I2, I8. Bound: O(entries).
+
+if redis.call('GET', KEYS[1]) ~= ARGV[1] then
+  return {'DEPOSED'}
+end
+local reply = redis.call('XREADGROUP', 'GROUP', ARGV[2], ARGV[3], 'COUNT', ARGV[4], 'STREAMS', KEYS[2], '>')
+return {'OK', reply and reply[1][2] or {}}
