@@ -178,7 +178,7 @@ class Lane:
         #: Messages in memory.
         self.held = 0
         self.spilled: set[Ticket] = set()
-        #: Id of the newest entry that was taken in. Later ones may be pending already: their reply is on its way.
+        #: Id of the newest entry that a read took in; a refill takes nothing newer, which would be handled twice.
         self.read_to = (0, 0)
         #: Tickets whose record the batch that is being made changes.
         self._touched: dict[Ticket, None] = {}

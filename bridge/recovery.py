@@ -222,7 +222,7 @@ class Recovery:
         satisfied: set[Ticket] = set()
         trimmed: list[Refusal] = []
         for page in own_pending(self._leader, cursor):
-            # What is newer comes with the reply that is on its way; taken here as well, it would be handled twice.
+            # What is newer was not taken in by a read yet; taken here, before it, it could be handled twice.
             entries = [entry for entry in page if id_key(entry[0].decode()) <= lane.read_to]
             for raw_id, fields in entries:
                 id_ = raw_id.decode()
