@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 from celery.utils.log import get_logger
 
 from bridge.connect import UNAVAILABLE, client
-from routing.transitions import extend, lead, resign
+from routing.leadership import extend, lead, resign
 
 if TYPE_CHECKING:
     from bridge.settings import Settings

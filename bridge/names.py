@@ -2,14 +2,30 @@
 
 from __future__ import annotations
 
+from enum import Enum
+
 #: Name of the Celery task that carries a bundle.
 BUNDLE_TASK = "bridge.bundle"
 
 #: Header: the fence base of the dispatch; a message's fence is the base plus its offset.
 HEADER_BASE = "bridge_fence"
 #: Header: ``[[ticket, fence offset, messages, attempt, doubt], ...]``, a list for each run that the Celery message
-#: carries. ``doubt`` is 1 when the run goes out again since it seems to be lost: then, and only then, an older run of
-#: the ticket may still be here.
+#: carries; none in a word to the worker (`HEADER_WORD`). ``doubt`` is 1 when the run goes out again since it seems
+#: to be lost: then, and only then, an older run of the ticket may still be here.
 HEADER_RUNS = "bridge_runs"
 #: Header: the incarnation that the message was dispatched to; any other one refuses it.
 HEADER_INCARNATION = "bridge_incarnation"
+#: Header: ``[attempt, fence, consumer, cause]`` of an attempt of this message that was cut off half way
+#: (`routing.records.LostAttempt`).
+HEADER_LOST = "bridge_lost"
+#: Header of a Celery message that carries no run: what the leader asks of the worker, a value of `WorkerWord`.
+HEADER_WORD = "bridge_word"
+
+
+class WorkerWord(Enum):
+    """What the leader may ask of a worker, through its queue."""
+
+    #: Nothing: that the message leaves the queue shows that the worker consumes.
+    PROBE = "probe"
+    #: To give back whatever no pool process has begun.
+    GIVE_BACK = "give back"

@@ -1,10 +1,18 @@
 """The form of an outcome on its way from a worker to the leader.
 
-An entry of the outcome stream has a field ``i`` (the incarnation that wrote it) and either ``o``, a JSON array of
-outcomes, or ``joined``, ``leaving`` or ``gone`` with a consumer's name. An outcome is an array::
+An entry of the outcome stream has a field ``i`` (the incarnation that wrote it) and one more:
 
-    [message id, fence, kind, service ms]                                      done, returned
-    [message id, fence, kind, service ms, error, traceback, delay ms | null]   failed, dead
+- ``o``: a JSON array of outcomes;
+- ``joined``, ``leaving`` or ``gone``: a consumer's name;
+- ``died``: a consumer's name, of a death notice; then a third field ``ran``, a JSON array of the fences that ran.
+- ``order``: an operator's order (JSON, see `bridge.orders`); ``i`` is then the order's own id.
+
+An outcome is an array::
+
+    [message id, fence, kind, service ms, started us]                                      done, returned
+    [message id, fence, kind, service ms, started us, error, traceback, delay ms | null]   failed, dead, lost
+
+``started us`` is when the task began: Unix time in microseconds by the clock of the worker's machine, 0 for never.
 """
 
 from __future__ import annotations
@@ -23,8 +31,10 @@ class Kind(Enum):
     """What became of one delivery."""
 
     DONE = "S"
-    #: It raised, or its process died: an attempt is charged.
+    #: It raised: an attempt is charged.
     FAILED = "F"
+    #: It was cut off half way (its process died, its time limit struck): an attempt is charged.
+    LOST = "L"
     #: It asked never to come again (`Reject`, a revoked task, a task that the worker does not know).
     DEAD = "D"
     #: It was never started: no attempt is charged.
@@ -39,6 +49,7 @@ class Outcome:
     fence: int
     kind: Kind
     service_ms: float = 0.0
+    started_us: int = 0
     error: str = ""
     traceback: str = ""
     delay_ms: int | None = None
@@ -46,11 +57,12 @@ class Outcome:
     def encode(self) -> bytes:
         """The outcome as JSON."""
         if self.kind is Kind.DONE or self.kind is Kind.RETURNED:
-            return b'["%b",%d,"%b",%.3f]' % (
+            return b'["%b",%d,"%b",%.3f,%d]' % (
                 self.message_id.encode(),
                 self.fence,
                 self.kind.value.encode(),
                 self.service_ms,
+                self.started_us,
             )
         return orjson.dumps(
             [
@@ -58,6 +70,7 @@ class Outcome:
                 self.fence,
                 self.kind.value,
                 self.service_ms,
+                self.started_us,
                 _printable(self.error[:ERROR_CHARS]),
                 _printable(self.traceback[-TRACEBACK_CHARS:]),
                 self.delay_ms,

@@ -25,7 +25,8 @@ from bridge.rebuild import own_pending
 from routing import records
 from routing.errors import LaneConflict, NotLeading
 from routing.messages import Refusal
-from routing.transitions import Batch, ReturnWord, forget, reroute
+from routing.transitions import Batch, forget, reroute
+from routing.words import ReturnWord
 
 if TYPE_CHECKING:
     from bridge.leader import Leader

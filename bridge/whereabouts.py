@@ -230,7 +230,7 @@ def _in_flight(lane: _Lane, record: records.Record) -> InFlight:
         message_ids=record.ids,
         attempt=record.attempt,
         fence=record.fence,
-        since_ms=max(0, lane.now_ms - record.dispatched_ms),
+        since_ms=max(0, lane.now_ms - record.at_ms),
         consumer_alive=lease_ms > 0,
         lease_ms=max(0, lease_ms),
     )

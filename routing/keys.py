@@ -40,9 +40,9 @@ class LaneKeys:
 
     @cached_property
     def tickets(self) -> str:
-        """Hash ticket -> record (`routing.records`): tickets in flight or awaiting a retry.
+        """Hash ticket -> record (`routing.records`): tickets in flight, awaiting a retry, or parked.
 
-        The leader writes and deletes the fields; bounded by what is in flight and what awaits a retry.
+        The leader writes and deletes the fields; bounded by what is in flight, awaits a retry, and is parked.
         """
         return f"{self.prefix}:tickets"
 
@@ -61,9 +61,10 @@ class LaneKeys:
 
     @cached_property
     def outcomes(self) -> str:
-        """Stream of outcomes and of consumers' comings and goings.
+        """Stream of outcomes, of consumers' comings and goings, and of operators' orders.
 
-        Workers add; the leader trims what it has settled, in the step that settles it. Bounded by what is in flight.
+        Workers and operators add; the leader trims what it has settled, in the step that settles it. Bounded by what is
+        in flight.
         """
         return f"{self.prefix}:outcomes"
 
@@ -81,6 +82,32 @@ class LaneKeys:
     def counts(self) -> str:
         """Hash counter name -> integer, since the lane exists (`done`, `failed`, `dead` …). A fixed set of fields."""
         return f"{self.prefix}:counts"
+
+    @cached_property
+    def history(self) -> str:
+        """Stream of what became of every delivery (`routing.history`). The leader adds, and caps it."""
+        return f"{self.prefix}:history"
+
+    @cached_property
+    def drains(self) -> str:
+        """Hash consumer name -> JSON ``{"at_ms", "started"}``: consumers that take nothing new, by an operator's order.
+
+        The leader writes, and deletes with the consumer or when the order is lifted.
+        """
+        return f"{self.prefix}:drains"
+
+    @cached_property
+    def floor(self) -> str:
+        """String, a stream id: all entries up to it are done or dead. The leader moves it on, now and then."""
+        return f"{self.prefix}:floor"
+
+    def reply(self, order: str) -> str:
+        """List with EX: the leader's answer (JSON) to one operator's order. Expires."""
+        return f"{self.prefix}:reply:{order}"
+
+    def parked_consumer(self, master: str, ticket: str) -> str:
+        """No key, but the name in the group under which the messages of a parked ticket are pending."""
+        return f"{master}/parked/{ticket}"
 
     def lease(self, incarnation: str) -> str:
         """String (the consumer's name) with PX: this incarnation may run tickets. Renewed by it; never revived."""
@@ -108,10 +135,13 @@ class LaneKeys:
             self.consumers: "leader",
             self.dead: "operator",
             self.counts: "leader",
+            self.history: "leader",
+            self.drains: "leader",
+            self.floor: "leader",
         }
         if key in fixed:
             return fixed[key]
-        for kind, owner in (("lease", "consumer"), ("held", "consumer"), ("queue", "consumer")):
+        for kind, owner in (("lease", "consumer"), ("held", "consumer"), ("queue", "consumer"), ("reply", "leader")):
             if key.startswith(f"{self.prefix}:{kind}:"):
                 return owner
         return None

@@ -1,11 +1,17 @@
-"""The ticket record: what Redis knows of a ticket that is in flight or awaits a retry.
+"""The ticket record: what Redis knows of a ticket that is in flight, awaits a retry, or is parked.
 
 A record is one JSON array, a value of the hash ``tickets``::
 
-    [fence, count, consumer, incarnation, attempt, [id, ...], dispatched_ms, cause]
+    [fence, count, consumer, incarnation, attempt, [id, ...], at_ms, cause]
+    [fence, count, consumer, incarnation, attempt, [id, ...], at_ms, cause, losses, lost]
 
 - in flight: ``fence`` is that of the first message of the run; message i of the run has ``fence + i``.
 - awaiting a retry: ``fence`` is 0, the only id is that of the message to come again, ``attempt`` its next one.
+- parked: ``fence`` is -1; the only id, if there is one, is that of a message that has had attempts before.
+
+``losses`` counts the consumers that ended while this message may have been running, and ``lost`` is the last attempt
+that was cut off half way, ``[attempt, fence, consumer, cause]`` or null; both are there only when there is something
+to say.
 
 The fence comes first, so that a script can put it there and read it without parsing the rest.
 """
@@ -16,30 +22,66 @@ from dataclasses import dataclass
 
 import orjson
 
+#: What stands where the fence is, of a ticket that awaits a retry, and of one that is parked.
+AWAITING = 0
+PARKED = -1
+
+
+@dataclass(frozen=True)
+class LostAttempt:
+    """An attempt that was cut off half way: its worker died, its lease ended, or its time limit struck.
+
+    ``attempt`` and ``fence`` are what the task had as ``self.ticket.attempt`` and ``self.ticket.fence``.
+    """
+
+    attempt: int
+    fence: int
+    consumer: str
+    cause: str
+
 
 @dataclass(frozen=True)
 class Record:
-    """A parsed ticket record. ``dispatched_ms`` is Unix time in ms by the leader's clock; for display only."""
+    """A parsed ticket record. ``at_ms``: when it was written, Unix ms by the leader's clock; for display only."""
 
     fence: int
     consumer: str
     incarnation: str
     attempt: int
     ids: tuple[str, ...]
-    dispatched_ms: int
+    at_ms: int
     cause: str
+    losses: int = 0
+    lost: LostAttempt | None = None
 
     @property
     def in_flight(self) -> bool:
         return self.fence > 0
 
+    @property
+    def parked(self) -> bool:
+        return self.fence == PARKED
 
-def tail(consumer: str, incarnation: str, attempt: int, ids: list[str], dispatched_ms: int, cause: str = "") -> str:
+
+def tail(
+    consumer: str,
+    incarnation: str,
+    attempt: int,
+    ids: list[str],
+    at_ms: int,
+    cause: str = "",
+    losses: int = 0,
+    lost: LostAttempt | None = None,
+) -> str:
     """All of a record but its fence: the text after ``[<fence>``."""
-    quoted = '","'.join(ids)  # stream ids need no escaping
+    quoted = ('"' + '","'.join(ids) + '"') if ids else ""  # stream ids need no escaping
     names = orjson.dumps([consumer, incarnation]).decode()[1:-1]
     why = orjson.dumps(cause).decode()
-    return f',{len(ids)},{names},{attempt},["{quoted}"],{dispatched_ms},{why}]'
+    text = f",{len(ids)},{names},{attempt},[{quoted}],{at_ms},{why}"
+    if not losses and lost is None:
+        return text + "]"
+    told = None if lost is None else [lost.attempt, lost.fence, lost.consumer, lost.cause]
+    return f"{text},{losses},{orjson.dumps(told).decode()}]"
 
 
 def record(fence: int, rest: str) -> str:
@@ -49,7 +91,9 @@ def record(fence: int, rest: str) -> str:
 
 def parse(text: bytes | str) -> Record:
     """The record in ``text``; ValueError when it is none."""
-    fence, count, consumer, incarnation, attempt, ids, dispatched_ms, cause = orjson.loads(text)
+    fence, count, consumer, incarnation, attempt, ids, at_ms, cause, *more = orjson.loads(text)
     if count != len(ids):
         raise ValueError(f"a ticket record says {count} messages and names {len(ids)}")
-    return Record(fence, consumer, incarnation, attempt, tuple(ids), dispatched_ms, cause)
+    losses, lost = more or (0, None)
+    told = LostAttempt(*lost) if lost is not None else None
+    return Record(fence, consumer, incarnation, attempt, tuple(ids), at_ms, cause, losses, told)

@@ -1,4 +1,4 @@
-"""Loads and runs the Lua transitions. Only `routing.transitions` uses this; nothing else calls EVAL."""
+"""Loads and runs the Lua transitions. Only the typed functions of `routing` use this; nothing else calls EVAL."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from typing import Any
 from redis import Redis
 from redis.exceptions import NoScriptError
 
-_FOLDER = Path(__file__).parent / "lua"
+#: Where the Lua files are.
+FOLDER = Path(__file__).parent / "lua"
 
 #: A script argument as it goes over the wire.
 Word = str | bytes | int | float
@@ -21,7 +22,7 @@ class Script:
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self.text = (_FOLDER / f"{name}.lua").read_text()
+        self.text = (FOLDER / f"{name}.lua").read_text()
         self.sha = hashlib.sha1(self.text.encode(), usedforsecurity=False).hexdigest()
 
     def run(self, client: Redis, keys: Sequence[Word], args: Sequence[Word]) -> Any:

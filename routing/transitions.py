@@ -1,13 +1,13 @@
-"""The transitions: one typed function for each Lua script, and the words that they return.
+"""The transitions of a leader: one typed function for each of its Lua scripts.
 
-The scripts' own headers say from which state to which they lead, and which invariant each keeps.
+The scripts' own headers say from which state to which they lead, and which invariant each keeps. The other scripts have
+their functions in `routing.leadership`, `routing.membership` and `routing.effects`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from enum import Enum
 from typing import Any
 
 import orjson
@@ -16,40 +16,16 @@ from redis import Redis
 from routing.errors import LaneConflict, NotLeading
 from routing.keys import LaneKeys
 from routing.scripts import Script, Word
+from routing.words import ReturnWord, text_of, word_of
 
 _READ = Script("read")
 _ADVANCE = Script("advance")
 _REROUTE = Script("reroute")
 _FORGET = Script("forget")
 _ADOPT = Script("adopt")
-_LEAD = Script("lead")
-_EXTEND = Script("extend")
-_RESIGN = Script("resign")
-_REGISTER = Script("register")
-_GOODBYE = Script("goodbye")
-_APPLY = Script("apply")
-
-SCRIPTS = (_READ, _ADVANCE, _REROUTE, _FORGET, _ADOPT, _LEAD, _EXTEND, _RESIGN, _REGISTER, _GOODBYE, _APPLY)
 
 #: Most words of one dead letter: what Lua can put into one call is limited.
 MAX_LETTER_WORDS = 6000
-
-
-class ReturnWord(Enum):
-    """Every word that a script returns."""
-
-    OK = "OK"
-    DEPOSED = "DEPOSED"
-    CONFLICT = "CONFLICT"
-    ALIVE = "ALIVE"
-    UNREAD = "UNREAD"
-    CHANGED = "CHANGED"
-    ELECTED = "ELECTED"
-    FOLLOW = "FOLLOW"
-    HELD = "HELD"
-    AGAIN = "AGAIN"
-    STALE = "STALE"
-    ERR = "ERR"
 
 
 @dataclass(frozen=True)
@@ -159,11 +135,11 @@ def advance(client: Redis, lead: Leadership, opening: Word, batch: Batch) -> int
         args.append(len(to.texts))
         args += to.texts
     reply = _ADVANCE.run(client, names, args)
-    word = _word(reply[0])
+    word = word_of(reply[0])
     if word is ReturnWord.DEPOSED:
         raise NotLeading(f"another master leads {keys.stream} as {keys.group}")
     if word is ReturnWord.CONFLICT:
-        raise LaneConflict(f"ticket {_text(reply[1])!r} is not where this master thought it was")
+        raise LaneConflict(f"ticket {text_of(reply[1])!r} is not where this master thought it was")
     return int(reply[1])
 
 
@@ -171,7 +147,7 @@ def read(client: Redis, lead: Leadership, count: int) -> list[Any]:
     """Up to ``count`` new entries, raw: [id, [field, value, ...]]. Raises `NotLeading`."""
     keys = lead.keys
     reply = _READ.run(client, [keys.leader, keys.stream], [lead.token, keys.group, lead.master, count])
-    if _word(reply[0]) is ReturnWord.DEPOSED:
+    if word_of(reply[0]) is ReturnWord.DEPOSED:
         raise NotLeading(f"another master leads {keys.stream} as {keys.group}")
     entries: list[Any] = reply[1]
     return entries
@@ -190,110 +166,24 @@ def reroute(
     flat: list[Word] = [word for ticket in tickets for word in ticket]
     names = [keys.leader, keys.tickets, keys.retries, keys.outcomes, keys.stream, keys.lease(incarnation), keys.counts]
     args: list[Word] = [lead.token, keys.group, lead.master, incarnation, last_outcome, len(flat) // 4]
-    return _word(_REROUTE.run(client, names, [*args, *flat, len(ids), *ids]))
+    return word_of(_REROUTE.run(client, names, [*args, *flat, len(ids), *ids]))
 
 
 def forget(client: Redis, lead: Leadership, consumer: str, incarnation: str, registration: Word) -> ReturnWord:
     """Removes registration, queue and group name of a consumer whose ``incarnation`` is over."""
     keys = lead.keys
     names = [keys.leader, keys.consumers, keys.stream, keys.lease(incarnation), keys.queue(consumer)]
-    return _word(_FORGET.run(client, names, [lead.token, keys.group, consumer, registration]))
+    return word_of(_FORGET.run(client, names, [lead.token, keys.group, consumer, registration]))
 
 
 def adopt(client: Redis, lead: Leadership, ids: Sequence[str]) -> list[Any]:
     """Claims pending ``ids`` back to the master; the entries, raw. Raises `NotLeading`."""
     keys = lead.keys
     reply = _ADOPT.run(client, [keys.leader, keys.stream], [lead.token, keys.group, lead.master, *ids])
-    if _word(reply[0]) is ReturnWord.DEPOSED:
+    if word_of(reply[0]) is ReturnWord.DEPOSED:
         raise NotLeading(f"another master leads {keys.stream} as {keys.group}")
     entries: list[Any] = reply[1]
     return entries
-
-
-def lead(client: Redis, keys: LaneKeys, holder: str, lease_ms: int) -> tuple[bool, str, int]:
-    """(elected, token, ms left of the leader that is there): tries to lead the lane."""
-    reply = _LEAD.run(client, [keys.leader, keys.term], [holder, lease_ms])
-    if _word(reply[0]) is ReturnWord.ELECTED:
-        return True, _text(reply[1]), lease_ms
-    return False, _text(reply[1]), int(reply[2])
-
-
-def extend(client: Redis, keys: LaneKeys, token: str, lease_ms: int) -> bool:
-    """Renews the leader's lease; False when it is over."""
-    return _word(_EXTEND.run(client, [keys.leader], [token, lease_ms])) is ReturnWord.OK
-
-
-def resign(client: Redis, keys: LaneKeys, token: str) -> bool:
-    """Ends the leadership under ``token``; False when it was over already."""
-    return _word(_RESIGN.run(client, [keys.leader], [token])) is ReturnWord.OK
-
-
-def register(
-    client: Redis,
-    keys: LaneKeys,
-    consumer: str,
-    incarnation: str,
-    lease_ms: int,
-    registration: Word,
-    found: tuple[Word, str] | None,
-) -> tuple[ReturnWord, int]:
-    """Begins an incarnation. ``found``: the registration that is there now and its incarnation, None if none is.
-
-    Returns the word, and for HELD the ms that the other lease has left.
-    """
-    old_registration, old_incarnation = found or ("", "none")
-    reply = _REGISTER.run(
-        client,
-        [keys.consumers, keys.lease(incarnation), keys.lease(old_incarnation), keys.queue(consumer), keys.outcomes],
-        [consumer, incarnation, lease_ms, registration, old_registration],
-    )
-    word = _word(reply[0])
-    return word, int(reply[1]) if word is ReturnWord.HELD else 0
-
-
-def goodbye(client: Redis, keys: LaneKeys, consumer: str, incarnation: str) -> None:
-    """Ends the lease of an incarnation that goes by itself."""
-    _GOODBYE.run(client, [keys.lease(incarnation), keys.held(incarnation), keys.outcomes], [consumer, incarnation])
-
-
-@dataclass(frozen=True)
-class Effect:
-    """One Redis command of a task's effects. ``kind``: the type that its key must have ('' = any);
-    ``check``: 'int' or 'float' when the command adds its last word to a number.
-    """
-
-    kind: str
-    check: str
-    words: tuple[Word, ...]
-
-    @property
-    def key(self) -> Word:
-        return self.words[1]
-
-
-@dataclass(frozen=True)
-class Success:
-    """A message that succeeded: its effects, and the outcome (JSON) that says so."""
-
-    ticket: str
-    fence: int
-    outcome: str
-    effects: tuple[Effect, ...]
-
-
-def apply(
-    client: Redis, keys: LaneKeys, incarnation: str, successes: Sequence[Success]
-) -> list[tuple[ReturnWord, str]]:
-    """Applies effects and writes outcomes; for each message the word, and for ERR what cannot be applied."""
-    touched = {effect.key for success in successes for effect in success.effects}
-    args: list[Word] = [incarnation, len(successes)]
-    for success in successes:
-        args += (success.ticket, success.fence, success.outcome, len(success.effects))
-        for effect in success.effects:
-            args += (effect.kind, effect.check, len(effect.words))
-            args += effect.words
-    reply = _APPLY.run(client, [keys.tickets, keys.applied, keys.outcomes, *touched], args)
-    return [(_word(word), _text(word).partition(" ")[2]) for word in reply]
 
 
 def _folded(letter: list[Word]) -> list[Word]:
@@ -301,11 +191,3 @@ def _folded(letter: list[Word]) -> list[Word]:
     kept = MAX_LETTER_WORDS - 2
     rest = [word.decode(errors="backslashreplace") if isinstance(word, bytes) else str(word) for word in letter[kept:]]
     return [*letter[:kept], "rest", orjson.dumps(rest)]
-
-
-def _text(value: bytes | str) -> str:
-    return value.decode() if isinstance(value, bytes) else value
-
-
-def _word(value: bytes | str) -> ReturnWord:
-    return ReturnWord(_text(value).split(" ", 1)[0])

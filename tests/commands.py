@@ -21,7 +21,9 @@ from bridge.cli import cli
 from bridge.embedded import EmbeddedServer
 from routing import records
 from routing.keys import LaneKeys
-from routing.transitions import Batch, Dispatch, Leadership, advance, lead, register
+from routing.leadership import lead
+from routing.membership import register
+from routing.transitions import Batch, Dispatch, Leadership, advance
 
 MASTER = "master"
 OPENING = b'{"fence":'

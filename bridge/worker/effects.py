@@ -15,8 +15,8 @@ from redis.commands import CoreCommands
 from redis.exceptions import DataError
 
 from bridge.worker.effect_words import Harmony, check
+from routing.effects import Effect
 from routing.errors import PayloadError
-from routing.transitions import Effect
 
 #: Command -> (type that its key must have, '' = any; check of the number that it adds to).
 ALLOWED: dict[str, tuple[str, str]] = {

@@ -29,7 +29,7 @@ from bridge.outcomes import Kind, Outcome
 from bridge.worker.context import TicketContext
 from bridge.worker.task import retry_delay_ms
 from routing.errors import PayloadError, StaleFence
-from routing.transitions import ReturnWord
+from routing.words import ReturnWord
 
 if TYPE_CHECKING:
     from bridge.settings import Settings
@@ -74,6 +74,7 @@ class Execution:
         )
         request["bridge_ticket"] = context
         delivery.context = context
+        delivery.started_us = time.time_ns() // 1000
         started = time.perf_counter()
         result, info, runtime, shown = task.__trace__(delivery.message_id, delivery.args, delivery.kwargs, request)
         delivery.service_ms = (time.perf_counter() - started) * 1000
@@ -125,7 +126,16 @@ class Execution:
                     logger.warning("ticket %s: fence %d is stale, its effects were refused", ticket, outcome.fence)
                 elif word is ReturnWord.ERR:
                     error = f"PayloadError: the effects cannot be applied: {problem}"
-                    plain.append(Outcome(outcome.message_id, outcome.fence, Kind.FAILED, outcome.service_ms, error))
+                    plain.append(
+                        Outcome(
+                            outcome.message_id,
+                            outcome.fence,
+                            Kind.FAILED,
+                            outcome.service_ms,
+                            outcome.started_us,
+                            error,
+                        )
+                    )
         if plain:
             self.writer.write(incarnation, plain)
 
@@ -231,7 +241,18 @@ class Execution:
 class Delivery:
     """One message as a pool process sees it."""
 
-    __slots__ = ("args", "attempt", "context", "fence", "kwargs", "message_id", "service_ms", "task", "ticket")
+    __slots__ = (
+        "args",
+        "attempt",
+        "context",
+        "fence",
+        "kwargs",
+        "message_id",
+        "service_ms",
+        "started_us",
+        "task",
+        "ticket",
+    )
 
     def __init__(
         self, ticket: str, message_id: str, fence: int, attempt: int, task: str, args: list[Any], kwargs: dict[str, Any]
@@ -245,9 +266,11 @@ class Delivery:
         self.kwargs = kwargs
         self.context: TicketContext | None = None
         self.service_ms = 0.0
+        #: Unix time in us; 0: not begun.
+        self.started_us = 0
 
     def outcome(self, kind: Kind, error: str = "", traceback: str = "", delay_ms: int | None = None) -> Outcome:
-        return Outcome(self.message_id, self.fence, kind, self.service_ms, error, traceback, delay_ms)
+        return Outcome(self.message_id, self.fence, kind, self.service_ms, self.started_us, error, traceback, delay_ms)
 
 
 #: The execution of this process, set before the pool forks.

@@ -26,7 +26,8 @@ from redis import Redis
 
 from bridge.connect import UNAVAILABLE, client
 from routing.errors import DuplicateConsumer
-from routing.transitions import ReturnWord, goodbye, register
+from routing.membership import goodbye, register
+from routing.words import ReturnWord
 
 if TYPE_CHECKING:
     from bridge.settings import Settings

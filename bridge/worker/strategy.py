@@ -223,7 +223,7 @@ class _TicketPart(_Part):
 
     def lost(self, kind: Kind, error: str) -> None:
         offset = self._request_dict[HEADER_RUNS][0][1]
-        self.report([Outcome(self.id, self._base_fence + offset, kind, 0.0, error)])
+        self.report([Outcome(self.id, self._base_fence + offset, kind, error=error)])
 
 
 class _BundlePart(_Part):
@@ -264,7 +264,7 @@ class _BundlePart(_Part):
             for i, (id_, _name, _payload) in enumerate(messages):
                 fence = self._base_fence + offset + i
                 outcomes.append(
-                    Outcome(id_, fence, kind, 0.0, error) if fence == running else Outcome(id_, fence, Kind.RETURNED)
+                    Outcome(id_, fence, kind, error=error) if fence == running else Outcome(id_, fence, Kind.RETURNED)
                 )
         # Last to first: of a run, only what is after the message that ran goes back, and the leader reads in order.
         self.report(outcomes)
@@ -277,5 +277,5 @@ def unknown_task(message: Any, name: str) -> None:
         return
     offset = headers[HEADER_RUNS][0][1]
     error = f"{NotRegistered.__name__}: the worker does not know the task {name}"
-    outcome = Outcome(headers["id"], headers[HEADER_BASE] + offset, Kind.DEAD, 0.0, error)
+    outcome = Outcome(headers["id"], headers[HEADER_BASE] + offset, Kind.DEAD, error=error)
     _member.write(headers[HEADER_INCARNATION], [outcome])

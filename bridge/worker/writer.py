@@ -18,7 +18,8 @@ from redis.exceptions import ResponseError
 
 from bridge.connect import UNAVAILABLE, Wire, client
 from bridge.outcomes import Kind, Outcome
-from routing.transitions import Effect, ReturnWord, Success, apply
+from routing.effects import Effect, Success, apply
+from routing.words import ReturnWord
 
 if TYPE_CHECKING:
     from bridge.settings import Settings

@@ -16,8 +16,9 @@ from bridge.connect import client
 from bridge.embedded import EmbeddedServer
 from bridge.outcomes import Kind, Outcome, decode
 from bridge.worker.effects import ALLOWED, Effects
+from routing.effects import Effect, Success, apply
 from routing.errors import PayloadError
-from routing.transitions import Effect, ReturnWord, Success, apply
+from routing.words import ReturnWord
 from tests.scripts.world import HOSTILE, World, changes, fields_of, snapshot
 
 pytestmark = pytest.mark.scripts

@@ -7,7 +7,9 @@ from typing import Any
 
 import pytest
 
-from routing.transitions import ReturnWord, forget, goodbye, register
+from routing.membership import goodbye, register
+from routing.transitions import forget
+from routing.words import ReturnWord
 from tests.scripts.test_advance import deposed, without_a_leader
 from tests.scripts.world import LEASE_MS, World, changes, fields_of, incarnation
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from routing.transitions import extend, lead, resign
+from routing.leadership import extend, lead, resign
 from tests.scripts.world import LEASE_MS, TOKEN, World, changes
 
 pytestmark = pytest.mark.scripts

@@ -7,24 +7,12 @@ from collections.abc import Callable
 import pytest
 from redis.exceptions import NoScriptError, ResponseError
 
-from routing.scripts import Script
-from routing.transitions import (
-    SCRIPTS,
-    Batch,
-    ReturnWord,
-    Success,
-    adopt,
-    advance,
-    apply,
-    extend,
-    forget,
-    goodbye,
-    lead,
-    read,
-    register,
-    reroute,
-    resign,
-)
+from routing.effects import Success, apply
+from routing.leadership import extend, lead, resign
+from routing.membership import goodbye, register
+from routing.scripts import FOLDER, Script
+from routing.transitions import Batch, adopt, advance, forget, read, reroute
+from routing.words import ReturnWord
 from tests.scripts.world import OPENING, TOKEN, World, incarnation
 
 pytestmark = pytest.mark.scripts
@@ -47,7 +35,7 @@ CALLS: dict[str, Callable[[World], object]] = {
 
 @pytest.mark.parametrize("name", CALLS)
 def test_a_server_that_forgot_a_script_is_told_it_again(name: str, world: World) -> None:
-    script = next(script for script in SCRIPTS if script.name == name)
+    script = Script(name)
     # Given a server that knows no script
     for _ in range(2):
         world.client.script_flush()
@@ -58,7 +46,7 @@ def test_a_server_that_forgot_a_script_is_told_it_again(name: str, world: World)
 
 
 def test_every_script_is_called_here() -> None:
-    assert set(CALLS) == {script.name for script in SCRIPTS}
+    assert set(CALLS) == {path.stem for path in FOLDER.glob("*.lua")}
 
 
 def test_a_known_script_takes_one_round_trip(world: World) -> None:

@@ -10,7 +10,8 @@ import pytest
 from routing import records
 from routing.errors import NotLeading
 from routing.states import State
-from routing.transitions import ReturnWord, adopt, reroute
+from routing.transitions import adopt, reroute
+from routing.words import ReturnWord
 from tests.scripts.test_advance import deposed, without_a_leader
 from tests.scripts.world import HOSTILE, MASTER, World, incarnation
 

@@ -8,7 +8,8 @@ import pytest
 
 from routing import records
 from routing.states import EDGES, State
-from routing.transitions import Batch, ReturnWord, advance, reroute
+from routing.transitions import Batch, advance, reroute
+from routing.words import ReturnWord
 from tests.scripts.world import OPENING, World, incarnation
 
 pytestmark = pytest.mark.scripts

@@ -17,7 +17,8 @@ from bridge.recovery import Recovery
 from bridge.settings import Settings
 from routing import records
 from routing.messages import EntryParser, Message, Refusal
-from routing.transitions import Batch, ReturnWord
+from routing.transitions import Batch
+from routing.words import ReturnWord
 
 #: Task -> measured service time in ms.
 TASKS = {"short": 0.1, "middle": 8.0, "long": 50.0, "alone": 0.1, "limited": 0.1}

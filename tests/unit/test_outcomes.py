@@ -39,15 +39,17 @@ def test_what_needs_no_words_survives_the_way(fence: int, ms: float, kind: Kind)
 def test_a_failure_keeps_its_words_but_for_what_is_no_text(
     fence: int, kind: Kind, error: str, traceback: str, delay_ms: int | None
 ) -> None:
-    outcome = Outcome("1-0", fence, kind, 1.5, error, traceback, delay_ms)
+    outcome = Outcome("1-0", fence, kind, 1.5, 1_700_000_000_000_000, error, traceback, delay_ms)
     [back] = through(outcome)
-    assert back == Outcome("1-0", fence, kind, 1.5, printable(error), printable(traceback), delay_ms)
+    assert back == Outcome(
+        "1-0", fence, kind, 1.5, 1_700_000_000_000_000, printable(error), printable(traceback), delay_ms
+    )
     # And what was read can be written again
     assert through(back) == [back]
 
 
 def test_a_failures_words_are_bounded_and_the_end_of_the_traceback_is_kept() -> None:
-    [back] = through(Outcome("1-0", 1, Kind.FAILED, 0.0, "é" * 10_000, "x" * 100_000 + "the cause"))
+    [back] = through(Outcome("1-0", 1, Kind.FAILED, 0.0, 0, "é" * 10_000, "x" * 100_000 + "the cause"))
     assert len(back.error) == ERROR_CHARS
     assert len(back.traceback) == TRACEBACK_CHARS
     assert back.traceback.endswith("the cause")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from routing.transitions import SCRIPTS, ReturnWord
+from routing.words import ReturnWord
 
 ROOT = Path(__file__).parents[2]
 LUA = ROOT / "routing" / "lua"
@@ -82,28 +82,31 @@ def test_every_word_of_the_enum_is_returned_by_some_script() -> None:
 
 
 def test_every_script_has_exactly_one_typed_wrapper() -> None:
-    tree = ast.parse((ROOT / "routing" / "transitions.py").read_text())
-    names = {
-        target.id: statement.value.args[0].value
-        for statement in tree.body
-        if isinstance(statement, ast.Assign) and isinstance(statement.value, ast.Call)
-        for target in statement.targets
-        if isinstance(target, ast.Name)
-        and isinstance(statement.value.func, ast.Name)
-        and statement.value.func.id == "Script"
-        and isinstance(statement.value.args[0], ast.Constant)
-    }
-    assert sorted(str(name) for name in names.values()) == [path.stem for path in FILES]
-    assert {script.name for script in SCRIPTS} == {path.stem for path in FILES}
-    # The function that runs a script has its name, all its arguments and its reply typed
     callers: dict[str, list[str]] = {}
-    for function in (node for node in tree.body if isinstance(node, ast.FunctionDef)):
-        for node in ast.walk(function):
-            if isinstance(node, ast.Attribute) and node.attr == "run" and isinstance(node.value, ast.Name):
-                callers.setdefault(str(names[node.value.id]), []).append(function.name)
+    made: list[str] = []
+    for path in sorted((ROOT / "routing").glob("*.py")):
+        tree = ast.parse(path.read_text())
+        names = {
+            target.id: str(statement.value.args[0].value)
+            for statement in tree.body
+            if isinstance(statement, ast.Assign) and isinstance(statement.value, ast.Call)
+            for target in statement.targets
+            if isinstance(target, ast.Name)
+            and isinstance(statement.value.func, ast.Name)
+            and statement.value.func.id == "Script"
+            and isinstance(statement.value.args[0], ast.Constant)
+        }
+        made += names.values()
+        # The function that runs a script has its name, all its arguments and its reply typed
+        for function in (node for node in tree.body if isinstance(node, ast.FunctionDef)):
+            for node in ast.walk(function):
+                if not (isinstance(node, ast.Attribute) and node.attr == "run" and isinstance(node.value, ast.Name)):
+                    continue
+                callers.setdefault(names[node.value.id], []).append(function.name)
                 assert function.returns is not None
                 assert all(argument.annotation is not None for argument in function.args.args)
                 assert ast.get_docstring(function)
+    assert sorted(made) == [path.stem for path in FILES]
     assert callers == {path.stem: [path.stem] for path in FILES}
 
 

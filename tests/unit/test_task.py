@@ -183,7 +183,7 @@ def test_any_delay_fits_an_outcome(when: Any, delay_ms: int | None) -> None:
     asked = retry_delay_ms(Retry(when=when))
     assert asked == delay_ms
     # Then the outcome that carries it can be written and read
-    outcome = Outcome("1-0", 1, Kind.FAILED, 0.0, "", "", asked)
+    outcome = Outcome("1-0", 1, Kind.FAILED, 0.0, 0, "", "", asked)
     assert decode(b"[" + outcome.encode() + b"]") == [outcome]
 
 

@@ -1,0 +1,54 @@
+"""Effects that are applied with the success of a message: the Lua script that does it, and its typed function."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from redis import Redis
+
+from routing.keys import LaneKeys
+from routing.scripts import Script, Word
+from routing.words import ReturnWord, text_of, word_of
+
+_APPLY = Script("apply")
+
+
+@dataclass(frozen=True)
+class Effect:
+    """One Redis command of a task's effects. ``kind``: the type that its key must have ('' = any);
+    ``check``: 'int' or 'float' when the command adds its last word to a number.
+    """
+
+    kind: str
+    check: str
+    words: tuple[Word, ...]
+
+    @property
+    def key(self) -> Word:
+        return self.words[1]
+
+
+@dataclass(frozen=True)
+class Success:
+    """A message that succeeded: its effects, and the outcome (JSON) that says so."""
+
+    ticket: str
+    fence: int
+    outcome: str
+    effects: tuple[Effect, ...]
+
+
+def apply(
+    client: Redis, keys: LaneKeys, incarnation: str, successes: Sequence[Success]
+) -> list[tuple[ReturnWord, str]]:
+    """Applies effects and writes outcomes; for each message the word, and for ERR what cannot be applied."""
+    touched = {effect.key for success in successes for effect in success.effects}
+    args: list[Word] = [incarnation, len(successes)]
+    for success in successes:
+        args += (success.ticket, success.fence, success.outcome, len(success.effects))
+        for effect in success.effects:
+            args += (effect.kind, effect.check, len(effect.words))
+            args += effect.words
+    reply = _APPLY.run(client, [keys.tickets, keys.applied, keys.outcomes, *touched], args)
+    return [(word_of(word), text_of(word).partition(" ")[2]) for word in reply]

@@ -1,0 +1,79 @@
+"""The history of a lane: what became of every delivery of every message.
+
+A capped stream. An entry has one field, ``d``, a JSON array of rows; the leader writes the rows of a step in that very
+step, so that history and lane never disagree. A row is an array::
+
+    [message id, ticket, task, consumer, attempt, fence, dispatched ms, started us, service ms, what]
+
+- ``consumer``, ``fence``, ``dispatched ms``: '' and 0 when the message was not in flight.
+- ``started us``, ``service ms``: when its task began (Unix time in microseconds, by the clock of the worker's machine)
+  and for how long it ran; 0 when it never began, or nobody can know.
+- ``what``: a value of `What`.
+
+When the message was enqueued is in its id; when the row was written, in the id of the entry.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+import orjson
+
+
+class What(Enum):
+    """What became of a delivery."""
+
+    #: It succeeded: the last row of its message.
+    DONE = "done"
+    #: It raised; it comes again.
+    FAILED = "failed"
+    #: It was cut off half way, or may have been (worker died, lease ended, time limit); it comes again.
+    LOST = "lost"
+    #: It was given back, never started.
+    RETURNED = "returned"
+    #: It went to the dead letters: the last row of its message, until it is replayed.
+    DEAD = "dead"
+    #: It could never be processed, and went to the dead letters without a delivery: the last row.
+    REFUSED = "refused"
+    #: An outcome came with another fence than the current one: it was refused.
+    STALE = "stale"
+    #: A dead message was put back, before all of its ticket that had not been started.
+    REPLAYED = "replayed"
+    #: It was done or dead when the group had to be made anew, and was not handled again.
+    SKIPPED = "skipped"
+
+
+@dataclass(frozen=True, slots=True)
+class Delivery:
+    """One row. ``written_ms``: Unix ms by the server's clock."""
+
+    message_id: str
+    ticket: str
+    task: str
+    consumer: str
+    attempt: int
+    fence: int
+    dispatched_ms: int
+    started_us: int
+    service_ms: float
+    what: What
+    written_ms: int
+
+    @property
+    def finished_us(self) -> int:
+        """When the task ended, by the same clock as ``started_us``."""
+        return self.started_us + round(self.service_ms * 1000)
+
+
+def read_entry(id_: bytes | str, data: bytes | str) -> list[Delivery]:
+    """The rows of the entry ``id_`` whose field ``d`` is ``data``; ValueError or TypeError when it is none."""
+    text = id_.decode() if isinstance(id_, bytes) else id_
+    written_ms = int(text.partition("-")[0])
+    rows: list[list[Any]] = orjson.loads(data)
+    found = []
+    for id_of, ticket, task, consumer, attempt, fence, dispatched_ms, started_us, service_ms, what in rows:
+        timing = (dispatched_ms, started_us, service_ms)
+        found.append(Delivery(id_of, ticket, task, consumer, attempt, fence, *timing, What(what), written_ms))
+    return found

@@ -1,0 +1,31 @@
+"""Who leads a lane: one typed function for each Lua script of an election."""
+
+from __future__ import annotations
+
+from redis import Redis
+
+from routing.keys import LaneKeys
+from routing.scripts import Script
+from routing.words import ReturnWord, text_of, word_of
+
+_LEAD = Script("lead")
+_EXTEND = Script("extend")
+_RESIGN = Script("resign")
+
+
+def lead(client: Redis, keys: LaneKeys, holder: str, lease_ms: int) -> tuple[bool, str, int]:
+    """(elected, token, ms left of the leader that is there): tries to lead the lane."""
+    reply = _LEAD.run(client, [keys.leader, keys.term], [holder, lease_ms])
+    if word_of(reply[0]) is ReturnWord.ELECTED:
+        return True, text_of(reply[1]), lease_ms
+    return False, text_of(reply[1]), int(reply[2])
+
+
+def extend(client: Redis, keys: LaneKeys, token: str, lease_ms: int) -> bool:
+    """Renews the leader's lease; False when it is over."""
+    return word_of(_EXTEND.run(client, [keys.leader], [token, lease_ms])) is ReturnWord.OK
+
+
+def resign(client: Redis, keys: LaneKeys, token: str) -> bool:
+    """Ends the leadership under ``token``; False when it was over already."""
+    return word_of(_RESIGN.run(client, [keys.leader], [token])) is ReturnWord.OK

@@ -1,0 +1,40 @@
+"""Consumers that come and go: one typed function for each Lua script of theirs."""
+
+from __future__ import annotations
+
+from redis import Redis
+
+from routing.keys import LaneKeys
+from routing.scripts import Script, Word
+from routing.words import ReturnWord, word_of
+
+_REGISTER = Script("register")
+_GOODBYE = Script("goodbye")
+
+
+def register(
+    client: Redis,
+    keys: LaneKeys,
+    consumer: str,
+    incarnation: str,
+    lease_ms: int,
+    registration: Word,
+    found: tuple[Word, str] | None,
+) -> tuple[ReturnWord, int]:
+    """Begins an incarnation. ``found``: the registration that is there now and its incarnation, None if none is.
+
+    Returns the word, and for HELD the ms that the other lease has left.
+    """
+    old_registration, old_incarnation = found or ("", "none")
+    reply = _REGISTER.run(
+        client,
+        [keys.consumers, keys.lease(incarnation), keys.lease(old_incarnation), keys.queue(consumer), keys.outcomes],
+        [consumer, incarnation, lease_ms, registration, old_registration],
+    )
+    word = word_of(reply[0])
+    return word, int(reply[1]) if word is ReturnWord.HELD else 0
+
+
+def goodbye(client: Redis, keys: LaneKeys, consumer: str, incarnation: str) -> None:
+    """Ends the lease of an incarnation that goes by itself."""
+    _GOODBYE.run(client, [keys.lease(incarnation), keys.held(incarnation), keys.outcomes], [consumer, incarnation])

@@ -1,0 +1,32 @@
+"""The words that scripts return."""
+
+from __future__ import annotations
+
+from enum import Enum
+
+
+class ReturnWord(Enum):
+    """Every word that a script returns."""
+
+    OK = "OK"
+    DEPOSED = "DEPOSED"
+    CONFLICT = "CONFLICT"
+    ALIVE = "ALIVE"
+    UNREAD = "UNREAD"
+    CHANGED = "CHANGED"
+    ELECTED = "ELECTED"
+    FOLLOW = "FOLLOW"
+    HELD = "HELD"
+    AGAIN = "AGAIN"
+    STALE = "STALE"
+    ERR = "ERR"
+
+
+def text_of(value: bytes | str) -> str:
+    """A reply as text."""
+    return value.decode() if isinstance(value, bytes) else value
+
+
+def word_of(value: bytes | str) -> ReturnWord:
+    """The word that a reply begins with."""
+    return ReturnWord(text_of(value).split(" ", 1)[0])
