@@ -1,0 +1,99 @@
+"""What the workers of a chaos run execute. Every execution is written to the ledger, every success leaves an effect.
+
+A message's payload says what befalls it::
+
+    {"n": place in its ticket, "ms": how long it works, "until": attempts that go wrong before one goes well,
+     "how": "raise" | "exit" | "kill" | "hang"}
+
+`watch` makes the ledger and the effects part of any app's ticket tasks: the soak does so with the incident demo.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+from celery import Celery, signals
+
+import bridge
+from tests.chaos.ledger import LedgerWriter
+
+#: Where the effects are: a stream for each ticket, since its ids tell when the server applied them.
+EFFECTS = "effects:"
+#: Seconds between two signs of life of a task at work.
+STEP_S = 0.01
+
+
+def place_of(payload: Any) -> int:
+    """A message's place in its ticket, from 0. Incident events have theirs from 1."""
+    return int(payload["n"]) if "n" in payload else int(payload["seq"]) - 1
+
+
+def watch(folder: Path) -> LedgerWriter:
+    """From now on every execution of a ticket's message in this process and its children is in the ledger."""
+    writer = LedgerWriter(folder)
+
+    def started(task: Any, args: Any, **_: Any) -> None:
+        ticket = getattr(task, "ticket", None)
+        if ticket is None:
+            return
+        n = place_of(args[1])
+        writer.start(task.request.hostname, ticket.id, ticket.fence, ticket.message_id, n, ticket.attempt)
+        fields: dict[Any, Any] = {"id": ticket.message_id, "n": n, "fence": ticket.fence}
+        ticket.effects.xadd(EFFECTS + ticket.id, fields)
+
+    def ended(task: Any, state: str, **_: Any) -> None:
+        ticket = getattr(task, "ticket", None)
+        if ticket is not None:
+            # Before the bridge writes the outcome: whatever is acknowledged has its end in the ledger.
+            writer.end(ticket.id, ticket.fence, "done" if state == "SUCCESS" else "raised")
+
+    signals.task_prerun.connect(started, weak=False)
+    signals.task_postrun.connect(ended, weak=False)
+    return writer
+
+
+app = Celery("chaos", broker=os.environ.get("CELERY_BROKER_URL"), set_as_current=False)
+bridge.install(app)
+app.conf.update(
+    bridge_default_task="chaos.work",
+    bridge_lease=float(os.environ.get("CHAOS_LEASE", "2")),
+    bridge_leader_lease=float(os.environ.get("CHAOS_LEADER_LEASE", "2")),
+    bridge_bundle_ms=float(os.environ.get("CHAOS_BUNDLE_MS", "10")),
+    bridge_max_attempts=int(os.environ.get("CHAOS_MAX_ATTEMPTS", "5")),
+    bridge_backoff={"base": 0.05, "factor": 2.0, "limit": 0.5},
+    broker_connection_retry_on_startup=True,
+    worker_cancel_long_running_tasks_on_connection_loss=False,
+)
+_ledger = watch(Path(os.environ["CHAOS_LEDGER"])) if "CHAOS_LEDGER" in os.environ else None
+
+
+@app.task(bind=True, ignore_result=True, name="chaos.work", shared=False)
+def work(self: Any, ticket_id: str, payload: Any) -> None:
+    """Works for a while, giving signs of life, and may go wrong half way."""
+    _work(self, payload["ms"] / 1000)
+    if self.ticket.attempt < payload.get("until", 1):
+        if payload["how"] == "exit":
+            os._exit(1)
+        if payload["how"] == "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if payload["how"] == "hang":
+            _work(self, 60)
+        raise ValueError(f"attempt {self.ticket.attempt} of ticket {ticket_id} goes wrong")
+
+
+@app.task(bind=True, ignore_result=True, name="chaos.limited", time_limit=1, shared=False)
+def limited(self: Any, ticket_id: str, payload: Any) -> None:
+    """The same under a hard time limit, for what hangs."""
+    work.run.__func__(self, ticket_id, payload)
+
+
+def _work(task: Any, seconds: float) -> None:
+    until = time.monotonic() + seconds
+    while (left := until - time.monotonic()) > 0:
+        time.sleep(min(STEP_S, left))
+        if _ledger is not None and left > STEP_S:
+            _ledger.step(task.ticket.id, task.ticket.fence)
