@@ -6,10 +6,10 @@ import difflib
 from collections.abc import Mapping
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
-from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
+from bridge.address import address_of, database_of, normalised, parsed
 from routing.errors import ConfigurationError
 from routing.keys import LaneKeys
 from routing.policies import PolicyName
@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from celery import Celery
 
 PREFIX = "bridge_"
+#: Of URLs that name one server.
+SCHEMES = ("redis", "rediss", "redis+socket", "unix")
 
 
 class Backoff(BaseModel):
@@ -60,11 +62,14 @@ class Settings(BaseModel):
     #: Attempts before a message is given up.
     max_attempts: int = Field(5, ge=1, le=1_000_000)
     backoff: Backoff = Backoff()
-    on_dead: Literal["skip"] = "skip"
+    #: Whether the ticket of a dead message goes on, or stands still until an operator releases it.
+    on_dead: Literal["skip", "park"] = "skip"
     #: Bytes of JSON.
     max_payload: int = Field(1024 * 1024, ge=2, le=256 * 1024 * 1024)
     #: About how long a bundle lasts, in ms; 0 turns bundles off.
     bundle_ms: float = Field(10.0, ge=0, le=10_000)
+    #: Deliveries that the history keeps, about; 0 turns it off.
+    history: int = Field(100_000, ge=0, le=100_000_000)
     #: Messages that the master keeps in memory at most; the rest waits in Redis.
     window: int = Field(50_000, ge=100, le=10_000_000)
 
@@ -125,13 +130,12 @@ def read_settings(app: Celery) -> Settings:
         if name not in known:
             near = difflib.get_close_matches(name, known, n=1, cutoff=0)
             raise ConfigurationError(f"unknown setting {PREFIX}{name}; did you mean {PREFIX}{near[0]}?")
-    given.setdefault("redis_url", app.conf.broker_url or "redis://localhost:6379/0")
+    given.setdefault("redis_url", "")
     try:
         settings = Settings(**given)
     except ValidationError as exc:
         raise ConfigurationError(_one_line(exc)) from None
-    _check_url(app, settings.redis_url)
-    return settings
+    return settings.model_copy(update={"redis_url": _check_url(app, settings.redis_url)})
 
 
 def check_tasks(app: Celery, settings: Settings) -> None:
@@ -163,30 +167,33 @@ def check_task_options(name: str, task: Any) -> None:
             raise ConfigurationError(f"task {name}: bridge_max_attempts must be at least 1, not {value}")
 
 
-def _check_url(app: Celery, url: str) -> None:
-    parts = urlsplit(url)
-    broker = urlsplit(app.conf.broker_url or "redis://localhost:6379/0")
-    try:
-        _ = parts.port, broker.port
-    except ValueError:
-        # What stands there may be a piece of the password, so it is not shown.
-        raise ConfigurationError(
-            "the broker's URL has no number as its port; write / @ : and # in a password as %2F %40 %3A and %23"
-        ) from None
-    if parts.scheme not in ("redis", "rediss", "redis+socket", "unix"):
-        raise ConfigurationError(
-            "the broker's URL (or bridge_redis_url) must be redis://, rediss:// or redis+socket://, "
-            f"not {parts.scheme or 'empty'}://"
-        )
-    if (broker.hostname, broker.port or 6379, broker.path.strip("/") or "0") != (
-        parts.hostname,
-        parts.port or 6379,
-        parts.path.strip("/") or "0",
+def _check_url(app: Celery, url: str) -> str:
+    """The address of the lane's server: the broker's, with what else Celery's settings say of it. Raises
+    `ConfigurationError`; ``url`` is `bridge_redis_url`, empty when it is not set.
+    """
+    broker = address_of(app)
+    for one in (broker, url or broker):
+        scheme = one.partition("://")[0]
+        if scheme not in (*SCHEMES, "sentinel"):
+            raise ConfigurationError(
+                "the broker's URL (or bridge_redis_url) must be redis://, rediss://, redis+socket:// or sentinel://, "
+                f"not {scheme if scheme != one else 'empty'}://"
+            )
+    if not url or url == app.conf.broker_url:
+        return broker
+    if "sentinel://" in (broker[:11], url[:11]):
+        raise ConfigurationError("with sentinels there is no bridge_redis_url: leave it unset, broker_url says it all")
+    ours, theirs = parsed(url), parsed(broker)
+    if (ours.hostname, ours.port or 6379, database_of(ours)) != (
+        theirs.hostname,
+        theirs.port or 6379,
+        database_of(theirs),
     ):
         raise ConfigurationError(
             "bridge_redis_url must be the broker's server and database: a dispatch writes the record and the Celery "
             "message in one step; leave bridge_redis_url unset"
         )
+    return normalised(url)
 
 
 def _one_line(exc: ValidationError) -> str:

@@ -1,0 +1,154 @@
+"""Where the server is, as Celery says it, and what of it may be shown."""
+
+from __future__ import annotations
+
+import ssl
+from typing import Any
+
+import pytest
+from celery import Celery
+from redis.connection import SSLConnection, UnixDomainSocketConnection
+from redis.sentinel import SentinelManagedConnection, SentinelManagedSSLConnection
+
+from bridge.address import without_password
+from bridge.connect import client
+from bridge.settings import read_settings
+from routing.errors import ConfigurationError
+
+CA = "/etc/ca.pem"
+
+
+def address(broker: Any, **settings: Any) -> str:
+    made = Celery("shop", broker=broker, set_as_current=False)
+    made.conf.update(settings)
+    return read_settings(made).redis_url
+
+
+def refusal(broker: Any, **settings: Any) -> str:
+    with pytest.raises(ConfigurationError) as caught:
+        address(broker, **settings)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "redis://localhost:6379/0",
+        "redis://u:p%40@h/3",
+        "redis+socket:///run/r.sock?virtual_host=2",
+        "redis://[::1]:7/0",
+    ],
+)
+def test_a_plain_url_stays_what_it_is_but_for_redis_pys_spelling_of_sockets(url: str) -> None:
+    assert address(url) == url.replace("redis+socket", "unix").replace("virtual_host", "db")
+
+
+def test_tls_in_the_url_is_checked_as_the_url_says() -> None:
+    made = client(address(f"rediss://:pw@h:6380/1?ssl_cert_reqs=CERT_REQUIRED&ssl_ca_certs={CA}"))
+    options = made.connection_pool.connection_kwargs
+    assert issubclass(made.connection_pool.connection_class, SSLConnection)
+    assert (options["ssl_cert_reqs"], options["ssl_ca_certs"], options["password"]) == ("required", CA, "pw")
+    assert (options["host"], options["port"], options["db"]) == ("h", 6380, 1)
+
+
+@pytest.mark.parametrize("scheme", ["redis", "rediss"])
+def test_tls_in_broker_use_ssl_is_checked_as_it_says(scheme: str) -> None:
+    use = {"ssl_cert_reqs": ssl.CERT_REQUIRED, "ssl_ca_certs": CA, "ssl_check_hostname": False}
+    made = client(address(f"{scheme}://:p%2Fw@h:6380/1", broker_use_ssl=use))
+    options = made.connection_pool.connection_kwargs
+    assert issubclass(made.connection_pool.connection_class, SSLConnection)
+    assert (options["ssl_cert_reqs"], options["ssl_ca_certs"], options["ssl_check_hostname"]) == ("required", CA, False)
+    assert options["password"] == "p/w"
+
+
+@pytest.mark.parametrize("value", ["none", "optional", "required", ssl.CERT_NONE, ssl.CERT_OPTIONAL, "CERT_REQUIRED"])
+def test_every_way_to_say_what_to_check_is_understood(value: Any) -> None:
+    found = address("redis://h", broker_use_ssl={"ssl_cert_reqs": value})
+    assert found == f"rediss://h?ssl_cert_reqs={str(getattr(value, 'name', value)).lower().removeprefix('cert_')}"
+
+
+def test_tls_that_checks_nothing_without_saying_so_is_refused() -> None:
+    assert "add ?ssl_cert_reqs=required" in refusal("rediss://:secret@h/0")
+    assert "ssl_cert_reqs" in refusal("redis://h/0", broker_use_ssl={"ssl_ca_certs": CA})
+    assert "plain text" in refusal("redis://h/0", broker_use_ssl=True)
+    assert "required, optional or none" in refusal("rediss://h/0?ssl_cert_reqs=maybe")
+
+
+def test_sentinels_are_asked_for_the_primary_as_kombu_asks_them() -> None:
+    options = {"master_name": "my master", "sentinel_kwargs": {"password": "s&=?"}, "min_other_sentinels": 1}
+    found = address("sentinel://u:p%40w@h1:1/2;sentinel://u:p%40w@h2/2", broker_transport_options=options)
+    made = client(found, timeout_s=3.0)
+    pool: Any = made.connection_pool
+    assert issubclass(pool.connection_class, SentinelManagedConnection)
+    assert pool.service_name == "my master"
+    primary = pool.connection_kwargs
+    assert (primary["username"], primary["password"], primary["db"], primary["socket_timeout"]) == ("u", "p@w", 2, 3.0)
+    manager = pool.sentinel_manager
+    assert manager.min_other_sentinels == 1
+    asked = [one.connection_pool.connection_kwargs for one in manager.sentinels]
+    assert [(one["host"], one["port"]) for one in asked] == [("h1", 1), ("h2", 26379)]
+    assert {one["password"] for one in asked} == {"s&=?"}
+    assert "p@w" not in without_password(found)
+    assert "s&" not in without_password(found)
+    assert without_password(found) == "sentinel://u:***@h1:1,h2:26379/2"
+
+
+def test_sentinels_and_tls() -> None:
+    use = {"ssl_cert_reqs": "required", "ssl_ca_certs": CA}
+    options = {"master_name": "m", "sentinel_kwargs": {"ssl": True, "ssl_ca_certs": CA}}
+    made = client(address("sentinel://h", broker_transport_options=options, broker_use_ssl=use))
+    pool: Any = made.connection_pool
+    assert issubclass(pool.connection_class, SentinelManagedSSLConnection)
+    assert pool.connection_kwargs["ssl_ca_certs"] == CA
+    [asked] = pool.sentinel_manager.sentinels
+    assert issubclass(asked.connection_pool.connection_class, SSLConnection)
+
+
+def test_sentinels_that_cannot_work_are_refused() -> None:
+    options = {"master_name": "m"}
+    assert "master_name" in refusal("sentinel://h")
+    assert "same user" in refusal("sentinel://h1/0;sentinel://h2/1", broker_transport_options=options)
+    assert "same user" in refusal("sentinel://:a@h1;sentinel://:b@h2", broker_transport_options=options)
+    assert "joined by ;" in refusal("sentinel://h1;redis://h2", broker_transport_options=options)
+    assert "leave it unset" in refusal(
+        "sentinel://h1", broker_transport_options=options, bridge_redis_url="redis://127.0.0.1"
+    )
+
+
+def test_what_would_put_the_lane_elsewhere_is_refused() -> None:
+    assert "global_keyprefix" in refusal("redis://h", broker_transport_options={"global_keyprefix": "x:"})
+    assert "several servers" in refusal("redis://h1;redis://h2")
+    assert "several servers" in refusal(["redis://h1", "redis://h2"])
+    assert "not amqp://" in refusal("amqp://h1")
+
+
+def test_a_socket_is_reached_by_its_path() -> None:
+    pool = client(address("redis+socket:///run/r.sock")).connection_pool
+    assert issubclass(pool.connection_class, UnixDomainSocketConnection)
+    assert pool.connection_kwargs["path"] == "/run/r.sock"
+
+
+SECRET = "sesame"
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("redis://h:6379/0", "redis://h:6379/0"),
+        (f"redis://:{SECRET}@h:6379/0", "redis://:***@h:6379/0"),
+        (f"redis://u:{SECRET}@h", "redis://u:***@h"),
+        (f"redis://:a@{SECRET}@h", "redis://:***@h"),
+        (f"redis://:{SECRET}#/?:x@h/0", "redis://:***@h/0"),
+        (f"redis://h:6379/0?password={SECRET}", "redis://h:6379/0"),
+        (f"redis://{SECRET}", f"redis://{SECRET}"),  # a host, as far as anybody can tell
+        (f"redis://:{SECRET}", "redis://:***"),
+        (f"redis://u:{SECRET}/x", "redis://u:***"),
+        (f"sentinel://:{SECRET}@h1:1;sentinel://:{SECRET}@h2/0", "sentinel://:***@h1:1;sentinel://:***@h2/0"),
+        (f"u:{SECRET}@h", "u:***@h"),
+        ("unix:///run/r.sock", "unix:///run/r.sock"),
+        (f"unix://u:{SECRET}@/run/r.sock?db=1", "unix://u:***@/run/r.sock"),
+    ],
+)
+def test_a_shown_url_has_no_password(url: str, shown: str) -> None:
+    assert without_password(url) == shown
