@@ -17,8 +17,10 @@ import time
 from typing import TYPE_CHECKING
 
 from celery.utils.log import get_logger
+from redis.exceptions import RedisError
 
-from bridge.connect import UNAVAILABLE, client
+from bridge.connect import client, is_outage
+from bridge.outage import Outage
 from routing.leadership import extend, lead, resign
 
 if TYPE_CHECKING:
@@ -32,14 +34,17 @@ RENEWALS = 4
 MARGIN = 0.05
 #: Seconds between two questions of a standby.
 ASK_S = 0.25
+#: Seconds between two tries while the server is away.
+RETRY_S = 0.1
 
 
 class Election:
-    """Runs for the lead of one lane. ``lost`` is called, on the renewing thread, when the lead is over."""
+    """Runs for the lead of one lane, and keeps it. ``outage``: where it tells that the server is away."""
 
-    def __init__(self, settings: Settings, holder: str) -> None:
+    def __init__(self, settings: Settings, holder: str, outage: Outage | None = None) -> None:
         self._settings = settings
         self._holder = holder
+        self._outage = outage or Outage(logger, "waiting for it")
         self._redis = client(settings.redis_url, timeout_s=max(0.2, settings.leader_lease / RENEWALS))
         self._token = ""
         self._deadline_s = 0.0
@@ -58,17 +63,29 @@ class Election:
         self._stop.set()
 
     def campaign(self) -> bool:
-        """Waits until elected. False: `stop` was called first. Raises redis errors."""
+        """Waits until elected, also while the server is away. False: `stop` was called first.
+
+        Raises redis errors that do not pass by themselves.
+        """
         told = ""
         while not self._stop.is_set():
             sent = time.monotonic()
-            elected, token, left_ms = lead(
-                self._redis, self._settings.keys, self._holder, self._settings.leader_lease_ms
-            )
+            try:
+                elected, token, left_ms = lead(
+                    self._redis, self._settings.keys, self._holder, self._settings.leader_lease_ms
+                )
+            except (RedisError, OSError) as exc:
+                if not is_outage(exc):
+                    raise
+                self._outage.met(exc)
+                self._stop.wait(RETRY_S)
+                continue
             if elected:
+                # Whether the outage is over is for the leader to say, when it has read the lane.
                 self._token = token
                 self._deadline_s = self._deadline(sent)
                 return True
+            self._outage.over()
             if token != told:
                 told = token
                 logger.info("standing by: %s leads", token.partition(" ")[2])
@@ -90,7 +107,9 @@ class Election:
         self._deadline_s = 0.0
         try:
             resign(self._redis, self._settings.keys, self._token)
-        except UNAVAILABLE as exc:
+        except (RedisError, OSError) as exc:
+            if not is_outage(exc):
+                raise
             logger.warning("could not resign, the lead will run out by itself: %s", exc)
 
     def _keep(self, lost: threading.Event) -> None:
@@ -100,11 +119,16 @@ class Election:
             sent = time.monotonic()
             try:
                 renewed = extend(self._redis, self._settings.keys, token, self._settings.leader_lease_ms)
-            except UNAVAILABLE as exc:
+            except Exception as exc:
+                # Whatever it is: the deadline stands, and beyond it this master leads no more. The leader itself meets
+                # an outage, too, and tells of it.
+                if not is_outage(exc):
+                    logger.exception("cannot renew the lead")
+                self._outage.noted()
                 if self.leads():
-                    logger.warning("cannot renew the lead, trying again: %s", exc)
-                    wait = 0.1
+                    wait = RETRY_S
                     continue
+                logger.warning("the lead is over, it could not be renewed in time: %s", exc)
                 renewed = False
             if not renewed:
                 self._deadline_s = 0.0

@@ -56,6 +56,8 @@ class Heartbeats:
             except Exception as exc:
                 # Heartbeats are a hint: whatever is wrong here, the leases are looked at anyway.
                 logger.debug("no heartbeats for a while: %s", exc)
+                # Whoever was not heard because nothing was received is not missing.
+                self._heard.clear()
                 self._stop.wait(1.0)
 
     def _drain(self, link: Any) -> None:

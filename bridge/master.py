@@ -14,11 +14,12 @@ from typing import TYPE_CHECKING, Any
 from celery.utils.log import get_logger
 from redis.exceptions import RedisError
 
-from bridge.connect import UNAVAILABLE, check_server, client
+from bridge.connect import UNAVAILABLE, check_server, client, is_outage
 from bridge.election import Election
 from bridge.heartbeats import Heartbeats
 from bridge.installation import bridge_of
 from bridge.leader import Leader
+from bridge.outage import Outage
 from bridge.settings import check_tasks
 from routing.errors import LaneConflict, NotLeading, ServerUnavailable
 
@@ -43,10 +44,12 @@ class Master:
         check_server(client(self._settings.redis_url), self._settings.redis_url)
         self._announce = announce
         self._holder = f"{socket.gethostname()}:{os.getpid()}:{uuid.uuid4().hex[:8]}"
-        self._election = Election(self._settings, self._holder)
+        self._outage = Outage(logger, "waiting for it")
+        #: Outages after which the workers' leases were spared.
+        self._spared = 0
+        self._election = Election(self._settings, self._holder, self._outage)
         self._leader: Leader | None = None
         self._stop = threading.Event()
-        self._outage = False
 
     def stop(self, *_: Any) -> None:
         """Resigns and ends `run`; safe in a signal handler."""
@@ -68,14 +71,12 @@ class Master:
             while not self._stop.is_set():
                 try:
                     self._serve()
-                except UNAVAILABLE as exc:
-                    if not self._outage:
-                        logger.warning("Redis is away, waiting for it: %s", exc)
-                    self._outage = True
-                    self._stop.wait(RETRY_S)
-                except RedisError as exc:
+                except (RedisError, OSError) as exc:
+                    if is_outage(exc):
+                        self._outage.met(exc)
+                        self._stop.wait(RETRY_S)
+                        continue
                     logger.error("Redis answers with an error, trying again: %s", exc)
-                    self._outage = True
                     self._stop.wait(5 * RETRY_S)
         finally:
             heartbeats.stop()
@@ -99,14 +100,14 @@ class Master:
         """Leads until the lead is over; reads the lane anew whenever the picture may be wrong."""
         while not self._stop.is_set() and self._election.leads():
             leader = self._leader = Leader(self._app, self._settings, self._election.token)
-            if self._outage:
+            if self._spared < self._outage.count:
                 # The workers could not renew their leases, either.
+                self._spared = self._outage.count
                 leader.recovery.grant_amnesty()
-                self._outage = False
             if self._stop.is_set():
                 return
             try:
-                leader.run(self._election.leads)
+                leader.run(self._leads())
             except NotLeading as exc:
                 logger.warning("stepping down: %s", exc)
                 # The renewals may not have noticed yet.
@@ -117,6 +118,19 @@ class Master:
                 time.sleep(0.05)
             finally:
                 self._leader = None
+
+    def _leads(self) -> Callable[[], bool]:
+        """Whether this master leads: a new leader asks first when it has read the lane, so the server served."""
+        served = False
+
+        def leads() -> bool:
+            nonlocal served
+            if not served:
+                served = True
+                self._outage.over()
+            return self._election.leads()
+
+        return leads
 
     def _look(self) -> None:
         leader = self._leader

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import orjson
 import redis
 
-from bridge.connect import UNAVAILABLE, without_password
+from bridge.connect import UNAVAILABLE, is_full, without_password
 from routing.errors import ConfigurationError, PayloadError, ServerUnavailable
 from routing.messages import MAX_TICKET_BYTES
 
@@ -31,6 +31,10 @@ def push(app: Celery, task: str, ticket_id: str, payload: Any, *, delay: float |
         url = without_password(settings.redis_url)
         raise ServerUnavailable(f"cannot reach Redis at {url}: {exc}; the message may or may not be in") from None
     except redis.exceptions.ResponseError as exc:
+        if is_full(exc):
+            raise ServerUnavailable(
+                f"Redis is full, the message is not in: {exc}; what is there goes on, push it again when there is room"
+            ) from None
         raise ServerUnavailable(f"Redis refused the message: {exc}") from None
     return id_.decode() if isinstance(id_, bytes) else str(id_)
 

@@ -1,4 +1,6 @@
-"""Effects that are applied with the success of a message: the Lua script that does it, and its typed function."""
+"""What a worker writes through Lua scripts, with a typed function for each: effects that are applied with the
+success of a message, and outcomes that a full server refuses in any other way.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +14,7 @@ from routing.scripts import Script, Word
 from routing.words import ReturnWord, text_of, word_of
 
 _APPLY = Script("apply")
+_TELL = Script("tell")
 
 
 @dataclass(frozen=True)
@@ -52,3 +55,8 @@ def apply(
             args += effect.words
     reply = _APPLY.run(client, [keys.tickets, keys.applied, keys.outcomes, *touched], args)
     return [(word_of(word), text_of(word).partition(" ")[2]) for word in reply]
+
+
+def tell(client: Redis, keys: LaneKeys, incarnation: str, outcomes: bytes) -> ReturnWord:
+    """Writes ``outcomes`` (a JSON list) also into a full server."""
+    return word_of(_TELL.run(client, [keys.outcomes], [incarnation, outcomes]))

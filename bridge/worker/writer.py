@@ -2,6 +2,9 @@
 
 Each pool process has a connection of its own. While the server is away the writer tries again until the lease ends:
 until then nobody else may have the tickets, so waiting loses nothing; after that the outcome is worth nothing.
+
+A full server (OOM) refuses the XADD. Then the outcome goes through a script that such a server lets pass: it is what
+leads to an acknowledgement, and so to room.
 """
 
 from __future__ import annotations
@@ -14,11 +17,12 @@ from typing import TYPE_CHECKING, Any
 
 from celery.utils.log import get_logger
 from redis import Redis
-from redis.exceptions import ResponseError
+from redis.exceptions import RedisError
 
-from bridge.connect import UNAVAILABLE, Wire, client
+from bridge.connect import Wire, client, is_full, is_outage
+from bridge.outage import Outage
 from bridge.outcomes import Kind, Outcome
-from routing.effects import Effect, Success, apply
+from routing.effects import Effect, Success, apply, tell
 from routing.words import ReturnWord
 
 if TYPE_CHECKING:
@@ -42,6 +46,7 @@ class OutcomeWriter:
         self._pid = os.getpid()
         self._local = threading.local()
         self._known_head = ("", b"")
+        self._outage = Outage(logger, "trying to write an outcome until the lease ends")
 
     def write(self, incarnation: str, outcomes: Sequence[Outcome]) -> bool:
         """Writes ``outcomes`` in one entry. False: the lease ended first, and they are void."""
@@ -49,7 +54,12 @@ class OutcomeWriter:
         packed = b"%b$%d\r\n%b\r\n" % (self._head(incarnation), len(data), data)
 
         def send() -> None:
-            self._wire().call_packed(packed)
+            try:
+                self._wire().call_packed(packed)
+            except RedisError as exc:
+                if not is_full(exc):
+                    raise
+                tell(self._client(), self._settings.keys, incarnation, data)
 
         return self._until_lease_ends(incarnation, send)
 
@@ -82,20 +92,16 @@ class OutcomeWriter:
         return words
 
     def _until_lease_ends(self, incarnation: str, send: Any) -> bool:
-        told = False
         while True:
             try:
                 send()
-                return True
-            except (*UNAVAILABLE, ResponseError) as exc:
-                # A full server (OOM) answers with an error and may have room again: that is an outage too.
-                if isinstance(exc, ResponseError) and not str(exc).startswith(
-                    ("OOM", "LOADING", "READONLY", "MISCONF")
-                ):
+            except (RedisError, OSError) as exc:
+                if not is_outage(exc):
                     raise
-                if not told:
-                    logger.warning("cannot write an outcome, trying until the lease ends: %s", exc)
-                    told = True
+                self._outage.met(exc)
+            else:
+                self._outage.over()
+                return True
             if not self._shared.holds(incarnation):
                 return False
             time.sleep(RETRY_S)

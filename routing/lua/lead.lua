@@ -10,6 +10,8 @@ local current = redis.call('GET', KEYS[1])
 if current then
   return {'FOLLOW', current, redis.call('PTTL', KEYS[1])}
 end
+-- On a full server only scripts that begin with a deletion may write; somebody must lead, or room never comes.
+redis.call('DEL', KEYS[1])
 local token = string.format('%.0f', redis.call('INCR', KEYS[2])) .. ' ' .. ARGV[1]
 redis.call('SET', KEYS[1], token, 'PX', ARGV[2])
 return {'ELECTED', token}

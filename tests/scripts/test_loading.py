@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 from redis.exceptions import NoScriptError, ResponseError
 
-from routing.effects import Success, apply
+from routing.effects import Success, apply, tell
 from routing.leadership import extend, lead, resign
 from routing.membership import goodbye, register
 from routing.scripts import FOLDER, Script
@@ -30,6 +30,7 @@ CALLS: dict[str, Callable[[World], object]] = {
     "register": lambda w: register(w.client, w.keys, "w9", "x", 1000, "{}", None),
     "goodbye": lambda w: goodbye(w.client, w.keys, "w9", "x"),
     "apply": lambda w: apply(w.client, w.keys, "x", [Success("nobody", 1, "[]", ())]),
+    "tell": lambda w: tell(w.client, w.keys, "x", b"[]"),
 }
 
 

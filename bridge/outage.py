@@ -1,0 +1,59 @@
+"""Says once that Redis is away, and once that it is back: an outage of a minute is two lines, not six hundred."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+
+#: An outage that begins so soon after the one before, in seconds, is told only when it lasts as long: a server that
+#: comes and goes shall not fill the log.
+CALM_S = 5.0
+
+
+class Outage:
+    """One party's view of the server. ``doing``: what it does meanwhile, as it completes "Redis is away, …"."""
+
+    def __init__(self, logger: logging.Logger, doing: str) -> None:
+        self._logger = logger
+        self._doing = doing
+        self._lock = threading.Lock()
+        self._since = 0.0
+        self._ended = -CALM_S
+        self._told = False
+        self._count = 0
+
+    @property
+    def count(self) -> int:
+        """Grows with each outage, the present one included."""
+        return self._count
+
+    def noted(self) -> None:
+        """An outage that is not told: it counts."""
+        with self._lock:
+            self._count += 1
+
+    def met(self, exc: BaseException) -> None:
+        """The server did not serve, with ``exc`` as the sign of it. To be called again with each vain try."""
+        with self._lock:
+            now = time.monotonic()
+            if not self._since:
+                self._since = now
+                self._count += 1
+            if self._told or now - max(self._ended, self._since - CALM_S) < CALM_S:
+                return
+            self._told = True
+        said = " ".join(str(exc).split()) or type(exc).__name__
+        self._logger.warning("Redis is away, %s: %s", self._doing, said)
+
+    def over(self) -> bool:
+        """The server served; whether that ends an outage."""
+        with self._lock:
+            since, told = self._since, self._told
+            self._since, self._told = 0.0, False
+            if not since:
+                return False
+            self._ended = time.monotonic()
+        if told:
+            self._logger.warning("Redis is back after %.1f s", time.monotonic() - since)
+        return True

@@ -1,0 +1,191 @@
+"""What an outage is, and how often it is told."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+
+import pytest
+import redis
+from redis.exceptions import ResponseError
+
+import bridge.outage
+from bridge.connect import Wire, client, error_code, is_full, is_outage
+from bridge.embedded import EmbeddedServer
+from bridge.outage import CALM_S, Outage
+from tests.waiting import wait_until
+
+
+def reply_of(url: str, *words: object) -> BaseException:
+    """The error that the server answers to a command, as a client and as a raw connection raise it."""
+    with client(url) as one, pytest.raises(redis.RedisError) as by_client:
+        one.execute_command(*words)
+    with pytest.raises(redis.RedisError) as by_wire:
+        Wire(url).call(*words)
+    assert error_code(by_client.value) == error_code(by_wire.value)
+    return by_client.value
+
+
+XADD = ("XADD", "s", "*", "a", "b")
+SCRIPT = ("EVAL", "redis.call('GET', 'x') return redis.call('XADD', 's', '*', 'a', 'b')", 0)
+
+
+@pytest.fixture
+def troubled(server: EmbeddedServer) -> Iterator[EmbeddedServer]:
+    yield server
+    with server.client() as one:
+        one.execute_command("REPLICAOF", "NO", "ONE")
+        one.config_set("maxmemory", "0")
+        one.config_set("min-replicas-to-write", "0")
+        one.config_set("replica-serve-stale-data", "yes")
+
+
+@pytest.mark.parametrize("words", [XADD, SCRIPT], ids=["command", "script"])
+class TestRepliesThatPass:
+    def test_full(self, troubled: EmbeddedServer, words: tuple[object, ...]) -> None:
+        with troubled.client() as one:
+            one.config_set("maxmemory", "1")
+        found = reply_of(troubled.url, *words)
+        assert is_full(found)
+        assert is_outage(found)
+
+    def test_too_few_replicas(self, troubled: EmbeddedServer, words: tuple[object, ...]) -> None:
+        with troubled.client() as one:
+            one.config_set("min-replicas-to-write", "1")
+        found = reply_of(troubled.url, *words)
+        assert error_code(found) == "NOREPLICAS"
+        assert is_outage(found)
+        assert not is_full(found)
+
+    def test_a_replica(self, troubled: EmbeddedServer, words: tuple[object, ...]) -> None:
+        with troubled.client() as one:
+            one.execute_command("REPLICAOF", "127.0.0.1", "1")
+        found = reply_of(troubled.url, *words)
+        assert error_code(found) == "READONLY"
+        assert is_outage(found)
+
+    def test_a_replica_that_lost_its_primary(self, troubled: EmbeddedServer, words: tuple[object, ...]) -> None:
+        with troubled.client() as one:
+            one.config_set("replica-serve-stale-data", "no")
+            one.execute_command("REPLICAOF", "127.0.0.1", "1")
+        assert is_outage(reply_of(troubled.url, *words))
+
+
+def test_a_disk_that_refuses_snapshots(server: EmbeddedServer) -> None:
+    # A folder stands where the snapshot is to go
+    in_the_way = server.data_dir / "dump.rdb"
+    in_the_way.mkdir()
+    with server.client(decode_responses=True) as one:
+        try:
+            one.config_set("save", "3600 1")
+            one.bgsave()
+            wait_until(
+                lambda: one.info("persistence")["rdb_last_bgsave_status"] == "err", description="a snapshot to fail"
+            )
+            for words in (XADD, SCRIPT):
+                found = reply_of(server.url, *words)
+                assert error_code(found) == "MISCONF"
+                assert is_outage(found)
+        finally:
+            in_the_way.rmdir()
+            one.bgsave()
+            wait_until(
+                lambda: one.info("persistence")["rdb_last_bgsave_status"] == "ok", description="a snapshot to succeed"
+            )
+            one.config_set("save", "")
+            (server.data_dir / "dump.rdb").unlink()
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("NOSUCH",),
+        ("EVAL", "return redis.call('NOSUCH')", 0),
+        ("EVAL", "return redis.call('INCR')", 0),
+        ("EVAL", "redis.call('SET', 'x', 'a') return redis.call('INCR', 'x')", 0),
+        ("EVAL", "return redis.error_reply('ERR the word: -OOM is no code')", 0),
+        ("XREADGROUP", "GROUP", "g", "m", "STREAMS", "nowhere", ">"),
+    ],
+)
+def test_other_errors_are_no_outages(server: EmbeddedServer, words: tuple[object, ...]) -> None:
+    assert not is_outage(reply_of(server.url, *words))
+
+
+def test_an_error_of_the_program_is_no_outage() -> None:
+    assert not is_outage(ValueError("OOM"))
+    assert is_outage(ConnectionResetError())
+    assert is_outage(redis.exceptions.AuthenticationError("invalid password"))
+
+
+def test_a_connection_to_what_is_no_primary_any_more_is_given_up(troubled: EmbeddedServer) -> None:
+    wire = Wire(troubled.url)
+    with client(troubled.url) as one:
+        name = one.client_id()
+        number = wire.call("CLIENT", "ID")
+        one.execute_command("REPLICAOF", "127.0.0.1", "1")
+        with pytest.raises(redis.ReadOnlyError):
+            wire.call(*XADD)
+        with pytest.raises(redis.ReadOnlyError):
+            one.set("x", 1)
+        assert one.client_id() != name
+        assert wire.call("CLIENT", "ID") != number
+        # Any other error leaves it as it is
+        number = wire.call("CLIENT", "ID")
+        with pytest.raises(ResponseError):
+            wire.call("NOSUCH")
+        assert wire.call("CLIENT", "ID") == number
+
+
+class Clock:
+    now = 1000.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    made = Clock()
+    monkeypatch.setattr(bridge.outage, "time", made)
+    return made
+
+
+def lines(caplog: pytest.LogCaptureFixture) -> list[str]:
+    found = [record.getMessage() for record in caplog.records]
+    caplog.clear()
+    return found
+
+
+def test_an_outage_is_told_once_and_its_end_once(clock: Clock, caplog: pytest.LogCaptureFixture) -> None:
+    outage = Outage(logging.getLogger("x"), "waiting")
+    assert not outage.over()
+    for _ in range(100):
+        outage.met(ConnectionError("gone\n"))
+        clock.now += 0.1
+    assert lines(caplog) == ["Redis is away, waiting: gone"]
+    assert outage.over()
+    assert not outage.over()
+    assert lines(caplog) == ["Redis is back after 10.0 s"]
+    assert outage.count == 1
+
+
+def test_a_server_that_comes_and_goes_is_told_of_once(clock: Clock, caplog: pytest.LogCaptureFixture) -> None:
+    outage = Outage(logging.getLogger("x"), "waiting")
+    for _ in range(100):
+        outage.met(ConnectionError("gone"))
+        clock.now += 0.2
+        outage.over()
+    assert len(lines(caplog)) == 2
+    assert outage.count == 100
+    # One that stays away is told, and its end is
+    outage.met(ConnectionError("gone"))
+    clock.now += CALM_S
+    outage.met(ConnectionError("still gone"))
+    outage.met(ConnectionError("still gone"))
+    assert lines(caplog) == ["Redis is away, waiting: still gone"]
+    outage.over()
+    assert lines(caplog) == ["Redis is back after 5.0 s"]
+    # And after a calm time the next one at once
+    clock.now += CALM_S
+    outage.met(ConnectionError("gone"))
+    assert len(lines(caplog)) == 1
