@@ -73,25 +73,31 @@ _ledger = watch(Path(os.environ["CHAOS_LEDGER"])) if "CHAOS_LEDGER" in os.enviro
 
 @app.task(bind=True, ignore_result=True, name="chaos.work", shared=False)
 def work(self: Any, ticket_id: str, payload: Any) -> None:
-    """Works for a while, giving signs of life, and may go wrong half way."""
-    _work(self, payload["ms"] / 1000)
-    if self.ticket.attempt < payload.get("until", 1):
-        if payload["how"] == "exit":
-            os._exit(1)
-        if payload["how"] == "kill":
-            os.kill(os.getpid(), signal.SIGKILL)
-        if payload["how"] == "hang":
-            _work(self, 60)
-        raise ValueError(f"attempt {self.ticket.attempt} of ticket {ticket_id} goes wrong")
+    """Works for a while and may go wrong after it."""
+    _do(self, ticket_id, payload)
 
 
 @app.task(bind=True, ignore_result=True, name="chaos.limited", time_limit=1, shared=False)
 def limited(self: Any, ticket_id: str, payload: Any) -> None:
     """The same under a hard time limit, for what hangs."""
-    work.run.__func__(self, ticket_id, payload)
+    _do(self, ticket_id, payload)
+
+
+def _do(task: Any, ticket_id: str, payload: Any) -> None:
+    _work(task, payload["ms"] / 1000)
+    attempt = task.ticket.attempt
+    if attempt < payload.get("until", 1):
+        if payload["how"] == "exit":
+            os._exit(1)
+        if payload["how"] == "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if payload["how"] == "hang":
+            _work(task, 60)
+        raise ValueError(f"attempt {attempt} of ticket {ticket_id} goes wrong")
 
 
 def _work(task: Any, seconds: float) -> None:
+    """Sleeps, with a sign of life for each step."""
     until = time.monotonic() + seconds
     while (left := until - time.monotonic()) > 0:
         time.sleep(min(STEP_S, left))

@@ -29,8 +29,12 @@ class NodeYard:
         env: Mapping[str, str] | None = None,
         cwd: Path = ROOT,
         wait: bool = True,
+        start: bool = True,
     ) -> WorkerNode:
-        """A Celery worker, ready unless `wait` is off (start several without, then `wait_ready()` each)."""
+        """A Celery worker, ready unless `wait` is off (start several without, then `wait_ready()` each).
+
+        With `start` off it is only kept: whoever asked for it starts it.
+        """
         node = WorkerNode(
             name,
             app=app,
@@ -40,7 +44,7 @@ class NodeYard:
             env=env,
             cwd=cwd,
         )
-        return self.add(node, wait=wait)
+        return self.add(node, wait=wait, start=start)
 
     def master(
         self,
@@ -52,8 +56,9 @@ class NodeYard:
         cwd: Path = ROOT,
         ready_text: str | None = None,
         wait: bool = True,
+        start: bool = True,
     ) -> MasterNode:
-        """A bridge master."""
+        """A bridge master; `start` as for a worker."""
         node = MasterNode(
             name,
             app=app,
@@ -64,7 +69,7 @@ class NodeYard:
             cwd=cwd,
             ready_text=ready_text,
         )
-        return self.add(node, wait=wait)
+        return self.add(node, wait=wait, start=start)
 
     def process(
         self,
@@ -80,9 +85,11 @@ class NodeYard:
         node = ProcessNode(name, command, log_file=self._log_file(name), env=env, cwd=cwd, ready_text=ready_text)
         return self.add(node, wait=wait)
 
-    def add(self, node: Node, *, wait: bool) -> Node:
+    def add(self, node: Node, *, wait: bool, start: bool = True) -> Node:
         """Take a node over and start it."""
         self.nodes.append(node)
+        if not start:
+            return node
         node.start()
         if wait:
             node.wait_ready()

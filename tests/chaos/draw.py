@@ -1,0 +1,128 @@
+"""What a run does, drawn from a seed alone: its cast, its faults, its messages. The same seed draws the same run.
+
+What comes of a fault depends on the moment, too (which process is busy, who leads): the draw says "the 0.37th of those
+that are busy", and the conductor looks who that is.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+#: Action -> how often it is drawn, relative to the others.
+WORKER_ACTIONS = {
+    "kill the worker": 4,
+    "kill the worker and its watcher": 2,
+    "kill everything of the worker": 2,
+    "stop the worker": 4,
+    "freeze the worker": 3,
+    "freeze the worker past its lease": 3,
+    "freeze the main process past its lease": 2,
+    "freeze a pool process past the lease": 1,
+    "kill a busy pool process": 4,
+    "kill an idle pool process": 1,
+    "let a worker join and leave": 2,
+}
+MASTER_ACTIONS = {
+    "kill the leader": 3,
+    "kill the standby": 1,
+    "stop the leader": 2,
+    "freeze the leader past its lease": 2,
+}
+SERVER_ACTIONS = {
+    "kill the server": 2,
+    "restart the server": 1,
+    "freeze the server": 1,
+    "cut all connections": 2,
+}
+LANE_ACTIONS = {
+    "purge a queue": 2,
+    "throw a Celery message away": 2,
+    "claim a message by hand": 1,
+}
+ACTIONS = {**WORKER_ACTIONS, **MASTER_ACTIONS, **SERVER_ACTIONS, **LANE_ACTIONS}
+
+
+@dataclass(frozen=True)
+class Cast:
+    """Who takes part: (name, pool) of each worker, and names of the masters."""
+
+    workers: tuple[tuple[str, str], ...]
+    masters: tuple[str, ...] = ("m1", "m2")
+
+
+PREFORK = Cast((("w1", "prefork"), ("w2", "prefork"), ("w3", "prefork")))
+MIXED = Cast((("w1", "prefork"), ("w2", "prefork"), ("w3", "threads"), ("w4", "gevent"), ("w5", "solo")))
+
+
+@dataclass(frozen=True)
+class Step:
+    """One fault. ``after_s``: seconds after the one before. ``dice``: numbers in [0, 1) for what is still open."""
+
+    number: int
+    action: str
+    after_s: float
+    dice: tuple[float, float, float, float]
+
+    def __str__(self) -> str:
+        return f"{self.number}: {self.action} ({', '.join(f'{one:.3f}' for one in self.dice)})"
+
+
+def script(seed: int, faults: int, pace_s: float, actions: Sequence[str] = ()) -> list[Step]:
+    """``faults`` steps, ``pace_s`` seconds apart on average; of ``actions`` only, when some are named."""
+    draw = random.Random(f"script {seed}")
+    weights = {name: weight for name, weight in ACTIONS.items() if not actions or name in actions}
+    names = list(weights)
+    # Each kind once before any is drawn by its weight: a short run shall not leave one out by chance.
+    deck = draw.sample(names, len(names))
+    steps = []
+    for number in range(faults):
+        drawn = draw.choices(names, list(weights.values()))[0]
+        action = deck[number] if number < len(deck) else drawn
+        after_s = pace_s * draw.uniform(0.5, 1.5)
+        dice = (draw.random(), draw.random(), draw.random(), draw.random())
+        steps.append(Step(number, action, after_s, dice))
+    return steps
+
+
+class Load:
+    """The messages of a run. What befalls a message depends on the seed, its ticket and its place alone."""
+
+    def __init__(self, seed: int, tickets: int, *, violent: bool, longest_ms: int = 2500) -> None:
+        """``violent``: messages may kill or hang their pool process, too; only where a pool has processes to lose."""
+        self._seed = seed
+        self._violent = violent
+        self._longest_ms = longest_ms
+        self._draw = random.Random(f"tickets {seed}")
+        self._tickets = [f"T{i}" for i in range(tickets)]
+        self._hot = self._tickets[: max(1, tickets // 20)]
+
+    def ticket(self) -> str:
+        """Whose message comes next: a fifth of all are of a few hot tickets."""
+        return self._draw.choice(self._hot if self._draw.random() < 0.2 else self._tickets)
+
+    def message(self, ticket: str, n: int) -> tuple[str, dict[str, Any], bool]:
+        """Task, payload, and whether it can never succeed."""
+        draw = random.Random(f"{self._seed}/{ticket}/{n}")
+        payload: dict[str, Any] = {"n": n, "ms": draw.choice((0, 0, 0, 1, 3, 10, 30))}
+        rare = draw.random()
+        if rare < 0.001:
+            payload["ms"] = self._longest_ms
+        elif rare < 0.008:
+            payload["ms"] = 300
+        task = "chaos.work"
+        wrong = draw.random()
+        if wrong < 0.04:
+            payload["until"] = draw.choice((2, 2, 3))
+            payload["how"] = "raise"
+            if self._violent and wrong < 0.008:
+                payload["how"] = draw.choice(("exit", "kill", "hang"))
+                payload["ms"] = min(payload["ms"], 300)
+                task = "chaos.limited" if payload["how"] == "hang" else task
+        dies = draw.random() < 0.004
+        if dies:
+            payload["until"] = 1_000_000
+            payload["how"] = "raise"
+        return task, payload, dies

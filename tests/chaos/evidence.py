@@ -1,0 +1,102 @@
+"""Reads from a lane's server what the checks need. Nothing here writes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from redis import Redis
+
+from routing.keys import LaneKeys
+from tests.chaos.app import EFFECTS
+from tests.chaos.checks import Effect, Letter, Message, Rest, Violation, check_snapshot
+from tests.keycheck import ownerless
+
+#: Keys on the server that are Celery's, or the run's own.
+FOREIGN_KEYS = ("_kombu.binding*", "*.pidbox", "*.reply.pidbox", "celery", "unacked*", f"{EFFECTS}*", "incident:*")
+PAGE = 2000
+
+
+def entries(redis: Redis, stream: str, first: str = "-", last: str = "+") -> list[tuple[str, dict[str, str]]]:
+    """All entries of a stream between two ids. ``redis`` decodes its replies, here and below."""
+    found: list[tuple[str, dict[str, str]]] = []
+    while True:
+        page: Any = redis.xrange(stream, first, last, count=PAGE)
+        found += page
+        if len(page) < PAGE:
+            return found
+        first = f"({page[-1][0]}"
+
+
+def effects(redis: Redis) -> list[Effect]:
+    """All effects: of each ticket in the order in which they were applied."""
+    found = []
+    for key in redis.scan_iter(match=f"{EFFECTS}*", count=1000):
+        ticket = key.removeprefix(EFFECTS)
+        for id_, fields in entries(redis, key):
+            found.append(Effect(ticket, fields["id"], int(fields["n"]), int(fields["fence"]), _ms(id_)))
+    return found
+
+
+def letters(redis: Redis, keys: LaneKeys) -> list[Letter]:
+    """All dead letters."""
+    found = []
+    for id_, fields in entries(redis, keys.dead):
+        attempts = int(fields.get("attempts", 0))
+        ticket = fields.get("ticket_id", "")
+        told = f"{fields.get('reason', '')} {fields.get('error', '')}".strip()
+        found.append(Letter(fields["message_id"], ticket, attempts, told, _ms(id_)))
+    return found
+
+
+def rest(redis: Redis, keys: LaneKeys) -> Rest:
+    """What is left of the lane."""
+    group = _group(redis, keys)
+    unread: Any = redis.xrange(keys.stream, f"({group['last-delivered-id']}", "+", count=PAGE)
+    counts: Any = redis.hgetall(keys.counts)
+    return Rest(
+        unread=len(unread),
+        pending=int(group["pending"]),
+        records=int(redis.hlen(keys.tickets)),
+        applied=int(redis.hlen(keys.applied)),
+        retries=int(redis.zcard(keys.retries)),
+        outcomes=int(redis.xlen(keys.outcomes)),
+        done=int(counts.get("done", 0)),
+        dead=int(counts.get("dead", 0)),
+        ownerless=ownerless(redis, [keys], FOREIGN_KEYS),
+    )
+
+
+def look(redis: Redis, keys: LaneKeys, among: Sequence[Message]) -> list[Violation]:
+    """One atomic look at a lane at work: is every one of ``among`` that the group has read accounted for?"""
+    if not among:
+        return []
+    tickets = sorted({message.ticket for message in among})
+    with redis.pipeline(transaction=True) as pipe:
+        pipe.xinfo_groups(keys.stream)
+        pipe.xrange(keys.dead)
+        pipe.xpending_range(keys.stream, keys.group, "-", "+", 1_000_000)
+        for ticket in tickets:
+            pipe.xrange(EFFECTS + ticket)
+        groups, dead, pending, *applied = pipe.execute()
+    [group] = [group for group in groups if group["name"] == keys.group]
+    last = _order(group["last-delivered-id"])
+    read = [(m.message_id, m.ticket) for m in among if _order(m.message_id) <= last]
+    succeeded = {fields["id"] for found in applied for _, fields in found}
+    waiting = {row["message_id"] for row in pending}
+    return check_snapshot(read, waiting, succeeded, {fields["message_id"] for _, fields in dead})
+
+
+def _group(redis: Redis, keys: LaneKeys) -> dict[str, Any]:
+    groups: Any = redis.xinfo_groups(keys.stream)
+    [group] = [group for group in groups if group["name"] == keys.group]
+    return dict(group)
+
+
+def _ms(id_: str) -> int:
+    return int(id_.partition("-")[0])
+
+
+def _order(id_: str) -> tuple[int, int]:
+    ms, _, number = id_.partition("-")
+    return int(ms), int(number or 0)

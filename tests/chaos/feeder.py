@@ -1,0 +1,104 @@
+"""Pushes the messages of a chaos run, and knows exactly which ones are in the stream, whatever happens to the server.
+
+A push whose reply was lost may have been done or not. So after an error the feeder reads the stream's end and takes
+what is there as pushed; the numbers of a ticket go on behind it, without a gap.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from redis import Redis
+from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import TimeoutError as RedisTimeoutError
+
+from routing.keys import LaneKeys
+from tests.chaos.checks import Message
+
+UNAVAILABLE = (RedisConnectionError, RedisTimeoutError)
+#: (ticket, task or '', payload, whether it can never succeed).
+Planned = tuple[str, str, dict[str, Any], bool]
+#: The next message, given how many of each ticket were pushed; None when there is none.
+Source = Callable[[dict[str, int]], Planned | None]
+
+
+class Feeder:
+    """One producer."""
+
+    def __init__(self, redis: Redis, keys: LaneKeys, source: Source) -> None:
+        self._redis = redis
+        self._keys = keys
+        self._source = source
+        self._planned: dict[tuple[str, int], Planned] = {}
+        self._again: list[Planned] = []
+        self._last_id = "0-0"
+        self._in_doubt = False
+        #: How many of each ticket are in the stream.
+        self.counts: dict[str, int] = {}
+        #: What is in the stream, in its order.
+        self.messages: list[Message] = []
+
+    def push(self, count: int) -> int:
+        """Pushes up to ``count`` more; how many are certainly there now. Raises nothing for a server that is away."""
+        before = len(self.messages)
+        try:
+            if self._in_doubt:
+                self._resync()
+            batch = list(self._next(count))
+            if not batch:
+                return 0
+            self._in_doubt = True
+            with self._redis.pipeline(transaction=False) as pipe:
+                for ticket, task, payload, _ in batch:
+                    fields: dict[Any, Any] = {"ticket_id": ticket, "payload": json.dumps(payload)}
+                    pipe.xadd(self._keys.stream, {**fields, "task": task} if task else fields)
+                ids = pipe.execute()
+            self._in_doubt = False
+        except UNAVAILABLE:
+            return len(self.messages) - before
+        for planned, id_ in zip(batch, ids, strict=True):
+            self._note(id_, planned)
+        return len(self.messages) - before
+
+    def settle(self) -> bool:
+        """Clears up what is in doubt; whether nothing is any more."""
+        try:
+            if self._in_doubt:
+                self._resync()
+        except UNAVAILABLE:
+            return False
+        return True
+
+    def _next(self, count: int) -> Iterator[Planned]:
+        ahead = dict(self.counts)
+        self._planned = {}
+        # What was planned and did not arrive comes first, in its order: a log cannot be drawn a second time.
+        again, self._again = self._again, []
+        for number in range(count):
+            planned = again[number] if number < len(again) else self._source(ahead)
+            if planned is None:
+                break
+            ticket = planned[0]
+            self._planned[ticket, ahead.get(ticket, 0)] = planned
+            ahead[ticket] = ahead.get(ticket, 0) + 1
+            yield planned
+        self._again = again[count:]
+
+    def _resync(self) -> None:
+        found: Any = self._redis.xrange(self._keys.stream, f"({self._last_id}", "+")
+        for id_, fields in found:
+            ticket = fields["ticket_id"]
+            self._note(id_, self._planned.pop((ticket, self.counts.get(ticket, 0))))
+        self._again = [*self._planned.values(), *self._again]
+        self._planned = {}
+        self._in_doubt = False
+
+    def _note(self, id_: str, planned: Planned) -> None:
+        ticket, _, _, dies = planned
+        n = self.counts.get(ticket, 0)
+        self.counts[ticket] = n + 1
+        self._last_id = id_
+        self.messages.append(Message(id_, ticket, n, dies, time.time_ns()))

@@ -1,0 +1,309 @@
+"""One chaos run from its first process to its verdict: the same for the short test and for the soak."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from redis import Redis
+
+from bridge.embedded import EmbeddedServer, FsyncPolicy
+from routing.keys import LaneKeys
+from tests.chaos import evidence
+from tests.chaos.checks import STUCK, Effect, Evidence, Execution, Letter, Message, Notes, Rest, Violation, check_all
+from tests.chaos.conductor import Conductor
+from tests.chaos.draw import Cast, Step
+from tests.chaos.feeder import UNAVAILABLE, Feeder, Source
+from tests.chaos.ledger import LedgerReader
+from tests.chaos.seats import Seat
+from tests.chaos.stranded import Waits, waits
+from tests.nodes.yard import NodeYard
+from tests.waiting import wait_until
+
+APP = "tests.chaos.app"
+#: Workers start a second sooner without looking for their neighbours.
+QUICK = ("--without-mingle", "--without-gossip")
+#: Seconds between two rounds of the conductor's loop.
+ROUND_S = 0.02
+#: Seconds between two looks at a lane at work, and how many of the newest messages each looks at.
+LOOK_EVERY_S, LOOK_AT = 2.0, 2000
+#: Seconds until a lane whose work is done has nothing left of it.
+REST_WITHIN_S = 20.0
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a run consists of. ``env`` is for workers and masters."""
+
+    folder: Path
+    cast: Cast
+    steps: Sequence[Step]
+    source: Source
+    #: The run pushes as long as there are faults to come; then, and after ``messages``, no more. 0: no such end.
+    messages: int = 0
+    #: Messages that are pushed and not settled, at most; and how many a second are pushed, at most.
+    backlog: int = 400
+    rate: float = 100_000.0
+    app: str = APP
+    lease_s: float = 2.0
+    leader_lease_s: float = 2.0
+    bundle_ms: float = 10.0
+    max_attempts: int = 5
+    concurrency: int = 2
+    fsync: FsyncPolicy = "always"
+    env: dict[str, str] = field(default_factory=dict)
+    #: Seconds without any progress, no fault being under way, after which the lane counts as stuck.
+    patience_s: float = 60.0
+    #: Workers without heartbeats: the lease alone must tell that they live.
+    unheard: Sequence[str] = ("w2",)
+
+
+@dataclass
+class Result:
+    """What came of a run."""
+
+    violations: list[Violation] = field(default_factory=list)
+    messages: Sequence[Message] = ()
+    executions: Sequence[Execution] = ()
+    effects: Sequence[Effect] = ()
+    letters: Sequence[Letter] = ()
+    faults: dict[str, int] = field(default_factory=dict)
+    missed: dict[str, int] = field(default_factory=dict)
+    waits: list[Waits] = field(default_factory=list)
+    leaderless_s: list[float] = field(default_factory=list)
+    counts: dict[str, int] = field(default_factory=dict)
+    seconds: float = 0.0
+    #: The user, or the clock, ended it before its last fault.
+    cut_short: bool = False
+
+    @property
+    def per_second(self) -> float:
+        return (len(self.effects) + len(self.letters)) / self.seconds if self.seconds else 0.0
+
+
+class Run:
+    """A server, its nodes, a producer and a conductor; a context manager that ends them all."""
+
+    def __init__(self, plan: Plan, say: Callable[[str], None] = print) -> None:
+        self.plan = plan
+        self.say = say
+        self.keys = LaneKeys("ticket_stream", "concurrency_stream_group")
+        self.ledger_folder = plan.folder / "ledger"
+        self.notes = Notes()
+        self.server = EmbeddedServer(data_dir=plan.folder / "data", fsync=plan.fsync)
+        self._found: list[Violation] = []
+
+    def __enter__(self) -> Run:
+        self.ledger_folder.mkdir(parents=True)
+        self.server.start()
+        self.redis: Redis = self.server.client(decode_responses=True)
+        self.yard = NodeYard(self.plan.folder, self.server.url)
+        self.ledger = LedgerReader(self.ledger_folder)
+        # A producer whose connection hangs blocks the conductor: the server is only frozen by calls that thaw it again.
+        self.feeder = Feeder(self.server.client(decode_responses=True), self.keys, self.plan.source)
+        self.conductor = Conductor(
+            self.server,
+            self.keys,
+            self.ledger,
+            self.notes,
+            [self._worker(name, pool) for name, pool in self.plan.cast.workers],
+            [self._master(name) for name in self.plan.cast.masters],
+            self._worker,
+            lease_s=self.plan.lease_s,
+            leader_lease_s=self.plan.leader_lease_s,
+            lossy=self.plan.fsync != "always",
+        )
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.conductor.calm_down()
+        for node in self.yard.nodes:
+            node.close()
+        self.server.close()
+
+    def go(self, stop: Callable[[], bool] = lambda: False) -> Result:
+        """Starts everything, does every step while messages flow, waits for the rest, and judges it.
+
+        ``stop`` ends it early, with the verdict so far.
+        """
+        for seat in self.conductor.seats:
+            seat.start()
+        wait_until(
+            lambda: self.redis.hlen(self.keys.consumers) == len(self.plan.cast.workers) and self._led(),
+            description="all workers to register and a master to lead",
+            timeout_s=90,
+        )
+        began = time.monotonic()
+        cut_short = not self._faults(stop)
+        self.conductor.calm_down()
+        stuck = self._drain(0 if cut_short else self.plan.messages)
+        seconds = time.monotonic() - began
+        result = self._judge(stuck)
+        result.seconds = seconds
+        result.cut_short = cut_short
+        return result
+
+    # -- its parts ---------------------------------------------------------------------------------------------------
+
+    def _faults(self, stop: Callable[[], bool]) -> bool:
+        """Does every step; whether it came to the last one."""
+        began = last = time.monotonic()
+        looked = began
+        steps = iter(self.plan.steps)
+        step = next(steps, None)
+        while step is not None:
+            if stop():
+                return False
+            now = time.monotonic()
+            self.conductor.tick()
+            if now - last >= step.after_s:
+                last = now
+                hit = self.conductor.do(step)
+                self.say(
+                    f"{now - began:7.1f} s  fault {step}{'' if hit else ': nobody to do it to'}  {self._progress()}"
+                )
+                step = next(steps, None)
+            self._feed(began)
+            if now - looked >= LOOK_EVERY_S:
+                looked = now
+                self._look()
+            time.sleep(ROUND_S)
+        return True
+
+    def _feed(self, began: float) -> None:
+        plan = self.plan
+        pushed = len(self.feeder.messages)
+        room = plan.backlog - (pushed - self._settled())
+        due = int(plan.rate * (time.monotonic() - began)) + 1 - pushed
+        left = plan.messages - pushed if plan.messages else room
+        count = min(room, due, left, 500)
+        if count > 0:
+            self.feeder.push(count)
+
+    def _drain(self, messages: int) -> list[Violation]:
+        """Pushes what is left of ``messages`` and waits until everything is settled; or says that it stands still."""
+        moved_at = time.monotonic()
+        before = -1
+        told = moved_at
+        while True:
+            self.conductor.tick()
+            if self.feeder.settle():
+                left = max(0, messages - len(self.feeder.messages))
+                room = self.plan.backlog - (len(self.feeder.messages) - self._settled())
+                if left > 0 and room > 0:
+                    self.feeder.push(min(left, room, 500))
+                settled = self._settled()
+                if not left and settled >= len(self.feeder.messages):
+                    return []
+                if settled != before:
+                    before, moved_at = settled, time.monotonic()
+            now = time.monotonic()
+            if now - told > 10:
+                told = now
+                self.say(f"            waiting for the end  {self._progress()}")
+            if now - moved_at > self.plan.patience_s:
+                return [Violation(STUCK, "", "", f"nothing moved for {self.plan.patience_s:g} s: {self._standstill()}")]
+            time.sleep(ROUND_S)
+
+    def _look(self) -> None:
+        try:
+            self._found += evidence.look(self.redis, self.keys, self.feeder.messages[-LOOK_AT:])
+        except UNAVAILABLE:
+            return
+
+    def _judge(self, stuck: list[Violation]) -> Result:
+        plan = self.plan
+        deadline = time.monotonic() + (0 if stuck else REST_WITHIN_S)
+        while True:
+            self.conductor.tick()
+            left = evidence.rest(self.redis, self.keys)
+            if _at_rest(left) or time.monotonic() > deadline:
+                break
+            time.sleep(ROUND_S)
+        executions = self.ledger.executions()
+        effects, letters = evidence.effects(self.redis), evidence.letters(self.redis, self.keys)
+        messages = self.feeder.messages
+        told = Evidence(messages, executions, effects, letters, left, self.notes, plan.max_attempts)
+        ended = [Violation("ended by itself", "", "", line) for line in self.conductor.complaints()]
+        counts: Any = self.redis.hgetall(self.keys.counts)
+        return Result(
+            violations=[*stuck, *self._found, *check_all(told), *ended],
+            messages=messages,
+            executions=executions,
+            effects=effects,
+            letters=letters,
+            faults=self.conductor.done,
+            missed=self.conductor.missed,
+            waits=waits(self.conductor.strandings, executions),
+            leaderless_s=self.conductor.leaderless_s,
+            counts={name: int(value) for name, value in sorted(counts.items())},
+        )
+
+    # -- details -----------------------------------------------------------------------------------------------------
+
+    def _worker(self, name: str, pool: str) -> Seat:
+        plan = self.plan
+        size = () if pool == "solo" else (f"--concurrency={plan.concurrency}",)
+        deaf = ("--without-heartbeat",) if name in plan.unheard else ()
+        node = self.yard.worker(
+            name,
+            app=plan.app,
+            arguments=("--pool", pool, *size, *deaf, *QUICK),
+            env={**self._env(), "CHAOS_POOL": pool},
+            start=False,
+        )
+        return Seat(node, "worker", pool, self.notes)
+
+    def _master(self, name: str) -> Seat:
+        node = self.yard.master(name, app=self.plan.app, env=self._env(), start=False)
+        return Seat(node, "master", "", self.notes)
+
+    def _env(self) -> dict[str, str]:
+        plan = self.plan
+        return {
+            "CHAOS_LEDGER": str(self.ledger_folder),
+            "CHAOS_LEASE": str(plan.lease_s),
+            "CHAOS_LEADER_LEASE": str(plan.leader_lease_s),
+            "CHAOS_BUNDLE_MS": str(plan.bundle_ms),
+            "CHAOS_MAX_ATTEMPTS": str(plan.max_attempts),
+            **plan.env,
+        }
+
+    def _led(self) -> bool:
+        return self.redis.get(self.keys.leader) is not None
+
+    def _settled(self) -> int:
+        try:
+            found: Any = self.redis.hmget(self.keys.counts, ["done", "dead"])
+        except UNAVAILABLE:
+            return 0
+        return sum(int(count or 0) for count in found)
+
+    def _progress(self) -> str:
+        return f"pushed {len(self.feeder.messages):,}, settled {self._settled():,}"
+
+    def _standstill(self) -> str:
+        """What there is to know of a lane that stands still, for whoever looks for the cause."""
+        records: Any = self.redis.hgetall(self.keys.tickets)
+        pending: Any = self.redis.xpending(self.keys.stream, self.keys.group)
+        leases = list(self.redis.scan_iter(match=f"{self.keys.prefix}:lease:*"))
+        return (
+            f"{self._progress()}; {evidence.rest(self.redis, self.keys)}; pending {pending}; "
+            f"leader {self.redis.get(self.keys.leader)!r}; leases {len(leases)}; "
+            f"seats {self.conductor.seats}; records {dict(list(records.items())[:5])}; logs in {self.plan.folder}"
+        )
+
+
+def _at_rest(rest: Rest) -> bool:
+    return not (
+        rest.unread or rest.pending or rest.records or rest.applied or rest.retries or rest.outcomes or rest.ownerless
+    )
+
+
+def default_seed(name: str) -> int:
+    """The seed in the environment variable ``name``, else a new one."""
+    return int(os.environ.get(name) or time.time_ns() % 1_000_000)

@@ -1,0 +1,145 @@
+"""The processes of a chaos run: a seat is a name that a worker or master has, over all its lives.
+
+A seat is hit by faults and comes back by itself, looked after by `tick`, which never waits: so faults overlap.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+
+import psutil
+
+from tests.chaos.checks import Freeze, Notes
+from tests.chaos.ledger import now_ns
+from tests.nodes.process import ProcessNode
+
+#: Seconds that a node which was asked to stop may take, before it is ended by force. Celery's pool processes may wait
+#: up to 30 s for results that nobody reads after a lost connection.
+STOP_PATIENCE_S = 45.0
+#: What the command line of the watcher beside a worker contains.
+WATCHER = "bridge.worker.watcher"
+
+
+class Seat:
+    """One name, its node, and what is being done to it."""
+
+    def __init__(self, node: ProcessNode, kind: str, pool: str, notes: Notes) -> None:
+        self.node = node
+        self.kind = kind
+        self.pool = pool
+        #: It shall not be started again.
+        self.leaving = False
+        #: What it did of its own accord, and should not have.
+        self.complaints: list[str] = []
+        self._notes = notes
+        self._back_at = 0.0
+        self._stopping_since: float | None = None
+        self._frozen: dict[int, int] = {}
+        self._thaw_at = 0.0
+        self._told_to_end = True  # nothing to complain about before its first start
+
+    def __repr__(self) -> str:
+        return f"{self.node.name} ({self.pool or self.kind})"
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing is being done to it: it runs, unfrozen, and nobody asked it to stop."""
+        return self.node.running and not self._frozen and self._stopping_since is None
+
+    @property
+    def frozen(self) -> bool:
+        return bool(self._frozen)
+
+    def start(self) -> None:
+        """Its first life, or the next one."""
+        self._told_to_end = False
+        self._stopping_since = None
+        self.node.start()
+
+    def pool_processes(self) -> list[int]:
+        """The processes that run tasks: the children of the main process but for its watcher."""
+        found = []
+        for child in self.node.children():
+            with contextlib.suppress(psutil.NoSuchProcess):
+                if WATCHER not in " ".join(child.cmdline()):
+                    found.append(child.pid)
+        return found
+
+    # -- what is done to it ------------------------------------------------------------------------------------------
+
+    def kill(self, back_in_s: float) -> None:
+        """SIGKILL to the main process."""
+        self._hit(back_in_s)
+        self.node.kill()
+
+    def kill_with_watcher(self, back_in_s: float) -> None:
+        """SIGKILL to the watcher first, then to the main process: nobody can give notice of the death."""
+        self._hit(back_in_s)
+        for process in self.node.survivors():
+            with contextlib.suppress(psutil.NoSuchProcess):
+                if WATCHER in " ".join(process.cmdline()):
+                    process.kill()
+        self.node.kill()
+
+    def vanish(self, back_in_s: float) -> None:
+        """SIGKILL to everything of it at once."""
+        self._hit(back_in_s)
+        self.node.vanish()
+
+    def stop(self, back_in_s: float) -> None:
+        """SIGTERM to the main process; how long it takes is its own business."""
+        self._told_to_end = True
+        self._back_at = time.monotonic() + back_in_s
+        self._stopping_since = time.monotonic()
+        self.node.send(signal.SIGTERM)
+
+    def kill_pool_process(self, pid: int) -> None:
+        """SIGKILL to one pool process."""
+        self._notes.kills += 1
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+    def freeze(self, pids: list[int], for_s: float) -> None:
+        """SIGSTOP to some of its processes; `tick` wakes them up again."""
+        self._thaw_at = time.monotonic() + for_s
+        for pid in pids:
+            self._frozen[pid] = now_ns()
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        """SIGCONT to whatever is frozen."""
+        for pid, from_ns in self._frozen.items():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGCONT)
+            self._notes.freezes.append(Freeze(pid, from_ns, now_ns()))
+        self._frozen = {}
+
+    # -- its life ----------------------------------------------------------------------------------------------------
+
+    def tick(self) -> None:
+        """Does what is due."""
+        now = time.monotonic()
+        if self._frozen and now >= self._thaw_at:
+            self.thaw()
+        if self.node.running:
+            since = self._stopping_since
+            if since is not None and not self._frozen and now - since > STOP_PATIENCE_S:
+                self.complaints.append(f"{self} did not stop within {STOP_PATIENCE_S:g} s")
+                self.vanish(0)
+            return
+        if not self._told_to_end:
+            self.complaints.append(f"{self} ended with {self.node.exit_code} by itself:\n{self.node.log_tail(12)}")
+            self._told_to_end = True
+        if not self.leaving and now >= self._back_at:
+            self.start()
+
+    def _hit(self, back_in_s: float) -> None:
+        self.thaw()
+        self._told_to_end = True
+        self._back_at = time.monotonic() + back_in_s
+        if self.kind == "worker":
+            self._notes.kills += max(1, len(self.pool_processes()))
