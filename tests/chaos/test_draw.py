@@ -1,0 +1,65 @@
+"""The draw depends on the seed alone, and its actions are those that the conductor can do."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections import Counter
+
+from tests.chaos.conductor import Conductor
+from tests.chaos.draw import ACTIONS, Load, script
+
+
+def test_one_seed_draws_one_script() -> None:
+    assert script(7, 200, 1.0) == script(7, 200, 1.0)
+    assert script(7, 200, 1.0) != script(8, 200, 1.0)
+
+
+def test_a_longer_script_begins_like_the_shorter_one() -> None:
+    assert script(7, 200, 1.0)[:50] == script(7, 50, 1.0)
+
+
+def test_the_script_does_not_depend_on_the_process_that_draws_it() -> None:
+    load = "Load(7, 9, violent=True).message('T', 3)"
+    told = f"from tests.chaos.draw import *; print([str(step) for step in script(7, 40, 1.0)], {load})"
+    answers = {
+        subprocess.run(
+            [sys.executable, "-c", told], env={"PYTHONHASHSEED": seed}, capture_output=True, text=True, check=True
+        ).stdout
+        for seed in ("1", "2")
+    }
+    assert len(answers) == 1
+
+
+def test_a_script_that_is_long_enough_has_every_action() -> None:
+    assert {step.action for step in script(3, len(ACTIONS), 1.0)} == set(ACTIONS)
+
+
+def test_a_script_of_some_actions_has_no_other() -> None:
+    assert {step.action for step in script(3, 50, 1.0, ["kill the server"])} == {"kill the server"}
+
+
+def test_the_conductor_can_do_every_action() -> None:
+    missing = [name for name in ACTIONS if not hasattr(Conductor, "_" + name.replace(" ", "_"))]
+    assert missing == []
+
+
+def test_a_message_depends_on_seed_ticket_and_place_alone() -> None:
+    one, two = Load(5, 40, violent=True), Load(5, 40, violent=True)
+    two.ticket()
+    assert [one.message("T3", n) for n in range(50)] == [two.message("T3", n) for n in range(50)]
+
+
+def test_messages_kill_or_hang_their_process_only_where_a_pool_has_processes_to_lose() -> None:
+    def ways(*, violent: bool) -> Counter[str]:
+        load = Load(5, 40, violent=violent)
+        return Counter(load.message("T", n)[1].get("how", "well") for n in range(5000))
+
+    assert set(ways(violent=False)) == {"well", "raise"}
+    assert set(ways(violent=True)) == {"well", "raise", "exit", "kill", "hang"}
+
+
+def test_payloads_are_json() -> None:
+    load = Load(5, 40, violent=True)
+    assert all(json.loads(json.dumps(payload)) == payload for _, payload, _ in [load.message("T", n) for n in range(9)])
