@@ -17,8 +17,17 @@ from typing import TYPE_CHECKING, Any
 import orjson
 from kombu import Connection, Producer
 
-from bridge.names import BUNDLE_TASK, HEADER_BASE, HEADER_INCARNATION, HEADER_RUNS
+from bridge.names import (
+    BUNDLE_TASK,
+    HEADER_BASE,
+    HEADER_INCARNATION,
+    HEADER_LOST,
+    HEADER_RUNS,
+    HEADER_WORD,
+    WorkerWord,
+)
 from routing.messages import Message
+from routing.records import LostAttempt
 
 if TYPE_CHECKING:
     from celery import Celery
@@ -40,13 +49,25 @@ class Envelopes:
         self._template = lru_cache(maxsize=4096)(self._make_template)
         self._embed = self._sample("x", True)[1]
 
-    def plain(self, incarnation: str, queue: str, message: Message, offset: int, attempt: int, doubt: bool) -> bytes:
+    def plain(
+        self,
+        incarnation: str,
+        queue: str,
+        message: Message,
+        offset: int,
+        attempt: int,
+        doubt: bool,
+        lost: LostAttempt | None = None,
+    ) -> bytes:
         """The text, after the opening and the base, of one message that travels as an ordinary Celery message."""
         ticket = orjson.dumps(message.ticket)
         payload = message.payload
         shown = f"({message.ticket!r}, {payload[:SHOWN].decode(errors='replace')}{'…' if len(payload) > SHOWN else ''})"
         body = b"[[" + ticket + b"," + payload + b"],{}," + self._embed + b"]"
         runs = b"[[%b,%d,1,%d,%d]]" % (ticket, offset, attempt, doubt)
+        if lost is not None:
+            told = orjson.dumps([lost.attempt, lost.fence, lost.consumer, lost.cause])
+            runs += b',"%b":%b' % (HEADER_LOST.encode(), told)
         parts = self._template(message.task, queue, incarnation)
         quoted = message.id.encode()
         return b"".join(
@@ -100,6 +121,15 @@ class Envelopes:
                 parts[7],
             )
         )
+
+    def word(self, incarnation: str, queue: str, word: WorkerWord) -> bytes:
+        """The same for a message that carries no run, but a word to the worker itself."""
+        parts = self._template(BUNDLE_TASK, queue, incarnation)
+        head = b'[],"%b":%b' % (HEADER_WORD.encode(), orjson.dumps(word.value))
+        own_id = b"word"
+        body = orjson.dumps((b"[[],{}," + self._embed + b"]").decode())
+        told = (head, own_id, b"0", own_id, orjson.dumps(word.value), own_id, body)
+        return b"".join(piece for pair in zip(parts, (*told, b""), strict=True) for piece in pair)
 
     def _sample(self, name: str, ignore_result: bool, limits: Limits = (None, None)) -> tuple[dict[str, Any], bytes]:
         mark = _MARK.format

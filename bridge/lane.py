@@ -7,7 +7,10 @@ is thrown away and read anew: it is never mended by guessing.
 
 Memory is bounded. A ticket keeps only its oldest messages here (`Lane.cap`); the later ones are *spilled*: they stay
 where they are, in the master's pending list, and are read again, by id, when the ticket has worked off most of what
-it has here.
+it has here. A parked ticket keeps none: its messages are pending under a name of their own until it is released.
+
+The order of a ticket's messages is that of their ids, with one exception: a message that was begun before stays first,
+also when an older one, which was dead, is put back (`replay`).
 """
 
 from __future__ import annotations
@@ -17,10 +20,12 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from bridge.outcomes import Kind, Outcome
+from bridge.picture import Consumer, Ticket, id_key
 from bridge.settings import Settings
 from routing import records
-from routing.messages import Message, Refusal, Refused
+from routing.history import What
+from routing.messages import Message, Refusal
+from routing.policies import PolicyName
 from routing.transitions import Batch
 
 #: Most messages of one ticket in memory.
@@ -29,149 +34,33 @@ TICKET_CAP = 1000
 TICKET_FLOOR = 16
 #: Messages in memory below which reading goes on in any case.
 SATED = 4000
-#: How fast a measured service time follows a longer one, and a shorter one.
-LEARN_UP = 0.05
-LEARN_DOWN = 0.15
 #: Tickets ready for dispatch, for each slot of the consumers, above which reading stops.
 SATED_PER_SLOT = 128
-
-
-class Ticket:
-    """One ticket that has undone messages."""
-
-    __slots__ = (
-        "attempt",
-        "consumer",
-        "dispatched_at",
-        "doubt",
-        "due_ms",
-        "fence",
-        "id",
-        "parcel",
-        "queued",
-        "record",
-        "run",
-        "run_fence",
-        "spilled_from",
-        "tail",
-        "waiting",
-    )
-
-    def __init__(self, id_: str) -> None:
-        self.id = id_
-        #: Messages that are not in flight, oldest first.
-        self.waiting: deque[Message] = deque()
-        #: Messages in flight, oldest first; their fences are ``fence``, ``fence + 1``, …
-        self.run: deque[Message] = deque()
-        self.fence = 0
-        #: The fence of the first message of the run when it was dispatched; names the run in a worker's report.
-        self.run_fence = 0
-        #: Attempt number of the oldest undone message.
-        self.attempt = 1
-        #: Text of the record in Redis, '' for none.
-        self.record = ""
-        self.tail = ""
-        #: Where the run is, or where the next one shall go if there is room (sticky routing).
-        self.consumer: Consumer | None = None
-        self.parcel: Parcel | None = None
-        #: Unix ms until which the oldest message waits out its backoff; 0: it does not.
-        self.due_ms = 0
-        self.queued = False
-        #: Id of the oldest message that is not in memory; None: all are.
-        self.spilled_from: tuple[int, int] | None = None
-        self.dispatched_at = 0.0
-        #: The last run seems to be lost: its consumer must make sure that it is.
-        self.doubt = False
-
-    def __repr__(self) -> str:
-        return f"<Ticket {self.id!r} {len(self.run)} in flight, {len(self.waiting)} waiting>"
-
-
-class Parcel:
-    """One Celery message in flight: what it carries and what that is expected to cost, in ms."""
-
-    __slots__ = ("consumer", "left", "share_ms")
-
-    def __init__(self, consumer: Consumer, count: int, cost_ms: float) -> None:
-        self.consumer = consumer
-        self.left = count
-        self.share_ms = cost_ms / count
-
-
-class Consumer:
-    """One incarnation of a consumer."""
-
-    __slots__ = (
-        "alive",
-        "backlog_ms",
-        "incarnation",
-        "leaving",
-        "messages",
-        "missed",
-        "name",
-        "parcels",
-        "queue",
-        "ready",
-        "registration",
-        "slots",
-        "tickets",
-    )
-
-    def __init__(self, name: str, incarnation: str, queue: str, slots: int, registration: bytes) -> None:
-        self.name = name
-        self.incarnation = incarnation
-        self.queue = queue
-        self.slots = max(1, slots)
-        self.registration = registration
-        self.alive = True
-        #: It shuts down: what it has is still its own, but it takes nothing more.
-        self.leaving = False
-        #: Tickets in flight here.
-        self.tickets: set[Ticket] = set()
-        #: Tickets that wait for room here: sticky ones, between two runs.
-        self.ready: deque[Ticket] = deque()
-        self.parcels = 0
-        self.messages = 0
-        self.backlog_ms = 0.0
-        #: Runs that the consumer's last report did not name: run fence -> number of that report.
-        self.missed: dict[int, int] = {}
-
-    @property
-    def open(self) -> bool:
-        """Whether it may be sent anything."""
-        return self.alive and not self.leaving
-
-    @property
-    def load(self) -> float:
-        return self.backlog_ms / self.slots + self.messages / (1000.0 * self.slots)
-
-    def __repr__(self) -> str:
-        return f"<Consumer {self.name} {self.incarnation[:8]} {self.messages} in flight>"
+#: How the record of a ticket that awaits a retry begins.
+AWAITING = f"[{records.AWAITING},"
+#: How the cause in the record of a run begins whose ticket is to be parked afterwards.
+PARK_AFTER = "park: "
 
 
 class Lane:
-    """The picture. ``now_ms`` is Unix time by the leader's clock; ``max_attempts`` answers for a task, ``delay_ms`` for
-    a failed attempt.
-    """
+    """The picture. ``now_ms`` is Unix time by the leader's clock."""
 
-    def __init__(
-        self,
-        settings: Settings,
-        *,
-        max_attempts: Callable[[str], int],
-        delay_ms: Callable[[int], int],
-        now_ms: Callable[[], int],
-    ) -> None:
+    def __init__(self, settings: Settings, *, now_ms: Callable[[], int]) -> None:
         self.settings = settings
-        self._max_attempts = max_attempts
-        self._delay_ms = delay_ms
-        self._now_ms = now_ms
+        self.now_ms = now_ms
+        self._pinned = settings.policy is PolicyName.RENDEZVOUS
+        #: Whether the history of the lane is kept.
+        self._historical = settings.history > 0
         self.tickets: dict[str, Ticket] = {}
+        #: Tickets that stand still; not among ``tickets``.
+        self.parked: dict[str, Ticket] = {}
         #: Message id -> ticket, of what is in flight.
         self.in_flight: dict[str, Ticket] = {}
         self.consumers: dict[str, Consumer] = {}
         #: Tickets without a consumer that can be dispatched, oldest first.
         self.ready: deque[Ticket] = deque()
+        #: Those whose oldest message is a suspect: they go out alone.
+        self.suspects: deque[Ticket] = deque()
         #: (due ms, sequence, ticket): tickets that wait out a backoff.
         self.backoffs: list[tuple[int, int, Ticket]] = []
         self._backoff_sequence = 0
@@ -210,8 +99,11 @@ class Lane:
 
     # -- messages come in ------------------------------------------------------------------------------------------
 
-    def ingest(self, message: Message) -> None:
+    def ingest(self, message: Message, batch: Batch) -> None:
         """A message that is pending under the master's name; of each ticket in id order."""
+        if self.parked and message.ticket in self.parked:
+            self._shelve(self.parked[message.ticket], [message.id], batch)
+            return
         ticket = self.tickets.get(message.ticket)
         if ticket is None:
             ticket = self.tickets[message.ticket] = Ticket(message.ticket)
@@ -220,7 +112,35 @@ class Lane:
         elif len(ticket.waiting) >= TICKET_FLOOR and len(ticket.waiting) >= self.cap:
             self.spill(ticket, message.id)
             return
-        ticket.waiting.append(message)
+        self.append(ticket, message)
+        self.make_ready(ticket)
+
+    def append(self, ticket: Ticket, message: Message) -> None:
+        """The next message of ``ticket``, by its id, takes its place."""
+        if ticket.front_id == message.id:
+            # It was begun before: it comes first, whatever was put back meanwhile.
+            ticket.front_id = ""
+            ticket.waiting.appendleft(message)
+        else:
+            ticket.waiting.append(message)
+        self.held += 1
+
+    def replay(self, message: Message, batch: Batch) -> None:
+        """A message that was dead is pending again, under the master's name: it goes before everything of its ticket
+        that was not begun.
+        """
+        ticket = self.parked.get(message.ticket)
+        if ticket is not None:
+            self._shelve(ticket, [message.id], batch)
+            return
+        ticket = self.tickets.get(message.ticket)
+        if ticket is None:
+            ticket = self.tickets[message.ticket] = Ticket(message.ticket)
+        key = id_key(message.id)
+        at = 1 if ticket.waiting and ticket.begun and not ticket.run else 0
+        while at < len(ticket.waiting) and id_key(ticket.waiting[at].id) < key:
+            at += 1
+        ticket.waiting.insert(at, message)
         self.held += 1
         self.make_ready(ticket)
 
@@ -232,20 +152,39 @@ class Lane:
     def refuse(self, refusal: Refusal, batch: Batch) -> None:
         """An entry that can never be processed: a dead letter at once, and its ticket does not wait for it."""
         words: list[Any] = ["message_id", refusal.id, "reason", refusal.reason.value, "error", refusal.detail]
-        words += ["traceback", "", "attempts", 0, "at_ms", self._now_ms()]
+        words += ["traceback", "", "attempts", 0, "at_ms", self.now_ms()]
         for i in range(0, len(refusal.fields), 2):
             words += [b"field:" + refusal.fields[i], refusal.fields[i + 1]]
         batch.dead.append(words)
         batch.acknowledged.append(refusal.id)
         batch.count("dead")
+        if self._historical:
+            batch.history.append([refusal.id, "", "", "", 0, 0, 0, 0, 0, What.REFUSED.value])
+
+    def parked_name(self, ticket_id: str) -> str:
+        """The name under which the messages of a parked ticket are pending."""
+        return self.settings.keys.parked_consumer(self.settings.master, ticket_id)
+
+    # -- what can go out -------------------------------------------------------------------------------------------
 
     def make_ready(self, ticket: Ticket, *, first: bool = False) -> None:
         """Queues the ticket for dispatch if nothing stands in the way; ``first``: before all that wait already."""
         if ticket.queued or ticket.run or ticket.due_ms or not ticket.waiting:
             return
+        if ticket.front_id or ticket.park_reason is not None:
+            return
         ticket.queued = True
         consumer = ticket.consumer
-        if consumer is not None and consumer.open:
+        if ticket.moving is not None:
+            consumer = self._open_consumer(ticket.moving, instead_of=consumer)
+            ticket.consumer = consumer
+            ticket.moving = None
+        elif self._pinned:
+            consumer = None
+        if ticket.suspect:
+            ticket.consumer = None
+            ready = self.suspects
+        elif consumer is not None and consumer.open:
             ready = consumer.ready
         else:
             ticket.consumer = None
@@ -254,6 +193,28 @@ class Lane:
             ready.appendleft(ticket)
         else:
             ready.append(ticket)
+
+    def _open_consumer(self, name: str, instead_of: Consumer | None) -> Consumer | None:
+        """The open consumer with that name; without a name the least loaded one but ``instead_of``."""
+        others = [c for c in self.consumers.values() if c.open and c is not instead_of]
+        if name:
+            others = [c for c in others if c.name == name]
+        return min(others, key=lambda c: (c.load, len(c.ready)), default=None)
+
+    def unqueue(self, ticket: Ticket) -> None:
+        """The ticket does not wait for room any more."""
+        if not ticket.queued:
+            return
+        ticket.queued = False
+        queues = [self.ready, self.suspects]
+        if ticket.consumer is not None:
+            queues.append(ticket.consumer.ready)
+        for queue in queues:
+            if ticket in queue:
+                queue.remove(ticket)
+        for consumer in self.consumers.values():
+            if consumer.alone is ticket:
+                consumer.alone = None
 
     def wake(self, now_ms: int) -> None:
         """Tickets whose backoff is over become ready, before all others: they have waited for long enough.
@@ -273,91 +234,29 @@ class Lane:
         self._backoff_sequence += 1
         heapq.heappush(self.backoffs, (ticket.due_ms, self._backoff_sequence, ticket))
 
-    # -- outcomes come in ------------------------------------------------------------------------------------------
-
-    def settle(self, outcome: Outcome, batch: Batch) -> Ticket | None:
-        """Takes one outcome into the picture and the batch; its ticket. None: its fence is not the current one, and
-        nothing changes.
-        """
-        ticket = self.in_flight.get(outcome.message_id)
-        if ticket is None or ticket.fence != outcome.fence or ticket.run[0].id != outcome.message_id:
-            batch.count("stale")
-            return None
-        self.touch(ticket, batch)
-        kind = outcome.kind
-        if kind is Kind.DONE:
-            message = ticket.run.popleft()
-            self._landed(ticket, message)
-            self._measure(message.task, outcome.service_ms)
-            batch.acknowledged.append(message.id)
-            batch.count("done")
-            ticket.attempt = 1
-            if ticket.run:
-                ticket.fence += 1
-            else:
-                self._run_over(ticket)
-        elif kind is Kind.RETURNED:
-            self._take_back(ticket, batch)
-            batch.count("returned")
-        else:
-            self._failed(ticket, outcome, batch)
-        self.make_ready(ticket)
-        return ticket
-
-    def _failed(self, ticket: Ticket, outcome: Outcome, batch: Batch) -> None:
-        message = ticket.run[0]
-        consumer = ticket.consumer.name if ticket.consumer is not None else ""
-        self._take_back(ticket, batch)
-        batch.count("failed")
-        attempts = ticket.attempt
-        gone = not message.payload
-        if outcome.kind is Kind.DEAD or attempts >= self._max_attempts(message.task) or gone:
-            ticket.waiting.popleft()
-            self.held -= 1
-            # It is also given back, which does nothing to an entry that was acknowledged before, in the same step.
-            batch.acknowledged.append(message.id)
-            reason = f"gave up after {attempts} attempt{'s' if attempts > 1 else ''}"
-            if outcome.kind is Kind.DEAD:
-                reason = "asked not to come again"
-            elif gone:
-                reason = Refused.TRIMMED.value
-            batch.dead.append(
-                [
-                    *("message_id", message.id, "reason", reason, "error", outcome.error),
-                    *("traceback", outcome.traceback, "attempts", attempts, "at_ms", self._now_ms()),
-                    *("ticket_id", ticket.id, "task", message.task, "payload", message.payload),
-                    *("consumer", consumer, "fence", outcome.fence),
-                ]
-            )
-            batch.count("dead")
-            ticket.attempt = 1
-            ticket.due_ms = 0
-            ticket.tail = ""
-            return
-        ticket.attempt = attempts + 1
-        delay = outcome.delay_ms if outcome.delay_ms is not None else self._delay_ms(attempts)
-        self.hold_back(ticket, self._now_ms() + delay)
-        ticket.tail = records.tail("", "", ticket.attempt, [message.id], self._now_ms(), outcome.error[:200])
-        batch.count("retried")
-
-    def _take_back(self, ticket: Ticket, batch: Batch) -> None:
-        batch.given_back += [message.id for message in ticket.run]
-        self.take_back(ticket)
-        if ticket.attempt > 1:
-            # The attempts that it had must outlive this leader, so the record stays.
-            self.hold_back(ticket, self._now_ms())
-            ticket.tail = records.tail("", "", ticket.attempt, [ticket.waiting[0].id], self._now_ms(), "given back")
+    # -- what comes back -------------------------------------------------------------------------------------------
 
     def take_back(self, ticket: Ticket) -> None:
         """What is left of the run goes back to the front of what waits."""
+        count = len(ticket.run)
         while ticket.run:
             message = ticket.run.pop()
-            self._landed(ticket, message)
+            self.landed(ticket, message)
             self.held += 1
             ticket.waiting.appendleft(message)
-        self._run_over(ticket)
+        self.run_over(ticket)
+        if (
+            count
+            and len(ticket.waiting) > count
+            and id_key(ticket.waiting[count].id) < id_key(ticket.waiting[count - 1].id)
+        ):
+            # An older message was put back while these were in flight: it goes before those that were not begun.
+            first = [ticket.waiting.popleft()] if ticket.begun else []
+            rest = sorted(ticket.waiting, key=lambda message: id_key(message.id))
+            ticket.waiting = deque([*first, *rest])
 
-    def _landed(self, ticket: Ticket, message: Message) -> None:
+    def landed(self, ticket: Ticket, message: Message) -> None:
+        """A message is not in flight any more, nor in memory."""
         del self.in_flight[message.id]
         self.held -= 1
         parcel = ticket.parcel
@@ -372,21 +271,67 @@ class Lane:
             if consumer.parcels == 0:
                 consumer.backlog_ms = 0.0
 
-    def _run_over(self, ticket: Ticket) -> None:
-        if ticket.consumer is not None:
-            ticket.consumer.tickets.discard(ticket)
+    def run_over(self, ticket: Ticket) -> None:
+        """Nothing of ``ticket`` is in flight any more."""
+        consumer = ticket.consumer
+        if consumer is not None:
+            consumer.tickets.discard(ticket)
+            if consumer.alone is ticket:
+                consumer.alone = None
         ticket.fence = ticket.run_fence = 0
         ticket.parcel = None
         ticket.tail = ""
 
-    def _measure(self, task: str, ms: float) -> None:
-        known = self.service_ms.get(task)
-        if known is None:
-            self.service_ms[task] = ms
-            return
-        # Below the mean: on a machine that is short of processors, a wait for one looks like service time. Bundles
-        # would shrink, cost more processor time each, and make it shorter still.
-        self.service_ms[task] = known + (ms - known) * (LEARN_UP if ms > known else LEARN_DOWN)
+    # -- standing still --------------------------------------------------------------------------------------------
+
+    def park(self, ticket: Ticket, reason: str, batch: Batch) -> None:
+        """The ticket stands still as soon as nothing of it runs, until it is released."""
+        self.touch(ticket, batch)
+        self.unqueue(ticket)
+        ticket.park_reason = reason
+
+    def _shelve(self, ticket: Ticket, ids: list[str], batch: Batch) -> None:
+        """Messages of a parked ticket are pending under a name of their own."""
+        batch.shelve(self.parked_name(ticket.id), ids)
+        oldest = min(map(id_key, ids), default=None)
+        if oldest is not None and (ticket.parked_from is None or oldest < ticket.parked_from):
+            ticket.parked_from = oldest
+
+    def _stand_still(self, ticket: Ticket, batch: Batch) -> None:
+        """Writes into the batch that the ticket is parked, and forgets its messages: it holds no window."""
+        self._shelve(ticket, [message.id for message in ticket.waiting], batch)
+        if ticket.record.startswith(AWAITING):
+            batch.due.append(ticket.id)
+        ticket.front_id = ticket.waiting[0].id if ticket.begun and ticket.waiting else ""
+        begun = [ticket.front_id] if ticket.front_id else []
+        reason = ticket.park_reason or ""
+        tail = records.tail("", "", ticket.attempt, begun, self.now_ms(), reason, ticket.losses, ticket.lost)
+        ticket.record = records.record(records.PARKED, tail)
+        batch.records += (ticket.id, ticket.record)
+        self.held -= len(ticket.waiting)
+        ticket.waiting.clear()
+        ticket.due_ms = 0
+        ticket.park_reason = None
+        ticket.parked = True
+        ticket.consumer = None
+        self.spilled.discard(ticket)
+        self.tickets.pop(ticket.id, None)
+        self.parked[ticket.id] = ticket
+        batch.count("parked")
+
+    def unpark(self, ticket: Ticket, batch: Batch) -> None:
+        """The messages of the ticket are pending under the master's name again: they are read like those that were
+        spilled.
+        """
+        del self.parked[ticket.id]
+        ticket.parked = False
+        self.tickets[ticket.id] = ticket
+        if ticket.parked_from is not None:
+            ticket.spilled_from = min(ticket.parked_from, ticket.spilled_from or ticket.parked_from)
+        ticket.parked_from = None
+        if ticket.spilled_from is not None:
+            self.spilled.add(ticket)
+        self.touch(ticket, batch)
 
     # -- a batch is made and committed -------------------------------------------------------------------------------
 
@@ -402,22 +347,36 @@ class Lane:
             if ticket in dispatched:
                 continue
             if ticket.run:
-                consumer = ticket.consumer
-                assert consumer is not None
-                ids = [message.id for message in ticket.run]
-                ticket.tail = records.tail(consumer.name, consumer.incarnation, ticket.attempt, ids, self._now_ms())
-                ticket.record = records.record(ticket.fence, ticket.tail)
+                self._close_run(ticket, batch)
+            elif ticket.park_reason is not None:
+                self._stand_still(ticket, batch)
+            elif ticket.due_ms or ticket.begun:
+                # Also when it is due and nobody has room for it: what it has behind it must outlive this leader.
+                front = ticket.front_id or ticket.waiting[0].id
+                told = (ticket.cause, ticket.losses, ticket.lost)
+                tail = records.tail("", "", ticket.attempt, [front], self.now_ms(), *told)
+                ticket.record = records.record(records.AWAITING, tail)
                 batch.records += (ticket.id, ticket.record)
-            elif ticket.due_ms or ticket.attempt > 1:
-                # Also when it is due already and nobody has room for it: its attempts must outlive this leader.
-                ticket.record = records.record(0, ticket.tail)
-                batch.records += (ticket.id, ticket.record)
-                batch.retries += (ticket.due_ms or self._now_ms(), ticket.id)
+                batch.retries += (ticket.due_ms or self.now_ms(), ticket.id)
             else:
                 if ticket.record:
                     batch.released.append(ticket.id)
+                    if ticket.record.startswith(AWAITING):
+                        batch.due.append(ticket.id)
                 ticket.record = ""
                 self.drop_if_done(ticket)
+
+    def _close_run(self, ticket: Ticket, batch: Batch) -> None:
+        consumer = ticket.consumer
+        assert consumer is not None
+        ids = [message.id for message in ticket.run]
+        cause = "" if ticket.park_reason is None else PARK_AFTER + ticket.park_reason
+        told = (cause, ticket.losses, ticket.lost)
+        ticket.tail = records.tail(
+            consumer.name, consumer.incarnation, ticket.attempt, ids, ticket.dispatched_ms, *told
+        )
+        ticket.record = records.record(ticket.fence, ticket.tail)
+        batch.records += (ticket.id, ticket.record)
 
     def committed(self, dispatched: dict[Ticket, int], base: int) -> None:
         """The script did it: ``dispatched`` maps tickets to their fence offsets."""
@@ -428,11 +387,23 @@ class Lane:
 
     def drop_if_done(self, ticket: Ticket) -> None:
         """Forgets a ticket that has nothing undone."""
-        if not (ticket.waiting or ticket.run or ticket.due_ms or ticket.spilled_from):
+        if not (ticket.waiting or ticket.run or ticket.due_ms or ticket.spilled_from or ticket.front_id):
             self.tickets.pop(ticket.id, None)
 
+    # -- how far all is done -----------------------------------------------------------------------------------------
 
-def id_key(id_: str) -> tuple[int, int]:
-    """A stream id as something that sorts."""
-    ms, _, sequence = id_.partition("-")
-    return int(ms), int(sequence or 0)
+    def oldest_undone(self) -> tuple[int, int] | None:
+        """The id of the oldest undone message that was read; None: all is done."""
+        oldest: tuple[int, int] | None = None
+        for ticket in self.tickets.values():
+            ids = [id_key(queue[0].id) for queue in (ticket.run, ticket.waiting) if queue]
+            if ticket.spilled_from is not None:
+                ids.append(ticket.spilled_from)
+            for id_ in ids:
+                if oldest is None or id_ < oldest:
+                    oldest = id_
+        for ticket in self.parked.values():
+            for place in (ticket.parked_from, ticket.spilled_from):
+                if place is not None and (oldest is None or place < oldest):
+                    oldest = place
+        return oldest

@@ -18,17 +18,24 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
+import orjson
 from celery.utils.log import get_logger
 
 from bridge.connect import Wire, client
 from bridge.envelope import OPENING, Envelopes
-from bridge.lane import Lane, Ticket, id_key
+from bridge.lane import Lane
+from bridge.names import WorkerWord
+from bridge.orderdesk import OrderDesk
 from bridge.outcomes import decode
+from bridge.picture import Consumer, Ticket, id_key
 from bridge.planner import Planner, TaskTraits
 from bridge.rebuild import Rebuild
 from bridge.recovery import Recovery
+from bridge.refill import Refill
+from bridge.settling import Settling
+from bridge.strays import Strays
 from routing.messages import EntryParser, Message, Refusal
-from routing.transitions import Batch, Leadership, advance, read
+from routing.transitions import Batch, Dispatch, Leadership, advance, read
 
 if TYPE_CHECKING:
     from celery import Celery
@@ -58,14 +65,16 @@ class Leader:
         keys = settings.keys
         self._lead = Leadership(keys, token, settings.master)
         self._redis = client(settings.redis_url, timeout_s=10.0, single=True)
-        self.lane = Lane(
-            settings,
+        self.lane = Lane(settings, now_ms=lambda: int(time.time() * 1000))
+        self.settling = Settling(
+            self.lane,
             max_attempts=self._max_attempts,
             delay_ms=lambda attempt: settings.backoff.delay_ms(attempt, random.random()),
-            now_ms=lambda: int(time.time() * 1000),
+            parks=self._parks,
         )
         self._traits: dict[str, TaskTraits] = {}
-        self._planner = Planner(self.lane, Envelopes(app), self._traits_of)
+        self._envelopes = Envelopes(app)
+        self._planner = Planner(self.lane, self._envelopes, self._traits_of)
         self.parser = EntryParser(
             default_task=settings.default_task, max_payload=settings.max_payload, known_tasks=app.tasks.keys()
         )
@@ -85,7 +94,12 @@ class Leader:
         #: When the outcome stream is read next (monotonic).
         self._ask_at = 0.0
         self._average_bytes = 1024.0
+        #: Deliveries in one entry of the history, on average.
+        self._rows_per_entry = 1.0
         self.recovery = Recovery(self)
+        self.strays = Strays(self)
+        self._refill = Refill(self)
+        self._desk = OrderDesk(self)
 
     # -- what recovery and rebuild share -------------------------------------------------------------------------
 
@@ -189,10 +203,11 @@ class Leader:
         if time.monotonic() >= self._look_at:
             self._look_at = time.monotonic() + LOOK_S
             self.recovery.look()
+            self.strays.look()
             # The group may have been set back by hand, which wakes nobody.
             self._more = True
         if lane.spilled:
-            self.recovery.refill()
+            self._refill.run()
 
     def _slack_s(self) -> float:
         """For how long no worker will want for work, in seconds: outcomes may gather so long, and be settled in fewer,
@@ -239,7 +254,7 @@ class Leader:
         """Takes one pending entry into the picture; the bytes that it holds."""
         found = self.parser.parse(id_, fields or ())
         if isinstance(found, Message):
-            self.lane.ingest(found)
+            self.lane.ingest(found, batch)
             return len(found.payload) + 64
         assert isinstance(found, Refusal)
         self.lane.refuse(found, batch)
@@ -260,10 +275,19 @@ class Leader:
             kind = fields[2]
             if kind == b"o":
                 for outcome in decode(fields[3]):
-                    self.lane.settle(outcome, batch)
+                    self.settling.settle(outcome, batch)
             elif kind == b"leaving":
                 self.recovery.close_consumer(fields[1].decode())
-            elif kind == b"joined" or kind == b"gone":
+            elif kind == b"order":
+                self._desk.take(fields[1].decode(), fields[3], batch)
+            elif kind == b"gone":
+                # Its pool was done before: nothing of it was cut off.
+                self.recovery.given_up[fields[1].decode()] = frozenset()
+                self._look_at = 0.0
+            elif kind == b"died":
+                self.recovery.given_up[fields[1].decode()] = frozenset(orjson.loads(fields[5]))
+                self._look_at = 0.0
+            elif kind == b"joined":
                 self._look_at = 0.0
         self._last_outcome = entries[-1][0].decode()
         ms, _, sequence = self._last_outcome.partition("-")
@@ -290,14 +314,34 @@ class Leader:
         if not batch:
             lane.committed({}, 0)
             return
-        base = advance(self._redis, self._lead, OPENING, batch)
-        lane.committed(dispatched, base)
+        batch.history_cap = self.history_cap(len(batch.history))
+        done = advance(self._redis, self._lead, OPENING, batch)
+        lane.committed(dispatched, done.base)
+        self.strays.told(done, batch)
+        self._desk.answer()
+
+    def history_cap(self, rows: int) -> int:
+        """Entries that the history may have, so that it holds about ``bridge_history`` deliveries."""
+        if rows:
+            self._rows_per_entry += (rows - self._rows_per_entry) * 0.02
+        return max(1, int(self._settings.history / self._rows_per_entry))
+
+    def say(self, consumer: Consumer, word: WorkerWord, batch: Batch) -> None:
+        """Sends a word to a worker, through its queue."""
+        to = batch.dispatches.setdefault(consumer.name, Dispatch(consumer.name, consumer.queue))
+        # The script puts a fence into every text; no message has this one.
+        batch.fences += 1
+        to.texts.append(self._envelopes.word(consumer.incarnation, consumer.queue, word))
 
     # -- what tasks say --------------------------------------------------------------------------------------------
 
     def _max_attempts(self, name: str) -> int:
         task = self._app.tasks.get(name)
         return int(getattr(task, "bridge_max_attempts", None) or self._settings.max_attempts)
+
+    def _parks(self, name: str) -> bool:
+        task = self._app.tasks.get(name)
+        return (getattr(task, "bridge_on_dead", None) or self._settings.on_dead) == "park"
 
     def _traits_of(self, name: str) -> TaskTraits:
         found = self._traits.get(name)

@@ -35,6 +35,8 @@ class Kind(Enum):
     FAILED = "F"
     #: It was cut off half way (its process died, its time limit struck): an attempt is charged.
     LOST = "L"
+    #: The rollback of an attempt that was cut off failed: an attempt is charged, and the rollback is still owed.
+    UNDO_FAILED = "U"
     #: It asked never to come again (`Reject`, a revoked task, a task that the worker does not know).
     DEAD = "D"
     #: It was never started: no attempt is charged.

@@ -15,7 +15,8 @@ from collections.abc import Callable, Sequence
 from math import ceil
 
 from bridge.envelope import Envelopes, Run
-from bridge.lane import Consumer, Lane, Parcel, Ticket
+from bridge.lane import AWAITING, Lane
+from bridge.picture import Consumer, Parcel, Ticket
 from routing import records
 from routing.messages import Message
 from routing.policies import Policy, PolicyName, policy
@@ -33,8 +34,6 @@ ALONE_MS = 0.7
 MATE_MS = 0.03
 #: Assumed service time of a task that was never measured, in ms.
 UNKNOWN_MS = 5.0
-#: How the record of a ticket that awaits a retry begins.
-AWAITING = "[0,"
 #: Work ahead for each slot when bundles are off, in ms.
 PLAIN_AHEAD_MS = 20.0
 
@@ -65,6 +64,8 @@ class Planner:
         """Fills the dispatches of ``batch``; the tickets dispatched, with the fence offsets of their runs."""
         dispatched: dict[Ticket, int] = {}
         lane = self._lane
+        if lane.suspects:
+            self._isolate(batch, dispatched, now_ms)
         alive = [consumer for consumer in lane.consumers.values() if consumer.open]
         if not alive:
             return dispatched
@@ -80,6 +81,44 @@ class Planner:
         for consumer, tickets in chosen.items():
             self._pack(consumer, tickets, batch, dispatched, now_ms)
         return dispatched
+
+    # -- suspects ----------------------------------------------------------------------------------------------------
+
+    def _isolate(self, batch: Batch, dispatched: dict[Ticket, int], now_ms: int) -> None:
+        """Suspects go out alone, each to a consumer that has nothing else: if that one ends too, it is clear why.
+
+        One consumer at a time is kept empty for that, so that suspects never stop a whole lane that has several.
+        """
+        lane = self._lane
+        for ticket in list(lane.suspects):
+            idle = [c for c in lane.consumers.values() if c.open and not c.parcels and not c.ready]
+            kept = [c for c in lane.consumers.values() if c.alone is ticket]
+            if not kept and not idle:
+                if not any(c.alone is not None and not c.alone.run for c in lane.consumers.values()):
+                    self._keep_empty(ticket)
+                return
+            consumer = (kept or idle)[0]
+            if kept and (not consumer.alive or consumer.leaving):
+                consumer.alone = None
+                continue
+            consumer.alone = ticket
+            if consumer.parcels:
+                continue
+            lane.suspects.remove(ticket)
+            ticket.queued = False
+            self._send(consumer, [(ticket, 1)], batch, dispatched, now_ms)
+
+    def _keep_empty(self, ticket: Ticket) -> None:
+        lane = self._lane
+        consumer = min((c for c in lane.consumers.values() if c.open), key=lambda c: c.load, default=None)
+        if consumer is None:
+            return
+        consumer.alone = ticket
+        while consumer.ready:
+            other = consumer.ready.popleft()
+            other.queued = False
+            other.consumer = None
+            lane.make_ready(other)
 
     # -- who gets which tickets --------------------------------------------------------------------------------------
 
@@ -173,7 +212,9 @@ class Planner:
             ticket.queued = False
             head = ticket.waiting[0]
             service = self._lane.service_ms.get(head.task, UNKNOWN_MS)
-            (mates if self._bundled(head, service) else alone).append(ticket)
+            # What was cut off half way travels alone: its rollback comes first, and is nobody else's business.
+            bundled = ticket.lost is None and self._bundled(head, service)
+            (mates if bundled else alone).append(ticket)
         for ticket in alone:
             self._send(consumer, [(ticket, 1)], batch, dispatched, now_ms)
         if not mates:
@@ -238,7 +279,9 @@ class Planner:
                 batch.due.append(ticket.id)
             offset = batch.fences
             batch.fences += length
-            ticket.tail = records.tail(consumer.name, consumer.incarnation, ticket.attempt, ids, now_ms)
+            told = ("", ticket.losses, ticket.lost)
+            ticket.tail = records.tail(consumer.name, consumer.incarnation, ticket.attempt, ids, now_ms, *told)
+            ticket.dispatched_ms = now_ms
             to.ids += ids
             to.runs.append((ticket.id, offset, ticket.tail))
             ticket.consumer = consumer
@@ -254,8 +297,9 @@ class Planner:
         consumer.backlog_ms += cost_ms
         if count == 1:
             _, offset, attempt, doubt, messages = packed[0]
+            lost = runs[0][0].lost
             to.texts.append(
-                self._envelopes.plain(consumer.incarnation, consumer.queue, messages[0], offset, attempt, doubt)
+                self._envelopes.plain(consumer.incarnation, consumer.queue, messages[0], offset, attempt, doubt, lost)
             )
             return
         limits = self._limits(packed)

@@ -2,11 +2,13 @@
 
 In this order, since each step needs the one before:
 
-1. The group and the streams are there, or are made.
+1. The group and the streams are there, or are made. A group that was there before and is not any more has lost which
+   entries were pending: those after the *floor* that are not known to be done are (`bridge.regroup`).
 2. Consumers, with their leases.
-3. Ticket records: what is in flight (with the bodies of those messages), what awaits a retry.
+3. Ticket records: what is in flight (with the bodies of those messages), what awaits a retry, what is parked.
 4. Pending entries that no record names, under whatever name: claimed back to the master.
 5. The master's own pending entries, in id order: what waits. Their order is the stream's order.
+6. Records that name a message which is not pending: it is pending again, or, when its entry is gone, dead.
 
 Outcomes need no step: whatever is in the outcome stream was not settled, since settling trims it.
 """
@@ -18,7 +20,9 @@ from typing import TYPE_CHECKING, Any
 from celery.utils.log import get_logger
 from redis.exceptions import ResponseError
 
-from bridge.lane import Consumer, Parcel, Ticket, id_key
+from bridge.lane import PARK_AFTER
+from bridge.picture import Consumer, Parcel, Ticket, id_key
+from bridge.regroup import regroup_lane
 from routing import records
 from routing.errors import ConfigurationError
 from routing.messages import Message
@@ -46,12 +50,14 @@ class Rebuild:
         self._make_group()
         self._leader.recovery.find_consumers()
         self._read_records()
+        master = self._leader.settings.master
         stray = stray_entries(self._leader)
         if stray:
             logger.warning("%d pending entries belong to no record: claimed back", len(stray))
             for start in range(0, len(stray), PAGE):
-                adopt(self._leader.redis, self._leader.leadership, stray[start : start + PAGE])
+                adopt(self._leader.redis, self._leader.leadership, master, stray[start : start + PAGE])
         self._read_waiting()
+        self._find_missing()
         lane = self._lane
         logger.info(
             "read the lane: %d messages in flight, %d tickets await a retry, %d messages wait in memory, %d consumers",
@@ -65,6 +71,7 @@ class Rebuild:
         try:
             # From 0: messages that were pushed before the first master ever ran are messages, too.
             self._wire.call("XGROUP", "CREATE", self._keys.stream, self._keys.group, "0", "MKSTREAM")
+            regroup_lane(self._leader)
         except ResponseError as exc:
             if str(exc).startswith("WRONGTYPE"):
                 raise ConfigurationError(
@@ -85,13 +92,26 @@ class Rebuild:
                 ticket.record = text.decode()
                 record = records.parse(text)
                 ticket.attempt = record.attempt
-                if record.in_flight:
+                ticket.losses, ticket.lost, ticket.cause = record.losses, record.lost, record.cause
+                if record.parked:
+                    self._put_aside(ticket, record)
+                elif record.in_flight:
                     self._put_in_flight(ticket, record)
                 else:
-                    ticket.tail = ticket.record.removeprefix("[0")
+                    ticket.front_id = record.ids[0]
                     lane.hold_back(ticket, int(float(due.get(name, b"0"))))
             if cursor == b"0":
                 return
+
+    def _put_aside(self, ticket: Ticket, record: records.Record) -> None:
+        lane = self._lane
+        del lane.tickets[ticket.id]
+        lane.parked[ticket.id] = ticket
+        ticket.parked = True
+        ticket.front_id = record.ids[0] if record.ids else ""
+        words = (self._keys.stream, self._keys.group, "-", "+", 1, lane.parked_name(ticket.id))
+        for id_, *_ in self._wire.call("XPENDING", *words):
+            ticket.parked_from = id_key(id_.decode())
 
     def _put_in_flight(self, ticket: Ticket, record: records.Record) -> None:
         lane = self._lane
@@ -104,6 +124,10 @@ class Rebuild:
             lane.consumers[record.incarnation] = consumer
         ticket.consumer = consumer
         ticket.fence = ticket.run_fence = record.fence
+        ticket.dispatched_ms = record.at_ms
+        ticket.cause = ""
+        if record.cause.startswith(PARK_AFTER):
+            ticket.park_reason = record.cause.removeprefix(PARK_AFTER)
         parcel = ticket.parcel = Parcel(consumer, len(record.ids), float(len(record.ids)))
         consumer.parcels += 1
         consumer.messages += len(record.ids)
@@ -126,11 +150,39 @@ class Rebuild:
     def _read_waiting(self) -> None:
         for entries in own_pending(self._leader, "0-0"):
             batch = Batch()
-            for id_, fields in entries:
-                self._leader.ingest(id_.decode(), fields, batch)
+            for raw_id, fields in entries:
+                id_ = raw_id.decode()
+                # In flight and pending here: moved by hand, or the group was made anew. `Strays` puts it right.
+                if id_ not in self._lane.in_flight:
+                    self._leader.ingest(id_, fields, batch)
             self._lane.read_to = id_key(entries[-1][0].decode())
-            if batch.dead:
+            if batch:
                 self._leader.advance(batch)
+
+    def _find_missing(self) -> None:
+        """Messages that records say come again, and that are not pending: somebody acknowledged or deleted them."""
+        lane = self._lane
+        missing = [ticket for ticket in lane.tickets.values() if ticket.front_id and ticket.spilled_from is None]
+        for ticket in missing:
+            message = self._body_of(ticket.id, ticket.front_id)
+            ticket.front_id = ""
+            ticket.waiting.appendleft(message)
+            lane.held += 1
+            batch = Batch()
+            batch.count("tampered")
+            if message.payload:
+                logger.warning("message %s awaits a retry, and was not pending: it is again", message.id)
+                adopt(self._leader.redis, self._leader.leadership, self._leader.settings.master, [message.id])
+                lane.make_ready(ticket)
+            else:
+                self._leader.settling.condemn(ticket, batch, "its entry was deleted while it awaited a retry")
+            self._leader.advance(batch)
+        batch = Batch()
+        for ticket in [t for t in lane.tickets.values() if t.begun and t.waiting and not t.run]:
+            if self._leader.settling.exhausted(ticket):
+                # The leader before this one took it back from a consumer that ended, and then ended itself.
+                self._leader.settling.condemn(ticket, batch, ticket.cause)
+        self._leader.advance(batch)
 
 
 def own_pending(leader: Leader, after: str) -> Any:
@@ -150,12 +202,13 @@ def own_pending(leader: Leader, after: str) -> Any:
 
 
 def stray_entries(leader: Leader) -> list[str]:
-    """Ids that are pending under another name than the master's, and in flight in no record."""
+    """Ids that are pending under another name than the master's or a parked ticket's, and in flight in no record."""
     keys = leader.settings.keys
     summary = leader.wire.call("XPENDING", keys.stream, keys.group)
     stray = []
+    parked = {leader.lane.parked_name(ticket).encode() for ticket in leader.lane.parked}
     for name, _ in summary[3] or ():
-        if name == leader.settings.master.encode():
+        if name == leader.settings.master.encode() or name in parked:
             continue
         start = "-"
         while True:

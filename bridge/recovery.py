@@ -4,7 +4,14 @@ Who is authoritative: Redis. A consumer is over when the key of its incarnation'
 make the leader look sooner. What it wrote before is read first: an outcome that is in the stream counts, whoever is
 dead by now. The script that moves the tickets checks both again, in the step that moves them.
 
-After an outage of the server nobody is judged for one lease: the workers could not renew, either.
+After an outage of the server nobody is judged for one lease: the workers could not renew, either. A consumer that gave
+its lease up itself (a good-bye, a death notice) needs no judgement.
+
+**The culprit.** A message that ends its consumer must not do so for ever, and what was in flight beside it must not be
+charged for it. When a death notice names the one message that was running, that one is charged with an attempt. When it
+names several, or when nobody can know what ran (the whole machine is gone), each that may have been running gets a
+*loss* instead. A message with `SUSPECT_AFTER` losses is a suspect, and goes out alone to a consumer that has nothing
+else; when that one ends, too, the message is convicted, and charged. One that ends in any other way is cleared.
 
 Anti-entropy: with each renewal a worker tells what it holds. A run that two successive reports do not name, and that
 is not in the worker's queue, was lost on the way (`celery purge`, a deleted queue, a reply that a dying connection
@@ -19,19 +26,25 @@ from typing import TYPE_CHECKING
 import orjson
 from celery.utils.log import get_logger
 
-from bridge.lane import Consumer, Ticket, id_key
+from bridge.names import WorkerWord
 from bridge.outcomes import Kind, Outcome
-from bridge.rebuild import own_pending
+from bridge.picture import Consumer, Ticket
+from bridge.worker.farewell import returned
 from routing import records
 from routing.errors import LaneConflict, NotLeading
-from routing.messages import Refusal
-from routing.transitions import Batch, forget, reroute
+from routing.history import What
+from routing.policies import PolicyName
+from routing.records import LostAttempt
+from routing.transitions import Batch, forget, recall, reroute
 from routing.words import ReturnWord
 
 if TYPE_CHECKING:
     from bridge.leader import Leader
 
 logger = get_logger(__name__)
+
+#: Celery messages that are taken back from a queue at once.
+RECALL = 100
 
 
 class Recovery:
@@ -43,6 +56,8 @@ class Recovery:
         self._settings = leader.settings
         #: Nobody is judged before this (monotonic).
         self.amnesty_until = 0.0
+        #: Incarnation that gave its lease up -> fences of what it was running then.
+        self.given_up: dict[str, frozenset[int]] = {}
 
     def grant_amnesty(self) -> None:
         """The server was away: for one lease nobody is judged by it."""
@@ -54,7 +69,11 @@ class Recovery:
         """Takes new registrations into the picture; the ms that each known lease has left (negative: over)."""
         keys = self._settings.keys
         lane = self._lane
-        for name, registration in self._leader.redis.hgetall(keys.consumers).items():
+        with self._leader.redis.pipeline(transaction=False) as pipe:
+            pipe.hgetall(keys.consumers)
+            pipe.hgetall(keys.drains)
+            registrations, drains = pipe.execute()
+        for name, registration in registrations.items():
             told = orjson.loads(registration)
             incarnation = told["incarnation"]
             known = lane.consumers.get(incarnation)
@@ -66,6 +85,9 @@ class Recovery:
                 known.registration = registration
             if told.get("leaving"):
                 self.close_consumer(incarnation)
+            order = orjson.loads(drains.get(name, b"null"))
+            # The order is for one life of the process, which may have several incarnations.
+            lane.consumers[incarnation].draining = order is not None and order["started"] == told.get("started")
         with self._leader.redis.pipeline(transaction=False) as pipe:
             for incarnation in lane.consumers:
                 pipe.pttl(keys.lease(incarnation))
@@ -75,6 +97,10 @@ class Recovery:
             if ms > 0 and not consumer.alive and consumer.registration:
                 consumer.alive = True
                 logger.info("consumer %s is here, %d slots, incarnation %s", consumer.name, consumer.slots, incarnation)
+                if lane.settings.policy is PolicyName.RENDEZVOUS:
+                    # Tickets whose place is at the new one move there, between two messages.
+                    for other in lane.consumers.values():
+                        self._free_ready(other)
         return left
 
     def close_consumer(self, incarnation: str) -> None:
@@ -96,10 +122,13 @@ class Recovery:
     def look(self) -> None:
         """Looks at all leases, moves the tickets of consumers that are over, and looks for what went astray."""
         left = self.find_consumers()
-        over = [self._lane.consumers[incarnation] for incarnation, ms in left.items() if ms <= 0]
-        if over and time.monotonic() >= self.amnesty_until:
-            for consumer in over:
-                self._retire(consumer)
+        amnesty = time.monotonic() < self.amnesty_until
+        for incarnation in [incarnation for incarnation, ms in left.items() if ms <= 0]:
+            if not amnesty or incarnation in self.given_up:
+                self._retire(self._lane.consumers[incarnation])
+        # Of those that were retired before their word was read, nothing is to be told any more.
+        self.given_up = {i: ran for i, ran in self.given_up.items() if i in self._lane.consumers}
+        self._find_recovered()
         self._find_lost([c for c in self._lane.consumers.values() if c.alive and c.tickets])
         # A consumer that came, or tickets that lost theirs.
         self._leader.advance(Batch())
@@ -119,7 +148,7 @@ class Recovery:
                 return
             elif word is ReturnWord.DEPOSED:
                 raise NotLeading("another master leads")
-            elif word is not ReturnWord.OK:
+            elif word is not ReturnWord.OK:  # a record, or the group, is not as it was
                 raise LaneConflict(f"the tickets of {consumer.name} are not where this master thought they were")
         if consumer.registration:
             word = forget(
@@ -132,31 +161,124 @@ class Recovery:
 
     def _reroute(self, consumer: Consumer) -> ReturnWord:
         lane = self._lane
+        settling = self._leader.settling
         now_ms = int(time.time() * 1000)
-        tickets: list[Ticket] = list(consumer.tickets)
+        ran = self.given_up.get(consumer.incarnation)
+        tickets: list[Ticket] = sorted(consumer.tickets, key=lambda ticket: ticket.run_fence)
+        cut_off = {ticket for ticket in tickets if ran is None or ticket.fence in ran}
+        cause = f"lost with {consumer.name}"
+        notes = Batch()
         moves = []
-        tails = []
+        verdicts: dict[Ticket, tuple[int, int, LostAttempt | None, str]] = {}
         ids: list[str] = []
         for ticket in tickets:
             ids += [message.id for message in ticket.run]
-            # The attempt is not charged: nobody knows which of these had started.
-            tail = records.tail("", "", ticket.attempt, [ticket.run[0].id], now_ms, f"lost with {consumer.name}")
-            tails.append(tail)
-            moves.append((ticket.id, ticket.record, records.record(0, tail), now_ms))
+            attempt, losses, lost = ticket.attempt, ticket.losses, ticket.lost
+            if ticket in cut_off:
+                lost = LostAttempt(attempt, ticket.fence, consumer.name, cause)
+                if len(cut_off) == 1 and (ran is not None or losses > 0):
+                    attempt += 1
+                else:
+                    losses += 1
+            what = What.LOST if ticket in cut_off else What.RETURNED
+            settling.note_run(notes, ticket, what, Outcome(ticket.run[0].id, ticket.fence, Kind.LOST))
+            told = (cause if lost is not None else "", losses, lost)
+            tail = records.tail("", "", attempt, [ticket.run[0].id], now_ms, *told)
+            verdicts[ticket] = (attempt, losses, lost, records.record(records.AWAITING, tail))
+            moves.append((ticket.id, ticket.record, verdicts[ticket][3], now_ms))
         word = reroute(
-            self._leader.redis, self._leader.leadership, consumer.incarnation, self._leader.last_outcome, moves, ids
+            self._leader.redis,
+            self._leader.leadership,
+            consumer.incarnation,
+            self._leader.last_outcome,
+            moves,
+            ids,
+            notes.history,
+            self._leader.history_cap(len(notes.history)),
         )
         if word is not ReturnWord.OK:
             return word
-        for ticket, tail in zip(tickets, tails, strict=True):
+        for ticket in tickets:
             lane.take_back(ticket)
             ticket.consumer = None
-            ticket.tail = tail
-            ticket.record = records.record(0, tail)
+            ticket.attempt, ticket.losses, ticket.lost, ticket.record = verdicts[ticket]
+            ticket.cause = cause if ticket.lost is not None else ""
             lane.hold_back(ticket, now_ms)
+        self._after_reroute(tickets, cause)
         lane.wake(now_ms)
-        logger.warning("re-routed %d tickets (%d messages) of %s", len(tickets), len(ids), consumer.name)
+        logger.warning(
+            "re-routed %d tickets (%d messages, %d may have been running) of %s",
+            *(len(tickets), len(ids), len(cut_off), consumer.name),
+        )
         return word
+
+    def _after_reroute(self, tickets: list[Ticket], cause: str) -> None:
+        """What cannot come again is dead; a ticket that was to be parked stands still."""
+        batch = Batch()
+        for ticket in tickets:
+            if ticket.park_reason is not None:
+                self._lane.park(ticket, ticket.park_reason, batch)
+            if self._leader.settling.exhausted(ticket):
+                self._leader.settling.condemn(ticket, batch, cause)
+            elif ticket.suspect:
+                batch.count("suspect")
+                logger.warning(
+                    "ticket %s: %d consumers ended while message %s may have been running: it goes out alone",
+                    *(ticket.id, ticket.losses, ticket.waiting[0].id),
+                )
+        if batch:
+            self._leader.advance(batch)
+
+    # -- consumers that take nothing ---------------------------------------------------------------------------------
+
+    def empty(self, consumer: Consumer, batch: Batch) -> None:
+        """What waits for ``consumer``, or at it, waits for anybody; what runs there goes on."""
+        self._free_ready(consumer)
+        self.recall(consumer, batch)
+        if consumer.tickets:
+            self._leader.say(consumer, WorkerWord.GIVE_BACK, batch)
+
+    def recall(self, consumer: Consumer, batch: Batch) -> int:
+        """Takes back what ``consumer`` has not taken from its queue; the number of runs."""
+        runs = 0
+        while texts := recall(self._leader.redis, self._leader.leadership, consumer.name, RECALL):
+            for text in texts:
+                for outcome in returned(orjson.loads(text), consumer.incarnation):
+                    runs += 1
+                    self._leader.settling.settle(outcome, batch)
+            if len(texts) < RECALL:
+                break
+        return runs
+
+    def _probe(self, consumer: Consumer, oldest: bytes, now: float) -> None:
+        """``oldest`` is next in the queue of ``consumer``. When it stays there for a lease, the worker lives and does
+        not consume: its loop is stuck, somebody told it to stop consuming, or, with a solo pool, it runs one long task.
+        What is in its queue goes to others; it gets no more until it takes a probe from its queue.
+        """
+        text, since = consumer.stuck
+        if text != oldest:
+            consumer.stuck = (oldest, now)
+            return
+        if consumer.stalled or now - since < self._settings.lease:
+            return
+        consumer.stalled = True
+        batch = Batch()
+        self._free_ready(consumer)
+        runs = self.recall(consumer, batch)
+        batch.count("stalled")
+        self._leader.say(consumer, WorkerWord.PROBE, batch)
+        logger.warning(
+            "consumer %s holds its lease and takes nothing from its queue: %d runs go elsewhere", consumer.name, runs
+        )
+        self._leader.advance(batch)
+
+    def _find_recovered(self) -> None:
+        """Consumers that took the probe from their queue."""
+        stalled = [consumer for consumer in self._lane.consumers.values() if consumer.stalled and consumer.alive]
+        for consumer in stalled:
+            if not self._leader.redis.llen(consumer.queue):
+                consumer.stalled = False
+                logger.info("consumer %s takes from its queue again", consumer.name)
 
     # -- what went astray ----------------------------------------------------------------------------------------
 
@@ -174,11 +296,13 @@ class Recovery:
         with self._leader.redis.pipeline(transaction=False) as pipe:
             for consumer in asked:
                 pipe.get(keys.held(consumer.incarnation))
-                pipe.llen(consumer.queue)
+                pipe.lindex(consumer.queue, -1)
             replies = pipe.execute()
         suspects: list[Ticket] = []
         for i, consumer in enumerate(asked):
             report, queued = replies[2 * i], replies[2 * i + 1]
+            if queued:
+                self._probe(consumer, queued, now)
             if not report or queued:
                 # Without a report nothing is known; what is in the queue may be what is missing.
                 consumer.missed.clear()
@@ -204,67 +328,5 @@ class Recovery:
                 )
                 batch.count("lost")
                 ticket.doubt = True
-                self._lane.settle(Outcome(ticket.run[0].id, ticket.fence, Kind.RETURNED), batch)
-        self._leader.advance(batch)
-
-    def refill(self) -> None:
-        """Reads spilled messages of tickets that have worked off most of what they had in memory."""
-        lane = self._lane
-        hungry = [t for t in lane.spilled if len(t.waiting) <= lane.cap // 4]
-        starving = any(not t.waiting for t in hungry)
-        # One pass over the pending entries serves all: so it waits until it serves many, or somebody has nothing left.
-        if lane.full or not (starving or len(hungry) > len(lane.spilled) // 4):
-            return
-        start = min(t.spilled_from for t in hungry if t.spilled_from is not None)
-        # Only these are read from their first spilled message on.
-        served = {t for t in lane.spilled if t.spilled_from is not None and t.spilled_from >= start}
-        cursor = f"{start[0]}-{start[1] - 1}" if start[1] else f"{start[0] - 1}-{2**64 - 1}"
-        cap = lane.cap
-        satisfied: set[Ticket] = set()
-        trimmed: list[Refusal] = []
-        for page in own_pending(self._leader, cursor):
-            # What is newer was not taken in by a read yet; taken here, before it, it could be handled twice.
-            entries = [entry for entry in page if id_key(entry[0].decode()) <= lane.read_to]
-            for raw_id, fields in entries:
-                id_ = raw_id.decode()
-                found = self._leader.parser.parse(id_, fields or ())
-                if isinstance(found, Refusal):
-                    trimmed.append(found)
-                    continue
-                ticket = lane.tickets.get(found.ticket)
-                if ticket not in served or ticket in satisfied or ticket.spilled_from is None:
-                    continue
-                if id_key(id_) < ticket.spilled_from:
-                    continue
-                if len(ticket.waiting) >= cap:
-                    ticket.spilled_from = id_key(id_)
-                    satisfied.add(ticket)
-                    continue
-                ticket.waiting.append(found)
-                lane.held += 1
-                lane.make_ready(ticket)
-            if entries and satisfied.issuperset(hungry):
-                # Those that are not satisfied have been read up to here only.
-                ms, sequence = id_key(entries[-1][0].decode())
-                for ticket in served - satisfied:
-                    ticket.spilled_from = max(ticket.spilled_from or (0, 0), (ms, sequence + 1))
-                break
-        else:
-            # Read to the end: what was not satisfied has all it has in memory.
-            for ticket in served - satisfied:
-                ticket.spilled_from = None
-                lane.spilled.discard(ticket)
-                lane.drop_if_done(ticket)
-        if trimmed:
-            self._refuse_trimmed(trimmed)
-
-    def _refuse_trimmed(self, refusals: list[Refusal]) -> None:
-        """Entries that were deleted from the stream while they were spilled are dead letters; those that are in memory
-        are handled as if they were there.
-        """
-        known = {message.id for ticket in self._lane.tickets.values() for message in ticket.waiting}
-        batch = Batch()
-        for refusal in refusals:
-            if refusal.id not in known:
-                self._lane.refuse(refusal, batch)
+                self._leader.settling.settle(Outcome(ticket.run[0].id, ticket.fence, Kind.RETURNED), batch)
         self._leader.advance(batch)

@@ -23,6 +23,11 @@ _ADVANCE = Script("advance")
 _REROUTE = Script("reroute")
 _FORGET = Script("forget")
 _ADOPT = Script("adopt")
+_RECALL = Script("recall")
+_DRAIN = Script("drain")
+_FLOOR = Script("floor")
+_REGROUP = Script("regroup")
+_UNNAME = Script("unname")
 
 #: Most words of one dead letter: what Lua can put into one call is limited.
 MAX_LETTER_WORDS = 6000
@@ -50,6 +55,17 @@ class Dispatch:
     texts: list[bytes] = field(default_factory=list)
 
 
+@dataclass(frozen=True)
+class Advanced:
+    """What a batch came to. ``base``: the fence base; ``acknowledged``: entries that left the pending list;
+    ``mended``: entries that should have been pending, were not, and are now.
+    """
+
+    base: int
+    acknowledged: int
+    mended: int
+
+
 @dataclass
 class Batch:
     """One step of the leader: what is settled and what is dispatched. Empty lists cost nothing."""
@@ -64,11 +80,23 @@ class Batch:
     retries: list[Word] = field(default_factory=list)
     due: list[str] = field(default_factory=list)
     dead: list[list[Word]] = field(default_factory=list)
+    #: Name in the group under which messages of a parked ticket are pending -> their ids.
+    shelved: dict[str, list[str]] = field(default_factory=dict)
+    #: Dead letters that are put back into the stream's pending entries.
+    revived: list[str] = field(default_factory=list)
+    #: Rows for the history (`routing.history`), and the entries that it may have.
+    history: list[list[Any]] = field(default_factory=list)
+    history_cap: int = 0
     counts: dict[str, int] = field(default_factory=dict)
     dispatches: dict[str, Dispatch] = field(default_factory=dict)
 
     def count(self, name: str, amount: int = 1) -> None:
         self.counts[name] = self.counts.get(name, 0) + amount
+
+    def shelve(self, name: str, ids: Sequence[str]) -> None:
+        """These messages of a parked ticket are pending under ``name`` from now on."""
+        if ids:
+            self.shelved.setdefault(name, []).extend(ids)
 
     def __bool__(self) -> bool:
         return bool(
@@ -79,24 +107,37 @@ class Batch:
             or self.dead
             or self.released
             or self.keep_outcomes_from
+            or self.shelved
+            or self.revived
+            or self.counts
         )
 
 
-def advance(client: Redis, lead: Leadership, opening: Word, batch: Batch) -> int:
-    """Does the whole batch in one step and returns the fence base.
+def advance(client: Redis, lead: Leadership, opening: Word, batch: Batch) -> Advanced:
+    """Does the whole batch in one step.
 
-    Raises `NotLeading` when another master leads, `LaneConflict` when a record is not as expected; nothing was
-    changed then.
+    Raises `NotLeading` when another master leads, `LaneConflict` when a record is not as expected or the group is
+    gone; nothing was changed then.
     """
     keys = lead.keys
     args: list[Word] = [lead.token, keys.group, lead.master, batch.keep_outcomes_from, batch.fences, opening]
+    args += (batch.history_cap, orjson.dumps(batch.history) if batch.history else "")
     args.append(len(batch.expected))
     for pair in batch.expected.items():
         args += pair
     args.append(len(batch.acknowledged))
     args += batch.acknowledged
-    args.append(len(batch.given_back))
-    args += batch.given_back
+    given_back = batch.given_back
+    if given_back and batch.acknowledged:
+        # What is dead is acknowledged, and must not be made pending again by its run that is given back.
+        gone = set(batch.acknowledged)
+        given_back = [id_ for id_ in given_back if id_ not in gone]
+    args.append(len(given_back))
+    args += given_back
+    args.append(len(batch.shelved))
+    for name, ids in batch.shelved.items():
+        args += (name, len(ids))
+        args += ids
     args.append(len(batch.records) // 2)
     args += batch.records
     args.append(len(batch.released))
@@ -110,6 +151,8 @@ def advance(client: Redis, lead: Leadership, opening: Word, batch: Batch) -> int
         words = letter if len(letter) <= MAX_LETTER_WORDS else _folded(letter)
         args.append(len(words))
         args += words
+    args.append(len(batch.revived))
+    args += batch.revived
     args.append(len(batch.counts))
     for count in batch.counts.items():
         args += count
@@ -123,6 +166,7 @@ def advance(client: Redis, lead: Leadership, opening: Word, batch: Batch) -> int
         keys.fence,
         keys.dead,
         keys.counts,
+        keys.history,
     ]
     args.append(len(batch.dispatches))
     for to in batch.dispatches.values():
@@ -140,7 +184,9 @@ def advance(client: Redis, lead: Leadership, opening: Word, batch: Batch) -> int
         raise NotLeading(f"another master leads {keys.stream} as {keys.group}")
     if word is ReturnWord.CONFLICT:
         raise LaneConflict(f"ticket {text_of(reply[1])!r} is not where this master thought it was")
-    return int(reply[1])
+    if word is ReturnWord.NOGROUP:
+        raise LaneConflict(f"the group {keys.group} of {keys.stream} is gone")
+    return Advanced(int(reply[1]), int(reply[2]), int(reply[3]))
 
 
 def read(client: Redis, lead: Leadership, count: int) -> list[Any]:
@@ -149,6 +195,8 @@ def read(client: Redis, lead: Leadership, count: int) -> list[Any]:
     reply = _READ.run(client, [keys.leader, keys.stream], [lead.token, keys.group, lead.master, count])
     if word_of(reply[0]) is ReturnWord.DEPOSED:
         raise NotLeading(f"another master leads {keys.stream} as {keys.group}")
+    if word_of(reply[0]) is ReturnWord.NOGROUP:
+        raise LaneConflict(f"the group {keys.group} of {keys.stream} is gone")
     entries: list[Any] = reply[1]
     return entries
 
@@ -160,12 +208,19 @@ def reroute(
     last_outcome: str,
     tickets: Iterable[tuple[str, str, str, int]],
     ids: Sequence[str],
+    history: Sequence[list[Any]] = (),
+    history_cap: int = 0,
 ) -> ReturnWord:
-    """Takes back ``tickets`` (ticket, expected record, new record, due ms) and ``ids`` of an ended incarnation."""
+    """Takes back ``tickets`` (ticket, expected record, new record, due ms) and ``ids`` of an ended incarnation;
+    ``history``: rows that say so.
+    """
     keys = lead.keys
     flat: list[Word] = [word for ticket in tickets for word in ticket]
     names = [keys.leader, keys.tickets, keys.retries, keys.outcomes, keys.stream, keys.lease(incarnation), keys.counts]
-    args: list[Word] = [lead.token, keys.group, lead.master, incarnation, last_outcome, len(flat) // 4]
+    names.append(keys.history)
+    rows = orjson.dumps(list(history)) if history else ""
+    args: list[Word] = [lead.token, keys.group, lead.master, incarnation, last_outcome]
+    args += (history_cap, rows, len(flat) // 4)
     return word_of(_REROUTE.run(client, names, [*args, *flat, len(ids), *ids]))
 
 
@@ -176,14 +231,63 @@ def forget(client: Redis, lead: Leadership, consumer: str, incarnation: str, reg
     return word_of(_FORGET.run(client, names, [lead.token, keys.group, consumer, registration]))
 
 
-def adopt(client: Redis, lead: Leadership, ids: Sequence[str]) -> list[Any]:
-    """Claims pending ``ids`` back to the master; the entries, raw. Raises `NotLeading`."""
+def adopt(client: Redis, lead: Leadership, consumer: str, ids: Sequence[str]) -> int:
+    """Makes ``ids`` (at most 1,000) pending under ``consumer``, whether they were pending or not; how many are.
+
+    Raises `NotLeading`, and `LaneConflict` when the group is gone.
+    """
     keys = lead.keys
-    reply = _ADOPT.run(client, [keys.leader, keys.stream], [lead.token, keys.group, lead.master, *ids])
+    reply = _ADOPT.run(client, [keys.leader, keys.stream], [lead.token, keys.group, consumer, *ids])
     if word_of(reply[0]) is ReturnWord.DEPOSED:
         raise NotLeading(f"another master leads {keys.stream} as {keys.group}")
-    entries: list[Any] = reply[1]
-    return entries
+    if word_of(reply[0]) is ReturnWord.NOGROUP:
+        raise LaneConflict(f"the group {keys.group} of {keys.stream} is gone")
+    return int(reply[1])
+
+
+def recall(client: Redis, lead: Leadership, consumer: str, count: int) -> list[bytes]:
+    """Takes up to ``count`` Celery messages, the oldest first, back from the queue of ``consumer``.
+
+    Raises `NotLeading`.
+    """
+    keys = lead.keys
+    reply = _RECALL.run(client, [keys.leader, keys.queue(consumer)], [lead.token, count])
+    if word_of(reply[0]) is ReturnWord.DEPOSED:
+        raise NotLeading(f"another master leads {keys.stream} as {keys.group}")
+    texts: list[bytes] = reply[1]
+    return texts
+
+
+def drain(client: Redis, lead: Leadership, consumer: str, order: str) -> None:
+    """Notes that ``consumer`` takes nothing new; with an empty ``order``, that it does again. Raises `NotLeading`."""
+    keys = lead.keys
+    word = word_of(_DRAIN.run(client, [keys.leader, keys.drains], [lead.token, consumer, order]))
+    if word is ReturnWord.DEPOSED:
+        raise NotLeading(f"another master leads {keys.stream} as {keys.group}")
+
+
+def floor(client: Redis, lead: Leadership, id_: str) -> None:
+    """Notes that all entries up to ``id_`` are done or dead. Raises `NotLeading`."""
+    keys = lead.keys
+    if word_of(_FLOOR.run(client, [keys.leader, keys.floor], [lead.token, id_])) is ReturnWord.DEPOSED:
+        raise NotLeading(f"another master leads {keys.stream} as {keys.group}")
+
+
+def regroup(client: Redis, lead: Leadership, read_to: str) -> None:
+    """Makes the group of the lane anew, as one that has read up to ``read_to``. Raises `NotLeading`."""
+    keys = lead.keys
+    if (
+        word_of(_REGROUP.run(client, [keys.leader, keys.stream], [lead.token, keys.group, read_to]))
+        is ReturnWord.DEPOSED
+    ):
+        raise NotLeading(f"another master leads {keys.stream} as {keys.group}")
+
+
+def unname(client: Redis, lead: Leadership, name: str) -> None:
+    """Removes a name that has nothing pending from the group. Raises `NotLeading`."""
+    keys = lead.keys
+    if word_of(_UNNAME.run(client, [keys.leader, keys.stream], [lead.token, keys.group, name])) is ReturnWord.DEPOSED:
+        raise NotLeading(f"another master leads {keys.stream} as {keys.group}")
 
 
 def _folded(letter: list[Word]) -> list[Word]:

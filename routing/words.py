@@ -11,6 +11,7 @@ class ReturnWord(Enum):
     OK = "OK"
     DEPOSED = "DEPOSED"
     CONFLICT = "CONFLICT"
+    NOGROUP = "NOGROUP"
     ALIVE = "ALIVE"
     UNREAD = "UNREAD"
     CHANGED = "CHANGED"

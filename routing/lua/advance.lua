@@ -1,17 +1,20 @@
 -- Settles a batch of outcomes and dispatches a batch of runs, in one step.
 --
--- From -> to: IN_FLIGHT -> DONE | AWAITING_RETRY | DEAD | WAITING, WAITING -> DEAD, and then
---             WAITING | AWAITING_RETRY -> IN_FLIGHT.
--- KEYS: 1 leader, 2 tickets, 3 applied, 4 retries, 5 outcomes, 6 stream, 7 fence, 8 dead, 9 counts,
---       10.. the queue of each consumer that is dispatched to.
+-- From -> to: IN_FLIGHT -> DONE | AWAITING_RETRY | DEAD | WAITING, WAITING | AWAITING_RETRY -> DEAD,
+--             WAITING <-> PARKED, DEAD -> WAITING, and then WAITING | AWAITING_RETRY -> IN_FLIGHT.
+-- KEYS: 1 leader, 2 tickets, 3 applied, 4 retries, 5 outcomes, 6 stream, 7 fence, 8 dead, 9 counts, 10 history,
+--       11.. the queue of each consumer that is dispatched to.
 -- ARGV: token, group, master, first outcome id to keep ('' = keep all), number of fences needed,
---       opening (the text before the fence in every Celery message); then counted lists, each preceded by its length:
---       expected (ticket, record | ''), acknowledged ids, ids given back, records (ticket, record), released tickets,
---       retries (due ms, ticket), retries to remove (ticket), dead letters (number of words, at most 6,000; words ...),
---       counters (name, amount), and dispatches: consumer, ids, runs (ticket, offset, record tail), messages (text).
--- Returns: {'OK', fence base, ids acknowledged, ids claimed}
+--       opening (the text before the fence in every Celery message), entries that the history may have, rows for the
+--       history ('' = none); then counted lists, each preceded by its length:
+--       expected (ticket, record | ''), acknowledged ids, ids given back, shelved (name, ids) of parked tickets,
+--       records (ticket, record), released tickets, retries (due ms, ticket), retries to remove (ticket), dead letters
+--       (number of words, at most 6,000; words ...), dead letters that are revived (id), counters (name, amount), and
+--       dispatches: consumer, ids, runs (ticket, offset, record tail), messages (text).
+-- Returns: {'OK', fence base, ids acknowledged, ids that should have been pending, were not, and are now}
 --          {'DEPOSED'}: another master leads; nothing was changed; the caller stops leading.
 --          {'CONFLICT', ticket}: a record is not what the caller thought; nothing was changed; it reads the lane anew.
+--          {'NOGROUP'}: the group is gone; nothing was changed; it reads the lane anew.
 -- Keeps: I2 (records are compared before they are replaced), I3 (XACK with the release), I4 (fences), I7, I8.
 -- Bound: O(what the batch holds), times log of the pending list.
 
@@ -20,13 +23,13 @@ if redis.call('GET', KEYS[1]) ~= ARGV[1] then
 end
 
 local CHUNK = 1000  -- below Lua's limit on unpacked values
-local at = 6
+local at = 8
 local function count()
   at = at + 1
   return tonumber(ARGV[at])
 end
 
-local function call_chunked(head, per_item, n, last)
+local function call_chunked(head, per_item, n, last, more)
   -- Calls `head` with the next n * per_item arguments, at most CHUNK of them at a time; returns the sum of the replies.
   local total = 0
   local stop = at + n * per_item
@@ -41,6 +44,7 @@ local function call_chunked(head, per_item, n, last)
     end
     if last then
       words[w + 1] = last
+      words[w + 2] = more
     end
     local reply = redis.call(unpack(words))
     if type(reply) == 'number' then
@@ -74,8 +78,28 @@ end
 at = first + n * 2
 
 local group, master = ARGV[2], ARGV[3]
+if redis.pcall('XCLAIM', KEYS[6], group, master, 0, '0-1', 'JUSTID').err then
+  return {'NOGROUP'}  -- found out before anything is written: a script that fails half way is not undone
+end
+
+local mended = 0
+local function claim(name, n)
+  -- Makes the next n entries pending under the name; also those that somebody has taken from the pending list by hand.
+  local first = at
+  if call_chunked({'XCLAIM', KEYS[6], group, name, 0}, 1, n, 'JUSTID') < n then
+    at = first
+    local before = redis.call('XPENDING', KEYS[6], group)[1]
+    call_chunked({'XCLAIM', KEYS[6], group, name, 0}, 1, n, 'JUSTID', 'FORCE')
+    mended = mended + redis.call('XPENDING', KEYS[6], group)[1] - before
+  end
+end
+
 local acked = call_chunked({'XACK', KEYS[6], group}, 1, count())
-call_chunked({'XCLAIM', KEYS[6], group, master, 0}, 1, count(), 'JUSTID')
+claim(master, count())
+for _ = 1, count() do
+  at = at + 1
+  claim(ARGV[at], count())
+end
 call_chunked({'HSET', KEYS[2]}, 2, count())
 n = count()
 local released = at
@@ -89,16 +113,19 @@ for _ = 1, count() do
   redis.call('XADD', KEYS[8], '*', unpack(ARGV, at + 1, at + n))  -- in one call: a letter is one entry
   at = at + n
 end
+call_chunked({'XDEL', KEYS[8]}, 1, count())
 for _ = 1, count() do
   redis.call('HINCRBY', KEYS[9], ARGV[at + 1], ARGV[at + 2])
   at = at + 2
+end
+if ARGV[8] ~= '' then
+  redis.call('XADD', KEYS[10], 'MAXLEN', '~', ARGV[7], '*', 'd', ARGV[8])
 end
 if ARGV[4] ~= '' then
   redis.call('XTRIM', KEYS[5], 'MINID', ARGV[4])
 end
 
 local base = 0
-local claimed = 0
 local fences = tonumber(ARGV[5])
 if fences > 0 then
   local now = redis.call('TIME')
@@ -111,7 +138,7 @@ if fences > 0 then
   local opening = ARGV[6] .. string.format('%.0f', base)
   for g = 1, count() do
     at = at + 1
-    claimed = claimed + call_chunked({'XCLAIM', KEYS[6], group, ARGV[at], 0}, 1, count(), 'JUSTID')
+    claim(ARGV[at], count())
     local runs = count()
     local words = {'HSET', KEYS[2]}
     for r = 1, runs do
@@ -125,8 +152,8 @@ if fences > 0 then
     end
     for _ = 1, count() do
       at = at + 1
-      redis.call('LPUSH', KEYS[9 + g], opening .. ARGV[at])
+      redis.call('LPUSH', KEYS[10 + g], opening .. ARGV[at])
     end
   end
 end
-return {'OK', string.format('%.0f', base), acked, claimed}
+return {'OK', string.format('%.0f', base), acked, mended}

@@ -3,7 +3,8 @@
 -- From -> to: UNREAD -> WAITING.
 -- KEYS: 1 leader, 2 stream.
 -- ARGV: token, group, master, most entries to read.
--- Returns: {'OK', entries ([id, [field, value ...]] ...)}; {'DEPOSED'}: another master leads: nothing was read. A plain
+-- Returns: {'OK', entries ([id, [field, value ...]] ...)}; {'DEPOSED'}: another master leads: nothing was read;
+--          {'NOGROUP'}: the group is gone: the caller reads the lane anew. A plain
 --          blocking XREADGROUP of a master that froze would still take entries when it has long been deposed, and the
 --          leader would dispatch the later ones of their tickets first.
 -- Keeps: I2, I8. Bound: O(entries).
@@ -11,5 +12,11 @@
 if redis.call('GET', KEYS[1]) ~= ARGV[1] then
   return {'DEPOSED'}
 end
-local reply = redis.call('XREADGROUP', 'GROUP', ARGV[2], ARGV[3], 'COUNT', ARGV[4], 'STREAMS', KEYS[2], '>')
+local reply = redis.pcall('XREADGROUP', 'GROUP', ARGV[2], ARGV[3], 'COUNT', ARGV[4], 'STREAMS', KEYS[2], '>')
+if reply and reply.err then
+  if string.find(reply.err, 'NOGROUP', 1, true) then
+    return {'NOGROUP'}
+  end
+  return reply
+end
 return {'OK', reply and reply[1][2] or {}}

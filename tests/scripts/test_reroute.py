@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 
 from routing import records
-from routing.errors import NotLeading
+from routing.errors import LaneConflict, NotLeading
 from routing.states import State
-from routing.transitions import adopt, reroute
+from routing.transitions import Batch, adopt, advance, read, reroute
 from routing.words import ReturnWord
 from tests.scripts.test_advance import deposed, without_a_leader
-from tests.scripts.world import HOSTILE, MASTER, World, incarnation
+from tests.scripts.world import HOSTILE, MASTER, OPENING, World, incarnation
 
 pytestmark = pytest.mark.scripts
 
@@ -113,14 +113,13 @@ def test_who_does_not_lead_moves_nothing(how: Any, world: World) -> None:
     assert world.snapshot() == before
 
 
-def test_an_acknowledged_message_is_not_revived_by_the_move(world: World) -> None:
+def test_a_message_that_was_acknowledged_by_hand_comes_again(world: World) -> None:
+    # Only its outcome makes a message done: nothing is lost because somebody used XACK
     end_lease(world)
     world.client.xack(world.keys.stream, world.keys.group, world.busy[0])
     assert move(world) is ReturnWord.OK
     pending = world.snapshot()[world.keys.stream]["value"]["groups"][world.keys.group]["pending"]
-    assert world.busy[0] not in pending
-    assert pending[world.busy[1]] == MASTER
-    world.client.hdel(world.keys.tickets, "busy")
+    assert pending[world.busy[0]] == MASTER
 
 
 def test_many_tickets_move_in_one_step(fresh: World) -> None:
@@ -143,18 +142,17 @@ def test_many_tickets_move_in_one_step(fresh: World) -> None:
 # -- adopt ---------------------------------------------------------------------------------------------------------
 
 
-def test_stray_entries_come_back_to_the_master_with_their_fields(world: World) -> None:
-    # Given entries that somebody claimed by hand
+def test_entries_are_pending_where_they_belong_whoever_had_them_or_nobody(world: World) -> None:
+    # Given entries that somebody claimed by hand, and one that somebody acknowledged by hand
     keys = world.keys
     world.client.xclaim(keys.stream, keys.group, "a stranger", 0, world.idle[:2], justid=True)
+    world.client.xack(keys.stream, keys.group, world.late[1])
     before = world.snapshot()
-    # When they are adopted, along with one that is not pending at all
-    entries = adopt(world.client, world.lead, [*world.idle[:2], *world.done, "999-0"])
+    # When they are adopted
+    assert adopt(world.client, world.lead, MASTER, [*world.idle[:2], world.late[1]]) == 3
     # Then they are the master's, and nothing else changed
-    assert [id_.decode() for id_, _ in entries] == world.idle[:2]
-    assert entries[0][1][:2] == [b"ticket_id", b"idle"]
     expected = deepcopy(before)
-    for id_ in world.idle[:2]:
+    for id_ in (*world.idle[:2], world.late[1]):
         expected[keys.stream]["value"]["groups"][keys.group]["pending"][id_] = MASTER
     assert world.snapshot() == expected
     assert world.state(world.idle[0]) is State.WAITING
@@ -163,15 +161,32 @@ def test_stray_entries_come_back_to_the_master_with_their_fields(world: World) -
 def test_a_thousand_entries_are_adopted_at_once(fresh: World) -> None:
     ids = fresh.pushed("t", 1000)
     fresh.client.xclaim(fresh.keys.stream, fresh.keys.group, "a stranger", 0, ids, justid=True)
-    assert [id_.decode() for id_, _ in adopt(fresh.client, fresh.lead, ids)] == ids
+    assert adopt(fresh.client, fresh.lead, MASTER, ids) == 1000
 
 
 def test_an_entry_that_was_deleted_from_the_stream_does_not_stop_the_others(world: World) -> None:
     keys = world.keys
     world.client.xclaim(keys.stream, keys.group, "a stranger", 0, world.idle[:2], justid=True)
     world.client.xdel(keys.stream, world.idle[0])
-    entries = [entry for entry in adopt(world.client, world.lead, world.idle[:2]) if entry]
-    assert [id_.decode() for id_, _ in entries] == [world.idle[1]]
+    adopt(world.client, world.lead, MASTER, world.idle[:2])
+    assert world.state(world.idle[1]) is State.WAITING
+
+
+def test_without_the_group_nothing_is_adopted_or_moved_or_read(world: World) -> None:
+    world.client.xgroup_destroy(world.keys.stream, world.keys.group)
+    before = world.snapshot()
+    with pytest.raises(LaneConflict):
+        adopt(world.client, world.lead, MASTER, world.idle[:2])
+    with pytest.raises(LaneConflict):
+        read(world.client, world.lead, 10)
+    with pytest.raises(LaneConflict):
+        advance(world.client, world.lead, OPENING, Batch(acknowledged=world.busy[:1], counts={"done": 1}))
+    world.client.delete(world.keys.lease(incarnation("w1@a")))
+    before = world.snapshot()
+    moves = [("busy", world.busy_record, "[0,whatever]", 1)]
+    word = reroute(world.client, world.lead, incarnation("w1@a"), "2-0", moves, world.busy[:2])
+    assert word is ReturnWord.NOGROUP
+    assert world.snapshot() == before
 
 
 @pytest.mark.parametrize("how", [deposed, without_a_leader])
@@ -180,5 +195,5 @@ def test_who_does_not_lead_adopts_nothing(how: Any, world: World) -> None:
     how(world)
     before = world.snapshot()
     with pytest.raises(NotLeading):
-        adopt(world.client, world.lead, world.idle[:2])
+        adopt(world.client, world.lead, MASTER, world.idle[:2])
     assert world.snapshot() == before

@@ -130,7 +130,7 @@ def test_a_whole_life_is_in_one_state_at_every_step(fresh: World) -> None:
     seen = [world.state(id_)]
 
     def step(batch: Batch) -> int:
-        base = advance(world.client, world.lead, OPENING, batch)
+        base = advance(world.client, world.lead, OPENING, batch).base
         seen.append(world.state(id_))
         return base
 

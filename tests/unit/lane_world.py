@@ -8,13 +8,18 @@ from types import SimpleNamespace
 from typing import Any, cast
 from unittest.mock import patch
 
+from redis.exceptions import ResponseError
+
 from bridge.envelope import Envelopes, Run
-from bridge.lane import Consumer, Lane, Ticket, id_key
+from bridge.lane import Lane
 from bridge.outcomes import Kind, Outcome
+from bridge.picture import Consumer, Ticket, id_key
 from bridge.planner import Planner, TaskTraits
 from bridge.rebuild import Rebuild
 from bridge.recovery import Recovery
+from bridge.refill import Refill
 from bridge.settings import Settings
+from bridge.settling import Settling
 from routing import records
 from routing.messages import EntryParser, Message, Refusal
 from routing.transitions import Batch
@@ -32,7 +37,9 @@ MASTER = "master"
 class FakeEnvelopes:
     """Writes down what a Celery message would carry."""
 
-    def plain(self, incarnation: str, _queue: str, message: Message, offset: int, attempt: int, doubt: bool) -> bytes:
+    def plain(
+        self, incarnation: str, _queue: str, message: Message, offset: int, attempt: int, doubt: bool, _lost: Any = None
+    ) -> bytes:
         told = [[message.ticket, offset, attempt, doubt, [message.id]]]
         return json.dumps(["plain", incarnation, told, None]).encode()
 
@@ -99,7 +106,10 @@ class Store:
         for i in range(0, len(batch.retries), 2):
             self.retries[str(batch.retries[i + 1])] = int(batch.retries[i])
         for ticket in batch.due:
-            del self.retries[ticket]
+            self.retries.pop(ticket, None)
+        for name, ids in batch.shelved.items():
+            for id_ in ids:
+                self._claim(id_, name)
         for name, amount in batch.counts.items():
             self.counts[name] = self.counts.get(name, 0) + amount
         base = self.fence + 1 if batch.fences else 0
@@ -126,7 +136,7 @@ class Store:
             mine = [id_ for id_ in self.entries if self.pending.get(id_) == MASTER and id_key(id_) > after]
             return [[b"s", [[id_.encode(), self.entries[id_]] for id_ in mine[:count]]]]
         if words[0] == "XGROUP":
-            return b"OK"
+            raise ResponseError("BUSYGROUP Consumer Group name already exists")
         if words[0] == "ZRANGE":
             return [word for pair in self.retries.items() for word in (pair[0].encode(), str(pair[1]).encode())]
         if words[0] == "HSCAN":
@@ -137,8 +147,10 @@ class Store:
             owners = [owner for owner in self.pending.values() if owner != MASTER]
             if len(words) == 3:
                 return [0, None, None, [[name.encode(), b"1"] for name in dict.fromkeys(owners)]]
-            name = words[6].decode()
-            return [[id_.encode(), words[6], 0, 1] for id_, owner in self.pending.items() if owner == name]
+            name = words[6].decode() if isinstance(words[6], bytes) else words[6]
+            after = id_key(words[3][1:]) if words[3].startswith("(") else (0, -1)
+            ids = sorted((id_ for id_, owner in self.pending.items() if owner == name), key=id_key)
+            return [[id_.encode(), words[6], 0, 1] for id_ in ids if id_key(id_) > after][: words[5]]
         raise AssertionError(f"the store does not know {words}")
 
 
@@ -165,16 +177,18 @@ class LaneWorld:
 
     def lead(self) -> None:
         """A new leader: nothing but what is in the store."""
-        self.lane = Lane(
-            self.settings,
+        self.lane = Lane(self.settings, now_ms=lambda: self.now)
+        self.settling = Settling(
+            self.lane,
             max_attempts=lambda _task: self.settings.max_attempts,
             delay_ms=lambda attempt: attempt * 100,
-            now_ms=lambda: self.now,
+            parks=lambda _task: self.settings.on_dead == "park",
         )
         traits = {task: TRAITS.get(task, TaskTraits(True, (None, None))) for task in TASKS}
         self.planner = Planner(self.lane, cast("Envelopes", FakeEnvelopes()), traits.__getitem__)
         leader = cast("Any", self)
         self.recovery: Any = Recovery(leader)
+        self.refill = Refill(leader)
         self.reply = []
 
     def rebuild(self) -> None:
@@ -199,7 +213,7 @@ class LaneWorld:
         if isinstance(found, Refusal):
             self.lane.refuse(found, batch)
         else:
-            self.lane.ingest(found)
+            self.lane.ingest(found, batch)
 
     def advance(self, batch: Batch) -> None:
         dispatched = self.planner.plan(batch, self.now)
@@ -215,14 +229,14 @@ class LaneWorld:
         for outcome in outcomes:
             # Every read of the outcome stream trims what it read.
             batch.keep_outcomes_from = "1-0"
-            settled = self.lane.settle(outcome, batch)
+            settled = self.settling.settle(outcome, batch)
             if settled is not None and outcome.kind is Kind.FAILED:
                 self.failures[outcome.message_id] = self.failures.get(outcome.message_id, 0) + 1
             self.old_outcomes.append(outcome)
         self.lane.wake(self.now)
         self.advance(batch)
         if self.lane.spilled:
-            self.recovery.refill()
+            self.refill.run()
 
     def settle_all(self) -> None:
         """Outcomes are settled as they come here."""
@@ -246,7 +260,7 @@ class LaneWorld:
         self.lane.wake(self.now)
         self.advance(batch)
         if self.lane.spilled:
-            self.recovery.refill()
+            self.refill.run()
 
     def join(self, name: str, slots: int = 2) -> str:
         self._lives += 1
@@ -271,7 +285,12 @@ class LaneWorld:
             self.recovery._retire(consumer)
         self.step()
 
-    def _reroute(self, _c: Any, _l: Any, _i: str, _o: str, moves: Any, ids: Sequence[str]) -> ReturnWord:
+    def history_cap(self, _rows: int) -> int:
+        return 1000
+
+    def _reroute(
+        self, _c: Any, _l: Any, _i: str, _o: str, moves: Any, ids: Sequence[str], _rows: Any, _cap: int
+    ) -> ReturnWord:
         for ticket, expected, record, due_ms in moves:
             assert self.store.tickets.get(ticket) == expected
             self.store.tickets[ticket] = record

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from bridge.lane import id_key
 from bridge.outcomes import Kind
+from bridge.picture import id_key
 from tests.unit.lane_world import LaneWorld
 
 

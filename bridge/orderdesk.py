@@ -1,0 +1,214 @@
+"""What operators ask of the leader: park, release, drain, resume, transfer, replay.
+
+Orders come through the outcome stream, so that they are in line with what workers say, and only a leader acts on them.
+What an order changes is written in the very step that settles its entry: when the leader dies before, the next one
+reads the order again; after it, the order is done, and only its answer is missing. `bridge.orders` is the other side.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import orjson
+from celery.utils.log import get_logger
+
+from bridge.dead import read_letter
+from bridge.names import WorkerWord
+from bridge.picture import Consumer, Ticket, id_key
+from routing.history import What
+from routing.messages import Message
+from routing.transitions import Batch, adopt, drain, unname
+
+if TYPE_CHECKING:
+    from bridge.leader import Leader
+
+logger = get_logger(__name__)
+
+#: Seconds that an answer waits for whoever asked.
+ANSWER_S = 60
+#: Entries that are claimed at once.
+PAGE = 1000
+
+Answer = dict[str, Any]
+
+
+class OrderDesk:
+    """Works on the leader's lane, on the leader's thread."""
+
+    def __init__(self, leader: Leader) -> None:
+        self._leader = leader
+        self._lane = leader.lane
+        self._keys = leader.settings.keys
+        self._answers: list[tuple[str, Answer]] = []
+        #: Names in the group that have nothing pending any more.
+        self._emptied: list[str] = []
+        self._known: dict[str, Callable[[dict[str, Any], Batch], Answer]] = {
+            "park": self._park,
+            "release": self._release,
+            "drain": self._drain,
+            "resume": self._resume,
+            "transfer": self._transfer,
+            "replay": self._replay,
+        }
+
+    def take(self, order_id: str, text: bytes, batch: Batch) -> None:
+        """Does what the order says, into the batch."""
+        try:
+            order = orjson.loads(text)
+            do = self._known[order["do"]]
+            answer = do(order, batch)
+        except (orjson.JSONDecodeError, KeyError, TypeError) as exc:
+            answer = {"error": f"this master does not understand the order: {exc!r}"}
+        logger.info("order %s: %s", text.decode(errors="replace")[:200], answer)
+        self._answers.append((order_id, answer))
+
+    def answer(self) -> None:
+        """The batch is done: tells those who asked."""
+        answers, self._answers = self._answers, []
+        emptied, self._emptied = self._emptied, []
+        for name in emptied:
+            unname(self._leader.redis, self._leader.leadership, name)
+        for order_id, answer in answers:
+            key = self._keys.reply(order_id)
+            with self._leader.redis.pipeline(transaction=True) as pipe:
+                pipe.rpush(key, orjson.dumps(answer))
+                pipe.expire(key, ANSWER_S)
+                pipe.execute()
+
+    # -- tickets ---------------------------------------------------------------------------------------------------
+
+    def _park(self, order: dict[str, Any], batch: Batch) -> Answer:
+        lane = self._lane
+        name = str(order["ticket"])
+        if name in lane.parked:
+            return {"error": f"ticket {name} is parked already"}
+        ticket = lane.tickets.get(name)
+        if ticket is None:
+            # Nothing of it is undone: what comes will wait.
+            ticket = lane.tickets[name] = Ticket(name)
+        lane.park(ticket, str(order.get("reason") or "parked by an operator"), batch)
+        return {"ok": True, "in_flight": len(ticket.run)}
+
+    def _release(self, order: dict[str, Any], batch: Batch) -> Answer:
+        lane = self._lane
+        name = str(order["ticket"])
+        ticket = lane.tickets.get(name)
+        if ticket is not None and ticket.park_reason is not None:
+            # It was to be parked when what runs is done.
+            lane.touch(ticket, batch)
+            ticket.park_reason = None
+            lane.make_ready(ticket)
+            return {"ok": True, "messages": 0}
+        ticket = lane.parked.get(name)
+        if ticket is None:
+            return {"error": f"ticket {name} is not parked"}
+        shelf = lane.parked_name(name)
+        # What this very batch has put there is not there yet.
+        fresh = batch.shelved.pop(shelf, [])
+        ids = self._pending_under(shelf)
+        for start in range(0, len(ids), PAGE):
+            adopt(self._leader.redis, self._leader.leadership, lane.settings.master, ids[start : start + PAGE])
+        lane.unpark(ticket, batch)
+        self._emptied.append(shelf)
+        return {"ok": True, "messages": len(ids) + len(fresh)}
+
+    def _pending_under(self, name: str) -> list[str]:
+        found: list[str] = []
+        start = "-"
+        while True:
+            page = self._leader.wire.call("XPENDING", self._keys.stream, self._keys.group, start, "+", PAGE, name)
+            found += [entry[0].decode() for entry in page]
+            if len(page) < PAGE:
+                return found
+            start = f"({found[-1]}"
+
+    # -- consumers -------------------------------------------------------------------------------------------------
+
+    def _drain(self, order: dict[str, Any], batch: Batch) -> Answer:
+        consumer = self._consumer(order["consumer"])
+        if consumer is None:
+            return {"error": f"there is no consumer {order['consumer']}"}
+        started = orjson.loads(consumer.registration).get("started")
+        text = orjson.dumps({"at_ms": int(time.time() * 1000), "started": started}).decode()
+        drain(self._leader.redis, self._leader.leadership, consumer.name, text)
+        consumer.draining = True
+        self._leader.recovery.empty(consumer, batch)
+        return {"ok": True, "in_flight": consumer.messages}
+
+    def _resume(self, order: dict[str, Any], batch: Batch) -> Answer:
+        del batch
+        consumer = self._consumer(order["consumer"])
+        if consumer is None:
+            return {"error": f"there is no consumer {order['consumer']}"}
+        drain(self._leader.redis, self._leader.leadership, consumer.name, "")
+        consumer.draining = False
+        return {"ok": True, "in_flight": consumer.messages}
+
+    def _transfer(self, order: dict[str, Any], batch: Batch) -> Answer:
+        lane = self._lane
+        consumer = self._consumer(order["consumer"])
+        if consumer is None:
+            return {"error": f"there is no consumer {order['consumer']}"}
+        to = order.get("to") or ""
+        others = [c for c in lane.consumers.values() if c.open and c is not consumer and to in ("", c.name)]
+        if not others:
+            return {"error": f"{to or 'no other consumer'} {'takes no tickets' if to else 'can take them'} now"}
+        chosen = order.get("tickets")
+        names = None if chosen is None else {str(name) for name in chosen}
+        ready = [ticket for ticket in consumer.ready if names is None or ticket.id in names]
+        flying = [ticket for ticket in consumer.tickets if names is None or ticket.id in names]
+        for ticket in ready:
+            lane.unqueue(ticket)
+            ticket.moving = to
+            lane.make_ready(ticket)
+        for ticket in flying:
+            ticket.moving = to
+        moved = len(ready) + self._leader.recovery.recall(consumer, batch)
+        if flying:
+            self._leader.say(consumer, WorkerWord.GIVE_BACK, batch)
+        return {"ok": True, "moved": moved, "running": sum(1 for ticket in flying if ticket.run)}
+
+    def _consumer(self, name: Any) -> Consumer | None:
+        found = [c for c in self._lane.consumers.values() if c.name == name and c.alive]
+        return found[-1] if found else None
+
+    # -- dead letters ----------------------------------------------------------------------------------------------
+
+    def _replay(self, order: dict[str, Any], batch: Batch) -> Answer:
+        refused: list[tuple[str, str]] = []
+        found: list[tuple[str, Message]] = []
+        for letter_id in order["letters"]:
+            message = self._message_of(str(letter_id))
+            if isinstance(message, Message):
+                found.append((str(letter_id), message))
+            else:
+                refused.append((str(letter_id), message))
+        for letter_id, message in sorted(found, key=lambda pair: id_key(pair[1].id)):
+            batch.given_back.append(message.id)
+            batch.revived.append(letter_id)
+            batch.count("replayed")
+            if self._leader.settings.history:
+                row = [message.id, message.ticket, message.task, "", 0, 0, 0, 0, 0, What.REPLAYED.value]
+                batch.history.append(row)
+            self._lane.replay(message, batch)
+        return {"ok": True, "replayed": [letter_id for letter_id, _ in found], "refused": refused}
+
+    def _message_of(self, letter_id: str) -> Message | str:
+        """The message of a dead letter, as its entry has it; or why there is none."""
+        entries = self._leader.wire.call("XRANGE", self._keys.dead, letter_id, letter_id)
+        if not entries:
+            return "there is no such dead letter"
+        letter = read_letter(*entries[0])
+        entry = self._leader.wire.call("XRANGE", self._keys.stream, letter.message_id, letter.message_id)
+        if not entry:
+            return "its entry has left the stream, so it cannot take its place again; push it anew"
+        message = self._leader.parser.parse(letter.message_id, entry[0][1])
+        if not isinstance(message, Message):
+            return f"it can still not be processed: {message.reason.value}"
+        lane = self._lane
+        ticket = lane.tickets.get(message.ticket)
+        if message.id in lane.in_flight or (ticket is not None and any(m.id == message.id for m in ticket.waiting)):
+            return "it is not dead: it waits or runs"
+        return message

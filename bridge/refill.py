@@ -1,0 +1,86 @@
+"""Reads spilled messages again: those of tickets that have worked off most of what they had in memory."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from bridge.picture import Ticket, id_key
+from bridge.rebuild import own_pending
+from routing.messages import Refusal
+from routing.transitions import Batch
+
+if TYPE_CHECKING:
+    from bridge.leader import Leader
+
+
+class Refill:
+    """Works on the leader's lane, on the leader's thread."""
+
+    def __init__(self, leader: Leader) -> None:
+        self._leader = leader
+        self._lane = leader.lane
+
+    def run(self) -> None:
+        """Reads spilled messages of tickets that have worked off most of what they had in memory."""
+        lane = self._lane
+        hungry = [t for t in lane.spilled if len(t.waiting) <= lane.cap // 4]
+        starving = any(not t.waiting for t in hungry)
+        # One pass over the pending entries serves all: so it waits until it serves many, or somebody has nothing left.
+        if lane.full or not (starving or len(hungry) > len(lane.spilled) // 4):
+            return
+        start = min(t.spilled_from for t in hungry if t.spilled_from is not None)
+        # Only these are read from their first spilled message on.
+        served = {t for t in lane.spilled if t.spilled_from is not None and t.spilled_from >= start}
+        cursor = f"{start[0]}-{start[1] - 1}" if start[1] else f"{start[0] - 1}-{2**64 - 1}"
+        cap = lane.cap
+        satisfied: set[Ticket] = set()
+        trimmed: list[Refusal] = []
+        for page in own_pending(self._leader, cursor):
+            # What is newer was not taken in by a read yet; taken here, before it, it could be handled twice.
+            entries = [entry for entry in page if id_key(entry[0].decode()) <= lane.read_to]
+            for raw_id, fields in entries:
+                id_ = raw_id.decode()
+                if id_ in lane.in_flight:
+                    continue
+                if id_ in lane.in_flight:
+                    continue
+                found = self._leader.parser.parse(id_, fields or ())
+                if isinstance(found, Refusal):
+                    trimmed.append(found)
+                    continue
+                ticket = lane.tickets.get(found.ticket)
+                if ticket not in served or ticket in satisfied or ticket.spilled_from is None:
+                    continue
+                if id_key(id_) < ticket.spilled_from:
+                    continue
+                if len(ticket.waiting) >= cap:
+                    ticket.spilled_from = id_key(id_)
+                    satisfied.add(ticket)
+                    continue
+                lane.append(ticket, found)
+                lane.make_ready(ticket)
+            if entries and satisfied.issuperset(hungry):
+                # Those that are not satisfied have been read up to here only.
+                ms, sequence = id_key(entries[-1][0].decode())
+                for ticket in served - satisfied:
+                    ticket.spilled_from = max(ticket.spilled_from or (0, 0), (ms, sequence + 1))
+                break
+        else:
+            # Read to the end: what was not satisfied has all it has in memory.
+            for ticket in served - satisfied:
+                ticket.spilled_from = None
+                lane.spilled.discard(ticket)
+                lane.drop_if_done(ticket)
+        if trimmed:
+            self._refuse_trimmed(trimmed)
+
+    def _refuse_trimmed(self, refusals: list[Refusal]) -> None:
+        """Entries that were deleted from the stream while they were spilled are dead letters; those that are in memory
+        are handled as if they were there.
+        """
+        known = {message.id for ticket in self._lane.tickets.values() for message in ticket.waiting}
+        batch = Batch()
+        for refusal in refusals:
+            if refusal.id not in known:
+                self._lane.refuse(refusal, batch)
+        self._leader.advance(batch)

@@ -1,0 +1,192 @@
+"""What outcomes do to the leader's picture of its lane: done, come again, dead. No I/O.
+
+Whose attempt is charged:
+
+- a message that raised, or was cut off alone (its process died, its time limit struck): it;
+- a message that was never begun: nobody;
+- when a consumer ended, see `bridge.recovery`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from bridge.lane import Lane
+from bridge.outcomes import Kind, Outcome
+from bridge.picture import Ticket
+from routing.history import What
+from routing.messages import Message, Refused
+from routing.records import LostAttempt
+from routing.transitions import Batch
+
+#: How fast a measured service time follows a longer one, and a shorter one.
+LEARN_UP = 0.05
+LEARN_DOWN = 0.15
+#: Characters of an error that a ticket's record keeps.
+CAUSE_CHARS = 200
+
+
+class Settling:
+    """``max_attempts`` answers for a task, ``delay_ms`` for a failed attempt, ``parks`` says whether a dead message
+    of a task parks its ticket.
+    """
+
+    def __init__(
+        self,
+        lane: Lane,
+        *,
+        max_attempts: Callable[[str], int],
+        delay_ms: Callable[[int], int],
+        parks: Callable[[str], bool],
+    ) -> None:
+        self._lane = lane
+        self._max_attempts = max_attempts
+        self._delay_ms = delay_ms
+        self._parks = parks
+        self._historical = lane.settings.history > 0
+
+    def settle(self, outcome: Outcome, batch: Batch) -> Ticket | None:
+        """Takes one outcome into the picture and the batch; its ticket. None: its fence is not the current one, and
+        nothing changes.
+        """
+        lane = self._lane
+        ticket = lane.in_flight.get(outcome.message_id)
+        if ticket is None or ticket.fence != outcome.fence or ticket.run[0].id != outcome.message_id:
+            batch.count("stale")
+            if self._historical and outcome.started_us:
+                times = (0, outcome.started_us, outcome.service_ms)
+                batch.history.append([outcome.message_id, "", "", "", 0, outcome.fence, *times, What.STALE.value])
+            return None
+        lane.touch(ticket, batch)
+        kind = outcome.kind
+        if kind is Kind.DONE:
+            message = ticket.run.popleft()
+            lane.landed(ticket, message)
+            self._measure(message.task, outcome.service_ms)
+            batch.acknowledged.append(message.id)
+            batch.count("done")
+            if self._historical:
+                self.note(batch, ticket, message, What.DONE, outcome)
+            ticket.cleared()
+            if ticket.run:
+                ticket.fence += 1
+            else:
+                lane.run_over(ticket)
+        elif kind is Kind.RETURNED:
+            self.note_run(batch, ticket, What.RETURNED, outcome)
+            self._take_back(ticket, batch)
+            if ticket.begun:
+                # What it has behind it must outlive this leader, so the record stays.
+                ticket.cause = ticket.cause or "given back"
+                lane.hold_back(ticket, lane.now_ms())
+            batch.count("returned")
+        else:
+            self._failed(ticket, outcome, batch)
+        lane.make_ready(ticket)
+        return ticket
+
+    def _failed(self, ticket: Ticket, outcome: Outcome, batch: Batch) -> None:
+        lane = self._lane
+        message = ticket.run[0]
+        consumer = ticket.consumer.name if ticket.consumer is not None else ""
+        batch.count("failed")
+        attempt = ticket.attempt
+        over = outcome.kind is Kind.DEAD or attempt >= self._max_attempts(message.task) or not message.payload
+        lost = outcome.kind is Kind.LOST
+        what = What.DEAD if over else What.LOST if lost else What.FAILED
+        self.note_run(batch, ticket, what, outcome)
+        ticket.attempt = attempt + 1
+        # It ended by itself, or alone: it is not what ends its consumers.
+        ticket.losses = 0
+        if lost:
+            ticket.lost = LostAttempt(attempt, outcome.fence, consumer, outcome.error[:CAUSE_CHARS])
+        elif outcome.kind is not Kind.UNDO_FAILED:
+            ticket.lost = None
+        self._take_back(ticket, batch)
+        if over:
+            self.give_up(ticket, batch, outcome, attempts=attempt, consumer=consumer)
+            return
+        delay = outcome.delay_ms if outcome.delay_ms is not None else self._delay_ms(attempt)
+        lane.hold_back(ticket, lane.now_ms() + delay)
+        ticket.cause = outcome.error[:CAUSE_CHARS]
+        batch.count("retried")
+
+    def give_up(self, ticket: Ticket, batch: Batch, outcome: Outcome, *, attempts: int, consumer: str) -> None:
+        """The oldest waiting message of ``ticket`` goes to the dead letters; the ticket goes on, or stands still."""
+        lane = self._lane
+        message = ticket.waiting.popleft()
+        lane.held -= 1
+        # It may also be among those given back, which does nothing to an entry that was acknowledged in the same step.
+        batch.acknowledged.append(message.id)
+        reason = f"gave up after {attempts} attempt{'s' if attempts > 1 else ''}"
+        if outcome.kind is Kind.DEAD:
+            reason = "asked not to come again"
+        elif not message.payload:
+            reason = Refused.TRIMMED.value
+        batch.dead.append(
+            [
+                *("message_id", message.id, "reason", reason, "error", outcome.error),
+                *("traceback", outcome.traceback, "attempts", attempts, "at_ms", lane.now_ms()),
+                *("ticket_id", ticket.id, "task", message.task, "payload", message.payload),
+                *("consumer", consumer, "fence", outcome.fence),
+            ]
+        )
+        batch.count("dead")
+        ticket.cleared()
+        ticket.due_ms = 0
+        if self._parks(message.task) and ticket.park_reason is None:
+            ticket.park_reason = f"message {message.id} is dead: {outcome.error[:CAUSE_CHARS]}"
+
+    def condemn(self, ticket: Ticket, batch: Batch, error: str) -> None:
+        """The oldest waiting message has had all its attempts, or its entry is gone: it is dead without another one."""
+        lane = self._lane
+        lane.touch(ticket, batch)
+        lane.unqueue(ticket)
+        message = ticket.waiting[0]
+        if self._historical:
+            self.note(batch, ticket, message, What.DEAD, Outcome(message.id, 0, Kind.LOST))
+        attempts = max(1, ticket.attempt - 1)
+        self.give_up(ticket, batch, Outcome(message.id, 0, Kind.LOST, error=error), attempts=attempts, consumer="")
+        lane.make_ready(ticket)
+
+    def exhausted(self, ticket: Ticket) -> bool:
+        """Whether the oldest waiting message has no attempt left, or nothing that could be handled."""
+        message = ticket.waiting[0]
+        return not message.payload or (ticket.begun and ticket.attempt > self._max_attempts(message.task))
+
+    def _take_back(self, ticket: Ticket, batch: Batch) -> None:
+        batch.given_back += [message.id for message in ticket.run]
+        self._lane.take_back(ticket)
+
+    # -- what the history keeps ------------------------------------------------------------------------------------
+
+    def note(self, batch: Batch, ticket: Ticket, message: Message, what: What, outcome: Outcome) -> None:
+        """One row of the history."""
+        consumer = ticket.consumer.name if ticket.consumer is not None and ticket.run_fence else ""
+        batch.history.append(
+            [
+                *(message.id, ticket.id, message.task, consumer, ticket.attempt, outcome.fence),
+                *(ticket.dispatched_ms if outcome.fence else 0, outcome.started_us, outcome.service_ms, what.value),
+            ]
+        )
+
+    def note_run(self, batch: Batch, ticket: Ticket, what: What, outcome: Outcome) -> None:
+        """Rows for a run that ends here: its oldest message as ``what``, the others were never begun."""
+        if not self._historical:
+            return
+        consumer = ticket.consumer.name if ticket.consumer is not None else ""
+        for i, message in enumerate(ticket.run):
+            if i == 0:
+                self.note(batch, ticket, message, what, outcome)
+                continue
+            named = (message.id, ticket.id, message.task, consumer, 1, ticket.fence + i, ticket.dispatched_ms)
+            batch.history.append([*named, 0, 0, What.RETURNED.value])
+
+    def _measure(self, task: str, ms: float) -> None:
+        known = self._lane.service_ms.get(task)
+        if known is None:
+            self._lane.service_ms[task] = ms
+            return
+        # Below the mean: on a machine that is short of processors, a wait for one looks like service time. Bundles
+        # would shrink, cost more processor time each, and make it shorter still.
+        self._lane.service_ms[task] = known + (ms - known) * (LEARN_UP if ms > known else LEARN_DOWN)

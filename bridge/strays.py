@@ -1,0 +1,175 @@
+"""What somebody did to the lane by hand, or a restore did: found, mended where it can be, counted, and said.
+
+The pending list is the leader's own: whatever differs there from its picture was done from outside.
+
+- Entries pending under a name that no record explains (XCLAIM, an old consumer): claimed back to the master.
+- Entries in flight that are pending under another name, or under none (XACK, XGROUP DELCONSUMER): pending again where
+  they belong. An acknowledgement by hand does not make a message done: only its outcome does.
+- Entries that wait and are not pending any more (XGROUP DELCONSUMER of the master's name): pending again.
+- The group itself (XGROUP DESTROY, a deleted stream): made anew; `Rebuild` decides what of it is undone.
+
+Each is counted as ``tampered``, the group as ``regrouped``.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+from celery.utils.log import get_logger
+
+from bridge.picture import id_key
+from routing.errors import LaneConflict
+from routing.transitions import Advanced, Batch, adopt, floor
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from bridge.leader import Leader
+
+logger = get_logger(__name__)
+
+#: Seconds between two comparisons of the pending list with the picture.
+COMPARE_S = 5.0
+#: Entries in one page.
+PAGE = 1000
+
+
+class Strays:
+    """Works on the leader's lane, on the leader's thread."""
+
+    def __init__(self, leader: Leader) -> None:
+        self._leader = leader
+        self._lane = leader.lane
+        self._keys = leader.settings.keys
+        self._compare_at = time.monotonic() + COMPARE_S
+        self._floor = ""
+        self._tampered = 0
+        #: Entries in flight that are deleted from the stream: nothing can make them pending.
+        self._deleted: set[str] = set()
+        #: The same of what waits: how many.
+        self._deleted_waiting = 0
+
+    def told(self, done: Advanced, batch: Batch) -> None:
+        """What a script found: entries that were not pending, and should have been."""
+        # What is revived from the dead letters was not pending, and rightly so.
+        tampered = max(0, done.mended - len(batch.revived))
+        missing = len(set(batch.acknowledged)) - done.acknowledged
+        if missing > 0:
+            tampered += missing
+        if tampered:
+            logger.warning("%d entries had been taken from the pending list by somebody else", tampered)
+            self._tampered += tampered
+
+    def look(self) -> None:
+        """Now and then: compares the pending list with the picture, and notes how far all is done."""
+        if self._tampered:
+            batch = Batch()
+            batch.count("tampered", self._tampered)
+            self._tampered = 0
+            self._leader.advance(batch)
+        if time.monotonic() < self._compare_at:
+            return
+        self._compare_at = time.monotonic() + COMPARE_S
+        self.compare()
+        self._note_floor()
+
+    def compare(self) -> None:
+        """Compares, and mends."""
+        summary = self._leader.wire.call("XPENDING", self._keys.stream, self._keys.group)
+        owners = {name: int(count) for name, count in summary[3] or ()}
+        self._mend_in_flight(owners)
+        waiting = self._lane.held - len(self._lane.in_flight)
+        if owners.get(self._leader.settings.master.encode(), 0) + self._deleted_waiting < waiting:
+            self._mend_waiting()
+
+    def _mend_in_flight(self, owners: dict[bytes, int]) -> None:
+        lane = self._lane
+        master = self._leader.settings.master
+        shelves = {lane.parked_name(ticket).encode() for ticket in lane.parked}
+        found: dict[str, str] = {}
+        for name in owners:
+            if name != master.encode() and name not in shelves:
+                found.update((id_, name.decode()) for id_ in self.pending_under(name))
+        strange = [id_ for id_ in found if id_ not in lane.in_flight]
+        if strange:
+            self._say("%d pending entries belong to no record: claimed back", len(strange))
+            self._adopt(master, strange)
+            known = {message.id for ticket in lane.tickets.values() for message in ticket.waiting}
+            spilled = {t.id for t in lane.spilled}
+            if not known.issuperset(strange) and not spilled:
+                raise LaneConflict("entries came back that nobody knew of")
+        misplaced: dict[str, list[str]] = {}
+        self._deleted &= lane.in_flight.keys()
+        for id_, ticket in lane.in_flight.items():
+            if id_ in self._deleted:
+                continue
+            consumer = ticket.consumer.name if ticket.consumer is not None else master
+            if found.get(id_) != consumer:
+                misplaced.setdefault(consumer, []).append(id_)
+        for consumer, ids in misplaced.items():
+            self._say("%d entries in flight were not pending where they belong: they are again", len(ids))
+            if self._adopt(consumer, ids) < len(ids):
+                self._deleted.update(ids)
+
+    def _mend_waiting(self) -> None:
+        """The master's own pending entries are fewer than what waits in memory."""
+        lane = self._lane
+        here = [message.id for ticket in lane.tickets.values() for message in ticket.waiting]
+        self._say("%d entries that wait were taken from the pending list: they are pending again", len(here))
+        self._deleted_waiting = len(here) - self._adopt(self._leader.settings.master, here)
+        spilled = {ticket.id: ticket.spilled_from for ticket in lane.spilled if ticket.spilled_from is not None}
+        if not spilled:
+            return
+        # Of a ticket that is spilled, all entries from there on are undone.
+        start = min(spilled.values())
+        for page in self._entries(f"{start[0]}-{start[1]}", f"{lane.read_to[0]}-{lane.read_to[1]}"):
+            ids = []
+            for id_, fields in page:
+                ticket = (
+                    dict(zip(fields[::2], fields[1::2], strict=True)).get(b"ticket_id", b"").decode(errors="replace")
+                )
+                if ticket in spilled and id_key(id_.decode()) >= spilled[ticket]:
+                    ids.append(id_.decode())
+            self._adopt(self._leader.settings.master, ids)
+
+    def pending_under(self, name: bytes) -> Iterator[str]:
+        """Ids of the entries that are pending under ``name``."""
+        start = "-"
+        while True:
+            page = self._leader.wire.call("XPENDING", self._keys.stream, self._keys.group, start, "+", PAGE, name)
+            for id_, *_ in page:
+                yield id_.decode()
+            if len(page) < PAGE:
+                return
+            start = "(" + page[-1][0].decode()
+
+    def _entries(self, start: str, end: str) -> Iterator[Any]:
+        while True:
+            page = self._leader.wire.call("XRANGE", self._keys.stream, start, end, "COUNT", PAGE)
+            if page:
+                yield page
+            if len(page) < PAGE:
+                return
+            start = "(" + page[-1][0].decode()
+
+    def _adopt(self, consumer: str, ids: list[str]) -> int:
+        """Makes ``ids`` pending under ``consumer``; how many could be."""
+        pages = [ids[start : start + PAGE] for start in range(0, len(ids), PAGE)]
+        return sum(adopt(self._leader.redis, self._leader.leadership, consumer, page) for page in pages)
+
+    def _say(self, text: str, count: int) -> None:
+        logger.warning(text, count)
+        self._tampered += count
+
+    def _note_floor(self) -> None:
+        lane = self._lane
+        oldest = lane.oldest_undone()
+        ms, sequence = lane.read_to if oldest is None else oldest
+        if oldest is not None:
+            # The one before it.
+            ms, sequence = (ms, sequence - 1) if sequence else (ms - 1, 2**64 - 1)
+        text = f"{ms}-{sequence}"
+        if ms > 0 and text != self._floor:
+            floor(self._leader.redis, self._leader.leadership, text)
+            self._floor = text
