@@ -28,6 +28,7 @@ COMMANDS = {
     "status": "bridge.commands.status:status",
     "ticket": "bridge.commands.ticket:ticket",
     "dead": "bridge.commands.dead:dead",
+    "audit": "bridge.commands.audit:audit",
 }
 
 #: The app of a command that names none.
