@@ -49,6 +49,7 @@ class Master:
         self._spared = 0
         self._election = Election(self._settings, self._holder, self._outage)
         self._leader: Leader | None = None
+        self._announced = ""
         self._stop = threading.Event()
 
     def stop(self, *_: Any) -> None:
@@ -87,7 +88,10 @@ class Master:
             return
         lost = threading.Event()
         keeper = self._election.keep(lost)
-        self._announce(f"leading, term {self._election.token.partition(' ')[0]}")
+        if self._announced != self._election.token:
+            # Not again after each vain try in an outage that is shorter than the lead.
+            self._announced = self._election.token
+            self._announce(f"leading, term {self._election.token.partition(' ')[0]}")
         try:
             self._lead()
         finally:

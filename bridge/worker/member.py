@@ -17,6 +17,7 @@ from bridge.names import HEADER_BASE, HEADER_INCARNATION, HEADER_RUNS
 from bridge.outcomes import Outcome
 from bridge.settings import check_tasks
 from bridge.worker import execute, strategy
+from bridge.worker.broker import outlast_outages
 from bridge.worker.farewell import Farewell
 from bridge.worker.holdings import Holdings
 from bridge.worker.lease import Lease
@@ -181,6 +182,7 @@ class MemberStep(bootsteps.StartStopStep):
     def __init__(self, parent: Any, **kwargs: Any) -> None:
         super().__init__(parent, **kwargs)
         self.consumer = parent
+        outlast_outages(parent)
 
     def start(self, parent: Any) -> None:
         member = _members.get(parent.hostname)

@@ -1,0 +1,94 @@
+"""A TCP proxy between a lane and its server: slow, cut, or with TLS on the side of the clients."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+import threading
+from types import TracebackType
+from typing import Self
+
+from bridge.embedded import HOST
+
+
+class Proxy:
+    """Listens on a port of its own and passes everything on, from a thread of its own; a context manager.
+
+    ``delay_s``: how long each piece is held back, in each direction; may be changed at any time.
+    ``tls``: the certificate that clients are shown; without it they speak in plain text.
+    """
+
+    def __init__(self, target_port: int, *, delay_s: float = 0.0, tls: ssl.SSLContext | None = None) -> None:
+        self.delay_s = delay_s
+        self.port = 0
+        #: Connections since the start.
+        self.accepted = 0
+        self._target_port = target_port
+        self._tls = tls
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="test-proxy", daemon=True)
+        self._server: asyncio.Server | None = None
+        self._open: set[asyncio.StreamWriter] = set()
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        asyncio.run_coroutine_threadsafe(self._start(), self._loop).result(10)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        asyncio.run_coroutine_threadsafe(self._end(), self._loop).result(10)
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(10)
+        self._loop.close()
+
+    @property
+    def url(self) -> str:
+        return f"redis://{HOST}:{self.port}/0"
+
+    def cut(self) -> None:
+        """Resets all connections that are open now."""
+        self._loop.call_soon_threadsafe(self._cut)
+
+    def _cut(self) -> None:
+        for writer in list(self._open):
+            writer.transport.abort()
+
+    async def _start(self) -> None:
+        self._server = await asyncio.start_server(self._serve, HOST, 0, ssl=self._tls)
+        self.port = self._server.sockets[0].getsockname()[1]
+
+    async def _end(self) -> None:
+        assert self._server is not None
+        self._server.close()
+        self._cut()
+        others = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
+        for task in others:
+            task.cancel()
+        await asyncio.gather(*others, return_exceptions=True)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.accepted += 1
+        try:
+            there_reader, there_writer = await asyncio.open_connection(HOST, self._target_port)
+        except OSError:
+            writer.transport.abort()
+            return
+        self._open |= {writer, there_writer}
+        try:
+            await asyncio.gather(self._pump(reader, there_writer), self._pump(there_reader, writer))
+        finally:
+            self._open -= {writer, there_writer}
+
+    async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            while data := await reader.read(65536):
+                if self.delay_s:
+                    await asyncio.sleep(self.delay_s)
+                writer.write(data)
+                await writer.drain()
+        except (OSError, asyncio.CancelledError):
+            pass
+        finally:
+            writer.transport.abort()

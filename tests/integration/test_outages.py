@@ -1,0 +1,265 @@
+"""Redis trouble under load: everybody waits and comes back by itself, says so once, and judges nobody for it."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+import redis
+
+from bridge.embedded import EmbeddedServer
+from tests.integration.lanes import LaneUnderTest
+from tests.integration.proxies import Proxy
+from tests.nodes.roles import MasterNode, WorkerNode
+from tests.nodes.yard import NodeYard
+from tests.waiting import holds_for, wait_until
+
+TICKETS = 20
+EACH = 60
+TASK_MS = 5
+#: Longer than every outage here but one: a worker need not come back as another incarnation.
+LEASE_S = 8
+
+
+class Load:
+    """A lane with a leader, a standby and a worker, and a load that a fault meets in the middle."""
+
+    def __init__(self, lane: LaneUnderTest, tickets: int = TICKETS, each: int = EACH) -> None:
+        self.lane = lane
+        self.tickets = tickets
+        self.each = each
+        self.masters: list[MasterNode] = [lane.master("m1"), lane.master("m2", wait=False)]
+        self.worker: WorkerNode = lane.worker("w1")
+        lane.wait_consumers(1)
+        self.incarnations = self.registered()
+
+    @property
+    def total(self) -> int:
+        return self.tickets * self.each
+
+    def registered(self) -> dict[str, str]:
+        found = self.lane.redis.hgetall(self.lane.keys.consumers)
+        return {name: json.loads(text)["incarnation"] for name, text in found.items()}
+
+    def begin(self, share: int = 4) -> None:
+        """Pushes the load and waits until a part of it is done."""
+        self.lane.push_many(self.tickets, self.each, ms=TASK_MS)
+        wait_until(
+            lambda: self.lane.count("done") > self.total // share, description="a part of the load", timeout_s=40
+        )
+
+    def finish(self) -> None:
+        """Waits for the rest and checks everything."""
+        self.lane.wait_done(self.total, timeout_s=40)
+        self.lane.assert_logs(self.tickets, self.each)
+        self.lane.assert_no_overlap()
+        self.lane.assert_at_rest()
+        assert self.lane.dead_letters() == []
+
+    def assert_nobody_was_judged(self) -> None:
+        assert self.lane.count("rerouted") == 0
+        assert self.registered() == self.incarnations
+        assert "the lease of" not in self.worker.log_tail(10_000)
+
+    def assert_said_once(self, times: int = 1) -> None:
+        """Each master says that the server is away, and that it is back; no more."""
+        for master in self.masters:
+            wait_until(
+                lambda master=master: "Redis is back" in log_of(master),  # type: ignore[misc]
+                description=f"{master.name} to say that the server is back",
+            )
+            log = log_of(master)
+            assert 1 <= log.count("Redis is away") <= times, log
+            assert log.count("Redis is away") == log.count("Redis is back"), log
+            assert "Traceback" not in log
+            assert " ERROR" not in log
+        outages = re.findall(r"Redis is away.*", log_of(self.worker))
+        # Two pool processes, and the main process.
+        assert len(outages) <= 3 * times, outages
+
+
+def log_of(node: MasterNode | WorkerNode) -> str:
+    return node.log_file.read_text(errors="replace")
+
+
+def make_lane(yard: NodeYard, server: EmbeddedServer, folder: Path) -> LaneUnderTest:
+    return LaneUnderTest(yard, server, folder, COUNTER_LEASE=str(LEASE_S), COUNTER_LEADER_LEASE="2")
+
+
+@pytest.fixture
+def lane(nodes: NodeYard, own_server: EmbeddedServer, tmp_path: Path) -> LaneUnderTest:
+    return make_lane(nodes, own_server, tmp_path)
+
+
+@pytest.fixture(params=["always", "everysec"])
+def lane_with_file(request: pytest.FixtureRequest, valkey_binary: Path, tmp_path: Path) -> Iterator[LaneUnderTest]:
+    folder = tmp_path / "server"
+    server = EmbeddedServer(binary=valkey_binary, data_dir=folder, fsync=request.param)
+    with server, closing(NodeYard(tmp_path, server.url)) as yard:
+        yield make_lane(yard, server, tmp_path)
+
+
+@pytest.fixture(params=["valkey", "redis6"])
+def lane_of_each(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[LaneUnderTest]:
+    server: EmbeddedServer = request.getfixturevalue(request.param)
+    with closing(NodeYard(tmp_path, server.url)) as yard:
+        yield make_lane(yard, server, tmp_path)
+    with server.client() as one:
+        one.config_set("maxmemory", "0")
+        one.execute_command("REPLICAOF", "NO", "ONE")
+
+
+def test_a_restart_is_waited_out(lane_with_file: LaneUnderTest) -> None:
+    load = Load(lane_with_file)
+    load.begin()
+    load.lane.server.stop()
+    down = time.monotonic()
+    holds_for(lambda: load.worker.running, description="the worker waits", duration_s=1.5)
+    load.lane.server.start()
+    print(f"away for {time.monotonic() - down:.1f} s")
+    load.finish()
+    load.assert_nobody_was_judged()
+    load.assert_said_once()
+
+
+def test_an_outage_longer_than_the_lease_costs_no_message(
+    nodes: NodeYard, own_server: EmbeddedServer, tmp_path: Path
+) -> None:
+    load = Load(LaneUnderTest(nodes, own_server, tmp_path, COUNTER_LEASE="2", COUNTER_LEADER_LEASE="2"))
+    load.begin()
+    own_server.kill()
+    holds_for(lambda: load.worker.running, description="the worker waits", duration_s=3)
+    own_server.start()
+    load.finish()
+    load.assert_said_once()
+    assert load.registered().keys() == load.incarnations.keys()
+
+
+def test_reset_connections_are_made_anew(lane: LaneUnderTest) -> None:
+    load = Load(lane)
+    load.begin(share=8)
+    for part in (6, 4, 2):
+        wait_until(
+            lambda part=part: lane.count("done") > load.total // part,  # type: ignore[misc]
+            description="some more to be done",
+            timeout_s=20,
+        )
+        for kind in ("normal", "pubsub"):
+            lane.redis.client_kill_filter(_type=kind, skipme=True)
+    load.finish()
+    load.assert_nobody_was_judged()
+
+
+def test_a_server_that_stops_answering_for_a_while_is_waited_out(lane: LaneUnderTest) -> None:
+    load = Load(lane)
+    load.begin()
+    lane.redis.client_pause(1500, all=True)
+    load.finish()
+    load.assert_nobody_was_judged()
+
+
+def test_a_frozen_server_is_waited_out(lane: LaneUnderTest) -> None:
+    load = Load(lane)
+    load.begin()
+    lane.server.pause()
+    try:
+        holds_for(lambda: load.worker.running, description="the worker waits", duration_s=4)
+    finally:
+        lane.server.resume()
+    load.finish()
+    load.assert_nobody_was_judged()
+
+
+def test_a_slow_server_only_slows_the_lane_down(own_server: EmbeddedServer, tmp_path: Path) -> None:
+    with Proxy(own_server.port, delay_s=0.03) as proxy, closing(NodeYard(tmp_path, proxy.url)) as yard:
+        load = Load(make_lane(yard, own_server, tmp_path), each=20)
+        load.begin()
+        proxy.delay_s = 0.2
+        before = load.lane.count("done")
+        wait_until(lambda: load.lane.count("done") > before + 20, description="some more to be done", timeout_s=40)
+        proxy.delay_s = 0.0
+        proxy.cut()
+        load.finish()
+        load.assert_nobody_was_judged()
+        assert proxy.accepted > 10
+
+
+def test_a_full_server_refuses_producers_only_and_the_lane_drains(lane_of_each: LaneUnderTest) -> None:
+    lane = lane_of_each
+    load = Load(lane)
+    load.begin()
+    lane.redis.config_set("maxmemory", "1")
+
+    with pytest.raises(redis.exceptions.OutOfMemoryError):
+        lane.push("T0", {"n": 0})
+    # All that is in is done while there is no room.
+    load.finish()
+    load.assert_nobody_was_judged()
+
+    lane.redis.config_set("maxmemory", "0")
+    lane.push_many(load.tickets, 10, first=load.each)
+    lane.wait_done(load.total + 10 * load.tickets)
+    lane.assert_logs(load.tickets, load.each + 10)
+
+
+def test_a_server_that_became_a_replica_is_waited_out(lane_of_each: LaneUnderTest) -> None:
+    lane = lane_of_each
+    load = Load(lane)
+    load.begin()
+    # Of a primary that is not there: it goes on answering reads, and keeps what it has.
+    lane.redis.execute_command("REPLICAOF", "127.0.0.1", "1")
+    before = lane.count("done")
+    holds_for(lambda: lane.count("done") == before, description="nothing is done", duration_s=1.5)
+    lane.redis.execute_command("REPLICAOF", "NO", "ONE")
+    load.finish()
+    load.assert_nobody_was_judged()
+    load.assert_said_once()
+
+
+def test_a_disk_that_refuses_snapshots_is_waited_out(lane_of_each: LaneUnderTest) -> None:
+    lane = lane_of_each
+    load = Load(lane)
+    load.begin()
+    in_the_way = lane.server.data_dir / "dump.rdb"
+    in_the_way.mkdir()
+    lane.redis.config_set("save", "3600 1")
+    lane.redis.bgsave()
+    wait_until(
+        lambda: lane.redis.info("persistence")["rdb_last_bgsave_status"] == "err", description="a snapshot to fail"
+    )
+    with pytest.raises(redis.ResponseError, match="MISCONF"):
+        lane.push("T0", {"n": 0})
+    in_the_way.rmdir()
+    lane.redis.config_set("save", "")
+    load.finish()
+    load.assert_nobody_was_judged()
+
+
+def test_a_server_that_takes_long_to_load_is_waited_out(valkey_binary: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "server"
+    server = EmbeddedServer(binary=valkey_binary, data_dir=folder, start_timeout_s=30)
+    with server, closing(NodeYard(tmp_path, server.url)) as yard:
+        load = Load(make_lane(yard, server, tmp_path))
+        with load.lane.redis.pipeline(transaction=False) as pipe:
+            for n in range(500):
+                pipe.set(f"ballast:{n}", "x" * 10_000)
+            pipe.execute()
+        load.begin()
+        server.stop()
+        # From now on each key takes 4 ms to load, and the server answers LOADING meanwhile.
+        slow = EmbeddedServer(
+            port=server.port,
+            binary=valkey_binary,
+            data_dir=folder,
+            start_timeout_s=30,
+            options={"key-load-delay": "4000", "loading-process-events-interval-bytes": "1024"},
+        )
+        with slow:
+            load.finish()
+            load.assert_nobody_was_judged()
+            load.assert_said_once()
