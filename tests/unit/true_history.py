@@ -1,0 +1,203 @@
+"""A lane that keeps the promise, in a few lines and without a server: makes the history that a true leader writes.
+
+What happens is drawn by the caller, one `Event` after another; an event that makes no sense just now does nothing.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from enum import Enum
+
+from hypothesis import strategies as st
+
+from bridge.auditing.trail import id_key
+from routing.history import Delivery, What
+
+HOSTS = ("a", "b")
+#: When the lane began, Unix ms.
+BEGAN_MS = 1_700_000_000_000
+
+
+class Event(Enum):
+    PUSH = "push"
+    PUSH_BROKEN = "push broken"
+    DISPATCH = "dispatch"
+    DONE = "done"
+    FAIL = "fail"
+    DIE = "die"
+    RETURN = "return"
+    CONSUMER_DIES = "consumer dies"
+    CONSUMER_FREEZES = "consumer freezes"
+    WAKE = "wake"
+    REPLAY = "replay"
+
+
+#: (what happens, to which ticket, a number that the event uses as it likes)
+Happening = tuple[Event, int, int]
+
+
+def happenings(most: int = 80, tickets: int = 3) -> st.SearchStrategy[list[Happening]]:
+    """What may happen to a lane, mostly good."""
+    kinds = [Event.PUSH] * 4 + [Event.DISPATCH] * 5 + [Event.DONE] * 6 + list(Event)
+    return st.lists(
+        st.tuples(st.sampled_from(kinds), st.integers(0, tickets - 1), st.integers(0, 5)), min_size=10, max_size=most
+    )
+
+
+@dataclass
+class Message:
+    id: str
+    ticket: str
+    attempt: int = 1
+    #: It had an attempt, or a consumer ended under it: it stays the first of its ticket.
+    begun: bool = False
+
+
+@dataclass
+class Ticket:
+    name: str
+    waiting: deque[Message] = field(default_factory=deque)
+    run: deque[Message] = field(default_factory=deque)
+    fence: int = 0
+    consumer: str = ""
+    dispatched_ms: int = 0
+    dead: list[Message] = field(default_factory=list)
+
+
+class TrueLane:
+    """``entries``: (id, ticket) as in the stream; ``steps``: the history; ``marks``: for each step how many entries the
+    stream had by then.
+    """
+
+    def __init__(self) -> None:
+        self.now_us = BEGAN_MS * 1000
+        self.entries: list[tuple[str, str | None]] = []
+        self.steps: list[list[Delivery]] = []
+        self.marks: list[int] = []
+        self.tickets: dict[str, Ticket] = {}
+        self._last_fence = 0
+        #: Executions of frozen processes: they end when they wake up.
+        self._frozen: list[Delivery] = []
+        self._pushed = 0
+
+    def play(self, happened: Iterable[Happening]) -> TrueLane:
+        for event, ticket, number in happened:
+            self._happens(event, self._ticket(f"T{ticket}"), number)
+            self.now_us += 700 + 1000 * number
+        return self
+
+    def finish(self) -> TrueLane:
+        """Everything that waits is done; no replay of what is dead."""
+        for ticket in self.tickets.values():
+            while ticket.waiting or ticket.run:
+                self._happens(Event.DISPATCH, ticket, 3)
+                self._happens(Event.DONE, ticket, 1)
+        return self
+
+    @property
+    def pending(self) -> list[str]:
+        """Ids of what is undone."""
+        return [m.id for ticket in self.tickets.values() for m in (*ticket.run, *ticket.waiting)]
+
+    def _ticket(self, name: str) -> Ticket:
+        return self.tickets.setdefault(name, Ticket(name))
+
+    def _happens(self, event: Event, ticket: Ticket, number: int) -> None:
+        if event is Event.PUSH:
+            ticket.waiting.append(Message(self._entry(ticket.name), ticket.name))
+        elif event is Event.PUSH_BROKEN:
+            named = ticket.name if number % 2 else None
+            id_ = self._entry(named)
+            self._write([Delivery(id_, "", "", "", 0, 0, 0, 0, 0, What.REFUSED, 0)])
+        elif event is Event.DISPATCH:
+            self._dispatch(ticket, number)
+        elif event is Event.REPLAY and ticket.dead:
+            self._replay(ticket, ticket.dead.pop(number % len(ticket.dead)))
+        elif event is Event.WAKE and self._frozen:
+            woken = self._frozen.pop(0)
+            ran_us = self.now_us - woken.started_us
+            self._write([replace(woken, ticket="", consumer="", attempt=0, service_ms=ran_us / 1000, what=What.STALE)])
+        elif ticket.run:
+            self._ends(event, ticket, number)
+
+    def _ends(self, event: Event, ticket: Ticket, number: int) -> None:
+        message = ticket.run[0]
+        if event is Event.DONE:
+            rows = []
+            for _ in range(min(len(ticket.run), 1 + number)):
+                rows.append(self._row(ticket, ticket.run.popleft(), What.DONE, ran=True))
+                ticket.fence += 1
+            self._write(rows)
+        elif event is Event.FAIL:
+            self._write([self._row(ticket, message, What.FAILED, ran=True), *self._rest(ticket)])
+            message.attempt += 1
+            message.begun = True
+            self._take_back(ticket)
+        elif event is Event.DIE:
+            self._write([self._row(ticket, message, What.DEAD, ran=True), *self._rest(ticket)])
+            ticket.run.popleft()
+            ticket.dead.append(message)
+            self._take_back(ticket)
+        elif event is Event.RETURN:
+            self._write([self._row(ticket, message, What.RETURNED), *self._rest(ticket)])
+            self._take_back(ticket)
+        elif event in (Event.CONSUMER_DIES, Event.CONSUMER_FREEZES):
+            if event is Event.CONSUMER_FREEZES:
+                self._frozen.append(replace(self._row(ticket, message, What.STALE), started_us=self.now_us))
+            self._write([self._row(ticket, message, What.LOST), *self._rest(ticket)])
+            message.attempt += number % 2
+            message.begun = True
+            self._take_back(ticket)
+
+    def _dispatch(self, ticket: Ticket, number: int) -> None:
+        if ticket.run or not ticket.waiting:
+            return
+        for _ in range(min(len(ticket.waiting), 1 + number)):
+            ticket.run.append(ticket.waiting.popleft())
+        self.now_us += 1
+        ticket.fence = max(self._last_fence + 1, self.now_us)
+        self._last_fence = ticket.fence + len(ticket.run) - 1
+        ticket.consumer = f"w{number}@{HOSTS[number % len(HOSTS)]}"
+        ticket.dispatched_ms = self.now_us // 1000
+
+    def _replay(self, ticket: Ticket, message: Message) -> None:
+        self._write([Delivery(message.id, ticket.name, "t", "", 0, 0, 0, 0, 0, What.REPLAYED, 0)])
+        message.attempt, message.begun = 1, False
+        at = 1 if ticket.waiting and ticket.waiting[0].begun and not ticket.run else 0
+        while at < len(ticket.waiting) and id_key(ticket.waiting[at].id) < id_key(message.id):
+            at += 1
+        ticket.waiting.insert(at, message)
+
+    def _take_back(self, ticket: Ticket) -> None:
+        ticket.waiting.extendleft(reversed(ticket.run))
+        ticket.run.clear()
+
+    def _row(self, ticket: Ticket, message: Message, what: What, *, ran: bool = False) -> Delivery:
+        started_us = service_ms = 0.0
+        if ran:
+            self.now_us += 40
+            started_us, service_ms = self.now_us, 1.5
+            self.now_us += 1500
+        times = (ticket.dispatched_ms, int(started_us), service_ms)
+        return Delivery(message.id, ticket.name, "t", ticket.consumer, message.attempt, ticket.fence, *times, what, 0)
+
+    def _rest(self, ticket: Ticket) -> list[Delivery]:
+        rest = []
+        for i, message in enumerate(ticket.run):
+            if i:
+                rest.append(replace(self._row(ticket, message, What.RETURNED), fence=ticket.fence + i))
+        return rest
+
+    def _entry(self, ticket: str | None) -> str:
+        self.now_us += 300
+        self._pushed += 1
+        id_ = f"{self.now_us // 1000}-{self._pushed}"
+        self.entries.append((id_, ticket))
+        return id_
+
+    def _write(self, rows: list[Delivery]) -> None:
+        self.now_us += 200
+        self.steps.append([replace(row, written_ms=self.now_us // 1000) for row in rows])
+        self.marks.append(len(self.entries))
