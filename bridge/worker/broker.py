@@ -2,7 +2,7 @@
 
 Celery's consumer reconnects when the connection is lost. An error *reply* ends the worker, however soon it passes: a
 primary that became a replica (UNBLOCKED, READONLY), a full server (OOM), a disk that refuses snapshots (MISCONF). Here
-such replies become what Celery reconnects for. Its own switch for this, ``broker_channel_error_retry``, would also retry
+such replies become what Celery reconnects for. Its own switch, ``broker_channel_error_retry``, would also retry
 for ever what never passes, such as a missing permission.
 """
 
