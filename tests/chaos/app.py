@@ -4,8 +4,6 @@ A message's payload says what befalls it::
 
     {"n": place in its ticket, "ms": how long it works, "until": attempts that go wrong before one goes well,
      "how": "raise" | "exit" | "kill" | "hang"}
-
-`watch` makes the ledger and the effects part of any app's ticket tasks: the soak does so with the incident demo.
 """
 
 from __future__ import annotations
@@ -16,44 +14,13 @@ import time
 from pathlib import Path
 from typing import Any
 
-from celery import Celery, signals
+from celery import Celery
 
 import bridge
-from tests.chaos.ledger import LedgerWriter
+from tests.chaos.recording import watch
 
-#: Where the effects are: a stream for each ticket, since its ids tell when the server applied them.
-EFFECTS = "effects:"
 #: Seconds between two signs of life of a task at work.
 STEP_S = 0.01
-
-
-def place_of(payload: Any) -> int:
-    """A message's place in its ticket, from 0. Incident events have theirs from 1."""
-    return int(payload["n"]) if "n" in payload else int(payload["seq"]) - 1
-
-
-def watch(folder: Path) -> LedgerWriter:
-    """From now on every execution of a ticket's message in this process and its children is in the ledger."""
-    writer = LedgerWriter(folder)
-
-    def started(task: Any, args: Any, **_: Any) -> None:
-        ticket = getattr(task, "ticket", None)
-        if ticket is None:
-            return
-        n = place_of(args[1])
-        writer.start(task.request.hostname, ticket.id, ticket.fence, ticket.message_id, n, ticket.attempt)
-        fields: dict[Any, Any] = {"id": ticket.message_id, "n": n, "fence": ticket.fence}
-        ticket.effects.xadd(EFFECTS + ticket.id, fields)
-
-    def ended(task: Any, state: str, **_: Any) -> None:
-        ticket = getattr(task, "ticket", None)
-        if ticket is not None:
-            # Before the bridge writes the outcome: whatever is acknowledged has its end in the ledger.
-            writer.end(ticket.id, ticket.fence, "done" if state == "SUCCESS" else "raised")
-
-    signals.task_prerun.connect(started, weak=False)
-    signals.task_postrun.connect(ended, weak=False)
-    return writer
 
 
 app = Celery("chaos", broker=os.environ.get("CELERY_BROKER_URL"), set_as_current=False)

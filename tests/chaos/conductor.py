@@ -174,7 +174,7 @@ class Conductor:
 
     def _kill_an_idle_pool_process(self, who: float, *_: float) -> bool:
         owners = {pid: seat for seat in self._forking() if seat.idle for pid in seat.pool_processes()}
-        idle = sorted(owners.keys() - self.ledger.running().keys())
+        idle = sorted(owners.keys() - self.ledger.running())
         if not idle:
             return False
         pid = idle[int(who * len(idle))]

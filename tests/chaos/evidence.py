@@ -8,8 +8,8 @@ from typing import Any
 from redis import Redis
 
 from routing.keys import LaneKeys
-from tests.chaos.app import EFFECTS
 from tests.chaos.checks import Effect, Letter, Message, Rest, Violation, check_snapshot
+from tests.chaos.recording import EFFECTS
 from tests.keycheck import ownerless
 
 #: Keys on the server that are Celery's, or the run's own.

@@ -19,8 +19,8 @@ from routing.keys import LaneKeys
 from tests.chaos.checks import Message
 
 UNAVAILABLE = (RedisConnectionError, RedisTimeoutError)
-#: (ticket, task or '', payload, whether it can never succeed).
-Planned = tuple[str, str, dict[str, Any], bool]
+#: (ticket, task or '', payload or its JSON, whether it can never succeed).
+Planned = tuple[str, str, dict[str, Any] | str, bool]
 #: The next message, given how many of each ticket were pushed; None when there is none.
 Source = Callable[[dict[str, int]], Planned | None]
 
@@ -53,7 +53,8 @@ class Feeder:
             self._in_doubt = True
             with self._redis.pipeline(transaction=False) as pipe:
                 for ticket, task, payload, _ in batch:
-                    fields: dict[Any, Any] = {"ticket_id": ticket, "payload": json.dumps(payload)}
+                    text = payload if isinstance(payload, str) else json.dumps(payload)
+                    fields: dict[Any, Any] = {"ticket_id": ticket, "payload": text}
                     pipe.xadd(self._keys.stream, {**fields, "task": task} if task else fields)
                 ids = pipe.execute()
             self._in_doubt = False

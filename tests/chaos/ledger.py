@@ -82,16 +82,23 @@ class LedgerReader:
 
     def executions(self) -> list[Execution]:
         """All executions so far, those that did not end among them."""
-        for path in self._folder.glob(f"*{SUFFIX}"):
-            self._read_on(path)
+        self.catch_up()
         unended = [self._made(path, key, data) for path, found in self._open.items() for key, data in found.items()]
         return self._executions + unended
 
-    def running(self) -> dict[int, Execution]:
-        """Process id -> an execution that has begun and not ended there, as far as the files tell."""
-        return {execution.pid: execution for execution in self.executions() if execution.end_ns is None}
+    def running(self) -> set[int]:
+        """The processes in which an execution has begun and not ended, as far as the files tell."""
+        self.catch_up()
+        return {self._process[path][0] for path, found in self._open.items() if found}
+
+    def catch_up(self) -> None:
+        """Reads what was written since the last time."""
+        for path in self._folder.glob(f"*{SUFFIX}"):
+            self._read_on(path)
 
     def _read_on(self, path: Path) -> None:
+        if path.stat().st_size == self._read.get(path, 0):
+            return
         with path.open("rb") as file:
             file.seek(self._read.get(path, 0))
             data = file.read()

@@ -210,6 +210,7 @@ class Run:
             time.sleep(ROUND_S)
 
     def _look(self) -> None:
+        self.ledger.catch_up()
         try:
             self._found += evidence.look(self.redis, self.keys, self.feeder.messages[-LOOK_AT:])
         except UNAVAILABLE:

@@ -1,0 +1,45 @@
+"""Makes the ledger and the effects part of any app's ticket tasks; the tasks themselves know nothing of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from celery import signals
+
+from tests.chaos.ledger import LedgerWriter
+
+#: Where the effects are: a stream for each ticket, since its ids tell when the server applied them.
+EFFECTS = "effects:"
+
+
+def place_of(payload: Any) -> int:
+    """A message's place in its ticket, from 0. Incident events have theirs from 1."""
+    return int(payload["n"]) if "n" in payload else int(payload["seq"]) - 1
+
+
+def watch(folder: Path) -> LedgerWriter:
+    """From now on every execution of a ticket's message in this process and its children is in the ledger.
+
+    And every success leaves an effect, applied in one step with it, that names its message, place and fence.
+    """
+    writer = LedgerWriter(folder)
+
+    def started(task: Any, args: Any, **_: Any) -> None:
+        ticket = getattr(task, "ticket", None)
+        if ticket is None:
+            return
+        n = place_of(args[1])
+        writer.start(task.request.hostname, ticket.id, ticket.fence, ticket.message_id, n, ticket.attempt)
+        fields: dict[Any, Any] = {"id": ticket.message_id, "n": n, "fence": ticket.fence}
+        ticket.effects.xadd(EFFECTS + ticket.id, fields)
+
+    def ended(task: Any, state: str, **_: Any) -> None:
+        ticket = getattr(task, "ticket", None)
+        if ticket is not None:
+            # Before the bridge writes the outcome: whatever is acknowledged has its end in the ledger.
+            writer.end(ticket.id, ticket.fence, "done" if state == "SUCCESS" else "raised")
+
+    signals.task_prerun.connect(started, weak=False)
+    signals.task_postrun.connect(ended, weak=False)
+    return writer
