@@ -96,6 +96,14 @@ class Settings(BaseModel):
             return {k: float(v) if isinstance(v, int) and not isinstance(v, bool) else v for k, v in value.items()}
         return value
 
+    @field_validator("stream")
+    @classmethod
+    def _no_hash_tag_of_its_own(cls, value: str) -> str:
+        # The lane's keys begin with {stream}: a brace in it would change their slot, or make them another lane's.
+        if "{" in value or "}" in value:
+            raise ValueError("must not contain { or }; the lane's keys put it in braces themselves")
+        return value
+
     @model_validator(mode="after")
     def _consumers_differ_from_master(self) -> Settings:
         if "@" in self.master:

@@ -159,3 +159,14 @@ def test_a_backoff_grows_to_its_limit_and_jitter_only_shortens_it() -> None:
         10_000,
     ]
     assert backoff.delay_ms(3, 0.999) > 2000
+
+
+@pytest.mark.parametrize("name", ["{x}", "a{", "}", "shop:{orders}:tickets"])
+def test_a_stream_whose_name_has_a_hash_tag_is_refused(name: str) -> None:
+    assert "bridge_stream: must not contain { or }" in refusal(bridge_stream=name)
+
+
+@pytest.mark.parametrize("name", ["a b", "a:b", "a\nb", "'\"", "é" * 200, "x" * 512])
+def test_any_other_name_will_do(name: str) -> None:
+    settings = read_settings(app(bridge_stream=name, bridge_group=name))
+    assert settings.keys.stream == name
