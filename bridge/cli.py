@@ -29,6 +29,7 @@ COMMANDS = {
     "ticket": "bridge.commands.ticket:ticket",
     "dead": "bridge.commands.dead:dead",
     "audit": "bridge.commands.audit:audit",
+    "acl": "bridge.commands.acl:acl",
 }
 
 #: The app of a command that names none.
