@@ -9,7 +9,7 @@ from redis.exceptions import NoScriptError, ResponseError
 
 from routing.effects import Success, apply, tell
 from routing.leadership import extend, lead, resign
-from routing.membership import goodbye, register
+from routing.membership import died, goodbye, register
 from routing.scripts import FOLDER, Script
 from routing.transitions import Batch, adopt, advance, drain, floor, forget, read, recall, regroup, reroute, unname
 from routing.words import ReturnWord
@@ -29,6 +29,7 @@ CALLS: dict[str, Callable[[World], object]] = {
     "floor": lambda w: floor(w.client, w.lead, "1-0"),
     "regroup": lambda w: regroup(w.client, w.lead, "1-0"),
     "unname": lambda w: unname(w.client, w.lead, "nobody"),
+    "died": lambda w: died(w.client, w.keys, "w1@a", incarnation("w1@a"), []),
     "lead": lambda w: lead(w.client, w.keys, "m", 1000),
     "extend": lambda w: extend(w.client, w.keys, TOKEN, 1000),
     "resign": lambda w: resign(w.client, w.keys, "nobody"),

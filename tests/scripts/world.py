@@ -110,12 +110,17 @@ def states_of(client: Client, keys: LaneKeys, message_id: str, master: str = MAS
         found.add(State.UNREAD)
     if any(record.in_flight and message_id in record.ids for record in known):
         found.add(State.IN_FLIGHT)
-    awaits = any(not record.in_flight and record.ids[0] == message_id for record in known)
+    awaits = any(not (r.in_flight or r.parked) and r.ids[0] == message_id for r in known)
     if awaits:
         found.add(State.AWAITING_RETRY)
-    if owner == master and not awaits:
+    shelves = {
+        keys.parked_consumer(master, text(name))
+        for name, value in client.hgetall(keys.tickets).items()
+        if records.parse(value).parked
+    }
+    if (owner == master or owner in shelves) and not awaits:
         found.add(State.WAITING)
-    if owner is not None and owner != master and State.IN_FLIGHT not in found:
+    if owner is not None and owner != master and owner not in shelves and State.IN_FLIGHT not in found:
         raise AssertionError(f"{message_id} is pending under {owner}, and no record says why")
     if owner is None and State.UNREAD not in found:
         dead = any(fields["message_id"] == message_id for _, fields in entries_of(client, keys.dead))
@@ -208,8 +213,14 @@ class World:
         self.late = self.pushed("late", 2)
         self.idle = self.pushed("idle", 3)
         self.done = self.pushed("done")
+        self.dead = self.pushed("dead")
+        self.parked = self.pushed("stands", 2)
         self.unread = self.push("busy", count=2)
-        client.xack(keys.stream, keys.group, *self.done)
+        client.xack(keys.stream, keys.group, *self.done, *self.dead)
+        shelf = keys.parked_consumer(MASTER, "stands")
+        client.xclaim(keys.stream, keys.group, shelf, 0, self.parked, justid=True)
+        standing = records.tail("", "", 3, self.parked[:1], 1000, "message 0-9 is dead")
+        client.hset(keys.tickets, "stands", records.record(records.PARKED, standing))
         self.registrations = {name: self.consumer(name) for name in ("w1@a", "w2@b")}
         self.busy_record = self.in_flight("busy", self.busy[:2], "w1@a", 100)
         self.other_record = self.in_flight("other", self.other[:1], "w2@b", 200)
@@ -219,7 +230,7 @@ class World:
         client.hset(keys.counts, mapping={"done": 1, "failed": 3})
         client.execute_command("XADD", keys.outcomes, "1-0", "i", incarnation("w2@b"), "o", "[]")
         client.execute_command("XADD", keys.outcomes, "2-0", "i", incarnation("w1@a"), "o", "[]")
-        client.execute_command("XADD", keys.dead, "1-0", "message_id", "0-9", "reason", "gave up")
+        client.execute_command("XADD", keys.dead, "1-0", "message_id", self.dead[0], "reason", "gave up")
         client.lpush(keys.queue("w1@a"), "older message")
         # Neighbours: another group on the stream, another lane, and what belongs to the user.
         client.xgroup_create(keys.stream, "neighbour", "0")
