@@ -80,6 +80,21 @@ class Result:
     #: The user, or the clock, ended it before its last fault.
     cut_short: bool = False
 
+    def told_of(self, tickets: int = 3) -> str:
+        """The violations, and all executions and effects of the first few tickets that they concern."""
+        lines = [str(violation) for violation in self.violations[:40]]
+        concerned = list(dict.fromkeys(violation.ticket for violation in self.violations if violation.ticket))
+        for ticket in concerned[:tickets]:
+            rows = [(one.wall_ns, str(one)) for one in self.executions if one.ticket == ticket]
+            rows += [(one.at_ms * 1_000_000, str(one)) for one in self.effects if one.ticket == ticket]
+            near = {violation.message_id for violation in self.violations if violation.ticket == ticket}
+            at = [place for place, (_, row) in enumerate(sorted(rows)) if any(id_ in row for id_ in near)]
+            lines += [
+                f"--- {ticket}",
+                *(row for _, row in sorted(rows)[max(0, min(at, default=0) - 3) : max(at, default=0) + 4]),
+            ]
+        return "\n".join(lines)
+
     @property
     def per_second(self) -> float:
         return (len(self.effects) + len(self.letters)) / self.seconds if self.seconds else 0.0
