@@ -27,6 +27,7 @@ COMMANDS = {
     "push": "bridge.commands.push:push",
     "status": "bridge.commands.status:status",
     "ticket": "bridge.commands.ticket:ticket",
+    "consumer": "bridge.commands.consumer:consumer",
     "dead": "bridge.commands.dead:dead",
     "audit": "bridge.commands.audit:audit",
     "acl": "bridge.commands.acl:acl",

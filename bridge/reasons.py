@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from bridge.terminal import count, duration
-from routing.states import State
+from bridge.ticket_state import TicketState
 
 if TYPE_CHECKING:
     from bridge.scans import Scan
-    from bridge.whereabouts import InFlight, Retry, Whereabouts
+    from bridge.whereabouts import InFlight, Parked, Retry, Whereabouts
 
 NO_LEADER = "no master leads, so nothing is dispatched or settled: start one with `bridge run`"
 NO_CONSUMER = "no consumer is alive: start a worker with `celery -A APP worker -n w1@%h`"
@@ -20,24 +20,26 @@ def why(found: Whereabouts) -> str:
     behind = _behind(found)
     if found.in_flight is not None:
         return _in_flight(found, found.in_flight) + behind
+    if found.parked is not None:
+        return _parked(found, found.parked)
     if found.retry is not None:
         return _retry(found, found.retry) + behind
-    if found.state is State.WAITING:
+    if found.state is TicketState.WAITING:
         return _waiting(found)
-    if found.state is State.UNREAD:
+    if found.state is TicketState.UNREAD:
         # An older one may be among what waits, beyond what was looked at.
         return _unread(found) + _not_looked_at(found)
     return _at_rest(found) + _not_looked_at(found)
 
 
 def _at_rest(found: Whereabouts) -> str:
-    if found.state is State.DEAD:
+    if found.state is TicketState.DEAD:
         letter = found.letters[0]
         error = f": {letter.error}" if letter.error else ""
         return (
             f"nothing undone was found; its last message {letter.message_id} is a dead letter: {letter.reason}{error}"
         )
-    if found.state is State.DONE:
+    if found.state is TicketState.DONE:
         return f"nothing undone found; its last message {found.last_done} is done"
     return (
         "nothing was found of it: no record, nothing waiting, nothing unread, no dead letter, and none of the newest "
@@ -57,6 +59,8 @@ def _not_looked_at(found: Whereabouts) -> str:
 def _in_flight(found: Whereabouts, run: InFlight) -> str:
     what = f"{count(len(run.message_ids), 'message')} in flight on {run.consumer} for {duration(run.since_ms)}"
     attempt = f", attempt {run.attempt}" if run.attempt > 1 else ""
+    if run.park_reason is not None:
+        attempt += f"; the ticket is to be parked after it: {run.park_reason}"
     if found.leader is None:
         return f"{what}{attempt}; {NO_LEADER}"
     if not run.consumer_alive:
@@ -65,6 +69,15 @@ def _in_flight(found: Whereabouts, run: InFlight) -> str:
             return f"{what}{attempt}, {end} as soon as there is a consumer; {NO_CONSUMER}"
         return f"{what}{attempt}, {end} to another consumer"
     return f"{what}{attempt}; it is alive (lease {duration(run.lease_ms)} left), so the task runs there or is about to"
+
+
+def _parked(found: Whereabouts, parked: Parked) -> str:
+    reason = f": {parked.reason}" if parked.reason else ""
+    held = [f"{_many(found.waiting, 'message')} waiting for it"]
+    if found.unread.count:
+        held.append(f"{_many(found.unread, 'message')} not read yet")
+    what = f"parked for {duration(parked.since_ms)}{reason}"
+    return f"{what}; it stands still until somebody releases it, `bridge ticket release ID` ({', '.join(held)})"
 
 
 def _retry(found: Whereabouts, retry: Retry) -> str:

@@ -10,6 +10,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from bridge.picture import id_key
+
 if TYPE_CHECKING:
     from redis import Redis
 
@@ -60,15 +62,20 @@ class _Pages:
         self.bytes += sum(map(len, fields)) if fields else 0
 
 
-def of_pending(redis: Redis, keys: LaneKeys, master: str, ticket: bytes, after: str | None) -> Scan:
-    """The ticket's messages that are pending under the master's name, with ids greater than ``after`` (None: all)."""
+def of_pending(
+    redis: Redis, keys: LaneKeys, master: str, ticket: bytes, *, after: str | None = None, before: str | None = None
+) -> Scan:
+    """The ticket's messages that are pending under the master's name, with ids between ``after`` and ``before``
+    (exclusive; None: no bound).
+    """
     pages = _Pages()
+    end = "+" if before is None else f"({before}"
 
     def entries() -> Iterator[tuple[str, Any]]:
         start = "-" if after is None else f"({after}"
         while not pages.spent:
             size = pages.next
-            page = redis.execute_command("XPENDING", keys.stream, keys.group, start, "+", size, master)
+            page = redis.execute_command("XPENDING", keys.stream, keys.group, start, end, size, master)
             ids = [line[0].decode() for line in page]
             with redis.pipeline(transaction=False) as pipe:
                 for id_ in ids:
@@ -80,10 +87,27 @@ def of_pending(redis: Redis, keys: LaneKeys, master: str, ticket: bytes, after: 
                 return
             start = f"({ids[-1]}"
         # One more that nobody looks at any more.
-        if redis.execute_command("XPENDING", keys.stream, keys.group, start, "+", 1, master):
+        if redis.execute_command("XPENDING", keys.stream, keys.group, start, end, 1, master):
             yield "", None
 
     return _count(entries(), pages, ticket)
+
+
+def of_name(redis: Redis, keys: LaneKeys, name: str) -> Scan:
+    """Whatever is pending under ``name``, which one ticket has for itself: all is counted, and nothing searched."""
+    with redis.pipeline(transaction=True) as pipe:
+        pipe.execute_command("XPENDING", keys.stream, keys.group)
+        pipe.execute_command("XPENDING", keys.stream, keys.group, "-", "+", IDS_KEPT, name)
+        summary, first = pipe.execute()
+    count = next((int(number) for of, number in summary[3] or () if of == name.encode()), 0)
+    return Scan(tuple(line[0].decode() for line in first), count, count, True)
+
+
+def together(one: Scan, other: Scan) -> Scan:
+    """Two searches of different places as one."""
+    ids = sorted({*one.ids, *other.ids}, key=id_key)[:IDS_KEPT]
+    complete = one.complete and other.complete
+    return Scan(tuple(ids), one.count + other.count, one.looked_at + other.looked_at, complete)
 
 
 def of_stream(redis: Redis, keys: LaneKeys, ticket: bytes, after: str) -> Scan:

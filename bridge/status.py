@@ -1,19 +1,21 @@
 """One look at a lane: who leads, who works, how much is where. For `bridge status`.
 
-Two round trips, whatever the backlog: what the lane's keys say of themselves (lengths and summaries, never their
-members), in one MULTI so that the numbers belong together; then one lease, one report and one queue length for each
-consumer. Nothing here grows with the number of messages or tickets.
+Two round trips, whatever the backlog: what the lane's keys say of themselves (lengths and summaries), in one MULTI so
+that the numbers belong together; then lease, report and queue of each consumer, and the records of tickets up to
+`RECORDS`, since only they tell which are parked. Nothing else here grows with the number of messages or tickets.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-import orjson
 from redis.exceptions import ResponseError
 
 from bridge.connect import without_password
+from bridge.roster import ConsumerState, ConsumerStatus, Pending, ask, consumers, registrations_of
+from bridge.terminal import count
+from routing.records import PARKED
 
 if TYPE_CHECKING:
     from redis import Redis
@@ -22,6 +24,13 @@ if TYPE_CHECKING:
 
 #: The version from which on a server knows how much of a stream a group has not read.
 TELLS_LAG = (7, 0)
+#: Ticket records that are read to count the parked ones, about. There are as many as tickets are in flight, await a
+#: retry, or are parked.
+RECORDS = 10_000
+#: How the record of a parked ticket begins.
+_PARKED = f"[{PARKED},".encode()
+#: Counters of what should not happen, in the order of their weight.
+TROUBLE = ("lost", "suspect", "rerouted", "stale", "tampered")
 
 
 @dataclass(frozen=True)
@@ -31,32 +40,6 @@ class Leading:
     holder: str
     term: int
     lease_ms: int
-
-
-@dataclass(frozen=True)
-class ConsumerStatus:
-    """One consumer of the lane. None stands for what is not known."""
-
-    name: str
-    #: Its lease holds.
-    alive: bool
-    #: It is registered; False: only its name is left in the group, with what it had in flight.
-    registered: bool
-    #: Pool processes.
-    slots: int | None
-    pool: str | None
-    pid: int | None
-    incarnation: str | None
-    #: Messages pending under its name.
-    in_flight: int
-    #: Tickets that it held when it last renewed its lease; None before the first renewal.
-    tickets: int | None
-    #: Celery messages that it has not fetched yet.
-    queued: int
-    #: What is left of its lease, in ms.
-    lease_ms: int
-    #: How long it has been here, in ms.
-    up_ms: int | None
 
 
 @dataclass(frozen=True)
@@ -79,7 +62,11 @@ class LaneStatus:
     in_flight: int
     awaiting_retry: int
     dead: int
+    #: Tickets, and the messages that wait for their release.
     parked: int
+    parked_messages: int
+    #: False: there are more records than were looked at, so more may be parked.
+    parked_complete: bool
     #: Age of the oldest message that is neither done nor dead; None when there is none.
     oldest_undone_ms: int | None
     #: Outcomes that the leader has not settled yet.
@@ -104,6 +91,7 @@ def look(redis: Redis, settings: Settings) -> LaneStatus:
         pipe.xlen(keys.stream)
         pipe.hgetall(keys.counts)
         pipe.hgetall(keys.consumers)
+        pipe.hgetall(keys.drains)
         pipe.execute_command("XINFO", "GROUPS", keys.stream)
         pipe.execute_command("XPENDING", keys.stream, keys.group)
         replies = pipe.execute(raise_on_error=False)
@@ -113,22 +101,19 @@ def look(redis: Redis, settings: Settings) -> LaneStatus:
     for reply in replies:
         if isinstance(reply, Exception):
             raise reply
-    time_, info, token, leader_left, retries, dead, outcomes, length, counts, registered = replies
+    time_, info, token, leader_left, retries, dead, outcomes, length, counts, registered, drains = replies
     now_ms = time_[0] * 1000 + time_[1] // 1000
     group = next((g for g in map(_as_dict, groups_raw) if g[b"name"] == keys.group.encode()), None)
-    pending = _Pending.of(pending_raw, settings.master)
-    registrations = {name.decode(): orjson.loads(text) for name, text in registered.items()}
+    registrations = registrations_of(registered)
+    pending = Pending.of(pending_raw, settings, registrations)
 
     last_delivered = group[b"last-delivered-id"].decode() if group else "0-0"
     with redis.pipeline(transaction=False) as pipe:
         pipe.execute_command("XRANGE", keys.stream, f"({last_delivered}", "+", "COUNT", 1)
-        for name, told in registrations.items():
-            pipe.pttl(keys.lease(told["incarnation"]))
-            pipe.get(keys.held(told["incarnation"]))
-            pipe.llen(keys.queue(name))
-        next_unread, *of_consumers = pipe.execute()
+        pipe.execute_command("HSCAN", keys.tickets, 0, "COUNT", RECORDS)
+        ask(pipe, keys, registrations)
+        next_unread, (cursor, records), *of_consumers = pipe.execute()
 
-    consumers = _consumers(registrations, of_consumers, pending, now_ms)
     unread, why = _unread(group, next_unread, length, str(info["redis_version"]))
     leader = None
     if token is not None:
@@ -137,6 +122,7 @@ def look(redis: Redis, settings: Settings) -> LaneStatus:
     oldest = pending.first_ms
     if oldest is None and next_unread:
         oldest = _ms_of(next_unread[0][0])
+    parked = {name.decode() for name, record in _as_dict(records).items() if record.startswith(_PARKED)}
     seen = LaneStatus(
         stream=keys.stream,
         group=keys.group,
@@ -148,61 +134,19 @@ def look(redis: Redis, settings: Settings) -> LaneStatus:
         unread=unread,
         unread_why=why,
         waiting=max(0, pending.of_master - retries),
-        in_flight=sum(pending.of_others.values()),
+        in_flight=sum(pending.of_consumers.values()),
         awaiting_retry=retries,
         dead=dead,
-        parked=0,
+        # Those beyond the records that were read are known when something waits for them.
+        parked=len(parked | pending.of_parked.keys() if cursor else parked),
+        parked_messages=sum(pending.of_parked.values()),
+        parked_complete=not cursor,
         oldest_undone_ms=None if oldest is None else max(0, now_ms - oldest),
         outcomes=outcomes,
         counters={name.decode(): int(value) for name, value in sorted(counts.items())},
-        consumers=consumers,
+        consumers=consumers(registrations, of_consumers, drains, pending, now_ms),
     )
-    return _with_problems(seen)
-
-
-@dataclass(frozen=True)
-class _Pending:
-    """The group's pending entries, by whose name they are under."""
-
-    first_ms: int | None
-    of_master: int
-    of_others: dict[str, int]
-
-    @classmethod
-    def of(cls, summary: Any, master: str) -> _Pending:
-        if not summary or not summary[0]:
-            return cls(None, 0, {})
-        counts = {name.decode(errors="replace"): int(number) for name, number in summary[3] or ()}
-        return cls(_ms_of(summary[1]), counts.pop(master, 0), counts)
-
-
-def _consumers(
-    registrations: dict[str, Any], replies: list[Any], pending: _Pending, now_ms: int
-) -> tuple[ConsumerStatus, ...]:
-    found = []
-    for i, (name, told) in enumerate(registrations.items()):
-        lease_ms, held, queued = replies[3 * i : 3 * i + 3]
-        since = told.get("since")
-        found.append(
-            ConsumerStatus(
-                name=name,
-                alive=lease_ms > 0,
-                registered=True,
-                slots=told.get("slots"),
-                pool=told.get("pool"),
-                pid=told.get("pid"),
-                incarnation=told["incarnation"],
-                in_flight=pending.of_others.get(name, 0),
-                tickets=len(orjson.loads(held)["fences"]) if held else None,
-                queued=queued,
-                lease_ms=max(0, lease_ms),
-                up_ms=None if since is None else max(0, now_ms - int(since * 1000)),
-            )
-        )
-    for name, number in pending.of_others.items():
-        if name not in registrations and number:
-            found.append(ConsumerStatus(name, False, False, None, None, None, None, number, None, 0, 0, None))
-    return tuple(sorted(found, key=lambda consumer: consumer.name))
+    return replace(seen, problems=tuple(_problems(seen)))
 
 
 def _unread(group: dict[bytes, Any] | None, next_unread: Any, length: int, version: str) -> tuple[int | None, str]:
@@ -221,20 +165,27 @@ def _unread(group: dict[bytes, Any] | None, next_unread: Any, length: int, versi
     return None, "unknown (entries were deleted from the stream)"
 
 
-def _with_problems(seen: LaneStatus) -> LaneStatus:
-    from dataclasses import replace
-
+def _problems(seen: LaneStatus) -> list[str]:
     problems = []
     if seen.leader is None:
         problems.append("no master leads: nothing is dispatched or settled; start one with `bridge run`")
-    if not any(consumer.alive for consumer in seen.consumers):
+    alive = [consumer for consumer in seen.consumers if consumer.alive]
+    if not alive:
         problems.append("no consumer is alive: nothing can run; start a worker with `celery -A APP worker -n w1@%h`")
+    elif not any(consumer.state is ConsumerState.OPEN for consumer in alive):
+        problems.append("no consumer takes anything new: start another worker, or `bridge consumer resume NAME`")
     if not seen.has_group:
         problems.append("the consumer group does not exist yet: the first master to lead makes it")
     lost = [c.name for c in seen.consumers if not c.alive and c.in_flight]
     if lost:
         problems.append(f"gone with messages in flight: {', '.join(lost)}; the leader moves them to others")
-    return replace(seen, problems=tuple(problems))
+    stalled = [c.name for c in alive if c.state is ConsumerState.STALLED]
+    if stalled:
+        problems.append(f"alive, and taking nothing from the queue: {', '.join(stalled)}; look at the log, restart it")
+    if seen.parked:
+        held = f", with {count(seen.parked_messages, 'message')} waiting" if seen.parked_messages else ""
+        problems.append(f"{count(seen.parked, 'ticket')} parked{held}: `bridge ticket list --parked` says why")
+    return problems
 
 
 def _server(info: dict[str, Any]) -> str:

@@ -18,10 +18,11 @@ import orjson
 from redis.exceptions import ResponseError
 
 from bridge.dead import Letter, chosen, newest_first
+from bridge.lane import PARK_AFTER
 from bridge.reasons import why
-from bridge.scans import Scan, backwards, of_pending, of_stream
+from bridge.scans import Scan, backwards, of_name, of_pending, of_stream, together
+from bridge.ticket_state import TicketState
 from routing import records
-from routing.states import State
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -50,6 +51,8 @@ class InFlight:
     since_ms: int
     consumer_alive: bool
     lease_ms: int
+    #: Why the ticket is to be parked when this run is over; None: it is not.
+    park_reason: str | None = None
 
 
 @dataclass(frozen=True)
@@ -64,17 +67,33 @@ class Retry:
 
 
 @dataclass(frozen=True)
+class Parked:
+    """The ticket stands still until somebody releases it. ``since_ms``: for how long it has."""
+
+    reason: str
+    since_ms: int
+    #: Its oldest message, where that was begun before, and the attempt to come.
+    message_id: str | None
+    attempt: int
+
+
+@dataclass(frozen=True)
 class Whereabouts:
     """What was found of one ticket."""
 
     ticket: str
     #: None: nothing is known of it.
-    state: State | None
+    state: TicketState | None
     why: str
     leader: str | None
     consumers_alive: int
     in_flight: InFlight | None
     retry: Retry | None
+    parked: Parked | None
+    #: Consumers that ended while its oldest message may have been running: it is suspected of having ended them.
+    losses: int
+    #: The attempt of its oldest message that was cut off half way, if one was.
+    lost: records.LostAttempt | None
     #: Whether the consumer group exists.
     has_group: bool
     waiting: Scan
@@ -93,6 +112,9 @@ class Whereabouts:
             "consumers_alive": self.consumers_alive,
             "in_flight": None if self.in_flight is None else asdict(self.in_flight),
             "retry": None if self.retry is None else asdict(self.retry),
+            "parked": None if self.parked is None else asdict(self.parked),
+            "losses": self.losses,
+            "lost_attempt": None if self.lost is None else asdict(self.lost),
             "waiting": asdict(self.waiting),
             "unread": asdict(self.unread),
             "dead": [letter.summary() for letter in self.letters],
@@ -121,7 +143,7 @@ def locate(redis: Redis, settings: Settings, ticket: str, max_attempts: Callable
     """Looks for ``ticket``. ``max_attempts`` answers for a task's name; None: the default task. Raises redis errors."""
     found = _locate(redis, settings, ticket, max_attempts)
     for _ in range(LOOKS - 1):
-        if found.state in (State.IN_FLIGHT, State.AWAITING_RETRY, State.WAITING, State.UNREAD):
+        if found.state not in (TicketState.DEAD, TicketState.DONE, None):
             break
         if not redis.hexists(settings.keys.tickets, ticket):
             break
@@ -137,23 +159,25 @@ def _locate(redis: Redis, settings: Settings, ticket: str, max_attempts: Callabl
     nothing = Scan((), 0, 0, True)
     waiting = unread = nothing
     if lane.last_delivered is not None:
-        # Whatever waits came after what the record names.
-        after = record.ids[-1] if record is not None and record.ids else None
-        waiting = of_pending(redis, keys, settings.master, wanted, after)
+        waiting = _waiting(redis, settings, ticket, record)
     unread = of_stream(redis, keys, wanted, lane.last_delivered or "0-0")
     letters = _letters(redis, settings, ticket)
 
-    in_flight = retry = None
+    in_flight = retry = parked = None
     if record is not None and record.in_flight:
-        state: State | None = State.IN_FLIGHT
+        state: TicketState | None = TicketState.IN_FLIGHT
         in_flight = _in_flight(lane, record)
+    elif record is not None and record.parked:
+        state = TicketState.PARKED
+        since_ms = max(0, lane.now_ms - record.at_ms)
+        parked = Parked(record.cause, since_ms, record.ids[0] if record.ids else None, record.attempt)
     elif record is not None:
-        state = State.AWAITING_RETRY
+        state = TicketState.AWAITING_RETRY
         retry = _retry(redis, settings, lane, record, max_attempts)
     elif waiting.count:
-        state = State.WAITING
+        state = TicketState.WAITING
     elif unread.count:
-        state = State.UNREAD
+        state = TicketState.UNREAD
     else:
         state = None
     last_done = None
@@ -161,22 +185,25 @@ def _locate(redis: Redis, settings: Settings, ticket: str, max_attempts: Callabl
         dead_ids = {letter.message_id for letter in letters}
         last_done = backwards(redis, keys, wanted, lane.last_delivered) if lane.last_delivered else None
         if letters and (last_done is None or last_done in dead_ids):
-            state = State.DEAD
+            state = TicketState.DEAD
         elif last_done is not None:
-            state = State.DONE
+            state = TicketState.DONE
     found = Whereabouts(
-        ticket,
-        state,
-        "",
-        lane.leader,
-        len(lane.alive),
-        in_flight,
-        retry,
-        lane.last_delivered is not None,
-        waiting,
-        unread,
-        letters,
-        last_done,
+        ticket=ticket,
+        state=state,
+        why="",
+        leader=lane.leader,
+        consumers_alive=len(lane.alive),
+        in_flight=in_flight,
+        retry=retry,
+        parked=parked,
+        losses=0 if record is None else record.losses,
+        lost=None if record is None else record.lost,
+        has_group=lane.last_delivered is not None,
+        waiting=waiting,
+        unread=unread,
+        letters=letters,
+        last_done=last_done,
     )
     return replace(found, why=why(found))
 
@@ -222,6 +249,23 @@ def _look(redis: Redis, settings: Settings, ticket: str) -> _Lane:
     return lane
 
 
+def _waiting(redis: Redis, settings: Settings, ticket: str, record: records.Record | None) -> Scan:
+    """What waits of the ticket, beside what its record names."""
+    keys, master, wanted = settings.keys, settings.master, ticket.encode()
+    if record is None:
+        return of_pending(redis, keys, master, wanted)
+    if record.parked:
+        # Beside what was put aside, some may still be under the master's name: what it never had in its memory.
+        return together(
+            of_name(redis, keys, keys.parked_consumer(master, ticket)), of_pending(redis, keys, master, wanted)
+        )
+    # Most of what waits came after what the record names; what came before it was dead, and put back.
+    return together(
+        of_pending(redis, keys, master, wanted, after=record.ids[-1]),
+        of_pending(redis, keys, master, wanted, before=record.ids[-1]),
+    )
+
+
 def _in_flight(lane: _Lane, record: records.Record) -> InFlight:
     lease_ms = lane.leases.get(record.incarnation, -2)
     return InFlight(
@@ -233,6 +277,7 @@ def _in_flight(lane: _Lane, record: records.Record) -> InFlight:
         since_ms=max(0, lane.now_ms - record.at_ms),
         consumer_alive=lease_ms > 0,
         lease_ms=max(0, lease_ms),
+        park_reason=record.cause.removeprefix(PARK_AFTER) if record.cause.startswith(PARK_AFTER) else None,
     )
 
 

@@ -61,5 +61,9 @@ class PayloadError(TicketBridgeError):
     """A message that cannot be sent: no ticket, not JSON, or too large."""
 
 
+class OrderFailed(TicketBridgeError):
+    """An operator's order that was refused, or that no leader answered."""
+
+
 class StackFailed(TicketBridgeError):
     """A process of ``bridge up`` or ``bridge demo`` ended when it should have run."""

@@ -166,7 +166,7 @@ class Lane:
         self._do(Batch(acknowledged=[id_], dead=[["message_id", id_, *words]], counts={"dead": 1}))
 
     def _do(self, batch: Batch) -> int:
-        return advance(self.redis, self.leadership or self.lead(), OPENING, batch)
+        return advance(self.redis, self.leadership or self.lead(), OPENING, batch).base
 
 
 def letter(ticket: str, task: str = "shop.update", **words: Any) -> list[Any]:

@@ -1,10 +1,12 @@
-"""``bridge dead``: the dead letters."""
+"""``bridge dead``: the dead letters; put back, or thrown away."""
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable
 from datetime import datetime
 from itertools import islice
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 from rich.table import Table
@@ -13,7 +15,10 @@ from bridge.cli import Target
 from bridge.terminal import console, count, echo_json, one_line, printable
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
     from bridge.dead import Letter
+    from bridge.replay import Fate
 
 
 @click.group()
@@ -44,26 +49,10 @@ def list_(target: Target, ticket: str | None, task: str | None, reason: str | No
     if as_json:
         echo_json({"total": total, "more": more, "letters": [letter.summary() for letter in letters]})
         return
-    out = console()
     if not letters:
         click.echo("no dead letters" if total == 0 else f"none of the {count(total, 'dead letter')} is like that")
         return
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    # Ids are for copying, so they are never cut or broken; what is too long for a terminal goes on in the last column.
-    for name in ("message", "ticket", "task", "died"):
-        table.add_column(name, no_wrap=True)
-    table.add_column("attempts", justify="right", no_wrap=True)
-    table.add_column("why", overflow="fold", min_width=20)
-    for letter in letters:
-        table.add_row(
-            letter.message_id,
-            "(none)" if letter.ticket_id is None else one_line(letter.ticket_id, 40),
-            one_line(letter.task or "(default)", 40),
-            _when(letter.at_ms)[:19],
-            str(letter.attempts),
-            one_line(f"{letter.reason}: {letter.error}" if letter.error else letter.reason, 160),
-        )
-    out.print(table)
+    console().print(_table(letters))
     if more:
         click.echo(f"{len(letters):,} shown, there are more: --limit N shows more")
 
@@ -88,6 +77,159 @@ def show(target: Target, message_id: str, as_json: bool) -> None:
     _print(letter)
     if len(letters) > 1:
         click.echo(f"\n(it has {len(letters)} dead letters; this is the newest)")
+
+
+def _selection(command: Callable[..., Any]) -> Callable[..., Any]:
+    """What `replay` and `drop` have in common: which letters, and how sure."""
+    words: list[Callable[..., Any]] = [
+        click.argument("ids", metavar="[ID]...", nargs=-1),
+        click.option("--all", "everything", is_flag=True, help="All letters, or all that the other options choose."),
+        click.option("--ticket", metavar="ID", help="Letters of this ticket."),
+        click.option("--task", metavar="NAME", help="Letters of this task."),
+        click.option("--reason", metavar="TEXT", help="Letters with this text in their reason or error."),
+        click.option("--dry-run", is_flag=True, help="Only show what would be done."),
+        click.option("--yes", is_flag=True, help="Do not ask."),
+        click.option("--json", "as_json", is_flag=True, help="Print JSON."),
+        click.pass_context,
+    ]
+    for decorate in reversed(words):
+        command = decorate(command)
+    return command
+
+
+@dead.command()
+@_selection
+def replay(ctx: click.Context, **options: Any) -> None:
+    """Puts dead messages back into their tickets, by the ID of the message or of the letter.
+
+    Each comes again under its old id, with new attempts, before every message of its ticket that has not been started.
+    Exits 1 when any could not be replayed.
+    """
+    from bridge.replay import judged, replayed
+
+    request = _Request(ctx, "replay", "replayed", **options)
+    fates = list(judged(request.redis, request.keys, request.letters))
+    good = [fate.letter for fate in fates if fate.why is None]
+    bad = [fate for fate in fates if fate.why is not None]
+    if request.goes_on(good, bad):
+        request.told([*replayed(request.redis, request.keys, good), *bad])
+
+
+@dead.command()
+@_selection
+def drop(ctx: click.Context, **options: Any) -> None:
+    """Throws dead letters away, for good, by the ID of the message or of the letter.
+
+    Exits 1 when any was not there any more.
+    """
+    from bridge.replay import dropped
+
+    request = _Request(ctx, "drop", "dropped", **options)
+    if request.goes_on(request.letters, []):
+        request.told(list(dropped(request.redis, request.keys, request.letters)))
+
+
+class _Request:
+    """Which letters `replay` or `drop` is to deal with; asks, and tells what became of them."""
+
+    def __init__(
+        self,
+        ctx: click.Context,
+        verb: str,
+        participle: str,
+        *,
+        ids: Sequence[str],
+        everything: bool,
+        ticket: str | None,
+        task: str | None,
+        reason: str | None,
+        dry_run: bool,
+        yes: bool,
+        as_json: bool,
+    ) -> None:
+        from bridge.apps import reach
+        from bridge.replay import like, named
+
+        chosen = everything or any(word is not None for word in (ticket, task, reason))
+        if bool(ids) == chosen:
+            raise click.UsageError("name letters by ID, or choose them with --all, --ticket, --task, --reason", ctx)
+        target: Target = ctx.obj
+        self._ctx = ctx
+        self._verb = verb
+        self._participle = participle
+        self._sure = yes or bool(ids)
+        self._dry_run = dry_run
+        self._as_json = as_json
+        self.keys = target.settings.keys
+        self.redis = reach(target.app)
+        self.letters = named(self.redis, self.keys, ids) if ids else like(self.redis, self.keys, ticket, task, reason)
+
+    def goes_on(self, good: Sequence[Letter], bad: Sequence[Fate]) -> bool:
+        """Whether to do it; not when there is nothing, in a dry run, or when somebody says no."""
+        if self._dry_run:
+            self._show_plan(good, bad)
+            self._ctx.exit(1 if bad else 0)
+        if not good:
+            self.told(bad)
+            return False
+        if self._sure:
+            return True
+        what = f"{self._verb} {count(len(good), 'dead letter')}"
+        if not _at_a_terminal():
+            raise click.UsageError(f"this would {what}: add --yes, or look first with --dry-run", self._ctx)
+        return click.confirm(f"{what}?", err=True)
+
+    def _show_plan(self, good: Sequence[Letter], bad: Sequence[Fate]) -> None:
+        if self._as_json:
+            self._print_json([(letter, None) for letter in good] + [(fate.letter, fate.why) for fate in bad])
+            return
+        if good:
+            console().print(_table(good))
+        _print_refused(bad, self._participle)
+        click.echo(f"would {self._verb} {count(len(good), 'dead letter')}")
+
+    def told(self, fates: Sequence[Fate]) -> None:
+        """Tells what became of each letter, and ends the command."""
+        bad = [fate for fate in fates if fate.why is not None]
+        if self._as_json:
+            self._print_json([(fate.letter, fate.why) for fate in fates])
+        else:
+            _print_refused(bad, self._participle)
+            click.echo(f"{self._participle} {count(len(fates) - len(bad), 'dead letter')}")
+        self._ctx.exit(1 if bad else 0)
+
+    def _print_json(self, fates: Sequence[tuple[Letter, str | None]]) -> None:
+        letters = [{**letter.summary(), self._participle: why is None, "why": why} for letter, why in fates]
+        done = sum(1 for _, why in fates if why is None)
+        echo_json({"dry_run": self._dry_run, self._participle: done, "refused": len(fates) - done, "letters": letters})
+
+
+def _at_a_terminal() -> bool:
+    return sys.stdin.isatty()
+
+
+def _print_refused(bad: Iterable[Fate], participle: str) -> None:
+    for fate in bad:
+        click.echo(f"not {participle}: {fate.letter.message_id}: {one_line(fate.why or '', 400)}")
+
+
+def _table(letters: Iterable[Letter]) -> Table:
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    # Ids are for copying, so they are never cut or broken; what is too long for a terminal goes on in the last column.
+    for name in ("message", "ticket", "task", "died"):
+        table.add_column(name, no_wrap=True)
+    table.add_column("attempts", justify="right", no_wrap=True)
+    table.add_column("why", overflow="fold", min_width=20)
+    for letter in letters:
+        table.add_row(
+            letter.message_id,
+            "(none)" if letter.ticket_id is None else one_line(letter.ticket_id, 40),
+            one_line(letter.task or "(default)", 40),
+            _when(letter.at_ms)[:19],
+            str(letter.attempts),
+            one_line(f"{letter.reason}: {letter.error}" if letter.error else letter.reason, 160),
+        )
+    return table
 
 
 def _print(letter: Letter) -> None:

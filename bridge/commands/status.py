@@ -14,7 +14,8 @@ from rich.table import Table
 from rich.text import Text
 
 from bridge.cli import Target
-from bridge.terminal import console, duration, echo_json, printable
+from bridge.commands.consumer import table
+from bridge.terminal import console, count, duration, echo_json, printable
 
 if TYPE_CHECKING:
     from bridge.status import LaneStatus
@@ -98,13 +99,15 @@ def line(seen: LaneStatus) -> str:
     now = datetime.now().astimezone()
     return (
         f"{now:%H:%M:%S} {leader}, consumers {alive}, unread {unread}, waiting {seen.waiting:,}, "
-        f"in flight {seen.in_flight:,}, retrying {seen.awaiting_retry:,}, dead {seen.dead:,}, "
+        f"in flight {seen.in_flight:,}, retrying {seen.awaiting_retry:,}, parked {seen.parked:,}, dead {seen.dead:,}, "
         f"done {seen.counters.get('done', 0):,}"
     )
 
 
 def view(seen: LaneStatus) -> RenderableType:
     """The look as tables."""
+    from bridge.status import TROUBLE
+
     facts = Table.grid(padding=(0, 2))
     facts.add_row("lane", f"{printable(seen.stream)} / {printable(seen.group)} ({seen.length:,} entries)")
     facts.add_row("server", f"{seen.server} at {printable(seen.url)}")
@@ -118,33 +121,24 @@ def view(seen: LaneStatus) -> RenderableType:
     facts.add_row("in flight", f"{seen.in_flight:,}")
     facts.add_row("retrying", f"{seen.awaiting_retry:,}")
     facts.add_row("dead", f"{seen.dead:,}" + (" (bridge dead list)" if seen.dead else ""))
-    facts.add_row("parked", f"{seen.parked:,}")
+    facts.add_row("parked", _parked(seen))
     facts.add_row("oldest", "nothing undone" if seen.oldest_undone_ms is None else duration(seen.oldest_undone_ms))
-    facts.add_row("so far", ", ".join(f"{name} {number:,}" for name, number in seen.counters.items()) or "nothing")
+    usual = {name: number for name, number in seen.counters.items() if number and name not in TROUBLE}
+    facts.add_row("so far", ", ".join(f"{name} {number:,}" for name, number in usual.items()) or "nothing")
+    trouble = {name: seen.counters[name] for name in TROUBLE if seen.counters.get(name)}
+    if trouble:
+        facts.add_row("trouble", ", ".join(f"{name} {number:,}" for name, number in trouble.items()))
     parts: list[RenderableType] = [facts, Text("")]
     if seen.consumers:
-        parts.append(_consumer_table(seen))
+        parts.append(table(seen.consumers))
     else:
         parts.append(Text("no consumers"))
     parts += [Text(f"! {problem}", "yellow") for problem in seen.problems]
     return Group(*parts)
 
 
-def _consumer_table(seen: LaneStatus) -> Table:
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    table.add_column("consumer", no_wrap=True)
-    for name in ("alive", "pool", "slots", "in flight", "tickets", "queued", "lease", "up"):
-        table.add_column(name, justify="left" if name in ("alive", "pool") else "right", no_wrap=True)
-    for one in seen.consumers:
-        table.add_row(
-            printable(one.name),
-            Text("yes") if one.alive else Text("no" if one.registered else "no, not registered", "red"),
-            "?" if one.pool is None else printable(one.pool),
-            "?" if one.slots is None else str(one.slots),
-            f"{one.in_flight:,}",
-            "?" if one.tickets is None else f"{one.tickets:,}",
-            f"{one.queued:,}",
-            duration(one.lease_ms) if one.alive else "over",
-            "?" if one.up_ms is None else duration(one.up_ms),
-        )
-    return table
+def _parked(seen: LaneStatus) -> str:
+    number = f"{seen.parked:,}" if seen.parked_complete else f"at least {seen.parked:,}"
+    if not seen.parked:
+        return number
+    return f"{number} ({count(seen.parked_messages, 'message')} waiting; bridge ticket list --parked)"

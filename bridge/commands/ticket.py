@@ -1,22 +1,28 @@
-"""``bridge ticket``: where one ticket is."""
+"""``bridge ticket``: where a ticket is, and orders to let it stand still and go on."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from itertools import islice
+from typing import TYPE_CHECKING, Any
 
 import click
+from rich.table import Table
 
 from bridge.cli import Target
-from bridge.terminal import count, duration, echo_json, one_line
+from bridge.terminal import console, count, duration, echo_json, one_line
+from bridge.ticket_state import TicketState
 
 if TYPE_CHECKING:
     from bridge.scans import Scan
     from bridge.whereabouts import Whereabouts
 
+#: Characters of an operator's reason: it is written with every record of the ticket.
+MAX_REASON = 200
+
 
 @click.group()
 def ticket() -> None:
-    """Where a ticket is."""
+    """Where a ticket is; let it stand still, and go on."""
 
 
 @ticket.command()
@@ -49,6 +55,81 @@ def show(ctx: click.Context, ticket_id: str, as_json: bool) -> None:
     ctx.exit(0 if found.state is not None else 1)
 
 
+@ticket.command("list")
+@click.option("--parked", is_flag=True, help="Only tickets that are parked.")
+@click.option("--limit", default=1000, show_default=True, type=click.IntRange(1), help="Show so many at most.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@click.pass_obj
+def list_(target: Target, parked: bool, limit: int, as_json: bool) -> None:
+    """Lists the tickets that are in flight, await a retry, or are parked."""
+    from bridge.apps import reach
+    from bridge.recorded import recorded
+
+    found = recorded(reach(target.app), target.settings, parked_only=parked)
+    shown = list(islice(found, limit))
+    more = next(found, None) is not None
+    shown.sort(key=lambda one: one.ticket_id)
+    if as_json:
+        echo_json({"tickets": shown, "more": more})
+        return
+    if not shown:
+        click.echo("no ticket is parked" if parked else "no ticket is in flight, awaits a retry, or is parked")
+        return
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for name in ("ticket", "state", "for"):
+        table.add_column(name, no_wrap=True)
+    table.add_column("waiting", justify="right", no_wrap=True)
+    table.add_column("why", overflow="fold", min_width=20)
+    for one in shown:
+        table.add_row(
+            one_line(one.ticket_id, 512),
+            one.state.value,
+            duration(one.since_ms),
+            "?" if one.waiting is None else f"{one.waiting:,}",
+            one_line(f"on {one.consumer}" if one.state is TicketState.IN_FLIGHT else one.cause, 160),
+        )
+    console().print(table)
+    if more:
+        click.echo(f"{len(shown):,} shown, there are more: --limit N shows more")
+
+
+@ticket.command()
+@click.argument("ticket_id")
+@click.option("--reason", default="parked by an operator", show_default=True, metavar="TEXT", help="Why; one line.")
+@click.pass_obj
+def park(target: Target, ticket_id: str, reason: str) -> None:
+    """Lets TICKET_ID stand still, with all of its messages, until it is released.
+
+    What runs of it is finished first.
+    """
+    reason = one_line(reason, MAX_REASON)
+    running = _ordered(target, {"do": "park", "ticket": ticket_id, "reason": reason})["in_flight"]
+    shown = one_line(ticket_id, 512)
+    if running:
+        click.echo(f"{shown} stands still when what runs of it is done: {count(running, 'message')}")
+    else:
+        click.echo(f"{shown} is parked")
+
+
+@ticket.command()
+@click.argument("ticket_id")
+@click.pass_obj
+def release(target: Target, ticket_id: str) -> None:
+    """Lets TICKET_ID go on, which was parked."""
+    messages = _ordered(target, {"do": "release", "ticket": ticket_id})["messages"]
+    click.echo(f"{one_line(ticket_id, 512)} goes on, with {count(messages, 'message')} that waited")
+
+
+def _ordered(target: Target, order: dict[str, Any]) -> dict[str, Any]:
+    """The leader's answer to an order for a ticket."""
+    from bridge.apps import reach
+    from bridge.orders import give
+    from bridge.producer import ticket_bytes
+
+    ticket_bytes(order["ticket"])
+    return give(reach(target.app), target.settings.keys, order)
+
+
 def _print(found: Whereabouts) -> None:
     def fact(name: str, value: str) -> None:
         click.echo(f"{name:<10}{one_line(value, 2000)}")
@@ -70,6 +151,19 @@ def _print(found: Whereabouts) -> None:
         fact("retry", f"message {retry.message_id}, attempt {retry.attempt} of {retry.max_attempts}, due {due}")
         if retry.last_error:
             fact("error", retry.last_error)
+    if found.parked is not None:
+        fact("since", f"{duration(found.parked.since_ms)} ago")
+        fact("parked", found.parked.reason or "(no reason given)")
+        if found.parked.message_id is not None:
+            fact(
+                "oldest", f"message {found.parked.message_id}, attempt {found.parked.attempt} comes when it is released"
+            )
+    if found.losses:
+        ended = f"{count(found.losses, 'consumer')} ended while its oldest message may have been running"
+        fact("suspect", ended)
+    if found.lost is not None:
+        lost = found.lost
+        fact("cut off", f"attempt {lost.attempt} on {lost.consumer}, fence {lost.fence}: {lost.cause}")
     fact("waiting", _scan(found.waiting, "of what waits"))
     fact("unread", _scan(found.unread, "of the unread entries"))
     for letter in found.letters:

@@ -3,11 +3,15 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 
+import bridge.commands.dead
 from bridge.embedded import EmbeddedServer
 from tests.commands import CommandLine, Lane, command_line, letter
+from tests.operators import fake_leader
+from tests.waiting import wait_until
 
 
 @pytest.fixture
@@ -28,9 +32,22 @@ def lane(valkey: EmbeddedServer) -> Iterator[Lane]:
 def buried(lane: Lane, *tickets: str, **words: object) -> list[str]:
     ids = lane.add(*tickets)
     lane.read()
+    past_the_millisecond(lane)
     for ticket, id_ in zip(tickets, ids, strict=True):
         lane.bury(id_, *letter(ticket, **words))  # type: ignore[arg-type]
+    past_the_millisecond(lane)
     return ids
+
+
+def past_the_millisecond(lane: Lane) -> None:
+    """No letter has the id of another one's message, nor the other way round: both begin with the server's clock."""
+    began = server_ms(lane)
+    wait_until(lambda: server_ms(lane) > began, description="the next millisecond", interval_s=0.0005)
+
+
+def server_ms(lane: Lane) -> int:
+    seconds, micros = lane.redis.time()
+    return seconds * 1000 + micros // 1000
 
 
 def test_letters_are_listed_newest_first(shell: CommandLine, lane: Lane) -> None:
@@ -126,3 +143,233 @@ def test_a_message_without_a_letter_exits_1(shell: CommandLine) -> None:
     result = shell("dead", "show", "1-1")
     assert result.exit_code == 1
     assert "no dead letter of message 1-1" in result.stderr
+
+
+# -- replay and drop -------------------------------------------------------------------------------------------------
+
+
+def replays(lane: Lane, **refused: str) -> Any:
+    """A leader that puts letters back, but for those of the messages that ``refused`` names."""
+
+    def answer(order: dict[str, Any]) -> dict[str, Any]:
+        back, not_back = [], []
+        for letter_id in order["letters"]:
+            ((_, fields),) = cast("Any", lane.redis.xrange(lane.keys.dead, letter_id, letter_id))
+            why = refused.get(fields[b"ticket_id"].decode())
+            if why is None:
+                lane.redis.xdel(lane.keys.dead, letter_id)
+                back.append(letter_id)
+            else:
+                not_back.append([letter_id, why])
+        return {"ok": True, "replayed": back, "refused": not_back}
+
+    return answer
+
+
+def letters_of(lane: Lane) -> list[tuple[str, str]]:
+    """(letter id, ticket) of all that are there."""
+    found = cast("Any", lane.redis.xrange(lane.keys.dead))
+    return [(id_.decode(), fields[b"ticket_id"].decode()) for id_, fields in found]
+
+
+def unprocessable(lane: Lane, ticket: str) -> str:
+    (id_,) = lane.add(ticket)
+    lane.read()
+    past_the_millisecond(lane)
+    words = ["reason", "the payload is not JSON", "error", "", "traceback", "", "attempts", 0, "at_ms", 1]
+    lane.bury(id_, *words, "field:ticket_id", ticket, "field:payload", "{")
+    past_the_millisecond(lane)
+    return id_
+
+
+def test_a_message_is_replayed_by_its_id_or_by_its_letters(
+    shell: CommandLine, lane: Lane, valkey: EmbeddedServer
+) -> None:
+    ids = buried(lane, "A", "B", "C")
+    own = {ticket: letter_id for letter_id, ticket in letters_of(lane)}
+    with fake_leader(valkey, lane, replays(lane)) as leader:
+        result = shell("dead", "replay", ids[2], own["A"])
+    assert (result.exit_code, result.stdout) == (0, "replayed 2 dead letters\n")
+    assert leader.orders == [{"do": "replay", "letters": [own["A"], own["C"]]}], "in the order of their messages"
+    assert [ticket for _, ticket in letters_of(lane)] == ["B"]
+
+
+def test_what_the_leader_refuses_is_told_with_its_reason(
+    shell: CommandLine, lane: Lane, valkey: EmbeddedServer
+) -> None:
+    ids = buried(lane, "A", "B")
+    with fake_leader(valkey, lane, replays(lane, B="it runs")):
+        result = shell("dead", "replay", "--all", "--yes")
+        assert result.exit_code == 1
+        assert result.stdout == f"not replayed: {ids[1]}: it runs\nreplayed 1 dead letter\n"
+        document = json.loads(shell("dead", "replay", ids[1], "--json").stdout)
+    assert (document["replayed"], document["refused"], document["letters"][0]["why"]) == (0, 1, "it runs")
+
+
+def test_what_can_be_seen_not_to_come_again_is_not_even_ordered(
+    shell: CommandLine, lane: Lane, valkey: EmbeddedServer
+) -> None:
+    broken = unprocessable(lane, "A")
+    (gone,) = buried(lane, "B")
+    lane.redis.xdel(lane.keys.stream, gone)
+    with fake_leader(valkey, lane, replays(lane)) as leader:
+        result = shell("dead", "replay", "--all", "--yes")
+    assert result.exit_code == 1
+    assert f"not replayed: {broken}: it could never be processed (the payload is not JSON)" in result.stdout
+    assert f"not replayed: {gone}: its entry has left the stream" in result.stdout
+    assert "replayed 0 dead letters" in result.stdout
+    assert leader.orders == []
+    assert len(letters_of_any(lane)) == 2
+
+
+def letters_of_any(lane: Lane) -> list[Any]:
+    return cast("list[Any]", lane.redis.xrange(lane.keys.dead))
+
+
+def test_of_several_letters_of_a_message_only_the_newest_is_replayed(
+    shell: CommandLine, lane: Lane, valkey: EmbeddedServer
+) -> None:
+    (id_,) = buried(lane, "A")
+    lane.bury(id_, *letter("A"))
+    with fake_leader(valkey, lane, replays(lane)) as leader:
+        result = shell("dead", "replay", id_)
+    assert result.exit_code == 1
+    assert "newer letter" in result.stdout
+    assert len(leader.orders[0]["letters"]) == 1
+
+
+@pytest.mark.parametrize("verb", ["replay", "drop"])
+def test_a_selection_is_by_ticket_task_and_text(
+    shell: CommandLine, lane: Lane, valkey: EmbeddedServer, verb: str
+) -> None:
+    buried(lane, "A", "B")
+    buried(lane, "A", task="shop.once")
+    buried(lane, "C", error="Reject: Bad Colour")
+    with fake_leader(valkey, lane, replays(lane)):
+        assert shell("dead", verb, "--reason", "bad colour", "--yes").exit_code == 0
+        assert [ticket for _, ticket in letters_of(lane)] == ["A", "B", "A"]
+        assert shell("dead", verb, "--all", "--ticket", "A", "--task", "shop.once", "--yes").exit_code == 0
+        assert [ticket for _, ticket in letters_of(lane)] == ["A", "B"]
+        assert shell("dead", verb, "--ticket", "nobody", "--yes").stdout.endswith("0 dead letters\n")
+
+
+@pytest.mark.parametrize("verb", ["replay", "drop"])
+def test_a_dry_run_shows_what_would_be_done_and_does_nothing(shell: CommandLine, lane: Lane, verb: str) -> None:
+    ids = buried(lane, "A", "B")
+    lane.depose()
+    shown = shell("dead", verb, "--all", "--dry-run")
+    assert shown.exit_code == 0
+    assert all(id_ in shown.stdout for id_ in ids)
+    assert f"would {verb} 2 dead letters" in shown.stdout
+    document = shell.json("dead", verb, ids[0], "--dry-run")
+    assert (document["dry_run"], [one["message_id"] for one in document["letters"]]) == (True, [ids[0]])
+    assert len(letters_of(lane)) == 2
+    assert lane.redis.xlen(lane.keys.outcomes) == 0
+
+
+@pytest.mark.parametrize("verb", ["replay", "drop"])
+def test_a_selection_without_yes_is_refused_where_nobody_can_be_asked(
+    shell: CommandLine, lane: Lane, verb: str
+) -> None:
+    buried(lane, "A", "B")
+    result = shell("dead", verb, "--ticket", "A")
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert f"this would {verb} 1 dead letter: add --yes, or look first with --dry-run" in result.stderr
+    assert len(letters_of(lane)) == 2
+
+
+@pytest.mark.parametrize(("said", "left"), [("y\n", 0), ("n\n", 1)])
+def test_at_a_terminal_a_selection_is_asked_for(
+    shell: CommandLine, lane: Lane, monkeypatch: pytest.MonkeyPatch, said: str, left: int
+) -> None:
+    buried(lane, "A")
+    monkeypatch.setattr(bridge.commands.dead, "_at_a_terminal", lambda: True)
+    result = shell("dead", "drop", "--all", stdin=said)
+    assert result.exit_code == 0
+    assert "drop 1 dead letter?" in result.stderr
+    assert len(letters_of(lane)) == left
+
+
+@pytest.mark.parametrize("verb", ["replay", "drop"])
+@pytest.mark.parametrize("words", [[], ["5-1", "--all"], ["5-1", "--ticket", "A"]])
+def test_a_selection_that_says_nothing_or_two_things_is_wrong_usage(
+    shell: CommandLine, verb: str, words: list[str]
+) -> None:
+    result = shell("dead", verb, *words)
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert "--all" in result.stderr
+
+
+@pytest.mark.parametrize("verb", ["replay", "drop"])
+def test_an_id_that_no_letter_has_stops_all_before_anything_is_done(shell: CommandLine, lane: Lane, verb: str) -> None:
+    (id_,) = buried(lane, "A")
+    result = shell("dead", verb, id_, "5-1")
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert "no dead letter of message 5-1" in result.stderr
+    assert len(letters_of(lane)) == 1
+
+
+def test_an_id_of_a_letter_and_of_another_ones_message_is_refused(shell: CommandLine, lane: Lane) -> None:
+    buried(lane, "A")
+    own = letters_of(lane)[0][0]
+    lane.redis.xadd(lane.keys.dead, {"message_id": own, "reason": "r", "ticket_id": "B"})
+    result = shell("dead", "drop", own)
+    assert result.exit_code == 1
+    assert "give the other id" in result.stderr
+    assert len(letters_of(lane)) == 2
+
+
+def test_many_letters_go_in_orders_of_a_hundred_each_ticket_in_its_order(
+    shell: CommandLine, lane: Lane, valkey: EmbeddedServer
+) -> None:
+    tickets = [f"T{n % 3}" for n in range(250)]
+    ids = buried(lane, *tickets)
+    with fake_leader(valkey, lane, replays(lane)) as leader:
+        # Named in any order; each message has its place by its id.
+        document = shell.json("dead", "replay", *ids[::-1])
+    assert (document["replayed"], document["refused"]) == (250, 0)
+    assert [len(order["letters"]) for order in leader.orders] == [100, 100, 50]
+    of_letter = {one["letter_id"]: one for one in document["letters"]}
+    sent: dict[str, list[str]] = {}
+    for order in leader.orders:
+        for letter_id in order["letters"]:
+            sent.setdefault(of_letter[letter_id]["ticket_id"], []).append(of_letter[letter_id]["message_id"])
+    assert sent == {f"T{n}": ids[n::3] for n in range(3)}
+
+
+def test_a_replay_that_breaks_off_says_how_many_it_had_replayed(
+    shell: CommandLine, lane: Lane, valkey: EmbeddedServer
+) -> None:
+    buried(lane, *["A"] * 150)
+    replay = replays(lane)
+    with fake_leader(
+        valkey, lane, lambda order: replay(order) if len(order["letters"]) == 100 else {"error": "no more today"}
+    ):
+        result = shell("dead", "replay", "--all", "--yes")
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert result.stderr == "Error: no more today (100 of 150 were replayed before)\n"
+
+
+def test_letters_are_dropped_for_good_whatever_they_are(shell: CommandLine, lane: Lane) -> None:
+    unprocessable(lane, "A")
+    ids = buried(lane, "B", "B")
+    lane.depose()
+    assert shell("dead", "drop", ids[0]).stdout == "dropped 1 dead letter\n"
+    assert shell("dead", "drop", "--all", "--yes").stdout == "dropped 2 dead letters\n"
+    assert lane.redis.xlen(lane.keys.dead) == 0
+    assert shell("dead", "drop", ids[0]).exit_code == 1
+
+
+def test_a_letter_that_went_while_it_was_dropped_is_told(
+    shell: CommandLine, lane: Lane, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (id_,) = buried(lane, "A")
+
+    def gone_meanwhile() -> bool:
+        lane.redis.delete(lane.keys.dead)
+        return True
+
+    monkeypatch.setattr(bridge.commands.dead, "_at_a_terminal", gone_meanwhile)
+    result = shell("dead", "drop", "--all", stdin="y\n")
+    assert result.exit_code == 1
+    assert f"not dropped: {id_}: it is not there any more" in result.stdout

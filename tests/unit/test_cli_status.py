@@ -1,12 +1,16 @@
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+import bridge.status
 from bridge.embedded import EmbeddedServer, free_port
+from bridge.names import HEADER_WORD, WorkerWord
 from tests.commands import CommandLine, Lane, calls_of, command_line, letter
+from tests.operators import order_drain, park
 
 
 @pytest.fixture
@@ -72,7 +76,7 @@ def test_the_number_of_redis_calls_does_not_grow_with_the_backlog(
     lane.read(2000)
     many = calls()
     assert many == few
-    assert sum(many.values()) <= 20
+    assert sum(many.values()) <= 24
 
 
 def test_unread_messages_are_counted_where_the_server_can(
@@ -156,3 +160,59 @@ def test_an_unreachable_server_fails_with_one_line(tmp_path: Path, monkeypatch: 
     assert result.stderr.count("\n") == 1
     assert "cannot reach Redis" in result.stderr
     assert "secret" not in result.stderr
+
+
+def test_parked_tickets_and_what_waits_for_them_are_counted_apart(shell: CommandLine, lane: Lane) -> None:
+    lane.make_group()
+    lane.lead()
+    lane.join("w1@host")
+    ids = lane.add(*"AABC")
+    lane.read()
+    lane.dispatch("w1@host", "B", ids[2:3])
+    park(lane, "A", ids[:2], "r")
+    park(lane, "Z", [], "r")
+    seen = shell.json("status")
+    assert (seen["parked"], seen["parked_messages"], seen["parked_complete"]) == (2, 2, True)
+    assert (seen["waiting"], seen["in_flight"]) == (1, 1)
+    assert [one["name"] for one in seen["consumers"]] == ["w1@host"]
+    assert any("2 tickets parked, with 2 messages waiting" in problem for problem in seen["problems"])
+    assert "bridge ticket list --parked" in shell("status").stdout
+
+
+def test_more_records_than_are_looked_at_make_the_number_of_parked_tickets_a_lower_bound(
+    shell: CommandLine, lane: Lane, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bridge.status, "RECORDS", 10)
+    lane.make_group()
+    ids = lane.add(*(f"T{n}" for n in range(700)))
+    lane.read()
+    for n in range(700):
+        park(lane, f"T{n}", ids[n : n + 1] if n < 200 else [], "r")
+    seen = shell.json("status")
+    assert seen["parked_complete"] is False
+    assert 200 <= seen["parked"] <= 700
+    assert "at least" in shell("status").stdout
+
+
+def test_consumers_that_take_nothing_new_are_told_with_what_ends_it(shell: CommandLine, lane: Lane) -> None:
+    lane.make_group()
+    lane.lead()
+    lane.join("w1@host")
+    order_drain(lane, "w1@host")
+    seen = shell.json("status")
+    assert [(one["state"], one["alive"]) for one in seen["consumers"]] == [("draining", True)]
+    assert any("bridge consumer resume NAME" in problem for problem in seen["problems"])
+    lane.join("w2@host")
+    assert shell.json("status")["problems"] == []
+    lane.redis.lpush(lane.keys.queue("w2@host"), json.dumps({"headers": {HEADER_WORD: WorkerWord.PROBE.value}}))
+    assert any("taking nothing from the queue: w2@host" in problem for problem in shell.json("status")["problems"])
+
+
+def test_what_should_not_happen_is_shown_when_it_did(shell: CommandLine, lane: Lane) -> None:
+    lane.make_group()
+    lane.redis.hset(lane.keys.counts, mapping={"done": 5, "lost": 2, "stale": 1, "tampered": 0, "suspect": 3})
+    lines = [line.split() for line in shell("status").stdout.splitlines()]
+    assert ["trouble", "lost", "2,", "suspect", "3,", "stale", "1"] in lines
+    assert ["so", "far", "done", "5"] in lines
+    lane.redis.hset(lane.keys.counts, mapping={"lost": 0, "stale": 0, "suspect": 0})
+    assert "trouble" not in shell("status").stdout

@@ -2,13 +2,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import bridge.scans
 from bridge.embedded import EmbeddedServer
+from bridge.lane import PARK_AFTER
+from bridge.ticket_state import TicketState
+from routing import records
+from routing.records import LostAttempt
 from routing.states import State
 from tests.commands import CommandLine, Lane, calls_of, command_line, letter
+from tests.operators import fake_leader, park
 
 
 @pytest.fixture
@@ -224,3 +230,135 @@ def test_a_found_message_is_counted_once_however_many_pages_there_are(shell: Com
     found = shell.json("ticket", "show", "A")["waiting"]
     assert (found["count"], found["looked_at"], found["complete"]) == (700, 1400, True)
     assert len(found["ids"]) == bridge.scans.IDS_KEPT
+
+
+# -- parked ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_parked_ticket_says_since_when_why_and_what_waits(shell: CommandLine, lane: Lane) -> None:
+    lane.join("w1@host")
+    ids = lane.add(*"AABA")
+    lane.read(3)
+    park(lane, "A", ids[:2], "the price list is wrong")
+    seen = shell.json("ticket", "show", "A")
+    assert seen["state"] == TicketState.PARKED.value
+    assert seen["parked"]["reason"] == "the price list is wrong"
+    assert 0 <= seen["parked"]["since_ms"] < 60_000
+    assert (seen["waiting"]["count"], seen["waiting"]["ids"], seen["unread"]["count"]) == (2, ids[:2], 1)
+    assert "the price list is wrong" in seen["why"]
+    assert "bridge ticket release" in seen["why"]
+    assert "2 messages waiting for it, 1 message not read yet" in seen["why"]
+    assert "the price list is wrong" in shell("ticket", "show", "A").stdout
+    assert shell.json("ticket", "show", "B")["waiting"]["count"] == 1, "it stands still alone"
+
+
+def test_a_parked_ticket_counts_what_waits_under_the_masters_name_too(shell: CommandLine, lane: Lane) -> None:
+    ids = lane.add(*"AAA")
+    lane.read()
+    park(lane, "A", ids[:1], "r")
+    seen = shell.json("ticket", "show", "A")
+    assert (seen["waiting"]["count"], seen["waiting"]["ids"]) == (3, ids)
+
+
+def test_a_parked_ticket_with_more_messages_than_a_search_may_look_at_is_counted_whole(
+    shell: CommandLine, lane: Lane, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bridge.scans, "LIMIT", 20)
+    ids = lane.add(*"A" * 50)
+    lane.read()
+    park(lane, "A", ids, "r")
+    found = shell.json("ticket", "show", "A")["waiting"]
+    assert (found["count"], found["complete"], found["ids"]) == (50, True, ids[: bridge.scans.IDS_KEPT])
+
+
+def test_a_parked_ticket_without_messages_is_parked_all_the_same(shell: CommandLine, lane: Lane) -> None:
+    park(lane, "A", [], "r")
+    seen = shell.json("ticket", "show", "A")
+    assert (seen["state"], seen["waiting"]["count"]) == (TicketState.PARKED.value, 0)
+
+
+def test_a_parked_message_that_was_begun_tells_its_attempt_and_what_is_suspected(
+    shell: CommandLine, lane: Lane
+) -> None:
+    ids = lane.add(*"AA")
+    lane.read()
+    lost = LostAttempt(2, 77, "w9@host", "its worker ended")
+    park(lane, "A", ids, "r", begun=True, losses=2, lost=lost)
+    seen = shell.json("ticket", "show", "A")
+    assert (seen["parked"]["message_id"], seen["parked"]["attempt"], seen["losses"]) == (ids[0], 3, 2)
+    assert seen["lost_attempt"] == {"attempt": 2, "fence": 77, "consumer": "w9@host", "cause": "its worker ended"}
+    shown = shell("ticket", "show", "A").stdout
+    assert "2 consumers ended while its oldest message may have been running" in shown
+    assert "attempt 2 on w9@host, fence 77: its worker ended" in shown
+
+
+def test_a_run_after_which_the_ticket_is_to_be_parked_says_so(shell: CommandLine, lane: Lane) -> None:
+    lane.join("w1@host")
+    ids = lane.add("A")
+    lane.read()
+    tail = records.tail("w1@host", lane.incarnations["w1@host"], 1, ids, 0, f"{PARK_AFTER}stop it")
+    lane.redis.hset(lane.keys.tickets, "A", records.record(12, tail))
+    seen = shell.json("ticket", "show", "A")
+    assert (seen["state"], seen["in_flight"]["park_reason"]) == (TicketState.IN_FLIGHT.value, "stop it")
+    assert "to be parked after it: stop it" in seen["why"]
+
+
+def test_what_was_put_back_before_the_begun_message_is_counted_as_waiting(shell: CommandLine, lane: Lane) -> None:
+    ids = lane.add(*"AAA")
+    lane.read()
+    lane.hold_back("A", ids[1], 2, 60_000, "x")
+    found = shell.json("ticket", "show", "A")["waiting"]
+    assert (found["count"], found["ids"]) == (2, [ids[0], ids[2]])
+
+
+def test_parked_tickets_are_listed_with_reason_and_what_waits(shell: CommandLine, lane: Lane) -> None:
+    lane.join("w1@host")
+    ids = lane.add(*"ABCD")
+    lane.read()
+    lane.dispatch("w1@host", "B", ids[1:2])
+    lane.hold_back("C", ids[2], 2, 60_000, "ValueError: no")
+    park(lane, "A", ids[:1], "the price\x1b[2J list")
+    park(lane, "Z", [], "later")
+    listed = shell.json("ticket", "list", "--parked")
+    assert [(one["ticket_id"], one["waiting"]) for one in listed["tickets"]] == [("A", 1), ("Z", 0)]
+    assert listed["tickets"][0]["cause"] == "the price\x1b[2J list"
+    shown = shell("ticket", "list", "--parked").stdout
+    assert "\\x1b[2J" in shown
+    assert "\x1b" not in shown
+    every = {one["ticket_id"]: one["state"] for one in shell.json("ticket", "list")["tickets"]}
+    assert every == {"A": "parked", "B": "in flight", "C": "awaiting retry", "Z": "parked"}
+    assert shell.json("ticket", "list", "--limit", "3")["more"] is True
+
+
+def test_a_list_without_tickets_is_an_answer(shell: CommandLine) -> None:
+    result = shell("ticket", "list", "--parked")
+    assert (result.exit_code, result.stdout) == (0, "no ticket is parked\n")
+    assert shell.json("ticket", "list") == {"tickets": [], "more": False}
+
+
+def test_parking_and_releasing_order_it_of_the_leader(shell: CommandLine, lane: Lane, server: EmbeddedServer) -> None:
+    in_flight = 0
+
+    def answer(order: dict[str, Any]) -> dict[str, Any]:
+        return {"ok": True, "messages": 3} if order["do"] == "release" else {"ok": True, "in_flight": in_flight}
+
+    with fake_leader(server, lane, answer) as leader:
+        assert shell("ticket", "park", "A b", "--reason", "wrong\nprices").stdout == "A b is parked\n"
+        in_flight = 2
+        assert "stands still when what runs of it is done: 2 messages" in shell("ticket", "park", "A").stdout
+        assert shell("ticket", "release", "A").stdout == "A goes on, with 3 messages that waited\n"
+    assert leader.orders == [
+        {"do": "park", "ticket": "A b", "reason": "wrong prices"},
+        {"do": "park", "ticket": "A", "reason": "parked by an operator"},
+        {"do": "release", "ticket": "A"},
+    ]
+
+
+@pytest.mark.parametrize("verb", ["park", "release"])
+def test_what_cannot_be_parked_is_told_in_one_line(
+    shell: CommandLine, lane: Lane, server: EmbeddedServer, verb: str
+) -> None:
+    with fake_leader(server, lane, lambda _: {"error": "it cannot be"}):
+        result = shell("ticket", verb, "A")
+        assert (result.exit_code, result.stdout, result.stderr) == (1, "", "Error: it cannot be\n")
+        assert "1 to 512 bytes" in shell("ticket", verb, "x" * 513).stderr

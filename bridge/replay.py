@@ -1,0 +1,134 @@
+"""Dead letters that are put back, or thrown away, by an operator: which ones, and what becomes of each.
+
+Putting one back is the leader's to do, since it must come before what its ticket has not begun yet; the letter goes in
+the same step. Throwing one away is a plain XDEL: the dead letters are the operator's own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from bridge.dead import Letter, chosen, newest_first
+from bridge.orders import give
+from bridge.picture import id_key
+from bridge.terminal import printable
+from routing.errors import InputError, OrderFailed
+
+if TYPE_CHECKING:
+    from redis import Redis
+
+    from routing.keys import LaneKeys
+
+#: Letters in one order, and letters whose entries are looked for at once.
+BATCH = 100
+#: Letters that are deleted at once.
+DROP_BATCH = 1000
+
+GONE = "it is not there any more"
+
+
+@dataclass(frozen=True)
+class Fate:
+    """What became, or would become, of a letter. ``why``: why nothing did; None: it was done, or would be."""
+
+    letter: Letter
+    why: str | None = None
+
+
+def named(redis: Redis, keys: LaneKeys, ids: Sequence[str]) -> list[Letter]:
+    """The letters with these ids, or of the messages with these ids, oldest first; without their contents.
+
+    Raises `InputError` for an id that no letter has, or that is one letter's own and another one's message's.
+    """
+    wanted = set(ids)
+    found: dict[str, list[Letter]] = {}
+    for letter in newest_first(redis, keys):
+        for id_ in {letter.id, letter.message_id} & wanted:
+            found.setdefault(id_, []).append(light(letter))
+    for id_ in ids:
+        letters = found.get(id_)
+        if not letters:
+            raise InputError(f"no dead letter of message {printable(id_)}; `bridge dead list` names those there are")
+        if len({letter.message_id for letter in letters}) > 1:
+            raise InputError(f"{id_} is the id of a letter, and of another one's message: give the other id of each")
+    unique = {letter.id: letter for letters in found.values() for letter in letters}
+    return sorted(unique.values(), key=lambda letter: id_key(letter.id))
+
+
+def like(redis: Redis, keys: LaneKeys, ticket: str | None, task: str | None, reason: str | None) -> list[Letter]:
+    """All letters that are like that (`bridge.dead.chosen`), oldest first; without their contents."""
+    found = [light(letter) for letter in chosen(newest_first(redis, keys), ticket=ticket, task=task, reason=reason)]
+    return found[::-1]
+
+
+def light(letter: Letter) -> Letter:
+    """``letter`` without what may be large: there may be many."""
+    # That it has fields at all says that it could never be processed.
+    return replace(letter, traceback="", payload=None, fields=letter.fields and ((b"", b""),))
+
+
+def judged(redis: Redis, keys: LaneKeys, letters: Sequence[Letter]) -> Iterator[Fate]:
+    """For each letter whether it can be put back, as far as can be seen from here."""
+    newest = {letter.message_id: letter.id for letter in sorted(letters, key=lambda one: id_key(one.id))}
+    for some in _pages(letters, BATCH):
+        with redis.pipeline(transaction=False) as pipe:
+            for letter in some:
+                pipe.execute_command("XRANGE", keys.stream, letter.message_id, letter.message_id)
+            entries = pipe.execute()
+        for letter, entry in zip(some, entries, strict=True):
+            why = None
+            if letter.fields:
+                why = f"it could never be processed ({letter.reason}): push it anew, and right"
+            elif newest[letter.message_id] != letter.id:
+                why = f"its message has a newer letter, {newest[letter.message_id]}"
+            elif not entry:
+                why = "its entry has left the stream: push it anew"
+            yield Fate(letter, why)
+
+
+def replayed(redis: Redis, keys: LaneKeys, letters: Sequence[Letter]) -> Iterator[Fate]:
+    """Has the leader put ``letters`` back, `BATCH` at a time, and tells what became of each.
+
+    The messages of one ticket in the order of their ids: the first ones may have begun when the next are put back.
+    Raises `OrderFailed`, which says how many were put back before.
+    """
+    done = 0
+    for some in _pages(_by_ticket(letters), BATCH):
+        try:
+            answer = give(redis, keys, {"do": "replay", "letters": [letter.id for letter in some]})
+        except OrderFailed as exc:
+            before = f" ({done:,} of {len(letters):,} were replayed before)" if done else ""
+            raise OrderFailed(f"{exc}{before}") from None
+        refused: dict[str, str] = dict(answer["refused"])
+        put_back = set(answer["replayed"])
+        for letter in some:
+            why = None if letter.id in put_back else refused.get(letter.id, GONE)
+            done += why is None
+            yield Fate(letter, why)
+
+
+def dropped(redis: Redis, keys: LaneKeys, letters: Sequence[Letter]) -> Iterator[Fate]:
+    """Deletes ``letters``, and tells which were there."""
+    for some in _pages(letters, DROP_BATCH):
+        with redis.pipeline(transaction=False) as pipe:
+            for letter in some:
+                pipe.execute_command("XDEL", keys.dead, letter.id)
+            gone = pipe.execute()
+        for letter, there in zip(some, gone, strict=True):
+            yield Fate(letter, None if there else GONE)
+
+
+def _by_ticket(letters: Sequence[Letter]) -> list[Letter]:
+    """Tickets in the order of their oldest message here, so that few are split between two orders."""
+    in_order = sorted(letters, key=lambda letter: id_key(letter.message_id))
+    of_ticket: dict[Any, list[Letter]] = {}
+    for letter in in_order:
+        of_ticket.setdefault(letter.ticket_id, []).append(letter)
+    return [letter for some in of_ticket.values() for letter in some]
+
+
+def _pages(letters: Sequence[Letter], size: int) -> Iterator[Sequence[Letter]]:
+    for start in range(0, len(letters), size):
+        yield letters[start : start + size]

@@ -1,0 +1,21 @@
+"""The state of a ticket: that of its oldest undone message, or that it stands still."""
+
+from __future__ import annotations
+
+from enum import Enum
+
+from routing.states import State
+
+
+class TicketState(Enum):
+    """Where a ticket is; the value is the word that is shown. Undone messages decide before those that are not."""
+
+    UNREAD = State.UNREAD.value
+    WAITING = State.WAITING.value
+    IN_FLIGHT = State.IN_FLIGHT.value
+    AWAITING_RETRY = State.AWAITING_RETRY.value
+    #: It stands still, with all of its messages, until an operator releases it.
+    PARKED = "parked"
+    #: Nothing of it is undone, and its last message is dead, or done.
+    DEAD = State.DEAD.value
+    DONE = State.DONE.value

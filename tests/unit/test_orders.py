@@ -1,0 +1,162 @@
+"""Orders to the leader: the way there and back, and what is said when nobody answers."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+import bridge.orders
+from bridge.embedded import EmbeddedServer
+from bridge.orders import give
+from routing.errors import OrderFailed
+from tests.commands import Lane
+from tests.operators import fake_leader
+from tests.waiting import wait_until
+
+ORDER = {"do": "park", "ticket": "A\n{x}: é", "reason": "r"}
+
+
+@pytest.fixture
+def lane(server: EmbeddedServer) -> Iterator[Lane]:
+    made = Lane(server)
+    made.make_group()
+    made.lead()
+    yield made
+    made.redis.close()
+
+
+def test_an_order_reaches_the_leader_as_it_is_and_its_answer_comes_back(server: EmbeddedServer, lane: Lane) -> None:
+    with fake_leader(server, lane, lambda _: {"ok": True, "in_flight": 2}) as leader:
+        assert give(lane.redis, lane.keys, ORDER) == {"ok": True, "in_flight": 2}
+    assert leader.orders == [ORDER]
+
+
+def test_each_order_has_an_answer_of_its_own(server: EmbeddedServer, lane: Lane) -> None:
+    got: dict[int, Any] = {}
+
+    def order(n: int) -> None:
+        with server.client(protocol=2) as client:
+            got[n] = give(client, lane.keys, {"do": "park", "n": n})
+
+    with fake_leader(server, lane, lambda order: {"ok": True, "n": order["n"]}):
+        threads = [threading.Thread(target=order, args=(n,)) for n in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(20)
+    assert {n: answer["n"] for n, answer in got.items()} == {n: n for n in range(8)}
+
+
+def test_what_the_leader_refuses_is_the_error(server: EmbeddedServer, lane: Lane) -> None:
+    with (
+        fake_leader(server, lane, lambda _: {"error": "ticket A is not parked"}),
+        pytest.raises(OrderFailed, match=r"^ticket A is not parked$"),
+    ):
+        give(lane.redis, lane.keys, ORDER)
+
+
+def test_without_a_leader_nothing_is_ordered(lane: Lane) -> None:
+    lane.depose()
+    with pytest.raises(OrderFailed, match=r"no master leads the lane.*bridge run"):
+        give(lane.redis, lane.keys, ORDER)
+    assert lane.redis.xlen(lane.keys.outcomes) == 0
+
+
+def test_a_change_of_master_is_waited_out(server: EmbeddedServer, lane: Lane) -> None:
+    lane.depose()
+    threading.Timer(0.4, lane.lead).start()
+    with fake_leader(server, lane, lambda _: {"ok": True}):
+        assert give(lane.redis, lane.keys, ORDER) == {"ok": True}
+
+
+def test_an_order_that_nobody_takes_is_withdrawn(lane: Lane) -> None:
+    with pytest.raises(OrderFailed, match=r"no master answered within 0.2 s \(host:1:abc leads\).*was withdrawn"):
+        give(lane.redis, lane.keys, ORDER, timeout_s=0.2)
+    assert lane.redis.xlen(lane.keys.outcomes) == 0, "or the next leader carries it out, when nobody wants it any more"
+
+
+def test_an_order_that_was_taken_and_never_answered_is_told_as_such(
+    server: EmbeddedServer, lane: Lane, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bridge.orders, "LAST_S", 0.2)
+    with (
+        fake_leader(server, lane, lambda _: None),
+        pytest.raises(OrderFailed, match="ended before it could answer"),
+    ):
+        give(lane.redis, lane.keys, ORDER, timeout_s=0.5)
+
+
+def test_an_answer_in_the_last_moment_counts(server: EmbeddedServer, lane: Lane) -> None:
+    def taken_and_answered_late() -> None:
+        found: Any = wait_until(lambda: lane.redis.xrange(lane.keys.outcomes), description="the order")
+        ((id_, fields),) = found
+        lane.redis.xdel(lane.keys.outcomes, id_)
+        time.sleep(0.6)
+        lane.redis.rpush(lane.keys.reply(fields[b"i"].decode()), b'{"ok":true}')
+
+    thread = threading.Thread(target=taken_and_answered_late)
+    thread.start()
+    with server.client(protocol=2) as client:
+        assert give(client, lane.keys, ORDER, timeout_s=0.3) == {"ok": True}
+    thread.join()
+
+
+def test_a_server_that_is_away_for_a_while_is_waited_out(own_server: EmbeddedServer) -> None:
+    lane = Lane(own_server)
+    lane.make_group()
+    lane.lead()
+    got: list[Any] = []
+    thread = threading.Thread(target=lambda: got.append(give(own_server.client(protocol=2), lane.keys, ORDER, 20)))
+    thread.start()
+    wait_until(lambda: lane.redis.xlen(lane.keys.outcomes) == 1, description="the order to be there")
+    own_server.kill()
+    own_server.start()
+    with fake_leader(own_server, lane, lambda _: {"ok": True}):
+        thread.join(20)
+    assert got == [{"ok": True}]
+
+
+def test_an_interrupted_order_is_withdrawn(lane: Lane, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(bridge.orders, "_await", interrupted)
+    with pytest.raises(OrderFailed, match="interrupted; the order was withdrawn"):
+        give(lane.redis, lane.keys, ORDER)
+    assert lane.redis.xlen(lane.keys.outcomes) == 0
+
+
+def test_an_order_waits_longer_than_the_clients_own_time_limit(server: EmbeddedServer, lane: Lane) -> None:
+    with server.client(protocol=2, socket_timeout=1.5) as client:
+
+        def late(order: dict[str, Any]) -> dict[str, Any]:
+            time.sleep(2.5)
+            return {"ok": True}
+
+        with fake_leader(server, lane, late):
+            assert give(client, lane.keys, ORDER) == {"ok": True}
+
+
+def test_an_order_is_json_under_an_id_of_its_own(lane: Lane) -> None:
+    with pytest.raises(OrderFailed):
+        give(lane.redis, lane.keys, ORDER, timeout_s=0.05)
+    seen: list[Any] = []
+
+    def look() -> None:
+        found: Any = wait_until(lambda: lane.redis.xrange(lane.keys.outcomes), description="the order")
+        seen.extend(found)
+
+    thread = threading.Thread(target=look)
+    thread.start()
+    with pytest.raises(OrderFailed):
+        give(lane.redis, lane.keys, ORDER, timeout_s=1.0)
+    thread.join()
+    fields = seen[0][1]
+    assert list(fields) == [b"i", b"order"]
+    assert len(fields[b"i"]) == 32
+    assert json.loads(fields[b"order"]) == ORDER
