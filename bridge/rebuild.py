@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 from celery.utils.log import get_logger
 from redis.exceptions import ResponseError
 
+from bridge.connect import is_full
 from bridge.lane import PARK_AFTER
 from bridge.picture import Consumer, Parcel, Ticket, id_key
 from bridge.regroup import regroup_lane
@@ -73,12 +74,22 @@ class Rebuild:
             self._wire.call("XGROUP", "CREATE", self._keys.stream, self._keys.group, "0", "MKSTREAM")
             regroup_lane(self._leader)
         except ResponseError as exc:
+            if is_full(exc) and self._has_group():
+                # A full server refuses before it looks: and the lane must go on, or room never comes.
+                return
             if str(exc).startswith("WRONGTYPE"):
                 raise ConfigurationError(
                     f"the key {self._keys.stream} is not a stream; name another one with bridge_stream, or delete it"
                 ) from None
             if not str(exc).startswith("BUSYGROUP"):
                 raise
+
+    def _has_group(self) -> bool:
+        try:
+            groups = self._wire.call("XINFO", "GROUPS", self._keys.stream)
+        except ResponseError:
+            return False
+        return any(dict(_pairs(group))[b"name"] == self._keys.group.encode() for group in groups)
 
     def _read_records(self) -> None:
         lane = self._lane

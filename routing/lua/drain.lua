@@ -7,9 +7,8 @@
 if redis.call('GET', KEYS[1]) ~= ARGV[1] then
   return 'DEPOSED'
 end
-if ARGV[3] == '' then
-  redis.call('HDEL', KEYS[2], ARGV[2])
-else
+redis.call('HDEL', KEYS[2], ARGV[2])  -- also before HSET: a full server lets a script go on that began with this
+if ARGV[3] ~= '' then
   redis.call('HSET', KEYS[2], ARGV[2], ARGV[3])
 end
 return 'OK'

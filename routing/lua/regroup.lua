@@ -7,5 +7,6 @@
 if redis.call('GET', KEYS[1]) ~= ARGV[1] then
   return 'DEPOSED'
 end
+redis.call('XDEL', KEYS[2], '0-1')  -- a full server lets a script go on that began with a write which needs no memory
 redis.call('XGROUP', 'SETID', KEYS[2], ARGV[2], ARGV[3])
 return 'OK'

@@ -1,0 +1,93 @@
+"""A full server (OOM, noeviction) refuses producers; whatever leads to room goes through, and nothing stops half way.
+
+Servers from 6.2 to 9 refuse a command that needs memory as long as its script has not written anything, and let all of
+it pass afterwards. So a script that begins with a write which needs no memory cannot be refused, and any other is
+refused as a whole, at its first write: neither can stop in the middle.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import redis
+
+from bridge.access import commands_in
+from routing.effects import Effect, Success, apply, tell
+from routing.leadership import extend, lead, resign
+from routing.membership import goodbye
+from routing.scripts import FOLDER
+from routing.transitions import Batch, advance, drain, floor, read
+from routing.words import ReturnWord
+from tests.scripts.test_reroute import end_lease, move
+from tests.scripts.world import OPENING, TOKEN, World
+
+pytestmark = pytest.mark.scripts
+
+
+@pytest.fixture
+def full(world: World) -> Iterator[World]:
+    """A lane with everything in it, on a server that has no room."""
+    world.client.config_set("maxmemory", "1")
+    with pytest.raises(redis.exceptions.OutOfMemoryError):
+        world.client.xadd(world.keys.stream, {"ticket_id": "T"})
+    yield world
+    world.client.config_set("maxmemory", "0")
+
+
+@pytest.mark.parametrize("name", sorted(path.stem for path in FOLDER.glob("*.lua")))
+def test_no_script_begins_with_a_write_that_a_full_server_refuses(name: str, fresh: World) -> None:
+    text = (FOLDER / f"{name}.lua").read_text()
+    commands = sorted(commands_in(text), key=lambda command: text.index(f"'{command.partition('|')[0].upper()}'"))
+    asked = fresh.client.connection_pool.get_connection()
+    asked.send_command("COMMAND", "INFO", *(command.partition("|")[0] for command in commands))
+    told = asked.read_response()
+    fresh.client.connection_pool.release(asked)
+    flags = {command: {flag.decode() for flag in info[2]} for command, info in zip(commands, told, strict=True)}
+    # XGROUP itself has no flags on newer servers; what the scripts call of it needs no memory.
+    writes = [command for command in commands if "write" in flags[command]]
+    assert not writes or "denyoom" not in flags[writes[0]], f"{name}.lua begins with {writes[0]}"
+
+
+def test_outcomes_get_into_a_full_server(full: World) -> None:
+    keys = full.keys
+    before = full.client.xlen(keys.outcomes)
+    assert tell(full.client, keys, "x", b"[]") is ReturnWord.OK
+    assert full.client.xlen(keys.outcomes) == before + 1
+
+
+def test_effects_get_into_a_full_server_with_the_outcome(full: World) -> None:
+    fence = int(full.busy_record[1:].partition(",")[0])
+    effect = Effect("list", "", ("RPUSH", "user:log", "1"))
+    found = apply(full.client, full.keys, "x", [Success("busy", fence, "[]", (effect,))])
+    assert found == [(ReturnWord.OK, "")]
+    assert full.client.lrange("user:log", 0, -1) == [b"1"]
+
+
+def test_the_leader_settles_and_dispatches_on_a_full_server(full: World) -> None:
+    # Given a batch that acknowledges nothing, so that its first own write would need memory
+    batch = Batch(counts={"done": 1})
+    advance(full.client, full.lead, OPENING, batch)
+    floor(full.client, full.lead, "9-9")
+    drain(full.client, full.lead, "w1@a", '{"at_ms": 1}')
+    drain(full.client, full.lead, "w1@a", "")
+    read(full.client, full.lead, 10)
+    assert full.client.get(full.keys.floor) == b"9-9"
+
+
+def test_tickets_move_on_a_full_server(full: World) -> None:
+    end_lease(full)
+    assert move(full) is ReturnWord.OK
+
+
+def test_masters_come_and_go_on_a_full_server(full: World) -> None:
+    client, keys = full.client, full.keys
+    assert extend(client, keys, TOKEN, 1000)
+    resign(client, keys, TOKEN)
+    elected, token, _ = lead(client, keys, "m9", 1000)
+    assert elected
+    assert client.get(keys.leader) == token.encode()
+
+
+def test_workers_go_on_a_full_server(full: World) -> None:
+    goodbye(full.client, full.keys, "w1@a", "x")
