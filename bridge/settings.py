@@ -123,8 +123,11 @@ class Settings(BaseModel):
         return int(self.leader_lease * 1000)
 
 
-#: What a task may override, as an attribute with the prefix, and its type.
-TASK_OVERRIDES: dict[str, type[Any]] = {"max_attempts": int, "bundle": bool, "on_dead": str}
+#: What may become of the ticket of a dead message.
+ON_DEAD = ("skip", "park")
+
+#: What a task may override or add, as an attribute with the prefix, and its type.
+TASK_OVERRIDES: dict[str, type[Any]] = {"max_attempts": int, "bundle": bool, "on_dead": str, "rollback": object}
 
 
 def read_settings(app: Celery) -> Settings:
@@ -169,10 +172,18 @@ def check_task_options(name: str, task: Any) -> None:
             raise ConfigurationError(f"task {name}: unknown option {attribute}; did you mean {PREFIX}{near[0]}?")
         if value is None:
             continue
+        if option == "rollback":
+            if not callable(value):
+                raise ConfigurationError(
+                    f"task {name}: bridge_rollback must be a function (self, lost, ticket_id, payload), not {value!r}"
+                )
+            continue
         if type(value) is not kind:
             raise ConfigurationError(f"task {name}: {attribute} must be {kind.__name__}, not {value!r}")
         if option == "max_attempts" and int(value) < 1:
             raise ConfigurationError(f"task {name}: bridge_max_attempts must be at least 1, not {value}")
+        if option == "on_dead" and value not in ON_DEAD:
+            raise ConfigurationError(f"task {name}: bridge_on_dead must be {' or '.join(ON_DEAD)}, not {value!r}")
 
 
 def _check_url(app: Celery, url: str) -> str:

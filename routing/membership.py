@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from redis import Redis
 
 from routing.keys import LaneKeys
@@ -10,6 +12,7 @@ from routing.words import ReturnWord, word_of
 
 _REGISTER = Script("register")
 _GOODBYE = Script("goodbye")
+_DIED = Script("died")
 
 
 def register(
@@ -38,3 +41,17 @@ def register(
 def goodbye(client: Redis, keys: LaneKeys, consumer: str, incarnation: str) -> None:
     """Ends the lease of an incarnation that goes by itself."""
     _GOODBYE.run(client, [keys.lease(incarnation), keys.held(incarnation), keys.outcomes], [consumer, incarnation])
+
+
+def died(client: Redis, keys: LaneKeys, consumer: str, incarnation: str, ran: Sequence[int]) -> ReturnWord:
+    """Ends the lease of an incarnation that is certainly gone. ``ran``: the fences that it was running.
+
+    LATE: the lease was over already; nothing was written.
+    """
+    return word_of(
+        _DIED.run(
+            client,
+            [keys.lease(incarnation), keys.held(incarnation), keys.outcomes],
+            [consumer, incarnation, f"[{','.join(map(str, ran))}]"],
+        )
+    )

@@ -18,6 +18,7 @@ class ReturnWord(Enum):
     ELECTED = "ELECTED"
     FOLLOW = "FOLLOW"
     HELD = "HELD"
+    LATE = "LATE"
     AGAIN = "AGAIN"
     STALE = "STALE"
     ERR = "ERR"

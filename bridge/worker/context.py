@@ -9,15 +9,31 @@ from bridge.worker.effects import Effects
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from routing.records import LostAttempt
+
 
 class TicketContext:
     """One delivery of one message.
 
     ``id``: the ticket; ``message_id``: the stream id; ``attempt``: 1, 2, …; ``fence``: an integer that grows with
     every dispatch of a message of this ticket: a store outside Redis compares it, and refuses one smaller than it saw.
+    ``lost``: the last attempt of this message, when that was cut off half way (its worker died, its lease ended, its
+    time limit struck); None otherwise.
     """
 
-    __slots__ = ("_commit", "_effects", "attempt", "committed", "entered", "fence", "id", "max_attempts", "message_id")
+    __slots__ = (
+        "_commit",
+        "_effects",
+        "attempt",
+        "committed",
+        "entered",
+        "fence",
+        "id",
+        "lost",
+        "max_attempts",
+        "message_id",
+        "undo_failed",
+    )
 
     def __init__(
         self,
@@ -27,12 +43,16 @@ class TicketContext:
         fence: int,
         max_attempts: int,
         commit: Callable[[TicketContext], None],
+        lost: LostAttempt | None = None,
     ) -> None:
         self.id = id_
         self.message_id = message_id
         self.attempt = attempt
         self.fence = fence
         self.max_attempts = max_attempts
+        self.lost = lost
+        #: Whether the task's rollback of the lost attempt raised: it is still owed.
+        self.undo_failed = False
         #: Whether the task's body was entered: a task that calls itself, or another one, is called directly then.
         self.entered = False
         #: Whether effects and success were written before Celery stored the result.

@@ -2,8 +2,8 @@
 
 The order of steps for one message, on either path:
 
-1. The lease of the incarnation that it was dispatched to holds, and the worker is not going: else it is given back.
-2. Its fence is noted in shared memory: if this process dies now, the main process knows whom to charge.
+1. Its fence is noted in shared memory: if this process dies now, whoever is left knows whom to charge.
+2. The lease of the incarnation that it was dispatched to holds, and it is not wanted back: else it is given back.
 3. Celery's own tracer runs the task.
 4. The outcome is written, with the effects in the same step; only then the next message of its ticket starts.
 
@@ -14,21 +14,24 @@ bundle one for a whole round.
 from __future__ import annotations
 
 import json
-import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from billiard.einfo import ExceptionInfo, ExceptionWithTraceback
-from billiard.process import current_process
+from billiard.einfo import ExceptionInfo
 from celery.app.trace import build_tracer
-from celery.exceptions import Ignore, Reject, Retry, SoftTimeLimitExceeded
+from celery.exceptions import Ignore, Reject, Retry
 from celery.utils.log import get_logger
 
-from bridge.names import HEADER_BASE, HEADER_INCARNATION, HEADER_RUNS
+from bridge.names import HEADER_BASE, HEADER_INCARNATION, HEADER_LOST, HEADER_RUNS
 from bridge.outcomes import Kind, Outcome
+from bridge.worker.bundles import run
 from bridge.worker.context import TicketContext
+from bridge.worker.delivery import Delivery, Traced, ignored, unwrapped
 from bridge.worker.task import retry_delay_ms
 from routing.errors import PayloadError, StaleFence
+from routing.records import LostAttempt
 from routing.words import ReturnWord
 
 if TYPE_CHECKING:
@@ -37,15 +40,6 @@ if TYPE_CHECKING:
     from bridge.worker.writer import OutcomeWriter
 
 logger = get_logger(__name__)
-
-#: What Celery's pool expects of a traced task: (failed, result or ExceptionInfo, seconds).
-Traced = tuple[int, Any, float]
-
-#: Nobody waits longer than this, in seconds, for the outcomes of bundle mates.
-WRITE_AFTER_S = 0.005
-
-#: A bundle that lasts this many times its share gives back what it has not started.
-OVERTIME = 16
 
 
 class Execution:
@@ -57,6 +51,26 @@ class Execution:
         self.shared = shared
         self.writer = writer
         self.hostname = hostname
+        #: First fence of a Celery message -> fence that ran in it when it was cut off; for pools within this process.
+        self.cut_off: dict[int, int] = {}
+
+    @contextmanager
+    def row(self, first_fence: int) -> Iterator[int]:
+        """A row of the shared page, for as long as one Celery message runs."""
+        row = self.shared.take_row()
+        try:
+            yield row
+        except BaseException:
+            # Cut off. The main process asks what ran: it finds that in the row of a pool child, which has no other line
+            # of execution; within the main process the row is needed by others.
+            if self.shared.in_main:
+                self.cut_off[first_fence] = self.shared.fence_in(row)
+                self.shared.running(row, 0)
+            raise
+        else:
+            self.shared.running(row, 0)
+        finally:
+            self.shared.give_row(row)
 
     # -- one message ---------------------------------------------------------------------------------------------
 
@@ -64,13 +78,19 @@ class Execution:
         """Runs one message through Celery's tracer. The outcome is not written yet, unless it was committed early."""
         task = self.app.tasks.get(delivery.task)
         if task is None:
-            return delivery.outcome(Kind.DEAD, error=f"unknown task {delivery.task}"), _ignored("unknown task")
+            return delivery.outcome(Kind.DEAD, error=f"unknown task {delivery.task}"), ignored("unknown task")
         if task.__trace__ is None:
             # Pools that do not fork build tracers late.
             task.__trace__ = build_tracer(task.name, task, app=self.app, hostname=self.hostname)
         max_attempts = task.bridge_max_attempts or self.settings.max_attempts
         context = TicketContext(
-            delivery.ticket, delivery.message_id, delivery.attempt, delivery.fence, max_attempts, self._commit_early
+            delivery.ticket,
+            delivery.message_id,
+            delivery.attempt,
+            delivery.fence,
+            max_attempts,
+            self._commit_early,
+            delivery.lost,
         )
         request["bridge_ticket"] = context
         delivery.context = context
@@ -83,7 +103,7 @@ class Execution:
         return self._failure(delivery, result), (1, result, runtime)
 
     def _failure(self, delivery: Delivery, einfo: ExceptionInfo) -> Outcome:
-        exc = _unwrapped(einfo)
+        exc = unwrapped(einfo)
         if isinstance(exc, Retry):
             cause = exc.exc
             error = f"{type(cause).__name__}: {cause}" if cause is not None else (exc.excs or str(exc))
@@ -147,130 +167,28 @@ class Execution:
         ticket, offset, _, attempt, _ = request[HEADER_RUNS][0]
         fence = request[HEADER_BASE] + offset
         message_id = request["id"]
-        if not self.shared.holds(incarnation):
-            return _ignored("the lease that this was dispatched under is over")
         args, kwargs, embed = json.loads(body)
-        delivery = Delivery(ticket, message_id, fence, attempt, task, args, kwargs)
-        slot = _slot()
-        # Noted before the look at `going`: see Member.give_back_unstarted.
-        self.shared.running(slot, fence)
-        if self.shared.going:
-            self.shared.running(slot, 0)
-            self.writer.write(incarnation, [delivery.outcome(Kind.RETURNED)])
-            return _ignored("the worker is going; given back")
-        request.update(embed, args=args, kwargs=kwargs, hostname=self.hostname, is_eager=False)
-        outcome, traced = self.trace(delivery, request)
-        self.write(incarnation, [(delivery, outcome)])
-        self.shared.running(slot, 0)
-        return traced
-
-    # -- a bundle --------------------------------------------------------------------------------------------------
+        told = request.get(HEADER_LOST)
+        lost = LostAttempt(*told) if told else None
+        delivery = Delivery(ticket, message_id, fence, attempt, task, args, kwargs, lost)
+        with self.row(fence) as row:
+            # Noted before the looks: whoever ends the lease, or wants it back, then sees that it runs.
+            self.shared.running(row, fence)
+            if not self.shared.holds(incarnation):
+                return ignored("the lease that this was dispatched under is over")
+            if fence <= self.shared.recalled_to:
+                self.shared.running(row, 0)
+                self.writer.write(incarnation, [delivery.outcome(Kind.RETURNED)])
+                return ignored("the message was wanted back; given back")
+            request.update(embed, args=args, kwargs=kwargs, hostname=self.hostname, is_eager=False)
+            outcome, traced = self.trace(delivery, request)
+            self.write(incarnation, [(delivery, outcome)])
+            return traced
 
     def run_bundle(self, request: dict[str, Any], body: str) -> Traced:
-        """A bundle: in rounds, one message of each ticket a round; the outcomes of a round before the next."""
-        incarnation = request[HEADER_INCARNATION]
-        base = request[HEADER_BASE]
-        if not self.shared.holds(incarnation):
-            return _ignored("the lease that this was dispatched under is over")
-        runs = [
-            [
-                Delivery(ticket, id_, base + offset + i, attempt if i == 0 else 1, task, [ticket, payload], {})
-                for i, (id_, task, payload) in enumerate(messages)
-            ]
-            for ticket, offset, attempt, messages in json.loads(body)
-        ]
-        template = _request_of_bundle(request, self.hostname)
-        events: list[tuple[Any, ...]] = []
-        slot = _slot()
-        started = last_write = time.monotonic()
-        give_up_at = started + max(OVERTIME * self.settings.bundle_ms / 1000, 2 * WRITE_AFTER_S)
-        pending: list[tuple[Delivery, Outcome]] = []
-        unstarted: list[Outcome] = []
-        position = 0
-        stopping = False
-        while runs:
-            going_on = []
-            for run in runs:
-                delivery = run[position]
-                now = time.monotonic()
-                # Noted before the look at `going`: see Member.give_back_unstarted.
-                self.shared.running(slot, delivery.fence)
-                if not stopping:
-                    if not self.shared.holds(incarnation):
-                        self.shared.running(slot, 0)
-                        # Void: what is pending cannot be written under a lease that is over, either.
-                        return _ignored("the lease ended in the middle of a bundle")
-                    stopping = self.shared.going or now > give_up_at
-                if stopping:
-                    # The rest of the run goes back with its first message.
-                    unstarted.append(delivery.outcome(Kind.RETURNED))
-                    continue
-                if pending and now - last_write > WRITE_AFTER_S:
-                    self.write(incarnation, pending)
-                    pending = []
-                    last_write = now
-                wanted = dict(template)
-                wanted["id"] = wanted["correlation_id"] = wanted["root_id"] = delivery.message_id
-                wanted["task"] = delivery.task
-                wanted["retries"] = delivery.attempt - 1
-                wanted["args"], wanted["kwargs"] = delivery.args, delivery.kwargs
-                known = self.app.tasks.get(delivery.task)
-                wanted["ignore_result"] = bool(known.ignore_result) if known is not None else True
-                try:
-                    outcome, traced = self.trace(delivery, wanted)
-                except SoftTimeLimitExceeded as exc:
-                    # It struck outside the task's body, in Celery's tracer or ours.
-                    outcome = delivery.outcome(Kind.FAILED, f"{type(exc).__name__}: {exc}")
-                    traced = (1, None, 0.0)
-                events.append(_event(delivery, traced))
-                pending.append((delivery, outcome))
-                if outcome.kind is Kind.DONE and position + 1 < len(run):
-                    going_on.append(run)
-            if pending:
-                self.write(incarnation, pending)
-                pending = []
-                last_write = time.monotonic()
-            self.shared.running(slot, 0)
-            runs = going_on
-            position += 1
-        if unstarted:
-            self.writer.write(incarnation, unstarted)
-        return (0, events, time.monotonic() - started)
-
-
-class Delivery:
-    """One message as a pool process sees it."""
-
-    __slots__ = (
-        "args",
-        "attempt",
-        "context",
-        "fence",
-        "kwargs",
-        "message_id",
-        "service_ms",
-        "started_us",
-        "task",
-        "ticket",
-    )
-
-    def __init__(
-        self, ticket: str, message_id: str, fence: int, attempt: int, task: str, args: list[Any], kwargs: dict[str, Any]
-    ) -> None:
-        self.ticket = ticket
-        self.message_id = message_id
-        self.fence = fence
-        self.attempt = attempt
-        self.task = task
-        self.args = args
-        self.kwargs = kwargs
-        self.context: TicketContext | None = None
-        self.service_ms = 0.0
-        #: Unix time in us; 0: not begun.
-        self.started_us = 0
-
-    def outcome(self, kind: Kind, error: str = "", traceback: str = "", delay_ms: int | None = None) -> Outcome:
-        return Outcome(self.message_id, self.fence, kind, self.service_ms, self.started_us, error, traceback, delay_ms)
+        """Messages that came in a bundle."""
+        with self.row(request[HEADER_BASE] + request[HEADER_RUNS][0][1]) as row:
+            return run(self, row, request, body)
 
 
 #: The execution of this process, set before the pool forks.
@@ -295,64 +213,12 @@ def run_bundle(name: str, uuid: str, request: dict[str, Any], body: str, *_: Any
     return _execution().run_bundle(request, body)
 
 
+def cut_off_in(first_fence: int) -> int:
+    """The fence that ran when a Celery message was cut off within this process; 0: none. Answers once."""
+    return _current.cut_off.pop(first_fence, 0) if _current is not None else 0
+
+
 def _execution() -> Execution:
     if _current is None:
         raise RuntimeError("the bridge was not set up in this process")
     return _current
-
-
-def _slot() -> int:
-    index = getattr(current_process(), "index", None)
-    # The threads or greenlets of one process each need a slot, too.
-    return int(index) if index is not None else threading.get_ident() // 64
-
-
-def _request_of_bundle(request: dict[str, Any], hostname: str) -> dict[str, Any]:
-    """The request fields that all messages of a bundle share, as an ordinary Celery message would have them."""
-    return {
-        "lang": "py",
-        "shadow": None,
-        "eta": None,
-        "expires": None,
-        "group": None,
-        "group_index": None,
-        "timelimit": [None, None],
-        "parent_id": None,
-        "origin": request.get("origin"),
-        "replaced_task_nesting": 0,
-        "stamped_headers": None,
-        "stamps": {},
-        "callbacks": None,
-        "errbacks": None,
-        "chain": None,
-        "chord": None,
-        "kwargsrepr": "{}",
-        "properties": request.get("properties"),
-        "reply_to": "",
-        "delivery_info": request.get("delivery_info"),
-        "hostname": hostname,
-        "is_eager": False,
-    }
-
-
-def _event(delivery: Delivery, traced: Traced) -> tuple[Any, ...]:
-    """What the main process needs for the events of one message of a bundle."""
-    failed, result, runtime = traced
-    if not failed:
-        return (delivery.message_id, "succeeded", result, runtime)
-    exc = _unwrapped(result) if result is not None else None
-    kind = "retried" if isinstance(exc, Retry) else "failed"
-    return (delivery.message_id, kind, repr(getattr(exc, "exc", None) or exc), str(getattr(result, "traceback", "")))
-
-
-def _unwrapped(einfo: ExceptionInfo) -> BaseException:
-    exc: Any = einfo.exception
-    return exc.exc if isinstance(exc, ExceptionWithTraceback) else exc  # type: ignore[no-any-return]
-
-
-def _ignored(why: str) -> Traced:
-    """What tells Celery that nothing is to be done: neither a success nor a failure."""
-    try:
-        raise Ignore(why)
-    except Ignore:
-        return (1, ExceptionInfo(), 0.0)

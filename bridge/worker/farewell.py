@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, Any
 import orjson
 from celery.utils.log import get_logger
 from redis import Redis
+from redis.exceptions import RedisError
 
-from bridge.connect import UNAVAILABLE, client
-from bridge.names import BUNDLE_TASK, HEADER_BASE, HEADER_INCARNATION, HEADER_RUNS
+from bridge.connect import client
+from bridge.names import BUNDLE_TASK, HEADER_BASE, HEADER_INCARNATION, HEADER_RUNS, HEADER_WORD
 from bridge.outcomes import Kind, Outcome
 
 if TYPE_CHECKING:
@@ -72,7 +73,7 @@ class Farewell:
                     told = True
                 while self._give_back():
                     pass
-            except UNAVAILABLE as exc:
+            except (RedisError, OSError) as exc:
                 logger.debug("cannot give back yet: %s", exc)
             if not self._stop.wait(LOOK_S):
                 self._give_back_unstarted()
@@ -108,7 +109,7 @@ def returned(message: dict[str, Any], incarnation: str) -> list[Outcome]:
     The rest of a run goes back with its first message.
     """
     headers = message["headers"]
-    if headers.get(HEADER_INCARNATION) != incarnation:
+    if headers.get(HEADER_INCARNATION) != incarnation or HEADER_WORD in headers:
         return []
     base = headers[HEADER_BASE]
     if headers["task"] != BUNDLE_TASK:

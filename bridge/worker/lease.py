@@ -3,11 +3,14 @@
 Contract:
 
 - Redis is authoritative: the key of the incarnation is there, or it is not. Its expiry runs on Redis's clock.
-- The worker trusts it until a deadline on its own monotonic clock: the moment *before* the renewal was sent, plus the
-  lease, less a margin. So the worker's deadline always comes before the key's end, however long the reply took.
+- The worker trusts it until a deadline on its own clock, which goes on while the machine is suspended: the moment
+  *before* the renewal was sent, plus the lease, less a margin. So the worker's deadline always comes before the key's
+  end, however long the reply took.
 - Past the deadline the worker starts nothing, kills the pool processes that run tickets, forgets what it had, and
-  registers as a new incarnation once Redis answers. Each child also checks the deadline itself before every message.
-- A lease that ended stays ended: renewal (SET XX) never revives a missing key.
+  registers as a new incarnation once Redis answers. Each child also checks the deadline itself before every message,
+  and ends itself when it passes in the middle of one; the watcher does the same from outside (`bridge.worker.fencing`).
+- A lease that ended stays ended: renewal (PEXPIRE) never revives a missing key. It needs no memory, so a full server
+  takes it; what the worker holds may go unreported then, which costs nothing but time.
 - A name has one living incarnation: a worker that starts while the lease of its name holds waits it out, and when that
   lease goes on being renewed, there are two workers of one name, and it stops.
 """
@@ -22,9 +25,14 @@ from typing import TYPE_CHECKING
 
 import orjson
 from celery.utils.log import get_logger
+from celery.worker import state
 from redis import Redis
+from redis.exceptions import RedisError
 
-from bridge.connect import UNAVAILABLE, client
+from bridge.connect import UNAVAILABLE, client, is_full, is_outage
+from bridge.outage import Outage
+from bridge.worker.fencing import MARGIN
+from bridge.worker.shared import now_ns
 from routing.errors import DuplicateConsumer
 from routing.membership import goodbye, register
 from routing.words import ReturnWord
@@ -37,8 +45,6 @@ logger = get_logger(__name__)
 
 #: Renewals in one lease: two may be lost.
 RENEWALS = 3
-#: Share of the lease by which the worker's deadline comes before the key's end, for clocks that run apart.
-MARGIN = 0.05
 #: Seconds between two tries while the server is away.
 RETRY_S = 0.1
 
@@ -47,7 +53,7 @@ class Lease:
     """Holds the lease of one worker, on a thread of its own so that no task or event loop can delay it.
 
     ``held``: the fences of what the worker holds, sent along with each renewal. ``lost``: called on this thread when
-    the lease ended while the worker lived.
+    the lease ended while the worker lived. ``beat``: called on it with each renewal.
     """
 
     def __init__(
@@ -59,6 +65,7 @@ class Lease:
         *,
         held: Callable[[], list[int]],
         lost: Callable[[], None],
+        beat: Callable[[], None] = lambda: None,
     ) -> None:
         self._settings = settings
         self._name = name
@@ -66,6 +73,8 @@ class Lease:
         self._shared = shared
         self._held = held
         self._lost = lost
+        self._beat = beat
+        self._outage = Outage(logger, "renewing the lease as soon as it is back")
         self._redis: Redis = client(settings.redis_url, timeout_s=max(0.2, settings.lease / (2 * RENEWALS)))
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="bridge-lease", daemon=True)
@@ -76,7 +85,18 @@ class Lease:
 
         Raises `DuplicateConsumer` when that lease goes on being renewed, redis errors when the server is away.
         """
-        self._register(patience_s=1.5 * self._settings.lease)
+        while True:
+            try:
+                self._register(patience_s=1.5 * self._settings.lease, starting=True)
+                break
+            except RedisError as exc:
+                # Celery starts its consumer again when the server was away, but not when it was full or loading.
+                if isinstance(exc, UNAVAILABLE) or not is_outage(exc):
+                    raise
+                self._outage.met(exc)
+                state.maybe_shutdown()
+                self._stop.wait(RETRY_S)
+        self._outage.over()
         self._thread.start()
 
     def end(self) -> None:
@@ -89,10 +109,10 @@ class Lease:
         if incarnation:
             try:
                 goodbye(self._redis, self._settings.keys, self._name, incarnation)
-            except UNAVAILABLE as exc:
+            except (RedisError, OSError) as exc:
                 logger.warning("could not say good-bye, the lease will run out by itself: %s", exc)
 
-    def _register(self, patience_s: float) -> None:
+    def _register(self, patience_s: float, *, starting: bool = False) -> None:
         keys = self._settings.keys
         waited_until = time.monotonic() + patience_s
         told = False
@@ -101,7 +121,7 @@ class Lease:
             found = (found_raw, orjson.loads(found_raw)["incarnation"]) if found_raw else None
             incarnation = uuid.uuid4().hex
             registration = orjson.dumps({**self._registration, "incarnation": incarnation, "since": time.time()})
-            sent = time.monotonic()
+            sent = now_ns()
             word, left_ms = register(
                 self._redis, keys, self._name, incarnation, self._settings.lease_ms, registration, found
             )
@@ -121,35 +141,38 @@ class Lease:
                 # A lease that is not renewed ends after what it has left; look again a little later, or often
                 # enough to see it end early.
                 self._stop.wait(min(0.25, left_ms / 1000 + 0.01))
+                if starting:
+                    # On Celery's own thread, which nobody else could tell that the worker shall stop.
+                    state.maybe_shutdown()
 
-    def _deadline(self, sent: float) -> float:
-        return sent + self._settings.lease * (1 - MARGIN)
+    def _deadline(self, sent: int) -> int:
+        return sent + int(self._settings.lease * (1 - MARGIN) * 1e9)
 
     def _run(self) -> None:
         period = self._settings.lease / RENEWALS
         wait = period
         while not self._stop.wait(wait):
-            sent = time.monotonic()
+            wait = period
+            sent = now_ns()
             try:
                 renewed = self._renew()
-            except UNAVAILABLE as exc:
-                if sent < self._shared.deadline_s:
-                    logger.warning("cannot renew the lease, trying again: %s", exc)
-                    wait = min(RETRY_S, max(0.0, self._shared.deadline_s - time.monotonic()))
+                self._outage.over()
+            except Exception as exc:
+                if isinstance(exc, (RedisError, OSError)) and is_outage(exc):
+                    self._outage.met(exc)
+                else:
+                    logger.exception("cannot renew the lease")
+                if sent < self._shared.deadline_ns:
+                    wait = min(RETRY_S, max(0.0, self._shared.left_s))
                     continue
                 renewed = False
-            except Exception:
-                logger.exception("cannot renew the lease")
-                wait = RETRY_S
-                renewed = sent < self._shared.deadline_s
-                if renewed:
-                    continue
             if renewed:
                 self._shared.extend(self._deadline(sent))
-                wait = period
+                self._quietly(self._beat)
                 continue
-            self._lose()
-            wait = period
+            logger.error("the lease of %s ended: stopping what runs, coming back as a new incarnation", self._name)
+            self._shared.end()
+            self._quietly(self._lost)
             while not self._come_back() and not self._stop.wait(RETRY_S):
                 pass
 
@@ -160,21 +183,28 @@ class Lease:
         report = orjson.dumps({"n": self._reports, "fences": self._held()})
         lease_ms = self._settings.lease_ms
         with self._redis.pipeline(transaction=False) as pipe:
-            pipe.set(keys.lease(incarnation), self._name, px=lease_ms, xx=True)
+            pipe.pexpire(keys.lease(incarnation), lease_ms)
             pipe.set(keys.held(incarnation), report, px=lease_ms)
-            there, _ = pipe.execute()
+            there, reported = pipe.execute(raise_on_error=False)
+        for reply in (there, reported):
+            if isinstance(reply, Exception) and not (reply is reported and is_full(reply)):
+                raise reply
         return bool(there)
 
-    def _lose(self) -> None:
-        logger.error("the lease of %s ended: stopping what runs, coming back as a new incarnation", self._name)
-        self._shared.end()
-        self._lost()
+    @staticmethod
+    def _quietly(call: Callable[[], None]) -> None:
+        try:
+            call()
+        except Exception:
+            # Whatever it was, the lease must go on, or come back.
+            logger.exception("%r failed", call)
 
     def _come_back(self) -> bool:
         """Registers anew; False when the server is still away."""
         try:
             self._register(patience_s=float("inf"))
-        except UNAVAILABLE as exc:
-            logger.debug("cannot register anew yet: %s", exc)
+        except (RedisError, OSError) as exc:
+            self._outage.met(exc)
             return False
+        self._outage.over()
         return True

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-import signal
 import sys
+import threading
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -13,17 +13,20 @@ from celery.utils.log import get_logger
 from kombu import Exchange, Queue
 
 from bridge.connect import check_server, client
-from bridge.names import HEADER_BASE, HEADER_INCARNATION, HEADER_RUNS
+from bridge.names import HEADER_BASE, HEADER_INCARNATION, HEADER_RUNS, HEADER_WORD, WorkerWord
 from bridge.outcomes import Outcome
 from bridge.settings import check_tasks
 from bridge.worker import execute, strategy
 from bridge.worker.broker import outlast_outages
-from bridge.worker.farewell import Farewell
-from bridge.worker.holdings import Holdings
+from bridge.worker.farewell import Farewell, returned
+from bridge.worker.fencing import kill_overdue, watch_own_deadline
+from bridge.worker.holdings import Holdings, Taking
 from bridge.worker.lease import Lease
-from bridge.worker.shared import Shared
+from bridge.worker.processes import gone
+from bridge.worker.shared import EVERYTHING, ROWS, Shared
+from bridge.worker.watching import Watch
 from bridge.worker.writer import OutcomeWriter
-from routing.errors import DuplicateConsumer, TicketBridgeError
+from routing.errors import ConfigurationError, DuplicateConsumer, TicketBridgeError
 
 if TYPE_CHECKING:
     from celery import Celery
@@ -32,6 +35,10 @@ logger = get_logger(__name__)
 
 #: Seconds after which a pool process that got a message has said so.
 DROPPED_AFTER_S = 1.0
+#: Seconds between saying that messages are wanted back and taking those that nobody runs: see `give_back_unstarted`.
+RECALL_S = 0.1
+#: Seconds between two looks at a pool process that is being ended.
+LOOK_S = 0.002
 
 
 class Member:
@@ -44,18 +51,22 @@ class Member:
         self.shared = Shared()
         self.holdings = Holdings()
         self.writer = OutcomeWriter(self.settings, self.shared)
+        self.watch = Watch(self.settings, name, self.shared)
+        #: Whether tasks run in pool processes, which can be killed.
+        self.forks = False
         self.lease: Lease | None = None
         self._farewell: Farewell | None = None
-        self._controller: Any = None
         #: First fence -> request, of what no pool process has accepted yet.
         self.unaccepted: dict[int, Any] = {}
         #: The same, of what Celery may have dropped when its connection was lost; and since when (monotonic).
         self._dropped: dict[int, Any] = {}
         self._dropped_at = 0.0
+        #: The newest fence that was received.
+        self._newest = 0
 
     # -- what the strategy asks --------------------------------------------------------------------------------------
 
-    def take(self, headers: dict[str, Any]) -> bool:
+    def take(self, headers: dict[str, Any], body: str | bytes) -> bool:
         """Whether this worker runs what the Celery message carries; False: it belongs to a lease that is over, or came
         twice, and nobody waits for it.
         """
@@ -64,8 +75,18 @@ class Member:
             return False
         base = headers[HEADER_BASE]
         runs = headers[HEADER_RUNS]
-        for i, (ticket, offset, _, _, doubt) in enumerate(runs):
-            if not self.holdings.take(ticket, base + offset, bool(doubt)):
+        _, offset, count, *_ = runs[-1]
+        self._newest = max(self._newest, base + offset + count - 1)
+        for i, (ticket, offset, count, _, doubt) in enumerate(runs):
+            first = base + offset
+            took = self.holdings.take(ticket, first, first + count - 1, bool(doubt))
+            if took is Taking.FORGOTTEN:
+                logger.warning("fence %d of ticket %s came before, and is not here any more: given back", first, ticket)
+                # What is in doubt comes alone. If it had an outcome, that one is in the stream before this one.
+                incarnation = self.shared.incarnation
+                self.write(incarnation, returned({"headers": headers, "body": body}, incarnation))
+                return False
+            if took is Taking.REFUSED:
                 logger.warning(
                     "refused fence %d of ticket %s: it came twice, or is not the newest", base + offset, ticket
                 )
@@ -86,11 +107,45 @@ class Member:
         if outcomes and self.shared.holds(incarnation):
             self.writer.write(incarnation, outcomes)
 
-    def running_fence(self, pid: int) -> int:
-        """The fence that pool process ``pid`` ran when it ended."""
-        return self.shared.fence_of(pid)
+    def hear(self, headers: dict[str, Any]) -> None:
+        """The leader asks something of this worker."""
+        word = headers[HEADER_WORD]
+        if word != WorkerWord.GIVE_BACK.value or headers[HEADER_INCARNATION] != self.shared.incarnation:
+            # A probe, or of no concern: that it left the queue is the answer.
+            return
+        logger.info("the leader wants back what has not begun")
+        newest = self.shared.recalled_to = self._newest
+
+        def later() -> None:
+            time.sleep(RECALL_S)
+            self.give_back_unstarted(newest)
+
+        # Not on Celery's own thread, which a server that is away would stop here.
+        threading.Thread(target=later, name="bridge-recall", daemon=True).start()
+
+    def wait_over(self, pid: int, fences: set[int], incarnation: str, *, killed: bool) -> bool:
+        """Waits until pool process ``pid`` runs none of ``fences`` any more; for one that is being ``killed``, until it
+        is gone. False: the lease ended first.
+        """
+        while self.shared.holds(incarnation):
+            row = self.shared.row_of(pid)
+            if row is None or gone(pid, row.started) or not (killed or row.fence in fences):
+                return True
+            time.sleep(LOOK_S)
+        return False
 
     # -- life --------------------------------------------------------------------------------------------------------
+
+    def child_started(self) -> None:
+        """A process of the pool has begun. Called in it, before it gets any message."""
+        main, _ = self.shared.main
+        if os.getpid() == main:
+            return
+        if os.getppid() != main:
+            # The main process died before this one had asked to be ended with it: nobody would.
+            os._exit(1)
+        self.shared.give_row(self.shared.take_row())
+        watch_own_deadline(self.shared, self.settings.lease)
 
     def start(self, consumer: Any) -> None:
         """The worker is about to consume: takes the lease. Once; Celery restarts its consumer on a lost connection."""
@@ -99,14 +154,34 @@ class Member:
             self._dropped = dict(self.unaccepted)
             self._dropped_at = time.monotonic()
             return
-        self._controller = consumer.controller
+        pool = type(consumer.pool).__module__.rpartition(".")[2]
+        slots = int(getattr(consumer.pool, "num_processes", None) or consumer.pool.limit or 1)
+        self.forks = pool == "prefork"
+        if not self.forks:
+            logger.warning(
+                "the %s pool cannot end a task that runs when this worker loses its lease: it runs on, and its fence "
+                "is what refuses its effects",
+                pool,
+            )
+        if slots > ROWS:
+            raise ConfigurationError(
+                f"the bridge runs at most {ROWS} messages at once; start {self.name} with -c {ROWS}"
+            )
         registration: dict[str, object] = {
             "queue": self.settings.keys.queue(self.name),
-            "slots": int(getattr(consumer.pool, "num_processes", None) or consumer.pool.limit or 1),
-            "pool": type(consumer.pool).__module__.rpartition(".")[2],
+            "slots": slots,
+            "pool": pool,
             "pid": os.getpid(),
         }
-        lease = Lease(self.settings, self.name, registration, self.shared, held=self.report, lost=self._stop_tickets)
+        lease = Lease(
+            self.settings,
+            self.name,
+            registration,
+            self.shared,
+            held=self.report,
+            lost=self._stop_tickets,
+            beat=self.watch.ensure,
+        )
         lease.begin()
         # Only now: when the server is away, Celery starts its consumer again, and this with it.
         self.lease = lease
@@ -128,7 +203,7 @@ class Member:
         """The worker was asked to stop: what has not started goes back."""
         if self.shared.going:
             return
-        self.shared.going = True
+        self.shared.recalled_to = EVERYTHING
         if self.lease is not None:
             self._farewell = Farewell(
                 self.settings,
@@ -139,15 +214,16 @@ class Member:
             )
             self._farewell.start()
 
-    def give_back_unstarted(self) -> None:
-        """Gives back what waits in the pool's queue behind a task that may yet run for long.
+    def give_back_unstarted(self, newest: int = EVERYTHING) -> None:
+        """Gives back what waits in the pool's queue, up to the fence ``newest``: it may wait behind a long task.
 
-        A pool process notes the fence of a message *before* it looks whether the worker is going, and this looks for
-        fences a while *after* the worker said so: so a message either shows here, or is not begun any more.
+        A pool process notes the fence of a message *before* it looks whether it is wanted back, and this looks for
+        fences a while *after* the page said so: so a message either shows here, or is not begun any more.
         """
         running = self.shared.running_fences()
         for request in list(self.unaccepted.values()):
-            if not running & request.fences():
+            fences = request.fences()
+            if max(fences) <= newest and not running & fences:
                 request.give_back()
 
     def stop(self) -> None:
@@ -158,20 +234,15 @@ class Member:
         lease, self.lease = self.lease, None
         if lease is not None:
             lease.end()
+        self.watch.farewell()
 
     def _stop_tickets(self) -> None:
         """The lease is over: kills the pool processes that run tickets, so that none runs on beside its successor."""
         self.holdings.forget()
-        pool = getattr(self._controller, "pool", None)
-        processes = getattr(getattr(pool, "_pool", None), "_pool", None)
-        if not isinstance(processes, list):
-            logger.warning("this pool cannot be stopped; what runs is refused by its fence when it ends")
-            return
-        busy = self.shared.busy_pids()
-        for process in list(processes):
-            if process.pid in busy:
-                logger.error("killing pool process %d: it runs a ticket under a lease that is over", process.pid)
-                os.kill(process.pid, signal.SIGKILL)
+        for pid in kill_overdue(self.shared):
+            logger.error("killed pool process %d: it ran a ticket under a lease that is over", pid)
+        if not self.forks and self.shared.overdue():
+            logger.warning("this pool cannot end what runs; when it ends, its fence refuses it")
 
 
 class MemberStep(bootsteps.StartStopStep):
@@ -190,7 +261,7 @@ class MemberStep(bootsteps.StartStopStep):
             return
         try:
             member.start(parent)
-        except DuplicateConsumer as exc:
+        except (ConfigurationError, DuplicateConsumer) as exc:
             fail(exc)
 
 
@@ -217,6 +288,7 @@ def hook(app: Celery) -> None:
         except TicketBridgeError as exc:
             fail(exc)
         member = _members[sender] = Member(app, sender)
+        member.watch.ensure()
         queue = app.amqp.queues.select_add(
             Queue(settings.keys.queue(sender), routing_key=settings.keys.queue(sender), no_ack=True)
         )
@@ -224,6 +296,10 @@ def hook(app: Celery) -> None:
         queue.exchange = Exchange("")
         strategy.set_member(member)
         execute.set_current(execute.Execution(app, settings, member.shared, member.writer, sender))
+
+    def child_started(**_: Any) -> None:
+        for member in _members.values():
+            member.child_started()
 
     def shutting_down(**_: Any) -> None:
         for member in _members.values():
@@ -238,6 +314,7 @@ def hook(app: Celery) -> None:
         strategy.unknown_task(message, name)
 
     signals.celeryd_after_setup.connect(after_setup, weak=False)
+    signals.worker_process_init.connect(child_started, weak=False)
     signals.worker_shutting_down.connect(shutting_down, weak=False)
     signals.worker_shutdown.connect(stopped, weak=False)
     signals.task_unknown.connect(unknown, weak=False)

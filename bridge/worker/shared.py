@@ -1,92 +1,234 @@
-"""What a worker's main process and its pool children must both see at once: one page of shared memory.
+"""What a worker's main process, its pool children and its watcher must all see at once: one page of shared memory.
 
-The main process writes the lease (deadline and incarnation) and whether the worker is going; each child writes which
-fence it is running. A child therefore checks the lease itself, without asking anybody, even when the main process is
-frozen; and when a child dies, the main process knows which message it was running.
+The main process writes the lease (deadline and incarnation) and which messages it wants back; whoever runs messages
+writes which fence it is running, into a row of its own. A child therefore checks the lease itself, without asking
+anybody, even when the main process is frozen; and when a child or the whole worker dies, whoever is left knows what it
+was running.
 
-The deadline is on the system's monotonic clock, which all processes of one machine share.
+Every number is one aligned word, written in one go: nobody ever sees half of one. The deadline is on a clock that all
+processes of one machine share, and that goes on while the machine is suspended, as the server's clock does.
 """
 
 from __future__ import annotations
 
+import fcntl
 import mmap
 import os
-import struct
+import tempfile
+import threading
 import time
+from collections.abc import Iterator
+from dataclasses import dataclass
 
-_SLOT = struct.Struct("<qq")
-_FIRST_SLOT = 64
-SLOTS = 1024
+from bridge.worker.processes import gone, start_time
+from routing.errors import ConfigurationError
+
+#: Rows: most messages that one worker may run at the same time, and some for processes that died.
+ROWS = 8192
 
 #: Length of an incarnation id, in characters.
 INCARNATION_CHARS = 32
 
+#: `Shared.recalled_to` of a worker that is going: newer than every fence.
+EVERYTHING = 2**63 - 1
+
+# Words of the page, 8 bytes each.
+_DEADLINE, _RECALLED, _LIFE, _USED, _MAIN_PID, _MAIN_START = range(6)
+_INCARNATION = slice(64, 64 + INCARNATION_CHARS)  # bytes
+_FIRST_ROW = 16
+_ROW = 4
+_PID, _START, _FENCE, _ROW_LIFE = range(_ROW)
+_SIZE = 8 * (_FIRST_ROW + ROWS * _ROW)
+
+_CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
+
+
+def now_ns() -> int:
+    """The clock of the deadline, in ns."""
+    return time.clock_gettime_ns(_CLOCK)
+
+
+@dataclass(frozen=True)
+class Row:
+    """Who runs what: process, its start time, the fence (0: none), and the life of the worker that it belongs to."""
+
+    pid: int
+    started: int
+    fence: int
+    life: int
+
 
 class Shared:
-    """The page. Writes are single aligned words or happen before the deadline that makes them matter."""
+    """The page. Made by the main process before its pool forks; `attach` is for a process that got the file."""
 
-    def __init__(self) -> None:
-        self._page = mmap.mmap(-1, _FIRST_SLOT + SLOTS * _SLOT.size)
+    def __init__(self, fd: int | None = None) -> None:
+        self.fd = _memory_file() if fd is None else fd
+        page = mmap.mmap(self.fd, _SIZE)
+        self._bytes = memoryview(page)
+        self._words = self._bytes.cast("q")
+        self._pid = os.getpid()
+        self._lock = threading.Lock()
+        #: Rows of this process that nobody uses now.
+        self._free: list[int] = []
+        if fd is None:
+            self._words[_MAIN_START] = start_time(self._pid)
+            self._words[_MAIN_PID] = self._pid
 
-    def begin(self, incarnation: str, deadline_s: float) -> None:
-        """A new incarnation holds the lease until ``deadline_s`` (monotonic)."""
+    @classmethod
+    def attach(cls, fd: int) -> Shared:
+        """The page behind ``fd``, as another process sees it."""
+        return cls(fd)
+
+    # -- the lease -------------------------------------------------------------------------------------------------
+
+    def begin(self, incarnation: str, deadline_ns: int) -> None:
+        """A new incarnation holds the lease until ``deadline_ns``."""
         # Deadline 0 first: a child must never see the new incarnation with the old deadline, or the reverse.
-        struct.pack_into("<d", self._page, 0, 0.0)
-        struct.pack_into("<32s", self._page, 16, incarnation.encode())
-        struct.pack_into("<d", self._page, 0, deadline_s)
+        self._words[_DEADLINE] = 0
+        self._words[_LIFE] += 1
+        self._bytes[_INCARNATION] = incarnation.encode().ljust(INCARNATION_CHARS, b"\0")
+        self._words[_DEADLINE] = deadline_ns
 
-    def extend(self, deadline_s: float) -> None:
-        struct.pack_into("<d", self._page, 0, deadline_s)
+    def extend(self, deadline_ns: int) -> None:
+        self._words[_DEADLINE] = deadline_ns
 
     def end(self) -> None:
         """The lease is over, or given up: nothing may start."""
-        struct.pack_into("<d", self._page, 0, 0.0)
+        self._words[_DEADLINE] = 0
 
     @property
     def incarnation(self) -> str:
-        raw: bytes = struct.unpack_from("<32s", self._page, 16)[0]
-        return raw.rstrip(b"\0").decode()
+        return bytes(self._bytes[_INCARNATION]).rstrip(b"\0").decode()
 
     @property
-    def deadline_s(self) -> float:
-        value: float = struct.unpack_from("<d", self._page, 0)[0]
-        return value
+    def deadline_ns(self) -> int:
+        return self._words[_DEADLINE]
+
+    @property
+    def left_s(self) -> float:
+        """Seconds until the deadline; negative after it."""
+        return (self._words[_DEADLINE] - now_ns()) / 1e9
 
     def holds(self, incarnation: str) -> bool:
         """Whether ``incarnation`` holds the lease right now, as far as this machine may trust it."""
-        return time.monotonic() < self.deadline_s and self.incarnation == incarnation
+        return now_ns() < self._words[_DEADLINE] and self.incarnation == incarnation
+
+    # -- what the main process wants back --------------------------------------------------------------------------
+
+    @property
+    def recalled_to(self) -> int:
+        """A message with this fence or an older one shall not begin any more, but go back."""
+        return self._words[_RECALLED]
+
+    @recalled_to.setter
+    def recalled_to(self, fence: int) -> None:
+        self._words[_RECALLED] = max(fence, self._words[_RECALLED])
 
     @property
     def going(self) -> bool:
         """Whether the worker is shutting down: what has not started goes back."""
-        return bool(self._page[8])
+        return self._words[_RECALLED] == EVERYTHING
 
-    @going.setter
-    def going(self, value: bool) -> None:
-        self._page[8] = int(value)
+    # -- who runs what ---------------------------------------------------------------------------------------------
 
-    def running(self, slot: int, fence: int) -> None:
-        """This process runs the message with ``fence``; 0: none."""
-        _SLOT.pack_into(self._page, _FIRST_SLOT + slot % SLOTS * _SLOT.size, os.getpid(), fence)
+    def take_row(self) -> int:
+        """A row for one line of execution of this process. Raises `ConfigurationError` when all are taken."""
+        if self._pid != os.getpid():
+            # Forked: what was free belongs to the parent, and its lock may be held for ever.
+            self._pid = os.getpid()
+            self._lock = threading.Lock()
+            self._free = []
+        with self._lock:
+            return self._free.pop() if self._free else self._claim()
 
-    def fence_of(self, pid: int) -> int:
-        """The fence that process ``pid`` ran last, 0 when it was running none."""
-        for slot in range(SLOTS):
-            owner, fence = _SLOT.unpack_from(self._page, _FIRST_SLOT + slot * _SLOT.size)
-            if owner == pid:
-                return int(fence)
-        return 0
+    def give_row(self, row: int) -> None:
+        """The row is free for another line of execution of this process; what it says stays until then."""
+        self._free.append(row)
+
+    def _claim(self) -> int:
+        # Processes exclude each other by a lock that ends with its holder.
+        fcntl.lockf(self.fd, fcntl.LOCK_EX)
+        try:
+            row = self._unclaimed()
+            at = _FIRST_ROW + _ROW * row
+            self._words[at + _FENCE] = 0
+            self._words[at + _START] = start_time(self._pid)
+            self._words[at + _PID] = self._pid
+            return row
+        finally:
+            fcntl.lockf(self.fd, fcntl.LOCK_UN)
+
+    def _unclaimed(self) -> int:
+        used = self._words[_USED]
+        # A dead process's row is kept while it says what it ran; main settles that, see `forget`.
+        for row in range(used):
+            at = _FIRST_ROW + _ROW * row
+            pid, started = self._words[at + _PID], self._words[at + _START]
+            if not self._words[at + _FENCE] and pid != self._pid and started and gone(pid, started):
+                return row
+        if used >= ROWS:
+            raise ConfigurationError(f"a worker runs at most {ROWS} messages at once; start it with less concurrency")
+        self._words[_USED] = used + 1
+        return used
+
+    def running(self, row: int, fence: int) -> None:
+        """The line of execution with this row runs the message with ``fence``; 0: none."""
+        at = _FIRST_ROW + _ROW * row
+        # In this order: whoever sees the fence sees its life.
+        self._words[at + _ROW_LIFE] = self._words[_LIFE]
+        self._words[at + _FENCE] = fence
+
+    def fence_in(self, row: int) -> int:
+        """What the line of execution with this row runs, or ran when it was cut off."""
+        return self._words[_FIRST_ROW + _ROW * row + _FENCE]
+
+    @property
+    def in_main(self) -> bool:
+        """Whether this process is the main process."""
+        return self._words[_MAIN_PID] == os.getpid()
+
+    def rows(self) -> Iterator[Row]:
+        """All rows that were ever claimed."""
+        for row in range(self._words[_USED]):
+            at = _FIRST_ROW + _ROW * row
+            fence = self._words[at + _FENCE]
+            yield Row(self._words[at + _PID], self._words[at + _START], fence, self._words[at + _ROW_LIFE])
+
+    @property
+    def main(self) -> tuple[int, int]:
+        """Process and start time of the main process."""
+        return self._words[_MAIN_PID], self._words[_MAIN_START]
+
+    def row_of(self, pid: int) -> Row | None:
+        """The row of pool child ``pid``, or what its end left of it; the busy one, when the number came twice."""
+        found = None
+        for row in self.rows():
+            if row.pid == pid and (found is None or row.fence):
+                found = row
+        return found
+
+    def forget(self, pid: int) -> None:
+        """What pool child ``pid`` ran when it ended is settled."""
+        for row, found in enumerate(self.rows()):
+            if found.pid == pid and found.fence and gone(pid, found.started):
+                self._words[_FIRST_ROW + _ROW * row + _FENCE] = 0
 
     def running_fences(self) -> set[int]:
-        """The fences that run now."""
-        slots = (_SLOT.unpack_from(self._page, _FIRST_SLOT + slot * _SLOT.size) for slot in range(SLOTS))
-        return {fence for _, fence in slots if fence}
+        """The fences that run now, or ran when their process ended."""
+        return {row.fence for row in self.rows() if row.fence}
 
-    def busy_pids(self) -> set[int]:
-        """The processes that run a message."""
-        found = set()
-        for slot in range(SLOTS):
-            owner, fence = _SLOT.unpack_from(self._page, _FIRST_SLOT + slot * _SLOT.size)
-            if fence:
-                found.add(owner)
-        return found
+    def overdue(self) -> list[Row]:
+        """Rows of what runs although its lease is over."""
+        ended = now_ns() >= self._words[_DEADLINE]
+        return [row for row in self.rows() if row.fence and (ended or row.life != self._words[_LIFE])]
+
+
+def _memory_file() -> int:
+    """A file that lives in memory only, and as long as somebody has it open."""
+    if hasattr(os, "memfd_create"):
+        fd = os.memfd_create("ticket-bridge", os.MFD_CLOEXEC)
+    else:
+        with tempfile.TemporaryFile() as file:
+            fd = os.dup(file.fileno())
+    os.ftruncate(fd, _SIZE)
+    return fd

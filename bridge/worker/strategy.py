@@ -10,11 +10,13 @@ stream, and the second one then has a stale fence and changes nothing.
 from __future__ import annotations
 
 import json
+import threading
 from typing import TYPE_CHECKING, Any
 
 from billiard.einfo import ExceptionWithTraceback
+from billiard.exceptions import WorkerLostError
 from celery import signals
-from celery.exceptions import Ignore, NotRegistered, Terminated
+from celery.exceptions import Ignore, NotRegistered, Terminated, TimeLimitExceeded
 from celery.utils.functional import noop
 from celery.utils.imports import symbol_by_name
 from celery.utils.log import get_logger
@@ -23,14 +25,17 @@ from celery.worker.state import task_reserved
 from celery.worker.strategy import default as default_strategy
 
 from bridge.envelope import SHOWN
-from bridge.names import BUNDLE_TASK, HEADER_BASE, HEADER_INCARNATION, HEADER_RUNS
+from bridge.names import BUNDLE_TASK, HEADER_BASE, HEADER_INCARNATION, HEADER_RUNS, HEADER_WORD
 from bridge.outcomes import Kind, Outcome
-from bridge.worker.execute import run_bundle, run_ticket
+from bridge.worker.execute import cut_off_in, run_bundle, run_ticket
 
 if TYPE_CHECKING:
     from bridge.worker.member import Member
 
 logger = get_logger(__name__)
+
+#: What Celery says of an execution that was cut off half way.
+CUT_OFF = (TimeLimitExceeded, WorkerLostError)
 
 #: The member (the bridge's part of this worker process), set at start.
 _member: Member | None = None
@@ -70,7 +75,10 @@ def strategy(task: Any, app: Any, consumer: Any, **kwargs: Any) -> Any:
         headers = message.headers
         if HEADER_BASE not in headers:
             return ordinary(message, body, ack, reject, callbacks, **extra)
-        if not member.take(headers):
+        if HEADER_WORD in headers:
+            member.hear(headers)
+            return None
+        if not member.take(headers, message.body):
             return None
         request = request_cls(
             message,
@@ -115,6 +123,8 @@ class _Part(_Base):
 
     member: Member
     _finished = False
+    #: Whether what became of this was told, or is about to be.
+    _told = False
 
     @property
     def body(self) -> Any:
@@ -137,8 +147,10 @@ class _Part(_Base):
         return {base + offset + i for _, offset, count, *_ in runs for i in range(count)}
 
     def give_back(self) -> None:
-        """Celery dropped this before a pool process had it."""
-        self.lost(Kind.RETURNED, "")
+        """It has not begun, and shall not."""
+        if not self._told:
+            self._told = True
+            self.report(self.outcomes(Kind.RETURNED, "", 0))
         self.finish()
 
     def on_accepted(self, pid: int, time_accepted: float) -> Any:
@@ -151,14 +163,51 @@ class _Part(_Base):
             self._finished = True
             self.member.unaccepted.pop(self.first_fence, None)
             self.member.drop(self._request_dict)
+            cut_off_in(self.first_fence)
 
     def report(self, outcomes: list[Outcome]) -> None:
         """Writes outcomes from the main process, unless the lease that they belong to is over."""
         self.member.write(self._request_dict[HEADER_INCARNATION], outcomes)
 
+    def outcomes(self, kind: Kind, error: str, running: int) -> list[Outcome]:
+        """What became of the messages, when the pool could not run this to its end, and ``running`` is the fence that
+        ran (0: none).
+        """
+        raise NotImplementedError
+
     def lost(self, kind: Kind, error: str) -> None:
         """The pool could not run this to its end."""
-        raise NotImplementedError
+        if self._told or self._finished:
+            return
+        self._told = True
+        if not (self.member.forks and self.worker_pid):
+            self.report(self.outcomes(kind, error, cut_off_in(self.first_fence)))
+            self.finish()
+            return
+        if kind is Kind.FAILED:
+            # The pool process has come back from it.
+            self._settle(kind, error)
+            return
+        # Celery reports a time limit, and an operator's revoke, before the process has ended: told now, the next
+        # execution could begin beside this one. Not waited for here, where Celery's own thread would stand still.
+        threading.Thread(target=self._settle_when_over, args=(kind, error), name="bridge-lost", daemon=True).start()
+
+    def _settle_when_over(self, kind: Kind, error: str) -> None:
+        incarnation = self._request_dict[HEADER_INCARNATION]
+        self.member.wait_over(self.worker_pid, self.fences(), incarnation, killed=kind is Kind.LOST)
+        self._settle(kind, error)
+
+    def _settle(self, kind: Kind, error: str) -> None:
+        row = self.member.shared.row_of(self.worker_pid)
+        running = row.fence if row is not None and row.fence in self.fences() else 0
+        self.report(self.outcomes(kind, error, running))
+        self.member.shared.forget(self.worker_pid)
+        self.finish()
+
+    @property
+    def _settling(self) -> bool:
+        """Whether a thread waits for the end of this."""
+        return self._told and not self._finished
 
     def on_success(self, failed__retval__runtime: Any, **kwargs: Any) -> Any:
         try:
@@ -171,26 +220,28 @@ class _Part(_Base):
         if isinstance(exc, ExceptionWithTraceback):
             exc = exc.exc
         if not return_ok and not self._finished and not isinstance(exc, Ignore):
-            # Terminated by an operator's revoke: the operator does not want it to come again.
-            kind = Kind.DEAD if isinstance(exc, Terminated) else Kind.FAILED
+            kind = Kind.LOST if isinstance(exc, CUT_OFF) else Kind.FAILED
+            if isinstance(exc, Terminated):
+                # By an operator's revoke: the operator does not want it to come again.
+                kind = Kind.DEAD
             self.lost(kind, f"{type(exc).__name__}: {exc}")
         try:
             return super().on_failure(exc_info, send_failed_event=send_failed_event, return_ok=return_ok)
         finally:
-            self.finish()
+            if not self._settling:
+                self.finish()
 
     def on_timeout(self, soft: bool, timeout: float) -> Any:
         if not soft:
-            self.lost(Kind.FAILED, f"TimeLimitExceeded: {timeout:g} s")
+            self.lost(Kind.LOST, f"TimeLimitExceeded: {timeout:g} s")
         try:
             return super().on_timeout(soft, timeout)
         finally:
-            if not soft:
+            if not soft and not self._settling:
                 self.finish()
 
     def _announce_revoked(self, reason: str, terminated: bool, signum: Any, expired: bool) -> Any:
         self.lost(Kind.DEAD, f"Revoked: {reason}")
-        self.finish()
         return super()._announce_revoked(reason, terminated, signum, expired)
 
 
@@ -221,9 +272,11 @@ class _TicketPart(_Part):
         if self._eventer and self._eventer.enabled and self.task.send_events:
             self._eventer.send(kind, uuid=uuid, **fields)
 
-    def lost(self, kind: Kind, error: str) -> None:
-        offset = self._request_dict[HEADER_RUNS][0][1]
-        self.report([Outcome(self.id, self._base_fence + offset, kind, error=error)])
+    def outcomes(self, kind: Kind, error: str, running: int) -> list[Outcome]:
+        if kind is Kind.LOST and self.member.forks and running != self.first_fence:
+            # The process ended before it had begun this, or after it had written what became of it.
+            kind, error = Kind.RETURNED, ""
+        return [Outcome(self.id, self.first_fence, kind, error=error)]
 
 
 class _BundlePart(_Part):
@@ -256,9 +309,9 @@ class _BundlePart(_Part):
                     self._eventer.send(f"task-{kind}", uuid=id_, exception=shown, traceback=more)
         return super().on_success((failed, None, 0.0) if not failed else failed__retval__runtime, **kwargs)
 
-    def lost(self, kind: Kind, error: str) -> None:
-        # The message that ran is charged; the others go back. Those that were settled before have stale fences now.
-        running = self.member.running_fence(self.worker_pid) if self.worker_pid else 0
+    def outcomes(self, kind: Kind, error: str, running: int) -> list[Outcome]:
+        # The message that ran is charged; the others go back. Those that were settled before have stale fences now, and
+        # of a run only what is after the message that ran goes back: the leader reads in order.
         outcomes = []
         for _ticket, offset, _attempt, messages in json.loads(self._message.body):
             for i, (id_, _name, _payload) in enumerate(messages):
@@ -266,8 +319,7 @@ class _BundlePart(_Part):
                 outcomes.append(
                     Outcome(id_, fence, kind, error=error) if fence == running else Outcome(id_, fence, Kind.RETURNED)
                 )
-        # Last to first: of a run, only what is after the message that ran goes back, and the leader reads in order.
-        self.report(outcomes)
+        return outcomes
 
 
 def unknown_task(message: Any, name: str) -> None:

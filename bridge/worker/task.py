@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 import random
 import time
@@ -15,6 +16,8 @@ from bridge.producer import push
 from routing.errors import StaleFence
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from celery import Task as _Base
 
     from bridge.worker.context import TicketContext
@@ -29,6 +32,12 @@ class TicketTask(_Base):  # type: ignore[misc, unused-ignore]
     bridge_max_attempts: int | None = None
     #: False: messages of this task always travel as Celery messages of their own.
     bridge_bundle: bool | None = None
+    #: ``skip`` or ``park``: what becomes of the ticket of a dead message; None: the setting `bridge_on_dead`.
+    bridge_on_dead: str | None = None
+    #: ``undo(self, lost, ticket_id, payload)``: called before the task when the last attempt of this message was cut
+    #: off half way; ``lost`` is the `routing.records.LostAttempt`. When it raises, the attempt fails, and it is called
+    #: again before the next one.
+    bridge_rollback: Callable[..., Any] | None = None
 
     @property
     def ticket(self) -> TicketContext | None:
@@ -71,6 +80,7 @@ class TicketTask(_Base):  # type: ignore[misc, unused-ignore]
             return super().__call__(*args, **kwargs)
         ticket.entered = True
         try:
+            self._roll_back(ticket, args, kwargs)
             result = self.run(*args, **kwargs)
             if ticket.recorded is not None and not self.ignore_result:
                 # Whoever waits for the result must find the effects applied.
@@ -83,6 +93,19 @@ class TicketTask(_Base):  # type: ignore[misc, unused-ignore]
                 raise
             settings = self.app.bridge.settings
             raise Retry(exc=exc, when=settings.backoff.delay_ms(ticket.attempt, random.random()) / 1000) from exc
+
+    def _roll_back(self, ticket: TicketContext, args: Any, kwargs: Any) -> None:
+        if ticket.lost is None:
+            return
+        # As it was given: of the class's attributes, Python would bind a function to the task, but no other callable.
+        undo: Any = inspect.getattr_static(type(self), "bridge_rollback", None)
+        if isinstance(undo, staticmethod):
+            undo = undo.__func__
+        if undo is None:
+            return
+        ticket.undo_failed = True
+        undo(self, ticket.lost, *args, **kwargs)
+        ticket.undo_failed = False
 
 
 #: Longest wait that is kept as it was asked for: a hundred years. What is larger may fit no outcome, and be lost there.

@@ -14,8 +14,9 @@ end
 if ARGV[5] ~= '' and redis.call('EXISTS', KEYS[3]) == 1 then
   return {'HELD', redis.call('PTTL', KEYS[3])}
 end
+-- DEL first: a full server lets a script go on that began with a write which needs no memory.
+redis.call('DEL', KEYS[4])
 redis.call('SET', KEYS[2], ARGV[1], 'PX', ARGV[3])
 redis.call('HSET', KEYS[1], ARGV[1], ARGV[4])
-redis.call('DEL', KEYS[4])
 redis.call('XADD', KEYS[5], '*', 'i', ARGV[2], 'joined', ARGV[1])
 return {'OK'}

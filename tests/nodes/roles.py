@@ -6,7 +6,19 @@ import socket
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+import psutil
+
 from tests.nodes.process import ROOT, ProcessNode, python_module
+
+#: The module that a watcher runs, as its command line shows it.
+WATCHER = "bridge.worker.watcher"
+
+
+def _is_watcher(process: psutil.Process) -> bool:
+    try:
+        return WATCHER in process.cmdline()
+    except psutil.NoSuchProcess:
+        return False
 
 
 def broker_environment(url: str) -> dict[str, str]:
@@ -37,6 +49,14 @@ class WorkerNode(ProcessNode):
             env={**broker_environment(broker_url), **(env or {})},
             cwd=cwd,
         )
+
+    def children(self) -> list[psutil.Process]:
+        """The live descendants of the main process but for its watcher: the pool children, mostly."""
+        return [process for process in super().children() if not _is_watcher(process)]
+
+    def watchers(self) -> list[psutil.Process]:
+        """The live watchers: there is one beside each main process that lives or has just died."""
+        return [process for process in self.survivors() if _is_watcher(process)]
 
     @property
     def hostname(self) -> str:

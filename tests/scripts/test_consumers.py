@@ -1,4 +1,4 @@
-"""register.lua, goodbye.lua, forget.lua: one living incarnation of a name, and nothing left behind by the last one."""
+"""register, goodbye, died, forget: one living incarnation of a name, and nothing left behind by the last one."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from routing.membership import goodbye, register
+from routing.membership import died, goodbye, register
 from routing.transitions import forget
 from routing.words import ReturnWord
 from tests.scripts.test_advance import deposed, without_a_leader
@@ -107,6 +107,61 @@ def test_a_goodbye_ends_the_lease_and_tells_the_leader(world: World) -> None:
     assert fields_of(after, keys.outcomes)[-1] == {"i": incarnation("w1@a"), "gone": "w1@a"}
     expected[keys.outcomes] = after[keys.outcomes]
     assert after == expected
+
+
+# -- died ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_death_notice_ends_the_lease_and_names_what_ran(world: World) -> None:
+    keys = world.keys
+    before = world.snapshot()
+    assert died(world.client, keys, "w1@a", incarnation("w1@a"), [2**52 + 1, 7]) is ReturnWord.OK
+    after = world.snapshot()
+    expected = deepcopy(before)
+    del expected[keys.lease(incarnation("w1@a"))]
+    del expected[keys.held(incarnation("w1@a"))]
+    notice = {"i": incarnation("w1@a"), "died": "w1@a", "ran": f"[{2**52 + 1},7]"}
+    assert fields_of(after, keys.outcomes)[-1] == notice
+    expected[keys.outcomes] = after[keys.outcomes]
+    assert after == expected
+
+
+def test_a_death_notice_may_name_nothing(world: World) -> None:
+    assert died(world.client, world.keys, "w1@a", incarnation("w1@a"), []) is ReturnWord.OK
+    assert fields_of(world.snapshot(), world.keys.outcomes)[-1]["ran"] == "[]"
+
+
+def test_a_death_notice_comes_too_late_when_the_lease_is_over(world: World) -> None:
+    end_lease(world, "w1@a")
+    before = world.snapshot()
+    assert died(world.client, world.keys, "w1@a", incarnation("w1@a"), [7]) is ReturnWord.LATE
+    assert world.snapshot() == before
+
+
+def test_a_second_death_notice_says_nothing(world: World) -> None:
+    assert died(world.client, world.keys, "w1@a", incarnation("w1@a"), [7]) is ReturnWord.OK
+    before = world.snapshot()
+    assert died(world.client, world.keys, "w1@a", incarnation("w1@a"), [7]) is ReturnWord.LATE
+    assert world.snapshot() == before
+
+
+@pytest.mark.parametrize("how", ["died", "goodbye", "register"])
+def test_a_full_server_still_takes_comings_and_goings(how: str, world: World) -> None:
+    # Given a server that refuses whatever needs memory
+    keys = world.keys
+    if how == "register":
+        end_lease(world, "w1@a")
+    world.client.config_set("maxmemory", 1)
+    try:
+        if how == "died":
+            assert died(world.client, keys, "w1@a", incarnation("w1@a"), [7]) is ReturnWord.OK
+        elif how == "goodbye":
+            goodbye(world.client, keys, "w1@a", incarnation("w1@a"))
+        else:
+            assert begin(world, "w1@a", (world.registrations["w1@a"], incarnation("w1@a"))) == (ReturnWord.OK, 0)
+    finally:
+        world.client.config_set("maxmemory", 0)
+    assert not world.client.exists(keys.lease(incarnation("w1@a")))
 
 
 # -- forget --------------------------------------------------------------------------------------------------------

@@ -1,17 +1,26 @@
-"""The page that a worker's main process and its children share: what one writes, the others see at once."""
+"""The page that main process, pool children and watcher share: what one writes, the others see at once."""
 
 from __future__ import annotations
 
 import os
-import time
+import signal
+import threading
 from collections.abc import Callable
 
 import pytest
 
-from bridge.worker.shared import INCARNATION_CHARS, SLOTS, Shared
+from bridge.worker import shared as module
+from bridge.worker.processes import start_time
+from bridge.worker.shared import EVERYTHING, INCARNATION_CHARS, Row, Shared, now_ns
+from routing.errors import ConfigurationError
 
 LIFE = "a" * INCARNATION_CHARS
 OTHER = "b" * INCARNATION_CHARS
+SECOND = 1_000_000_000
+
+
+def soon() -> int:
+    return now_ns() + 60 * SECOND
 
 
 def in_a_child(act: Callable[[], object]) -> bool:
@@ -28,24 +37,57 @@ def in_a_child(act: Callable[[], object]) -> bool:
     return code == 0
 
 
+class Child:
+    """A forked process that does something, and then sleeps until it is ended."""
+
+    def __init__(self, act: Callable[[], object]) -> None:
+        ours, theirs = os.pipe()
+        self.pid = os.fork()
+        if self.pid == 0:
+            try:
+                act()
+                os.write(theirs, b"1")
+                signal.pause()
+            finally:
+                os._exit(2)
+        os.close(theirs)
+        assert os.read(ours, 1) == b"1", "the child did not get that far"
+        os.close(ours)
+        self.started = start_time(self.pid)
+
+    def end(self, *, reap: bool = True) -> None:
+        os.kill(self.pid, signal.SIGKILL)
+        if reap:
+            os.waitpid(self.pid, 0)
+        else:
+            os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT)
+
+
+def runs(shared: Shared, fence: int) -> Callable[[], None]:
+    return lambda: shared.running(shared.take_row(), fence)
+
+
+# -- the lease -----------------------------------------------------------------------------------------------------
+
+
 def test_nothing_holds_before_the_first_lease() -> None:
     shared = Shared()
     assert not shared.holds("")
     assert not shared.holds(LIFE)
-    assert (shared.incarnation, shared.deadline_s, shared.going) == ("", 0.0, False)
-    assert shared.busy_pids() == set()
+    assert (shared.incarnation, shared.deadline_ns, shared.going) == ("", 0, False)
+    assert list(shared.rows()) == []
 
 
 def test_a_lease_holds_for_its_incarnation_until_its_deadline() -> None:
     shared = Shared()
-    shared.begin(LIFE, time.monotonic() + 60)
+    shared.begin(LIFE, soon())
     assert shared.incarnation == LIFE
     assert shared.holds(LIFE)
     assert not shared.holds(OTHER)
     assert not shared.holds("")
-    shared.extend(time.monotonic() - 0.001)
+    shared.extend(now_ns() - 1)
     assert not shared.holds(LIFE)
-    shared.extend(time.monotonic() + 60)
+    shared.extend(soon())
     assert shared.holds(LIFE)
     shared.end()
     assert not shared.holds(LIFE)
@@ -53,22 +95,22 @@ def test_a_lease_holds_for_its_incarnation_until_its_deadline() -> None:
 
 def test_a_new_incarnation_ends_the_one_before() -> None:
     shared = Shared()
-    shared.begin(LIFE, time.monotonic() + 60)
-    shared.begin(OTHER, time.monotonic() + 60)
+    shared.begin(LIFE, soon())
+    shared.begin(OTHER, soon())
     assert (shared.holds(LIFE), shared.holds(OTHER)) == (False, True)
 
 
 def test_a_shorter_name_leaves_nothing_of_the_longer_one() -> None:
     shared = Shared()
-    shared.begin(LIFE, 1.0)
-    shared.begin("short", 1.0)
+    shared.begin(LIFE, 1)
+    shared.begin("short", 1)
     assert shared.incarnation == "short"
 
 
 def test_children_that_were_forked_before_see_what_the_parent_writes_after() -> None:
     # Given a child that waits for a word from its parent
     shared = Shared()
-    shared.begin(LIFE, time.monotonic() + 60)
+    shared.begin(LIFE, soon())
     ours, theirs = os.pipe()
     pid = os.fork()
     if pid == 0:
@@ -77,7 +119,7 @@ def test_children_that_were_forked_before_see_what_the_parent_writes_after() -> 
         os._exit(0 if not shared.holds(LIFE) and shared.going else 1)
     # When the lease ends and the worker goes
     shared.end()
-    shared.going = True
+    shared.recalled_to = EVERYTHING
     os.close(ours)
     os.close(theirs)
     # Then the child knows
@@ -87,60 +129,147 @@ def test_children_that_were_forked_before_see_what_the_parent_writes_after() -> 
 
 def test_a_frozen_parent_does_not_keep_a_lease_alive_for_its_child() -> None:
     shared = Shared()
-    shared.begin(LIFE, time.monotonic() + 60)
+    shared.begin(LIFE, soon())
     assert in_a_child(lambda: shared.holds(LIFE))
     # The parent writes nothing any more; the clock alone ends it
-    shared.extend(time.monotonic() - 1e-9)
+    shared.extend(now_ns() - 1)
     assert not in_a_child(lambda: shared.holds(LIFE))
+
+
+def test_whoever_gets_the_file_sees_the_page() -> None:
+    shared = Shared()
+    shared.begin(LIFE, soon())
+    shared.running(shared.take_row(), 7)
+    seen = Shared.attach(os.dup(shared.fd))
+    assert seen.holds(LIFE)
+    assert seen.main == shared.main == (os.getpid(), start_time(os.getpid()))
+    assert seen.running_fences() == {7}
+    # And it is not the main process, because it has the page
+    assert in_a_child(lambda: not seen.in_main)
+
+
+def test_what_is_wanted_back_only_grows() -> None:
+    shared = Shared()
+    shared.begin(LIFE, soon())
+    shared.recalled_to = 7
+    shared.recalled_to = 5
+    assert (shared.recalled_to, shared.going) == (7, False)
+    shared.recalled_to = EVERYTHING
+    assert shared.going
+    assert shared.holds(LIFE)
+
+
+# -- who runs what -------------------------------------------------------------------------------------------------
 
 
 def test_the_parent_sees_what_a_child_ran_when_it_died() -> None:
     shared = Shared()
-    pids = []
-    for slot, fence in ((0, 2**52 + 1), (1, 7), (SLOTS - 1, 9)):
-        pid = os.fork()
-        if pid == 0:
-            shared.running(slot, fence)
-            os._exit(9)
-        os.waitpid(pid, 0)
-        pids.append((pid, fence))
-    assert {shared.fence_of(pid) for pid, _ in pids} == {2**52 + 1, 7, 9}
-    assert all(shared.fence_of(pid) == fence for pid, fence in pids)
-    assert shared.busy_pids() == {pid for pid, _ in pids}
+    children = [(Child(runs(shared, fence)), fence) for fence in (2**52 + 1, 7, 9)]
+    for child, _ in children:
+        child.end()
+    for child, fence in children:
+        assert shared.row_of(child.pid) == Row(child.pid, child.started, fence, 0)
     assert shared.running_fences() == {2**52 + 1, 7, 9}
 
 
-def test_a_child_that_finished_is_not_busy() -> None:
+def test_lines_of_execution_of_one_process_have_rows_of_their_own() -> None:
     shared = Shared()
-    shared.running(3, 5)
-    assert shared.busy_pids() == {os.getpid()}
-    shared.running(3, 0)
-    assert shared.fence_of(os.getpid()) == 0
-    assert shared.busy_pids() == set()
+    taken: list[int] = []
+
+    def take() -> None:
+        taken.append(shared.take_row())
+
+    threads = [threading.Thread(target=take) for _ in range(200)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(set(taken)) == 200
+    # And whoever gives one back makes room for one
+    shared.give_row(taken[7])
+    assert shared.take_row() == taken[7]
+
+
+def test_processes_that_begin_at_once_get_different_rows() -> None:
+    shared = Shared()
+    gate, opener = os.pipe()
+    pids = []
+    for fence in range(1, 31):
+        pid = os.fork()
+        if pid == 0:
+            os.close(opener)
+            os.read(gate, 1)
+            shared.running(shared.take_row(), fence)
+            os._exit(0)
+        pids.append(pid)
+    os.close(opener)
+    for pid in pids:
+        os.waitpid(pid, 0)
+    os.close(gate)
+    assert shared.running_fences() == set(range(1, 31))
+
+
+def test_a_dead_process_is_followed_in_its_row_once_what_it_ran_is_settled() -> None:
+    shared = Shared()
+    first = Child(runs(shared, 5))
+    first.end()
+    # What it ran is not known yet to whoever has to charge it
+    second = Child(runs(shared, 6))
+    assert shared.running_fences() == {5, 6}
+    shared.forget(first.pid)
+    assert shared.running_fences() == {6}
+    third = Child(runs(shared, 7))
+    assert sorted(row.pid for row in shared.rows()) == sorted([second.pid, third.pid])
+    second.end()
+    third.end()
+
+
+def test_what_a_living_process_runs_is_not_forgotten() -> None:
+    shared = Shared()
+    child = Child(runs(shared, 5))
+    shared.forget(child.pid)
+    assert shared.running_fences() == {5}
+    child.end()
+
+
+def test_rows_are_bounded_and_whoever_gets_none_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "ROWS", 3)
+    shared = Shared()
+    rows = [shared.take_row() for _ in range(3)]
+    with pytest.raises(ConfigurationError, match="at most 3 messages at once"):
+        shared.take_row()
+    shared.give_row(rows[0])
+    assert shared.take_row() == rows[0]
+
+
+def test_rows_do_not_overlap_each_other_or_the_lease() -> None:
+    shared = Shared()
+    shared.begin(LIFE, 12)
+    for fence in range(1, module.ROWS + 1):
+        shared.running(shared.take_row(), fence)
+    assert shared.running_fences() == set(range(1, module.ROWS + 1))
+    assert (shared.incarnation, shared.deadline_ns, shared.going) == (LIFE, 12, False)
+
+
+def test_a_line_that_finished_runs_nothing() -> None:
+    shared = Shared()
+    row = shared.take_row()
+    shared.running(row, 5)
+    assert shared.fence_in(row) == 5
+    shared.running(row, 0)
+    assert shared.fence_in(row) == 0
     assert shared.running_fences() == set()
 
 
-def test_slots_do_not_overlap_each_other_or_the_lease() -> None:
+def test_overdue_is_what_runs_past_the_deadline_or_under_an_older_life() -> None:
     shared = Shared()
-    shared.begin(LIFE, 12.5)
-    for slot in range(SLOTS):
-        shared.running(slot, slot + 1)
-    assert shared.running_fences() == set(range(1, SLOTS + 1))
-    assert (shared.incarnation, shared.deadline_s, shared.going) == (LIFE, 12.5, False)
-
-
-@pytest.mark.parametrize("slot", [SLOTS, SLOTS + 5, 10 * SLOTS])
-def test_a_slot_beyond_the_page_is_no_write_beyond_it(slot: int) -> None:
-    shared = Shared()
-    shared.running(slot, 5)
-    assert shared.fence_of(os.getpid()) == 5
-
-
-def test_going_is_said_without_touching_the_lease() -> None:
-    shared = Shared()
-    shared.begin(LIFE, time.monotonic() + 60)
-    shared.going = True
-    assert shared.going
-    assert shared.holds(LIFE)
-    shared.going = False
-    assert not shared.going
+    shared.begin(LIFE, soon())
+    busy, idle = shared.take_row(), shared.take_row()
+    shared.running(busy, 5)
+    assert shared.overdue() == []
+    shared.extend(now_ns() - 1)
+    assert [row.fence for row in shared.overdue()] == [5]
+    # A new life does not make the old message its own
+    shared.begin(OTHER, soon())
+    shared.running(idle, 6)
+    assert [row.fence for row in shared.overdue()] == [5]

@@ -1,0 +1,130 @@
+"""Runs a bundle in a pool process: in rounds, one message of each ticket a round."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import TYPE_CHECKING, Any
+
+from celery.exceptions import SoftTimeLimitExceeded
+
+from bridge.names import HEADER_BASE, HEADER_INCARNATION
+from bridge.outcomes import Kind, Outcome
+from bridge.worker.delivery import Delivery, Traced, event_of, ignored
+
+if TYPE_CHECKING:
+    from bridge.worker.execute import Execution
+
+#: Nobody waits longer than this, in seconds, for the outcomes of bundle mates.
+WRITE_AFTER_S = 0.005
+
+#: A bundle that lasts this many times its share gives back what it has not started.
+OVERTIME = 16
+
+
+def run(execution: Execution, row: int, request: dict[str, Any], body: str) -> Traced:
+    """Runs the bundle's messages; the outcomes of a round are written before the next.
+
+    ``row``: where the shared page says what runs.
+    """
+    shared = execution.shared
+    incarnation = request[HEADER_INCARNATION]
+    base = request[HEADER_BASE]
+    if not shared.holds(incarnation):
+        return ignored("the lease that this was dispatched under is over")
+    runs = [
+        [
+            Delivery(ticket, id_, base + offset + i, attempt if i == 0 else 1, task, [ticket, payload], {})
+            for i, (id_, task, payload) in enumerate(messages)
+        ]
+        for ticket, offset, attempt, messages in json.loads(body)
+    ]
+    template = _request_of_bundle(request, execution.hostname)
+    events: list[tuple[Any, ...]] = []
+    started = last_write = time.monotonic()
+    give_up_at = started + max(OVERTIME * execution.settings.bundle_ms / 1000, 2 * WRITE_AFTER_S)
+    pending: list[tuple[Delivery, Outcome]] = []
+    unstarted: list[Outcome] = []
+    position = 0
+    stopping = False
+    while runs:
+        going_on = []
+        for deliveries in runs:
+            delivery = deliveries[position]
+            now = time.monotonic()
+            # Noted before the looks: whoever ends the lease, or wants it back, then sees that it runs.
+            shared.running(row, delivery.fence)
+            if not stopping:
+                if not shared.holds(incarnation):
+                    # Void: what is pending cannot be written under a lease that is over, either.
+                    return ignored("the lease ended in the middle of a bundle")
+                stopping = delivery.fence <= shared.recalled_to or now > give_up_at
+            if stopping:
+                # The rest of the run goes back with its first message.
+                unstarted.append(delivery.outcome(Kind.RETURNED))
+                continue
+            if pending and now - last_write > WRITE_AFTER_S:
+                execution.write(incarnation, pending)
+                pending = []
+                last_write = now
+            outcome, traced = _traced(execution, delivery, template)
+            events.append(event_of(delivery, traced))
+            pending.append((delivery, outcome))
+            if outcome.kind is Kind.DONE and position + 1 < len(deliveries):
+                going_on.append(deliveries)
+        if stopping:
+            # The last one noted was not begun.
+            shared.running(row, 0)
+        if pending:
+            execution.write(incarnation, pending)
+            pending = []
+            last_write = time.monotonic()
+        shared.running(row, 0)
+        runs = going_on
+        position += 1
+    if unstarted:
+        execution.writer.write(incarnation, unstarted)
+    return (0, events, time.monotonic() - started)
+
+
+def _traced(execution: Execution, delivery: Delivery, template: dict[str, Any]) -> tuple[Outcome, Traced]:
+    wanted = dict(template)
+    wanted["id"] = wanted["correlation_id"] = wanted["root_id"] = delivery.message_id
+    wanted["task"] = delivery.task
+    wanted["retries"] = delivery.attempt - 1
+    wanted["args"], wanted["kwargs"] = delivery.args, delivery.kwargs
+    known = execution.app.tasks.get(delivery.task)
+    wanted["ignore_result"] = bool(known.ignore_result) if known is not None else True
+    try:
+        return execution.trace(delivery, wanted)
+    except SoftTimeLimitExceeded as exc:
+        # It struck outside the task's body, in Celery's tracer or ours.
+        return delivery.outcome(Kind.FAILED, f"{type(exc).__name__}: {exc}"), (1, None, 0.0)
+
+
+def _request_of_bundle(request: dict[str, Any], hostname: str) -> dict[str, Any]:
+    """The request fields that all messages of a bundle share, as an ordinary Celery message would have them."""
+    return {
+        "lang": "py",
+        "shadow": None,
+        "eta": None,
+        "expires": None,
+        "group": None,
+        "group_index": None,
+        "timelimit": [None, None],
+        "parent_id": None,
+        "origin": request.get("origin"),
+        "replaced_task_nesting": 0,
+        "stamped_headers": None,
+        "stamps": {},
+        "callbacks": None,
+        "errbacks": None,
+        "chain": None,
+        "chord": None,
+        "kwargsrepr": "{}",
+        "properties": request.get("properties"),
+        "reply_to": "",
+        "delivery_info": request.get("delivery_info"),
+        "hostname": hostname,
+        "is_eager": False,
+    }
