@@ -5,6 +5,8 @@ Contract:
 - Redis is authoritative: the key ``leader`` holds ``<term> <holder>``, or is gone. Its expiry runs on Redis's clock.
 - Every script that writes for the lane compares that key with the token of the term: whoever leads no more changes
   nothing, however long it slept (invariant I8). All that follows only decides how soon a master notices.
+- Each reading of the lane has a term of its own. A script whose reply was lost may still run when its sender has read
+  the lane anew; with the old term it changes nothing.
 - A leader trusts itself until a deadline on its own monotonic clock: the moment before the renewal was *sent*, plus
   the lease, less a margin. A slow reply does not extend it.
 - A standby asks again and again; it is elected within one lease of the leader's death, and at once when it resigned.
@@ -21,7 +23,7 @@ from redis.exceptions import RedisError
 
 from bridge.connect import client, is_outage
 from bridge.outage import Outage
-from routing.leadership import extend, lead, resign
+from routing.leadership import extend, lead, renew, resign
 
 if TYPE_CHECKING:
     from bridge.settings import Settings
@@ -49,6 +51,10 @@ class Election:
         self._token = ""
         self._deadline_s = 0.0
         self._stop = threading.Event()
+        #: Whether a leader was made with this term.
+        self._taken = False
+        #: The term changes between two renewals, not during one.
+        self._renewing = threading.Lock()
 
     @property
     def token(self) -> str:
@@ -83,6 +89,7 @@ class Election:
             if elected:
                 # Whether the outage is over is for the leader to say, when it has read the lane.
                 self._token = token
+                self._taken = False
                 self._deadline_s = self._deadline(sent)
                 return True
             self._outage.over()
@@ -91,6 +98,24 @@ class Election:
                 logger.info("standing by: %s leads", token.partition(" ")[2])
             self._stop.wait(min(ASK_S, max(0.01, left_ms / 1000)))
         return False
+
+    def take_term(self) -> str:
+        """The token for a leader that is about to read the lane: each has a term of its own, so that what the one
+        before it sent and gave up (a lost reply, a time limit) changes nothing when it arrives late.
+
+        Raises `NotLeading`, redis errors.
+        """
+        if self._taken:
+            self._renew()
+        self._taken = True
+        return self._token
+
+    def _renew(self) -> None:
+        with self._renewing:
+            sent = time.monotonic()
+            lease_ms = self._settings.leader_lease_ms
+            self._token = renew(self._redis, self._settings.keys, self._token, self._holder, lease_ms)
+            self._deadline_s = self._deadline(sent)
 
     def keep(self, lost: threading.Event) -> threading.Thread:
         """Renews the lead on a thread of its own until it is over; sets ``lost`` then."""
@@ -113,12 +138,13 @@ class Election:
             logger.warning("could not resign, the lead will run out by itself: %s", exc)
 
     def _keep(self, lost: threading.Event) -> None:
-        token = self._token
         wait = self._settings.leader_lease / RENEWALS
         while not lost.wait(wait) and not self._stop.is_set():
             sent = time.monotonic()
             try:
-                renewed = extend(self._redis, self._settings.keys, token, self._settings.leader_lease_ms)
+                with self._renewing:
+                    sent = time.monotonic()
+                    renewed = extend(self._redis, self._settings.keys, self._token, self._settings.leader_lease_ms)
             except Exception as exc:
                 # Whatever it is: the deadline stands, and beyond it this master leads no more. The leader itself meets
                 # an outage, too, and tells of it.

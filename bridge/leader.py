@@ -326,6 +326,10 @@ class Leader:
             self._rows_per_entry += (rows - self._rows_per_entry) * 0.02
         return max(1, int(self._settings.history / self._rows_per_entry))
 
+    def text_again(self, ticket: Ticket, consumer: Consumer) -> bytes:
+        """The Celery message of a run in flight, once more: with the fences that it has, and marked as in doubt."""
+        return self._planner.text_again(ticket, consumer)
+
     def say(self, consumer: Consumer, word: WorkerWord, batch: Batch) -> None:
         """Sends a word to a worker, through its queue."""
         to = batch.dispatches.setdefault(consumer.name, Dispatch(consumer.name, consumer.queue))

@@ -103,14 +103,14 @@ class Master:
     def _lead(self) -> None:
         """Leads until the lead is over; reads the lane anew whenever the picture may be wrong."""
         while not self._stop.is_set() and self._election.leads():
-            leader = self._leader = Leader(self._app, self._settings, self._election.token)
-            if self._spared < self._outage.count:
-                # The workers could not renew their leases, either.
-                self._spared = self._outage.count
-                leader.recovery.grant_amnesty()
-            if self._stop.is_set():
-                return
             try:
+                leader = self._leader = Leader(self._app, self._settings, self._election.take_term())
+                if self._spared < self._outage.count:
+                    # The workers could not renew their leases, either.
+                    self._spared = self._outage.count
+                    leader.recovery.grant_amnesty()
+                if self._stop.is_set():
+                    return
                 leader.run(self._leads())
             except NotLeading as exc:
                 logger.warning("stepping down: %s", exc)

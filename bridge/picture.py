@@ -21,7 +21,6 @@ class Ticket:
         "consumer",
         "dispatched_at",
         "dispatched_ms",
-        "doubt",
         "due_ms",
         "fence",
         "front_id",
@@ -83,8 +82,6 @@ class Ticket:
         self.parked = False
         #: Id of the oldest message that is pending under that name; None: there is none.
         self.parked_from: tuple[int, int] | None = None
-        #: The last run seems to be lost: its consumer must make sure that it is.
-        self.doubt = False
 
     @property
     def begun(self) -> bool:

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Sequence
 from math import ceil
 
-from bridge.envelope import Envelopes, Run
+from bridge.envelope import OPENING, Envelopes, Run
 from bridge.lane import AWAITING, Lane
 from bridge.picture import Consumer, Parcel, Ticket
 from routing import records
@@ -289,8 +289,7 @@ class Planner:
             ticket.dispatched_at = at
             consumer.tickets.add(ticket)
             dispatched[ticket] = offset
-            packed.append((ticket.id, offset, ticket.attempt, ticket.doubt, run))
-            ticket.doubt = False
+            packed.append((ticket.id, offset, ticket.attempt, False, run))
         parcel.share_ms = cost_ms / count
         consumer.parcels += 1
         consumer.messages += count
@@ -304,6 +303,16 @@ class Planner:
             return
         limits = self._limits(packed)
         to.texts.append(self._envelopes.bundle(consumer.incarnation, consumer.queue, packed, limits))
+
+    def text_again(self, ticket: Ticket, consumer: Consumer) -> bytes:
+        """The whole text for a run that is in flight, with the fences that it has, marked as in doubt."""
+        run = ticket.run
+        opening = f"{OPENING}{ticket.fence}".encode()
+        if len(run) == 1:
+            told = (run[0], 0, ticket.attempt, True, ticket.lost)
+            return opening + self._envelopes.plain(consumer.incarnation, consumer.queue, *told)
+        packed = [(ticket.id, 0, ticket.attempt, True, run)]
+        return opening + self._envelopes.bundle(consumer.incarnation, consumer.queue, packed, self._limits(packed))
 
     def _limits(self, packed: Sequence[Run]) -> tuple[float | None, float | None]:
         """The smallest limits of the tasks in a bundle, and the time that the bundle itself may take on top."""

@@ -15,7 +15,9 @@ else; when that one ends, too, the message is convicted, and charged. One that e
 
 Anti-entropy: with each renewal a worker tells what it holds. A run that two successive reports do not name, and that
 is not in the worker's queue, was lost on the way (`celery purge`, a deleted queue, a reply that a dying connection
-swallowed): it goes out again, to the same incarnation if it has room, where the local check refuses the loser.
+swallowed), or is merely late in the worker's hands. So the very same run goes out again, to the same incarnation, with
+the fences that it has: a worker that never had it takes it, one that has it refuses it, and one that had it and forgot
+it gives it back. No new fence is given while a life that may still run the old one holds its lease.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ from typing import TYPE_CHECKING
 import orjson
 from celery.utils.log import get_logger
 
-from bridge.names import WorkerWord
+from bridge.names import HEADER_RUNS, WorkerWord
 from bridge.outcomes import Kind, Outcome
 from bridge.picture import Consumer, Ticket
 from bridge.worker.farewell import returned
@@ -35,7 +37,7 @@ from routing.errors import LaneConflict, NotLeading
 from routing.history import What
 from routing.policies import PolicyName
 from routing.records import LostAttempt
-from routing.transitions import Batch, forget, recall, reroute
+from routing.transitions import Batch, forget, recall, reroute, resend
 from routing.words import ReturnWord
 
 if TYPE_CHECKING:
@@ -243,7 +245,11 @@ class Recovery:
         runs = 0
         while texts := recall(self._leader.redis, self._leader.leadership, consumer.name, RECALL):
             for text in texts:
-                for outcome in returned(orjson.loads(text), consumer.incarnation):
+                message = orjson.loads(text)
+                if any(run[4] for run in message["headers"][HEADER_RUNS]):
+                    # It was sent twice: the other copy may be in the worker's hands. If not, it will be missed again.
+                    continue
+                for outcome in returned(message, consumer.incarnation):
                     runs += 1
                     self._leader.settling.settle(outcome, batch)
             if len(texts) < RECALL:
@@ -309,7 +315,12 @@ class Recovery:
                 continue
             told = orjson.loads(report)
             held = set(told["fences"])
-            missing = {ticket.run_fence: ticket for ticket in old[consumer] if ticket.run_fence not in held}
+            # A run is held by the fence that it was sent with: its first one, or a later one if it was sent again.
+            missing = {
+                ticket.run_fence: ticket
+                for ticket in old[consumer]
+                if held.isdisjoint(range(ticket.run_fence, ticket.fence + len(ticket.run)))
+            }
             consumer.missed = {f: n for f, n in consumer.missed.items() if f in missing}
             for fence, ticket in missing.items():
                 if consumer.missed.setdefault(fence, told["n"]) < told["n"]:
@@ -321,12 +332,19 @@ class Recovery:
         self._leader.settle_all()
         batch = Batch()
         for ticket, fence in fences.items():
-            if ticket.run and ticket.run_fence == fence:
-                name = ticket.consumer.name if ticket.consumer else "nobody"
-                logger.warning(
-                    "ticket %s: its run (fence %d) never reached %s: it goes out again", ticket.id, fence, name
-                )
-                batch.count("lost")
-                ticket.doubt = True
-                self._leader.settling.settle(Outcome(ticket.run[0].id, ticket.fence, Kind.RETURNED), batch)
+            if ticket.run and ticket.run_fence == fence and ticket.consumer is not None:
+                self._resend(ticket, ticket.consumer, batch)
         self._leader.advance(batch)
+
+    def _resend(self, ticket: Ticket, consumer: Consumer, batch: Batch) -> None:
+        text = self._leader.text_again(ticket, consumer)
+        word = resend(self._leader.redis, self._leader.leadership, consumer.name, ticket.id, ticket.record, text)
+        if word is not ReturnWord.OK:
+            raise LaneConflict(f"ticket {ticket.id!r} is not where this master thought it was")
+        logger.warning(
+            "ticket %s: its run (fence %d) is not known to %s: it goes out again",
+            *(ticket.id, ticket.fence, consumer.name),
+        )
+        batch.count("lost")
+        consumer.missed.pop(ticket.run_fence, None)
+        ticket.dispatched_at = time.monotonic()

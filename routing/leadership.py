@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from redis import Redis
 
+from routing.errors import NotLeading
 from routing.keys import LaneKeys
 from routing.scripts import Script
 from routing.words import ReturnWord, text_of, word_of
@@ -11,6 +12,7 @@ from routing.words import ReturnWord, text_of, word_of
 _LEAD = Script("lead")
 _EXTEND = Script("extend")
 _RESIGN = Script("resign")
+_RENEW = Script("renew")
 
 
 def lead(client: Redis, keys: LaneKeys, holder: str, lease_ms: int) -> tuple[bool, str, int]:
@@ -24,6 +26,14 @@ def lead(client: Redis, keys: LaneKeys, holder: str, lease_ms: int) -> tuple[boo
 def extend(client: Redis, keys: LaneKeys, token: str, lease_ms: int) -> bool:
     """Renews the leader's lease; False when it is over."""
     return word_of(_EXTEND.run(client, [keys.leader], [token, lease_ms])) is ReturnWord.OK
+
+
+def renew(client: Redis, keys: LaneKeys, token: str, holder: str, lease_ms: int) -> str:
+    """The token of a new term for who leads under ``token``. Raises `NotLeading`."""
+    reply = _RENEW.run(client, [keys.leader, keys.term], [token, holder, lease_ms])
+    if word_of(reply[0]) is ReturnWord.DEPOSED:
+        raise NotLeading(f"another master leads {keys.stream} as {keys.group}")
+    return text_of(reply[1])
 
 
 def resign(client: Redis, keys: LaneKeys, token: str) -> bool:

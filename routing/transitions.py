@@ -24,6 +24,7 @@ _REROUTE = Script("reroute")
 _FORGET = Script("forget")
 _ADOPT = Script("adopt")
 _RECALL = Script("recall")
+_RESEND = Script("resend")
 _DRAIN = Script("drain")
 _FLOOR = Script("floor")
 _REGROUP = Script("regroup")
@@ -243,6 +244,19 @@ def adopt(client: Redis, lead: Leadership, consumer: str, ids: Sequence[str]) ->
     if word_of(reply[0]) is ReturnWord.NOGROUP:
         raise LaneConflict(f"the group {keys.group} of {keys.stream} is gone")
     return int(reply[1])
+
+
+def resend(client: Redis, lead: Leadership, consumer: str, ticket: str, expected: str, text: Word) -> ReturnWord:
+    """Puts the Celery message of a run that seems lost into its consumer's queue again, with the fences that it has.
+
+    CONFLICT: the record is not ``expected`` any more; nothing was sent. Raises `NotLeading`.
+    """
+    keys = lead.keys
+    names = [keys.leader, keys.tickets, keys.queue(consumer)]
+    word = word_of(_RESEND.run(client, names, [lead.token, ticket, expected, text]))
+    if word is ReturnWord.DEPOSED:
+        raise NotLeading(f"another master leads {keys.stream} as {keys.group}")
+    return word
 
 
 def recall(client: Redis, lead: Leadership, consumer: str, count: int) -> list[bytes]:

@@ -353,7 +353,7 @@ def test_each_message_of_a_call_stands_for_itself(world: World) -> None:
     expected["user:account"]["value"]["balance"] = "12"
     expected[world.keys.applied]["value"] = {"busy": "100", "other": "200"}
     entry = fields_of(after, world.keys.outcomes)[-1]
-    assert orjson.loads(entry["o"]) == [[world.busy[0], 100, "S", 1.5, 0], ["o", 200, "S", 0.0, 0]]
+    assert orjson.loads(entry["o"]) == [[world.busy[0], 100, "S", 1.5, 0], ["o", 200, "S", 0.0]]
     expected[world.keys.outcomes] = after[world.keys.outcomes]
     assert after == expected
 

@@ -8,10 +8,23 @@ import pytest
 from redis.exceptions import NoScriptError, ResponseError
 
 from routing.effects import Success, apply, tell
-from routing.leadership import extend, lead, resign
+from routing.leadership import extend, lead, renew, resign
 from routing.membership import died, goodbye, register
 from routing.scripts import FOLDER, Script
-from routing.transitions import Batch, adopt, advance, drain, floor, forget, read, recall, regroup, reroute, unname
+from routing.transitions import (
+    Batch,
+    adopt,
+    advance,
+    drain,
+    floor,
+    forget,
+    read,
+    recall,
+    regroup,
+    reroute,
+    resend,
+    unname,
+)
 from routing.words import ReturnWord
 from tests.scripts.world import OPENING, TOKEN, World, incarnation
 
@@ -24,6 +37,8 @@ CALLS: dict[str, Callable[[World], object]] = {
     "reroute": lambda w: reroute(w.client, w.lead, incarnation("w1@a"), "9-0", [], []),
     "forget": lambda w: forget(w.client, w.lead, "w1@a", incarnation("w1@a"), ""),
     "adopt": lambda w: adopt(w.client, w.lead, "master", ["999-0"]),
+    "resend": lambda w: resend(w.client, w.lead, "w1@a", "busy", "nothing", "text"),
+    "renew": lambda w: renew(w.client, w.keys, w.client.get(w.keys.leader).decode(), "m", 1000),
     "recall": lambda w: recall(w.client, w.lead, "w1@a", 1),
     "drain": lambda w: drain(w.client, w.lead, "w1@a", "{}"),
     "floor": lambda w: floor(w.client, w.lead, "1-0"),

@@ -125,7 +125,8 @@ def test_only_one_module_evaluates_lua() -> None:
                     text = node.attr
                 if re.match(r"(?i)(eval(sha)?(_ro)?|register_script|script_load|fcall(_ro)?)\b", text):
                     found.append(f"{path.relative_to(ROOT)}:{getattr(node, 'lineno', 0)} {text[:30]}")
-    assert {line.partition(":")[0] for line in found} == {"routing/scripts.py"}, found
+    # Permissions name the commands, and run none
+    assert {line.partition(":")[0] for line in found} - {"bridge/access.py"} == {"routing/scripts.py"}, found
 
 
 def _documented(node: ast.AST) -> bool:
