@@ -38,12 +38,19 @@ class Event(Enum):
 Happening = tuple[Event, int, int]
 
 
-def happenings(most: int = 80, tickets: int = 3) -> st.SearchStrategy[list[Happening]]:
-    """What may happen to a lane, mostly good."""
-    kinds = [Event.PUSH] * 4 + [Event.DISPATCH] * 5 + [Event.DONE] * 6 + list(Event)
-    return st.lists(
-        st.tuples(st.sampled_from(kinds), st.integers(0, tickets - 1), st.integers(0, 5)), min_size=10, max_size=most
-    )
+GOOD = [Event.PUSH] * 4 + [Event.DISPATCH] * 5 + [Event.DONE] * 6
+#: Deaths and replays, which are what makes order hard to judge.
+REPLAYED = [Event.PUSH] * 4 + [Event.DISPATCH] * 6 + [Event.DIE] * 3 + [Event.REPLAY] * 4 + [Event.DONE] * 3
+
+
+def happenings(most: int = 80) -> st.SearchStrategy[list[Happening]]:
+    """What may happen to a lane: of three tickets mostly good; or much that is bad, of one."""
+
+    def drawn(kinds: list[Event], tickets: int) -> st.SearchStrategy[list[Happening]]:
+        one = st.tuples(st.sampled_from(kinds), st.integers(0, tickets - 1), st.integers(0, 5))
+        return st.lists(one, min_size=10, max_size=most)
+
+    return drawn([*GOOD, *Event], 3) | drawn([*REPLAYED, *Event], 1)
 
 
 @dataclass
@@ -85,7 +92,7 @@ class TrueLane:
     def play(self, happened: Iterable[Happening]) -> TrueLane:
         for event, ticket, number in happened:
             self._happens(event, self._ticket(f"T{ticket}"), number)
-            self.now_us += 700 + 1000 * number
+            self.now_us += 700 + 30_000 * number
         return self
 
     def finish(self) -> TrueLane:
