@@ -25,8 +25,11 @@ class LogError(Exception):
     """The log cannot be used, in words."""
 
 
-def read_log(path: Path) -> list[tuple[str, str]]:
-    """(ticket, payload) of every event, in the order in which they are pushed. Raises `LogError`."""
+def read_log(path: Path, messages: int) -> list[tuple[str, str]]:
+    """(ticket, payload) of every event, in the order in which they are pushed. Raises `LogError`.
+
+    Of a log that is longer than ``messages``, only the first tickets, whole, that have at least so many.
+    """
     events: dict[str, list[tuple[int, str, str]]] = defaultdict(list)
     opened: Any = gzip.open if path.suffix == ".gz" else open
     with opened(path, "rt", encoding="utf-8", newline="") as file:
@@ -37,8 +40,10 @@ def read_log(path: Path) -> list[tuple[str, str]]:
         for row in rows:
             payload = json.dumps({name: row[name] for name in COLUMNS if name != "ticket_id"}, separators=(",", ":"))
             events[row["ticket_id"]].append((int(row["seq"]), row["timestamp"], payload))
-    placed = []
+    placed: list[tuple[str, int, str, str]] = []
     for ticket, found in events.items():
+        if len(placed) >= messages:
+            break
         found.sort()
         clock = ""
         for place, (seq, timestamp, payload) in enumerate(found, start=1):

@@ -49,6 +49,7 @@ CHUNK = 1000
 @click.option("--cast", "cast_name", type=click.Choice(["mixed", "prefork"]), default="mixed", show_default=True)
 @click.option("--bundle-ms", default=10.0, show_default=True, help="0: no bundles.")
 @click.option("--lease", default=2.0, show_default=True, help="Seconds, of workers and leader.")
+@click.option("--work-ms", default=3.0, show_default=True, help="How long an event's work takes, on average.")
 @click.option("--keep", is_flag=True, help="Keep logs and ledger, also when all is well.")
 def main(
     messages: int,
@@ -60,6 +61,7 @@ def main(
     cast_name: str,
     bundle_ms: float,
     lease: float,
+    work_ms: float,
     *,
     keep: bool,
 ) -> None:
@@ -69,13 +71,13 @@ def main(
     seed = time.time_ns() % 1_000_000 if seed is None else seed
     pace_s = 2.0 if hours is None else hours * 3600 / max(1, faults)
     asked = {"messages": messages, "faults": faults, "pace": f"{pace_s:.2f} s", "cast": cast_name}
-    asked |= {"bundles": f"{bundle_ms:g} ms", "lease": f"{lease:g} s"}
+    asked |= {"bundles": f"{bundle_ms:g} ms", "lease": f"{lease:g} s", "work": f"{work_ms:g} ms"}
     folder = Path(tempfile.mkdtemp(prefix="ticket-bridge-soak-"))
     click.echo(f"seed {seed}; logs, ledger and data in {folder}")
     with StopRequest() as stop:
         name, log_file = _log(log_file, folder, messages)
         try:
-            log = read_log(log_file)
+            log = read_log(log_file, messages)
         except (LogError, OSError, ValueError) as exc:
             raise click.UsageError(f"{exc}; {WHERE_FROM}") from None
         repeated = count_rounds(log, messages)
@@ -95,6 +97,7 @@ def main(
             leader_lease_s=lease,
             bundle_ms=bundle_ms,
             max_attempts=10,
+            env={"SOAK_WORK_MS": str(work_ms)},
         )
         try:
             with Run(plan, click.echo) as run:

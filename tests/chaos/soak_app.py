@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import os
+import random
+import time
 from pathlib import Path
+from typing import Any
+
+from celery import signals
 
 import tasks.incidents  # noqa: F401 - masters and workers must know the task
 from tasks import app
@@ -19,3 +24,14 @@ app.conf.update(
     worker_send_task_events=False,
 )
 watch(Path(os.environ["CHAOS_LEDGER"]))
+
+#: An event's work, on average, and now and then a long one, in seconds: a fault shall find executions to cut off.
+WORK_S = float(os.environ["SOAK_WORK_MS"]) / 1000
+LONG_S, LONG_SHARE = 0.3, 0.002
+
+
+@signals.task_prerun.connect(weak=False)
+def work(task: Any, **_: Any) -> None:
+    """After the ledger has the start: handlers are called in the order in which they were connected."""
+    if getattr(task, "ticket", None) is not None:
+        time.sleep(LONG_S if random.random() < LONG_SHARE else random.random() * 2 * WORK_S)

@@ -44,7 +44,8 @@ def waits(strandings: Iterable[Stranding], executions: Iterable[Execution]) -> l
     seconds: dict[str, list[float]] = defaultdict(list)
     faults: dict[str, int] = defaultdict(int)
     for stranding in strandings:
-        faults[stranding.how] += 1
+        how = f"{stranding.how}, {stranding.pool}"
+        faults[how] += 1
         for ids in stranding.runs.values():
             after = [
                 at
@@ -53,5 +54,5 @@ def waits(strandings: Iterable[Stranding], executions: Iterable[Execution]) -> l
                 if pid not in stranding.pids
             ]
             if after:
-                seconds[stranding.how].append((min(after) - stranding.at_ns) / 1e9)
+                seconds[how].append((min(after) - stranding.at_ns) / 1e9)
     return [Waits(how, faults[how], tuple(sorted(seconds[how]))) for how in sorted(faults)]

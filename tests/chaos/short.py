@@ -1,0 +1,52 @@
+"""A short run over drawn messages, as the test has it and as ``python -m tests.chaos`` starts it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from tests.chaos.draw import Cast, Load, script
+from tests.chaos.run import Plan, Result, Run
+
+#: Seconds between two faults, on average.
+PACE_S = 1.2
+TICKETS = 80
+
+
+def short_run(
+    folder: Path,
+    seed: int,
+    faults: int,
+    cast: Cast,
+    *,
+    violent: bool,
+    bundle_ms: float,
+    pace_s: float = PACE_S,
+    only: Sequence[str] = (),
+    say: Callable[[str], None] = print,
+    **plan: Any,
+) -> Result:
+    """``faults`` faults drawn by ``seed``, of the actions ``only`` if some are named; more goes to the `Plan`."""
+    load = Load(seed, TICKETS, violent=violent)
+
+    def source(counts: dict[str, int]) -> tuple[str, str, dict[str, Any], bool]:
+        ticket = load.ticket()
+        return (ticket, *load.message(ticket, counts.get(ticket, 0)))
+
+    made = Plan(folder, cast, script(seed, faults, pace_s, only), source, bundle_ms=bundle_ms, **plan)
+    with Run(made, say) as run:
+        return run.go()
+
+
+def told(result: Result) -> str:
+    """The figures, for people."""
+    waits = "; ".join(
+        f"{w.how}: {len(w.seconds)} tickets, {w.at(0.5):.2f}/{w.at(1):.2f} s" for w in result.waits if w.seconds
+    )
+    return (
+        f"{len(result.messages):,} messages, {len(result.executions):,} executions, {len(result.letters):,} dead in "
+        f"{result.seconds:.1f} s\nfaults {result.faults}\nnobody there for {result.missed}\n"
+        f"stood still (median/max): {waits}\nwithout leader {[round(s, 2) for s in result.leaderless_s]}\n"
+        f"counts {result.counts}"
+    )
