@@ -284,8 +284,9 @@ class Audit:
 
     def _coverage(self) -> Coverage:
         from_ = self.auditor.covered_from
-        page = self._redis.execute_command("XRANGE", self._keys.stream, "-", f"({_id(from_)}", "COUNT", 1)
-        return Coverage(self._complete, _id(from_), bool(page))
+        oldest = self._redis.execute_command("XRANGE", self._keys.stream, "-", "+", "COUNT", 1)
+        older = bool(oldest) and id_key(oldest[0][0].decode()) < from_
+        return Coverage(self._complete, _id(from_), older)
 
     def _note(self, text: str) -> None:
         if text not in self._notes:

@@ -1,0 +1,119 @@
+"""The audit of a lane of real processes: silent while they keep the promise, whatever happens to them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from bridge.audit import Audit, Verdict, audit
+from bridge.embedded import EmbeddedServer
+from routing.history import What
+from tests.integration.lanes import LaneUnderTest
+from tests.nodes.yard import NodeYard
+
+
+@pytest.fixture(params=["10", "0"], ids=["bundles", "plain"])
+def lane(request: pytest.FixtureRequest, nodes: NodeYard, own_server: EmbeddedServer, tmp_path: Path) -> LaneUnderTest:
+    return LaneUnderTest(nodes, own_server, tmp_path, COUNTER_BUNDLE_MS=request.param)
+
+
+def audited(lane: LaneUnderTest, *, since: str | None = "0") -> Verdict:
+    with lane.server.client(protocol=2) as client:
+        return audit(client, lane.keys, since=since)
+
+
+def test_failures_a_killed_worker_and_dead_letters_are_explained_by_the_history(lane: LaneUnderTest) -> None:
+    """Audited again and again while all that happens: none of the looks sees what is not so."""
+    lane.push_many(8, 60, ms=2)
+    for ticket in range(4):
+        lane.push(f"F{ticket}", {"n": 0, "until": 3}, "counter.flaky")
+        lane.push(f"D{ticket}", {"n": 0, "until": 99}, "counter.flaky")
+        lane.push(f"K{ticket}", {"n": 0, "until": 2}, "counter.dies")
+    for n in range(3):
+        # No ticket: refused.
+        lane.redis.xadd(lane.keys.stream, {"payload": json.dumps({"n": n})})
+    total = 8 * 60 + 4 * 3 + 3
+    lane.master("m1", wait=False)
+    worker = lane.worker("w1")
+    lane.worker("w2")
+    looks = 0
+    killed = False
+    while lane.count("done") + lane.count("dead") < total:
+        verdict = audited(lane)
+        assert verdict.examples == ()
+        looks += 1
+        if not killed and lane.count("done") > 100:
+            worker.kill()
+            killed = True
+    lane.wait_done(total)
+    assert killed
+    assert looks > 3
+
+    verdict = audited(lane)
+
+    assert verdict.examples == ()
+    assert verdict.ok
+    assert verdict.coverage.complete
+    assert verdict.undone == 0
+    assert verdict.rows[What.DONE] == 8 * 60 + 8
+    assert verdict.rows[What.DEAD] == 4
+    assert verdict.rows[What.REFUSED] == 3
+    assert verdict.rows[What.FAILED] >= 4 * 2 + 4 * 2
+    assert verdict.rows[What.LOST] >= 4
+    assert verdict.repeats >= 4 * 2 + 4 * 2 + 4
+    lane.assert_at_rest()
+
+
+def test_an_acknowledgement_without_an_outcome_is_found(lane: LaneUnderTest) -> None:
+    """Somebody acknowledges by hand what nobody has handled: in the pending list nothing is left to see."""
+    lane.master("m1", wait=False)
+    lane.worker("w1")
+    lane.push_many(2, 3)
+    lane.wait_done(6)
+    lane.nodes.close()
+    lost = lane.push("T0", {"n": 3})
+    lane.redis.xreadgroup(lane.keys.group, "master", {lane.keys.stream: ">"})
+    assert audited(lane).ok, "pending, and nobody's fault"
+    lane.redis.xack(lane.keys.stream, lane.keys.group, lost)
+
+    verdict = audited(lane)
+
+    assert [(f.check.value, f.ticket, f.message_id) for f in verdict.examples] == [("lost", "T0", lost)]
+    assert not verdict.ok
+
+
+def test_a_done_message_that_is_made_pending_again_is_found(lane: LaneUnderTest) -> None:
+    lane.master("m1", wait=False)
+    lane.worker("w1")
+    lane.push_many(2, 3)
+    lane.wait_done(6)
+    lane.nodes.close()
+    done = str(lane.redis.xrange(lane.keys.stream, count=1)[0][0])  # type: ignore[index]
+    lane.redis.execute_command("XCLAIM", lane.keys.stream, lane.keys.group, "x", 0, done, "FORCE", "JUSTID")
+
+    verdict = audited(lane)
+
+    assert [(f.check.value, f.message_id) for f in verdict.examples] == [("disagreeing", done)]
+
+
+def test_an_audit_can_go_on_with_what_comes(lane: LaneUnderTest) -> None:
+    lane.master("m1", wait=False)
+    lane.worker("w1")
+    rows = 0
+
+    def count(found: list[object]) -> None:
+        nonlocal rows
+        rows += len(found)
+
+    with lane.server.client(protocol=2) as client:
+        following = Audit(client, lane.keys, since="0", on_rows=count)  # type: ignore[arg-type]
+        for round_ in range(3):
+            lane.push_many(5, 20, first=20 * round_)
+            while rows < 100 * (round_ + 1):
+                following.wait(500)
+                following.compare()
+        verdict = following.verdict()
+    assert verdict.ok
+    assert verdict.rows[What.DONE] == 300
