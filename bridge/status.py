@@ -30,7 +30,7 @@ RECORDS = 10_000
 #: How the record of a parked ticket begins.
 _PARKED = f"[{PARKED},".encode()
 #: Counters of what should not happen, in the order of their weight.
-TROUBLE = ("lost", "suspect", "rerouted", "stale", "tampered")
+TROUBLE = ("lost", "suspect", "rerouted", "stale", "tampered", "stalled", "regrouped")
 
 
 @dataclass(frozen=True)
