@@ -50,9 +50,12 @@ class Heartbeats:
                         },
                         routing_key="worker.#",
                     )
-                    with receiver.consumer_context():
+                    # Not waking the workers up: their next heartbeat comes anyway, and a master that need not publish
+                    # need not be allowed to, since whoever may publish commands can stop workers.
+                    with receiver.consumer_context(wakeup=False) as (own_link, _, _):
+                        # The receiver consumes through a link of its own.
                         while not self._stop.is_set():
-                            self._drain(link)
+                            self._drain(own_link)
             except Exception as exc:
                 # Heartbeats are a hint: whatever is wrong here, the leases are looked at anyway.
                 logger.debug("no heartbeats for a while: %s", exc)
