@@ -74,6 +74,9 @@ def _ended_alone(pipe: int, shared: Shared, lease_s: float) -> bool:
             return os.read(pipe, 1) != FAREWELL
         if shared.left_s <= 0:
             kill_overdue(shared)
+            if gone(*shared.main):
+                # Something of it holds the pipe, but nobody waits for a notice any more.
+                return False
 
 
 def _all_gone(shared: Shared) -> bool:

@@ -5,12 +5,13 @@ Every execution is written to a file of its process in ``COUNTER_LEDGER``: it su
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import signal
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -164,3 +165,76 @@ if os.environ.get("COUNTER_EXTRA"):
     @app.task(bind=True, name="counter.extra", ignore_result=True)
     def extra(self: Any, ticket_id: str, payload: Any) -> None:
         """A task that only some processes have, as in the middle of a deploy."""
+
+
+def _survive() -> None:
+    """Undoes what Celery arranged: that a pool process ends with the main process."""
+    ctypes.CDLL(None).prctl(1, 0)  # PR_SET_PDEATHSIG
+
+
+@app.task(bind=True, name="counter.survives", ignore_result=True)
+def survives(self: Any, ticket_id: str, payload: Any) -> None:
+    """Runs on when the main process dies."""
+    _survive()
+    with ledger(self, ticket_id, payload):
+        time.sleep(payload["ms"] / 1000)
+
+
+@app.task(bind=True, name="counter.survives_hidden", ignore_result=True)
+def survives_hidden(self: Any, ticket_id: str, payload: Any) -> None:
+    """The same, and closes every file that this process has, as careless daemons do."""
+    _survive()
+    os.closerange(3, 1 << 16)
+    with ledger(self, ticket_id, payload):
+        time.sleep(payload["ms"] / 1000)
+
+
+@app.task(bind=True, name="counter.leaves_behind", ignore_result=True)
+def leaves_behind(self: Any, ticket_id: str, payload: Any) -> None:
+    """Forks a process that runs on, and has everything that this one has."""
+    if os.fork() == 0:
+        _survive()
+        time.sleep(payload["ms"] / 1000)
+        os._exit(0)
+    with ledger(self, ticket_id, payload):
+        time.sleep(payload["ms"] / 1000)
+
+
+@app.task(bind=True, name="counter.holds_the_lock", ignore_result=True)
+def holds_the_lock(self: Any, ticket_id: str, payload: Any) -> None:
+    """Keeps every other thread of its process from running, as a careless extension does."""
+    with ledger(self, ticket_id, payload):
+        ctypes.PyDLL(None).usleep(int(payload["ms"] * 1000))
+
+
+def undo(self: Any, lost: Any, ticket_id: str, payload: Any) -> None:
+    """Tells what it was asked to undo; raises as often as the payload wants."""
+    self.app.bridge.client.rpush(
+        f"undone:{ticket_id}", json.dumps([lost.attempt, lost.fence, lost.consumer, lost.cause])
+    )
+    if self.ticket.attempt <= payload.get("undo_fails_until", 0):
+        raise KeyError("cannot undo yet")
+    self.ticket.effects.rpush(f"log:{ticket_id}", -1)
+
+
+@app.task(bind=True, name="counter.undoes", ignore_result=True, bridge_rollback=undo, bridge_max_attempts=5)
+def undoes(self: Any, ticket_id: str, payload: Any) -> None:
+    """Is cut off half way until attempt ``payload['until']``: by SIGKILL, or by sleeping until something ends it."""
+    with ledger(self, ticket_id, payload):
+        if self.ticket.attempt < payload["until"]:
+            if payload.get("ms"):
+                time.sleep(payload["ms"] / 1000)
+            os.kill(os.getpid(), signal.SIGKILL)
+        self.ticket.effects.rpush(f"log:{ticket_id}", payload["n"])
+
+
+@app.task(bind=True, name="counter.undoes_late", ignore_result=True, bridge_rollback=undo, time_limit=1)
+def undoes_late(self: Any, ticket_id: str, payload: Any) -> None:
+    """Runs into the hard time limit until attempt ``payload['until']``, and does not heed SIGTERM."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    with ledger(self, ticket_id, payload):
+        deadline = time.monotonic() + 60
+        while self.ticket.attempt < payload["until"] and time.monotonic() < deadline:
+            with suppress(BaseException):
+                time.sleep(0.01)
+        self.ticket.effects.rpush(f"log:{ticket_id}", payload["n"])

@@ -1,0 +1,208 @@
+"""A worker that dies alone is known to be dead at once, and never before everything of it is gone."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from bridge.embedded import EmbeddedServer
+from tests.integration.lanes import LaneUnderTest
+from tests.nodes.roles import WorkerNode
+from tests.nodes.yard import NodeYard
+from tests.waiting import holds_for, wait_until
+
+#: Long enough that nothing in these tests happens because a lease is over.
+LONG_LEASE = "30"
+KILLS = 12
+
+
+@pytest.fixture
+def lane(nodes: NodeYard, own_server: EmbeddedServer, tmp_path: Path) -> LaneUnderTest:
+    return LaneUnderTest(nodes, own_server, tmp_path, COUNTER_LEASE=LONG_LEASE)
+
+
+def incarnation_of(lane: LaneUnderTest, worker: WorkerNode) -> str:
+    found: Any = lane.redis.hget(lane.keys.consumers, worker.hostname)
+    return str(json.loads(found)["incarnation"]) if found else ""
+
+
+def entries(lane: LaneUnderTest, kind: str) -> list[dict[str, str]]:
+    """What is in the outcome stream of one kind; nobody trims it while there is no master."""
+    found: Any = lane.redis.xrange(lane.keys.outcomes)
+    return [fields for _, fields in found if kind in fields]
+
+
+def started(lane: LaneUnderTest, count: int) -> list[Any]:
+    """The first ``count`` starts in the ledger, as soon as they are there."""
+
+    def starts() -> list[Any]:
+        lines = [line for path in lane.ledger.glob("*.jsonl") for line in path.read_text().splitlines()]
+        return [line for line in map(json.loads, lines) if line[0] == "start"]
+
+    wait_until(lambda: len(starts()) >= count, description=f"{count} tasks to start")
+    return starts()
+
+
+def busy_worker(lane: LaneUnderTest, *arguments: str, task: str | None = None) -> WorkerNode:
+    """A worker that runs one message of each of two tickets, and no master any more that would answer to anything."""
+    master = lane.master("m1")
+    worker = lane.worker("w1", *arguments)
+    lane.wait_consumers(1)
+    for ticket in "AB":
+        lane.push(ticket, {"n": 0, "ms": 60_000}, task)
+    started(lane, 2)
+    master.kill()
+    return worker
+
+
+@pytest.mark.parametrize("pool", ["prefork", "threads", "gevent"])
+def test_a_notice_names_exactly_what_ran(lane: LaneUnderTest, pool: str) -> None:
+    worker = busy_worker(lane, "--concurrency=3", f"--pool={pool}")
+    incarnation = incarnation_of(lane, worker)
+    worker.kill()
+
+    wait_until(lambda: entries(lane, "died"), description="a death notice", timeout_s=5)
+
+    fences = sorted(line[3] for line in started(lane, 2))
+    assert entries(lane, "died") == [
+        {"i": incarnation, "died": worker.hostname, "ran": json.dumps(fences, separators=(",", ":"))}
+    ]
+    assert not lane.redis.exists(lane.keys.lease(incarnation))
+    wait_until(lambda: not worker.survivors(), description="the watcher to end")
+
+
+def test_a_notice_comes_within_milliseconds(lane: LaneUnderTest) -> None:
+    took_ms = []
+    for n in range(1, KILLS + 1):
+        worker = lane.worker(f"w{n}")
+        incarnation = incarnation_of(lane, worker)
+        lease = lane.keys.lease(incarnation)
+        before = time.monotonic()
+        worker.send(signal.SIGKILL)
+        wait_until(lambda lease=lease: not lane.redis.exists(lease), description="the lease to end", interval_s=0.0005)  # type: ignore[misc]
+        took_ms.append(1000 * (time.monotonic() - before))
+    print(f"SIGKILL to notice, ms: {', '.join(f'{ms:.1f}' for ms in sorted(took_ms))}")
+    assert len(entries(lane, "died")) == KILLS
+    # The target is 100 ms; a machine that runs other things at the same time may stall one of them.
+    assert sorted(took_ms)[-2] < 250
+
+
+def test_a_worker_that_ends_in_order_is_not_reported_dead(lane: LaneUnderTest) -> None:
+    worker = lane.worker("w1")
+    assert worker.terminate() == 0
+    wait_until(lambda: not worker.survivors(), description="the watcher to end")
+    assert len(entries(lane, "gone")) == 1
+    assert not entries(lane, "died")
+
+
+def test_a_worker_that_was_cut_short_while_it_ended_is_reported_dead(lane: LaneUnderTest) -> None:
+    worker = busy_worker(lane)
+    worker.send(signal.SIGTERM)
+    worker.wait_for_log("Warm shutdown")
+    worker.kill()
+    wait_until(lambda: entries(lane, "died"), description="a death notice", timeout_s=5)
+
+
+def test_a_watcher_outlives_what_is_meant_for_the_worker(lane: LaneUnderTest) -> None:
+    worker = lane.worker("w1")
+    [watcher] = worker.watchers()
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        watcher.send_signal(number)
+    # Also what is sent to the whole process group
+    assert worker.pid is not None
+    os.killpg(worker.pid, signal.SIGKILL)
+    wait_until(lambda: entries(lane, "died"), description="a death notice", timeout_s=5)
+
+
+def test_without_a_watcher_nobody_says_anything_and_the_lease_decides(lane: LaneUnderTest) -> None:
+    worker = lane.worker("w1")
+    incarnation = incarnation_of(lane, worker)
+    [watcher] = worker.watchers()
+    watcher.kill()
+    worker.kill()
+    wait_until(lambda: not worker.survivors(), description="everything of the worker to end")
+    assert not entries(lane, "died")
+    assert lane.redis.exists(lane.keys.lease(incarnation))
+
+
+def test_a_killed_watcher_is_followed_by_another_one(
+    nodes: NodeYard, own_server: EmbeddedServer, tmp_path: Path
+) -> None:
+    lane = LaneUnderTest(nodes, own_server, tmp_path, COUNTER_LEASE="3")
+    worker = lane.worker("w1")
+    [first] = worker.watchers()
+    first.kill()
+    wait_until(
+        lambda: [w for w in worker.watchers() if w.pid != first.pid and w.status() != psutil.STATUS_ZOMBIE],
+        description="another watcher",
+    )
+    wait_until(
+        lambda: all(w.status() == psutil.STATUS_SLEEPING for w in worker.watchers()), description="it to be ready"
+    )
+    worker.kill()
+    wait_until(lambda: entries(lane, "died"), description="a death notice", timeout_s=2)
+
+
+@pytest.mark.parametrize("hides", [False, True], ids=["holds the pipe", "closed everything"])
+def test_while_a_pool_process_runs_on_there_is_no_notice(lane: LaneUnderTest, hides: bool) -> None:
+    # Given tasks that are not ended with the main process, against all that Celery arranged
+    worker = busy_worker(lane, task="counter.survives_hidden" if hides else "counter.survives")
+    children = [line[6] for line in started(lane, 2)]
+    worker.kill()
+    # Then nothing is said while one of them runs
+    os.kill(children[0], signal.SIGKILL)
+    holds_for(lambda: not entries(lane, "died"), description="no death notice", duration_s=1.0)
+    assert psutil.pid_exists(children[1])
+    # But when the last one has ended
+    os.kill(children[1], signal.SIGKILL)
+    wait_until(lambda: entries(lane, "died"), description="a death notice", timeout_s=5)
+
+
+def test_what_a_task_left_behind_silences_the_watcher_until_the_lease_is_over(
+    nodes: NodeYard, own_server: EmbeddedServer, tmp_path: Path
+) -> None:
+    lane = LaneUnderTest(nodes, own_server, tmp_path, COUNTER_LEASE="2")
+    worker = busy_worker(lane, task="counter.leaves_behind")
+    incarnation = incarnation_of(lane, worker)
+    worker.kill()
+    wait_until(lambda: not lane.redis.exists(lane.keys.lease(incarnation)), description="the lease to end")
+    wait_until(lambda: not worker.watchers(), description="the watcher to end")
+    assert not entries(lane, "died")
+
+
+def test_a_watcher_has_nothing_of_the_worker_but_the_pipe_and_the_page(lane: LaneUnderTest) -> None:
+    worker = busy_worker(lane)
+    [watcher] = worker.watchers()
+    files = Path(f"/proc/{watcher.pid}/fd").iterdir()
+    held = {str(path.readlink()) for path in files if int(path.name) > 2}
+    assert {name.partition(":")[0] for name in held} == {"pipe", "/memfd"}
+    assert len(held) == 2
+    assert os.getsid(watcher.pid) == watcher.pid
+    # And the password that may be in the URL is not for everybody to read
+    assert not any("redis://" in word for word in watcher.cmdline())
+
+
+def test_a_killed_workers_tickets_go_on_long_before_its_lease_is_over(lane: LaneUnderTest) -> None:
+    lane.master("m1")
+    victim = lane.worker("w1", "--concurrency=1")
+    lane.wait_consumers(1)
+    lane.push("A", {"n": 0, "ms": 600})
+    lane.push("A", {"n": 1})
+    started(lane, 1)
+    lane.worker("w2", "--concurrency=1")
+    lane.wait_consumers(2)
+    # The message that ran is charged, and waits its backoff of a few ms
+    victim.kill()
+
+    wait_until(lambda: lane.count("done") == 2, description="both to be done elsewhere", timeout_s=6)
+
+    assert lane.log("A") == [0, 1]
+    lane.assert_no_overlap()
+    lane.assert_at_rest()
