@@ -42,81 +42,91 @@ class Role(StrEnum):
 #: Whose scripts are in which modules.
 SCRIPTS_OF = {Role.MASTER: (leadership, transitions), Role.WORKER: (effects, membership)}
 
-#: What any connection may need. HELLO and AUTH need no permission.
+#: What any connection may need. HELLO and AUTH need no permission; CLIENT SETINFO may be refused.
 CONNECTION = ("ping", "info", "select")
 TRANSACTION = ("multi", "exec")
-SCRIPTS = ("eval", "evalsha")
-#: How kombu publishes events, and hears them and remote control commands (`inspect`, `control`).
-KOMBU = (
+SCRIPTS = ("eval", "evalsha", "script|load")
+#: How kombu makes a queue and hears what is published for it: events, remote control.
+HEARING = (
     *TRANSACTION,
     *SCRIPTS,
-    "publish",
-    "subscribe",
-    "unsubscribe",
+    "del",
+    "llen",
     "psubscribe",
     "punsubscribe",
     "sadd",
-    "srem",
     "smembers",
-    "del",
-    "llen",
-    "lpush",
+    "srem",
+    "time",
+    "zadd",
+    "zrem",
 )
-#: And how it receives tasks, with or without acknowledgement.
-RECEIVING = ("brpop", "rpush", "hset", "hget", "hdel", "zadd", "zrem", "zrevrangebyscore", "set", "watch", "unwatch")
-#: How a result is stored, and waited for.
-RESULTS = ("get", "mget", "setex", "set", "del", "expire", "publish", "subscribe", "unsubscribe")
+#: How it publishes and receives tasks beside the bridge's own, with or without acknowledgement.
+RECEIVING = (
+    "brpop",
+    "hdel",
+    "hget",
+    "hset",
+    "lpush",
+    "publish",
+    "rpush",
+    "script|exists",
+    "set",
+    "unwatch",
+    "watch",
+    "zrange",
+    "zrangebyscore",
+    "zrevrangebyscore",
+)
+#: How a result is stored.
+RESULTS = ("del", "expire", "get", "mget", "publish", "set", "setex", "subscribe", "unsubscribe")
+#: How a result is waited for.
+WAITING = ("get", "mget", "subscribe", "unsubscribe")
 
 #: Where kombu keeps which queue gets what.
 BINDINGS = ("_kombu.binding.*", "_kombu.binding_*")
 
 #: What the bridge does outside of its scripts.
 OWN: dict[Role, tuple[str, ...]] = {
-    Role.PRODUCER: ("ping", "info", "select", "xadd"),
+    Role.PRODUCER: (*CONNECTION, "xadd"),
     Role.MASTER: (
         *CONNECTION,
         *TRANSACTION,
-        "hget",
-        "hgetall",
-        "hmget",
-        "hscan",
+        *SCRIPTS,
+        "expire",
         "get",
-        "pttl",
-        "exists",
+        "hgetall",
+        "hscan",
+        "lindex",
         "llen",
-        "lrange",
-        "xread",
-        "xrange",
-        "xpending",
-        "xautoclaim",
-        "xclaim",
-        "xinfo|groups",
-        "xinfo|consumers",
-        "xinfo|stream",
+        "pttl",
+        "rpush",
         "xgroup|create",
+        "xinfo|groups",
+        "xpending",
+        "xrange",
+        "xread",
         "zrange",
-        "time",
     ),
-    Role.WORKER: (*CONNECTION, "hget", "set", "xadd", "time"),
+    Role.WORKER: (*CONNECTION, *SCRIPTS, "hget", "pexpire", "set", "xadd"),
     Role.OPERATOR: (
         *CONNECTION,
         *TRANSACTION,
-        "get",
-        "pttl",
+        "blpop",
         "exists",
+        "get",
+        "hexists",
         "hget",
         "hgetall",
+        "hkeys",
         "hlen",
-        "hmget",
-        "hscan",
+        "lindex",
         "llen",
-        "lrange",
-        "lpop",
-        "blpop",
+        "pttl",
         "time",
         "xadd",
+        "xdel",
         "xinfo|groups",
-        "xinfo|consumers",
         "xinfo|stream",
         "xlen",
         "xpending",
@@ -124,7 +134,6 @@ OWN: dict[Role, tuple[str, ...]] = {
         "xread",
         "xrevrange",
         "zcard",
-        "zrange",
         "zscore",
     ),
 }
@@ -169,7 +178,7 @@ def access(
         if results:
             wanted += results
             channels += results
-            commands |= {"get", "mget", "subscribe", "unsubscribe"}
+            commands |= set(WAITING)
         return _access(role, wanted, channels, commands)
     if role is Role.OPERATOR:
         return _access(role, lane, (), OWN[role])
@@ -177,13 +186,13 @@ def access(
     if role is Role.MASTER:
         # Of Celery only the workers' heartbeats.
         heard = [f"{fanout}celeryev*"]
-        commands = {*OWN[role], *KOMBU, *commands_of_scripts(role)} - {"publish"}
+        commands = {*OWN[role], *HEARING, *commands_of_scripts(role)}
         return _access(role, (*lane, *BINDINGS, "celeryev.*"), heard, commands)
     # A queue has a list for each priority: its name, kombu's separator (two control characters), a digit.
     queues = [pattern for name in app.amqp.queues for pattern in (literal(name), f"{literal(name)}??[0-9]")]
     theirs = (*BINDINGS, "unacked*", "*.reply.celery.pidbox*", "*.celery.pidbox*", "celeryev.*")
     channels = [f"{fanout}celeryev*", f"{fanout}*celery.pidbox*"]
-    commands = {*OWN[role], *KOMBU, *RECEIVING, *commands_of_scripts(role)}
+    commands = {*OWN[role], *HEARING, *RECEIVING, *commands_of_scripts(role)}
     commands |= {command.lower() for command in GRAMMAR}
     if results:
         commands |= set(RESULTS)
