@@ -1,0 +1,88 @@
+"""The guards of the hand-over protocol, by name: where each stands in the code, and what it keeps out.
+
+A model that drops one (`python -m tests.protocol --drop NAME`) must find a broken promise; a test asserts that.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+
+
+class Guard(Enum):
+    """A comparison, an order of steps or a rule that some race is closed by."""
+
+    # -- in the scripts of the leader
+    #: advance.lua compares the leader's key with the term of the caller.
+    TERM_ADVANCE = "term in advance"
+    #: read.lua does.
+    TERM_READ = "term in read"
+    #: reroute.lua does.
+    TERM_REROUTE = "term in reroute"
+    #: advance.lua and reroute.lua compare each record with what the caller thought it was.
+    EXPECTED = "expected record"
+    #: reroute.lua: the key of the lease is gone.
+    LEASE_OVER = "lease over"
+    #: reroute.lua: no outcome of the incarnation is unread.
+    UNREAD = "unread outcomes"
+    #: advance.lua: a fence is larger than any before.
+    FENCES_GROW = "fences grow"
+    #: apply.lua: the fence is the current one.
+    EFFECT_FENCE = "fence of effects"
+    #: apply.lua: these effects were not applied before.
+    APPLIED_ONCE = "applied once"
+
+    # -- in the leader
+    #: bridge/settling.py: an outcome with another fence than the current one changes nothing.
+    OUTCOME_FENCE = "fence of outcomes"
+    #: bridge/settling.py: nothing is acknowledged before its outcome was read.
+    OUTCOME_FIRST = "outcome before XACK"
+    #: bridge/rebuild.py: a new leader reads what waits before it reads on in the stream.
+    REBUILD = "read the lane first"
+    #: bridge/leader.py: whoever reads the lane anew does it in a term of its own, so that a script that it gave up, and
+    #: that is still on its way, is that of a deposed leader.
+    FRESH_TERM = "a term for each reading"
+    #: bridge/recovery.py: a run that seems lost keeps its record and its fence; only its Celery message goes out again.
+    SAME_FENCE = "resend with the same fence"
+
+    # -- in the worker
+    #: bridge/worker/holdings.py: the fence is newer than all that were seen here of its ticket.
+    NEWEST = "newest fence"
+    #: bridge/worker/execute.py: the lease of the incarnation that a message was dispatched to holds when it starts.
+    START_LEASE = "lease at start"
+    #: bridge/worker/lease.py and the pool's children: past the deadline what runs is killed.
+    SELF_FENCE = "self-fencing"
+    #: bridge/worker/lease.py: the worker's own deadline comes before the end of the key.
+    DEADLINE_FIRST = "own deadline first"
+    #: bridge/worker/lease.py: a renewal (SET XX) never revives a lease that ended.
+    NEVER_REVIVE = "never revive"
+    #: bridge/worker/execute.py: the outcome of a message is written before the next one of its ticket starts.
+    WRITTEN_FIRST = "written before the next"
+    #: bridge/worker/execute.py: a failure ends its ticket's run.
+    RUN_STOPS = "a failure ends the run"
+    #: bridge/worker/execute.py and farewell: a child notes a fence before it looks whether the worker is going.
+    NOTE_FIRST = "note before the look"
+    #: bridge/worker/farewell.py: from the queue a worker gives back only what is not here already: it may run.
+    QUEUE_KNOWN = "known when given back"
+    #: bridge/worker/strategy.py: a process that is killed at its time limit is gone before its loss is told.
+    GONE_BEFORE_TOLD = "gone before told"
+    #: bridge/worker/watcher.py: a death notice is written only when all pool children are gone.
+    CHILDREN_GONE = "children gone"
+
+    # -- second lines: what they keep out, another guard keeps out, too
+    #: bridge/worker/member.py: a Celery message for another incarnation is not taken.
+    TAKE_LIFE = "incarnation when taken"
+    #: register.lua: a new incarnation waits until the lease of the one before it is over.
+    WAITS_OUT = "waits the old lease out"
+    #: register.lua: a new incarnation deletes what is in the queue.
+    QUEUE_DELETED = "queue deleted"
+
+
+#: Guards without which the others still keep every promise, with those others. ``None``: whatever else is dropped; a
+#: dead worker's lease that is not waited out concerns only which of two workers of one name is told so.
+SECOND_LINES: dict[Guard, Guard | None] = {
+    Guard.EXPECTED: Guard.FRESH_TERM,
+    Guard.TERM_REROUTE: Guard.EXPECTED,
+    Guard.TAKE_LIFE: Guard.START_LEASE,
+    Guard.QUEUE_DELETED: None,
+    Guard.WAITS_OUT: None,
+}

@@ -1,0 +1,118 @@
+"""The protocol of hand-over, in all interleavings up to a bound; and that its guards are what keeps the promises.
+
+A bigger bound takes longer: `python -m tests.protocol --faults 3`.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from routing.states import EDGES
+from tests.protocol import masters
+from tests.protocol.explore import Exploration, Found
+from tests.protocol.guards import SECOND_LINES, Guard
+from tests.protocol.world import MOVES, Change, Script, Setup
+
+#: name -> what is explored in full, on every change.
+BOUNDS = {
+    "two faults": Setup(faults=2),
+    "plain tasks, one fault": Setup(faults=1, effects=False),
+    "workers that are asked to stop, one fault": Setup(faults=1, leaving=True),
+    "runs of three messages, one fault": Setup(messages=(3,), faults=1, run_max=3),
+    "workers that are asked to stop, one message, two faults": Setup(messages=(1,), leaving=True),
+    "two tickets, one fault": Setup(messages=(1, 1), faults=1),
+}
+#: Where a guard is missed with the least effort, unless it is with effects and two faults.
+PLACES = {
+    Guard.OUTCOME_FENCE: Setup(effects=False, promises_only=True),
+    Guard.QUEUE_KNOWN: Setup(messages=(1,), leaving=True, promises_only=True),
+    Guard.TERM_REROUTE: Setup(messages=(1,), promises_only=True),
+    Guard.NOTE_FIRST: Setup(faults=1, leaving=True, promises_only=True),
+}
+ESSENTIAL = [guard for guard in Guard if guard not in SECOND_LINES]
+#: Edges that no hand-over takes: operators' orders, and messages that cannot be handled.
+NOT_HERE = {"refuse", "condemn", "park", "release", "replay"}
+
+
+def told(found: Found) -> str:
+    by_faults = ", ".join(f"{n:,} with {faults} faults" for faults, n in enumerate(found.by_faults))
+    return (
+        f"{found.states:,} states ({by_faults}), {found.steps:,} steps, {found.ends:,} good ends, {found.seconds:.1f} s"
+    )
+
+
+@pytest.mark.parametrize("name", BOUNDS)
+def test_every_promise_holds_in_every_state_and_a_good_end_is_within_reach_of_each(name: str) -> None:
+    found = Exploration(BOUNDS[name]).run()
+    print(f"{name}: {told(found)}")
+    assert not found.broken, "\n".join(found.trace)
+    assert found.complete
+    assert found.ends
+    assert len(found.by_faults) == BOUNDS[name].faults + 1
+
+
+@pytest.mark.parametrize("guard", ESSENTIAL, ids=lambda guard: guard.value)
+def test_without_the_guard_a_promise_breaks(guard: Guard) -> None:
+    found = Exploration(PLACES.get(guard, Setup(promises_only=True)), {guard}, most=60_000, ends=False).run()
+    print("\n".join(found.trace))
+    assert found.broken, f"nobody misses '{guard.value}' in {told(found)}"
+
+
+@pytest.mark.parametrize("guard", SECOND_LINES, ids=lambda guard: guard.value)
+def test_without_a_second_line_the_others_hold(guard: Guard) -> None:
+    found = Exploration(Setup(faults=1, promises_only=True), {guard}).run()
+    assert not found.broken, "\n".join(found.trace)
+
+
+@pytest.mark.parametrize("guard", [g for g, other in SECOND_LINES.items() if other], ids=lambda guard: guard.value)
+def test_a_second_line_holds_where_the_first_is_missing(guard: Guard) -> None:
+    first = SECOND_LINES[guard]
+    assert first is not None
+    found = Exploration(PLACES.get(guard, Setup(promises_only=True)), {guard, first}, most=60_000, ends=False).run()
+    assert found.broken
+
+
+@pytest.mark.parametrize(
+    ("guard", "invariant"),
+    [
+        (Guard.TERM_ADVANCE, "I8"),
+        (Guard.TERM_READ, "I8"),
+        (Guard.TERM_REROUTE, "I8"),
+        (Guard.LEASE_OVER, "I5"),
+        (Guard.FENCES_GROW, "I4"),
+    ],
+    ids=lambda value: value.value if isinstance(value, Guard) else value,
+)
+def test_the_invariant_itself_is_checked(guard: Guard, invariant: str) -> None:
+    found = Exploration(Setup(), {guard}, most=120_000, ends=False).run()
+    assert found.broken.startswith(invariant)
+
+
+def test_the_model_walks_every_edge_of_the_table_that_a_hand_over_can_take(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Given a model that tells which edges its scripts took
+    walked: set[str] = set()
+    plans = masters.plans
+
+    def watched(*args: object) -> object:
+        for script in plans(*args):  # type: ignore[arg-type]
+            walked.update(_edges(script))
+            yield script
+
+    monkeypatch.setattr(masters, "plans", watched)
+    for setup in (Setup(faults=1, attempts_max=1), Setup(messages=(1,), leaving=True, workers=1, masters=1)):
+        Exploration(setup, ends=False).run()
+    # Then they are those of the product's table
+    assert walked == set(EDGES) - NOT_HERE
+
+
+def _edges(script: Script) -> set[str]:
+    changes: tuple[Change, ...] = script.changes
+    return {"read"} if script.kind == "read" else {edge for change in changes for edge, _ in change.moves}
+
+
+def test_another_table_makes_another_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Given a table in which a message that failed simply waits
+    monkeypatch.setitem(MOVES, "fail", MOVES["give back"])
+    # Then the model finds that its record, which counts its attempts, says something else
+    found = Exploration(Setup(faults=1), ends=False).run()
+    assert found.broken.startswith("I1")
