@@ -10,13 +10,16 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from bridge.apps import load_tasks
 from bridge.dead import Letter, chosen, newest_first
 from bridge.orders import give
 from bridge.picture import id_key
 from bridge.terminal import printable
 from routing.errors import InputError, OrderFailed
+from routing.messages import EntryParser, Refusal
 
 if TYPE_CHECKING:
+    from celery import Celery
     from redis import Redis
 
     from routing.keys import LaneKeys
@@ -65,12 +68,14 @@ def like(redis: Redis, keys: LaneKeys, ticket: str | None, task: str | None, rea
 
 def light(letter: Letter) -> Letter:
     """``letter`` without what may be large: there may be many."""
-    # That it has fields at all says that it could never be processed.
-    return replace(letter, traceback="", payload=None, fields=letter.fields and ((b"", b""),))
+    return replace(letter, traceback="", payload=None, fields=())
 
 
-def judged(redis: Redis, keys: LaneKeys, letters: Sequence[Letter]) -> Iterator[Fate]:
-    """For each letter whether it can be put back, as far as can be seen from here."""
+def judged(redis: Redis, keys: LaneKeys, letters: Sequence[Letter], parser: EntryParser) -> Iterator[Fate]:
+    """For each letter whether it can be put back, as far as can be seen from here. ``parser``: a master's.
+
+    One that was refused may be right by now: its task is there, or payloads may be larger.
+    """
     newest = {letter.message_id: letter.id for letter in sorted(letters, key=lambda one: id_key(one.id))}
     for some in _pages(letters, BATCH):
         with redis.pipeline(transaction=False) as pipe:
@@ -79,13 +84,23 @@ def judged(redis: Redis, keys: LaneKeys, letters: Sequence[Letter]) -> Iterator[
             entries = pipe.execute()
         for letter, entry in zip(some, entries, strict=True):
             why = None
-            if letter.fields:
-                why = f"it could never be processed ({letter.reason}): push it anew, and right"
-            elif newest[letter.message_id] != letter.id:
+            if newest[letter.message_id] != letter.id:
                 why = f"its message has a newer letter, {newest[letter.message_id]}"
             elif not entry:
                 why = "its entry has left the stream: push it anew"
+            elif isinstance(found := parser.parse(letter.message_id, entry[0][1]), Refusal):
+                detail = f", {found.detail}" if found.detail else ""
+                why = f"it still cannot be processed ({found.reason.value}{detail}): push it anew, and right"
             yield Fate(letter, why)
+
+
+def parser_of(app: Celery) -> EntryParser:
+    """What a master of ``app`` reads entries with. Raises `ConfigurationError` when its tasks cannot be loaded."""
+    load_tasks(app)
+    settings = app.bridge.settings
+    return EntryParser(
+        default_task=settings.default_task, max_payload=settings.max_payload, known_tasks=app.tasks.keys()
+    )
 
 
 def replayed(redis: Redis, keys: LaneKeys, letters: Sequence[Letter]) -> Iterator[Fate]:

@@ -105,10 +105,10 @@ def replay(ctx: click.Context, **options: Any) -> None:
     Each comes again under its old id, with new attempts, before every message of its ticket that has not been started.
     Exits 1 when any could not be replayed.
     """
-    from bridge.replay import judged, replayed
+    from bridge.replay import judged, parser_of, replayed
 
     request = _Request(ctx, "replay", "replayed", **options)
-    fates = list(judged(request.redis, request.keys, request.letters))
+    fates = list(judged(request.redis, request.keys, request.letters, parser_of(request.app)))
     good = [fate.letter for fate in fates if fate.why is None]
     bad = [fate for fate in fates if fate.why is not None]
     if request.goes_on(good, bad):
@@ -160,6 +160,7 @@ class _Request:
         self._sure = yes or bool(ids)
         self._dry_run = dry_run
         self._as_json = as_json
+        self.app = target.app
         self.keys = target.settings.keys
         self.redis = reach(target.app)
         self.letters = named(self.redis, self.keys, ids) if ids else like(self.redis, self.keys, ticket, task, reason)

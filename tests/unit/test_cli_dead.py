@@ -172,12 +172,12 @@ def letters_of(lane: Lane) -> list[tuple[str, str]]:
     return [(id_.decode(), fields[b"ticket_id"].decode()) for id_, fields in found]
 
 
-def unprocessable(lane: Lane, ticket: str) -> str:
-    (id_,) = lane.add(ticket)
+def unprocessable(lane: Lane, ticket: str, task: str = "shop.later") -> str:
+    (id_,) = lane.add(ticket, task=task)
     lane.read()
     past_the_millisecond(lane)
-    words = ["reason", "the payload is not JSON", "error", "", "traceback", "", "attempts", 0, "at_ms", 1]
-    lane.bury(id_, *words, "field:ticket_id", ticket, "field:payload", "{")
+    words = ["reason", "unknown task", "error", task, "traceback", "", "attempts", 0, "at_ms", 1]
+    lane.bury(id_, *words, "field:ticket_id", ticket, "field:task", task, "field:payload", "{}")
     past_the_millisecond(lane)
     return id_
 
@@ -215,11 +215,19 @@ def test_what_can_be_seen_not_to_come_again_is_not_even_ordered(
     with fake_leader(valkey, lane, replays(lane)) as leader:
         result = shell("dead", "replay", "--all", "--yes")
     assert result.exit_code == 1
-    assert f"not replayed: {broken}: it could never be processed (the payload is not JSON)" in result.stdout
+    assert f"not replayed: {broken}: it still cannot be processed (unknown task, shop.later)" in result.stdout
     assert f"not replayed: {gone}: its entry has left the stream" in result.stdout
     assert "replayed 0 dead letters" in result.stdout
     assert leader.orders == []
     assert len(letters_of_any(lane)) == 2
+
+
+def test_a_message_that_was_refused_is_replayed_when_it_can_be_processed_by_now(
+    shell: CommandLine, lane: Lane, valkey: EmbeddedServer
+) -> None:
+    id_ = unprocessable(lane, "A", task="shop.once")
+    with fake_leader(valkey, lane, lambda order: {"ok": True, "replayed": order["letters"], "refused": []}):
+        assert shell("dead", "replay", id_).stdout == "replayed 1 dead letter\n"
 
 
 def letters_of_any(lane: Lane) -> list[Any]:
