@@ -3,7 +3,7 @@
 SHELL := /bin/sh
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint types unit scripts integration bench lock clean
+.PHONY: help setup demo test lint types unit scripts integration bench failover lock clean
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -74,6 +74,9 @@ bench: $(READY) ## The bridge against plain Celery and against a lock per ticket
 # Names, versions and hashes only: where packages come from is the business of whoever installs them.
 PIN := $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --group build \
   --no-header --no-annotate --no-emit-index-url --no-emit-find-links
+
+failover: $(READY) ## How long tickets stand still when a process dies: 100 kills of each kind, about an hour
+	$(BIN)/python -m benchmarks.failover
 
 lock: $(READY) ## Pin anew what pyproject.toml asks for (UPGRADE=--upgrade takes newer versions)
 	$(PIN) $(UPGRADE) --all-extras --output-file requirements.lock pyproject.toml

@@ -44,8 +44,12 @@ class Stack:
         self._app = f"benchmarks.apps.{app}"
         self._bundle_ms = bundle_ms
         self._cleanup = ExitStack()
+        #: What the processes are told besides.
+        self.environment_more: dict[str, str] = {}
         self._roles: dict[str, list[psutil.Process]] = {}
         self._processes: list[tuple[str, subprocess.Popen[bytes], Path]] = []
+        #: Those that were released.
+        self._ended: list[subprocess.Popen[bytes]] = []
 
     def __enter__(self) -> Self:
         with ExitStack() as cleanup:
@@ -73,6 +77,7 @@ class Stack:
             "BENCHMARK_URL": self.server.url,
             FOLDER: str(self.folder),
             "BENCHMARK_BUNDLE_MS": str(self._bundle_ms),
+            **self.environment_more,
         }
 
     def start(self, role: str, *words: str) -> psutil.Process:
@@ -123,6 +128,13 @@ class Stack:
             if process.poll() is not None:
                 raise BenchmarkFailed(f"a {role} ended with code {process.returncode}; {self._last_words()}")
 
+    def release(self, process: psutil.Process) -> None:
+        """``process`` is about to end, and may: it is not missed any more."""
+        for i, (_, started, _) in enumerate(self._processes):
+            if started.pid == process.pid:
+                self._ended.append(self._processes.pop(i)[1])
+                return
+
     def process(self, role: str) -> psutil.Process:
         """The first process of ``role``."""
         return self._roles[role][0]
@@ -145,7 +157,7 @@ class Stack:
 
     def _end(self) -> None:
         # Nobody needs what they hold: no good-byes. Pool processes end with their parent, being of its session.
-        for _, process, _ in self._processes:
+        for process in (*self._ended, *(process for _, process, _ in self._processes)):
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()

@@ -66,6 +66,7 @@ class Lane:
         self._backoff_sequence = 0
         #: Messages in memory.
         self.held = 0
+        self._turn = 0
         self.spilled: set[Ticket] = set()
         #: Id of the newest entry that a read took in; a refill takes nothing newer, which would be handled twice.
         self.read_to = (0, 0)
@@ -189,9 +190,12 @@ class Lane:
         else:
             ticket.consumer = None
             ready = self.ready
+        self._turn += 1
         if first:
+            ticket.turn = -self._turn
             ready.appendleft(ticket)
         else:
+            ticket.turn = self._turn
             ready.append(ticket)
 
     def _open_consumer(self, name: str, instead_of: Consumer | None) -> Consumer | None:

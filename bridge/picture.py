@@ -38,6 +38,7 @@ class Ticket:
         "run_fence",
         "spilled_from",
         "tail",
+        "turn",
         "waiting",
     )
 
@@ -61,6 +62,8 @@ class Ticket:
         #: Unix ms until which the oldest message waits out its backoff; 0: it does not.
         self.due_ms = 0
         self.queued = False
+        #: When it was queued, as a number that grows: whoever waits longest is next, here or there.
+        self.turn = 0
         #: Id of the oldest message that is not in memory; None: all are.
         self.spilled_from: tuple[int, int] | None = None
         self.dispatched_at = 0.0

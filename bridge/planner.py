@@ -76,6 +76,10 @@ class Planner:
                 self._choose(consumer, chosen, promised)
         if lane.ready:
             self._assign(alive, chosen, promised)
+            # Those that were behind a ticket without a consumer, when there is room left for them.
+            for consumer in alive:
+                if consumer.ready:
+                    self._choose(consumer, chosen, promised)
         if len(alive) > 1:
             self._move(alive, chosen, promised)
         for consumer, tickets in chosen.items():
@@ -148,7 +152,11 @@ class Planner:
     ) -> None:
         mine = chosen.setdefault(consumer, [])
         ready = consumer.ready
+        unassigned = self._lane.ready
         while ready and self._room(consumer, promised, len(mine)):
+            if unassigned and not self._pinned and unassigned[0].turn < ready[0].turn:
+                # Tickets that always have work must not keep out one that waits for any consumer at all.
+                return
             ticket = ready.popleft()
             mine.append(ticket)
             promised[consumer] = promised.get(consumer, 0.0) + self._cost(ticket.waiting[0])
@@ -163,7 +171,10 @@ class Planner:
                 ticket = ready.popleft()
                 consumer = self._policy(ticket.id, alive)
                 ticket.consumer = consumer
-                consumer.ready.append(ticket)
+                if ticket.turn < 0:
+                    consumer.ready.appendleft(ticket)
+                else:
+                    consumer.ready.append(ticket)
             for consumer in alive:
                 self._choose(consumer, chosen, promised)
             return

@@ -80,6 +80,8 @@ class Settling:
                 ticket.cause = ticket.cause or "given back"
                 lane.hold_back(ticket, lane.now_ms())
             batch.count("returned")
+            # It had its turn.
+            lane.make_ready(ticket, first=True)
         else:
             self._failed(ticket, outcome, batch)
         lane.make_ready(ticket)

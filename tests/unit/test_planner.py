@@ -418,3 +418,25 @@ def test_results_come_in_any_order_of_tickets_but_in_one_order_each() -> None:
     for i in range(7):
         mine = [id_key(id_) for id_ in lane.store.done if lane.ticket_of(id_) == f"T{i}"]
         assert mine == sorted(mine)
+
+
+def test_tickets_that_always_have_work_do_not_keep_out_one_that_has_no_consumer() -> None:
+    # Given one slot, and tickets with work for a long time
+    lane = world(bundle_ms=0.0)
+    lane.join("w1@h", 1)
+    for ticket in "abc":
+        lane.push(ticket, "long", count=50)
+    lane.read()
+    for _ in range(6):
+        [(parcel, ticket)] = lane.running()[:1]
+        lane.step([lane.outcome(parcel, ticket, Kind.DONE)])
+    # When another ticket comes
+    [late] = lane.push("late", "long")
+    lane.read()
+    # Then it has its turn after those that waited before it, not after all their work
+    turns = 0
+    while late not in lane.lane.in_flight:
+        turns += 1
+        assert turns <= 6, "the ticket without a consumer starves"
+        [(parcel, ticket)] = lane.running()[:1]
+        lane.step([lane.outcome(parcel, ticket, Kind.DONE)])

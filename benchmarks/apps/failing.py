@@ -1,0 +1,25 @@
+"""The bridge for the failover figures: a task of 40 ms that notes in Redis when it began, per ticket."""
+
+from __future__ import annotations
+
+import os
+import time
+
+from celery import Celery
+
+import bridge
+from benchmarks.apps.work import configure
+from benchmarks.starts import LEASE, STARTS, WORK_S
+
+app = configure(bridge.install(Celery("failing")))
+if LEASE in os.environ:
+    app.conf.bridge_lease = float(os.environ[LEASE])
+    app.conf.bridge_leader_lease = float(os.environ[LEASE])
+
+
+@app.task(ignore_result=True)
+def hold(ticket_id: str, payload: object) -> None:
+    """Says that it runs, and takes its time."""
+    del payload
+    app.bridge.client.hset(STARTS, ticket_id, time.monotonic())
+    time.sleep(WORK_S)
