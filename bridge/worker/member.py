@@ -48,6 +48,8 @@ class Member:
         self.app = app
         self.name = name
         self.settings = app.bridge.settings
+        #: Unix time in seconds: tells one life of this worker from the next, over all of its incarnations.
+        self.started = time.time()
         self.shared = Shared()
         self.holdings = Holdings()
         self.writer = OutcomeWriter(self.settings, self.shared)
@@ -172,6 +174,7 @@ class Member:
             "slots": slots,
             "pool": pool,
             "pid": os.getpid(),
+            "started": self.started,
         }
         lease = Lease(
             self.settings,
