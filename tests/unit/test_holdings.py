@@ -1,4 +1,4 @@
-"""Holdings: a run is taken once, only under the newest fence, and in doubt only when no older one is here."""
+"""Holdings: a run is taken once, under fences that are newer than all before; what was forgotten is told."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bridge.worker import holdings as module
-from bridge.worker.holdings import Holdings
+from bridge.worker.holdings import Holdings, Taking
 
 SEED = 11
 
 
 def test_a_run_is_taken_once() -> None:
     holdings = Holdings()
-    assert holdings.take("T", 5, False)
-    assert not holdings.take("T", 5, False)
+    assert holdings.take("T", 5, 5, False) is Taking.TAKEN
+    assert holdings.take("T", 5, 5, False) is Taking.REFUSED
     # Not after it was finished, either: a server that lost its last second gives it out again
     holdings.drop("T", 5)
-    assert not holdings.take("T", 5, False)
+    assert holdings.take("T", 5, 5, False) is Taking.REFUSED
 
 
 @given(fences=st.lists(st.integers(1, 20), max_size=20))
@@ -28,42 +28,48 @@ def test_only_newer_fences_are_taken(fences: list[int]) -> None:
     holdings = Holdings()
     newest = 0
     for fence in fences:
-        assert holdings.take("T", fence, False) == (fence > newest)
+        assert (holdings.take("T", fence, fence, False) is Taking.TAKEN) == (fence > newest)
         newest = max(newest, fence)
 
 
 def test_the_next_run_may_come_before_the_one_before_is_dropped() -> None:
     # The leader reads the last outcome sooner than the main process hears that the run is over
     holdings = Holdings()
-    assert holdings.take("T", 5, False)
-    assert holdings.take("T", 8, False)
+    assert holdings.take("T", 5, 5, False) is Taking.TAKEN
+    assert holdings.take("T", 8, 8, False) is Taking.TAKEN
     # And the late end of the old one does not end the new one
     holdings.drop("T", 5)
     assert holdings.report() == [8]
 
 
-def test_in_doubt_a_run_is_refused_while_an_older_one_is_here() -> None:
+def test_a_run_that_comes_again_is_refused_while_it_is_here_and_told_forgotten_when_it_is_not() -> None:
     holdings = Holdings()
-    assert holdings.take("T", 5, False)
-    assert not holdings.take("T", 8, True)
+    assert holdings.take("T", 5, 7, True) is Taking.TAKEN
+    # The leader may have settled a part of it meanwhile
+    assert holdings.take("T", 5, 7, True) is Taking.REFUSED
+    assert holdings.take("T", 6, 7, True) is Taking.REFUSED
     assert holdings.report() == [5]
     holdings.drop("T", 5)
-    assert holdings.take("T", 9, True)
+    assert holdings.take("T", 6, 7, True) is Taking.FORGOTTEN
+    # Not when a server that lost its last second gives it out again: its outcome may be on its way
+    assert holdings.take("T", 6, 7, False) is Taking.REFUSED
+    assert holdings.report() == []
+    assert holdings.take("T", 8, 8, True) is Taking.TAKEN
 
 
 def test_a_lease_that_ended_empties_the_hands_but_not_the_memory() -> None:
     holdings = Holdings()
-    holdings.take("T", 5, False)
+    holdings.take("T", 5, 5, False)
     holdings.forget()
     assert holdings.report() == []
-    assert not holdings.take("T", 5, False)
-    assert holdings.take("T", 6, True)
+    assert holdings.take("T", 5, 5, False) is Taking.REFUSED
+    assert holdings.take("T", 6, 6, True) is Taking.TAKEN
 
 
 def test_tickets_do_not_know_of_each_other() -> None:
     holdings = Holdings()
-    assert holdings.take("T", 9, False)
-    assert holdings.take("U", 2, True)
+    assert holdings.take("T", 9, 9, False) is Taking.TAKEN
+    assert holdings.take("U", 2, 2, True) is Taking.TAKEN
     assert sorted(holdings.report()) == [2, 9]
     holdings.drop("U", 9)
     assert sorted(holdings.report()) == [2, 9]
@@ -73,11 +79,11 @@ def test_memory_is_bounded_and_forgets_the_longest_unused_first(monkeypatch: pyt
     monkeypatch.setattr(module, "REMEMBERED", 3)
     holdings = Holdings()
     for fence, ticket in enumerate(["a", "b", "c", "a", "d"], start=1):
-        assert holdings.take(ticket, fence, False)
+        assert holdings.take(ticket, fence, fence, False) is Taking.TAKEN
         holdings.drop(ticket, fence)
     # "b" was used longest ago; of the others every fence is known
-    assert not any(holdings.take(ticket, 1, False) for ticket in "acd")
-    assert holdings.take("b", 1, False)
+    assert not any(holdings.take(ticket, 1, 1, False) is Taking.TAKEN for ticket in "acd")
+    assert holdings.take("b", 1, 1, False) is Taking.TAKEN
 
 
 def test_a_report_may_be_asked_for_while_runs_come_and_go() -> None:
@@ -86,7 +92,7 @@ def test_a_report_may_be_asked_for_while_runs_come_and_go() -> None:
     held: dict[str, int] = {}
     for fence in range(1, 500):
         ticket = f"T{dice.randrange(20)}"
-        if holdings.take(ticket, fence, False):
+        if holdings.take(ticket, fence, fence, False) is Taking.TAKEN:
             held[ticket] = fence
         if dice.random() < 0.5 and held:
             gone = dice.choice(sorted(held))
