@@ -1,0 +1,354 @@
+"""What operators order, beside a master and workers that really run: as a user types it, and seen from the ledger."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+from redis import Redis
+
+from bridge.embedded import EmbeddedServer
+from routing.keys import LaneKeys
+from tests.nodes.process import ROOT, python_module
+from tests.nodes.roles import MasterNode, WorkerNode, broker_environment
+from tests.nodes.yard import NodeYard
+from tests.waiting import holds_for, wait_until
+
+APP = """
+import os, time
+from celery import Celery
+import bridge
+
+app = Celery("shop", broker=os.environ["CELERY_BROKER_URL"])
+bridge.install(app)
+app.conf.update(
+    bridge_default_task="shop.work", bridge_lease=2, bridge_leader_lease=2, bridge_max_attempts=1,
+    bridge_on_dead=os.environ.get("SHOP_ON_DEAD", "skip"),
+)
+
+@app.task(bind=True, name="shop.work", ignore_result=True)
+def work(self, ticket_id, payload):
+    while "gate" in payload and not os.path.exists(payload["gate"]):
+        time.sleep(0.01)
+    if "until" in payload and not os.path.exists(payload["until"]):
+        raise ValueError("not yet")
+    time.sleep(payload.get("ms", 0) / 1000)
+    self.ticket.effects.rpush(f"log:{ticket_id}", payload["n"])
+    self.ticket.effects.rpush(f"at:{ticket_id}", self.request.hostname)
+"""
+
+QUICK = ("--without-mingle", "--without-gossip")
+
+
+class Shop:
+    """A lane of an app in a folder of its own, with commands that are processes."""
+
+    def __init__(self, nodes: NodeYard, server: EmbeddedServer, folder: Path) -> None:
+        self.nodes = nodes
+        self.folder = folder
+        self.url = server.url
+        self.keys = LaneKeys("ticket_stream", "concurrency_stream_group")
+        self.redis: Redis = server.client(decode_responses=True)
+        (folder / "shop.py").write_text(APP)
+
+    def worker(self, name: str, concurrency: int = 2, **env: str) -> WorkerNode:
+        arguments = (f"--concurrency={concurrency}", *QUICK)
+        return self.nodes.worker(name, app="shop", cwd=self.folder, arguments=arguments, env=env)
+
+    def master(self, name: str, **env: str) -> MasterNode:
+        return self.nodes.master(name, app="shop", cwd=self.folder, ready_text="standing by", env=env)
+
+    def wait_leading(self) -> None:
+        wait_until(lambda: self.redis.exists(self.keys.leader), description="a leader")
+
+    def start(self, *words: str) -> subprocess.Popen[str]:
+        env = {**os.environ, **broker_environment(self.url), "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"}
+        return subprocess.Popen(
+            python_module("bridge", "-A", "shop", *words),
+            cwd=self.folder,
+            env=env,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def bridge(self, *words: str, code: int = 0) -> str:
+        """What the command printed, which ended with ``code``; its error where that is not 0."""
+        process = self.start(*words)
+        out, err = process.communicate(timeout=60)
+        assert process.returncode == code, (out, err)
+        assert "Traceback" not in err
+        return out if code == 0 else err or out
+
+    def json(self, *words: str) -> Any:
+        return json.loads(self.bridge(*words, "--json"))
+
+    def push(self, ticket: str, n: int, **payload: Any) -> str:
+        fields: Any = {"ticket_id": ticket, "payload": json.dumps({"n": n, **payload})}
+        return str(self.redis.xadd(self.keys.stream, fields))
+
+    def log(self, ticket: str) -> list[int]:
+        found: Any = self.redis.lrange(f"log:{ticket}", 0, -1)
+        return [int(n) for n in found]
+
+    def at(self, ticket: str) -> list[str]:
+        found: Any = self.redis.lrange(f"at:{ticket}", 0, -1)
+        return [str(name) for name in found]
+
+    def wait_log(self, ticket: str, expected: list[int]) -> None:
+        wait_until(
+            lambda: len(self.log(ticket)) >= len(expected), description=f"{ticket} to have {expected}", timeout_s=30
+        )
+        assert self.log(ticket) == expected
+
+    def wait_dead(self, count: int) -> None:
+        wait_until(lambda: self.redis.xlen(self.keys.dead) == count, description=f"{count} dead letters", timeout_s=30)
+
+    def assert_at_rest(self) -> None:
+        def undone() -> Any:
+            pending: Any = self.redis.xpending(self.keys.stream, self.keys.group)
+            left = {
+                "pending": pending["pending"],
+                "records": self.redis.hgetall(self.keys.tickets),
+                "retries": self.redis.zcard(self.keys.retries),
+                "outcomes": self.redis.xlen(self.keys.outcomes),
+            }
+            return {name: value for name, value in left.items() if value}
+
+        wait_until(lambda: not undone(), description="nothing to be left undone")
+        names: Any = self.redis.xinfo_consumers(self.keys.stream, self.keys.group)
+        assert not [one["name"] for one in names if "/parked/" in one["name"]], "names of parked tickets stay behind"
+
+
+@pytest.fixture
+def shop(own_server: EmbeddedServer, nodes: NodeYard, tmp_path: Path) -> Shop:
+    folder = tmp_path / "app"
+    folder.mkdir()
+    return Shop(nodes, own_server, folder)
+
+
+@pytest.mark.slow
+def test_a_parked_ticket_stands_still_alone_through_a_change_of_master_and_goes_on_whole(shop: Shop) -> None:
+    shop.worker("w1")
+    first = shop.master("m1")
+    shop.wait_leading()
+    shop.push("A", 0)
+    shop.wait_log("A", [0])
+    assert shop.bridge("ticket", "park", "A", "--reason", "wrong prices") == "A is parked\n"
+    for n in range(1, 4):
+        shop.push("A", n)
+    for n in range(50):
+        shop.push("B", n)
+    shop.wait_log("B", list(range(50)))
+    assert shop.log("A") == [0]
+    seen = shop.json("ticket", "show", "A")
+    assert (seen["state"], seen["parked"]["reason"], seen["waiting"]["count"]) == ("parked", "wrong prices", 3)
+    assert shop.json("status")["parked"] == 1
+
+    first.kill()
+    shop.master("m2")
+    for n in range(4, 6):
+        shop.push("A", n)
+    for n in range(50, 100):
+        shop.push("B", n)
+    shop.wait_log("B", list(range(100)))
+    assert shop.log("A") == [0], "the next master lets it go on"
+    (listed,) = shop.json("ticket", "list", "--parked")["tickets"]
+    assert (listed["ticket_id"], listed["waiting"], listed["cause"]) == ("A", 5, "wrong prices")
+    assert "is parked already" in shop.bridge("ticket", "park", "A", code=1)
+
+    assert shop.bridge("ticket", "release", "A") == "A goes on, with 5 messages that waited\n"
+    shop.wait_log("A", list(range(6)))
+    assert "is not parked" in shop.bridge("ticket", "release", "A", code=1)
+    shop.assert_at_rest()
+
+
+@pytest.mark.slow
+def test_a_ticket_that_is_parked_while_it_runs_stands_still_after_what_runs(shop: Shop, tmp_path: Path) -> None:
+    shop.worker("w1", 1)
+    shop.master("m1")
+    gate = tmp_path / "gate"
+    shop.push("A", 0, gate=str(gate))
+    wait_until(lambda: shop.redis.hexists(shop.keys.tickets, "A"), description="A to run")
+    shop.push("A", 1)
+    said = shop.bridge("ticket", "park", "A")
+    assert "stands still when what runs of it is done: 1 message" in said
+    assert "to be parked after it" in shop.json("ticket", "show", "A")["why"]
+    gate.touch()
+    wait_until(lambda: shop.json("ticket", "show", "A")["state"] == "parked", description="A to be parked")
+    assert shop.log("A") == [0]
+    shop.bridge("ticket", "release", "A")
+    shop.wait_log("A", [0, 1])
+    shop.assert_at_rest()
+
+
+@pytest.mark.slow
+def test_a_message_whose_death_parked_its_ticket_is_replayed_with_the_whole_order_kept(
+    shop: Shop, tmp_path: Path
+) -> None:
+    shop.worker("w1", SHOP_ON_DEAD="park")
+    shop.master("m1", SHOP_ON_DEAD="park")
+    until = tmp_path / "until"
+    ids = [shop.push("A", 0), shop.push("A", 1, until=str(until)), shop.push("A", 2), shop.push("A", 3)]
+    shop.wait_dead(1)
+    wait_until(lambda: shop.json("ticket", "show", "A")["state"] == "parked", description="A to be parked")
+    assert f"message {ids[1]} is dead" in shop.json("ticket", "show", "A")["parked"]["reason"]
+    until.touch()
+    assert shop.bridge("dead", "replay", ids[1]) == "replayed 1 dead letter\n"
+    assert shop.log("A") == [0], "putting it back releases nothing"
+    assert shop.json("ticket", "show", "A")["waiting"]["count"] == 3
+    shop.bridge("ticket", "release", "A")
+    shop.wait_log("A", [0, 1, 2, 3])
+    assert shop.redis.xlen(shop.keys.dead) == 0
+    shop.assert_at_rest()
+
+
+@pytest.mark.slow
+def test_replayed_messages_come_before_what_was_not_started_in_the_order_of_their_ids(
+    shop: Shop, tmp_path: Path
+) -> None:
+    # One message a Celery message: what is behind the gate is not on its way yet.
+    shop.worker("w1", 1)
+    shop.master("m1")
+    until, gate = tmp_path / "until", tmp_path / "gate"
+    dead = [shop.push("A", n, until=str(until)) for n in (0, 1)]
+    shop.wait_dead(2)
+    shop.push("A", 2, gate=str(gate))
+    wait_until(lambda: shop.redis.hexists(shop.keys.tickets, "A"), description="2 to run")
+    shop.push("A", 3)
+    gone = shop.push("C", 0, until=str(until))
+    shop.redis.xadd(shop.keys.stream, {"ticket_id": "D", "payload": "{"})
+    gate.touch()
+    shop.wait_log("A", [2, 3])
+    shop.wait_dead(4)
+    gate.unlink()
+    shop.push("A", 4, gate=str(gate))
+    wait_until(lambda: shop.redis.hexists(shop.keys.tickets, "A"), description="4 to run")
+    shop.push("A", 5)
+    wait_until(lambda: shop.json("ticket", "show", "A")["waiting"]["count"] == 1, description="5 to be read")
+
+    shop.redis.xdel(shop.keys.stream, gone)
+    until.touch()
+    plan = shop.json("dead", "replay", "--ticket", "A", "--dry-run")
+    assert [one["message_id"] for one in plan["letters"]] == dead
+    said = shop.bridge("dead", "replay", "--all", "--yes", code=1)
+    assert "replayed 2 dead letters" in said
+    assert "its entry has left the stream" in said
+    assert "it still cannot be processed" in said
+    gate.touch()
+    shop.wait_log("A", [2, 3, 4, 0, 1, 5])
+    assert shop.bridge("dead", "drop", "--all", "--yes") == "dropped 2 dead letters\n"
+    shop.assert_at_rest()
+
+
+@pytest.mark.slow
+def test_a_replayed_message_has_all_its_attempts_again(shop: Shop, tmp_path: Path) -> None:
+    shop.worker("w1", 1)
+    shop.master("m1")
+    (id_,) = [shop.push("A", 0, until=str(tmp_path / "never"))]
+    shop.wait_dead(1)
+    before = shop.json("dead", "show", id_)
+    shop.bridge("dead", "replay", id_)
+    wait_until(lambda: shop.redis.hget(shop.keys.counts, "dead") == "2", description="it to die again")
+    after = shop.json("dead", "show", id_)
+    assert (before["attempts"], after["attempts"], after["letters"]) == (1, 1, 1)
+    assert after["fence"] > before["fence"]
+    shop.assert_at_rest()
+
+
+@pytest.mark.slow
+def test_a_drained_consumer_finishes_what_runs_gives_up_the_rest_and_gets_nothing_more(
+    shop: Shop, tmp_path: Path
+) -> None:
+    w1 = shop.worker("w1", 1)
+    shop.master("m1")
+    gate = tmp_path / "gate"
+    shop.push("A", 0, gate=str(gate))
+    wait_until(lambda: shop.redis.hexists(shop.keys.tickets, "A"), description="A to run on w1")
+    for n in range(20):
+        shop.push(f"T{n}", 0)
+    w2 = shop.worker("w2", 1)
+
+    drain = shop.start("consumer", "drain", "w1")
+    assert drain.stdout is not None
+    assert drain.stdout.readline() == f"{w1.hostname} takes nothing new; waiting for what it has in flight\n"
+    for n in range(20):
+        shop.wait_log(f"T{n}", [0])
+        assert shop.at(f"T{n}") == [w2.hostname], "what it had not begun goes to the other one"
+    states = {one["name"]: one["state"] for one in shop.json("consumer", "list")["consumers"]}
+    assert states == {w1.hostname: "draining", w2.hostname: "open"}
+    assert drain.poll() is None, "its task still runs"
+    holds_for(lambda: drain.poll() is None, description="draining waits for the task", duration_s=0.5)
+    gate.touch()
+    out, err = drain.communicate(timeout=30)
+    assert (drain.returncode, err) == (0, "")
+    assert out.endswith(f"{w1.hostname} is empty\n")
+    assert shop.log("A") == [0]
+
+    for n in range(20):
+        shop.push(f"U{n}", 0)
+    for n in range(20):
+        shop.wait_log(f"U{n}", [0])
+        assert shop.at(f"U{n}") == [w2.hostname]
+
+    assert shop.bridge("consumer", "resume", "w1") == f"{w1.hostname} takes work again\n"
+    shop.bridge("consumer", "drain", "w2")
+    shop.push("V", 0)
+    shop.wait_log("V", [0])
+    assert shop.at("V") == [w1.hostname]
+    shop.assert_at_rest()
+
+
+@pytest.mark.slow
+def test_a_drain_outlives_its_master_and_ends_with_the_worker(shop: Shop) -> None:
+    w1 = shop.worker("w1", 1)
+    first = shop.master("m1")
+    shop.wait_leading()
+    shop.bridge("consumer", "drain", "w1")
+    first.kill()
+    shop.master("m2")
+    shop.push("A", 0)
+    wait_until(lambda: shop.json("ticket", "show", "A")["state"] == "waiting", description="A to be read")
+    holds_for(lambda: not shop.log("A"), description="nobody takes A", duration_s=1.0)
+    w1.terminate()
+    wait_until(lambda: not w1.running, description="w1 to end", timeout_s=20)
+    shop.worker("w1", 1)
+    shop.wait_log("A", [0])
+    assert shop.json("consumer", "list")["consumers"][0]["state"] == "open"
+
+
+@pytest.mark.slow
+def test_tickets_move_between_two_of_their_messages_to_whom_an_operator_names(shop: Shop, tmp_path: Path) -> None:
+    w1 = shop.worker("w1", 1)
+    shop.master("m1")
+    gate = tmp_path / "gate"
+    shop.push("A", 0, gate=str(gate))
+    wait_until(lambda: shop.redis.hexists(shop.keys.tickets, "A"), description="A to run on w1")
+    w2 = shop.worker("w2", 1)
+    for n in range(1, 5):
+        shop.push("A", n)
+    wait_until(lambda: shop.json("ticket", "show", "A")["waiting"]["count"] == 4, description="the rest to be read")
+    said = shop.bridge("consumer", "transfer", "w1", "--to", "w2", "--ticket", "A")
+    assert said == "moved 0 tickets\n1 ticket more when what runs of them is done\n"
+    gate.touch()
+    shop.wait_log("A", [0, 1, 2, 3, 4])
+    assert shop.at("A") == [w1.hostname, *[w2.hostname] * 4]
+    assert "no consumer w9" in shop.bridge("consumer", "transfer", "w1", "--to", "w9", code=1)
+    shop.assert_at_rest()
+
+
+@pytest.mark.slow
+def test_an_order_that_no_master_answers_is_withdrawn(shop: Shop) -> None:
+    master = shop.master("m1")
+    shop.wait_leading()
+    assert "no consumer w1" in shop.bridge("consumer", "drain", "w1", code=1)
+    master.kill()
+    # Its lead outlives it for a while; nobody is there to take over.
+    said = shop.bridge("ticket", "park", "A", code=1)
+    assert "the order was withdrawn" in said or "no master leads" in said
+    assert shop.redis.xlen(shop.keys.outcomes) == 0
+    assert "no master leads" in shop.bridge("ticket", "park", "A", code=1)
