@@ -1,0 +1,110 @@
+"""Every pool keeps the promises: order, one at a time, retries, and a lost lease that makes a new incarnation."""
+
+from __future__ import annotations
+
+import json
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bridge.embedded import EmbeddedServer
+from tests.integration.lanes import LaneUnderTest
+from tests.nodes.roles import WorkerNode
+from tests.nodes.yard import NodeYard
+from tests.waiting import wait_until
+
+TICKETS = 12
+EACH = 20
+CANNOT_KILL = "pool cannot end a task that runs"
+
+
+@pytest.fixture(params=["prefork", "solo", "threads", "gevent"])
+def pool(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture(params=["10", "0"], ids=["bundles", "plain"])
+def lane(request: pytest.FixtureRequest, nodes: NodeYard, own_server: EmbeddedServer, tmp_path: Path) -> LaneUnderTest:
+    return LaneUnderTest(nodes, own_server, tmp_path, COUNTER_BUNDLE_MS=request.param)
+
+
+def worker_of(lane: LaneUnderTest, name: str, pool: str, *, wait: bool = True) -> WorkerNode:
+    return lane.worker(name, "--concurrency=3", f"--pool={pool}", wait=wait)
+
+
+def incarnation_of(lane: LaneUnderTest, worker: WorkerNode) -> str:
+    found: Any = lane.redis.hget(lane.keys.consumers, worker.hostname)
+    return str(json.loads(found)["incarnation"]) if found else ""
+
+
+def test_order_and_retries(lane: LaneUnderTest, pool: str) -> None:
+    lane.master("m1")
+    worker = worker_of(lane, "w1", pool)
+    lane.wait_consumers(1)
+    lane.push_many(TICKETS, EACH, ms=1)
+    for n in range(5):
+        lane.push("flaky", {"n": n, "until": 2 if n % 2 else 1}, "counter.flaky")
+    lane.wait_done(TICKETS * EACH + 5)
+    lane.assert_logs(TICKETS, EACH)
+    assert lane.log("flaky") == [0, 1, 2, 3, 4]
+    assert lane.count("failed") == 2
+    lane.assert_no_overlap()
+    lane.assert_at_rest()
+    # And whoever chose a pool that cannot kill was told so, once
+    assert worker.logs().count(CANNOT_KILL) == (0 if pool == "prefork" else 1)
+
+
+def test_a_lost_lease_makes_a_new_incarnation_and_the_work_goes_on(lane: LaneUnderTest, pool: str) -> None:
+    lane.master("m1")
+    worker = worker_of(lane, "w1", pool)
+    lane.wait_consumers(1)
+    before = incarnation_of(lane, worker)
+    lane.push_many(TICKETS, EACH, ms=5)
+    wait_until(lambda: lane.count("done") > 20, description="the worker to work", timeout_s=20)
+
+    lane.redis.delete(lane.keys.lease(before))
+
+    wait_until(lambda: incarnation_of(lane, worker) not in ("", before), description="a new incarnation")
+    lane.wait_done(TICKETS * EACH)
+    # What ran when the lease was lost may have run on: its effects came first, or not at all
+    lane.assert_logs(TICKETS, EACH)
+    lane.assert_at_rest()
+
+
+def test_a_worker_that_is_asked_to_stop_gives_back_what_it_has_not_begun(lane: LaneUnderTest, pool: str) -> None:
+    lane.master("m1")
+    going = worker_of(lane, "w1", pool)
+    lane.wait_consumers(1)
+    for ticket in range(6):
+        lane.push(f"long{ticket}", {"n": 0, "ms": 1500})
+    wait_until(lambda: any(lane.ledger.iterdir()), description="a task to start")
+    other = worker_of(lane, "w2", pool)
+    going.send(signal.SIGTERM)
+
+    lane.wait_done(6)
+
+    assert going.wait(timeout_s=30) == 0
+    assert [lane.log(f"long{ticket}") for ticket in range(6)] == [[0]] * 6
+    assert lane.count("failed") == 0
+    lane.assert_no_overlap()
+    lane.assert_at_rest()
+    assert lane.redis.hkeys(lane.keys.consumers) == [other.hostname]
+
+
+def test_a_killed_workers_tickets_go_on_elsewhere_in_order(lane: LaneUnderTest, pool: str) -> None:
+    lane.master("m1")
+    victim = worker_of(lane, "w1", pool, wait=False)
+    worker_of(lane, "w2", pool)
+    victim.wait_ready()
+    lane.wait_consumers(2)
+    lane.push_many(TICKETS, EACH, ms=5)
+    wait_until(lambda: lane.count("done") > 40, description="the workers to work", timeout_s=20)
+
+    victim.kill()
+
+    lane.wait_done(TICKETS * EACH)
+    lane.assert_logs(TICKETS, EACH)
+    lane.assert_no_overlap()
+    lane.assert_at_rest()

@@ -1,0 +1,165 @@
+"""A worker that cannot renew its lease ends what it runs before anybody else may run it, whoever of it is frozen."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from bridge.embedded import EmbeddedServer
+from tests.integration.lanes import LaneUnderTest
+from tests.nodes.roles import WorkerNode
+from tests.nodes.yard import NodeYard
+from tests.waiting import holds_for, wait_until
+
+LEASE_S = 2.0
+
+
+@pytest.fixture
+def lane(nodes: NodeYard, own_server: EmbeddedServer, tmp_path: Path) -> LaneUnderTest:
+    return LaneUnderTest(nodes, own_server, tmp_path, COUNTER_LEASE=str(LEASE_S))
+
+
+def incarnation_of(lane: LaneUnderTest, worker: WorkerNode) -> str:
+    found: Any = lane.redis.hget(lane.keys.consumers, worker.hostname)
+    return str(json.loads(found)["incarnation"]) if found else ""
+
+
+def starts(lane: LaneUnderTest) -> list[Any]:
+    lines = [line for path in lane.ledger.glob("*.jsonl") for line in path.read_text().splitlines()]
+    return [line for line in map(json.loads, lines) if line[0] == "start"]
+
+
+def running(lane: LaneUnderTest, task: str | None = None) -> tuple[WorkerNode, psutil.Process]:
+    """A worker that runs one long task, and the pool process that does."""
+    lane.master("m1")
+    worker = lane.worker("w1", "--concurrency=1")
+    lane.wait_consumers(1)
+    lane.push("A", {"n": 0, "ms": 6_000}, task)
+    wait_until(lambda: starts(lane), description="the task to start")
+    return worker, psutil.Process(starts(lane)[0][6])
+
+
+def ended(process: psutil.Process) -> bool:
+    try:
+        return process.status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
+def assert_ended_before_its_lease(lane: LaneUnderTest, process: psutil.Process, incarnation: str) -> None:
+    lease = lane.keys.lease(incarnation)
+    seen = 0
+
+    def over() -> bool:
+        nonlocal seen
+        there = lane.redis.exists(lease)
+        if not ended(process):
+            # Asked in this order, it was running after the lease was gone
+            assert there, "it ran on when the lease was over"
+            seen += 1
+            return False
+        return True
+
+    wait_until(over, description="the pool process to end", timeout_s=3 * LEASE_S, interval_s=0.005)
+    assert seen, "it had ended before anybody looked"
+
+
+def test_a_pool_process_whose_parent_is_frozen_is_ended_in_time(lane: LaneUnderTest) -> None:
+    worker, child = running(lane)
+    worker.send(signal.SIGSTOP)
+    assert_ended_before_its_lease(lane, child, incarnation_of(lane, worker))
+    # And the worker comes back when it thaws, with everything in order
+    before = incarnation_of(lane, worker)
+    wait_until(lambda: not lane.redis.exists(lane.keys.lease(before)), description="the lease to end")
+    worker.send(signal.SIGCONT)
+    wait_until(lambda: incarnation_of(lane, worker) not in ("", before), description="a new incarnation")
+    lane.push("B", {"n": 0})
+    lane.wait_done(1)
+
+
+def test_it_ends_itself_when_nobody_else_can(lane: LaneUnderTest) -> None:
+    worker, child = running(lane)
+    worker.send(signal.SIGSTOP)
+    for watcher in worker.watchers():
+        watcher.kill()
+    assert_ended_before_its_lease(lane, child, incarnation_of(lane, worker))
+
+
+def test_the_watcher_ends_one_that_cannot_end_itself(lane: LaneUnderTest) -> None:
+    # Given a task that keeps every other thread of its process from running
+    worker, child = running(lane, "counter.holds_the_lock")
+    worker.send(signal.SIGSTOP)
+    assert_ended_before_its_lease(lane, child, incarnation_of(lane, worker))
+
+
+def test_a_lost_lease_ends_what_runs_and_makes_a_new_incarnation(lane: LaneUnderTest) -> None:
+    worker, child = running(lane)
+    before = incarnation_of(lane, worker)
+    # As after a server that lost its last second, or an operator's hand
+    lane.redis.delete(lane.keys.lease(before))
+    wait_until(lambda: ended(child), description="the pool process to end")
+    wait_until(lambda: incarnation_of(lane, worker) not in ("", before), description="a new incarnation")
+    lane.push("B", {"n": 0})
+    lane.wait_done(1)
+    lane.assert_no_overlap()
+    assert worker.running
+
+
+def test_an_idle_worker_that_lost_its_lease_keeps_its_pool(lane: LaneUnderTest) -> None:
+    lane.master("m1")
+    worker = lane.worker("w1", "--concurrency=1")
+    lane.wait_consumers(1)
+    before = incarnation_of(lane, worker)
+    pool = [child.pid for child in worker.children()]
+    lane.redis.delete(lane.keys.lease(before))
+    wait_until(lambda: incarnation_of(lane, worker) not in ("", before), description="a new incarnation")
+    assert [child.pid for child in worker.children()] == pool
+    lane.push("B", {"n": 0})
+    lane.wait_done(1)
+
+
+def test_a_full_server_takes_no_lease_away(lane: LaneUnderTest) -> None:
+    worker, child = running(lane)
+    before = incarnation_of(lane, worker)
+    lane.redis.config_set("maxmemory", 1)
+    try:
+        holds_for(
+            lambda: lane.redis.exists(lane.keys.lease(before)) and not ended(child),
+            description="the lease, and what runs under it",
+            duration_s=1.5 * LEASE_S,
+        )
+    finally:
+        lane.redis.config_set("maxmemory", 0)
+    assert incarnation_of(lane, worker) == before
+
+
+def test_a_killed_pool_process_of_a_frozen_worker_is_charged_once(lane: LaneUnderTest) -> None:
+    # Frozen as a whole: nobody of it can act, and what it did not end is ended when it thaws
+    worker, child = running(lane)
+    worker.pause()
+    wait_until(lambda: ended(child), description="the watcher to end it", timeout_s=2 * LEASE_S)
+    lane.worker("w2", "--concurrency=1")
+    wait_until(lambda: len(starts(lane)) == 2, description="the task to start elsewhere")
+    first, second = sorted(starts(lane), key=lambda line: line[5])
+    assert second[3] > first[3]
+    worker.resume()
+    os.kill(second[6], 0)
+
+
+def test_a_hard_time_limit_is_told_when_the_pool_process_is_gone(lane: LaneUnderTest) -> None:
+    # Given a task that does not heed the SIGTERM with which Celery begins, and a retry that is due at once
+    lane.master("m1")
+    lane.worker("w1", "--concurrency=2")
+    lane.wait_consumers(1)
+    lane.push("A", {"n": 0, "until": 2}, "counter.undoes_late")
+    lane.wait_done(1)
+    first, second = sorted(starts(lane), key=lambda line: line[5])
+    assert first[6] != second[6]
+    assert lane.log("A")[-1] == 0
+    lane.assert_at_rest()
