@@ -250,6 +250,11 @@ class Recovery:
                     # It was sent twice: the other copy may be in the worker's hands. If not, it will be missed again.
                     continue
                 for outcome in returned(message, consumer.incarnation):
+                    ticket = self._lane.in_flight.get(outcome.message_id)
+                    if ticket is None or not ticket.dispatched_at:
+                        # Sent by a leader before this one: after an outage of the server the queue may hold again what
+                        # the worker took from it before. If it is in nobody's hands, it will be missed.
+                        continue
                     runs += 1
                     self._leader.settling.settle(outcome, batch)
             if len(texts) < RECALL:

@@ -19,6 +19,7 @@ from redis.exceptions import RedisError
 from bridge.connect import client
 from bridge.names import BUNDLE_TASK, HEADER_BASE, HEADER_INCARNATION, HEADER_RUNS, HEADER_WORD
 from bridge.outcomes import Kind, Outcome
+from bridge.worker.holdings import Holdings, Taking
 
 if TYPE_CHECKING:
     from bridge.settings import Settings
@@ -34,8 +35,9 @@ TAKE = 100
 class Farewell:
     """Runs on a thread of its own from `start` to `stop`.
 
-    ``write``: writes outcomes of an incarnation. ``give_back_unstarted``: gives back what the main process took and no
-    pool process has begun; called a while after the worker said that it is going, see `Member.give_back_unstarted`.
+    ``holdings``: what came here before; ``write``: writes outcomes of an incarnation; ``give_back_unstarted``: gives
+    back what the main process took and no pool process has begun. It is called a while after the worker said that it is
+    going, see `Member.give_back_unstarted`.
     """
 
     def __init__(
@@ -44,12 +46,14 @@ class Farewell:
         name: str,
         incarnation: str,
         *,
+        holdings: Holdings,
         write: Callable[[str, list[Outcome]], None],
         give_back_unstarted: Callable[[], None],
     ) -> None:
         self._settings = settings
         self._name = name
         self._incarnation = incarnation
+        self._holdings = holdings
         self._write = write
         self._give_back_unstarted = give_back_unstarted
         self._redis: Redis = client(settings.redis_url, timeout_s=2.0)
@@ -96,11 +100,28 @@ class Farewell:
         texts: Any = self._redis.rpop(self._settings.keys.queue(self._name), TAKE)
         outcomes: list[Outcome] = []
         for text in texts or ():
-            outcomes += returned(json.loads(text), self._incarnation)
+            outcomes += self._untaken(json.loads(text))
         if outcomes:
             logger.info("giving back %d runs that this worker did not take", len(outcomes))
             self._write(self._incarnation, outcomes)
         return bool(texts)
+
+    def _untaken(self, message: dict[str, Any]) -> list[Outcome]:
+        """What of a Celery message may go back. Not what came before, and may be running here: a server that lost its
+        last second gives popped messages out again.
+        """
+        headers = message["headers"]
+        if headers.get(HEADER_INCARNATION) != self._incarnation:
+            return []
+        found = []
+        for outcome, (ticket, _, count, _, doubt) in zip(
+            returned(message, self._incarnation), headers[HEADER_RUNS], strict=False
+        ):
+            last = outcome.fence + count - 1
+            if self._holdings.take(ticket, outcome.fence, last, bool(doubt)) is not Taking.REFUSED:
+                self._holdings.drop(ticket, outcome.fence)
+                found.append(outcome)
+        return found
 
 
 def returned(message: dict[str, Any], incarnation: str) -> list[Outcome]:

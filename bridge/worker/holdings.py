@@ -8,6 +8,7 @@ what seems to be lost.
 
 from __future__ import annotations
 
+import threading
 from collections import OrderedDict
 from enum import Enum
 
@@ -27,9 +28,10 @@ class Taking(Enum):
 
 
 class Holdings:
-    """Used by the main process's event loop only, but for `report`, which only reads."""
+    """Used by the main process's event loop, and while the worker goes by the thread that empties its queue."""
 
     def __init__(self) -> None:
+        self._lock = threading.Lock()
         self._held: dict[str, int] = {}
         self._newest: OrderedDict[str, int] = OrderedDict()
 
@@ -40,14 +42,15 @@ class Holdings:
         the pool process has told the main process that it is done: so a run that is held still does not stand in the
         way. ``doubt``: the leader sends it again, since it seems to be lost.
         """
-        if first <= self._newest.get(ticket, 0):
-            return Taking.FORGOTTEN if doubt and ticket not in self._held else Taking.REFUSED
-        self._held[ticket] = first
-        self._newest[ticket] = last
-        self._newest.move_to_end(ticket)
-        if len(self._newest) > REMEMBERED:
-            self._newest.popitem(last=False)
-        return Taking.TAKEN
+        with self._lock:
+            if first <= self._newest.get(ticket, 0):
+                return Taking.FORGOTTEN if doubt and ticket not in self._held else Taking.REFUSED
+            self._held[ticket] = first
+            self._newest[ticket] = last
+            self._newest.move_to_end(ticket)
+            if len(self._newest) > REMEMBERED:
+                self._newest.popitem(last=False)
+            return Taking.TAKEN
 
     def drop(self, ticket: str, fence: int) -> None:
         """The run is finished, or given back."""

@@ -212,6 +212,7 @@ class Member:
                 self.settings,
                 self.name,
                 self.shared.incarnation,
+                holdings=self.holdings,
                 write=self.write,
                 give_back_unstarted=self.give_back_unstarted,
             )
