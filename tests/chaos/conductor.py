@@ -19,6 +19,7 @@ from tests.chaos.checks import Notes
 from tests.chaos.draw import Step
 from tests.chaos.feeder import UNAVAILABLE
 from tests.chaos.ledger import LedgerReader, now_ns
+from tests.chaos.operator import Operator
 from tests.chaos.seats import Seat
 from tests.chaos.stranded import Stranding
 
@@ -26,6 +27,11 @@ from tests.chaos.stranded import Stranding
 NewWorker = Callable[[str, str], Seat]
 #: Seconds for which a fault that needs something in a queue waits for it.
 TRAP_S = 5.0
+
+
+def method_of(action: str) -> str:
+    """The name of the conductor's method for an action of the draw."""
+    return "_" + action.replace(" ", "_").replace("'", "")
 
 
 class Conductor:
@@ -60,6 +66,7 @@ class Conductor:
         self.done: dict[str, int] = {}
         self.missed: dict[str, int] = {}
         self.strandings: list[Stranding] = []
+        self.operator = Operator(self.redis, keys, notes)
         #: Seconds that each killed leader's lane was without one.
         self.leaderless_s: list[float] = []
         self._leader_gone_at: float | None = None
@@ -74,7 +81,7 @@ class Conductor:
 
     def do(self, step: Step) -> bool:
         """Does one step now; False when there is nobody to do it to."""
-        action = getattr(self, "_" + step.action.replace(" ", "_"))
+        action = getattr(self, method_of(step.action))
         try:
             hit = bool(action(*step.dice))
         except UNAVAILABLE:
@@ -95,11 +102,13 @@ class Conductor:
             seat.tick()
         self._look_for_leader()
         self._spring_traps()
+        self.operator.tick()
 
     def calm_down(self) -> None:
-        """No more faults: what is frozen goes on."""
+        """No more faults: what is frozen goes on, and what an operator holds back is let go."""
         for seat in self.seats:
             seat.thaw()
+        self.operator.undo_all()
 
     def complaints(self) -> list[str]:
         """What processes did of their own accord and should not have."""
@@ -293,6 +302,30 @@ class Conductor:
         id_ = found[int(which * len(found))]["message_id"]
         return bool(self.redis.xclaim(self.keys.stream, self.keys.group, "somebody", 0, [id_], justid=True))
 
+    # -- an operator -------------------------------------------------------------------------------------------------
+
+    def _park_a_ticket(self, which: float, long: float, *_: float) -> bool:
+        tickets: Any = self.redis.hkeys(self.keys.tickets)
+        if not tickets:
+            return False
+        ticket = sorted(tickets)[int(which * len(tickets))]
+        return self.operator.park(ticket, 0.5 + 3 * long)
+
+    def _drain_a_worker(self, who: float, long: float, *_: float) -> bool:
+        seat = self._pick(self.workers, who)
+        return seat is not None and self.operator.drain(_consumer(seat), 0.5 + 3 * long)
+
+    def _transfer_a_workers_tickets(self, who: float, *_: float) -> bool:
+        seat = self._pick(self.workers, who)
+        return seat is not None and self.operator.transfer(_consumer(seat))
+
+    def _replay_a_dead_letter(self, which: float, *_: float) -> bool:
+        found: Any = self.redis.xrange(self.keys.dead, count=500)
+        if not found:
+            return False
+        letter, fields = found[int(which * len(found))]
+        return self.operator.replay(letter, fields["message_id"])
+
     # -- details -----------------------------------------------------------------------------------------------------
 
     def _pick(self, seats: list[Seat], die: float) -> Seat | None:
@@ -336,7 +369,7 @@ class Conductor:
 
     def _strand(self, seat: Seat, told: str) -> Stranding:
         """What is in flight there now."""
-        consumer = getattr(seat.node, "hostname", "")
+        consumer = _consumer(seat)
         found: Any = self.redis.hgetall(self.keys.tickets)
         runs = {}
         for ticket, raw in found.items():
@@ -345,3 +378,7 @@ class Conductor:
                 runs[ticket] = record.ids
         pids = {seat.node.pid or 0, *seat.pool_processes()}
         return Stranding(told, seat.pool, now_ns(), frozenset(pids), runs)
+
+
+def _consumer(seat: Seat) -> str:
+    return str(getattr(seat.node, "hostname", ""))

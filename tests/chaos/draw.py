@@ -42,7 +42,13 @@ LANE_ACTIONS = {
     "throw a Celery message away": 2,
     "claim a message by hand": 1,
 }
-ACTIONS = {**WORKER_ACTIONS, **MASTER_ACTIONS, **SERVER_ACTIONS, **LANE_ACTIONS}
+OPERATOR_ACTIONS = {
+    "park a ticket": 2,
+    "drain a worker": 1,
+    "transfer a worker's tickets": 2,
+    "replay a dead letter": 1,
+}
+ACTIONS = {**WORKER_ACTIONS, **MASTER_ACTIONS, **SERVER_ACTIONS, **LANE_ACTIONS, **OPERATOR_ACTIONS}
 
 
 @dataclass(frozen=True)

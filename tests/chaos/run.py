@@ -76,6 +76,7 @@ class Result:
     waits: list[Waits] = field(default_factory=list)
     leaderless_s: list[float] = field(default_factory=list)
     counts: dict[str, int] = field(default_factory=dict)
+    answers: dict[str, int] = field(default_factory=dict)
     seconds: float = 0.0
     #: The user, or the clock, ended it before its last fault.
     cut_short: bool = False
@@ -212,7 +213,7 @@ class Run:
                 if left > 0 and room > 0:
                     self.feeder.push(min(left, room, 500))
                 settled = self._settled()
-                if not left and settled >= len(self.feeder.messages):
+                if not left and settled >= len(self.feeder.messages) + self.notes.replays:
                     return []
                 if settled != before:
                     before, moved_at = settled, time.monotonic()
@@ -237,7 +238,7 @@ class Run:
         while True:
             self.conductor.tick()
             left = evidence.rest(self.redis, self.keys)
-            if _at_rest(left) or time.monotonic() > deadline:
+            if (_at_rest(left) and not self.conductor.operator.busy) or time.monotonic() > deadline:
                 break
             time.sleep(ROUND_S)
         executions = self.ledger.executions()
@@ -256,6 +257,7 @@ class Run:
             missed=self.conductor.missed,
             waits=waits(self.conductor.strandings, executions),
             leaderless_s=self.conductor.leaderless_s,
+            answers=self.conductor.operator.answers,
             counts={name: int(value) for name, value in sorted(counts.items())},
         )
 

@@ -48,5 +48,5 @@ def told(result: Result) -> str:
         f"{len(result.messages):,} messages, {len(result.executions):,} executions, {len(result.letters):,} dead in "
         f"{result.seconds:.1f} s\nfaults {result.faults}\nnobody there for {result.missed}\n"
         f"stood still (median/max): {waits}\nwithout leader {[round(s, 2) for s in result.leaderless_s]}\n"
-        f"counts {result.counts}"
+        f"orders {result.answers}\ncounts {result.counts}"
     )
