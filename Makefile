@@ -3,7 +3,7 @@
 SHELL := /bin/sh
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint types unit scripts integration bench failover lock clean
+.PHONY: help setup demo test lint types unit scripts integration bench failover chaos soak lock clean
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -14,6 +14,8 @@ CODE := $(wildcard bridge routing spark tasks tests benchmarks celeryconfig.py)
 PYTEST_ARGS ?=
 # Options for the demo, as in: make demo DEMO_ARGS="--events log.csv.gz"
 DEMO_ARGS ?=
+# Options for the soak: .venv/bin/python -m tests.chaos.soak --help
+SOAK_ARGS ?=
 
 # What a caller's shell happens to point at must not leak into the checkout's own environment.
 unexport PYTHONHOME PYTHONPATH VIRTUAL_ENV PIP_REQUIRE_VIRTUALENV PIP_USER PIP_TARGET PIP_PREFIX
@@ -50,7 +52,7 @@ demo: $(READY) ## The whole stack with data on this machine, a worker killed on 
 	$(BIN)/bridge demo $(DEMO_ARGS)
 
 test: lint types ## Lint, strict types, then every test
-	$(BIN)/python -m pytest tests/unit tests/scripts tests/integration $(PYTEST_ARGS)
+	$(BIN)/python -m pytest tests/unit tests/scripts tests/integration tests/chaos $(PYTEST_ARGS)
 
 lint: $(READY) ## ruff: rules and format
 	$(BIN)/ruff check $(CODE)
@@ -67,6 +69,12 @@ scripts: $(READY) ## Lua transitions on Valkey 9.1 and Redis 6.2
 
 integration: $(READY) ## Real workers and masters as processes
 	$(BIN)/python -m pytest tests/integration $(PYTEST_ARGS)
+
+chaos: $(READY) ## Faults of every kind, drawn by a seed (CHAOS_SEED, CHAOS_FAULTS), under load
+	$(BIN)/python -m pytest tests/chaos $(PYTEST_ARGS)
+
+soak: $(READY) ## 300,000 messages of an incident log, 300 faults, a report (SOAK_ARGS="--log FILE --hours 1")
+	$(BIN)/python -m tests.chaos.soak $(SOAK_ARGS)
 
 bench: $(READY) ## The bridge against plain Celery and against a lock per ticket
 	$(BIN)/python -m benchmarks
