@@ -21,6 +21,8 @@ from tests.nodes.process import ProcessNode
 STOP_PATIENCE_S = 45.0
 #: What the command line of the watcher beside a worker contains.
 WATCHER = "bridge.worker.watcher"
+#: What a process says that ends since the server was away when it started.
+GAVE_UP = "cannot reach Redis"
 
 
 class Seat:
@@ -131,6 +133,9 @@ class Seat:
                 self.complaints.append(f"{self} did not stop within {STOP_PATIENCE_S:g} s")
                 self.vanish(0)
             return
+        if not self._told_to_end and GAVE_UP in self.node.logs(this_life=True):
+            # It found no server at its start, said so, and is for its supervisor to start again: that is us.
+            self._told_to_end = True
         if not self._told_to_end:
             self.complaints.append(f"{self} ended with {self.node.exit_code} by itself:\n{self.node.log_tail(12)}")
             self._told_to_end = True
