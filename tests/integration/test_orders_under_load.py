@@ -1,0 +1,130 @@
+"""Operators who will not leave a busy lane alone: orders of every kind, drawn by a seed, while messages flow."""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bridge.embedded import EmbeddedServer
+from bridge.orders import give
+from routing.errors import OrderFailed
+from tests.integration.lanes import LaneUnderTest
+from tests.nodes.roles import MasterNode, WorkerNode
+from tests.nodes.yard import NodeYard
+from tests.waiting import wait_until
+
+TICKETS = 40
+EACH = 100
+#: Refusals that are as good as done: the lane has moved on since the order was drawn.
+FINE = ("is parked already", "is not parked", "can take them now", "takes no tickets now")
+#: Times that the leader is killed.
+KILLS = 2
+
+
+class Operator:
+    """Gives orders to a lane, and knows which of its tickets it has parked."""
+
+    def __init__(
+        self,
+        server: EmbeddedServer,
+        lane: LaneUnderTest,
+        workers: list[WorkerNode],
+        masters: list[MasterNode],
+        dice: random.Random,
+    ) -> None:
+        self.masters = masters
+        self.redis = server.client(protocol=2)
+        self.lane = lane
+        self.workers = [worker.hostname for worker in workers]
+        self.dice = dice
+        self.parked: set[str] = set()
+        self.given: dict[str, int] = {}
+        self.kills = 0
+
+    def order(self, **words: Any) -> dict[str, Any]:
+        try:
+            answer = give(self.redis, self.lane.keys, words, timeout_s=20)
+        except OrderFailed as exc:
+            if any(text in str(exc) for text in FINE):
+                return {}
+            raise
+        self.given[words["do"]] = self.given.get(words["do"], 0) + 1
+        return answer
+
+    def park(self) -> None:
+        ticket = f"T{self.dice.randrange(TICKETS)}"
+        self.order(do="park", ticket=ticket, reason="for a while")
+        self.parked.add(ticket)
+
+    def release(self) -> None:
+        if self.parked:
+            ticket = self.dice.choice(sorted(self.parked))
+            self.order(do="release", ticket=ticket)
+            self.parked.discard(ticket)
+
+    def transfer(self) -> None:
+        of, to = self.dice.sample(self.workers, 2)
+        tickets = [f"T{n}" for n in self.dice.sample(range(TICKETS), 5)] if self.dice.random() < 0.5 else None
+        self.order(do="transfer", consumer=of, to=self.dice.choice([to, None]), tickets=tickets)
+
+    def drain_and_resume(self) -> None:
+        name = self.dice.choice(self.workers)
+        self.order(do="drain", consumer=name)
+        if self.dice.random() < 0.5:
+            wait_until(lambda: self.in_flight(name) == 0, description=f"{name} to be empty", timeout_s=20)
+        self.order(do="resume", consumer=name)
+
+    def kill_a_master(self) -> None:
+        """Mostly the leader: the other one has to finish what it was ordered."""
+        if self.kills < KILLS:
+            self.kills += 1
+            # Never none at all: an order does not wait for a master to be started.
+            self.masters[-1].wait_ready()
+            master = self.masters.pop(0)
+            master.kill()
+            self.masters.append(self.lane.master(f"m{2 + self.kills}", wait=False))
+
+    def in_flight(self, name: str) -> int:
+        pending: Any = self.redis.xpending(self.lane.keys.stream, self.lane.keys.group)
+        return sum(one["pending"] for one in pending["consumers"] if one["name"] == name.encode())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("bundle_ms", ["10", "0"])
+def test_orders_of_every_kind_under_load_lose_reorder_and_repeat_nothing(
+    nodes: NodeYard, own_server: EmbeddedServer, tmp_path: Path, bundle_ms: str
+) -> None:
+    seed = int(os.environ.get("ORDERS_SEED", random.randrange(10**6)))
+    print(f"ORDERS_SEED={seed}")
+    dice = random.Random(seed)
+    lane = LaneUnderTest(nodes, own_server, tmp_path, COUNTER_BUNDLE_MS=bundle_ms)
+    workers = [lane.worker(f"w{n}", "--concurrency=1") for n in range(3)]
+    masters = [lane.master("m1"), lane.master("m2")]
+    lane.wait_consumers(3)
+    operator = Operator(own_server, lane, workers, masters, dice)
+    kinds: list[Callable[[], None]] = [
+        *[operator.park] * 6,
+        *[operator.release] * 6,
+        *[operator.transfer] * 3,
+        *[operator.drain_and_resume] * 3,
+        operator.kill_a_master,
+    ]
+    lane.push_many(TICKETS, EACH, ms=2)
+    ended = 0
+    while ended < 0.8 * TICKETS * EACH and sum(operator.given.values()) < 100:
+        dice.choice(kinds)()
+        ended = lane.count("done")
+    for ticket in sorted(operator.parked):
+        operator.order(do="release", ticket=ticket)
+    print("orders given while messages flowed:", operator.given, "masters killed:", operator.kills)
+    assert set(operator.given) >= {"park", "release", "transfer", "drain", "resume"}
+    lane.wait_done(TICKETS * EACH)
+    lane.assert_at_rest()
+    lane.assert_logs(TICKETS, EACH)
+    lane.assert_no_overlap()
+    assert lane.count("done") == TICKETS * EACH, "and nothing was done twice"
