@@ -282,6 +282,16 @@ def fail(exc: Exception) -> None:
 def hook(app: Celery) -> None:
     """Connects the signals through which a worker of ``app`` becomes a member."""
 
+    def before_setup(instance: Any, **_: Any) -> None:
+        # Before Celery itself reads the broker's URL: of one that it cannot read it would show a piece, and that may be
+        # of the password.
+        if instance.app is not app:
+            return
+        try:
+            _ = app.bridge.settings
+        except TicketBridgeError as exc:
+            fail(exc)
+
     def after_setup(sender: str, instance: Any, **_: Any) -> None:
         if instance.app is not app:
             return
@@ -317,6 +327,7 @@ def hook(app: Celery) -> None:
     def unknown(message: Any, name: str, **_: Any) -> None:
         strategy.unknown_task(message, name)
 
+    signals.celeryd_init.connect(before_setup, weak=False)
     signals.celeryd_after_setup.connect(after_setup, weak=False)
     signals.worker_process_init.connect(child_started, weak=False)
     signals.worker_shutting_down.connect(shutting_down, weak=False)
