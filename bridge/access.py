@@ -45,7 +45,7 @@ SCRIPTS_OF = {Role.MASTER: (leadership, transitions), Role.WORKER: (effects, mem
 #: What any connection may need. HELLO and AUTH need no permission; CLIENT SETINFO may be refused.
 CONNECTION = ("ping", "info", "select")
 TRANSACTION = ("multi", "exec")
-SCRIPTS = ("eval", "evalsha", "script|load")
+SCRIPTS = ("eval", "evalsha", "script|load", "script|exists")
 #: How kombu makes a queue and hears what is published for it: events, remote control.
 HEARING = (
     *TRANSACTION,
@@ -59,6 +59,7 @@ HEARING = (
     "srem",
     "time",
     "zadd",
+    "zrangebyscore",
     "zrem",
 )
 #: How it publishes and receives tasks beside the bridge's own, with or without acknowledgement.
@@ -70,12 +71,10 @@ RECEIVING = (
     "lpush",
     "publish",
     "rpush",
-    "script|exists",
     "set",
     "unwatch",
     "watch",
     "zrange",
-    "zrangebyscore",
     "zrevrangebyscore",
 )
 #: How a result is stored.
@@ -119,6 +118,7 @@ OWN: dict[Role, tuple[str, ...]] = {
         "hget",
         "hgetall",
         "hkeys",
+        "hscan",
         "hlen",
         "lindex",
         "llen",
@@ -184,14 +184,15 @@ def access(
         return _access(role, lane, (), OWN[role])
     fanout = _fanout(app)
     if role is Role.MASTER:
-        # Of Celery only the workers' heartbeats.
-        heard = [f"{fanout}celeryev*"]
+        # Of Celery only the workers' heartbeats. Who subscribes to a pattern needs this very pattern.
+        heard = [f"{fanout}celeryev/worker.*"]
         commands = {*OWN[role], *HEARING, *commands_of_scripts(role)}
         return _access(role, (*lane, *BINDINGS, "celeryev.*"), heard, commands)
     # A queue has a list for each priority: its name, kombu's separator (two control characters), a digit.
     queues = [pattern for name in app.amqp.queues for pattern in (literal(name), f"{literal(name)}??[0-9]")]
     theirs = (*BINDINGS, "unacked*", "*.reply.celery.pidbox*", "*.celery.pidbox*", "celeryev.*")
-    channels = [f"{fanout}celeryev*", f"{fanout}*celery.pidbox*"]
+    # The last one for workers that listen to each other (gossip): who subscribes to a pattern needs this very pattern.
+    channels = [f"{fanout}celery.pidbox", f"{fanout}celeryev/*", f"{fanout}celeryev/worker.*"]
     commands = {*OWN[role], *HEARING, *RECEIVING, *commands_of_scripts(role)}
     commands |= {command.lower() for command in GRAMMAR}
     if results:

@@ -23,6 +23,8 @@ class Proxy:
         self.port = 0
         #: Connections since the start.
         self.accepted = 0
+        #: The local ports of its connections to the server: how the server sees them.
+        self.ports: set[int] = set()
         self._target_port = target_port
         self._tls = tls
         self._loop = asyncio.new_event_loop()
@@ -75,6 +77,7 @@ class Proxy:
         except OSError:
             writer.transport.abort()
             return
+        self.ports.add(there_writer.get_extra_info("sockname")[1])
         self._open |= {writer, there_writer}
         try:
             await asyncio.gather(self._pump(reader, there_writer), self._pump(there_reader, writer))

@@ -1,0 +1,88 @@
+"""Servers with users, and lanes in which every role has a user of its own."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import threading
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Self
+
+import redis
+from redis import Redis
+
+from bridge.embedded import HOST, EmbeddedServer
+from tests.integration.lanes import APP
+from tests.integration.proxies import Proxy
+from tests.nodes.process import ROOT, python_module
+from tests.nodes.roles import broker_environment
+
+#: Where the effects of `tests.apps.counter` go.
+OWN_KEYS = ("log:*", "sum:*", "a-string:*")
+PASSWORDS = {"producer": "pw-producer", "master": "pw-master", "worker": "pw-worker", "operator": "pw-operator"}
+
+
+def url_of(role: str, port: int) -> str:
+    """The broker's URL for the user of a role."""
+    return f"redis://bridge-{role}:{PASSWORDS[role]}@{HOST}:{port}/0"
+
+
+def rules_of(role: str, *options: str) -> list[str]:
+    """What ``bridge acl`` prints for the app of the tests, as words."""
+    done = subprocess.run(
+        python_module("bridge", "-A", APP, "acl", role, *options),
+        env={"PATH": "/usr/bin:/bin", **broker_environment("redis://localhost:1/0")},
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return done.stdout.split()
+
+
+def make_user(admin: Redis, role: str, *options: str) -> None:
+    """Makes the user of ``role`` on the server, with what ``bridge acl`` prints and a password."""
+    words = rules_of(role, *options)
+    assert words[:3] == ["ACL", "SETUSER", f"bridge-{role}"]
+    admin.execute_command(*words, f">{PASSWORDS[role]}")
+
+
+class Watched:
+    """The commands that each role gives, as MONITOR shows them; a context manager.
+
+    A role is told by its proxy, whose connections to the server have ports of their own. What a script calls is shown
+    right behind the call of the script, as ``lua``.
+    """
+
+    def __init__(self, server: EmbeddedServer, proxies: Mapping[str, Proxy]) -> None:
+        self.commands: dict[str, set[str]] = {role: set() for role in proxies}
+        self._proxies = proxies
+        self._client = server.client(decode_responses=True)
+        self._monitor = self._client.monitor()
+        self._thread = threading.Thread(target=self._listen, name="test-monitor", daemon=True)
+
+    def __enter__(self) -> Self:
+        self._monitor.__enter__()
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with suppress(OSError, AttributeError):
+            self._monitor.connection._sock.shutdown(socket.SHUT_RDWR)
+        self._thread.join(10)
+        self._client.close()
+
+    def _listen(self) -> None:
+        caller = None
+        with suppress(redis.RedisError, OSError, ValueError):
+            for shown in self._monitor.listen():
+                words = shown["command"].split(" ", 2)
+                command = words[0].lower()
+                if command in ("xgroup", "xinfo", "client", "config", "script") and len(words) > 1:
+                    command = f"{command}|{words[1].lower()}"
+                if shown["client_type"] != "lua":
+                    port = int(shown["client_port"] or 0)
+                    caller = next((role for role, proxy in self._proxies.items() if port in proxy.ports), None)
+                if caller is not None:
+                    self.commands[caller].add(command)

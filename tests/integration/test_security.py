@@ -1,0 +1,416 @@
+"""A lane whose parts are users of their own, over TLS, with names of every kind: no more is allowed, nothing leaks."""
+
+from __future__ import annotations
+
+import json
+import ssl
+import subprocess
+from collections.abc import Iterator
+from contextlib import ExitStack, closing
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import redis
+import trustme
+from redis import Redis
+
+from bridge.connect import client
+from bridge.embedded import HOST, EmbeddedServer
+from bridge.worker.effect_words import GRAMMAR
+from tests.integration.lanes import APP, QUICK, LaneUnderTest
+from tests.integration.proxies import Proxy
+from tests.integration.servers import OWN_KEYS, Watched, make_user, rules_of, url_of
+from tests.nodes.process import ROOT, python_module
+from tests.nodes.roles import broker_environment
+from tests.nodes.yard import NodeYard
+from tests.waiting import wait_until
+
+ROLES = ("producer", "master", "worker", "operator")
+
+#: Granted, but not met in the life of one lane: what they are for.
+CONNECTING = {"select"}  # a database other than 0
+OUT_OF_MEMORY = {"xdel"}  # what lets a script go on on a full server
+KOMBU_ENDS = {"smembers", "srem", "punsubscribe", "zrem"}  # how kombu ends a queue
+ORDINARY_TASKS = {"hdel", "lpush", "rpush", "watch", "unwatch", "zrem", "zrevrangebyscore"}  # acknowledged, restored
+RESULTS = {"mget", "subscribe", "unsubscribe", "expire", "get"}  # of groups and chords, and waiting for a result
+EFFECTS = {command.lower() for command in GRAMMAR}
+RARE = {"lindex", "rpop", "rpush", "expire", "xgroup|delconsumer", "xgroup|setid", "hmget"}  # lost messages, orders
+NOT_ON_THE_WAY = {
+    "producer": CONNECTING | RESULTS | {"ping"},
+    "master": CONNECTING | OUT_OF_MEMORY | KOMBU_ENDS | RARE | {"ping"},
+    "worker": CONNECTING | OUT_OF_MEMORY | KOMBU_ENDS | ORDINARY_TASKS | RESULTS | EFFECTS | {"exists", "pttl"},
+    "operator": CONNECTING | {"ping", "xadd", "blpop", "xdel", "hkeys", "lindex", "xread", "hlen", "xinfo|stream"},
+}
+#: Given without asking, or may be refused.
+UNGRANTED = {"auth", "hello", "client|setinfo"}
+
+
+def run_command(environment: dict[str, str], *arguments: str) -> subprocess.CompletedProcess[str]:
+    """One command of the bridge's, run to its end."""
+    return subprocess.run(
+        python_module("bridge", "-A", APP, *arguments),
+        env=environment,
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+
+
+class GuardedLane:
+    """A lane in which master, worker, producer and operator are different users of the server."""
+
+    def __init__(self, server: EmbeddedServer, folder: Path, stack: ExitStack) -> None:
+        self.server = server
+        self.folder = folder
+        self.admin: Redis = stack.enter_context(server.client(decode_responses=True))
+        own = [word for pattern in OWN_KEYS for word in ("--own-keys", pattern)]
+        make_user(self.admin, "producer")
+        make_user(self.admin, "master")
+        make_user(self.admin, "worker", *own)
+        make_user(self.admin, "operator")
+        self.proxies = {role: stack.enter_context(Proxy(server.port)) for role in ROLES}
+        self.lane = LaneUnderTest(
+            stack.enter_context(closing(NodeYard(folder, url_of("worker", self.proxies["worker"].port)))),
+            server,
+            folder,
+        )
+
+    def env(self, role: str) -> dict[str, str]:
+        return {**self.lane.env, **broker_environment(url_of(role, self.proxies[role].port))}
+
+    def start(self) -> None:
+        self.lane.nodes.master("m1", app=APP, env=self.env("master"), ready_text="standing by", wait=False)
+        self.worker = self.lane.nodes.worker(
+            "w1", app=APP, arguments=("--concurrency=2", *QUICK, "-E"), env=self.env("worker")
+        )
+        self.lane.wait_consumers(1)
+
+    def connect(self, role: str) -> Redis:
+        return client(url_of(role, self.server.port))
+
+    def command(self, role: str, *arguments: str, check: bool = True) -> subprocess.CompletedProcess[str]:
+        done = run_command({"PATH": "/usr/bin:/bin", **self.env(role)}, *arguments)
+        assert done.returncode == 0 or not check, done.stderr
+        return done
+
+    def denials(self) -> list[str]:
+        """What the server refused, by user and command."""
+        found: Any = self.admin.acl_log()
+        told = [(entry["username"], entry["reason"], entry["object"]) for entry in found]
+        # Clients tell their version, and go on when they may not. (6.2 logs no subcommand.)
+        return [" ".join(one) for one in told if one[2] not in ("client", "client|setinfo")]
+
+
+@pytest.fixture(params=["valkey", "redis6"])
+def guarded(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[GuardedLane]:
+    server: EmbeddedServer = request.getfixturevalue(request.param)
+    with ExitStack() as stack:
+        made = GuardedLane(server, tmp_path, stack)
+        yield made
+        print("refused:", *made.denials(), sep="\n  ")
+    with server.client() as admin:
+        admin.acl_deluser(*(f"bridge-{role}" for role in ROLES))
+        admin.execute_command("ACL", "LOG", "RESET")
+
+
+def test_the_printed_permissions_suffice_for_a_whole_lane(guarded: GuardedLane) -> None:
+    lane = guarded.lane
+    with Watched(guarded.server, guarded.proxies) as watched:
+        guarded.start()
+        with guarded.connect("producer") as producer:
+            for n in range(30):
+                for ticket in range(10):
+                    fields: dict[Any, Any] = {"ticket_id": f"T{ticket}", "payload": json.dumps({"n": n})}
+                    producer.xadd(lane.keys.stream, fields)
+        rows = guarded.folder / "rows.jsonl"
+        rows.write_text('{"ticket_id": "F", "task": "counter.flaky", "payload": {"n": 0, "until": 2}}\n' * 1)
+        guarded.command("producer", "push", str(rows))
+        lane.push("S", {"n": 1}, "counter.add")
+        lane.push("D", {"n": 1, "until": 9}, "counter.flaky")
+        lane.wait_done(303)
+        lane.assert_logs(10, 30)
+        lane.assert_at_rest()
+
+        # A killed worker's tickets are taken back by the master
+        lane.push_many(10, 30, ms=5, first=30)
+        wait_until(lambda: lane.count("done") > 330, description="some more to be done")
+        guarded.worker.kill()
+        guarded.worker.wait()
+        guarded.worker.start()
+        lane.wait_done(603)
+        lane.assert_logs(10, 60)
+
+        [letter] = lane.dead_letters()
+        for arguments in (
+            ["status"],
+            ["ticket", "show", "T1"],
+            ["ticket", "list"],
+            ["ticket", "park", "T1"],
+            ["ticket", "release", "T1"],
+            ["dead", "list"],
+            ["dead", "show", letter["message_id"]],
+            ["dead", "replay", letter["message_id"]],
+            ["consumer", "list"],
+            ["consumer", "drain", guarded.worker.hostname],
+            ["consumer", "resume", guarded.worker.hostname],
+            ["audit"],
+        ):
+            done = guarded.command("operator", *arguments, check=False)
+            assert "permission" not in done.stderr, done.stderr
+            assert "Traceback" not in done.stderr
+            assert done.returncode == 0, (arguments, done.stdout, done.stderr)
+        lane.wait_done(604)
+    assert guarded.denials() == []
+    for role in ROLES:
+        granted = {word.removeprefix("+") for word in rules_of(role) if word.startswith("+")}
+        used = watched.commands[role]
+        # Whatever else is granted must have its reason here: what is not needed is not granted.
+        assert granted - used - NOT_ON_THE_WAY[role] == set()
+        # Without the others something of the above would have been refused.
+        assert used - granted - UNGRANTED == set()
+
+
+#: What each role might try beyond its part. ``%`` stands for the lane's prefix.
+BEYOND: dict[str, list[list[str]]] = {
+    "producer": [
+        ["XADD", "another_stream", "*", "a", "b"],
+        ["XRANGE", "ticket_stream", "-", "+"],
+        ["XREADGROUP", "GROUP", "concurrency_stream_group", "x", "STREAMS", "ticket_stream", ">"],
+        ["XDEL", "ticket_stream", "1-1"],
+        ["XTRIM", "ticket_stream", "MAXLEN", "0"],
+        ["DEL", "ticket_stream"],
+        ["EVAL", "return 1", "0"],
+        ["XADD", "%:outcomes", "*", "i", "x", "o", "[]"],
+        ["HGETALL", "%:tickets"],
+        ["LPUSH", "celery", "{}"],
+        ["PUBLISH", "/0.celery.pidbox", "{}"],
+    ],
+    "master": [
+        ["XADD", "another_stream", "*", "a", "b"],
+        ["XGROUP", "DESTROY", "ticket_stream", "concurrency_stream_group"],
+        ["HGETALL", "{another}:g:tickets"],
+        ["LPUSH", "celery", "{}"],
+        ["GET", "celery-task-meta-1-1"],
+        ["PUBLISH", "/0.celery.pidbox", "{}"],
+        ["RPUSH", "log:T0", "1"],
+    ],
+    "worker": [
+        ["XADD", "ticket_stream", "*", "a", "b"],
+        ["XACK", "ticket_stream", "concurrency_stream_group", "1-1"],
+        ["XGROUP", "DESTROY", "ticket_stream", "concurrency_stream_group"],
+        ["XRANGE", "ticket_stream", "-", "+"],
+        ["DEL", "ticket_stream"],
+        ["HGETALL", "{another}:g:tickets"],
+        ["RPUSH", "another:T0", "1"],
+        ["SUBSCRIBE", "another"],
+    ],
+    "operator": [
+        ["DEL", "ticket_stream"],
+        ["XTRIM", "ticket_stream", "MAXLEN", "0"],
+        ["XGROUP", "DESTROY", "ticket_stream", "concurrency_stream_group"],
+        ["EVAL", "return 1", "0"],
+        ["HSET", "%:tickets", "T", "x"],
+        ["XRANGE", "another_stream", "-", "+"],
+        ["LRANGE", "log:T0", "0", "-1"],
+        ["PUBLISH", "/0.celery.pidbox", "{}"],
+    ],
+}
+#: What nobody may.
+NOBODY = [
+    ["FLUSHALL"],
+    ["FLUSHDB"],
+    ["KEYS", "*"],
+    ["SCAN", "0"],
+    ["CONFIG", "GET", "*"],
+    ["CONFIG", "SET", "maxmemory", "1"],
+    ["ACL", "LIST"],
+    ["ACL", "SETUSER", "x", "on"],
+    ["CLIENT", "KILL", "TYPE", "normal"],
+    ["CLIENT", "LIST"],
+    ["DEBUG", "SLEEP", "0"],
+    ["SHUTDOWN"],
+    ["REPLICAOF", "NO", "ONE"],
+    ["SCRIPT", "FLUSH"],
+    ["MONITOR"],
+    ["MODULE", "LIST"],
+    ["SAVE"],
+    ["RENAME", "ticket_stream", "x"],
+]
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_no_more_than_the_printed_permissions_is_possible(role: str, guarded: GuardedLane) -> None:
+    prefix = guarded.lane.keys.prefix
+    with guarded.connect(role) as connected:
+        # Whatever its keys may be, a role that could do this would also do it here
+        for words in [*BEYOND[role], *NOBODY]:
+            with pytest.raises(redis.exceptions.NoPermissionError):
+                connected.execute_command(*(word.replace("%", prefix) for word in words))
+        assert connected.ping()
+        with pytest.raises(redis.exceptions.NoPermissionError):
+            # A script is no way around.
+            connected.eval("return redis.call('FLUSHALL')", 0) if role in ("master", "worker") else connected.flushall()
+
+
+def test_a_user_that_was_printed_has_no_password_to_log_in_with(valkey: EmbeddedServer) -> None:
+    words = rules_of("worker", "--user", "somebody")
+    with valkey.client() as admin:
+        try:
+            admin.execute_command(*words)
+            with pytest.raises(redis.AuthenticationError), client(f"redis://somebody:@{HOST}:{valkey.port}/0") as one:
+                one.ping()
+        finally:
+            admin.acl_deluser("somebody")
+
+
+@pytest.fixture(scope="module")
+def authority() -> trustme.CA:
+    return trustme.CA()
+
+
+@pytest.fixture
+def tls_proxy(authority: trustme.CA, own_server: EmbeddedServer) -> Iterator[Proxy]:
+    """TLS in front of the server: the embedded builds have none of their own."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    authority.issue_cert(HOST).configure_cert(context)
+    with Proxy(own_server.port, tls=context) as proxy:
+        yield proxy
+
+
+def test_a_whole_lane_speaks_tls(
+    authority: trustme.CA, tls_proxy: Proxy, own_server: EmbeddedServer, tmp_path: Path
+) -> None:
+    ca = tmp_path / "ca.pem"
+    authority.cert_pem.write_to_path(str(ca))
+    place = f"rediss://{HOST}:{tls_proxy.port}/0"
+    url = f"{place}?ssl_cert_reqs=required&ssl_ca_certs={ca}"
+    with closing(NodeYard(tmp_path, url)) as yard:
+        lane = LaneUnderTest(yard, own_server, tmp_path)
+        lane.master("m1", wait=False)
+        worker = lane.worker("w1")
+        lane.wait_consumers(1)
+        lane.push_many(10, 20)
+        lane.push("S", {"n": 1}, "counter.add")
+        lane.wait_done(201)
+        lane.assert_logs(10, 20)
+
+        def command(url: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+            environment = {"PATH": "/usr/bin:/bin", **broker_environment(url)}
+            return run_command(environment, *arguments)
+
+        shown = command(url, "status")
+        assert worker.hostname in shown.stdout
+        assert f"rediss://{HOST}:{tls_proxy.port}/0" in shown.stdout
+        rows = tmp_path / "rows.jsonl"
+        rows.write_text('{"ticket_id": "P", "payload": {"n": 0}}\n')
+        assert command(url, "push", str(rows)).returncode == 0
+        lane.wait_done(202)
+
+        # Whoever does not trust the certificate, or does not say whether to, is told so in one line
+        stranger = tmp_path / "stranger.pem"
+        trustme.CA().cert_pem.write_to_path(str(stranger))
+        for wrong, said, code in (
+            (f"{place}?ssl_cert_reqs=required&ssl_ca_certs={stranger}", "certificate verify failed", 1),
+            (place, "add ?ssl_cert_reqs=required", 2),
+            (place.replace("rediss", "redis"), "cannot reach Redis", 1),
+        ):
+            refused = command(wrong, "status")
+            assert refused.returncode == code, refused.stderr
+            assert said in refused.stderr
+            assert len(refused.stderr.splitlines()) == 1
+
+
+SECRET = "sesame0451"
+
+
+@pytest.fixture
+def secret_server(valkey_binary: Path, tmp_path: Path) -> Iterator[EmbeddedServer]:
+    """A server whose password is `SECRET`, for whoever logs in as bridge-any; the tests themselves use none."""
+    with EmbeddedServer(binary=valkey_binary, data_dir=tmp_path / "server", append_only=False) as server:
+        with server.client() as admin:
+            admin.execute_command("ACL", "SETUSER", "any", "on", "+@all", "~*", "&*", f">{SECRET}")
+        yield server
+
+
+#: URLs that hold the password, and cannot work, or do.
+LEAKY = {
+    "wrong": "redis://any:x{secret}@{host}:{port}/0",
+    "closed": "redis://any:{secret}@{host}:1/0",
+    "slash": "redis://any:{secret}/{secret}@{host}:{port}/0",
+    "hash": "redis://any:{secret}#{secret}@{host}:{port}/0",
+    "colon": "redis://any:{secret}:{secret}@{host}:{port}/0",
+    "at": "redis://any:{secret}@{secret}@{host}:{port}/0",
+    "scheme": "reddis://any:{secret}@{host}:{port}/0",
+    "no place": "redis://any:{secret}",
+    "query": "redis://{host}:{port}/0?username=any&password=x{secret}",
+    "bare tls": "rediss://any:{secret}@{host}:{port}/0",
+    "sentinel": "sentinel://any:{secret}@{host}:{port}/0",
+}
+
+
+@pytest.mark.parametrize("case", LEAKY)
+def test_no_error_shows_a_password(case: str, secret_server: EmbeddedServer, tmp_path: Path) -> None:
+    url = LEAKY[case].format(secret=SECRET, host=HOST, port=secret_server.port)
+    with closing(NodeYard(tmp_path, url)) as yard:
+        nodes = [
+            yard.worker("w1", app=APP, arguments=("--concurrency=1", *QUICK, "--loglevel=DEBUG"), wait=False),
+            yard.master("m1", app=APP, arguments=("--loglevel=DEBUG",), wait=False),
+            yard.process(
+                "status", python_module("bridge", "-A", APP, "status"), env=broker_environment(url), wait=False
+            ),
+        ]
+        for node in nodes:
+            wait_until(
+                lambda node=node: not node.running or "Trying again in" in node.log_file.read_text(errors="replace"),  # type: ignore[misc]
+                description=f"{node.name} to say what is wrong",
+                timeout_s=30,
+            )
+        for node in nodes:
+            said = node.log_file.read_text(errors="replace")
+            assert said.strip(), node.name
+            assert SECRET not in said, f"{node.name}: {said}"
+
+
+def test_nothing_shows_the_password_of_a_lane_at_work(secret_server: EmbeddedServer, tmp_path: Path) -> None:
+    url = f"redis://any:{SECRET}@{HOST}:{secret_server.port}/0"
+    with closing(NodeYard(tmp_path, url)) as yard:
+        lane = LaneUnderTest(yard, secret_server, tmp_path)
+        yard.master("m1", app=APP, arguments=("--loglevel=DEBUG",), env=lane.env, wait=False)
+        worker = lane.worker("w1", "--concurrency=2", "-E", "--loglevel=DEBUG")
+        lane.wait_consumers(1)
+        lane.push_many(5, 20)
+        lane.push("D", {"n": 0, "until": 9}, "counter.flaky")
+        lane.wait_done(101)
+        environment = {"PATH": "/usr/bin:/bin", **broker_environment(url)}
+        for arguments in (["status"], ["status", "--json"], ["ticket", "show", "D"], ["dead", "list", "--json"]):
+            done = run_command(environment, *arguments)
+            assert done.returncode == 0
+            assert SECRET not in done.stdout + done.stderr
+        # What ps shows
+        for node in yard.nodes:
+            assert node.pid is not None
+            main = psutil.Process(node.pid)
+            for process in (main, *main.children(recursive=True)):
+                assert SECRET not in " ".join(process.cmdline())
+        # Lost connections, and a password that was changed
+        with secret_server.client() as admin:
+            admin.execute_command("ACL", "SETUSER", "any", "resetpass", ">another")
+            admin.client_kill_filter(_type="normal", skipme=True)
+            admin.client_kill_filter(_type="pubsub")
+        wait_until(
+            lambda: "Trying again in" in worker.log_file.read_text(errors="replace"),
+            description="the worker to meet the changed password",
+            timeout_s=20,
+        )
+        with secret_server.client() as admin:
+            admin.execute_command("ACL", "SETUSER", "any", "resetpass", f">{SECRET}")
+        lane.push("T0", {"n": 20})
+        lane.wait_done(102)
+        for node in yard.nodes:
+            assert SECRET not in node.log_file.read_text(errors="replace")
+        everything = json.dumps([lane.redis.xrange(lane.keys.dead), lane.redis.hgetall(lane.keys.consumers)])
+        assert SECRET not in everything
