@@ -222,6 +222,8 @@ def undoes(self: Any, ticket_id: str, payload: Any) -> None:
     """Is cut off half way until attempt ``payload['until']``: by SIGKILL, or by sleeping until something ends it."""
     with ledger(self, ticket_id, payload):
         if self.ticket.attempt < payload["until"]:
+            if payload.get("raises"):
+                raise ValueError("fails, but was not cut off")
             if payload.get("ms"):
                 time.sleep(payload["ms"] / 1000)
             os.kill(os.getpid(), signal.SIGKILL)

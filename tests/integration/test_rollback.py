@@ -1,0 +1,112 @@
+"""A task is told which attempt of its was cut off half way, and may undo it before it begins again."""
+
+from __future__ import annotations
+
+import json
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bridge.embedded import EmbeddedServer
+from tests.integration.lanes import LaneUnderTest
+from tests.nodes.yard import NodeYard
+from tests.waiting import wait_until
+
+
+@pytest.fixture(params=["10", "0"], ids=["bundles", "plain"])
+def lane(request: pytest.FixtureRequest, nodes: NodeYard, own_server: EmbeddedServer, tmp_path: Path) -> LaneUnderTest:
+    return LaneUnderTest(nodes, own_server, tmp_path, COUNTER_BUNDLE_MS=request.param, COUNTER_LEASE="6")
+
+
+def undone(lane: LaneUnderTest, ticket: str) -> list[list[Any]]:
+    """(attempt, fence, consumer, cause) of every call of the rollback."""
+    found: Any = lane.redis.lrange(f"undone:{ticket}", 0, -1)
+    return [json.loads(line) for line in found]
+
+
+def starts(lane: LaneUnderTest) -> list[Any]:
+    lines = [line for path in lane.ledger.glob("*.jsonl") for line in path.read_text().splitlines()]
+    return sorted((line for line in map(json.loads, lines) if line[0] == "start"), key=lambda line: line[5])
+
+
+def test_a_pool_process_that_died_is_undone_before_the_next_attempt(lane: LaneUnderTest) -> None:
+    lane.master("m1")
+    worker = lane.worker("w1")
+    lane.wait_consumers(1)
+    lane.push("A", {"n": 0, "until": 2}, "counter.undoes")
+    lane.push("A", {"n": 1, "until": 1}, "counter.undoes")
+    lane.wait_done(2)
+    first, second, third = starts(lane)
+    [(attempt, fence, consumer, cause)] = undone(lane, "A")
+    assert (attempt, fence, consumer) == (1, first[3], worker.hostname)
+    assert cause
+    assert (second[4], third[4]) == (2, 1)
+    # The effects of the rollback are part of the attempt's, and the next message was not asked to undo anything
+    assert lane.log("A") == [-1, 0, 1]
+    lane.assert_at_rest()
+
+
+def test_every_attempt_that_is_cut_off_is_undone(lane: LaneUnderTest) -> None:
+    lane.master("m1")
+    lane.worker("w1")
+    lane.wait_consumers(1)
+    lane.push("A", {"n": 0, "until": 3}, "counter.undoes")
+    lane.wait_done(1)
+    assert [told[0] for told in undone(lane, "A")] == [1, 2]
+    assert [told[1] for told in undone(lane, "A")] == [line[3] for line in starts(lane)[:2]]
+    assert lane.log("A") == [-1, 0]
+
+
+def test_a_rollback_that_fails_is_owed_until_it_succeeds(lane: LaneUnderTest) -> None:
+    lane.master("m1")
+    lane.worker("w1")
+    lane.wait_consumers(1)
+    lane.push("A", {"n": 0, "until": 2, "undo_fails_until": 3}, "counter.undoes")
+    lane.wait_done(1)
+    # Attempt 1 was cut off; 2 and 3 failed in its rollback; 4 rolled it back and went on
+    told = undone(lane, "A")
+    assert [line[0] for line in told] == [1, 1, 1]
+    assert len({line[1] for line in told}) == 1
+    assert [line[4] for line in starts(lane)] == [1, 4]
+    assert lane.log("A") == [-1, 0]
+    lane.assert_at_rest()
+
+
+def test_a_time_limit_is_undone_like_a_crash(lane: LaneUnderTest) -> None:
+    lane.master("m1")
+    lane.worker("w1")
+    lane.wait_consumers(1)
+    lane.push("A", {"n": 0, "until": 2}, "counter.undoes_late")
+    lane.wait_done(1)
+    [(attempt, _, _, cause)] = undone(lane, "A")
+    assert attempt == 1
+    assert "TimeLimit" in cause
+    assert lane.log("A") == [-1, 0]
+
+
+def test_a_worker_that_died_is_undone_elsewhere(lane: LaneUnderTest) -> None:
+    lane.master("m1")
+    victim = lane.worker("w1", "--concurrency=1")
+    lane.wait_consumers(1)
+    lane.push("A", {"n": 0, "until": 2, "ms": 60_000}, "counter.undoes")
+    wait_until(lambda: starts(lane), description="the task to start")
+    lane.worker("w2", "--concurrency=1")
+    lane.wait_consumers(2)
+    victim.send(signal.SIGKILL)
+    lane.wait_done(1)
+    [(attempt, fence, consumer, _)] = undone(lane, "A")
+    assert (attempt, fence, consumer) == (1, starts(lane)[0][3], victim.hostname)
+    assert lane.log("A") == [-1, 0]
+    lane.assert_at_rest()
+
+
+def test_an_attempt_that_only_failed_is_not_undone(lane: LaneUnderTest) -> None:
+    lane.master("m1")
+    lane.worker("w1")
+    lane.wait_consumers(1)
+    lane.push("A", {"n": 0, "until": 2, "raises": True}, "counter.undoes")
+    lane.wait_done(1)
+    assert undone(lane, "A") == []
+    assert lane.log("A") == [0]
