@@ -1,0 +1,120 @@
+"""Listens to every command that a server runs, and judges who wrote what: the detector of I7 and I8.
+
+What only a leader may write, it writes in scripts, and each of these has asked who leads before it writes. That is
+judged of every single call in a run: also of those whose harm something else would have prevented this time.
+"""
+
+from __future__ import annotations
+
+import re
+import socket
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from itertools import islice
+
+from bridge.embedded import HOST
+from routing.keys import LaneKeys
+
+#: Something that only the leader's scripts may write was written in another way.
+OUTSIDE = "outside a script"
+#: A script wrote it, and did not ask before who leads.
+UNASKED = "did not ask who leads"
+
+_WORD = re.compile(r'"((?:[^"\\]|\\.)*)"')
+#: Commands that write, and where their key is among their words.
+_WRITES = {
+    **dict.fromkeys(("SET", "DEL", "UNLINK", "INCR", "INCRBY", "HSET", "HDEL", "HINCRBY", "ZADD", "ZREM"), 1),
+    **dict.fromkeys(("LPUSH", "RPUSH", "XACK", "XCLAIM", "XAUTOCLAIM", "XADD", "XDEL", "XTRIM"), 1),
+    "XGROUP": 2,
+}
+
+
+class Listener:
+    """Listens from a thread of its own until `close`; ``findings`` grows: (what, detail)."""
+
+    def __init__(self, port: int, keys: LaneKeys) -> None:
+        self.findings: list[tuple[str, str]] = []
+        #: How often each script (by its hash) was called; empty when it did not listen at all.
+        self.calls: Counter[str] = Counter()
+        self._judge = _judge(keys)
+        self._socket = socket.create_connection((HOST, port))
+        self._socket.sendall(b"MONITOR\r\n")
+        self._file = self._socket.makefile("rb")
+        assert self._file.readline().startswith(b"+OK")
+        self._thread = threading.Thread(target=self._listen, name="test-listener", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        self._socket.shutdown(socket.SHUT_RDWR)
+        self._thread.join(10)
+        self._file.close()
+        self._socket.close()
+
+    def _listen(self) -> None:
+        asked = False
+        try:
+            for raw in self._file:
+                line = raw.decode(errors="replace")
+                at = line.find("] ")
+                words = _words(line, at)
+                command = next(words, "").upper()
+                if not line[:at].endswith("lua"):
+                    asked = False
+                    if command == "EVALSHA":
+                        self.calls[next(words, "")] += 1
+                    self._note(command, words, None)
+                elif command == "GET" and next(words, "") == self._judge.leader:
+                    asked = True
+                else:
+                    self._note(command, words, asked)
+        except (OSError, ValueError):
+            return
+
+    def _note(self, command: str, words: Iterator[str], asked: bool | None) -> None:
+        what = self._judge(command, words, asked)
+        if what is not None and what not in self.findings and len(self.findings) < 100:
+            self.findings.append(what)
+
+
+class _judge:  # noqa: N801 - a function with a memory
+    """What is wrong with one write. ``asked``: None outside of scripts, else whether the script asked who leads."""
+
+    def __init__(self, keys: LaneKeys) -> None:
+        self.leader = keys.leader
+        self._stream = keys.stream
+        self._queues = keys.queue("")
+        self._leases = keys.lease("")
+        self._leaders = {keys.tickets, keys.retries, keys.fence, keys.dead, keys.counts, keys.history, keys.drains}
+        self._leaders.add(keys.floor)
+        self._shared: dict[str, Callable[[str], bool]] = {
+            # Workers add; the leader alone takes away.
+            keys.outcomes: lambda command: command == "XTRIM",
+            keys.applied: lambda command: command == "HDEL",
+        }
+
+    def __call__(self, command: str, words: Iterator[str], asked: bool | None) -> tuple[str, str] | None:
+        if command == "XREADGROUP":
+            told = list(words)
+            if self._stream not in told or told[-1] != ">":
+                return None  # what is pending already may be read by anybody: it changes nothing
+            key = self._stream
+        elif command not in _WRITES:
+            return None
+        else:
+            key = next(islice(words, _WRITES[command] - 1, None), "")
+            # The group is made, and entries are added, by commands of their own.
+            if key == self._stream and command in ("XADD", "XGROUP") and asked is None:
+                return None
+        if key.startswith(self._leases) and command == "SET" and asked is None:
+            return OUTSIDE, f"{command} {key}"  # only a script begins a lease: renewal never revives one
+        mine = key in self._leaders or (key == self._stream and command != "XADD")
+        mine = mine or (key.startswith(self._queues) and command in ("LPUSH", "RPUSH"))
+        mine = mine or (key in self._shared and self._shared[key](command))
+        if not mine or asked:
+            return None
+        return (OUTSIDE if asked is None else UNASKED), f"{command} {key}"
+
+
+def _words(line: str, at: int) -> Iterator[str]:
+    return (match.group(1) for match in _WORD.finditer(line, max(0, at)))

@@ -1,0 +1,78 @@
+"""One named defect, made in a copy of the product: no switch for it exists in the product itself.
+
+A mutation replaces text that stands exactly once in its file. When the product has changed so that it does not, that is
+an error, and never a mutation that silently does nothing.
+"""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.nodes.process import ROOT
+
+#: What a copy of the product consists of: enough to start masters and workers from it, and to run its own tests there.
+PARTS = ("bridge", "routing", "tasks", "spark", "celeryconfig.py", "pyproject.toml")
+#: The tests that come along: their apps and helpers, and the tests of single scripts.
+TESTS = ("apps", "chaos", "nodes", "scripts", "conftest.py", "commands.py", "keycheck.py", "waiting.py")
+
+
+class NoLongerApplies(AssertionError):
+    """The text that a mutation replaces is not in the product any more, or is there more than once."""
+
+
+@dataclass(frozen=True)
+class Edit:
+    """One replacement. ``file`` as from the root of the checkout; ``old`` must stand in it exactly once."""
+
+    file: str
+    old: str
+    new: str
+
+
+@dataclass(frozen=True)
+class Mutation:
+    """A defect and what must notice it.
+
+    ``breaks``: the invariant ("I4") or promise of the design. ``scenario``: what is run with it. ``caught_by``: what
+    must be among the findings, each "<detector>: <what it calls it>", or, of a scenario of script tests, the name of
+    the test that must fail. ``slow``: only when everything is asked for.
+    """
+
+    name: str
+    breaks: str
+    scenario: str
+    caught_by: tuple[str, ...]
+    edits: tuple[Edit, ...]
+    slow: bool = False
+
+
+def product(folder: Path, mutation: Mutation | None = None) -> Path:
+    """A copy of the product in ``folder``, with the defect. Raises `NoLongerApplies`."""
+    folder.mkdir(parents=True)
+    for part in PARTS:
+        _copy(ROOT / part, folder / part)
+    for part in TESTS:
+        _copy(ROOT / "tests" / part, folder / "tests" / part)
+    for edit in mutation.edits if mutation else ():
+        path = folder / edit.file
+        text = path.read_text() if path.is_file() else ""
+        found = text.count(edit.old)
+        if found != 1 or edit.old == edit.new:
+            assert mutation is not None
+            raise NoLongerApplies(
+                f"the mutation no longer applies: {mutation.name}: {edit.file} has this text {found} times, not once:\n"
+                f"{edit.old}"
+            )
+        path.write_text(text.replace(edit.old, edit.new))
+    return folder
+
+
+def _copy(source: Path, target: Path) -> None:
+    if source.is_dir():
+        # With the compiled files: they know their source by its time and size, so those of a mutated file are void.
+        shutil.copytree(source, target)
+    else:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(source, target)

@@ -1,0 +1,287 @@
+"""The mutations. Their texts are as short as they can be and still stand once: then they outlive most changes."""
+
+from __future__ import annotations
+
+from tests.calibration.mutation import Edit, Mutation
+
+ADVANCE = "routing/lua/advance.lua"
+APPLY = "routing/lua/apply.lua"
+READ = "routing/lua/read.lua"
+REGISTER = "routing/lua/register.lua"
+REROUTE = "routing/lua/reroute.lua"
+LANE = "bridge/lane.py"
+RECOVERY = "bridge/recovery.py"
+SETTLING = "bridge/settling.py"
+TRANSITIONS = "routing/transitions.py"
+
+#: How a leader's script asks who leads, and stops.
+_LEADS = "if redis.call('GET', KEYS[1]) ~= ARGV[1] then"
+
+MUTATIONS = [
+    # -- I1: every entry is in exactly one state -------------------------------------------------------------------
+    Mutation(
+        "the rest of a failed run is not put back",
+        "I1",
+        "steady",
+        ("look: state",),
+        (Edit(SETTLING, "        batch.given_back += [message.id for message in ticket.run]\n", ""),),
+    ),
+    Mutation(
+        "the record of a retry is not written",
+        "I1",
+        "killed between attempts",
+        ("ledger: attempts", "audit: attempts"),
+        (
+            Edit(
+                LANE,
+                "                batch.records += (ticket.id, ticket.record)\n                batch.retries +=",
+                "                ticket.record = ''\n                batch.released.append(ticket.id)\n"
+                "                batch.retries +=",
+            ),
+        ),
+    ),
+    Mutation(
+        "what is dead is not acknowledged",
+        "I1",
+        "steady",
+        ("ledger: left over", "audit: disagreeing"),
+        (
+            Edit(
+                SETTLING,
+                "        batch.acknowledged.append(message.id)\n        reason =",
+                "        reason =",
+            ),
+        ),
+    ),
+    # -- I2: at most one run of a ticket is in flight, and each message begins after the success before ------------
+    Mutation(
+        "the outcomes of a bundle are written at its end",
+        "I2",
+        "steady",
+        ("ledger: started too early",),
+        (
+            Edit(
+                "bridge/worker/bundles.py",
+                "            if pending and now - last_write >",
+                "            if 0 and now >",
+            ),
+            Edit("bridge/worker/bundles.py", "        if pending:\n", "        if pending and not going_on:\n"),
+        ),
+    ),
+    Mutation(
+        "a ticket with a run in flight is ready for the next",
+        "I2",
+        "steady",
+        ("ledger: started too early",),
+        (
+            Edit(LANE, "if ticket.queued or ticket.run or ticket.due_ms", "if ticket.queued or ticket.due_ms"),
+            Edit(ADVANCE, "if (found[k - i + 1] or '') ~=", "if false and (found[k - i + 1] or '') ~="),
+        ),
+    ),
+    # -- I3: an acknowledgement follows a recorded outcome, in one step with the release ---------------------------
+    Mutation(
+        "acknowledged at dispatch",
+        "I3",
+        "steady",
+        ("look: acknowledged early", "look: state"),
+        (
+            Edit(
+                ADVANCE,
+                "    claim(ARGV[at], count())\n    local runs = count()",
+                "    local kept = at\n    claim(ARGV[at], count())\n"
+                "    at = kept\n    call_chunked({'XACK', KEYS[6], group}, 1, count())\n    local runs = count()",
+            ),
+        ),
+    ),
+    Mutation(
+        "never acknowledged",
+        "I3",
+        "steady",
+        ("ledger: left over", "audit: disagreeing"),
+        (Edit(ADVANCE, "acked = call_chunked({'XACK', KEYS[6], group}", "acked = call_chunked({'XACK', KEYS[6], ''}"),),
+    ),
+    Mutation(
+        "acknowledged in a step of its own",
+        "I3",
+        "steady",
+        ("look: state", "writes: outside a script"),
+        (
+            Edit(TRANSITIONS, "    args += batch.acknowledged\n", "    args[-1] = 0\n"),
+            Edit(
+                TRANSITIONS,
+                "    reply = _ADVANCE.run(client, names, args)\n    word = word_of(reply[0])\n",
+                "    reply = _ADVANCE.run(client, names, args)\n    word = word_of(reply[0])\n"
+                "    if batch.acknowledged:\n        client.xack(keys.stream, keys.group, *batch.acknowledged)\n",
+            ),
+        ),
+    ),
+    # -- I4: fences only grow, and a stale one changes nothing -----------------------------------------------------
+    Mutation(
+        "effects are applied under any fence",
+        "I4",
+        "frozen solo",
+        ("ledger: applied twice", "ledger: stale effect"),
+        (Edit(APPLY, "local current = base > 0 and", "local current = true or"),),
+    ),
+    Mutation(
+        "an outcome counts under any fence",
+        "I4",
+        "frozen solo fails",
+        ("audit: overlapped",),
+        (Edit(SETTLING, "ticket is None or ticket.fence != outcome.fence or", "ticket is None or"),),
+    ),
+    # -- I5: a ticket moves only after the lease is over, and the worker stops before ------------------------------
+    Mutation(
+        "tickets move without a look at the lease",
+        "I5",
+        "long tasks",
+        ("ledger: overlap",),
+        (
+            Edit(RECOVERY, "for incarnation, ms in left.items() if ms <= 0]", "for incarnation in left]"),
+            Edit(REROUTE, "if redis.call('EXISTS', KEYS[6]) == 1 then", "if false then"),
+        ),
+    ),
+    Mutation(
+        "a pool process works on past its lease",
+        "I5",
+        "frozen main process",
+        ("ledger: overlap",),
+        (
+            Edit(
+                "bridge/worker/shared.py",
+                "ended = now_ns() >= self._words[_DEADLINE]\n",
+                "return []\n        ended = 0\n",
+            ),
+        ),
+    ),
+    Mutation(
+        "a lease that ended is revived",
+        "I5",
+        "steady",
+        ("writes: outside a script",),
+        (
+            Edit(
+                "bridge/worker/lease.py",
+                "pipe.pexpire(keys.lease(incarnation), lease_ms)",
+                "pipe.set(keys.lease(incarnation), self._name, px=lease_ms)",
+            ),
+        ),
+    ),
+    # -- I6: the leader holds nothing that it cannot rebuild -------------------------------------------------------
+    Mutation(
+        "attempts are counted in memory only",
+        "I6",
+        "killed between attempts",
+        ("ledger: attempts", "audit: attempts"),
+        (
+            Edit(
+                LANE,
+                'tail = records.tail("", "", ticket.attempt, [front], self.now_ms(), *told)',
+                'tail = records.tail("", "", 1, [front], self.now_ms(), *told)',
+            ),
+        ),
+    ),
+    Mutation(
+        "what waits is known to nobody after the leader",
+        "I6",
+        "late dispatch",
+        ("ledger: lost", "scenario: stuck"),
+        (Edit("bridge/rebuild.py", "        self._read_waiting()\n        self", "        self"),),
+    ),
+    # -- I7: deciding, claiming, recording and pushing are one step ------------------------------------------------
+    Mutation(
+        "dispatched without a claim",
+        "I7",
+        "steady",
+        ("look: state",),
+        (
+            Edit(
+                ADVANCE,
+                "    claim(ARGV[at], count())\n    local runs = count()",
+                "    local skipped = count()\n    at = at + skipped\n    local runs = count()",
+            ),
+        ),
+    ),
+    Mutation(
+        "pushed to the queue after the script",
+        "I7",
+        "steady",
+        ("writes: outside a script",),
+        (
+            Edit(ADVANCE, "redis.call('LPUSH', KEYS[10 + g], opening .. ARGV[at])", ""),
+            Edit(
+                TRANSITIONS,
+                "    return Advanced(int(reply[1]),",
+                "    for to in batch.dispatches.values():\n        for text in to.texts:\n"
+                "            opened = opening.encode() if isinstance(opening, str) else bytes(opening)\n"
+                "            client.lpush(to.queue, opened + reply[1] + text)\n"
+                "    return Advanced(int(reply[1]),",
+            ),
+        ),
+    ),
+    # -- I8: whatever a master writes, it writes as leader ---------------------------------------------------------
+    Mutation(
+        "a batch does not ask who leads",
+        "I8",
+        "steady",
+        ("writes: did not ask who leads",),
+        (Edit(ADVANCE, _LEADS, "if false then"),),
+    ),
+    Mutation(
+        "a batch asks who leads and does not care",
+        "I8",
+        "late dispatch",
+        ("ledger: applied twice",),
+        (Edit(ADVANCE, _LEADS, "if redis.call('GET', KEYS[1]) == '' then"),),
+    ),
+    Mutation(
+        "a read asks who leads and does not care",
+        "I8",
+        "late read",
+        ("ledger: started too early",),
+        (Edit(READ, _LEADS, "if redis.call('GET', KEYS[1]) == '' then"),),
+    ),
+    # -- I9: no key without bound or owner -------------------------------------------------------------------------
+    Mutation(
+        "marks of applied effects stay",
+        "I9",
+        "steady",
+        ("ledger: left over",),
+        (Edit(ADVANCE, "call_chunked({'HDEL', KEYS[3]}, 1, n)", "call_chunked({'HMGET', KEYS[3]}, 1, n)"),),
+    ),
+    Mutation(
+        "settled outcomes stay",
+        "I9",
+        "steady",
+        ("ledger: left over",),
+        (Edit(ADVANCE, "redis.call('XTRIM', KEYS[5], 'MINID', ARGV[4])", ""),),
+    ),
+    Mutation(
+        "a lease without an end",
+        "I9",
+        "steady",
+        ("look: endless",),
+        (Edit(REGISTER, "redis.call('SET', KEYS[2], ARGV[1], 'PX', ARGV[3])", "redis.call('SET', KEYS[2], ARGV[1])"),),
+    ),
+    Mutation(
+        "the answer to an order stays",
+        "I9",
+        "steady",
+        ("look: endless",),
+        (Edit("bridge/orderdesk.py", "                pipe.expire(key, ANSWER_S)\n", ""),),
+    ),
+    # -- promise 4: effects are applied in one step with the success, or not at all --------------------------------
+    Mutation(
+        "effects of a failure are applied",
+        "promise 4",
+        "steady",
+        ("ledger: unexplained", "ledger: applied twice"),
+        (
+            Edit(
+                "bridge/worker/execute.py",
+                "if outcome.kind is Kind.DONE and context is not None:",
+                "if context is not None:",
+            ),
+        ),
+    ),
+]

@@ -1,0 +1,209 @@
+"""What is run with a mutation, and without it: short, and without chance as far as real processes allow.
+
+Each scenario makes something happen to a lane and returns when it is over; what was wrong, the detectors say.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from collections.abc import Callable
+from typing import Any
+
+from tests.calibration.holding import HoldingProxy
+from tests.calibration.stage import LEASE_S, Stage
+from tests.chaos.checks import Freeze
+from tests.chaos.ledger import now_ns
+from tests.nodes.process import ProcessNode
+from tests.waiting import wait_until
+
+#: Milliseconds that a task works, long enough for something to happen meanwhile.
+LONG_MS = 3000.0
+
+
+def steady(stage: Stage) -> None:
+    """Nothing happens but work: bundles, failures, a message that dies, an operator's order."""
+    stage.master("m1", wait=False)
+    stage.worker("w1", slots=2, wait=False)
+    stage.wait_led(1)
+    for _ in range(12):
+        for ticket in range(6):
+            stage.push(f"T{ticket}", ms=4)
+    stage.push("flaky", until=3)
+    stage.push("dying", dies=True)
+    for _ in range(3):
+        stage.push("flaky", ms=4)
+        stage.push("dying", ms=4)
+    stage.wait_settled()
+    for ticket in range(6):
+        # By now it is known that these are short: they travel as runs in bundles.
+        for n in range(8):
+            stage.push(f"T{ticket}", ms=4, until=2 if n == 1 else 1)
+    stage.wait_settled()
+    for do in ("park", "release"):
+        # Nobody takes the answers: they must end by themselves.
+        order: dict[Any, Any] = {"i": f"order-{do}", "order": json.dumps({"do": do, "ticket": "T0"})}
+        stage.redis.xadd(stage.keys.outcomes, order)
+        answer = stage.keys.reply(f"order-{do}")
+        stage.wait_for(lambda answer=answer: stage.redis.exists(answer), f"the answer to {do}")  # type: ignore[misc]
+
+
+def long_tasks(stage: Stage) -> None:
+    """Two workers, and tasks that go on while the leader looks at the leases."""
+    stage.master("m1", wait=False)
+    for name in ("w1", "w2"):
+        stage.worker(name, slots=2, wait=False)
+    stage.wait_led(2)
+    stage.push("T", ms=LONG_MS)
+    stage.push("T")
+    stage.wait_settled()
+
+
+def frozen_main(stage: Stage) -> None:
+    """The main process of a worker is frozen past its lease, its pool process is not, and works on."""
+    stage.master("m1", wait=False)
+    workers = {name: stage.worker(name, wait=False) for name in ("w1", "w2")}
+    stage.wait_led(2)
+    stage.push("T", ms=LONG_MS)
+    stage.push("T")
+    stage.wait_for(lambda: stage.executions("T"), "the task to start")
+    frozen = workers[stage.executions("T")[0].consumer.partition("@")[0]]
+    with _Frozen(stage, frozen, whole=False):
+        stage.wait_for(lambda: len(stage.executions("T")) > 1, "the task to start elsewhere")
+        # For as long as the first one would work on, were it not stopped.
+        time.sleep(1.0)
+    stage.wait_settled()
+
+
+def frozen_solo(stage: Stage) -> None:
+    """A worker that nobody can stop is frozen in a task, past its lease; the ticket is over when it goes on."""
+    stage.master("m1", wait=False)
+    frozen = stage.worker("w1", pool="solo")
+    stage.wait_led(1)
+    stage.push("T", ms=300)
+    stage.wait_for(lambda: stage.executions("T"), "the task to start")
+    with _Frozen(stage, frozen, whole=True):
+        stage.worker("w2")
+        stage.wait_settled()
+        calls = stage.calls("apply")
+    wait_until(lambda: stage.calls("apply") > calls, description="the task that was frozen to hand in its effects")
+
+
+def frozen_solo_fails(stage: Stage) -> None:
+    """The same, but its task fails when it goes on, while the ticket's next execution works elsewhere."""
+    stage.master("m1", wait=False)
+    workers = {name: stage.worker(name, pool="solo", wait=False) for name in ("w1", "w2")}
+    stage.wait_led(2)
+    stage.push("T", ms=2 * LEASE_S * 1000, until=2)
+    stage.wait_for(lambda: stage.executions("T"), "the task to start")
+    frozen = workers[stage.executions("T")[0].consumer.partition("@")[0]]
+    with _Frozen(stage, frozen, whole=True):
+        stage.wait_for(lambda: len(stage.executions("T")) > 1, "the task to start elsewhere")
+        # Until its own work is over by the clock: it fails as soon as it goes on.
+        first = stage.executions("T")[0]
+        wait_until(
+            lambda: now_ns() > first.start_ns + 2 * LEASE_S * 1e9, description="the work to be over by the clock"
+        )
+    stage.wait_settled()
+
+
+def late_dispatch(stage: Stage) -> None:
+    """A leader is killed, and its last dispatch arrives when the next leader has done all that it says."""
+    _killed_with(stage, stage.sha("advance") + b".*stuck", lambda: stage.push("stuck"))
+
+
+def killed_between_attempts(stage: Stage) -> None:
+    """A leader is killed when a message has failed twice, before its third attempt is dispatched."""
+    _killed_with(
+        stage,
+        # The record of its third attempt, which names a worker, unlike that of its backoff.
+        stage.sha("advance") + rb'.*"w1@[^"]*","[0-9a-f]{32}",3,\[',
+        lambda: stage.push("stuck", until=3),
+    )
+
+
+def _killed_with(stage: Stage, pattern: bytes, push: Callable[[], object]) -> None:
+    with HoldingProxy(stage.server.port) as proxy:
+        leader = stage.master("m1", url=proxy.url, wait=False)
+        stage.worker("w1", wait=False)
+        stage.wait_led(1)
+        stage.push("before")
+        stage.wait_settled()
+        proxy.hold(pattern)
+        push()
+        for _ in range(3):
+            stage.push("stuck")
+        proxy.wait_held()
+        leader.kill()
+        stage.master("m2", wait=False)
+        stage.wait_settled()
+        proxy.release()
+        stage.push("after")
+        stage.wait_settled()
+
+
+def late_read(stage: Stage) -> None:
+    """A leader is killed, and its last read arrives when there is something new to read, before the next one's."""
+    with HoldingProxy(stage.server.port) as proxy:
+        old = stage.master("m1", url=proxy.url, wait=False)
+        stage.worker("w1", wait=False)
+        stage.wait_led(1)
+        stage.push("before")
+        stage.wait_settled()
+        proxy.hold(stage.sha("read"))
+        stage.push("other")
+        proxy.wait_held()
+        old.kill()
+        new = stage.master("m2", wait=False)
+        stage.wait_settled()
+        # Frozen for a moment only: it goes on leading.
+        new.pause()
+        try:
+            stage.push("T")
+            proxy.release()
+        finally:
+            new.resume()
+        stage.push("T")
+        stage.wait_settled()
+
+
+class _Frozen:
+    """A node that stands still meanwhile: all of it, or its main process only."""
+
+    def __init__(self, stage: Stage, node: ProcessNode, *, whole: bool) -> None:
+        self._stage = stage
+        assert node.pid is not None
+        self._pids = [process.pid for process in node.survivors()] if whole else [node.pid]
+        self._node = node
+
+    def __enter__(self) -> None:
+        self._from = now_ns()
+        for pid in self._pids:
+            _signal(pid, signal.SIGSTOP)
+
+    def __exit__(self, *_: object) -> None:
+        for pid in self._pids:
+            _signal(pid, signal.SIGCONT)
+        until = now_ns()
+        self._stage.notes.freezes += [Freeze(pid, self._from, until) for pid in self._pids]
+
+
+def _signal(pid: int, number: signal.Signals) -> None:
+    try:
+        os.kill(pid, number)
+    except ProcessLookupError:
+        return
+
+
+SCENARIOS: dict[str, Callable[[Stage], None]] = {
+    "steady": steady,
+    "long tasks": long_tasks,
+    "frozen main process": frozen_main,
+    "frozen solo": frozen_solo,
+    "frozen solo fails": frozen_solo_fails,
+    "late dispatch": late_dispatch,
+    "killed between attempts": killed_between_attempts,
+    "late read": late_read,
+}

@@ -1,0 +1,220 @@
+"""Runs real masters and workers from a copy of the product, and has every detector of the project judge what they did.
+
+The detectors are those that are trusted elsewhere: the checks of the chaos runs on a ledger that the tasks write
+themselves (`ledger`), one atomic look after another at the lane at work (`look`), every command that the server was
+sent (`writes`), and the audit of the history (`audit`). They all come from the product as it is; only the nodes run the
+copy.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import redis as redis_py
+from redis import Redis
+
+from bridge.audit import audit
+from bridge.embedded import EmbeddedServer
+from routing.keys import LaneKeys
+from tests.calibration import agreement
+from tests.calibration.listening import Listener
+from tests.chaos import evidence
+from tests.chaos.checks import Evidence, Execution, Message, Notes, Rest, check_all
+from tests.chaos.ledger import LedgerReader
+from tests.nodes.roles import MasterNode, WorkerNode, broker_environment
+from tests.nodes.yard import NodeYard
+from tests.waiting import WaitTimeout, wait_until
+
+APP = "tests.chaos.app"
+#: Workers start a second sooner without looking for their neighbours.
+QUICK = ("--without-mingle", "--without-gossip")
+#: Seconds. Short, but long enough that a busy machine does not lose a lease by itself.
+LEASE_S = 1.5
+MAX_ATTEMPTS = 3
+#: Seconds without any progress after which a lane counts as stuck, and until one that is done is at rest.
+PATIENCE_S = 7.0
+REST_WITHIN_S = 4.0
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What one detector found. ``str()``: as a mutation names it."""
+
+    detector: str
+    what: str
+    detail: str
+
+    def __str__(self) -> str:
+        return f"{self.detector}: {self.what}"
+
+
+class Stage:
+    """One lane of its own; a context manager. ``wanted``: what must be found; once it is, a run may end sooner."""
+
+    def __init__(self, folder: Path, binary: Path, copy: Path, wanted: tuple[str, ...] = ()) -> None:
+        self.copy = copy
+        self.keys = LaneKeys("ticket_stream", "concurrency_stream_group")
+        self.notes = Notes()
+        self.messages: list[Message] = []
+        self.findings: list[Finding] = []
+        self._wanted = set(wanted)
+        self._folder = folder
+        self._numbers: dict[str, int] = {}
+        self.server = EmbeddedServer(binary=binary, data_dir=folder / "server", append_only=False)
+
+    def __enter__(self) -> Self:
+        self.ledger_folder = self._folder / "ledger"
+        self.ledger_folder.mkdir(parents=True)
+        self.server.start()
+        self.redis: Redis = self.server.client(decode_responses=True)
+        self.yard = NodeYard(self._folder, self.server.url)
+        self.ledger = LedgerReader(self.ledger_folder)
+        self.listener = Listener(self.server.port, self.keys)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.yard.close()
+        self.listener.close()
+        self.redis.close()
+        self.server.close()
+
+    # -- who takes part ------------------------------------------------------------------------------------------
+
+    def worker(self, name: str, *, pool: str = "prefork", slots: int = 1, wait: bool = True) -> WorkerNode:
+        size = () if pool == "solo" else (f"--concurrency={slots}",)
+        env = {**self._env(), "CHAOS_POOL": pool}
+        return self.yard.worker(
+            name, app=APP, arguments=("--pool", pool, *size, *QUICK), env=env, cwd=self.copy, wait=wait
+        )
+
+    def master(self, name: str, *, url: str | None = None, wait: bool = True) -> MasterNode:
+        """``url``: where it finds the server, if not at its own address."""
+        env = {**self._env(), **(broker_environment(url) if url else {})}
+        return self.yard.master(name, app=APP, env=env, cwd=self.copy, ready_text="standing by", wait=wait)
+
+    def _env(self) -> dict[str, str]:
+        return {
+            "PYTHONPATH": str(self.copy),
+            "CHAOS_LEDGER": str(self.ledger_folder),
+            "CHAOS_LEASE": str(LEASE_S),
+            "CHAOS_LEADER_LEASE": str(LEASE_S),
+            "CHAOS_MAX_ATTEMPTS": str(MAX_ATTEMPTS),
+        }
+
+    def wait_led(self, consumers: int) -> None:
+        wait_until(
+            lambda: self.redis.get(self.keys.leader) and self.redis.hlen(self.keys.consumers) == consumers,
+            description=f"a leader, and {consumers} workers",
+            timeout_s=40,
+        )
+
+    def sha(self, script: str) -> bytes:
+        """What names this script of the copy in a request."""
+        text = (self.copy / "routing" / "lua" / f"{script}.lua").read_text()
+        return hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest().encode()
+
+    def calls(self, script: str) -> int:
+        """How often this script of the copy was called."""
+        return self.listener.calls[self.sha(script).decode()]
+
+    # -- what happens --------------------------------------------------------------------------------------------
+
+    def push(self, ticket: str, *, ms: float = 0, until: int = 1, dies: bool = False) -> str:
+        """One message. It goes wrong before attempt ``until``; with ``dies``, always."""
+        n = self._numbers.get(ticket, 0)
+        self._numbers[ticket] = n + 1
+        payload = {"n": n, "ms": ms, "until": 99 if dies else until, "how": "raise"}
+        id_: Any = self.redis.xadd(self.keys.stream, {"ticket_id": ticket, "payload": json.dumps(payload)})
+        self.messages.append(Message(str(id_), ticket, n, dies, time.time_ns()))
+        return str(id_)
+
+    def executions(self, ticket: str) -> list[Execution]:
+        return sorted((e for e in self.ledger.executions() if e.ticket == ticket), key=lambda e: e.start_ns)
+
+    def wait_for(self, predicate: Callable[[], object], description: str, timeout_s: float = 20) -> None:
+        """Waits for something that a sound product does, and looks at the lane all the while."""
+
+        def seen() -> bool:
+            self.look()
+            return bool(predicate()) or self.caught
+
+        wait_until(seen, description=description, timeout_s=timeout_s)
+
+    def wait_settled(self) -> None:
+        """Waits until every message is done or dead; raises `WaitTimeout` when the lane stands still."""
+        before, moved_at = -1, time.monotonic()
+        while not self.caught:
+            self.look()
+            settled = self._settled()
+            if settled >= len(self.messages):
+                return
+            if settled != before:
+                before, moved_at = settled, time.monotonic()
+            if time.monotonic() - moved_at > PATIENCE_S:
+                raise WaitTimeout(f"nothing moves: {settled} of {len(self.messages)} messages are settled")
+            time.sleep(0.005)
+
+    def _settled(self) -> int:
+        found: Any = self.redis.hmget(self.keys.counts, ["done", "dead"])
+        return sum(int(count or 0) for count in found)
+
+    @property
+    def caught(self) -> bool:
+        """Whether all that is wanted was found already."""
+        return bool(self._wanted) and self._wanted <= {str(finding) for finding in self.findings}
+
+    # -- what the detectors say ----------------------------------------------------------------------------------
+
+    def look(self) -> None:
+        """One look at the lane at work."""
+        try:
+            self.ledger.catch_up()
+            told = [(v.invariant, str(v)) for v in evidence.look(self.redis, self.keys, self.messages)]
+        except (redis_py.ResponseError, ValueError):  # the group is not there yet
+            return
+        told += agreement.look(self.redis, self.keys)
+        self._add("look", told)
+
+    def judge(self) -> list[Finding]:
+        """Waits until the lane is at rest, and has everybody say what was wrong."""
+        deadline = time.monotonic() + REST_WITHIN_S
+        while not self.caught and not _at_rest(evidence.rest(self.redis, self.keys)) and time.monotonic() < deadline:
+            self.look()
+            time.sleep(0.01)
+        told = Evidence(
+            self.messages,
+            self.ledger.executions(),
+            evidence.effects(self.redis),
+            evidence.letters(self.redis, self.keys),
+            evidence.rest(self.redis, self.keys),
+            self.notes,
+            MAX_ATTEMPTS,
+        )
+        self._add("ledger", [(violation.invariant, str(violation)) for violation in check_all(told)])
+        with self.server.client() as raw:
+            verdict = audit(raw, self.keys, since="0")
+        self._add("audit", [(one.check.value, f"{one.ticket} {one.message_id} {one.text}") for one in verdict.examples])
+        assert self.listener.calls, "the listener heard nothing"
+        self._add("writes", self.listener.findings)
+        return self.findings
+
+    def _add(self, detector: str, told: list[tuple[str, str]]) -> None:
+        for what, detail in told:
+            finding = Finding(detector, what, detail)
+            if finding not in self.findings:
+                self.findings.append(finding)
+
+
+def _at_rest(rest: Rest) -> bool:
+    return not (
+        rest.unread or rest.pending or rest.records or rest.applied or rest.retries or rest.outcomes or rest.ownerless
+    )
