@@ -43,7 +43,7 @@ _THROUGHPUT = (
 CASES = {
     "tickets": Case(
         "No-op tasks over 1,000 tickets; 1 worker, 2 processes",
-        throughput.PEERS, partial(throughput.run, "tickets"), _THROUGHPUT, "plain",
+        throughput.PRICED, partial(throughput.run, "tickets"), _THROUGHPUT, "plain",
     ),
     "eight": Case(
         "8 hot tickets, tasks of 10 ms; 2 workers, 4 processes each; ideal 800 msg/s",

@@ -48,6 +48,9 @@ class Goal:
 GOALS = (
     Goal("no-op tasks, 1,000 tickets, bundles, against plain Celery", "tickets", "bundles", "rate", 5.0, peer="plain"),
     Goal("the same with bundles off", "tickets", "singles", "rate", 1.0, peer="plain"),
+    Goal("the price of the history: bundles, against without it", "tickets", "bundles", "rate", 0.9, peer="bare"),
+    Goal("the same with bundles off", "tickets", "singles", "rate", 0.9, peer="bare_singles"),
+    Goal("history and an audit that follows live", "tickets", "audited", "rate", 0.9, peer="bare"),
     Goal("the master alone, bundles off, against apply_async", "dispatch", "singles", "rate", 8.0, peer="apply_async"),
     Goal("one hot ticket, bundles", "hot", "bundles", "rate", 5_000, unit="msg/s"),
     Goal("one hot ticket, bundles off", "hot", "singles", "rate", 600, unit="msg/s"),

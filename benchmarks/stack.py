@@ -26,6 +26,8 @@ from routing.keys import LaneKeys
 ROOT = Path(__file__).resolve().parent.parent
 #: Where fake or real, the lane is the default one.
 KEYS = LaneKeys("ticket_stream", "concurrency_stream_group")
+#: Environment variable with `bridge_history`; unset: the bridge's own default.
+HISTORY = "BENCHMARK_HISTORY"
 #: Seconds that processes may take to come up.
 START_S = 60.0
 

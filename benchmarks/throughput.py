@@ -15,7 +15,7 @@ import psutil
 
 from benchmarks.feed import enqueue, items, push, reveal
 from benchmarks.results import DISTURBANCE, Metrics
-from benchmarks.stack import KEYS, Stack
+from benchmarks.stack import HISTORY, KEYS, Stack
 
 #: Database in which Celery's queue is filled.
 HIDDEN_DB = 1
@@ -30,6 +30,21 @@ PEERS = {
     "lock": "Celery, a Redis lock per ticket",
     "bundles": "the bridge",
     "singles": "the bridge, bundles off",
+}
+#: The same where the price of the history is asked for.
+PRICED = {
+    **PEERS,
+    "bare": "the bridge, history off",
+    "bare_singles": "the bridge, bundles and history off",
+    "audited": "the bridge, and an audit that follows",
+}
+#: Variants of the bridge -> bundles on, history on.
+BRIDGED: dict[str, tuple[bool, bool]] = {
+    "bundles": (True, True),
+    "singles": (False, True),
+    "bare": (True, False),
+    "bare_singles": (False, False),
+    "audited": (True, True),
 }
 
 
@@ -48,7 +63,11 @@ class Load:
 
 LOADS = {
     "tickets": Load(
-        "noop", 1000, 1, 2, {"plain": 8_000, "lock": 5_000, "bundles": 80_000, "singles": 8_000}
+        "noop", 1000, 1, 2,
+        {
+            "plain": 8_000, "lock": 5_000, "bundles": 80_000, "singles": 8_000,
+            "bare": 80_000, "bare_singles": 8_000, "audited": 80_000,
+        },
     ),
     "eight": Load(
         "nap", 8, 2, 4, {"plain": 4_000, "lock": 800, "bundles": 4_000, "singles": 4_000}, ideal=800.0
@@ -63,14 +82,19 @@ def run(case: str, variant: str, scale: float) -> Metrics:
     """One run of one variant; ``scale`` shrinks it."""
     load = LOADS[case]
     count = max(400, int(load.messages[variant] * scale))
-    bridged = variant in ("bundles", "singles")
+    bridged = variant in BRIDGED
+    bundled, historical = BRIDGED.get(variant, (False, False))
     app = "bridged" if bridged else {"plain": "plain", "lock": "locked"}[variant]
-    with Stack(app, bundle_ms=10.0 if variant == "bundles" else 0.0) as stack:
+    with Stack(app, bundle_ms=10.0 if bundled else 0.0) as stack:
+        if bridged and not historical:
+            stack.environment_more[HISTORY] = "0"
         stack.start_workers(load.workers, load.concurrency)
         messages = items(count, load.tickets)
         if bridged:
             push(stack.server.url, load.task, messages)
             stack.start_master()
+            if variant == "audited":
+                stack.start("audit", "-m", "bridge", "-A", "benchmarks.apps.bridged", "audit", "--follow")
             progress = settled(stack)
         else:
             hidden = stack.server.url.removesuffix("/0") + f"/{HIDDEN_DB}"

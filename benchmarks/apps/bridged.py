@@ -12,8 +12,13 @@ from benchmarks.apps.work import TASKS, configure
 #: Environment variable with `bridge_bundle_ms`.
 BUNDLE_MS = "BENCHMARK_BUNDLE_MS"
 
+#: The same with `bridge_history`, if it is there.
+HISTORY = "BENCHMARK_HISTORY"
+
 app = configure(bridge.install(Celery("bridged")))
 app.conf.bridge_bundle_ms = float(os.environ[BUNDLE_MS])
+if HISTORY in os.environ:
+    app.conf.bridge_history = int(os.environ[HISTORY])
 
 for body in TASKS:
     app.task(name=body.__name__, ignore_result=True)(body)
