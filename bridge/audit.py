@@ -109,7 +109,7 @@ class Audit:
 
     # -- the history ---------------------------------------------------------------------------------------------
 
-    def begin(self) -> None:
+    def _begin(self) -> None:
         """Looks how far the history reaches back."""
         redis, keys = self._redis, self._keys
         # Before the rows: a row that is counted here is there when they are read, unless it was dropped.
@@ -119,6 +119,9 @@ class Audit:
         rows, oldest, first = self._survey()
         have = {name: sum(rows[what] for what in whats) for name, whats in COUNTED.items()}
         self._complete = all(have[name] >= counts.get(name, 0) for name in ("done", "dead"))
+        if first is None:
+            # Nothing to begin with; what its first row will be is not known yet.
+            return
         self._begun = True
         self._expected_first = first
         self._history = pages.HistoryPages(redis, keys.history)
@@ -130,14 +133,18 @@ class Audit:
         self.auditor = self._judge(since)
         if self._complete:
             self._stream = pages.StreamPages(redis, keys.stream, since)
+            # Only done and dead are counted one by one: what was dropped may have been failures alone.
+            if not pages.is_whole(redis, keys.history):
+                self.auditor.begins(id_key(first)[0])
             return
-        first_ms = id_key(first)[0] if first is not None else _now_ms(redis)
-        self._cut(first_ms, replays_hidden=have["replayed"] < counts.get("replayed", 0))
+        self._cut(id_key(first)[0], replays_hidden=have["replayed"] < counts.get("replayed", 0))
 
     def advance(self) -> bool:
         """Takes in the next page of the history; whether there was one."""
         if not self._begun:
-            self.begin()
+            self._begin()
+        if not self._begun:
+            return False
         steps = self._history.next()
         if self._expected_first is not None:
             # The survey's reading and this one are two: in between rows may have been dropped.
@@ -172,20 +179,21 @@ class Audit:
     # -- the lane as it is ---------------------------------------------------------------------------------------
 
     def compare(self) -> None:
-        """Reads the history to its end, and compares it with the lane as it is now."""
-        if not self._begun:
-            self.begin()
+        """Reads the history to its end, and compares it with the lane as it is now; nothing while there is no row."""
         for _ in range(LOOKS):
             if not self._compare_once():
                 return
 
     def _compare_once(self) -> bool:
         """One comparison; whether there are messages that moved on, so that another one is needed for them."""
-        redis, keys, auditor = self._redis, self._keys, self.auditor
+        redis, keys = self._redis, self._keys
         self._letters.read()
         group = pages.group_of(redis, keys)
         while self.advance():
             pass
+        if not self._begun:
+            return False
+        auditor = self.auditor
         if group is None:
             self._note(
                 f"there is no consumer group {keys.group}: what is undone cannot be compared with what is pending"

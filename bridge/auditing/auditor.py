@@ -61,6 +61,8 @@ class Auditor:
         self._cut_ms: int | None = None
         self._replays_hidden = False
         self._covered_from = self._since
+        #: Unix ms: of older messages the first attempts may be missing.
+        self._attempts_from_ms: int | None = None
         self._trails: dict[str, Trail] = {}
         #: Undone message -> its ticket's trail; None: an entry that names no ticket.
         self._open: dict[str, Trail | None] = {}
@@ -144,6 +146,12 @@ class Auditor:
         self._dead.clear()
         for trail in self._trails.values():
             trail.forget_messages()
+
+    def begins(self, at_ms: int) -> None:
+        """All last rows and all replays are here; but rows of other attempts that were written up to ``at_ms``
+        may be missing. To be called before the first step.
+        """
+        self._attempts_from_ms = at_ms
 
     def entry(self, id_: str, ticket: str | None) -> None:
         """An entry that the group has read. ``ticket``: None when it names none that can be read."""
@@ -340,7 +348,7 @@ class Auditor:
                     wanted = str(least) if least == most else f"{least} or {most}"
                     text = f"{row.what.value} in attempt {attempt}; {wanted} would follow from the row before"
                     self.report(Check.ATTEMPTS, row.ticket, id_, text)
-            elif attempt != 1 and (self._cut_ms is None or self.covers(key)):
+            elif attempt != 1 and self._begins_here(key):
                 self.report(Check.ATTEMPTS, row.ticket, id_, f"its first row is of attempt {attempt}")
         if tried is not None and tried[2]:
             self.repeats += 1
@@ -353,6 +361,13 @@ class Auditor:
         else:
             return
         self._tries[id_] = (least, most, tried[2] if tried is not None and tried[2] else row.fence)
+
+    def _begins_here(self, key: IdKey) -> bool:
+        """Whether the first row of the message is here, whatever it is."""
+        if self._cut_ms is not None:
+            return self.covers(key)
+        from_ms = self._attempts_from_ms
+        return from_ms is None or key[0] > from_ms + self._skew_us // 1000
 
     def _check_fence(self, trail: Trail, row: Delivery) -> None:
         """`Check.FENCES`."""

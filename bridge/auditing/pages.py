@@ -65,6 +65,12 @@ def group_of(redis: Redis, keys: LaneKeys) -> Group | None:
     return None
 
 
+def is_whole(redis: Redis, key: str) -> bool:
+    """Whether certainly no entry of the stream was ever dropped; a server before 7.0 does not know."""
+    told: Any = redis.xinfo_stream(key)
+    return told.get("entries-added") == told["length"]
+
+
 class HistoryPages:
     """The steps of a history from its first entry on, also while it grows, and is capped, meanwhile."""
 
