@@ -1,0 +1,133 @@
+"""What the leader asks of a worker through its queue: a probe is no task, and what has not begun comes back, once."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bridge.embedded import EmbeddedServer
+from bridge.envelope import OPENING, Envelopes
+from bridge.names import WorkerWord
+from bridge.outcomes import Kind, Outcome, decode
+from tests.apps.counter import app
+from tests.integration.lanes import LaneUnderTest
+from tests.nodes.roles import MasterNode, WorkerNode
+from tests.nodes.yard import NodeYard
+from tests.waiting import holds_for, wait_until
+
+LONG_MS = 2500
+
+
+@pytest.fixture(params=["prefork", "threads"])
+def pool(request: pytest.FixtureRequest) -> str:
+    """The others receive nothing while they have no room: what has not begun is still in the queue, where the leader
+    takes it back itself.
+    """
+    return str(request.param)
+
+
+@pytest.fixture(params=["10", "0"], ids=["bundles", "plain"])
+def lane(request: pytest.FixtureRequest, nodes: NodeYard, own_server: EmbeddedServer, tmp_path: Path) -> LaneUnderTest:
+    return LaneUnderTest(nodes, own_server, tmp_path, COUNTER_BUNDLE_MS=request.param, COUNTER_LEASE="10")
+
+
+def say(lane: LaneUnderTest, worker: WorkerNode, word: WorkerWord, incarnation: str | None = None) -> None:
+    """What the leader would push."""
+    found: Any = lane.redis.hget(lane.keys.consumers, worker.hostname)
+    told = incarnation or json.loads(found)["incarnation"]
+    queue = lane.keys.queue(worker.hostname)
+    lane.redis.lpush(queue, OPENING.encode() + b"1" + Envelopes(app).word(told, queue, word))
+    wait_until(lambda: lane.redis.llen(queue) == 0, description="the word to leave the queue")
+
+
+def outcomes(lane: LaneUnderTest) -> list[Outcome]:
+    """All outcomes; nobody trims them while there is no master."""
+    found: Any = lane.redis.xrange(lane.keys.outcomes)
+    return [outcome for _, fields in found if "o" in fields for outcome in decode(fields["o"].encode())]
+
+
+def behind_a_long_task(lane: LaneUnderTest, pool: str) -> tuple[WorkerNode, MasterNode, str]:
+    """A worker that runs one long task and has received short ones behind it, and a master that is dead."""
+    master = lane.master("m1")
+    worker = lane.worker("w1", "--concurrency=1", f"--pool={pool}")
+    lane.wait_consumers(1)
+    long = lane.push("long", {"n": 0, "ms": LONG_MS})
+    wait_until(lambda: any(lane.ledger.iterdir()), description="the long task to start")
+    for ticket in "ABC":
+        lane.push(ticket, {"n": 0})
+
+    def in_flight() -> list[Any]:
+        records: Any = lane.redis.hvals(lane.keys.tickets)
+        return [record for record in map(json.loads, records) if record[0] > 0]
+
+    wait_until(lambda: len(in_flight()) > 1, description="something to be in flight behind it", timeout_s=2)
+    queue = lane.keys.queue(worker.hostname)
+    wait_until(lambda: lane.redis.llen(queue) == 0, description="the worker to receive it")
+    master.kill()
+    return worker, master, long
+
+
+def test_what_has_not_begun_comes_back_at_once_and_what_runs_runs_on(lane: LaneUnderTest, pool: str) -> None:
+    worker, master, long = behind_a_long_task(lane, pool)
+    say(lane, worker, WorkerWord.GIVE_BACK)
+
+    wait_until(lambda: outcomes(lane), description="something to come back", timeout_s=1.5)
+
+    back = outcomes(lane)
+    assert {outcome.kind for outcome in back} == {Kind.RETURNED}
+    assert long not in {outcome.message_id for outcome in back}
+    # And nothing of it begins after all, when the long task is over
+    wait_until(
+        lambda: [o.kind for o in outcomes(lane) if o.message_id == long] == [Kind.DONE],
+        description="the long task to end",
+    )
+    holds_for(
+        lambda: {o.kind for o in outcomes(lane) if o.message_id != long} == {Kind.RETURNED},
+        description="nothing to run that was given back",
+        duration_s=0.3,
+    )
+    # Then the leader comes back, and everything is done once
+    master.start()
+    lane.wait_done(4)
+    assert [lane.log(ticket) for ticket in ("long", *"ABC")] == [[0]] * 4
+    lane.assert_no_overlap()
+    lane.assert_at_rest()
+
+
+def test_a_probe_is_no_task_and_moves_nothing(lane: LaneUnderTest, pool: str) -> None:
+    worker, master, _ = behind_a_long_task(lane, pool)
+    say(lane, worker, WorkerWord.PROBE)
+    holds_for(
+        lambda: Kind.RETURNED not in {outcome.kind for outcome in outcomes(lane)},
+        description="nothing to come back",
+        duration_s=0.5,
+    )
+    master.start()
+    lane.wait_done(4)
+    assert "ERROR/" not in worker.logs()
+
+
+def test_a_word_to_another_life_is_of_no_concern(lane: LaneUnderTest, pool: str) -> None:
+    worker, master, _ = behind_a_long_task(lane, pool)
+    say(lane, worker, WorkerWord.GIVE_BACK, "another-life")
+    holds_for(
+        lambda: Kind.RETURNED not in {outcome.kind for outcome in outcomes(lane)},
+        description="nothing to come back",
+        duration_s=0.5,
+    )
+    master.start()
+    lane.wait_done(4)
+
+
+def test_what_is_sent_after_it_was_asked_back_runs(lane: LaneUnderTest, pool: str) -> None:
+    worker, master, _ = behind_a_long_task(lane, pool)
+    say(lane, worker, WorkerWord.GIVE_BACK)
+    wait_until(lambda: outcomes(lane), description="something to come back", timeout_s=1.5)
+    master.start()
+    for n in range(5):
+        lane.push("D", {"n": n})
+    lane.wait_done(9)
+    assert lane.log("D") == [0, 1, 2, 3, 4]
