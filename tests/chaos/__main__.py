@@ -9,6 +9,7 @@ from pathlib import Path
 
 import click
 
+from bridge.embedded import FsyncPolicy
 from tests.chaos.draw import ACTIONS, MIXED, PREFORK, Cast
 from tests.chaos.short import PACE_S, short_run, told
 
@@ -18,6 +19,8 @@ from tests.chaos.short import PACE_S, short_run, told
 @click.option("--faults", default=30, show_default=True)
 @click.option("--workers", default="mixed", show_default=True, help="mixed, prefork, or pools: prefork,solo,threads")
 @click.option("--violent", is_flag=True, help="Messages may kill or hang their pool process (prefork only).")
+@click.option("--culprits", default=0.0, show_default=True, help="Share of messages that kill their whole worker.")
+@click.option("--fsync", type=click.Choice(["always", "everysec"]), default="always", show_default=True)
 @click.option("--bundle-ms", default=10.0, show_default=True, help="0: no bundles.")
 @click.option("--pace", default=PACE_S, show_default=True, help="Seconds between two faults, on average.")
 @click.option("--only", multiple=True, type=click.Choice(sorted(ACTIONS)), help="Only this fault; may be repeated.")
@@ -28,6 +31,8 @@ def main(
     workers: str,
     *,
     violent: bool,
+    culprits: float,
+    fsync: FsyncPolicy,
     bundle_ms: float,
     pace: float,
     only: tuple[str, ...],
@@ -40,7 +45,17 @@ def main(
     known = {"mixed": MIXED, "prefork": PREFORK}
     cast = known.get(workers) or Cast(tuple((f"w{i}", pool) for i, pool in enumerate(workers.split(","), start=1)))
     result = short_run(
-        folder, seed, faults, cast, violent=violent, bundle_ms=bundle_ms, pace_s=pace, only=only, say=click.echo
+        folder,
+        seed,
+        faults,
+        cast,
+        violent=violent,
+        bundle_ms=bundle_ms,
+        pace_s=pace,
+        only=only,
+        culprits=culprits,
+        say=click.echo,
+        fsync=fsync,
     )
     click.echo(told(result))
     click.echo(result.told_of() if result.violations else "no violation")

@@ -3,7 +3,10 @@
 A message's payload says what befalls it::
 
     {"n": place in its ticket, "ms": how long it works, "until": attempts that go wrong before one goes well,
-     "how": "raise" | "exit" | "kill" | "hang"}
+     "how": "raise" | "exit" | "kill" | "hang" | "worker" | "machine"}
+
+The last two end the whole worker: its main process, or everything of it with its watcher first, so that nobody is left
+to say what ran.
 """
 
 from __future__ import annotations
@@ -17,7 +20,7 @@ from typing import Any
 from celery import Celery
 
 import bridge
-from tests.chaos.recording import watch
+from tests.chaos.recording import WATCHER, watch
 
 #: Seconds between two signs of life of a task at work.
 STEP_S = 0.01
@@ -58,9 +61,26 @@ def _do(task: Any, ticket_id: str, payload: Any) -> None:
             os._exit(1)
         if payload["how"] == "kill":
             os.kill(os.getpid(), signal.SIGKILL)
+        if payload["how"] in ("worker", "machine"):
+            _end_worker(watcher_first=payload["how"] == "machine")
         if payload["how"] == "hang":
             _work(task, 60)
         raise ValueError(f"attempt {attempt} of ticket {ticket_id} goes wrong")
+
+
+def _end_worker(*, watcher_first: bool) -> None:
+    import psutil
+
+    own = psutil.Process()
+    parent = own.parent()
+    # A pool that does not fork runs tasks in the worker's main process, whose parent is the test.
+    main = parent if parent is not None and os.environ.get("CHAOS_POOL") == "prefork" else own
+    if watcher_first:
+        for process in main.children():
+            if WATCHER in " ".join(process.cmdline()):
+                process.kill()
+    main.kill()
+    own.kill()
 
 
 def _work(task: Any, seconds: float) -> None:

@@ -433,6 +433,9 @@ def _may_overrun(older: Execution, newer: Execution, freezes: Mapping[int, list[
         return False
     if _thawed(older, freezes):
         return True
+    if any(older.start_ns <= crash <= newer.start_ns for crash, _ in notes.lossy_crashes):
+        # The server may have forgotten in its crash that it had sent the older one.
+        return True
     if older.pool not in UNKILLABLE:
         return False
     # Its lease was lost, or nobody else could have the ticket. Its own worker does not run two at a time even then.

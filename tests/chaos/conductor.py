@@ -50,6 +50,7 @@ class Conductor:
         lease_s: float,
         leader_lease_s: float,
         lossy: bool = False,
+        after_loss: Callable[[], object] = lambda: None,
     ) -> None:
         self.server = server
         self.keys = keys
@@ -62,6 +63,7 @@ class Conductor:
         self.lease_s = lease_s
         self.leader_lease_s = leader_lease_s
         self.lossy = lossy
+        self.after_loss = after_loss
         #: How often each action was done, and how often there was nobody to do it to.
         self.done: dict[str, int] = {}
         self.missed: dict[str, int] = {}
@@ -243,6 +245,8 @@ class Conductor:
         time.sleep(long**2 * 1.5 * self.lease_s)  # the fault itself: it is away
         self.server.start()
         self.notes.outages.append((began, now_ns()))
+        if self.lossy:
+            self.after_loss()
         return True
 
     def _restart_the_server(self, *_: float) -> bool:

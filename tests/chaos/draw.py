@@ -96,10 +96,16 @@ def script(seed: int, faults: int, pace_s: float, actions: Sequence[str] = ()) -
 class Load:
     """The messages of a run. What befalls a message depends on the seed, its ticket and its place alone."""
 
-    def __init__(self, seed: int, tickets: int, *, violent: bool, longest_ms: int = 2500) -> None:
-        """``violent``: messages may kill or hang their pool process, too; only where a pool has processes to lose."""
+    def __init__(
+        self, seed: int, tickets: int, *, violent: bool, culprits: float = 0.0, longest_ms: int = 2500
+    ) -> None:
+        """``violent``: messages may kill or hang their pool process, too; only where a pool has processes to lose.
+
+        ``culprits``: this share of all messages kills its whole worker, each time.
+        """
         self._seed = seed
         self._violent = violent
+        self._culprits = culprits
         self._longest_ms = longest_ms
         self._draw = random.Random(f"tickets {seed}")
         self._tickets = [f"T{i}" for i in range(tickets)]
@@ -131,4 +137,8 @@ class Load:
         if dies:
             payload["until"] = 1_000_000
             payload["how"] = "raise"
+        if draw.random() < self._culprits:
+            dies = True
+            payload = {"n": n, "ms": 5, "until": 1_000_000, "how": draw.choice(("worker", "machine"))}
+            task = "chaos.work"
         return task, payload, dies

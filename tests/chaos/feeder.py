@@ -64,6 +64,21 @@ class Feeder:
             self._note(id_, planned)
         return len(self.messages) - before
 
+    def forget_lost(self) -> int:
+        """After a crash of a server that may lose its last writes: what is not there any more was never pushed.
+
+        Returns how many those are. Their numbers are given out again.
+        """
+        if self._in_doubt:
+            self._resync()
+        last: Any = self._redis.xinfo_stream(self._keys.stream)["last-generated-id"]
+        lost = 0
+        while self.messages and _order(self.messages[-1].message_id) > _order(last):
+            self.counts[self.messages.pop().ticket] -= 1
+            lost += 1
+        self._last_id = self.messages[-1].message_id if self.messages else "0-0"
+        return lost
+
     def settle(self) -> bool:
         """Clears up what is in doubt; whether nothing is any more."""
         try:
@@ -103,3 +118,8 @@ class Feeder:
         self.counts[ticket] = n + 1
         self._last_id = id_
         self.messages.append(Message(id_, ticket, n, dies, time.time_ns()))
+
+
+def _order(id_: str) -> tuple[int, int]:
+    ms, _, number = id_.partition("-")
+    return int(ms), int(number)

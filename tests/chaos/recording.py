@@ -11,6 +11,8 @@ from tests.chaos.ledger import LedgerWriter
 
 #: Where the effects are: a stream for each ticket, since its ids tell when the server applied them.
 EFFECTS = "effects:"
+#: What the command line of the watcher beside a worker contains.
+WATCHER = "bridge.worker.watcher"
 
 
 def place_of(payload: Any) -> int:

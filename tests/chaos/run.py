@@ -58,6 +58,8 @@ class Plan:
     env: dict[str, str] = field(default_factory=dict)
     #: Seconds without any progress, no fault being under way, after which the lane counts as stuck.
     patience_s: float = 60.0
+    #: Tasks may kill whole workers.
+    culprits: bool = False
     #: Workers without heartbeats: the lease alone must tell that they live.
     unheard: Sequence[str] = ("w2",)
 
@@ -73,6 +75,7 @@ class Result:
     letters: Sequence[Letter] = ()
     faults: dict[str, int] = field(default_factory=dict)
     missed: dict[str, int] = field(default_factory=dict)
+    killed_by_tasks: int = 0
     waits: list[Waits] = field(default_factory=list)
     leaderless_s: list[float] = field(default_factory=list)
     counts: dict[str, int] = field(default_factory=dict)
@@ -132,6 +135,7 @@ class Run:
             lease_s=self.plan.lease_s,
             leader_lease_s=self.plan.leader_lease_s,
             lossy=self.plan.fsync != "always",
+            after_loss=self.feeder.forget_lost,
         )
         return self
 
@@ -254,6 +258,7 @@ class Run:
             effects=effects,
             letters=letters,
             faults=self.conductor.done,
+            killed_by_tasks=sum(seat.killed_by_tasks for seat in self.conductor.workers),
             missed=self.conductor.missed,
             waits=waits(self.conductor.strandings, executions),
             leaderless_s=self.conductor.leaderless_s,
@@ -274,7 +279,9 @@ class Run:
             env={**self._env(), "CHAOS_POOL": pool},
             start=False,
         )
-        return Seat(node, "worker", pool, self.notes)
+        seat = Seat(node, "worker", pool, self.notes, culprits=plan.culprits)
+        seat.slots = plan.concurrency if pool != "solo" else 1
+        return seat
 
     def _master(self, name: str) -> Seat:
         node = self.yard.master(name, app=self.plan.app, env=self._env(), start=False)

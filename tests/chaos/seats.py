@@ -14,13 +14,12 @@ import psutil
 
 from tests.chaos.checks import Freeze, Notes
 from tests.chaos.ledger import now_ns
+from tests.chaos.recording import WATCHER
 from tests.nodes.process import ProcessNode
 
 #: Seconds that a node which was asked to stop may take, before it is ended by force. Celery's pool processes may wait
 #: up to 30 s for results that nobody reads after a lost connection.
 STOP_PATIENCE_S = 45.0
-#: What the command line of the watcher beside a worker contains.
-WATCHER = "bridge.worker.watcher"
 #: What a process says that ends since the server was away when it started.
 GAVE_UP = "cannot reach Redis"
 
@@ -28,15 +27,21 @@ GAVE_UP = "cannot reach Redis"
 class Seat:
     """One name, its node, and what is being done to it."""
 
-    def __init__(self, node: ProcessNode, kind: str, pool: str, notes: Notes) -> None:
+    def __init__(self, node: ProcessNode, kind: str, pool: str, notes: Notes, *, culprits: bool = False) -> None:
+        """``culprits``: tasks may kill the node, which is then no fault of its own."""
         self.node = node
         self.kind = kind
         self.pool = pool
+        #: How many tasks it may run at once.
+        self.slots = 2
         #: It shall not be started again.
         self.leaving = False
         #: What it did of its own accord, and should not have.
         self.complaints: list[str] = []
         self._notes = notes
+        self._culprits = culprits
+        #: How often a task killed it.
+        self.killed_by_tasks = 0
         self._back_at = 0.0
         self._stopping_since: float | None = None
         self._frozen: dict[int, int] = {}
@@ -136,6 +141,10 @@ class Seat:
         if not self._told_to_end and GAVE_UP in self.node.logs(this_life=True):
             # It found no server at its start, said so, and is for its supervisor to start again: that is us.
             self._told_to_end = True
+        if not self._told_to_end and self._culprits and self.node.exit_code == -signal.SIGKILL:
+            self._told_to_end = True
+            self.killed_by_tasks += 1
+            self._notes.kills += max(1, self.slots)
         if not self._told_to_end:
             self.complaints.append(f"{self} ended with {self.node.exit_code} by itself:\n{self.node.log_tail(12)}")
             self._told_to_end = True

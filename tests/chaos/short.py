@@ -24,17 +24,19 @@ def short_run(
     bundle_ms: float,
     pace_s: float = PACE_S,
     only: Sequence[str] = (),
+    culprits: float = 0.0,
     say: Callable[[str], None] = print,
     **plan: Any,
 ) -> Result:
     """``faults`` faults drawn by ``seed``, of the actions ``only`` if some are named; more goes to the `Plan`."""
-    load = Load(seed, TICKETS, violent=violent)
+    load = Load(seed, TICKETS, violent=violent, culprits=culprits)
 
     def source(counts: dict[str, int]) -> tuple[str, str, dict[str, Any], bool]:
         ticket = load.ticket()
         return (ticket, *load.message(ticket, counts.get(ticket, 0)))
 
-    made = Plan(folder, cast, script(seed, faults, pace_s, only), source, bundle_ms=bundle_ms, **plan)
+    steps = script(seed, faults, pace_s, only)
+    made = Plan(folder, cast, steps, source, bundle_ms=bundle_ms, culprits=culprits > 0, **plan)
     with Run(made, say) as run:
         return run.go()
 
@@ -46,7 +48,9 @@ def told(result: Result) -> str:
     )
     return (
         f"{len(result.messages):,} messages, {len(result.executions):,} executions, {len(result.letters):,} dead in "
-        f"{result.seconds:.1f} s\nfaults {result.faults}\nnobody there for {result.missed}\n"
+        f"{result.seconds:.1f} s\n"
+        f"faults {result.faults}; {result.killed_by_tasks} workers killed by their tasks\n"
+        f"nobody there for {result.missed}\n"
         f"stood still (median/max): {waits}\nwithout leader {[round(s, 2) for s in result.leaderless_s]}\n"
         f"orders {result.answers}\ncounts {result.counts}"
     )
