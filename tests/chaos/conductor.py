@@ -81,6 +81,11 @@ class Conductor:
     def seats(self) -> list[Seat]:
         return [*self.workers, *self.masters]
 
+    @property
+    def certain(self) -> int:
+        """How many faults were done; those that still lie in wait are not counted."""
+        return sum(self.done.values()) - len(self._traps)
+
     def do(self, step: Step) -> bool:
         """Does one step now; False when there is nobody to do it to."""
         action = getattr(self, method_of(step.action))

@@ -93,6 +93,11 @@ def script(seed: int, faults: int, pace_s: float, actions: Sequence[str] = ()) -
     return steps
 
 
+def spare(faults: int) -> int:
+    """How many to draw for so many to be done: some find nobody to strike."""
+    return faults + faults // 2 + 10
+
+
 class Load:
     """The messages of a run. What befalls a message depends on the seed, its ticket and its place alone."""
 

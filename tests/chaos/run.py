@@ -43,6 +43,8 @@ class Plan:
     cast: Cast
     steps: Sequence[Step]
     source: Source
+    #: So many faults, of those drawn, shall have had somebody to strike. 0: as many as there are.
+    faults: int = 0
     #: The run pushes as long as there are faults to come; then, and after ``messages``, no more. 0: no such end.
     messages: int = 0
     #: Messages that are pushed and not settled, at most; and how many a second are pushed, at most.
@@ -175,14 +177,15 @@ class Run:
         looked = began
         steps = iter(self.plan.steps)
         step = next(steps, None)
-        while step is not None:
+        while step is not None and self.conductor.certain < (self.plan.faults or len(self.plan.steps)):
             if stop():
                 return False
             now = time.monotonic()
             self.conductor.tick()
             if now - last >= step.after_s:
-                last = now
                 hit = self.conductor.do(step)
+                # For one that had nobody to strike the next one comes at once.
+                last = now if hit else last
                 self.say(
                     f"{now - began:7.1f} s  fault {step}{'' if hit else ': nobody to do it to'}  {self._progress()}"
                 )

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from tests.chaos.draw import Cast, Load, script
+from tests.chaos.draw import Cast, Load, script, spare
 from tests.chaos.run import Plan, Result, Run
 
 #: Seconds between two faults, on average.
@@ -35,8 +35,8 @@ def short_run(
         ticket = load.ticket()
         return (ticket, *load.message(ticket, counts.get(ticket, 0)))
 
-    steps = script(seed, faults, pace_s, only)
-    made = Plan(folder, cast, steps, source, bundle_ms=bundle_ms, culprits=culprits > 0, **plan)
+    steps = script(seed, spare(faults), pace_s, only)
+    made = Plan(folder, cast, steps, source, faults=faults, bundle_ms=bundle_ms, culprits=culprits > 0, **plan)
     with Run(made, say) as run:
         return run.go()
 

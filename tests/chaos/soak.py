@@ -49,7 +49,7 @@ CHUNK = 1000
 @click.option("--cast", "cast_name", type=click.Choice(["mixed", "prefork"]), default="mixed", show_default=True)
 @click.option("--bundle-ms", default=10.0, show_default=True, help="0: no bundles.")
 @click.option("--lease", default=2.0, show_default=True, help="Seconds, of workers and leader.")
-@click.option("--work-ms", default=3.0, show_default=True, help="How long an event's work takes, on average.")
+@click.option("--work-ms", default=1.0, show_default=True, help="How long an event's work takes, on average.")
 @click.option("--keep", is_flag=True, help="Keep logs and ledger, also when all is well.")
 def main(
     messages: int,
@@ -87,8 +87,9 @@ def main(
         plan = Plan(
             folder / "run",
             draw.MIXED if cast_name == "mixed" else draw.PREFORK,
-            draw.script(seed, faults, pace_s),
+            draw.script(seed, draw.spare(faults), pace_s),
             rounds(log, messages),
+            faults=faults,
             messages=total,
             backlog=BACKLOG,
             rate=total / max(1.0, faults * pace_s),
