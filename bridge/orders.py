@@ -66,12 +66,14 @@ def give(redis: Redis, keys: LaneKeys, order: dict[str, Any], timeout_s: float =
         if _withdraw(redis, keys, entry):
             raise OrderFailed("interrupted; the order was withdrawn") from None
         raise OrderFailed("interrupted; a master has taken the order, and carries it out") from None
-    if found is None and _withdraw(redis, keys, entry):
-        raise OrderFailed(_unanswered(redis, keys, timeout_s))
     if found is None:
-        # It was taken in the last moment, or long ago by a master that did not live to answer.
+        withdrawn = _withdraw(redis, keys, entry)
+        # It may have been taken in the last moment; and a leader that had read it already does it all the same.
         found = _await(redis, reply, LAST_S)
+        if found is None and withdrawn:
+            raise OrderFailed(_unanswered(redis, keys, timeout_s))
     if found is None:
+        # It was taken, maybe long ago, by a master that did not live to answer.
         raise OrderFailed(
             "a master took the order and ended before it could answer: see what became of it (`bridge status`), "
             "and give it again if need be"
