@@ -20,8 +20,9 @@ from tests.nodes.process import ProcessNode
 #: Seconds that a node which was asked to stop may take, before it is ended by force. Celery's pool processes may wait
 #: up to 30 s for results that nobody reads after a lost connection.
 STOP_PATIENCE_S = 45.0
-#: What a process says that ends since the server was away when it started.
-GAVE_UP = "cannot reach Redis"
+#: What a worker says that ends at its start since the server was away, or since a pool process was killed before Celery
+#: had looked whether all of them had started.
+GAVE_UP = ("cannot reach Redis", "Could not start worker processes")
 
 
 class Seat:
@@ -138,8 +139,8 @@ class Seat:
                 self.complaints.append(f"{self} did not stop within {STOP_PATIENCE_S:g} s")
                 self.vanish(0)
             return
-        if not self._told_to_end and GAVE_UP in self.node.logs(this_life=True):
-            # It found no server at its start, said so, and is for its supervisor to start again: that is us.
+        if not self._told_to_end and any(words in self.node.logs(this_life=True) for words in GAVE_UP):
+            # It said so, and is for its supervisor to start again: that is us.
             self._told_to_end = True
         if not self._told_to_end and self._culprits and self.node.exit_code == -signal.SIGKILL:
             self._told_to_end = True
