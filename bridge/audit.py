@@ -23,7 +23,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from redis.exceptions import ResponseError
 
@@ -112,16 +112,16 @@ class Audit:
     def _begin(self) -> None:
         """Looks how far the history reaches back."""
         redis, keys = self._redis, self._keys
-        # Before the rows: a row that is counted here is there when they are read, unless it was dropped.
-        told: Any = redis.hgetall(keys.counts)
-        counts = {name.decode(): int(value) for name, value in told.items()}
-        group = pages.group_of(redis, keys)
-        rows, oldest, first = self._survey()
-        have = {name: sum(rows[what] for what in whats) for name, whats in COUNTED.items()}
-        self._complete = all(have[name] >= counts.get(name, 0) for name in ("done", "dead"))
+        # The rows that are counted at this moment, and no later ones: or a late row would make up for one that was
+        # dropped.
+        counts, first, last = pages.counted(redis, keys)
         if first is None:
             # Nothing to begin with; what its first row will be is not known yet.
             return
+        group = pages.group_of(redis, keys)
+        rows, oldest = self._survey(last)
+        have = {name: sum(rows[what] for what in whats) for name, whats in COUNTED.items()}
+        self._complete = all(have[name] >= counts.get(name, 0) for name in ("done", "dead"))
         self._begun = True
         self._expected_first = first
         self._history = pages.HistoryPages(redis, keys.history)
@@ -267,18 +267,18 @@ class Audit:
     def _judge(self, since: str) -> Auditor:
         return Auditor(clock_skew_ms=self._clock_skew_ms, since=since, only=self._only, on_finding=self._on_finding)
 
-    def _survey(self) -> tuple[Counter[What], IdKey | None, str | None]:
-        """Rows of each kind, the oldest message that they name, and the first entry of the history."""
+    def _survey(self, last: str) -> tuple[Counter[What], IdKey | None]:
+        """Rows of each kind up to the entry ``last``, and the oldest message that they name."""
         rows: Counter[What] = Counter()
         oldest: IdKey | None = None
-        read = pages.HistoryPages(self._redis, self._keys.history)
+        read = pages.HistoryPages(self._redis, self._keys.history, last)
         while steps := read.next():
             for step in steps:
                 rows.update(row.what for row in step)
                 lowest = min((id_key(row.message_id) for row in step), default=oldest)
                 if lowest is not None and (oldest is None or lowest < oldest):
                     oldest = lowest
-        return rows, oldest, read.began_at
+        return rows, oldest
 
     def _cut(self, at_ms: int, *, replays_hidden: bool = True) -> None:
         self._complete = False

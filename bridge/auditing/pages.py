@@ -29,7 +29,7 @@ PENDING_PAGE = 1000
 LETTERS_PAGE = 100
 
 #: Commands whose replies redis-py would rearrange, differently in its versions.
-_RAW = ("XPENDING", "XRANGE", "XINFO GROUPS")
+_RAW = ("XPENDING", "XRANGE", "XREVRANGE", "XINFO GROUPS")
 
 
 def raw_client(redis: Redis) -> Redis:
@@ -65,18 +65,32 @@ def group_of(redis: Redis, keys: LaneKeys) -> Group | None:
     return None
 
 
+def counted(redis: Redis, keys: LaneKeys) -> tuple[dict[str, int], str | None, str]:
+    """The lane's counters, and the first and the last entry of the history at that very moment; None: it has none."""
+    with redis.pipeline(transaction=True) as pipe:
+        for command in _RAW:
+            pipe.response_callbacks.pop(command, None)
+        pipe.hgetall(keys.counts)
+        pipe.execute_command("XRANGE", keys.history, "-", "+", "COUNT", 1)
+        pipe.execute_command("XREVRANGE", keys.history, "+", "-", "COUNT", 1)
+        counts, first, last = pipe.execute()
+    told = {_text(name): int(value) for name, value in counts.items()}
+    return (told, _text(first[0][0]), _text(last[0][0])) if first else (told, None, "")
+
+
 def is_whole(redis: Redis, key: str) -> bool:
     """Whether certainly no entry of the stream was ever dropped; a server before 7.0 does not know."""
     told: Any = redis.xinfo_stream(key)
-    return told.get("entries-added") == told["length"]
+    return bool(told.get("entries-added") == told["length"])
 
 
 class HistoryPages:
     """The steps of a history from its first entry on, also while it grows, and is capped, meanwhile."""
 
-    def __init__(self, redis: Redis, key: str) -> None:
+    def __init__(self, redis: Redis, key: str, end: str = "+") -> None:
         self._redis = redis
         self._key = key
+        self._end = end
         #: The last entry that was read; '' before the first.
         self.at = ""
         #: The entry that was first when the first page was read; None: there was none, or no page was read.
@@ -95,7 +109,7 @@ class HistoryPages:
             for command in _RAW:
                 pipe.response_callbacks.pop(command, None)
             pipe.execute_command("XRANGE", self._key, "-", "+", "COUNT", 1)
-            pipe.execute_command("XRANGE", self._key, start, "+", "COUNT", HISTORY_PAGE)
+            pipe.execute_command("XRANGE", self._key, start, self._end, "COUNT", HISTORY_PAGE)
             first, page = pipe.execute()
         self.torn_ms = None
         self.first = _text(first[0][0]) if first else ""

@@ -64,7 +64,7 @@ class WrittenLane:
                     self._letters[row.message_id] = letter = f"{row.written_ms}-{len(self._letters) + 1}"
                     pipe.execute_command("XADD", keys.dead, letter, "message_id", row.message_id)
                 if row.what is What.REPLAYED:
-                    claim = {"min_idle_time": 0, "message_ids": [row.message_id], "force": True, "justid": True}
+                    claim: Any = {"min_idle_time": 0, "message_ids": [row.message_id], "force": True, "justid": True}
                     pipe.xclaim(keys.stream, keys.group, "master", **claim)
                     if row.message_id in self._letters:
                         pipe.xdel(keys.dead, self._letters[row.message_id])
