@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 #: Nobody waits longer than this, in seconds, for the outcomes of bundle mates.
 WRITE_AFTER_S = 0.005
 
+#: What is said of a message whose process died before Celery's main process knew that it had it.
+CUT_OFF = "WorkerLostError: the pool process died as it began"
+
 #: A bundle that lasts this many times its share gives back what it has not started.
 OVERTIME = 16
 
@@ -39,6 +42,16 @@ def run(execution: Execution, row: int, request: dict[str, Any], body: str) -> T
         ]
         for ticket, offset, attempt, messages in json.loads(body)
     ]
+    cut_off = shared.cut_off(runs[0][0].fence, max(deliveries[-1].fence for deliveries in runs))
+    if cut_off:
+        # What was done before has stale fences now; of each run, the rest goes back with the first that is not.
+        told = [
+            one.outcome(Kind.LOST, CUT_OFF) if one.fence == cut_off else one.outcome(Kind.RETURNED)
+            for deliveries in runs
+            for one in deliveries
+        ]
+        execution.writer.write(incarnation, told)
+        return ignored(CUT_OFF)
     template = _request_of_bundle(request, execution.hostname)
     events: list[tuple[Any, ...]] = []
     started = last_write = time.monotonic()

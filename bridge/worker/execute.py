@@ -26,7 +26,7 @@ from celery.utils.log import get_logger
 
 from bridge.names import HEADER_BASE, HEADER_INCARNATION, HEADER_LOST, HEADER_RUNS
 from bridge.outcomes import Kind, Outcome
-from bridge.worker.bundles import run
+from bridge.worker.bundles import CUT_OFF, run
 from bridge.worker.context import TicketContext
 from bridge.worker.delivery import Delivery, Traced, ignored, unwrapped
 from bridge.worker.task import retry_delay_ms
@@ -180,6 +180,10 @@ class Execution:
                 self.shared.running(row, 0)
                 self.writer.write(incarnation, [delivery.outcome(Kind.RETURNED)])
                 return ignored("the message was wanted back; given back")
+            if self.shared.cut_off(fence, fence):
+                self.shared.running(row, 0)
+                self.writer.write(incarnation, [delivery.outcome(Kind.LOST, CUT_OFF)])
+                return ignored(CUT_OFF)
             request.update(embed, args=args, kwargs=kwargs, hostname=self.hostname, is_eager=False)
             outcome, traced = self.trace(delivery, request)
             self.write(incarnation, [(delivery, outcome)])

@@ -8,6 +8,7 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any
 
+from billiard import get_start_method
 from celery import bootsteps, signals
 from celery.utils.log import get_logger
 from kombu import Exchange, Queue
@@ -17,7 +18,7 @@ from bridge.names import HEADER_BASE, HEADER_INCARNATION, HEADER_RUNS, HEADER_WO
 from bridge.outcomes import Outcome
 from bridge.settings import check_tasks
 from bridge.worker import execute, strategy
-from bridge.worker.broker import outlast_outages
+from bridge.worker.broker import outlast_outages, pass_over_dead_children
 from bridge.worker.farewell import Farewell, returned
 from bridge.worker.fencing import kill_overdue, watch_own_deadline
 from bridge.worker.holdings import Holdings, Taking
@@ -165,6 +166,11 @@ class Member:
                 "is what refuses its effects",
                 pool,
             )
+        elif get_start_method() != "fork":
+            raise ConfigurationError(
+                f"the pool of {self.name} starts its processes by {get_start_method()}, and the bridge needs fork: "
+                "set worker_pool_start_method = 'fork', or choose another pool (-P threads)"
+            )
         if slots > ROWS:
             raise ConfigurationError(
                 f"the bridge runs at most {ROWS} messages at once; start {self.name} with -c {ROWS}"
@@ -258,6 +264,7 @@ class MemberStep(bootsteps.StartStopStep):
         super().__init__(parent, **kwargs)
         self.consumer = parent
         outlast_outages(parent)
+        pass_over_dead_children()
 
     def start(self, parent: Any) -> None:
         member = _members.get(parent.hostname)

@@ -213,6 +213,21 @@ class Shared:
             if found.pid == pid and found.fence and gone(pid, found.started):
                 self._words[_FIRST_ROW + _ROW * row + _FENCE] = 0
 
+    def cut_off(self, first: int, last: int) -> int:
+        """The fence from ``first`` to ``last`` that a process which is gone was running; 0: there is none. Once.
+
+        Celery gives a Celery message to another process when the first one died before it could say that it had begun.
+        It may well have begun.
+        """
+        words = self._words
+        for row in range(words[_USED]):
+            at = _FIRST_ROW + _ROW * row
+            fence = words[at + _FENCE]
+            if first <= fence <= last and words[at + _PID] != self._pid and gone(words[at + _PID], words[at + _START]):
+                words[at + _FENCE] = 0
+                return fence
+        return 0
+
     def running_fences(self) -> set[int]:
         """The fences that run now, or ran when their process ended."""
         return {row.fence for row in self.rows() if row.fence}

@@ -273,3 +273,31 @@ def test_overdue_is_what_runs_past_the_deadline_or_under_an_older_life() -> None
     shared.begin(OTHER, soon())
     shared.running(idle, 6)
     assert [row.fence for row in shared.overdue()] == [5]
+
+
+def test_what_a_dead_process_had_begun_is_told_to_the_one_that_gets_its_message_and_once() -> None:
+    shared = Shared()
+    shared.begin(LIFE, soon())
+
+    def begin_and_die() -> bool:
+        shared.running(shared.take_row(), 7)
+        os.kill(os.getpid(), signal.SIGKILL)
+        return True
+
+    pid = os.fork()
+    if pid == 0:
+        begin_and_die()
+        os._exit(2)
+    os.waitpid(pid, 0)
+    # Not what this process runs itself, nor another message's
+    shared.running(shared.take_row(), 8)
+    assert shared.cut_off(8, 9) == 0
+    assert shared.cut_off(1, 6) == 0
+    assert shared.cut_off(5, 9) == 7
+    assert shared.cut_off(5, 9) == 0
+
+
+def test_what_a_living_process_runs_was_not_cut_off() -> None:
+    shared = Shared()
+    shared.running(shared.take_row(), 7)
+    assert in_a_child(lambda: shared.take_row() >= 0 and shared.cut_off(7, 7) == 0)
