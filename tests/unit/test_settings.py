@@ -131,6 +131,9 @@ def test_the_default_task_must_be_one_of_the_apps() -> None:
         ({"bridge_max_attempts": 0}, "must be at least 1"),
         ({"bridge_max_attempts": True}, "must be int"),
         ({"bridge_bundle": 1}, "must be bool"),
+        ({"bridge_on_dead": "wait"}, "must be skip or park"),
+        ({"bridge_on_dead": True}, "must be str"),
+        ({"bridge_rollback": "undo"}, "must be a function"),
     ],
 )
 def test_a_tasks_own_options_are_checked(options: dict[str, object], said: str) -> None:
@@ -141,6 +144,16 @@ def test_a_tasks_own_options_are_checked(options: dict[str, object], said: str) 
         check_task_options("shop.update", shop.tasks[task.name])
     assert said in str(caught.value)
     assert "shop.update" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "options", [{"bridge_on_dead": "skip"}, {"bridge_on_dead": "park"}, {"bridge_rollback": print}, {}], ids=repr
+)
+def test_a_tasks_own_options_are_taken(options: dict[str, object]) -> None:
+    shop = app()
+    task = shop.task(name="shop.update", shared=False, **options)(nothing)
+    shop.finalize()
+    check_task_options("shop.update", shop.tasks[task.name])
 
 
 def test_settings_cannot_be_changed() -> None:

@@ -15,8 +15,10 @@ from celery.exceptions import Ignore, MaxRetriesExceededError, Reject, Retry
 from bridge.installation import install
 from bridge.outcomes import Kind, Outcome, decode
 from bridge.worker.context import TicketContext
+from bridge.worker.delivery import Delivery
 from bridge.worker.task import LONGEST_DELAY_MS, retry_delay_ms
 from routing.errors import StaleFence
+from routing.records import LostAttempt
 
 
 def make_app() -> Any:
@@ -35,11 +37,11 @@ def make_task(body: Callable[..., Any], **options: Any) -> Any:
 
 @contextmanager
 def on_ticket(
-    task: Any, attempt: int = 1, max_attempts: int = 3
+    task: Any, attempt: int = 1, max_attempts: int = 3, lost: LostAttempt | None = None
 ) -> Iterator[tuple[TicketContext, list[TicketContext]]]:
     """Runs the block as if the task handled a message; the context, and what was committed early."""
     commits: list[TicketContext] = []
-    context = TicketContext("T1", "5-0", attempt, 1000, 3, commits.append)
+    context = TicketContext("T1", "5-0", attempt, 1000, 3, commits.append, lost)
     task.push_request(bridge_ticket=context)
     try:
         yield context, commits
@@ -110,6 +112,79 @@ def test_what_already_says_what_happens_passes_through(error: Exception) -> None
     with on_ticket(task), pytest.raises(type(error)) as told:
         task()
     assert told.value is error
+
+
+# -- the rollback --------------------------------------------------------------------------------------------------
+
+LOST = LostAttempt(1, 900, "w1@a", "died")
+
+
+class _Undo:
+    """A callable that is no function."""
+
+    def __init__(self, calls: list[Any]) -> None:
+        self._calls = calls
+
+    def __call__(self, *args: Any) -> None:
+        self._calls.append(args)
+
+
+@pytest.mark.parametrize("kind", ["function", "object", "staticmethod"])
+def test_what_was_cut_off_is_undone_before_the_task_begins(kind: str) -> None:
+    calls: list[Any] = []
+
+    def undo(*args: Any) -> None:
+        calls.append(args)
+
+    def body(self: Any, *args: Any) -> None:
+        calls.append(args)
+
+    given: Any = {"function": undo, "object": _Undo(calls), "staticmethod": staticmethod(undo)}[kind]
+    task = make_task(body, bridge_rollback=given)
+    with on_ticket(task, attempt=2, lost=LOST) as (context, _):
+        task("T1", {"n": 1})
+    assert [call[-2:] for call in calls] == [("T1", {"n": 1})] * 2
+    undone, begun = calls
+    assert undone[:2] == (task, LOST)
+    assert len(begun) == 2
+    assert not context.undo_failed
+
+
+def test_without_a_lost_attempt_nothing_is_undone() -> None:
+    task = make_task(lambda self: self.ticket.lost, bridge_rollback=fails)
+    with on_ticket(task):
+        assert task() is None
+
+
+def test_a_lost_attempt_is_told_to_a_task_that_undoes_nothing() -> None:
+    task = make_task(lambda self: self.ticket.lost)
+    with on_ticket(task, lost=LOST):
+        assert task() == LOST
+
+
+def test_a_rollback_that_fails_fails_the_attempt_before_the_task_begins() -> None:
+    def undo(*_: Any) -> None:
+        raise KeyError("cannot")
+
+    begun: list[Any] = []
+    task = make_task(begun.append, bridge_rollback=undo)
+    with on_ticket(task, attempt=2, lost=LOST) as (context, _), pytest.raises(Retry) as told:
+        task()
+    assert isinstance(told.value.exc, KeyError)
+    assert not begun
+    assert context.undo_failed
+    # And the outcome says so, for a failure only
+    delivery = Delivery("T1", "5-0", 1000, 2, "shop.task", [], {}, LOST)
+    delivery.context = context
+    assert delivery.outcome(Kind.FAILED).kind is Kind.UNDO_FAILED
+    assert delivery.outcome(Kind.DEAD).kind is Kind.DEAD
+
+
+def test_an_error_of_the_task_itself_owes_no_rollback() -> None:
+    task = make_task(fails, bridge_rollback=lambda *_: None)
+    with on_ticket(task, attempt=2, lost=LOST) as (context, _), pytest.raises(Retry):
+        task()
+    assert not context.undo_failed
 
 
 # -- self.retry ----------------------------------------------------------------------------------------------------
