@@ -48,6 +48,19 @@ def make_user(admin: Redis, role: str, *options: str) -> None:
     admin.execute_command(*words, f">{PASSWORDS[role]}")
 
 
+def run_command(environment: dict[str, str], *arguments: str, app: str = APP) -> subprocess.CompletedProcess[str]:
+    """One command of the bridge's, run to its end."""
+    return subprocess.run(
+        python_module("bridge", "-A", app, *arguments),
+        env=environment,
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+
+
 class Watched:
     """The commands that each role gives, as MONITOR shows them; a context manager.
 

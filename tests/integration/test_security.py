@@ -21,8 +21,8 @@ from bridge.embedded import HOST, EmbeddedServer
 from bridge.worker.effect_words import GRAMMAR
 from tests.integration.lanes import APP, QUICK, LaneUnderTest
 from tests.integration.proxies import Proxy
-from tests.integration.servers import OWN_KEYS, Watched, make_user, rules_of, url_of
-from tests.nodes.process import ROOT, python_module
+from tests.integration.servers import OWN_KEYS, Watched, make_user, rules_of, run_command, url_of
+from tests.nodes.process import python_module
 from tests.nodes.roles import broker_environment
 from tests.nodes.yard import NodeYard
 from tests.waiting import wait_until
@@ -45,19 +45,6 @@ NOT_ON_THE_WAY = {
 }
 #: Given without asking, or may be refused.
 UNGRANTED = {"auth", "hello", "client|setinfo"}
-
-
-def run_command(environment: dict[str, str], *arguments: str) -> subprocess.CompletedProcess[str]:
-    """One command of the bridge's, run to its end."""
-    return subprocess.run(
-        python_module("bridge", "-A", APP, *arguments),
-        env=environment,
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=60,
-    )
 
 
 class GuardedLane:
@@ -252,7 +239,7 @@ def test_no_more_than_the_printed_permissions_is_possible(role: str, guarded: Gu
         assert connected.ping()
         if role in ("master", "worker"):
             # A script is no way around. (6.2 wraps the error in the script's own.)
-            with pytest.raises(redis.ResponseError, match="permission|can't run this command"):
+            with pytest.raises(redis.ResponseError, match=r"permission|can't run this command"):
                 connected.eval("return redis.call('FLUSHALL')", 0)
 
 
