@@ -15,6 +15,8 @@ from tests.chaos.run import default_seed
 from tests.chaos.short import short_run, told
 
 FAULTS = int(os.environ.get("CHAOS_FAULTS", "30"))
+#: Share of messages that kill their whole worker at each attempt, until they are dead.
+CULPRITS = 0.0005
 
 
 @pytest.mark.slow
@@ -25,7 +27,9 @@ FAULTS = int(os.environ.get("CHAOS_FAULTS", "30"))
 def test_faults_of_every_kind_break_no_promise(tmp_path: Path, cast: Cast, *, violent: bool, bundle_ms: float) -> None:
     seed = default_seed("CHAOS_SEED")
     print(f"CHAOS_SEED={seed} CHAOS_FAULTS={FAULTS}")
-    result = short_run(tmp_path / "run", seed, FAULTS, cast, violent=violent, bundle_ms=bundle_ms)
+    culprits = CULPRITS if violent else 0.0
+    folder = tmp_path / "run"
+    result = short_run(folder, seed, FAULTS, cast, violent=violent, culprits=culprits, bundle_ms=bundle_ms)
     print(told(result))
     assert not result.violations, result.told_of()
     assert len(result.effects) > 100
