@@ -67,6 +67,19 @@ class DrivenWorkers:
         ticket, offset, ids, incarnation = headers["run"]
         self.executions.append(Execution(ticket, ids, headers["bridge_fence"] + offset, name, incarnation))
 
+    def present(self) -> list[Execution]:
+        """What runs at a consumer that holds its lease."""
+        lives = {consumer.incarnation for consumer in self.consumers.values() if consumer.alive}
+        return [execution for execution in self.executions if execution.incarnation in lives and not execution.over]
+
+    def overtaken(self) -> list[Execution]:
+        """What runs under a fence that is not the current one."""
+        return [execution for execution in self.executions if not execution.over and not self._is_current(execution)]
+
+    def in_time(self) -> list[Execution]:
+        """What runs under the current fence."""
+        return [execution for execution in self.executions if not execution.over and self._is_current(execution)]
+
     def outcome(self, execution: Execution, kind: Kind) -> None:
         """A worker writes a plain outcome, whether its fence is the current one or not."""
         id_, fence = execution.current

@@ -1,0 +1,101 @@
+"""The rules of `test_lane_rules` see it when a script lacks one of its guards: each is taken out of it, in memory."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+
+import pytest
+from hypothesis import Phase
+
+from bridge.connect import client
+from bridge.embedded import EmbeddedServer
+from routing import effects, leadership, membership, transitions
+from routing.scripts import Script
+from tests.scripts.test_lane_rules import explore
+
+pytestmark = pytest.mark.scripts
+
+_TERM = "if redis.call('GET', KEYS[1]) ~= ARGV[1] then"
+_NEVER = "if false then"
+#: What tells of a broken rule, and not of a broken script.
+NOTICED = re.compile(r"^(?!.*(compiling script|running script|unknown script))", re.DOTALL | re.IGNORECASE)
+_COMPARED = {
+    "advance": "if (found[k - i + 1] or '') ~= ARGV[first + k * 2 + 2] then",
+    "resend": "if redis.call('HGET', KEYS[2], ARGV[2]) ~= ARGV[3] then",
+}
+#: what is taken out -> (script, its text, what stands there instead)
+MUTATIONS = {
+    **{
+        f"the term, in {script.name}": (script, _TERM, _NEVER)
+        for script in (
+            *(transitions._READ, transitions._ADVANCE, transitions._REROUTE, transitions._FORGET, transitions._ADOPT),
+            *(transitions._RESEND, transitions._RECALL),
+            *(leadership._EXTEND, leadership._RESIGN, leadership._RENEW),
+        )
+    },
+    "the expected record": (transitions._ADVANCE, _COMPARED["advance"], _NEVER),
+    "the lease is over, before its tickets move": (
+        transitions._REROUTE,
+        "if redis.call('EXISTS', KEYS[6]) == 1 then",
+        _NEVER,
+    ),
+    "outcomes are read, before tickets move": (
+        transitions._REROUTE,
+        "if words[i] == 'i' and words[i + 1] == ARGV[4] then",
+        _NEVER,
+    ),
+    "a fence is newer than all before": (
+        transitions._ADVANCE,
+        "base = tonumber(now[1]) * 1000000 + tonumber(now[2])",
+        "base = 7 redis.call('DEL', KEYS[7])",
+    ),
+    "an entry is acknowledged when it is over, not when it is dispatched": (
+        transitions._ADVANCE,
+        "claim(ARGV[at], count())\n    local runs",
+        "call_chunked({'XACK', KEYS[6], group}, 1, count())\n    local runs",
+    ),
+    "the dispatch claims": (
+        transitions._ADVANCE,
+        "claim(ARGV[at], count())\n    local runs",
+        "at = at + 1 + tonumber(ARGV[at + 1])\n    local runs",
+    ),
+    "the release forgets the fence of effects": (
+        transitions._ADVANCE,
+        "call_chunked({'HDEL', KEYS[3]}, 1, n)",
+        "at = at + n",
+    ),
+    "a retry that goes out is due no more": (
+        transitions._ADVANCE,
+        "call_chunked({'ZREM', KEYS[4]}, 1, count())",
+        "at = at + 1 + tonumber(ARGV[at + 1])",
+    ),
+    "settled outcomes are trimmed": (transitions._ADVANCE, "if ARGV[4] ~= '' then", _NEVER),
+    "the fence of effects": (effects._APPLY, "if not current then", _NEVER),
+    "effects are applied once": (effects._APPLY, "elseif fence <= done then", "elseif false then"),
+    "effects come with the outcome": (effects._APPLY, "if #accepted > 0 then", _NEVER),
+    "one life of a name at a time": (
+        membership._REGISTER,
+        "if ARGV[5] ~= '' and redis.call('EXISTS', KEYS[3]) == 1 then",
+        _NEVER,
+    ),
+    "a new life finds an empty queue": (membership._REGISTER, "redis.call('DEL', KEYS[4])", ""),
+    "nobody is forgotten who lives": (transitions._FORGET, "if redis.call('EXISTS', KEYS[4]) == 1 then", _NEVER),
+    "a death notice ends the lease": (membership._DIED, "redis.call('DEL', KEYS[1], KEYS[2])", ""),
+}
+
+
+@pytest.mark.parametrize("what", MUTATIONS)
+def test_the_rules_see_that_it_is_missing(what: str, valkey: EmbeddedServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    script, taken_out, instead = MUTATIONS[what]
+    mutate(script, taken_out, instead, monkeypatch)
+    with client(valkey.url) as connected, pytest.raises(Exception, match=NOTICED):
+        # Not at random: what was seen once is seen again.
+        explore(connected, examples=400, phases=(Phase.generate,), derandomize=True)
+
+
+def mutate(script: Script, taken_out: str, instead: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert script.text.count(taken_out) == 1, f"{script.name}.lua does not say that (once): {taken_out}"
+    changed = script.text.replace(taken_out, instead)
+    monkeypatch.setattr(script, "text", changed)
+    monkeypatch.setattr(script, "sha", hashlib.sha1(changed.encode(), usedforsecurity=False).hexdigest())
