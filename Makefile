@@ -52,7 +52,7 @@ demo: $(READY) ## The whole stack with data on this machine, a worker killed on 
 	$(BIN)/bridge demo $(DEMO_ARGS)
 
 test: lint types ## Lint, strict types, then every test
-	$(BIN)/python -m pytest tests/unit tests/scripts tests/integration tests/chaos $(PYTEST_ARGS)
+	$(BIN)/python -m pytest tests/unit tests/scripts tests/integration tests/protocol tests/chaos $(PYTEST_ARGS)
 
 lint: $(READY) ## ruff: rules and format
 	$(BIN)/ruff check $(CODE)
