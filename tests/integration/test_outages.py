@@ -43,7 +43,7 @@ class Load:
         return self.tickets * self.each
 
     def registered(self) -> dict[str, str]:
-        found = self.lane.redis.hgetall(self.lane.keys.consumers)
+        found: dict[str, str] = self.lane.redis.hgetall(self.lane.keys.consumers)  # type: ignore[assignment]
         return {name: json.loads(text)["incarnation"] for name, text in found.items()}
 
     def begin(self, share: int = 4) -> None:
