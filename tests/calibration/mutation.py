@@ -12,10 +12,10 @@ from pathlib import Path
 
 from tests.nodes.process import ROOT
 
-#: What a copy of the product consists of: enough to start masters and workers from it, and to run its own tests there.
-PARTS = ("bridge", "routing", "tasks", "spark", "celeryconfig.py", "pyproject.toml")
-#: The tests that come along: their apps and helpers, and the tests of single scripts.
-TESTS = ("apps", "chaos", "nodes", "scripts", "conftest.py", "commands.py", "keycheck.py", "waiting.py")
+#: What a copy of the product consists of: enough to start masters and workers from it.
+PARTS = ("bridge", "routing")
+#: What comes along of the tests: the app that the workers run, and what it needs.
+TESTS = ("chaos", "nodes", "keycheck.py", "waiting.py")
 
 
 class NoLongerApplies(AssertionError):
@@ -48,24 +48,32 @@ class Mutation:
     slow: bool = False
 
 
+def mutated(mutation: Mutation) -> dict[str, str]:
+    """The files that the mutation changes, with their new text. Raises `NoLongerApplies`."""
+    texts: dict[str, str] = {}
+    for edit in mutation.edits:
+        path = ROOT / edit.file
+        text = texts.get(edit.file) or (path.read_text() if path.is_file() else "")
+        found = text.count(edit.old)
+        if found != 1 or edit.old == edit.new:
+            raise NoLongerApplies(
+                f"the mutation no longer applies: {mutation.name}: {edit.file} has this text {found} times, not once:\n"
+                f"{edit.old}"
+            )
+        texts[edit.file] = text.replace(edit.old, edit.new)
+    return texts
+
+
 def product(folder: Path, mutation: Mutation | None = None) -> Path:
     """A copy of the product in ``folder``, with the defect. Raises `NoLongerApplies`."""
+    texts = mutated(mutation) if mutation else {}
     folder.mkdir(parents=True)
     for part in PARTS:
         _copy(ROOT / part, folder / part)
     for part in TESTS:
         _copy(ROOT / "tests" / part, folder / "tests" / part)
-    for edit in mutation.edits if mutation else ():
-        path = folder / edit.file
-        text = path.read_text() if path.is_file() else ""
-        found = text.count(edit.old)
-        if found != 1 or edit.old == edit.new:
-            assert mutation is not None
-            raise NoLongerApplies(
-                f"the mutation no longer applies: {mutation.name}: {edit.file} has this text {found} times, not once:\n"
-                f"{edit.old}"
-            )
-        path.write_text(text.replace(edit.old, edit.new))
+    for file, text in texts.items():
+        (folder / file).write_text(text)
     return folder
 
 

@@ -39,6 +39,7 @@ MUTATIONS = [
                 "                batch.retries +=",
             ),
         ),
+        slow=True,
     ),
     Mutation(
         "what is dead is not acknowledged",
@@ -99,6 +100,7 @@ MUTATIONS = [
         "steady",
         ("ledger: left over", "audit: disagreeing"),
         (Edit(ADVANCE, "acked = call_chunked({'XACK', KEYS[6], group}", "acked = call_chunked({'XACK', KEYS[6], ''}"),),
+        slow=True,
     ),
     Mutation(
         "acknowledged in a step of its own",
@@ -188,6 +190,20 @@ MUTATIONS = [
         ("ledger: lost", "scenario: stuck"),
         (Edit("bridge/rebuild.py", "        self._read_waiting()\n        self", "        self"),),
     ),
+    Mutation(
+        "what is parked is known to the leader only",
+        "I6",
+        "parked",
+        ("scenario: a parked ticket ran",),
+        (
+            Edit(
+                LANE,
+                "        ticket.record = records.record(records.PARKED, tail)\n"
+                "        batch.records += (ticket.id, ticket.record)\n",
+                '        ticket.record = ""\n',
+            ),
+        ),
+    ),
     # -- I7: deciding, claiming, recording and pushing are one step ------------------------------------------------
     Mutation(
         "dispatched without a claim",
@@ -255,6 +271,7 @@ MUTATIONS = [
         "steady",
         ("ledger: left over",),
         (Edit(ADVANCE, "redis.call('XTRIM', KEYS[5], 'MINID', ARGV[4])", ""),),
+        slow=True,
     ),
     Mutation(
         "a lease without an end",

@@ -43,11 +43,16 @@ def steady(stage: Stage) -> None:
             stage.push(f"T{ticket}", ms=4, until=2 if n == 1 else 1)
     stage.wait_settled()
     for do in ("park", "release"):
-        # Nobody takes the answers: they must end by themselves.
-        order: dict[Any, Any] = {"i": f"order-{do}", "order": json.dumps({"do": do, "ticket": "T0"})}
-        stage.redis.xadd(stage.keys.outcomes, order)
-        answer = stage.keys.reply(f"order-{do}")
-        stage.wait_for(lambda answer=answer: stage.redis.exists(answer), f"the answer to {do}")  # type: ignore[misc]
+        _order(stage, do, "T0")
+    stage.wait_for(lambda: list(stage.redis.scan_iter(match=stage.keys.held("*"))), "a worker to renew its lease")
+
+
+def _order(stage: Stage, do: str, ticket: str) -> None:
+    """Nobody takes the answer: it must end by itself."""
+    name = f"order-{do}"
+    order: dict[Any, Any] = {"i": name, "order": json.dumps({"do": do, "ticket": ticket})}
+    stage.redis.xadd(stage.keys.outcomes, order)
+    stage.wait_for(lambda: stage.redis.exists(stage.keys.reply(name)), f"the answer to {do}")
 
 
 def long_tasks(stage: Stage) -> None:
@@ -144,6 +149,26 @@ def _killed_with(stage: Stage, pattern: bytes, push: Callable[[], object]) -> No
         stage.wait_settled()
 
 
+def parked(stage: Stage) -> None:
+    """A ticket is parked, and then its leader is killed: it stands still until it is released."""
+    leader = stage.master("m1", wait=False)
+    stage.worker("w1", wait=False)
+    stage.wait_led(1)
+    _order(stage, "park", "T")
+    stage.push("T")
+    stage.push("before")
+    stage.wait_for(lambda: stage.executions("before"), "another ticket to go on")
+    leader.kill()
+    stage.master("m2", wait=False)
+    stage.push("after")
+    stage.wait_for(lambda: stage.executions("after"), "another ticket to go on")
+    if stage.executions("T"):
+        stage.find("scenario", "a parked ticket ran", "after its leader was killed")
+        return
+    _order(stage, "release", "T")
+    stage.wait_settled()
+
+
 def late_read(stage: Stage) -> None:
     """A leader is killed, and its last read arrives when there is something new to read, before the next one's."""
     with HoldingProxy(stage.server.port) as proxy:
@@ -206,4 +231,5 @@ SCENARIOS: dict[str, Callable[[Stage], None]] = {
     "late dispatch": late_dispatch,
     "killed between attempts": killed_between_attempts,
     "late read": late_read,
+    "parked": parked,
 }

@@ -38,9 +38,10 @@ QUICK = ("--without-mingle", "--without-gossip")
 #: Seconds. Short, but long enough that a busy machine does not lose a lease by itself.
 LEASE_S = 1.5
 MAX_ATTEMPTS = 3
-#: Seconds without any progress after which a lane counts as stuck, and until one that is done is at rest.
-PATIENCE_S = 7.0
-REST_WITHIN_S = 4.0
+#: Seconds without any progress after which a lane counts as stuck, and until one that is done is at rest: of a sound
+#: product on a busy machine, and of a broken one, which is not worth waiting for.
+PATIENCE_S, REST_WITHIN_S = 25.0, 10.0
+IMPATIENCE_S, BROKEN_REST_S = 5.0, 2.0
 
 
 @dataclass(frozen=True)
@@ -65,6 +66,8 @@ class Stage:
         self.messages: list[Message] = []
         self.findings: list[Finding] = []
         self._wanted = set(wanted)
+        self._patience_s = IMPATIENCE_S if wanted else PATIENCE_S
+        self._rest_within_s = BROKEN_REST_S if wanted else REST_WITHIN_S
         self._folder = folder
         self._numbers: dict[str, int] = {}
         self.server = EmbeddedServer(binary=binary, data_dir=folder / "server", append_only=False)
@@ -140,14 +143,14 @@ class Stage:
     def executions(self, ticket: str) -> list[Execution]:
         return sorted((e for e in self.ledger.executions() if e.ticket == ticket), key=lambda e: e.start_ns)
 
-    def wait_for(self, predicate: Callable[[], object], description: str, timeout_s: float = 20) -> None:
+    def wait_for(self, predicate: Callable[[], object], description: str) -> None:
         """Waits for something that a sound product does, and looks at the lane all the while."""
 
         def seen() -> bool:
             self.look()
             return bool(predicate()) or self.caught
 
-        wait_until(seen, description=description, timeout_s=timeout_s)
+        wait_until(seen, description=description, timeout_s=self._patience_s)
 
     def wait_settled(self) -> None:
         """Waits until every message is done or dead; raises `WaitTimeout` when the lane stands still."""
@@ -159,7 +162,7 @@ class Stage:
                 return
             if settled != before:
                 before, moved_at = settled, time.monotonic()
-            if time.monotonic() - moved_at > PATIENCE_S:
+            if time.monotonic() - moved_at > self._patience_s:
                 raise WaitTimeout(f"nothing moves: {settled} of {len(self.messages)} messages are settled")
             time.sleep(0.005)
 
@@ -183,10 +186,15 @@ class Stage:
             return
         told += agreement.look(self.redis, self.keys)
         self._add("look", told)
+        self._add("writes", list(self.listener.findings))
+
+    def find(self, detector: str, what: str, detail: str) -> None:
+        """A scenario found something itself."""
+        self._add(detector, [(what, detail)])
 
     def judge(self) -> list[Finding]:
         """Waits until the lane is at rest, and has everybody say what was wrong."""
-        deadline = time.monotonic() + REST_WITHIN_S
+        deadline = time.monotonic() + self._rest_within_s
         while not self.caught and not _at_rest(evidence.rest(self.redis, self.keys)) and time.monotonic() < deadline:
             self.look()
             time.sleep(0.01)

@@ -6,20 +6,31 @@ detectors that the mutation names must find what it names. ``CALIBRATION=full`` 
 
 from __future__ import annotations
 
+import json
 import os
+import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tests.calibration.mutation import Mutation, product
+from tests.calibration.mutation import Edit, Mutation, NoLongerApplies, mutated, product
 from tests.calibration.mutations import MUTATIONS
 from tests.calibration.scenarios import SCENARIOS
+from tests.calibration.script_mutations import SCRIPT_MUTATIONS
+from tests.calibration.script_runs import AS_IT_IS, node_of
 from tests.calibration.stage import Finding, Stage
+from tests.nodes.process import ROOT, python_module
 from tests.waiting import WaitTimeout
 
 FULL = os.environ.get("CALIBRATION") == "full"
+#: The invariants of the design, each of which must be broken by something.
+INVARIANTS = [f"I{number}" for number in range(1, 10)]
 
 CHOSEN = [mutation for mutation in MUTATIONS if FULL or not mutation.slow]
+
+
+# -- real masters and workers ------------------------------------------------------------------------------------------
 
 
 def play(folder: Path, binary: Path, scenario: str, mutation: Mutation | None) -> list[Finding]:
@@ -55,3 +66,56 @@ def test_the_mutation_is_caught(mutation: Mutation, tmp_path: Path, valkey_binar
     print(told(findings))
     missed = set(mutation.caught_by) - {str(finding) for finding in findings}
     assert not missed, f"{mutation.name} breaks {mutation.breaks}, and nobody found {missed}:\n{told(findings)}"
+
+
+# -- single scripts ----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="session")
+def script_runs(valkey_binary: Path) -> dict[str, Any]:
+    """What came of the tests of the scripts, by the mutation; see `tests.calibration.script_runs`."""
+    del valkey_binary  # without a server there is nothing to see
+    command = python_module("tests.calibration.script_runs")
+    done = subprocess.run(command, cwd=ROOT, text=True, capture_output=True, timeout=110, check=False)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+    runs = map(json.loads, done.stdout.splitlines())
+    return {run["name"]: run for run in runs}
+
+
+@pytest.mark.slow
+def test_the_tests_of_the_scripts_are_green_without_a_mutation(script_runs: dict[str, Any]) -> None:
+    run = script_runs[AS_IT_IS]
+    assert run["code"] == 0, run["shown"]
+    assert run["passed"] >= len({node_of(mutation) for mutation in SCRIPT_MUTATIONS})
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mutation", SCRIPT_MUTATIONS, ids=lambda m: f"{m.breaks} {m.name}")
+def test_the_mutation_of_a_script_is_caught(mutation: Mutation, script_runs: dict[str, Any]) -> None:
+    run = script_runs[f"{mutation.breaks} {mutation.name}"]
+    # 1: tests failed. Anything else is no verdict: nothing was collected, or pytest itself broke.
+    assert run["code"] == 1, run["shown"]
+    node = node_of(mutation)
+    assert any(failed == node or failed.startswith(f"{node}[") for failed in run["failed"]), run["shown"]
+
+
+# -- the mutations themselves ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mutation", [*MUTATIONS, *SCRIPT_MUTATIONS], ids=lambda m: f"{m.breaks} {m.name}")
+def test_the_mutation_still_applies(mutation: Mutation) -> None:
+    mutated(mutation)
+
+
+def test_a_mutation_whose_text_is_gone_or_ambiguous_is_refused() -> None:
+    for old in ("no such text", "redis.call", ""):
+        mutation = Mutation("x", "I1", "steady", ("look: state",), (Edit("routing/lua/advance.lua", old, "y"),))
+        with pytest.raises(NoLongerApplies, match="the mutation no longer applies: x: "):
+            mutated(mutation)
+
+
+def test_every_invariant_is_broken_with_real_processes_and_names_are_unique() -> None:
+    assert {mutation.breaks for mutation in MUTATIONS if not mutation.slow} >= {*INVARIANTS, "promise 4"}
+    names = [(mutation.breaks, mutation.name) for mutation in (*MUTATIONS, *SCRIPT_MUTATIONS)]
+    assert len(set(names)) == len(names)
+    assert all(mutation.scenario in SCENARIOS for mutation in MUTATIONS)

@@ -1,0 +1,288 @@
+"""Mutations of single scripts, where a race needs exact timing: caught by the tests of the scripts, run in the copy."""
+
+from __future__ import annotations
+
+from tests.calibration.mutation import Edit, Mutation
+
+LUA = "routing/lua"
+ADVANCE, APPLY, ADOPT, FORGET = (f"{LUA}/{name}.lua" for name in ("advance", "apply", "adopt", "forget"))
+LEAD, EXTEND, RESIGN = (f"{LUA}/{name}.lua" for name in ("lead", "extend", "resign"))
+READ, REGISTER, REROUTE = (f"{LUA}/{name}.lua" for name in ("read", "register", "reroute"))
+
+_ASKS = "if redis.call('GET', KEYS[1]) ~= ARGV[1] then"
+#: Somebody must lead, but who does not matter.
+_SOMEBODY = "if false then"
+
+
+def _script(name: str, breaks: str, file: str, test: str, old: str, new: str) -> Mutation:
+    tests, _, function = test.partition("::")
+    return Mutation(name, breaks, f"tests/scripts/{tests}.py", (function,), (Edit(file, old, new),))
+
+
+SCRIPT_MUTATIONS = [
+    # -- I1 ----------------------------------------------------------------------------------------------------------
+    _script(
+        "a run that moves is not claimed back",
+        "I1",
+        REROUTE,
+        "test_reroute::test_the_tickets_of_an_ended_incarnation_move",
+        "redis.call('XCLAIM', KEYS[5], ARGV[2], ARGV[3], 0, ARGV[i], 'FORCE', 'JUSTID')",
+        "",
+    ),
+    _script(
+        "a run that moves is claimed back if it is pending still",
+        "I1",
+        REROUTE,
+        "test_reroute::test_a_message_that_was_acknowledged_by_hand_comes_again",
+        "ARGV[i], 'FORCE', 'JUSTID'",
+        "ARGV[i], 'JUSTID'",
+    ),
+    _script(
+        "only what is pending is adopted",
+        "I1",
+        ADOPT,
+        "test_reroute::test_entries_are_pending_where_they_belong_whoever_had_them_or_nobody",
+        "words[#words + 1] = 'FORCE'\n",
+        "",
+    ),
+    # -- I2 ----------------------------------------------------------------------------------------------------------
+    _script(
+        "records are not compared",
+        "I2",
+        ADVANCE,
+        "test_advance::test_a_record_that_is_not_as_expected_changes_nothing",
+        "if (found[k - i + 1] or '') ~=",
+        "if false and (found[k - i + 1] or '') ~=",
+    ),
+    _script(
+        "the records of what moves are not compared",
+        "I2",
+        REROUTE,
+        "test_reroute::test_a_record_that_is_not_as_expected_moves_nothing",
+        "if (redis.call('HGET', KEYS[2], ARGV[t]) or '') ~= ARGV[t + 1] then",
+        "if false then",
+    ),
+    _script(
+        "Celery messages reach a worker in the wrong order",
+        "I2",
+        ADVANCE,
+        "test_advance::test_messages_reach_each_consumer_in_the_order_of_the_batch",
+        "redis.call('LPUSH'",
+        "redis.call('RPUSH'",
+    ),
+    # -- I3 ----------------------------------------------------------------------------------------------------------
+    _script(
+        "tickets move while an outcome is unread",
+        "I3",
+        REROUTE,
+        "test_reroute::test_an_outcome_that_was_not_read_yet_comes_first",
+        "words[i] == 'i' and words[i + 1] == ARGV[4]",
+        "false",
+    ),
+    _script(
+        "only the first thousands of outcomes are looked at",
+        "I3",
+        REROUTE,
+        "test_reroute::test_its_outcome_is_found_behind_thousands_of_others",
+        "if #unread == 10000 then",
+        "if false then",
+    ),
+    # -- I4 ----------------------------------------------------------------------------------------------------------
+    _script(
+        "fences do not follow the clock",
+        "I4",
+        ADVANCE,
+        "test_advance::test_a_failover_that_lost_the_last_writes_gives_no_fence_out_again",
+        "base = tonumber(now[1]) * 1000000 + tonumber(now[2])",
+        "base = 1",
+    ),
+    _script(
+        "a fence is given out twice",
+        "I4",
+        ADVANCE,
+        "test_advance::test_a_stored_fence_ahead_of_the_clock_is_exceeded_by_exactly_one",
+        "base = last + 1",
+        "base = last",
+    ),
+    _script(
+        "the fences of a batch are not counted",
+        "I4",
+        ADVANCE,
+        "test_advance::test_a_stored_fence_ahead_of_the_clock_is_exceeded_by_exactly_one",
+        "string.format('%.0f', base + fences - 1)",
+        "string.format('%.0f', last)",
+    ),
+    _script(
+        "fences behind the run pass for its own",
+        "I4",
+        APPLY,
+        "test_apply::test_a_fence_that_is_not_current_changes_nothing",
+        " and fence < base + tonumber(count)",
+        "",
+    ),
+    _script(
+        "fences before the run pass for its own",
+        "I4",
+        APPLY,
+        "test_apply::test_a_fence_that_is_not_current_changes_nothing",
+        " and fence >= base",
+        "",
+    ),
+    # -- I5 ----------------------------------------------------------------------------------------------------------
+    _script(
+        "tickets move although the lease holds",
+        "I5",
+        REROUTE,
+        "test_reroute::test_while_the_lease_holds_nothing_moves",
+        "if redis.call('EXISTS', KEYS[6]) == 1 then",
+        "if false then",
+    ),
+    _script(
+        "a name is taken although its lease holds",
+        "I5",
+        REGISTER,
+        "test_consumers::test_while_the_other_lease_holds_it_waits",
+        "redis.call('EXISTS', KEYS[3]) == 1",
+        "false",
+    ),
+    _script(
+        "two take a name at once",
+        "I5",
+        REGISTER,
+        "test_consumers::test_of_two_that_start_under_one_name_one_wins",
+        "if (redis.call('HGET', KEYS[1], ARGV[1]) or '') ~= ARGV[5] then",
+        "if false then",
+    ),
+    _script(
+        "one that lives is forgotten",
+        "I5",
+        FORGET,
+        "test_consumers::test_one_that_lives_is_not_forgotten",
+        "if redis.call('EXISTS', KEYS[4]) == 1 then",
+        "if false then",
+    ),
+    # -- I7 ----------------------------------------------------------------------------------------------------------
+    _script(
+        "recorded and not pushed",
+        "I7",
+        ADVANCE,
+        "test_advance::test_a_whole_batch_changes_exactly_what_it_says",
+        "redis.call('LPUSH', KEYS[10 + g], opening .. ARGV[at])",
+        "",
+    ),
+    # -- I8 ----------------------------------------------------------------------------------------------------------
+    _script(
+        "anybody may send a batch",
+        "I8",
+        ADVANCE,
+        "test_advance::test_a_master_that_does_not_lead_changes_nothing",
+        _ASKS,
+        _SOMEBODY,
+    ),
+    _script(
+        "the holder is compared, and not the term",
+        "I8",
+        ADVANCE,
+        "test_advance::test_the_same_holder_in_an_older_term_changes_nothing",
+        _ASKS,
+        "if string.match(redis.call('GET', KEYS[1]) or '', ' .*') ~= string.match(ARGV[1], ' .*') then",
+    ),
+    _script(
+        "anybody may read",
+        "I8",
+        READ,
+        "test_read::test_who_does_not_lead_takes_nothing_from_the_next_leader",
+        _ASKS,
+        _SOMEBODY,
+    ),
+    _script(
+        "anybody may move tickets",
+        "I8",
+        REROUTE,
+        "test_reroute::test_who_does_not_lead_moves_nothing",
+        _ASKS,
+        _SOMEBODY,
+    ),
+    _script(
+        "anybody may adopt entries",
+        "I8",
+        ADOPT,
+        "test_reroute::test_who_does_not_lead_adopts_nothing",
+        _ASKS,
+        _SOMEBODY,
+    ),
+    _script(
+        "anybody may forget a consumer",
+        "I8",
+        FORGET,
+        "test_consumers::test_who_does_not_lead_forgets_nobody",
+        _ASKS,
+        _SOMEBODY,
+    ),
+    _script(
+        "a term comes again",
+        "I8",
+        LEAD,
+        "test_leadership::test_terms_never_repeat",
+        "redis.call('INCR', KEYS[2])",
+        "(redis.call('INCR', KEYS[2]) % 2)",
+    ),
+    _script(
+        "two lead",
+        "I8",
+        LEAD,
+        "test_leadership::test_while_one_leads_nobody_is_elected_not_even_its_namesake",
+        "if current then",
+        "if current and string.match(current, ' .*') ~= ' ' .. ARGV[1] then",
+    ),
+    _script(
+        "anybody's lead is extended",
+        "I8",
+        EXTEND,
+        "test_leadership::test_only_the_token_of_the_term_extends_or_ends_it",
+        _ASKS,
+        _SOMEBODY,
+    ),
+    _script(
+        "anybody's lead is ended",
+        "I8",
+        RESIGN,
+        "test_leadership::test_only_the_token_of_the_term_extends_or_ends_it",
+        _ASKS,
+        _SOMEBODY,
+    ),
+    # -- I9 ----------------------------------------------------------------------------------------------------------
+    _script(
+        "the lead has no end",
+        "I9",
+        LEAD,
+        "test_leadership::test_the_first_master_is_elected_in_term_one",
+        "redis.call('SET', KEYS[1], token, 'PX', ARGV[2])",
+        "redis.call('SET', KEYS[1], token)",
+    ),
+    _script(
+        "the queue of one that is gone stays",
+        "I9",
+        FORGET,
+        "test_consumers::test_a_consumer_without_pending_entries_is_forgotten_completely",
+        "redis.call('DEL', KEYS[5])",
+        "",
+    ),
+    # -- promise 4 ---------------------------------------------------------------------------------------------------
+    _script(
+        "effects are applied again when the reply was lost",
+        "promise 4",
+        APPLY,
+        "test_apply::test_a_repeat_of_the_same_call_is_applied_once",
+        "elseif fence <= done then",
+        "elseif false then",
+    ),
+    _script(
+        "effects are applied up to the first that cannot be",
+        "promise 4",
+        APPLY,
+        "test_apply::test_a_key_of_another_type_lets_nothing_be_applied",
+        "elseif err then",
+        "elseif false then",
+    ),
+]
