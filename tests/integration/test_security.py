@@ -19,6 +19,7 @@ from redis import Redis
 from bridge.connect import client
 from bridge.embedded import HOST, EmbeddedServer
 from bridge.worker.effect_words import GRAMMAR
+from routing.keys import LaneKeys
 from tests.integration.lanes import APP, QUICK, LaneUnderTest
 from tests.integration.proxies import Proxy
 from tests.integration.servers import OWN_KEYS, Watched, make_user, rules_of, run_command, url_of
@@ -27,6 +28,7 @@ from tests.nodes.roles import broker_environment
 from tests.nodes.yard import NodeYard
 from tests.waiting import wait_until
 
+ANYWHERE = "tests.apps.anywhere"
 ROLES = ("producer", "master", "worker", "operator")
 
 #: Granted, but not met in the life of one lane: what they are for.
@@ -401,3 +403,40 @@ def test_nothing_shows_the_password_of_a_lane_at_work(secret_server: EmbeddedSer
             assert SECRET not in node.log_file.read_text(errors="replace")
         everything = json.dumps([lane.redis.xrange(lane.keys.dead), lane.redis.hgetall(lane.keys.consumers)])
         assert SECRET not in everything
+
+
+#: As hostile as a name can be: what globs, shells, logs, scripts and key patterns make something of.
+HOSTILE = "a b:c'\"\\*?[x]%7B\n\tünd " + "x" * 480
+
+
+@pytest.mark.parametrize("bundle_ms", ["10", "0"], ids=["bundles", "plain"])
+def test_names_of_any_kind_are_data(bundle_ms: str, own_server: EmbeddedServer, tmp_path: Path) -> None:
+    names = {"bridge_stream": HOSTILE[:512], "bridge_group": HOSTILE[::-1][:500], "bridge_master": HOSTILE[:100]}
+    with closing(NodeYard(tmp_path, own_server.url)) as yard:
+        lane = LaneUnderTest(yard, own_server, tmp_path, COUNTER_BUNDLE_MS=bundle_ms, ANYWHERE_CONF=json.dumps(names))
+        lane.keys = LaneKeys(names["bridge_stream"], names["bridge_group"])
+        yard.master("m1", app=ANYWHERE, env=lane.env, wait=False)
+        yard.worker("w:1*[x]", app=ANYWHERE, arguments=("--concurrency=2", *QUICK), env=lane.env)
+        lane.wait_consumers(1)
+        tickets = [HOSTILE[:512].rstrip(), "{x}", "}", "a\x00b", "\n", "é" * 256, "-", "__proto__", '"', "\u202e"]
+        tickets = [ticket for ticket in tickets if len(ticket.encode()) <= 512]
+        for n in range(20):
+            for ticket in tickets:
+                lane.push(ticket, {"n": n})
+        lane.push("flaky\n", {"n": 0, "until": 2}, "counter.flaky")
+        lane.push("dead {", {"n": 0, "until": 9}, "counter.flaky")
+        lane.push("x" * 513, {"n": 0})
+        lane.push("T", {"n": "x" * (1024 * 1024)})
+        lane.redis.xadd(lane.keys.stream, {b"\xff": b"\xfe", "ticket_id": b"\xff\xfe"})
+        lane.wait_done(len(tickets) * 20 + 5)
+        for ticket in tickets:
+            assert lane.log(ticket) == list(range(20))
+        assert lane.log("flaky\n") == [0]
+        assert lane.redis.xlen(lane.keys.dead) == 4
+        lane.assert_at_rest()
+        # The commands show them, and none trips over one.
+        environment = {"PATH": "/usr/bin:/bin", **broker_environment(own_server.url), **lane.env}
+        for arguments in (["status"], ["status", "--json"], ["ticket", "show", "dead {"], ["dead", "list"]):
+            done = run_command(environment, *arguments, app=ANYWHERE)
+            assert done.returncode == 0, done.stderr
+            assert "Traceback" not in done.stderr
