@@ -103,7 +103,7 @@ class Lane:
     def ingest(self, message: Message, batch: Batch) -> None:
         """A message that is pending under the master's name; of each ticket in id order."""
         if self.parked and message.ticket in self.parked:
-            self._shelve(self.parked[message.ticket], [message.id], batch)
+            self.shelve(self.parked[message.ticket], [message.id], batch)
             return
         ticket = self.tickets.get(message.ticket)
         if ticket is None:
@@ -119,11 +119,15 @@ class Lane:
     def append(self, ticket: Ticket, message: Message) -> None:
         """The next message of ``ticket``, by its id, takes its place."""
         if ticket.front_id == message.id:
-            # It was begun before: it comes first, whatever was put back meanwhile.
-            ticket.front_id = ""
-            ticket.waiting.appendleft(message)
-        else:
-            ticket.waiting.append(message)
+            self.put_first(ticket, message)
+            return
+        ticket.waiting.append(message)
+        self.held += 1
+
+    def put_first(self, ticket: Ticket, message: Message) -> None:
+        """The message that was begun before comes first, whatever was put back meanwhile."""
+        ticket.front_id = ""
+        ticket.waiting.appendleft(message)
         self.held += 1
 
     def replay(self, message: Message, batch: Batch) -> None:
@@ -132,13 +136,16 @@ class Lane:
         """
         ticket = self.parked.get(message.ticket)
         if ticket is not None:
-            self._shelve(ticket, [message.id], batch)
+            self.shelve(ticket, [message.id], batch)
             return
         ticket = self.tickets.get(message.ticket)
         if ticket is None:
             ticket = self.tickets[message.ticket] = Ticket(message.ticket)
         key = id_key(message.id)
-        at = 1 if ticket.waiting and ticket.begun and not ticket.run else 0
+        if ticket.spilled_from is not None and key >= ticket.spilled_from:
+            # It is read with those that are not in memory, in its place; taken here, too, it would be there twice.
+            return
+        at = 1 if ticket.waiting and ticket.begun and not (ticket.run or ticket.front_id) else 0
         while at < len(ticket.waiting) and id_key(ticket.waiting[at].id) < key:
             at += 1
         ticket.waiting.insert(at, message)
@@ -294,7 +301,7 @@ class Lane:
         self.unqueue(ticket)
         ticket.park_reason = reason
 
-    def _shelve(self, ticket: Ticket, ids: list[str], batch: Batch) -> None:
+    def shelve(self, ticket: Ticket, ids: list[str], batch: Batch) -> None:
         """Messages of a parked ticket are pending under a name of their own."""
         batch.shelve(self.parked_name(ticket.id), ids)
         oldest = min(map(id_key, ids), default=None)
@@ -303,10 +310,14 @@ class Lane:
 
     def _stand_still(self, ticket: Ticket, batch: Batch) -> None:
         """Writes into the batch that the ticket is parked, and forgets its messages: it holds no window."""
-        self._shelve(ticket, [message.id for message in ticket.waiting], batch)
+        self.shelve(ticket, [message.id for message in ticket.waiting], batch)
         if ticket.record.startswith(AWAITING):
             batch.due.append(ticket.id)
-        ticket.front_id = ticket.waiting[0].id if ticket.begun and ticket.waiting else ""
+        if not ticket.begun:
+            ticket.front_id = ""
+        elif ticket.waiting and not ticket.front_id:
+            # Else it was not read again since the ticket was released.
+            ticket.front_id = ticket.waiting[0].id
         begun = [ticket.front_id] if ticket.front_id else []
         reason = ticket.park_reason or ""
         tail = records.tail("", "", ticket.attempt, begun, self.now_ms(), reason, ticket.losses, ticket.lost)
@@ -333,6 +344,10 @@ class Lane:
         if ticket.parked_from is not None:
             ticket.spilled_from = min(ticket.parked_from, ticket.spilled_from or ticket.parked_from)
         ticket.parked_from = None
+        if ticket.front_id:
+            # Also when nothing is pending there: somebody acknowledged it by hand, which the refill finds out.
+            front = id_key(ticket.front_id)
+            ticket.spilled_from = min(front, ticket.spilled_from or front)
         if ticket.spilled_from is not None:
             self.spilled.add(ticket)
         self.touch(ticket, batch)
@@ -401,6 +416,11 @@ class Lane:
         oldest: tuple[int, int] | None = None
         for ticket in self.tickets.values():
             ids = [id_key(queue[0].id) for queue in (ticket.run, ticket.waiting) if queue]
+            if len(ticket.waiting) > 1:
+                # What was begun before stands before an older one that was put back.
+                ids.append(id_key(ticket.waiting[1].id))
+            if ticket.front_id:
+                ids.append(id_key(ticket.front_id))
             if ticket.spilled_from is not None:
                 ids.append(ticket.spilled_from)
             for id_ in ids:

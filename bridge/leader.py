@@ -34,6 +34,7 @@ from bridge.recovery import Recovery
 from bridge.refill import Refill
 from bridge.settling import Settling
 from bridge.strays import Strays
+from routing.errors import GroupMoved
 from routing.messages import EntryParser, Message, Refusal
 from routing.transitions import Batch, Dispatch, Leadership, advance, read
 
@@ -230,7 +231,12 @@ class Leader:
 
     def _read_entries(self, batch: Batch) -> None:
         count = int(max(8, min(READ_COUNT, READ_BYTES / self._average_bytes)))
-        entries = read(self._redis, self._lead, count)
+        read_to = self.lane.read_to
+        try:
+            entries = read(self._redis, self._lead, count, f"{read_to[0]}-{read_to[1]}")
+        except GroupMoved as exc:
+            self.strays.put_group_back(str(exc))
+            return
         self._more = len(entries) == count
         if not entries:
             # What woke this was read by somebody else.

@@ -17,9 +17,10 @@ from celery.utils.log import get_logger
 from bridge.dead import read_letter
 from bridge.names import WorkerWord
 from bridge.picture import Consumer, Ticket, id_key
+from bridge.rebuild import claim_back
 from routing.history import What
 from routing.messages import Message
-from routing.transitions import Batch, adopt, drain, unname
+from routing.transitions import Batch, drain, unname
 
 if TYPE_CHECKING:
     from bridge.leader import Leader
@@ -59,7 +60,7 @@ class OrderDesk:
             order = orjson.loads(text)
             do = self._known[order["do"]]
             answer = do(order, batch)
-        except (orjson.JSONDecodeError, KeyError, TypeError) as exc:
+        except (KeyError, TypeError, ValueError, AttributeError) as exc:
             answer = {"error": f"this master does not understand the order: {exc!r}"}
         logger.info("order %s: %s", text.decode(errors="replace")[:200], answer)
         self._answers.append((order_id, answer))
@@ -108,8 +109,7 @@ class OrderDesk:
         # What this very batch has put there is not there yet.
         fresh = batch.shelved.pop(shelf, [])
         ids = self._pending_under(shelf)
-        for start in range(0, len(ids), PAGE):
-            adopt(self._leader.redis, self._leader.leadership, lane.settings.master, ids[start : start + PAGE])
+        claim_back(self._leader, lane.settings.master, ids, batch, spared={ticket.front_id})
         lane.unpark(ticket, batch)
         self._emptied.append(shelf)
         return {"ok": True, "messages": len(ids) + len(fresh)}

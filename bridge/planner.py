@@ -102,7 +102,7 @@ class Planner:
                     self._keep_empty(ticket)
                 return
             consumer = (kept or idle)[0]
-            if kept and (not consumer.alive or consumer.leaving):
+            if kept and (not consumer.alive or consumer.leaving or consumer.draining or consumer.stalled):
                 consumer.alone = None
                 continue
             consumer.alone = ticket

@@ -3,7 +3,8 @@
 In this order, since each step needs the one before:
 
 1. The group and the streams are there, or are made. A group that was there before and is not any more has lost which
-   entries were pending: those after the *floor* that are not known to be done are (`bridge.regroup`).
+   entries were pending, and so has one without the master's name, or one that was set back: those after the *floor*
+   that are not known to be done are (`bridge.regroup`).
 2. Consumers, with their leases.
 3. Ticket records: what is in flight (with the bodies of those messages), what awaits a retry, what is parked.
 4. Pending entries that no record names, under whatever name: claimed back to the master.
@@ -15,6 +16,7 @@ Outcomes need no step: whatever is in the outcome stream was not settled, since 
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import TYPE_CHECKING, Any
 
 from celery.utils.log import get_logger
@@ -23,10 +25,10 @@ from redis.exceptions import ResponseError
 from bridge.connect import is_full
 from bridge.lane import PARK_AFTER
 from bridge.picture import Consumer, Parcel, Ticket, id_key
-from bridge.regroup import regroup_lane
+from bridge.regroup import HALF_MADE, regroup_lane
 from routing import records
 from routing.errors import ConfigurationError
-from routing.messages import Message
+from routing.messages import Message, Refusal, Refused
 from routing.transitions import Batch, adopt
 
 if TYPE_CHECKING:
@@ -46,6 +48,8 @@ class Rebuild:
         self._lane = leader.lane
         self._keys = leader.settings.keys
         self._wire = leader.wire
+        #: Ticket -> id of the message that its record says comes again.
+        self._fronts: dict[Ticket, str] = {}
 
     def run(self) -> None:
         self._make_group()
@@ -55,8 +59,11 @@ class Rebuild:
         stray = stray_entries(self._leader)
         if stray:
             logger.warning("%d pending entries belong to no record: claimed back", len(stray))
-            for start in range(0, len(stray), PAGE):
-                adopt(self._leader.redis, self._leader.leadership, master, stray[start : start + PAGE])
+            batch = Batch()
+            batch.count("tampered", len(stray))
+            fronts = {*self._fronts.values(), *(ticket.front_id for ticket in self._lane.parked.values())}
+            claim_back(self._leader, master, stray, batch, spared=fronts)
+            self._leader.advance(batch)
         self._read_waiting()
         self._find_missing()
         lane = self._lane
@@ -69,27 +76,43 @@ class Rebuild:
         )
 
     def _make_group(self) -> None:
+        floor = self._wire.call("GET", self._keys.floor)
+        # From 0: messages that were pushed before the first master ever ran are messages, too.
+        start = "0" if floor is None else HALF_MADE
         try:
-            # From 0: messages that were pushed before the first master ever ran are messages, too.
-            self._wire.call("XGROUP", "CREATE", self._keys.stream, self._keys.group, "0", "MKSTREAM")
-            regroup_lane(self._leader)
+            self._wire.call("XGROUP", "CREATE", self._keys.stream, self._keys.group, start, "MKSTREAM")
         except ResponseError as exc:
-            if is_full(exc) and self._has_group():
-                # A full server refuses before it looks: and the lane must go on, or room never comes.
-                return
+            # A full server refuses before it looks: and the lane must go on, or room never comes.
+            there = is_full(exc) and self._read_to() is not None
             if str(exc).startswith("WRONGTYPE"):
                 raise ConfigurationError(
                     f"the key {self._keys.stream} is not a stream; name another one with bridge_stream, or delete it"
                 ) from None
-            if not str(exc).startswith("BUSYGROUP"):
+            if not there and not str(exc).startswith("BUSYGROUP"):
                 raise
+        if floor is not None:
+            self._mend_group(floor.decode())
+        # Whatever is pending was read: a refill may take all of it.
+        self._lane.read_to = id_key(self._read_to() or "0-0")
 
-    def _has_group(self) -> bool:
+    def _mend_group(self, floor: str) -> None:
+        read_to = self._read_to() or HALF_MADE
+        if id_key(read_to) < id_key(floor):
+            regroup_lane(self._leader, floor, "was destroyed, or set back")
+            return
+        names = self._wire.call("XINFO", "CONSUMERS", self._keys.stream, self._keys.group)
+        if not any(dict(_pairs(name))[b"name"] == self._leader.settings.master.encode() for name in names):
+            # With its name went what was pending under it; how far the group had read is still known.
+            regroup_lane(self._leader, floor, "has lost the master's name", read_to)
+
+    def _read_to(self) -> str | None:
+        """How far the group has read; None: there is no group."""
         try:
-            groups = self._wire.call("XINFO", "GROUPS", self._keys.stream)
+            groups = [dict(_pairs(told)) for told in self._wire.call("XINFO", "GROUPS", self._keys.stream)]
         except ResponseError:
-            return False
-        return any(dict(_pairs(group))[b"name"] == self._keys.group.encode() for group in groups)
+            return None
+        found = [told[b"last-delivered-id"] for told in groups if told[b"name"] == self._keys.group.encode()]
+        return found[0].decode() if found else None
 
     def _read_records(self) -> None:
         lane = self._lane
@@ -109,7 +132,9 @@ class Rebuild:
                 elif record.in_flight:
                     self._put_in_flight(ticket, record)
                 else:
-                    ticket.front_id = record.ids[0]
+                    self._fronts[ticket] = record.ids[0]
+                    if ticket.begun:
+                        ticket.front_id = record.ids[0]
                     lane.hold_back(ticket, int(float(due.get(name, b"0"))))
             if cursor == b"0":
                 return
@@ -151,49 +176,75 @@ class Rebuild:
 
     def _body_of(self, ticket: str, id_: str) -> Message:
         """The message ``id_``; without payload when its entry was deleted from the stream."""
-        entries = self._wire.call("XRANGE", self._keys.stream, id_, id_)
-        if entries:
-            found = self._leader.parser.parse(id_, entries[0][1])
-            if isinstance(found, Message):
-                return found
-        return Message(id_, ticket, "", b"")
+        return body_of(self._leader, ticket, id_)
 
     def _read_waiting(self) -> None:
+        fronts = set(self._fronts.values())
         for entries in own_pending(self._leader, "0-0"):
             batch = Batch()
             for raw_id, fields in entries:
                 id_ = raw_id.decode()
                 # In flight and pending here: moved by hand, or the group was made anew. `Strays` puts it right.
-                if id_ not in self._lane.in_flight:
-                    self._leader.ingest(id_, fields, batch)
-            self._lane.read_to = id_key(entries[-1][0].decode())
+                if id_ in self._lane.in_flight or (id_ in fronts and not fields):
+                    continue
+                self._leader.ingest(id_, fields, batch)
             if batch:
                 self._leader.advance(batch)
 
     def _find_missing(self) -> None:
         """Messages that records say come again, and that are not pending: somebody acknowledged or deleted them."""
-        lane = self._lane
-        missing = [ticket for ticket in lane.tickets.values() if ticket.front_id and ticket.spilled_from is None]
-        for ticket in missing:
-            message = self._body_of(ticket.id, ticket.front_id)
-            ticket.front_id = ""
-            ticket.waiting.appendleft(message)
-            lane.held += 1
-            batch = Batch()
-            batch.count("tampered")
-            if message.payload:
-                logger.warning("message %s awaits a retry, and was not pending: it is again", message.id)
-                adopt(self._leader.redis, self._leader.leadership, self._leader.settings.master, [message.id])
-                lane.make_ready(ticket)
-            else:
-                self._leader.settling.condemn(ticket, batch, "its entry was deleted while it awaited a retry")
-            self._leader.advance(batch)
         batch = Batch()
-        for ticket in [t for t in lane.tickets.values() if t.begun and t.waiting and not t.run]:
+        for ticket, id_ in self._fronts.items():
+            if ticket.front_id or not any(message.id == id_ for message in ticket.waiting):
+                logger.warning("message %s awaits a retry, and was not pending", id_)
+                batch.count("tampered")
+                find_front(self._leader, ticket, id_, batch)
+        self._leader.advance(batch)
+        batch = Batch()
+        for ticket in [t for t in self._lane.tickets.values() if t.begun and t.waiting and not t.run]:
             if self._leader.settling.exhausted(ticket):
                 # The leader before this one took it back from a consumer that ended, and then ended itself.
                 self._leader.settling.condemn(ticket, batch, ticket.cause)
         self._leader.advance(batch)
+
+
+def find_front(leader: Leader, ticket: Ticket, id_: str, batch: Batch) -> None:
+    """The message that must come first was not among the pending entries that were read: it is read by its id, and goes
+    first. It is dead when its entry is gone.
+    """
+    message = body_of(leader, ticket.id, id_)
+    leader.lane.put_first(ticket, message)
+    if message.payload:
+        adopt(leader.redis, leader.leadership, leader.settings.master, [id_])
+    else:
+        leader.settling.condemn(ticket, batch, "its entry was deleted while it awaited a retry")
+
+
+def body_of(leader: Leader, ticket: str, id_: str) -> Message:
+    """The message ``id_``; without payload when its entry was deleted from the stream."""
+    entries = leader.wire.call("XRANGE", leader.settings.keys.stream, id_, id_)
+    if entries:
+        found = leader.parser.parse(id_, entries[0][1])
+        if isinstance(found, Message):
+            return found
+    return Message(id_, ticket, "", b"")
+
+
+def claim_back(leader: Leader, name: str, ids: list[str], batch: Batch, spared: Collection[str] = ()) -> int:
+    """Makes ``ids`` pending under ``name``; how many could be. Newer servers forget those whose entries were deleted
+    when they are claimed: they are dead letters, or nobody would ever hear of them; but for ``spared``, which are
+    missed elsewhere.
+    """
+    claimed = 0
+    for start in range(0, len(ids), PAGE):
+        page = ids[start : start + PAGE]
+        count = adopt(leader.redis, leader.leadership, name, page)
+        claimed += count
+        if count < len(page):
+            for id_ in page:
+                if id_ not in spared and not leader.wire.call("XRANGE", leader.settings.keys.stream, id_, id_):
+                    leader.lane.refuse(Refusal(id_, Refused.TRIMMED, "", ()), batch)
+    return claimed
 
 
 def own_pending(leader: Leader, after: str) -> Any:

@@ -201,9 +201,10 @@ class Recovery:
         if word is not ReturnWord.OK:
             return word
         for ticket in tickets:
+            # First what it has behind it, which says whether a message that was put back may go before it.
+            ticket.attempt, ticket.losses, ticket.lost, ticket.record = verdicts[ticket]
             lane.take_back(ticket)
             ticket.consumer = None
-            ticket.attempt, ticket.losses, ticket.lost, ticket.record = verdicts[ticket]
             ticket.cause = cause if ticket.lost is not None else ""
             lane.hold_back(ticket, now_ms)
         self._after_reroute(tickets, cause)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from bridge.picture import Ticket, id_key
-from bridge.rebuild import own_pending
+from bridge.rebuild import find_front, own_pending
 from routing.messages import Refusal
 from routing.transitions import Batch
 
@@ -35,23 +35,28 @@ class Refill:
         cap = lane.cap
         satisfied: set[Ticket] = set()
         trimmed: list[Refusal] = []
+        fronts = {t.front_id for t in served if t.front_id}
+        batch = Batch()
         for page in own_pending(self._leader, cursor):
             # What is newer was not taken in by a read yet; taken here, before it, it could be handled twice.
             entries = [entry for entry in page if id_key(entry[0].decode()) <= lane.read_to]
             for raw_id, fields in entries:
                 id_ = raw_id.decode()
-                if id_ in lane.in_flight:
-                    continue
-                if id_ in lane.in_flight:
+                if id_ in lane.in_flight or (id_ in fronts and not fields):
                     continue
                 found = self._leader.parser.parse(id_, fields or ())
                 if isinstance(found, Refusal):
                     trimmed.append(found)
                     continue
                 ticket = lane.tickets.get(found.ticket)
+                if ticket is None and found.ticket in lane.parked:
+                    # It was spilled when its ticket was parked: nobody shall have to read it again until then.
+                    lane.shelve(lane.parked[found.ticket], [id_], batch)
+                    continue
                 if ticket not in served or ticket in satisfied or ticket.spilled_from is None:
                     continue
-                if id_key(id_) < ticket.spilled_from:
+                if id_key(id_) < ticket.spilled_from or (ticket.waiting and ticket.waiting[0].id == id_):
+                    # The one that comes first may have been read by its id before.
                     continue
                 if len(ticket.waiting) >= cap:
                     ticket.spilled_from = id_key(id_)
@@ -71,16 +76,22 @@ class Refill:
                 ticket.spilled_from = None
                 lane.spilled.discard(ticket)
                 lane.drop_if_done(ticket)
-        if trimmed:
-            self._refuse_trimmed(trimmed)
+        for ticket in served:
+            if ticket.front_id and not ticket.run:
+                # It is behind more messages that were put back than may be in memory, or not pending any more.
+                find_front(self._leader, ticket, ticket.front_id, batch)
+                lane.make_ready(ticket)
+        self._refuse_trimmed(trimmed, batch)
+        # Also when it is empty: what is ready now may have nothing else to wake the leader for it.
+        self._leader.advance(batch)
 
-    def _refuse_trimmed(self, refusals: list[Refusal]) -> None:
+    def _refuse_trimmed(self, refusals: list[Refusal], batch: Batch) -> None:
         """Entries that were deleted from the stream while they were spilled are dead letters; those that are in memory
         are handled as if they were there.
         """
+        if not refusals:
+            return
         known = {message.id for ticket in self._lane.tickets.values() for message in ticket.waiting}
-        batch = Batch()
         for refusal in refusals:
             if refusal.id not in known:
                 self._lane.refuse(refusal, batch)
-        self._leader.advance(batch)

@@ -7,6 +7,8 @@ The pending list is the leader's own: whatever differs there from its picture wa
   they belong. An acknowledgement by hand does not make a message done: only its outcome does.
 - Entries that wait and are not pending any more (XGROUP DELCONSUMER of the master's name): pending again.
 - The group itself (XGROUP DESTROY, a deleted stream): made anew; `Rebuild` decides what of it is undone.
+- A group that was set back or forward (XGROUP SETID): put where it was. What is done is not done again, nor is anything
+  left out, because somebody moved a number; whoever wants a message again pushes it again, or replays a dead one.
 
 Each is counted as ``tampered``, the group as ``regrouped``.
 """
@@ -17,10 +19,12 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from celery.utils.log import get_logger
+from redis.exceptions import ResponseError
 
 from bridge.picture import id_key
+from bridge.rebuild import claim_back
 from routing.errors import LaneConflict
-from routing.transitions import Advanced, Batch, adopt, floor
+from routing.transitions import Advanced, Batch, adopt, floor, regroup
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -30,7 +34,7 @@ if TYPE_CHECKING:
 logger = get_logger(__name__)
 
 #: Seconds between two comparisons of the pending list with the picture.
-COMPARE_S = 5.0
+COMPARE_S = 2.0
 #: Entries in one page.
 PAGE = 1000
 
@@ -65,8 +69,7 @@ class Strays:
         """Now and then: compares the pending list with the picture, and notes how far all is done."""
         if self._tampered:
             batch = Batch()
-            batch.count("tampered", self._tampered)
-            self._tampered = 0
+            self._count(batch)
             self._leader.advance(batch)
         if time.monotonic() < self._compare_at:
             return
@@ -76,12 +79,38 @@ class Strays:
 
     def compare(self) -> None:
         """Compares, and mends."""
-        summary = self._leader.wire.call("XPENDING", self._keys.stream, self._keys.group)
+        try:
+            summary = self._leader.wire.call("XPENDING", self._keys.stream, self._keys.group)
+        except ResponseError as exc:
+            if not str(exc).startswith("NOGROUP"):
+                raise
+            raise LaneConflict(f"the group {self._keys.group} of {self._keys.stream} is gone") from None
         owners = {name: int(count) for name, count in summary[3] or ()}
         self._mend_in_flight(owners)
         waiting = self._lane.held - len(self._lane.in_flight)
         if owners.get(self._leader.settings.master.encode(), 0) + self._deleted_waiting < waiting:
             self._mend_waiting()
+
+    def put_group_back(self, why: str) -> None:
+        """The group has not read as far as this leader has, or further: it is put where it was.
+
+        Raises `LaneConflict` when more than that was done to it: the lane is read anew.
+        """
+        stream, group = self._keys.stream, self._keys.group
+        read_to = "-".join(map(str, self._lane.read_to))
+        names = self._leader.wire.call("XINFO", "CONSUMERS", stream, group)
+        known = {dict(zip(told[::2], told[1::2], strict=True))[b"name"] for told in names}
+        further = self._leader.wire.call("XPENDING", stream, group, f"({read_to}", "+", 1)
+        if further or self._leader.settings.master.encode() not in known:
+            raise LaneConflict(why)
+        logger.warning("%s: it is put back to %s", why, read_to)
+        self._tampered += 1
+        regroup(self._leader.redis, self._leader.leadership, read_to)
+
+    def _count(self, batch: Batch) -> None:
+        if self._tampered:
+            batch.count("tampered", self._tampered)
+            self._tampered = 0
 
     def _mend_in_flight(self, owners: dict[bytes, int]) -> None:
         lane = self._lane
@@ -94,10 +123,14 @@ class Strays:
         strange = [id_ for id_ in found if id_ not in lane.in_flight]
         if strange:
             self._say("%d pending entries belong to no record: claimed back", len(strange))
-            self._adopt(master, strange)
+            batch = Batch()
+            claim_back(self._leader, master, strange, batch)
+            self._count(batch)
+            self._leader.advance(batch)
             known = {message.id for ticket in lane.tickets.values() for message in ticket.waiting}
-            spilled = {t.id for t in lane.spilled}
-            if not known.issuperset(strange) and not spilled:
+            known.update(lane.in_flight)
+            if not known.issuperset(strange):
+                # Of tickets that are parked, or have messages that are not in memory, or of none that is known.
                 raise LaneConflict("entries came back that nobody knew of")
         misplaced: dict[str, list[str]] = {}
         self._deleted &= lane.in_flight.keys()

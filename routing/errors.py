@@ -53,6 +53,10 @@ class LaneConflict(TicketBridgeError):
     """The leader's picture of a ticket is not what Redis holds; the leader reads the lane anew."""
 
 
+class GroupMoved(LaneConflict):
+    """Somebody set the lane's group back or forward by hand."""
+
+
 class StaleFence(TicketBridgeError):
     """An outcome or effect came with a fence that is not the current one; it changed nothing."""
 

@@ -13,7 +13,7 @@ from typing import Any
 import orjson
 from redis import Redis
 
-from routing.errors import LaneConflict, NotLeading
+from routing.errors import GroupMoved, LaneConflict, NotLeading
 from routing.keys import LaneKeys
 from routing.scripts import Script, Word
 from routing.words import ReturnWord, text_of, word_of
@@ -190,10 +190,15 @@ def advance(client: Redis, lead: Leadership, opening: Word, batch: Batch) -> Adv
     return Advanced(int(reply[1]), int(reply[2]), int(reply[3]))
 
 
-def read(client: Redis, lead: Leadership, count: int) -> list[Any]:
-    """Up to ``count`` new entries, raw: [id, [field, value, ...]]. Raises `NotLeading`."""
+def read(client: Redis, lead: Leadership, count: int, read_to: str = "") -> list[Any]:
+    """Up to ``count`` new entries, raw: [id, [field, value, ...]]. ``read_to``: how far the group has read, if known.
+
+    Raises `NotLeading`, `GroupMoved` when the group has read to another entry, and `LaneConflict` when it is gone.
+    """
     keys = lead.keys
-    reply = _READ.run(client, [keys.leader, keys.stream], [lead.token, keys.group, lead.master, count])
+    reply = _READ.run(client, [keys.leader, keys.stream], [lead.token, keys.group, lead.master, count, read_to])
+    if word_of(reply[0]) is ReturnWord.CHANGED:
+        raise GroupMoved(f"somebody set the group {keys.group} of {keys.stream} to another entry")
     if word_of(reply[0]) is ReturnWord.DEPOSED:
         raise NotLeading(f"another master leads {keys.stream} as {keys.group}")
     if word_of(reply[0]) is ReturnWord.NOGROUP:

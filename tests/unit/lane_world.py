@@ -12,6 +12,7 @@ from redis.exceptions import ResponseError
 
 from bridge.envelope import Envelopes, Run
 from bridge.lane import Lane
+from bridge.orderdesk import OrderDesk
 from bridge.outcomes import Kind, Outcome
 from bridge.picture import Consumer, Ticket, id_key
 from bridge.planner import Planner, TaskTraits
@@ -64,6 +65,8 @@ class Store:
 
     def __init__(self) -> None:
         self.entries: dict[str, list[bytes]] = {}
+        #: Message id -> ticket, also of entries that somebody deleted.
+        self.owners: dict[str, str] = {}
         self.delivered = 0
         self.pending: dict[str, str] = {}
         self.tickets: dict[str, str] = {}
@@ -76,6 +79,7 @@ class Store:
 
     def push(self, ticket: str, task: str, payload: bytes) -> str:
         id_ = f"{len(self.entries) // 3 + 1}-{len(self.entries) % 3}"
+        self.owners[id_] = ticket
         self.entries[id_] = [b"ticket_id", ticket.encode(), b"task", task.encode(), b"payload", payload]
         return id_
 
@@ -97,6 +101,9 @@ class Store:
         for id_ in batch.acknowledged:
             if self.pending.pop(id_, None):
                 (self.dead if id_ in dead else self.done).append(id_)
+        for id_ in batch.revived:
+            self.dead.remove(id_)
+            self.pending[id_] = MASTER
         for id_ in batch.given_back:
             self._claim(id_, MASTER)
         for i in range(0, len(batch.records), 2):
@@ -118,12 +125,38 @@ class Store:
             for id_ in to.ids:
                 self._claim(id_, to.consumer)
             for ticket, offset, tail in to.runs:
+                # The oldest undone messages, in order (I2); one that was begun before comes first
+                told = records.parse(records.record(1, tail))
+                first = list(told.ids[:1]) if begun(told) else []
+                undone = first + [id_ for id_ in self.waiting(ticket) if id_ not in first]
+                assert list(told.ids) == undone[: len(told.ids)], f"{ticket}: not the oldest undone ones"
                 self.tickets[ticket] = records.record(base + offset, tail)
             for text in to.texts:
                 kind, incarnation, runs, limits = json.loads(text)
                 held = {ticket: (base + offset, list(ids)) for ticket, offset, _, _, ids in runs}
                 self.parcels.append(Parcel(kind, incarnation, held, limits))
         return base
+
+    def readable(self, id_: str) -> bool:
+        """Whether the entry is a message."""
+        return self.entries[id_][5] == b"1"
+
+    def waiting(self, ticket: str) -> list[str]:
+        """What is pending of a ticket, in the order of the stream."""
+        mine = [i for i, entry in self.entries.items() if self.owners[i] == ticket and (not entry or self.readable(i))]
+        return [id_ for id_ in mine if id_ in self.pending]
+
+    def undone(self, ticket: str) -> list[str]:
+        """What was read of a ticket and is not done, in the order in which it must be handled: what is in flight, or
+        was begun before, and then by the stream.
+        """
+        waits = self.waiting(ticket)
+        text = self.tickets.get(ticket)
+        if text is None:
+            return waits
+        record = records.parse(text)
+        first = list(record.ids) if record.in_flight or begun(record) else []
+        return first + [id_ for id_ in waits if id_ not in first]
 
     def _claim(self, id_: str, owner: str) -> None:
         if id_ in self.pending:
@@ -137,6 +170,11 @@ class Store:
             return [[b"s", [[id_.encode(), self.entries[id_]] for id_ in mine[:count]]]]
         if words[0] == "XGROUP":
             raise ResponseError("BUSYGROUP Consumer Group name already exists")
+        if words[0] == "GET":
+            return None
+        if words[:2] == ("XINFO", "GROUPS"):
+            last = list(self.entries)[self.delivered - 1] if self.delivered else "0-0"
+            return [[b"name", b"concurrency_stream_group", b"last-delivered-id", last.encode()]]
         if words[0] == "ZRANGE":
             return [word for pair in self.retries.items() for word in (pair[0].encode(), str(pair[1]).encode())]
         if words[0] == "HSCAN":
@@ -152,6 +190,11 @@ class Store:
             ids = sorted((id_ for id_, owner in self.pending.items() if owner == name), key=id_key)
             return [[id_.encode(), words[6], 0, 1] for id_ in ids if id_key(id_) > after][: words[5]]
         raise AssertionError(f"the store does not know {words}")
+
+
+def begun(record: records.Record) -> bool:
+    """Whether the first message of the record had a delivery that counts."""
+    return record.attempt > 1 or record.losses > 0 or record.lost is not None
 
 
 class LaneWorld:
@@ -172,6 +215,8 @@ class LaneWorld:
         self.old_outcomes: list[Outcome] = []
         #: Message id -> failures that were settled.
         self.failures: dict[str, int] = {}
+        #: Consumers that take nothing new.
+        self.drained: set[str] = set()
         self._lives = 0
         self.lead()
 
@@ -187,6 +232,8 @@ class LaneWorld:
         traits = {task: TRAITS.get(task, TaskTraits(True, (None, None))) for task in TASKS}
         self.planner = Planner(self.lane, cast("Envelopes", FakeEnvelopes()), traits.__getitem__)
         leader = cast("Any", self)
+        self.desk = OrderDesk(leader)
+        self.desk._message_of = self._message_of  # type: ignore[method-assign]
         self.recovery: Any = Recovery(leader)
         self.refill = Refill(leader)
         self.reply = []
@@ -195,7 +242,8 @@ class LaneWorld:
         """A new leader reads the lane."""
         self.lead()
         self.recovery = SimpleNamespace(find_consumers=self._find_consumers)
-        Rebuild(cast("Any", self)).run()
+        with patch("bridge.rebuild.adopt", self._adopt):
+            Rebuild(cast("Any", self)).run()
         self.recovery = Recovery(cast("Any", self))
         self.step()
         for consumer in [c for c in self.lane.consumers.values() if not c.alive]:
@@ -203,7 +251,9 @@ class LaneWorld:
 
     def _find_consumers(self) -> dict[str, int]:
         for incarnation, (name, slots) in self.registered.items():
-            self.lane.consumers[incarnation] = Consumer(name, incarnation, f"queue:{name}", slots, b"registered")
+            consumer = Consumer(name, incarnation, f"queue:{name}", slots, b'{"started":1}')
+            self.lane.consumers[incarnation] = consumer
+            consumer.draining = name in self.drained
         return {}
 
     # -- the leader's steps ------------------------------------------------------------------------------------------
@@ -235,8 +285,7 @@ class LaneWorld:
             self.old_outcomes.append(outcome)
         self.lane.wake(self.now)
         self.advance(batch)
-        if self.lane.spilled:
-            self.refill.run()
+        self.refill_now()
 
     def settle_all(self) -> None:
         """Outcomes are settled as they come here."""
@@ -259,14 +308,13 @@ class LaneWorld:
         self.reply = []
         self.lane.wake(self.now)
         self.advance(batch)
-        if self.lane.spilled:
-            self.refill.run()
+        self.refill_now()
 
     def join(self, name: str, slots: int = 2) -> str:
         self._lives += 1
         incarnation = f"life{self._lives}"
         self.registered[incarnation] = (name, slots)
-        self.lane.consumers[incarnation] = Consumer(name, incarnation, f"queue:{name}", slots, b"registered")
+        self.lane.consumers[incarnation] = Consumer(name, incarnation, f"queue:{name}", slots, b'{"started":1}')
         self.step()
         return incarnation
 
@@ -294,10 +342,50 @@ class LaneWorld:
         for ticket, expected, record, due_ms in moves:
             assert self.store.tickets.get(ticket) == expected
             self.store.tickets[ticket] = record
+            told = records.parse(record)
+            self.failures[told.ids[0]] = told.attempt - 1
             self.store.retries[ticket] = due_ms
         for id_ in ids:
             self.store._claim(id_, MASTER)
         return ReturnWord.OK
+
+    # -- operators ---------------------------------------------------------------------------------------------------
+
+    def order(self, **order: Any) -> dict[str, Any]:
+        """The leader does an order; its answer."""
+        batch = Batch(keep_outcomes_from="1-0")
+        with (
+            patch("bridge.rebuild.adopt", self._adopt),
+            patch("bridge.recovery.recall", lambda *_: []),
+            patch("bridge.orderdesk.drain", self._drain),
+        ):
+            self.desk.take("order", json.dumps(order).encode(), batch)
+            _, answer = self.desk._answers.pop()
+            self.desk._emptied.clear()
+            self.advance(batch)
+            self.refill_now()
+        return answer
+
+    def refill_now(self) -> None:
+        """Reads what is spilled, if somebody wants it."""
+        if self.lane.spilled:
+            with patch("bridge.rebuild.adopt", self._adopt):
+                self.refill.run()
+
+    def say(self, *_: Any) -> None:
+        """Words to workers change nothing here."""
+
+    def _adopt(self, _c: Any, _l: Any, name: str, ids: Sequence[str]) -> int:
+        for id_ in ids:
+            self.store._claim(id_, name)
+        return len(ids)
+
+    def _drain(self, _c: Any, _l: Any, name: str, text: str) -> None:
+        self.drained = {other for other in self.drained if other != name} | ({name} if text else set())
+
+    def _message_of(self, letter_id: str) -> Message | str:
+        found = self.parser.parse(letter_id, self.store.entries[letter_id])
+        return found if isinstance(found, Message) else "no message"
 
     # -- workers -----------------------------------------------------------------------------------------------------
 
@@ -338,41 +426,49 @@ class LaneWorld:
         # In memory each is once, in order; what is not in memory is spilled
         for ticket in self.lane.tickets.values():
             here = [message.id for message in (*ticket.run, *ticket.waiting)]
-            pending = [id_ for id_ in store.pending if id_ not in self.reply and self.ticket_of(id_) == ticket.id]
-            mine = [id_ for id_ in sorted(pending, key=id_key) if self._readable(id_)]
+            mine = [id_ for id_ in store.undone(ticket.id) if id_ not in self.reply]
             assert here == mine[: len(here)], f"{ticket}: has {here}, should have {mine}"
             rest = mine[len(here) :]
             # Whoever leads knows what the oldest one has behind it
             assert not here or ticket.attempt == 1 + self.failures.get(here[0], 0), ticket
             assert (not rest) or (ticket.spilled_from is not None and ticket.spilled_from <= id_key(rest[0]))
-        known = {self.ticket_of(id_) for id_ in store.pending if id_ not in self.reply and self._readable(id_)}
-        assert known <= self.lane.tickets.keys()
-
-    def _readable(self, id_: str) -> bool:
-        return self.store.entries[id_][5] == b"1"
+        known = {self.ticket_of(id_) for id_ in store.pending if id_ not in self.reply and store.readable(id_)}
+        assert known <= self.lane.tickets.keys() | self.lane.parked.keys()
+        assert self.lane.tickets.keys().isdisjoint(self.lane.parked)
+        for ticket in self.lane.parked.values():
+            assert (list(ticket.waiting), list(ticket.run), ticket.due_ms) == ([], [], 0), f"{ticket} is parked"
+            for id_ in store.undone(ticket.id):
+                # What was spilled when it was parked stays where it is until somebody reads it.
+                spilled = ticket.spilled_from is not None and ticket.spilled_from <= id_key(id_)
+                owners = {self.lane.parked_name(ticket.id), *([MASTER] if spilled or id_ in self.reply else [])}
+                assert store.pending[id_] in owners
 
     def check_runs(self) -> None:
         store = self.store
         for name, text in store.tickets.items():
             record = records.parse(text)
-            undone = [
-                i for i in store.entries if i in store.pending and self.ticket_of(i) == name and self._readable(i)
-            ]
-            # The oldest undone messages, in order, on one consumer (I2)
-            assert list(record.ids) == undone[: len(record.ids)]
+            # On one consumer (I2); that they are the oldest undone ones is checked when they are dispatched
             owners = {store.pending[id_] for id_ in record.ids}
-            assert owners == ({record.consumer} if record.in_flight else {MASTER})
-            assert (name in store.retries) == (not record.in_flight)
-            assert self.lane.tickets[name].record == text
-            assert record.attempt == 1 + self.failures.get(record.ids[0], 0)
-        claimed = {id_ for id_, owner in store.pending.items() if owner != MASTER}
+            shelf = self.lane.parked_name(name)
+            if record.parked:
+                assert owners <= {shelf, MASTER}
+            else:
+                assert owners == ({record.consumer} if record.in_flight else {MASTER})
+            assert (name in store.retries) == (not record.in_flight and not record.parked)
+            kept = self.lane.parked if record.parked else self.lane.tickets
+            assert kept[name].record == text
+            assert not record.ids or record.attempt == 1 + self.failures.get(record.ids[0], 0)
+        shelves = {self.lane.parked_name(name) for name in self.lane.parked}
+        claimed = {id_ for id_, owner in store.pending.items() if owner != MASTER and owner not in shelves}
         named = [id_ for text in store.tickets.values() if (r := records.parse(text)).in_flight for id_ in r.ids]
         assert sorted(named) == sorted(claimed)
+        if store.counts.get("replayed"):
+            return
         # Of each ticket messages end in stream order
         for ends in (store.done, store.dead):
             last: dict[str, tuple[int, int]] = {}
             for id_ in ends:
-                if self._readable(id_):
+                if store.readable(id_):
                     assert id_key(id_) > last.get(self.ticket_of(id_), (0, 0)), f"{id_} came too late"
                     last[self.ticket_of(id_)] = id_key(id_)
 
@@ -391,16 +487,25 @@ class LaneWorld:
 
     def check_nobody_is_forgotten(self) -> None:
         lane = self.lane
-        queued: list[Ticket] = [*lane.ready, *(t for c in lane.consumers.values() for t in c.ready)]
+        queued: list[Ticket] = [*lane.ready, *lane.suspects, *(t for c in lane.consumers.values() for t in c.ready)]
         assert len(queued) == len(set(queued)), "a ticket waits for room twice"
         for ticket in lane.tickets.values():
-            free = bool(ticket.waiting) and not ticket.run and not ticket.due_ms
+            free = bool(ticket.waiting) and not (ticket.run or ticket.due_ms or ticket.front_id)
             assert (ticket in queued) == free == ticket.queued, ticket
             if ticket.due_ms:
                 assert any(due == ticket.due_ms and t is ticket for due, _, t in lane.backoffs)
             assert ticket.waiting or ticket.run or ticket.spilled_from or ticket.due_ms, f"{ticket} is empty"
+            assert ticket.park_reason is None or ticket.run, f"{ticket} is to be parked, and nothing of it runs"
+        if lane.suspects:
+            # One of them is on its way, or a consumer is kept empty for it, whenever there is a consumer
+            able = [c for c in lane.consumers.values() if c.alive and not (c.leaving or c.draining or c.stalled)]
+            assert not able or any(c.alone is not None for c in able), "suspects wait for nothing"
+        for consumer in lane.consumers.values():
+            alone = consumer.alone
+            assert alone is None or alone in lane.suspects or (alone.run and alone.consumer is consumer)
+            assert alone is None or not alone.run or consumer.parcels == 1, "a suspect has company"
         pinned = self.settings.policy.value == "rendezvous"
         for consumer in lane.consumers.values():
-            if consumer.alive and consumer.parcels < consumer.slots:
+            if consumer.open and consumer.parcels < consumer.slots:
                 assert not consumer.ready, f"{consumer} has an idle slot and tickets that wait"
-                assert pinned or not queued, f"{consumer} has an idle slot and {queued} wait"
+                assert pinned or set(queued) == set(lane.suspects), f"{consumer} has an idle slot and {queued} wait"

@@ -106,6 +106,40 @@ class LaneMachine(RuleBasedStateMachine):
     def leave(self, data: st.DataObject) -> None:
         self.world.leave(data.draw(st.sampled_from(sorted(self.world.registered))))
 
+    @rule(ticket=TICKETS)
+    def park(self, ticket: str) -> None:
+        parked = ticket in self.world.lane.parked
+        assert ("error" in self.world.order(do="park", ticket=ticket)) == parked
+
+    @rule(ticket=TICKETS)
+    def release(self, ticket: str) -> None:
+        lane = self.world.lane
+        known = lane.tickets.get(ticket)
+        still = ticket in lane.parked or (known is not None and known.park_reason is not None)
+        assert ("error" in self.world.order(do="release", ticket=ticket)) != still
+        assert ticket not in lane.parked
+
+    @precondition(lambda self: any(map(self.world.store.readable, self.world.store.dead)))
+    @rule(data=st.data())
+    def replay(self, data: st.DataObject) -> None:
+        store = self.world.store
+        letters = st.lists(st.sampled_from([i for i in store.dead if store.readable(i)]), min_size=1, unique=True)
+        chosen = data.draw(letters)
+        for id_ in chosen:
+            self.world.failures.pop(id_, None)
+        answer = self.world.order(do="replay", letters=chosen)
+        assert sorted(answer["replayed"]) == sorted(chosen)
+
+    @precondition(lambda self: self.world.registered)
+    @rule(data=st.data(), do=st.sampled_from(["drain", "resume", "transfer"]))
+    def move(self, data: st.DataObject, do: str) -> None:
+        names = sorted(name for name, _ in self.world.registered.values())
+        order: dict[str, Any] = {"do": do, "consumer": data.draw(st.sampled_from(names))}
+        if do == "transfer":
+            order["to"] = data.draw(st.sampled_from([None, *names]))
+            order["tickets"] = data.draw(st.sampled_from([None, ["T0", "T1"]]))
+        self.world.order(**order)
+
     @rule(ms=st.sampled_from([1, 100, 5000, 20_000]))
     def time_passes(self, ms: int) -> None:
         self.world.now += ms
@@ -125,6 +159,12 @@ class LaneMachine(RuleBasedStateMachine):
             return
         # In the end, with one worker and no more failures, everything ends, and nothing is left
         world = self.world
+        for ticket in list(world.lane.tickets):
+            world.order(do="release", ticket=ticket)
+        for ticket in list(world.lane.parked):
+            world.order(do="release", ticket=ticket)
+        for name, _ in world.registered.values():
+            world.order(do="resume", consumer=name)
         if not world.registered:
             world.join("last@h", 2)
         for _ in range(600):
@@ -141,6 +181,7 @@ class LaneMachine(RuleBasedStateMachine):
         store = world.store
         assert sorted([*store.done, *store.dead]) == sorted(store.entries)
         assert (store.pending, store.tickets, store.retries) == ({}, {}, {})
+        assert not world.lane.suspects
         assert (world.lane.tickets, world.lane.in_flight, world.lane.held) == ({}, {}, 0)
         assert not world.lane.spilled
         for consumer in world.lane.consumers.values():
@@ -157,6 +198,7 @@ def test_whatever_happens_order_and_accounts_hold(monkeypatch: pytest.MonkeyPatc
             stateful_step_count=40,
             deadline=None,
             print_blob=True,
+            report_multiple_bugs=False,
             suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
         ),
     )
