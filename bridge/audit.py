@@ -43,6 +43,7 @@ __all__ = ["Audit", "Auditor", "Check", "Coverage", "Finding", "Verdict", "audit
 
 #: Times that messages are looked at again which moved on between two looks.
 LOOKS = 3
+NO_GROUP = "the consumer group does not exist: what is undone cannot be compared with what is pending"
 #: Counter of the lane -> the rows that it counts.
 COUNTED = {"done": (What.DONE,), "dead": (What.DEAD, What.REFUSED), "replayed": (What.REPLAYED,)}
 
@@ -195,9 +196,7 @@ class Audit:
             return False
         auditor = self.auditor
         if group is None:
-            self._note(
-                f"there is no consumer group {keys.group}: what is undone cannot be compared with what is pending"
-            )
+            self._note(NO_GROUP)
             return False
         self._read_entries(id_key(group.read_to))
         named = pages.named_by_records(redis, keys)
@@ -206,9 +205,14 @@ class Audit:
         except ResponseError as exc:
             if "NOGROUP" not in str(exc):
                 raise
-            self._note("the consumer group was destroyed during the audit: what is pending is not known")
+            self._note(NO_GROUP)
             return False
-        missing = [id_ for id_ in auditor.undone if id_ not in pending and id_ not in self._told]
+        # A group that was destroyed is made anew by the leader: it says how far it has read when all is pending again.
+        after = pages.group_of(redis, keys)
+        read_to = min(id_key(group.read_to), id_key(after.read_to if after is not None else "0-0"))
+        missing = [
+            id_ for id_ in auditor.undone if id_ not in pending and id_ not in self._told and id_key(id_) <= read_to
+        ]
         surplus = self._finished_but_here(pending | named.keys())
         orphans = [pair for pair in self._letters.letters.items() if self._has_no_row(*pair)]
         if not missing and not surplus and not orphans:

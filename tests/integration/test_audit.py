@@ -9,6 +9,7 @@ import pytest
 
 from bridge.audit import Audit, Verdict, audit
 from bridge.embedded import EmbeddedServer
+from bridge.orders import give
 from routing.history import What
 from tests.integration.lanes import LaneUnderTest
 from tests.nodes.yard import NodeYard
@@ -117,3 +118,37 @@ def test_an_audit_can_go_on_with_what_comes(lane: LaneUnderTest) -> None:
         verdict = following.verdict()
     assert verdict.ok
     assert verdict.rows[What.DONE] == 300
+
+
+def test_replays_a_frozen_worker_and_a_destroyed_group_are_explained(lane: LaneUnderTest) -> None:
+    lane.master("m1")
+    frozen = lane.worker("w1")
+    lane.push_many(6, 20, ms=2)
+    lane.push("D", {"n": 0, "until": 99}, "counter.flaky")
+    lane.push("D", {"n": 1, "until": 1}, "counter.flaky")
+    lane.wait_done(122)
+    with lane.server.client(protocol=2) as client:
+        [(letter, _)] = client.xrange(lane.keys.dead)
+        give(client, lane.keys, {"do": "replay", "letters": [letter.decode()]})
+    lane.wait_done(123)
+    assert audited(lane).ok
+
+    lane.worker("w2")
+    lane.push_many(6, 60, ms=10, first=20)
+    lane.wait_done(160)
+    frozen.pause()
+    lane.wait_done(123 + 360)
+    frozen.resume()
+    assert audited(lane).examples == ()
+
+    lane.push_many(6, 40, ms=5, first=80)
+    lane.wait_done(500)
+    lane.redis.xgroup_destroy(lane.keys.stream, lane.keys.group)
+    while lane.count("done") + lane.count("dead") < 123 + 600:
+        assert audited(lane).examples == ()
+    verdict = audited(lane)
+    assert verdict.examples == ()
+    assert verdict.rows[What.REPLAYED] == 1
+    assert verdict.rows[What.DEAD] == 2
+    assert verdict.rows[What.LOST] >= 1
+    lane.assert_at_rest()

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from redis import Redis
 from redis.client import Pipeline
 
-from bridge.audit import Audit, Check, audit
+from bridge.audit import NO_GROUP, Audit, Check, audit
 from bridge.auditing import pages
 from bridge.embedded import EmbeddedServer
 from routing.history import What
@@ -183,7 +183,17 @@ def test_without_a_group_what_is_undone_is_not_judged(redis: Redis) -> None:
     verdict = audit(redis, written.keys)
 
     assert verdict.ok
-    assert "no consumer group" in verdict.notes[0]
+    assert verdict.notes == (NO_GROUP,)
+
+
+def test_while_the_leader_makes_the_group_anew_nothing_is_judged_lost(redis: Redis) -> None:
+    """It says how far the group has read when what is undone is pending again, and not before."""
+    written = WrittenLane(redis, TrueLane().play(EVENTFUL))
+    written.finish()
+    redis.xgroup_destroy(written.keys.stream, written.keys.group)
+    redis.xgroup_create(written.keys.stream, written.keys.group, "0")
+
+    assert audit(redis, written.keys, since="0").examples == ()
 
 
 def test_an_empty_lane_is_nothing_to_audit(redis: Redis) -> None:
@@ -229,6 +239,71 @@ class _Interrupted(Redis):
 
         pipe.execute = interrupted  # type: ignore[method-assign]
         return pipe
+
+
+def _interrupt(
+    monkeypatch: pytest.MonkeyPatch, redis: Redis, before: str, then: Callable[[], object], *, nth: int = 1
+) -> None:
+    """Does something once, before the audit's ``nth`` command that begins like this."""
+    seen = 0
+    interrupted = _Interrupted(connection_pool=redis.connection_pool)
+    for command in pages._RAW:
+        interrupted.response_callbacks.pop(command, None)
+    interrupted.between = lambda: None
+    execute = interrupted.execute_command
+
+    def watched(*args: Any, **options: Any) -> Any:
+        nonlocal seen
+        if " ".join(map(str, args)).startswith(before):
+            seen += 1
+            if seen == nth:
+                then()
+        return execute(*args, **options)
+
+    monkeypatch.setattr(interrupted, "execute_command", watched)
+    monkeypatch.setattr(pages, "raw_client", lambda _: interrupted)
+
+
+def test_a_row_that_comes_late_does_not_make_up_for_one_that_was_dropped(
+    redis: Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As many rows as were counted are there, and still the oldest is missing."""
+    lane = TrueLane().play([(Event.PUSH, 0, 0), (Event.DISPATCH, 0, 0), (Event.DONE, 0, 0)] * 6)
+    written = WrittenLane(redis, lane, ahead=6)
+    for _ in range(5):
+        written.go_on()
+    redis.xtrim(written.keys.history, maxlen=4, approximate=False)
+    # The second: between the counters and the rows.
+    _interrupt(monkeypatch, redis, "XINFO GROUPS", written.go_on, nth=2)
+
+    verdict = Audit(redis, written.keys, clock_skew_ms=0, since="0").run()
+
+    assert verdict.examples == ()
+    assert not verdict.coverage.complete
+
+
+def test_failures_alone_that_were_dropped_are_no_miscount(redis: Redis) -> None:
+    """Done and dead are all there, so the counters do not tell that anything is missing."""
+    lane = TrueLane().play([(Event.PUSH, 0, 0), (Event.DISPATCH, 0, 0), (Event.FAIL, 0, 0)]).finish()
+    written = WrittenLane(redis, lane, cap=1)
+    written.finish()
+
+    assert audit(redis, written.keys, since="0").examples == ()
+
+
+def test_a_message_that_is_replayed_behind_the_audits_back_may_be_pending(
+    redis: Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    happened = [(Event.PUSH, 0, 0), (Event.DISPATCH, 0, 0), (Event.DIE, 0, 0), (Event.REPLAY, 0, 0)]
+    written = WrittenLane(redis, TrueLane().play(happened))
+    written.go_on()
+    # The first is of the survey.
+    _interrupt(monkeypatch, redis, f"XPENDING {written.keys.stream} {written.keys.group} - + 1000", written.go_on)
+
+    verdict = Audit(redis, written.keys, since="0").run()
+
+    assert verdict.examples == ()
+    assert verdict.rows[What.REPLAYED] == 1
 
 
 @settings(
