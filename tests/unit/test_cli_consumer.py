@@ -12,7 +12,7 @@ from bridge.embedded import EmbeddedServer
 from bridge.names import HEADER_WORD, WorkerWord
 from tests.commands import CommandLine, Lane, command_line
 from tests.operators import fake_leader, order_drain
-from tests.waiting import wait_until
+from tests.waiting import holds_for, wait_until
 
 
 @pytest.fixture
@@ -225,6 +225,7 @@ def test_a_consumer_that_ends_while_it_is_drained_is_empty_when_its_messages_wer
             pipe.hdel(lane.keys.consumers, "w1@host")
             pipe.hdel(lane.keys.drains, "w1@host")
             pipe.execute()
+        holds_for(lambda: not results, description="its message is still its own", duration_s=0.6)
         lane.redis.xclaim(lane.keys.stream, lane.keys.group, "w2@host", 0, [ids[0]], justid=True)
         thread.join(20)
     assert results[0].exit_code == 0

@@ -29,11 +29,11 @@ def lane(valkey: EmbeddedServer) -> Iterator[Lane]:
     made.redis.close()
 
 
-def buried(lane: Lane, *tickets: str, **words: object) -> list[str]:
+def buried(lane: Lane, *tickets: str, newest_first: bool = False, **words: object) -> list[str]:
     ids = lane.add(*tickets)
     lane.read()
     past_the_millisecond(lane)
-    for ticket, id_ in zip(tickets, ids, strict=True):
+    for ticket, id_ in list(zip(tickets, ids, strict=True))[:: -1 if newest_first else 1]:
         lane.bury(id_, *letter(ticket, **words))  # type: ignore[arg-type]
     past_the_millisecond(lane)
     return ids
@@ -331,7 +331,7 @@ def test_many_letters_go_in_orders_of_a_hundred_each_ticket_in_its_order(
     shell: CommandLine, lane: Lane, valkey: EmbeddedServer
 ) -> None:
     tickets = [f"T{n % 3}" for n in range(250)]
-    ids = buried(lane, *tickets)
+    ids = buried(lane, *tickets, newest_first=True)
     with fake_leader(valkey, lane, replays(lane)) as leader:
         # Named in any order; each message has its place by its id.
         document = shell.json("dead", "replay", *ids[::-1])
@@ -343,6 +343,8 @@ def test_many_letters_go_in_orders_of_a_hundred_each_ticket_in_its_order(
         for letter_id in order["letters"]:
             sent.setdefault(of_letter[letter_id]["ticket_id"], []).append(of_letter[letter_id]["message_id"])
     assert sent == {f"T{n}": ids[n::3] for n in range(3)}
+    split = [{of_letter[letter_id]["ticket_id"] for letter_id in order["letters"]} for order in leader.orders]
+    assert split == [{"T0", "T1"}, {"T1", "T2"}, {"T2"}], "few tickets are split between two orders"
 
 
 def test_a_replay_that_breaks_off_says_how_many_it_had_replayed(
