@@ -75,7 +75,7 @@ class Conductor:
         self._last_leader = ""
         self._leave_at: dict[str, float] = {}
         self._joined = 0
-        self._traps: list[tuple[float, str, float, Callable[[str], bool]]] = []
+        self._traps: list[tuple[float, str, Callable[[], bool]]] = []
 
     @property
     def seats(self) -> list[Seat]:
@@ -115,6 +115,7 @@ class Conductor:
         """No more faults: what is frozen goes on, and what an operator holds back is let go."""
         for seat in self.seats:
             seat.thaw()
+            seat.mend()
         self.operator.undo_all()
 
     def complaints(self) -> list[str]:
@@ -180,13 +181,15 @@ class Conductor:
         return True
 
     def _kill_a_busy_pool_process(self, who: float, *_: float) -> bool:
-        owners = {pid: seat for seat in self._forking() if seat.idle for pid in seat.pool_processes()}
-        busy = sorted(owners.keys() & self.ledger.running())
-        if not busy:
-            return False
-        pid = busy[int(who * len(busy))]
-        owners[pid].kill_pool_process(pid)
-        return True
+        def strike() -> bool:
+            owners = {pid: seat for seat in self._forking() if seat.idle for pid in seat.pool_processes()}
+            busy = sorted(owners.keys() & self.ledger.running())
+            if busy:
+                pid = busy[int(who * len(busy))]
+                owners[pid].kill_pool_process(pid)
+            return bool(busy)
+
+        return self._lie_in_wait("kill a busy pool process", strike)
 
     def _kill_an_idle_pool_process(self, who: float, *_: float) -> bool:
         owners = {pid: seat for seat in self._forking() if seat.idle for pid in seat.pool_processes()}
@@ -240,6 +243,26 @@ class Conductor:
         seat.freeze([seat.node.pid], self.leader_lease_s * (1.2 + long))
         return True
 
+    # -- the network -------------------------------------------------------------------------------------------------
+
+    def _cut_a_worker_off(self, who: float, long: float, *_: float) -> bool:
+        return self._cut_off(self._pick(self._lined(self.workers), who), 0.1 + long * 0.6 * self.lease_s)
+
+    def _cut_a_worker_off_past_its_lease(self, who: float, long: float, *_: float) -> bool:
+        return self._cut_off(self._pick(self._lined(self.workers), who), self.lease_s * (1.2 + long))
+
+    def _cut_the_leader_off_past_its_lease(self, long: float, *_: float) -> bool:
+        return self._cut_off(self._leader(), self.leader_lease_s * (1.2 + long))
+
+    def _cut_off(self, seat: Seat | None, for_s: float) -> bool:
+        if seat is None or seat.line is None:
+            return False
+        seat.cut_off(for_s)
+        return True
+
+    def _lined(self, seats: list[Seat]) -> list[Seat]:
+        return [seat for seat in seats if seat.line is not None]
+
     # -- the server --------------------------------------------------------------------------------------------------
 
     def _kill_the_server(self, _: float, long: float, *__: float) -> bool:
@@ -278,27 +301,31 @@ class Conductor:
     # -- the lane ----------------------------------------------------------------------------------------------------
 
     def _purge_a_queue(self, who: float, *_: float) -> bool:
-        return self._lie_in_wait("purge a queue", who, lambda queue: bool(self.redis.delete(queue)))
+        return self._lie_in_wait("purge a queue", lambda: self._at_a_queue(who, self.redis.delete))
 
     def _throw_a_Celery_message_away(self, who: float, end: float, *_: float) -> bool:
         pop = self.redis.rpop if end < 0.5 else self.redis.lpop
-        return self._lie_in_wait("throw a Celery message away", who, lambda queue: pop(queue) is not None)
+        return self._lie_in_wait("throw a Celery message away", lambda: self._at_a_queue(who, pop))
 
-    def _lie_in_wait(self, action: str, who: float, strike: Callable[[str], bool]) -> bool:
-        """Strikes at the first moment at which some queue is not empty: workers empty theirs fast."""
-        self._traps.append((time.monotonic() + TRAP_S, action, who, strike))
+    def _at_a_queue(self, who: float, strike: Callable[[str], Any]) -> bool:
+        """Strikes if some queue is not empty now."""
+        queues = self._queues()
+        return bool(queues) and bool(strike(queues[int(who * len(queues))]))
+
+    def _lie_in_wait(self, action: str, strike: Callable[[], bool]) -> bool:
+        """Strikes at the first moment that suits: tasks are short, and workers empty their queues fast."""
+        self._traps.append((time.monotonic() + TRAP_S, action, strike))
         return True
 
     def _spring_traps(self) -> None:
         left = []
-        for until, action, who, strike in self._traps:
+        for until, action, strike in self._traps:
             try:
-                queues = self._queues()
-                struck = bool(queues) and strike(queues[int(who * len(queues))])
+                struck = strike()
             except UNAVAILABLE:
                 struck = False
             if not struck and time.monotonic() < until:
-                left.append((until, action, who, strike))
+                left.append((until, action, strike))
             elif not struck:
                 self.done[action] -= 1
                 self.missed[action] = self.missed.get(action, 0) + 1

@@ -37,6 +37,11 @@ SERVER_ACTIONS = {
     "freeze the server": 1,
     "cut all connections": 2,
 }
+NETWORK_ACTIONS = {
+    "cut a worker off": 2,
+    "cut a worker off past its lease": 2,
+    "cut the leader off past its lease": 2,
+}
 LANE_ACTIONS = {
     "purge a queue": 2,
     "throw a Celery message away": 2,
@@ -48,7 +53,14 @@ OPERATOR_ACTIONS = {
     "transfer a worker's tickets": 2,
     "replay a dead letter": 1,
 }
-ACTIONS = {**WORKER_ACTIONS, **MASTER_ACTIONS, **SERVER_ACTIONS, **LANE_ACTIONS, **OPERATOR_ACTIONS}
+ACTIONS = {
+    **WORKER_ACTIONS,
+    **MASTER_ACTIONS,
+    **SERVER_ACTIONS,
+    **NETWORK_ACTIONS,
+    **LANE_ACTIONS,
+    **OPERATOR_ACTIONS,
+}
 
 
 @dataclass(frozen=True)
@@ -57,6 +69,8 @@ class Cast:
 
     workers: tuple[tuple[str, str], ...]
     masters: tuple[str, ...] = ("m1", "m2")
+    #: Those of all of them that have a line of their own to the server, which can be cut.
+    lined: tuple[str, ...] = ("w1", "w3", "m1", "m2")
 
 
 PREFORK = Cast((("w1", "prefork"), ("w2", "prefork"), ("w3", "prefork")))

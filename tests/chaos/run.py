@@ -11,7 +11,7 @@ from typing import Any
 
 from redis import Redis
 
-from bridge.embedded import EmbeddedServer, FsyncPolicy
+from bridge.embedded import HOST, EmbeddedServer, FsyncPolicy, free_port
 from routing.keys import LaneKeys
 from tests.chaos import evidence
 from tests.chaos.checks import STUCK, Effect, Evidence, Execution, Letter, Message, Notes, Rest, Violation, check_all
@@ -19,8 +19,11 @@ from tests.chaos.conductor import Conductor
 from tests.chaos.draw import Cast, Step
 from tests.chaos.feeder import UNAVAILABLE, Feeder, Source
 from tests.chaos.ledger import LedgerReader
+from tests.chaos.link import READY
 from tests.chaos.seats import Seat
 from tests.chaos.stranded import Waits, waits
+from tests.nodes.process import ProcessNode, python_module
+from tests.nodes.roles import broker_environment
 from tests.nodes.yard import NodeYard
 from tests.waiting import wait_until
 
@@ -117,6 +120,7 @@ class Run:
         self.notes = Notes()
         self.server = EmbeddedServer(data_dir=plan.folder / "data", fsync=plan.fsync)
         self._found: list[Violation] = []
+        self._lines: dict[str, ProcessNode] = {}
 
     def __enter__(self) -> Run:
         self.ledger_folder.mkdir(parents=True)
@@ -279,20 +283,31 @@ class Run:
             name,
             app=plan.app,
             arguments=("--pool", pool, *size, *deaf, *QUICK),
-            env={**self._env(), "CHAOS_POOL": pool},
+            env={**self._env(name), "CHAOS_POOL": pool},
             start=False,
         )
         seat = Seat(node, "worker", pool, self.notes, culprits=plan.culprits)
         seat.slots = plan.concurrency if pool != "solo" else 1
+        seat.line = self._lines.get(name)
         return seat
 
     def _master(self, name: str) -> Seat:
-        node = self.yard.master(name, app=self.plan.app, env=self._env(), start=False)
-        return Seat(node, "master", "", self.notes)
+        node = self.yard.master(name, app=self.plan.app, env=self._env(name), start=False)
+        seat = Seat(node, "master", "", self.notes)
+        seat.line = self._lines.get(name)
+        return seat
 
-    def _env(self) -> dict[str, str]:
+    def _line(self, name: str) -> str:
+        """A line of its own to the server; its URL."""
+        port = free_port()
+        command = python_module("tests.chaos.link", str(port), str(self.server.port))
+        self._lines[name] = self.yard.process(f"line-{name}", command, ready_text=READY)
+        return f"redis://{HOST}:{port}/0"
+
+    def _env(self, name: str) -> dict[str, str]:
         plan = self.plan
         return {
+            **(broker_environment(self._line(name)) if name in plan.cast.lined else {}),
             "CHAOS_LEDGER": str(self.ledger_folder),
             "CHAOS_LEASE": str(plan.lease_s),
             "CHAOS_LEADER_LEASE": str(plan.leader_lease_s),

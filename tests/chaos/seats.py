@@ -37,6 +37,10 @@ class Seat:
         self.slots = 2
         #: It shall not be started again.
         self.leaving = False
+        #: Its own line to the server (`tests.chaos.link`), if it has one.
+        self.line: ProcessNode | None = None
+        self._cut_at_ns = 0
+        self._mended_at = 0.0
         #: What it did of its own accord, and should not have.
         self.complaints: list[str] = []
         self._notes = notes
@@ -54,8 +58,8 @@ class Seat:
 
     @property
     def idle(self) -> bool:
-        """Whether nothing is being done to it: it runs, unfrozen, and nobody asked it to stop."""
-        return self.node.running and not self._frozen and self._stopping_since is None
+        """Whether nothing is being done to it: it runs, unfrozen, connected, and nobody asked it to stop."""
+        return self.node.running and not self._frozen and not self._cut_at_ns and self._stopping_since is None
 
     @property
     def frozen(self) -> bool:
@@ -118,6 +122,20 @@ class Seat:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGSTOP)
 
+    def cut_off(self, for_s: float) -> None:
+        """Its line to the server carries nothing for a while; `tick` mends it."""
+        assert self.line is not None
+        self._cut_at_ns = now_ns()
+        self._mended_at = time.monotonic() + for_s
+        self.line.pause()
+
+    def mend(self) -> None:
+        """The line carries again, also what was on its way when it was cut."""
+        if self.line is not None and self._cut_at_ns:
+            self.line.resume()
+            self._notes.outages.append((self._cut_at_ns, now_ns()))
+            self._cut_at_ns = 0
+
     def thaw(self) -> None:
         """SIGCONT to whatever is frozen."""
         for pid, from_ns in self._frozen.items():
@@ -133,6 +151,8 @@ class Seat:
         now = time.monotonic()
         if self._frozen and now >= self._thaw_at:
             self.thaw()
+        if self._cut_at_ns and now >= self._mended_at:
+            self.mend()
         if self.node.running:
             since = self._stopping_since
             if since is not None and not self._frozen and now - since > STOP_PATIENCE_S:
