@@ -147,17 +147,19 @@ def _renamed(lane: TrueLane) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "said", "code"),
     [
-        (["--from", "yesterday"], "no message id"),
-        (["--clock-skew", "-1"], "--clock-skew"),
-        (["--ticket", ""], "ticket"),
+        (["--from", "yesterday"], "no message id", 2),
+        (["--clock-skew", "-1"], "--clock-skew", 2),
+        (["--ticket", ""], "ticket", 1),
     ],
 )
-def test_wrong_usage_exits_2(shell: CommandLine, redis: Redis, arguments: list[str], said: str) -> None:
+def test_what_cannot_be_is_refused(
+    shell: CommandLine, redis: Redis, arguments: list[str], said: str, code: int
+) -> None:
     WrittenLane(redis, TrueLane())
     result = shell("audit", *arguments)
-    assert result.exit_code in (1, 2)
+    assert result.exit_code == code
     assert said in result.stderr
     assert result.stdout == ""
 
@@ -213,3 +215,34 @@ def test_following_shows_what_comes_and_ends_with_a_verdict(
     assert verdict["deliveries"] == sum(map(len, lane.steps)) + (1 if lies else 0)
     shown = [line["violation"]["check"] for line in lines if "violation" in line]
     assert (shown[0] == "repeated") if lies else shown == []
+
+
+def test_following_waits_out_a_server_that_is_away_and_begins_anew(
+    own_server: EmbeddedServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lane = TrueLane().play(EVENTFUL).finish()
+    with own_server.client(protocol=2) as client:
+        made = WrittenLane(client, lane)
+        made.go_on()
+
+    def follows() -> bool:
+        with own_server.client() as client:
+            return any(one["cmd"] == "xread" for one in client.client_list())
+
+    def come_back() -> bool:
+        wait_until(follows, description="the audit to wait for more")
+        own_server.kill()
+        own_server.start()
+        wait_until(follows, description="the audit to wait for more again")
+        with own_server.client(protocol=2) as client:
+            made._redis = client
+            made.finish()
+        return True
+
+    thread = _interrupt_when(come_back, "the server to come back")
+    with command_line(tmp_path, monkeypatch, own_server.url) as shell:
+        result = shell("audit", "--follow")
+    thread.join()
+    assert result.exit_code == 0
+    assert result.stderr.count("will audit anew") == 1
+    assert f"audited {sum(map(len, lane.steps))} rows" in result.stdout
