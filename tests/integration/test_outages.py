@@ -193,17 +193,25 @@ def test_a_full_server_refuses_producers_only_and_the_lane_drains(lane_of_each: 
     lane = lane_of_each
     load = Load(lane)
     load.begin()
+    # Effects go in with their outcome; these outcomes go in alone.
+    for n in range(100):
+        lane.push(f"I{n % 5}", {"n": n}, "counter.ignores")
+    lane.push("F", {"n": 0, "until": 3}, "counter.flaky")
     lane.redis.config_set("maxmemory", "1")
 
     with pytest.raises(redis.exceptions.OutOfMemoryError):
         lane.push("T0", {"n": 0})
     # All that is in is done while there is no room.
+    lane.wait_done(load.total + 101, timeout_s=40)
+    with pytest.raises(redis.exceptions.OutOfMemoryError):
+        lane.push("T0", {"n": 0})
+    assert lane.log("F") == [0]
     load.finish()
     load.assert_nobody_was_judged()
 
     lane.redis.config_set("maxmemory", "0")
     lane.push_many(load.tickets, 10, first=load.each)
-    lane.wait_done(load.total + 10 * load.tickets)
+    lane.wait_done(load.total + 101 + 10 * load.tickets)
     lane.assert_logs(load.tickets, load.each + 10)
 
 
