@@ -161,5 +161,7 @@ def test_a_hard_time_limit_is_told_when_the_pool_process_is_gone(lane: LaneUnder
     lane.wait_done(1)
     first, second = sorted(starts(lane), key=lambda line: line[5])
     assert first[6] != second[6]
+    beats = [int(line) for line in (lane.ledger / "beat-1").read_text().splitlines(keepends=True) if line[-1] == "\n"]
+    assert first[5] < beats[-1] < second[5]
     assert lane.log("A")[-1] == 0
     lane.assert_at_rest()

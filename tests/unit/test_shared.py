@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
 import threading
@@ -45,6 +46,8 @@ class Child:
         self.pid = os.fork()
         if self.pid == 0:
             try:
+                # Not to outlive a test that failed: SIGKILL with the death of its parent (PR_SET_PDEATHSIG).
+                ctypes.CDLL(None).prctl(1, signal.SIGKILL)
                 act()
                 os.write(theirs, b"1")
                 signal.pause()
