@@ -164,7 +164,10 @@ class Shared:
         for row in range(used):
             at = _FIRST_ROW + _ROW * row
             pid, started = self._words[at + _PID], self._words[at + _START]
-            if not self._words[at + _FENCE] and pid != self._pid and started and gone(pid, started):
+            if self._words[at + _FENCE] or pid == self._pid or not started or not gone(pid, started):
+                continue
+            # Looked at again: between the two looks it may have begun something, and died of it.
+            if not self._words[at + _FENCE]:
                 return row
         if used >= ROWS:
             raise ConfigurationError(f"a worker runs at most {ROWS} messages at once; start it with less concurrency")

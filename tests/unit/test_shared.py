@@ -245,7 +245,8 @@ def test_rows_are_bounded_and_whoever_gets_none_is_told(monkeypatch: pytest.Monk
     assert shared.take_row() == rows[0]
 
 
-def test_rows_do_not_overlap_each_other_or_the_lease() -> None:
+def test_rows_do_not_overlap_each_other_or_the_lease(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "ROWS", 500)
     shared = Shared()
     shared.begin(LIFE, 12)
     for fence in range(1, module.ROWS + 1):
