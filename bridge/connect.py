@@ -83,16 +83,23 @@ class _Leaving:
     """A connection that is given up when the server says that it is not the primary (any more).
 
     A failover behind a name or a virtual address leaves connections to the old primary open: without this, they would
-    go on being refused for ever.
+    go on being refused for ever. It is given up before the next command, since more replies may be on their way.
     """
+
+    _left = False
 
     def read_response(self, *args: Any, **options: Any) -> Any:
         try:
             return super().read_response(*args, **options)  # type: ignore[misc]
         except ResponseError as exc:
-            if error_code(exc) in ELSEWHERE:
-                self.disconnect()  # type: ignore[attr-defined]
+            self._left = self._left or error_code(exc) in ELSEWHERE
             raise
+
+    def send_packed_command(self, *args: Any, **options: Any) -> None:
+        if self._left:
+            self._left = False
+            self.disconnect()  # type: ignore[attr-defined]
+        super().send_packed_command(*args, **options)  # type: ignore[misc]
 
 
 class _Plain(_Leaving, Connection):
