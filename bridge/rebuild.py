@@ -77,6 +77,9 @@ class Rebuild:
 
     def _make_group(self) -> None:
         floor = self._wire.call("GET", self._keys.floor)
+        if floor is None and self._wire.call("EXISTS", self._keys.fence):
+            # Something was dispatched before, and it was never noted how far all is done.
+            floor = b"0-0"
         # From 0: messages that were pushed before the first master ever ran are messages, too.
         start = "0" if floor is None else HALF_MADE
         try:
@@ -97,7 +100,7 @@ class Rebuild:
 
     def _mend_group(self, floor: str) -> None:
         read_to = self._read_to() or HALF_MADE
-        if id_key(read_to) < id_key(floor):
+        if id_key(read_to) < id_key(floor) or id_key(read_to) <= id_key(HALF_MADE):
             regroup_lane(self._leader, floor, "was destroyed, or set back")
             return
         names = self._wire.call("XINFO", "CONSUMERS", self._keys.stream, self._keys.group)

@@ -23,6 +23,7 @@ from redis.exceptions import ResponseError
 
 from bridge.picture import id_key
 from bridge.rebuild import claim_back
+from bridge.regroup import HALF_MADE
 from routing.errors import LaneConflict
 from routing.transitions import Advanced, Batch, adopt, floor, regroup
 
@@ -101,7 +102,11 @@ class Strays:
         names = self._leader.wire.call("XINFO", "CONSUMERS", stream, group)
         known = {dict(zip(told[::2], told[1::2], strict=True))[b"name"] for told in names}
         further = self._leader.wire.call("XPENDING", stream, group, f"({read_to}", "+", 1)
-        if further or self._leader.settings.master.encode() not in known:
+        if further:
+            raise LaneConflict(why)
+        if self._leader.settings.master.encode() not in known or self._lane.parked:
+            # It may be another group than before, in which nothing of a parked ticket is pending.
+            regroup(self._leader.redis, self._leader.leadership, HALF_MADE)
             raise LaneConflict(why)
         logger.warning("%s: it is put back to %s", why, read_to)
         self._tampered += 1

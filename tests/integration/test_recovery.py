@@ -1,0 +1,296 @@
+"""What somebody does to a lane by hand, under load: noticed, mended, counted; nothing lost, repeated or reordered."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bridge.embedded import EmbeddedServer
+from tests.integration.lanes import APP, LaneUnderTest
+from tests.nodes.process import python_module
+from tests.nodes.roles import broker_environment
+from tests.nodes.yard import NodeYard
+from tests.waiting import wait_until
+
+TICKETS = 10
+EACH = 40
+TASK_MS = 5
+
+
+@pytest.fixture
+def lane(nodes: NodeYard, own_server: EmbeddedServer, tmp_path: Path) -> LaneUnderTest:
+    return LaneUnderTest(nodes, own_server, tmp_path)
+
+
+def executions(lane: LaneUnderTest) -> int:
+    """How many executions began."""
+    return sum(path.read_text().count('["start"') for path in lane.ledger.glob("*.jsonl"))
+
+
+def in_flight(lane: LaneUnderTest, consumer: str) -> list[str]:
+    found: Any = lane.redis.xpending_range(lane.keys.stream, lane.keys.group, "-", "+", 100, consumername=consumer)
+    return [entry["message_id"] for entry in found]
+
+
+def waiting(lane: LaneUnderTest) -> list[str]:
+    return in_flight(lane, "master")
+
+
+def under_load(lane: LaneUnderTest, deed: Callable[[], object], *, repeated: int = 0) -> None:
+    """A load, in the middle of which somebody does something; then everything must be as if nobody had."""
+    lane.push_many(TICKETS, EACH, ms=TASK_MS)
+    total = TICKETS * EACH
+    wait_until(lambda: lane.count("done") > total // 4, description="a quarter of the load to be done", timeout_s=40)
+    deed()
+    lane.wait_done(total)
+    lane.assert_logs(TICKETS, EACH)
+    lane.assert_no_overlap()
+    lane.assert_at_rest()
+    assert lane.dead_letters() == []
+    assert executions(lane) <= total + repeated
+
+
+def destroy_group(lane: LaneUnderTest) -> None:
+    lane.redis.xgroup_destroy(lane.keys.stream, lane.keys.group)
+
+
+def remake_group(lane: LaneUnderTest) -> None:
+    with lane.redis.pipeline(transaction=True) as pipe:
+        pipe.xgroup_destroy(lane.keys.stream, lane.keys.group)
+        pipe.xgroup_create(lane.keys.stream, lane.keys.group, "0")
+        pipe.execute()
+
+
+def set_group_back(lane: LaneUnderTest) -> None:
+    lane.redis.xgroup_setid(lane.keys.stream, lane.keys.group, "0")
+
+
+def set_group_forward(lane: LaneUnderTest) -> None:
+    lane.redis.xgroup_setid(lane.keys.stream, lane.keys.group, "$")
+
+
+def forget_worker(lane: LaneUnderTest) -> None:
+    [name] = [str(name) for name in lane.redis.hkeys(lane.keys.consumers)]
+    lane.redis.xgroup_delconsumer(lane.keys.stream, lane.keys.group, name)
+
+
+def forget_master(lane: LaneUnderTest) -> None:
+    lane.redis.xgroup_delconsumer(lane.keys.stream, lane.keys.group, "master")
+
+
+def acknowledge_everything(lane: LaneUnderTest) -> None:
+    found: Any = lane.redis.xpending_range(lane.keys.stream, lane.keys.group, "-", "+", 10_000)
+    lane.redis.xack(lane.keys.stream, lane.keys.group, *[entry["message_id"] for entry in found])
+
+
+def claim_everything(lane: LaneUnderTest) -> None:
+    found: Any = lane.redis.xpending_range(lane.keys.stream, lane.keys.group, "-", "+", 10_000)
+    ids = [entry["message_id"] for entry in found]
+    lane.redis.xclaim(lane.keys.stream, lane.keys.group, "stranger", 0, ids)
+
+
+@pytest.mark.parametrize(
+    ("deed", "counter"),
+    [
+        (destroy_group, "regrouped"),
+        (remake_group, None),
+        (set_group_back, "tampered"),
+        (set_group_forward, None),
+        (forget_worker, "tampered"),
+        (forget_master, "tampered"),
+        (acknowledge_everything, "tampered"),
+        (claim_everything, "tampered"),
+    ],
+    ids=lambda value: getattr(value, "__name__", ""),
+)
+def test_what_is_done_by_hand_is_mended(lane: LaneUnderTest, deed: Any, counter: str | None) -> None:
+    lane.master("m1")
+    lane.worker("w1")
+
+    under_load(lane, lambda: deed(lane))
+
+    if counter is not None:
+        wait_until(lambda: lane.count(counter) > 0, description=f"it to be counted as {counter}")
+    group: Any = lane.redis.xinfo_consumers(lane.keys.stream, lane.keys.group)
+    assert "stranger" not in [entry["name"] for entry in group if entry["pending"]]
+
+
+def test_what_waits_survives_the_masters_name_when_the_leader_changes(lane: LaneUnderTest) -> None:
+    master = lane.master("m1")
+    lane.worker("w1", "--concurrency=1")
+
+    def kill_and_forget() -> None:
+        wait_until(lambda: lane.redis.exists(lane.keys.floor), description="how far all is done to be noted")
+        master.kill()
+        master.wait()
+        forget_master(lane)
+        master.start()
+
+    under_load(lane, kill_and_forget)
+
+    assert lane.count("regrouped") == 1
+
+
+def test_a_purge_delays_messages_and_loses_none(lane: LaneUnderTest) -> None:
+    lane.master("m1")
+    worker = lane.worker("w1", "--concurrency=1")
+    queue = lane.keys.queue(worker.hostname)
+    # A full queue: purge takes what is there at that moment
+    worker.pause()
+    lane.push_many(3, 5)
+    wait_until(lambda: lane.redis.llen(queue) > 0, description="the worker's queue to fill")
+    purge = lane.nodes.process(
+        "purge",
+        python_module("celery", "-A", APP, "purge", "-f", "-Q", queue),
+        env={**lane.env, **broker_environment(lane.server.url)},
+        wait=False,
+    )
+    assert purge.wait() == 0
+    assert lane.redis.llen(queue) == 0
+    worker.resume()
+
+    lane.wait_done(15)
+
+    lane.assert_logs(3, 5)
+    lane.assert_at_rest()
+
+
+@pytest.mark.parametrize("how", ["deleted", "popped"])
+def test_a_message_that_never_reaches_its_worker_goes_out_again(lane: LaneUnderTest, how: str) -> None:
+    lane.master("m1")
+    worker = lane.worker("w1", "--concurrency=1")
+    lane.wait_consumers(1)
+    queue = lane.keys.queue(worker.hostname)
+    lane.push("A", {"n": 0})
+    lane.wait_done(1)
+    worker.pause()
+    # It waits for a message, which the server hands over at once; the next one stays in the queue
+    lane.push("B", {"n": 0})
+    wait_until(lambda: in_flight(lane, worker.hostname), description="the first message to be taken")
+    lane.push("A", {"n": 1})
+    wait_until(lambda: lane.redis.llen(queue) == 1, description="the message to be in the worker's queue")
+    if how == "deleted":
+        lane.redis.delete(queue)
+    else:
+        assert lane.redis.rpop(queue)
+    worker.resume()
+    lane.push("A", {"n": 2})
+
+    lane.wait_done(4)
+
+    assert lane.log("A") == [0, 1, 2]
+    assert lane.count("lost") >= 1 or lane.count("rerouted") >= 1
+    lane.assert_at_rest()
+
+
+def test_entries_that_are_deleted_while_they_wait_are_handled_or_reported(lane: LaneUnderTest) -> None:
+    lane.master("m1")
+    lane.worker("w1", "--concurrency=1")
+    lane.wait_consumers(1)
+    lane.push("A", {"n": 0, "ms": 1500})
+    later = [lane.push("A", {"n": n}) for n in range(1, 6)]
+    awaits = lane.push("B", {"n": 0, "until": 2}, task="counter.flaky")
+    wait_until(lambda: set(later) <= set(waiting(lane)), description="the later ones to wait")
+
+    lane.redis.xdel(lane.keys.stream, *later[:2], awaits)
+
+    lane.wait_done(7)
+    # They were in memory; what is done of them, and what is dead, is each once and in order
+    found = lane.log("A")
+    assert found == sorted(set(found))
+    assert len(found) + len(lane.log("B")) + len(lane.dead_letters()) == 7
+    lane.assert_at_rest()
+
+
+def test_deleted_entries_are_dead_letters_for_the_next_leader(lane: LaneUnderTest) -> None:
+    master = lane.master("m1")
+    lane.worker("w1", "--concurrency=2")
+    lane.wait_consumers(1)
+    lane.push("A", {"n": 0, "ms": 4000})
+    later = [lane.push("A", {"n": n}) for n in range(1, 6)]
+    slow = lane.push("B", {"countdown": 3, "n": 0}, task="counter.asks_again")
+    lane.push("B", {"n": 1})
+    wait_until(lambda: set(later) <= set(waiting(lane)), description="the later ones to wait")
+    wait_until(lambda: lane.redis.zcard(lane.keys.retries) == 1, description="the slow one to await its retry")
+
+    master.kill()
+    master.wait()
+    lane.redis.xdel(lane.keys.stream, *later[1:3], slow)
+    master.start()
+
+    lane.wait_done(8)
+    letters = {letter["message_id"] for letter in lane.dead_letters()}
+    assert letters == {*later[1:3], slow}
+    assert lane.log("A") == [0, 1, 4, 5]
+    assert lane.log("B") == [1]
+    lane.assert_at_rest()
+
+
+def test_a_deleted_stream_is_made_anew(lane: LaneUnderTest) -> None:
+    lane.master("m1")
+    lane.worker("w1")
+    lane.push_many(3, 5)
+    lane.wait_done(15)
+
+    lane.redis.delete(lane.keys.stream)
+    lane.push_many(3, 5, first=5)
+
+    lane.wait_done(30)
+    lane.assert_logs(3, 10)
+    lane.assert_at_rest()
+
+
+def test_a_worker_that_lives_and_does_not_consume_loses_its_tickets_and_comes_back(lane: LaneUnderTest) -> None:
+    lane.master("m1")
+    deaf, other = lane.worker("w1", "--concurrency=1", wait=False), lane.worker("w2", "--concurrency=1", wait=False)
+    deaf.wait_ready()
+    other.wait_ready()
+    lane.wait_consumers(2)
+    queue = lane.keys.queue(deaf.hostname)
+
+    def control(command: str) -> None:
+        done = lane.nodes.process(
+            f"control-{command}",
+            python_module("celery", "-A", APP, "control", "-d", deaf.hostname, command, queue),
+            env={**lane.env, **broker_environment(lane.server.url)},
+            wait=False,
+        )
+        assert done.wait() == 0, done.logs()
+
+    control("cancel_consumer")
+    lane.push_many(6, 5)
+
+    # About a lease (2 s) and 2 s; the machine may be slow
+    lane.wait_done(30, timeout_s=8)
+    lane.assert_logs(6, 5)
+    assert lane.count("stalled") == 1
+    assert deaf.running
+    lane.assert_no_overlap()
+    control("add_consumer")
+    wait_until(lambda: lane.redis.llen(queue) == 0, description="the probe to be taken")
+    lane.push_many(6, 5, ms=200, first=5)
+    wait_until(lambda: in_flight(lane, deaf.hostname), description="the worker to have messages again", timeout_s=5)
+    lane.wait_done(60)
+    lane.assert_logs(6, 10)
+    lane.assert_at_rest()
+
+
+def test_a_solo_worker_with_a_long_task_holds_nobody_up(lane: LaneUnderTest) -> None:
+    lane.master("m1")
+    lane.worker("w1", "--pool=solo")
+    lane.wait_consumers(1)
+    lane.push("long", {"n": 0, "ms": 9000})
+    wait_until(lambda: executions(lane) == 1, description="the long task to start")
+    for n in range(4):
+        lane.push(f"S{n}", {"n": 0})
+    lane.worker("w2", "--pool=solo")
+
+    wait_until(lambda: lane.count("done") == 4, description="the short ones to be done elsewhere", timeout_s=7)
+
+    lane.wait_done(5)
+    assert lane.log("long") == [0]
+    lane.assert_no_overlap()
+    lane.assert_at_rest()
