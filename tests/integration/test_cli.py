@@ -214,7 +214,11 @@ def test_ctrl_c_while_pushing_says_how_many_rows_are_in(shell: Shell, redis: Red
     push.send_signal(signal.SIGINT)
     _, errors = push.communicate(timeout=20)
     assert push.returncode == 1
-    assert errors == "Error: interrupted; 20 rows before it were pushed\n"
+    # On a busy machine the interruption may come before the reply of the second batch: then it says so.
+    assert errors in (
+        "Error: interrupted; 20 rows before it were pushed\n",
+        "Error: interrupted; 10 rows pushed for certain, 10 more may be in\n",
+    )
 
 
 @pytest.mark.slow
