@@ -12,7 +12,7 @@ from typing import Any
 from routing.keys import LaneKeys
 
 #: Kinds of keys that end by themselves when whoever renews them is gone.
-MUST_EXPIRE = ("leader", "lease:", "held:")
+MUST_EXPIRE = ("leader", "lease:", "held:", "reply:")
 
 
 def ownerless(client: Any, lanes: Iterable[LaneKeys], allowed: Iterable[str] = ()) -> list[str]:

@@ -92,4 +92,4 @@ def look(redis: Redis, keys: LaneKeys, master: str = "master") -> list[tuple[str
 
 
 def _must_end(keys: LaneKeys, key: str) -> bool:
-    return key.startswith(tuple(f"{keys.prefix}:{kind}" for kind in (*MUST_EXPIRE, "reply:")))
+    return key.startswith(tuple(f"{keys.prefix}:{kind}" for kind in MUST_EXPIRE))

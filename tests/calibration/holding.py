@@ -26,6 +26,7 @@ class HoldingProxy:
         self._held: bytes | None = None
         self._released = threading.Event()
         self._server_side: socket.socket | None = None
+        self._client_side: socket.socket | None = None
         #: What the server answered to the request that was held.
         self.answer = b""
         self._open: list[socket.socket] = []
@@ -53,6 +54,11 @@ class HoldingProxy:
         """Waits until that request is here."""
         wait_until(lambda: self._held is not None, description=f"a request with {self._pattern}", timeout_s=15)
 
+    def cut(self) -> None:
+        """Its sender learns that the connection is broken; what it sent is still on its way."""
+        assert self._client_side is not None
+        self._client_side.shutdown(socket.SHUT_RDWR)
+
     def release(self) -> None:
         """It arrives now; returns when the server has answered it."""
         self._released.set()
@@ -74,7 +80,7 @@ class HoldingProxy:
             while data := client.recv(1 << 20):
                 if self._pattern is not None and self._pattern.search(data):
                     self._pattern = None
-                    self._server_side = server
+                    self._server_side, self._client_side = server, client
                     self._held = data
                     self._released.wait(60)
                 server.sendall(data)

@@ -79,6 +79,13 @@ MUTATIONS = [
             Edit(ADVANCE, "if (found[k - i + 1] or '') ~=", "if false and (found[k - i + 1] or '') ~="),
         ),
     ),
+    Mutation(
+        "a Celery message that came twice runs twice",
+        "I2",
+        "doubled",
+        ("ledger: fence", "ledger: overlap"),
+        (Edit("bridge/worker/holdings.py", "if first <= self._newest.get(ticket, 0):", "if False:"),),
+    ),
     # -- I3: an acknowledgement follows a recorded outcome, in one step with the release ---------------------------
     Mutation(
         "acknowledged at dispatch",
@@ -256,6 +263,13 @@ MUTATIONS = [
         "late read",
         ("ledger: started too early",),
         (Edit(READ, _LEADS, "if redis.call('GET', KEYS[1]) == '' then"),),
+    ),
+    Mutation(
+        "a lane that is read anew has no new term",
+        "I8",
+        "late read of its own",
+        ("ledger: started too early",),
+        (Edit("bridge/election.py", "if self._taken:", "if False:"),),
     ),
     # -- I9: no key without bound or owner -------------------------------------------------------------------------
     Mutation(

@@ -149,6 +149,29 @@ def _killed_with(stage: Stage, pattern: bytes, push: Callable[[], object]) -> No
         stage.wait_settled()
 
 
+def doubled(stage: Stage) -> None:
+    """A Celery message comes twice, as from a server that lost its last second."""
+    stage.master("m1", wait=False)
+    worker = stage.worker("w1", slots=2, wait=False)
+    stage.wait_led(1)
+    stage.push("before")
+    stage.wait_settled()
+    queue = stage.keys.queue(worker.hostname)
+    # For a moment only: its lease goes on.
+    worker.pause()
+    try:
+        # The server still hands it the first one: it waits for that.
+        for ticket in ("first", "T"):
+            stage.push(ticket, ms=200)
+        wait_until(lambda: stage.redis.llen(queue), description="the message to be in the queue")
+        text: Any = stage.redis.lindex(queue, 0)
+        stage.redis.linsert(queue, "AFTER", text, text)
+    finally:
+        worker.resume()
+    stage.push("T")
+    stage.wait_settled()
+
+
 def parked(stage: Stage) -> None:
     """A ticket is parked, and then its leader is killed: it stands still until it is released."""
     leader = stage.master("m1", wait=False)
@@ -172,26 +195,45 @@ def parked(stage: Stage) -> None:
 def late_read(stage: Stage) -> None:
     """A leader is killed, and its last read arrives when there is something new to read, before the next one's."""
     with HoldingProxy(stage.server.port) as proxy:
-        old = stage.master("m1", url=proxy.url, wait=False)
-        stage.worker("w1", wait=False)
-        stage.wait_led(1)
-        stage.push("before")
-        stage.wait_settled()
-        proxy.hold(stage.sha("read"))
-        stage.push("other")
-        proxy.wait_held()
+        old = _held_read(stage, proxy)
         old.kill()
         new = stage.master("m2", wait=False)
         stage.wait_settled()
-        # Frozen for a moment only: it goes on leading.
-        new.pause()
-        try:
-            stage.push("T")
-            proxy.release()
-        finally:
-            new.resume()
-        stage.push("T")
+        _release_before(stage, proxy, new)
+
+
+def late_read_of_its_own(stage: Stage) -> None:
+    """The same, but the leader lives: it lost its connection, and read the lane anew."""
+    with HoldingProxy(stage.server.port) as proxy:
+        leader = _held_read(stage, proxy)
+        proxy.cut()
         stage.wait_settled()
+        _release_before(stage, proxy, leader)
+
+
+def _held_read(stage: Stage, proxy: HoldingProxy) -> ProcessNode:
+    leader = stage.master("m1", url=proxy.url, wait=False)
+    stage.worker("w1", wait=False)
+    stage.wait_led(1)
+    stage.push("before")
+    stage.wait_settled()
+    proxy.hold(stage.sha("read"))
+    stage.push("other")
+    proxy.wait_held()
+    return leader
+
+
+def _release_before(stage: Stage, proxy: HoldingProxy, leader: ProcessNode) -> None:
+    """The held read takes a message before ``leader`` can; then comes the next one of the same ticket."""
+    # Frozen for a moment only: it goes on leading.
+    leader.pause()
+    try:
+        stage.push("T")
+        proxy.release()
+    finally:
+        leader.resume()
+    stage.push("T")
+    stage.wait_settled()
 
 
 class _Frozen:
@@ -231,5 +273,7 @@ SCENARIOS: dict[str, Callable[[Stage], None]] = {
     "late dispatch": late_dispatch,
     "killed between attempts": killed_between_attempts,
     "late read": late_read,
+    "late read of its own": late_read_of_its_own,
     "parked": parked,
+    "doubled": doubled,
 }

@@ -119,3 +119,14 @@ def test_every_invariant_is_broken_with_real_processes_and_names_are_unique() ->
     names = [(mutation.breaks, mutation.name) for mutation in (*MUTATIONS, *SCRIPT_MUTATIONS)]
     assert len(set(names)) == len(names)
     assert all(mutation.scenario in SCENARIOS for mutation in MUTATIONS)
+
+
+def test_the_page_has_a_row_for_every_mutation_and_no_other() -> None:
+    rows = {
+        tuple(cell.strip(" `") for cell in line.strip("|").split("|")[:3])
+        for line in (ROOT / "docs" / "calibration.md").read_text().splitlines()
+        if line.startswith(("| I", "| promise"))
+    }
+    wanted = {(m.breaks, m.name + (" (slow)" if m.slow else ""), m.scenario) for m in MUTATIONS}
+    wanted |= {(m.breaks, m.name, m.edits[0].file.rpartition("/")[2]) for m in SCRIPT_MUTATIONS}
+    assert rows == wanted
