@@ -87,10 +87,13 @@ class Strays:
                 raise
             raise LaneConflict(f"the group {self._keys.group} of {self._keys.stream} is gone") from None
         owners = {name: int(count) for name, count in summary[3] or ()}
-        self._mend_in_flight(owners)
+        if self._mend_in_flight(owners):
+            # What was counted before is not so any more: the rest is for the next time.
+            return
         waiting = self._lane.held - len(self._lane.in_flight)
-        if owners.get(self._leader.settings.master.encode(), 0) + self._deleted_waiting < waiting:
-            self._mend_waiting()
+        missing = waiting - self._deleted_waiting - owners.get(self._leader.settings.master.encode(), 0)
+        if missing > 0:
+            self._mend_waiting(missing)
 
     def put_group_back(self, why: str) -> None:
         """The group has not read as far as this leader has, or further: it is put where it was.
@@ -117,7 +120,8 @@ class Strays:
             batch.count("tampered", self._tampered)
             self._tampered = 0
 
-    def _mend_in_flight(self, owners: dict[bytes, int]) -> None:
+    def _mend_in_flight(self, owners: dict[bytes, int]) -> bool:
+        """Whether there was anything to mend."""
         lane = self._lane
         master = self._leader.settings.master
         shelves = {lane.parked_name(ticket).encode() for ticket in lane.parked}
@@ -149,12 +153,13 @@ class Strays:
             self._say("%d entries in flight were not pending where they belong: they are again", len(ids))
             if self._adopt(consumer, ids) < len(ids):
                 self._deleted.update(ids)
+        return bool(strange or misplaced)
 
-    def _mend_waiting(self) -> None:
+    def _mend_waiting(self, missing: int) -> None:
         """The master's own pending entries are fewer than what waits in memory."""
         lane = self._lane
         here = [message.id for ticket in lane.tickets.values() for message in ticket.waiting]
-        self._say("%d entries that wait were taken from the pending list: they are pending again", len(here))
+        self._say("%d entries that wait were taken from the pending list: they are pending again", missing)
         self._deleted_waiting = len(here) - self._adopt(self._leader.settings.master, here)
         spilled = {ticket.id: ticket.spilled_from for ticket in lane.spilled if ticket.spilled_from is not None}
         if not spilled:
