@@ -23,7 +23,7 @@ it gives it back. No new fence is given while a life that may still run the old 
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import orjson
 from celery.utils.log import get_logger
@@ -37,7 +37,7 @@ from routing.errors import LaneConflict, NotLeading
 from routing.history import What
 from routing.policies import PolicyName
 from routing.records import LostAttempt
-from routing.transitions import Batch, forget, recall, reroute, resend
+from routing.transitions import Batch, drain, forget, recall, reroute, resend
 from routing.words import ReturnWord
 
 if TYPE_CHECKING:
@@ -45,6 +45,8 @@ if TYPE_CHECKING:
 
 logger = get_logger(__name__)
 
+#: Seconds for which an order to drain a consumer that is not registered is kept.
+DRAIN_KEPT_S = 3600
 #: Celery messages that are taken back from a queue at once.
 RECALL = 100
 
@@ -90,6 +92,8 @@ class Recovery:
             order = orjson.loads(drains.get(name, b"null"))
             # The order is for one life of the process, which may have several incarnations.
             lane.consumers[incarnation].draining = order is not None and order["started"] == told.get("started")
+        for name, text in drains.items():
+            self._forget_drain(name, orjson.loads(text), registrations.get(name))
         with self._leader.redis.pipeline(transaction=False) as pipe:
             for incarnation in lane.consumers:
                 pipe.pttl(keys.lease(incarnation))
@@ -104,6 +108,15 @@ class Recovery:
                     for other in lane.consumers.values():
                         self._free_ready(other)
         return left
+
+    def _forget_drain(self, name: bytes, order: dict[str, Any], registration: bytes | None) -> None:
+        """Lifts an order that was for a process that is not there any more. One that lost its lease comes back."""
+        if registration is not None:
+            over = orjson.loads(registration).get("started") != order["started"]
+        else:
+            over = time.time() - order["at_ms"] / 1000 > DRAIN_KEPT_S
+        if over:
+            drain(self._leader.redis, self._leader.leadership, name.decode(), "")
 
     def close_consumer(self, incarnation: str) -> None:
         """The consumer shuts down: it finishes what runs there, and gets nothing more."""

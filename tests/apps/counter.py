@@ -15,6 +15,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+import psutil
 from celery import Celery
 from celery.exceptions import Ignore, Reject
 
@@ -29,6 +30,9 @@ app.conf.update(
     bridge_bundle_ms=float(os.environ.get("COUNTER_BUNDLE_MS", "10")),
     bridge_max_attempts=3,
     bridge_backoff={"base": 0.05, "factor": 2.0, "limit": 1.0},
+    bridge_on_dead=os.environ.get("COUNTER_ON_DEAD", "skip"),
+    bridge_window=int(os.environ.get("COUNTER_WINDOW", "50000")),
+    bridge_policy=os.environ.get("COUNTER_POLICY", "least_loaded"),
 )
 
 
@@ -49,6 +53,12 @@ def ledger(task: Any, ticket_id: str, payload: Any) -> Iterator[None]:
     note("start")
     yield
     note("end")
+
+
+def fixed() -> bool:
+    """Whether what made tasks fail was mended: the key ``fixed``."""
+    with app.connection_for_read() as link, link.channel() as channel:
+        return bool(channel.client.exists("fixed"))
 
 
 @app.task(bind=True, ignore_result=True, name="counter.append")
@@ -84,10 +94,10 @@ def context(self: Any, ticket_id: str, payload: Any) -> dict[str, Any]:
 
 @app.task(bind=True, name="counter.flaky")
 def flaky(self: Any, ticket_id: str, payload: Any) -> str:
-    """Raises until attempt ``payload['until']``."""
+    """Raises until attempt ``payload['until']``, or until the key ``fixed`` is there."""
     with ledger(self, ticket_id, payload):
         self.ticket.effects.rpush(f"log:{ticket_id}", payload["n"])
-        if self.ticket.attempt < payload["until"]:
+        if self.ticket.attempt < payload["until"] and not fixed():
             raise ValueError(f"attempt {self.ticket.attempt} fails")
     return "done"
 
@@ -130,6 +140,18 @@ def dies(self: Any, ticket_id: str, payload: Any) -> None:
     if self.ticket.attempt < payload["until"]:
         os.kill(os.getpid(), signal.SIGKILL)
     self.ticket.effects.rpush(f"log:{ticket_id}", payload["n"])
+
+
+@app.task(bind=True, name="counter.kills_worker", ignore_result=True)
+def kills_worker(self: Any, ticket_id: str, payload: Any) -> None:
+    """Kills its whole worker; with ``payload['unnoticed']`` its watcher first, so that nobody says so."""
+    with ledger(self, ticket_id, payload):
+        if payload.get("unnoticed"):
+            for process in psutil.Process(os.getppid()).children():
+                if "bridge.worker.watcher" in process.cmdline():
+                    process.kill()
+        os.kill(os.getppid(), signal.SIGKILL)
+        time.sleep(60)
 
 
 @app.task(bind=True, name="counter.rejects", ignore_result=True)

@@ -1,0 +1,190 @@
+"""Tickets that stand still, and dead messages that come back: in exact order, whatever happens meanwhile."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bridge.embedded import EmbeddedServer
+from bridge.orders import give
+from tests.integration.lanes import LaneUnderTest
+from tests.nodes.yard import NodeYard
+from tests.waiting import holds_for, wait_until
+
+
+@pytest.fixture(params=["10", "0"], ids=["bundles", "plain"])
+def lane(request: pytest.FixtureRequest, nodes: NodeYard, own_server: EmbeddedServer, tmp_path: Path) -> LaneUnderTest:
+    return LaneUnderTest(nodes, own_server, tmp_path, COUNTER_BUNDLE_MS=request.param)
+
+
+def order(lane: LaneUnderTest, do: str, **words: Any) -> dict[str, Any]:
+    return give(lane.server.client(), lane.keys, {"do": do, **words})
+
+
+def shelved(lane: LaneUnderTest, ticket: str) -> int:
+    """How many messages are pending under the parked ticket's own name."""
+    name = lane.keys.parked_consumer("master", ticket)
+    found: Any = lane.redis.xinfo_consumers(lane.keys.stream, lane.keys.group)
+    return sum(entry["pending"] for entry in found if entry["name"] == name)
+
+
+def letters_of(lane: LaneUnderTest, ticket: str) -> list[str]:
+    found: Any = lane.redis.xrange(lane.keys.dead)
+    return [id_ for id_, fields in found if fields["ticket_id"] == ticket]
+
+
+def push_flaky(lane: LaneUnderTest, ticket: str, n: int, until: int = 99) -> str:
+    return lane.push(ticket, {"n": n, "until": until}, task="counter.flaky")
+
+
+def restart(lane: LaneUnderTest, master: Any) -> None:
+    """Another leader, which knows nothing but what is in Redis."""
+    master.kill()
+    master.wait()
+    master.start()
+    wait_until(lambda: lane.redis.exists(lane.keys.leader), description="the next leader")
+
+
+def test_a_ticket_is_parked_in_every_state_and_goes_on_in_order(lane: LaneUnderTest) -> None:
+    master = lane.master("m1")
+    lane.worker("w1", "--concurrency=2")
+    lane.wait_consumers(1)
+    # Given tickets that are idle, in flight with more behind, in backoff, and one that is left alone
+    order(lane, "park", ticket="idle", reason="a test")
+    for n in range(30):
+        lane.push("busy", {"n": n, "ms": 20})
+        lane.push("idle", {"n": n})
+    lane.push("slow", {"countdown": 1, "n": 0}, task="counter.asks_again")
+    lane.push("slow", {"n": 1})
+    wait_until(lambda: lane.redis.zcard(lane.keys.retries) == 1, description="the backoff")
+    wait_until(lambda: lane.log("busy"), description="the busy one to begin")
+    # When all but one are parked
+    for ticket in ("busy", "slow"):
+        order(lane, "park", ticket=ticket)
+    wait_until(lambda: shelved(lane, "slow") == 2, description="the one in backoff to be parked")
+    wait_until(lambda: shelved(lane, "idle") == 30, description="messages of an idle one to be put aside")
+    wait_until(lambda: shelved(lane, "busy") == 30 - len(lane.log("busy")), description="what ran to be done")
+    # Then they stand still, also for the next leader, and others do not
+    before = lane.log("busy")
+    restart(lane, master)
+    for n in range(5):
+        lane.push("other", {"n": n})
+    lane.push("busy", {"n": 30})
+    wait_until(lambda: lane.log("other") == list(range(5)), description="others to go on")
+    wait_until(lambda: shelved(lane, "busy") == 31 - len(before), description="what came meanwhile to be put aside")
+    assert (lane.log("busy"), lane.log("idle"), lane.log("slow")) == (before, [], [])
+    # When they are released, everything comes in order
+    restart(lane, master)
+    for ticket in ("busy", "slow", "idle"):
+        assert order(lane, "release", ticket=ticket)["ok"]
+    lane.wait_done(5 + 31 + 30 + 2)
+    assert (lane.log("busy"), lane.log("idle"), lane.log("slow")) == (list(range(31)), list(range(30)), [0, 1])
+    lane.assert_no_overlap()
+    lane.assert_at_rest()
+    names: Any = lane.redis.xinfo_consumers(lane.keys.stream, lane.keys.group)
+    assert not [entry["name"] for entry in names if "/parked/" in entry["name"]]
+
+
+def test_a_dead_message_parks_its_ticket_and_its_replay_comes_first(lane: LaneUnderTest) -> None:
+    lane.env["COUNTER_ON_DEAD"] = "park"
+    master = lane.master("m1")
+    lane.worker("w1")
+    push_flaky(lane, "T", 0)
+    for n in range(1, 5):
+        lane.push("T", {"n": n})
+    wait_until(lambda: shelved(lane, "T") == 4, description="the ticket to be parked")
+    [letter] = letters_of(lane, "T")
+    lane.redis.set("fixed", 1)
+    restart(lane, master)
+    # The dead one comes back before all that it would have come before
+    assert order(lane, "replay", letters=[letter])["replayed"] == [letter]
+    wait_until(lambda: shelved(lane, "T") == 5, description="it to stand with the others")
+    restart(lane, master)
+    order(lane, "release", ticket="T")
+    lane.wait_done(6)
+    assert lane.log("T") == [0, 1, 2, 3, 4]
+    lane.assert_at_rest()
+
+
+def test_replays_go_before_everything_that_was_not_begun(lane: LaneUnderTest) -> None:
+    master = lane.master("m1")
+    lane.worker("w1", "--concurrency=1")
+    # Given two dead messages, a younger one that awaits a retry, and one behind it
+    push_flaky(lane, "T", 0)
+    push_flaky(lane, "T", 1)
+    wait_until(lambda: len(letters_of(lane, "T")) == 2, description="two dead letters")
+    lane.redis.set("fixed", 1)
+    lane.push("T", {"countdown": 2, "n": 2}, task="counter.asks_again")
+    lane.push("T", {"n": 3})
+    wait_until(lambda: lane.redis.zcard(lane.keys.retries) == 1, description="the younger one to await its retry")
+    # When they are replayed, the later one first, and the leader changes at once
+    first, second = letters_of(lane, "T")
+    order(lane, "replay", letters=[second])
+    order(lane, "replay", letters=[first])
+    master.kill()
+    master.wait()
+    master.start()
+    # Then the one that was begun stays first, and the others come in their order
+    lane.wait_done(2 + 4)
+    assert lane.log("T") == [2, 0, 1, 3]
+    assert letters_of(lane, "T") == []
+    lane.assert_at_rest()
+
+
+def test_a_replay_beside_what_is_in_flight_waits_for_no_more_than_that(lane: LaneUnderTest) -> None:
+    lane.master("m1")
+    lane.worker("w1", "--concurrency=1")
+    push_flaky(lane, "T", 0)
+    wait_until(lambda: letters_of(lane, "T"), description="a dead letter")
+    lane.redis.set("fixed", 1)
+    lane.push("T", {"n": 1, "ms": 700})
+    wait_until(lambda: in_flight_of(lane, "T"), description="the younger one to run")
+    lane.push("T", {"n": 2})
+    order(lane, "replay", letters=letters_of(lane, "T"))
+    lane.wait_done(4)
+    assert lane.log("T") == [1, 0, 2]
+    lane.assert_at_rest()
+
+
+def in_flight_of(lane: LaneUnderTest, ticket: str) -> bool:
+    text: Any = lane.redis.hget(lane.keys.tickets, ticket)
+    return text is not None and json.loads(text)[0] > 0
+
+
+@pytest.mark.parametrize("lane", ["10"], indirect=True, ids=["bundles"])
+def test_thousands_behind_parked_tickets_hold_no_window(lane: LaneUnderTest) -> None:
+    lane.env["COUNTER_WINDOW"] = "100"
+    master = lane.master("m1")
+    lane.worker("w1")
+    order(lane, "park", ticket="T0")
+    # Given 10,000 messages of parked tickets; one was spilled when it was parked
+    lane.push("T1", {"n": 0, "ms": 1000})
+    with lane.redis.pipeline(transaction=False) as pipe:
+        for n in range(5000):
+            for ticket in ("T0", "T1"):
+                number = n if ticket == "T0" else n + 1
+                pipe.xadd(lane.keys.stream, {"ticket_id": ticket, "payload": json.dumps({"n": number})})
+        pipe.execute()
+    order(lane, "park", ticket="T1")
+    began = time.monotonic()
+    # When others come behind them
+    for n in range(200):
+        lane.push(f"O{n % 20}", {"n": n // 20})
+    wait_until(
+        lambda: all(len(lane.log(f"O{i}")) == 10 for i in range(20)), description="others to go on", timeout_s=20
+    )
+    print(f"200 messages behind 10,000 parked ones: {time.monotonic() - began:.2f} s")
+    holds_for(lambda: not lane.log("T0"), description="the parked one stands still", duration_s=0.2)
+    restart(lane, master)
+    done = lane.count("done")
+    assert order(lane, "release", ticket="T0")["messages"] == 5000
+    order(lane, "release", ticket="T1")
+    lane.wait_done(10_201)
+    assert done < 10_201
+    assert lane.log("T0") == list(range(5000))
+    assert lane.log("T1") == list(range(5001))
+    lane.assert_at_rest()
