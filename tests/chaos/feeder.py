@@ -16,7 +16,7 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from routing.keys import LaneKeys
-from tests.chaos.checks import Message
+from tests.chaos.facts import Message
 
 UNAVAILABLE = (RedisConnectionError, RedisTimeoutError)
 #: (ticket, task or '', payload or its JSON, whether it can never succeed).

@@ -23,7 +23,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from tests.chaos.checks import Execution
+from tests.chaos.facts import Execution
 
 SUFFIX = ".jsonl"
 

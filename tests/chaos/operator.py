@@ -17,7 +17,7 @@ from typing import Any
 from redis import Redis
 
 from routing.keys import LaneKeys
-from tests.chaos.checks import Notes
+from tests.chaos.facts import Notes
 from tests.chaos.feeder import UNAVAILABLE
 
 #: Seconds after which an order that was not answered is given again: its leader may have died with the answer.

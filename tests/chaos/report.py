@@ -14,15 +14,8 @@ from typing import Any
 import celery
 import redis
 
-from tests.chaos.checks import (
-    APPLIED_TWICE,
-    LOST,
-    OVERLAP,
-    REORDERED,
-    STALE_EFFECT,
-    Violation,
-)
-from tests.chaos.run import Result
+from tests.chaos.checks import APPLIED_TWICE, LOST, OVERLAP, REORDERED, STALE_EFFECT, Violation
+from tests.chaos.result import Result
 
 #: Violations that the report shows in full.
 SHOWN = 50

@@ -14,14 +14,16 @@ from redis import Redis
 from bridge.embedded import HOST, EmbeddedServer, FsyncPolicy, free_port
 from routing.keys import LaneKeys
 from tests.chaos import evidence
-from tests.chaos.checks import STUCK, Effect, Evidence, Execution, Letter, Message, Notes, Rest, Violation, check_all
+from tests.chaos.checks import STUCK, Violation, check_all
 from tests.chaos.conductor import Conductor
 from tests.chaos.draw import Cast, Step
+from tests.chaos.facts import Evidence, Notes, Rest
 from tests.chaos.feeder import UNAVAILABLE, Feeder, Source
 from tests.chaos.ledger import LedgerReader
 from tests.chaos.link import READY
+from tests.chaos.result import Result
 from tests.chaos.seats import Seat
-from tests.chaos.stranded import Waits, waits
+from tests.chaos.stranded import waits
 from tests.nodes.process import ProcessNode, python_module
 from tests.nodes.roles import broker_environment
 from tests.nodes.yard import NodeYard
@@ -67,46 +69,6 @@ class Plan:
     culprits: bool = False
     #: Workers without heartbeats: the lease alone must tell that they live.
     unheard: Sequence[str] = ("w2",)
-
-
-@dataclass
-class Result:
-    """What came of a run."""
-
-    violations: list[Violation] = field(default_factory=list)
-    messages: Sequence[Message] = ()
-    executions: Sequence[Execution] = ()
-    effects: Sequence[Effect] = ()
-    letters: Sequence[Letter] = ()
-    faults: dict[str, int] = field(default_factory=dict)
-    missed: dict[str, int] = field(default_factory=dict)
-    killed_by_tasks: int = 0
-    waits: list[Waits] = field(default_factory=list)
-    leaderless_s: list[float] = field(default_factory=list)
-    counts: dict[str, int] = field(default_factory=dict)
-    answers: dict[str, int] = field(default_factory=dict)
-    seconds: float = 0.0
-    #: The user, or the clock, ended it before its last fault.
-    cut_short: bool = False
-
-    def told_of(self, tickets: int = 3) -> str:
-        """The violations, and all executions and effects of the first few tickets that they concern."""
-        lines = [str(violation) for violation in self.violations[:40]]
-        concerned = list(dict.fromkeys(violation.ticket for violation in self.violations if violation.ticket))
-        for ticket in concerned[:tickets]:
-            rows = [(one.wall_ns, str(one)) for one in self.executions if one.ticket == ticket]
-            rows += [(one.at_ms * 1_000_000, str(one)) for one in self.effects if one.ticket == ticket]
-            near = {violation.message_id for violation in self.violations if violation.ticket == ticket}
-            at = [place for place, (_, row) in enumerate(sorted(rows)) if any(id_ in row for id_ in near)]
-            lines += [
-                f"--- {ticket}",
-                *(row for _, row in sorted(rows)[max(0, min(at, default=0) - 3) : max(at, default=0) + 4]),
-            ]
-        return "\n".join(lines)
-
-    @property
-    def per_second(self) -> float:
-        return (len(self.effects) + len(self.letters)) / self.seconds if self.seconds else 0.0
 
 
 class Run:

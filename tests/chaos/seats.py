@@ -12,7 +12,7 @@ import time
 
 import psutil
 
-from tests.chaos.checks import Freeze, Notes
+from tests.chaos.facts import Freeze, Notes
 from tests.chaos.ledger import now_ns
 from tests.chaos.recording import WATCHER
 from tests.nodes.process import ProcessNode

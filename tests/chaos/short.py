@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from tests.chaos.draw import Cast, Load, script, spare
-from tests.chaos.run import Plan, Result, Run
+from tests.chaos.result import Result
+from tests.chaos.run import Plan, Run
 
 #: Seconds between two faults, on average.
 PACE_S = 1.2

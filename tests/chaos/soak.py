@@ -23,7 +23,8 @@ from bridge.stopping import StopRequest
 from bridge.verdict import compare_states
 from tests.chaos import draw, report
 from tests.chaos.incident_log import LogError, count_rounds, original, read_log, rounds
-from tests.chaos.run import Plan, Result, Run
+from tests.chaos.result import Result
+from tests.chaos.run import Plan, Run
 from tests.nodes.process import ROOT
 
 VARIABLE = "TICKET_BRIDGE_INCIDENT_LOG"
@@ -79,6 +80,7 @@ def main(
         try:
             log = read_log(log_file, messages)
         except (LogError, OSError, ValueError) as exc:
+            shutil.rmtree(folder)
             raise click.UsageError(f"{exc}; {WHERE_FROM}") from None
         repeated = count_rounds(log, messages)
         total = len(log) * repeated

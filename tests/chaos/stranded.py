@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from tests.chaos.checks import Execution
+from tests.chaos.facts import Execution
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ import subprocess
 import sys
 from collections import Counter
 
-from tests.chaos.conductor import Conductor, method_of
+from tests.chaos.actions import Actions, method_of
 from tests.chaos.draw import ACTIONS, Load, script
 
 
@@ -41,7 +41,7 @@ def test_a_script_of_some_actions_has_no_other() -> None:
 
 
 def test_the_conductor_can_do_every_action() -> None:
-    missing = [name for name in ACTIONS if not hasattr(Conductor, method_of(name))]
+    missing = [name for name in ACTIONS if not hasattr(Actions, method_of(name))]
     assert missing == []
 
 
