@@ -28,6 +28,8 @@ CLOCK_SKEW_MS = 100
 ROUNDING_US = 2
 #: Fences run ahead of the server's clock by as many us as a script gives out fences; none gives out more.
 FENCES_AHEAD_US = 50_000
+#: So many of the fences that were given back are remembered.
+GIVEN_BACK = 100_000
 #: More than any fence.
 UNBOUNDED = 2**63
 
@@ -70,6 +72,8 @@ class Auditor:
         self._tries: dict[str, tuple[int, int, int]] = {}
         #: Dead and refused messages that were not replayed.
         self._dead: set[str] = set()
+        #: Fences that consumers gave back as never begun, the latest ones -> ticket.
+        self._given_back: dict[int, str] = {}
         #: The youngest entry that was given.
         self._entries_to: IdKey = NONE
         #: Rows of each kind.
@@ -169,12 +173,11 @@ class Auditor:
     def step(self, rows: Sequence[Delivery]) -> None:
         """The rows of one step, as one entry of the history holds them."""
         self.steps += 1
-        returned: list[tuple[Trail, int]] = []
+        returned: list[Delivery] = []
         for row in rows:
             self.rows[row.what] += 1
             if row.what is What.STALE:
-                if len(self.stale) < self._examples and self._only in (None, row.ticket):
-                    self.stale.append(row)
+                self._stale(row)
             elif row.what is What.REFUSED:
                 self._refused(row)
             elif row.what is What.SKIPPED:
@@ -184,10 +187,9 @@ class Auditor:
             else:
                 self._delivered(row)
                 if row.what is What.RETURNED:
-                    returned.append((self._trail(row.ticket), row.fence))
-        for trail, fence in returned:
-            # Only now: the rows of a run that is given back may stand in any order.
-            trail.fence = max(trail.fence, fence)
+                    returned.append(row)
+        if returned:
+            self._note_returned(rows, returned)
         if rows:
             self.first_ms = self.first_ms or rows[0].written_ms
             self.last_ms = rows[-1].written_ms
@@ -290,6 +292,27 @@ class Auditor:
         self._tries.pop(id_, None)
         if trail is not None and trail.replayed is not None:
             trail.replayed.pop(id_, None)
+
+    def _note_returned(self, rows: Sequence[Delivery], returned: Sequence[Delivery]) -> None:
+        cut_off = {row.ticket for row in rows if row.what is What.LOST}
+        for row in returned:
+            # Only now: the rows of a run that is given back may stand in any order.
+            trail = self._trail(row.ticket)
+            trail.fence = max(trail.fence, row.fence)
+            # Of a run that was cut off nobody has said so: a frozen process may go on with it.
+            if row.ticket not in cut_off:
+                self._given_back[row.fence] = row.ticket
+        while len(self._given_back) > GIVEN_BACK:
+            del self._given_back[next(iter(self._given_back))]
+
+    def _stale(self, row: Delivery) -> None:
+        """`Check.REPEATED`: what was given back as never begun must not run."""
+        ticket = self._given_back.get(row.fence)
+        if ticket is not None:
+            text = f"it ran under fence {row.fence}, which had been given back as never begun"
+            self.report(Check.REPEATED, ticket, row.message_id, text)
+        elif len(self.stale) < self._examples and self._only in (None, row.ticket):
+            self.stale.append(row)
 
     # -- checks --------------------------------------------------------------------------------------------------
 

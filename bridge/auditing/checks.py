@@ -59,7 +59,8 @@ class Check(Enum):
     REPEATED = (
         "repeated",
         "A message that is done, dead or refused is not delivered again, unless it was replayed: so each second "
-        "execution has a failed, lost, returned or replayed row before it.",
+        "execution has a failed, lost, returned or replayed row before it. And what was given back as never begun "
+        "has not run.",
         "An execution whose process vanished together with its consumer's lease is known as `lost` only: how "
         "often its code had really begun, nobody can know.",
     )

@@ -297,6 +297,24 @@ def a_replay_is_written_twice(lane: TrueLane, steps: list[list[Delivery]], data:
     return place is not None
 
 
+def a_message_that_was_given_back_runs_all_the_same(
+    lane: TrueLane, steps: list[list[Delivery]], data: st.DataObject
+) -> bool:
+    """Its outcome comes under a fence that is over; its effects may have been applied by then."""
+    places = [
+        (i, row)
+        for i, step in enumerate(steps)
+        for row in step
+        if row.what is What.RETURNED and all(other.what is not What.LOST for other in step)
+    ]
+    if not places:
+        return False
+    i, row = data.draw(st.sampled_from(places))
+    ran = replace(row, ticket="", consumer="", attempt=0, started_us=row.written_ms * 1000, what=What.STALE)
+    steps.insert(data.draw(st.integers(i + 1, len(steps))), [ran])
+    return True
+
+
 LIES: list[tuple[Lie, set[Check]]] = [
     (a_last_row_vanishes, {Check.LOST, Check.REORDERED}),
     (a_last_row_is_written_twice, {Check.REPEATED}),
@@ -307,6 +325,7 @@ LIES: list[tuple[Lie, set[Check]]] = [
     (an_attempt_is_miscounted, {Check.ATTEMPTS}),
     (a_failure_vanishes, {Check.ATTEMPTS}),
     (a_row_names_another_ticket, {Check.DISAGREEING}),
+    (a_message_that_was_given_back_runs_all_the_same, {Check.REPEATED}),
     (a_replayed_message_is_passed, {Check.REORDERED}),
     (a_dead_message_runs_again, {Check.REPEATED}),
     (a_refusal_is_written_twice, {Check.REPEATED}),
