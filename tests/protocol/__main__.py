@@ -19,6 +19,7 @@ def main() -> int:
     parser.add_argument("--workers", type=int, default=2, help="workers (default 2)")
     parser.add_argument("--plain", action="store_true", help="tasks without effects")
     parser.add_argument("--leaving", action="store_true", help="workers are asked to stop, too")
+    parser.add_argument("--recalling", action="store_true", help="the leader empties queues, too")
     parser.add_argument("--run-max", type=int, default=2, help="longest run (default 2)")
     parser.add_argument("--attempts", type=int, default=2, help="attempts of a message (default 2)")
     parser.add_argument("--most", type=int, default=100_000_000, help="give up after so many states")
@@ -38,6 +39,7 @@ def main() -> int:
         faults=given.faults,
         effects=not given.plain,
         leaving=given.leaving,
+        recalling=given.recalling,
         run_max=given.run_max,
         attempts_max=given.attempts,
         workers=given.workers,

@@ -7,7 +7,7 @@ from collections.abc import Set as AbstractSet
 
 from tests.protocol.guards import Guard
 from tests.protocol.masters import Step, rebuilt, standing_by
-from tests.protocol.scripts import succeed, tell
+from tests.protocol.scripts import execute, succeed, tell
 from tests.protocol.workers import BUSY, phased, stopped, take, with_exec, with_lease, with_worker, without
 from tests.protocol.world import Lease, Script, Setup, Worker, World, put, twins
 
@@ -15,7 +15,7 @@ from tests.protocol.world import Lease, Script, Setup, Worker, World, put, twins
 def steps(world: World, setup: Setup, dropped: AbstractSet[Guard]) -> Iterator[Step]:
     """Whatever may go wrong now."""
     for i in range(len(world.masters)):
-        yield from _master(world, i, dropped)
+        yield from _master(world, i, setup, dropped)
     alike = twins(world)
     for w, worker in enumerate(world.workers):
         if worker.mode == "up" and not (w and alike):
@@ -23,12 +23,17 @@ def steps(world: World, setup: Setup, dropped: AbstractSet[Guard]) -> Iterator[S
             yield from _children(world, w, worker, setup, dropped)
 
 
-def _master(world: World, i: int, dropped: AbstractSet[Guard]) -> Iterator[Step]:
+def _master(world: World, i: int, setup: Setup, dropped: AbstractSet[Guard]) -> Iterator[Step]:
     master = world.masters[i]
     if not master.term:
         return
     if master.term == world.lead:
         yield f"the lease of the leader of term {master.term} ends while it lives", world._replace(lead=0)
+        if setup.recalling and not master.sent:
+            for w, lease in enumerate(world.leases):
+                if world.queues[w]:
+                    recall = Script("recall", master.term, over=(w, lease.life), since=master.since)
+                    yield f"the leader recalls what is in the queue of w{w}", execute(world, recall, setup, dropped)[1]
     script = master.sent
     standby = standing_by(world, i)
     if not isinstance(script, Script):
@@ -38,7 +43,7 @@ def _master(world: World, i: int, dropped: AbstractSet[Guard]) -> Iterator[Step]
         on_its_way = f"'{script.kind}' on its way"
         yield f"the master of term {master.term} is killed with {on_its_way}", standby._replace(late=late)
         if master.term == world.lead:
-            anew = rebuilt(world._replace(late=late), i, dropped)
+            anew = rebuilt(world._replace(late=late), i, setup, dropped)
             yield f"the leader gives up waiting, with {on_its_way}, and reads the lane anew", anew
 
 
@@ -54,6 +59,11 @@ def _worker(
             hands = with_worker(popped, w, worker._replace(hands=(*worker.hands, queue[0])))
             yield f"w{w} pops a run of ticket {ticket}, and is slow to take it", hands
             twice = take(world, w, worker, queue[0], dropped)
+            if setup.recalling:
+                # It does so after an outage only, and then whoever leads reads the lane anew.
+                leading = [i for i, master in enumerate(world.masters) if master.term and master.term == world.lead]
+                for i in leading:
+                    twice = rebuilt(twice, i, setup, dropped)
             yield f"w{w} takes a run of ticket {ticket}, and the server will give it out again", twice
         if setup.leaving and not worker.going:
             told = with_worker(world, w, worker._replace(going=True))

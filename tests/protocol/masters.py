@@ -44,12 +44,12 @@ def steps(world: World, setup: Setup, dropped: AbstractSet[Guard]) -> Iterator[S
             if not world.lead:
                 elected = world._replace(term=world.term + 1, lead=world.term + 1)
                 known = pending(world) if Guard.REBUILD not in dropped else (0,) * len(world.messages)
-                leader = Master(world.term + 1, known)
+                leader = Master(world.term + 1, known, since=world.fence if setup.recalling else 0)
                 yield f"a master is elected, term {leader.term}", _with(elected, i, leader)
             continue
         if isinstance(master.sent, Script):
             word, after = execute(world, master.sent, setup, dropped)
-            yield f"'{master.sent.kind}' of term {master.term}: {word}", _reply(world, after, i, word, dropped)
+            yield f"'{master.sent.kind}' of term {master.term}: {word}", _reply(world, after, i, word, setup, dropped)
         elif master.term != world.lead:
             yield f"the master of term {master.term} sees that it leads no more", standing_by(world, i)
         else:
@@ -63,30 +63,30 @@ def standing_by(world: World, i: int) -> World:
     return _with(world, i, Master(0, (0,) * len(world.messages)))
 
 
-def _reply(before: World, after: World, i: int, word: str, dropped: AbstractSet[Guard]) -> World:
+def _reply(before: World, after: World, i: int, word: str, setup: Setup, dropped: AbstractSet[Guard]) -> World:
     master = before.masters[i]
     assert isinstance(master.sent, Script)
     if word == "DEPOSED":
         return standing_by(after, i)
     if word == "CONFLICT":
         if master.term == after.lead:
-            return rebuilt(after, i, dropped)
+            return rebuilt(after, i, setup, dropped)
         return _with(after, i, master._replace(sent=()))
     known = master.known
     if master.sent.kind == "read":
         ticket, pos = next_unread(before)
         if ticket >= 0:
             known = put(known, ticket, known[ticket] | 1 << pos)
-    return _with(after, i, Master(master.term, known))
+    return _with(after, i, Master(master.term, known, since=master.since))
 
 
-def rebuilt(world: World, i: int, dropped: AbstractSet[Guard]) -> World:
+def rebuilt(world: World, i: int, setup: Setup, dropped: AbstractSet[Guard]) -> World:
     """The leader throws its picture away and reads the lane anew."""
     term = world.lead
     if Guard.FRESH_TERM not in dropped:
         term = world.term + 1
         world = world._replace(term=term, lead=term)
-    return _with(world, i, Master(term, pending(world)))
+    return _with(world, i, Master(term, pending(world), since=world.fence if setup.recalling else 0))
 
 
 def pending(world: World) -> tuple[int, ...]:

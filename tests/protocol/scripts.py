@@ -43,6 +43,8 @@ def _execute(world: World, script: Script, dropped: AbstractSet[Guard]) -> tuple
             return "ALIVE", world
         if Guard.UNREAD not in dropped and any(out[:2] == (worker, life) for out in world.outcomes):
             return "UNREAD", world
+    if script.kind == "recall":
+        return "OK", _recalled(world, script, dropped)
     if Guard.EXPECTED not in dropped:
         for change in script.changes:
             if world.records[change.ticket] != change.expected:
@@ -76,6 +78,32 @@ def _execute(world: World, script: Script, dropped: AbstractSet[Guard]) -> tuple
     return "OK", world._replace(
         fence=fence, records=records, applied=applied, messages=messages, queues=queues, outcomes=outcomes
     )
+
+
+def _recalled(world: World, script: Script, dropped: AbstractSet[Guard]) -> World:
+    """What is in the queue of a worker is given back, where it is certain that it is nowhere else."""
+    worker, life = script.over
+    queue = world.queues[worker]
+    world = world._replace(queues=put(world.queues, worker, ()))
+    for run in queue:
+        record = world.records[run.ticket]
+        if record is None or record.fence != run.fence or run.life != life:
+            continue
+        if run.doubt and Guard.RECALL_SINGLE not in dropped:
+            continue
+        if run.fence <= script.since and Guard.RECALL_OWN not in dropped:
+            continue
+        first = "give back again" if record.attempt > 1 else "give back"
+        of_ticket = world.messages[run.ticket]
+        for pos in range(record.first, record.first + record.length):
+            of_ticket = put(of_ticket, pos, MOVES[first if pos == record.first else "rest"][1])
+        awaits = Run(run.ticket, record.first, 1, 0, record.attempt, 0, 0) if record.attempt > 1 else None
+        world = world._replace(
+            messages=put(world.messages, run.ticket, of_ticket),
+            records=put(world.records, run.ticket, awaits),
+            applied=world.applied if awaits else put(world.applied, run.ticket, 0),
+        )
+    return world
 
 
 def _read(world: World) -> tuple[str, World]:

@@ -20,6 +20,7 @@ BOUNDS = {
     "workers that are asked to stop, one fault": Setup(faults=1, leaving=True),
     "runs of three messages, one fault": Setup(messages=(3,), faults=1, run_max=3),
     "workers that are asked to stop, one message, two faults": Setup(messages=(1,), leaving=True),
+    "queues that are emptied, one message, two faults": Setup(messages=(1,), recalling=True),
     "two tickets, one fault": Setup(messages=(1, 1), faults=1),
 }
 #: Where a guard is missed with the least effort, unless it is with effects and two faults.
@@ -27,6 +28,8 @@ PLACES = {
     Guard.OUTCOME_FENCE: Setup(effects=False, promises_only=True),
     Guard.QUEUE_KNOWN: Setup(messages=(1,), leaving=True, promises_only=True),
     Guard.TERM_REROUTE: Setup(messages=(1,), promises_only=True),
+    Guard.RECALL_OWN: Setup(messages=(1,), recalling=True, promises_only=True),
+    Guard.RECALL_SINGLE: Setup(messages=(1,), recalling=True, promises_only=True),
     Guard.NOTE_FIRST: Setup(faults=1, leaving=True, promises_only=True),
 }
 ESSENTIAL = [guard for guard in Guard if guard not in SECOND_LINES]

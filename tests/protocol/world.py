@@ -74,21 +74,25 @@ class Change(NamedTuple):
 
 
 class Script(NamedTuple):
-    """A script on its way from a master to the server."""
+    """A script on its way from a master to the server. ``over``: the worker and the life that it is about."""
 
     kind: str
     term: int
     changes: tuple[Change, ...] = ()
     outs: tuple[Out, ...] = ()
     over: tuple[int, int] = (0, 0)
+    since: int = 0
 
 
 class Master(NamedTuple):
-    """A master. ``term`` 0: it stands by. ``known``: for each ticket a bit for each message that it has read."""
+    """A master. ``term`` 0: it stands by. ``known``: for each ticket a bit for each message that it has read.
+    ``since``: larger fences were given out by this leader since it read the lane.
+    """
 
     term: int
     known: tuple[int, ...]
     sent: Script | tuple[()] = ()
+    since: int = 0
 
 
 class Exec(NamedTuple):
@@ -163,6 +167,8 @@ class Setup(NamedTuple):
     faults: int = 2
     effects: bool = True
     leaving: bool = False
+    #: Whether the leader takes Celery messages back from queues (a drain, a consumer that takes nothing).
+    recalling: bool = False
     run_max: int = 2
     attempts_max: int = 2
     workers: int = 2
