@@ -10,7 +10,7 @@ import pytest
 from bridge.audit import Audit, Verdict, audit
 from bridge.embedded import EmbeddedServer
 from bridge.orders import give
-from routing.history import What
+from routing.history import Delivery, What
 from tests.integration.lanes import LaneUnderTest
 from tests.nodes.yard import NodeYard
 
@@ -102,22 +102,22 @@ def test_a_done_message_that_is_made_pending_again_is_found(lane: LaneUnderTest)
 def test_an_audit_can_go_on_with_what_comes(lane: LaneUnderTest) -> None:
     lane.master("m1", wait=False)
     lane.worker("w1")
-    rows = 0
-
-    def count(found: list[object]) -> None:
-        nonlocal rows
-        rows += len(found)
-
+    rows: list[Delivery] = []
     with lane.server.client(protocol=2) as client:
-        following = Audit(client, lane.keys, since="0", on_rows=count)  # type: ignore[arg-type]
+        following = Audit(client, lane.keys, since="0", on_rows=rows.extend)
         for round_ in range(3):
             lane.push_many(5, 20, first=20 * round_)
-            while rows < 100 * (round_ + 1):
+            while len(rows) < 100 * (round_ + 1):
                 following.wait(500)
                 following.compare()
         verdict = following.verdict()
     assert verdict.ok
     assert verdict.rows[What.DONE] == 300
+    for row in rows:
+        enqueued_us = int(row.message_id.partition("-")[0]) * 1000
+        assert enqueued_us <= row.dispatched_ms * 1000 + 999
+        assert row.dispatched_ms * 1000 <= row.started_us
+        assert row.started_us < row.finished_us <= row.written_ms * 1000 + 999
 
 
 def test_replays_a_frozen_worker_and_a_destroyed_group_are_explained(lane: LaneUnderTest) -> None:
