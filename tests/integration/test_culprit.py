@@ -1,0 +1,89 @@
+"""A message that ends its whole worker, again and again: it dies, nobody else is charged, and the lane goes on."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+
+import pytest
+
+from bridge.embedded import EmbeddedServer
+from tests.integration.lanes import LaneUnderTest
+from tests.nodes.roles import WorkerNode
+from tests.nodes.yard import NodeYard
+from tests.waiting import wait_until
+
+ATTEMPTS = 3
+INNOCENTS = 6
+
+
+def ended(lane: LaneUnderTest) -> list[tuple[str, int, int]]:
+    """(ticket, number, attempt) of every execution that came to its end."""
+    found = []
+    for path in lane.ledger.glob("*.jsonl"):
+        for line in path.read_text().splitlines():
+            kind, ticket, n, _fence, attempt, *_ = json.loads(line)
+            if kind == "end":
+                found.append((ticket, n, attempt))
+    return found
+
+
+def keep_alive(lane: LaneUnderTest, workers: list[WorkerNode]) -> int:
+    """Starts each worker again that ends, until the culprit is dead; the lives that it cost."""
+    lives = 0
+
+    def dead_or_ended() -> bool:
+        return bool(lane.dead_letters()) or any(not worker.running for worker in workers)
+
+    while not lane.dead_letters():
+        assert lives < 10, "the culprit goes on and on"
+        wait_until(dead_or_ended, description="the culprit to end another worker, or to be dead", timeout_s=20)
+        for worker in workers:
+            if not worker.running:
+                lives += 1
+                worker.start()
+    return lives
+
+
+@pytest.mark.parametrize(
+    ("unnoticed", "count", "bundle_ms"),
+    [
+        pytest.param(False, 1, "10", id="noticed-one-worker-bundles"),
+        pytest.param(False, 2, "0", id="noticed-two-workers-plain"),
+        pytest.param(True, 1, "0", id="unnoticed-one-worker-plain"),
+        pytest.param(True, 2, "10", id="unnoticed-two-workers-bundles"),
+    ],
+)
+def test_a_message_that_kills_its_worker_dies_and_nobody_else_is_charged(
+    nodes: NodeYard, own_server: EmbeddedServer, tmp_path: Path, unnoticed: bool, count: int, bundle_ms: str
+) -> None:
+    lane = LaneUnderTest(nodes, own_server, tmp_path, COUNTER_BUNDLE_MS=bundle_ms)
+    lane.master("m1")
+    workers = [lane.worker(f"w{i}", "--concurrency=2", wait=False) for i in range(count)]
+    for worker in workers:
+        worker.wait_ready()
+    lane.wait_consumers(count)
+    began = time.monotonic()
+    # Given innocents that run for long enough to be in flight whenever the culprit strikes
+    for n in range(3):
+        for i in range(INNOCENTS):
+            lane.push(f"I{i}", {"n": n, "ms": 300})
+    lane.push("K", {"n": 0, "unnoticed": unnoticed}, task="counter.kills_worker")
+    lane.push("K", {"n": 1})
+
+    lives = keep_alive(lane, workers)
+    lane.wait_done(INNOCENTS * 3 + 2)
+
+    print(f"{lives} lives, all done after {time.monotonic() - began:.1f} s")
+    [letter] = lane.dead_letters()
+    assert (letter["ticket_id"], letter["attempts"]) == ("K", str(ATTEMPTS))
+    assert lane.log("K") == [1]
+    # Two lives may go before it is a suspect; then it goes alone, once for each attempt
+    assert ATTEMPTS <= lives <= ATTEMPTS + 2
+    for i in range(INNOCENTS):
+        assert lane.log(f"I{i}") == [0, 1, 2]
+    charged = [one for one in ended(lane) if one[2] != 1]
+    assert charged == []
+    lane.assert_no_overlap()
+    lane.assert_at_rest()

@@ -1,0 +1,176 @@
+"""Tickets that are moved on purpose: drained, transferred, rebalanced, and through a rolling restart of everything."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bridge.embedded import EmbeddedServer
+from bridge.orders import give
+from tests.integration.lanes import LaneUnderTest
+from tests.nodes.yard import NodeYard
+from tests.waiting import holds_for, wait_until
+
+
+@pytest.fixture(params=["10", "0"], ids=["bundles", "plain"])
+def lane(request: pytest.FixtureRequest, nodes: NodeYard, own_server: EmbeddedServer, tmp_path: Path) -> LaneUnderTest:
+    return LaneUnderTest(nodes, own_server, tmp_path, COUNTER_BUNDLE_MS=request.param)
+
+
+def order(lane: LaneUnderTest, do: str, **words: Any) -> dict[str, Any]:
+    return give(lane.server.client(), lane.keys, {"do": do, **words})
+
+
+def starts(lane: LaneUnderTest) -> list[tuple[str, int]]:
+    """(ticket, number) of every execution that began."""
+    found = []
+    for path in lane.ledger.glob("*.jsonl"):
+        for line in path.read_text().splitlines():
+            kind, ticket, n, *_ = json.loads(line)
+            if kind == "start":
+                found.append((ticket, n))
+    return found
+
+
+def pending_at(lane: LaneUnderTest, consumer: str) -> int:
+    found: Any = lane.redis.xinfo_consumers(lane.keys.stream, lane.keys.group)
+    return sum(entry["pending"] for entry in found if entry["name"] == consumer)
+
+
+def two_workers(lane: LaneUnderTest) -> tuple[Any, Any]:
+    one, two = lane.worker("w1", "--concurrency=2", wait=False), lane.worker("w2", "--concurrency=2", wait=False)
+    one.wait_ready()
+    two.wait_ready()
+    lane.wait_consumers(2)
+    return one, two
+
+
+def test_a_drained_worker_empties_under_load_and_takes_tickets_again(lane: LaneUnderTest) -> None:
+    lane.master("m1")
+    one, two = two_workers(lane)
+    lane.push_many(20, 40, ms=10)
+    wait_until(lambda: pending_at(lane, one.hostname) > 0, description="the worker to be busy")
+
+    order(lane, "drain", consumer=one.hostname)
+
+    wait_until(lambda: pending_at(lane, one.hostname) == 0, description="the drained worker to be empty", timeout_s=5)
+    before = lane.count("done")
+    holds_for(lambda: pending_at(lane, one.hostname) == 0, description="nothing new to come there", duration_s=0.5)
+    wait_until(lambda: lane.count("done") > before, description="the other one to go on")
+    assert one.running
+    order(lane, "resume", consumer=one.hostname)
+    wait_until(lambda: pending_at(lane, one.hostname) > 0, description="the worker to be used again", timeout_s=5)
+    # A transfer of everything, to the other one by name; and of one ticket, to anybody
+    order(lane, "transfer", consumer=one.hostname, to=two.hostname)
+    order(lane, "transfer", consumer=two.hostname, tickets=["T0", "T1"])
+    lane.wait_done(20 * 40)
+    lane.assert_logs(20, 40)
+    lane.assert_no_overlap()
+    lane.assert_at_rest()
+    assert len(starts(lane)) == 20 * 40
+
+
+@pytest.mark.parametrize("lane", ["10"], indirect=True, ids=["bundles"])
+def test_a_drain_lasts_through_a_lost_lease_and_ends_with_the_process(lane: LaneUnderTest) -> None:
+    lane.master("m1")
+    one, _ = two_workers(lane)
+    order(lane, "drain", consumer=one.hostname)
+    before = lane.redis.hget(lane.keys.consumers, one.hostname)
+    # Given a worker that loses its lease, and comes back as a new incarnation
+    one.pause()
+    wait_until(
+        lambda: lane.redis.hget(lane.keys.consumers, one.hostname) is None, description="it to be gone", timeout_s=8
+    )
+    one.resume()
+    wait_until(
+        lambda: lane.redis.hget(lane.keys.consumers, one.hostname) not in (None, before), description="it to be back"
+    )
+    lane.push_many(10, 10, ms=20)
+    lane.wait_done(100)
+    assert lane.redis.hexists(lane.keys.drains, one.hostname)
+    assert starts(lane)
+    pids = {int(path.stem) for path in lane.ledger.glob("*.jsonl")}
+    assert pids.isdisjoint(child.pid for child in one.children()), "the drained worker ran something"
+    # When it is restarted, it is open
+    one.terminate()
+    one.start()
+    one.wait_ready()
+    lane.push_many(10, 20, ms=20, first=10)
+    wait_until(lambda: pending_at(lane, one.hostname) > 0, description="the restarted worker to be used", timeout_s=5)
+    wait_until(lambda: not lane.redis.hexists(lane.keys.drains, one.hostname), description="the order to be forgotten")
+    lane.wait_done(300)
+    lane.assert_logs(10, 30)
+
+
+@pytest.mark.parametrize("lane", ["10"], indirect=True, ids=["bundles"])
+@pytest.mark.parametrize("policy", ["least_loaded", "rendezvous"])
+def test_workers_that_join_take_their_share(lane: LaneUnderTest, policy: str) -> None:
+    lane.env["COUNTER_POLICY"] = policy
+    lane.master("m1")
+    lane.worker("w1", "--concurrency=2")
+    lane.push_many(20, 40, ms=20)
+    wait_until(lambda: lane.count("done") > 50, description="the first worker to work")
+    joined = lane.worker("w2", "--concurrency=2")
+    wait_until(lambda: pending_at(lane, joined.hostname) > 0, description="the new one to be used", timeout_s=5)
+    lane.wait_done(20 * 40)
+    lane.assert_logs(20, 40)
+    lane.assert_no_overlap()
+    lane.assert_at_rest()
+    assert len(starts(lane)) == 20 * 40
+
+
+class Pauses:
+    """Watches for how long nothing was done."""
+
+    def __init__(self, lane: LaneUnderTest) -> None:
+        self.longest_s = 0.0
+        self._lane = lane
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run)
+        self._redis = lane.server.client(decode_responses=True)
+
+    def __enter__(self) -> Pauses:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        last, at = -1, time.monotonic()
+        while not self._stop.wait(0.02):
+            told: Any = self._redis.hget(self._lane.keys.counts, "done")
+            done = int(told or 0)
+            now = time.monotonic()
+            if done != last:
+                last, at = done, now
+            self.longest_s = max(self.longest_s, now - at)
+
+
+def test_a_rolling_restart_of_everything_repeats_nothing_and_hardly_pauses(lane: LaneUnderTest) -> None:
+    masters = [lane.master("m1"), lane.master("m2")]
+    workers = two_workers(lane)
+    tickets, each = 40, 60
+    lane.push_many(tickets, each, ms=20)
+    wait_until(lambda: lane.count("done") > 100, description="the load to run")
+
+    with Pauses(lane) as pauses:
+        for node in (*workers, *masters):
+            assert node.terminate() == 0
+            node.start()
+            node.wait_ready()
+        assert lane.count("done") < tickets * each, "the load was over before the restarts were"
+
+    print(f"longest pause: {pauses.longest_s:.2f} s")
+    lane.wait_done(tickets * each)
+    lane.assert_logs(tickets, each)
+    lane.assert_no_overlap()
+    lane.assert_at_rest()
+    assert sorted(starts(lane)) == sorted((f"T{t}", n) for t in range(tickets) for n in range(each))
+    assert pauses.longest_s < 3

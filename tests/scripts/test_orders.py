@@ -1,0 +1,162 @@
+"""The small scripts of orders and of mending (recall, drain, floor, regroup, unname), and what others do for them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from copy import deepcopy
+from typing import Any
+
+import orjson
+import pytest
+
+from routing.errors import GroupMoved, NotLeading
+from routing.states import State
+from routing.transitions import Batch, advance, drain, floor, read, recall, regroup, reroute, unname
+from routing.words import ReturnWord
+from tests.scripts.test_advance import deposed, without_a_leader
+from tests.scripts.world import MASTER, OPENING, World, incarnation
+
+pytestmark = pytest.mark.scripts
+
+SHELF = "master/parked/late"
+
+CALLS: dict[str, Callable[[World], Any]] = {
+    "recall": lambda w: recall(w.client, w.lead, "w1@a", 10),
+    "drain": lambda w: drain(w.client, w.lead, "w1@a", "{}"),
+    "floor": lambda w: floor(w.client, w.lead, "1-0"),
+    "regroup": lambda w: regroup(w.client, w.lead, "1-0"),
+    "unname": lambda w: unname(w.client, w.lead, "nobody"),
+}
+
+
+@pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
+@pytest.mark.parametrize("how", [deposed, without_a_leader])
+def test_who_does_not_lead_changes_nothing(how: Any, call: Callable[[World], Any], world: World) -> None:
+    how(world)
+    before = world.snapshot()
+    with pytest.raises(NotLeading):
+        call(world)
+    assert world.snapshot() == before
+
+
+def test_what_a_consumer_did_not_take_is_taken_back_the_oldest_first(world: World) -> None:
+    queue = world.keys.queue("w1@a")
+    world.client.lpush(queue, "second", "third")
+    before = world.snapshot()
+    assert recall(world.client, world.lead, "w1@a", 2) == [b"older message", b"second"]
+    before[queue]["value"] = ["third"]
+    assert world.snapshot() == before
+    assert recall(world.client, world.lead, "w1@a", 2) == [b"third"]
+    assert recall(world.client, world.lead, "w1@a", 2) == []
+
+
+def test_an_order_to_drain_is_noted_and_lifted(world: World) -> None:
+    before = world.snapshot()
+    drain(world.client, world.lead, "w 1\n@a", '{"at_ms":1}')
+    assert world.client.hgetall(world.keys.drains) == {b"w 1\n@a": b'{"at_ms":1}'}
+    drain(world.client, world.lead, "w 1\n@a", "")
+    assert world.snapshot() == before
+
+
+def test_how_far_all_is_done_may_go_back_when_a_dead_message_comes_again(world: World) -> None:
+    floor(world.client, world.lead, "9-0")
+    floor(world.client, world.lead, "3-0")
+    assert world.client.get(world.keys.floor) == b"3-0"
+
+
+def test_a_group_says_again_how_far_it_has_read(world: World) -> None:
+    before = world.snapshot()
+    regroup(world.client, world.lead, world.unread[0])
+    before[world.keys.stream]["value"]["groups"][world.keys.group]["last"] = world.unread[0]
+    assert world.snapshot() == before
+    assert [id_.decode() for id_, _ in read(world.client, world.lead, 10)] == world.unread[1:]
+
+
+@pytest.mark.parametrize("to", ["0-0", "0-1", "$"])
+def test_of_a_group_that_somebody_moved_nothing_is_read(world: World, to: str) -> None:
+    keys = world.keys
+    known = world.snapshot()[keys.stream]["value"]["groups"][keys.group]["last"]
+    world.client.xgroup_setid(keys.stream, keys.group, to)
+    before = world.snapshot()
+    with pytest.raises(GroupMoved):
+        read(world.client, world.lead, 10, known)
+    assert world.snapshot() == before
+    # Put where it was, it reads on
+    regroup(world.client, world.lead, known)
+    assert [id_.decode() for id_, _ in read(world.client, world.lead, 10, known)] == world.unread
+
+
+def test_a_name_goes_only_when_nothing_is_pending_under_it(world: World) -> None:
+    keys = world.keys
+    world.client.xclaim(keys.stream, keys.group, SHELF, 0, world.late[1:], justid=True)
+    before = world.snapshot()
+    unname(world.client, world.lead, SHELF)
+    assert world.snapshot() == before
+    world.client.xclaim(keys.stream, keys.group, MASTER, 0, world.late[1:], justid=True)
+    unname(world.client, world.lead, SHELF)
+    unname(world.client, world.lead, "never there")
+    assert SHELF not in world.snapshot()[keys.stream]["value"]["groups"][keys.group]["consumers"]
+    assert world.state(world.late[1]) is State.WAITING
+
+
+def test_messages_of_a_parked_ticket_are_pending_under_its_own_name(world: World) -> None:
+    # Given a ticket that awaits a retry, of which somebody acknowledged the second message by hand
+    keys = world.keys
+    world.client.xack(keys.stream, keys.group, world.late[1])
+    before = world.snapshot()
+    record = '[-1,1,"","",2,["x"],5,"why"]'
+    batch = Batch(expected={"late": world.late_record}, records=["late", record], due=["late"])
+    batch.shelve(SHELF, world.late)
+    # When it is parked
+    done = advance(world.client, world.lead, OPENING, batch)
+    # Then both are pending under that name, the retry is forgotten, and nothing else changed
+    assert done.mended == 1
+    expected = deepcopy(before)
+    group = expected[keys.stream]["value"]["groups"][keys.group]
+    group["pending"].update(dict.fromkeys(world.late, SHELF))
+    group["consumers"] = sorted([*group["consumers"], SHELF])
+    expected[keys.tickets]["value"]["late"] = record
+    del expected[keys.retries]
+    assert world.snapshot() == expected
+
+
+def test_a_dead_message_comes_back_with_its_letter_gone(world: World) -> None:
+    keys = world.keys
+    letter = world.client.xadd(keys.dead, {"message_id": world.done[0], "reason": "gave up"})
+    batch = Batch(given_back=[world.done[0]], revived=[letter.decode()], counts={"replayed": 1})
+    advance(world.client, world.lead, OPENING, batch)
+    after = world.snapshot()
+    assert after[keys.stream]["value"]["groups"][keys.group]["pending"][world.done[0]] == MASTER
+    assert letter.decode() not in dict(after[keys.dead]["value"]["entries"])
+    assert after[keys.counts]["value"]["replayed"] == "1"
+
+
+def test_the_history_is_written_in_the_step_that_it_tells_of_and_capped(world: World) -> None:
+    keys = world.keys
+    row = [world.busy[0], "busy", "t", "w1@a", 1, 100, 5, 6, 0.5, "done"]
+    for _ in range(300):
+        advance(world.client, world.lead, OPENING, Batch(counts={"done": 1}, history=[row], history_cap=10))
+    entries = world.client.xrange(keys.history)
+    # The server trims whole nodes of its tree
+    assert 10 <= len(entries) <= 210
+    assert orjson.loads(entries[-1][1][b"d"]) == [row]
+    # A step that is refused writes none
+    before = world.snapshot()
+    world.client.set(keys.leader, "8 another")
+    with pytest.raises(NotLeading):
+        advance(world.client, world.lead, OPENING, Batch(counts={"done": 1}, history=[row], history_cap=10))
+    world.client.set(keys.leader, world.lead.token, px=60_000)
+    assert world.snapshot() == before
+
+
+def test_a_re_route_tells_the_history_of_it(world: World) -> None:
+    keys = world.keys
+    gone = incarnation("w1@a")
+    row = [world.busy[0], "busy", "t", "w1@a", 1, 100, 5, 0, 0, "lost"]
+    moves = [("busy", world.busy_record, '[0,1,"","",1,["x"],5,""]', 77)]
+    assert reroute(world.client, world.lead, gone, "2-0", moves, world.busy[:2], [row], 10) is ReturnWord.ALIVE
+    assert not world.client.exists(keys.history)
+    world.client.delete(keys.lease(gone))
+    assert reroute(world.client, world.lead, gone, "2-0", moves, world.busy[:2], [row], 10) is ReturnWord.OK
+    [(_, fields)] = world.client.xrange(keys.history)
+    assert orjson.loads(fields[b"d"]) == [row]
