@@ -81,6 +81,8 @@ class Proxy:
         self._open |= {writer, there_writer}
         try:
             await asyncio.gather(self._pump(reader, there_writer), self._pump(there_reader, writer))
+        except asyncio.CancelledError:
+            pass  # the proxy ends
         finally:
             self._open -= {writer, there_writer}
 

@@ -177,9 +177,11 @@ def test_a_frozen_server_is_waited_out(lane: LaneUnderTest) -> None:
 
 def test_a_slow_server_only_slows_the_lane_down(own_server: EmbeddedServer, tmp_path: Path) -> None:
     with Proxy(own_server.port, delay_s=0.03) as proxy, closing(NodeYard(tmp_path, proxy.url)) as yard:
-        load = Load(make_lane(yard, own_server, tmp_path), each=20)
+        # The default lease of a leader: a quarter of it is how long one renewal may take.
+        lane = LaneUnderTest(yard, own_server, tmp_path, COUNTER_LEASE=str(LEASE_S), COUNTER_LEADER_LEASE="5")
+        load = Load(lane, each=20)
         load.begin()
-        proxy.delay_s = 0.2
+        proxy.delay_s = 0.1
         before = load.lane.count("done")
         wait_until(lambda: load.lane.count("done") > before + 20, description="some more to be done", timeout_s=40)
         proxy.delay_s = 0.0
