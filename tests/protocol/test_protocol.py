@@ -44,6 +44,8 @@ def told(found: Found) -> str:
     )
 
 
+@pytest.mark.timeout(600)  # of a machine that does ten other things
+@pytest.mark.slow
 @pytest.mark.parametrize("name", BOUNDS)
 def test_every_promise_holds_in_every_state_and_a_good_end_is_within_reach_of_each(name: str) -> None:
     found = Exploration(BOUNDS[name]).run()
