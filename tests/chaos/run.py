@@ -128,7 +128,8 @@ class Run:
         began = time.monotonic()
         cut_short = not self._faults(stop)
         self.conductor.calm_down()
-        stuck = self._drain(0 if cut_short else self.plan.messages)
+        stuck = self._drain(lambda: cut_short or stop())
+        cut_short = cut_short or len(self.feeder.messages) < self.plan.messages
         seconds = time.monotonic() - began
         result = self._judge(stuck)
         result.seconds = seconds
@@ -173,15 +174,15 @@ class Run:
         if count > 0:
             self.feeder.push(count)
 
-    def _drain(self, messages: int) -> list[Violation]:
-        """Pushes what is left of ``messages`` and waits until everything is settled; or says that it stands still."""
+    def _drain(self, stop: Callable[[], bool]) -> list[Violation]:
+        """Pushes what is left, unless it is to stop, and waits until everything is settled; or says it is stuck."""
         moved_at = time.monotonic()
         before = -1
         told = moved_at
         while True:
             self.conductor.tick()
             if self.feeder.settle():
-                left = max(0, messages - len(self.feeder.messages))
+                left = 0 if stop() else max(0, self.plan.messages - len(self.feeder.messages))
                 room = self.plan.backlog - (len(self.feeder.messages) - self._settled())
                 if left > 0 and room > 0:
                     self.feeder.push(min(left, room, 500))
