@@ -198,15 +198,27 @@ class Member:
     def report(self) -> list[int]:
         """The fences of what this worker holds; called with each renewal of the lease, on its thread."""
         if self._dropped and time.monotonic() - self._dropped_at > DROPPED_AFTER_S:
-            running = self.shared.running_fences()
-            for fence, request in list(self._dropped.items()):
-                # What a pool process got after all was accepted by now, or runs, or is finished.
-                if fence in self.unaccepted and not running & request.fences():
-                    logger.warning("giving back fence %d, which was dropped with the lost connection", fence)
-                    request.give_back()
-                if fence not in self.unaccepted:
-                    del self._dropped[fence]
+            self._settle_dropped()
         return self.holdings.report()
+
+    def _settle_dropped(self) -> None:
+        """Gives back what Celery dropped with its connection, through the gate that whatever is wanted back goes through.
+
+        Nobody can know that it was dropped: it may lie in a pipe to a pool process that is about to start. So first the
+        page says that it is wanted back, and a process that gets it after all gives it back itself; what does not run
+        when this looks again, one renewal later, is not begun any more.
+        """
+        newest = max((max(request.fences()) for request in self._dropped.values()), default=0)
+        if self.shared.recalled_to < newest:
+            self.shared.recalled_to = newest
+            return
+        running = self.shared.running_fences()
+        for fence, request in list(self._dropped.items()):
+            if fence in self.unaccepted and not running & request.fences():
+                logger.warning("giving back fence %d, which was dropped with the lost connection", fence)
+                request.give_back()
+            if fence not in self.unaccepted:
+                del self._dropped[fence]
 
     def going(self) -> None:
         """The worker was asked to stop: what has not started goes back."""
