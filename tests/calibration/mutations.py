@@ -16,6 +16,8 @@ TRANSITIONS = "routing/transitions.py"
 
 #: How a leader's script asks who leads, and stops.
 _LEADS = "if redis.call('GET', KEYS[1]) ~= ARGV[1] then"
+#: A read does not compare how far the group has read: the second guard against one that comes late.
+_READ_ON = Edit(READ, "if ARGV[5] ~= '' then", "if false then")
 
 MUTATIONS = [
     # -- I1: every entry is in exactly one state -------------------------------------------------------------------
@@ -262,14 +264,14 @@ MUTATIONS = [
         "I8",
         "late read",
         ("ledger: started too early",),
-        (Edit(READ, _LEADS, "if redis.call('GET', KEYS[1]) == '' then"),),
+        (Edit(READ, _LEADS, "if redis.call('GET', KEYS[1]) == '' then"), _READ_ON),
     ),
     Mutation(
         "a lane that is read anew has no new term",
         "I8",
         "late read of its own",
         ("ledger: started too early",),
-        (Edit("bridge/election.py", "if self._taken:", "if False:"),),
+        (Edit("bridge/election.py", "if self._taken:", "if False:"), _READ_ON),
     ),
     # -- I9: no key without bound or owner -------------------------------------------------------------------------
     Mutation(

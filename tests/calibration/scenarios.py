@@ -224,15 +224,16 @@ def _held_read(stage: Stage, proxy: HoldingProxy) -> ProcessNode:
 
 
 def _release_before(stage: Stage, proxy: HoldingProxy, leader: ProcessNode) -> None:
-    """The held read takes a message before ``leader`` can; then comes the next one of the same ticket."""
+    """The held read takes a message before ``leader`` can; the next one of its ticket is there for that one."""
     # Frozen for a moment only: it goes on leading.
     leader.pause()
     try:
         stage.push("T")
         proxy.release()
+        # Before it goes on, or it might look for what went astray first.
+        stage.push("T")
     finally:
         leader.resume()
-    stage.push("T")
     stage.wait_settled()
 
 
