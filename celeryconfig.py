@@ -23,6 +23,9 @@ worker_send_task_events = os.environ.get("BRIDGE_TASK_EVENTS", "1") != "0"
 # is to wait for it.
 broker_connection_retry_on_startup = True
 
+# The default gives up after a hundred tries. A server may be away for a night.
+broker_connection_max_retries = None
+
 # ---- Ticket Bridge ---------------------------------------------------------------------------------------------------
 
 # Messages that name no task are incident events: whoever adds them need not know a Python name.

@@ -145,6 +145,7 @@ class Leader:
         Raises `NotLeading`, `LaneConflict`, redis errors: the caller starts over with a new `Leader`.
         """
         try:
+            self._look_around()
             Rebuild(self).run()
             with selectors.DefaultSelector() as selector:
                 selector.register(self._wake_here, selectors.EVENT_READ)
@@ -157,6 +158,15 @@ class Leader:
             self._redis.close()
             self._wake_here.close()
             self._wake_there.close()
+
+    def _look_around(self) -> None:
+        settings = self._settings
+        if int(self._redis.info("server").get("uptime_in_seconds", 0)) < settings.lease:
+            # Everything starts at once: the workers could not renew while the server was away.
+            self.recovery.grant_amnesty()
+        if not settings.history:
+            # A history with a hole in it would look like one of a lane that lost messages.
+            self.wire.call("DEL", settings.keys.history)
 
     def _turn(self, selector: selectors.BaseSelector) -> None:
         keys = self._settings.keys
@@ -358,5 +368,7 @@ class Leader:
         if found is None:
             task = self._app.tasks[name]
             bundled = getattr(task, "bridge_bundle", None) is not False and not task.rate_limit
+            # In a bundle a message may have run to its end and be lost with it, and nobody would know to undo it.
+            bundled = bundled and getattr(task, "bridge_rollback", None) is None
             found = self._traits[name] = TaskTraits(bundled, (task.time_limit, task.soft_time_limit))
         return found

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 from celery.utils.log import get_logger
+from redis.exceptions import ResponseError
 
 from bridge.dead import read_letter
 from bridge.names import WorkerWord
@@ -73,10 +74,14 @@ class OrderDesk:
             unname(self._leader.redis, self._leader.leadership, name)
         for order_id, answer in answers:
             key = self._keys.reply(order_id)
-            with self._leader.redis.pipeline(transaction=True) as pipe:
-                pipe.rpush(key, orjson.dumps(answer))
-                pipe.expire(key, ANSWER_S)
-                pipe.execute()
+            try:
+                with self._leader.redis.pipeline(transaction=True) as pipe:
+                    pipe.rpush(key, orjson.dumps(answer))
+                    pipe.expire(key, ANSWER_S)
+                    pipe.execute()
+            except ResponseError as exc:
+                # A full server. What was asked for is done; whoever asked learns that nobody answered.
+                logger.warning("cannot answer order %s: %s", order_id, exc)
 
     # -- tickets ---------------------------------------------------------------------------------------------------
 

@@ -202,7 +202,7 @@ class Member:
         return self.holdings.report()
 
     def _settle_dropped(self) -> None:
-        """Gives back what Celery dropped with its connection, through the gate that whatever is wanted back goes through.
+        """Gives back what Celery dropped with its connection, through the gate for all that is wanted back.
 
         Nobody can know that it was dropped: it may lie in a pipe to a pool process that is about to start. So first the
         page says that it is wanted back, and a process that gets it after all gives it back itself; what does not run

@@ -223,6 +223,9 @@ class Shared:
         It may well have begun.
         """
         words = self._words
+        if words[_MAIN_PID] == os.getpid():
+            # A pool within the main process: nothing of it can be gone while this runs.
+            return 0
         for row in range(words[_USED]):
             at = _FIRST_ROW + _ROW * row
             fence = words[at + _FENCE]

@@ -293,12 +293,13 @@ def test_what_a_dead_process_had_begun_is_told_to_the_one_that_gets_its_message_
         begin_and_die()
         os._exit(2)
     os.waitpid(pid, 0)
+
     # Not what this process runs itself, nor another message's
-    shared.running(shared.take_row(), 8)
-    assert shared.cut_off(8, 9) == 0
-    assert shared.cut_off(1, 6) == 0
-    assert shared.cut_off(5, 9) == 7
-    assert shared.cut_off(5, 9) == 0
+    def gets_its_message() -> bool:
+        shared.running(shared.take_row(), 8)
+        return [shared.cut_off(*span) for span in ((8, 9), (1, 6), (5, 9), (5, 9))] == [0, 0, 7, 0]
+
+    assert in_a_child(gets_its_message)
 
 
 def test_what_a_living_process_runs_was_not_cut_off() -> None:
