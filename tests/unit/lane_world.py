@@ -170,6 +170,8 @@ class Store:
             return [[b"s", [[id_.encode(), self.entries[id_]] for id_ in mine[:count]]]]
         if words[0] == "XGROUP":
             raise ResponseError("BUSYGROUP Consumer Group name already exists")
+        if words[0] == "EXISTS":
+            return 0
         if words[0] == "GET":
             return None
         if words[:2] == ("XINFO", "GROUPS"):
