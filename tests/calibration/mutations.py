@@ -75,7 +75,7 @@ MUTATIONS = [
         "a ticket with a run in flight is ready for the next",
         "I2",
         "steady",
-        ("ledger: started too early",),
+        ("look: state",),
         (
             Edit(LANE, "if ticket.queued or ticket.run or ticket.due_ms", "if ticket.queued or ticket.due_ms"),
             Edit(ADVANCE, "if (found[k - i + 1] or '') ~=", "if false and (found[k - i + 1] or '') ~="),
