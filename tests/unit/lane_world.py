@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any, cast
 from unittest.mock import patch
@@ -356,17 +357,23 @@ class LaneWorld:
     def order(self, **order: Any) -> dict[str, Any]:
         """The leader does an order; its answer."""
         batch = Batch(keep_outcomes_from="1-0")
-        with (
-            patch("bridge.rebuild.adopt", self._adopt),
-            patch("bridge.recovery.recall", lambda *_: []),
-            patch("bridge.orderdesk.drain", self._drain),
-        ):
+        with self.patched():
             self.desk.take("order", json.dumps(order).encode(), batch)
             _, answer = self.desk._answers.pop()
             self.desk._emptied.clear()
             self.advance(batch)
             self.refill_now()
         return answer
+
+    @contextmanager
+    def patched(self) -> Iterator[None]:
+        """The scripts that orders call by themselves work on the store."""
+        with (
+            patch("bridge.rebuild.adopt", self._adopt),
+            patch("bridge.recovery.recall", lambda *_: []),
+            patch("bridge.orderdesk.drain", self._drain),
+        ):
+            yield
 
     def refill_now(self) -> None:
         """Reads what is spilled, if somebody wants it."""
