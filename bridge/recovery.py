@@ -315,9 +315,8 @@ class Recovery:
         period = self._settings.lease / 3
         now = time.monotonic()
         old = {c: [t for t in c.tickets if now - t.dispatched_at > 2 * period] for c in consumers}
-        asked = [c for c in consumers if old[c]]
-        if not asked:
-            return
+        # All that have something, or a queue that nobody takes from would be noticed a good part of a lease later.
+        asked = consumers
         with self._leader.redis.pipeline(transaction=False) as pipe:
             for consumer in asked:
                 pipe.get(keys.held(consumer.incarnation))
