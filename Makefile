@@ -3,7 +3,7 @@
 SHELL := /bin/sh
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint types unit scripts integration bench failover chaos soak lock clean
+.PHONY: help setup demo test lint types unit scripts integration bench failover chaos calibration soak lock clean
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -14,6 +14,8 @@ CODE := $(wildcard bridge routing spark tasks tests benchmarks celeryconfig.py)
 PYTEST_ARGS ?=
 # Options for the demo, as in: make demo DEMO_ARGS="--events log.csv.gz"
 DEMO_ARGS ?=
+# Test files that run beside each other: most of what the integration tests do is wait.
+JOBS ?= 3
 # Options for the soak: .venv/bin/python -m tests.chaos.soak --help
 SOAK_ARGS ?=
 
@@ -52,7 +54,7 @@ demo: $(READY) ## The whole stack with data on this machine, a worker killed on 
 	$(BIN)/bridge demo $(DEMO_ARGS)
 
 test: lint types ## Lint, strict types, then every test
-	$(BIN)/python -m pytest tests/unit tests/scripts tests/integration tests/protocol tests/chaos $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile tests $(PYTEST_ARGS)
 
 lint: $(READY) ## ruff: rules and format
 	$(BIN)/ruff check $(CODE)
@@ -72,6 +74,9 @@ integration: $(READY) ## Real workers and masters as processes
 
 chaos: $(READY) ## Faults of every kind, drawn by a seed (CHAOS_SEED, CHAOS_FAULTS), under load
 	$(BIN)/python -m pytest tests/chaos $(PYTEST_ARGS)
+
+calibration: $(READY) ## Every invariant broken on purpose, and caught; also what make test leaves out
+	CALIBRATION=full $(BIN)/python -m pytest tests/calibration $(PYTEST_ARGS)
 
 soak: $(READY) ## 300,000 messages of an incident log, 300 faults, a report (SOAK_ARGS="--log FILE --hours 1")
 	$(BIN)/python -m tests.chaos.soak $(SOAK_ARGS)
