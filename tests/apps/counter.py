@@ -56,9 +56,9 @@ def ledger(task: Any, ticket_id: str, payload: Any) -> Iterator[None]:
 
 
 def fixed() -> bool:
-    """Whether what made tasks fail was mended: the key ``fixed``."""
+    """Whether what made tasks fail was mended: the key ``log:fixed``."""
     with app.connection_for_read() as link, link.channel() as channel:
-        return bool(channel.client.exists("fixed"))
+        return bool(channel.client.exists("log:fixed"))
 
 
 @app.task(bind=True, ignore_result=True, name="counter.append")
@@ -94,7 +94,7 @@ def context(self: Any, ticket_id: str, payload: Any) -> dict[str, Any]:
 
 @app.task(bind=True, name="counter.flaky")
 def flaky(self: Any, ticket_id: str, payload: Any) -> str:
-    """Raises until attempt ``payload['until']``, or until the key ``fixed`` is there."""
+    """Raises until attempt ``payload['until']``, or until the key ``log:fixed`` is there."""
     with ledger(self, ticket_id, payload):
         self.ticket.effects.rpush(f"log:{ticket_id}", payload["n"])
         if self.ticket.attempt < payload["until"] and not fixed():

@@ -98,7 +98,7 @@ def test_a_dead_message_parks_its_ticket_and_its_replay_comes_first(lane: LaneUn
         lane.push("T", {"n": n})
     wait_until(lambda: shelved(lane, "T") == 4, description="the ticket to be parked")
     [letter] = letters_of(lane, "T")
-    lane.redis.set("fixed", 1)
+    lane.redis.set("log:fixed", 1)
     restart(lane, master)
     # The dead one comes back before all that it would have come before
     assert order(lane, "replay", letters=[letter])["replayed"] == [letter]
@@ -117,7 +117,7 @@ def test_replays_go_before_everything_that_was_not_begun(lane: LaneUnderTest) ->
     push_flaky(lane, "T", 0)
     push_flaky(lane, "T", 1)
     wait_until(lambda: len(letters_of(lane, "T")) == 2, description="two dead letters")
-    lane.redis.set("fixed", 1)
+    lane.redis.set("log:fixed", 1)
     lane.push("T", {"countdown": 2, "n": 2}, task="counter.asks_again")
     lane.push("T", {"n": 3})
     wait_until(lambda: lane.redis.zcard(lane.keys.retries) == 1, description="the younger one to await its retry")
@@ -140,7 +140,7 @@ def test_a_replay_beside_what_is_in_flight_waits_for_no_more_than_that(lane: Lan
     lane.worker("w1", "--concurrency=1")
     push_flaky(lane, "T", 0)
     wait_until(lambda: letters_of(lane, "T"), description="a dead letter")
-    lane.redis.set("fixed", 1)
+    lane.redis.set("log:fixed", 1)
     lane.push("T", {"n": 1, "ms": 700})
     wait_until(lambda: in_flight_of(lane, "T"), description="the younger one to run")
     lane.push("T", {"n": 2})
