@@ -93,18 +93,18 @@ class Rebuild:
                 ) from None
             if not there and not str(exc).startswith("BUSYGROUP"):
                 raise
+        names = self._wire.call("XINFO", "CONSUMERS", self._keys.stream, self._keys.group)
         if floor is not None:
-            self._mend_group(floor.decode())
+            self._mend_group(floor.decode(), {dict(_pairs(told))[b"name"].decode(errors="replace") for told in names})
         # Whatever is pending was read: a refill may take all of it.
         self._lane.read_to = id_key(self._read_to() or "0-0")
 
-    def _mend_group(self, floor: str) -> None:
+    def _mend_group(self, floor: str, names: set[str]) -> None:
         read_to = self._read_to() or HALF_MADE
         if id_key(read_to) < id_key(floor) or id_key(read_to) <= id_key(HALF_MADE):
             regroup_lane(self._leader, floor, "was destroyed, or set back")
             return
-        names = self._wire.call("XINFO", "CONSUMERS", self._keys.stream, self._keys.group)
-        if not any(dict(_pairs(name))[b"name"] == self._leader.settings.master.encode() for name in names):
+        if self._leader.settings.master not in names:
             # With its name went what was pending under it; how far the group had read is still known.
             regroup_lane(self._leader, floor, "has lost the master's name", read_to)
 

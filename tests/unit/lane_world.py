@@ -178,6 +178,8 @@ class Store:
         if words[:2] == ("XINFO", "GROUPS"):
             last = list(self.entries)[self.delivered - 1] if self.delivered else "0-0"
             return [[b"name", b"concurrency_stream_group", b"last-delivered-id", last.encode()]]
+        if words[:2] == ("XINFO", "CONSUMERS"):
+            return [[b"name", MASTER.encode()]]
         if words[0] == "ZRANGE":
             return [word for pair in self.retries.items() for word in (pair[0].encode(), str(pair[1]).encode())]
         if words[0] == "HSCAN":
