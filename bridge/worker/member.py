@@ -99,6 +99,12 @@ class Member:
                 return False
         return True
 
+    def decline(self, headers: dict[str, Any], body: str | bytes) -> None:
+        """Gives back what was taken from the queue just now and no pool process will get."""
+        incarnation = headers[HEADER_INCARNATION]
+        self.write(incarnation, returned({"headers": headers, "body": body}, incarnation))
+        self.drop(headers)
+
     def drop(self, headers: dict[str, Any]) -> None:
         """What the Celery message carried is finished."""
         base = headers[HEADER_BASE]

@@ -80,6 +80,10 @@ def strategy(task: Any, app: Any, consumer: Any, **kwargs: Any) -> Any:
             return None
         if not member.take(headers, message.body):
             return None
+        if member.shared.going:
+            # Kombu's last blocking read had this already. The pool closes, and may neither take it nor say so.
+            member.decline(headers, message.body)
+            return None
         request = request_cls(
             message,
             # The queue is consumed without acknowledgements: kombu would still make a round trip for each.
