@@ -170,9 +170,14 @@ class Lease:
                 self._shared.extend(self._deadline(sent))
                 self._quietly(self._beat)
                 continue
-            logger.error("the lease of %s ended: stopping what runs, coming back as a new incarnation", self._name)
+            going = self._shared.going
+            what = "it was going anyway" if going else "coming back as a new incarnation"
+            logger.error("the lease of %s ended: stopping what runs; %s", self._name, what)
             self._shared.end()
             self._quietly(self._lost)
+            if going:
+                # A new life would be sent tickets that this worker takes no more.
+                return
             while not self._come_back() and not self._stop.wait(RETRY_S):
                 pass
 

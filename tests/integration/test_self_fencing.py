@@ -111,6 +111,19 @@ def test_a_lost_lease_ends_what_runs_and_makes_a_new_incarnation(lane: LaneUnder
     assert worker.running
 
 
+def test_a_worker_that_goes_does_not_come_back_when_its_lease_is_lost(lane: LaneUnderTest) -> None:
+    # Given a worker that was asked to stop, and still runs a task
+    worker, child = running(lane)
+    before = incarnation_of(lane, worker)
+    worker.send(signal.SIGTERM)
+    worker.wait_for_log("Warm shutdown")
+    lane.redis.delete(lane.keys.lease(before))
+    wait_until(lambda: ended(child), description="the pool process to end")
+    # Then it ends, and was nobody else meanwhile: a new life would be sent tickets that nobody takes
+    worker.wait()
+    assert worker.log_file.read_text().count("registered as") == 1
+
+
 def test_an_idle_worker_that_lost_its_lease_keeps_its_pool(lane: LaneUnderTest) -> None:
     lane.master("m1")
     worker = lane.worker("w1", "--concurrency=1")
