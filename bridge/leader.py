@@ -133,6 +133,10 @@ class Leader:
         self._look_at = 0.0
         self.wake()
 
+    def look_in(self, seconds: float) -> None:
+        """Looks at the consumers at the latest in so many seconds. On the leader's own thread."""
+        self._look_at = min(self._look_at, time.monotonic() + seconds)
+
     def wake(self) -> None:
         with suppress(OSError):
             self._wake_there.send(b"!")

@@ -135,6 +135,8 @@ class Consumer:
         "queue",
         "ready",
         "registration",
+        "resend_at",
+        "resends",
         "slots",
         "stalled",
         "stuck",
@@ -150,6 +152,10 @@ class Consumer:
         self.alive = True
         #: It shuts down: what it has is still its own, but it takes nothing more.
         self.leaving = False
+        #: When it is sent once more what it has, since it leaves (monotonic); 0: not.
+        self.resend_at = 0.0
+        #: How often that was done.
+        self.resends = 0
         #: It takes nothing new, by an operator's order.
         self.draining = False
         #: It holds its lease and does not take what is in its queue.

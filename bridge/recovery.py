@@ -47,6 +47,10 @@ logger = get_logger(__name__)
 
 #: Seconds for which an order to drain a consumer that is not registered is kept.
 DRAIN_KEPT_S = 3600
+#: Seconds after which a consumer that leaves is sent once more what it has.
+RESEND_S = 0.15
+#: And how often.
+RESENDS = 3
 #: Celery messages that are taken back from a queue at once.
 RECALL = 100
 
@@ -123,6 +127,8 @@ class Recovery:
         consumer = self._lane.consumers.get(incarnation)
         if consumer is not None and not consumer.leaving:
             consumer.leaving = True
+            consumer.resend_at = time.monotonic() + RESEND_S
+            self._leader.look_in(RESEND_S)
             logger.info("consumer %s is leaving", consumer.name)
             self._free_ready(consumer)
 
@@ -144,6 +150,7 @@ class Recovery:
         # Of those that were retired before their word was read, nothing is to be told any more.
         self.given_up = {i: ran for i, ran in self.given_up.items() if i in self._lane.consumers}
         self._find_recovered()
+        self._ask_the_leaving()
         self._find_lost([c for c in self._lane.consumers.values() if c.alive and c.tickets])
         # A consumer that came, or tickets that lost theirs.
         self._leader.advance(Batch())
@@ -354,11 +361,36 @@ class Recovery:
                 self._resend(ticket, ticket.consumer, batch)
         self._leader.advance(batch)
 
-    def _resend(self, ticket: Ticket, consumer: Consumer, batch: Batch) -> None:
+    def _ask_the_leaving(self) -> None:
+        """A blocking read that a worker had begun when it was asked to stop takes one more Celery message from the
+        queue, and nobody may read the reply before the worker ends. So what it has is sent once more: it refuses what
+        it holds, and gives the rest back.
+        """
+        now = time.monotonic()
+        asked = []
+        for consumer in self._lane.consumers.values():
+            if consumer.resend_at > now:
+                self._leader.look_in(consumer.resend_at - now)
+            elif consumer.resend_at and consumer.alive:
+                asked.append(consumer)
+        if not asked:
+            return
+        self._leader.settle_all()
+        for consumer in asked:
+            # Again, since that very read may take the second copy, too; not for ever: what runs may run for long.
+            consumer.resends += 1
+            consumer.resend_at = now + RESEND_S if consumer.resends < RESENDS else 0.0
+            for ticket in [ticket for ticket in consumer.tickets if ticket.run]:
+                self._send_again(ticket, consumer)
+
+    def _send_again(self, ticket: Ticket, consumer: Consumer) -> None:
         text = self._leader.text_again(ticket, consumer)
         word = resend(self._leader.redis, self._leader.leadership, consumer.name, ticket.id, ticket.record, text)
         if word is not ReturnWord.OK:
             raise LaneConflict(f"ticket {ticket.id!r} is not where this master thought it was")
+
+    def _resend(self, ticket: Ticket, consumer: Consumer, batch: Batch) -> None:
+        self._send_again(ticket, consumer)
         logger.warning(
             "ticket %s: its run (fence %d) is not known to %s: it goes out again",
             *(ticket.id, ticket.fence, consumer.name),

@@ -338,6 +338,9 @@ class LaneWorld:
             self.recovery._retire(consumer)
         self.step()
 
+    def look_in(self, _seconds: float) -> None:
+        """The leader looks at its consumers soon."""
+
     def history_cap(self, _rows: int) -> int:
         return 1000
 
