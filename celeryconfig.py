@@ -50,7 +50,7 @@ if "BRIDGE_LEASE" in os.environ:
 # bridge_lease = 6.0                      seconds; see above
 # bridge_leader_lease = 5.0               seconds that a leading master may go unheard before a standby takes over
 # bridge_max_attempts = 5                 attempts before a message goes to the dead letters; a task may have its own
-# bridge_on_dead = "skip"                 the ticket of a dead message goes on with the next one; "park": it stands still
+# bridge_on_dead = "skip"                 the ticket of a dead message goes on with the next one; "park": it stops
 # bridge_history = 100000                 deliveries that the history keeps, about 130 bytes each; 0 turns it off
 # bridge_max_payload = 1048576            bytes of JSON; what is larger goes to the dead letters at once
 # bridge_bundle_ms = 10.0                 how long a bundle of short tasks lasts, in ms; 0 turns bundles off
