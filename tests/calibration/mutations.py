@@ -301,7 +301,7 @@ MUTATIONS = [
         "I9",
         "steady",
         ("look: endless",),
-        (Edit("bridge/orderdesk.py", "                pipe.expire(key, ANSWER_S)\n", ""),),
+        (Edit("bridge/orderdesk.py", "                    pipe.expire(key, ANSWER_S)\n", ""),),
     ),
     # -- promise 4: effects are applied in one step with the success, or not at all --------------------------------
     Mutation(

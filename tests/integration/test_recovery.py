@@ -102,7 +102,8 @@ def claim_everything(lane: LaneUnderTest) -> None:
         (forget_worker, "tampered"),
         (forget_master, "tampered"),
         (acknowledge_everything, "tampered"),
-        (claim_everything, "tampered"),
+        # Counted only where the pending list is compared before all of it is done: a claim alone does no harm.
+        (claim_everything, None),
     ],
     ids=lambda value: getattr(value, "__name__", ""),
 )

@@ -97,6 +97,9 @@ class GuardedLane:
 @pytest.fixture(params=["valkey", "redis6"])
 def guarded(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[GuardedLane]:
     server: EmbeddedServer = request.getfixturevalue(request.param)
+    with server.client() as admin:
+        # Other tests of this process may have been refused something on this server.
+        admin.execute_command("ACL", "LOG", "RESET")
     with ExitStack() as stack:
         made = GuardedLane(server, tmp_path, stack)
         yield made
