@@ -52,6 +52,8 @@ if "BRIDGE_LEASE" in os.environ:
 # bridge_max_attempts = 5                 attempts before a message goes to the dead letters; a task may have its own
 # bridge_on_dead = "skip"                 the ticket of a dead message goes on with the next one; "park": it stops
 # bridge_history = 100000                 deliveries that the history keeps, about 130 bytes each; 0 turns it off
+# bridge_retention = 0                    seconds that an entry stays in the stream after it was added, also when every
+#                                         group has acknowledged it; None: for ever. One with a dead letter stays
 # bridge_max_payload = 1048576            bytes of JSON; what is larger goes to the dead letters at once
 # bridge_bundle_ms = 10.0                 how long a bundle of short tasks lasts, in ms; 0 turns bundles off
 # bridge_window = 50000                   messages that the leading master keeps in memory; the rest waits in Redis

@@ -1,8 +1,9 @@
 """The least that a Redis user needs for its part in a lane, as ACL rules.
 
-Four roles: who pushes messages (`producer`), who leads (`master`), who runs tasks (`worker`), who looks and gives
-orders (`operator`). Of the bridge's own Lua scripts the commands are read off their text, so that a script that changes
-takes its permission along. What kombu and Celery do beside the bridge is listed here, by hand.
+Six roles: who pushes messages (`producer`), who does so from Spark, each once (`spark`), who reads them and what became
+of them into Spark (`spark-reader`), who leads (`master`), who runs tasks (`worker`), who looks and gives orders
+(`operator`). Of the bridge's own Lua scripts the commands are read off their text, so that a script that changes takes
+its permission along. What kombu and Celery do beside the bridge is listed here, by hand.
 
 The rules are those of Redis 6.2: no selectors, no read-only keys. So a user may use each of its commands on each of its
 keys. `docs/security.md` says what that means.
@@ -18,7 +19,8 @@ from typing import TYPE_CHECKING
 
 from bridge.address import database_of, parsed
 from bridge.worker.effect_words import GRAMMAR
-from routing import effects, leadership, membership, transitions
+from routing import effects, leadership, membership, pushes, retention, transitions
+from routing.keys import push_prefix
 from routing.scripts import Script
 from routing.words import ReturnWord
 
@@ -37,10 +39,16 @@ class Role(StrEnum):
     MASTER = "master"
     WORKER = "worker"
     OPERATOR = "operator"
+    SPARK = "spark"
+    SPARK_READER = "spark-reader"
 
 
 #: Whose scripts are in which modules.
-SCRIPTS_OF = {Role.MASTER: (leadership, transitions), Role.WORKER: (effects, membership)}
+SCRIPTS_OF = {
+    Role.MASTER: (leadership, transitions, retention),
+    Role.WORKER: (effects, membership),
+    Role.SPARK: (pushes,),
+}
 
 #: What any connection may need. HELLO and AUTH need no permission; CLIENT SETINFO may be refused.
 CONNECTION = ("ping", "info", "select")
@@ -88,6 +96,20 @@ BINDINGS = ("_kombu.binding.*", "_kombu.binding_*")
 #: What the bridge does outside of its scripts.
 OWN: dict[Role, tuple[str, ...]] = {
     Role.PRODUCER: (*CONNECTION, "xadd"),
+    # What is asked before and while it writes, beside the scripts: what the key is, how far the write is, who waits.
+    Role.SPARK: (
+        *CONNECTION,
+        "evalsha",
+        "eval",
+        "script|load",
+        "hget",
+        "hgetall",
+        "time",
+        "type",
+        "xinfo|stream",
+    ),
+    # What the key is, how the stream stands, its ends, and its pages.
+    Role.SPARK_READER: (*CONNECTION, "type", "xinfo|stream", "xrange", "xrevrange"),
     Role.MASTER: (
         *CONNECTION,
         *TRANSACTION,
@@ -182,6 +204,12 @@ def access(
             channels += results
             commands |= set(WAITING)
         return _access(role, wanted, channels, commands)
+    if role is Role.SPARK:
+        guards = f"{literal(push_prefix(keys.stream))}:*"
+        return _access(role, (lane[0], guards), (), {*OWN[role], *commands_of_scripts(role)})
+    if role is Role.SPARK_READER:
+        archived = (keys.stream, keys.history, keys.dead)
+        return _access(role, map(literal, archived), (), OWN[role])
     if role is Role.OPERATOR:
         return _access(role, lane, (), OWN[role])
     fanout = _fanout(app)

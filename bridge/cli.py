@@ -31,6 +31,7 @@ COMMANDS = {
     "dead": "bridge.commands.dead:dead",
     "audit": "bridge.commands.audit:audit",
     "acl": "bridge.commands.acl:acl",
+    "spark": "bridge.commands.spark:spark",
 }
 
 #: The app of a command that names none.

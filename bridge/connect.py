@@ -1,6 +1,6 @@
 """Connections to the Redis of a lane: clients, and raw connections for blocking reads and one cheap write.
 
-Also the one place that tells an outage, which is waited out, from an error (`is_outage`).
+How a client is made, and what an outage is, is in `routing.connection`, which the Spark side uses as well.
 """
 
 from __future__ import annotations
@@ -9,163 +9,26 @@ import re
 from typing import Any
 
 import redis
-from redis import Connection, Redis, SSLConnection, UnixDomainSocketConnection
-from redis.backoff import NoBackoff
+from redis import Redis
 from redis.exceptions import ResponseError
-from redis.retry import Retry
-from redis.sentinel import Sentinel, SentinelManagedConnection, SentinelManagedSSLConnection
 
-from bridge.address import normalised, sentinels_of, without_password
+from bridge.address import without_password
+from routing.connection import UNAVAILABLE, client, error_code, is_full, is_outage
 from routing.errors import ServerTooOld, ServerUnavailable
 
-__all__ = ["UNAVAILABLE", "Wire", "check_server", "client", "is_full", "is_outage", "without_password"]
-
-#: Seconds that a sentinel may take to answer: there are others.
-SENTINEL_S = 1.0
+__all__ = [
+    "UNAVAILABLE",
+    "Wire",
+    "check_server",
+    "client",
+    "error_code",
+    "is_full",
+    "is_outage",
+    "without_password",
+]
 
 #: The oldest server that has XAUTOCLAIM, XTRIM MINID and XGROUP CREATECONSUMER.
 OLDEST = (6, 2, 0)
-
-#: What "the server is not there just now" looks like where no reply came, or none that a server in order gives.
-UNAVAILABLE = (
-    redis.exceptions.ConnectionError,
-    redis.exceptions.TimeoutError,
-    redis.exceptions.BusyLoadingError,
-    redis.exceptions.ReadOnlyError,
-    redis.exceptions.MasterDownError,
-    OSError,
-)
-
-#: Replies of a server that cannot serve now and will again: what asked waits, and asks again. Full (OOM), loading its
-#: data, a replica (READONLY, or cut off from its primary), a disk that refuses snapshots (MISCONF), fewer replicas than
-#: it must have, in the middle of a change of role, busy with a script.
-PASSING = ("OOM", "LOADING", "READONLY", "MASTERDOWN", "MISCONF", "NOREPLICAS", "UNBLOCKED", "BUSY")
-#: Of these, the ones that say that this is not, or not any more, the primary: a new connection may lead to it.
-ELSEWHERE = ("READONLY", "MASTERDOWN", "UNBLOCKED")
-
-# Before 7.0 what a command inside a script answers comes in the middle of the script's own error:
-# "Error running script (call to f_5c…): @user_script:1: @user_script: 1: -READONLY You can't write …".
-_IN_SCRIPT = re.compile(r"^(?:Error running script|@user_script).*?: -([A-Z]+) ", re.DOTALL)
-
-
-def error_code(exc: BaseException) -> str:
-    """The code of a server's error reply (``OOM``, ``READONLY`` …), also of one from inside a script; ``""``: none."""
-    # redis-py cuts the codes that it has classes for off the text.
-    if isinstance(exc, redis.exceptions.OutOfMemoryError):
-        return "OOM"
-    if isinstance(exc, redis.exceptions.ReadOnlyError):
-        return "READONLY"
-    if isinstance(exc, redis.exceptions.MasterDownError):
-        return "MASTERDOWN"
-    if isinstance(exc, redis.exceptions.BusyLoadingError):
-        return "LOADING"
-    if not isinstance(exc, ResponseError):
-        return ""
-    text = str(exc)
-    inner = _IN_SCRIPT.match(text)
-    if inner is not None:
-        return inner[1]
-    first = text.partition(" ")[0]
-    return first if first.isupper() else ""
-
-
-def is_outage(exc: BaseException) -> bool:
-    """Whether ``exc`` is to be waited out: no reply, or one of `PASSING`."""
-    return isinstance(exc, UNAVAILABLE) or error_code(exc) in PASSING
-
-
-def is_full(exc: BaseException) -> bool:
-    """Whether the server refused a write because it has no memory left."""
-    return error_code(exc) == "OOM"
-
-
-class _Leaving:
-    """A connection that is given up when the server says that it is not the primary (any more).
-
-    A failover behind a name or a virtual address leaves connections to the old primary open: without this, they would
-    go on being refused for ever. It is given up before the next command, since more replies may be on their way.
-    """
-
-    _left = False
-
-    def read_response(self, *args: Any, **options: Any) -> Any:
-        try:
-            return super().read_response(*args, **options)  # type: ignore[misc]
-        except ResponseError as exc:
-            self._left = self._left or error_code(exc) in ELSEWHERE
-            raise
-
-    def send_packed_command(self, *args: Any, **options: Any) -> None:
-        if self._left:
-            self._left = False
-            self.disconnect()  # type: ignore[attr-defined]
-        super().send_packed_command(*args, **options)  # type: ignore[misc]
-
-
-class _Plain(_Leaving, Connection):
-    pass
-
-
-class _Tls(_Leaving, SSLConnection):
-    pass
-
-
-class _Unix(_Leaving, UnixDomainSocketConnection):
-    pass
-
-
-class _Managed(_Leaving, SentinelManagedConnection):
-    pass
-
-
-class _ManagedTls(_Leaving, SentinelManagedSSLConnection):
-    pass
-
-
-def client(url: str, *, timeout_s: float | None = 5.0, single: bool = False) -> Redis:
-    """A client for ``url``, an address as `bridge.address` makes them, or redis-py's own form.
-
-    No retry inside: whoever calls knows whether a repeat is safe. With sentinels it follows the primary.
-    """
-    # RESP2 and no decoding: the hot paths read raw replies, of the same form from every server version.
-    options: dict[str, Any] = {
-        "protocol": 2,
-        "socket_timeout": timeout_s,
-        "socket_connect_timeout": timeout_s,
-        "retry": Retry(NoBackoff(), 0),
-    }
-    if url.startswith("sentinel://"):
-        return _client_of_primary(url, options, single)
-    url = normalised(url)
-    if url.startswith("unix://"):
-        options["connection_class"] = _Unix
-    else:
-        options["socket_keepalive"] = True
-        options["connection_class"] = _Tls if url.startswith("rediss://") else _Plain
-    return Redis.from_url(url, single_connection_client=single, **options)
-
-
-def _client_of_primary(url: str, options: dict[str, Any], single: bool) -> Redis:
-    sentinels, manager, primary = sentinels_of(url)
-    timeout_s = min(options["socket_timeout"] or SENTINEL_S, SENTINEL_S)
-    asking = {
-        "socket_timeout": timeout_s,
-        "socket_connect_timeout": timeout_s,
-        "retry": options["retry"],
-        **manager["sentinel_kwargs"],
-    }
-    asked = Sentinel(sentinels, min_other_sentinels=manager["min_other_sentinels"], sentinel_kwargs=asking)
-    pool = asked.master_for(
-        manager["service_name"],
-        connection_class=_ManagedTls if primary.pop("ssl", False) else _Managed,
-        socket_keepalive=True,
-        **options,
-        **primary,
-    ).connection_pool
-    made = Redis(connection_pool=pool, single_connection_client=single)
-    # The pool is this client's own: they end together.
-    made.auto_close_connection_pool = True
-    return made
 
 
 class Wire:

@@ -34,9 +34,9 @@ if TYPE_CHECKING:
 GENERATED_EVENTS, GENERATED_TICKETS = 20_000, 3_500
 #: Share of the messages that are handled when a worker is killed.
 KILL_AT = 0.4
-#: Seconds without any progress after which the run counts as stuck.
+#: Seconds without any progress after which the run counts as stuck, once the push has begun.
 PATIENCE_S = 60.0
-#: Longest time for the jobs that read or make the log, in seconds.
+#: Longest time for the jobs that read or make the log, and for the push until it begins (Java starts), in seconds.
 JOB_TIMEOUT_S = 900.0
 #: Seconds between two looks: until the kill, which should be in time, and after it.
 QUICK_S, CALM_S = 0.02, 0.2
@@ -77,6 +77,7 @@ class Demo:
         self._settings = settings
         self._events = events
         self._console = console
+        self._push_began = False
         self._pushed: dict[str, Any] = {}
 
     def __enter__(self) -> Self:
@@ -138,11 +139,11 @@ class Demo:
         problems: list[str] = []
         pushing = self._start_push(log)
         moved_at = time.monotonic()
-        settled = -1
+        last: tuple[int, bool] | None = None
         with ProgressView(self._console, total) as view:
 
             def look() -> bool:
-                nonlocal moved_at, settled
+                nonlocal moved_at, last
                 if problems:
                     return True
                 try:
@@ -153,10 +154,12 @@ class Demo:
                 view.show(counts)
                 if not kill.pid and counts.settled >= KILL_AT * total:
                     self._kill(kill, counts)
-                if counts.settled + counts.pushed != settled:
-                    settled, moved_at = counts.settled + counts.pushed, time.monotonic()
-                if time.monotonic() - moved_at > PATIENCE_S:
-                    problems.append(_stuck(counts))
+                now = (counts.settled + counts.pushed, self._push_began)
+                if now != last:
+                    last, moved_at = now, time.monotonic()
+                patience_s = PATIENCE_S if self._push_began else JOB_TIMEOUT_S
+                if time.monotonic() - moved_at > patience_s:
+                    problems.append(_stuck(counts, patience_s))
                     return True
                 return pushing.finished() == 0 and counts.settled >= counts.pushed and bool(kill.pid)
 
@@ -169,6 +172,8 @@ class Demo:
     def _start_push(self, log: str) -> Child:
         def on_line(line: str) -> None:
             told = orjson.loads(line)
+            if told.get("event") == "started":
+                self._push_began = True
             if told.get("event") == "done":
                 self._pushed.update(told)
 
@@ -251,11 +256,11 @@ class Demo:
         self._console.print(line)
 
 
-def _stuck(counts: Counts) -> str:
+def _stuck(counts: Counts, for_s: float) -> str:
     """What stands still, in words."""
     flying = ", ".join(f"{n:,} on {name}" for name, n in counts.in_flight.items() if n) or "none"
     return (
-        f"nothing moved for {PATIENCE_S:g} s: pushed {counts.pushed:,}, done {counts.done:,}, dead {counts.dead:,}, "
+        f"nothing moved for {for_s:g} s: pushed {counts.pushed:,}, done {counts.done:,}, dead {counts.dead:,}, "
         f"waiting {counts.waiting:,}, in flight {flying}, tickets that await a retry {counts.retrying:,}, "
         f"leader {counts.leader or 'none'}"
     )

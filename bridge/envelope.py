@@ -26,6 +26,7 @@ from bridge.names import (
     HEADER_WORD,
     WorkerWord,
 )
+from bridge.outcomes import Kind, Outcome
 from routing.messages import Message
 from routing.records import LostAttempt
 
@@ -181,6 +182,22 @@ class Envelopes:
                 raise AssertionError(f"the template of a Celery message has no {name}")
             parts.append(before.encode())
         return [*parts, rest.encode()]
+
+
+def returned(message: dict[str, Any], incarnation: str) -> list[Outcome]:
+    """Outcomes that give back what a Celery message (as the broker holds it) carries.
+
+    The rest of a run goes back with its first message.
+    """
+    headers = message["headers"]
+    if headers.get(HEADER_INCARNATION) != incarnation or HEADER_WORD in headers:
+        return []
+    base = headers[HEADER_BASE]
+    if headers["task"] != BUNDLE_TASK:
+        return [Outcome(headers["id"], base + headers[HEADER_RUNS][0][1], Kind.RETURNED)]
+    return [
+        Outcome(messages[0][0], base + offset, Kind.RETURNED) for _, offset, _, messages in json.loads(message["body"])
+    ]
 
 
 #: Ticket, fence offset, attempt of its first message, whether it is in doubt, messages.

@@ -51,7 +51,10 @@ class Lane:
         self._pinned = settings.policy is PolicyName.RENDEZVOUS
         #: Whether the history of the lane is kept.
         self._historical = settings.history > 0
+        #: In the order in which they came: by their `Ticket.since`.
         self.tickets: dict[str, Ticket] = {}
+        #: Those of them that may have an older message than that order tells: of one that was put back, or parked.
+        self.older: set[Ticket] = set()
         #: Tickets that stand still; not among ``tickets``.
         self.parked: dict[str, Ticket] = {}
         #: Message id -> ticket, of what is in flight.
@@ -107,7 +110,7 @@ class Lane:
             return
         ticket = self.tickets.get(message.ticket)
         if ticket is None:
-            ticket = self.tickets[message.ticket] = Ticket(message.ticket)
+            ticket = self.tickets[message.ticket] = Ticket(message.ticket, since=message.id)
         elif ticket.spilled_from is not None:
             return
         elif len(ticket.waiting) >= TICKET_FLOOR and len(ticket.waiting) >= self.cap:
@@ -141,6 +144,7 @@ class Lane:
         ticket = self.tickets.get(message.ticket)
         if ticket is None:
             ticket = self.tickets[message.ticket] = Ticket(message.ticket)
+        self.older.add(ticket)
         key = id_key(message.id)
         if ticket.spilled_from is not None and key >= ticket.spilled_from:
             # It is read with those that are not in memory, in its place; taken here, too, it would be there twice.
@@ -227,6 +231,16 @@ class Lane:
             if consumer.alone is ticket:
                 consumer.alone = None
 
+    def free_ready(self, consumer: Consumer) -> None:
+        """Tickets that wait for room at ``consumer`` wait for anybody's, before all others: they have waited already,
+        and a backlog would else add its own length to the time in which a worker that leaves is to be free of them.
+        """
+        while consumer.ready:
+            ticket = consumer.ready.pop()
+            ticket.queued = False
+            ticket.consumer = None
+            self.make_ready(ticket, first=True)
+
     def wake(self, now_ms: int) -> None:
         """Tickets whose backoff is over become ready, before all others: they have waited for long enough.
 
@@ -304,6 +318,7 @@ class Lane:
     def shelve(self, ticket: Ticket, ids: list[str], batch: Batch) -> None:
         """Messages of a parked ticket are pending under a name of their own."""
         batch.shelve(self.parked_name(ticket.id), ids)
+        ticket.shelved += len(ids)
         oldest = min(map(id_key, ids), default=None)
         if oldest is not None and (ticket.parked_from is None or oldest < ticket.parked_from):
             ticket.parked_from = oldest
@@ -330,7 +345,7 @@ class Lane:
         ticket.parked = True
         ticket.consumer = None
         self.spilled.discard(ticket)
-        self.tickets.pop(ticket.id, None)
+        self._forget(ticket)
         self.parked[ticket.id] = ticket
         batch.count("parked")
 
@@ -341,9 +356,11 @@ class Lane:
         del self.parked[ticket.id]
         ticket.parked = False
         self.tickets[ticket.id] = ticket
+        self.older.add(ticket)
         if ticket.parked_from is not None:
             ticket.spilled_from = min(ticket.parked_from, ticket.spilled_from or ticket.parked_from)
         ticket.parked_from = None
+        ticket.shelved = 0
         if ticket.front_id:
             # Also when nothing is pending there: somebody acknowledged it by hand, which the refill finds out.
             front = id_key(ticket.front_id)
@@ -407,27 +424,8 @@ class Lane:
     def drop_if_done(self, ticket: Ticket) -> None:
         """Forgets a ticket that has nothing undone."""
         if not (ticket.waiting or ticket.run or ticket.due_ms or ticket.spilled_from or ticket.front_id):
-            self.tickets.pop(ticket.id, None)
+            self._forget(ticket)
 
-    # -- how far all is done -----------------------------------------------------------------------------------------
-
-    def oldest_undone(self) -> tuple[int, int] | None:
-        """The id of the oldest undone message that was read; None: all is done."""
-        oldest: tuple[int, int] | None = None
-        for ticket in self.tickets.values():
-            ids = [id_key(queue[0].id) for queue in (ticket.run, ticket.waiting) if queue]
-            if len(ticket.waiting) > 1:
-                # What was begun before stands before an older one that was put back.
-                ids.append(id_key(ticket.waiting[1].id))
-            if ticket.front_id:
-                ids.append(id_key(ticket.front_id))
-            if ticket.spilled_from is not None:
-                ids.append(ticket.spilled_from)
-            for id_ in ids:
-                if oldest is None or id_ < oldest:
-                    oldest = id_
-        for ticket in self.parked.values():
-            for place in (ticket.parked_from, ticket.spilled_from):
-                if place is not None and (oldest is None or place < oldest):
-                    oldest = place
-        return oldest
+    def _forget(self, ticket: Ticket) -> None:
+        self.tickets.pop(ticket.id, None)
+        self.older.discard(ticket)

@@ -29,9 +29,11 @@ from bridge.orderdesk import OrderDesk
 from bridge.outcomes import decode
 from bridge.picture import Consumer, Ticket, id_key
 from bridge.planner import Planner, TaskTraits
+from bridge.queues import Queues
 from bridge.rebuild import Rebuild
 from bridge.recovery import Recovery
 from bridge.refill import Refill
+from bridge.retention import Retention
 from bridge.settling import Settling
 from bridge.strays import Strays
 from routing.errors import GroupMoved
@@ -88,8 +90,6 @@ class Leader:
         self._wake_here.setblocking(False)
         self._stop = False
         self._look_at = 0.0
-        #: Id up to which the group has read.
-        self._last_entry = "0-0"
         #: Whether there may be more to read without being woken.
         self._more = True
         #: When the outcome stream is read next (monotonic).
@@ -97,8 +97,10 @@ class Leader:
         self._average_bytes = 1024.0
         #: Deliveries in one entry of the history, on average.
         self._rows_per_entry = 1.0
+        self.queues = Queues(self)
         self.recovery = Recovery(self)
         self.strays = Strays(self)
+        self.retention = Retention(self)
         self._refill = Refill(self)
         self._desk = OrderDesk(self)
 
@@ -133,10 +135,6 @@ class Leader:
         self._look_at = 0.0
         self.wake()
 
-    def look_in(self, seconds: float) -> None:
-        """Looks at the consumers at the latest in so many seconds. On the leader's own thread."""
-        self._look_at = min(self._look_at, time.monotonic() + seconds)
-
     def wake(self) -> None:
         with suppress(OSError):
             self._wake_there.send(b"!")
@@ -165,9 +163,11 @@ class Leader:
 
     def _look_around(self) -> None:
         settings = self._settings
-        if int(self._redis.info("server").get("uptime_in_seconds", 0)) < settings.lease:
+        uptime_s = int(self._redis.info("server").get("uptime_in_seconds", 0))
+        if uptime_s < settings.lease:
             # Everything starts at once: the workers could not renew while the server was away.
             self.recovery.grant_amnesty()
+        self.queues.know_server(uptime_s)
         if not settings.history:
             # A history with a hole in it would look like one of a lane that lost messages.
             self.wire.call("DEL", settings.keys.history)
@@ -183,8 +183,10 @@ class Leader:
             )
         hungry = not lane.sated
         if hungry and not self._more and not self._entries.asked:
-            # Only to be woken: entries are read by a script, which reads for the leader of the current term alone.
-            self._entries.ask("XREAD", "COUNT", 1, "BLOCK", block_ms, "STREAMS", keys.stream, self._last_entry)
+            # Only to be woken: entries are read by a script, which reads for the leader of the current term alone, and
+            # only on from where the group has read to. So whatever is newer than that is news.
+            read_to = "-".join(map(str, lane.read_to))
+            self._entries.ask("XREAD", "COUNT", 1, "BLOCK", block_ms, "STREAMS", keys.stream, read_to)
         for wire in (self._entries, self._outcomes):
             if wire.asked and self._registered.get(wire) is not wire.file:
                 selector.register(wire.file, selectors.EVENT_READ)
@@ -219,6 +221,7 @@ class Leader:
             self._look_at = time.monotonic() + LOOK_S
             self.recovery.look()
             self.strays.look()
+            self.retention.remove()
             # The group may have been set back by hand, which wakes nobody.
             self._more = True
         if lane.spilled:
@@ -253,22 +256,13 @@ class Leader:
             return
         self._more = len(entries) == count
         if not entries:
-            # What woke this was read by somebody else.
-            self.find_last_entry()
+            # What woke this was deleted since.
             return
         size = 0
         for id_, fields in entries:
             size += self.ingest(id_.decode(), fields, batch)
-        self._last_entry = entries[-1][0].decode()
-        self.lane.read_to = id_key(self._last_entry)
+        self.lane.read_to = id_key(entries[-1][0].decode())
         self._average_bytes += (size / len(entries) - self._average_bytes) * 0.2
-
-    def find_last_entry(self) -> None:
-        """Learns how far the group has read: what is newer wakes the leader."""
-        for group in self.wire.call("XINFO", "GROUPS", self._settings.keys.stream):
-            told = dict(zip(group[::2], group[1::2], strict=True))
-            if told[b"name"] == self._settings.keys.group.encode():
-                self._last_entry = told[b"last-delivered-id"].decode()
 
     def ingest(self, id_: str, fields: Any, batch: Batch) -> int:
         """Takes one pending entry into the picture; the bytes that it holds."""
@@ -291,7 +285,7 @@ class Leader:
             entries = [entry for entry in entries if id_key(entry[0].decode()) > known]
             if not entries:
                 return 0
-        for _, fields in entries:
+        for id_, fields in entries:
             kind = fields[2]
             if kind == b"o":
                 for outcome in decode(fields[3]):
@@ -299,6 +293,7 @@ class Leader:
             elif kind == b"leaving":
                 self.recovery.close_consumer(fields[1].decode())
             elif kind == b"order":
+                batch.orders.append(id_.decode())
                 self._desk.take(fields[1].decode(), fields[3], batch)
             elif kind == b"gone":
                 # Its pool was done before: nothing of it was cut off.
@@ -334,14 +329,17 @@ class Leader:
         if not batch:
             lane.committed({}, 0)
             return
-        batch.history_cap = self.history_cap(len(batch.history))
+        batch.history_cap = self.learn_history_cap(len(batch.history))
         done = advance(self._redis, self._lead, OPENING, batch)
         lane.committed(dispatched, done.base)
         self.strays.told(done, batch)
+        self.retention.settled(batch)
         self._desk.answer()
 
-    def history_cap(self, rows: int) -> int:
-        """Entries that the history may have, so that it holds about ``bridge_history`` deliveries."""
+    def learn_history_cap(self, rows: int) -> int:
+        """Learns from a batch with so many rows how many an entry of the history has on average (none: nothing to
+        learn); the entries that it may have, so that it holds about ``bridge_history`` deliveries.
+        """
         if rows:
             self._rows_per_entry += (rows - self._rows_per_entry) * 0.02
         return max(1, int(self._settings.history / self._rows_per_entry))

@@ -2,7 +2,8 @@
 
 Orders come through the outcome stream, so that they are in line with what workers say, and only a leader acts on them.
 What an order changes is written in the very step that settles its entry: when the leader dies before, the next one
-reads the order again; after it, the order is done, and only its answer is missing. `bridge.orders` is the other side.
+reads the order again; after it, the order is done, and only its answer is missing. Whoever gave it may withdraw it
+until then: the step does nothing when the entry is gone, and the lane is read anew. `bridge.orders` is the other side.
 """
 
 from __future__ import annotations
@@ -17,11 +18,11 @@ from redis.exceptions import ResponseError
 
 from bridge.dead import read_letter
 from bridge.names import WorkerWord
+from bridge.pending import claim_back, pending_under
 from bridge.picture import Consumer, Ticket, id_key
-from bridge.rebuild import claim_back
 from routing.history import What
 from routing.messages import Message
-from routing.transitions import Batch, drain, unname
+from routing.transitions import Batch, unname
 
 if TYPE_CHECKING:
     from bridge.leader import Leader
@@ -30,8 +31,6 @@ logger = get_logger(__name__)
 
 #: Seconds that an answer waits for whoever asked.
 ANSWER_S = 60
-#: Entries that are claimed at once.
-PAGE = 1000
 
 Answer = dict[str, Any]
 
@@ -113,21 +112,15 @@ class OrderDesk:
         shelf = lane.parked_name(name)
         # What this very batch has put there is not there yet.
         fresh = batch.shelved.pop(shelf, [])
-        ids = self._pending_under(shelf)
+        ids = list(pending_under(self._leader, shelf))
+        if (short := ticket.shelved - len(fresh) - len(ids)) > 0:
+            # Somebody took them from the pending list since that was looked at.
+            self._leader.strays.mend_parked({ticket: short})
+            ids = list(pending_under(self._leader, shelf))
         claim_back(self._leader, lane.settings.master, ids, batch, spared={ticket.front_id})
         lane.unpark(ticket, batch)
         self._emptied.append(shelf)
         return {"ok": True, "messages": len(ids) + len(fresh)}
-
-    def _pending_under(self, name: str) -> list[str]:
-        found: list[str] = []
-        start = "-"
-        while True:
-            page = self._leader.wire.call("XPENDING", self._keys.stream, self._keys.group, start, "+", PAGE, name)
-            found += [entry[0].decode() for entry in page]
-            if len(page) < PAGE:
-                return found
-            start = f"({found[-1]}"
 
     # -- consumers -------------------------------------------------------------------------------------------------
 
@@ -137,17 +130,16 @@ class OrderDesk:
             return {"error": f"there is no consumer {order['consumer']}"}
         started = orjson.loads(consumer.registration).get("started")
         text = orjson.dumps({"at_ms": int(time.time() * 1000), "started": started}).decode()
-        drain(self._leader.redis, self._leader.leadership, consumer.name, text)
+        batch.drains[consumer.name] = text
         consumer.draining = True
-        self._leader.recovery.empty(consumer, batch)
+        self._leader.queues.empty(consumer, batch)
         return {"ok": True, "in_flight": consumer.messages}
 
     def _resume(self, order: dict[str, Any], batch: Batch) -> Answer:
-        del batch
         consumer = self._consumer(order["consumer"])
         if consumer is None:
             return {"error": f"there is no consumer {order['consumer']}"}
-        drain(self._leader.redis, self._leader.leadership, consumer.name, "")
+        batch.drains[consumer.name] = ""
         consumer.draining = False
         return {"ok": True, "in_flight": consumer.messages}
 
@@ -170,7 +162,7 @@ class OrderDesk:
             lane.make_ready(ticket)
         for ticket in flying:
             ticket.moving = to
-        moved = len(ready) + self._leader.recovery.recall(consumer, batch)
+        moved = len(ready) + self._leader.queues.take_back(consumer, batch)
         if flying:
             self._leader.say(consumer, WorkerWord.GIVE_BACK, batch)
         return {"ok": True, "moved": moved, "running": sum(1 for ticket in flying if ticket.run)}

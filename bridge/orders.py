@@ -3,7 +3,8 @@
 Only a leader writes, so whoever wants something of a lane asks its leader. An order is an entry of the outcome stream
 (`bridge.outcomes`), which the leader reads anyway; it does the order in the very step in which it settles that entry,
 and then answers on a list of the order's own. So an order is carried out once: a leader that dies before that step
-leaves the entry to the next one, and one that dies after it has done the order, and only its answer is lost.
+leaves the entry to the next one, and one that dies after it has done the order, and only its answer is lost. Whoever
+gave the order withdraws it by deleting the entry: of that and the step, one comes first, and the other does nothing.
 
 An order::
 
@@ -67,11 +68,10 @@ def give(redis: Redis, keys: LaneKeys, order: dict[str, Any], timeout_s: float =
             raise OrderFailed("interrupted; the order was withdrawn") from None
         raise OrderFailed("interrupted; a master has taken the order, and carries it out") from None
     if found is None:
-        withdrawn = _withdraw(redis, keys, entry)
-        # It may have been taken in the last moment; and a leader that had read it already does it all the same.
-        found = _await(redis, reply, LAST_S)
-        if found is None and withdrawn:
+        if _withdraw(redis, keys, entry):
             raise OrderFailed(_unanswered(redis, keys, timeout_s))
+        # It was taken in the last moment, and the answer is on its way.
+        found = _await(redis, reply, LAST_S)
     if found is None:
         # It was taken, maybe long ago, by a master that did not live to answer.
         raise OrderFailed(
@@ -110,7 +110,9 @@ def _await(redis: Redis, reply: str, timeout_s: float) -> bytes | None:
 
 
 def _withdraw(redis: Redis, keys: LaneKeys, entry: bytes) -> bool:
-    """Takes the order back; False when it was taken by a leader: entries leave the stream as they are settled."""
+    """Takes the order back; False when it was taken by a leader: entries leave the stream in the step that settles
+    them, and that step does nothing when the entry of an order that it carries out has left before.
+    """
     try:
         return bool(redis.execute_command("XDEL", keys.outcomes, entry))
     except UNAVAILABLE as exc:

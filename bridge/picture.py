@@ -10,6 +10,8 @@ from routing.records import LostAttempt
 #: Consumers that must have ended under a message before it is suspected of having ended them. One alone happens to
 #: every machine some day, and what was in flight there is innocent.
 SUSPECT_AFTER = 2
+#: The largest second half of a stream id.
+LAST_SEQUENCE = 2**64 - 1
 
 
 class Ticket:
@@ -36,14 +38,19 @@ class Ticket:
         "record",
         "run",
         "run_fence",
+        "shelved",
+        "since",
         "spilled_from",
         "tail",
         "turn",
         "waiting",
     )
 
-    def __init__(self, id_: str) -> None:
+    def __init__(self, id_: str, since: str = "") -> None:
         self.id = id_
+        #: Id of the message with which it came into the picture: what came later, of any ticket, is younger. '': it was
+        #: there before anything was read.
+        self.since = since
         #: Messages that are not in flight, oldest first.
         self.waiting: deque[Message] = deque()
         #: Messages in flight, oldest first; their fences are ``fence``, ``fence + 1``, …
@@ -85,6 +92,8 @@ class Ticket:
         self.parked = False
         #: Id of the oldest message that is pending under that name; None: there is none.
         self.parked_from: tuple[int, int] | None = None
+        #: How many are.
+        self.shelved = 0
 
     @property
     def begun(self) -> bool:
@@ -135,8 +144,6 @@ class Consumer:
         "queue",
         "ready",
         "registration",
-        "resend_at",
-        "resends",
         "slots",
         "stalled",
         "stuck",
@@ -152,10 +159,6 @@ class Consumer:
         self.alive = True
         #: It shuts down: what it has is still its own, but it takes nothing more.
         self.leaving = False
-        #: When it is sent once more what it has, since it leaves (monotonic); 0: not.
-        self.resend_at = 0.0
-        #: How often that was done.
-        self.resends = 0
         #: It takes nothing new, by an operator's order.
         self.draining = False
         #: It holds its lease and does not take what is in its queue.
@@ -191,3 +194,15 @@ def id_key(id_: str) -> tuple[int, int]:
     """A stream id as something that sorts."""
     ms, _, sequence = id_.partition("-")
     return int(ms), int(sequence or 0)
+
+
+def id_before(key: tuple[int, int]) -> str:
+    """The newest stream id that is older than ``key``, which is not the first one."""
+    ms, sequence = key
+    return f"{ms}-{sequence - 1}" if sequence else f"{ms - 1}-{LAST_SEQUENCE}"
+
+
+def key_after(key: tuple[int, int]) -> tuple[int, int]:
+    """The oldest id that is newer than ``key``."""
+    ms, sequence = key
+    return (ms, sequence + 1) if sequence < LAST_SEQUENCE else (ms + 1, 0)

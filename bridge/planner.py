@@ -118,11 +118,7 @@ class Planner:
         if consumer is None:
             return
         consumer.alone = ticket
-        while consumer.ready:
-            other = consumer.ready.popleft()
-            other.queued = False
-            other.consumer = None
-            lane.make_ready(other)
+        lane.free_ready(consumer)
 
     # -- who gets which tickets --------------------------------------------------------------------------------------
 

@@ -8,36 +8,45 @@ In this order, since each step needs the one before:
 2. Consumers, with their leases.
 3. Ticket records: what is in flight (with the bodies of those messages), what awaits a retry, what is parked.
 4. Pending entries that no record names, under whatever name: claimed back to the master.
-5. The master's own pending entries, in id order: what waits. Their order is the stream's order.
-6. Records that name a message which is not pending: it is pending again, or, when its entry is gone, dead.
+5. Entries that were acknowledged by hand while nobody led: pending again (`bridge.acknowledged`).
+6. The master's own pending entries, in id order: what waits. Their order is the stream's order.
+7. Records that name a message which is not pending: it is pending again, or, when its entry is gone, dead.
 
 Outcomes need no step: whatever is in the outcome stream was not settled, since settling trims it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from typing import TYPE_CHECKING, Any
 
 from celery.utils.log import get_logger
 from redis.exceptions import ResponseError
 
+from bridge.acknowledged import acknowledged_by_hand
 from bridge.connect import is_full
 from bridge.lane import PARK_AFTER
-from bridge.picture import Consumer, Parcel, Ticket, id_key
+from bridge.pending import (
+    PAGE,
+    claim_back,
+    group_read_to,
+    names_in_group,
+    own_pending,
+    owners,
+    pairs,
+    pending_elsewhere,
+    pending_under,
+)
+from bridge.picture import Consumer, Parcel, Ticket, id_key, key_after
 from bridge.regroup import HALF_MADE, regroup_lane
 from routing import records
 from routing.errors import ConfigurationError
-from routing.messages import Message, Refusal, Refused
+from routing.messages import Message
 from routing.transitions import Batch, adopt
 
 if TYPE_CHECKING:
     from bridge.leader import Leader
 
 logger = get_logger(__name__)
-
-#: Entries in one page.
-PAGE = 1000
 
 
 class Rebuild:
@@ -50,13 +59,18 @@ class Rebuild:
         self._wire = leader.wire
         #: Ticket -> id of the message that its record says comes again.
         self._fronts: dict[Ticket, str] = {}
+        #: Name in the group -> entries that are pending under it.
+        self._owners: dict[str, int] = {}
+        #: Up to there all was done; None: that was never noted.
+        self._floor: tuple[int, int] | None = None
 
     def run(self) -> None:
         self._make_group()
         self._leader.recovery.find_consumers()
         self._read_records()
         master = self._leader.settings.master
-        stray = stray_entries(self._leader)
+        elsewhere = pending_elsewhere(self._leader, self._owners)
+        stray = [id_ for id_ in elsewhere if id_ not in self._lane.in_flight]
         if stray:
             logger.warning("%d pending entries belong to no record: claimed back", len(stray))
             batch = Batch()
@@ -64,6 +78,7 @@ class Rebuild:
             fronts = {*self._fronts.values(), *(ticket.front_id for ticket in self._lane.parked.values())}
             claim_back(self._leader, master, stray, batch, spared=fronts)
             self._leader.advance(batch)
+        self._find_acknowledged()
         self._read_waiting()
         self._find_missing()
         lane = self._lane
@@ -86,21 +101,23 @@ class Rebuild:
             self._wire.call("XGROUP", "CREATE", self._keys.stream, self._keys.group, start, "MKSTREAM")
         except ResponseError as exc:
             # A full server refuses before it looks: and the lane must go on, or room never comes.
-            there = is_full(exc) and self._read_to() is not None
+            there = is_full(exc) and group_read_to(self._leader) is not None
             if str(exc).startswith("WRONGTYPE"):
                 raise ConfigurationError(
                     f"the key {self._keys.stream} is not a stream; name another one with bridge_stream, or delete it"
                 ) from None
             if not there and not str(exc).startswith("BUSYGROUP"):
                 raise
-        names = self._wire.call("XINFO", "CONSUMERS", self._keys.stream, self._keys.group)
+        # Asked in any case: then it is seen at once when the permission for it is not there.
+        names = names_in_group(self._leader)
         if floor is not None:
-            self._mend_group(floor.decode(), {dict(_pairs(told))[b"name"].decode(errors="replace") for told in names})
+            self._floor = id_key(floor.decode())
+            self._mend_group(floor.decode(), names)
         # Whatever is pending was read: a refill may take all of it.
-        self._lane.read_to = id_key(self._read_to() or "0-0")
+        self._lane.read_to = id_key(group_read_to(self._leader) or "0-0")
 
     def _mend_group(self, floor: str, names: set[str]) -> None:
-        read_to = self._read_to() or HALF_MADE
+        read_to = group_read_to(self._leader) or HALF_MADE
         if id_key(read_to) < id_key(floor) or id_key(read_to) <= id_key(HALF_MADE):
             regroup_lane(self._leader, floor, "was destroyed, or set back")
             return
@@ -108,22 +125,14 @@ class Rebuild:
             # With its name went what was pending under it; how far the group had read is still known.
             regroup_lane(self._leader, floor, "has lost the master's name", read_to)
 
-    def _read_to(self) -> str | None:
-        """How far the group has read; None: there is no group."""
-        try:
-            groups = [dict(_pairs(told)) for told in self._wire.call("XINFO", "GROUPS", self._keys.stream)]
-        except ResponseError:
-            return None
-        found = [told[b"last-delivered-id"] for told in groups if told[b"name"] == self._keys.group.encode()]
-        return found[0].decode() if found else None
-
     def _read_records(self) -> None:
         lane = self._lane
-        due = dict(_pairs(self._wire.call("ZRANGE", self._keys.retries, 0, -1, "WITHSCORES")))
+        self._owners = owners(self._leader)
+        due = dict(pairs(self._wire.call("ZRANGE", self._keys.retries, 0, -1, "WITHSCORES")))
         cursor: Any = b"0"
         while True:
             cursor, flat = self._wire.call("HSCAN", self._keys.tickets, cursor, "COUNT", PAGE)
-            for name, text in _pairs(flat):
+            for name, text in pairs(flat):
                 ticket = lane.tickets.get(name.decode()) or Ticket(name.decode())
                 lane.tickets[ticket.id] = ticket
                 ticket.record = text.decode()
@@ -148,9 +157,10 @@ class Rebuild:
         lane.parked[ticket.id] = ticket
         ticket.parked = True
         ticket.front_id = record.ids[0] if record.ids else ""
-        words = (self._keys.stream, self._keys.group, "-", "+", 1, lane.parked_name(ticket.id))
-        for id_, *_ in self._wire.call("XPENDING", *words):
-            ticket.parked_from = id_key(id_.decode())
+        shelf = lane.parked_name(ticket.id)
+        ticket.shelved = self._owners.get(shelf, 0)
+        oldest = next(pending_under(self._leader, shelf, at_once=1), None) if ticket.shelved else None
+        ticket.parked_from = id_key(oldest) if oldest is not None else None
 
     def _put_in_flight(self, ticket: Ticket, record: records.Record) -> None:
         lane = self._lane
@@ -173,13 +183,25 @@ class Rebuild:
         consumer.backlog_ms += parcel.share_ms * len(record.ids)
         consumer.tickets.add(ticket)
         for id_ in record.ids:
-            ticket.run.append(self._body_of(ticket.id, id_))
+            ticket.run.append(body_of(self._leader, ticket.id, id_))
             lane.in_flight[id_] = ticket
             lane.held += 1
 
-    def _body_of(self, ticket: str, id_: str) -> Message:
-        """The message ``id_``; without payload when its entry was deleted from the stream."""
-        return body_of(self._leader, ticket, id_)
+    def _find_acknowledged(self) -> None:
+        leader, lane = self._leader, self._lane
+        if not leader.settings.history or self._floor is None:
+            return
+        floor, read_to = (f"{ms}-{sequence}" for ms, sequence in (self._floor, lane.read_to))
+        # What a record says comes again is looked for by its id (`_find_missing`).
+        fronts = {*self._fronts.values(), *(ticket.front_id for ticket in lane.parked.values())}
+        ids = [id_ for id_ in acknowledged_by_hand(leader, floor, read_to) if id_ not in fronts]
+        if not ids:
+            return
+        logger.warning("%d entries were acknowledged by hand, and not done: they are pending again", len(ids))
+        batch = Batch()
+        batch.count("tampered", len(ids))
+        claim_back(leader, leader.settings.master, ids, batch)
+        leader.advance(batch)
 
     def _read_waiting(self) -> None:
         fronts = set(self._fronts.values())
@@ -196,6 +218,7 @@ class Rebuild:
 
     def _find_missing(self) -> None:
         """Messages that records say come again, and that are not pending: somebody acknowledged or deleted them."""
+        lane = self._lane
         batch = Batch()
         for ticket, id_ in self._fronts.items():
             if ticket.front_id or not any(message.id == id_ for message in ticket.waiting):
@@ -203,8 +226,18 @@ class Rebuild:
                 batch.count("tampered")
                 find_front(self._leader, ticket, id_, batch)
         self._leader.advance(batch)
+        for ticket in lane.parked.values():
+            id_ = ticket.front_id
+            if not id_ or self._wire.call("XPENDING", self._keys.stream, self._keys.group, id_, id_, 1):
+                continue
+            if body_of(self._leader, ticket.id, id_).payload:
+                # What else was taken, and from where on, nobody knows: all of it comes after the floor.
+                ticket.parked_from = min(id_key(id_), ticket.parked_from or id_key(id_))
+                if self._leader.settings.history and self._floor is not None:
+                    ticket.parked_from = min(ticket.parked_from, key_after(self._floor))
+                self._leader.strays.mend_parked({ticket: 1})
         batch = Batch()
-        for ticket in [t for t in self._lane.tickets.values() if t.begun and t.waiting and not t.run]:
+        for ticket in [t for t in lane.tickets.values() if t.begun and t.waiting and not t.run]:
             if self._leader.settling.exhausted(ticket):
                 # The leader before this one took it back from a consumer that ended, and then ended itself.
                 self._leader.settling.condemn(ticket, batch, ticket.cause)
@@ -231,59 +264,3 @@ def body_of(leader: Leader, ticket: str, id_: str) -> Message:
         if isinstance(found, Message):
             return found
     return Message(id_, ticket, "", b"")
-
-
-def claim_back(leader: Leader, name: str, ids: list[str], batch: Batch, spared: Collection[str] = ()) -> int:
-    """Makes ``ids`` pending under ``name``; how many could be. Newer servers forget those whose entries were deleted
-    when they are claimed: they are dead letters, or nobody would ever hear of them; but for ``spared``, which are
-    missed elsewhere.
-    """
-    claimed = 0
-    for start in range(0, len(ids), PAGE):
-        page = ids[start : start + PAGE]
-        count = adopt(leader.redis, leader.leadership, name, page)
-        claimed += count
-        if count < len(page):
-            for id_ in page:
-                if id_ not in spared and not leader.wire.call("XRANGE", leader.settings.keys.stream, id_, id_):
-                    leader.lane.refuse(Refusal(id_, Refused.TRIMMED, "", ()), batch)
-    return claimed
-
-
-def own_pending(leader: Leader, after: str) -> Any:
-    """Pages of the master's own pending entries with ids greater than ``after``, in id order."""
-    keys = leader.settings.keys
-    master = leader.settings.master
-    while True:
-        reply = leader.wire.call(
-            "XREADGROUP", "GROUP", keys.group, master, "COUNT", PAGE, "STREAMS", keys.stream, after
-        )
-        entries = reply[0][1] if reply else []
-        if entries:
-            yield entries
-        if len(entries) < PAGE:
-            return
-        after = entries[-1][0].decode()
-
-
-def stray_entries(leader: Leader) -> list[str]:
-    """Ids that are pending under another name than the master's or a parked ticket's, and in flight in no record."""
-    keys = leader.settings.keys
-    summary = leader.wire.call("XPENDING", keys.stream, keys.group)
-    stray = []
-    parked = {leader.lane.parked_name(ticket).encode() for ticket in leader.lane.parked}
-    for name, _ in summary[3] or ():
-        if name == leader.settings.master.encode() or name in parked:
-            continue
-        start = "-"
-        while True:
-            page = leader.wire.call("XPENDING", keys.stream, keys.group, start, "+", PAGE, name)
-            stray += [id_.decode() for id_, *_ in page if id_.decode() not in leader.lane.in_flight]
-            if len(page) < PAGE:
-                break
-            start = "(" + page[-1][0].decode()
-    return stray
-
-
-def _pairs(flat: Any) -> list[tuple[bytes, bytes]]:
-    return [(flat[i], flat[i + 1]) for i in range(0, len(flat), 2)]

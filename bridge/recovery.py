@@ -28,16 +28,14 @@ from typing import TYPE_CHECKING, Any
 import orjson
 from celery.utils.log import get_logger
 
-from bridge.names import HEADER_RUNS, WorkerWord
 from bridge.outcomes import Kind, Outcome
 from bridge.picture import Consumer, Ticket
-from bridge.worker.farewell import returned
 from routing import records
 from routing.errors import LaneConflict, NotLeading
 from routing.history import What
 from routing.policies import PolicyName
 from routing.records import LostAttempt
-from routing.transitions import Batch, drain, forget, recall, reroute, resend
+from routing.transitions import Batch, drain, forget, reroute, resend
 from routing.words import ReturnWord
 
 if TYPE_CHECKING:
@@ -47,12 +45,6 @@ logger = get_logger(__name__)
 
 #: Seconds for which an order to drain a consumer that is not registered is kept.
 DRAIN_KEPT_S = 3600
-#: Seconds after which a consumer that leaves is sent once more what it has.
-RESEND_S = 0.15
-#: And how often.
-RESENDS = 3
-#: Celery messages that are taken back from a queue at once.
-RECALL = 100
 
 
 class Recovery:
@@ -110,7 +102,7 @@ class Recovery:
                 if lane.settings.policy is PolicyName.RENDEZVOUS:
                     # Tickets whose place is at the new one move there, between two messages.
                     for other in lane.consumers.values():
-                        self._free_ready(other)
+                        lane.free_ready(other)
         return left
 
     def _forget_drain(self, name: bytes, order: dict[str, Any], registration: bytes | None) -> None:
@@ -127,18 +119,8 @@ class Recovery:
         consumer = self._lane.consumers.get(incarnation)
         if consumer is not None and not consumer.leaving:
             consumer.leaving = True
-            consumer.resend_at = time.monotonic() + RESEND_S
-            self._leader.look_in(RESEND_S)
             logger.info("consumer %s is leaving", consumer.name)
-            self._free_ready(consumer)
-
-    def _free_ready(self, consumer: Consumer) -> None:
-        """Tickets that wait for room at ``consumer`` wait for anybody's."""
-        while consumer.ready:
-            ticket = consumer.ready.popleft()
-            ticket.queued = False
-            ticket.consumer = None
-            self._lane.make_ready(ticket)
+            self._lane.free_ready(consumer)
 
     def look(self) -> None:
         """Looks at all leases, moves the tickets of consumers that are over, and looks for what went astray."""
@@ -149,8 +131,7 @@ class Recovery:
                 self._retire(self._lane.consumers[incarnation])
         # Of those that were retired before their word was read, nothing is to be told any more.
         self.given_up = {i: ran for i, ran in self.given_up.items() if i in self._lane.consumers}
-        self._find_recovered()
-        self._ask_the_leaving()
+        self._leader.queues.find_recovered()
         self._find_lost([c for c in self._lane.consumers.values() if c.alive and c.tickets])
         # A consumer that came, or tickets that lost theirs.
         self._leader.advance(Batch())
@@ -159,7 +140,7 @@ class Recovery:
         """The lease of ``consumer`` is over."""
         lane = self._lane
         consumer.alive = False
-        self._free_ready(consumer)
+        lane.free_ready(consumer)
         self._leader.settle_all()
         while consumer.tickets:
             word = self._reroute(consumer)
@@ -216,7 +197,7 @@ class Recovery:
             moves,
             ids,
             notes.history,
-            self._leader.history_cap(len(notes.history)),
+            self._leader.learn_history_cap(len(notes.history)),
         )
         if word is not ReturnWord.OK:
             return word
@@ -252,70 +233,10 @@ class Recovery:
         if batch:
             self._leader.advance(batch)
 
-    # -- consumers that take nothing ---------------------------------------------------------------------------------
-
-    def empty(self, consumer: Consumer, batch: Batch) -> None:
-        """What waits for ``consumer``, or at it, waits for anybody; what runs there goes on."""
-        self._free_ready(consumer)
-        self.recall(consumer, batch)
-        if consumer.tickets:
-            self._leader.say(consumer, WorkerWord.GIVE_BACK, batch)
-
-    def recall(self, consumer: Consumer, batch: Batch) -> int:
-        """Takes back what ``consumer`` has not taken from its queue; the number of runs."""
-        runs = 0
-        while texts := recall(self._leader.redis, self._leader.leadership, consumer.name, RECALL):
-            for text in texts:
-                message = orjson.loads(text)
-                if any(run[4] for run in message["headers"][HEADER_RUNS]):
-                    # It was sent twice: the other copy may be in the worker's hands. If not, it will be missed again.
-                    continue
-                for outcome in returned(message, consumer.incarnation):
-                    ticket = self._lane.in_flight.get(outcome.message_id)
-                    if ticket is None or not ticket.dispatched_at:
-                        # Sent by a leader before this one: after an outage of the server the queue may hold again what
-                        # the worker took from it before. If it is in nobody's hands, it will be missed.
-                        continue
-                    runs += 1
-                    self._leader.settling.settle(outcome, batch)
-            if len(texts) < RECALL:
-                break
-        return runs
-
-    def _probe(self, consumer: Consumer, oldest: bytes, now: float) -> None:
-        """``oldest`` is next in the queue of ``consumer``. When it stays there for a lease, the worker lives and does
-        not consume: its loop is stuck, somebody told it to stop consuming, or, with a solo pool, it runs one long task.
-        What is in its queue goes to others; it gets no more until it takes a probe from its queue.
-        """
-        text, since = consumer.stuck
-        if text != oldest:
-            consumer.stuck = (oldest, now)
-            return
-        if consumer.stalled or now - since < self._settings.lease:
-            return
-        consumer.stalled = True
-        batch = Batch()
-        self._free_ready(consumer)
-        runs = self.recall(consumer, batch)
-        batch.count("stalled")
-        self._leader.say(consumer, WorkerWord.PROBE, batch)
-        logger.warning(
-            "consumer %s holds its lease and takes nothing from its queue: %d runs go elsewhere", consumer.name, runs
-        )
-        self._leader.advance(batch)
-
-    def _find_recovered(self) -> None:
-        """Consumers that took the probe from their queue."""
-        stalled = [consumer for consumer in self._lane.consumers.values() if consumer.stalled and consumer.alive]
-        for consumer in stalled:
-            if not self._leader.redis.llen(consumer.queue):
-                consumer.stalled = False
-                logger.info("consumer %s takes from its queue again", consumer.name)
-
     # -- what went astray ----------------------------------------------------------------------------------------
 
     def _find_lost(self, consumers: list[Consumer]) -> None:
-        """Gives back runs that their consumer, asked twice, does not know of."""
+        """Sends again what two reports of its consumer do not name, and its queue does not hold."""
         if not consumers:
             return
         keys = self._settings.keys
@@ -323,17 +244,16 @@ class Recovery:
         now = time.monotonic()
         old = {c: [t for t in c.tickets if now - t.dispatched_at > 2 * period] for c in consumers}
         # All that have something, or a queue that nobody takes from would be noticed a good part of a lease later.
-        asked = consumers
         with self._leader.redis.pipeline(transaction=False) as pipe:
-            for consumer in asked:
+            for consumer in consumers:
                 pipe.get(keys.held(consumer.incarnation))
                 pipe.lindex(consumer.queue, -1)
             replies = pipe.execute()
         suspects: list[Ticket] = []
-        for i, consumer in enumerate(asked):
+        for i, consumer in enumerate(consumers):
             report, queued = replies[2 * i], replies[2 * i + 1]
             if queued:
-                self._probe(consumer, queued, now)
+                self._leader.queues.probe(consumer, queued, now)
             if not report or queued:
                 # Without a report nothing is known; what is in the queue may be what is missing.
                 consumer.missed.clear()
@@ -361,36 +281,11 @@ class Recovery:
                 self._resend(ticket, ticket.consumer, batch)
         self._leader.advance(batch)
 
-    def _ask_the_leaving(self) -> None:
-        """A blocking read that a worker had begun when it was asked to stop takes one more Celery message from the
-        queue, and nobody may read the reply before the worker ends. So what it has is sent once more: it refuses what
-        it holds, and gives the rest back.
-        """
-        now = time.monotonic()
-        asked = []
-        for consumer in self._lane.consumers.values():
-            if consumer.resend_at > now:
-                self._leader.look_in(consumer.resend_at - now)
-            elif consumer.resend_at and consumer.alive:
-                asked.append(consumer)
-        if not asked:
-            return
-        self._leader.settle_all()
-        for consumer in asked:
-            # Again, since that very read may take the second copy, too; not for ever: what runs may run for long.
-            consumer.resends += 1
-            consumer.resend_at = now + RESEND_S if consumer.resends < RESENDS else 0.0
-            for ticket in [ticket for ticket in consumer.tickets if ticket.run]:
-                self._send_again(ticket, consumer)
-
-    def _send_again(self, ticket: Ticket, consumer: Consumer) -> None:
+    def _resend(self, ticket: Ticket, consumer: Consumer, batch: Batch) -> None:
         text = self._leader.text_again(ticket, consumer)
         word = resend(self._leader.redis, self._leader.leadership, consumer.name, ticket.id, ticket.record, text)
         if word is not ReturnWord.OK:
             raise LaneConflict(f"ticket {ticket.id!r} is not where this master thought it was")
-
-    def _resend(self, ticket: Ticket, consumer: Consumer, batch: Batch) -> None:
-        self._send_again(ticket, consumer)
         logger.warning(
             "ticket %s: its run (fence %d) is not known to %s: it goes out again",
             *(ticket.id, ticket.fence, consumer.name),

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from bridge.picture import Ticket, id_key
-from bridge.rebuild import find_front, own_pending
+from bridge.pending import own_pending
+from bridge.picture import Ticket, id_before, id_key, key_after
+from bridge.rebuild import find_front
 from routing.messages import Refusal
 from routing.transitions import Batch
 
@@ -31,7 +32,7 @@ class Refill:
         start = min(t.spilled_from for t in hungry if t.spilled_from is not None)
         # Only these are read from their first spilled message on.
         served = {t for t in lane.spilled if t.spilled_from is not None and t.spilled_from >= start}
-        cursor = f"{start[0]}-{start[1] - 1}" if start[1] else f"{start[0] - 1}-{2**64 - 1}"
+        cursor = id_before(start)
         cap = lane.cap
         satisfied: set[Ticket] = set()
         trimmed: list[Refusal] = []
@@ -66,9 +67,9 @@ class Refill:
                 lane.make_ready(ticket)
             if entries and satisfied.issuperset(hungry):
                 # Those that are not satisfied have been read up to here only.
-                ms, sequence = id_key(entries[-1][0].decode())
+                next_one = key_after(id_key(entries[-1][0].decode()))
                 for ticket in served - satisfied:
-                    ticket.spilled_from = max(ticket.spilled_from or (0, 0), (ms, sequence + 1))
+                    ticket.spilled_from = max(ticket.spilled_from or (0, 0), next_one)
                 break
         else:
             # Read to the end: what was not satisfied has all it has in memory.

@@ -40,7 +40,7 @@ def regroup_lane(leader: Leader, floor: str, why: str, read_to: str = "") -> Non
     """
     keys = leader.settings.keys
     logger.error("the group %s of %s %s: putting it right from %s on", keys.group, keys.stream, why, floor)
-    ended, replayed = _ended_after(leader, floor)
+    ended, replayed = ended_after(leader, floor)
     named = _named_in_records(leader)
     newest = max(map(id_key, {floor, *ended, *named, *replayed}))
     upto = read_to or f"{newest[0]}-{newest[1]}"
@@ -77,7 +77,7 @@ def _named_in_records(leader: Leader) -> list[str]:
             return found
 
 
-def _ended_after(leader: Leader, floor: str) -> tuple[set[str], list[str]]:
+def ended_after(leader: Leader, floor: str) -> tuple[set[str], list[str]]:
     """Ids after ``floor`` that the history knows as done or dead; and those up to it that were put back since then,
     and are not done again.
     """

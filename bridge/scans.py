@@ -10,7 +10,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import orjson
+
 from bridge.picture import id_key
+from routing.history import What, read_entry
 
 if TYPE_CHECKING:
     from redis import Redis
@@ -27,6 +30,8 @@ PAGE_MAX = 1000
 PAGE_BYTES = 4 * 1024 * 1024
 #: Message ids that a search keeps.
 IDS_KEPT = 10
+#: After these a message does not come again, unless it is replayed.
+LAST = (What.DONE, What.DEAD, What.REFUSED, What.SKIPPED)
 
 
 @dataclass(frozen=True)
@@ -141,6 +146,36 @@ def backwards(redis: Redis, keys: LaneKeys, ticket: bytes, from_: str) -> str | 
             pages.took(fields)
             if ticket_of(fields) == ticket:
                 return str(id_.decode())
+        if len(page) < size:
+            return None
+        end = f"({page[-1][0].decode()}"
+    return None
+
+
+def last_ended(redis: Redis, keys: LaneKeys, ticket: str) -> str | None:
+    """The youngest message of the ticket in the newest step of the history in which one of its messages ended; None
+    when the search's bound has none, or there is no history. For what has left the stream.
+    """
+    pages = _Pages()
+    # As the leader writes it: most entries need not be parsed.
+    named = orjson.dumps(ticket)
+    end = "+"
+    while not pages.spent:
+        size = pages.next
+        page = redis.execute_command("XREVRANGE", keys.history, end, "-", "COUNT", size)
+        for id_, fields in page:
+            pages.took(fields)
+            data = dict(zip(fields[::2], fields[1::2], strict=True)).get(b"d", b"")
+            if named not in data:
+                continue
+            try:
+                rows = read_entry(id_, data)
+            except (ValueError, TypeError):
+                # No entry of a history.
+                continue
+            ended = [row.message_id for row in rows if row.ticket == ticket and row.what in LAST]
+            if ended:
+                return max(ended, key=id_key)
         if len(page) < size:
             return None
         end = f"({page[-1][0].decode()}"

@@ -70,6 +70,8 @@ class Settings(BaseModel):
     bundle_ms: float = Field(10.0, ge=0, le=10_000)
     #: Deliveries that the history keeps, about; 0 turns it off.
     history: int = Field(100_000, ge=0, le=100_000_000)
+    #: Seconds that an entry stays in the stream, once all groups have acknowledged it; None: it stays for ever.
+    retention: float | None = Field(0.0, ge=0, le=100 * 365 * 86_400)
     #: Messages that the master keeps in memory at most; the rest waits in Redis.
     window: int = Field(50_000, ge=100, le=10_000_000)
 
@@ -84,7 +86,7 @@ class Settings(BaseModel):
                 raise ValueError(f"must be one of {names}") from None
         return value
 
-    @field_validator("lease", "leader_lease", "bundle_ms", mode="before")
+    @field_validator("lease", "leader_lease", "bundle_ms", "retention", mode="before")
     @classmethod
     def _whole_seconds(cls, value: object) -> object:
         return float(value) if isinstance(value, int) and not isinstance(value, bool) else value

@@ -58,36 +58,46 @@ class Settling:
                 batch.history.append([outcome.message_id, "", "", "", 0, outcome.fence, *times, What.STALE.value])
             return None
         lane.touch(ticket, batch)
-        kind = outcome.kind
-        if kind is Kind.DONE:
-            message = ticket.run.popleft()
-            lane.landed(ticket, message)
-            self._measure(message.task, outcome.service_ms)
-            batch.acknowledged.append(message.id)
-            batch.count("done")
-            if self._historical:
-                self.note(batch, ticket, message, What.DONE, outcome)
-            ticket.cleared()
-            if ticket.run:
-                ticket.fence += 1
-            else:
-                lane.run_over(ticket)
-        elif kind is Kind.RETURNED:
-            self.note_run(batch, ticket, What.RETURNED, outcome)
-            self._take_back(ticket, batch)
-            if ticket.begun:
-                # What it has behind it must outlive this leader, so the record stays.
-                ticket.cause = ticket.cause or "given back"
-                lane.hold_back(ticket, lane.now_ms())
-            batch.count("returned")
-            # It had its turn.
-            lane.make_ready(ticket, first=True)
+        if outcome.kind is Kind.DONE:
+            self._done(ticket, outcome, batch)
+        elif outcome.kind is Kind.RETURNED:
+            self._returned(ticket, outcome, batch)
         else:
             self._failed(ticket, outcome, batch)
-        lane.make_ready(ticket)
         return ticket
 
+    def _done(self, ticket: Ticket, outcome: Outcome, batch: Batch) -> None:
+        """It succeeded: the next one of the run is in flight already, or the ticket is ready for another run."""
+        lane = self._lane
+        message = ticket.run.popleft()
+        lane.landed(ticket, message)
+        self._measure(message.task, outcome.service_ms)
+        batch.acknowledged.append(message.id)
+        batch.count("done")
+        if self._historical:
+            self.note(batch, ticket, message, What.DONE, outcome)
+        ticket.cleared()
+        if ticket.run:
+            ticket.fence += 1
+            return
+        lane.run_over(ticket)
+        lane.make_ready(ticket)
+
+    def _returned(self, ticket: Ticket, outcome: Outcome, batch: Batch) -> None:
+        """It was never begun: it waits again, and is charged nothing."""
+        lane = self._lane
+        self.note_run(batch, ticket, What.RETURNED, outcome)
+        self._take_back(ticket, batch)
+        if ticket.begun:
+            # What it has behind it must outlive this leader, so the record stays.
+            ticket.cause = ticket.cause or "given back"
+            lane.hold_back(ticket, lane.now_ms())
+        batch.count("returned")
+        # It had its turn.
+        lane.make_ready(ticket, first=True)
+
     def _failed(self, ticket: Ticket, outcome: Outcome, batch: Batch) -> None:
+        """It raised, or was cut off alone: it comes again after its backoff, or is dead."""
         lane = self._lane
         message = ticket.run[0]
         consumer = ticket.consumer.name if ticket.consumer is not None else ""
@@ -106,14 +116,14 @@ class Settling:
             ticket.lost = None
         self._take_back(ticket, batch)
         if over:
-            self.give_up(ticket, batch, outcome, attempts=attempt, consumer=consumer)
+            self._give_up(ticket, batch, outcome, attempts=attempt, consumer=consumer)
             return
         delay = outcome.delay_ms if outcome.delay_ms is not None else self._delay_ms(attempt)
         lane.hold_back(ticket, lane.now_ms() + delay)
         ticket.cause = outcome.error[:CAUSE_CHARS]
         batch.count("retried")
 
-    def give_up(self, ticket: Ticket, batch: Batch, outcome: Outcome, *, attempts: int, consumer: str) -> None:
+    def _give_up(self, ticket: Ticket, batch: Batch, outcome: Outcome, *, attempts: int, consumer: str) -> None:
         """The oldest waiting message of ``ticket`` goes to the dead letters; the ticket goes on, or stands still."""
         lane = self._lane
         message = ticket.waiting.popleft()
@@ -138,6 +148,7 @@ class Settling:
         ticket.due_ms = 0
         if self._parks(message.task) and ticket.park_reason is None:
             ticket.park_reason = f"message {message.id} is dead: {outcome.error[:CAUSE_CHARS]}"
+        lane.make_ready(ticket)
 
     def condemn(self, ticket: Ticket, batch: Batch, error: str) -> None:
         """The oldest waiting message has had all its attempts, or its entry is gone: it is dead without another one."""
@@ -148,8 +159,7 @@ class Settling:
         if self._historical:
             self.note(batch, ticket, message, What.DEAD, Outcome(message.id, 0, Kind.LOST))
         attempts = max(1, ticket.attempt - 1)
-        self.give_up(ticket, batch, Outcome(message.id, 0, Kind.LOST, error=error), attempts=attempts, consumer="")
-        lane.make_ready(ticket)
+        self._give_up(ticket, batch, Outcome(message.id, 0, Kind.LOST, error=error), attempts=attempts, consumer="")
 
     def exhausted(self, ticket: Ticket) -> bool:
         """Whether the oldest waiting message has no attempt left, or nothing that could be handled."""

@@ -6,6 +6,8 @@ The pending list is the leader's own: whatever differs there from its picture wa
 - Entries in flight that are pending under another name, or under none (XACK, XGROUP DELCONSUMER): pending again where
   they belong. An acknowledgement by hand does not make a message done: only its outcome does.
 - Entries that wait and are not pending any more (XGROUP DELCONSUMER of the master's name): pending again.
+- Entries of a parked ticket that are not pending under its own name any more: pending there again. The picture knows
+  how many there must be; a new leader knows only of the message that was begun, if one was.
 - The group itself (XGROUP DESTROY, a deleted stream): made anew; `Rebuild` decides what of it is undone.
 - A group that was set back or forward (XGROUP SETID): put where it was. What is done is not done again, nor is anything
   left out, because somebody moved a number; whoever wants a message again pushes it again, or replays a dead one.
@@ -16,19 +18,19 @@ Each is counted as ``tampered``, the group as ``regrouped``.
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from celery.utils.log import get_logger
-from redis.exceptions import ResponseError
 
-from bridge.picture import id_key
-from bridge.rebuild import claim_back
-from bridge.regroup import HALF_MADE
+from bridge.pending import PAGE, claim_back, names_in_group, owners, pairs, pending_elsewhere, pending_under
+from bridge.picture import Ticket, id_before, id_key
+from bridge.regroup import HALF_MADE, ended_after
+from bridge.undone import oldest_undone
 from routing.errors import LaneConflict
 from routing.transitions import Advanced, Batch, adopt, floor, regroup
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from bridge.leader import Leader
 
@@ -36,8 +38,6 @@ logger = get_logger(__name__)
 
 #: Seconds between two comparisons of the pending list with the picture.
 COMPARE_S = 2.0
-#: Entries in one page.
-PAGE = 1000
 
 
 class Strays:
@@ -59,9 +59,9 @@ class Strays:
         """What a script found: entries that were not pending, and should have been."""
         # What is revived from the dead letters was not pending, and rightly so.
         tampered = max(0, done.mended - len(batch.revived))
-        missing = len(set(batch.acknowledged)) - done.acknowledged
-        if missing > 0:
-            tampered += missing
+        if done.acknowledged < len(batch.acknowledged):
+            # An entry may be named twice, and is acknowledged once.
+            tampered += len(set(batch.acknowledged)) - done.acknowledged
         if tampered:
             logger.warning("%d entries had been taken from the pending list by somebody else", tampered)
             self._tampered += tampered
@@ -75,25 +75,44 @@ class Strays:
         if time.monotonic() < self._compare_at:
             return
         self._compare_at = time.monotonic() + COMPARE_S
-        self.compare()
+        if self.compare():
+            self._leader.retention.sweep()
         self._note_floor()
 
-    def compare(self) -> None:
-        """Compares, and mends."""
-        try:
-            summary = self._leader.wire.call("XPENDING", self._keys.stream, self._keys.group)
-        except ResponseError as exc:
-            if not str(exc).startswith("NOGROUP"):
-                raise
-            raise LaneConflict(f"the group {self._keys.group} of {self._keys.stream} is gone") from None
-        owners = {name: int(count) for name, count in summary[3] or ()}
-        if self._mend_in_flight(owners):
+    def compare(self) -> bool:
+        """Compares, and mends; whether there was nothing to mend."""
+        found = owners(self._leader)
+        if self._mend_in_flight(found):
             # What was counted before is not so any more: the rest is for the next time.
-            return
+            return False
         waiting = self._lane.held - len(self._lane.in_flight)
-        missing = waiting - self._deleted_waiting - owners.get(self._leader.settings.master.encode(), 0)
+        missing = waiting - self._deleted_waiting - found.get(self._leader.settings.master, 0)
         if missing > 0:
             self._mend_waiting(missing)
+        short = {
+            ticket: ticket.shelved - left
+            for ticket in self._lane.parked.values()
+            if (left := found.get(self._lane.parked_name(ticket.id), 0)) < ticket.shelved
+        }
+        if short:
+            self.mend_parked(short)
+        return missing <= 0 and not short
+
+    def mend_parked(self, short: dict[Ticket, int]) -> None:
+        """Of parked tickets, so many entries at least are not pending any more under the name of each. Which ones is
+        not in memory: all that is undone of the ticket is pending there again.
+        """
+        lane = self._lane
+        self._say("%d entries of parked tickets were taken from the pending list: they are again", sum(short.values()))
+        tickets = {ticket.id: ticket for ticket in short}
+        since = {name: ticket.parked_from for name, ticket in tickets.items() if ticket.parked_from is not None}
+        for name, ids in self._undone(since):
+            self._adopt(lane.parked_name(name), ids)
+        for name, ticket in tickets.items():
+            # What was deleted from the stream as well nothing can make pending.
+            ids = list(pending_under(self._leader, lane.parked_name(name)))
+            ticket.shelved = len(ids)
+            ticket.parked_from = id_key(ids[0]) if ids else ticket.parked_from
 
     def put_group_back(self, why: str) -> None:
         """The group has not read as far as this leader has, or further: it is put where it was.
@@ -102,12 +121,11 @@ class Strays:
         """
         stream, group = self._keys.stream, self._keys.group
         read_to = "-".join(map(str, self._lane.read_to))
-        names = self._leader.wire.call("XINFO", "CONSUMERS", stream, group)
-        known = {dict(zip(told[::2], told[1::2], strict=True))[b"name"] for told in names}
+        known = names_in_group(self._leader)
         further = self._leader.wire.call("XPENDING", stream, group, f"({read_to}", "+", 1)
         if further:
             raise LaneConflict(why)
-        if self._leader.settings.master.encode() not in known or self._lane.parked:
+        if self._leader.settings.master not in known or self._lane.parked:
             # It may be another group than before, in which nothing of a parked ticket is pending.
             regroup(self._leader.redis, self._leader.leadership, HALF_MADE)
             raise LaneConflict(why)
@@ -120,15 +138,11 @@ class Strays:
             batch.count("tampered", self._tampered)
             self._tampered = 0
 
-    def _mend_in_flight(self, owners: dict[bytes, int]) -> bool:
+    def _mend_in_flight(self, names: Iterable[str]) -> bool:
         """Whether there was anything to mend."""
         lane = self._lane
         master = self._leader.settings.master
-        shelves = {lane.parked_name(ticket).encode() for ticket in lane.parked}
-        found: dict[str, str] = {}
-        for name in owners:
-            if name != master.encode() and name not in shelves:
-                found.update((id_, name.decode()) for id_ in self.pending_under(name))
+        found = pending_elsewhere(self._leader, names)
         strange = [id_ for id_ in found if id_ not in lane.in_flight]
         if strange:
             self._say("%d pending entries belong to no record: claimed back", len(strange))
@@ -164,34 +178,29 @@ class Strays:
         spilled = {ticket.id: ticket.spilled_from for ticket in lane.spilled if ticket.spilled_from is not None}
         if not spilled:
             return
-        # Of a ticket that is spilled, all entries from there on are undone.
-        start = min(spilled.values())
-        for page in self._entries(f"{start[0]}-{start[1]}", f"{lane.read_to[0]}-{lane.read_to[1]}"):
-            ids = []
-            for id_, fields in page:
-                ticket = (
-                    dict(zip(fields[::2], fields[1::2], strict=True)).get(b"ticket_id", b"").decode(errors="replace")
-                )
-                if ticket in spilled and id_key(id_.decode()) >= spilled[ticket]:
-                    ids.append(id_.decode())
+        for _, ids in self._undone(spilled):
             self._adopt(self._leader.settings.master, ids)
 
-    def pending_under(self, name: bytes) -> Iterator[str]:
-        """Ids of the entries that are pending under ``name``."""
-        start = "-"
-        while True:
-            page = self._leader.wire.call("XPENDING", self._keys.stream, self._keys.group, start, "+", PAGE, name)
-            for id_, *_ in page:
-                yield id_.decode()
-            if len(page) < PAGE:
-                return
-            start = "(" + page[-1][0].decode()
-
-    def _entries(self, start: str, end: str) -> Iterator[Any]:
+    def _undone(self, since: dict[str, tuple[int, int]]) -> Iterator[tuple[str, list[str]]]:
+        """Of the tickets in ``since``, those entries from the given id on that were read and are neither done nor dead:
+        (ticket, ids), several times each. What is newer than that id is undone, as a rule; but what is there may have
+        been put back, and then the messages after it were done before. That only the history can tell.
+        """
+        if not since:
+            return
+        lane = self._lane
+        first = min(since.values())
+        ended, _ = ended_after(self._leader, id_before(first))
+        start, end = (f"{ms}-{sequence}" for ms, sequence in (first, lane.read_to))
         while True:
             page = self._leader.wire.call("XRANGE", self._keys.stream, start, end, "COUNT", PAGE)
-            if page:
-                yield page
+            found: dict[str, list[str]] = {}
+            for raw_id, fields in page:
+                id_ = raw_id.decode()
+                name = dict(pairs(fields)).get(b"ticket_id", b"").decode(errors="replace")
+                if name in since and id_key(id_) >= since[name] and id_ not in ended:
+                    found.setdefault(name, []).append(id_)
+            yield from found.items()
             if len(page) < PAGE:
                 return
             start = "(" + page[-1][0].decode()
@@ -207,12 +216,8 @@ class Strays:
 
     def _note_floor(self) -> None:
         lane = self._lane
-        oldest = lane.oldest_undone()
-        ms, sequence = lane.read_to if oldest is None else oldest
-        if oldest is not None:
-            # The one before it.
-            ms, sequence = (ms, sequence - 1) if sequence else (ms - 1, 2**64 - 1)
-        text = f"{ms}-{sequence}"
-        if ms > 0 and text != self._floor:
+        oldest = oldest_undone(lane)
+        text = "-".join(map(str, lane.read_to)) if oldest is None else id_before(oldest)
+        if id_key(text)[0] > 0 and text != self._floor:
             floor(self._leader.redis, self._leader.leadership, text)
             self._floor = text

@@ -19,8 +19,9 @@ from redis.exceptions import ResponseError
 
 from bridge.dead import Letter, chosen, newest_first
 from bridge.lane import PARK_AFTER
+from bridge.picture import id_key
 from bridge.reasons import why
-from bridge.scans import Scan, backwards, of_name, of_pending, of_stream, together
+from bridge.scans import Scan, backwards, last_ended, of_name, of_pending, of_stream, together
 from bridge.ticket_state import TicketState
 from routing import records
 
@@ -183,7 +184,10 @@ def _locate(redis: Redis, settings: Settings, ticket: str, max_attempts: Callabl
     last_done = None
     if state is None:
         dead_ids = {letter.message_id for letter in letters}
-        last_done = backwards(redis, keys, wanted, lane.last_delivered) if lane.last_delivered else None
+        if lane.last_delivered is not None:
+            # What is done has left the stream, but for what is to be kept for a time, or has a letter.
+            ended = (backwards(redis, keys, wanted, lane.last_delivered), last_ended(redis, keys, ticket))
+            last_done = max((id_ for id_ in ended if id_ is not None), key=id_key, default=None)
         if letters and (last_done is None or last_done in dead_ids):
             state = TicketState.DEAD
         elif last_done is not None:

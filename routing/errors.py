@@ -71,3 +71,19 @@ class OrderFailed(TicketBridgeError):
 
 class StackFailed(TicketBridgeError):
     """A process of ``bridge up`` or ``bridge demo`` ended when it should have run."""
+
+
+class StreamFull(TicketBridgeError):
+    """No room came in time: the stream stays at its high-water mark, or the server is out of memory."""
+
+
+class RunChanged(TicketBridgeError):
+    """A write that is tried again has other rows than the first attempt; nothing of it was written."""
+
+
+class RowsMissing(TicketBridgeError):
+    """The server has fewer rows of a write than it had acknowledged: it lost its last writes, or keys were deleted."""
+
+
+class EntriesLost(TicketBridgeError):
+    """Entries that were to be read are gone from the stream: trimmed or deleted before anybody read them."""

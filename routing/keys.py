@@ -145,3 +145,34 @@ class LaneKeys:
             if key.startswith(f"{self.prefix}:{kind}:"):
                 return owner
         return None
+
+
+# What writes from Spark leave beside a stream. They belong to no lane: a write knows the stream, and no group. No key
+# of a lane can look like them: behind its hash tag comes a colon.
+
+
+def push_prefix(stream: str) -> str:
+    """No key, but the beginning of the keys below: in the slot of the stream, also when its name has a hash tag."""
+    tag_opens = stream.find("{")
+    has_tag = tag_opens >= 0 and stream.find("}", tag_opens + 1) > tag_opens + 1
+    return f"{stream if has_tag else f'{{{stream}}}'}/push"
+
+
+def push_guard(prefix: str, run: str) -> str:
+    """Hash with EX, of one write (a batch's run, a streaming query): how far each of its partitions is.
+
+    ``<epoch>/<partition>`` -> ``<rows> <digest>[ end]``, ``<epoch>/of`` -> partitions of the epoch, ``floor`` -> the
+    last committed epoch, ``told`` -> what it came to (JSON). Each chunk sets its life anew; a commit deletes the
+    fields of older epochs.
+    """
+    return f"{prefix}:run:{quote(run, safe='@.-_')}"
+
+
+def push_tickets(prefix: str, period: int) -> str:
+    """Hash ticket -> last sequence number, with EX: of the tickets that were written to in one period. Expires."""
+    return f"{prefix}:tickets:{period}"
+
+
+def push_waiting(stream: str) -> str:
+    """Hash with EX, who waits -> ``<noted at, Unix ms> <waiting for, ms> <why>``: writes that wait. Expires."""
+    return f"{push_prefix(stream)}:waiting"

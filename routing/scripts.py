@@ -31,3 +31,18 @@ class Script:
             return client.execute_command("EVALSHA", self.sha, len(keys), *keys, *args)
         except NoScriptError:
             return client.execute_command("EVAL", self.text, len(keys), *keys, *args)
+
+    @property
+    def loading(self) -> tuple[str, str, str]:
+        """The command that tells a server the script, for calls that are sent without waiting for their replies."""
+        return ("SCRIPT", "LOAD", self.text)
+
+    def opening(self, keys: Sequence[Word], args: Sequence[Word], more: int) -> bytes:
+        """The call as it goes over the wire, up to its last ``more`` arguments, which the caller sends behind it."""
+        words = [b"EVALSHA", self.sha.encode(), b"%d" % len(keys), *map(_packed, keys), *map(_packed, args)]
+        head = b"*%d\r\n" % (len(words) + more)
+        return head + b"".join(b"$%d\r\n%s\r\n" % (len(word), word) for word in words)
+
+
+def _packed(word: Word) -> bytes:
+    return word if isinstance(word, bytes) else str(word).encode()

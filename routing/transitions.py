@@ -74,6 +74,8 @@ class Batch:
     keep_outcomes_from: str = ""
     fences: int = 0
     expected: dict[str, str] = field(default_factory=dict)
+    #: Operators' orders that the batch carries out: their entries in the outcome stream.
+    orders: list[str] = field(default_factory=list)
     acknowledged: list[str] = field(default_factory=list)
     given_back: list[str] = field(default_factory=list)
     records: list[Word] = field(default_factory=list)
@@ -89,6 +91,8 @@ class Batch:
     history: list[list[Any]] = field(default_factory=list)
     history_cap: int = 0
     counts: dict[str, int] = field(default_factory=dict)
+    #: Consumer -> the order that it takes nothing new; '': it does again.
+    drains: dict[str, str] = field(default_factory=dict)
     dispatches: dict[str, Dispatch] = field(default_factory=dict)
 
     def count(self, name: str, amount: int = 1) -> None:
@@ -111,14 +115,15 @@ class Batch:
             or self.shelved
             or self.revived
             or self.counts
+            or self.drains
         )
 
 
 def advance(client: Redis, lead: Leadership, opening: Word, batch: Batch) -> Advanced:
     """Does the whole batch in one step.
 
-    Raises `NotLeading` when another master leads, `LaneConflict` when a record is not as expected or the group is
-    gone; nothing was changed then.
+    Raises `NotLeading` when another master leads, `LaneConflict` when a record is not as expected, an order was
+    withdrawn, or the group is gone; nothing was changed then.
     """
     keys = lead.keys
     args: list[Word] = [lead.token, keys.group, lead.master, batch.keep_outcomes_from, batch.fences, opening]
@@ -126,6 +131,8 @@ def advance(client: Redis, lead: Leadership, opening: Word, batch: Batch) -> Adv
     args.append(len(batch.expected))
     for pair in batch.expected.items():
         args += pair
+    args.append(len(batch.orders))
+    args += batch.orders
     args.append(len(batch.acknowledged))
     args += batch.acknowledged
     given_back = batch.given_back
@@ -157,6 +164,9 @@ def advance(client: Redis, lead: Leadership, opening: Word, batch: Batch) -> Adv
     args.append(len(batch.counts))
     for count in batch.counts.items():
         args += count
+    args.append(len(batch.drains))
+    for order in batch.drains.items():
+        args += order
     names: list[Word] = [
         keys.leader,
         keys.tickets,
@@ -168,6 +178,7 @@ def advance(client: Redis, lead: Leadership, opening: Word, batch: Batch) -> Adv
         keys.dead,
         keys.counts,
         keys.history,
+        keys.drains,
     ]
     args.append(len(batch.dispatches))
     for to in batch.dispatches.values():
@@ -185,6 +196,8 @@ def advance(client: Redis, lead: Leadership, opening: Word, batch: Batch) -> Adv
         raise NotLeading(f"another master leads {keys.stream} as {keys.group}")
     if word is ReturnWord.CONFLICT:
         raise LaneConflict(f"ticket {text_of(reply[1])!r} is not where this master thought it was")
+    if word is ReturnWord.WITHDRAWN:
+        raise LaneConflict("an order was withdrawn before it was carried out")
     if word is ReturnWord.NOGROUP:
         raise LaneConflict(f"the group {keys.group} of {keys.stream} is gone")
     return Advanced(int(reply[1]), int(reply[2]), int(reply[3]))

@@ -15,12 +15,14 @@ class ReturnWord(Enum):
     ALIVE = "ALIVE"
     UNREAD = "UNREAD"
     CHANGED = "CHANGED"
+    WITHDRAWN = "WITHDRAWN"
     ELECTED = "ELECTED"
     FOLLOW = "FOLLOW"
     HELD = "HELD"
     LATE = "LATE"
     AGAIN = "AGAIN"
     STALE = "STALE"
+    WAIT = "WAIT"
     ERR = "ERR"
 
 

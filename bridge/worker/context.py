@@ -32,6 +32,7 @@ class TicketContext:
         "lost",
         "max_attempts",
         "message_id",
+        "started_us",
         "undo_failed",
     )
 
@@ -51,6 +52,8 @@ class TicketContext:
         self.fence = fence
         self.max_attempts = max_attempts
         self.lost = lost
+        #: When this attempt began, Unix time in us; 0: not begun.
+        self.started_us = 0
         #: Whether the task's rollback of the lost attempt raised: it is still owed.
         self.undo_failed = False
         #: Whether the task's body was entered: a task that calls itself, or another one, is called directly then.

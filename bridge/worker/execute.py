@@ -94,7 +94,7 @@ class Execution:
         )
         request["bridge_ticket"] = context
         delivery.context = context
-        delivery.started_us = time.time_ns() // 1000
+        delivery.started_us = context.started_us = time.time_ns() // 1000
         started = time.perf_counter()
         result, info, runtime, shown = task.__trace__(delivery.message_id, delivery.args, delivery.kwargs, request)
         delivery.service_ms = (time.perf_counter() - started) * 1000
@@ -116,7 +116,9 @@ class Execution:
         return delivery.outcome(Kind.FAILED, f"{type(exc).__name__}: {exc}", str(einfo.traceback))
 
     def _commit_early(self, context: TicketContext) -> None:
-        outcome = Outcome(context.message_id, context.fence, Kind.DONE)
+        # As far as it has come: Celery stores the result after this, and nothing of it is written any more.
+        service_ms = max(0, time.time_ns() // 1000 - context.started_us) / 1000
+        outcome = Outcome(context.message_id, context.fence, Kind.DONE, service_ms, context.started_us)
         effects = context.effects.recorded()
         [(word, problem)] = self.writer.apply(self.shared.incarnation, [(context.id, outcome, effects)])
         if word is ReturnWord.STALE:

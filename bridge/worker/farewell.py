@@ -17,8 +17,10 @@ from redis import Redis
 from redis.exceptions import RedisError
 
 from bridge.connect import client
-from bridge.names import BUNDLE_TASK, HEADER_BASE, HEADER_INCARNATION, HEADER_RUNS, HEADER_WORD
-from bridge.outcomes import Kind, Outcome
+from bridge.envelope import returned
+from bridge.names import HEADER_INCARNATION, HEADER_RUNS
+from bridge.outcomes import Outcome
+from bridge.worker.beside import run_beside
 from bridge.worker.holdings import Holdings, Taking
 
 if TYPE_CHECKING:
@@ -35,9 +37,9 @@ TAKE = 100
 class Farewell:
     """Runs on a thread of its own from `start` to `stop`.
 
-    ``holdings``: what came here before; ``write``: writes outcomes of an incarnation; ``give_back_unstarted``: gives
-    back what the main process took and no pool process has begun. It is called a while after the worker said that it is
-    going, see `Member.give_back_unstarted`.
+    ``holdings``: what came here before; ``write``: writes outcomes of an incarnation; ``recall_all``: says to whoever
+    runs messages here that none shall begin any more; ``give_back_unstarted``: gives back what the main process took
+    and no pool process has begun. It is called a while after ``recall_all``, see `Member.give_back_unstarted`.
     """
 
     def __init__(
@@ -48,6 +50,7 @@ class Farewell:
         *,
         holdings: Holdings,
         write: Callable[[str, list[Outcome]], None],
+        recall_all: Callable[[], None],
         give_back_unstarted: Callable[[], None],
     ) -> None:
         self._settings = settings
@@ -55,32 +58,44 @@ class Farewell:
         self._incarnation = incarnation
         self._holdings = holdings
         self._write = write
+        self._recall_all = recall_all
         self._give_back_unstarted = give_back_unstarted
         self._redis: Redis = client(settings.redis_url, timeout_s=2.0)
         self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="bridge-farewell", daemon=True)
+        self._over: threading.Event | None = None
 
     def start(self) -> None:
-        self._thread.start()
+        """Begins. Safe in a signal handler."""
+        self._over = run_beside(self._run)
 
     def stop(self) -> None:
         """The worker is done; its lease ends, and with it this."""
         self._stop.set()
-        self._thread.join(timeout=5.0)
+        if self._over is not None:
+            self._over.wait(timeout=5.0)
 
     def _run(self) -> None:
-        told = False
+        told = self._quietly(self._tell)
+        # Not before: what comes back sooner than the leader knows would be sent here again.
+        self._recall_all()
         while not self._stop.is_set():
-            try:
-                if not told:
-                    self._tell()
-                    told = True
-                while self._give_back():
-                    pass
-            except (RedisError, OSError) as exc:
-                logger.debug("cannot give back yet: %s", exc)
+            told = told or self._quietly(self._tell)
+            self._quietly(self._empty_queue)
             if not self._stop.wait(LOOK_S):
                 self._give_back_unstarted()
+
+    def _quietly(self, do: Callable[[], None]) -> bool:
+        """Whether it could be done; when the server is away, the next look tries again."""
+        try:
+            do()
+        except (RedisError, OSError) as exc:
+            logger.debug("cannot give back yet: %s", exc)
+            return False
+        return True
+
+    def _empty_queue(self) -> None:
+        while self._give_back():
+            pass
 
     def _tell(self) -> None:
         """In the registration, for a leader that comes later; in the outcome stream, for the one that is there."""
@@ -122,19 +137,3 @@ class Farewell:
                 self._holdings.drop(ticket, outcome.fence)
                 found.append(outcome)
         return found
-
-
-def returned(message: dict[str, Any], incarnation: str) -> list[Outcome]:
-    """Outcomes that give back what a Celery message (as the broker holds it) carries.
-
-    The rest of a run goes back with its first message.
-    """
-    headers = message["headers"]
-    if headers.get(HEADER_INCARNATION) != incarnation or HEADER_WORD in headers:
-        return []
-    base = headers[HEADER_BASE]
-    if headers["task"] != BUNDLE_TASK:
-        return [Outcome(headers["id"], base + headers[HEADER_RUNS][0][1], Kind.RETURNED)]
-    return [
-        Outcome(messages[0][0], base + offset, Kind.RETURNED) for _, offset, _, messages in json.loads(message["body"])
-    ]

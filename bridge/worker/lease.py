@@ -53,7 +53,8 @@ class Lease:
     """Holds the lease of one worker, on a thread of its own so that no task or event loop can delay it.
 
     ``held``: the fences of what the worker holds, sent along with each renewal. ``lost``: called on this thread when
-    the lease ended while the worker lived. ``beat``: called on it with each renewal.
+    the lease ended while the worker lived. ``going``: whether the worker was asked to stop. ``beat``: called on it with
+    each renewal.
     """
 
     def __init__(
@@ -65,6 +66,7 @@ class Lease:
         *,
         held: Callable[[], list[int]],
         lost: Callable[[], None],
+        going: Callable[[], bool] = lambda: False,
         beat: Callable[[], None] = lambda: None,
     ) -> None:
         self._settings = settings
@@ -73,6 +75,7 @@ class Lease:
         self._shared = shared
         self._held = held
         self._lost = lost
+        self._going = going
         self._beat = beat
         self._outage = Outage(logger, "renewing the lease as soon as it is back")
         self._redis: Redis = client(settings.redis_url, timeout_s=max(0.2, settings.lease / (2 * RENEWALS)))
@@ -170,16 +173,15 @@ class Lease:
                 self._shared.extend(self._deadline(sent))
                 self._quietly(self._beat)
                 continue
-            going = self._shared.going
-            what = "it was going anyway" if going else "coming back as a new incarnation"
+            what = "it was going anyway" if self._going() else "coming back as a new incarnation"
             logger.error("the lease of %s ended: stopping what runs; %s", self._name, what)
             self._shared.end()
             self._quietly(self._lost)
-            if going:
+            while not self._going() and not self._come_back() and not self._stop.wait(RETRY_S):
+                pass
+            if self._going():
                 # A new life would be sent tickets that this worker takes no more.
                 return
-            while not self._come_back() and not self._stop.wait(RETRY_S):
-                pass
 
     def _renew(self) -> bool:
         incarnation = self._shared.incarnation

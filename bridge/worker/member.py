@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 import threading
 import time
 from typing import TYPE_CHECKING, Any
@@ -13,15 +12,19 @@ from celery import bootsteps, signals
 from celery.utils.log import get_logger
 from kombu import Exchange, Queue
 
-from bridge.connect import check_server, client
+from bridge.envelope import returned
 from bridge.names import HEADER_BASE, HEADER_INCARNATION, HEADER_RUNS, HEADER_WORD, WorkerWord
 from bridge.outcomes import Outcome
 from bridge.settings import check_tasks
 from bridge.worker import execute, strategy
+from bridge.worker.arrival import ServerStep, fail, require_server
 from bridge.worker.broker import outlast_outages, pass_over_dead_children
-from bridge.worker.farewell import Farewell, returned
+from bridge.worker.ending import Ending
+from bridge.worker.farewell import Farewell
 from bridge.worker.fencing import kill_overdue, watch_own_deadline
 from bridge.worker.holdings import Holdings, Taking
+from bridge.worker.last_read import end_last_read
+from bridge.worker.last_results import hear_out
 from bridge.worker.lease import Lease
 from bridge.worker.processes import gone
 from bridge.worker.shared import EVERYTHING, ROWS, Shared
@@ -55,6 +58,7 @@ class Member:
         self.holdings = Holdings()
         self.writer = OutcomeWriter(self.settings, self.shared)
         self.watch = Watch(self.settings, name, self.shared)
+        self.ending = Ending(self.settings, self.shared)
         #: Whether tasks run in pool processes, which can be killed.
         self.forks = False
         self.lease: Lease | None = None
@@ -66,6 +70,8 @@ class Member:
         self._dropped_at = 0.0
         #: The newest fence that was received.
         self._newest = 0
+        #: Whether the worker was asked to stop. The page says so a moment later: see `Farewell`.
+        self._going = False
 
     # -- what the strategy asks --------------------------------------------------------------------------------------
 
@@ -195,6 +201,7 @@ class Member:
             self.shared,
             held=self.report,
             lost=self._stop_tickets,
+            going=lambda: self._going,
             beat=self.watch.ensure,
         )
         lease.begin()
@@ -228,19 +235,31 @@ class Member:
 
     def going(self) -> None:
         """The worker was asked to stop: what has not started goes back."""
-        if self.shared.going:
+        if self._going:
             return
+        self._going = True
+        if self.lease is None:
+            self.recall_all()
+            return
+        self._farewell = Farewell(
+            self.settings,
+            self.name,
+            self.shared.incarnation,
+            holdings=self.holdings,
+            write=self.write,
+            recall_all=self.recall_all,
+            give_back_unstarted=self.give_back_unstarted,
+        )
+        self._farewell.start()
+
+    @property
+    def is_going(self) -> bool:
+        """Whether the worker was asked to stop: its pool is about to close, and may neither run anything nor say so."""
+        return self._going
+
+    def recall_all(self) -> None:
+        """Whatever has not begun shall not begin any more."""
         self.shared.recalled_to = EVERYTHING
-        if self.lease is not None:
-            self._farewell = Farewell(
-                self.settings,
-                self.name,
-                self.shared.incarnation,
-                holdings=self.holdings,
-                write=self.write,
-                give_back_unstarted=self.give_back_unstarted,
-            )
-            self._farewell.start()
 
     def give_back_unstarted(self, newest: int = EVERYTHING) -> None:
         """Gives back what waits in the pool's queue, up to the fence ``newest``: it may wait behind a long task.
@@ -283,6 +302,7 @@ class MemberStep(bootsteps.StartStopStep):
         self.consumer = parent
         outlast_outages(parent)
         pass_over_dead_children()
+        hear_out(parent)
 
     def start(self, parent: Any) -> None:
         member = _members.get(parent.hostname)
@@ -293,15 +313,18 @@ class MemberStep(bootsteps.StartStopStep):
         except (ConfigurationError, DuplicateConsumer) as exc:
             fail(exc)
 
+    def close(self, parent: Any) -> None:
+        """The loop is over and does not begin again: the worker stops. A lost connection does not come here."""
+        member = _members.get(parent.hostname)
+        if member is not None and member.lease is not None:
+            # Already, unless nobody sent a signal: an operator's remote command stops it, or an error.
+            member.going()
+            member.recall_all()
+            end_last_read(member, parent)
+
 
 #: The member of each worker of this process (there is one, but for embedded workers in tests).
 _members: dict[str, Member] = {}
-
-
-def fail(exc: Exception) -> None:
-    """Ends the worker with one line."""
-    print(f"Error: {exc}", file=sys.stderr, flush=True)
-    raise SystemExit(getattr(exc, "exit_code", 1))
 
 
 def hook(app: Celery) -> None:
@@ -323,9 +346,10 @@ def hook(app: Celery) -> None:
         try:
             settings = app.bridge.settings
             check_tasks(app, settings)
-            check_server(client(settings.redis_url, timeout_s=5), settings.redis_url)
         except TicketBridgeError as exc:
             fail(exc)
+        # Before Celery shows its banner; `ServerStep` waits where that is wanted.
+        require_server(app)
         member = _members[sender] = Member(app, sender)
         member.watch.ensure()
         queue = app.amqp.queues.select_add(
@@ -343,6 +367,7 @@ def hook(app: Celery) -> None:
     def shutting_down(**_: Any) -> None:
         for member in _members.values():
             member.going()
+            member.ending.start()
 
     def stopped(sender: Any, **_: Any) -> None:
         member = _members.pop(getattr(sender, "hostname", ""), None)
@@ -358,4 +383,5 @@ def hook(app: Celery) -> None:
     signals.worker_shutting_down.connect(shutting_down, weak=False)
     signals.worker_shutdown.connect(stopped, weak=False)
     signals.task_unknown.connect(unknown, weak=False)
+    app.steps["worker"].add(ServerStep)
     app.steps["consumer"].add(MemberStep)

@@ -124,11 +124,6 @@ class Shared:
     def recalled_to(self, fence: int) -> None:
         self._words[_RECALLED] = max(fence, self._words[_RECALLED])
 
-    @property
-    def going(self) -> bool:
-        """Whether the worker is shutting down: what has not started goes back."""
-        return self._words[_RECALLED] == EVERYTHING
-
     # -- who runs what ---------------------------------------------------------------------------------------------
 
     def take_row(self) -> int:

@@ -80,7 +80,7 @@ def strategy(task: Any, app: Any, consumer: Any, **kwargs: Any) -> Any:
             return None
         if not member.take(headers, message.body):
             return None
-        if member.shared.going:
+        if member.is_going:
             # Kombu's last blocking read had this already. The pool closes, and may neither take it nor say so.
             member.decline(headers, message.body)
             return None

@@ -1,7 +1,8 @@
 """Writes outcomes: one XADD for many, or, where there are effects, one script.
 
-Each pool process has a connection of its own. While the server is away the writer tries again until the lease ends:
-until then nobody else may have the tickets, so waiting loses nothing; after that the outcome is worth nothing.
+Each pool process has connections of its own, as many as write at the same time. While the server is away the writer
+tries again until the lease ends: until then nobody else may have the tickets, so waiting loses nothing; after that the
+outcome is worth nothing.
 
 A full server (OOM) refuses the XADD. Then the outcome goes through a script that such a server lets pass: it is what
 leads to an acknowledgement, and so to room.
@@ -10,18 +11,17 @@ leads to an acknowledgement, and so to room.
 from __future__ import annotations
 
 import os
-import threading
 import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from celery.utils.log import get_logger
 from redis import Redis
-from redis.exceptions import RedisError
+from redis.exceptions import RedisError, ResponseError
 
 from bridge.connect import Wire, client, is_full, is_outage
 from bridge.outage import Outage
-from bridge.outcomes import Kind, Outcome
+from bridge.outcomes import Outcome
 from routing.effects import Effect, Success, apply, tell
 from routing.words import ReturnWord
 
@@ -38,13 +38,19 @@ TIMEOUT_S = 2.0
 
 
 class OutcomeWriter:
-    """Writes outcomes of one process; every thread gets its own connection."""
+    """Writes outcomes of one process, from any of its threads.
+
+    Connections are kept for whoever writes next: with gevent every message has a thread of its own, which would begin
+    with a connection and end with it.
+    """
 
     def __init__(self, settings: Settings, shared: Shared) -> None:
         self._settings = settings
         self._shared = shared
         self._pid = os.getpid()
-        self._local = threading.local()
+        #: Connections that nobody uses now.
+        self._idle: list[Wire] = []
+        self._made_client: Redis | None = None
         self._known_head = ("", b"")
         self._outage = Outage(logger, "trying to write an outcome until the lease ends")
 
@@ -55,7 +61,7 @@ class OutcomeWriter:
 
         def send() -> None:
             try:
-                self._wire().call_packed(packed)
+                self._call(packed)
             except RedisError as exc:
                 if not is_full(exc):
                     raise
@@ -106,27 +112,36 @@ class OutcomeWriter:
                 return False
             time.sleep(RETRY_S)
 
-    def _wire(self) -> Wire:
+    def _call(self, packed: bytes) -> None:
         self._check_process()
-        found: Wire | None = getattr(self._local, "wire", None)
-        if found is None:
-            found = self._local.wire = Wire(self._settings.redis_url, timeout_s=TIMEOUT_S)
-        return found
+        try:
+            # One step for Python: no two threads get the same one.
+            wire = self._idle.pop()
+        except IndexError:
+            wire = Wire(self._settings.redis_url, timeout_s=TIMEOUT_S)
+        try:
+            wire.call_packed(packed)
+        except ResponseError:
+            # Its reply was read.
+            self._idle.append(wire)
+            raise
+        except BaseException:
+            # A lost connection, most often: then the others are lost as well. Or a time limit that struck just here.
+            lost, self._idle = [wire, *self._idle], []
+            for one in lost:
+                one.close()
+            raise
+        self._idle.append(wire)
 
     def _client(self) -> Redis:
         self._check_process()
-        found: Redis | None = getattr(self._local, "client", None)
-        if found is None:
-            found = self._local.client = client(self._settings.redis_url, timeout_s=TIMEOUT_S)
-        return found
+        if self._made_client is None:
+            self._made_client = client(self._settings.redis_url, timeout_s=TIMEOUT_S)
+        return self._made_client
 
     def _check_process(self) -> None:
         # A connection that was open when the process forked belongs to the parent.
         if self._pid != os.getpid():
             self._pid = os.getpid()
-            self._local = threading.local()
-
-
-def returned(message_id: str, fence: int) -> Outcome:
-    """The outcome of a message that was never started."""
-    return Outcome(message_id, fence, Kind.RETURNED)
+            self._idle = []
+            self._made_client = None

@@ -3,17 +3,19 @@
 -- From -> to: IN_FLIGHT -> DONE | AWAITING_RETRY | DEAD | WAITING, WAITING | AWAITING_RETRY -> DEAD,
 --             WAITING <-> PARKED, DEAD -> WAITING, and then WAITING | AWAITING_RETRY -> IN_FLIGHT.
 -- KEYS: 1 leader, 2 tickets, 3 applied, 4 retries, 5 outcomes, 6 stream, 7 fence, 8 dead, 9 counts, 10 history,
---       11.. the queue of each consumer that is dispatched to.
+--       11 drains, 12.. the queue of each consumer that is dispatched to.
 -- ARGV: token, group, master, first outcome id to keep ('' = keep all), number of fences needed,
 --       opening (the text before the fence in every Celery message), entries that the history may have, rows for the
 --       history ('' = none); then counted lists, each preceded by its length:
---       expected (ticket, record | ''), acknowledged ids, ids given back, shelved (name, ids) of parked tickets,
---       records (ticket, record), released tickets, retries (due ms, ticket), retries to remove (ticket), dead letters
---       (number of words, at most 6,000; words ...), dead letters that are revived (id), counters (name, amount), and
---       dispatches: consumer, ids, runs (ticket, offset, record tail), messages (text).
+--       expected (ticket, record | ''), orders (ids in the outcome stream), acknowledged ids, ids given back, shelved
+--       (name, ids) of parked tickets, records (ticket, record), released tickets, retries (due ms, ticket), retries to
+--       remove (ticket), dead letters (number of words, at most 6,000; words ...), dead letters that are revived (id),
+--       counters (name, amount), drains (consumer, order | '' = it takes work again), and dispatches: consumer, ids,
+--       runs (ticket, offset, record tail), messages (text).
 -- Returns: {'OK', fence base, ids acknowledged, ids that should have been pending, were not, and are now}
 --          {'DEPOSED'}: another master leads; nothing was changed; the caller stops leading.
 --          {'CONFLICT', ticket}: a record is not what the caller thought; nothing was changed; it reads the lane anew.
+--          {'WITHDRAWN'}: whoever gave one of the orders took it back; nothing was changed; it reads the lane anew.
 --          {'NOGROUP'}: the group is gone; nothing was changed; it reads the lane anew.
 -- Keeps: I2 (records are compared before they are replaced), I3 (XACK with the release), I4 (fences), I7, I8.
 -- Bound: O(what the batch holds), times log of the pending list.
@@ -76,6 +78,13 @@ while i < n do
   i = upto
 end
 at = first + n * 2
+n = count()
+for i = at + 1, at + n do
+  if #redis.call('XRANGE', KEYS[5], ARGV[i], ARGV[i]) == 0 then
+    return {'WITHDRAWN'}
+  end
+end
+at = at + n
 
 local group, master = ARGV[2], ARGV[3]
 if redis.pcall('XCLAIM', KEYS[6], group, master, 0, '0-1', 'JUSTID').err then
@@ -118,6 +127,14 @@ for _ = 1, count() do
   redis.call('HINCRBY', KEYS[9], ARGV[at + 1], ARGV[at + 2])
   at = at + 2
 end
+for _ = 1, count() do
+  if ARGV[at + 2] == '' then
+    redis.call('HDEL', KEYS[11], ARGV[at + 1])
+  else
+    redis.call('HSET', KEYS[11], ARGV[at + 1], ARGV[at + 2])
+  end
+  at = at + 2
+end
 if ARGV[8] ~= '' then
   redis.call('XADD', KEYS[10], 'MAXLEN', '~', ARGV[7], '*', 'd', ARGV[8])
 end
@@ -152,7 +169,7 @@ if fences > 0 then
     end
     for _ = 1, count() do
       at = at + 1
-      redis.call('LPUSH', KEYS[10 + g], opening .. ARGV[at])
+      redis.call('LPUSH', KEYS[11 + g], opening .. ARGV[at])
     end
   end
 end

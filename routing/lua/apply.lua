@@ -3,9 +3,11 @@
 -- From -> to: no message changes its state; the outcomes that this writes are what the leader settles.
 -- KEYS: 1 tickets, 2 applied, 3 outcomes, 4.. the keys that the effects touch.
 -- ARGV: incarnation, number of messages; of each: ticket, fence, outcome (JSON), number of effects; of each effect:
---       type of the key ('' = any), check ('' | 'int' | 'float': the increment is the last word), number of words, words.
+--       type of the key ('' = any), check ('' | 'int' | 'float': the increment is the last word), number of words,
+--       words.
 -- Returns: a list with a word for each message: 'OK'; 'AGAIN': applied before, by a lost reply of this same call;
---          'STALE': the fence is not the current one, nothing was changed; 'ERR ...': an effect cannot be applied, none was.
+--          'STALE': the fence is not the current one, nothing was changed; 'ERR ...': an effect cannot be applied, none
+--          was.
 -- Keeps: promise 4, I4. Effects are checked before the first is applied, since Redis has no rollback: types and numbers
 --        here; their words, and what the effects of one message do to each other, by whoever records them.
 -- Bound: O(effects).
@@ -22,7 +24,8 @@ local function number(text, check)
   if text == '0' or string.match(text, '^%-?[1-9]%d*$') then
     return tonumber(text)
   end
-  if check == 'float' and (string.match(text, '^%-?%d+%.?%d*$') or string.match(text, '^%-?%d+%.?%d*[eE][-+]?%d+$')) then
+  local plain = string.match(text, '^%-?%d+%.?%d*$') or string.match(text, '^%-?%d+%.?%d*[eE][-+]?%d+$')
+  if check == 'float' and plain then
     return tonumber(text)
   end
 end

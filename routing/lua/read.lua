@@ -4,12 +4,13 @@
 -- KEYS: 1 leader, 2 stream.
 -- ARGV: token, group, master, most entries to read, id up to which the group has read ('' = whatever it is).
 -- Returns: {'OK', entries ([id, [field, value ...]] ...)}; {'DEPOSED'}: another master leads: nothing was read;
---          {'NOGROUP'}: the group is gone: the caller reads the lane anew; {'CHANGED'}: somebody set the group back or
---          forward: nothing was read, or what is done would be read again, beside what waits. A plain
---          blocking XREADGROUP of a master that froze would still take entries when it has long been deposed, and the
---          leader would dispatch the later ones of their tickets first.
--- Keeps: I2, I8. Bound: O(entries).
+--          {'NOGROUP'}: the group is gone: the caller reads the lane anew;
+--          {'CHANGED'}: somebody set the group back or forward: nothing was read, or what is done would be read again,
+--          beside what waits; the caller puts the group where it was.
+-- Keeps: I2, I8. Bound: O(entries + groups of the stream).
 
+-- A plain blocking XREADGROUP of a master that froze would still take entries when it has long been deposed, and the
+-- leader would dispatch the later ones of their tickets first.
 if redis.call('GET', KEYS[1]) ~= ARGV[1] then
   return {'DEPOSED'}
 end

@@ -4,7 +4,8 @@
 -- KEYS: 1 leader, 2 tickets, 3 retries, 4 outcomes, 5 stream, 6 the lease of the incarnation, 7 counts,
 --       8 history.
 -- ARGV: token, group, master, incarnation, id of the last outcome that the caller has read, entries that the
---       history may have, rows for the history ('' = none); then counted lists: tickets (ticket, expected record, new record, due ms), ids to claim back.
+--       history may have, rows for the history ('' = none); then counted lists: tickets (ticket, expected record, new
+--       record, due ms), ids to claim back.
 -- Returns: 'OK'; 'DEPOSED': the caller leads no more; 'ALIVE': the lease holds, nobody may take its tickets (I5);
 --          'UNREAD': it wrote outcomes that the caller has not read yet, or there are too many to tell: read them
 --          first, they may be successes;

@@ -3,8 +3,8 @@
 -- From -> to: IN_FLIGHT -> IN_FLIGHT.
 -- KEYS: 1 leader, 2 tickets, 3 the queue of the consumer. ARGV: token, ticket, record as the caller knows it, message.
 -- Returns: 'OK'; 'DEPOSED': another master leads; 'CONFLICT': the record is another one. Only 'OK' sent anything.
--- Keeps: I2, I4, I8: no new fence is given while a life that may still run the old one holds its lease. A worker that has
---        the run already refuses the second copy, and one that forgot it gives it back.
+-- Keeps: I2, I4, I8: no new fence is given while a life that may still run the old one holds its lease. A worker that
+--        has the run already refuses the second copy, and one that forgot it gives it back.
 -- Bound: O(1).
 
 if redis.call('GET', KEYS[1]) ~= ARGV[1] then

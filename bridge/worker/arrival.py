@@ -1,0 +1,85 @@
+"""What a worker needs before it begins: a server that answers, lets it in, and is new enough.
+
+Where Celery is told to wait for its broker at start (``broker_connection_retry_on_startup = True``), a server that is
+away is waited for; whoever it turns out to be is looked at when it is there. A server that is there and of no use ends
+the worker at once, with one line. So does one that is away, where Celery is not told so.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from celery import bootsteps
+from celery.utils.log import get_logger
+from celery.worker import state
+from redis import Redis
+from redis.exceptions import AuthenticationError, RedisError
+
+from bridge.connect import check_server, client, is_outage
+from bridge.outage import Outage
+from routing.errors import TicketBridgeError
+
+if TYPE_CHECKING:
+    from celery import Celery
+
+logger = get_logger(__name__)
+
+#: Seconds between two looks, and for an answer.
+LOOK_S = 0.25
+TIMEOUT_S = 5.0
+
+
+class ServerStep(bootsteps.StartStopStep):
+    """Waits for the server, before Celery's consumer asks for it."""
+
+    def start(self, parent: Any) -> None:
+        app = parent.app
+        outage = Outage(logger, "waiting for it")
+        with _client_of(app) as redis:
+            while waits(app) and (sign := sign_of_absence(redis)) is not None:
+                outage.met(sign)
+                # Nobody else could tell this thread that the worker shall stop.
+                state.maybe_shutdown()
+                time.sleep(LOOK_S)
+        outage.over()
+        require_server(app)
+
+
+def waits(app: Celery) -> bool:
+    """Whether a worker of ``app`` waits for a server that is away."""
+    return app.conf.broker_connection_retry_on_startup is True
+
+
+def require_server(app: Celery) -> None:
+    """Ends the worker when its server is of no use, or away and not waited for."""
+    with _client_of(app) as redis:
+        if waits(app) and sign_of_absence(redis) is not None:
+            return
+        try:
+            check_server(redis, app.bridge.settings.redis_url)
+        except TicketBridgeError as exc:
+            fail(exc)
+
+
+def sign_of_absence(redis: Redis) -> Exception | None:
+    """What says that the server is away or loading; None when it answers, with whatever."""
+    try:
+        redis.ping()
+    except AuthenticationError:
+        # To redis-py that is a kind of a lost connection.
+        return None
+    except (RedisError, OSError) as exc:
+        return exc if is_outage(exc) else None
+    return None
+
+
+def fail(exc: Exception) -> NoReturn:
+    """Ends the worker with one line."""
+    print(f"Error: {exc}", file=sys.stderr, flush=True)
+    raise SystemExit(getattr(exc, "exit_code", 1))
+
+
+def _client_of(app: Celery) -> Redis:
+    return client(app.bridge.settings.redis_url, timeout_s=TIMEOUT_S)

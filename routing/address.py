@@ -1,0 +1,138 @@
+"""Where a server is, as one text that every part's clients take: redis-py's own URLs, and one form for sentinels.
+
+``sentinel://[user:password@]h1:26379,h2:26379/0?master_name=…`` names the sentinels of a primary; ``sentinel`` (JSON:
+options of the connections to the sentinels themselves), ``min_other_sentinels`` and ``ssl_…`` may follow.
+
+An address is a secret where it holds a password: whoever shows one calls `without_password` first.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import ssl
+from collections.abc import Mapping
+from typing import Any
+from urllib.parse import SplitResult, parse_qs, unquote, urlencode, urlsplit
+
+from routing.errors import ConfigurationError
+
+SENTINEL_PORT = 26379
+#: What Celery calls them, and the ssl module -> what redis-py calls them.
+CERT_REQS = {
+    "none": "none",
+    "optional": "optional",
+    "required": "required",
+    "cert_none": "none",
+    "cert_optional": "optional",
+    "cert_required": "required",
+    str(int(ssl.CERT_NONE)): "none",
+    str(int(ssl.CERT_OPTIONAL)): "optional",
+    str(int(ssl.CERT_REQUIRED)): "required",
+}
+#: How to let the certificate be checked, for error messages.
+CHECKED = "ssl_cert_reqs=required&ssl_ca_certs=FILE"
+
+
+def without_password(url: str) -> str:
+    """``url`` as it may be shown: no password, no options, and nothing that could be a piece of either."""
+    return ";".join(_shown(part) for part in str(url).split(";"))
+
+
+def _shown(url: str) -> str:
+    scheme, found, rest = url.partition("://")
+    if not found:
+        scheme, rest = "", url
+    # A password with unquoted characters may hold anything but what ends it: the last @.
+    login, at, place = rest.rpartition("@")
+    place = place.partition("?")[0]
+    host, colon, port = place.partition("/")[0].rpartition(":")
+    if colon and not port.isdigit() and not place.startswith("/") and "," not in place:
+        # ``redis://:secret``: no @, but no port either.
+        place = f"{host}:***"
+    user = login.partition(":")[0]
+    masked = f"{user}:***@" if ":" in login else f"{login}@" if at else ""
+    return f"{scheme}{found}{masked}{place}"
+
+
+def normalised(url: str, secure: Mapping[str, str] | None = None) -> str:
+    """``url`` as redis-py wants it. Celery writes Unix sockets as ``redis+socket://``, redis-py as ``unix://``."""
+    url = re.sub(r"^redis\+socket://", "unix://", url).replace("virtual_host=", "db=")
+    if secure and url.startswith("redis://"):
+        url = f"rediss{url.removeprefix('redis')}"
+    if not url.startswith("rediss://"):
+        return url
+    parts = parsed(url)
+    query = {**{name: values[0] for name, values in parse_qs(parts.query).items()}, **(secure or {})}
+    if "ssl_cert_reqs" not in query:
+        raise ConfigurationError(
+            "the broker's URL is rediss:// without ssl_cert_reqs, and Celery would not check the server's certificate: "
+            f"add ?{CHECKED}"
+        )
+    query["ssl_cert_reqs"] = cert_reqs(query["ssl_cert_reqs"])
+    return parts._replace(query=urlencode(query)).geturl()
+
+
+def parsed(url: str) -> SplitResult:
+    """``url`` in its parts. Raises `ConfigurationError` for one that cannot be read, without showing it."""
+    try:
+        parts = urlsplit(url)
+        _ = parts.port
+    except ValueError:
+        # What stands there may be a piece of the password, so it is not shown, nor is the error that quotes it.
+        raise ConfigurationError(
+            "the broker's URL has no number as its port; write / @ : and # in a password as %2F %40 %3A and %23"
+        ) from None
+    return parts
+
+
+def database_of(parts: SplitResult) -> str:
+    """The number of the database as text; ``0`` where the URL names none."""
+    found = parse_qs(parts.query).get("db")
+    return found[0] if found else parts.path.strip("/") or "0"
+
+
+def cert_reqs(value: Any) -> str:
+    """What redis-py calls the check of a certificate that Celery or the ssl module calls ``value``."""
+    word = str(int(value)) if isinstance(value, int) else str(value).lower()
+    found = CERT_REQS.get(word)
+    if found is None:
+        raise ConfigurationError(f"ssl_cert_reqs must be required, optional or none, not {value!r}")
+    return found
+
+
+def sentinels_of(address: str) -> tuple[list[tuple[str, int]], dict[str, Any], dict[str, Any]]:
+    """(sentinels, options of `redis.sentinel.Sentinel`, of the connections to the primary) of a ``sentinel://`` text.
+
+    Raises `ConfigurationError`, which shows nothing of the address, for one that is not of that form.
+    """
+    rest = address.removeprefix("sentinel://")
+    place, _, query = rest.partition("?")
+    login, _, place = place.rpartition("@")
+    hosts, _, database = place.partition("/")
+    given = {name: values[0] for name, values in parse_qs(query).items()}
+    user, _, password = login.partition(":")
+    try:
+        sentinels = []
+        for host in hosts.split(","):
+            name, colon, port = host.rpartition(":")
+            sentinels.append((name, int(port)) if colon else (host, SENTINEL_PORT))
+        primary: dict[str, Any] = {"db": int(database or 0)}
+        manager = {
+            "service_name": given.pop("master_name"),
+            "min_other_sentinels": int(given.pop("min_other_sentinels", 0)),
+            "sentinel_kwargs": json.loads(given.pop("sentinel", "{}")),
+        }
+    except (KeyError, ValueError):
+        raise ConfigurationError(
+            "a sentinel:// address must be sentinel://[user:password@]HOST:PORT,HOST:PORT/DB?master_name=NAME"
+        ) from None
+    if user:
+        primary["username"] = unquote(user)
+    if password:
+        primary["password"] = unquote(password)
+    if "ssl_check_hostname" in given:
+        primary["ssl_check_hostname"] = given.pop("ssl_check_hostname").lower() not in ("false", "0", "no")
+    if given:
+        primary.update(ssl=True, **given)
+    return sentinels, manager, primary

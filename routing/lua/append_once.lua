@@ -1,0 +1,61 @@
+-- Appends the next rows of one partition of a write, if what was written of it before is what the caller thinks.
+--
+-- From -> to: nothing -> UNREAD, for each row; the partition's mark moves on in the same step.
+-- KEYS: 1 stream, 2 guard of the write (`routing.keys.push_guard`).
+-- ARGV: epoch, partition, partitions in all ('' = not known), mark before these rows, mark behind them, entries in the
+--       stream at which to wait ('' = never), life of the guard (s), which values are there ('' = all; else a 1 or 0
+--       for each, row by row), number of columns, their names; then the values, row by row. Without values only the
+--       mark moves.
+-- Returns: {'OK'}; {'CHANGED', mark}: the mark is another one: another attempt wrote, or a chunk before this one was
+--          not taken: the caller goes on from there; {'WAIT', entries}: the stream is full: try again later;
+--          {'CONFLICT', partitions}: the first attempt had another number of partitions; {'LATE'}: a later epoch is
+--          committed: the caller is a straggler, and gives up. Only 'OK' changed anything.
+-- Keeps: promise 4, for producers: each row once, however often its partition is tried. I9: the guard expires.
+-- A full server (OOM) refuses the first XADD or the HSET, and so all of it: nothing that needs no memory is written
+-- before. Bound: O(rows).
+
+local at, of = ARGV[1] .. '/' .. ARGV[2], ARGV[1] .. '/of'
+local told = redis.call('HMGET', KEYS[2], at, of, 'floor')
+if told[3] and tonumber(ARGV[1]) < tonumber(told[3]) then
+  return {'LATE'}
+end
+if told[2] and ARGV[3] ~= '' and told[2] ~= ARGV[3] then
+  return {'CONFLICT', told[2]}
+end
+if (told[1] or '0 0') ~= ARGV[4] then
+  return {'CHANGED', told[1] or '0 0'}
+end
+local columns = tonumber(ARGV[9])
+local first = 10 + columns
+if ARGV[6] ~= '' and first <= #ARGV then
+  local entries = redis.call('XLEN', KEYS[1])
+  if entries >= tonumber(ARGV[6]) then
+    return {'WAIT', entries}
+  end
+end
+local call, stream, present = redis.call, KEYS[1], ARGV[8]
+if columns == 2 and present == '' then
+  -- What nearly every write is, ticket and payload: without a table of words for each row.
+  local one, two = ARGV[10], ARGV[11]
+  for i = first, #ARGV, 2 do
+    call('XADD', stream, '*', one, ARGV[i], two, ARGV[i + 1])
+  end
+else
+  local words = {'XADD', KEYS[1], '*'}
+  for i = first, #ARGV, columns do
+    local n = 3
+    for c = 0, columns - 1 do
+      if present == '' or present:byte(i - first + c + 1) == 49 then
+        words[n + 1], words[n + 2] = ARGV[10 + c], ARGV[i + c]
+        n = n + 2
+      end
+    end
+    call(unpack(words, 1, n))
+  end
+end
+redis.call('HSET', KEYS[2], at, ARGV[5])
+if ARGV[3] ~= '' and not told[2] then
+  redis.call('HSET', KEYS[2], of, ARGV[3])
+end
+redis.call('EXPIRE', KEYS[2], ARGV[7])
+return {'OK'}

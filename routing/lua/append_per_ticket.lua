@@ -1,0 +1,84 @@
+-- Appends those rows whose sequence number is larger than the last one that was appended of their ticket.
+--
+-- From -> to: nothing -> UNREAD, for each new row; its ticket's last number moves on in the same step.
+-- KEYS: 1 stream, 2 last numbers of this period, 3 of the next one, 4 of the one before (`routing.keys.push_tickets`).
+-- ARGV: entries in the stream at which to wait ('' = never), life of the last numbers (s), which values are there
+--       ('' = all; else a 1 or 0 for each, row by row), number of columns, their names, the ticket's first; then the
+--       rows: sequence number, values.
+-- Returns: {'OK', rows that were new}; {'WAIT', entries}: there are new rows, and the stream is full: try again later.
+-- Keeps: promise 4, for producers: each row once, from however many attempts, if all of a ticket's rows come in the
+--        order of their numbers in each. Chunks are sent one after the other: one that is taken behind one that was not
+--        would hide that one's rows for ever. I9: the numbers of a ticket that rests are forgotten after two periods.
+-- A full server (OOM) refuses the first XADD, and so all of it. Bound: O(rows).
+
+local columns = tonumber(ARGV[4])
+local first = 5 + columns
+local last, tickets = {}, {}
+for i = first, #ARGV, columns + 1 do
+  local ticket = ARGV[i + 1]
+  if last[ticket] == nil then
+    last[ticket] = false
+    tickets[#tickets + 1] = ticket
+  end
+end
+-- What Lua can put into one call is limited.
+local function learn(numbers, from)
+  for i, number in ipairs(numbers) do
+    local ticket = tickets[from + i - 1]
+    if number and (not last[ticket] or tonumber(number) > last[ticket]) then
+      last[ticket] = tonumber(number)
+    end
+  end
+end
+for from = 1, #tickets, 2000 do
+  local to = math.min(from + 1999, #tickets)
+  learn(redis.call('HMGET', KEYS[2], unpack(tickets, from, to)), from)
+  learn(redis.call('HMGET', KEYS[3], unpack(tickets, from, to)), from)
+  learn(redis.call('HMGET', KEYS[4], unpack(tickets, from, to)), from)
+end
+local new, news = {}, {}
+for i = first, #ARGV, columns + 1 do
+  local ticket, number = ARGV[i + 1], tonumber(ARGV[i])
+  if not last[ticket] or number > last[ticket] then
+    last[ticket] = number
+    news[ticket] = ARGV[i]
+    new[#new + 1] = i
+  end
+end
+if #new == 0 then
+  return {'OK', 0}
+end
+if ARGV[1] ~= '' then
+  local entries = redis.call('XLEN', KEYS[1])
+  if entries >= tonumber(ARGV[1]) then
+    return {'WAIT', entries}
+  end
+end
+local present = ARGV[3]
+local words = {'XADD', KEYS[1], '*'}
+for _, i in ipairs(new) do
+  local n = 3
+  local row = (i - first) / (columns + 1) * columns
+  for c = 1, columns do
+    if present == '' or present:byte(row + c) == 49 then
+      words[n + 1], words[n + 2] = ARGV[4 + c], ARGV[i + c]
+      n = n + 2
+    end
+  end
+  redis.call(unpack(words, 1, n))
+end
+words = {'HSET', KEYS[2]}
+local n = 2
+for ticket, number in pairs(news) do
+  words[n + 1], words[n + 2] = ticket, number
+  n = n + 2
+  if n > 4000 then
+    redis.call(unpack(words, 1, n))
+    n = 2
+  end
+end
+if n > 2 then
+  redis.call(unpack(words, 1, n))
+end
+redis.call('EXPIRE', KEYS[2], ARGV[2])
+return {'OK', #new}

@@ -1,0 +1,17 @@
+-- Names the messages that have a dead letter, without what the letters hold.
+--
+-- From -> to: no message changes its state; only reads.
+-- KEYS: 1 dead letters. ARGV: letter to begin after ('' = the first one), most letters to look at.
+-- Returns: {ids of messages, the last letter looked at ('' = there was none)}.
+-- Keeps: I1 (whoever removes entries spares those that may be replayed). Bound: O(letters looked at, and their size).
+
+local page = redis.call('XRANGE', KEYS[1], ARGV[1] == '' and '-' or '(' .. ARGV[1], '+', 'COUNT', ARGV[2])
+local ids = {}
+for _, letter in ipairs(page) do
+  for i = 1, #letter[2], 2 do
+    if letter[2][i] == 'message_id' then
+      ids[#ids + 1] = letter[2][i + 1]
+    end
+  end
+end
+return {ids, #page > 0 and page[#page][1] or ''}

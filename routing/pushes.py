@@ -1,0 +1,153 @@
+"""The transitions of a writer from outside, such as Spark: rows into the stream, each once, and never into a full one.
+
+The scripts' headers say what each keeps. A writer sends many chunks without waiting for each other's replies, and has
+their rows as bytes that are RESP already; so beside the functions that run the scripts, here are the openings of their
+calls, behind which such rows are sent as they are. Both say their arguments in one place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from redis import Redis
+
+from routing.keys import push_guard, push_prefix, push_tickets, push_waiting
+from routing.scripts import Script, Word
+from routing.words import ReturnWord, text_of, word_of
+
+_APPEND_ONCE = Script("append_once")
+_APPEND_PER_TICKET = Script("append_per_ticket")
+_NOTE_WAIT = Script("note_wait")
+_SETTLE_PUSH = Script("settle_push")
+
+#: What must be loaded on a server before chunks are sent there.
+LOADING: tuple[tuple[str, str, str], ...] = (_APPEND_ONCE.loading, _APPEND_PER_TICKET.loading)
+#: How long a note that somebody waits is kept, in seconds: who still waits renews it sooner.
+NOTE_LIFE_S = 30
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What became of a chunk. ``detail``: the mark, the entries, or the partitions, as the word has it."""
+
+    word: ReturnWord
+    detail: str = ""
+
+    @classmethod
+    def of(cls, reply: Sequence[bytes | int]) -> Answer:
+        first, *rest = reply
+        assert isinstance(first, bytes)
+        return cls(word_of(first), " ".join(text_of(part) if isinstance(part, bytes) else str(part) for part in rest))
+
+
+@dataclass(frozen=True)
+class Columns:
+    """The fields of each row, the ticket's first."""
+
+    names: tuple[str, ...]
+
+    def words(self) -> list[Word]:
+        return [len(self.names), *self.names]
+
+
+@dataclass(frozen=True)
+class Partition:
+    """One partition of one epoch of a write."""
+
+    stream: str
+    #: The guard's key, ``routing.keys.push_guard``.
+    guard: str
+    epoch: int
+    number: int
+    #: How many there are; None where nobody said.
+    count: int | None
+    #: Entries in the stream at which to wait; None: never.
+    high_water: int | None
+    guard_ttl_s: int
+
+    @property
+    def field(self) -> str:
+        """Where the guard has this partition's mark."""
+        return f"{self.epoch}/{self.number}"
+
+    def words(self, before: str, after: str, present: bytes, columns: Columns) -> tuple[list[Word], list[Word]]:
+        """Keys and arguments of a chunk that moves the mark from ``before`` to ``after``, up to its values."""
+        keys: list[Word] = [self.stream, self.guard]
+        told: list[Word] = [self.epoch, self.number, _or_none(self.count), before, after]
+        return keys, [*told, _or_none(self.high_water), self.guard_ttl_s, present, *columns.words()]
+
+
+@dataclass(frozen=True)
+class Tickets:
+    """The last numbers of tickets that were written to a stream, in hashes of a period each."""
+
+    stream: str
+    #: Beginning of the hashes' keys.
+    prefix: str
+    #: Periods since 1970, each ``guard_ttl_s`` long.
+    period: int
+    high_water: int | None
+    guard_ttl_s: int
+
+    def words(self, present: bytes, columns: Columns) -> tuple[list[Word], list[Word]]:
+        """Keys and arguments of a chunk, up to its rows.
+
+        What was written by a clock that is a period ahead or behind is seen too.
+        """
+        keys: list[Word] = [self.stream]
+        keys += (push_tickets(self.prefix, self.period + ahead) for ahead in (0, 1, -1))
+        return keys, [_or_none(self.high_water), 3 * self.guard_ttl_s, present, *columns.words()]
+
+
+def append_once(
+    client: Redis,
+    at: Partition,
+    before: str,
+    after: str,
+    columns: Columns,
+    values: Sequence[bytes],
+    present: bytes = b"",
+) -> Answer:
+    """Appends the rows whose ``values`` these are, row by row; without any, only moves the mark."""
+    keys, args = at.words(before, after, present, columns)
+    return Answer.of(_APPEND_ONCE.run(client, keys, [*args, *values]))
+
+
+def once_opening(at: Partition, before: str, after: str, columns: Columns, rows: int, present: bytes = b"") -> bytes:
+    """The same call up to the values of ``rows`` rows."""
+    keys, args = at.words(before, after, present, columns)
+    return _APPEND_ONCE.opening(keys, args, rows * len(columns.names))
+
+
+def append_per_ticket(
+    client: Redis, at: Tickets, columns: Columns, values: Sequence[bytes], present: bytes = b""
+) -> Answer:
+    """Appends those rows that are new; ``values``: number and values of each. The answer's detail counts them."""
+    keys, args = at.words(present, columns)
+    return Answer.of(_APPEND_PER_TICKET.run(client, keys, [*args, *values]))
+
+
+def per_ticket_opening(at: Tickets, columns: Columns, rows: int, present: bytes = b"") -> bytes:
+    """The same call up to the numbers and values of ``rows`` rows."""
+    keys, args = at.words(present, columns)
+    return _APPEND_PER_TICKET.opening(keys, args, rows * (1 + len(columns.names)))
+
+
+def note_wait(client: Redis, stream: str, who: str, why: str, waiting_ms: int) -> None:
+    """Notes why a partition waits; with an empty ``why``, that it goes on."""
+    _NOTE_WAIT.run(client, [push_waiting(stream)], [who, why, waiting_ms, NOTE_LIFE_S])
+
+
+def settle_push(client: Redis, guard: str, epoch: int, partitions: int, told: str, life_s: int) -> ReturnWord:
+    """Notes that an epoch is committed and what it came to (JSON); forgets older ones."""
+    return word_of(_SETTLE_PUSH.run(client, [guard], [epoch, partitions, told, life_s]))
+
+
+def guard_of(stream: str, run: str, prefix: str | None = None) -> str:
+    """The key of the guard of one write; ``prefix`` instead of the stream's own."""
+    return push_guard(prefix or push_prefix(stream), run)
+
+
+def _or_none(number: int | None) -> Word:
+    return "" if number is None else number

@@ -1,0 +1,65 @@
+"""What leaves the stream: one typed function for each Lua script that finds or removes entries that are done.
+
+The scripts' own headers say what each returns, and which invariant it keeps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+from redis import Redis
+
+from routing.errors import NotLeading
+from routing.scripts import Script
+from routing.transitions import Leadership
+from routing.words import ReturnWord, text_of, word_of
+
+_DONE = Script("done")
+_LETTERS = Script("letters")
+_REMOVE = Script("remove")
+
+
+@dataclass(frozen=True)
+class Done:
+    """What a look at a part of the stream found."""
+
+    #: Ids of entries that every group asked has done with, in order.
+    ids: list[str]
+    #: How many entries were looked at, and the id of the last one; empty: there was none.
+    looked: int
+    last: str
+    #: Names of the stream's groups. Those of other programs may be no UTF-8.
+    groups: frozenset[bytes]
+
+
+def done(client: Redis, stream: str, start: str, end: str, count: int, group: str = "") -> Done:
+    """Looks at up to ``count`` entries from ``start`` (after it with ``(`` before it, as in XRANGE) to ``end``, and not
+    beyond what every group has read; with ``group`` only this one counts.
+    """
+    ids, looked, last, groups = _DONE.run(client, [stream], [start, end, count, group])
+    return Done([text_of(id_) for id_ in ids], int(looked), text_of(last), frozenset(groups))
+
+
+def letters(client: Redis, dead: str, after: str, count: int) -> tuple[list[str], str]:
+    """Ids of the messages of up to ``count`` dead letters after ``after``, and the last of these letters.
+
+    ``dead``: the key of a lane's dead letters. Empty ``after``: from the first one on.
+    """
+    ids, last = _LETTERS.run(client, [dead], [after, count])
+    # Anybody may have added a letter.
+    return [id_.decode(errors="replace") for id_ in ids], text_of(last)
+
+
+def remove(client: Redis, lead: Leadership, others: Collection[bytes], ids: Sequence[str]) -> int | None:
+    """Removes those of ``ids`` that no other group has pending; how many these were.
+
+    None: the stream has other groups than ``others`` beside the lane's own, and nothing was removed. Raises
+    `NotLeading`.
+    """
+    keys = lead.keys
+    reply = _REMOVE.run(client, [keys.leader, keys.stream], [lead.token, keys.group, len(others), *others, *ids])
+    word = word_of(reply[0])
+    if word is ReturnWord.DEPOSED:
+        raise NotLeading(f"another master leads {keys.stream} as {keys.group}")
+    return None if word is ReturnWord.CHANGED else int(reply[1])
