@@ -12,14 +12,12 @@ from typing import Protocol, cast
 from urllib.parse import urlsplit
 
 import redis
-from redis.backoff import NoBackoff
-from redis.retry import Retry
 
+from routing.address import normalised, sentinels_of, without_password
+from routing.connection import client
 from routing.errors import ConfigurationError, ServerTooOld, ServerUnavailable
 
-SCHEMES = ("redis", "rediss", "unix")
-#: How long to wait for a connection, in seconds.
-CONNECT_TIMEOUT_S = 5.0
+SCHEMES = ("redis", "rediss", "unix", "sentinel")
 #: How long one send or one reply may take, in seconds: a server that saves or swaps answers late, but answers.
 ANSWER_TIMEOUT_S = 60.0
 
@@ -48,6 +46,9 @@ class RedisConnection(Protocol):
 
 def without_secrets(url: str) -> str:
     """``scheme://host:port/db`` of a URL: no user, no password, no query (which may hold either)."""
+    if url.startswith("sentinel://"):
+        # Hosts behind the last @, whatever a password holds.
+        return f"sentinel://{without_password(url).partition('://')[2].rpartition('@')[2]}"
     try:
         parts = urlsplit(url)
         if parts.scheme == "unix":
@@ -59,13 +60,20 @@ def without_secrets(url: str) -> str:
 
 
 def check_url(url: str, *, called: str) -> str:
-    """``url`` itself when redis-py can use it; else ``ConfigurationError``, which never quotes the URL.
+    """``url`` as it can be used; else ``ConfigurationError``, which never quotes the URL.
 
-    ``called`` is what the user knows the value as: ``option url``, ``--url``.
+    ``called`` is what the user knows the value as: ``option url``, ``--url``. A ``rediss://`` URL that does not say
+    whether the server's certificate is checked has it checked.
     """
     scheme = url.partition("://")[0].lower()
     if scheme not in SCHEMES or "://" not in url:
-        raise ConfigurationError(f"{called} must start with redis://, rediss:// or unix://")
+        raise ConfigurationError(f"{called} must start with redis://, rediss://, unix:// or sentinel://")
+    if scheme == "sentinel":
+        try:
+            sentinels_of(url)
+        except ConfigurationError as error:
+            raise ConfigurationError(f"{called}: {error}") from None
+        return url
     try:
         parts = urlsplit(url)
         # A password with a bare '/', '?' or '#' moves the rest of itself to where the host is looked for, and errors
@@ -75,26 +83,20 @@ def check_url(url: str, *, called: str) -> str:
                 f"{called} has an @ behind its host; write special characters of a password percent-encoded (/ as %2F)"
             )
         _ = parts.port
-        redis.ConnectionPool.from_url(url)
+        if scheme == "rediss" and "ssl_cert_reqs=" not in parts.query:
+            url = parts._replace(query="&".join(filter(None, [parts.query, "ssl_cert_reqs=required"]))).geturl()
+        redis.ConnectionPool.from_url(normalised(url))
     except (ValueError, TypeError):
         raise ConfigurationError(f"{called} is not a Redis URL (redis://[user:password@]host[:port][/db])") from None
     return url
 
 
 def connect(url: str) -> RedisConnection:
-    """An open, authenticated connection that speaks RESP 2.
+    """An open, authenticated connection that speaks RESP 2; with sentinels, to the primary of the moment.
 
-    RESP 2, since then nothing but the replies arrives: the writer counts them without parsing each.
     Raises ``ServerUnavailable`` when the server cannot be reached or refuses the login.
     """
-    pool = redis.ConnectionPool.from_url(
-        url,
-        protocol=2,
-        socket_connect_timeout=CONNECT_TIMEOUT_S,
-        socket_timeout=ANSWER_TIMEOUT_S,
-        # No second try behind the caller's back: a connection that broke has replies that nobody knows of.
-        retry=Retry(NoBackoff(), 0),
-    )
+    pool = client(url, timeout_s=ANSWER_TIMEOUT_S).connection_pool
     connection = cast(RedisConnection, pool.make_connection())
     try:
         connection.connect()
@@ -105,7 +107,10 @@ def connect(url: str) -> RedisConnection:
 
 def unavailable(url: str, error: Exception) -> ServerUnavailable:
     """The error to raise when talking to the server failed with ``error``."""
-    return ServerUnavailable(f"no Redis at {without_secrets(url)}: {_first_line(error)}")
+    if isinstance(error, redis.ResponseError):
+        # It is there, and says no: to a user without the permission, most often.
+        return ServerUnavailable(f"the server at {without_secrets(url)} refuses: {first_line(error)}")
+    return ServerUnavailable(f"no Redis at {without_secrets(url)}: {first_line(error)}")
 
 
 def check_server(url: str, stream: str) -> None:
@@ -140,6 +145,7 @@ def _version(info: bytes) -> tuple[int, int] | None:
     return None
 
 
-def _first_line(error: Exception) -> str:
+def first_line(error: Exception) -> str:
+    """The first line of an error's text, short enough for a line of our own."""
     lines = str(error).strip().splitlines()
     return lines[0].rstrip(".")[:200] if lines else type(error).__name__

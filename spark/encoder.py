@@ -1,15 +1,17 @@
-"""Rows of an Arrow batch as XADD commands, the way they go over the wire.
+"""Rows of an Arrow batch as arguments of a Redis command, the way they go over the wire.
 
 A Redis command is ``*<arguments>`` and then ``$<bytes>`` and the bytes for each argument, every piece ended by CRLF.
-All of it but the values and their lengths is the same in every row, so one ``binary_join_element_wise`` builds the
-commands of a whole batch, and the data buffer behind its result is what the socket gets. No Python runs per row.
+One ``binary_join_element_wise`` builds the arguments of all rows of a batch, and the data buffer behind its result is
+what the socket gets, behind the opening of a call (``routing.pushes``). No Python runs per row.
 
-Nulls, said out loud: a null value means that its field is left out of that row's entry. The key is never null here
-(``spark.refusals`` has refused that before).
+Nulls, said out loud: a null value means that its field is left out of that row's entry. It is sent as a value that is
+not looked at, and a text beside the values says which ones are there. The key is never null here (``spark.refusals``
+has refused that before).
 """
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 
 import pyarrow as pa
@@ -18,8 +20,10 @@ import pyarrow.compute as pc
 CRLF = b"\r\n"
 #: One encoded array has 32-bit offsets; batches are cut so that it stays far below, and memory with it. In bytes.
 MAX_ENCODED_BYTES = 32 * 1024 * 1024
-#: What a row takes beside its values, about: field names, lengths and the command itself. In bytes.
-_FRAME_BYTES = 256
+#: What a row takes beside its values, about: their lengths. In bytes.
+_FRAME_BYTES = 64
+#: What is sent where a value is null. Not empty, so that a digest of the bytes tells the two apart.
+_NOTHING = b"\0"
 #: The field that names the ticket, whatever the column is called.
 KEY_FIELD = "ticket_id"
 
@@ -55,6 +59,19 @@ def byte_lengths(column: pa.Array) -> pa.Array:
     return pc.binary_length(column.cast(pa.string()))
 
 
+def announcements(values: pa.Array, ahead: bytes) -> pa.Array:
+    """What stands before each value on the wire: ``ahead``, its length in bytes, and CRLF. No value is null."""
+    lengths = pc.binary_length(values)
+    shortest, longest = pc.min_max(lengths).values()
+    if len(values) and shortest == longest:
+        # What many columns are, and cheaper than what follows.
+        return pa.repeat(_scalar(b"%b%d%b" % (ahead, longest.as_py(), CRLF)), len(values))
+    # Far fewer lengths than values: each is made text once.
+    lengths = lengths.dictionary_encode()
+    digits = lengths.dictionary.cast(pa.string()).cast(pa.binary())
+    return _join([_scalar(ahead), digits, _scalar(CRLF)]).take(lengths.indices)
+
+
 def parts(batch: pa.RecordBatch, limit: int = MAX_ENCODED_BYTES) -> Iterator[pa.RecordBatch]:
     """The batch in pieces of at most ``limit`` bytes on the wire each, in order; a single row is never cut."""
     if batch.num_rows > 1 and batch.nbytes + batch.num_rows * _FRAME_BYTES > limit:
@@ -65,68 +82,79 @@ def parts(batch: pa.RecordBatch, limit: int = MAX_ENCODED_BYTES) -> Iterator[pa.
         yield batch
 
 
-class EntryEncoder:
-    """Turns batches into ``XADD <stream> * ticket_id <key> <field> <value> …``, one command per row."""
+class EncodedRows:
+    """Rows of one batch as they go over the wire."""
 
-    def __init__(self, stream: str, key_column: str, fields: Sequence[str]) -> None:
+    def __init__(self, arguments: pa.Array, present: memoryview, columns: int) -> None:
+        """``arguments``: binary, the arguments of each row; ``present``: a 1 or 0 for each value, or nothing."""
+        self._arguments = arguments
+        _, offsets, data = arguments.buffers()
+        self._offsets: Sequence[int] = memoryview(offsets).cast("i") if offsets is not None else [0]
+        self._wire = memoryview(data) if data is not None else memoryview(b"")
+        self._present = present
+        self._columns = columns
+
+    def __len__(self) -> int:
+        """How many rows."""
+        return len(self._arguments)
+
+    def wire(self, start: int, end: int) -> memoryview:
+        """The bytes of rows ``start`` to before ``end``; nothing is copied."""
+        first = self._arguments.offset
+        return self._wire[self._offsets[first + start] : self._offsets[first + end]]
+
+    def present(self, start: int, end: int) -> bytes:
+        """A ``1`` or ``0`` for each value of these rows, whether it is there; empty when all are."""
+        if not self._present:
+            return b""
+        told = bytes(self._present[start * self._columns : end * self._columns])
+        return told if b"0" in told else b""
+
+    def fitting(self, start: int, rows: int, size: int) -> int:
+        """Where a piece from ``start`` on ends: at most ``rows`` rows and ``size`` bytes, but one row at least."""
+        first: int = self._arguments.offset
+        end = min(start + rows, len(self))
+        limit = self._offsets[first + start] + size
+        if self._offsets[first + end] <= limit:
+            return end
+        last = bisect_right(self._offsets, limit, first + start, first + end + 1) - 1 - first
+        return max(start + 1, last)
+
+
+class RowEncoder:
+    """Turns batches into the arguments ``<key> <value> …`` of each row, or ``<sequence> <key> <value> …``."""
+
+    def __init__(self, key_column: str, fields: Sequence[str], sequence: str | None = None) -> None:
         """``fields`` are the columns that follow the key, each a field of its own name."""
-        self._command = bulk(b"XADD") + bulk(stream.encode()) + bulk(b"*")
-        self._columns = [(key_column, KEY_FIELD), *((name, name) for name in fields)]
+        self._columns = [key_column, *fields]
+        self._sent = [*([] if sequence is None else [sequence]), *self._columns]
+        #: The names of the fields.
+        self.names = (KEY_FIELD, *fields)
 
-    def encode(self, batch: pa.RecordBatch) -> pa.Array:
-        """The commands of the rows, in order, as an array of binary with one element per row.
-
-        The batch must be small enough for one array (``parts``). Any slice or offset in its arrays is respected.
-        """
+    def encode(self, batch: pa.RecordBatch) -> EncodedRows:
+        """The rows, in order. The batch must fit into one array (``parts``); any slice in its arrays is respected."""
         pieces: list[pa.Array | pa.Scalar] = []
-        literal = b""
-        values_in_all = 0
-        optional: list[pa.Array] = []
-        for column_name, field_name in self._columns:
-            values = as_bytes(batch.column(column_name))
-            lengths = pc.binary_length(values).cast(pa.string()).cast(pa.binary())
-            opening = bulk(field_name.encode()) + b"$"
-            if values.null_count == 0:
-                values_in_all += 1
-                pieces += [_scalar(literal + opening), lengths, _scalar(CRLF), values]
-                literal = CRLF
-                continue
-            # The whole field is null where its value is, and an empty text in its place leaves it out.
-            field = _join([_scalar(opening), lengths, _scalar(CRLF), values, _scalar(CRLF)])
-            pieces += [_scalar(literal), pc.fill_null(field, b"")]
-            literal = b""
-            optional.append(values)
-        pieces.append(_scalar(literal))
-        commands = _join([*self._opening(3 + 2 * values_in_all, optional), *pieces])
-        if commands.null_count:
-            # A null command would drop its row in silence. Cannot happen while the two branches above are right.
+        ahead = b"$"
+        sent = [as_bytes(batch.column(name)) for name in self._sent]
+        for column in sent:
+            there = pc.fill_null(column, _NOTHING) if column.null_count else column
+            pieces += [announcements(there, ahead), there]
+            ahead = CRLF + b"$"
+        arguments = _join([*pieces, _scalar(CRLF)])
+        if arguments.null_count:
+            # A null would drop its row in silence. Cannot happen while nulls are filled above.
             raise AssertionError("a row was encoded as nothing")
-        return commands
-
-    def _opening(self, arguments: int, optional: list[pa.Array]) -> list[pa.Array | pa.Scalar]:
-        """The number of arguments and the part of the command before the fields."""
-        if not optional:
-            return [_scalar(b"*%d%s%s" % (arguments, CRLF, self._command))]
-        counts: pa.Array | pa.Scalar = pa.scalar(arguments, pa.int64())
-        for values in optional:
-            counts = pc.add(counts, pc.multiply(pc.is_valid(values).cast(pa.int64()), 2))
-        return [_scalar(b"*"), counts.cast(pa.string()).cast(pa.binary()), _scalar(CRLF + self._command)]
+        return EncodedRows(arguments, _presence(sent[-len(self._columns) :]), len(self._columns))
 
 
-def chunks(commands: pa.Array, rows: int) -> Iterator[tuple[memoryview, int]]:
-    """The wire in sends of at most ``rows`` commands: a view of the bytes, and how many commands it holds.
-
-    Nothing is copied; the views stay valid while ``commands`` is alive.
-    """
-    _, offsets_buffer, data = commands.buffers()
-    if data is None:
-        return
-    offsets = memoryview(offsets_buffer).cast("i")
-    wire = memoryview(data)
-    for start in range(0, len(commands), rows):
-        end = min(start + rows, len(commands))
-        first, last = commands.offset + start, commands.offset + end
-        yield wire[offsets[first] : offsets[last]], end - start
+def _presence(values: list[pa.Array]) -> memoryview:
+    """A ``1`` or ``0`` for each value, row by row; empty when none is null."""
+    if not any(column.null_count for column in values):
+        return memoryview(b"")
+    marks = [pc.if_else(pc.is_valid(column), _scalar(b"1"), _scalar(b"0")) for column in values]
+    told = _join(marks)
+    start = told.offset * len(values)
+    return memoryview(told.buffers()[2])[start : start + len(told) * len(values)]
 
 
 def _scalar(value: bytes) -> pa.Scalar:

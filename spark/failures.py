@@ -1,13 +1,15 @@
 """From what Spark throws to one line that a user can act on.
 
 An error that a task or the data source raised arrives as text, deep inside Java's account of it. The project's own
-errors are found there by their class names; of Spark's own, the first sentence is kept.
+errors are found there by their class names; of all others, what was raised first is kept: by Python where it was
+Python, else Java's innermost cause, else the first line.
 """
 
 from __future__ import annotations
 
 import json
 import logging
+import os
 import re
 import signal
 import sys
@@ -17,7 +19,7 @@ from types import FrameType
 from typing import Any, NoReturn
 
 import routing.errors
-from routing.errors import InputError, TicketBridgeError
+from routing.errors import InputError, PayloadError, TicketBridgeError
 from spark.replies import RefusedByServer
 
 _OWN: dict[str, type[TicketBridgeError]] = {
@@ -36,7 +38,22 @@ _TELLING = (
     re.compile(r"\[MALFORMED_RECORD_IN_PARSING[^\]]*\] ([^\n]+)"),
     re.compile(r"\[(?:PATH_NOT_FOUND|UNABLE_TO_INFER_SCHEMA|FAILED_READ_FILE[^\]]*|CAST_INVALID_INPUT)\] ([^\n]+)"),
 )
+_HEADER = re.compile(
+    r"(?:Expected: (?P<expected>[^\n]+) but found: (?P<found>[^\n]+)"
+    r"|Header length: (?P<length>\d+), schema size: (?P<size>\d+))\nCSV file: (?P<file>\S+)"
+)
+#: What ended a traceback, and what an account of Java's names as a cause; of each the last one came first.
+_RAISED = re.compile(r"Traceback \(most recent call last\):\n(?:[ \t].*\n)+(\S.*)")
+_CAUSED = re.compile(r"^Caused by: (.+)$", re.MULTILINE)
+#: Ends of tracebacks that only say that Java has failed.
+_OF_JAVA = ("py4j.", "pyspark.errors.")
+#: The name of a class before what it says; those of Python that have no dot say something themselves.
+_CLASS = re.compile(r"^(?:\w+\.)+\w+: ")
+#: How ``spark.order`` begins what it says of a row that cannot be written. Spark wraps it in words of its own.
+REFUSED = "refused before anything was written: "
+_REFUSED_LINE = re.compile(rf"{REFUSED}(.+?)(?:\s+SQLSTATE: \w+.*)?$", re.MULTILINE)
 _SILENCE = logging.NullHandler()
+_MOST_CAUSES = 10
 _SQLSTATE = re.compile(r"\s*SQLSTATE: \w+.*")
 
 
@@ -44,16 +61,62 @@ def one_line(error: BaseException) -> TicketBridgeError:
     """The project's error for anything that a job may meet; its text is one line of at most 400 characters."""
     if isinstance(error, TicketBridgeError):
         return error
-    text = str(error)
+    if isinstance(error, OSError) and error.filename is not None:
+        return TicketBridgeError(f"{error.strerror}: {error.filename}")
+    account = _account(error)
+    text = "\n".join(account)
     own = _OWN_LINE.search(text)
     if own and own[1] in _OWN:
         return _OWN[own[1]](own[2])
+    refused = _REFUSED_LINE.search(text)
+    if refused:
+        return PayloadError(f"{refused[1][:300]}; nothing was written")
+    header = _HEADER.search(text)
+    if header:
+        return InputError(_of_header(header))
     for telling in _TELLING:
         found = telling.search(text)
         if found:
             return InputError(f"the input cannot be read: {_SQLSTATE.sub('', found[1]).strip()[:300]}")
-    first = next((line.strip() for line in text.splitlines() if line.strip()), type(error).__name__)
-    return TicketBridgeError(f"Spark failed: {first[:300]}")
+    said = _SQLSTATE.sub("", _CLASS.sub("", _origin(account) or type(error).__name__))
+    return TicketBridgeError(f"Spark failed: {said[:300]}")
+
+
+def _account(error: BaseException) -> list[str]:
+    """What an error and its causes say. That of a streaming query says little without them."""
+    texts: list[str] = []
+    cause: BaseException | None = error
+    while cause is not None and len(texts) < _MOST_CAUSES:
+        texts.append(str(cause).strip())
+        # PySpark's own chain, of Java's causes; it has no public name.
+        cause = getattr(cause, "_cause", None)
+    return texts
+
+
+def _origin(account: list[str]) -> str:
+    """The line that says what went wrong first."""
+    text = "\n".join(account)
+    raised = [line for line in _RAISED.findall(text) if not line.startswith(_OF_JAVA)]
+    if raised:
+        return str(raised[-1])
+    caused = [line for line in _CAUSED.findall(text) if "Traceback" not in line]
+    if caused:
+        return str(caused[-1])
+    deepest = next((said for said in reversed(account) if said), "")
+    lines = [line.strip().removeprefix(": ") for line in deepest.splitlines() if line.strip()]
+    if len(lines) > 1 and lines[0].startswith("An error occurred while calling"):
+        return lines[1]
+    return lines[0] if lines else ""
+
+
+def _of_header(found: re.Match[str]) -> str:
+    what = f"{found['found']!r} where {found['expected']!r} is expected"
+    if found["length"]:
+        what = f"{found['length']} columns where {found['size']} are expected"
+    return (
+        f"the header of {found['file']} has {what}: the files of a folder need the same columns in the same order "
+        "(or those of --schema)"
+    )
 
 
 class Terminated(KeyboardInterrupt):
@@ -77,6 +140,8 @@ def told_in_one_line(*, as_json: bool = False) -> Iterator[None]:
         _end("stopped by SIGTERM", 128 + signal.SIGTERM, as_json)
     except KeyboardInterrupt:
         _end("stopped", 128 + signal.SIGINT, as_json)
+    except BrokenPipeError:
+        _end("nobody reads standard output any more", 1, as_json=True)
     except Exception as error:
         told = one_line(error)
         _end(str(told), told.exit_code, as_json)
@@ -95,7 +160,11 @@ def emit(**event: Any) -> None:
 
 
 def _end(line: str, code: int, as_json: bool) -> NoReturn:
-    if as_json:
-        emit(event="failed", error=line)
+    try:
+        if as_json:
+            emit(event="failed", error=line)
+    except BrokenPipeError:
+        # Whoever read is gone (`… | head`). Python would find that out once more when it ends.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     print(f"error: {line}", file=sys.stderr, flush=True)
     raise SystemExit(code)

@@ -152,13 +152,10 @@ def main(events: str, out: str, kind: str | None, master: str | None, spark_log:
         check_readable(events)
 
         from spark.eventlog import read_events
-        from spark.session import local_session
+        from spark.session import job_session
 
-        session = local_session("ticket-bridge incidents", master=master, log=spark_log)
-        try:
+        with job_session("ticket-bridge incidents", master=master, log=spark_log) as session:
             count = write_states(expected_states(read_events(session, events, kind)), out)
-        finally:
-            session.stop()
         print(f"{count:,} incidents", file=sys.stderr)
 
 

@@ -12,6 +12,9 @@ from spark.options import WriteOptions, nearest
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
+#: In the metadata of the key's column: how many partitions its DataFrame was given. Spark tells a task nothing of that,
+#: and a second attempt with another number would have other rows in each.
+PARTITIONS = "redisstream.partitions"
 #: Types whose text is beyond doubt. Others (times, arrays, structures) must be made text by the user, who knows how.
 _WHOLE = ("byte", "short", "integer", "long")
 _SENDABLE = ("string", "varchar", "char", "binary", "boolean", "decimal", "float", "double", "date", *_WHOLE)
@@ -24,6 +27,8 @@ class Layout:
     key: str
     fields: tuple[str, ...]
     sequence: str | None
+    #: How many partitions the DataFrame has, where ``spark.order`` has said so; None: nobody knows.
+    partitions: int | None = None
 
     @classmethod
     def of(cls, schema: StructType, options: WriteOptions) -> Layout:
@@ -58,4 +63,5 @@ class Layout:
                     f"column {column!r} is {kinds[column]}, which has no one text; "
                     "make it a string (to_json, date_format)"
                 )
-        return cls(key, fields, sequence)
+        told = next((column.metadata.get(PARTITIONS) for column in schema.fields if column.name == key), None)
+        return cls(key, fields, sequence, told if isinstance(told, int) else None)

@@ -1,24 +1,25 @@
-"""The job that pushes an event log into a ticket stream, each ticket in order.
+"""The job that pushes a log, a table or a growing folder into a ticket stream, each ticket in order, each event once.
 
     python -m spark.push events.csv.gz --url redis://localhost:6379/0
+    python -m spark.push /landing --format json --follow --checkpoint /var/lib/push
     spark-submit spark/push.py events.csv.gz --master yarn …
 
 Each row becomes one entry: ``ticket_id``, ``task`` where asked for, and ``payload``, a JSON object of the other
 columns. With ``--progress json`` standard output is JSON lines, for a supervisor:
 
-    {"event": "started", "file": …, "stream": …, "partitions": 2}
+    {"event": "started", "file": …, "stream": …, "partitions": 2, "ordered_by": "column seq", "run": "push-…"}
     {"event": "pushed", "rows": 60000, "rows_per_s": 41200.0}            every half second while it writes
-    {"event": "done", "rows": 141712, "rows_per_s": 43800.0, "seconds": 3.2}
+    {"event": "waiting", "reason": "…", "seconds": 12.5}                  while it cannot write
+    {"event": "epoch", "epoch": 3, "rows": 500, "seconds": 0.4}           with --follow, after each
+    {"event": "done", "rows": 141712, "rows_per_s": 43800.0, "seconds": 3.2, "already": 0, "rejected": 0}
     {"event": "failed", "error": "…"}                                     instead of "done"
 """
 
 from __future__ import annotations
 
 import sys
-import time
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any
 
 if __package__ in (None, ""):
     # Started as a file: its own folder is on the path, where the project's folder must be.
@@ -28,150 +29,129 @@ import click
 
 from routing.errors import ConfigurationError
 from spark.address import check_server, check_url
-from spark.eventlog import FORMATS, check_readable, format_of
-from spark.failures import emit, told_in_one_line
-from spark.options import DEFAULT_STREAM, DEFAULT_URL, OPTIONS
-from spark.progress import EntryWatch
+from spark.eventlog import FORMATS, TABLE, check_readable, format_of
+from spark.failures import told_in_one_line
+from spark.messages import Mapping, parse_map
+from spark.options import DEFAULT_STREAM, DEFAULT_URL, parse
+from spark.push_plan import WRITER_OPTIONS, Follow, PushPlan
+from spark.session import job_session, parse_conf
 
-
-@dataclass(frozen=True)
-class Push:
-    """One push, as asked for."""
-
-    file: str
-    url: str
-    stream: str
-    key: str
-    seq: str
-    order: str | None
-    task: str | None
-    task_column: str | None
-    partitions: int | None
-    kind: str | None
-    master: str | None
-    log: Path | None
-    #: Data source options that are passed on as they are.
-    tuning: dict[str, str]
+POSITIVE = click.IntRange(min=1)
 
 
 @click.command()
-@click.argument("file")
+@click.argument("source", metavar="FILE")
 @click.option("--url", default=DEFAULT_URL, envvar="TICKET_BRIDGE_URL", help="The Redis server [default: localhost].")
 @click.option("--stream", default=DEFAULT_STREAM, show_default=True, help="The stream to append to.")
+@click.option("--format", "kind", type=click.Choice([*FORMATS, TABLE]), help="What FILE is [default: by its name].")
 @click.option("--key", default="ticket_id", show_default=True, help="Column that names the ticket.")
-@click.option(
-    "--seq", default="seq", show_default=True, help="Column that orders the events of a ticket (whole numbers)."
-)
+@click.option("--seq", help="Column that orders a ticket's events: whole numbers or times [default: seq, if any].")
 @click.option("--order", help="Column of times by which tickets interleave, for example timestamp.")
 @click.option("--task", help="Task to run for every event [default: the lane's].")
 @click.option("--task-column", help="Column that names each event's task.")
+@click.option("--payload-column", help="Column that holds the payload, as JSON [default: made of the other columns].")
+@click.option("--map", "renamed", multiple=True, metavar="MEMBER=COLUMN", help="A column's name in the payload.")
+@click.option("--exclude", "excluded", multiple=True, metavar="COLUMN", help="Column that the payload leaves out.")
+@click.option("--rejects", metavar="FOLDER", help="Where bad rows go; without it one of them refuses all.")
 @click.option(
-    "--partitions", type=click.IntRange(min=1), help="Connections that write at once [default: as many as cores]."
+    "--run-id", help="Names this push: what was pushed under its name is not pushed again [default: by content]."
 )
-@click.option("--format", "kind", type=click.Choice(FORMATS), help="Format of FILE [default: by its name].")
+@click.option("--again", is_flag=True, help="Push once more what was pushed before.")
+@click.option("--idempotence", help="watermark, ticket or none: what keeps an event from being there twice.")
+@click.option("--high-water", help="Wait while the stream holds as many entries.")
+@click.option("--max-wait", help="Seconds to wait at most without any progress.")
+@click.option("--chunk-size", help="Rows per send.")
+@click.option("--window", help="Sends that may be unanswered at once.")
+@click.option("--max-payload", help="Largest payload in bytes.")
+@click.option("--guard-ttl", help="Seconds for which it is remembered what was written.")
+@click.option("--partitions", type=POSITIVE, help="Connections that write at once [default: as many as cores].")
+@click.option("--follow", is_flag=True, help="FILE is a folder: push what appears there, until SIGTERM or Ctrl-C.")
+@click.option("--available-now", is_flag=True, help="With --follow: only what is there and not pushed yet.")
+@click.option("--checkpoint", metavar="FOLDER", help="With --follow: where it is kept what was pushed.")
+@click.option("--schema", metavar="DDL", help="With --follow: the columns [default: of the files that are there].")
+@click.option("--files", type=POSITIVE, default=100, show_default=True, help="With --follow: most files in one epoch.")
 @click.option("--master", help="Spark master [default: local[*]].")
-@click.option("--chunk-size", default=None, help="Rows per send.")
-@click.option("--window", default=None, help="Sends that may be unanswered at once.")
-@click.option("--max-payload", default=None, help="Largest payload in bytes.")
+@click.option("--conf", multiple=True, metavar="KEY=VALUE", help="Spark's configuration (catalogs, file systems).")
 @click.option("--progress", type=click.Choice(["text", "json", "none"]), default="text", show_default=True)
 @click.option("--spark-log", type=click.Path(path_type=Path), help="Keep what Spark says in this file.")
-def main(
-    file: str,
-    url: str,
-    stream: str,
-    key: str,
-    seq: str,
-    order: str | None,
-    task: str | None,
-    task_column: str | None,
-    partitions: int | None,
-    kind: str | None,
-    master: str | None,
-    chunk_size: str | None,
-    window: str | None,
-    max_payload: str | None,
-    progress: Literal["text", "json", "none"],
-    spark_log: Path | None,
-) -> None:
-    """Push the events of FILE (CSV, JSON lines, both also .gz, or Parquet) into a stream, each ticket in order."""
-    with told_in_one_line(as_json=progress == "json"):
-        tuning = {"chunkSize": chunk_size, "window": window, "maxPayload": max_payload}
-        asked = Push(
-            file=file,
-            url=check_url(url, called="--url"),
-            stream=stream,
-            key=key,
-            seq=seq,
-            order=order,
-            task=task,
-            task_column=task_column,
-            partitions=partitions,
-            kind=kind or format_of(file),
-            master=master,
-            log=spark_log,
-            tuning={
-                name: OPTIONS[name][1](name, value) and value for name, value in tuning.items() if value is not None
-            },
-        )
-        if task and task_column:
-            raise ConfigurationError("--task and --task-column exclude each other")
+def main(**given: Any) -> None:
+    """Push the events of FILE into a stream, each ticket in order.
+
+    FILE is a CSV, JSON lines (both also .gz) or Parquet, a folder of such, or with --format table the name of a table.
+    The same push a second time adds nothing: it goes on where the first one ended.
+    """
+    with told_in_one_line(as_json=given["progress"] == "json"):
+        plan = plan_of(given)
         # What fails here fails at once, not after the seconds that Java takes to start.
-        check_readable(file)
-        check_server(asked.url, stream)
-        push(asked, progress)
+        if plan.kind != TABLE:
+            check_readable(plan.source)
+        check_server(plan.url, plan.stream)
+        if plan.follow is not None:
+            from spark.push_follow import follow as write
+        else:
+            from spark.push_batch import push as write
+        with job_session(
+            "ticket-bridge push", master=plan.master, log=plan.log, retries=plan.once, conf=plan.conf
+        ) as session:
+            write(session, plan)
 
 
-def push(asked: Push, progress: Literal["text", "json", "none"]) -> int:
-    """Push, reporting as asked; returns the number of entries written."""
-    from pyspark.sql import Observation
-    from pyspark.sql import functions as fn
+def plan_of(given: dict[str, Any]) -> PushPlan:
+    """The push as asked for. Raises ``ConfigurationError`` for what cannot work, without having looked at anything."""
+    writer = {name: given[option] for name, option in WRITER_OPTIONS.items() if given[option] is not None}
+    if given["again"] and given["run_id"]:
+        raise ConfigurationError("--again makes a new name, and --run-id gives one: leave one of them out")
+    follow = _follow(given)
+    plan = PushPlan(
+        source=given["source"],
+        kind=given["kind"] or format_of(given["source"]),
+        url=check_url(given["url"], called="--url"),
+        stream=given["stream"],
+        mapping=Mapping(
+            key=given["key"],
+            seq=given["seq"],
+            order=given["order"],
+            task=given["task"],
+            task_column=given["task_column"],
+            payload_column=given["payload_column"],
+            renamed=parse_map(given["renamed"]),
+            excluded=given["excluded"],
+        ),
+        writer=writer,
+        rejects=given["rejects"],
+        run_id=given["run_id"],
+        again=given["again"],
+        follow=follow,
+        partitions=given["partitions"],
+        master=given["master"],
+        conf=parse_conf(given["conf"]),
+        progress=given["progress"],
+        log=given["spark_log"],
+    )
+    # seqColumn: there always is one; which, the log tells.
+    parse({**plan.writer_options("seq"), **({"runId": plan.run_id} if plan.run_id else {})})
+    if follow is not None and plan.kind == TABLE:
+        raise ConfigurationError("--follow is for folders: name one, or push the table without it")
+    return plan
 
-    from spark.eventlog import column
-    from spark.messages import to_messages
-    from spark.order import in_ticket_order
-    from spark.session import local_session
 
-    session = local_session("ticket-bridge push", master=asked.master, log=asked.log)
-    try:
-        rows = to_messages(
-            session,
-            asked.file,
-            kind=asked.kind,
-            key=asked.key,
-            seq=asked.seq,
-            order=asked.order,
-            task=asked.task,
-            task_column=asked.task_column,
-        )
-        partitions = asked.partitions or session.sparkContext.defaultParallelism
-        ordered = in_ticket_order(
-            rows.frame, key=rows.key, sequence=rows.sequence, time=rows.time, partitions=partitions
-        )
-        written = Observation("written")
-        counted = ordered.select(column(rows.key), column(rows.sequence), *map(column, rows.fields)).observe(
-            written, fn.count(fn.lit(1)).alias("rows")
-        )
-        if progress == "json":
-            emit(event="started", file=asked.file, stream=asked.stream, partitions=partitions)
-        started = time.monotonic()
-        with EntryWatch(asked.url, asked.stream, progress):
-            (
-                counted.write.format("redisstream")
-                .mode("append")
-                .options(url=asked.url, stream=asked.stream, keyColumn=rows.key, seqColumn=rows.sequence)
-                .options(fields=",".join(rows.fields), **asked.tuning)
-                .save()
+def _follow(given: dict[str, Any]) -> Follow | None:
+    if not given["follow"]:
+        for option in ("available_now", "checkpoint", "schema"):
+            if given[option]:
+                raise ConfigurationError(f"--{option.replace('_', '-')} goes with --follow")
+        return None
+    for option in ("run_id", "again"):
+        if given[option]:
+            raise ConfigurationError(
+                f"--{option.replace('_', '-')} does not go with --follow: its checkpoint names the push; "
+                "another --checkpoint begins anew"
             )
-        total = int(written.get["rows"])
-        seconds = time.monotonic() - started
-    finally:
-        session.stop()
-    rate = total / seconds if seconds else 0.0
-    if progress == "json":
-        emit(event="done", rows=total, rows_per_s=round(rate, 1), seconds=round(seconds, 3))
-    elif progress == "text":
-        print(f"pushed {total:,} events into {asked.stream} in {seconds:.1f} s, {rate:,.0f} per second", flush=True)
-    return total
+    if not given["checkpoint"]:
+        raise ConfigurationError("--follow needs --checkpoint: a folder of its own, where it is kept what was pushed")
+    if given["kind"] is None:
+        raise ConfigurationError(f"--follow needs --format {'|'.join(FORMATS)}")
+    return Follow(given["checkpoint"], given["available_now"], given["schema"], given["files"])
 
 
 if __name__ == "__main__":

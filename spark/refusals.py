@@ -13,6 +13,8 @@ from routing.errors import PayloadError
 from spark.encoder import as_bytes, byte_lengths, is_bytes
 from spark.options import MAX_TICKET_BYTES
 
+#: Largest sequence number that the server can compare with another one.
+MAX_SEQUENCE = 2**53
 PAYLOAD = "payload"
 TASK = "task"
 
@@ -56,6 +58,14 @@ def check_payloads(batch: pa.RecordBatch, tickets: pa.Array, fields: list[str], 
     if largest is not None and largest > limit:
         ticket = tickets[_first(pc.equal(sizes, largest))].as_py()
         raise PayloadError(f"the payload of ticket {ticket!r} has {largest} bytes; maxPayload allows {limit}")
+
+
+def check_range(tickets: pa.Array, sequence: pa.Array, name: str) -> None:
+    """Refuse a number that the server could not compare: its scripts have 53 bits for one."""
+    for number in pc.min_max(sequence.cast(pa.int64())).as_py().values():
+        if number is not None and abs(number) > MAX_SEQUENCE:
+            ticket = tickets[_first(pc.equal(sequence, number))].as_py()
+            raise PayloadError(f"{name} of ticket {ticket!r} is {number}; idempotence=ticket allows {MAX_SEQUENCE}")
 
 
 class SequenceGuard:

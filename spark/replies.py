@@ -1,115 +1,113 @@
-r"""Replies to pipelined XADDs, counted without making an object of each.
+"""A connection on which chunks are sent without waiting for each other's answers.
 
-A reply to XADD is an id, ``$15\r\n1700000000000-0\r\n``: two line ends. A refusal is one line that begins with
-``-``, which no id and no length does. So counting line ends counts replies, and a ``-`` after a line end is an error.
-This needs a connection on which nothing but such replies arrives (RESP 2, no subscriptions), as ``spark.address``
-makes it.
+What the server answers is told apart here: an answer of a script (``routing.pushes.Answer``), trouble that passes (the
+server is away, starting, full, changing its role) and is waited out, and a refusal, which is an error.
 """
 
 from __future__ import annotations
 
-from collections import deque
+from collections.abc import Sequence
+from typing import cast
 
 import redis
+from redis import Redis
 
+from routing.connection import client, is_full, is_outage
 from routing.errors import ServerUnavailable, TicketBridgeError
-from spark.address import RedisConnection, unavailable, without_secrets
+from routing.pushes import LOADING, Answer
+from spark.address import ANSWER_TIMEOUT_S, RedisConnection, first_line, unavailable, without_secrets
 
-_RECEIVE_BYTES = 256 * 1024
-_LINE_ENDS_PER_REPLY = 2
+#: Replies to a login that does not get better by waiting.
+_LOGIN = (redis.exceptions.AuthenticationError, redis.exceptions.NoPermissionError)
 
 
 class RefusedByServer(TicketBridgeError):
-    """The server answered an XADD with an error; rows before it were written, and some after it may have been."""
+    """The server answered with an error that no waiting mends; what it had taken before stays written."""
 
 
-class ReplyCounter:
-    """Counts the replies in what arrives, however it is cut, and finds the first refusal."""
+class Trouble(Exception):
+    """Something that passes. Its text says what is waited for."""
 
-    def __init__(self) -> None:
-        self._line_ends = 0
-        # As if a line had just ended, so that a refusal in the very first reply is seen too.
-        self._tail = b"\r\n"
-
-    @property
-    def complete(self) -> int:
-        """How many whole replies have been fed since the start."""
-        return self._line_ends // _LINE_ENDS_PER_REPLY
-
-    def feed(self, data: bytes) -> bytes | None:
-        """Count what is in ``data``. Returns what there is of the first refusal, from its ``-`` on, else None."""
-        seen = self._tail + data
-        self._line_ends += seen.count(b"\r\n") - self._tail.count(b"\r\n")
-        self._tail = seen[-2:]
-        at = seen.find(b"\r\n-")
-        return None if at < 0 else seen[at + 2 :]
+    def __init__(self, why: str, *, full: bool = False) -> None:
+        """``full``: the server is there, and out of memory."""
+        super().__init__(why)
+        self.full = full
 
 
-class Pipeline:
-    """Sends chunks of commands over one connection, with a bounded number of chunks unanswered.
+class Link:
+    """The connection of one task to the server. After trouble it opens itself anew, and knows of no answers then."""
 
-    The bound keeps the server's reply buffer small and makes the server's pace the writer's pace.
-    """
-
-    def __init__(self, connection: RedisConnection, url: str, window: int) -> None:
-        """``window`` is in chunks. The URL is for errors only, without its secrets."""
-        self._connection = connection
+    def __init__(self, url: str) -> None:
+        """Opens nothing yet. Errors show ``url`` without its secrets."""
         self._url = url
-        self._window = window
-        self._counter = ReplyCounter()
-        self._sent = 0
-        #: Total of replies at which each unanswered chunk is answered, oldest first.
-        self._unanswered: deque[int] = deque()
-        if connection._sock is None:
-            raise ServerUnavailable(f"the connection to {without_secrets(url)} is not open")
-        self._socket = connection._sock
+        self._client: Redis | None = None
+        #: How many answers are on their way.
+        self.pending = 0
 
     @property
-    def answered(self) -> int:
-        """How many commands the server has accepted so far."""
-        return self._counter.complete
+    def idle(self) -> bool:
+        """Whether there is a connection, and no answer is on its way."""
+        return self._client is not None and not self.pending
 
-    def send(self, wire: memoryview, commands: int) -> None:
-        """Send one chunk; waits first until fewer than ``window`` are unanswered.
+    def client(self) -> Redis:
+        """For commands that are answered one by one, while no answer is on its way.
 
-        Raises ``RefusedByServer`` for an error among the replies read, ``ServerUnavailable`` when the connection
-        breaks.
+        Raises ``Trouble`` when there is no server just now, ``ServerUnavailable`` when it refuses the login.
         """
-        while len(self._unanswered) >= self._window:
-            self._receive()
+        if self._client is None:
+            try:
+                self._client = client(self._url, timeout_s=ANSWER_TIMEOUT_S, single=True)
+                for words in LOADING:
+                    self._client.execute_command(*words)
+            except (redis.RedisError, OSError) as error:
+                raise self.failed(error) from None
+        return self._client
+
+    def send(self, opening: bytes, rows: memoryview) -> None:
+        """Sends one chunk, without waiting for its answer. Raises as ``client`` does."""
+        connection = cast(RedisConnection, self.client().connection)
         try:
-            # No health check: its PING would read replies that are counted here.
-            self._connection.send_packed_command([wire], check_health=False)
+            # No health check: its PING would read an answer that is counted here.
+            connection.send_packed_command([opening, rows], check_health=False)
         except (redis.RedisError, OSError) as error:
-            raise unavailable(self._url, error) from None
-        self._sent += commands
-        self._unanswered.append(self._sent)
+            raise self.failed(error) from None
+        self.pending += 1
 
-    def drain(self) -> int:
-        """Wait for all replies; returns how many commands the server accepted. Raises as ``send`` does."""
-        while self._unanswered:
-            self._receive()
-        return self._counter.complete
-
-    def _receive(self) -> None:
-        data = self._read()
-        refusal = self._counter.feed(data)
-        while refusal is not None and b"\r\n" not in refusal:
-            refusal += self._read()
-        if refusal is not None:
-            self._connection.disconnect()
-            reason = refusal.partition(b"\r\n")[0][1:].decode(errors="replace")[:300]
-            raise RefusedByServer(f"the server at {without_secrets(self._url)} refused an entry: {reason}")
-        while self._unanswered and self._unanswered[0] <= self._counter.complete:
-            self._unanswered.popleft()
-
-    def _read(self) -> bytes:
+    def answer(self) -> Answer:
+        """The next answer, waited for. Raises as ``client`` does, and ``RefusedByServer``."""
+        connection = cast(RedisConnection, self.client().connection)
         try:
-            data = self._socket.recv(_RECEIVE_BYTES)
-        except OSError as error:
-            self._connection.disconnect()
-            raise unavailable(self._url, error) from None
-        if not data:
-            self._connection.disconnect()
-            raise ServerUnavailable(f"the server at {without_secrets(self._url)} closed the connection")
-        return data
+            reply = connection.read_response(disable_decoding=True)
+        except (redis.RedisError, OSError) as error:
+            raise self.failed(error) from None
+        finally:
+            self.pending = max(0, self.pending - 1)
+        return Answer.of(cast("Sequence[bytes | int]", reply))
+
+    def failed(self, error: Exception) -> Exception:
+        """What to raise for an error of redis-py's; whatever leaves the connection in doubt closes it."""
+        if isinstance(error, _LOGIN):
+            self.close()
+            return unavailable(self._url, error)
+        if is_full(error):
+            return Trouble("the server is out of memory (OOM, noeviction)", full=True)
+        if isinstance(error, redis.exceptions.NoScriptError):
+            # Told again when the connection is opened again.
+            self.close()
+            return Trouble("the server forgot the scripts")
+        if is_outage(error):
+            self.close()
+            return Trouble(f"no answer from {without_secrets(self._url)} ({first_line(error)})")
+        return RefusedByServer(f"the server at {without_secrets(self._url)} refused rows: {first_line(error)}")
+
+    def close(self) -> None:
+        """Closes; what was on its way may or may not have been done. Never raises."""
+        self.pending = 0
+        if self._client is not None:
+            self._client.close()
+            self._client = None
+
+
+def given_up(url: str, why: str) -> ServerUnavailable:
+    """The error for a server that was away for too long."""
+    return ServerUnavailable(f"{why}; the server is {without_secrets(url)}")

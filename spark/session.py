@@ -9,76 +9,186 @@ from __future__ import annotations
 
 import atexit
 import os
+import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 
+from pyspark import SparkContext
 from pyspark.sql import SparkSession
 
-from routing.errors import TicketBridgeError
+from routing.errors import ConfigurationError, TicketBridgeError
+from spark.failures import one_line
+from spark.home import home_without_archive
 from spark.java import find_java
 
 DEFAULT_MASTER = "local[*]"
+#: The folder that holds the packages ``spark`` and ``routing``.
+_HOME = Path(__file__).resolve().parent.parent
 #: Partitions of a shuffle. The default of 200 is meant for clusters; on one machine it is 200 tiny tasks.
 LOCAL_SHUFFLE_PARTITIONS = 8
+#: Seconds that Java has to end once its session is stopped; it takes a fraction of one.
+JAVA_ENDS_S = 5.0
 
 
 class SparkStartFailed(TicketBridgeError):
     """Spark did not start; its log, which the message names, says why."""
 
 
-def local_session(name: str, *, master: str | None = None, log: Path | None = None) -> SparkSession:
+@contextmanager
+def job_session(
+    name: str,
+    *,
+    master: str | None = None,
+    log: Path | None = None,
+    retries: bool = True,
+    conf: Mapping[str, str] | None = None,
+) -> Iterator[SparkSession]:
+    """The session of a command, as ``local_session`` makes it; once the block is left, nothing of it runs any more.
+
+    What the block raises comes out as the project's own error.
+    """
+    try:
+        session = local_session(name, master=master, log=log, retries=retries, conf=conf)
+        try:
+            yield session
+        except BrokenPipeError:
+            raise  # it is about our own output
+        except Exception as error:
+            # Here, while there is a Java: what Spark throws asks it for its words.
+            raise one_line(error) from None
+        finally:
+            session.stop()
+    finally:
+        _end_java()
+
+
+def local_session(
+    name: str,
+    *,
+    master: str | None = None,
+    log: Path | None = None,
+    retries: bool = True,
+    conf: Mapping[str, str] | None = None,
+) -> SparkSession:
     """A session with the data source registered, the session timezone UTC and the web interface off.
 
     ``master`` defaults to ``local[*]``, or to what was submitted to. ``log`` gets Spark's output; by default a
-    temporary file, removed at exit. Tasks are not retried and not run twice: a second attempt would write its rows a
-    second time. Raises ``JavaMissing`` and ``SparkStartFailed``.
+    temporary file, removed at exit. Without ``retries`` a task is tried once and never run twice: for writes whose
+    second attempt would add its rows a second time. ``conf`` is Spark's own configuration, and wins over what is set
+    here, but for the timezone, on which the meaning of the data depends. Raises ``JavaMissing`` and
+    ``SparkStartFailed``.
     """
     submitted = "PYSPARK_GATEWAY_PORT" in os.environ
-    builder = (
-        SparkSession.builder.appName(name)
-        .config("spark.sql.session.timeZone", "UTC")
-        .config("spark.task.maxFailures", "1")
-        .config("spark.speculation", "false")
-    )
+    builder = SparkSession.builder.appName(name)
+    if not retries:
+        builder = builder.config("spark.task.maxFailures", "1").config("spark.speculation", "false")
     if submitted:
         if master:
             builder = builder.master(master)
-        session = builder.getOrCreate()
+        session = _configured(builder, conf).getOrCreate()
         # The errors of a job are told by the job; Spark's version of them is hundreds of lines.
         session.sparkContext.setLogLevel("FATAL")
     else:
-        session = _start(builder.master(master or DEFAULT_MASTER), log)
+        session = _start(builder, master or DEFAULT_MASTER, conf, log)
+    session.conf.set("spark.sql.session.timeZone", "UTC")
+    if submitted or not _is_local(session.sparkContext.master or ""):
+        _send_packages(session)
     from spark.source import RedisStreamDataSource
 
     session.dataSource.register(RedisStreamDataSource)
     return session
 
 
-def _start(builder: SparkSession.Builder, log: Path | None) -> SparkSession:
+def _end_java() -> None:
+    """End the Java that was started here, and wait for that; one that was submitted to is not ours to end.
+
+    Left alone it ends a moment after this process: whoever waits for the command, a supervisor or a test, would still
+    find it, and the folder that its classes come from is removed when this process ends.
+    """
+    gateway = SparkContext._gateway
+    java: subprocess.Popen[bytes] | None = getattr(gateway, "proc", None)
+    if gateway is None or java is None:
+        return
+    SparkContext._gateway = SparkContext._jvm = None
+    # What Python still holds of Java's objects is not told to it any more.
+    gateway.shutdown()
+    try:
+        if java.stdin is not None:
+            # It reads this pipe to notice the end of who started it.
+            java.stdin.close()
+        java.wait(JAVA_ENDS_S)
+    except (OSError, subprocess.TimeoutExpired):
+        pass
+    finally:
+        # Also when a second Ctrl-C ends the waiting.
+        if java.poll() is None:
+            java.kill()
+            java.wait()
+
+
+def parse_conf(words: Iterable[str]) -> dict[str, str]:
+    """``--conf key=value``, given any number of times. Raises ``ConfigurationError``, without the value."""
+    conf = {}
+    for word in words:
+        key, equals, value = word.partition("=")
+        if not equals or not key.strip():
+            raise ConfigurationError(f"--conf must be key=value, not {key!r}")
+        conf[key.strip()] = value
+    return conf
+
+
+def _configured(builder: SparkSession.Builder, conf: Mapping[str, str] | None) -> SparkSession.Builder:
+    for key, value in (conf or {}).items():
+        builder = builder.config(key, value)
+    return builder
+
+
+def _is_local(master: str) -> bool:
+    return master == "local" or master.startswith("local[")
+
+
+def _send_packages(session: SparkSession) -> None:
+    """Give the executors the packages that the data source is in: they need not have this project installed.
+
+    As folders, not as an archive: the scripts beside the modules are read as files.
+    """
+    for package in ("spark", "routing"):
+        session.sparkContext.addFile(str(_HOME / package), recursive=True)
+
+
+def _start(
+    builder: SparkSession.Builder, master: str, conf: Mapping[str, str] | None, log: Path | None
+) -> SparkSession:
     """Start Java and a session in it, quietly."""
     os.environ.update(find_java().env)
     # Workers must be this Python, with this project: they unpickle its classes.
-    os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
-    here = str(Path(__file__).resolve().parent.parent)
+    if _is_local(master):
+        os.environ["PYSPARK_PYTHON"] = sys.executable
+    os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
     paths = os.environ.get("PYTHONPATH", "").split(os.pathsep)
-    if here not in paths:
-        os.environ["PYTHONPATH"] = os.pathsep.join([here, *filter(None, paths)])
+    if str(_HOME) not in paths:
+        os.environ["PYTHONPATH"] = os.pathsep.join([str(_HOME), *filter(None, paths)])
     builder = (
-        builder.config("spark.ui.enabled", "false")
+        builder.master(master)
+        .config("spark.ui.enabled", "false")
         .config("spark.ui.showConsoleProgress", "false")
-        .config("spark.driver.host", "127.0.0.1")
-        .config("spark.driver.bindAddress", "127.0.0.1")
-        .config("spark.sql.shuffle.partitions", str(LOCAL_SHUFFLE_PARTITIONS))
         .config("spark.sql.warehouse.dir", str(Path(tempfile.gettempdir()) / "ticket-bridge-warehouse"))
     )
+    if _is_local(master):
+        # Nobody else needs to reach this driver; the executors of a cluster do.
+        builder = (
+            builder.config("spark.driver.host", "127.0.0.1")
+            .config("spark.driver.bindAddress", "127.0.0.1")
+            .config("spark.sql.shuffle.partitions", str(LOCAL_SHUFFLE_PARTITIONS))
+        )
     kept = log is not None
     log = log or _temporary_log()
     try:
-        with _stderr_to(log):
-            session = builder.getOrCreate()
+        with _stderr_to(log), home_without_archive() if _is_local(master) else nullcontext():
+            session = _configured(builder, conf).getOrCreate()
     except Exception as error:
         raise SparkStartFailed(f"Spark did not start ({_last_line(log)}); see {log}") from error
     if not kept:

@@ -1,0 +1,117 @@
+"""The job that keeps a lane: its history, its dead letters and its messages, as Parquet that stays.
+
+    python -m spark.archive OUT --url redis://localhost:6379/0
+    python -m spark.archive OUT --follow --every 300
+    spark-submit spark/archive.py OUT --master yarn …
+
+    OUT/history/date=2026-03-14/batch=7/part-….parquet       what became of every delivery
+    OUT/dead/…                                               the dead letters
+    OUT/messages/…                                           the messages themselves
+
+Run it again, with the same folder, and it goes on where it was, each row once, however the last run ended. It reads; no
+consumer group is touched. With ``--progress json`` standard output is JSON lines, for a supervisor:
+
+    {"event": "started", "out": …, "stream": …, "group": …, "tables": ["history", "dead", "messages"]}
+    {"event": "archived", "table": "history", "epoch": 3, "rows": 1200}      the files of an epoch are in place
+    {"event": "missing", "table": "messages", "epoch": 3, "entries": 12}     had left before: with --allow-data-loss
+    {"event": "done", "rows": {"history": 1200, …}, "missing": {"messages": 12}, "seconds": 9.1}
+    {"event": "failed", "error": "…"}                                        instead of "done"
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if __package__ in (None, ""):
+    # Started as a file: its own folder is on the path, where the project's folder must be.
+    sys.path[0] = str(Path(__file__).resolve().parent.parent)
+
+import click
+
+from spark.address import check_server, check_url
+from spark.archive_place import ArchivePlace
+from spark.archived import COLUMNS
+from spark.failures import told_in_one_line
+from spark.options import DEFAULT_STREAM, DEFAULT_URL
+from spark.session import parse_conf
+
+if TYPE_CHECKING:
+    from spark.progress import Progress
+
+DEFAULT_GROUP = "concurrency_stream_group"
+#: Entries of one epoch: some hundred MB of Parquet at most, for messages of a usual size.
+DEFAULT_MAX_ROWS = 200_000
+#: Seconds between two epochs of an archive that follows: each epoch makes files, and small ones read slowly.
+DEFAULT_EVERY_S = 60.0
+
+
+@click.command()
+@click.argument("out")
+@click.option("--url", default=DEFAULT_URL, envvar="TICKET_BRIDGE_URL", help="The Redis server [default: localhost].")
+@click.option("--stream", default=DEFAULT_STREAM, show_default=True, help="The stream of the lane.")
+@click.option("--group", default=DEFAULT_GROUP, show_default=True, help="The consumer group of the lane.")
+@click.option("--only", multiple=True, type=click.Choice([*COLUMNS]), help="This table only; may be repeated.")
+@click.option("--follow", is_flag=True, help="Go on until SIGTERM or Ctrl-C [default: archive what is there, and end].")
+@click.option(
+    "--every", type=click.FloatRange(min=0.1), default=DEFAULT_EVERY_S, show_default=True,
+    help="With --follow: seconds between two epochs.",
+)  # fmt: skip
+@click.option(
+    "--fail-on-data-loss/--allow-data-loss", default=None,
+    help="What to do about entries that left the server before they were archived: fail, or say how many "
+    "[default: fail, but only say how many messages the bridge was done with].",
+)  # fmt: skip
+@click.option(
+    "--max-rows", type=click.IntRange(min=1), default=DEFAULT_MAX_ROWS, show_default=True, help="Entries of one epoch."
+)
+@click.option("--master", help="Spark master [default: local[*]].")
+@click.option("--conf", multiple=True, metavar="KEY=VALUE", help="Spark's configuration.")
+@click.option("--progress", type=click.Choice(["text", "json", "none"]), default="text", show_default=True)
+@click.option("--spark-log", type=click.Path(path_type=Path), help="Keep what Spark says in this file.")
+def main(
+    out: str,
+    url: str,
+    stream: str,
+    group: str,
+    only: tuple[str, ...],
+    follow: bool,
+    every: float,
+    fail_on_data_loss: bool | None,
+    max_rows: int,
+    master: str | None,
+    conf: tuple[str, ...],
+    progress: Progress,
+    spark_log: Path | None,
+) -> None:
+    """Archive a lane's history, dead letters and messages into the folder OUT, each row once."""
+    with told_in_one_line(as_json=progress == "json"):
+        place = ArchivePlace(out)
+        url = check_url(url, called="--url")
+        # What fails here fails at once, not after the seconds that Java takes to start.
+        check_server(url, stream)
+        configuration = parse_conf(conf)
+        from spark.archive_tables import TABLES
+        from spark.archiving import Archive, archive
+
+        archive(
+            Archive(
+                place=place,
+                url=url,
+                stream=stream,
+                group=group,
+                tables=tuple(table for table in TABLES if not only or table.name in only),
+                max_rows=max_rows,
+                fail_on_data_loss=fail_on_data_loss,
+                every_s=every if follow else None,
+                progress=progress,
+                master=master,
+                log=spark_log,
+                conf=configuration,
+            )
+        )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,131 @@
+"""The folder of an archive: whose it is, who writes to it now, and which epochs of it are whole.
+
+    OUT/history/date=2026-03-14/batch=7/part-….parquet       also OUT/dead/…, OUT/messages/…
+    OUT/_checkpoints/history/…                               Spark's: how far the archive has come
+    OUT/_checkpoints/history.written/7                       the last epoch whose files are all in place
+    OUT/_checkpoints/lane.json                               the lane that this is the archive of
+    OUT/_lock                                                held while an archive runs
+
+An epoch's files of one date appear together, by one rename of their folder. So a folder that is there is whole, and an
+epoch that is run again after a crash writes only the dates that are not there; once its mark is there, none at all.
+That also holds when entries of it have left the stream meanwhile: what is archived is never replaced by less.
+
+What begins with ``_`` or ``.`` is not read by Spark, Arrow, DuckDB and others when they read a table's folder.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import platform
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from routing.errors import ConfigurationError, InputError
+
+_CHECKPOINTS = "_checkpoints"
+#: The folder that Spark gives rows without a date.
+NO_DATE = "__HIVE_DEFAULT_PARTITION__"
+
+
+class ArchivePlace:
+    """One archive, in a folder that this machine sees as a folder (a disk, or a mounted file system)."""
+
+    def __init__(self, out: str) -> None:
+        """Raises ``ConfigurationError`` for an address that is no folder of this machine."""
+        scheme, separator, path = out.partition("://")
+        if separator and scheme != "file":
+            raise ConfigurationError(
+                f"an archive is written to a folder, not to {scheme}://: renaming a folder must be one step; write it "
+                "to a disk and copy what is there"
+            )
+        self.root = Path(path if separator else out).absolute()
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Nobody else archives into this folder meanwhile.
+
+        The lock is the kernel's and ends with this process, however it ends. Raises ``ConfigurationError`` when it is
+        held, and ``InputError`` for a folder that cannot be written to.
+        """
+        try:
+            self.root.mkdir(parents=True, exist_ok=True)
+            lock = os.open(self.root / "_lock", os.O_RDWR | os.O_CREAT, 0o644)
+        except OSError as error:
+            raise InputError(f"cannot write to {self.root}: {error.strerror}") from None
+        try:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                holder = os.read(lock, 200).decode(errors="replace").strip() or "another process"
+                raise ConfigurationError(
+                    f"{holder} archives into {self.root} already; wait for it, or stop it"
+                ) from None
+            os.ftruncate(lock, 0)
+            os.write(lock, f"process {os.getpid()} on {platform.node()}\n".encode())
+            yield
+        finally:
+            os.close(lock)
+
+    def claim(self, stream: str, group: str, tables: list[str]) -> None:
+        """Make this the archive of one lane.
+
+        Raises ``ConfigurationError`` when it is another lane's, or when a table has files but its checkpoint is gone:
+        all would be archived a second time.
+        """
+        lane = {"stream": stream, "group": group}
+        checkpoints = self.root / _CHECKPOINTS
+        checkpoints.mkdir(exist_ok=True)
+        known = checkpoints / "lane.json"
+        if not known.exists():
+            fresh = checkpoints / ".lane.json"
+            fresh.write_text(json.dumps(lane) + "\n")
+            fresh.replace(known)
+        found = json.loads(known.read_text())
+        if found != lane:
+            raise ConfigurationError(
+                f"{self.root} is the archive of stream {found['stream']!r}, group {found['group']!r}; "
+                "choose another folder"
+            )
+        for table in tables:
+            if not self.checkpoint(table).exists() and any(self.table(table).glob("date=*/batch=*")):
+                raise ConfigurationError(
+                    f"{self.table(table)} has files but {self.checkpoint(table)} is gone: archive into another folder, "
+                    "or all would be there twice"
+                )
+
+    def tidy(self, table: str) -> None:
+        """Remove what an archive that was killed had not finished; only while the folder is held."""
+        for left in [*self.table(table).glob(".spark-staging-*"), self.table(table) / "_temporary"]:
+            shutil.rmtree(left, ignore_errors=True)
+
+    def table(self, name: str) -> Path:
+        """The folder of a table's files."""
+        return self.root / name
+
+    def checkpoint(self, table: str) -> Path:
+        """Spark's checkpoint of the query that writes a table."""
+        return self.root / _CHECKPOINTS / table
+
+    def is_whole(self, table: str, epoch: int) -> bool:
+        """Whether all files of an epoch are in place."""
+        return (self._marks(table) / str(epoch)).exists()
+
+    def dates_of(self, table: str, epoch: int) -> list[str]:
+        """The dates whose files of this epoch are in place."""
+        return [folder.parent.name.partition("=")[2] for folder in self.table(table).glob(f"date=*/batch={epoch}")]
+
+    def mark(self, table: str, epoch: int) -> None:
+        """All files of ``epoch`` are in place. Spark runs no earlier epoch again, so one mark is enough."""
+        marks = self._marks(table)
+        marks.mkdir(exist_ok=True)
+        (marks / str(epoch)).touch()
+        for old in marks.iterdir():
+            if old.name != str(epoch):
+                old.unlink(missing_ok=True)
+
+    def _marks(self, table: str) -> Path:
+        return self.root / _CHECKPOINTS / f"{table}.written"

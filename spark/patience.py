@@ -1,0 +1,76 @@
+"""How a writer waits: with growing, uneven steps, never for ever, and never in silence."""
+
+from __future__ import annotations
+
+import logging
+import random
+import time
+from collections.abc import Callable
+
+from routing.errors import TicketBridgeError
+
+#: The first step and the longest one, in seconds.
+FIRST_STEP_S = 0.01
+LONGEST_STEP_S = 0.5
+#: Waits shorter than this are ordinary, and not worth a word, in seconds.
+WORTH_A_WORD_S = 0.5
+#: Seconds between two notes of one wait.
+NOTE_EVERY_S = 1.0
+
+_log = logging.getLogger(__name__)
+
+
+class Patience:
+    """Waits for one thing at a time; ``progress`` says that it came.
+
+    Steps are uneven, so that writers that wait for one room do not all knock at once.
+    """
+
+    def __init__(
+        self,
+        longest_s: float,
+        note: Callable[[str, float], None],
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+        uneven: Callable[[], float] = random.random,
+    ) -> None:
+        """``longest_s``: without progress. ``note`` gets the reason and the seconds so far; an empty one at last."""
+        self._longest_s = longest_s
+        self._note = note
+        self._clock, self._sleep, self._uneven = clock, sleep, uneven
+        self._since: float | None = None
+        self._step_s = FIRST_STEP_S
+        self._noted: float | None = None
+        #: Seconds waited in all, and the last reason that was worth a word.
+        self.waited_s = 0.0
+        self.why = ""
+
+    def wait(self, why: str, give_up: Callable[[str], TicketBridgeError]) -> None:
+        """One step. Raises what ``give_up`` makes of the reason when there was no progress for too long."""
+        now = self._clock()
+        if self._since is None:
+            self._since = now
+        so_far = now - self._since
+        if so_far >= self._longest_s:
+            raise give_up(f"{why}; waited {so_far:.0f} s in vain (maxWait)")
+        if so_far >= WORTH_A_WORD_S and (self._noted is None or now - self._noted >= NOTE_EVERY_S):
+            if self._noted is None:
+                _log.warning("waiting: %s", why)
+            self.why = why
+            self._noted = now
+            self._note(why, so_far)
+        step = min(self._step_s * (0.5 + self._uneven() / 2), self._longest_s - so_far)
+        self._sleep(step)
+        self.waited_s += step
+        self._step_s = min(2 * self._step_s, LONGEST_STEP_S)
+
+    def progress(self) -> None:
+        """What was waited for came."""
+        if self._since is None:
+            return
+        if self._noted is not None:
+            _log.warning("going on after %.1f s", self._clock() - self._since)
+            self._note("", 0.0)
+        self._since = self._noted = None
+        self._step_s = FIRST_STEP_S

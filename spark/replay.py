@@ -1,0 +1,258 @@
+"""The job that puts messages of an archive back into a stream, each ticket in order, once.
+
+    python -m spark.replay archive --stream ticket_stream --from 2026-03-14T09:00 --to 2026-03-14T10:00
+    python -m spark.replay archive --stream ticket_stream --dead-only --task shop.apply --dry-run
+    spark-submit spark/replay.py archive --stream ticket_stream … --master yarn
+
+They get new ids, and their tasks see the same ticket, task and payload as before. A replay has a name, made from the
+archive, the selection and the stream: started again, after a crash or by mistake, it goes on where it was, and adds
+nothing twice. ``--again`` is for a deliberate second time.
+
+With ``--progress json`` standard output is JSON lines, for a supervisor:
+
+    {"event": "selected", "selected": 100, "missing": 0, "unusable": 2, "replayable": 98, "tickets": 7, "first_id": …}
+    {"event": "started", "stream": …, "partitions": 2, "run": "replay-…"}
+    {"event": "pushed", "rows": 50, "rows_per_s": 41200.0}                every half second while it writes
+    {"event": "done", "rows": 98, "already": 0, "seconds": 3.2, "run": "replay-…"}
+    {"event": "failed", "error": "…"}                                     instead of "done"
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sys
+import time
+import uuid
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if __package__ in (None, ""):
+    # Started as a file: its own folder is on the path, where the project's folder must be.
+    sys.path[0] = str(Path(__file__).resolve().parent.parent)
+
+import click
+
+from routing.errors import ConfigurationError, InputError, RunChanged
+from spark.address import check_server, check_url
+from spark.archived import Range, check_archive
+from spark.failures import emit, one_line, told_in_one_line
+from spark.options import DEFAULT_URL, OPTIONS, parse
+from spark.session import job_session, parse_conf
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+    from spark.options import WriteOptions
+    from spark.progress import Progress
+    from spark.replay_selection import Counts, Selection
+
+#: Hexadecimal digits of a replay's name.
+_DIGITS = 32
+
+
+@dataclass(frozen=True)
+class Replay:
+    """One replay, as asked for."""
+
+    archive: str
+    selection: Selection
+    stream: str
+    run: str
+    #: The writer's options, all of them; the URL is among them.
+    options: dict[str, str] = field(repr=False)
+    partitions: int | None = None
+    dry_run: bool = False
+    allow_missing: bool = False
+
+    @property
+    def parsed(self) -> WriteOptions:
+        """The writer's options, checked."""
+        return parse(self.options)
+
+
+@click.command()
+@click.argument("archive")
+@click.option("--stream", help="The stream to append to; needed, since its tasks will run.")
+@click.option("--url", default=DEFAULT_URL, envvar="TICKET_BRIDGE_URL", help="The Redis server [default: localhost].")
+@click.option("--from", "start", help="Messages enqueued from this time on (UTC), or from this id on.")
+@click.option("--to", "end", help="Messages enqueued before this time (UTC), or up to this id.")
+@click.option("--ticket", "tickets", multiple=True, help="Messages of this ticket; may be given several times.")
+@click.option("--task", "tasks", multiple=True, help="Messages of this task; may be given several times.")
+@click.option("--dead-only", is_flag=True, help="Messages that ended in the dead letters.")
+@click.option("--dry-run", is_flag=True, help="Tell what would be replayed, and write nothing.")
+@click.option("--allow-missing", is_flag=True, help="Go on without the messages whose bodies the archive lacks.")
+@click.option("--run-id", help="Name of this replay [default: made from archive, selection and stream].")
+@click.option("--again", is_flag=True, help="A deliberate second time: under a new name.")
+@click.option("--partitions", type=click.IntRange(min=1), help="Connections that write at once [default: cores].")
+@click.option("--high-water", default=None, help="Entries in the stream at which the replay waits.")
+@click.option("--max-wait", default=None, help="Longest wait without progress, in seconds.")
+@click.option("--chunk-size", default=None, help="Rows per send.")
+@click.option("--window", default=None, help="Sends that may be unanswered at once.")
+@click.option("--max-payload", default=None, help="Largest payload in bytes.")
+@click.option("--master", help="Spark master [default: local[*]].")
+@click.option("--conf", multiple=True, metavar="KEY=VALUE", help="Spark's configuration (catalogs, file systems).")
+@click.option("--progress", type=click.Choice(["text", "json", "none"]), default="text", show_default=True)
+@click.option("--spark-log", type=click.Path(path_type=Path), help="Keep what Spark says in this file.")
+def main(
+    archive: str,
+    stream: str | None,
+    url: str,
+    start: str | None,
+    end: str | None,
+    tickets: tuple[str, ...],
+    tasks: tuple[str, ...],
+    dead_only: bool,
+    dry_run: bool,
+    allow_missing: bool,
+    run_id: str | None,
+    again: bool,
+    partitions: int | None,
+    high_water: str | None,
+    max_wait: str | None,
+    chunk_size: str | None,
+    window: str | None,
+    max_payload: str | None,
+    master: str | None,
+    conf: tuple[str, ...],
+    progress: Progress,
+    spark_log: Path | None,
+) -> None:
+    """Put messages of ARCHIVE back into a stream, each ticket in order, once."""
+    with told_in_one_line(as_json=progress == "json"):
+        if stream is None and not dry_run:
+            raise ConfigurationError("--stream is missing: into which stream? its tasks will run; --dry-run only looks")
+        if again and run_id:
+            raise ConfigurationError("--again and --run-id exclude each other: --again makes a new name")
+        tuning = {
+            "highWater": high_water,
+            "maxWait": max_wait,
+            "chunkSize": chunk_size,
+            "window": window,
+            "maxPayload": max_payload,
+        }
+        within = Range.of(start, end)
+        configuration = parse_conf(conf)
+        given = {name: value for name, value in tuning.items() if value is not None}
+        for name, value in given.items():
+            OPTIONS[name][1](name, value)
+        # What fails here fails at once, not after the seconds that Java takes to start.
+        check_archive(archive)
+        if not dry_run:
+            check_server(check_url(url, called="--url"), stream or "")
+
+        from spark.replay_selection import Selection
+
+        selection = Selection(within, tuple(sorted(set(tickets))), tuple(sorted(set(tasks))), dead_only)
+        run = f"replay-{uuid.uuid4().hex}" if again else run_id or name_of(archive, selection, stream or "")
+        asked = Replay(
+            *(archive, selection, stream or "", run),
+            options={"url": url, **({"stream": stream} if stream else {}), **given, "runId": run},
+            partitions=partitions,
+            dry_run=dry_run,
+            allow_missing=allow_missing,
+        )
+        with job_session("ticket-bridge replay", master=master, log=spark_log, conf=configuration) as session:
+            replay(session, asked, progress)
+
+
+def name_of(archive: str, selection: Selection, stream: str) -> str:
+    """The name of a replay: the same for the same selection of the same archive into the same stream, however it is
+    written down.
+    """
+    place = archive if "://" in archive else str(Path(archive).resolve())
+    what = {"recipe": 1, "archive": place.rstrip("/"), "stream": stream, **asdict(selection)}
+    text = json.dumps(what, sort_keys=True)
+    return f"replay-{hashlib.sha256(text.encode()).hexdigest()[:_DIGITS]}"
+
+
+def replay(session: SparkSession, asked: Replay, progress: Progress = "none") -> Counts:
+    """Replay, reporting as asked; returns what was selected.
+
+    Raises ``InputError`` before anything is written when nothing is selected, or bodies are missing and that is not
+    allowed.
+    """
+    from pyspark import StorageLevel
+
+    from spark.replay_selection import count, selected
+
+    options = asked.parsed
+    rows = selected(session, asked.archive, asked.selection, max_payload=options.max_payload)
+    # Counted and then written: both see the same rows, whatever is archived meanwhile.
+    rows = rows.persist(StorageLevel.MEMORY_AND_DISK)
+    try:
+        counts = count(rows)
+        _tell_counts(counts, progress)
+        if not counts.selected:
+            raise InputError(f"nothing in {asked.archive} is selected; are the times UTC, and the names right?")
+        if counts.missing and not asked.allow_missing:
+            raise InputError(
+                f"{counts.missing:,} of {counts.selected:,} messages left their stream before they were archived and "
+                "cannot be replayed; nothing was written: --allow-missing replays the others"
+            )
+        if not asked.dry_run:
+            _write(session, rows, asked, counts, progress)
+        return counts
+    finally:
+        rows.unpersist()
+
+
+def _write(session: SparkSession, rows: DataFrame, asked: Replay, counts: Counts, progress: Progress) -> None:
+    from spark.address import connect
+    from spark.progress import Display, WriteWatch, marked_partitions, marked_rows
+    from spark.replay_selection import PLACE, in_replay_order
+
+    options = asked.parsed
+    connection = connect(options.url)
+    try:
+        already = min(marked_rows(connection, options, asked.run), counts.replayable)
+        # As before, whatever machine this is: the rows of a partition must be the same ones again.
+        before = marked_partitions(connection, options, asked.run)
+    finally:
+        connection.disconnect()
+    partitions = asked.partitions or before or session.sparkContext.defaultParallelism
+    if progress == "json":
+        emit(event="started", stream=asked.stream, partitions=partitions, run=asked.run)
+    started = time.monotonic()
+    ordered = in_replay_order(rows, partitions=partitions, max_payload=options.max_payload)
+    with WriteWatch(options, asked.run, Display(progress)):
+        writer = ordered.write.format("redisstream").mode("append").options(**asked.options)
+        try:
+            writer.options(keyColumn="ticket_id", seqColumn=PLACE, fields="task,payload").save()
+        except Exception as error:
+            raise _advised(error, asked.run) from None
+    seconds = time.monotonic() - started
+    if progress == "json":
+        emit(event="done", rows=counts.replayable, already=already, seconds=round(seconds, 3), run=asked.run)
+    elif progress == "text":
+        fresh = counts.replayable - already
+        print(f"replayed {fresh:,} messages into {asked.stream} in {seconds:.1f} s, as {asked.run}", flush=True)
+        if already:
+            print(f"{already:,} were there already, from an earlier run of the same replay; --again replays them anew")
+
+
+def _advised(error: Exception, run: str) -> Exception:
+    """What to do about a guard that knows other rows is another thing here than for a write of one's own."""
+    if not isinstance(one_line(error), RunChanged):
+        return error
+    return RunChanged(
+        f"{run} was begun with other messages, or with another number of partitions: the archive has grown within the "
+        "selection? end it with --to, or begin anew with --again"
+    )
+
+
+def _tell_counts(counts: Counts, progress: Progress) -> None:
+    if progress == "json":
+        emit(event="selected", replayable=counts.replayable, **asdict(counts))
+    elif progress == "text":
+        span = f", ids {counts.first_id} to {counts.last_id}" if counts.first_id else ""
+        print(f"selected {counts.selected:,} messages of {counts.tickets:,} tickets{span}", flush=True)
+        if counts.missing:
+            print(f"{counts.missing:,} left their stream before they were archived: the archive lacks their bodies")
+        if counts.unusable:
+            print(f"{counts.unusable:,} are left out: no lane could process them (no ticket, not text, or too large)")
+
+
+if __name__ == "__main__":
+    main()

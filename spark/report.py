@@ -1,0 +1,155 @@
+"""The job that reports on an archive: tables on the terminal, Parquet, and one HTML page.
+
+    python -m spark.report archive --out report
+    spark-submit spark/report.py archive --out report --master yarn …
+
+What is counted and how is said in ``spark.report_deliveries`` and ``spark.report_tables``, and on the page. ``--out``
+gets ``report.html``, which needs no network and no other file, and ``tables/<name>/``, Parquet. Everything is
+aggregated by Spark; the driver sees no more than the rows that are shown.
+
+With ``--progress json`` standard output is JSON lines, for a supervisor:
+
+    {"event": "started", "archive": …, "out": …}
+    {"event": "table", "name": "tasks", "rows": 3}                        as each is written
+    {"event": "done", "messages": 141712, …, "page": "report/report.html", "seconds": 14.2}
+    {"event": "failed", "error": "…"}                                     instead of "done"
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if __package__ in (None, ""):
+    # Started as a file: its own folder is on the path, where the project's folder must be.
+    sys.path[0] = str(Path(__file__).resolve().parent.parent)
+
+import click
+
+from routing.errors import InputError
+from spark.archived import Range, check_archive
+from spark.failures import emit, told_in_one_line
+from spark.session import job_session, parse_conf
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from pyspark.sql import SparkSession
+
+    from spark.progress import Progress
+
+#: What the last line of a job says of everything.
+_TOLD = ("messages", "tickets", "done", "dead", "refused", "undone", "executions", "retries", "failures", "losses")
+
+
+@dataclass(frozen=True)
+class Asked:
+    """One report, as asked for."""
+
+    archive: str
+    out: Path
+    within: Range
+    #: Rows of a table that the terminal and the page show; Parquet has them all.
+    top: int = 20
+    #: What the page says of the range.
+    start: str | None = None
+    end: str | None = None
+
+
+@click.command()
+@click.argument("archive")
+@click.option("--out", required=True, type=click.Path(path_type=Path, file_okay=False), help="Folder for the report.")
+@click.option("--from", "start", help="Messages enqueued from this time on (UTC), or from this id on.")
+@click.option("--to", "end", help="Messages enqueued before this time (UTC), or up to this id.")
+@click.option("--top", type=click.IntRange(1, 1000), default=20, show_default=True, help="Rows of a table to show.")
+@click.option("--master", help="Spark master [default: local[*]].")
+@click.option("--conf", multiple=True, metavar="KEY=VALUE", help="Spark's configuration (catalogs, file systems).")
+@click.option("--progress", type=click.Choice(["text", "json", "none"]), default="text", show_default=True)
+@click.option("--spark-log", type=click.Path(path_type=Path), help="Keep what Spark says in this file.")
+def main(
+    archive: str,
+    out: Path,
+    start: str | None,
+    end: str | None,
+    top: int,
+    master: str | None,
+    conf: tuple[str, ...],
+    progress: Progress,
+    spark_log: Path | None,
+) -> None:
+    """Report on ARCHIVE: how long messages waited and ran, what failed, which tickets are slow or hot."""
+    with told_in_one_line(as_json=progress == "json"):
+        asked = Asked(archive, out, Range.of(start, end), top, start, end)
+        configuration = parse_conf(conf)
+        # What fails here fails at once, not after the seconds that Java takes to start.
+        check_archive(archive)
+        check_out(out)
+
+        began = time.monotonic()
+        if progress == "json":
+            emit(event="started", archive=archive, out=str(out))
+        with job_session("ticket-bridge report", master=master, log=spark_log, conf=configuration) as session:
+            found = report(session, asked, _teller(progress))
+        _tell_end(found, asked, progress, time.monotonic() - began)
+
+
+def check_out(out: Path) -> None:
+    """Make the folder; raises ``InputError`` when that cannot be, or nothing can be written into it."""
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        probe = out / ".report.html.new"
+        probe.touch()
+        probe.unlink()
+    except OSError as error:
+        raise InputError(f"cannot write to {out}: {error.strerror}") from None
+
+
+def report(session: SparkSession, asked: Asked, tell: Callable[[str, int], None] | None = None) -> dict[str, Any]:
+    """Compute and write the report; returns what the page shows: rows by table, each at most ``asked.top`` of them.
+
+    ``tell`` is called with each table's name and number of rows when it is written. Raises ``InputError`` when the
+    archive holds no history of the range.
+    """
+    from spark.report_page import page
+    from spark.report_results import results
+
+    found = results(session, asked.archive, asked.within, asked.top, asked.out / "tables", tell)
+    text = page(found, archive=asked.archive, start=asked.start, end=asked.end, top=asked.top)
+    made = asked.out / ".report.html.new"
+    # A page appears whole or not at all.
+    made.write_text(text, encoding="utf-8")
+    made.replace(asked.out / "report.html")
+    return found
+
+
+def _teller(progress: Progress) -> Callable[[str, int], None]:
+    live = progress == "text" and sys.stdout.isatty()
+
+    def tell(name: str, rows: int) -> None:
+        if progress == "json":
+            emit(event="table", name=name, rows=rows)
+        elif live:
+            print(f"\r\033[K{name}: {rows:,} rows", end="", flush=True)
+
+    return tell
+
+
+def _tell_end(found: dict[str, Any], asked: Asked, progress: Progress, seconds: float) -> None:
+    page = str(asked.out / "report.html")
+    if progress == "json":
+        counts = {name: found["totals"][name] for name in _TOLD}
+        emit(event="done", **counts, page=page, seconds=round(seconds, 3))
+    elif progress == "text":
+        from spark.report_terminal import show
+
+        if sys.stdout.isatty():
+            print("\r\033[K", end="")
+        show(found)
+        print(f"the page: {page}\nthe tables: {asked.out / 'tables'}/<name>, Parquet", flush=True)
+
+
+if __name__ == "__main__":
+    main()
