@@ -3,7 +3,7 @@
 SHELL := /bin/sh
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint types unit scripts integration bench failover chaos calibration soak lock clean
+.PHONY: help setup demo test long lint types unit scripts integration bench sparkbench failover chaos calibration soak lock clean
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -53,8 +53,11 @@ $(READY): requirements.lock pyproject.toml
 demo: $(READY) ## The whole stack with data on this machine, a worker killed on the way, a verdict at the end
 	$(BIN)/bridge demo $(DEMO_ARGS)
 
-test: lint types ## Lint, strict types, then every test
+test: lint types ## Lint, strict types, then the tests: everything once
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile tests $(PYTEST_ARGS)
+
+long: $(READY) ## What make test leaves out: the same in other modes, pools and on other servers, and longer looks
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --tier long tests $(PYTEST_ARGS)
 
 lint: $(READY) ## ruff: rules and format
 	$(BIN)/ruff check $(CODE)
@@ -76,13 +79,17 @@ chaos: $(READY) ## Faults of every kind, drawn by a seed (CHAOS_SEED, CHAOS_FAUL
 	$(BIN)/python -m pytest tests/chaos $(PYTEST_ARGS)
 
 calibration: $(READY) ## Every invariant broken on purpose, and caught; also what make test leaves out
-	CALIBRATION=full $(BIN)/python -m pytest tests/calibration $(PYTEST_ARGS)
+	$(BIN)/python -m pytest --tier all tests/calibration $(PYTEST_ARGS)
 
 soak: $(READY) ## 300,000 messages of an incident log, 300 faults, a report (SOAK_ARGS="--log FILE --hours 1")
 	$(BIN)/python -m tests.chaos.soak $(SOAK_ARGS)
 
 bench: $(READY) ## The bridge against plain Celery and against a lock per ticket
 	$(BIN)/python -m benchmarks
+
+sparkbench: $(READY) ## Spark writing and reading a stream, against the server alone and the usual ways; needs redis-benchmark
+	$(BIN)/python -m benchmarks.spark_write
+	$(BIN)/python -m benchmarks.spark_read
 
 # Names, versions and hashes only: where packages come from is the business of whoever installs them.
 PIN := $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --group build \

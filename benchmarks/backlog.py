@@ -74,9 +74,13 @@ def _stuck(first: int, count: int) -> Iterator[Item]:
 
 
 def _wait_until_read(stack: Stack) -> None:
-    stack.wait(
-        lambda: _pending(stack) == stack.redis.xlen(KEYS.stream) - _settled(stack), "the backlog to be read", READ_S
-    )
+    stack.wait(lambda: _pending(stack) == _added(stack) - _settled(stack), "the backlog to be read", READ_S)
+
+
+def _added(stack: Stack) -> int:
+    # What is done leaves the stream.
+    told: dict[str, Any] = stack.redis.xinfo_stream(KEYS.stream)
+    return int(told["entries-added"])
 
 
 def _settled(stack: Stack) -> int:
