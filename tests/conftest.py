@@ -8,6 +8,9 @@
 | `own_server` | Valkey 9.1        | the test, which may restart it    | on, fsync always |
 
 Missing a server binary skips a test on a developer's machine, and fails it where `CI` is set.
+
+Tests that are marked ``long`` are left out (``make test``), unless they are asked for: ``--tier long`` runs them alone,
+``--tier all`` with the others, and a test that is named by its id always runs.
 """
 
 from __future__ import annotations
@@ -21,6 +24,9 @@ import pytest
 from bridge.embedded import EmbeddedServer, find_server_binary
 from routing.errors import ServerStartFailed
 
+# Before anything starts a Java; what tests start inherits it.
+os.environ.setdefault("SPARK_CONF_DIR", str(Path(__file__).parent / "sparkconf"))
+
 VALKEY = "valkey-9.1"
 REDIS6 = "redis-6.2.14"
 
@@ -30,6 +36,19 @@ def missing(reason: str) -> None:
     if os.environ.get("CI"):
         pytest.fail(f"{reason}; in CI this is a failure", pytrace=False)
     pytest.skip(reason)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--tier", choices=("short", "long", "all"), default="short", help="tests that are marked `long`")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    tier = config.getoption("--tier")
+    if tier == "all" or any("::" in argument for argument in config.args):
+        return
+    chosen = [item for item in items if (item.get_closest_marker("long") is not None) == (tier == "long")]
+    config.hook.pytest_deselected(items=[item for item in items if item not in set(chosen)])
+    items[:] = chosen
 
 
 @pytest.fixture(scope="session")

@@ -43,8 +43,8 @@ class FakeLeader:
                 reply = None
                 if b"order" in fields:
                     order = json.loads(fields[b"order"])
-                    self.orders.append(order)
                     reply = self._answer(order)
+                    self.orders.append(order)  # when it has been carried out: tests wait for it and go on
                 with self._redis.pipeline(transaction=True) as pipe:
                     pipe.xtrim(self._keys.outcomes, minid=f"{id_.decode()}1", approximate=False)
                     if reply is not None:

@@ -33,6 +33,8 @@ app.conf.update(
     bridge_on_dead=os.environ.get("COUNTER_ON_DEAD", "skip"),
     bridge_window=int(os.environ.get("COUNTER_WINDOW", "50000")),
     bridge_policy=os.environ.get("COUNTER_POLICY", "least_loaded"),
+    bridge_history=int(os.environ.get("COUNTER_HISTORY", "100000")),
+    bridge_retention=json.loads(os.environ.get("COUNTER_RETENTION", "0")),
 )
 
 

@@ -37,7 +37,7 @@ class Mutation:
 
     ``breaks``: the invariant ("I4") or promise of the design. ``scenario``: what is run with it. ``caught_by``: what
     must be among the findings, each "<detector>: <what it calls it>", or, of a scenario of script tests, the name of
-    the test that must fail. ``slow``: only when everything is asked for.
+    the test that must fail. ``long``: not on every change.
     """
 
     name: str
@@ -45,7 +45,7 @@ class Mutation:
     scenario: str
     caught_by: tuple[str, ...]
     edits: tuple[Edit, ...]
-    slow: bool = False
+    long: bool = False
 
 
 def mutated(mutation: Mutation) -> dict[str, str]:

@@ -41,7 +41,7 @@ MUTATIONS = [
                 "                batch.retries +=",
             ),
         ),
-        slow=True,
+        long=True,
     ),
     Mutation(
         "what is dead is not acknowledged",
@@ -55,6 +55,7 @@ MUTATIONS = [
                 "        reason =",
             ),
         ),
+        long=True,
     ),
     # -- I2: at most one run of a ticket is in flight, and each message begins after the success before ------------
     Mutation(
@@ -70,6 +71,7 @@ MUTATIONS = [
             ),
             Edit("bridge/worker/bundles.py", "        if pending:\n", "        if pending and not going_on:\n"),
         ),
+        long=True,
     ),
     Mutation(
         "a ticket with a run in flight is ready for the next",
@@ -87,6 +89,7 @@ MUTATIONS = [
         "doubled",
         ("ledger: fence", "ledger: overlap"),
         (Edit("bridge/worker/holdings.py", "if first <= self._newest.get(ticket, 0):", "if False:"),),
+        long=True,
     ),
     # -- I3: an acknowledgement follows a recorded outcome, in one step with the release ---------------------------
     Mutation(
@@ -109,7 +112,7 @@ MUTATIONS = [
         "steady",
         ("ledger: left over", "audit: disagreeing"),
         (Edit(ADVANCE, "acked = call_chunked({'XACK', KEYS[6], group}", "acked = call_chunked({'XACK', KEYS[6], ''}"),),
-        slow=True,
+        long=True,
     ),
     Mutation(
         "acknowledged in a step of its own",
@@ -125,6 +128,7 @@ MUTATIONS = [
                 "    if batch.acknowledged:\n        client.xack(keys.stream, keys.group, *batch.acknowledged)\n",
             ),
         ),
+        long=True,
     ),
     # -- I4: fences only grow, and a stale one changes nothing -----------------------------------------------------
     Mutation(
@@ -140,6 +144,7 @@ MUTATIONS = [
         "frozen solo fails",
         ("audit: overlapped",),
         (Edit(SETTLING, "ticket is None or ticket.fence != outcome.fence or", "ticket is None or"),),
+        long=True,
     ),
     # -- I5: a ticket moves only after the lease is over, and the worker stops before ------------------------------
     Mutation(
@@ -164,6 +169,7 @@ MUTATIONS = [
                 "return []\n        ended = 0\n",
             ),
         ),
+        long=True,
     ),
     Mutation(
         "a lease that ended is revived",
@@ -177,6 +183,7 @@ MUTATIONS = [
                 "pipe.set(keys.lease(incarnation), self._name, px=lease_ms)",
             ),
         ),
+        long=True,
     ),
     # -- I6: the leader holds nothing that it cannot rebuild -------------------------------------------------------
     Mutation(
@@ -191,6 +198,7 @@ MUTATIONS = [
                 'tail = records.tail("", "", 1, [front], self.now_ms(), *told)',
             ),
         ),
+        long=True,
     ),
     Mutation(
         "what waits is known to nobody after the leader",
@@ -212,6 +220,7 @@ MUTATIONS = [
                 '        ticket.record = ""\n',
             ),
         ),
+        long=True,
     ),
     # -- I7: deciding, claiming, recording and pushing are one step ------------------------------------------------
     Mutation(
@@ -233,7 +242,7 @@ MUTATIONS = [
         "steady",
         ("writes: outside a script",),
         (
-            Edit(ADVANCE, "redis.call('LPUSH', KEYS[10 + g], opening .. ARGV[at])", ""),
+            Edit(ADVANCE, "redis.call('LPUSH', KEYS[11 + g], opening .. ARGV[at])", ""),
             Edit(
                 TRANSITIONS,
                 "    return Advanced(int(reply[1]),",
@@ -243,6 +252,7 @@ MUTATIONS = [
                 "    return Advanced(int(reply[1]),",
             ),
         ),
+        long=True,
     ),
     # -- I8: whatever a master writes, it writes as leader ---------------------------------------------------------
     Mutation(
@@ -251,6 +261,7 @@ MUTATIONS = [
         "steady",
         ("writes: did not ask who leads",),
         (Edit(ADVANCE, _LEADS, "if false then"),),
+        long=True,
     ),
     Mutation(
         "a batch asks who leads and does not care",
@@ -265,6 +276,7 @@ MUTATIONS = [
         "late read",
         ("ledger: started too early",),
         (Edit(READ, _LEADS, "if redis.call('GET', KEYS[1]) == '' then"), _READ_ON),
+        long=True,
     ),
     Mutation(
         "a lane that is read anew has no new term",
@@ -272,6 +284,7 @@ MUTATIONS = [
         "late read of its own",
         ("ledger: started too early",),
         (Edit("bridge/election.py", "if self._taken:", "if False:"), _READ_ON),
+        long=True,
     ),
     # -- I9: no key without bound or owner -------------------------------------------------------------------------
     Mutation(
@@ -287,7 +300,7 @@ MUTATIONS = [
         "steady",
         ("ledger: left over",),
         (Edit(ADVANCE, "redis.call('XTRIM', KEYS[5], 'MINID', ARGV[4])", ""),),
-        slow=True,
+        long=True,
     ),
     Mutation(
         "a lease without an end",
@@ -295,6 +308,7 @@ MUTATIONS = [
         "steady",
         ("look: endless",),
         (Edit(REGISTER, "redis.call('SET', KEYS[2], ARGV[1], 'PX', ARGV[3])", "redis.call('SET', KEYS[2], ARGV[1])"),),
+        long=True,
     ),
     Mutation(
         "the answer to an order stays",
@@ -302,6 +316,7 @@ MUTATIONS = [
         "steady",
         ("look: endless",),
         (Edit("bridge/orderdesk.py", "                    pipe.expire(key, ANSWER_S)\n", ""),),
+        long=True,
     ),
     # -- promise 4: effects are applied in one step with the success, or not at all --------------------------------
     Mutation(

@@ -42,6 +42,8 @@ MAX_ATTEMPTS = 3
 #: product on a busy machine, and of a broken one, which is not worth waiting for.
 PATIENCE_S, REST_WITHIN_S = 25.0, 10.0
 IMPATIENCE_S, BROKEN_REST_S = 5.0, 2.0
+#: The same as a multiple of what the first processes of a run took to be there: a scenario may start another one.
+STARTS = 4
 
 
 @dataclass(frozen=True)
@@ -114,11 +116,14 @@ class Stage:
         }
 
     def wait_led(self, consumers: int) -> None:
+        started = time.monotonic()
         wait_until(
             lambda: self.redis.get(self.keys.leader) and self.redis.hlen(self.keys.consumers) == consumers,
             description=f"a leader, and {consumers} workers",
             timeout_s=40,
         )
+        # A machine on which they were slow to come is slow in everything.
+        self._patience_s = max(self._patience_s, STARTS * (time.monotonic() - started))
 
     def sha(self, script: str) -> bytes:
         """What names this script of the copy in a request."""

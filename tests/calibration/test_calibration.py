@@ -1,13 +1,13 @@
 """Each invariant broken on purpose, and caught: a detector is trusted once it has gone red.
 
 Every scenario is run once as the product is, and nothing may be found; and once with each of its mutations, and the
-detectors that the mutation names must find what it names. ``CALIBRATION=full`` runs the slow ones too.
+detectors that the mutation names must find what it names. Of those with real processes one for each invariant is run on
+every change; the others are marked ``long``.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -23,11 +23,18 @@ from tests.calibration.stage import Finding, Stage
 from tests.nodes.process import ROOT, python_module
 from tests.waiting import WaitTimeout
 
-FULL = os.environ.get("CALIBRATION") == "full"
 #: The invariants of the design, each of which must be broken by something.
 INVARIANTS = [f"I{number}" for number in range(1, 10)]
 
-CHOSEN = [mutation for mutation in MUTATIONS if FULL or not mutation.slow]
+#: For all runs of the tests of the scripts, some forty, of which the first of their tests waits for all.
+RUNS_WITHIN_S = 400
+
+#: Scenario -> whether nothing that is run on every change needs it.
+PLAYED = {m.scenario: all(other.long for other in MUTATIONS if other.scenario == m.scenario) for m in MUTATIONS}
+
+
+def marked(long: bool) -> Any:
+    return pytest.mark.long if long else ()
 
 
 # -- real masters and workers ------------------------------------------------------------------------------------------
@@ -51,7 +58,7 @@ def told(findings: list[Finding]) -> str:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("scenario", list(dict.fromkeys(m.scenario for m in CHOSEN if m.scenario in SCENARIOS)))
+@pytest.mark.parametrize("scenario", [pytest.param(name, marks=marked(long)) for name, long in PLAYED.items()])
 def test_nothing_is_found_of_the_product_as_it_is(scenario: str, tmp_path: Path, valkey_binary: Path) -> None:
     findings = play(tmp_path, valkey_binary, scenario, None)
     assert not findings, told(findings)
@@ -59,7 +66,7 @@ def test_nothing_is_found_of_the_product_as_it_is(scenario: str, tmp_path: Path,
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "mutation", [m for m in CHOSEN if m.scenario in SCENARIOS], ids=lambda m: f"{m.breaks} {m.name}"
+    "mutation", [pytest.param(m, id=f"{m.breaks} {m.name}", marks=marked(m.long)) for m in MUTATIONS]
 )
 def test_the_mutation_is_caught(mutation: Mutation, tmp_path: Path, valkey_binary: Path) -> None:
     findings = play(tmp_path, valkey_binary, mutation.scenario, mutation)
@@ -76,13 +83,14 @@ def script_runs(valkey_binary: Path) -> dict[str, Any]:
     """What came of the tests of the scripts, by the mutation; see `tests.calibration.script_runs`."""
     del valkey_binary  # without a server there is nothing to see
     command = python_module("tests.calibration.script_runs")
-    done = subprocess.run(command, cwd=ROOT, text=True, capture_output=True, timeout=110, check=False)
+    done = subprocess.run(command, cwd=ROOT, text=True, capture_output=True, timeout=RUNS_WITHIN_S, check=False)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
     runs = map(json.loads, done.stdout.splitlines())
     return {run["name"]: run for run in runs}
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(RUNS_WITHIN_S + 20)
 def test_the_tests_of_the_scripts_are_green_without_a_mutation(script_runs: dict[str, Any]) -> None:
     run = script_runs[AS_IT_IS]
     assert run["code"] == 0, run["shown"]
@@ -90,6 +98,7 @@ def test_the_tests_of_the_scripts_are_green_without_a_mutation(script_runs: dict
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(RUNS_WITHIN_S + 20)
 @pytest.mark.parametrize("mutation", SCRIPT_MUTATIONS, ids=lambda m: f"{m.breaks} {m.name}")
 def test_the_mutation_of_a_script_is_caught(mutation: Mutation, script_runs: dict[str, Any]) -> None:
     run = script_runs[f"{mutation.breaks} {mutation.name}"]
@@ -115,7 +124,7 @@ def test_a_mutation_whose_text_is_gone_or_ambiguous_is_refused() -> None:
 
 
 def test_every_invariant_is_broken_with_real_processes_and_names_are_unique() -> None:
-    assert {mutation.breaks for mutation in MUTATIONS if not mutation.slow} >= {*INVARIANTS, "promise 4"}
+    assert {mutation.breaks for mutation in MUTATIONS if not mutation.long} >= {*INVARIANTS, "promise 4"}
     names = [(mutation.breaks, mutation.name) for mutation in (*MUTATIONS, *SCRIPT_MUTATIONS)]
     assert len(set(names)) == len(names)
     assert all(mutation.scenario in SCENARIOS for mutation in MUTATIONS)
@@ -127,6 +136,6 @@ def test_the_page_has_a_row_for_every_mutation_and_no_other() -> None:
         for line in (ROOT / "docs" / "calibration.md").read_text().splitlines()
         if line.startswith(("| I", "| promise"))
     }
-    wanted = {(m.breaks, m.name + (" (slow)" if m.slow else ""), m.scenario) for m in MUTATIONS}
+    wanted = {(m.breaks, m.name + (" (long)" if m.long else ""), m.scenario) for m in MUTATIONS}
     wanted |= {(m.breaks, m.name, m.edits[0].file.rpartition("/")[2]) for m in SCRIPT_MUTATIONS}
     assert rows == wanted

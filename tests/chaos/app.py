@@ -30,6 +30,8 @@ app = Celery("chaos", broker=os.environ.get("CELERY_BROKER_URL"), set_as_current
 bridge.install(app)
 app.conf.update(
     bridge_default_task="chaos.work",
+    # After a reply that was lost the feeder looks in the stream for what it pushed.
+    bridge_retention=60,
     bridge_lease=float(os.environ.get("CHAOS_LEASE", "2")),
     bridge_leader_lease=float(os.environ.get("CHAOS_LEADER_LEASE", "2")),
     bridge_bundle_ms=float(os.environ.get("CHAOS_BUNDLE_MS", "10")),

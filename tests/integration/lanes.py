@@ -8,6 +8,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import pytest
 from redis import Redis
 
 from bridge.embedded import EmbeddedServer
@@ -17,6 +18,13 @@ from tests.nodes.yard import NodeYard
 from tests.waiting import wait_until
 
 APP = "tests.apps.counter"
+#: For `bridge_bundle_ms`: as it is by default, and off.
+WITH_AND_WITHOUT_BUNDLES = [
+    pytest.param("10", id="bundles"),
+    pytest.param("0", id="plain", marks=pytest.mark.long),
+]
+#: The same of the fixtures of servers.
+OF_EACH_SERVER = [pytest.param("valkey"), pytest.param("redis6", marks=pytest.mark.long)]
 #: Workers start a second sooner without looking for their neighbours.
 QUICK = ("--without-mingle", "--without-gossip")
 

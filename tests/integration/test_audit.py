@@ -11,11 +11,11 @@ from bridge.audit import Audit, Verdict, audit
 from bridge.embedded import EmbeddedServer
 from bridge.orders import give
 from routing.history import Delivery, What
-from tests.integration.lanes import LaneUnderTest
+from tests.integration.lanes import WITH_AND_WITHOUT_BUNDLES, LaneUnderTest
 from tests.nodes.yard import NodeYard
 
 
-@pytest.fixture(params=["10", "0"], ids=["bundles", "plain"])
+@pytest.fixture(params=WITH_AND_WITHOUT_BUNDLES)
 def lane(request: pytest.FixtureRequest, nodes: NodeYard, own_server: EmbeddedServer, tmp_path: Path) -> LaneUnderTest:
     return LaneUnderTest(nodes, own_server, tmp_path, COUNTER_BUNDLE_MS=request.param)
 
@@ -107,13 +107,14 @@ def test_an_audit_can_go_on_with_what_comes(lane: LaneUnderTest) -> None:
         following = Audit(client, lane.keys, since="0", on_rows=rows.extend)
         for round_ in range(3):
             lane.push_many(5, 20, first=20 * round_)
-            while len(rows) < 100 * (round_ + 1):
+            while sum(row.what is What.DONE for row in rows) < 100 * (round_ + 1):
                 following.wait(500)
                 following.compare()
         verdict = following.verdict()
     assert verdict.ok
     assert verdict.rows[What.DONE] == 300
-    for row in rows:
+    # A bundle that took long for its share, on a busy machine, gives back what it has not begun.
+    for row in (row for row in rows if row.what is not What.RETURNED):
         enqueued_us = int(row.message_id.partition("-")[0]) * 1000
         assert enqueued_us <= row.dispatched_ms * 1000 + 999
         assert row.dispatched_ms * 1000 <= row.started_us

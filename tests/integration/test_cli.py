@@ -103,6 +103,7 @@ def redis(own_server: EmbeddedServer) -> Iterator[Redis]:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(300)  # some twenty commands, each a process of its own
 def test_a_file_is_followed_from_the_push_to_the_end_of_its_tickets(
     shell: Shell, nodes: NodeYard, redis: Redis, tmp_path: Path
 ) -> None:

@@ -71,6 +71,7 @@ class TestWithSpark:
         assert "kill -9" in said
         assert run.survivors() == []
 
+    @pytest.mark.long
     def test_a_dishonest_app_fails_and_the_verdict_says_why(self, yard: NodeYard, log: Path) -> None:
         # One event's end is kept from the ledger, another one's is written twice as an older one, and one incident
         # gets another priority than its events say.

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from bridge.embedded import EmbeddedServer
-from tests.integration.lanes import LaneUnderTest
+from tests.integration.lanes import WITH_AND_WITHOUT_BUNDLES, LaneUnderTest
 from tests.nodes.yard import NodeYard
 from tests.waiting import wait_until
 
@@ -21,7 +21,7 @@ EACH = 60
 TASK_MS = 5
 
 
-@pytest.fixture(params=["10", "0"], ids=["bundles", "plain"])
+@pytest.fixture(params=WITH_AND_WITHOUT_BUNDLES)
 def lane(request: pytest.FixtureRequest, nodes: NodeYard, own_server: EmbeddedServer, tmp_path: Path) -> LaneUnderTest:
     return LaneUnderTest(nodes, own_server, tmp_path, COUNTER_BUNDLE_MS=request.param)
 
@@ -123,7 +123,7 @@ def test_a_worker_that_finishes_a_long_task_gets_nothing_more_and_holds_nobody_u
     lane.master("m1")
     going = lane.worker("w1", "--concurrency=1")
     lane.wait_consumers(1)
-    lane.push("long", {"n": 0, "ms": 4000})
+    lane.push("long", {"n": 0, "ms": 8000})
     lane.push("behind", {"n": 0})
     wait_until(lambda: any(lane.ledger.iterdir()), description="the long task to start")
     lane.push("later", {"n": 0})
@@ -133,7 +133,7 @@ def test_a_worker_that_finishes_a_long_task_gets_nothing_more_and_holds_nobody_u
 
     for n in range(20):
         lane.push(f"T{n}", {"n": 0})
-    wait_until(lambda: lane.count("done") == 22, description="all but the long one to be done", timeout_s=3)
+    wait_until(lambda: lane.count("done") == 22, description="all but the long one to be done", timeout_s=7)
 
     assert going.running, "the long task was cut short"
     lane.wait_done(23)

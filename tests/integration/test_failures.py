@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 
 from bridge.embedded import EmbeddedServer
-from tests.integration.lanes import LaneUnderTest
+from tests.integration.lanes import WITH_AND_WITHOUT_BUNDLES, LaneUnderTest
 from tests.nodes.yard import NodeYard
 from tests.waiting import wait_until
 
 
-@pytest.fixture(params=["10", "0"], ids=["bundles", "plain"])
+@pytest.fixture(params=WITH_AND_WITHOUT_BUNDLES)
 def lane(request: pytest.FixtureRequest, nodes: NodeYard, own_server: EmbeddedServer, tmp_path: Path) -> LaneUnderTest:
     lane = LaneUnderTest(nodes, own_server, tmp_path, COUNTER_BUNDLE_MS=request.param, COUNTER_LEASE="6")
     lane.worker("w1", wait=False)
@@ -206,7 +206,7 @@ def test_a_task_that_only_the_master_knows_is_dead_not_silent(lane: LaneUnderTes
 
 def test_a_lost_celery_message_goes_out_again(lane: LaneUnderTest) -> None:
     lane.nodes.nodes[0].close()  # this test wants a lease of its own
-    quick = LaneUnderTest(lane.nodes, lane.server, lane.ledger, **{**lane.env, "COUNTER_LEASE": "1"})
+    quick = LaneUnderTest(lane.nodes, lane.server, lane.ledger, **{**lane.env, "COUNTER_LEASE": "2"})
     quick.master("m1")
     worker = quick.worker("w2", "--concurrency=1")
     quick.wait_consumers(1)
@@ -216,7 +216,7 @@ def test_a_lost_celery_message_goes_out_again(lane: LaneUnderTest) -> None:
     queue = quick.keys.queue(worker.hostname)
     quick.push("C", {"n": 0})
     try:
-        wait_until(lambda: quick.redis.llen(queue) > 0, description="a message in the worker's queue", timeout_s=0.7)
+        wait_until(lambda: quick.redis.llen(queue) > 0, description="a message in the worker's queue", timeout_s=1.7)
     finally:
         quick.redis.delete(queue)
         worker.resume()

@@ -13,7 +13,7 @@ import pytest
 from bridge.embedded import EmbeddedServer
 from bridge.orders import give
 from routing.errors import OrderFailed
-from tests.integration.lanes import LaneUnderTest
+from tests.integration.lanes import WITH_AND_WITHOUT_BUNDLES, LaneUnderTest
 from tests.nodes.roles import MasterNode, WorkerNode
 from tests.nodes.yard import NodeYard
 from tests.waiting import wait_until
@@ -95,7 +95,7 @@ class Operator:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("bundle_ms", ["10", "0"])
+@pytest.mark.parametrize("bundle_ms", WITH_AND_WITHOUT_BUNDLES)
 def test_orders_of_every_kind_under_load_lose_reorder_and_repeat_nothing(
     nodes: NodeYard, own_server: EmbeddedServer, tmp_path: Path, bundle_ms: str
 ) -> None:
@@ -128,3 +128,31 @@ def test_orders_of_every_kind_under_load_lose_reorder_and_repeat_nothing(
     lane.assert_logs(TICKETS, EACH)
     lane.assert_no_overlap()
     assert lane.count("done") == TICKETS * EACH, "and nothing was done twice"
+
+
+def test_an_order_that_was_withdrawn_is_not_done_by_a_leader_that_had_read_it(
+    nodes: NodeYard, own_server: EmbeddedServer, tmp_path: Path
+) -> None:
+    lane = LaneUnderTest(nodes, own_server, tmp_path, COUNTER_LEADER_LEASE="60")
+    master = lane.master("m1")
+    redis = own_server.client(protocol=2)
+
+    def stopped_while_it_waits() -> bool:
+        master.pause()
+        reads = [c for c in redis.client_list() if c["cmd"] == "xread" and "b" in c["flags"]]
+        if len(reads) < 2:
+            master.resume()
+        return len(reads) == 2
+
+    # Given a leader that stands still for longer than anybody waits: the server has handed it the order
+    wait_until(stopped_while_it_waits, description="the leader to wait for entries and for outcomes")
+    with pytest.raises(OrderFailed, match="was withdrawn"):
+        give(redis, lane.keys, {"do": "park", "ticket": "A"}, timeout_s=0.5)
+
+    # When it goes on, it leaves the order alone
+    master.resume()
+    wait_until(lambda: "an order was withdrawn" in master.logs(), description="the leader to find that out")
+    assert (lane.count("parked"), lane.redis.hgetall(lane.keys.tickets)) == (0, {})
+    # And does the next one
+    assert give(redis, lane.keys, {"do": "park", "ticket": "B"})["ok"]
+    assert lane.redis.hkeys(lane.keys.tickets) == ["B"]

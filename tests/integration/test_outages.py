@@ -13,7 +13,7 @@ import pytest
 import redis
 
 from bridge.embedded import EmbeddedServer
-from tests.integration.lanes import LaneUnderTest
+from tests.integration.lanes import OF_EACH_SERVER, LaneUnderTest
 from tests.integration.proxies import Proxy
 from tests.nodes.roles import MasterNode, WorkerNode
 from tests.nodes.yard import NodeYard
@@ -96,7 +96,7 @@ def lane(nodes: NodeYard, own_server: EmbeddedServer, tmp_path: Path) -> LaneUnd
     return make_lane(nodes, own_server, tmp_path)
 
 
-@pytest.fixture(params=["always", "everysec"])
+@pytest.fixture(params=["always", pytest.param("everysec", marks=pytest.mark.long)])
 def lane_with_file(request: pytest.FixtureRequest, valkey_binary: Path, tmp_path: Path) -> Iterator[LaneUnderTest]:
     folder = tmp_path / "server"
     server = EmbeddedServer(binary=valkey_binary, data_dir=folder, fsync=request.param)
@@ -104,7 +104,7 @@ def lane_with_file(request: pytest.FixtureRequest, valkey_binary: Path, tmp_path
         yield make_lane(yard, server, tmp_path)
 
 
-@pytest.fixture(params=["valkey", "redis6"])
+@pytest.fixture(params=OF_EACH_SERVER)
 def lane_of_each(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[LaneUnderTest]:
     server: EmbeddedServer = request.getfixturevalue(request.param)
     with closing(NodeYard(tmp_path, server.url)) as yard:

@@ -11,12 +11,12 @@ import pytest
 
 from bridge.embedded import EmbeddedServer
 from bridge.orders import give
-from tests.integration.lanes import LaneUnderTest
+from tests.integration.lanes import WITH_AND_WITHOUT_BUNDLES, LaneUnderTest
 from tests.nodes.yard import NodeYard
 from tests.waiting import holds_for, wait_until
 
 
-@pytest.fixture(params=["10", "0"], ids=["bundles", "plain"])
+@pytest.fixture(params=WITH_AND_WITHOUT_BUNDLES)
 def lane(request: pytest.FixtureRequest, nodes: NodeYard, own_server: EmbeddedServer, tmp_path: Path) -> LaneUnderTest:
     return LaneUnderTest(nodes, own_server, tmp_path, COUNTER_BUNDLE_MS=request.param)
 
@@ -156,6 +156,7 @@ def in_flight_of(lane: LaneUnderTest, ticket: str) -> bool:
 
 
 @pytest.mark.parametrize("lane", ["10"], indirect=True, ids=["bundles"])
+@pytest.mark.long
 def test_thousands_behind_parked_tickets_hold_no_window(lane: LaneUnderTest) -> None:
     lane.env["COUNTER_WINDOW"] = "100"
     master = lane.master("m1")

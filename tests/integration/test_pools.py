@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from bridge.embedded import EmbeddedServer
-from tests.integration.lanes import LaneUnderTest
+from tests.integration.lanes import WITH_AND_WITHOUT_BUNDLES, LaneUnderTest
 from tests.nodes.roles import WorkerNode
 from tests.nodes.yard import NodeYard
 from tests.waiting import wait_until
@@ -25,7 +25,7 @@ def pool(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
-@pytest.fixture(params=["10", "0"], ids=["bundles", "plain"])
+@pytest.fixture(params=WITH_AND_WITHOUT_BUNDLES)
 def lane(request: pytest.FixtureRequest, nodes: NodeYard, own_server: EmbeddedServer, tmp_path: Path) -> LaneUnderTest:
     return LaneUnderTest(nodes, own_server, tmp_path, COUNTER_BUNDLE_MS=request.param)
 

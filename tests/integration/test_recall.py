@@ -13,7 +13,7 @@ from bridge.envelope import OPENING, Envelopes
 from bridge.names import WorkerWord
 from bridge.outcomes import Kind, Outcome, decode
 from tests.apps.counter import app
-from tests.integration.lanes import LaneUnderTest
+from tests.integration.lanes import WITH_AND_WITHOUT_BUNDLES, LaneUnderTest
 from tests.nodes.roles import MasterNode, WorkerNode
 from tests.nodes.yard import NodeYard
 from tests.waiting import holds_for, wait_until
@@ -29,7 +29,7 @@ def pool(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
-@pytest.fixture(params=["10", "0"], ids=["bundles", "plain"])
+@pytest.fixture(params=WITH_AND_WITHOUT_BUNDLES)
 def lane(request: pytest.FixtureRequest, nodes: NodeYard, own_server: EmbeddedServer, tmp_path: Path) -> LaneUnderTest:
     return LaneUnderTest(nodes, own_server, tmp_path, COUNTER_BUNDLE_MS=request.param, COUNTER_LEASE="10")
 

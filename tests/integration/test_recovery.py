@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 
 from bridge.embedded import EmbeddedServer
+from bridge.orders import give
+from bridge.picture import id_key
 from tests.integration.lanes import APP, LaneUnderTest
 from tests.nodes.process import python_module
 from tests.nodes.roles import broker_environment
@@ -96,14 +98,14 @@ def claim_everything(lane: LaneUnderTest) -> None:
     ("deed", "counter"),
     [
         (destroy_group, "regrouped"),
-        (remake_group, None),
+        pytest.param(remake_group, None, marks=pytest.mark.long),
         (set_group_back, "tampered"),
-        (set_group_forward, None),
-        (forget_worker, "tampered"),
+        pytest.param(set_group_forward, None, marks=pytest.mark.long),
+        pytest.param(forget_worker, "tampered", marks=pytest.mark.long),
         (forget_master, "tampered"),
         (acknowledge_everything, "tampered"),
         # Counted only where the pending list is compared before all of it is done: a claim alone does no harm.
-        (claim_everything, None),
+        pytest.param(claim_everything, None, marks=pytest.mark.long),
     ],
     ids=lambda value: getattr(value, "__name__", ""),
 )
@@ -133,6 +135,126 @@ def test_what_waits_survives_the_masters_name_when_the_leader_changes(lane: Lane
     under_load(lane, kill_and_forget)
 
     assert lane.count("regrouped") == 1
+
+
+@pytest.mark.parametrize("deed", [acknowledge_everything, pytest.param(set_group_forward, marks=pytest.mark.long)])
+def test_what_is_done_by_hand_while_nobody_leads_is_mended(lane: LaneUnderTest, deed: Any) -> None:
+    master = lane.master("m1")
+    worker = lane.worker("w1", "--concurrency=1")
+    lane.wait_consumers(1)
+    # Given messages that were done, some that wait behind one that runs, and some that were pushed and never read
+    lane.push_many(2, 3)
+    lane.wait_done(6)
+    wait_until(lambda: lane.redis.exists(lane.keys.floor), description="how far all is done to be noted")
+    worker.pause()
+    lane.push_many(2, 4, first=3)
+    wait_until(lambda: len(waiting(lane)) >= 4, description="some to wait")
+    master.kill()
+    master.wait()
+    lane.push_many(2, 3, first=7)
+    # When they are taken from the pending list, or left out, and then somebody leads
+    deed(lane)
+    worker.resume()
+    master.start()
+    # Then each is done once, in order
+    lane.wait_done(20)
+    lane.assert_logs(2, 10)
+    lane.assert_no_overlap()
+    assert executions(lane) == 20
+    assert lane.count("tampered") >= 4
+    lane.assert_at_rest()
+
+
+def test_what_was_done_while_no_history_was_written_is_not_done_again(lane: LaneUnderTest) -> None:
+    # Given a parked ticket, which keeps the floor where it is, and an entry that was done without a history
+    lane.env["COUNTER_RETENTION"] = "null"
+    master = lane.master("with-history")
+    lane.worker("w1", "--pool=solo")
+    lane.wait_consumers(1)
+    parked = lane.push("A", {"countdown": 60, "n": 0}, task="counter.asks_again")
+    wait_until(lambda: lane.redis.zcard(lane.keys.retries) == 1, description="the retry")
+    assert give(lane.server.client(), lane.keys, {"do": "park", "ticket": "A"})["ok"]
+    lane.push("B", {"n": 0})
+    lane.wait_done(1)
+    wait_until(
+        lambda: (floor := lane.redis.get(lane.keys.floor)) is not None and id_key(str(floor)) < id_key(parked),
+        description="it to be noted that not all is done that was",
+    )
+    assert master.terminate() == 0
+    master = lane.master("without", COUNTER_HISTORY="0")
+    lane.push("B", {"n": 1})
+    lane.wait_done(2)
+    assert master.terminate() == 0
+    # When the history is written again
+    lane.master("with-history-again")
+    lane.push("B", {"n": 2})
+    lane.wait_done(3)
+    # Then what it does not tell of stays done
+    assert lane.log("B") == [0, 1, 2]
+    assert executions(lane) == 3
+    assert lane.count("tampered") == 0
+
+
+def acknowledge(lane: LaneUnderTest, shelf: str) -> None:
+    lane.redis.xack(lane.keys.stream, lane.keys.group, *in_flight(lane, shelf)[:3])
+
+
+def forget(lane: LaneUnderTest, shelf: str) -> None:
+    lane.redis.xgroup_delconsumer(lane.keys.stream, lane.keys.group, shelf)
+
+
+@pytest.mark.parametrize(
+    ("deed", "seen_by"),
+    [
+        (acknowledge, "the look"),
+        (acknowledge, "the release"),
+        (acknowledge, "the next leader"),
+        pytest.param(forget, "the look", marks=pytest.mark.long),
+        pytest.param(forget, "the release", marks=pytest.mark.long),
+        (forget, "the next leader"),
+    ],
+)
+def test_what_is_taken_from_a_parked_ticket_is_pending_there_again(
+    lane: LaneUnderTest, deed: Callable[[LaneUnderTest, str], None], seen_by: str
+) -> None:
+    master = lane.master("m1")
+    lane.worker("w1", "--pool=solo")
+    lane.wait_consumers(1)
+    shelf = lane.keys.parked_consumer("master", "A")
+
+    def order(do: str, **words: Any) -> None:
+        assert give(lane.server.client(), lane.keys, {"do": do, **words})["ok"]
+
+    # Given a parked ticket whose first message awaited a retry, with others before it: one done, and one that was dead
+    # and put back; what was done in between must not be done again
+    dead = lane.push("A", {"n": 0, "until": 99}, task="counter.flaky")
+    lane.push("A", {"n": 1})
+    begun = lane.push("A", {"countdown": 60, "n": 2}, task="counter.asks_again")
+    wait_until(lambda: lane.redis.zcard(lane.keys.retries) == 1 and lane.dead_letters(), description="the retry")
+    order("park", ticket="A")
+    later = [lane.push("A", {"n": n}) for n in range(3, 6)]
+    order("replay", letters=[str(id_) for id_, _ in lane.redis.xrange(lane.keys.dead)])  # type: ignore[union-attr]
+    there = sorted([dead, begun, *later])
+    wait_until(lambda: in_flight(lane, shelf) == there, description="all that is undone to be set aside")
+    # When somebody takes some of it, or all, from the pending list
+    if seen_by == "the next leader":
+        wait_until(
+            lambda: (floor := lane.redis.get(lane.keys.floor)) is not None and id_key(str(floor)) < id_key(dead),
+            description="it to be noted that not all is done that was",
+        )
+        master.kill()
+        master.wait()
+    deed(lane, shelf)
+    if seen_by == "the next leader":
+        master.start()
+    # Then it is pending there again, and the ticket goes on as if nothing had been
+    if seen_by != "the release":
+        wait_until(lambda: in_flight(lane, shelf) == there, description="all of it to be pending there again")
+    order("release", ticket="A")
+    wait_until(lambda: lane.log("A") == [1, 2, 3, 4, 5], description="all to be done, each once")
+    lane.wait_done(6)
+    wait_until(lambda: lane.count("tampered") > 0, description="it to be counted")
+    lane.assert_at_rest()
 
 
 def test_a_purge_delays_messages_and_loses_none(lane: LaneUnderTest) -> None:
@@ -276,6 +398,38 @@ def test_a_worker_that_lives_and_does_not_consume_loses_its_tickets_and_comes_ba
     wait_until(lambda: in_flight(lane, deaf.hostname), description="the worker to have messages again", timeout_s=5)
     lane.wait_done(60)
     lane.assert_logs(6, 10)
+    lane.assert_at_rest()
+
+
+def test_what_a_leader_sent_to_a_worker_that_takes_nothing_the_next_leader_takes_back(lane: LaneUnderTest) -> None:
+    # Given a worker in a long task, with more in its queue, and another one that was to take nothing until then
+    master = lane.master("m1")
+    deaf, other = lane.worker("w1", "--pool=solo", wait=False), lane.worker("w2", "--pool=solo", wait=False)
+    deaf.wait_ready()
+    other.wait_ready()
+    lane.wait_consumers(2)
+    assert give(lane.server.client(), lane.keys, {"do": "drain", "consumer": other.hostname})["ok"]
+    lane.push("long", {"n": 0, "ms": 12_000})
+    wait_until(lambda: executions(lane) == 1, description="the long task to start")
+    # What was sent in the server's first moments is not known to be sent by the server as it is
+    server = lane.server.client()
+    wait_until(lambda: server.info("server")["uptime_in_seconds"] > 3, description="the server to be up for a while")
+    for n in range(4):
+        lane.push(f"S{n}", {"n": 0})
+    queue = lane.keys.queue(deaf.hostname)
+    wait_until(lambda: lane.redis.llen(queue) > 0, description="the queue to fill")
+    # When another leader comes, which sent nothing of that
+    master.kill()
+    master.wait()
+    assert lane.count("stalled") == 0
+    master.start()
+    assert give(lane.server.client(), lane.keys, {"do": "resume", "consumer": other.hostname})["ok"]
+    # Then they are done elsewhere while the long task still runs
+    wait_until(lambda: lane.count("done") == 4, description="the short ones to be done elsewhere")
+    assert lane.log("long") == []
+    lane.wait_done(5)
+    assert lane.log("long") == [0]
+    lane.assert_no_overlap()
     lane.assert_at_rest()
 
 

@@ -20,7 +20,7 @@ from bridge.connect import client
 from bridge.embedded import HOST, EmbeddedServer
 from bridge.worker.effect_words import GRAMMAR
 from routing.keys import LaneKeys
-from tests.integration.lanes import APP, QUICK, LaneUnderTest
+from tests.integration.lanes import APP, OF_EACH_SERVER, QUICK, WITH_AND_WITHOUT_BUNDLES, LaneUnderTest
 from tests.integration.proxies import Proxy
 from tests.integration.servers import OWN_KEYS, Watched, make_user, rules_of, run_command, url_of
 from tests.nodes.process import python_module
@@ -94,7 +94,7 @@ class GuardedLane:
         return [" ".join(one) for one in told if one[2] not in ("client", "client|setinfo")]
 
 
-@pytest.fixture(params=["valkey", "redis6"])
+@pytest.fixture(params=OF_EACH_SERVER)
 def guarded(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[GuardedLane]:
     server: EmbeddedServer = request.getfixturevalue(request.param)
     with server.client() as admin:
@@ -412,7 +412,7 @@ def test_nothing_shows_the_password_of_a_lane_at_work(secret_server: EmbeddedSer
 HOSTILE = "a b:c'\"\\*?[x]%7B\n\tünd " + "x" * 480
 
 
-@pytest.mark.parametrize("bundle_ms", ["10", "0"], ids=["bundles", "plain"])
+@pytest.mark.parametrize("bundle_ms", WITH_AND_WITHOUT_BUNDLES)
 def test_names_of_any_kind_are_data(bundle_ms: str, own_server: EmbeddedServer, tmp_path: Path) -> None:
     names = {"bridge_stream": HOSTILE[:512], "bridge_group": HOSTILE[::-1][:500], "bridge_master": HOSTILE[:100]}
     with closing(NodeYard(tmp_path, own_server.url)) as yard:

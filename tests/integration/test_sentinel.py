@@ -154,7 +154,7 @@ def answers(one: Redis) -> bool:
         return False
 
 
-@pytest.mark.parametrize("how", ["killed", "asked"])
+@pytest.mark.parametrize("how", ["killed", pytest.param("asked", marks=pytest.mark.long)])
 def test_a_lane_follows_its_primary(how: str, sentinels: Sentinels, tmp_path: Path) -> None:
     with closing(NodeYard(tmp_path, sentinels.url)) as yard:
         # What the tests ask of a server, the sentinels answer as well.

@@ -7,8 +7,6 @@ import gzip
 import json
 import os
 import shutil
-import subprocess
-import sys
 import zlib
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
@@ -24,9 +22,13 @@ from routing.errors import InputError, PayloadError
 from spark.eventlog import read_events
 from spark.failures import one_line
 from spark.generate import incident_log, write_log
-from spark.incidents import expected_states
-from spark.messages import to_messages
+from spark.incidents import expected_states, write_states
+from spark.messages import Mapping, to_messages
 from spark.order import in_ticket_order
+from spark.push import main
+from tests.integration.spark_jobs import refused, run, said
+from tests.integration.spark_session import session_of, wait_for_tasks
+from tests.nodes.process import ROOT
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -42,12 +44,14 @@ State = dict[str, str]
 
 
 @pytest.fixture(scope="module")
-def session() -> Iterator[SparkSession]:
-    from spark.session import local_session
+def session() -> SparkSession:
+    return session_of()
 
-    made = local_session("tests", master="local[2]")
-    yield made
-    made.stop()
+
+@pytest.fixture(autouse=True)
+def nothing_runs_on() -> Iterator[None]:
+    yield
+    wait_for_tasks()
 
 
 @pytest.fixture(scope="module")
@@ -62,15 +66,18 @@ def log(rows: list[Row], tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def run(job: str, *words: str | Path, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", f"spark.{job}", *map(str, words)],
-        capture_output=True,
-        text=True,
-        check=False,
-        cwd=Path(__file__).parents[2],
-        env=env,
-    )
+def test_workers_import_pyspark_from_where_it_is_installed(session: SparkSession) -> None:
+    """Not from the archive in Spark's home, which each of them would compile anew."""
+
+    def origin(_: Iterable[int]) -> list[str]:
+        import pyspark
+
+        return [pyspark.__file__]
+
+    import pyspark
+
+    found = session.sparkContext.parallelize([1, 2], 2).mapPartitions(origin).collect()
+    assert set(found) == {pyspark.__file__}
 
 
 def messages(server: EmbeddedServer, stream: str = STREAM) -> list[tuple[str, Any]]:
@@ -123,16 +130,32 @@ def states_by_spark(session: SparkSession, path: Path) -> dict[str, State]:
     return {row["ticket_id"]: row["state"].asDict() for row in collected}
 
 
-def test_a_pushed_log_is_all_there_in_order_and_its_payloads_round_trip(
-    valkey: EmbeddedServer, log: Path, rows: list[Row]
+def without_java(folder: Path) -> dict[str, str]:
+    """A PATH that has everything but Java, and a cache of its own for the script that starts the wheel's Java."""
+    programs = folder / "bin"
+    programs.mkdir()
+    for place in ("/usr/bin", "/bin"):
+        for program in Path(place).iterdir():
+            link = programs / program.name
+            if program.name != "java" and not link.exists():
+                link.symlink_to(program)
+    assert shutil.which("java", path=str(programs)) is None
+    return {"PATH": str(programs), "JAVA_HOME": "", "XDG_CACHE_HOME": str(folder / "cache")}
+
+
+def test_a_pushed_log_is_all_there_in_order_and_its_payloads_round_trip_on_the_wheels_java(
+    valkey: EmbeddedServer, log: Path, rows: list[Row], tmp_path: Path
 ) -> None:
-    # When the job pushes the log
-    done = run("push", log, "--url", valkey.url, "--order", "timestamp", "--master", "local[2]", "--progress", "json")
+    # When the job pushes the log, where there is no system Java
+    words = (log, "--url", valkey.url, "--order", "timestamp", "--master", "local[2]", "--progress", "json")
+    done = run("push", *words, env=without_java(tmp_path))
     # Then it says so in JSON lines and nothing else, not even a word of Spark's
     assert (done.returncode, done.stderr) == (0, "")
-    said = [json.loads(line) for line in done.stdout.splitlines()]
-    assert (said[0]["event"], said[0]["partitions"]) == ("started", 2)
-    assert (said[-1]["event"], said[-1]["rows"]) == ("done", len(rows))
+    assert list((tmp_path / "cache").rglob("bin/java"))
+    told = said(done.stdout)
+    assert len(told) == len(done.stdout.splitlines())
+    assert (told[0]["event"], told[0]["partitions"]) == ("started", 2)
+    assert (told[-1]["event"], told[-1]["rows"]) == ("done", len(rows))
     # And every event is there once, its payload the other columns as they are in the file, in the ticket's order
     expected = per_ticket(
         (row["ticket_id"], {name: value for name, value in row.items() if name != "ticket_id"}) for row in rows
@@ -158,9 +181,8 @@ def push(
     task: str | None = None,
     task_column: str | None = None,
 ) -> None:
-    found = to_messages(
-        session, str(path), kind=None, key="ticket_id", seq="seq", order=order, task=task, task_column=task_column
-    )
+    mapping = Mapping(order=order, task=task, task_column=task_column)
+    found = to_messages(read_events(session, str(path)), mapping)
     ordered = in_ticket_order(
         found.frame, key=found.key, sequence=found.sequence, time=found.time, partitions=partitions
     )
@@ -273,8 +295,13 @@ def test_a_log_that_cannot_be_pushed_is_one_line_and_leaves_nothing(
     assert messages(valkey) == []
 
 
-def test_states_equal_an_independent_fold(session: SparkSession, log: Path, rows: list[Row]) -> None:
-    assert states_by_spark(session, log) == states_by_fold(rows)
+def test_states_equal_an_independent_fold(session: SparkSession, log: Path, rows: list[Row], tmp_path: Path) -> None:
+    out = tmp_path / "states.jsonl"
+    states = states_by_fold(rows)
+    assert write_states(expected_states(read_events(session, str(log))), str(out)) == len(states)
+    lines = [json.loads(line) for line in out.read_text().splitlines()]
+    assert [line["ticket_id"] for line in lines] == sorted(states)
+    assert {line["ticket_id"]: line["state"] for line in lines} == states
 
 
 def test_states_of_awkward_events_equal_an_independent_fold(session: SparkSession, tmp_path: Path) -> None:
@@ -320,29 +347,8 @@ def test_states_of_a_real_log_equal_an_independent_fold(session: SparkSession) -
     assert states_by_spark(session, Path(REAL_LOG)) == expected
 
 
-def test_without_a_system_java_the_jobs_run_on_the_wheels_java(log: Path, rows: list[Row], tmp_path: Path) -> None:
-    # Given a PATH that has everything but Java, and a cache of its own for the script that starts the wheel's Java
-    programs = tmp_path / "bin"
-    programs.mkdir()
-    for folder in ("/usr/bin", "/bin"):
-        for program in Path(folder).iterdir():
-            link = programs / program.name
-            if program.name != "java" and not link.exists():
-                link.symlink_to(program)
-    assert shutil.which("java", path=str(programs)) is None
-    env = {name: value for name, value in os.environ.items() if name not in ("JAVA_HOME", "SPARK_HOME")}
-    env |= {"PATH": str(programs), "XDG_CACHE_HOME": str(tmp_path / "cache")}
-    # When a job runs
-    done = run("incidents", log, "--out", tmp_path / "states.jsonl", "--master", "local[2]", env=env)
-    # Then it used the wheel's Java, and its result is right
-    assert (done.returncode, done.stderr) == (0, "500 incidents\n")
-    assert list((tmp_path / "cache").rglob("bin/java"))
-    lines = (tmp_path / "states.jsonl").read_text().splitlines()
-    assert {line["ticket_id"]: line["state"] for line in map(json.loads, lines)} == states_by_fold(rows)
-
-
 @pytest.mark.parametrize(
-    ("words", "code", "said"),
+    ("words", "code", "text"),
     [
         (["nowhere.csv"], 1, "there is no file nowhere.csv"),
         (["{log}", "--url", "redis://127.0.0.1:1"], 1, "no Redis at redis://127.0.0.1:1"),
@@ -353,17 +359,15 @@ def test_without_a_system_java_the_jobs_run_on_the_wheels_java(log: Path, rows: 
     ],
     ids=["file", "server", "url", "option", "both", "format"],
 )
-def test_wrong_usage_is_one_line_before_java_starts(log: Path, words: list[str], code: int, said: str) -> None:
-    env = {**os.environ, "JAVA_HOME": "/nowhere", "PATH": "/nowhere"}
-    done = run("push", *(word.format(log=log) for word in words), env=env)
-    assert done.returncode == code
-    assert done.stderr.startswith("error: ")
-    assert said in done.stderr
-    assert done.stderr.count("\n") == 1
+def test_wrong_usage_is_one_line_before_java_starts(
+    log: Path, monkeypatch: pytest.MonkeyPatch, words: list[str], code: int, text: str
+) -> None:
+    monkeypatch.chdir(ROOT)
+    done = refused(main, [word.format(log=log) for word in words], monkeypatch)
+    assert (done.exit_code, text in done.stderr) == (code, True), done.stderr
     assert "hunter2" not in done.stderr
 
 
-def test_a_missing_column_is_one_line_and_exit_1(valkey: EmbeddedServer, log: Path) -> None:
-    done = run("push", log, "--url", valkey.url, "--seq", "sequ", "--master", "local[1]")
-    assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr == "error: --seq: the log has no column 'sequ'; did you mean seq?\n"
+def test_a_column_that_is_not_there_is_named_with_the_nearest(session: SparkSession, log: Path) -> None:
+    with pytest.raises(InputError, match=r"^--seq: the log has no column 'sequ'; did you mean seq\?$"):
+        to_messages(read_events(session, str(log)), Mapping(seq="sequ"))

@@ -2,64 +2,25 @@
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Iterator
 
 import pyarrow as pa
 import pytest
-from pyspark.sql.types import LongType, StringType, StructField, StructType
 
 from bridge.embedded import EmbeddedServer
-from routing.errors import ConfigurationError, PayloadError, ServerUnavailable
+from routing.errors import ConfigurationError, PayloadError, ServerUnavailable, StreamFull
 from spark import RedisStreamDataSource
 from spark.address import check_server, connect
 from spark.replies import RefusedByServer
-from spark.source import RedisStreamWriter
-
-STREAM = "{events}:stream"
-LOG = StructType(
-    [
-        StructField("ticket_id", StringType()),
-        StructField("seq", LongType()),
-        StructField("payload", StringType()),
-    ]
-)
-
-
-def writer(server: EmbeddedServer, **options: str) -> RedisStreamWriter:
-    source = RedisStreamDataSource({"url": server.url, "stream": STREAM, **options})
-    made = source.writer(LOG, overwrite=False)
-    assert isinstance(made, RedisStreamWriter)
-    # Spark sends it to the task so.
-    sent = pickle.loads(pickle.dumps(made))
-    assert isinstance(sent, RedisStreamWriter)
-    return sent
-
-
-def batch(*rows: tuple[str | None, int, str | None]) -> pa.RecordBatch:
-    return pa.record_batch(
-        {
-            "ticket_id": pa.array([row[0] for row in rows], pa.string()),
-            "seq": pa.array([row[1] for row in rows], pa.int64()),
-            "payload": pa.array([row[2] for row in rows], pa.string()),
-        }
-    )
-
-
-def log(rows: int) -> pa.RecordBatch:
-    return batch(*((f"T{row % 7}", row, f'{{"row": {row}}}') for row in range(rows)))
-
-
-def entries(server: EmbeddedServer) -> list[dict[bytes, bytes]]:
-    with server.client() as client:
-        return [fields for _, fields in client.xrange(STREAM)]
+from spark.writer import RedisStreamWriter
+from tests.integration.spark_writes import LOG, STREAM, batch, entries, log, writer
 
 
 def test_entries_are_the_rows_in_their_order(server: EmbeddedServer) -> None:
     # Given more rows than go into one send, with awkward texts among them
     nasty = batch(("ü\0", 1, ""), ("T", 2, None), ("日本", 3, "-ERR\r\n$3\r\n"))
     # When two batches are written
-    written = writer(server, chunkSize="10", window="3").write(iter([log(95), nasty]))
+    written = writer(server.url, chunkSize="10", window="3").write(iter([log(95), nasty]))
     # Then every row is an entry, in order, field by field; a null field is absent
     assert written.rows == 98
     found = entries(server)
@@ -72,8 +33,8 @@ def test_entries_are_the_rows_in_their_order(server: EmbeddedServer) -> None:
 
 
 def test_a_partition_without_rows_writes_nothing(valkey: EmbeddedServer) -> None:
-    assert writer(valkey).write(iter([])).rows == 0
-    assert writer(valkey, orderBy="seq").write(iter([log(0)])).rows == 0
+    assert writer(valkey.url).write(iter([])).rows == 0
+    assert writer(valkey.url, orderBy="seq").write(iter([log(0)])).rows == 0
     assert entries(valkey) == []
 
 
@@ -81,7 +42,7 @@ def test_the_writer_sorts_a_whole_partition_when_asked(valkey: EmbeddedServer) -
     # Given batches whose rows are out of order within and between them
     batches = [batch(("B", 4, None), ("A", 2, None)), batch(("A", 1, None), ("B", 3, None))]
     # When they are written with orderBy
-    writer(valkey, orderBy="seq", seqColumn="seq", fields="payload").write(iter(batches))
+    writer(valkey.url, orderBy="seq", seqColumn="seq", fields="payload").write(iter(batches))
     # Then the order holds over all of them
     assert [fields[b"ticket_id"] for fields in entries(valkey)] == [b"A", b"A", b"B", b"B"]
 
@@ -104,7 +65,7 @@ def test_nothing_of_a_batch_with_a_bad_row_is_written(
     rows: list[tuple[str | None, int, str | None]] = [("T9", number, "x") for number in range(100)]
     # When the batch is written
     with pytest.raises(PayloadError, match=said):
-        writer(valkey, chunkSize="5", **options).write(iter([batch(*rows, bad)]))
+        writer(valkey.url, chunkSize="5", **options).write(iter([batch(*rows, bad)]))
     # Then none of its rows is in the stream
     assert entries(valkey) == []
 
@@ -113,7 +74,7 @@ def test_a_refusal_by_the_server_is_raised_with_its_reason(server: EmbeddedServe
     with server.client() as client:
         client.set(STREAM, "no stream")
     with pytest.raises(RefusedByServer, match="WRONGTYPE"):
-        writer(server, chunkSize="10").write(iter([log(1000)]))
+        writer(server.url, chunkSize="10").write(iter([log(1000)]))
 
 
 @pytest.fixture
@@ -130,13 +91,13 @@ def test_a_server_that_runs_full_in_the_middle_is_an_error_and_never_a_success(f
     # Given a server with room for some of the rows only
     rows = batch(*(("T", number, "x" * 500) for number in range(5000)))
     # When they are written
-    with pytest.raises(RefusedByServer, match="OOM"):
-        writer(full_server, chunkSize="50").write(iter([rows]))
-    # Then some rows are there, in order, and not all. There may be holes near the end: commands behind the refused
-    # one were on their way, and a server that has answered a few has room again. Closing them takes a script per chunk.
+    with pytest.raises(StreamFull, match="out of memory"):
+        writer(full_server.url, chunkSize="50", maxWait="1").write(iter([rows]))
+    # Then a beginning of them is there, whole chunks, without a hole
     found = [int(fields[b"seq"]) for fields in entries(full_server)]
     assert 0 < len(found) < 5000
-    assert found == sorted(found)
+    assert found == list(range(len(found)))
+    assert len(found) % 50 == 0
 
 
 def test_a_server_that_dies_while_it_is_written_to_is_one_clear_error(own_server: EmbeddedServer) -> None:
@@ -147,7 +108,7 @@ def test_a_server_that_dies_while_it_is_written_to_is_one_clear_error(own_server
             yield log(1000)
 
     with pytest.raises(ServerUnavailable) as failed:
-        writer(own_server).write(batches())
+        writer(own_server.url, maxWait="1").write(batches())
     assert "\n" not in str(failed.value)
 
 

@@ -59,7 +59,7 @@ def count(commands: Sequence[str], text: str) -> int:
     return sum(text in command for command in commands)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.long)])
 def test_the_whole_stack_comes_up_and_goes_away_when_asked(yard: NodeYard, number: signal.Signals) -> None:
     up = bridge_up(yard, "--workers", "2", "--concurrency", "1")
     assert re.search(r"^Redis +redis://127\.0\.0\.1:\d+/0$", up.logs(), re.MULTILINE)

@@ -32,7 +32,7 @@ def _master(world: World, i: int, setup: Setup, dropped: AbstractSet[Guard]) -> 
         if setup.recalling and not master.sent:
             for w, lease in enumerate(world.leases):
                 if world.queues[w]:
-                    recall = Script("recall", master.term, over=(w, lease.life), since=master.since)
+                    recall = Script("recall", master.term, over=(w, lease.life), since=world.outage)
                     yield f"the leader recalls what is in the queue of w{w}", execute(world, recall, setup, dropped)[1]
     script = master.sent
     standby = standing_by(world, i)
@@ -62,6 +62,7 @@ def _worker(
             if setup.recalling:
                 # It does so after an outage only, and then whoever leads reads the lane anew.
                 leading = [i for i, master in enumerate(world.masters) if master.term and master.term == world.lead]
+                twice = twice._replace(outage=world.fence)
                 for i in leading:
                     twice = rebuilt(twice, i, setup, dropped)
             yield f"w{w} takes a run of ticket {ticket}, and the server will give it out again", twice

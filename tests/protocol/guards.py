@@ -43,10 +43,10 @@ class Guard(Enum):
     FRESH_TERM = "a term for each reading"
     #: bridge/recovery.py: a run that seems lost keeps its record and its fence; only its Celery message goes out again.
     SAME_FENCE = "resend with the same fence"
-    #: bridge/recovery.py: from a queue the leader takes back only what it has sent since it read the lane: after an
-    #: outage of the server the queue may hold again what the worker took before.
+    #: bridge/queues.py: from a queue the leader takes back only what was sent since the server's last outage: after
+    #: one, the queue may hold again what the worker took before.
     RECALL_OWN = "own messages recalled"
-    #: bridge/recovery.py: and nothing that was sent twice.
+    #: bridge/queues.py: and nothing that was sent twice.
     RECALL_SINGLE = "single messages recalled"
 
     # -- in the worker

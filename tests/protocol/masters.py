@@ -44,7 +44,7 @@ def steps(world: World, setup: Setup, dropped: AbstractSet[Guard]) -> Iterator[S
             if not world.lead:
                 elected = world._replace(term=world.term + 1, lead=world.term + 1)
                 known = pending(world) if Guard.REBUILD not in dropped else (0,) * len(world.messages)
-                leader = Master(world.term + 1, known, since=world.fence if setup.recalling else 0)
+                leader = Master(world.term + 1, known)
                 yield f"a master is elected, term {leader.term}", _with(elected, i, leader)
             continue
         if isinstance(master.sent, Script):
@@ -77,7 +77,7 @@ def _reply(before: World, after: World, i: int, word: str, setup: Setup, dropped
         ticket, pos = next_unread(before)
         if ticket >= 0:
             known = put(known, ticket, known[ticket] | 1 << pos)
-    return _with(after, i, Master(master.term, known, since=master.since))
+    return _with(after, i, Master(master.term, known))
 
 
 def rebuilt(world: World, i: int, setup: Setup, dropped: AbstractSet[Guard]) -> World:
@@ -86,7 +86,7 @@ def rebuilt(world: World, i: int, setup: Setup, dropped: AbstractSet[Guard]) -> 
     if Guard.FRESH_TERM not in dropped:
         term = world.term + 1
         world = world._replace(term=term, lead=term)
-    return _with(world, i, Master(term, pending(world), since=world.fence if setup.recalling else 0))
+    return _with(world, i, Master(term, pending(world)))
 
 
 def pending(world: World) -> tuple[int, ...]:

@@ -13,7 +13,7 @@ from tests.protocol.explore import Exploration, Found
 from tests.protocol.guards import SECOND_LINES, Guard
 from tests.protocol.world import MOVES, Change, Script, Setup
 
-#: name -> what is explored in full, on every change.
+#: name -> what is explored in full.
 BOUNDS = {
     "two faults": Setup(faults=2),
     "plain tasks, one fault": Setup(faults=1, effects=False),
@@ -23,6 +23,8 @@ BOUNDS = {
     "queues that are emptied, one message, two faults": Setup(messages=(1,), recalling=True),
     "two tickets, one fault": Setup(messages=(1, 1), faults=1),
 }
+#: The largest, which are not explored on every change.
+LARGE = {"two faults", "runs of three messages, one fault", "two tickets, one fault"}
 #: Where a guard is missed with the least effort, unless it is with effects and two faults.
 PLACES = {
     Guard.OUTCOME_FENCE: Setup(effects=False, promises_only=True),
@@ -46,7 +48,9 @@ def told(found: Found) -> str:
 
 @pytest.mark.timeout(600)  # of a machine that does ten other things
 @pytest.mark.slow
-@pytest.mark.parametrize("name", BOUNDS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.long) if name in LARGE else name for name in BOUNDS]
+)
 def test_every_promise_holds_in_every_state_and_a_good_end_is_within_reach_of_each(name: str) -> None:
     found = Exploration(BOUNDS[name]).run()
     print(f"{name}: {told(found)}")

@@ -85,14 +85,11 @@ class Script(NamedTuple):
 
 
 class Master(NamedTuple):
-    """A master. ``term`` 0: it stands by. ``known``: for each ticket a bit for each message that it has read.
-    ``since``: larger fences were given out by this leader since it read the lane.
-    """
+    """A master. ``term`` 0: it stands by. ``known``: for each ticket a bit for each message that it has read."""
 
     term: int
     known: tuple[int, ...]
     sent: Script | tuple[()] = ()
-    since: int = 0
 
 
 class Exec(NamedTuple):
@@ -138,7 +135,7 @@ class Worker(NamedTuple):
 
 
 class World(NamedTuple):
-    """One state. The last three fields are ghosts: nobody acts on them, they are what the checks know."""
+    """One state. ``won``, ``effects`` and ``begun`` are ghosts: nobody acts on them, they are what the checks know."""
 
     term: int
     lead: int
@@ -158,6 +155,8 @@ class World(NamedTuple):
     effects: tuple[tuple[int, ...], ...]
     #: The newest message of each ticket that was started under a current fence.
     begun: tuple[int, ...]
+    #: The last fence that was given out when the server last forgot something, where that matters.
+    outage: int = 0
 
 
 class Setup(NamedTuple):

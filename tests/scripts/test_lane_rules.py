@@ -339,6 +339,7 @@ def explore(
     )
 
 
-def test_whatever_happens_the_server_is_what_the_design_says(server: EmbeddedServer) -> None:
+@pytest.mark.parametrize("examples", [20, pytest.param(200, marks=[pytest.mark.long, pytest.mark.timeout(600)])])
+def test_whatever_happens_the_server_is_what_the_design_says(server: EmbeddedServer, examples: int) -> None:
     with client(server.url) as connected:
-        explore(connected, examples=45)
+        explore(connected, examples=examples)

@@ -85,6 +85,7 @@ MUTATIONS = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("what", MUTATIONS)
 def test_the_rules_see_that_it_is_missing(what: str, valkey: EmbeddedServer, monkeypatch: pytest.MonkeyPatch) -> None:
     script, taken_out, instead = MUTATIONS[what]

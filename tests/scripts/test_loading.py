@@ -10,6 +10,8 @@ from redis.exceptions import NoScriptError, ResponseError
 from routing.effects import Success, apply, tell
 from routing.leadership import extend, lead, renew, resign
 from routing.membership import died, goodbye, register
+from routing.pushes import Columns, Partition, Tickets, append_once, append_per_ticket, note_wait, settle_push
+from routing.retention import done, letters, remove
 from routing.scripts import FOLDER, Script
 from routing.transitions import (
     Batch,
@@ -30,6 +32,11 @@ from tests.scripts.world import OPENING, TOKEN, World, incarnation
 
 pytestmark = pytest.mark.scripts
 
+#: A write from outside.
+PUSHED = Columns(("ticket_id", "payload"))
+AT = Partition("ticket_stream", "{ticket_stream}/push/run", 0, 0, 1, None, 60)
+NUMBERS = Tickets("ticket_stream", "{ticket_stream}/push", 7, None, 60)
+
 #: A call of each script that is refused or changes little, so that any order will do.
 CALLS: dict[str, Callable[[World], object]] = {
     "read": lambda w: read(w.client, w.lead, 1),
@@ -44,6 +51,9 @@ CALLS: dict[str, Callable[[World], object]] = {
     "floor": lambda w: floor(w.client, w.lead, "1-0"),
     "regroup": lambda w: regroup(w.client, w.lead, "1-0"),
     "unname": lambda w: unname(w.client, w.lead, "nobody"),
+    "done": lambda w: done(w.client, w.keys.stream, "-", "9-0", 10),
+    "letters": lambda w: letters(w.client, w.keys.dead, "", 10),
+    "remove": lambda w: remove(w.client, w.lead, [b"neighbour"], ["1-0"]),
     "died": lambda w: died(w.client, w.keys, "w1@a", incarnation("w1@a"), []),
     "lead": lambda w: lead(w.client, w.keys, "m", 1000),
     "extend": lambda w: extend(w.client, w.keys, TOKEN, 1000),
@@ -51,6 +61,10 @@ CALLS: dict[str, Callable[[World], object]] = {
     "register": lambda w: register(w.client, w.keys, "w9", "x", 1000, "{}", None),
     "goodbye": lambda w: goodbye(w.client, w.keys, "w9", "x"),
     "apply": lambda w: apply(w.client, w.keys, "x", [Success("nobody", 1, "[]", ())]),
+    "append_once": lambda w: append_once(w.client, AT, "0 0", "1 1", PUSHED, [b"T", b"{}"]),
+    "append_per_ticket": lambda w: append_per_ticket(w.client, NUMBERS, PUSHED, [b"1", b"T", b"{}"]),
+    "note_wait": lambda w: note_wait(w.client, "ticket_stream", "who", "why", 1),
+    "settle_push": lambda w: settle_push(w.client, AT.guard, 0, 1, "{}", 60),
     "tell": lambda w: tell(w.client, w.keys, "x", b"[]"),
 }
 

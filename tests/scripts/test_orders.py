@@ -9,7 +9,7 @@ from typing import Any
 import orjson
 import pytest
 
-from routing.errors import GroupMoved, NotLeading
+from routing.errors import GroupMoved, LaneConflict, NotLeading
 from routing.states import State
 from routing.transitions import Batch, advance, drain, floor, read, recall, regroup, reroute, unname
 from routing.words import ReturnWord
@@ -55,6 +55,41 @@ def test_an_order_to_drain_is_noted_and_lifted(world: World) -> None:
     drain(world.client, world.lead, "w 1\n@a", '{"at_ms":1}')
     assert world.client.hgetall(world.keys.drains) == {b"w 1\n@a": b'{"at_ms":1}'}
     drain(world.client, world.lead, "w 1\n@a", "")
+    assert world.snapshot() == before
+
+
+def park_and_drain(world: World, order: str) -> Batch:
+    """A batch that settles outcomes up to ``order``, and carries that order out."""
+    record = '[-1,1,"","",1,[],5,"why"]'
+    batch = Batch(expected={"free": ""}, orders=[order], records=["free", record], drains={"w1@a": '{"at_ms":1}'})
+    batch.counts["parked"] = 1
+    ms, _, sequence = order.partition("-")
+    batch.keep_outcomes_from = f"{ms}-{int(sequence) + 1}"
+    return batch
+
+
+def test_what_is_ordered_is_done_in_the_step_in_which_the_order_goes(world: World) -> None:
+    keys = world.keys
+    order = world.client.xadd(keys.outcomes, {"i": "x", "order": "{}"}).decode()
+    advance(world.client, world.lead, OPENING, park_and_drain(world, order))
+    assert world.client.hget(keys.tickets, "free") == b'[-1,1,"","",1,[],5,"why"]'
+    assert world.client.hgetall(keys.drains) == {b"w1@a": b'{"at_ms":1}'}
+    # Whoever gave it can withdraw it no more
+    assert world.client.xdel(keys.outcomes, order) == 0
+    advance(world.client, world.lead, OPENING, Batch(drains={"w1@a": ""}))
+    assert not world.client.exists(keys.drains)
+
+
+def test_of_an_order_that_was_withdrawn_nothing_is_done(world: World) -> None:
+    # Given an order that a leader has read and not settled, and that was withdrawn meanwhile
+    order = world.client.xadd(world.keys.outcomes, {"i": "x", "order": "{}"}).decode()
+    batch = park_and_drain(world, order)
+    before = world.snapshot()
+    assert world.client.xdel(world.keys.outcomes, order) == 1
+    del before[world.keys.outcomes]["value"]["entries"][-1]
+    # When it settles it, then nothing changes
+    with pytest.raises(LaneConflict, match="an order was withdrawn"):
+        advance(world.client, world.lead, OPENING, batch)
     assert world.snapshot() == before
 
 

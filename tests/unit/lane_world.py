@@ -17,11 +17,13 @@ from bridge.orderdesk import OrderDesk
 from bridge.outcomes import Kind, Outcome
 from bridge.picture import Consumer, Ticket, id_key
 from bridge.planner import Planner, TaskTraits
+from bridge.queues import Queues
 from bridge.rebuild import Rebuild
 from bridge.recovery import Recovery
 from bridge.refill import Refill
 from bridge.settings import Settings
 from bridge.settling import Settling
+from bridge.undone import oldest_of, oldest_undone
 from routing import records
 from routing.messages import EntryParser, Message, Refusal
 from routing.transitions import Batch
@@ -187,9 +189,11 @@ class Store:
         if words[0] == "XRANGE":
             return [[words[2].encode(), self.entries[words[2]]]] if words[2] in self.entries else []
         if words[0] == "XPENDING":
-            owners = [owner for owner in self.pending.values() if owner != MASTER]
+            owners = list(self.pending.values())
             if len(words) == 3:
-                return [0, None, None, [[name.encode(), b"1"] for name in dict.fromkeys(owners)]]
+                return [0, None, None, [[name.encode(), b"%d" % owners.count(name)] for name in dict.fromkeys(owners)]]
+            if len(words) == 6:
+                return [words[3]] if words[3] == words[4] and words[3] in self.pending else []
             name = words[6].decode() if isinstance(words[6], bytes) else words[6]
             after = id_key(words[3][1:]) if words[3].startswith("(") else (0, -1)
             ids = sorted((id_ for id_, owner in self.pending.items() if owner == name), key=id_key)
@@ -239,6 +243,7 @@ class LaneWorld:
         leader = cast("Any", self)
         self.desk = OrderDesk(leader)
         self.desk._message_of = self._message_of  # type: ignore[method-assign]
+        self.queues = Queues(leader)
         self.recovery: Any = Recovery(leader)
         self.refill = Refill(leader)
         self.reply = []
@@ -247,7 +252,7 @@ class LaneWorld:
         """A new leader reads the lane."""
         self.lead()
         self.recovery = SimpleNamespace(find_consumers=self._find_consumers)
-        with patch("bridge.rebuild.adopt", self._adopt):
+        with self.adopting():
             Rebuild(cast("Any", self)).run()
         self.recovery = Recovery(cast("Any", self))
         self.step()
@@ -277,6 +282,8 @@ class LaneWorld:
             self.lane.committed({}, 0)
             return
         self.lane.committed(dispatched, self.store.advance(batch))
+        for name, text in batch.drains.items():
+            self.drained = (self.drained - {name}) | ({name} if text else set())
 
     def step(self, outcomes: Iterable[Outcome] = ()) -> None:
         """One turn: outcomes in, what is due wakes, and the batch is sent."""
@@ -338,10 +345,7 @@ class LaneWorld:
             self.recovery._retire(consumer)
         self.step()
 
-    def look_in(self, _seconds: float) -> None:
-        """The leader looks at its consumers soon."""
-
-    def history_cap(self, _rows: int) -> int:
+    def learn_history_cap(self, _rows: int) -> int:
         return 1000
 
     def _reroute(
@@ -374,16 +378,21 @@ class LaneWorld:
     def patched(self) -> Iterator[None]:
         """The scripts that orders call by themselves work on the store."""
         with (
-            patch("bridge.rebuild.adopt", self._adopt),
-            patch("bridge.recovery.recall", lambda *_: []),
-            patch("bridge.orderdesk.drain", self._drain),
+            self.adopting(),
+            patch("bridge.queues.recall", lambda *_: []),
         ):
+            yield
+
+    @contextmanager
+    def adopting(self) -> Iterator[None]:
+        """Entries that are claimed are those of the store."""
+        with patch("bridge.pending.adopt", self._adopt), patch("bridge.rebuild.adopt", self._adopt):
             yield
 
     def refill_now(self) -> None:
         """Reads what is spilled, if somebody wants it."""
         if self.lane.spilled:
-            with patch("bridge.rebuild.adopt", self._adopt):
+            with self.adopting():
                 self.refill.run()
 
     def say(self, *_: Any) -> None:
@@ -393,9 +402,6 @@ class LaneWorld:
         for id_ in ids:
             self.store._claim(id_, name)
         return len(ids)
-
-    def _drain(self, _c: Any, _l: Any, name: str, text: str) -> None:
-        self.drained = {other for other in self.drained if other != name} | ({name} if text else set())
 
     def _message_of(self, letter_id: str) -> Message | str:
         found = self.parser.parse(letter_id, self.store.entries[letter_id])
@@ -432,6 +438,7 @@ class LaneWorld:
         self.check_runs()
         self.check_accounts()
         self.check_nobody_is_forgotten()
+        self.check_how_far_all_is_done()
 
     def check_conservation(self) -> None:
         store = self.store
@@ -451,11 +458,24 @@ class LaneWorld:
         assert self.lane.tickets.keys().isdisjoint(self.lane.parked)
         for ticket in self.lane.parked.values():
             assert (list(ticket.waiting), list(ticket.run), ticket.due_ms) == ([], [], 0), f"{ticket} is parked"
+            shelf = self.lane.parked_name(ticket.id)
+            assert ticket.shelved == sum(1 for owner in store.pending.values() if owner == shelf)
             for id_ in store.undone(ticket.id):
                 # What was spilled when it was parked stays where it is until somebody reads it.
                 spilled = ticket.spilled_from is not None and ticket.spilled_from <= id_key(id_)
                 owners = {self.lane.parked_name(ticket.id), *([MASTER] if spilled or id_ in self.reply else [])}
                 assert store.pending[id_] in owners
+
+    def check_how_far_all_is_done(self) -> None:
+        """It is what a look at all tickets tells, and nothing undone is older."""
+        lane = self.lane
+        places = [oldest_of(ticket) for ticket in lane.tickets.values()]
+        places += [place for ticket in lane.parked.values() for place in (ticket.parked_from, ticket.spilled_from)]
+        oldest = min((place for place in places if place is not None), default=None)
+        assert oldest_undone(lane) == oldest
+        undone = [id_key(id_) for id_ in self.store.pending if id_ not in self.reply and self.store.readable(id_)]
+        assert not undone or (oldest is not None and oldest <= min(undone))
+        assert lane.older <= set(lane.tickets.values())
 
     def check_runs(self) -> None:
         store = self.store

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import orjson
 import pytest
 
 import bridge.scans
@@ -143,6 +144,34 @@ def test_a_ticket_whose_last_message_died_is_dead_and_one_whose_last_succeeded_i
     assert "ValueError: why" in dead["why"]
     assert [one["message_id"] for one in done["dead"]] == [ids[1]], "its letters are shown all the same"
     assert ids[2] in done["why"]
+
+
+def test_a_ticket_whose_messages_have_left_the_stream_is_known_from_the_history(shell: CommandLine, lane: Lane) -> None:
+    # Given tickets whose messages are done; those of others, and rows that end nothing, came later
+    ids = lane.add("A", "B", 'quo"te\n', "A")
+    lane.read()
+
+    def row(id_: str, ticket: str, what: str) -> list[object]:
+        return [id_, ticket, "shop.work", "w1@host", 1, 7, 1, 1, 0.1, what]
+
+    for step in (
+        [row(ids[0], "A", "done"), row(ids[3], "A", "done"), row(ids[1], "B", "failed")],
+        [row(ids[2], 'quo"te\n', "done")],
+        [row("9-9", "C", "done"), row(ids[3], "A", "stale")],
+        [["no row of a history but for A", "A"]],
+    ):
+        lane.redis.xadd(lane.keys.history, {"d": orjson.dumps(step)})
+    lane.finish(*ids)
+    lane.redis.xdel(lane.keys.stream, *ids)
+    # When they are asked for, then the last message that ended is named
+    for ticket, last in (("A", ids[3]), ('quo"te\n', ids[2])):
+        seen = shell.json("ticket", "show", ticket)
+        assert (seen["state"], seen["last_done"]) == (State.DONE.value, last)
+    # And one that only failed, or that is in no row, is not known
+    assert shell("ticket", "show", "B").exit_code == shell("ticket", "show", "NOBODY").exit_code == 1
+    # And a dead one whose later messages are done and gone is done
+    lane.bury(ids[0], *letter("A"))
+    assert shell.json("ticket", "show", "A")["state"] == State.DONE.value
 
 
 def test_only_the_newest_letters_are_shown_newest_first(shell: CommandLine, lane: Lane) -> None:

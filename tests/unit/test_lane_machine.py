@@ -190,7 +190,7 @@ class LaneMachine(RuleBasedStateMachine):
 
 def test_whatever_happens_order_and_accounts_hold(monkeypatch: pytest.MonkeyPatch) -> None:
     # Small pages, so that a few dozen messages are several of them
-    monkeypatch.setattr("bridge.rebuild.PAGE", 10)
+    monkeypatch.setattr("bridge.pending.PAGE", 10)
     run_state_machine_as_test(
         LaneMachine,
         settings=settings(

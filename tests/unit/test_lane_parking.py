@@ -6,6 +6,7 @@ import json
 
 from bridge.outcomes import Kind
 from bridge.picture import id_key
+from bridge.undone import oldest_undone
 from routing.transitions import Batch
 from tests.unit.lane_world import LaneWorld
 
@@ -128,10 +129,10 @@ def test_what_was_begun_comes_first_though_more_was_put_back_than_memory_holds()
 def test_all_is_done_only_up_to_the_oldest_one_that_was_put_back() -> None:
     world, ids = begin(3, dead=1)
     next_outcome(world, Kind.FAILED, delay_ms=10_000)
-    assert world.lane.oldest_undone() == id_key(ids[1])
+    assert oldest_undone(world.lane) == id_key(ids[1])
     world.order(do="replay", letters=[ids[0]])
-    assert world.lane.oldest_undone() == id_key(ids[0])
+    assert oldest_undone(world.lane) == id_key(ids[0])
     world.order(do="park", ticket="T")
-    assert world.lane.oldest_undone() == id_key(ids[0])
+    assert oldest_undone(world.lane) == id_key(ids[0])
     world.order(do="release", ticket="T")
-    assert world.lane.oldest_undone() == id_key(ids[0])
+    assert oldest_undone(world.lane) == id_key(ids[0])

@@ -32,7 +32,7 @@ def test_a_ticket_keeps_its_oldest_messages_in_memory_and_the_rest_in_redis() ->
 @pytest.mark.parametrize("page", [1, 7, 1000])
 def test_spilled_tickets_are_done_in_order_to_their_end(page: int, monkeypatch: pytest.MonkeyPatch) -> None:
     # Given far more messages of three tickets than fit, mixed, and read again in pages of any size
-    monkeypatch.setattr("bridge.rebuild.PAGE", page)
+    monkeypatch.setattr("bridge.pending.PAGE", page)
     world = LaneWorld(window=100)
     for _ in range(100):
         for ticket in ("a", "b", "c"):
@@ -105,7 +105,7 @@ def test_tickets_of_different_speed_lose_nothing_when_one_of_them_is_refilled(
     page: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Given two spilled tickets, of which one runs and the other waits out a backoff
-    monkeypatch.setattr("bridge.rebuild.PAGE", page)
+    monkeypatch.setattr("bridge.pending.PAGE", page)
     world = LaneWorld(window=100)
     world.join("w1@h")
     for _ in range(100):
@@ -130,7 +130,7 @@ def test_a_ticket_that_was_read_in_part_when_another_one_was_satisfied_goes_on_t
     offset: int, page: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Given two spilled tickets, one of which has few messages between those of the other
-    monkeypatch.setattr("bridge.rebuild.PAGE", page)
+    monkeypatch.setattr("bridge.pending.PAGE", page)
     world = LaneWorld(window=100, bundle_ms=0.0)
     world.join("w1@h")
     for _ in range(35):

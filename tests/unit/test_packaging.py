@@ -50,7 +50,7 @@ def test_the_wheel_holds_every_module_and_every_script(wheel: zipfile.ZipFile) -
     expected = {
         str(path.relative_to(ROOT))
         for package in PACKAGES
-        for pattern in ("*.py", "*.lua", "py.typed")
+        for pattern in ("*.py", "*.lua", "py.typed", "look/*")
         for path in (ROOT / package).rglob(pattern)
     }
     assert sorted(expected - held) == []

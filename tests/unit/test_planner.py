@@ -440,3 +440,26 @@ def test_tickets_that_always_have_work_do_not_keep_out_one_that_has_no_consumer(
         assert turns <= 6, "the ticket without a consumer starves"
         [(parcel, ticket)] = lane.running()[:1]
         lane.step([lane.outcome(parcel, ticket, Kind.DONE)])
+
+
+def test_what_waited_at_a_worker_that_leaves_goes_before_the_backlog_in_its_order() -> None:
+    # Given a backlog, of which two tickets wait for room at the worker that had them before
+    lane = world()
+    incarnation = lane.join("w1@h", slots=1)
+    for i in range(20):
+        lane.push(f"T{i}", "long")
+    lane.read()
+    consumer = lane.lane.consumers[incarnation]
+    sticky = list(lane.lane.ready)[-2:]
+    for ticket in sticky:
+        lane.lane.unqueue(ticket)
+        ticket.queued = False
+        ticket.consumer = consumer
+        lane.lane.make_ready(ticket)
+    assert list(consumer.ready) == sticky
+    # When it leaves
+    consumer.leaving = True
+    lane.lane.free_ready(consumer)
+    # Then they are next, and the one that waited longer is first
+    assert list(lane.lane.ready)[:2] == sticky
+    assert not consumer.ready

@@ -77,7 +77,7 @@ def test_nothing_holds_before_the_first_lease() -> None:
     shared = Shared()
     assert not shared.holds("")
     assert not shared.holds(LIFE)
-    assert (shared.incarnation, shared.deadline_ns, shared.going) == ("", 0, False)
+    assert (shared.incarnation, shared.deadline_ns, shared.recalled_to) == ("", 0, 0)
     assert list(shared.rows()) == []
 
 
@@ -119,7 +119,7 @@ def test_children_that_were_forked_before_see_what_the_parent_writes_after() -> 
     if pid == 0:
         os.close(theirs)
         os.read(ours, 1)
-        os._exit(0 if not shared.holds(LIFE) and shared.going else 1)
+        os._exit(0 if not shared.holds(LIFE) and shared.recalled_to == EVERYTHING else 1)
     # When the lease ends and the worker goes
     shared.end()
     shared.recalled_to = EVERYTHING
@@ -156,9 +156,9 @@ def test_what_is_wanted_back_only_grows() -> None:
     shared.begin(LIFE, soon())
     shared.recalled_to = 7
     shared.recalled_to = 5
-    assert (shared.recalled_to, shared.going) == (7, False)
+    assert shared.recalled_to == 7
     shared.recalled_to = EVERYTHING
-    assert shared.going
+    assert shared.recalled_to == EVERYTHING
     assert shared.holds(LIFE)
 
 
@@ -252,7 +252,7 @@ def test_rows_do_not_overlap_each_other_or_the_lease(monkeypatch: pytest.MonkeyP
     for fence in range(1, module.ROWS + 1):
         shared.running(shared.take_row(), fence)
     assert shared.running_fences() == set(range(1, module.ROWS + 1))
-    assert (shared.incarnation, shared.deadline_ns, shared.going) == (LIFE, 12, False)
+    assert (shared.incarnation, shared.deadline_ns, shared.recalled_to) == (LIFE, 12, 0)
 
 
 def test_a_line_that_finished_runs_nothing() -> None:

@@ -6,27 +6,31 @@ from collections.abc import Sequence
 
 import pyarrow as pa
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from redis.connection import Connection
 
-from spark.encoder import EntryEncoder, chunks, parts
+from routing.pushes import Columns, Partition, once_opening
+from spark.encoder import EncodedRows, RowEncoder, parts
 
 NASTY = ["plain", "", "ü", "日本語", "\0", "a\0b", "\r\n", "*3\r\n$4\r\n", "$-1\r\n", "🎫" * 100]
 
 
 def packed(*words: str | bytes) -> bytes:
-    """One command as redis-py packs it."""
-    return b"".join(bytes(piece) for piece in Connection().pack_command(*words))
+    """Arguments of a command as redis-py packs them, without the command."""
+    return b"".join(bytes(piece) for piece in Connection().pack_command("X", *words)).partition(b"$1\r\nX\r\n")[2]
 
 
-def entry(ticket: str, *pairs: str | bytes) -> bytes:
-    return packed("XADD", "a stream", "*", "ticket_id", ticket, *pairs)
+def encoded(batch: pa.RecordBatch, fields: Sequence[str], sequence: str | None = None) -> EncodedRows:
+    return RowEncoder("ticket_id", fields, sequence).encode(batch)
 
 
-def encoded(batch: pa.RecordBatch, fields: Sequence[str], rows_per_chunk: int = 1000) -> bytes:
-    commands = EntryEncoder("a stream", "ticket_id", fields).encode(batch)
-    return b"".join(bytes(wire) for wire, _ in chunks(commands, rows_per_chunk))
+def wire(rows: EncodedRows) -> bytes:
+    return bytes(rows.wire(0, len(rows)))
+
+
+def present(rows: EncodedRows) -> bytes:
+    return rows.present(0, len(rows))
 
 
 @pytest.mark.parametrize("kind", [pa.string(), pa.large_string(), pa.binary(), pa.large_binary()], ids=str)
@@ -35,37 +39,39 @@ def test_every_text_is_encoded_as_redis_py_packs_it(kind: pa.DataType) -> None:
     values = [text.encode() for text in NASTY] if "binary" in str(kind) else NASTY
     batch = pa.record_batch({"ticket_id": pa.array(NASTY), "payload": pa.array(values, kind)})
     # When they are encoded
-    wire = encoded(batch, ["payload"])
+    rows = encoded(batch, ["payload"])
     # Then the bytes are those of redis-py
-    assert wire == b"".join(entry(text, "payload", text) for text in NASTY)
+    assert wire(rows) == b"".join(packed(text, text) for text in NASTY)
+    assert present(rows) == b""
 
 
 def test_numbers_and_truth_values_are_encoded_as_their_usual_text() -> None:
     batch = pa.record_batch({"ticket_id": ["T"], "whole": pa.array([-7], pa.int64()), "yes": [True], "half": [0.5]})
-    assert encoded(batch, ["whole", "yes", "half"]) == entry("T", "whole", "-7", "yes", "true", "half", "0.5")
+    assert wire(encoded(batch, ["whole", "yes", "half"])) == packed("T", "-7", "true", "0.5")
 
 
-def test_a_null_leaves_its_field_out_of_its_own_row_only() -> None:
+def test_a_sequence_comes_before_the_ticket() -> None:
+    batch = pa.record_batch({"ticket_id": ["T"], "seq": pa.array([12], pa.int32()), "x": ["v"]})
+    rows = encoded(batch, ["x"], "seq")
+    assert wire(rows) == packed("12", "T", "v")
+
+
+def test_a_null_is_told_beside_the_values() -> None:
     batch = pa.record_batch(
         {"ticket_id": ["A", "B", "C", "D"], "x": [None, "1", None, "2"], "y": ["3", None, None, "4"]}
     )
-    wire = encoded(batch, ["x", "y"])
-    assert wire == entry("A", "y", "3") + entry("B", "x", "1") + entry("C") + entry("D", "x", "2", "y", "4")
+    rows = encoded(batch, ["x", "y"])
+    assert present(rows) == b"101110100111"
+    assert rows.present(1, 3) == b"110100"
+    # A piece without nulls needs no word about it
+    assert rows.present(3, 4) == b""
 
 
-def test_a_null_between_fields_that_are_never_null_keeps_the_order_of_fields() -> None:
-    batch = pa.record_batch({"ticket_id": ["A", "B"], "x": ["1", "2"], "y": [None, "3"], "z": ["4", "5"]})
-    wire = encoded(batch, ["x", "y", "z"])
-    assert wire == entry("A", "x", "1", "z", "4") + entry("B", "x", "2", "y", "3", "z", "5")
-
-
-def test_a_column_of_nulls_is_left_out_of_every_row() -> None:
-    batch = pa.record_batch({"ticket_id": ["A", "B"], "x": pa.array([None, None], pa.string())})
-    assert encoded(batch, ["x"]) == entry("A") + entry("B")
-
-
-def test_an_empty_text_is_sent_and_is_no_null() -> None:
-    assert encoded(pa.record_batch({"ticket_id": ["A"], "x": [""]}), ["x"]) == entry("A", "x", "")
+def test_a_null_and_an_empty_text_differ_in_their_bytes() -> None:
+    null = encoded(pa.record_batch({"ticket_id": ["A"], "x": pa.array([None], pa.string())}), ["x"])
+    empty = encoded(pa.record_batch({"ticket_id": ["A"], "x": [""]}), ["x"])
+    assert wire(null) != wire(empty)
+    assert (present(null), present(empty)) == (b"10", b"")
 
 
 @pytest.mark.parametrize("with_null", [False, True])
@@ -74,21 +80,16 @@ def test_a_slice_encodes_its_own_rows_and_no_others(with_null: bool) -> None:
     values = [None if with_null and row % 3 == 0 else f"value {row}" for row in range(10)]
     batch = pa.record_batch({"ticket_id": [f"T{row}" for row in range(10)], "x": values}).slice(4, 3)
     # When the slice is encoded
-    wire = encoded(batch, ["x"])
+    rows = encoded(batch, ["x"])
     # Then it is exactly rows 4 to 6
-    rows = [(f"T{row}", values[row]) for row in (4, 5, 6)]
-    assert wire == b"".join(entry(ticket, *(("x", value) if value is not None else ())) for ticket, value in rows)
+    assert wire(rows) == b"".join(packed(f"T{row}", values[row] or "\0") for row in (4, 5, 6))
+    assert present(rows) == (b"111110" if with_null else b"")
 
 
-def test_the_stream_and_the_field_names_may_hold_any_text() -> None:
-    batch = pa.record_batch({"key": ["T"], "fü\r\n": ["v"]})
-    commands = EntryEncoder("{strüam}:\0", "key", ["fü\r\n"]).encode(batch)
-    assert commands[0].as_py() == packed("XADD", "{strüam}:\0", "*", "ticket_id", "T", "fü\r\n", "v")
-
-
+@settings(deadline=None)
 @given(st.lists(st.tuples(st.text(), st.none() | st.text(), st.none() | st.binary()), max_size=20), st.integers(1, 7))
-def test_any_rows_are_encoded_as_redis_py_packs_them_however_they_are_chunked(
-    rows: list[tuple[str, str | None, bytes | None]], per_chunk: int
+def test_any_rows_are_encoded_as_redis_py_packs_them_however_they_are_cut(
+    rows: list[tuple[str, str | None, bytes | None]], per_piece: int
 ) -> None:
     batch = pa.record_batch(
         {
@@ -97,27 +98,40 @@ def test_any_rows_are_encoded_as_redis_py_packs_them_however_they_are_chunked(
             "y": pa.array([row[2] for row in rows], pa.binary()),
         }
     )
-    expected = b""
-    for ticket, x, y in rows:
-        pairs: list[str | bytes] = [*(("x", x) if x is not None else ()), *(("y", y) if y is not None else ())]
-        expected += entry(ticket, *pairs)
-    assert encoded(batch, ["x", "y"], per_chunk) == expected
+    made = encoded(batch, ["x", "y"])
+    for start in range(0, len(rows), per_piece):
+        end = min(start + per_piece, len(rows))
+        piece = [tuple("\0" if value is None else value for value in row) for row in rows[start:end]]
+        assert bytes(made.wire(start, end)) == b"".join(packed(*row) for row in piece)
+        told = "".join("".join("0" if value is None else "1" for value in row) for row in rows[start:end])
+        assert made.present(start, end).decode() == (told if "0" in told else "")
 
 
-def test_chunks_hold_whole_commands_and_say_how_many() -> None:
-    batch = pa.record_batch({"ticket_id": [f"T{row}" for row in range(7)]})
-    commands = EntryEncoder("s", "ticket_id", []).encode(batch)
-    cut = list(chunks(commands, 3))
-    assert [rows for _, rows in cut] == [3, 3, 1]
-    assert bytes(cut[1][0]) == b"".join(packed("XADD", "s", "*", "ticket_id", f"T{row}") for row in (3, 4, 5))
+@settings(deadline=None)
+@given(st.lists(st.integers(0, 300), min_size=1, max_size=40), st.integers(1, 50), st.integers(1, 1000), st.data())
+def test_a_piece_is_the_longest_that_fits_and_never_empty(
+    sizes: list[int], most: int, limit: int, data: st.DataObject
+) -> None:
+    made = encoded(pa.record_batch({"ticket_id": ["x" * size for size in sizes]}), [])
+    start = data.draw(st.integers(0, len(sizes) - 1))
+    end = made.fitting(start, most, limit)
+    assert start < end <= min(start + most, len(sizes))
+    assert end == start + 1 or len(made.wire(start, end)) <= limit
+    if end < min(start + most, len(sizes)):
+        assert len(made.wire(start, end + 1)) > limit
 
 
-def test_chunks_of_a_sliced_command_array_start_at_the_slice() -> None:
-    batch = pa.record_batch({"ticket_id": [f"T{row}" for row in range(7)]})
-    commands = EntryEncoder("s", "ticket_id", []).encode(batch).slice(5)
-    assert [bytes(wire) for wire, _ in chunks(commands, 10)] == [
-        packed("XADD", "s", "*", "ticket_id", "T5") + packed("XADD", "s", "*", "ticket_id", "T6")
-    ]
+def test_a_call_is_its_opening_and_its_rows() -> None:
+    # Given a chunk as it is sent in two pieces
+    batch = pa.record_batch({"ticket_id": ["A", "B"], "fü\r\n": ["1", None]})
+    rows = encoded(batch, ["fü\r\n"])
+    columns = Columns(("ticket_id", "fü\r\n"))
+    at = Partition("{strüam}:\0", "guard", 3, 1, None, 20, 60)
+    opening = once_opening(at, "0 0", "2 7", columns, 2, rows.present(0, 2))
+    # Then it is what redis-py would send in one
+    words = ["{strüam}:\0", "guard", "3", "1", "", "0 0", "2 7", "20", "60", "1110", "2", "ticket_id", "fü\r\n"]
+    whole = Connection().pack_command("EVALSHA", opening.split(b"\r\n")[4], "2", *words, "A", "1", "B", "\0")
+    assert opening + wire(rows) == b"".join(bytes(piece) for piece in whole)
 
 
 def test_a_large_batch_is_cut_into_parts_that_keep_every_row_in_order() -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 
 import pytest
 
@@ -62,6 +64,80 @@ def test_an_unreadable_file_is_the_inputs_fault(text: str, said: str) -> None:
     assert str(told) == said
 
 
+OF_A_QUERY = """[STREAM_FAILED] Query [id = 9] terminated with exception: [FOREACH_BATCH_USER_FUNCTION_ERROR] \
+An error occurred in the user provided function in foreach batch sink. Reason: An exception was raised by the Python \
+Proxy. Return Message: Traceback (most recent call last):
+  File "somewhere/clientserver.py", line 644, in _call_proxy
+    return_value = getattr(self.pool[obj_id], method)(*params)
+                   ^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^
+{raised}
+ SQLSTATE: 39000 SQLSTATE: XXKST
+=== Streaming Query ===
+Identifier: [id = 9, runId = 6]
+"""
+BY_JAVA = """py4j.protocol.Py4JJavaError: An error occurred while calling o740.parquet.
+: org.apache.spark.SparkException: Job aborted due to stage failure: Task 0 in stage 7.0 failed 1 times
+\tat org.apache.spark.Something
+Caused by: java.io.IOException: Mkdirs failed to create file:/archive/_temporary
+\tat org.apache.hadoop.Something"""
+
+
+@pytest.mark.parametrize(
+    ("raised", "said"),
+    [
+        ("OSError: [Errno 28] No space left on device: '/x'", "OSError: [Errno 28] No space left on device: '/x'"),
+        ("ValueError: one line\nand another", "ValueError: one line"),
+        ("my.own.Trouble: it is bad", "it is bad"),
+        (BY_JAVA, "Mkdirs failed to create file:/archive/_temporary"),
+    ],
+    ids=["os", "lines", "class", "java"],
+)
+def test_an_error_in_the_middle_of_a_query_says_what_went_wrong_first(raised: str, said: str) -> None:
+    assert str(one_line(RuntimeError(OF_A_QUERY.format(raised=raised)))) == f"Spark failed: {said}"
+
+
+class Caused(Exception):
+    """As PySpark keeps what Java names as a cause."""
+
+    def __init__(self, text: str, cause: Exception | None) -> None:
+        super().__init__(text)
+        self._cause = cause
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (
+            "CSV header does not conform to the schema.\n Header: a, x\n Schema: a, b\nExpected: b but found: x\n"
+            "CSV file: file:///in/2.csv\n",
+            "the header of file:///in/2.csv has 'x' where 'b' is expected",
+        ),
+        (
+            "Number of column in CSV header is not equal to number of fields in the schema:\n"
+            " Header length: 4, schema size: 3\nCSV file: file:///in/2.csv\n",
+            "the header of file:///in/2.csv has 4 columns where 3 are expected",
+        ),
+    ],
+    ids=["names", "number"],
+)
+def test_a_file_with_another_header_is_named_with_what_is_wrong_in_it(text: str, said: str) -> None:
+    told = one_line(
+        Caused("[STREAM_FAILED] Query [id = 9] terminated", Caused("[FAILED_READ_FILE] x", Caused(text, None)))
+    )
+    assert isinstance(told, InputError)
+    assert str(told) == f"{said}: the files of a folder need the same columns in the same order (or those of --schema)"
+
+
+def test_of_a_chain_of_causes_the_innermost_that_says_anything_is_told() -> None:
+    failed = Caused("[STREAM_FAILED] Query [id = 9]", Caused("", Caused("the disk is full\n\tat x", Caused("", None))))
+    assert str(one_line(failed)) == "Spark failed: the disk is full"
+
+
+def test_what_java_was_called_for_is_not_what_went_wrong() -> None:
+    text = "An error occurred while calling o8.collect.\n: java.lang.IllegalStateException: it is closed\n\tat x\n"
+    assert str(one_line(RuntimeError(text))) == "Spark failed: it is closed"
+
+
 @pytest.mark.parametrize(
     ("error", "code"), [(ConfigurationError("x"), 2), (InputError("x"), 1), (RuntimeError("x"), 1)]
 )
@@ -95,3 +171,31 @@ def test_a_signal_ends_a_job_in_good_order(
     assert (ended.value.code, cleaned) == (code, ["up"])
     assert capsys.readouterr().err.startswith("error: stopped")
     assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_a_file_that_cannot_be_written_is_not_sparks_failure() -> None:
+    assert str(one_line(PermissionError(13, "Permission denied", "/archive/x"))) == "Permission denied: /archive/x"
+
+
+def test_a_job_whose_reader_is_gone_ends_without_a_trace() -> None:
+    # `… | head -1`: the second line has nobody to go to
+    code = """
+from spark.failures import emit, told_in_one_line
+with told_in_one_line(as_json=True):
+    emit(event="first")
+    input()
+    emit(event="second")
+"""
+    job = subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert job.stdin is not None
+    assert job.stdout is not None
+    assert job.stderr is not None
+    assert job.stdout.readline() == '{"event": "first"}\n'
+    job.stdout.close()
+    job.stdin.write("\n")
+    job.stdin.close()
+    assert job.stderr.read() == "error: nobody reads standard output any more\n"
+    assert job.wait(30) == 1
+    job.stderr.close()

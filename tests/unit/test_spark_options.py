@@ -20,7 +20,7 @@ from routing.errors import ConfigurationError, ServerUnavailable
 from spark import RedisStreamDataSource
 from spark.address import check_url, connect, without_secrets
 from spark.layout import Layout
-from spark.options import WriteOptions, parse
+from spark.options import WriteOptions, parse, parse_streaming
 
 SECRET = "hunter2"
 
@@ -62,6 +62,13 @@ def test_an_unknown_option_is_refused_with_the_nearest_name(given_name: str, sai
         ("fields", "a,,b"),
         ("orderBy", "a,a"),
         ("url", "localhost:6379"),
+        ("url", "sentinel://h1,h2/0"),
+        ("chunkSize", "10001"),
+        ("idempotence", "exactly"),
+        ("highWater", "0"),
+        ("maxWait", "soon"),
+        ("guardTtl", "1200"),
+        ("runId", " "),
     ],
 )
 def test_an_impossible_value_is_refused_in_one_line_that_names_the_option(name: str, value: str) -> None:
@@ -71,8 +78,34 @@ def test_an_impossible_value_is_refused_in_one_line_that_names_the_option(name: 
 
 
 @pytest.mark.parametrize(
+    ("given_options", "said"),
+    [
+        ({"idempotence": "ticket"}, "idempotence=ticket needs seqColumn"),
+        ({"idempotence": "none", "runId": "r"}, "runId has no meaning with idempotence=none"),
+        ({"startingId": "0"}, "option startingId is for reading"),
+        ({"guardTtl": "100", "maxWait": "50"}, r"guardTtl \(100\) must be more than twice maxWait \(50\)"),
+    ],
+)
+def test_options_that_do_not_go_together_are_refused(given_options: dict[str, str], said: str) -> None:
+    with pytest.raises(ConfigurationError, match=said):
+        parse(given_options)
+
+
+def test_a_streaming_write_is_named_by_its_query() -> None:
+    with pytest.raises(ConfigurationError, match="runId is for batch writes"):
+        parse_streaming({"runId": "r"})
+    # What Spark hands to every sink is no option of ours
+    assert parse_streaming({"checkpointLocation": "/x"}) == WriteOptions()
+
+
+def test_a_tls_url_that_says_nothing_of_certificates_has_them_checked() -> None:
+    assert parse({"url": "rediss://h:1/0"}).url == "rediss://h:1/0?ssl_cert_reqs=required"
+
+
+@pytest.mark.parametrize(
     "url",
     [
+        f"sentinel://user:{SECRET}@h1:1,h2/0?master_name=m&sentinel=%7B%22password%22%3A%22{SECRET}%22%7D",
         f"redis://user:{SECRET}@host:6379/0",
         f"redis://:{SECRET}@host",
         f"rediss://host:1/0?password={SECRET}",

@@ -1,131 +1,86 @@
-"""Replies to pipelined commands: counted however the network cuts them, and waited for in time."""
+"""What a server answers, told apart: what passes is waited out, what does not is an error."""
 
 from __future__ import annotations
 
-import socket
-from collections.abc import Iterator, Sequence
-from itertools import pairwise
-
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+import redis
 
 from routing.errors import ServerUnavailable
-from spark.replies import Pipeline, RefusedByServer, ReplyCounter
+from routing.pushes import Answer
+from routing.words import ReturnWord
+from spark.replies import Link, RefusedByServer, Trouble
 
-REPLY = b"$15\r\n1700000000000-0\r\n"
-SHORT_REPLY = b"$3\r\n1-1\r\n"
-REFUSAL = b"-OOM command not allowed when used memory > 'maxmemory'.\r\n"
-
-
-def cut(data: bytes, at: list[int]) -> list[bytes]:
-    """``data`` in pieces, cut at the given places."""
-    places = [0, *sorted({place % (len(data) + 1) for place in at}), len(data)]
-    return [data[start:end] for start, end in pairwise(places) if end > start]
+SECRET = "hunter2"
+IN_SCRIPT_6 = (
+    "Error running script (call to f_5c0): @user_script:1: @user_script: 1: -{code} command not allowed when used "
+    "memory > 'maxmemory'."
+)
 
 
-@given(st.lists(st.sampled_from([REPLY, SHORT_REPLY])), st.lists(st.integers(0, 10_000)))
-def test_replies_are_counted_the_same_wherever_they_are_cut(replies: list[bytes], places: list[int]) -> None:
-    counter = ReplyCounter()
-    for piece in cut(b"".join(replies), places):
-        assert counter.feed(piece) is None
-    assert counter.complete == len(replies)
+def link() -> Link:
+    return Link(f"redis://:{SECRET}@127.0.0.1:1/0")
 
 
-@given(st.integers(0, 5), st.integers(0, 5), st.lists(st.integers(0, 10_000)))
-def test_a_refusal_is_found_wherever_it_stands_and_is_cut(before: int, after: int, places: list[int]) -> None:
-    counter = ReplyCounter()
-    found = b""
-    for piece in cut(REPLY * before + REFUSAL + REPLY * after, places):
-        if found:
-            found += piece
-            continue
-        refusal = counter.feed(piece)
-        if refusal is not None:
-            found = refusal
-    assert found.partition(b"\r\n")[0] + b"\r\n" == REFUSAL
+@pytest.mark.parametrize(
+    ("error", "full"),
+    [
+        (redis.exceptions.OutOfMemoryError("command not allowed when used memory > 'maxmemory'."), True),
+        (redis.exceptions.ResponseError(IN_SCRIPT_6.format(code="OOM")), True),
+        (redis.exceptions.ResponseError(IN_SCRIPT_6.format(code="READONLY")), False),
+        (redis.exceptions.BusyLoadingError("LOADING"), False),
+        (redis.exceptions.ReadOnlyError("You can't write"), False),
+        (redis.exceptions.NoScriptError("No matching script"), False),
+        (redis.exceptions.ConnectionError("Connection closed by server."), False),
+        (redis.exceptions.TimeoutError("Timeout reading"), False),
+        (ConnectionResetError(104, "reset"), False),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_what_passes_is_waited_out(error: Exception, full: bool) -> None:
+    told = link().failed(error)
+    assert isinstance(told, Trouble)
+    assert told.full is full
+    assert SECRET not in str(told)
+    assert "\n" not in str(told)
 
 
-def test_the_dash_inside_an_id_is_no_refusal() -> None:
-    counter = ReplyCounter()
-    assert counter.feed(b"$15\r\n1700000000000") is None
-    assert counter.feed(b"-0\r\n") is None
-    assert counter.complete == 1
+@pytest.mark.parametrize(
+    "error",
+    [
+        redis.exceptions.ResponseError("WRONGTYPE Operation against a key"),
+        redis.exceptions.ResponseError("ERR unknown command"),
+        redis.exceptions.DataError("Invalid input"),
+    ],
+    ids=str,
+)
+def test_what_does_not_pass_is_an_error(error: Exception) -> None:
+    assert isinstance(link().failed(error), RefusedByServer)
 
 
-def test_half_a_reply_does_not_count() -> None:
-    counter = ReplyCounter()
-    counter.feed(REPLY + b"$15\r\n17000")
-    assert counter.complete == 1
+@pytest.mark.parametrize(
+    "error",
+    [redis.exceptions.AuthenticationError("WRONGPASS"), redis.exceptions.NoPermissionError("NOPERM")],
+    ids=str,
+)
+def test_a_login_that_is_refused_is_not_tried_again(error: Exception) -> None:
+    told = link().failed(error)
+    assert isinstance(told, ServerUnavailable)
+    assert SECRET not in str(told)
 
 
-class Ends:
-    """A connection whose other end is the test: what is sent is kept, what arrives the test decides."""
-
-    def __init__(self) -> None:
-        self._sock: socket.socket | None
-        self._sock, self.server = socket.socketpair()
-        self._sock.settimeout(0.05)
-        self.sent: list[bytes] = []
-
-    def connect(self) -> None: ...
-
-    def disconnect(self) -> None:
-        if self._sock is not None:
-            self._sock.close()
-
-    def send_command(self, *args: str | bytes) -> None: ...
-
-    def send_packed_command(self, command: Sequence[bytes | memoryview], check_health: bool = True) -> None:
-        assert not check_health
-        self.sent += map(bytes, command)
-
-    def read_response(self, disable_decoding: bool = False) -> object: ...
+def test_a_server_that_is_not_there_is_trouble() -> None:
+    with pytest.raises(Trouble, match=r"no answer from redis://127\.0\.0\.1:1/0"):
+        link().client()
 
 
-@pytest.fixture
-def ends() -> Iterator[Ends]:
-    made = Ends()
-    yield made
-    made.disconnect()
-    made.server.close()
-
-
-def test_no_more_than_the_window_is_sent_without_an_answer(ends: Ends) -> None:
-    # Given a window of two chunks, both sent
-    pipeline = Pipeline(ends, "redis://h", window=2)
-    pipeline.send(memoryview(b"a"), 3)
-    pipeline.send(memoryview(b"b"), 3)
-    # When the server answers the first, the third is sent
-    ends.server.sendall(REPLY * 3)
-    pipeline.send(memoryview(b"c"), 3)
-    # Then the fourth is not, while the second has one answer too few
-    ends.server.sendall(REPLY * 2)
-    with pytest.raises(ServerUnavailable, match="timed out"):
-        pipeline.send(memoryview(b"d"), 3)
-    assert ends.sent == [b"a", b"b", b"c"]
-
-
-def test_the_end_waits_for_every_answer(ends: Ends) -> None:
-    pipeline = Pipeline(ends, "redis://h", window=9)
-    for _ in range(4):
-        pipeline.send(memoryview(b"x"), 2)
-    ends.server.sendall(REPLY * 8)
-    assert pipeline.drain() == 8
-
-
-def test_a_refusal_is_raised_even_when_it_is_the_very_last_answer(ends: Ends) -> None:
-    pipeline = Pipeline(ends, "redis://h", window=9)
-    pipeline.send(memoryview(b"x"), 2)
-    ends.server.sendall(REPLY + REFUSAL)
-    with pytest.raises(RefusedByServer, match="refused an entry: OOM command not allowed"):
-        pipeline.drain()
-
-
-def test_a_connection_that_the_server_closes_is_an_error_and_no_endless_wait(ends: Ends) -> None:
-    pipeline = Pipeline(ends, "redis://:hunter2@h", window=9)
-    pipeline.send(memoryview(b"x"), 2)
-    ends.server.sendall(REPLY)
-    ends.server.close()
-    with pytest.raises(ServerUnavailable, match="redis://h:6379 closed the connection"):
-        pipeline.drain()
+@pytest.mark.parametrize(
+    ("reply", "answer"),
+    [
+        ([b"OK"], Answer(ReturnWord.OK)),
+        ([b"OK", 7], Answer(ReturnWord.OK, "7")),
+        ([b"WAIT", 20], Answer(ReturnWord.WAIT, "20")),
+        ([b"CHANGED", b"3 4 end"], Answer(ReturnWord.CHANGED, "3 4 end")),
+    ],
+)
+def test_an_answer_is_a_word_and_what_it_tells(reply: list[bytes | int], answer: Answer) -> None:
+    assert Answer.of(reply) == answer

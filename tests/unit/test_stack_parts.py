@@ -111,7 +111,7 @@ class TestChild:
     def test_who_is_in_a_hurry_waits_for_nobody(self, tmp_path: Path, stop: StopRequest) -> None:
         child = python("import signal\nwhile True: signal.signal(15, signal.SIG_IGN); signal.pause()", tmp_path)
         child.start()
-        stop.requested = stop.hurry = True
+        stop.count = 2
         end_all([child], stop)
         assert not child.running
 

@@ -1,0 +1,56 @@
+"""One Spark for all tests of a process, which each test file sets as it needs it.
+
+Its start, its warming up and the processes of its Python workers cost seconds each time. Another master (retries need
+one) is another Spark: the one before it ends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from pyspark.sql import SparkSession
+
+from spark.session import local_session
+from tests.waiting import wait_until
+
+#: Two cores, as wherever these tests run. (Nothing is tried twice: ``local[2,3]`` does that.)
+MASTER = "local[2]"
+#: As many partitions behind a shuffle as there are cores: data is small here.
+SMALL = {"spark.sql.shuffle.partitions": "2"}
+
+#: What the file before this one has set.
+_set: list[str] = []
+
+
+def session_of(master: str = MASTER, conf: Mapping[str, str] | None = None) -> SparkSession:
+    """The session, with these settings and no other file's. Not to be stopped: the next file goes on with it."""
+    made = SparkSession.getActiveSession()
+    if made is not None and made.sparkContext.master != master:
+        made.stop()
+        made = None
+    if made is None:
+        made = local_session("tests", master=master)
+    while _set:
+        made.conf.unset(_set.pop())
+    for name, value in {**SMALL, **(conf or {})}.items():
+        made.conf.set(name, value)
+        _set.append(name)
+    return made
+
+
+def wait_for_tasks() -> None:
+    """Wait until no task runs any more: of a job that failed, some may.
+
+    Such a one would go on writing into the emptied stream of the next test, whose server has lost the guard that would
+    have refused it.
+    """
+    made = SparkSession.getActiveSession()
+    if made is None:
+        return
+    store = made.sparkContext._jsc.sc().statusStore()
+
+    def running() -> int:
+        executors = store.executorList(True)
+        return sum(int(executors.apply(number).activeTasks()) for number in range(executors.size()))
+
+    wait_until(lambda: running() == 0, description="Spark's tasks to end", timeout_s=60)

@@ -1,0 +1,283 @@
+"""The full circle: log → Spark → bridge → workers → history → archive → report, and its numbers are the log's.
+
+And the other half of trusting it: a stream that is fed faster than it is worked off stays as short as it was told to.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import threading
+from collections import Counter, defaultdict
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+import redis
+
+from bridge.embedded import EmbeddedServer
+from spark.generate import incident_log
+from tests.integration.lanes import APP, LaneUnderTest
+from tests.nodes.process import ProcessNode, python_module
+from tests.nodes.yard import NodeYard
+from tests.waiting import wait_until
+
+pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(600)]
+
+#: Attempts of the app under test, after which a message is dead.
+MAX_ATTEMPTS = 3
+APPEND, FLAKY = "counter.append", "counter.flaky"
+PARTITIONS = 2
+
+
+@dataclass(frozen=True)
+class Event:
+    """One row of the log, and what must become of it."""
+
+    ticket: str
+    n: int
+    task: str
+    #: The attempt that succeeds; more than there are: it ends in the dead letters.
+    until: int
+    time: str
+
+    @property
+    def dead(self) -> bool:
+        return self.until > MAX_ATTEMPTS
+
+    @property
+    def executions(self) -> int:
+        return min(self.until, MAX_ATTEMPTS)
+
+    def row(self, **more: Any) -> str:
+        named = {"ticket_id": self.ticket, "n": self.n, "task": self.task, "until": self.until, "at": self.time}
+        return json.dumps({**named, **more}) + "\n"
+
+
+def make_events(count: int, tickets: int, seed: int) -> list[Event]:
+    """A generated incident log in which some events fail once or twice, and a few for good."""
+    print(f"seed {seed}")
+    rng = random.Random(seed)
+    events = []
+    for row in incident_log(count, tickets, seed):
+        until = rng.choices((1, 2, 3, 99), (93, 4, 2, 1))[0]
+        task = APPEND if until == 1 else FLAKY
+        events.append(Event(row["ticket_id"], int(row["seq"]), task, until, row["timestamp"]))
+    return events
+
+
+def per_ticket(events: list[Event]) -> dict[str, list[Event]]:
+    found: dict[str, list[Event]] = defaultdict(list)
+    for event in sorted(events, key=lambda event: event.n):
+        found[event.ticket].append(event)
+    return found
+
+
+class Trace(threading.Thread):
+    """How long the stream was after each write to it, exactly: from every command that the server carried out.
+
+    Looking at its length now and then could miss the moment when it was too long.
+    """
+
+    END = "the-trace-is-over"
+
+    def __init__(self, server: EmbeddedServer, stream: str) -> None:
+        super().__init__(name="trace", daemon=True)
+        self._client = server.client(socket_timeout=None)
+        self._stream = stream
+        self._listening = threading.Event()
+        self._gone: set[str] = set()
+        self.length = 0
+        self.longest = 0
+        self.added = 0
+
+    def begin(self) -> None:
+        self.start()
+        assert self._listening.wait(10)
+
+    def end(self) -> None:
+        self._client.echo(self.END)
+        self.join(30)
+        assert not self.is_alive()
+
+    def run(self) -> None:
+        # The server of a test that failed goes first.
+        with suppress(redis.ConnectionError), self._client.monitor() as monitor:
+            self._listening.set()
+            for told in monitor.listen():
+                word, _, rest = told["command"].partition(" ")
+                if word.upper() == "ECHO" and rest == self.END:
+                    return
+                key, _, rest = rest.partition(" ")
+                if key == self._stream:
+                    self._count(word.upper(), rest)
+
+    def _count(self, word: str, rest: str) -> None:
+        if word == "XADD":
+            self.length += 1
+            self.added += 1
+            self.longest = max(self.longest, self.length)
+        elif word == "XDEL":
+            # Scripts begin with a removal of nothing, which a full server lets through.
+            gone = set(rest.split()) - {"0-1"} - self._gone
+            self._gone |= gone
+            self.length -= len(gone)
+
+
+def job(nodes: NodeYard, name: str, server: EmbeddedServer, *words: str | Path) -> ProcessNode:
+    """`bridge spark …`, as a process."""
+    command = python_module("bridge", "-A", APP, "spark", *map(str, words), "--progress", "json")
+    env = {"CELERY_BROKER_URL": server.url, "CELERY_RESULT_BACKEND": server.url}
+    return nodes.process(name, command, env=env, wait=False)
+
+
+def said(node: ProcessNode) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in node.logs().splitlines() if line.startswith("{")]
+
+
+def finished(node: ProcessNode, timeout_s: float = 400) -> dict[str, Any]:
+    """Wait for a job's end; what it said last."""
+    assert node.wait(timeout_s=timeout_s) == 0, node.logs()
+    last = said(node)[-1]
+    assert last["event"] == "done"
+    return last
+
+
+def test_the_report_of_a_log_that_went_the_whole_way_says_what_the_log_says(
+    nodes: NodeYard, own_server: EmbeddedServer, tmp_path: Path
+) -> None:
+    # Given a log with events that fail, and a bridge with two workers
+    events = make_events(2000, 300, seed=17)
+    log = tmp_path / "events.jsonl"
+    log.write_text("".join(event.row() for event in events))
+    lane = LaneUnderTest(nodes, own_server, tmp_path)
+    for worker in [lane.worker(name, "--concurrency=1", wait=False) for name in ("w1", "w2")]:
+        worker.wait_ready(timeout_s=120)
+    lane.master("m1", wait=False).wait_ready(timeout_s=120)
+    high, chunk = 200, 50
+    # When it is pushed, while it is worked off, into a stream that may not become long
+    trace = Trace(own_server, lane.keys.stream)
+    trace.begin()
+    words = ["--seq", "n", "--order", "at", "--task-column", "task", "--partitions", str(PARTITIONS)]
+    limits = ["--high-water", str(high), "--chunk-size", str(chunk), "--master", "local[2]"]
+    pushed = finished(job(nodes, "push", own_server, "push", log, *words, *limits))
+    lane.wait_done(len(events), timeout_s=60)
+    lane.assert_at_rest()
+    # Then every event ran once in its ticket's order, and the stream was never longer than it may be
+    assert (pushed["rows"], pushed["already"]) == (len(events), 0)
+    for ticket, own in per_ticket(events).items():
+        assert lane.log(ticket) == [event.n for event in own if not event.dead]
+    # And what was done has left it; dead letters' messages stay, since they can be replayed only from there
+    dead = [event for event in events if event.dead]
+    wait_until(lambda: lane.redis.xlen(lane.keys.stream) == len(dead), description="what is done to leave the stream")
+    trace.end()
+    assert (trace.added, trace.length) == (len(events), len(dead)), "the trace is not exact"
+    assert trace.longest < high + chunk
+    assert len(lane.dead_letters()) == len(dead)
+
+    # When the lane is archived, and the archive reported on
+    archive, report = tmp_path / "archive", tmp_path / "report"
+    finished(job(nodes, "archive", own_server, "archive", archive, "--allow-data-loss", "--master", "local[2]"))
+    told = finished(job(nodes, "report", own_server, "report", archive, "--out", report, "--master", "local[2]"))
+    # Then its numbers are the log's
+    executions = sum(event.executions for event in events)
+    retries = executions - len(events)
+    expected = {
+        "messages": len(events),
+        "tickets": len(per_ticket(events)),
+        "done": len(events) - len(dead),
+        "dead": len(dead),
+        "refused": 0,
+        "undone": 0,
+        "executions": executions,
+        "retries": retries,
+        # Every execution but the one that succeeds.
+        "failures": executions - (len(events) - len(dead)),
+        "losses": 0,
+    }
+    assert {name: told[name] for name in expected} == expected
+    # ticket by ticket
+    tickets = {row["ticket_id"]: row for row in pq.read_table(report / "tables" / "tickets").to_pylist()}
+    assert {ticket: counts(row) for ticket, row in tickets.items()} == {
+        ticket: counts_of(own) for ticket, own in per_ticket(events).items()
+    }
+    # and task by task
+    tasks = {row["task"]: row for row in pq.read_table(report / "tables" / "tasks").to_pylist()}
+    assert {task: counts(row) for task, row in tasks.items()} == {
+        task: counts_of([event for event in events if event.task == task]) for task in (APPEND, FLAKY)
+    }
+    # The dead letters name the messages that were to die, and why
+    letters = pq.read_table(archive / "dead").to_pylist()
+    assert Counter(letter["ticket_id"] for letter in letters) == Counter(event.ticket for event in dead)
+    assert {letter["attempts"] for letter in letters} == {MAX_ATTEMPTS}
+    page = (report / "report.html").read_text()
+    assert f"{len(events):,}" in page
+
+
+COUNTED = ("messages", "done", "dead", "executions", "retries", "failures")
+
+
+def counts(row: dict[str, Any]) -> dict[str, int]:
+    return {name: row[name] for name in COUNTED}
+
+
+def counts_of(events: list[Event]) -> dict[str, int]:
+    dead = sum(event.dead for event in events)
+    executions = sum(event.executions for event in events)
+    values = (len(events), len(events) - dead, dead, executions, executions - len(events))
+    return dict(zip(COUNTED, (*values, executions - (len(events) - dead)), strict=True))
+
+
+def test_a_stream_that_is_fed_faster_than_it_is_worked_off_stays_short(
+    nodes: NodeYard, own_server: EmbeddedServer, tmp_path: Path
+) -> None:
+    # Given a folder that files go on appearing in, and workers that are slower than that
+    tickets, each, files, high, chunk = 25, 40, 4, 100, 25
+    folder = tmp_path / "landing"
+    folder.mkdir()
+    lane = LaneUnderTest(nodes, own_server, tmp_path)
+
+    def land(number: int) -> None:
+        part = range(each * number // files, each * (number + 1) // files)
+        rows = [Event(f"T{t}", n, APPEND, 1, "").row(ms=4) for n in part for t in range(tickets)]
+        random.Random(number).shuffle(rows)
+        hidden = folder / f".{number}"
+        hidden.write_text("".join(rows))
+        hidden.rename(folder / f"{number}.jsonl")
+
+    land(0)
+    trace = Trace(own_server, lane.keys.stream)
+    trace.begin()
+    words = ["--format", "json", "--follow", "--checkpoint", str(tmp_path / "checkpoint"), "--seq", "n"]
+    limits = ["--high-water", str(high), "--chunk-size", str(chunk), "--master", "local[2]"]
+    pushing = job(nodes, "push", own_server, "push", folder, *words, *limits, "--partitions", str(PARTITIONS))
+    for worker in [lane.worker(name, "--concurrency=1", wait=False) for name in ("w1", "w2")]:
+        worker.wait_ready(timeout_s=120)
+    # When it is full before anybody takes anything out, and then goes on to be fed
+    wait_until(
+        lambda: not pushing.running or any(line["event"] == "waiting" for line in said(pushing)),
+        description="the push to wait for room",
+        timeout_s=300,
+    )
+    assert pushing.running, pushing.logs()
+    lane.master("m1", wait=False).wait_ready(timeout_s=120)
+    for number in range(1, files):
+        land(number)
+    lane.wait_done(tickets * each, timeout_s=120)
+    assert pushing.terminate(timeout_s=60) == 0, pushing.logs()
+    lane.assert_at_rest()
+    wait_until(lambda: lane.redis.xlen(lane.keys.stream) == 0, description="what is done to leave the stream")
+    trace.end()
+    # Then it was full, never over it, and everything arrived: once, in order, one at a time
+    assert (trace.added, trace.length) == (tickets * each, 0), "the trace is not exact"
+    assert high <= trace.longest < high + chunk
+    lane.assert_logs(tickets, each)
+    lane.assert_no_overlap()
+    told = said(pushing)
+    assert (told[-1]["event"], told[-1]["rows"]) == ("done", tickets * each)
+    assert sum(line["rows"] for line in told if line["event"] == "epoch") == tickets * each
+    assert all("stream" in line["reason"] for line in told if line["event"] == "waiting")
+    assert pushing.survivors() == []

@@ -1,0 +1,202 @@
+"""A push of what is there: once, whole or not at all, and what it says of it."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow.parquet as pq
+import pytest
+
+from bridge.embedded import EmbeddedServer
+from routing.errors import PayloadError, RunChanged, StreamFull
+from spark.failures import one_line
+from spark.push import main, plan_of
+from spark.push_batch import push
+from spark.push_plan import PushPlan
+from tests.integration.spark_session import session_of, wait_for_tasks
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(300)]
+
+STREAM = "ticket_stream"
+ROWS, TICKETS = 300, 20
+Said = list[dict[str, Any]]
+
+
+@pytest.fixture(scope="module")
+def session() -> SparkSession:
+    return session_of()
+
+
+@pytest.fixture(autouse=True)
+def nothing_runs_on() -> Iterator[None]:
+    yield
+    wait_for_tasks()
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Path:
+    path = tmp_path / "log.csv"
+    path.write_text("ticket_id,seq,x\n" + "".join(f"T{n % TICKETS},{n},v{n}\n" for n in range(ROWS)))
+    return path
+
+
+def plan(server: EmbeddedServer, source: Path | str, *words: str) -> PushPlan:
+    """A push as somebody types it."""
+    typed = [str(source), "--url", server.url, "--progress", "json", *words]
+    return plan_of(main.make_context("push", typed).params)
+
+
+class Pusher:
+    """Pushes in the module's session, and reads what was said."""
+
+    def __init__(self, session: SparkSession, server: EmbeddedServer, capsys: pytest.CaptureFixture[str]) -> None:
+        self._session, self._server, self._capsys = session, server, capsys
+
+    def push(self, source: Path | str, *words: str) -> Said:
+        self._capsys.readouterr()
+        push(self._session, plan(self._server, source, *words))
+        return [json.loads(line) for line in self._capsys.readouterr().out.splitlines()]
+
+    def refused(self, source: Path | str, *words: str) -> Exception:
+        with pytest.raises(Exception) as failed:  # noqa: PT011 - what Spark throws is Spark's; one_line reads it
+            self.push(source, *words)
+        told = one_line(failed.value)
+        assert "\n" not in str(told)
+        return told
+
+    def entries(self) -> list[tuple[str, int]]:
+        """Ticket and sequence of each entry, in stream order."""
+        with self._server.client() as client:
+            found = client.xrange(STREAM)
+        return [(fields[b"ticket_id"].decode(), int(json.loads(fields[b"payload"])["seq"])) for _, fields in found]
+
+
+@pytest.fixture
+def pusher(session: SparkSession, valkey: EmbeddedServer, capsys: pytest.CaptureFixture[str]) -> Pusher:
+    return Pusher(session, valkey, capsys)
+
+
+def all_once_in_order(entries: list[tuple[str, int]]) -> bool:
+    in_order = all(
+        [seq for name, seq in entries if name == ticket] == list(range(n, ROWS, TICKETS))
+        for n, ticket in enumerate(f"T{n}" for n in range(TICKETS))
+    )
+    return in_order and len(entries) == ROWS
+
+
+def test_the_same_push_again_adds_nothing_and_says_so(pusher: Pusher, log: Path) -> None:
+    first = pusher.push(log, "--partitions", "2")
+    assert (first[-1]["rows"], first[-1]["already"]) == (ROWS, 0)
+    # A second download of the same, on a machine with other cores
+    copy = log.with_name("again.csv")
+    copy.write_bytes(log.read_bytes())
+    second = pusher.push(copy)
+    assert (second[0]["partitions"], second[0]["run"]) == (2, first[0]["run"])
+    assert (second[-1]["rows"], second[-1]["already"]) == (ROWS, ROWS)
+    assert all_once_in_order(pusher.entries())
+
+
+def test_again_is_for_whoever_wants_it_twice(pusher: Pusher, log: Path) -> None:
+    pusher.push(log)
+    again = pusher.push(log, "--again")
+    assert (again[-1]["rows"], again[-1]["already"]) == (ROWS, 0)
+    assert set(Counter(pusher.entries()).values()) == {2}
+
+
+def test_a_push_that_was_broken_off_goes_on_where_it_was(pusher: Pusher, log: Path, valkey: EmbeddedServer) -> None:
+    # Given a push that a full stream ended: nobody takes anything out
+    full = pusher.refused(log, "--high-water", "100", "--chunk-size", "30", "--max-wait", "1")
+    assert isinstance(full, StreamFull)
+    written = len(pusher.entries())
+    assert 100 <= written < 100 + 30
+    # When it is started again as it was, with room in the stream
+    said = pusher.push(log, "--high-water", "1000")
+    # Then what was there is not there twice, and the push knows how much that was
+    assert (said[-1]["rows"], said[-1]["already"]) == (ROWS, written)
+    assert all_once_in_order(pusher.entries())
+
+
+def test_a_push_that_goes_about_it_otherwise_is_refused_not_mixed_in(pusher: Pusher, log: Path) -> None:
+    pusher.push(log, "--partitions", "2")
+    told = pusher.refused(log, "--partitions", "3")
+    assert isinstance(told, RunChanged)
+    assert "began with --partitions 2" in str(told)
+    assert all_once_in_order(pusher.entries())
+
+
+def test_a_name_of_ones_own_makes_the_same_push_of_a_table(
+    pusher: Pusher, session: SparkSession, valkey: EmbeddedServer
+) -> None:
+    session.range(50).selectExpr("'T' || id % 5 ticket_id", "id seq").createOrReplaceTempView("orders")
+    words = ("--format", "table", "--run-id", "orders-of-monday")
+    assert pusher.push("orders", *words)[-1]["already"] == 0
+    assert pusher.push("orders", *words)[-1]["already"] == 50
+    assert len(pusher.entries()) == 50
+
+
+BAD = """ticket_id,seq,x
+A,1,u
+,2,v
+A,three,w
+B,1
+B,4,fine
+B,4,gone
+"""
+
+
+def test_bad_rows_refuse_the_whole_push_and_the_first_are_named(pusher: Pusher, tmp_path: Path) -> None:
+    # Given a log with bad rows among so many good ones that some would be on their way before the bad ones are seen
+    path = tmp_path / "log.csv"
+    path.write_text(BAD.replace("B,1\n", "") + "".join(f"C,{n},{'x' * 100}\n" for n in range(30_000)))
+    told = pusher.refused(path)
+    assert isinstance(told, PayloadError)
+    for part in (
+        "ticket 'A' has a row whose seq is not a whole number",
+        "a row has an empty ticket",
+        "seq does not rise within ticket 'B': 4 comes more than once",
+        "nothing was pushed",
+        "--rejects",
+    ):
+        assert part in str(told)
+    assert pusher.entries() == []
+
+
+def test_bad_rows_are_put_aside_with_the_reason_and_the_rest_is_pushed(pusher: Pusher, tmp_path: Path) -> None:
+    path, aside = tmp_path / "log.csv", tmp_path / "aside"
+    path.write_text(BAD)
+    for _ in range(2):
+        # A second time the same rows are put aside, not once more
+        said = pusher.push(path, "--rejects", str(aside))
+        assert (said[-1]["rows"], said[-1]["rejected"]) == (2, 4)
+        assert sorted(pusher.entries()) == [("A", 1), ("B", 4)]
+        rows = pq.read_table(aside).to_pylist()
+        assert Counter(row["reason"] for row in rows) == {
+            "a row has an empty ticket": 1,
+            "ticket 'A' has a row whose seq is not a whole number": 1,
+            "seq does not rise within ticket 'B': 4 comes more than once": 1,
+            "the row cannot be read": 1,
+        }
+        # What was there is there to be looked at
+        assert {row["row"] for row in rows} == {None, "B,1"}
+        assert any("three" in row["payload"] for row in rows)
+
+
+def test_a_payload_that_is_no_json_is_a_bad_row(pusher: Pusher, tmp_path: Path) -> None:
+    path = tmp_path / "log.jsonl"
+    path.write_text(
+        "".join(json.dumps({"ticket_id": "A", "seq": n, "body": b}) + "\n" for n, b in ((1, "{}"), (2, "{")))
+    )
+    told = pusher.refused(path, "--payload-column", "body")
+    assert "the payload of ticket 'A' is not JSON" in str(told)
+
+
+def test_without_bad_rows_there_is_no_table_of_them(pusher: Pusher, log: Path, tmp_path: Path) -> None:
+    assert pusher.push(log, "--rejects", str(tmp_path / "aside"))[-1]["rejected"] == 0
+    assert not (tmp_path / "aside").exists()

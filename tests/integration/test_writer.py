@@ -1,0 +1,79 @@
+"""The connections that outcomes are written on."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from celery import Celery
+
+from bridge.embedded import EmbeddedServer
+from bridge.installation import install
+from bridge.outcomes import Kind, Outcome
+from bridge.worker.shared import Shared, now_ns
+from bridge.worker.writer import OutcomeWriter
+
+LIFE = "1" * 32
+
+
+class Writing:
+    """A writer under a lease that holds, and how many connections it has made."""
+
+    def __init__(self, server: EmbeddedServer) -> None:
+        app = Celery("shop", broker=server.url, set_as_current=False)
+        settings = install(app).bridge.settings
+        shared = Shared()
+        shared.begin(LIFE, now_ns() + 60_000_000_000)
+        self.writer = OutcomeWriter(settings, shared)
+        self.outcomes = settings.keys.outcomes
+        self.redis = server.client(decode_responses=True)
+        self.made_before = self._accepted()
+
+    def _accepted(self) -> int:
+        found: Any = self.redis.info("stats")["total_connections_received"]
+        return int(found)
+
+    @property
+    def made(self) -> int:
+        return self._accepted() - self.made_before
+
+    def write(self, n: int) -> None:
+        assert self.writer.write(LIFE, [Outcome(f"{n}-0", n, Kind.RETURNED)])
+
+    def on_a_thread(self, n: int) -> threading.Thread:
+        thread = threading.Thread(target=self.write, args=(n,))
+        thread.start()
+        return thread
+
+
+@pytest.fixture
+def writing(valkey: EmbeddedServer) -> Iterator[Writing]:
+    found = Writing(valkey)
+    yield found
+    found.redis.delete(found.outcomes)
+
+
+def test_threads_that_come_and_go_share_a_connection(writing: Writing) -> None:
+    for n in range(1, 21):
+        writing.on_a_thread(n).join()
+    assert writing.made == 1
+    assert writing.redis.xlen(writing.outcomes) == 20
+
+
+def test_threads_that_write_at_once_never_share_one(writing: Writing) -> None:
+    # All have asked before any is answered
+    writing.redis.client_pause(400, all=False)
+    threads = [writing.on_a_thread(n) for n in range(1, 9)]
+    for thread in threads:
+        thread.join()
+    assert writing.made == 8
+    assert writing.redis.xlen(writing.outcomes) == 8
+
+
+def test_after_cut_connections_writing_goes_on(writing: Writing) -> None:
+    for n in range(1, 4):
+        writing.write(n)
+        writing.redis.client_kill_filter(_type="normal", skipme=True)
+    assert writing.redis.xlen(writing.outcomes) == 3

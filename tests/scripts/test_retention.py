@@ -1,0 +1,291 @@
+"""What leaves the stream (done.lua, letters.lua, remove.lua, `bridge.retention`), and what stays."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+import bridge.retention
+from bridge.retention import Retention
+from routing.errors import NotLeading
+from routing.keys import LaneKeys
+from routing.retention import done, letters, remove
+from routing.transitions import Batch
+from tests.scripts.world import MASTER, World, changes
+
+pytestmark = pytest.mark.scripts
+
+NEAR = "neighbour"
+
+
+def left(world: World) -> list[str]:
+    """Ids of the entries that are in the stream."""
+    return [id_.decode() for id_, _ in world.client.xrange(world.keys.stream)]
+
+
+def acknowledged(world: World, ids: list[str], group: str | None = None) -> list[str]:
+    """``ids`` after they were acknowledged."""
+    world.client.xack(world.keys.stream, group or world.keys.group, *ids)
+    return ids
+
+
+def letter(world: World, id_: str, group: str | None = None) -> str:
+    """Makes an acknowledged message a dead one."""
+    dead = LaneKeys(world.keys.stream, group or world.keys.group).dead
+    return str(world.client.xadd(dead, {"message_id": id_, "reason": "gave up"}).decode())
+
+
+# -- the scripts ---------------------------------------------------------------------------------------------------
+
+
+def test_done_is_what_no_group_has_unread_or_pending(world: World) -> None:
+    # Given a world in which the neighbour has read three entries of `busy`, and acknowledges the first of them
+    assert done(world.client, world.keys.stream, "-", "99-0", 100).ids == []
+    # When both have done with one, and this lane alone with others
+    acknowledged(world, world.busy[:1], NEAR)
+    acknowledged(world, world.busy[:2])
+    before = world.snapshot()
+    found = done(world.client, world.keys.stream, "-", "99-0", 100)
+    # Then only that one is done, nothing beyond what the slower group has read is looked at, and nothing changed
+    assert found.ids == world.busy[:1]
+    assert (found.looked, found.last) == (3, world.busy[2])
+    assert found.groups == {world.keys.group.encode(), NEAR.encode()}
+    assert world.snapshot() == before
+
+
+def test_done_compares_ids_as_numbers_of_any_size(fresh: World) -> None:
+    keys, large = fresh.keys, 2**64 - 1
+    ids = ["9-0", "10-0", f"10-{large - 1}", f"10-{large}", "11-0"]
+    for id_ in ids:
+        fresh.client.execute_command("XADD", keys.stream, id_, "ticket_id", "T")
+    fresh.read()
+    acknowledged(fresh, ids)
+    assert done(fresh.client, keys.stream, "-", f"10-{large - 1}", 100).ids == ids[:3]
+    # A group that was only read up to 10-0 holds the later ones back.
+    fresh.client.xgroup_create(keys.stream, "slow", "10-0")
+    assert done(fresh.client, keys.stream, "-", "99-0", 100).ids == ids[:2]
+
+
+def test_done_is_read_a_page_at_a_time(fresh: World) -> None:
+    ids = fresh.pushed("T", 25)
+    acknowledged(fresh, ids[::2])
+    found, start = [], "-"
+    for _ in range(3):
+        page = done(fresh.client, fresh.keys.stream, start, "99-0", 10)
+        found += page.ids
+        start = f"({page.last}"
+    assert (found, page.looked) == (ids[::2], 5)
+    assert done(fresh.client, fresh.keys.stream, start, "99-0", 10).last == ""
+
+
+def test_pages_hold_more_pending_entries_than_entries(fresh: World) -> None:
+    # Given entries that are pending, and deleted: there are more pending ones in the range than entries
+    ids = fresh.pushed("T", 40)
+    fresh.client.xdel(fresh.keys.stream, *ids[1:30])
+    acknowledged(fresh, ids[35:36])
+    found = done(fresh.client, fresh.keys.stream, "-", "99-0", 10)
+    assert found.ids == ids[35:36]
+
+
+def test_a_stream_without_groups_or_none_at_all_has_nothing_done(empty: World) -> None:
+    assert done(empty.client, empty.keys.stream, "-", "99-0", 10).ids == []
+    empty.push("T")
+    assert done(empty.client, empty.keys.stream, "-", "99-0", 10).ids == []
+
+
+def test_letters_name_their_messages(fresh: World) -> None:
+    ids = fresh.pushed("T", 5)
+    for id_ in ids:
+        letter(fresh, id_)
+    first, last = letters(fresh.client, fresh.keys.dead, "", 3)
+    second, _ = letters(fresh.client, fresh.keys.dead, last, 3)
+    assert (first, second) == (ids[:3], ids[3:])
+    assert letters(fresh.client, "no such key", "", 3) == ([], "")
+
+
+def test_remove_spares_what_another_group_has_pending(world: World) -> None:
+    acknowledged(world, world.busy[:2])
+    acknowledged(world, world.busy[:1], NEAR)
+    before = world.snapshot()
+    assert remove(world.client, world.lead, [NEAR.encode()], world.busy[:2]) == 1
+    assert world.busy[0] not in left(world)
+    assert world.busy[1] in left(world)
+    assert changes(before, world.snapshot()) == {world.keys.stream}
+
+
+@pytest.mark.parametrize("others", [[], [b"neighbour", b"more"], [b"another"]])
+def test_remove_touches_nothing_when_the_groups_are_others(others: list[bytes], world: World) -> None:
+    before = world.snapshot()
+    assert remove(world.client, world.lead, others, world.done) is None
+    assert world.snapshot() == before
+
+
+def test_remove_is_the_leaders_alone(world: World) -> None:
+    world.client.set(world.keys.leader, "8 other@there", px=60_000)
+    before = world.snapshot()
+    with pytest.raises(NotLeading):
+        remove(world.client, world.lead, [NEAR.encode()], world.done)
+    assert world.snapshot() == before
+
+
+def test_remove_takes_more_ids_than_lua_unpacks(fresh: World) -> None:
+    ids = acknowledged(fresh, fresh.pushed("T", 9000))
+    assert remove(fresh.client, fresh.lead, [], ids) == 9000
+    assert left(fresh) == []
+
+
+# -- the leader's part ---------------------------------------------------------------------------------------------
+
+
+class Clock:
+    """Time that only moves when a test says so."""
+
+    def __init__(self) -> None:
+        self.now_s = 1_000.0
+
+    def monotonic(self) -> float:
+        return self.now_s
+
+    def time(self) -> float:
+        return self.now_s
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(bridge.retention, "time", clock)
+    return clock
+
+
+def keeper(world: World, seconds: float | None = 0.0) -> Retention:
+    """The retention of a leader of this world."""
+    settings = SimpleNamespace(keys=world.keys, retention=seconds)
+    return Retention(cast(Any, SimpleNamespace(redis=world.client, leadership=world.lead, settings=settings)))
+
+
+def test_what_was_acknowledged_leaves_and_what_is_dead_stays(fresh: World) -> None:
+    ids = acknowledged(fresh, fresh.pushed("T", 4))
+    retention = keeper(fresh)
+    letter(fresh, ids[1])
+    retention.settled(Batch(acknowledged=ids[:3], dead=[["message_id", ids[1], "reason", "gave up"]]))
+    # It gathers first.
+    assert left(fresh) == ids
+    retention.remove()
+    assert left(fresh) == [ids[1], ids[3]]
+    # What this leader did not acknowledge itself is found in the stream; the dead one stays.
+    retention.sweep()
+    assert left(fresh) == [ids[1]]
+
+
+def test_many_leave_without_being_asked(fresh: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bridge.retention, "BATCH", 10)
+    ids = acknowledged(fresh, fresh.pushed("T", 12))
+    retention = keeper(fresh)
+    retention.settled(Batch(acknowledged=ids[:4]))
+    assert len(left(fresh)) == 12
+    retention.settled(Batch(acknowledged=ids[4:10]))
+    assert left(fresh) == ids[10:]
+
+
+@pytest.mark.parametrize("other", [NEAR, "no lane's\xff".encode("latin-1")])
+def test_an_entry_leaves_when_the_last_group_has_done_with_it(other: Any, fresh: World, clock: Clock) -> None:
+    # Given two groups, of which this lane's is the faster one
+    ids = fresh.push("T", count=3)
+    fresh.client.xgroup_create(fresh.keys.stream, other, "0")
+    fresh.read()
+    acknowledged(fresh, ids)
+    retention = keeper(fresh)
+    retention.settled(Batch(acknowledged=ids))
+    retention.remove()
+    retention.sweep()
+    assert left(fresh) == ids
+    # When the other one reads all, and acknowledges one
+    fresh.client.execute_command("XREADGROUP", "GROUP", other, MASTER, "STREAMS", fresh.keys.stream, ">")
+    fresh.client.xack(fresh.keys.stream, other, ids[1])
+    clock.now_s += bridge.retention.AGAIN_S
+    retention.sweep()
+    assert left(fresh) == [ids[0], ids[2]]
+    # And when that lane gives one up: it may be replayed there
+    if other == NEAR:
+        fresh.client.xack(fresh.keys.stream, other, ids[0])
+        letter(fresh, ids[0], NEAR)
+        clock.now_s += bridge.retention.AGAIN_S
+        retention.sweep()
+        assert left(fresh) == [ids[0], ids[2]]
+
+
+def test_a_dropped_letter_lets_its_entry_go(fresh: World, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bridge.retention, "LETTERS", 2)
+    ids = acknowledged(fresh, fresh.pushed("T", 5))
+    letter_ids = [letter(fresh, id_) for id_ in ids]
+    retention = keeper(fresh)
+    retention.sweep()
+    assert left(fresh) == ids
+    fresh.client.xdel(fresh.keys.dead, letter_ids[3])
+    clock.now_s += bridge.retention.AGAIN_S
+    retention.sweep()
+    assert left(fresh) == [*ids[:3], ids[4]]
+
+
+def test_no_entry_goes_while_there_are_letters_that_were_not_read(
+    fresh: World, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Given more letters than there is time to read in one look
+    monkeypatch.setattr(bridge.retention, "LETTERS", 2)
+    ids = acknowledged(fresh, fresh.pushed("T", 7))
+    for id_ in ids[:6]:
+        letter(fresh, id_)
+
+    def slow(*arguments: Any) -> Any:
+        clock.now_s += bridge.retention.BUDGET_S
+        return letters(*arguments)
+
+    monkeypatch.setattr(bridge.retention, "letters", slow)
+    retention = keeper(fresh)
+    seen = []
+    for _ in range(9):
+        retention.sweep()
+        seen.append(len(left(fresh)))
+    # Then nothing left before all were known, and it got there all the same
+    assert seen[0] == 7
+    assert seen[-1] == 6
+    assert left(fresh) == ids[:6]
+
+
+def test_entries_stay_as_long_as_they_are_to_be_kept(fresh: World, clock: Clock) -> None:
+    # Given entries of second 1, 2 and 3, all done, to be kept for 997.5 s
+    for second in (1, 2, 3):
+        fresh.client.execute_command("XADD", fresh.keys.stream, f"{second}000-7", "ticket_id", "T")
+    fresh.read()
+    ids = acknowledged(fresh, ["1000-7", "2000-7", "3000-7"])
+    retention = keeper(fresh, 997.5)
+    retention.settled(Batch(acknowledged=ids))
+    retention.remove()
+    assert left(fresh) == ids
+    retention.sweep()
+    assert left(fresh) == ids[2:]
+    # When the third one is old enough
+    clock.now_s += 1
+    retention.sweep()
+    assert left(fresh) == []
+
+
+def test_everything_stays_when_all_is_to_be_kept(fresh: World) -> None:
+    ids = acknowledged(fresh, fresh.pushed("T", 3))
+    retention = keeper(fresh, None)
+    retention.settled(Batch(acknowledged=ids))
+    retention.remove()
+    retention.sweep()
+    assert left(fresh) == ids
+
+
+def test_a_message_that_is_not_done_is_never_removed(world: World) -> None:
+    # Given one lane with everything in it
+    world.client.xgroup_destroy(world.keys.stream, NEAR)
+    retention = keeper(world)
+    retention.sweep()
+    # Then exactly the done one left: not what is in flight, waits, awaits a retry, is parked, dead, or unread
+    kept = {*world.busy, *world.other, *world.late, *world.idle, *world.dead, *world.parked, *world.unread}
+    assert set(left(world)) == kept

@@ -1,0 +1,124 @@
+"""A worker that goes ends by itself when its server is silent; and not before, or while anything could still count."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from celery.worker import state
+from redis.exceptions import ConnectionError as Lost
+from redis.exceptions import ResponseError
+
+from bridge.names import HEADER_BASE
+from bridge.worker import beside, ending
+from bridge.worker.shared import Shared, now_ns
+from tests.waiting import holds_for, wait_until
+
+LIFE = "1" * 32
+
+
+class Request:
+    """One of Celery's, as far as it matters here."""
+
+    def __init__(self, *headers: str) -> None:
+        self.request_dict = dict.fromkeys(headers)
+
+
+class Server:
+    """Answers, or not, as a test wants it."""
+
+    def __init__(self) -> None:
+        self.sign: Exception | None = Lost("gone")
+
+    def ping(self) -> None:
+        if self.sign is not None:
+            raise self.sign
+
+
+class Going:
+    """A worker that was asked to stop; `ended` is set where the process would end."""
+
+    def __init__(self) -> None:
+        self.shared = Shared()
+        self.shared.begin(LIFE, now_ns() + 60_000_000_000)
+        self.server = Server()
+        self.ended = False
+        settings: Any = SimpleNamespace(redis_url="redis://localhost:1/0")
+        self.ending = ending.Ending(settings, self.shared)
+        self.ending._redis = self.server  # type: ignore[assignment]
+
+    def end(self) -> None:
+        self.ended = True
+        raise SystemExit
+
+    def assert_stays(self) -> None:
+        holds_for(lambda: not self.ended, description="the worker to be let alone", duration_s=0.2)
+
+    def assert_ends(self) -> None:
+        wait_until(lambda: self.ended, description="the worker to end")
+
+
+@pytest.fixture
+def going(monkeypatch: pytest.MonkeyPatch) -> Iterator[Going]:
+    monkeypatch.setattr(ending, "AWAY_S", 0.05)
+    monkeypatch.setattr(ending, "ASK_S", 0.01)
+    found = Going()
+    monkeypatch.setattr(ending, "_end", found.end)
+    yield found
+    # So that no thread of this test goes on.
+    found.server.sign = Lost("gone")
+    found.shared.end()
+    state.active_requests.clear()
+    found.assert_ends()
+
+
+def test_it_ends_when_the_server_is_silent_and_nothing_runs(going: Going) -> None:
+    going.ending.start()
+    going.assert_ends()
+
+
+@pytest.mark.parametrize("sign", [None, ResponseError("NOPERM this user has no permissions")])
+def test_it_does_not_end_while_the_server_answers(going: Going, sign: Exception | None) -> None:
+    going.server.sign = sign
+    going.ending.start()
+    going.assert_stays()
+
+
+def test_a_ticket_that_runs_counts_until_the_lease_is_over(going: Going) -> None:
+    row = going.shared.take_row()
+    going.shared.running(row, 5)
+    request = Request(HEADER_BASE)
+    state.active_requests.add(request)
+    going.ending.start()
+    going.assert_stays()
+    going.shared.end()
+    going.assert_ends()
+
+
+def test_a_task_beside_the_bridges_counts_until_it_is_done(going: Going) -> None:
+    going.shared.end()
+    request = Request("id")
+    state.active_requests.add(request)
+    going.ending.start()
+    going.assert_stays()
+    state.active_requests.discard(request)
+    going.assert_ends()
+
+
+def test_with_gevent_it_can_be_started_where_nothing_may_wait() -> None:
+    """A signal may find gevent in its event loop, where a call that waits raises."""
+    script = f"""
+from gevent import monkey; monkey.patch_all()
+import os, signal, subprocess, threading
+from {beside.__name__} import run_beside
+ran = threading.Event()
+signal.signal(signal.SIGUSR1, lambda *_: run_beside(ran.set))
+subprocess.Popen(["/bin/sh", "-c", f"sleep 0.3; kill -USR1 {{os.getpid()}}"])
+assert ran.wait(10)
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr

@@ -1,0 +1,69 @@
+"""The order in which a worker says farewell: first the leader hears that it leaves, then things come back."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from redis.exceptions import ConnectionError as Lost
+
+from bridge.worker import farewell
+from bridge.worker.farewell import Farewell
+from bridge.worker.holdings import Holdings
+from tests.waiting import wait_until
+
+
+class Leaving:
+    """A worker that goes, and what its farewell did, in order."""
+
+    def __init__(self, failures: int = 0) -> None:
+        self.did: list[str] = []
+        self._failures = failures
+        settings: Any = SimpleNamespace(redis_url="redis://localhost:1/0")
+        self.farewell = Farewell(
+            settings,
+            "w1@here",
+            "life1",
+            holdings=Holdings(),
+            write=lambda _incarnation, _outcomes: None,
+            recall_all=lambda: self.did.append("recall"),
+            give_back_unstarted=lambda: self.did.append("give back"),
+        )
+        self.farewell._tell = self._tell  # type: ignore[method-assign]
+        self.farewell._give_back = self._empty  # type: ignore[method-assign]
+
+    def _tell(self) -> None:
+        self._failures -= 1
+        if self._failures >= 0:
+            self.did.append("cannot tell")
+            raise Lost("gone")
+        self.did.append("tell")
+
+    def _empty(self) -> bool:
+        self.did.append("empty")
+        return False
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(farewell, "LOOK_S", 0.001)
+
+
+def ran(leaving: Leaving) -> list[str]:
+    leaving.farewell.start()
+    wait_until(lambda: leaving.did.count("give back") >= 2, description="two looks")
+    leaving.farewell.stop()
+    return leaving.did
+
+
+def test_nothing_comes_back_before_the_leader_was_told() -> None:
+    assert ran(Leaving())[:5] == ["tell", "recall", "empty", "give back", "empty"]
+
+
+def test_a_server_that_is_away_keeps_nothing_from_being_recalled_and_is_told_later() -> None:
+    assert ran(Leaving(failures=2))[:6] == ["cannot tell", "recall", "cannot tell", "empty", "give back", "tell"]
+
+
+def test_it_is_told_once() -> None:
+    assert ran(Leaving(failures=1)).count("tell") == 1

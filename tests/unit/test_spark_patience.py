@@ -1,0 +1,73 @@
+"""Waiting: uneven steps that grow up to a limit, a word where it lasts, and an end."""
+
+from __future__ import annotations
+
+import pytest
+
+from routing.errors import StreamFull
+from spark.patience import LONGEST_STEP_S, NOTE_EVERY_S, WORTH_A_WORD_S, Patience
+
+
+class Time:
+    """A clock that only sleeping moves."""
+
+    def __init__(self, uneven: float) -> None:
+        self.now = 100.0
+        self.steps: list[float] = []
+        self.notes: list[tuple[float, str, float]] = []
+        self._uneven = uneven
+
+    def sleep(self, seconds: float) -> None:
+        self.steps.append(seconds)
+        self.now += seconds
+
+    def note(self, why: str, for_s: float) -> None:
+        self.notes.append((self.now, why, for_s))
+
+    def patience(self, longest_s: float) -> Patience:
+        return Patience(longest_s, self.note, clock=lambda: self.now, sleep=self.sleep, uneven=lambda: self._uneven)
+
+
+@pytest.mark.parametrize("uneven", [0.0, 0.999])
+def test_steps_grow_up_to_a_limit_and_end_at_the_longest_wait(uneven: float) -> None:
+    time = Time(uneven)
+    patience = time.patience(60)
+
+    def wait_for_ever() -> None:
+        while True:
+            patience.wait("no room", StreamFull)
+
+    with pytest.raises(StreamFull, match=r"no room; waited 60 s in vain \(maxWait\)"):
+        wait_for_ever()
+    assert sum(time.steps) == pytest.approx(60)
+    assert time.steps[0] < 0.02
+    assert max(time.steps) <= LONGEST_STEP_S
+    assert all(step >= LONGEST_STEP_S / 2 for step in time.steps[10:-1])
+    # Never a busy loop: a minute takes some hundred steps at most
+    assert len(time.steps) < 300
+
+
+def test_progress_begins_the_wait_anew() -> None:
+    time = Time(0.5)
+    patience = time.patience(10)
+    for _ in range(100):
+        for _ in range(10):
+            patience.wait("no room", StreamFull)
+        patience.progress()
+    assert patience.waited_s > 100
+
+
+def test_a_short_wait_is_not_worth_a_word_and_a_long_one_is_told_now_and_then_until_it_ends() -> None:
+    time = Time(0.5)
+    patience = time.patience(100)
+    patience.wait("no room", StreamFull)
+    patience.progress()
+    assert (time.notes, patience.why) == ([], "")
+    while time.now < 110:
+        patience.wait("no room", StreamFull)
+    told = [at for at, _, _ in time.notes]
+    assert all(for_s >= WORTH_A_WORD_S for _, _, for_s in time.notes)
+    assert 5 < len(told) <= 10 / NOTE_EVERY_S
+    patience.progress()
+    assert time.notes[-1][1:] == ("", 0.0)
+    assert patience.why == "no room"
