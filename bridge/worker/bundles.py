@@ -65,6 +65,11 @@ def run(execution: Execution, row: int, request: dict[str, Any], body: str) -> T
         for deliveries in runs:
             delivery = deliveries[position]
             now = time.monotonic()
+            if pending and now - last_write > WRITE_AFTER_S and not stopping:
+                # Before the looks: where the server is away it waits, until the lease is over.
+                execution.write(incarnation, pending)
+                pending = []
+                now = last_write = time.monotonic()
             # Noted before the looks: whoever ends the lease, or wants it back, then sees that it runs.
             shared.running(row, delivery.fence)
             if not stopping:
@@ -76,10 +81,6 @@ def run(execution: Execution, row: int, request: dict[str, Any], body: str) -> T
                 # The rest of the run goes back with its first message.
                 unstarted.append(delivery.outcome(Kind.RETURNED))
                 continue
-            if pending and now - last_write > WRITE_AFTER_S:
-                execution.write(incarnation, pending)
-                pending = []
-                last_write = now
             outcome, traced = _traced(execution, delivery, template)
             events.append(event_of(delivery, traced))
             pending.append((delivery, outcome))

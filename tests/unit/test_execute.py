@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from types import SimpleNamespace
 from typing import Any
@@ -9,9 +10,12 @@ from typing import Any
 from celery import Celery
 
 from bridge.installation import install
+from bridge.names import BUNDLE_TASK, HEADER_BASE, HEADER_INCARNATION, HEADER_RUNS
 from bridge.outcomes import Kind, Outcome
+from bridge.worker.bundles import WRITE_AFTER_S
 from bridge.worker.delivery import Delivery
 from bridge.worker.execute import Execution
+from bridge.worker.shared import Shared, now_ns
 from routing.words import ReturnWord
 
 LIFE = "1" * 32
@@ -54,3 +58,35 @@ def test_a_success_that_is_committed_before_its_result_is_stored_says_when_it_be
     assert before_us <= told.started_us == delivery.started_us
     assert told.service_ms >= 20
     assert told.started_us + told.service_ms * 1000 <= time.time_ns() // 1000
+
+
+def test_a_bundle_starts_nothing_when_the_lease_ended_while_it_wrote() -> None:
+    """The server is away: what was done before cannot be written until the lease is over, and that is the end."""
+    app: Any = install(Celery("shop", broker="redis://localhost:1/0", backend="cache+memory://", set_as_current=False))
+    begun: list[str] = []
+
+    @app.task(name="shop.pay", lazy=False, shared=False)
+    def pay(ticket_id: str, payload: Any) -> None:
+        begun.append(ticket_id)
+        # A write is due after it, in the middle of the round.
+        time.sleep(2 * WRITE_AFTER_S)
+
+    app.finalize()
+    shared = Shared()
+    shared.begin(LIFE, now_ns() + 60 * 10**9)
+
+    class AwayWriter:
+        def write(self, incarnation: str, outcomes: Any) -> bool:
+            del incarnation, outcomes
+            shared.end()
+            return False
+
+    writer: Any = AwayWriter()
+    execution = Execution(app, app.bridge.settings, shared, writer, "w1@here")
+    runs = [["T1", 0, 1, [["5-0", pay.name, 3]]], ["T2", 1, 1, [["5-1", pay.name, 4]]]]
+    request = {"id": "b", "task": BUNDLE_TASK, HEADER_BASE: 1000, HEADER_RUNS: runs, HEADER_INCARNATION: LIFE}
+
+    execution.run_bundle(request, json.dumps(runs))
+
+    assert begun == ["T1"]
+    assert shared.running_fences() == set()
