@@ -6,7 +6,12 @@ step that acknowledges. So an entry after the *floor* that the group has read an
 history should have and has not, is undone, and is pending again before anything of its ticket is dispatched.
 
 Where the history says nothing, nothing is concluded: before its oldest row, and where it is turned off. It has no
-holes, since a leader without history deletes what there is.
+holes, since a leader without history deletes what there is. And where a producer chose an id that is later than the
+server's clock, while the history has been trimmed, an end may be older than its entry and be gone: such a message may
+come again.
+
+Costs a takeover 0.4 to 7 ms as a rule. At worst (a ticket parked long ago keeps the floor low, and the retention keeps
+100,000 entries behind it) a second.
 """
 
 from __future__ import annotations

@@ -24,8 +24,8 @@ local function number(text, check)
   if text == '0' or string.match(text, '^%-?[1-9]%d*$') then
     return tonumber(text)
   end
-  local plain = string.match(text, '^%-?%d+%.?%d*$') or string.match(text, '^%-?%d+%.?%d*[eE][-+]?%d+$')
-  if check == 'float' and plain then
+  if check == 'float'
+    and (string.match(text, '^%-?%d+%.?%d*$') or string.match(text, '^%-?%d+%.?%d*[eE][-+]?%d+$')) then
     return tonumber(text)
   end
 end
