@@ -31,7 +31,7 @@ PAGE_BYTES = 4 * 1024 * 1024
 #: Message ids that a search keeps.
 IDS_KEPT = 10
 #: After these a message does not come again, unless it is replayed.
-LAST = (What.DONE, What.DEAD, What.REFUSED, What.SKIPPED)
+LAST = (What.DONE, What.DEAD, What.REFUSED)
 
 
 @dataclass(frozen=True)

@@ -41,8 +41,6 @@ class What(Enum):
     STALE = "stale"
     #: A dead message was put back, before all of its ticket that had not been started.
     REPLAYED = "replayed"
-    #: It was done or dead when the group had to be made anew, and was not handled again.
-    SKIPPED = "skipped"
 
 
 @dataclass(frozen=True, slots=True)

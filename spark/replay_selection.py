@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 #: The place of a message in its ticket; it orders what is written and is not sent.
 PLACE = "place"
 _TIME = "__time"
-_BESIDE = (What.STALE.value, What.SKIPPED.value)
+_BESIDE = What.STALE.value
 _GIVEN_UP = (What.DEAD.value, What.REFUSED.value)
 #: What was refused for these is no message of any ticket, or a part of it is no text: an archive holds text only.
 _NO_MESSAGE = tuple(reason.value for reason in (Refused.NO_TICKET, Refused.BAD_TICKET, Refused.NOT_UTF8))
@@ -147,7 +147,7 @@ def _fates(history: DataFrame) -> DataFrame:
     def last(name: str) -> Column:
         return fn.max_by(name, fn.when(fn.col(name) != "", place)).alias(name)
 
-    stands = fn.when(~fn.col("what").isin(*_BESIDE), place)
+    stands = fn.when(fn.col("what") != _BESIDE, place)
     return history.groupBy("message_id").agg(last("ticket_id"), last("task"), fn.max_by("what", stands).alias("what"))
 
 

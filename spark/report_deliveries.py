@@ -3,9 +3,9 @@
 What is counted, and how:
 
 - A **message** is counted once, whatever it went through. Its outcome is that of its last row: ``done``, ``dead``,
-  ``refused``, or ``undone`` (it failed, was lost, given back or replayed, and comes again). ``stale`` and ``skipped``
-  rows do not decide an outcome: the first are executions whose result was refused, the second say that a message had
-  ended before. A message that has no other rows is ``unknown``: how it ended is not in the archive.
+  ``refused``, or ``undone`` (it failed, was lost, given back or replayed, and comes again). ``stale`` rows do not
+  decide an outcome: they are executions whose result was refused. A message that has no other rows is ``unknown``: how
+  it ended is not in the archive.
 - An **execution** is a delivery that began, or may have: ``done``, ``failed``, ``lost``, and ``dead`` unless it was
   condemned without another try. What was given back (``returned``) had not begun.
 - A **retry** is an execution whose message had failed or been lost just before. The first one after a replay is none.
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 DONE, DEAD, REFUSED, UNDONE, UNKNOWN = "done", "dead", "refused", "undone", "unknown"
 
 #: Rows that say nothing about how their message stands.
-_BESIDE = (What.STALE.value, What.SKIPPED.value)
+_BESIDE = What.STALE.value
 _CAME_AGAIN = (What.FAILED.value, What.LOST.value)
 #: Ids from here on, in ms, are times (2001-09-09) …
 _FIRST_TIME_MS = 10**12
@@ -87,7 +87,7 @@ def messages(rows: DataFrame) -> DataFrame:
     ``losses``, ``returns``, ``replays`` and ``stale``.
     """
     what, place = fn.col("what"), fn.col("place")
-    last = fn.max_by(what, fn.when(~what.isin(*_BESIDE), place))
+    last = fn.max_by(what, fn.when(what != _BESIDE, place))
     outcome = (
         fn.when(last.isin(DONE, DEAD, REFUSED), last).when(last.isNotNull(), fn.lit(UNDONE)).otherwise(fn.lit(UNKNOWN))
     )

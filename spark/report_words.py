@@ -7,8 +7,7 @@ DEFINITIONS = (
         "message",
         "Counted once, whatever it went through. Its outcome is that of its last row in the history: done, dead, "
         "refused, or undone (it failed, was lost, given back or replayed, and comes again). Rows that are stale (a "
-        "result under a fence that was over) or skipped (it had ended before) decide nothing; a message that has no "
-        "other rows is counted as unknown.",
+        "result under a fence that was over) decide nothing; a message that has no other rows is counted as unknown.",
     ),
     (
         "execution",

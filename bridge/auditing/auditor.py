@@ -180,8 +180,6 @@ class Auditor:
                 self._stale(row)
             elif row.what is What.REFUSED:
                 self._refused(row)
-            elif row.what is What.SKIPPED:
-                self._finish(row.message_id)
             elif row.what is What.REPLAYED:
                 self._replayed(row)
             else:

@@ -23,8 +23,7 @@ class Check(Enum):
 
     LOST = (
         "lost",
-        "Every entry that the group has read is pending, or the history has its last row (done, dead, refused, "
-        "skipped).",
+        "Every entry that the group has read is pending, or the history has its last row (done, dead, refused).",
         "It knows nothing of entries that are older than the history reaches back, nor of those that were deleted"
         " from the stream before the audit read it and that no row names.",
     )

@@ -184,7 +184,7 @@ def random_archive(seed: int, count: int = 400) -> Archive:
             )
             continue
         if draw.random() < 0.02:
-            lines.append(Line(now + 10, message_id, ticket, task, draw.choice(("skipped", "stale"))))
+            lines.append(Line(now + 10, message_id, ticket, task, "stale"))
             continue
         for life in range(draw.choice((1, 1, 1, 2))):
             ended = False

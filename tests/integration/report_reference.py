@@ -44,7 +44,7 @@ class Life:
         self.rows = sorted(rows, key=lambda row: (id_key(row["history_id"]), row["row"]))
         self.ticket = next((row["ticket_id"] for row in self.rows if row["ticket_id"]), None)
         self.task = next((row["task"] for row in self.rows if row["task"]), None)
-        last = [row["what"] for row in self.rows if row["what"] not in ("stale", "skipped")]
+        last = [row["what"] for row in self.rows if row["what"] != "stale"]
         self.outcome = "unknown" if not last else last[-1] if last[-1] in ("done", "dead", "refused") else "undone"
         self.executions = [row for row in self.rows if began(row)]
         self.retries = 0
