@@ -12,9 +12,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
+import trustme
 from pytest_celery import (
     CeleryBackendCluster,
     CeleryBrokerCluster,
@@ -24,10 +27,14 @@ from pytest_celery import (
 )
 
 from bridge.embedded import EmbeddedServer
+from tests.integration.sentinels import Sentinels
 from tests.nodes.containers import ProcessWorker, ValkeyContainer, WorkerContainer, write_content
 from tests.nodes.process import ROOT
 from tests.nodes.roles import WorkerNode
 from tests.nodes.yard import NodeYard
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 VALKEY_IMAGE = "valkey/valkey:9.1"
 
@@ -150,3 +157,36 @@ def celery_worker_cluster(
         for worker in started:
             worker.teardown()
             print(f"--- {worker.container.node!r}\n{worker.container.node.log_tail()}")
+
+
+@pytest.fixture(scope="module")
+def session() -> SparkSession:
+    """A Spark with the settings that most tests want."""
+    from tests.integration.spark_session import session_of
+
+    return session_of()
+
+
+@pytest.fixture
+def nothing_runs_on() -> Iterator[None]:
+    """What the test asked of Spark has ended when it is over."""
+    from tests.integration.spark_session import wait_for_tasks
+
+    yield
+    wait_for_tasks()
+
+
+@pytest.fixture(scope="module")
+def authority() -> trustme.CA:
+    """Issues the certificates of a test's own servers."""
+    return trustme.CA()
+
+
+@pytest.fixture
+def sentinels(valkey_binary: Path, tmp_path: Path) -> Iterator[Sentinels]:
+    """A primary, a replica, and sentinels."""
+    folder = tmp_path / "servers"
+    folder.mkdir()
+    with ExitStack() as stack:
+        yard = stack.enter_context(closing(NodeYard(folder, "redis://nowhere")))
+        yield Sentinels(valkey_binary, folder, yard, stack)

@@ -259,11 +259,6 @@ def test_a_user_that_was_printed_has_no_password_to_log_in_with(valkey: Embedded
             admin.acl_deluser("somebody")
 
 
-@pytest.fixture(scope="module")
-def authority() -> trustme.CA:
-    return trustme.CA()
-
-
 @pytest.fixture
 def tls_proxy(authority: trustme.CA, own_server: EmbeddedServer) -> Iterator[Proxy]:
     """TLS in front of the server: the embedded builds have none of their own."""

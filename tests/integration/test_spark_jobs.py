@@ -9,7 +9,7 @@ import os
 import shutil
 import zlib
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from datetime import datetime
 from itertools import pairwise
 from pathlib import Path
@@ -27,13 +27,12 @@ from spark.messages import Mapping, to_messages
 from spark.order import in_ticket_order
 from spark.push import main
 from tests.integration.spark_jobs import refused, run, said
-from tests.integration.spark_session import session_of, wait_for_tasks
 from tests.nodes.process import ROOT
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(300), pytest.mark.usefixtures("nothing_runs_on")]
 
 STREAM = "ticket_stream"
 #: A real incident log of the same columns, where there is one.
@@ -41,17 +40,6 @@ REAL_LOG = os.environ.get("TICKET_BRIDGE_INCIDENT_LOG", "")
 
 Row = dict[str, str]
 State = dict[str, str]
-
-
-@pytest.fixture(scope="module")
-def session() -> SparkSession:
-    return session_of()
-
-
-@pytest.fixture(autouse=True)
-def nothing_runs_on() -> Iterator[None]:
-    yield
-    wait_for_tasks()
 
 
 @pytest.fixture(scope="module")

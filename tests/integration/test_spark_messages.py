@@ -15,17 +15,11 @@ from spark.eventlog import MALFORMED, TABLE, follow_events, parsed_lines, read_e
 from spark.failures import one_line
 from spark.messages import Mapping, parse_map, to_messages
 from spark.run_id import run_id_of
-from tests.integration.spark_session import session_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(300)]
-
-
-@pytest.fixture(scope="module")
-def session() -> SparkSession:
-    return session_of()
 
 
 def payloads(events: DataFrame, mapping: Mapping) -> list[tuple[str, int | None, Any]]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,27 +16,15 @@ from spark.failures import one_line
 from spark.push import main, plan_of
 from spark.push_batch import push
 from spark.push_plan import PushPlan
-from tests.integration.spark_session import session_of, wait_for_tasks
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(300), pytest.mark.usefixtures("nothing_runs_on")]
 
 STREAM = "ticket_stream"
 ROWS, TICKETS = 300, 20
 Said = list[dict[str, Any]]
-
-
-@pytest.fixture(scope="module")
-def session() -> SparkSession:
-    return session_of()
-
-
-@pytest.fixture(autouse=True)
-def nothing_runs_on() -> Iterator[None]:
-    yield
-    wait_for_tasks()
 
 
 @pytest.fixture

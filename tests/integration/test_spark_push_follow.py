@@ -7,7 +7,6 @@ import os
 import signal
 import threading
 from collections import defaultdict
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,27 +19,15 @@ from spark import push_follow
 from spark.failures import Terminated, one_line
 from spark.push import main, plan_of
 from spark.push_follow import follow
-from tests.integration.spark_session import session_of, wait_for_tasks
 from tests.waiting import wait_until
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(300), pytest.mark.usefixtures("nothing_runs_on")]
 
 STREAM = "ticket_stream"
 TICKETS = 5
-
-
-@pytest.fixture(scope="module")
-def session() -> SparkSession:
-    return session_of()
-
-
-@pytest.fixture(autouse=True)
-def nothing_runs_on() -> Iterator[None]:
-    yield
-    wait_for_tasks()
 
 
 class Following:

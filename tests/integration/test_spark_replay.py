@@ -6,7 +6,6 @@ import json
 import os
 import random
 from collections import defaultdict
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,29 +20,17 @@ from spark.replay import Replay, main, name_of, replay
 from spark.replay_selection import Counts, Selection
 from tests.integration.archives import START_MS, Archive, Line, history, id_key, letter, message
 from tests.integration.spark_jobs import command, refused, said, submit
-from tests.integration.spark_session import session_of, wait_for_tasks
 from tests.nodes.yard import NodeYard
 from tests.waiting import wait_until
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(600), pytest.mark.usefixtures("nothing_runs_on")]
 
 STREAM = "again_stream"
 SEED = int(os.environ.get("REPLAY_SEED", "4"))
 EVERYTHING = Selection(Range())
-
-
-@pytest.fixture(scope="module")
-def session() -> SparkSession:
-    return session_of()
-
-
-@pytest.fixture(autouse=True)
-def nothing_runs_on() -> Iterator[None]:
-    yield
-    wait_for_tasks()
 
 
 def ask(

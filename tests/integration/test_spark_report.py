@@ -18,7 +18,6 @@ from spark.report import Asked, main, report
 from tests.integration import report_reference as reference
 from tests.integration.archives import START_MS, Archive, Line, Row, history, id_key, letter, random_archive
 from tests.integration.spark_jobs import refused, submit
-from tests.integration.spark_session import session_of
 from tests.nodes.process import ROOT
 
 if TYPE_CHECKING:
@@ -28,11 +27,6 @@ pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(600)]
 
 SEED = int(os.environ.get("REPORT_SEED", "20"))
 TOP = 5
-
-
-@pytest.fixture(scope="module")
-def session() -> SparkSession:
-    return session_of()
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 from collections import defaultdict
-from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -24,13 +23,13 @@ from spark.address import connect
 from spark.failures import one_line
 from spark.guard import told
 from spark.options import parse
-from tests.integration.spark_session import session_of, wait_for_tasks
+from tests.integration.spark_session import session_of
 from tests.waiting import wait_until
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(600), pytest.mark.usefixtures("nothing_runs_on")]
 
 STREAM = "ticket_stream"
 TICKETS = 20
@@ -41,12 +40,6 @@ ROOT = Path(__file__).parents[2]
 def session() -> SparkSession:
     # Two cores, three attempts: without the second number a local Spark tries nothing twice.
     return session_of("local[2,3]")
-
-
-@pytest.fixture(autouse=True)
-def nothing_runs_on() -> Iterator[None]:
-    yield
-    wait_for_tasks()
 
 
 def rows_of(session: SparkSession, count: int) -> DataFrame:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import ssl
 from collections.abc import Iterator
-from contextlib import ExitStack, closing
 from pathlib import Path
 
 import pyarrow as pa
@@ -22,10 +21,9 @@ from spark.options import parse
 from spark.read_options import parse_read
 from spark.reader import RedisStreamReader
 from tests.integration.proxies import Proxy
+from tests.integration.sentinels import PASSWORD as DATA_PASSWORD
+from tests.integration.sentinels import SENTINEL_PASSWORD, Sentinels, address
 from tests.integration.spark_writes import STREAM, batch, cut, log, partition, sequence
-from tests.integration.test_sentinel import PASSWORD as DATA_PASSWORD
-from tests.integration.test_sentinel import SENTINEL_PASSWORD, Sentinels, address
-from tests.nodes.yard import NodeYard
 from tests.waiting import wait_until
 
 PASSWORD = "s/e:c@ret hunter2"
@@ -37,11 +35,6 @@ def rows_of(url: str) -> list[tuple[str, str]]:
     made = RedisStreamReader(parse_read({"url": url, "stream": STREAM, "numPartitions": "2"}), default_schema())
     found = pa.Table.from_batches([rows for part in made.partitions() for rows in made.read(part)])
     return [(row["ticket_id"], dict(row["fields"])["seq"]) for row in found.to_pylist()]
-
-
-@pytest.fixture(scope="module")
-def authority() -> trustme.CA:
-    return trustme.CA()
 
 
 @pytest.fixture
@@ -103,15 +96,6 @@ def test_rows_are_written_and_read_over_tls_by_a_user_whom_no_error_shows(
     shown = [repr(RedisStreamDataSource({"url": url})), repr(parse({"url": url})), repr(parse_read({"url": url}))]
     for secret in (PASSWORD, QUOTED, "hunter2"):
         assert secret not in "\n".join([*told, *shown, caplog.text])
-
-
-@pytest.fixture
-def sentinels(valkey_binary: Path, tmp_path: Path) -> Iterator[Sentinels]:
-    folder = tmp_path / "servers"
-    folder.mkdir()
-    with ExitStack() as stack:
-        yard = stack.enter_context(closing(NodeYard(folder, "redis://nowhere")))
-        yield Sentinels(valkey_binary, folder, yard, stack)
 
 
 def test_a_write_follows_the_primary_that_sentinels_name_and_so_does_a_read(
