@@ -232,14 +232,22 @@ class Lane:
                 consumer.alone = None
 
     def free_ready(self, consumer: Consumer) -> None:
-        """Tickets that wait for room at ``consumer`` wait for anybody's, before all others: they have waited already,
-        and a backlog would else add its own length to the time in which a worker that leaves is to be free of them.
+        """Tickets that wait for room at ``consumer`` wait for anybody's, before all that have only waited their turn.
+
+        They have waited already, and a backlog would else add its own length to the time in which a worker that leaves
+        is to be free of them. But behind what was lost, given back or retried: a crowd would else add its own to that.
         """
+        ahead = []
+        while self.ready and self.ready[0].turn < 0:
+            ahead.append(self.ready.popleft())
         while consumer.ready:
             ticket = consumer.ready.pop()
             ticket.queued = False
             ticket.consumer = None
             self.make_ready(ticket, first=True)
+            if ticket.consumer is None:
+                ticket.turn = 0
+        self.ready.extendleft(reversed(ahead))
 
     def wake(self, now_ms: int) -> None:
         """Tickets whose backoff is over become ready, before all others: they have waited for long enough.

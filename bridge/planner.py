@@ -167,7 +167,7 @@ class Planner:
                 ticket = ready.popleft()
                 consumer = self._policy(ticket.id, alive)
                 ticket.consumer = consumer
-                if ticket.turn < 0:
+                if ticket.turn <= 0:
                     consumer.ready.appendleft(ticket)
                 else:
                     consumer.ready.append(ticket)

@@ -1,6 +1,6 @@
 """Keeps Celery reading what pool processes say until they have ended, when a worker stops.
 
-When its consumer closes, Celery (5.6) forgets every task that no process was heard to have begun, as if it were in
+When its consumer closes, Celery (5.7) forgets every task that no process was heard to have begun, as if it were in
 nobody's hands. But one that was written to a process is begun there, or given back, and the process says so; and when
 Celery knows of no other, it reads no more of that. The process then waits for its last words to be read, for 30 s, and
 the worker with it. So what was written to a process that lives stays known until that process has answered.

@@ -463,3 +463,32 @@ def test_what_waited_at_a_worker_that_leaves_goes_before_the_backlog_in_its_orde
     # Then they are next, and the one that waited longer is first
     assert list(lane.lane.ready)[:2] == sticky
     assert not consumer.ready
+
+
+def test_what_waited_at_a_worker_goes_behind_what_was_lost_or_given_back() -> None:
+    # Given a ticket that was given back and waits for room, behind it a backlog, and tickets that wait at one worker
+    lane = world()
+    incarnation = lane.join("w1@h", slots=1)
+    for i in range(20):
+        lane.push(f"T{i}", "long")
+    lane.read()
+    consumer = lane.lane.consumers[incarnation]
+    *_, back, one, two = lane.lane.ready
+    for ticket in (back, one, two):
+        lane.lane.unqueue(ticket)
+        ticket.queued = False
+    lane.lane.make_ready(back, first=True)
+    for ticket in (one, two):
+        ticket.consumer = consumer
+        lane.lane.make_ready(ticket)
+    # When that worker is to be kept empty for a suspect, twice in a row
+    backlog = list(lane.lane.ready)[1:]
+    lane.lane.free_ready(consumer)
+    three = backlog.pop()
+    lane.lane.unqueue(three)
+    three.queued = False
+    three.consumer = consumer
+    lane.lane.make_ready(three)
+    lane.lane.free_ready(consumer)
+    # Then the first one is still the first, and the backlog the last
+    assert list(lane.lane.ready) == [back, three, one, two, *backlog]
