@@ -34,6 +34,7 @@ from spark.address import check_server, check_url
 from spark.archive_place import ArchivePlace
 from spark.archived import COLUMNS
 from spark.failures import told_in_one_line
+from spark.job_options import job_options
 from spark.options import DEFAULT_STREAM, DEFAULT_URL
 from spark.session import parse_conf
 
@@ -66,10 +67,7 @@ DEFAULT_EVERY_S = 60.0
 @click.option(
     "--max-rows", type=click.IntRange(min=1), default=DEFAULT_MAX_ROWS, show_default=True, help="Entries of one epoch."
 )
-@click.option("--master", help="Spark master [default: local[*]].")
-@click.option("--conf", multiple=True, metavar="KEY=VALUE", help="Spark's configuration.")
-@click.option("--progress", type=click.Choice(["text", "json", "none"]), default="text", show_default=True)
-@click.option("--spark-log", type=click.Path(path_type=Path), help="Keep what Spark says in this file.")
+@job_options
 def main(
     out: str,
     url: str,

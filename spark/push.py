@@ -31,6 +31,7 @@ from routing.errors import ConfigurationError
 from spark.address import check_server, check_url
 from spark.eventlog import FORMATS, TABLE, check_readable, format_of
 from spark.failures import told_in_one_line
+from spark.job_options import job_options
 from spark.messages import Mapping, parse_map
 from spark.options import DEFAULT_STREAM, DEFAULT_URL, parse
 from spark.push_plan import WRITER_OPTIONS, Follow, PushPlan
@@ -70,10 +71,7 @@ POSITIVE = click.IntRange(min=1)
 @click.option("--checkpoint", metavar="FOLDER", help="With --follow: where it is kept what was pushed.")
 @click.option("--schema", metavar="DDL", help="With --follow: the columns [default: of the files that are there].")
 @click.option("--files", type=POSITIVE, default=100, show_default=True, help="With --follow: most files in one epoch.")
-@click.option("--master", help="Spark master [default: local[*]].")
-@click.option("--conf", multiple=True, metavar="KEY=VALUE", help="Spark's configuration (catalogs, file systems).")
-@click.option("--progress", type=click.Choice(["text", "json", "none"]), default="text", show_default=True)
-@click.option("--spark-log", type=click.Path(path_type=Path), help="Keep what Spark says in this file.")
+@job_options
 def main(**given: Any) -> None:
     """Push the events of FILE into a stream, each ticket in order.
 

@@ -38,6 +38,7 @@ from routing.errors import ConfigurationError, InputError, RunChanged
 from spark.address import check_server, check_url
 from spark.archived import Range, check_archive
 from spark.failures import emit, one_line, told_in_one_line
+from spark.job_options import job_options
 from spark.options import DEFAULT_URL, OPTIONS, parse
 from spark.session import job_session, parse_conf
 
@@ -91,10 +92,7 @@ class Replay:
 @click.option("--chunk-size", default=None, help="Rows per send.")
 @click.option("--window", default=None, help="Sends that may be unanswered at once.")
 @click.option("--max-payload", default=None, help="Largest payload in bytes.")
-@click.option("--master", help="Spark master [default: local[*]].")
-@click.option("--conf", multiple=True, metavar="KEY=VALUE", help="Spark's configuration (catalogs, file systems).")
-@click.option("--progress", type=click.Choice(["text", "json", "none"]), default="text", show_default=True)
-@click.option("--spark-log", type=click.Path(path_type=Path), help="Keep what Spark says in this file.")
+@job_options
 def main(
     archive: str,
     stream: str | None,

@@ -32,6 +32,7 @@ import click
 from routing.errors import InputError
 from spark.archived import Range, check_archive
 from spark.failures import emit, told_in_one_line
+from spark.job_options import job_options
 from spark.session import job_session, parse_conf
 
 if TYPE_CHECKING:
@@ -65,10 +66,7 @@ class Asked:
 @click.option("--from", "start", help="Messages enqueued from this time on (UTC), or from this id on.")
 @click.option("--to", "end", help="Messages enqueued before this time (UTC), or up to this id.")
 @click.option("--top", type=click.IntRange(1, 1000), default=20, show_default=True, help="Rows of a table to show.")
-@click.option("--master", help="Spark master [default: local[*]].")
-@click.option("--conf", multiple=True, metavar="KEY=VALUE", help="Spark's configuration (catalogs, file systems).")
-@click.option("--progress", type=click.Choice(["text", "json", "none"]), default="text", show_default=True)
-@click.option("--spark-log", type=click.Path(path_type=Path), help="Keep what Spark says in this file.")
+@job_options
 def main(
     archive: str,
     out: Path,
