@@ -115,7 +115,8 @@ def free_port() -> int:
             probe.bind((HOST, 0))
             return int(probe.getsockname()[1])
     for _ in range(200):
-        port = random.randint(_LOWEST_FREE_PORT, highest)
+        # Not of the process's own generator: two that were seeded alike would choose alike.
+        port = random.SystemRandom().randint(_LOWEST_FREE_PORT, highest)
         if not port_is_taken(port):
             return port
     raise PortInUse(f"found no free port between {_LOWEST_FREE_PORT} and {highest} on {HOST}")
