@@ -235,10 +235,11 @@ class Lane:
         """Tickets that wait for room at ``consumer`` wait for anybody's, before all that have only waited their turn.
 
         They have waited already, and a backlog would else add its own length to the time in which a worker that leaves
-        is to be free of them. But behind what was lost, given back or retried: a crowd would else add its own to that.
+        is to be free of them. But behind what was lost, given back or retried, to which a crowd would else add its own,
+        and behind what was freed earlier.
         """
         ahead = []
-        while self.ready and self.ready[0].turn < 0:
+        while self.ready and self.ready[0].turn <= 0:
             ahead.append(self.ready.popleft())
         while consumer.ready:
             ticket = consumer.ready.pop()

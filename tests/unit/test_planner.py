@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from bridge.outcomes import Kind
-from bridge.picture import id_key
+from bridge.picture import Consumer, Ticket, id_key
 from routing.policies import PolicyName
 from tests.unit.lane_world import TASKS, LaneWorld
 
@@ -442,20 +442,30 @@ def test_tickets_that_always_have_work_do_not_keep_out_one_that_has_no_consumer(
         lane.step([lane.outcome(parcel, ticket, Kind.DONE)])
 
 
-def test_what_waited_at_a_worker_that_leaves_goes_before_the_backlog_in_its_order() -> None:
-    # Given a backlog, of which two tickets wait for room at the worker that had them before
+def crowded() -> tuple[LaneWorld, Consumer]:
+    """A backlog, and the one worker that has no room for it."""
     lane = world()
     incarnation = lane.join("w1@h", slots=1)
     for i in range(20):
         lane.push(f"T{i}", "long")
     lane.read()
-    consumer = lane.lane.consumers[incarnation]
-    sticky = list(lane.lane.ready)[-2:]
-    for ticket in sticky:
+    return lane, lane.lane.consumers[incarnation]
+
+
+def wait_at(lane: LaneWorld, consumer: Consumer | None, *tickets: Ticket, first: bool = False) -> None:
+    """Tickets of the backlog wait for room at ``consumer``, as if it had had them before; None: at anybody."""
+    for ticket in tickets:
         lane.lane.unqueue(ticket)
         ticket.queued = False
         ticket.consumer = consumer
-        lane.lane.make_ready(ticket)
+        lane.lane.make_ready(ticket, first=first)
+
+
+def test_what_waited_at_a_worker_that_leaves_goes_before_the_backlog_in_its_order() -> None:
+    # Given a backlog, of which two tickets wait for room at the worker that had them before
+    lane, consumer = crowded()
+    sticky = list(lane.lane.ready)[-2:]
+    wait_at(lane, consumer, *sticky)
     assert list(consumer.ready) == sticky
     # When it leaves
     consumer.leaving = True
@@ -467,28 +477,12 @@ def test_what_waited_at_a_worker_that_leaves_goes_before_the_backlog_in_its_orde
 
 def test_what_waited_at_a_worker_goes_behind_what_was_lost_or_given_back() -> None:
     # Given a ticket that was given back and waits for room, behind it a backlog, and tickets that wait at one worker
-    lane = world()
-    incarnation = lane.join("w1@h", slots=1)
-    for i in range(20):
-        lane.push(f"T{i}", "long")
-    lane.read()
-    consumer = lane.lane.consumers[incarnation]
-    *_, back, one, two = lane.lane.ready
-    for ticket in (back, one, two):
-        lane.lane.unqueue(ticket)
-        ticket.queued = False
-    lane.lane.make_ready(back, first=True)
-    for ticket in (one, two):
-        ticket.consumer = consumer
-        lane.lane.make_ready(ticket)
+    lane, consumer = crowded()
+    *backlog, back, one, two, three = lane.lane.ready
+    wait_at(lane, None, back, first=True)
     # When that worker is to be kept empty for a suspect, twice in a row
-    backlog = list(lane.lane.ready)[1:]
-    lane.lane.free_ready(consumer)
-    three = backlog.pop()
-    lane.lane.unqueue(three)
-    three.queued = False
-    three.consumer = consumer
-    lane.lane.make_ready(three)
-    lane.lane.free_ready(consumer)
+    for tickets in ((one, two), (three,)):
+        wait_at(lane, consumer, *tickets)
+        lane.lane.free_ready(consumer)
     # Then the first one is still the first, and the backlog the last
-    assert list(lane.lane.ready) == [back, three, one, two, *backlog]
+    assert list(lane.lane.ready) == [back, one, two, three, *backlog]
