@@ -81,7 +81,7 @@ def run(execution: Execution, row: int, request: dict[str, Any], body: str) -> T
                 # The rest of the run goes back with its first message.
                 unstarted.append(delivery.outcome(Kind.RETURNED))
                 continue
-            outcome, traced = _traced(execution, delivery, template)
+            outcome, traced = _traced(execution, delivery, incarnation, template)
             events.append(event_of(delivery, traced))
             pending.append((delivery, outcome))
             if outcome.kind is Kind.DONE and position + 1 < len(deliveries):
@@ -101,7 +101,9 @@ def run(execution: Execution, row: int, request: dict[str, Any], body: str) -> T
     return (0, events, time.monotonic() - started)
 
 
-def _traced(execution: Execution, delivery: Delivery, template: dict[str, Any]) -> tuple[Outcome, Traced]:
+def _traced(
+    execution: Execution, delivery: Delivery, incarnation: str, template: dict[str, Any]
+) -> tuple[Outcome, Traced]:
     wanted = dict(template)
     wanted["id"] = wanted["correlation_id"] = wanted["root_id"] = delivery.message_id
     wanted["task"] = delivery.task
@@ -110,7 +112,7 @@ def _traced(execution: Execution, delivery: Delivery, template: dict[str, Any]) 
     known = execution.app.tasks.get(delivery.task)
     wanted["ignore_result"] = bool(known.ignore_result) if known is not None else True
     try:
-        return execution.trace(delivery, wanted)
+        return execution.trace(delivery, incarnation, wanted)
     except SoftTimeLimitExceeded as exc:
         # It struck outside the task's body, in Celery's tracer or ours.
         return delivery.outcome(Kind.FAILED, f"{type(exc).__name__}: {exc}"), (1, None, 0.0)

@@ -29,8 +29,10 @@ class TicketContext:
         "entered",
         "fence",
         "id",
+        "late",
         "lost",
         "max_attempts",
+        "may_begin",
         "message_id",
         "started_us",
         "undo_failed",
@@ -44,6 +46,7 @@ class TicketContext:
         fence: int,
         max_attempts: int,
         commit: Callable[[TicketContext], None],
+        may_begin: Callable[[], bool],
         lost: LostAttempt | None = None,
     ) -> None:
         self.id = id_
@@ -58,6 +61,10 @@ class TicketContext:
         self.undo_failed = False
         #: Whether the task's body was entered: a task that calls itself, or another one, is called directly then.
         self.entered = False
+        #: Whether the lease that the message was dispatched under still holds.
+        self.may_begin = may_begin
+        #: Whether it was over when the task's body was about to be entered, which it then was not.
+        self.late = False
         #: Whether effects and success were written before Celery stored the result.
         self.committed = False
         self._effects: Effects | None = None

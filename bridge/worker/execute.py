@@ -4,7 +4,7 @@ The order of steps for one message, on either path:
 
 1. Its fence is noted in shared memory: if this process dies now, whoever is left knows whom to charge.
 2. The lease of the incarnation that it was dispatched to holds, and it is not wanted back: else it is given back.
-3. Celery's own tracer runs the task.
+3. Celery's own tracer runs the task, whose body looks at the lease once more: signals and results come before it.
 4. The outcome is written, with the effects in the same step; only then the next message of its ticket starts.
 
 The lease is checked against memory, never against Redis: nothing stands between two messages but one write, and in a
@@ -17,6 +17,7 @@ import json
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from billiard.einfo import ExceptionInfo
@@ -74,7 +75,7 @@ class Execution:
 
     # -- one message ---------------------------------------------------------------------------------------------
 
-    def trace(self, delivery: Delivery, request: dict[str, Any]) -> tuple[Outcome, Traced]:
+    def trace(self, delivery: Delivery, incarnation: str, request: dict[str, Any]) -> tuple[Outcome, Traced]:
         """Runs one message through Celery's tracer. The outcome is not written yet, unless it was committed early."""
         task = self.app.tasks.get(delivery.task)
         if task is None:
@@ -90,6 +91,7 @@ class Execution:
             delivery.fence,
             max_attempts,
             self._commit_early,
+            partial(self.shared.holds, incarnation),
             delivery.lost,
         )
         request["bridge_ticket"] = context
@@ -97,6 +99,9 @@ class Execution:
         delivery.started_us = context.started_us = time.time_ns() // 1000
         started = time.perf_counter()
         result, info, runtime, shown = task.__trace__(delivery.message_id, delivery.args, delivery.kwargs, request)
+        if context.late:
+            delivery.started_us = 0
+            return delivery.outcome(Kind.RETURNED), ignored("the lease ended before the task began")
         delivery.service_ms = (time.perf_counter() - started) * 1000
         if info is None:
             return delivery.outcome(Kind.DONE), (0, shown, runtime)
@@ -187,7 +192,7 @@ class Execution:
                 self.writer.write(incarnation, [delivery.outcome(Kind.LOST, CUT_OFF)])
                 return ignored(CUT_OFF)
             request.update(embed, args=args, kwargs=kwargs, hostname=self.hostname, is_eager=False)
-            outcome, traced = self.trace(delivery, request)
+            outcome, traced = self.trace(delivery, incarnation, request)
             self.write(incarnation, [(delivery, outcome)])
             return traced
 

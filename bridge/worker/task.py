@@ -79,6 +79,11 @@ class TicketTask(_Base):  # type: ignore[misc, unused-ignore]
         if ticket is None or ticket.entered:
             return super().__call__(*args, **kwargs)
         ticket.entered = True
+        if not ticket.may_begin():
+            # Between the look at the lease and here, handlers of signals and, with `task_track_started`, a write to the
+            # result backend may have waited for long. Somebody else may have the ticket by now.
+            ticket.late = True
+            raise Ignore("the lease ended before the task began")
         try:
             self._roll_back(ticket, args, kwargs)
             result = self.run(*args, **kwargs)

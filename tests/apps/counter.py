@@ -65,9 +65,12 @@ def fixed() -> bool:
 
 @app.task(bind=True, ignore_result=True, name="counter.append")
 def append(self: Any, ticket_id: str, payload: Any) -> None:
-    """Appends its number to the ticket's list, with the success or not at all."""
+    """Appends its number to the ticket's list, with the success or not at all.
+
+    Takes ``ms``; with ``attempts``, only the first so many do.
+    """
     with ledger(self, ticket_id, payload):
-        if payload.get("ms"):
+        if payload.get("ms") and self.ticket.attempt <= payload.get("attempts", self.ticket.attempt):
             time.sleep(payload["ms"] / 1000)
         self.ticket.effects.rpush(f"log:{ticket_id}", payload["n"])
 
@@ -120,7 +123,7 @@ def auto(self: Any, ticket_id: str, payload: Any) -> None:
     self.ticket.effects.rpush(f"log:{ticket_id}", payload["n"])
 
 
-@app.task(bind=True, name="counter.hard", time_limit=1, ignore_result=True)
+@app.task(bind=True, name="counter.hard", time_limit=2, ignore_result=True)
 def hard(self: Any, ticket_id: str, payload: Any) -> None:
     """Runs into the hard time limit until attempt ``payload['until']``."""
     if self.ticket.attempt < payload["until"]:
@@ -128,7 +131,7 @@ def hard(self: Any, ticket_id: str, payload: Any) -> None:
     self.ticket.effects.rpush(f"log:{ticket_id}", payload["n"])
 
 
-@app.task(bind=True, name="counter.soft", soft_time_limit=1, ignore_result=True)
+@app.task(bind=True, name="counter.soft", soft_time_limit=2, ignore_result=True)
 def soft(self: Any, ticket_id: str, payload: Any) -> None:
     """Runs into the soft time limit until attempt ``payload['until']``."""
     if self.ticket.attempt < payload["until"]:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import time
-from types import SimpleNamespace
 from typing import Any
 
-from celery import Celery
+import pytest
+from celery import Celery, signals
 
 from bridge.installation import install
 from bridge.names import BUNDLE_TASK, HEADER_BASE, HEADER_INCARNATION, HEADER_RUNS
@@ -45,12 +45,15 @@ def test_a_success_that_is_committed_before_its_result_is_stored_says_when_it_be
 
     app.finalize()
     writer: Any = Writer()
-    shared: Any = SimpleNamespace(incarnation=LIFE)
+    shared = Shared()
+    shared.begin(LIFE, now_ns() + 60 * 10**9)
     execution = Execution(app, app.bridge.settings, shared, writer, "w1@here")
     delivery = Delivery("T1", "5-0", 1000, 1, pay.name, ["T1", 3], {})
 
     before_us = time.time_ns() // 1000
-    outcome, _ = execution.trace(delivery, {"id": "5-0", "task": pay.name, "delivery_info": {}, "hostname": "w1@here"})
+    outcome, _ = execution.trace(
+        delivery, LIFE, {"id": "5-0", "task": pay.name, "delivery_info": {}, "hostname": "w1@here"}
+    )
 
     assert outcome.kind is Kind.DONE
     [told] = writer.applied
@@ -90,3 +93,48 @@ def test_a_bundle_starts_nothing_when_the_lease_ended_while_it_wrote() -> None:
 
     assert begun == ["T1"]
     assert shared.running_fences() == set()
+
+
+@pytest.mark.parametrize("bundled", [False, True])
+def test_a_message_does_not_begin_when_the_lease_ends_on_the_way_to_its_body(bundled: bool) -> None:
+    """Celery stores that the task has started, where that is asked for, and calls handlers: both may wait for long."""
+    app: Any = install(Celery("shop", broker="redis://localhost:1/0", backend="cache+memory://", set_as_current=False))
+    begun: list[str] = []
+
+    @app.task(name="shop.pay", lazy=False, shared=False)
+    def pay(ticket_id: str, payload: Any) -> None:
+        begun.append(ticket_id)
+
+    app.finalize()
+    shared = Shared()
+    shared.begin(LIFE, now_ns() + 60 * 10**9)
+    written: list[Outcome] = []
+
+    class KeepingWriter:
+        def write(self, incarnation: str, outcomes: Any) -> bool:
+            assert incarnation == LIFE
+            written.extend(outcomes)
+            return True
+
+    writer: Any = KeepingWriter()
+    execution = Execution(app, app.bridge.settings, shared, writer, "w1@here")
+    runs: list[Any] = [["T1", 0, 1, [["7-0", pay.name, 3]]]]
+    request = {"id": "b", "task": BUNDLE_TASK, HEADER_BASE: 1000, HEADER_RUNS: runs, HEADER_INCARNATION: LIFE}
+
+    def waits_for_long(**_: Any) -> None:
+        shared.end()
+
+    signals.task_prerun.connect(waits_for_long, sender=pay)
+    try:
+        if bundled:
+            execution.run_bundle(request, json.dumps(runs))
+        else:
+            alone = {**request, "id": "7-0", "task": pay.name, "delivery_info": {}, HEADER_RUNS: [["T1", 0, 1, 1, 1]]}
+            execution.run_alone(alone, pay.name, json.dumps([["T1", 3], {}, {}]))
+    finally:
+        signals.task_prerun.disconnect(waits_for_long, sender=pay)
+
+    assert begun == []
+    # Nothing was done, and nobody is told that it was: neither the leader nor whoever waits for the result.
+    assert [(outcome.kind, outcome.started_us) for outcome in written] == [(Kind.RETURNED, 0)]
+    assert app.AsyncResult("7-0").state == "PENDING"

@@ -41,7 +41,7 @@ def on_ticket(
 ) -> Iterator[tuple[TicketContext, list[TicketContext]]]:
     """Runs the block as if the task handled a message; the context, and what was committed early."""
     commits: list[TicketContext] = []
-    context = TicketContext("T1", "5-0", attempt, 1000, 3, commits.append, lost)
+    context = TicketContext("T1", "5-0", attempt, 1000, 3, commits.append, lambda: True, lost)
     task.push_request(bridge_ticket=context)
     try:
         yield context, commits
