@@ -9,7 +9,7 @@ import re
 from typing import Any
 
 import redis
-from redis import Connection, Redis, SSLConnection, UnixDomainSocketConnection
+from redis import Connection, ConnectionPool, Redis, SSLConnection, UnixDomainSocketConnection
 from redis.backoff import NoBackoff
 from redis.exceptions import ResponseError
 from redis.retry import Retry
@@ -75,6 +75,10 @@ def is_full(exc: BaseException) -> bool:
     return error_code(exc) == "OOM"
 
 
+#: RESP2 and no decoding, whatever a URL says: the hot paths read raw replies, of the same form from every version.
+_RAW: dict[str, Any] = {"protocol": 2, "decode_responses": False}
+
+
 class _Leaving:
     """A connection that is given up when the server says that it is not the primary (any more).
 
@@ -123,9 +127,8 @@ def client(url: str, *, timeout_s: float | None = 5.0, single: bool = False) -> 
 
     No retry inside: whoever calls knows whether a repeat is safe. With sentinels it follows the primary.
     """
-    # RESP2 and no decoding: the hot paths read raw replies, of the same form from every server version.
     options: dict[str, Any] = {
-        "protocol": 2,
+        **_RAW,
         "socket_timeout": timeout_s,
         "socket_connect_timeout": None if timeout_s is None else min(timeout_s, CONNECT_S),
         "retry": Retry(NoBackoff(), 0),
@@ -138,7 +141,8 @@ def client(url: str, *, timeout_s: float | None = 5.0, single: bool = False) -> 
     else:
         options["socket_keepalive"] = True
         options["connection_class"] = _Tls if url.startswith("rediss://") else _Plain
-    return Redis.from_url(url, single_connection_client=single, **options)
+    pool = ConnectionPool.from_url(url, **options)
+    return _owner_of(pool, single)
 
 
 def _client_of_primary(url: str, options: dict[str, Any], single: bool) -> Redis:
@@ -158,6 +162,12 @@ def _client_of_primary(url: str, options: dict[str, Any], single: bool) -> Redis
         **options,
         **primary,
     ).connection_pool
+    return _owner_of(pool, single)
+
+
+def _owner_of(pool: ConnectionPool, single: bool) -> Redis:
+    # Again: what a URL says has come after it.
+    pool.connection_kwargs.update(_RAW)
     made = Redis(connection_pool=pool, single_connection_client=single)
     # The pool is this client's own: they end together.
     made.auto_close_connection_pool = True

@@ -6,6 +6,7 @@ Nothing here lets a password out. Errors of redis-py are translated to one line 
 
 from __future__ import annotations
 
+import re
 import socket
 from collections.abc import Sequence
 from typing import Protocol, cast
@@ -13,10 +14,12 @@ from urllib.parse import urlsplit
 
 import redis
 
-from routing.address import normalised, sentinels_of, without_password
+from routing.address import database_of, without_password
 from routing.connection import client
 from routing.errors import ConfigurationError, ServerTooOld, ServerUnavailable
 
+_UNKNOWN_OPTION = re.compile(r"unexpected keyword argument '(\w+)'")
+_FORM = "redis://[user:password@]host[:port][/db]"
 SCHEMES = ("redis", "rediss", "unix", "sentinel")
 #: How long one send or one reply may take, in seconds: a server that saves or swaps answers late, but answers.
 ANSWER_TIMEOUT_S = 60.0
@@ -51,6 +54,9 @@ def without_secrets(url: str) -> str:
         return f"sentinel://{without_password(url).partition('://')[2].rpartition('@')[2]}"
     try:
         parts = urlsplit(url)
+        if parts.scheme not in SCHEMES or "@" in parts.path + parts.query + parts.fragment:
+            # What is shown could be a piece of the password.
+            return "a malformed URL"
         if parts.scheme == "unix":
             return f"unix://{parts.path}"
         host = parts.hostname or "localhost"
@@ -65,30 +71,51 @@ def check_url(url: str, *, called: str) -> str:
     ``called`` is what the user knows the value as: ``option url``, ``--url``. A ``rediss://`` URL that does not say
     whether the server's certificate is checked has it checked.
     """
-    scheme = url.partition("://")[0].lower()
-    if scheme not in SCHEMES or "://" not in url:
+    scheme, separator, rest = url.partition("://")
+    scheme = scheme.lower()
+    if scheme not in SCHEMES or not separator:
         raise ConfigurationError(f"{called} must start with redis://, rediss://, unix:// or sentinel://")
-    if scheme == "sentinel":
-        try:
-            sentinels_of(url)
-        except ConfigurationError as error:
-            raise ConfigurationError(f"{called}: {error}") from None
-        return url
+    url = f"{scheme}://{rest}"
+    if scheme != "sentinel":
+        url = _checked_parts(url, called)
+    try:
+        # Made, not opened: a connection knows which options of the URL there are.
+        client(url).connection_pool.make_connection()
+    except ConfigurationError as error:
+        raise ConfigurationError(f"{called}: {error}") from None
+    except (ValueError, TypeError) as error:
+        unknown = _UNKNOWN_OPTION.search(str(error))
+        if unknown:
+            raise ConfigurationError(f"{called} has an option that means nothing to it: {unknown[1]}") from None
+        raise ConfigurationError(f"{called} is not a Redis URL ({_FORM})") from None
+    return url
+
+
+def _checked_parts(url: str, called: str) -> str:
+    """``url`` with the certificate checked. Raises ``ConfigurationError``, which never quotes it."""
     try:
         parts = urlsplit(url)
-        # A password with a bare '/', '?' or '#' moves the rest of itself to where the host is looked for, and errors
-        # about an unreachable host would show it.
-        if scheme != "unix" and "@" in parts.path + parts.query + parts.fragment:
-            raise ConfigurationError(
-                f"{called} has an @ behind its host; write special characters of a password percent-encoded (/ as %2F)"
-            )
         _ = parts.port
-        if scheme == "rediss" and "ssl_cert_reqs=" not in parts.query:
-            url = parts._replace(query="&".join(filter(None, [parts.query, "ssl_cert_reqs=required"]))).geturl()
-        redis.ConnectionPool.from_url(normalised(url))
-    except (ValueError, TypeError):
-        raise ConfigurationError(f"{called} is not a Redis URL (redis://[user:password@]host[:port][/db])") from None
+    except ValueError:
+        raise ConfigurationError(f"{called} is not a Redis URL ({_FORM})") from None
+    if parts.scheme == "unix":
+        return url
+    # A password with a bare '/', '?' or '#' moves the rest of itself to where the host is looked for, and errors about
+    # an unreachable host would show it.
+    if "@" in parts.path + parts.query + parts.fragment:
+        raise ConfigurationError(
+            f"{called} has an @ behind its host; write special characters of a password percent-encoded (/ as %2F)"
+        )
+    if not database_of(parts).isdecimal():
+        raise ConfigurationError(f"{called} names a database that is no number ({_FORM})")
+    if parts.scheme == "rediss" and "ssl_cert_reqs=" not in parts.query:
+        return parts._replace(query="&".join(filter(None, [parts.query, "ssl_cert_reqs=required"]))).geturl()
     return url
+
+
+def database(url: str) -> int:
+    """The number of the database that a URL names; 0 where it names none. Connects to nothing."""
+    return int(client(url).connection_pool.connection_kwargs.get("db") or 0)
 
 
 def connect(url: str) -> RedisConnection:

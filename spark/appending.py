@@ -53,11 +53,11 @@ class Chunk:
     def present(self) -> bytes:
         return b"" if self.rows is None else self.rows.present(self.start, self.end)
 
-    def split(self, rows: int) -> tuple[Chunk, Chunk]:
+    def split(self, rows: int, names: bytes) -> tuple[Chunk, Chunk]:
         """The same rows as two chunks, the first with ``rows`` rows."""
         assert self.rows is not None
         cut = self.start + rows
-        middle = self.before.behind(self.rows.wire(self.start, cut), rows)
+        middle = self.before.behind(self.rows.wire(self.start, cut), rows, names)
         first = Chunk(self.rows, self.start, cut, self.before, middle)
         return first, Chunk(self.rows, cut, self.end, middle, self.after)
 
@@ -79,6 +79,8 @@ class Appending:
         """``window``: chunks that may be unanswered. ``url`` is for errors only, without its secrets."""
         self._link, self._at, self._columns, self._patience = link, at, columns, patience
         self._chunk_rows, self._window, self._url = chunk_rows, window, url
+        #: Part of the digest: the same values under other names are other rows.
+        self._names = "\0".join(columns.names).encode()
         #: Behind the last row that was added.
         self._here = Mark()
         #: Where the guard is, as long as that is ahead of what was added, or the partition's end.
@@ -112,7 +114,7 @@ class Appending:
                 start += self._compare(rows, start, self._ahead)
                 continue
             end = rows.fitting(start, self._chunk_rows, MAX_CHUNK_BYTES)
-            after = self._here.behind(rows.wire(start, end), end - start)
+            after = self._here.behind(rows.wire(start, end), end - start, self._names)
             chunk = Chunk(rows, start, end, self._here, after)
             self._here = after
             self._unanswered.append(chunk)
@@ -226,7 +228,7 @@ class Appending:
             self._same(done.after, found)
         if waiting and found.rows > waiting[0].before.rows:
             cut = waiting.popleft()
-            first, rest = cut.split(found.rows - cut.before.rows)
+            first, rest = cut.split(found.rows - cut.before.rows, self._names)
             self._same(first.after, found)
             waiting.appendleft(rest)
         if waiting:
@@ -242,7 +244,7 @@ class Appending:
         count = min(len(rows) - start, ahead.rows - self._here.rows)
         if not count:
             raise self._changed(f"it was complete with {ahead.rows} rows, and this attempt has more")
-        self._here = self._here.behind(rows.wire(start, start + count), count)
+        self._here = self._here.behind(rows.wire(start, start + count), count, self._names)
         self._same(self._here, ahead)
         if self._here.rows == ahead.rows and not ahead.over:
             self._ahead = None
@@ -250,7 +252,7 @@ class Appending:
 
     def _same(self, mine: Mark, found: Mark) -> None:
         if mine.rows == found.rows and mine.digest != found.digest:
-            raise self._changed(f"its first {found.rows} rows are others, or in another order")
+            raise self._changed(f"its first {found.rows} rows are others, or in another order, or have other fields")
 
     @property
     def _name(self) -> str:

@@ -20,6 +20,7 @@ consumer group is touched. With ``--progress json`` standard output is JSON line
 
 from __future__ import annotations
 
+import signal
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -27,6 +28,9 @@ from typing import TYPE_CHECKING
 if __package__ in (None, ""):
     # Started as a file: its own folder is on the path, where the project's folder must be.
     sys.path[0] = str(Path(__file__).resolve().parent.parent)
+if __name__ == "__main__" and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+    # Until somebody is there who tells it in one line: Ctrl-C while modules are imported has no trace.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 import click
 

@@ -70,26 +70,29 @@ class ArchivePlace:
         finally:
             os.close(lock)
 
-    def claim(self, stream: str, group: str, tables: list[str]) -> None:
+    def claim(self, stream: str, group: str, tables: list[str], *, database: int) -> None:
         """Make this the archive of one lane.
 
+        Of the server only the number of the database is kept: its address may change, and it has no name of its own.
         Raises ``ConfigurationError`` when it is another lane's, or when a table has files but its checkpoint is gone:
         all would be archived a second time.
         """
-        lane = {"stream": stream, "group": group}
+        lane: dict[str, str | int] = {"stream": stream, "group": group, "database": database}
         checkpoints = self.root / _CHECKPOINTS
         checkpoints.mkdir(exist_ok=True)
         known = checkpoints / "lane.json"
-        if not known.exists():
+        kept = json.loads(known.read_text()) if known.exists() else {}
+        # A folder that was begun before it kept the database takes the first that comes.
+        found = lane | kept
+        if found != lane:
+            raise ConfigurationError(
+                f"{self.root} is the archive of stream {found['stream']!r}, group {found['group']!r} in database "
+                f"{found['database']}; choose another folder"
+            )
+        if kept != lane:
             fresh = checkpoints / ".lane.json"
             fresh.write_text(json.dumps(lane) + "\n")
             fresh.replace(known)
-        found = json.loads(known.read_text())
-        if found != lane:
-            raise ConfigurationError(
-                f"{self.root} is the archive of stream {found['stream']!r}, group {found['group']!r}; "
-                "choose another folder"
-            )
         for table in tables:
             if not self.checkpoint(table).exists() and any(self.table(table).glob("date=*/batch=*")):
                 raise ConfigurationError(

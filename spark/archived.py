@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from routing.errors import ConfigurationError, InputError
+from spark.patterns import to_read
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -61,6 +62,8 @@ COLUMNS = {
 }
 
 _ID = re.compile(r"(\d{1,20})(?:-(\d{1,20}))?")
+#: Digits of a year, and of a date without hyphens.
+_DATES = (4, 8)
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MISSING = ("PATH_NOT_FOUND", "UNABLE_TO_INFER_SCHEMA")
 _ID_TYPE = "decimal(20,0)"
@@ -105,6 +108,10 @@ def _bound(option: str, text: str | None, *, after: bool) -> tuple[int, int] | N
     found = _ID.fullmatch(text.strip())
     if found and found[2] is not None:
         return (int(found[1]), int(found[2]) + after)
+    if found and len(found[1]) in _DATES:
+        raise ConfigurationError(
+            f"{option} {text.strip()} could be a date or a message id: write 2026-03-14, or {found[1]}-0"
+        )
     if found:
         return (int(found[1]) + after, 0)
     try:
@@ -145,10 +152,8 @@ def read_table(session: SparkSession, archive: str, name: str) -> DataFrame:
     from pyspark.sql import functions as fn
 
     columns = COLUMNS[name]
-    # Said outright: without a scheme a path is of the file system that Spark was configured with.
-    root = archive if "://" in archive else f"file://{Path(archive).resolve()}"
     try:
-        found = session.read.parquet(f"{root}/{name}")
+        found = session.read.parquet(f"{to_read(archive)}/{name}")
     except AnalysisException as error:
         if error.getCondition() not in _MISSING:
             raise

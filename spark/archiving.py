@@ -21,6 +21,7 @@ from pyspark.sql import functions as fn
 from routing.errors import EntriesLost
 from routing.keys import LaneKeys
 from routing.stop_signal import StopSignal
+from spark.address import database
 from spark.archive_place import NO_DATE, ArchivePlace
 from spark.archive_tables import Table
 from spark.failures import Terminated, emit, one_line
@@ -69,6 +70,10 @@ class Archive:
     #: Spark's own configuration, as the user wants it.
     conf: dict[str, str] = field(default_factory=dict)
 
+    def claim(self) -> None:
+        """Make the folder the archive of this lane. Raises what ``ArchivePlace.claim`` raises."""
+        self.place.claim(self.stream, self.group, [table.name for table in self.tables], database=database(self.url))
+
 
 def archive(asked: Archive) -> dict[str, int]:
     """Archive with a session of its own, reporting as asked; returns the rows written to each table.
@@ -77,7 +82,7 @@ def archive(asked: Archive) -> dict[str, int]:
     when a run that was to end by itself was stopped, and what ended a query.
     """
     with asked.place.held():
-        asked.place.claim(asked.stream, asked.group, [table.name for table in asked.tables])
+        asked.claim()
         conf = {**CONF, **asked.conf}
         with job_session("ticket-bridge archive", master=asked.master, log=asked.log, conf=conf) as session:
             return Run(session, asked).run()

@@ -39,7 +39,11 @@ def as_bytes(column: pa.Array) -> pa.Array:
         return column
     if not (is_text(column.type) or is_bytes(column.type)):
         column = column.cast(pa.string())
-    return column.cast(pa.binary())
+    try:
+        return column.cast(pa.binary())
+    except pa.ArrowInvalid:
+        # A piece of a column of more than 2 GiB: small itself, but not the places of its values, until it is copied.
+        return column.take(pa.arange(0, len(column), 1)).cast(pa.binary())
 
 
 def is_text(kind: pa.DataType) -> bool:

@@ -7,21 +7,24 @@ string. JSON lines, Parquet and tables keep their types.
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TypeVar
+from urllib.parse import unquote, urlsplit
 
 from pyspark.errors import AnalysisException, ParseException
-from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as fn
 from pyspark.sql.types import StringType, StructType
 
 from routing.errors import ConfigurationError, InputError
 from spark.failures import REFUSED
+from spark.json_lines import LINE, ROW, WRONG, infer_columns, parsed_lines
+from spark.naming import MALFORMED, column, in_one_line
 from spark.options import nearest
+from spark.patterns import to_read
 
 FORMATS = ("csv", "json", "parquet")
 #: Not a file: the name of a table or view that the session knows.
 TABLE = "table"
-#: The column that holds the text of a row that could not be read; null for all others.
-MALFORMED = "__malformed"
 #: Where a row came from: file, first byte of its piece of the file, and a number that rises within the piece.
 POSITION = ("__file", "__block", "__row")
 #: A CSV cell may hold line breaks in quotes and quotes by doubling, as spreadsheets write them. The header of each file
@@ -36,6 +39,10 @@ _SUFFIXES = {
     ".pq": "parquet",
 }
 _COMPRESSED = (".gz", ".bz2", ".zst")
+_Named = TypeVar("_Named", DataFrame, StructType)
+#: What Spark puts where bytes of a CSV are no UTF-8.
+_UNDECODED = "\ufffd"
+_NO_FILES = "UNABLE_TO_INFER_SCHEMA"
 
 
 def format_of(path: str) -> str:
@@ -50,13 +57,20 @@ def format_of(path: str) -> str:
 
 
 def check_readable(path: str) -> None:
-    """Raise ``InputError`` when a local path does not exist or cannot be read; other file systems Spark asks."""
+    """Raise ``InputError`` when a local path does not exist or cannot be read; other file systems Spark asks.
+
+    So it does for a folder within a folder, unless it names a column (``day=2026-11-22``): Spark would pass it over.
+    """
     if "://" in path:
         return
     local = Path(path)
     try:
         if local.is_dir():
-            next(local.iterdir(), None)
+            passed_over = _passed_over(local)
+            if passed_over is not None:
+                raise InputError(
+                    f"the files in {passed_over} would not be read: give that folder by itself, or name it column=value"
+                )
         else:
             with local.open("rb"):
                 pass
@@ -66,6 +80,26 @@ def check_readable(path: str) -> None:
         raise InputError(f"cannot read {path}: {error.strerror}") from None
 
 
+def _passed_over(folder: Path) -> Path | None:
+    """A folder with files somewhere below this one that Spark does not read."""
+    for child in _seen(folder):
+        if child.is_dir():
+            found = _passed_over(child) if "=" in child.name else child if _has_files(child) else None
+            if found is not None:
+                return found
+    return None
+
+
+def _has_files(folder: Path) -> bool:
+    return any(_has_files(child) if child.is_dir() else True for child in _seen(folder))
+
+
+def _seen(folder: Path) -> list[Path]:
+    """What is in a folder, but for what Spark takes for no data, by its name."""
+    names = (child.name for child in folder.iterdir())
+    return [folder / name for name in sorted(names) if name[0] != "." and (name[0] != "_" or "=" in name)]
+
+
 def read_events(session: SparkSession, path: str, kind: str | None = None, *, tolerant: bool = False) -> DataFrame:
     """The events of a log.
 
@@ -73,27 +107,37 @@ def read_events(session: SparkSession, path: str, kind: str | None = None, *, to
     DataFrame is used, not a row that is quietly dropped or filled up; a ``tolerant`` read has it, with its text in
     the column ``MALFORMED``. Raises ``InputError`` for a file or a table that is not there.
     """
-    kind = kind or format_of(path)
+    try:
+        return _read(session, path, kind or format_of(path), tolerant)
+    except AnalysisException as error:
+        if error.getCondition() != _NO_FILES:
+            raise
+    raise InputError(f"there is no file in {path} (names that begin with _ or . are skipped)")
+
+
+def _read(session: SparkSession, path: str, kind: str, tolerant: bool) -> DataFrame:
     if kind == TABLE:
         return _table(session, path)
     check_readable(path)
-    if "://" not in path:
-        # Said outright: without a scheme a path is of the file system that Spark was configured with.
-        path = f"file://{Path(path).resolve()}"
+    path = to_read(path)
     reader = session.read.option("mode", "FAILFAST")
     if kind == "csv":
-        events = reader.options(**CSV_OPTIONS).csv(path)
+        events = _with_free_names(reader.options(**CSV_OPTIONS).csv(path))
+        _check_header(session, events)
         if tolerant:
             schema = StructType([*events.schema.fields]).add(MALFORMED, StringType())
             lenient = session.read.option("mode", "PERMISSIVE").option("columnNameOfCorruptRecord", MALFORMED)
             events = lenient.options(**CSV_OPTIONS).schema(schema).csv(path)
-        return filled(events)
+        return filled(_of_utf8(events))
     if kind == "json":
-        if tolerant:
-            reader = session.read.option("mode", "PERMISSIVE").option("columnNameOfCorruptRecord", MALFORMED)
-        return reader.json(path)
+        lines = session.read.schema(f"{LINE} string").text(path)
+        inferred, doubled = infer_columns(session, path, lines, tolerant=tolerant)
+        columns = _with_free_names(inferred)
+        if not columns.fields:
+            return lines.select()
+        return parsed_lines(lines, columns, tolerant=tolerant, compare_members=doubled)
     if kind == "parquet":
-        return reader.parquet(path)
+        return _with_free_names(reader.parquet(path))
     raise ConfigurationError(f"unknown format {kind!r}{nearest(kind, [*FORMATS, TABLE])}")
 
 
@@ -106,47 +150,53 @@ def follow_events(
     other ones is malformed. Raises ``InputError`` when there are no files, and ``ConfigurationError`` for a schema that
     cannot be read.
     """
+    check_readable(folder)
     columns = _columns_of(session, folder, kind, tolerant) if schema is None else _declared(schema)
-    if "://" not in folder:
-        folder = f"file://{Path(folder).resolve()}"
+    columns = _with_free_names(columns)
+    folder = to_read(folder)
     reader = session.readStream.option("maxFilesPerTrigger", str(files))
     if kind == "json":
-        return parsed_lines(reader.text(folder), columns, tolerant=tolerant)
+        return parsed_lines(reader.schema(f"{LINE} string").text(folder), columns, tolerant=tolerant)
     if kind == "parquet":
         return reader.schema(columns).parquet(folder)
     if tolerant:
         columns = StructType([*columns.fields]).add(MALFORMED, StringType())
         reader = reader.option("columnNameOfCorruptRecord", MALFORMED)
     reader = reader.option("mode", "PERMISSIVE" if tolerant else "FAILFAST").options(**CSV_OPTIONS)
-    return filled(reader.schema(columns).csv(folder))
+    return filled(_of_utf8(reader.schema(columns).csv(folder)))
 
 
-def parsed_lines(lines: DataFrame, columns: StructType, *, tolerant: bool) -> DataFrame:
-    """Lines of text (column ``value``) as the JSON objects that they are.
+def _check_header(session: SparkSession, events: DataFrame) -> None:
+    """Raise ``InputError`` for a header that has a name twice, or none: Spark makes names up then.
 
-    Spark's own reader leaves out of an object, in silence, what is not among the columns that it was told. Here such a
-    line is malformed.
+    Those end in the number of the column. Where one does, the header of the first local file is read as it is.
     """
-    value = fn.col("value")
-    schema, options = columns, {"mode": "FAILFAST"}
-    if tolerant:
-        schema = StructType([*columns.fields]).add(MALFORMED, StringType())
-        options = {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": MALFORMED}
-    known = fn.array(*(fn.lit(name) for name in columns.names))
-    new = fn.get(fn.array_except(fn.json_object_keys(value), known), 0)
-    rows = lines.where(fn.trim(value) != "").select(value, fn.from_json(value, schema, options).alias("row"))
-    if tolerant:
-        malformed = fn.when(fn.get(fn.json_object_keys(value), 0).isNull() | new.isNotNull(), value)
-        told = fn.coalesce(fn.col(f"row.{MALFORMED}"), malformed)
-        return rows.select(*(fn.col("row")[name].alias(name) for name in columns.names), told.alias(MALFORMED))
-    text = fn.concat(
-        fn.lit(f"{REFUSED}a line has a member '"),
-        new,
-        fn.lit("' that is no column; start anew, or name it in --schema"),
-    )
-    first, *others = (fn.col("row")[name].alias(name) for name in columns.names)
-    checked = fn.when(new.isNotNull(), fn.raise_error(text)).otherwise(first)
-    return rows.select(checked.alias(columns.names[0]), *others)
+    if not any(name.endswith(str(number)) for number, name in enumerate(events.columns)):
+        return
+    local = sorted(uri for uri in events.inputFiles() if urlsplit(uri).scheme == "file")
+    if not local:
+        return
+    file = unquote(urlsplit(local[0]).path)
+    first = session.read.options(**{**CSV_OPTIONS, "header": "false"}).csv(to_read(file)).head()
+    header = list(first) if first is not None else []
+    seen: dict[str, str] = {}
+    for name in header:
+        if not name:
+            raise InputError(f"the header of {file} has a column without a name: give it one")
+        if name.lower() in seen:
+            both = f"the columns {seen[name.lower()]!r} and {name!r}, which are one"
+            what = f"the column {name!r} twice" if seen[name.lower()] == name else both
+            raise InputError(f"the header of {file} has {what}: rename one of them")
+        seen[name.lower()] = name
+
+
+def _with_free_names(events: _Named) -> _Named:
+    """The events, or their columns, none of which has a name that is used here. Raises ``InputError``."""
+    names = events.names if isinstance(events, StructType) else events.columns
+    for name in names:
+        if name.lower() in (MALFORMED, *POSITION, LINE, ROW, WRONG):
+            raise InputError(f"the log has a column {name!r}: that name is used here, rename it")
+    return events
 
 
 def _declared(schema: str) -> StructType:
@@ -161,12 +211,37 @@ def _declared(schema: str) -> StructType:
 
 def _columns_of(session: SparkSession, folder: str, kind: str, tolerant: bool) -> StructType:
     try:
-        schema = read_events(session, folder, kind, tolerant=tolerant).schema
+        schema = _read(session, folder, kind, tolerant).schema
         return StructType([field for field in schema.fields if field.name != MALFORMED])
     except AnalysisException as error:
-        if error.getCondition() not in ("UNABLE_TO_INFER_SCHEMA", "PATH_NOT_FOUND"):
+        if error.getCondition() not in (_NO_FILES, "PATH_NOT_FOUND"):
             raise
     raise InputError(f"there is no file in {folder} to tell its columns; name them with --schema, or put one there")
+
+
+def _of_utf8(events: DataFrame) -> DataFrame:
+    """A CSV's events without such as were not UTF-8: those are malformed.
+
+    Spark puts U+FFFD where it cannot decode, whatever was there: two tickets would become one.
+    """
+    if any(_UNDECODED in name for name in events.columns):
+        raise InputError("the header of a CSV is not valid UTF-8: convert the file (iconv -t UTF-8)")
+    cells = [
+        column(field.name)
+        for field in events.schema.fields
+        if isinstance(field.dataType, StringType) and field.name != MALFORMED
+    ]
+    undecoded = fn.lit(False)
+    for cell in cells:
+        undecoded |= fn.coalesce(fn.contains(cell, fn.lit(_UNDECODED)), fn.lit(False))
+    text = fn.concat_ws(",", *cells)
+    if MALFORMED in events.columns:
+        return events.withColumn(MALFORMED, fn.coalesce(column(MALFORMED), fn.when(undecoded, text)))
+    said = fn.concat(
+        fn.lit(f"{REFUSED}a row is not valid UTF-8, or holds U+FFFD, which stands for that: "),
+        in_one_line(fn.substring(text, 1, 60)),
+    )
+    return events.where(fn.when(undecoded, fn.raise_error(said)).otherwise(fn.lit(True)))
 
 
 def filled(events: DataFrame) -> DataFrame:
@@ -203,22 +278,10 @@ def with_position(events: DataFrame) -> DataFrame:
 
 def _table(session: SparkSession, name: str) -> DataFrame:
     try:
-        return session.read.table(name)
+        return _with_free_names(session.read.table(name))
     except ParseException:
         raise InputError(f"{name!r} is not the name of a table (catalog.schema.table)") from None
     except AnalysisException as error:
         if error.getCondition() not in ("TABLE_OR_VIEW_NOT_FOUND", "SCHEMA_NOT_FOUND"):
             raise
         raise InputError(f"there is no table {name}; where its catalog is, --conf key=value says") from None
-
-
-def column(name: str) -> Column:
-    """The column of exactly this name, even when it has dots or backticks in it."""
-    return fn.col(f"`{name.replace('`', '``')}`")
-
-
-def require(events: DataFrame, option: str, name: str) -> str:
-    """``name`` itself when the log has this column; else ``InputError`` with the option and the nearest column."""
-    if name not in events.columns:
-        raise InputError(f"{option}: the log has no column {name!r}{nearest(name, events.columns)}")
-    return name

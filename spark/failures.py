@@ -7,6 +7,7 @@ Python, else Java's innermost cause, else the first line.
 
 from __future__ import annotations
 
+import io
 import json
 import logging
 import os
@@ -14,12 +15,12 @@ import re
 import signal
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import Any, NoReturn
 
 import routing.errors
-from routing.errors import InputError, PayloadError, TicketBridgeError
+from routing.errors import ConfigurationError, InputError, PayloadError, TicketBridgeError
 from spark.replies import RefusedByServer
 
 _OWN: dict[str, type[TicketBridgeError]] = {
@@ -35,9 +36,17 @@ _OWN_LINE = re.compile(r"^\s*(?:routing\.errors|spark\.replies)\.(\w+): (.+?)\s*
 _TELLING = (
     re.compile(r"Exception: ((?i:not in gzip format|incorrect header check|unexpected end of input stream))"),
     re.compile(r"(is not a Parquet file)"),
+    re.compile(r"\[(?:CANNOT_PARSE_JSON_FIELD|MALFORMED_CSV_RECORD)[^\]]*\] ([^\n]+)"),
+    re.compile(r"\bjackson\.core\.(?:\w+\.)*(Json\w+Exception: [^\n]+)"),
     re.compile(r"\[MALFORMED_RECORD_IN_PARSING[^\]]*\] ([^\n]+)"),
     re.compile(r"\[(?:PATH_NOT_FOUND|UNABLE_TO_INFER_SCHEMA|FAILED_READ_FILE[^\]]*|CAST_INVALID_INPUT)\] ([^\n]+)"),
 )
+#: The file that one of those is about, where Spark names it.
+_FILE = re.compile(r"while reading file (.+?)\.(?:\s|$)", re.MULTILINE)
+#: What a streaming query that reads files says when it goes on with the notes of another one.
+_OTHER_FOLDER = re.compile(r"Wrong basePath (?P<folder>\S+) for the root path: (?P<file>[^\s,]+)")
+#: Where the text of a streaming query's end stops to say why, and tells the plan, with all our words that are in it.
+_PLAN = re.compile(r"^(?:=== Streaming Query ===|Logical Plan:)", re.MULTILINE)
 _HEADER = re.compile(
     r"(?:Expected: (?P<expected>[^\n]+) but found: (?P<found>[^\n]+)"
     r"|Header length: (?P<length>\d+), schema size: (?P<size>\d+))\nCSV file: (?P<file>\S+)"
@@ -49,9 +58,10 @@ _CAUSED = re.compile(r"^Caused by: (.+)$", re.MULTILINE)
 _OF_JAVA = ("py4j.", "pyspark.errors.")
 #: The name of a class before what it says; those of Python that have no dot say something themselves.
 _CLASS = re.compile(r"^(?:\w+\.)+\w+: ")
-#: How ``spark.order`` begins what it says of a row that cannot be written. Spark wraps it in words of its own.
+#: How ``spark.order`` begins what it says of a row that cannot be written. Spark wraps it in words of its own. Without
+#: Spark's mark it may be a plan that holds the words, and no row.
 REFUSED = "refused before anything was written: "
-_REFUSED_LINE = re.compile(rf"{REFUSED}(.+?)(?:\s+SQLSTATE: \w+.*)?$", re.MULTILINE)
+_REFUSED_LINE = re.compile(rf"\[USER_RAISED_EXCEPTION\] {REFUSED}(.+?)(?:\s+SQLSTATE: \w+.*)?$", re.MULTILINE)
 _SILENCE = logging.NullHandler()
 _MOST_CAUSES = 10
 _SQLSTATE = re.compile(r"\s*SQLSTATE: \w+.*")
@@ -61,8 +71,8 @@ def one_line(error: BaseException) -> TicketBridgeError:
     """The project's error for anything that a job may meet; its text is one line of at most 400 characters."""
     if isinstance(error, TicketBridgeError):
         return error
-    if isinstance(error, OSError) and error.filename is not None:
-        return TicketBridgeError(f"{error.strerror}: {error.filename}")
+    if isinstance(error, OSError) and error.strerror:
+        return TicketBridgeError(error.strerror if error.filename is None else f"{error.strerror}: {error.filename}")
     account = _account(error)
     text = "\n".join(account)
     own = _OWN_LINE.search(text)
@@ -74,10 +84,16 @@ def one_line(error: BaseException) -> TicketBridgeError:
     header = _HEADER.search(text)
     if header:
         return InputError(_of_header(header))
+    other = _OTHER_FOLDER.search(text)
+    if other:
+        return ConfigurationError(
+            f"the checkpoint is of another folder, the one of {other['file'][:120]}: {other['folder'][:120]} needs "
+            "another --checkpoint"
+        )
     for telling in _TELLING:
         found = telling.search(text)
         if found:
-            return InputError(f"the input cannot be read: {_SQLSTATE.sub('', found[1]).strip()[:300]}")
+            return InputError(_unreadable(_SQLSTATE.sub("", found[1]).strip(), _FILE.search(text)))
     said = _SQLSTATE.sub("", _CLASS.sub("", _origin(account) or type(error).__name__))
     return TicketBridgeError(f"Spark failed: {said[:300]}")
 
@@ -87,7 +103,7 @@ def _account(error: BaseException) -> list[str]:
     texts: list[str] = []
     cause: BaseException | None = error
     while cause is not None and len(texts) < _MOST_CAUSES:
-        texts.append(str(cause).strip())
+        texts.append(_PLAN.split(str(cause), maxsplit=1)[0].strip())
         # PySpark's own chain, of Java's causes; it has no public name.
         cause = getattr(cause, "_cause", None)
     return texts
@@ -107,6 +123,12 @@ def _origin(account: list[str]) -> str:
     if len(lines) > 1 and lines[0].startswith("An error occurred while calling"):
         return lines[1]
     return lines[0] if lines else ""
+
+
+def _unreadable(what: str, file: re.Match[str] | None) -> str:
+    """Why the input cannot be read; in which file, where that is known and not said already."""
+    where = f" ({file[1][:160]})" if file and file[1] not in what else ""
+    return f"the input cannot be read: {what[: 300 - len(where)]}{where}"
 
 
 def _of_header(found: re.Match[str]) -> str:
@@ -130,6 +152,12 @@ def told_in_one_line(*, as_json: bool = False) -> Iterator[None]:
     With ``as_json``, standard output gets ``{"event": "failed", "error": …}`` too, for a supervisor that reads it.
     SIGTERM ends the job like Ctrl-C, with Spark stopped and its files removed.
     """
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        # A file's name may be no text.
+        sys.stdout.reconfigure(errors="backslashreplace")
+    if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
+        # As a job leaves it while it is imported.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     # What is between Python and Java logs a stack trace to the root logger when a signal interrupts it; without a
     # handler there, Python would print it.
     logging.getLogger().addHandler(_SILENCE)
@@ -155,16 +183,21 @@ def _terminate(_number: int, _frame: FrameType | None) -> NoReturn:
 
 
 def emit(**event: Any) -> None:
-    """One JSON line on standard output, at once."""
-    print(json.dumps(event, ensure_ascii=False), flush=True)
+    """One JSON line on standard output, at once. It is ASCII: names of files may be no text, and JSON has to be."""
+    # In one write, also where nothing is buffered: other threads tell of events, too.
+    sys.stdout.write(json.dumps(event) + "\n")
+    sys.stdout.flush()
 
 
 def _end(line: str, code: int, as_json: bool) -> NoReturn:
     try:
         if as_json:
             emit(event="failed", error=line)
-    except BrokenPipeError:
-        # Whoever read is gone (`… | head`). Python would find that out once more when it ends.
+        elif sys.stdout is not None:
+            sys.stdout.flush()
+    except OSError:
+        # Whoever read is gone (`… | head`), or there is no room. Python would find that out once more when it ends.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    print(f"error: {line}", file=sys.stderr, flush=True)
+    with suppress(OSError):
+        print(f"error: {line}", file=sys.stderr, flush=True)
     raise SystemExit(code)

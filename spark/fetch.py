@@ -14,6 +14,7 @@ from typing import Self
 import pyarrow as pa
 import redis
 
+from routing.connection import PASSING
 from routing.errors import ServerUnavailable
 from spark.address import RedisConnection, connect, unavailable, without_secrets
 from spark.entry_ids import EntryId
@@ -78,7 +79,7 @@ class Fetcher:
         while at is not None:
             asked = self._rows + repeated
             try:
-                data = self._receive(asked)
+                data = self._receive()
             except _TooLarge:
                 self._connection = connect(self._url)
                 self._request(at, last, self._rows + repeated)
@@ -106,7 +107,7 @@ class Fetcher:
         except (redis.RedisError, OSError) as error:
             raise unavailable(self._url, error) from None
 
-    def _receive(self, rows: int) -> pa.Buffer:
+    def _receive(self) -> pa.Buffer:
         """The reply to the last request, without the answer to the PING."""
         socket = self._connection._sock
         if socket is None:
@@ -122,7 +123,8 @@ class Fetcher:
             if not received:
                 raise ServerUnavailable(f"the server at {without_secrets(self._url)} closed the connection")
             filled += received
-            if filled > MOST_BYTES and rows > 1:
+            # One new entry cannot be asked for in smaller pages, with the one before it or without.
+            if filled > MOST_BYTES and self._rows > 1:
                 self._rows = max(1, self._rows // _GROWTH)
                 self._connection.disconnect()
                 raise _TooLarge
@@ -143,6 +145,8 @@ class Fetcher:
     def _refused(self, reply: bytes) -> None:
         self._connection.disconnect()
         reason = reply.partition(b"\r\n")[0].decode(errors="replace")[:300]
+        if reason.partition(" ")[0] in PASSING:
+            raise ServerUnavailable(f"the server at {without_secrets(self._url)} cannot answer now: {reason}")
         raise RefusedByServer(f"cannot read {self._stream!r} at {without_secrets(self._url)}: {reason}")
 
 

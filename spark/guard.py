@@ -9,17 +9,20 @@ guard and the rows are written in one step, so whatever a server loses, it loses
 from __future__ import annotations
 
 import json
+import re
 import zlib
 from dataclasses import asdict, dataclass
 from typing import cast
 
 from redis import Redis
 
+from routing.errors import RunChanged
 from routing.keys import push_waiting
 from routing.pushes import Partition, guard_of
 from spark.address import RedisConnection
 from spark.options import WriteOptions
 
+_MARK = re.compile(r"(\d+) (\d+)( end)?", re.ASCII)
 #: A note older than this is of somebody who does not wait any more, in milliseconds.
 _NOTE_FRESH_MS = 10_000
 
@@ -34,9 +37,10 @@ class Mark:
     #: Whether that is all of the partition.
     over: bool = False
 
-    def behind(self, wire: memoryview, rows: int) -> Mark:
-        """The mark when ``rows`` more rows, which are these bytes, are written."""
-        return Mark(self.rows + rows, zlib.crc32(wire, self.digest))
+    def behind(self, wire: memoryview, rows: int, names: bytes) -> Mark:
+        """The mark when ``rows`` more rows, which are these bytes, are written; ``names`` are those of their fields."""
+        before = self.digest if self.rows else zlib.crc32(names)
+        return Mark(self.rows + rows, zlib.crc32(wire, before))
 
     @property
     def text(self) -> str:
@@ -45,8 +49,11 @@ class Mark:
 
     @classmethod
     def of(cls, text: str) -> Mark:
-        rows, digest, *over = text.split(" ")
-        return cls(int(rows), int(digest), over == ["end"])
+        """The mark in such a text. Raises ``RunChanged`` for one that nobody here has written."""
+        found = _MARK.fullmatch(text)
+        if found is None:
+            raise RunChanged(f"the guard holds {text[:40]!r}, which is no mark: something else writes to its key")
+        return cls(int(found[1]), int(found[2]), found[3] is not None)
 
 
 @dataclass(frozen=True)
@@ -101,4 +108,4 @@ def waiting(connection: RedisConnection, stream: str) -> list[Waiting]:
 def mark_of(client: Redis, at: Partition) -> tuple[Mark, int | None]:
     """The mark of a partition (of none yet, that of an empty one), and how many partitions its epoch was begun with."""
     mark, count = cast("list[bytes | None]", client.hmget(at.guard, [at.field, f"{at.epoch}/of"]))
-    return Mark() if mark is None else Mark.of(mark.decode()), None if count is None else int(count)
+    return Mark() if mark is None else Mark.of(mark.decode(errors="replace")), None if count is None else int(count)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from routing.errors import ConfigurationError
 from spark.encoder import KEY_FIELD
-from spark.options import WriteOptions, nearest
+from spark.options import MAX_FIELDS, WriteOptions, nearest
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
@@ -16,8 +16,10 @@ if TYPE_CHECKING:
 #: and a second attempt with another number would have other rows in each.
 PARTITIONS = "redisstream.partitions"
 #: Types whose text is beyond doubt. Others (times, arrays, structures) must be made text by the user, who knows how.
-_WHOLE = ("byte", "short", "integer", "long")
-_SENDABLE = ("string", "varchar", "char", "binary", "boolean", "decimal", "float", "double", "date", *_WHOLE)
+WHOLE = ("byte", "short", "integer", "long")
+_SENDABLE = ("string", "varchar", "char", "binary", "boolean", "decimal", "float", "double", "date", *WHOLE)
+#: Types that the writer can sort by.
+_SORTABLE = (*_SENDABLE, "timestamp", "timestamp_ntz")
 
 
 @dataclass(frozen=True)
@@ -46,12 +48,13 @@ class Layout:
 
         key = existing("keyColumn", options.key_column)
         sequence = existing("seqColumn", options.seq_column) if options.seq_column else None
-        if sequence and kinds[sequence] not in _WHOLE:
+        if sequence and kinds[sequence] not in WHOLE:
             raise ConfigurationError(
                 f"seqColumn: {sequence!r} is {kinds[sequence]}, not a whole number; cast it to long"
             )
         for column in options.order_by:
-            existing("orderBy", column)
+            if kinds[existing("orderBy", column)] not in _SORTABLE:
+                raise ConfigurationError(f"orderBy: {column!r} is {kinds[column]}, which has no order")
         fields = tuple(existing("fields", column) for column in options.fields) or tuple(
             column for column in kinds if column not in (key, sequence)
         )
@@ -63,5 +66,7 @@ class Layout:
                     f"column {column!r} is {kinds[column]}, which has no one text; "
                     "make it a string (to_json, date_format)"
                 )
+        if len(fields) > MAX_FIELDS:
+            raise ConfigurationError(f"a row has {len(fields)} fields, at most {MAX_FIELDS} are allowed; name fewer")
         told = next((column.metadata.get(PARTITIONS) for column in schema.fields if column.name == key), None)
         return cls(key, fields, sequence, told if isinstance(told, int) else None)

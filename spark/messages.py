@@ -7,18 +7,48 @@ from dataclasses import dataclass
 
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as fn
-from pyspark.sql.types import StringType, TimestampNTZType, TimestampType
+from pyspark.sql.types import (
+    ArrayType,
+    ByteType,
+    DataType,
+    DateType,
+    DecimalType,
+    DoubleType,
+    FloatType,
+    IntegerType,
+    LongType,
+    MapType,
+    ShortType,
+    StringType,
+    StructType,
+    TimestampNTZType,
+    TimestampType,
+    VariantType,
+)
 
 from routing.errors import ConfigurationError, InputError
 from spark.encoder import KEY_FIELD
-from spark.eventlog import MALFORMED, POSITION, column, require, with_position
+from spark.eventlog import POSITION, with_position
+from spark.naming import MALFORMED, column, require
 from spark.refusals import PAYLOAD, TASK
-from spark.rejects import Checks
+from spark.rejects import REASON, ROW, Checks
 
 #: The column that orders the events of a ticket, where the user names none and the log has it.
 USUAL_SEQUENCE = "seq"
 _TIME = "__time"
 _PLACE = "place in the file"
+#: Names that messages and rejected rows have for themselves, as Spark compares names: in any capitals. One that begins
+#: with two underscores is of this package, too.
+_RESERVED = (KEY_FIELD, PAYLOAD, TASK, REASON, ROW)
+_WHOLE = (ByteType, ShortType, IntegerType, LongType)
+_BROKEN = (FloatType, DoubleType, DecimalType)
+_OBJECTS = (StructType, ArrayType, MapType, VariantType)
+_INSTANTS = (TimestampType, TimestampNTZType, DateType)
+#: How a payload has times: Spark has microseconds, and would write milliseconds.
+_TIMES = {
+    "timestampFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX",
+    "timestampNTZFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSS",
+}
 
 
 @dataclass(frozen=True)
@@ -68,10 +98,12 @@ class Messages:
     may_tie: bool
     #: Whether the payload is text that somebody else made, and may be no JSON.
     foreign_json: bool
+    #: What is said of a row that has no number: which column is not what.
+    unplaced: str
 
     def checks(self, max_payload: int) -> Checks:
         """What these messages are checked for; ``max_payload`` is in bytes."""
-        return Checks(self.fields, max_payload, self.foreign_json)
+        return Checks(self.fields, max_payload, self.foreign_json, self.unplaced)
 
 
 def parse_map(words: Iterable[str]) -> tuple[tuple[str, str], ...]:
@@ -97,10 +129,13 @@ def to_messages(events: DataFrame, mapping: Mapping) -> Messages:
     """
     for option, name in _named(mapping):
         require(events, option, name)
+        if option in ("--key", "--task-column") and isinstance(events.schema[name].dataType, _OBJECTS):
+            raise InputError(f"{option}: the column {name!r} holds objects or lists, not names")
     members = [] if mapping.payload_column else _members(events, mapping)
     placed = _placed(events, mapping)
     # Under its own name where that is free, since refusals name it.
-    sequence = placed.name if placed.name not in (KEY_FIELD, PAYLOAD, TASK, _TIME) else f"{placed.name} (sequence)"
+    free = placed.name.lower() not in _RESERVED and not placed.name.startswith("__")
+    sequence = placed.name if free else f"{placed.name} (sequence)"
     columns = [column(mapping.key).cast("string").alias(KEY_FIELD), placed.number.alias(sequence)]
     fields = [PAYLOAD]
     if mapping.task is not None:
@@ -123,6 +158,7 @@ def to_messages(events: DataFrame, mapping: Mapping) -> Messages:
         ordered_by=placed.words,
         may_tie=placed.may_tie,
         foreign_json=mapping.payload_column is not None and _is_text(events, mapping.payload_column),
+        unplaced=placed.unplaced,
     )
 
 
@@ -159,9 +195,9 @@ def _members(events: DataFrame, mapping: Mapping) -> list[tuple[str, str]]:
 def _payload(events: DataFrame, mapping: Mapping, members: list[tuple[str, str]]) -> Column:
     if mapping.payload_column is None:
         pieces = [column(name).alias(member) for member, name in members]
-        return fn.to_json(fn.struct(*pieces), {"ignoreNullFields": "true"})
+        return fn.to_json(fn.struct(*pieces), {"ignoreNullFields": "true", **_TIMES})
     given = column(mapping.payload_column)
-    text = given if _is_text(events, mapping.payload_column) else fn.to_json(given)
+    text = given if _is_text(events, mapping.payload_column) else fn.to_json(given, _TIMES)
     # Without the field, an entry's other fields would be taken for its payload.
     return fn.coalesce(text, fn.lit("null"))
 
@@ -180,6 +216,8 @@ class _Placed:
     #: In words, for the user.
     words: str
     may_tie: bool
+    #: What is said of a row without a number.
+    unplaced: str
 
 
 def _placed(events: DataFrame, mapping: Mapping) -> _Placed:
@@ -190,28 +228,43 @@ def _placed(events: DataFrame, mapping: Mapping) -> _Placed:
     """
     seq = mapping.seq or (USUAL_SEQUENCE if USUAL_SEQUENCE in events.columns else None)
     if seq is not None:
-        return _Placed(events, _whole_number(events, seq), seq, f"column {seq}", may_tie=True)
+        unplaced = f"{seq} is not a whole number"
+        if _is_text(events, seq):
+            unplaced += " (times go with --order)"
+        return _Placed(events, _whole_number(events, seq), seq, f"column {seq}", may_tie=True, unplaced=unplaced)
     if events.isStreaming:
         raise InputError("--follow needs --seq: the column that orders the events of a ticket")
     if mapping.order is None:
         rows = with_position(events)
         number = fn.row_number().over(Window.partitionBy(column(mapping.key)).orderBy(*map(column, POSITION)))
         words = "the order of the rows in the file"
-        return _Placed(rows.withColumn(_PLACE, number), column(_PLACE), _PLACE, words, may_tie=False)
+        placed = rows.withColumn(_PLACE, number)
+        return _Placed(placed, column(_PLACE), _PLACE, words, may_tie=False, unplaced="place is unknown")
     time = column(mapping.order).try_cast("timestamp")
-    name = f"place by {mapping.order}"
+    name, unplaced = f"place by {mapping.order}", f"{mapping.order} is not a time"
     try:
         rows = with_position(events)
     except InputError:
-        return _Placed(events, fn.unix_micros(time), name, f"the times of {mapping.order}", may_tie=True)
+        words = f"the times of {mapping.order}"
+        return _Placed(events, fn.unix_micros(time), name, words, may_tie=True, unplaced=unplaced)
     window = Window.partitionBy(column(mapping.key)).orderBy(time, *map(column, POSITION))
     number = fn.when(time.isNotNull(), fn.row_number().over(window))
     words = f"the times of {mapping.order}, equal ones by their rows' order in the file"
-    return _Placed(rows.withColumn(name, number), column(name), name, words, may_tie=False)
+    return _Placed(rows.withColumn(name, number), column(name), name, words, may_tie=False, unplaced=unplaced)
 
 
 def _whole_number(events: DataFrame, name: str) -> Column:
-    """A column as a whole number: times in microseconds, everything else as it says; null for what is none."""
-    if isinstance(events.schema[name].dataType, (TimestampType, TimestampNTZType)):
+    """A column as a whole number: times in microseconds, everything else as it says; null for what is none.
+
+    Raises ``InputError`` for a column whose type has no numbers.
+    """
+    kind: DataType = events.schema[name].dataType
+    if isinstance(kind, _INSTANTS):
         return fn.unix_micros(column(name).cast("timestamp"))
-    return column(name).try_cast("long")
+    number = column(name).try_cast("long")
+    if isinstance(kind, _BROKEN):
+        # A cast alone would cut 1.5 to 1, beside another 1.
+        return fn.when(number == column(name), number)
+    if not isinstance(kind, (*_WHOLE, StringType)):
+        raise InputError(f"--seq: the column {name!r} is {kind.simpleString()}: whole numbers or times order a ticket")
+    return number

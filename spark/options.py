@@ -20,6 +20,10 @@ DEFAULT_URL = "redis://localhost:6379/0"
 DEFAULT_STREAM = "ticket_stream"
 #: Longest ticket in bytes of UTF-8: the contract of the stream, not an option.
 MAX_TICKET_BYTES = 512
+#: Ten years, in seconds: what is kept for longer is kept for ever, and servers refuse times that are too large.
+MAX_GUARD_TTL_S = 10 * 366 * 24 * 3600
+#: Fields of a row: a script cannot put more words into one command.
+MAX_FIELDS = 3900
 #: A server works on one chunk at a time, for about 3 µs a row.
 MAX_CHUNK_ROWS = 10_000
 
@@ -115,6 +119,13 @@ def _chunk_size(name: str, value: str) -> int:
     return number
 
 
+def _guard_ttl(name: str, value: str) -> int:
+    number = _positive(name, value)
+    if number > MAX_GUARD_TTL_S:
+        raise ConfigurationError(f"option {name} may be {MAX_GUARD_TTL_S} seconds (ten years) at most, not {number}")
+    return number
+
+
 def _kind(name: str, value: str) -> Idempotence:
     try:
         return Idempotence(value.strip().lower())
@@ -136,7 +147,7 @@ OPTIONS: dict[str, tuple[str, Callable[[str, str], Any]]] = {
     "idempotence": ("idempotence", _kind),
     "runId": ("run_id", _text),
     "guardKey": ("guard_key", _text),
-    "guardTtl": ("guard_ttl", _positive),
+    "guardTtl": ("guard_ttl", _guard_ttl),
     "highWater": ("high_water", _positive),
     "maxWait": ("max_wait", _positive),
 }

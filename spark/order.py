@@ -14,9 +14,9 @@ from __future__ import annotations
 from pyspark.sql import DataFrame, Window
 from pyspark.sql import functions as fn
 
-from spark.eventlog import column
 from spark.failures import REFUSED
 from spark.layout import PARTITIONS
+from spark.naming import column, require_column
 from spark.rejects import NO_MORE, Checks, refusal
 
 _CLOCK = "__ticket_clock"
@@ -29,7 +29,8 @@ def by_ticket(
     writer.
 
     A row without a ticket, with an empty or overlong one or without a ``sequence`` fails the job before anything of
-    it is written; so does one that the other ``checks`` find.
+    it is written; so does one that the other ``checks`` find. Raises ``ConfigurationError`` for a column that is not
+    there, and for a ``sequence`` that holds no whole numbers.
     """
     why = refusal(rows, key=key, sequence=sequence, checks=checks)
     # In the key itself, which the shuffle cannot do without: a check of its own could be optimised away.
@@ -56,11 +57,12 @@ def in_ticket_order(
     then by sequence. That clock never goes back within a ticket, whatever the log's times do, so the sequence decides
     there. A time that cannot be read leaves the clock where it was.
 
-    Refuses what ``by_ticket`` refuses, before anything is written.
+    Refuses what ``by_ticket`` refuses, before anything is written, and raises what it raises.
     """
     placed = by_ticket(rows, key=key, partitions=partitions, sequence=sequence, checks=checks)
     if time is None:
         return placed.sortWithinPartitions(column(sequence), column(key))
+    require_column(rows, "time", time)
     until_here = (
         Window.partitionBy(column(key))
         .orderBy(column(sequence))

@@ -8,6 +8,7 @@ import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 
 import pyarrow as pa
 import redis
@@ -25,7 +26,7 @@ from spark.layout import Layout
 from spark.options import Idempotence, WriteOptions
 from spark.patience import Patience
 from spark.per_ticket import PerTicket
-from spark.refusals import SequenceGuard, check_payloads, check_range, check_tickets
+from spark.refusals import SequenceGuard, check_dates, check_payloads, check_range, check_tickets
 from spark.replies import Link, Trouble
 from spark.worker import begin_task
 
@@ -71,7 +72,7 @@ def write_partition(
     appending: Appending | PerTicket
     if once is Idempotence.TICKET:
         appending = PerTicket(
-            link, _tickets(options), columns, patience, chunk_rows=options.chunk_size, url=options.url
+            link, partial(_tickets, options), columns, patience, chunk_rows=options.chunk_size, url=options.url
         )
     else:
         at = Partition(options.stream, guard, epoch, number, layout.partitions, options.high_water, options.guard_ttl)
@@ -98,6 +99,7 @@ def checked(options: WriteOptions, layout: Layout, batches: Iterator[pa.RecordBa
     for batch in batches:
         tickets = batch.column(layout.key)
         check_tickets(tickets)
+        check_dates(batch, tickets, [layout.key, *layout.fields])
         check_payloads(batch, tickets, list(layout.fields), options.max_payload)
         if rising is not None:
             rising.check(tickets, batch.column(layout.sequence))
@@ -107,7 +109,12 @@ def checked(options: WriteOptions, layout: Layout, batches: Iterator[pa.RecordBa
 
 
 def settle(
-    options: WriteOptions, run: str, epoch: int, messages: Sequence[WriterCommitMessage | None], life_s: int
+    options: WriteOptions,
+    layout: Layout,
+    run: str,
+    epoch: int,
+    messages: Sequence[WriterCommitMessage | None],
+    life_s: int,
 ) -> None:
     """Notes in the guard that an epoch is written and what it came to, and forgets older ones.
 
@@ -127,6 +134,13 @@ def settle(
         _log.warning("a partition waited %.1f s: %s", told.waited_s, told.waited_for)
     if options.idempotence is not Idempotence.WATERMARK:
         return
+    if layout.partitions not in (None, len(messages)) and told.rows:
+        _log.warning(
+            "the rows were partitioned by spark.order into %d and written in %d partitions: what comes behind it must "
+            "neither move nor reorder rows, or order is lost",
+            layout.partitions,
+            len(messages),
+        )
     guard = guard_of(options.stream, run, options.guard_key)
     try:
         with client(options.url, timeout_s=ANSWER_TIMEOUT_S) as connected:
@@ -151,6 +165,7 @@ def _nowhere(options: WriteOptions) -> Callable[[str], TicketBridgeError]:
 
 
 def _tickets(options: WriteOptions) -> Tickets:
+    """Where the last numbers of tickets are kept now."""
     prefix = options.guard_key or push_prefix(options.stream)
     return Tickets(options.stream, prefix, int(time.time()) // options.guard_ttl, options.high_water, options.guard_ttl)
 

@@ -8,7 +8,7 @@ A chunk whose answer was lost is sent again, and what it wrote is passed over.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from routing.errors import StreamFull, TicketBridgeError
 from routing.pushes import Answer, Columns, Tickets, per_ticket_opening
@@ -23,9 +23,9 @@ class PerTicket:
     """One attempt at one partition: ``add`` its rows, each ticket's in order, then ``finish``."""
 
     def __init__(
-        self, link: Link, at: Tickets, columns: Columns, patience: Patience, *, chunk_rows: int, url: str
+        self, link: Link, at: Callable[[], Tickets], columns: Columns, patience: Patience, *, chunk_rows: int, url: str
     ) -> None:
-        """``url`` is for errors only, without its secrets."""
+        """``at`` says where the numbers are kept now; ``url`` is for errors only, without its secrets."""
         self._link, self._at, self._columns, self._patience = link, at, columns, patience
         self._chunk_rows, self._url = chunk_rows, url
         #: How many rows were added, and how many of them were in the stream before.
@@ -57,7 +57,9 @@ class PerTicket:
 
     def _append(self, rows: EncodedRows, start: int, end: int) -> int:
         """How many rows were new."""
-        opening = per_ticket_opening(self._at, self._columns, end - start, rows.present(start, end))
+        # Anew for each chunk: a task may take longer than the numbers are kept for.
+        at = self._at()
+        opening = per_ticket_opening(at, self._columns, end - start, rows.present(start, end))
         while True:
             try:
                 self._link.send(opening, rows.wire(start, end))
@@ -69,10 +71,9 @@ class PerTicket:
             if answer.word is ReturnWord.OK:
                 self._patience.progress()
                 return int(answer.detail)
-            self._wait_for_room(answer)
+            self._wait_for_room(answer, at.high_water or 0)
 
-    def _wait_for_room(self, answer: Answer) -> None:
-        limit = self._at.high_water or 0
+    def _wait_for_room(self, answer: Answer, limit: int) -> None:
         self._patience.wait(f"the stream holds {int(answer.detail):,} entries (highWater {limit:,})", self._full)
 
     def _full(self, why: str) -> TicketBridgeError:

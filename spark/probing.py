@@ -17,6 +17,8 @@ from spark.splitting import SAMPLE, cuts
 ENTRIES_PER_TASK = 250_000
 #: Tasks at most, where the user names no number.
 MOST_TASKS = 64
+#: Questions that are sent before their answers are read: they wait in the server's memory.
+_UNANSWERED = 500
 
 
 @dataclass
@@ -40,10 +42,13 @@ def ranges(
     """
 
     def probe(ids: Sequence[EntryId]) -> list[list[EntryId]]:
+        replies: list[object] = []
         try:
-            for id_ in ids:
-                connection.send_command("XRANGE", stream, str(id_), "+", "COUNT", str(SAMPLE))
-            replies = [connection.read_response(disable_decoding=True) for _ in ids]
+            for start in range(0, len(ids), _UNANSWERED):
+                some = ids[start : start + _UNANSWERED]
+                for id_ in some:
+                    connection.send_command("XRANGE", stream, str(id_), "+", "COUNT", str(SAMPLE))
+                replies += [connection.read_response(disable_decoding=True) for _ in some]
         except (redis.RedisError, OSError) as error:
             raise unavailable(url, error) from None
         return [[EntryId.of(entry[0]) for entry in cast(list[list[bytes]], reply)] for reply in replies]

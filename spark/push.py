@@ -17,6 +17,7 @@ columns. With ``--progress json`` standard output is JSON lines, for a superviso
 
 from __future__ import annotations
 
+import signal
 import sys
 from pathlib import Path
 from typing import Any
@@ -24,10 +25,13 @@ from typing import Any
 if __package__ in (None, ""):
     # Started as a file: its own folder is on the path, where the project's folder must be.
     sys.path[0] = str(Path(__file__).resolve().parent.parent)
+if __name__ == "__main__" and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+    # Until somebody is there who tells it in one line: Ctrl-C while modules are imported has no trace.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 import click
 
-from routing.errors import ConfigurationError
+from routing.errors import ConfigurationError, InputError
 from spark.address import check_server, check_url
 from spark.eventlog import FORMATS, TABLE, check_readable, format_of
 from spark.failures import told_in_one_line
@@ -83,6 +87,8 @@ def main(**given: Any) -> None:
         # What fails here fails at once, not after the seconds that Java takes to start.
         if plan.kind != TABLE:
             check_readable(plan.source)
+            if plan.follow is not None and Path(plan.source).is_file():
+                raise InputError(f"--follow is for folders, and {plan.source} is a file: push it without --follow")
         check_server(plan.url, plan.stream)
         if plan.follow is not None:
             from spark.push_follow import follow as write

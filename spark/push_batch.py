@@ -123,6 +123,8 @@ class _Batch:
 
     def _tell_end(self, total: int, rejected: int, seconds: float) -> None:
         plan = self._plan
+        # By the tickets' last numbers each chunk is asked for on its own, and no guard counts what was there.
+        counted = self._parsed.idempotence is not Idempotence.TICKET
         already = min(self._already, total)
         fresh = total - already
         rate = fresh / seconds if seconds else 0.0
@@ -132,13 +134,16 @@ class _Batch:
                 rows=total,
                 rows_per_s=round(rate, 1),
                 seconds=round(seconds, 3),
-                already=already,
+                already=already if counted else None,
                 rejected=rejected,
                 run=self._run,
             )
         if plan.progress != "text":
             return
-        print(f"pushed {fresh:,} events into {plan.stream} in {seconds:.1f} s, {rate:,.0f} per second", flush=True)
+        done = f"pushed {fresh:,} events into" if counted else f"offered {fresh:,} events to"
+        print(f"{done} {plan.stream} in {seconds:.1f} s, {rate:,.0f} per second", flush=True)
+        if not counted:
+            print("of these, what is not above the last number of its ticket was there already, and is not added")
         if already:
             print(f"{already:,} events were there already, from an earlier push of the same; --again pushes them anew")
         if rejected:

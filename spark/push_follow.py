@@ -13,13 +13,15 @@ from typing import TYPE_CHECKING, Any
 
 from pyspark.sql import functions as fn
 
+from routing.errors import TicketBridgeError
 from routing.stop_signal import StopSignal
 from spark.eventlog import follow_events
-from spark.failures import Terminated, emit
+from spark.failures import Terminated, emit, one_line
 from spark.messages import to_messages
-from spark.options import WriteOptions, parse_streaming
+from spark.options import Idempotence, WriteOptions, parse_streaming
 from spark.order import by_ticket
 from spark.progress import Display, WriteWatch
+from spark.push_checkpoint import claim
 from spark.push_plan import Follow, PushPlan, sent
 from spark.push_rejects import divided, table_format
 
@@ -50,7 +52,7 @@ class _Following:
     def __init__(self, session: SparkSession, plan: PushPlan, how: Follow, partitions: int) -> None:
         tolerant = plan.rejects is not None
         events = follow_events(session, plan.source, plan.kind, schema=how.schema, files=how.files, tolerant=tolerant)
-        self._plan, self._how, self._partitions = plan, how, partitions
+        self._session, self._plan, self._how, self._partitions = session, plan, how, partitions
         self._messages = to_messages(events, plan.mapping)
         self._options = plan.writer_options(self._messages.sequence, self._messages.fields)
         self._parsed: WriteOptions = parse_streaming(self._options)
@@ -61,6 +63,8 @@ class _Following:
 
     def run(self) -> None:
         plan, started = self._plan, time.monotonic()
+        # Now that all else is known to be in order: what is refused before must not claim it.
+        claim(self._session, self._how.checkpoint, url=plan.url, stream=plan.stream)
         if plan.progress == "json":
             emit(
                 event="started",
@@ -121,9 +125,9 @@ class _Following:
                     busy = any(query.status["isTriggerActive"] for query in queries)
                     if not busy or stop.count > 1 or time.monotonic() > deadline:
                         break
-        except Exception:
+        except Exception as error:
             # Ctrl-C goes to the whole process group, Spark's workers too, and their end is the end of the epoch.
-            if stop.number is None:
+            if stop.number is None or _has_a_reason(error):
                 raise
         finally:
             for query in queries:
@@ -146,7 +150,19 @@ class _Following:
         if self._plan.progress == "json":
             emit(event="done", rows=self._rows, epochs=self._epochs, seconds=round(seconds, 3))
         elif self._plan.progress == "text":
-            print(f"pushed {self._rows:,} events into {self._plan.stream} in {self._epochs:,} epochs", flush=True)
+            # By the tickets' last numbers nobody counts what was there already.
+            offered = self._parsed.idempotence is Idempotence.TICKET
+            done = f"offered {self._rows:,} events to" if offered else f"pushed {self._rows:,} events into"
+            print(f"{done} {self._plan.stream} in {self._epochs:,} epochs", flush=True)
+
+
+def _has_a_reason(error: Exception) -> bool:
+    """Whether a query ended by what the job knows a reason for, not by the end of a process that worked for it."""
+    try:
+        return type(one_line(error)) is not TicketBridgeError
+    except Exception:
+        # What Spark throws asks Java for its words, and Java has ended, too.
+        return False
 
 
 def _looked(queries: list[StreamingQuery]) -> bool:

@@ -77,6 +77,6 @@ class PushPlan:
 
 def sent(messages: Messages, frame: DataFrame) -> DataFrame:
     """Of a DataFrame of messages, what the data source needs."""
-    from spark.eventlog import column
+    from spark.naming import column
 
     return frame.select(column(messages.key), column(messages.sequence), *map(column, messages.fields))

@@ -7,14 +7,15 @@ log in the stream, and the log that was corrected is another one, whose push wou
 from __future__ import annotations
 
 from dataclasses import replace
+from urllib.parse import quote
 
 from pyspark.sql import Column, DataFrame, Observation, Window
 from pyspark.sql import functions as fn
 
-from spark.eventlog import MALFORMED, column
 from spark.messages import Messages
+from spark.naming import MALFORMED, column, in_one_line
 from spark.refusals import PAYLOAD
-from spark.rejects import REASON, refusal, split_rejects
+from spark.rejects import REASON, ROW, refusal, split_rejects
 
 #: Bad rows that an error names.
 NAMED = 3
@@ -35,13 +36,15 @@ def divided(messages: Messages, *, limit: int) -> tuple[Messages, DataFrame]:
         frame = frame.where(~bad)
     good, rejects = split_rejects(frame, key=messages.key, sequence=messages.sequence, checks=messages.checks(limit))
     if not frame.isStreaming and messages.may_tie:
-        same = Window.partitionBy(column(messages.key), column(messages.sequence)).orderBy(column(PAYLOAD))
+        # By all that is sent: which of them goes must not change from one push of the same log to the next.
+        others = (column(name) for name in messages.fields if name != PAYLOAD)
+        same = Window.partitionBy(column(messages.key), column(messages.sequence)).orderBy(column(PAYLOAD), *others)
         numbered = good.withColumn(_TIMES, fn.row_number().over(same))
         good = numbered.where(column(_TIMES) == 1).drop(_TIMES)
         aside.append(numbered.where(column(_TIMES) > 1).drop(_TIMES).withColumn(REASON, _tie(messages)))
     for rows in aside:
         rejects = rejects.unionByName(rows)
-    return replace(messages, frame=good.drop(MALFORMED)), rejects.withColumnRenamed(MALFORMED, "row")
+    return replace(messages, frame=good.drop(MALFORMED)), rejects.withColumnRenamed(MALFORMED, ROW)
 
 
 def first_reasons(messages: Messages, *, limit: int) -> str:
@@ -67,14 +70,15 @@ def keep_rejects(rejects: DataFrame, folder: str, *, run: str) -> int:
     """Write the rows into ``folder``, as a table of its own for each run; returns how many.
 
     A push of the same name replaces what an earlier one put there, and touches nothing else. Parquet, or JSON lines
-    when the folder's name ends so. Without bad rows there is no table.
+    when the folder's name ends so. Without bad rows there is no table. The run's name is quoted: whatever is in it, it
+    names one folder in this one.
     """
     # Not isEmpty, which reads no column at all: Spark refuses that where malformed rows are kept.
     if not rejects.take(1):
         return 0
     counted = Observation("rejected")
     rows = rejects.observe(counted, fn.count(fn.lit(1)).alias("rows"))
-    rows.write.format(table_format(folder)).mode("overwrite").save(f"{folder.rstrip('/')}/run={run}")
+    rows.write.format(table_format(folder)).mode("overwrite").save(f"{folder.rstrip('/')}/run={quote(run, safe='')}")
     return int(counted.get["rows"])
 
 
@@ -84,7 +88,7 @@ def table_format(folder: str) -> str:
 
 
 def _tie(messages: Messages) -> Column:
-    ticket = fn.substring(column(messages.key), 1, 40)
+    ticket = in_one_line(fn.substring(column(messages.key), 1, 40))
     return fn.concat(
         fn.lit(f"{messages.sequence} does not rise within ticket '"),
         ticket,

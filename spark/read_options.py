@@ -50,7 +50,11 @@ def _starting(name: str, value: str) -> EntryId | None:
 
 
 def _ending(name: str, value: str) -> EntryId:
-    return LAST if value.strip().lower() == "latest" else _id(name, value, "latest or an id")
+    if value.strip().lower() == "latest":
+        return LAST
+    end = _id(name, value, "latest or an id")
+    # As in XRANGE, a time alone means all of that millisecond.
+    return end if "-" in value else EntryId(end.ms, LAST.seq)
 
 
 def _id(name: str, value: str, allowed: str) -> EntryId:

@@ -67,7 +67,7 @@ class RedisStreamReader(DataSourceReader):
         try:
             standing = standing_of(connection, options.url, options.stream)
             bounds = self._bounds(connection)
-            tasks = options.partitions or tasks_for(standing.length)
+            tasks = min(options.partitions or tasks_for(standing.length), max(1, standing.length))
             return ranges(connection, options.url, options.stream, bounds, tasks) if bounds else []
         finally:
             connection.disconnect()
@@ -113,8 +113,8 @@ class _Overtaken:
         if standing.first is not None and standing.first <= expected:
             return  # it was deleted singly: what was behind it is still there
         line = (
-            f"stream {options.stream!r} was trimmed while it was read: entries between {expected} and "
-            f"{found or 'the end of the range'} are gone"
+            f"stream {options.stream!r} was trimmed while it was read, or its oldest entries were deleted: entries "
+            f"between {expected} and {found or 'the end of the range'} are gone"
         )
         if options.fail_on_data_loss:
             raise EntriesLost(f"{line}; trim it later, read from a later startingId, or set failOnDataLoss to false")

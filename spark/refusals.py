@@ -15,6 +15,8 @@ from spark.options import MAX_TICKET_BYTES
 
 #: Largest sequence number that the server can compare with another one.
 MAX_SEQUENCE = 2**53
+#: The first day of the year 1 and the last one of the year 9999, in days since 1970.
+_FIRST_DAY, _LAST_DAY = -719_162, 2_932_896
 PAYLOAD = "payload"
 TASK = "task"
 
@@ -25,7 +27,7 @@ def check_tickets(tickets: pa.Array) -> None:
         raise PayloadError(f"a row has no ticket (null), the first is row {_first(pc.is_null(tickets))} of its batch")
     if is_bytes(tickets.type):
         try:
-            tickets = tickets.cast(pa.string())
+            tickets = tickets.cast(pa.large_string())
         except pa.ArrowInvalid:
             raise PayloadError("a ticket is not valid UTF-8") from None
     lengths = byte_lengths(tickets)
@@ -58,6 +60,19 @@ def check_payloads(batch: pa.RecordBatch, tickets: pa.Array, fields: list[str], 
     if largest is not None and largest > limit:
         ticket = tickets[_first(pc.equal(sizes, largest))].as_py()
         raise PayloadError(f"the payload of ticket {ticket!r} has {largest} bytes; maxPayload allows {limit}")
+
+
+def check_dates(batch: pa.RecordBatch, tickets: pa.Array, names: list[str]) -> None:
+    """Refuse a date that has no text: Spark's dates go further than what a year of four digits can say."""
+    for name in names:
+        column = batch.column(name)
+        if not pa.types.is_date32(column.type):
+            continue
+        days = column.cast(pa.int32())
+        odd = pc.or_(pc.less(days, _FIRST_DAY), pc.greater(days, _LAST_DAY))
+        if pc.any(odd).as_py():
+            ticket = tickets[_first(odd)].as_py()
+            raise PayloadError(f"{name} of ticket {ticket!r} is no date of the years 1 to 9999")
 
 
 def check_range(tickets: pa.Array, sequence: pa.Array, name: str) -> None:

@@ -13,11 +13,14 @@ from dataclasses import dataclass
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as fn
 
-from spark.eventlog import column
+from routing.errors import ConfigurationError
+from spark.layout import WHOLE
+from spark.naming import column, in_one_line, require_column
 from spark.options import MAX_TICKET_BYTES
 from spark.refusals import PAYLOAD, TASK
 
-REASON = "reason"
+#: What a table of rejected rows has beside them: why, and the text of one that could not be read.
+REASON, ROW = "reason", "row"
 
 
 @dataclass(frozen=True)
@@ -30,6 +33,8 @@ class Checks:
     max_payload: int | None = None
     #: Whether the column ``payload`` must be JSON: two parses of each. What ``to_json`` made needs no check.
     json: bool = False
+    #: What is said of a row without a number; None: that it is not a whole number.
+    unplaced: str | None = None
 
 
 #: Its ticket and its number alone.
@@ -52,9 +57,18 @@ def split_rejects(
 
 
 def refusal(rows: DataFrame, *, key: str, sequence: str | None = None, checks: Checks = NO_MORE) -> Column:
-    """Why a row would be refused, in words that name its ticket; null where it would not be."""
+    """Why a row would be refused, in words that name its ticket; null where it would not be.
+
+    Raises ``ConfigurationError`` for a column that is not there, and for a ``sequence`` that holds no whole numbers:
+    as text, 10 would come before 9.
+    """
+    require_column(rows, "key", key)
+    if sequence is not None:
+        kind = rows.schema[require_column(rows, "sequence", sequence)].dataType.typeName()
+        if kind not in WHOLE:
+            raise ConfigurationError(f"sequence: {sequence!r} is {kind}, not a whole number; cast it to long")
     ticket = column(key).cast("string")
-    shown = fn.concat(fn.lit("ticket '"), fn.substring(ticket, 1, 40), fn.lit("'"))
+    shown = fn.concat(fn.lit("ticket '"), in_one_line(fn.substring(ticket, 1, 40)), fn.lit("'"))
     size = fn.octet_length(ticket)
     cases: list[tuple[Column, Column]] = [
         (ticket.isNull(), fn.lit("a row has no ticket (null)")),
@@ -69,7 +83,7 @@ def refusal(rows: DataFrame, *, key: str, sequence: str | None = None, checks: C
     if dict(rows.dtypes)[key] == "binary":
         cases.insert(1, (~fn.is_valid_utf8(column(key)), fn.lit("a ticket is not valid UTF-8")))
     if sequence is not None:
-        text = fn.concat(shown, fn.lit(f" has a row whose {sequence} is not a whole number"))
+        text = fn.concat(shown, fn.lit(f" has a row whose {checks.unplaced or f'{sequence} is not a whole number'}"))
         cases.append((column(sequence).isNull(), text))
     sent = checks.fields
     if sent is None:

@@ -17,6 +17,7 @@ With ``--progress json`` standard output is JSON lines, for a supervisor:
 
 from __future__ import annotations
 
+import signal
 import sys
 import time
 from dataclasses import dataclass
@@ -26,6 +27,9 @@ from typing import TYPE_CHECKING, Any
 if __package__ in (None, ""):
     # Started as a file: its own folder is on the path, where the project's folder must be.
     sys.path[0] = str(Path(__file__).resolve().parent.parent)
+if __name__ == "__main__" and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+    # Until somebody is there who tells it in one line: Ctrl-C while modules are imported has no trace.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 import click
 

@@ -1,7 +1,7 @@
 """Computes the tables of a report, writes each as Parquet, and reads back the few rows that are shown.
 
-What is shown is read from what was written, so page and tables cannot differ. Each table is written beside its place
-and then put there; nobody finds half of one.
+What is shown is read from what was written, so page and tables cannot differ. The tables are written beside their
+places and put there when all are done: a report that fails leaves the one that was there before as it is.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from pyspark.sql import functions as fn
 from routing.errors import InputError
 from spark import report_tables
 from spark.archived import DEAD, HISTORY, Range, read_table
+from spark.patterns import to_read
 from spark.report_deliveries import deliveries, messages
 from spark.report_tables import Facts, Whole
 
@@ -41,7 +42,7 @@ def results(
     folder: Path,
     tell: Callable[[str, int], None] | None = None,
 ) -> dict[str, Any]:
-    """Write all tables below ``folder``; returns what is shown.
+    """Write all tables below ``folder``, in place of those that are there; returns what is shown.
 
     Keys: ``totals`` (one row, with ``imbalance``), ``tasks``, ``slowest_tickets``, ``hot_tickets``, ``consumers``,
     ``dead_letters`` (lists of at most ``top`` rows each), ``over_time`` and ``distribution`` (whole), ``rows`` (how
@@ -52,12 +53,14 @@ def results(
     session.conf.set(_TIMESTAMPS, "TIMESTAMP_MICROS")
     rows = deliveries(read_table(session, archive, HISTORY), within).persist(StorageLevel.MEMORY_AND_DISK)
     each = messages(rows).persist(StorageLevel.MEMORY_AND_DISK)
+    writer = _Writer(session, folder, tell)
     try:
         facts = Facts(rows, each, report_tables.letters(read_table(session, archive, DEAD), within))
-        writer = _Writer(session, folder, tell)
         totals = writer.write("totals", report_tables.totals(facts)).first()
         assert totals is not None
         if not totals["messages"]:
+            if within == Range():
+                raise InputError(f"the history in {archive} is empty: when tasks have run, archive again")
             raise InputError(f"the history in {archive} has nothing of this range; are the times UTC?")
         whole = Whole(totals["messages"], totals["waiting_sum_ms"] or 0.0, totals["service_sum_ms"] or 0.0)
         bucket = report_tables.bucket_us(totals["first_us"], totals["last_us"])
@@ -70,7 +73,7 @@ def results(
         finished = tickets.filter(fn.col("turnaround_max_ms").isNotNull())
         hottest = (fn.col("messages").desc(), fn.col("waiting_sum_ms").desc_nulls_last(), "ticket_id")
         busiest = _first(consumers, top, fn.col("busy_ms").desc(), "consumer")
-        return {
+        found = {
             "totals": _in_utc(totals.asDict())
             | {"tickets": writer.rows["tickets"], "consumers": writer.rows["consumers"]}
             | {"imbalance": _imbalance(busiest, whole.service_ms, writer.rows["consumers"])},
@@ -84,7 +87,10 @@ def results(
             "rows": writer.rows,
             "bucket_us": bucket,
         }
+        writer.put_in_place()
+        return found
     finally:
+        writer.clear()
         each.unpersist()
         rows.unpersist()
         session.conf.set(_TIMESTAMPS, before or "INT96")
@@ -105,7 +111,7 @@ def _in_utc(row: Row) -> Row:
 
 
 class _Writer:
-    """Writes tables into one folder and counts their rows."""
+    """Writes tables beside their places in one folder, counts their rows, and puts them there."""
 
     def __init__(self, session: SparkSession, folder: Path, tell: Callable[[str, int], None] | None) -> None:
         self._session = session
@@ -113,18 +119,31 @@ class _Writer:
         self._tell = tell
         #: Rows of each table written so far.
         self.rows: dict[str, int] = {}
+        #: Where those are that are not in place yet, by name.
+        self._made: dict[str, Path] = {}
 
     def write(self, name: str, table: DataFrame, *, small: bool = True) -> DataFrame:
         """Write a table, a ``small`` one as one file; returns it as it was written."""
-        place, made = self._folder / name, self._folder / f".{name}.new"
+        made = self._made[name] = self._folder / f".{name}.new"
         counted = Observation(name)
         whole = table.coalesce(1) if small else table
         whole.observe(counted, fn.count(fn.lit(1)).alias("rows")).write.mode("overwrite").parquet(f"file://{made}")
-        if place.exists():
-            shutil.rmtree(place)
-        made.rename(place)
         self.rows[name] = int(counted.get["rows"])
         if self._tell is not None:
             self._tell(name, self.rows[name])
         # With its schema: otherwise Spark would run a job to find it.
-        return self._session.read.schema(table.schema).parquet(f"file://{place}")
+        return self._session.read.schema(table.schema).parquet(to_read(made))
+
+    def put_in_place(self) -> None:
+        """Put the tables where they are looked for. What was read from them before must not be read again."""
+        for name, made in self._made.items():
+            place = self._folder / name
+            if place.exists():
+                shutil.rmtree(place)
+            made.rename(place)
+        self._made = {}
+
+    def clear(self) -> None:
+        """Leave nothing of tables that are not in place."""
+        for made in self._made.values():
+            shutil.rmtree(made, ignore_errors=True)

@@ -19,13 +19,13 @@ from urllib.parse import unquote, urlsplit
 from pyspark.sql import DataFrame, SparkSession
 
 from routing.errors import InputError
-from spark.eventlog import MALFORMED
 from spark.messages import USUAL_SEQUENCE, Mapping
+from spark.naming import MALFORMED
 
 #: Hexadecimal digits of a name.
 _DIGITS = 32
 #: How a name's recipe is known: another recipe must not give the name of this one.
-_RECIPE = 1
+_RECIPE = 2
 
 
 def run_id_of(session: SparkSession, events: DataFrame, mapping: Mapping, *, stream: str) -> str | None:

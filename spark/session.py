@@ -9,14 +9,17 @@ from __future__ import annotations
 
 import atexit
 import os
+import signal
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
+from functools import partial
 from pathlib import Path
+from typing import Any
 
-from pyspark import SparkContext
+from pyspark import SparkContext, java_gateway
 from pyspark.sql import SparkSession
 
 from routing.errors import ConfigurationError, TicketBridgeError
@@ -115,18 +118,67 @@ def _end_java() -> None:
     SparkContext._gateway = SparkContext._jvm = None
     # What Python still holds of Java's objects is not told to it any more.
     gateway.shutdown()
-    try:
+    with _at_last_killed(java), suppress(OSError):
         if java.stdin is not None:
             # It reads this pipe to notice the end of who started it.
             java.stdin.close()
+
+
+@contextmanager
+def _at_last_killed(java: subprocess.Popen[bytes]) -> Iterator[None]:
+    """Wait for the end of a Java that the block has asked to end; kill it when it does not."""
+    try:
+        yield
         java.wait(JAVA_ENDS_S)
-    except (OSError, subprocess.TimeoutExpired):
+    except subprocess.TimeoutExpired:
         pass
     finally:
         # Also when a second Ctrl-C ends the waiting.
         if java.poll() is None:
             java.kill()
             java.wait()
+
+
+@contextmanager
+def _no_java_without_gateway() -> Iterator[None]:
+    """End a Java that is started meanwhile when the block is left by an error or a signal before PySpark knows it.
+
+    PySpark then forgets about it, and takes away the folder where it was to say how it can be reached. It fails at
+    that, before it looks at the pipe that tells of our end, and a thread of its keeps it there for good.
+    """
+    started: list[subprocess.Popen[bytes]] = []
+    starter: Any = java_gateway
+    popen = starter.Popen
+
+    def noted(*args: Any, **kwargs: Any) -> subprocess.Popen[bytes]:
+        ours = {signal.SIGINT, signal.SIGTERM}
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, ours)
+        preexec = kwargs.pop("preexec_fn", None)
+
+        def unblocked() -> None:
+            if preexec is not None:
+                preexec()
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+        try:
+            # A signal in the middle of this would leave a process that nobody has noted.
+            started.append(popen(*args, preexec_fn=unblocked, **kwargs))
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        return started[-1]
+
+    starter.Popen = noted
+    try:
+        yield
+    except BaseException:
+        if SparkContext._gateway is None:
+            for java in started:
+                with _at_last_killed(java):
+                    # Not killed at once: its own end removes its files.
+                    java.terminate()
+        raise
+    finally:
+        starter.Popen = popen
 
 
 def parse_conf(words: Iterable[str]) -> dict[str, str]:
@@ -186,14 +238,21 @@ def _start(
         )
     kept = log is not None
     log = log or _temporary_log()
-    try:
-        with _stderr_to(log), home_without_archive() if _is_local(master) else nullcontext():
-            session = _configured(builder, conf).getOrCreate()
-    except Exception as error:
-        raise SparkStartFailed(f"Spark did not start ({_last_line(log)}); see {log}") from error
+    removal = partial(_remove, log)
     if not kept:
-        atexit.register(_remove, log)
-    return session
+        # Now, not when Spark has started: a signal may end this before.
+        atexit.register(removal)
+    try:
+        with (
+            _stderr_to(log),
+            home_without_archive() if _is_local(master) else nullcontext(),
+            _no_java_without_gateway(),
+        ):
+            return _configured(builder, conf).getOrCreate()
+    except Exception as error:
+        # Whoever reads this will want to read that, too.
+        atexit.unregister(removal)
+        raise SparkStartFailed(f"Spark did not start ({_last_line(log)}); see {log}") from error
 
 
 @contextmanager

@@ -22,5 +22,14 @@ def sorted_rows(batches: list[pa.RecordBatch], columns: Sequence[str], layout: L
     if not batches:
         return iter(())
     keys = dict.fromkeys((*columns, *filter(None, [layout.sequence]), layout.key, *layout.fields))
-    table = pa.Table.from_batches(batches).sort_by([(column, "ascending") for column in keys])
+    table = pa.Table.from_batches(batches)
+    wide = pa.schema([field.with_type(_wide(field.type)) for field in table.schema])
+    table = table.cast(wide).sort_by([(column, "ascending") for column in keys])
     return iter(table.combine_chunks().to_batches(max_chunksize=_BATCH_ROWS))
+
+
+def _wide(kind: pa.DataType) -> pa.DataType:
+    """The same type, but for columns that hold more than 2 GiB of text: sorting puts them together into one."""
+    if pa.types.is_string(kind):
+        return pa.large_string()
+    return pa.large_binary() if pa.types.is_binary(kind) else kind

@@ -125,6 +125,10 @@ class RedisStreamStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNo
             # Counted to the very end, so that what is missing is known, and not only of this epoch.
             present = survey(*self._place, begin.id.after(), standing.last_generated, each=ONE_RANGE).rows
         missing = 0 if present is None else missing_after(standing, begin, present)
+        if missing < 0:
+            # More than were ever added behind the offset: the counter and the ids are another stream's.
+            self._lost(f"stream {self._options.stream!r} was deleted and made anew since {begin.id} was read")
+            missing = 0
         if present is None or beyond is None or (most is not None and present - beyond > most):
             first = begin.id.after()
             found = survey(*self._place, first, last, each=self._share(most or present), most=most)
@@ -140,7 +144,7 @@ class RedisStreamStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNo
         elif standing.added is None:
             self._doubt(standing, begin)
         position = None if present is None or standing.added is None else standing.added - (present - rows)
-        return Offset(last, position, begin.rows + rows, begin.lost + max(missing, 0))
+        return Offset(last, position, begin.rows + rows, begin.lost + missing)
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         """The ranges of one epoch. Raises ``EntriesLost`` when entries of it have vanished since it was planned."""

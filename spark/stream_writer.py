@@ -54,7 +54,7 @@ class RedisStreamStreamWriter(DataSourceStreamArrowWriter):
         """
         query = next((message.run for message in messages if isinstance(message, Written)), "")
         if query and self._options.idempotence is Idempotence.WATERMARK:
-            settle(self._options, query, batchId, messages, self._options.guard_ttl)
+            settle(self._options, self._layout, query, batchId, messages, self._options.guard_ttl)
 
     def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
         """What was written stays, and the guard knows of it: the epoch goes on there when it is tried again."""

@@ -47,4 +47,11 @@ class RedisStreamWriter(DataSourceArrowWriter):
     def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         """Notes in the guard what the write came to. It stays there: the same run, again, finds it."""
         life_s = self._options.guard_ttl
-        settle(self._options, self._run, 0, messages, life_s if self._options.run_id else min(life_s, NAMELESS_GUARD_S))
+        settle(
+            self._options,
+            self._layout,
+            self._run,
+            0,
+            messages,
+            life_s if self._options.run_id else min(life_s, NAMELESS_GUARD_S),
+        )

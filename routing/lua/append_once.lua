@@ -11,8 +11,8 @@
 --          {'CONFLICT', partitions}: the first attempt had another number of partitions; {'LATE'}: a later epoch is
 --          committed: the caller is a straggler, and gives up. Only 'OK' changed anything.
 -- Keeps: promise 4, for producers: each row once, however often its partition is tried. I9: the guard expires.
--- A full server (OOM) refuses the first XADD or the HSET, and so all of it: nothing that needs no memory is written
--- before. Bound: O(rows).
+-- A full server (OOM) refuses the first HSET, and so all of it; and so does one that forbids this user the guard: a row
+-- without its mark would be appended again by the next attempt. Bound: O(rows).
 
 local at, of = ARGV[1] .. '/' .. ARGV[2], ARGV[1] .. '/of'
 local told = redis.call('HMGET', KEYS[2], at, of, 'floor')
@@ -33,6 +33,9 @@ if ARGV[6] ~= '' and first <= #ARGV then
     return {'WAIT', entries}
   end
 end
+-- Before the rows: what may not be written to the guard is refused here, when there is nothing yet that it would lack.
+redis.call('HSET', KEYS[2], at, ARGV[4])
+redis.call('EXPIRE', KEYS[2], ARGV[7])
 local call, stream, present = redis.call, KEYS[1], ARGV[8]
 if columns == 2 and present == '' then
   -- What nearly every write is, ticket and payload: without a table of words for each row.
@@ -57,5 +60,4 @@ redis.call('HSET', KEYS[2], at, ARGV[5])
 if ARGV[3] ~= '' and not told[2] then
   redis.call('HSET', KEYS[2], of, ARGV[3])
 end
-redis.call('EXPIRE', KEYS[2], ARGV[7])
 return {'OK'}

@@ -9,7 +9,8 @@
 -- Keeps: promise 4, for producers: each row once, from however many attempts, if all of a ticket's rows come in the
 --        order of their numbers in each. Chunks are sent one after the other: one that is taken behind one that was not
 --        would hide that one's rows for ever. I9: the numbers of a ticket that rests are forgotten after two periods.
--- A full server (OOM) refuses the first XADD, and so all of it. Bound: O(rows).
+-- A full server (OOM) refuses the first HSET, and so all of it; and so does one that forbids this user the numbers: a
+-- row without its number would be appended again by the next attempt. Bound: O(rows).
 
 local columns = tonumber(ARGV[4])
 local first = 5 + columns
@@ -54,6 +55,9 @@ if ARGV[1] ~= '' then
     return {'WAIT', entries}
   end
 end
+-- Before the rows, and of no ticket: what may not be written is refused while there is nothing yet that it would lack.
+redis.call('HSET', KEYS[2], '', '')
+redis.call('EXPIRE', KEYS[2], ARGV[2])
 local present = ARGV[3]
 local words = {'XADD', KEYS[1], '*'}
 for _, i in ipairs(new) do
@@ -80,5 +84,4 @@ end
 if n > 2 then
   redis.call(unpack(words, 1, n))
 end
-redis.call('EXPIRE', KEYS[2], ARGV[2])
 return {'OK', #new}

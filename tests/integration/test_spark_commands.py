@@ -9,11 +9,13 @@ import subprocess
 import sys
 import textwrap
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import NoReturn
 
+import psutil
 import pytest
 from click.testing import CliRunner
 
@@ -21,8 +23,9 @@ from bridge.embedded import EmbeddedServer
 from spark import archive, push, replay, report
 from tests.commands import CommandLine, command_line
 from tests.integration.spark_jobs import command, said, submit
-from tests.nodes.process import ROOT
+from tests.nodes.process import ROOT, ProcessNode
 from tests.nodes.yard import NodeYard
+from tests.waiting import wait_until
 
 SECRET = "hunter2"
 URL = f"redis://user:{SECRET}@127.0.0.1:1/3"
@@ -141,7 +144,8 @@ def test_a_folder_of_the_users_that_is_named_spark_is_not_the_job(tmp_path: Path
 SHOW = """
     import os, signal, sys
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(7))
-    print("waits as", os.getpid(), flush=True)
+    sys.stdout.write(f"waits as {os.getpid()}\\n")
+    sys.stdout.flush()
     signal.pause()
 """
 
@@ -169,6 +173,16 @@ def test_every_job_says_how_it_is_used(job: ModuleType) -> None:
     assert (done.exit_code, done.stderr) == (0, "")
     for option in ("--master", "--progress", "--spark-log"):
         assert option in done.stdout
+
+
+def starts_spark(node: ProcessNode, program: str) -> bool:
+    """Whether a process that this one started is to be Spark's Java, and is this program now: first it is a shell."""
+    for child in node.children():
+        with suppress(psutil.Error):
+            words = child.cmdline()
+            if child.ppid() == node.pid and "org.apache.spark.deploy.SparkSubmit" in words:
+                return Path(words[0]).name == program
+    return False
 
 
 @pytest.mark.spark
@@ -205,6 +219,30 @@ class TestWithSpark:
         finally:
             yard.close()
 
+    @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)], ids=["term", "int"])
+    @pytest.mark.parametrize("program", ["bash", "java"])
+    def test_a_signal_while_java_starts_leaves_neither_it_nor_a_file(
+        self, valkey: EmbeddedServer, log: Path, tmp_path: Path, program: str, number: signal.Signals, code: int
+    ) -> None:
+        files = tmp_path / "files"
+        files.mkdir()
+        env = {"TMPDIR": str(files), "JAVA_TOOL_OPTIONS": f"-Djava.io.tmpdir={files}"}
+        yard = NodeYard(tmp_path, valkey.url)
+        try:
+            words = command("push", log, "--url", valkey.url, "--master", "local[2]", "--progress", "json")
+            node = yard.process("push", words, env=env, wait=False)
+            wait_until(lambda: starts_spark(node, program), description=f"{program} to run", timeout_s=240)
+            assert node.pid is not None
+            os.kill(node.pid, number)
+            assert node.wait(timeout_s=60) == code
+            assert said(node.logs())[-1]["event"] == "failed"
+            assert "Traceback" not in node.logs()
+            # What the script runs to find its command ends by itself.
+            wait_until(lambda: not node.survivors(), description="the end of all", timeout_s=120)
+            assert [path.name for path in files.iterdir()] == []
+        finally:
+            yard.close()
+
     def test_ctrl_c_ends_the_job_and_java_with_one_line(
         self, valkey: EmbeddedServer, log: Path, tmp_path: Path
     ) -> None:
@@ -228,6 +266,6 @@ class TestWithSpark:
             assert node.wait(timeout_s=60) == 130
             assert said(node.logs())[-1] == {"event": "failed", "error": "stopped"}
             assert "Traceback" not in node.logs()
-            assert node.survivors() == []
+            wait_until(lambda: not node.survivors(), description="the end of all")
         finally:
             yard.close()

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from bridge.embedded import EmbeddedServer
-from routing.errors import InputError, PayloadError
+from routing.errors import ConfigurationError, InputError, PayloadError
 from spark.eventlog import read_events
 from spark.failures import one_line
 from spark.generate import incident_log, write_log
@@ -198,6 +198,25 @@ def test_each_ticket_is_whole_in_one_of_exactly_as_many_partitions_as_asked_for(
     assert len({(ticket, partition) for ticket, partition, _ in placed}) == 500
     tickets = per_ticket((ticket, seq) for ticket, _, seq in placed)
     assert all(seqs == sorted(seqs) for seqs in tickets.values())
+
+
+@pytest.mark.parametrize(
+    ("columns", "said"),
+    [
+        ({"sequence": "text"}, "sequence: 'text' is string, not a whole number; cast it to long"),
+        ({"sequence": "part"}, "sequence: 'part' is double, not a whole number"),
+        ({"sequence": "Seq"}, "sequence: there is no column 'Seq'; did you mean seq?"),
+        ({"key": "Ticket_ID"}, "key: there is no column 'Ticket_ID'; did you mean ticket_id?"),
+        ({"time": "when"}, "time: there is no column 'when'"),
+    ],
+)
+def test_a_column_that_would_order_wrongly_is_refused_at_once(
+    session: SparkSession, columns: dict[str, str], said: str
+) -> None:
+    rows = session.createDataFrame([], "ticket_id string, seq long, text string, part double")
+    given: dict[str, Any] = {"key": "ticket_id", "sequence": "seq", "partitions": 2, **columns}
+    with pytest.raises(ConfigurationError, match=said):
+        in_ticket_order(rows, **given)
 
 
 def test_the_sequence_wins_inside_a_ticket_whatever_the_times_say(

@@ -11,9 +11,12 @@ import pytest
 from pyspark.sql.types import StructType
 
 from routing.errors import ConfigurationError, InputError, PayloadError
-from spark.eventlog import MALFORMED, TABLE, follow_events, parsed_lines, read_events
+from spark.eventlog import TABLE, follow_events, read_events
 from spark.failures import one_line
+from spark.json_lines import parsed_lines
 from spark.messages import Mapping, parse_map, to_messages
+from spark.naming import MALFORMED
+from spark.push_rejects import first_reasons
 from spark.run_id import run_id_of
 
 if TYPE_CHECKING:
@@ -148,6 +151,60 @@ def test_a_sequence_of_times_is_exact_to_the_microsecond(session: SparkSession) 
     assert [(place, payload["n"]) for _, place, payload in found] == [(1704067200000001, 2), (1704067200000002, 1)]
 
 
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        ("date'2024-01-02'", 1704153600000000),
+        ("timestamp_ntz'2024-01-02 00:00:00.000001'", 1704153600000001),
+        ("2.0D", 2),
+        ("cast(2 as decimal(5, 2))", 2),
+        ("cast(2.5 as decimal(5, 2))", None),
+        ("cast(2.5 as float)", None),
+        ("1e300D", None),
+        ("cast(2 as tinyint)", 2),
+        ("' 7'", 7),
+        ("'2.5'", None),
+    ],
+)
+def test_a_sequence_is_a_whole_number_or_a_time_and_nothing_is_cut_off(
+    session: SparkSession, value: str, expected: int | None
+) -> None:
+    events = session.sql(f"select 'A' ticket_id, {value} at, 1 n")
+    found = to_messages(events, Mapping(seq="at"))
+    assert [row["at"] for row in found.frame.collect()] == [expected]
+
+
+def test_what_cannot_order_or_name_a_ticket_is_refused_by_its_type(session: SparkSession) -> None:
+    events = session.sql("select 'A' ticket_id, 1 seq, true yes, struct(1 x) o, array(1) l, map('a', 1) m, 1 n")
+    for name, kind in (("yes", "boolean"), ("o", "struct<x:int>"), ("l", "array<int>")):
+        with pytest.raises(InputError, match=f"--seq: the column '{name}' is {kind}: whole numbers or times order"):
+            to_messages(events, Mapping(seq=name))
+    for name in ("o", "l", "m"):
+        with pytest.raises(InputError, match=f"--key: the column '{name}' holds objects or lists"):
+            to_messages(events, Mapping(key=name))
+    with pytest.raises(InputError, match="--task-column: the column 'o' holds objects or lists"):
+        to_messages(events, Mapping(task_column="o"))
+
+
+def test_what_is_no_number_and_what_is_no_time_are_told_apart(session: SparkSession, tmp_path: Path) -> None:
+    path = tmp_path / "log.csv"
+    path.write_text("ticket_id,at\nA,soon\n")
+    for mapping, said in (
+        (Mapping(seq="at"), "ticket 'A' has a row whose at is not a whole number (times go with --order)"),
+        (Mapping(order="at"), "ticket 'A' has a row whose at is not a time"),
+    ):
+        assert first_reasons(to_messages(read_events(session, str(path)), mapping), limit=1000) == said
+
+
+def test_times_in_a_payload_have_their_microseconds(session: SparkSession) -> None:
+    times = "timestamp'2024-01-01 00:00:00.123456' at, timestamp_ntz'2024-01-01 00:00:00.000001' there"
+    events = session.sql(f"select 'A' ticket_id, 1 seq, date'2024-01-01' day, {times}, struct({times}) within")
+    expected = {"at": "2024-01-01T00:00:00.123456Z", "there": "2024-01-01T00:00:00.000001"}
+    found = payloads(events, Mapping())
+    assert found == [("A", 1, {"seq": 1, "day": "2024-01-01", **expected, "within": expected})]
+    assert payloads(events, Mapping(payload_column="within")) == [("A", 1, expected)]
+
+
 def test_a_table_is_pushed_by_its_name_and_needs_something_that_orders_it(session: SparkSession) -> None:
     session.sql("select 'A' ticket_id, 2 place, 1.5 x").createOrReplaceTempView("orders")
     assert payloads(read_events(session, "orders", TABLE), Mapping(seq="place")) == [("A", 2, {"place": 2, "x": 1.5})]
@@ -169,6 +226,76 @@ def test_files_of_one_folder_whose_columns_differ_are_refused(session: SparkSess
     assert "\n" not in str(told)
 
 
+def test_a_csv_that_is_no_utf_8_does_not_make_one_ticket_of_two(session: SparkSession, tmp_path: Path) -> None:
+    path = tmp_path / "log.csv"
+    path.write_bytes(b"ticket_id,x\nB\xe9,1\nB\xea,2\nB\xc3\xa9,3\n")
+    with pytest.raises(Exception, match="a row is not valid UTF-8") as failed:
+        read_events(session, str(path)).select("x").collect()
+    assert isinstance(one_line(failed.value), PayloadError)
+    rows = read_events(session, str(path), tolerant=True).collect()
+    assert [(row["ticket_id"], row["x"]) for row in rows if row[MALFORMED] is None] == [("Bé", "3")]
+    assert [row[MALFORMED] for row in rows if row[MALFORMED] is not None] == ["B\ufffd,1", "B\ufffd,2"]
+    path.write_bytes(b"ticket_id,caf\xe9\nA,1\n")
+    with pytest.raises(InputError, match="the header of a CSV is not valid UTF-8"):
+        read_events(session, str(path))
+
+
+def test_a_column_of_a_name_that_is_used_here_is_refused(session: SparkSession, tmp_path: Path) -> None:
+    (tmp_path / "log.csv").write_text("ticket_id,__Malformed\nA,1\n")
+    (tmp_path / "log.jsonl").write_text('{"ticket_id": "A", "__row": 1}\n')
+    for name in ("log.csv", "log.jsonl"):
+        for tolerant in (False, True):
+            with pytest.raises(InputError, match="that name is used here, rename it"):
+                read_events(session, str(tmp_path / name), tolerant=tolerant)
+    with pytest.raises(InputError, match="that name is used here, rename it"):
+        follow_events(session, str(tmp_path), "csv", schema="ticket_id string, __file string", files=1)
+
+
+@pytest.mark.parametrize(
+    ("header", "said"),
+    [
+        ("ticket_id,note,note", "has the column 'note' twice"),
+        ("ticket_id,note,Note", "has the columns 'note' and 'Note', which are one"),
+        ("ticket_id,,note", "has a column without a name"),
+        ("ticket_id,note,", "has a column without a name"),
+    ],
+)
+def test_a_header_that_does_not_name_its_columns_is_refused_by_what_is_wrong(
+    session: SparkSession, tmp_path: Path, header: str, said: str
+) -> None:
+    path = tmp_path / "log 1.csv"
+    path.write_text(f"{header}\nA,1,2\n")
+    for tolerant in (False, True):
+        with pytest.raises(InputError, match=f"the header of {path} {said}"):
+            read_events(session, str(path), tolerant=tolerant)
+    # Names that only look as if they were made up are names
+    path.write_text("ticket_id,x1,_c2\nA,1,2\n")
+    assert read_events(session, str(path)).columns == ["ticket_id", "x1", "_c2"]
+
+
+@pytest.mark.parametrize("kind", ["csv", "json", "parquet"])
+def test_a_folder_without_files_is_told_as_such(session: SparkSession, tmp_path: Path, kind: str) -> None:
+    for name in ("_log.csv", ".log.jsonl"):
+        (tmp_path / name).write_text("{}\n")
+    for tolerant in (False, True):
+        with pytest.raises(InputError, match=r"there is no file in .* \(names that begin with _ or \. are skipped\)"):
+            read_events(session, str(tmp_path), kind, tolerant=tolerant)
+
+
+def test_a_folder_within_a_folder_is_not_passed_over_in_silence(session: SparkSession, tmp_path: Path) -> None:
+    within = tmp_path / "day=1" / "more"
+    within.mkdir(parents=True)
+    for folder in (tmp_path / "day=1", tmp_path / "_hidden", tmp_path / "empty" / ".git"):
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "log.csv").write_text("ticket_id,n\nA,1\n")
+    assert read_events(session, str(tmp_path), "csv").columns == ["ticket_id", "n", "day"]
+    (within / "log.csv").write_text("ticket_id,n\nLOST,1\n")
+    with pytest.raises(InputError, match=f"the files in {within} would not be read"):
+        read_events(session, str(tmp_path), "csv")
+    with pytest.raises(InputError, match=f"the files in {within} would not be read"):
+        follow_events(session, str(tmp_path), "csv", schema="ticket_id string, n string", files=1)
+
+
 def test_a_tolerant_read_keeps_the_text_of_what_cannot_be_read(session: SparkSession, tmp_path: Path) -> None:
     (tmp_path / "log.csv").write_text("ticket_id,seq,x\nA,1,u\nA,2\nB,3,v\n")
     (tmp_path / "log.jsonl").write_text('{"ticket_id": "A", "seq": 1}\n{"ticket_id": oops\n')
@@ -181,22 +308,112 @@ def test_a_tolerant_read_keeps_the_text_of_what_cannot_be_read(session: SparkSes
 
 def test_a_line_with_a_member_that_nobody_knows_is_not_sent_without_it(session: SparkSession) -> None:
     # Spark's reader would leave it out in silence
-    columns = StructType.fromDDL("ticket_id string, n long")
+    columns = StructType.fromDDL(
+        "ticket_id string, n long, o struct<x: long>, l array<struct<x: long>>, m map<string, struct<x: long>>"
+    )
     assert isinstance(columns, StructType)
-    good, new, broken = ['{"ticket_id": "A", "n": 1}', ""], '{"ticket_id": "A", "n": 2, "later": 3}', "[1"
+    good = ['{"ticket_id": "A", "n": 1, "o": {"x": 1}, "l": [{"x": 1}, null], "m": {"any": {"x": 1}}}', "", " \t"]
+    bad = {
+        '{"ticket_id": "A", "n": 2, "later": 3}': "has a member 'later' that is no column",
+        '{"o": {"x": 2, "later": 3}}': "has a member 'later' that is no column",
+        '{"l": [{}, {"x": 2, "later": null}]}': "has a member 'later' that is no column",
+        '{"m": {"any": {"later": 2}}}': "has a member 'later' that is no column",
+        '{"n": 1, "n": 2}': "has the member 'n' twice",
+        '{"o": {"x": 1, "x": 1}}': "has the member 'x' twice",
+        '{"m": {"any": {}, "any": {}}}': "has the member 'any' twice",
+        "[1": "is not one JSON object and nothing else: [1",
+        '{"n": 1, "o": 2': "is not one JSON object",
+    }
 
     def parsed(lines: list[str], *, tolerant: bool) -> list[Any]:
         frame = session.createDataFrame([(line,) for line in lines], "value string")
-        return [tuple(row) for row in parsed_lines(frame, columns, tolerant=tolerant).collect()]
+        return [tuple(row)[:2] + tuple(row)[5:] for row in parsed_lines(frame, columns, tolerant=tolerant).collect()]
 
     assert parsed(good, tolerant=False) == [("A", 1)]
-    for line, kind, said in ((new, PayloadError, "a member 'later' that is no column"), (broken, InputError, "cannot")):
+    for line, said in bad.items():
         with pytest.raises(Exception) as failed:  # noqa: PT011 - what Spark throws is Spark's
             parsed([*good, line], tolerant=False)
         told = one_line(failed.value)
-        assert isinstance(told, kind)
+        assert isinstance(told, PayloadError)
         assert said in str(told)
-    assert parsed([*good, new, broken], tolerant=True) == [("A", 1, None), ("A", 2, new), (None, None, broken)]
+    found = parsed([*good, *bad], tolerant=True)
+    assert found[0] == ("A", 1, None)
+    assert [text for _, _, text in found[1:]] == list(bad)
+
+
+@pytest.mark.parametrize(
+    "more",
+    ['{"ticket_id": "LOST", "n": 2}', "}}} ]", ', {"ticket_id": "LOST", "n": 2}', "]", "// of the first day"],
+    ids=["object", "closed", "listed", "list-closed", "comment"],
+)
+def test_what_stands_behind_the_object_of_a_line_is_not_lost_in_silence(
+    session: SparkSession, tmp_path: Path, more: str
+) -> None:
+    path, first = tmp_path / "log.jsonl", '{"ticket_id": "A", "n": 1}'
+    path.write_text(f'{first}\n{first}{more}\n{{"ticket_id": "B", "n": NaN}}\n')
+    with pytest.raises(Exception) as failed:  # noqa: PT011 - what Spark throws is Spark's
+        # Even of a column that is left out
+        read_events(session, str(path)).select("n").collect()
+    assert "a line is not one JSON object and nothing else" in str(one_line(failed.value))
+    rows = read_events(session, str(path), tolerant=True).collect()
+    assert [row[MALFORMED] for row in rows] == [None, first + more, None]
+    assert [row["ticket_id"] for row in rows if row[MALFORMED] is None] == ["A", "B"]
+
+
+def test_a_member_that_comes_twice_is_a_bad_row_of_a_batch_too(session: SparkSession, tmp_path: Path) -> None:
+    path = tmp_path / "log.jsonl"
+    twice = '{"ticket_id": "A", "o": {"x": 1, "x": 2}}'
+    path.write_text(f'{twice}\n{{"ticket_id": "B", "o": {{"x": 1}}}}\n')
+    with pytest.raises(InputError, match="a line has the member 'x' twice"):
+        read_events(session, str(path))
+    rows = read_events(session, str(path), tolerant=True).collect()
+    assert [(row["ticket_id"], row[MALFORMED]) for row in rows][1] == ("B", None)
+    assert rows[0][MALFORMED] == twice
+
+
+def test_lines_keep_the_columns_that_their_folders_name(session: SparkSession, tmp_path: Path) -> None:
+    for day in ("2026-11-21", "2026-11-22"):
+        (tmp_path / f"day={day}").mkdir()
+        (tmp_path / f"day={day}" / "log.jsonl").write_text('{"ticket_id": "A", "n": 1}\n')
+    found = payloads(read_events(session, str(tmp_path), "json"), Mapping())
+    assert found == [("A", 1, {"n": 1, "day": "2026-11-21"}), ("A", 2, {"n": 1, "day": "2026-11-22"})]
+
+
+def test_a_line_that_is_no_utf_8_is_not_made_into_another_one(session: SparkSession, tmp_path: Path) -> None:
+    path = tmp_path / "log.jsonl"
+    path.write_bytes(b'{"ticket_id": "B\xe9"}\n{"ticket_id": "B\xea"}\n{"ticket_id": "\\ufffd\xef\xbf\xbd"}\n')
+    with pytest.raises(Exception) as failed:  # noqa: PT011 - what Spark throws is Spark's
+        read_events(session, str(path))
+    assert "the input cannot be read" in str(one_line(failed.value))
+    rows = read_events(session, str(path), tolerant=True).collect()
+    assert [row["ticket_id"] for row in rows if row[MALFORMED] is None] == ["\ufffd\ufffd"]
+
+
+@pytest.mark.parametrize("name", ["x[1]", "x{1,2}", "x*", "x?", "x%20 1"])
+def test_a_name_that_looks_like_a_pattern_is_that_of_one_file(session: SparkSession, tmp_path: Path, name: str) -> None:
+    for place, ticket in ((tmp_path / name, "A"), (tmp_path / "x1", "B"), (tmp_path / "x 1", "B")):
+        place.mkdir()
+        (place / f"{name}.csv").write_text(f"ticket_id,n\n{ticket},1\n")
+        (place / "x1.csv").write_text("ticket_id,n\nB,1\n")
+        (place / f"{name}.jsonl").write_text(f'{{"ticket_id": "{ticket}"}}\n')
+    for file in (f"{name}.csv", f"{name}.jsonl"):
+        events = read_events(session, str(tmp_path / name / file))
+        assert [row["ticket_id"] for row in events.collect()] == ["A"]
+        assert run_id_of(session, events, Mapping(), stream="s") is not None
+    (tmp_path / name / f"{name}.jsonl").unlink()
+    (tmp_path / name / "x1.csv").unlink()
+    streamed = follow_events(session, str(tmp_path / name), "csv", schema="ticket_id string, n string", files=1)
+    query = streamed.writeStream.format("memory").queryName("followed").trigger(availableNow=True).start()
+    query.awaitTermination()
+    assert {row["ticket_id"] for row in session.table("followed").collect()} == {"A"}
+
+
+def test_a_name_with_a_backslash_is_refused_since_it_cannot_be_told_to_spark(
+    session: SparkSession, tmp_path: Path
+) -> None:
+    (tmp_path / "x\\[1].csv").write_text("ticket_id\nA\n")
+    with pytest.raises(InputError, match="a path with a backslash cannot be read"):
+        read_events(session, str(tmp_path / "x\\[1].csv"))
 
 
 def test_a_push_is_known_by_what_it_pushes_not_by_where_it_lies(session: SparkSession, tmp_path: Path) -> None:

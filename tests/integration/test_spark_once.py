@@ -12,17 +12,19 @@ from dataclasses import replace
 
 import pyarrow as pa
 import pytest
+from pyspark.sql.types import StringType, StructField, StructType
 
 from bridge.embedded import EmbeddedServer
 from routing.errors import PayloadError, RowsMissing, RunChanged
 from routing.pushes import guard_of
+from spark import RedisStreamDataSource
 from spark.address import connect
 from spark.guard import told
 from spark.layout import Layout
 from spark.options import parse
 from spark.partition import settle, write_partition
 from tests.integration.proxies import Proxy
-from tests.integration.spark_writes import STREAM, batch, cut, entries, log, partition, sequence, writer
+from tests.integration.spark_writes import LOG, STREAM, batch, cut, entries, log, partition, sequence, writer
 from tests.keycheck import check_keys
 from tests.waiting import wait_until
 
@@ -65,6 +67,63 @@ def test_a_run_that_is_written_again_adds_nothing(server: EmbeddedServer) -> Non
     noted = told(connect(server.url), parse({"url": server.url, "stream": STREAM}), "nightly")
     assert noted is not None
     assert (noted.rows, noted.there_already, noted.partitions) == (1000, 1000, 1)
+
+
+@pytest.mark.parametrize("tasks", [1, 3])
+def test_a_run_whose_tasks_are_not_what_it_was_partitioned_into_is_known_again(
+    valkey: EmbeddedServer, caplog: pytest.LogCaptureFixture, tasks: int
+) -> None:
+    """As after a coalesce, or where Spark reads nothing at all: the note of the partitions is still on the column."""
+    options = parse({"url": valkey.url, "stream": STREAM, "runId": "r"})
+    layout = replace(Layout.of(LOG, options), partitions=2)
+    for _ in range(2):
+        done = [
+            write_partition(options, layout, "r", 0, number, iter([log(10, 10 * number)])) for number in range(tasks)
+        ]
+        settle(options, layout, "r", 0, done, 3600)
+    assert len(entries(valkey)) == 10 * tasks
+    assert f"partitioned by spark.order into 2 and written in {tasks} partitions" in caplog.text
+
+
+def test_the_same_values_under_other_names_are_another_run(valkey: EmbeddedServer) -> None:
+    rows = batch(("A", 1, "x"), ("A", 2, "y"))
+    writer(valkey.url, runId="r", fields="payload").write(iter([rows.slice(0, 1)]))
+    renamed = RedisStreamDataSource({"url": valkey.url, "stream": STREAM, "runId": "r", "fields": "note"})
+    schema = StructType([LOG.fields[0], LOG.fields[1], StructField("note", StringType())])
+    with pytest.raises(RunChanged, match="or have other fields"):
+        renamed.writer(schema, overwrite=False).write(iter([rows.rename_columns(["ticket_id", "seq", "note"])]))
+    assert len(entries(valkey)) == 1
+
+
+def test_a_guard_that_something_else_wrote_is_one_clear_line(valkey: EmbeddedServer) -> None:
+    with valkey.client() as client:
+        guard = guard_of(STREAM, "run")
+        client.hset(guard, "0/0", "what is this")
+        client.expire(guard, 60)
+    with pytest.raises(RunChanged, match="'what is this', which is no mark"):
+        partition(valkey.url, iter([log(1)]))
+
+
+def test_the_numbers_of_tickets_are_kept_for_as_long_as_they_are_written(
+    valkey: EmbeddedServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Given a task that takes many times as long as numbers are kept for
+    now = time.time()
+    monkeypatch.setattr("spark.partition.time.time", lambda: now)
+    options = {"idempotence": "ticket", "seqColumn": "seq", "guardTtl": "300", "maxWait": "100"}
+
+    def slowly() -> Iterator[pa.RecordBatch]:
+        nonlocal now
+        for row in range(8):
+            yield batch(("A", row, "{}"))
+            now += 300
+
+    assert partition(valkey.url, slowly(), **options).found == 0
+    # When another attempt follows at once: then it finds all that is recent enough to be tried again
+    now -= 300
+    again = partition(valkey.url, iter([batch(*(("A", row, "{}") for row in range(8)))]), **options)
+    assert again.found == 8
+    assert len(entries(valkey)) == 8
 
 
 def test_runs_of_different_names_and_of_none_are_different_writes(valkey: EmbeddedServer) -> None:
@@ -180,7 +239,7 @@ def test_a_straggler_of_an_older_epoch_writes_nothing(server: EmbeddedServer) ->
     options = parse({"url": server.url, "stream": STREAM})
     for epoch in (0, 1, 2):
         done = partition(server.url, iter([log(5, 5 * epoch)]), (epoch, 0))
-        settle(options, "run", epoch, [done], 1000)
+        settle(options, Layout.of(LOG, options), "run", epoch, [done], 1000)
     # The last epoch can be asked again, and adds nothing; the ones before are forgotten, and refused
     assert partition(server.url, iter([log(5, 10)]), (2, 0)).found == 5
     with pytest.raises(RunChanged, match="a later epoch is committed already"):

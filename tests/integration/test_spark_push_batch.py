@@ -128,6 +128,20 @@ def test_a_name_of_ones_own_makes_the_same_push_of_a_table(
     assert len(pusher.entries()) == 50
 
 
+def test_by_the_tickets_numbers_it_says_what_was_offered_not_what_was_added(
+    pusher: Pusher, session: SparkSession, valkey: EmbeddedServer, log: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ("--idempotence", "ticket")
+    for _ in range(2):
+        done = pusher.push(log, *words)[-1]
+        assert (done["rows"], done["already"]) == (ROWS, None)
+    push(session, plan(valkey, log, *words, "--progress", "text"))
+    said = capsys.readouterr().out
+    assert f"offered {ROWS} events to {STREAM} in " in said
+    assert "pushed" not in said
+    assert all_once_in_order(pusher.entries())
+
+
 BAD = """ticket_id,seq,x
 A,1,u
 ,2,v
@@ -166,13 +180,47 @@ def test_bad_rows_are_put_aside_with_the_reason_and_the_rest_is_pushed(pusher: P
         rows = pq.read_table(aside).to_pylist()
         assert Counter(row["reason"] for row in rows) == {
             "a row has an empty ticket": 1,
-            "ticket 'A' has a row whose seq is not a whole number": 1,
+            "ticket 'A' has a row whose seq is not a whole number (times go with --order)": 1,
             "seq does not rise within ticket 'B': 4 comes more than once": 1,
             "the row cannot be read": 1,
         }
         # What was there is there to be looked at
         assert {row["row"] for row in rows} == {None, "B,1"}
         assert any("three" in row["payload"] for row in rows)
+
+
+def test_the_name_of_a_push_stays_within_the_folder_of_rejects(pusher: Pusher, tmp_path: Path) -> None:
+    # Given a folder of somebody else's, and a name that leads there
+    path, aside, precious = tmp_path / "log.csv", tmp_path / "aside", tmp_path / "precious"
+    path.write_text(BAD)
+    precious.mkdir()
+    (precious / "kept").touch()
+    for _ in range(2):
+        assert pusher.push(path, "--rejects", str(aside), "--run-id", "x/../../precious")[-1]["rejected"] == 4
+    # Then nothing is there that was not, and the rows are found under the name
+    assert [file.name for file in precious.iterdir()] == ["kept"]
+    assert [folder.name for folder in aside.iterdir()] == ["run=x%2F..%2F..%2Fprecious"]
+    assert len(pq.read_table(aside)) == 4
+
+
+@pytest.mark.parametrize("name", ["row", "reason", "Payload", "TICKET_ID", "__times"])
+def test_a_sequence_may_have_any_name(pusher: Pusher, tmp_path: Path, name: str) -> None:
+    path, aside = tmp_path / "log.csv", tmp_path / "aside"
+    path.write_text(f"ticket,{name},seq\nA,2,2\nA,1,1\nA,x,9\nB,3,3\nB,3,4\n")
+    words = ("--key", "ticket", "--seq", name)
+    told = str(pusher.refused(path, *words))
+    assert f"ticket 'A' has a row whose {name} is not a whole number" in told
+    said = pusher.push(path, *words, "--rejects", str(aside))
+    assert (said[-1]["rows"], said[-1]["rejected"]) == (3, 2)
+    assert [seq for ticket, seq in pusher.entries() if ticket == "A"] == [1, 2]
+
+
+def test_a_ticket_of_two_lines_is_told_in_one(pusher: Pusher, tmp_path: Path) -> None:
+    path = tmp_path / "log.csv"
+    path.write_text('ticket_id,seq\n"A\nB",x\n"A\rC\x1b",1\n"A\rC\x1b",1\n')
+    told = str(pusher.refused(path))
+    assert r"ticket 'A\nB' has a row" in told
+    assert "\\rC\ufffd': 1 comes more than once" in told
 
 
 def test_a_payload_that_is_no_json_is_a_bad_row(pusher: Pusher, tmp_path: Path) -> None:

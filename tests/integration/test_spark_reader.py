@@ -101,7 +101,8 @@ def test_a_stream_that_is_empty_or_missing_has_no_rows(server: EmbeddedServer, c
         ({"startingId": "5-2"}, ["5-2", "9-0", "10-0"]),
         ({"startingId": "6", "endingId": "9-7"}, ["9-0"]),
         ({"startingId": "11"}, []),
-        ({"endingId": "5"}, []),
+        ({"endingId": "5"}, ["5-1", "5-2"]),
+        ({"endingId": "5-1"}, ["5-1"]),
     ],
 )
 def test_both_ends_can_be_named_and_belong_to_what_is_read(
@@ -170,6 +171,15 @@ def test_trimming_between_plan_and_read_is_noticed(server: EmbeddedServer, clien
         list(made.read(part))
 
 
+def test_there_are_no_more_parts_than_entries(valkey: EmbeddedServer) -> None:
+    with valkey.client() as client:
+        fill(client, ["0-1", "5-0", f"{2**64 - 1}-0"])
+        client.config_resetstat()
+        assert len(planned(reader(valkey, numPartitions="100000"))) <= 3
+        # Nor does it ask more often than that takes
+        assert client.info("commandstats")["cmdstat_xrange"]["calls"] < 1000
+
+
 def test_an_entry_deleted_singly_under_the_reader_does_not_stop_it(
     server: EmbeddedServer, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -202,6 +212,18 @@ def test_entries_that_suddenly_are_large_are_read_in_smaller_pages(
     rows = rows_of(reader(valkey, numPartitions="1"))
     assert [row["id"] for row in rows] == [f"{n}-0" for n in range(1, 3061)]
     assert [row["payload"] for row in rows[3000:]] == large
+
+
+def test_neighbours_that_are_too_large_for_one_page_are_read_all_the_same(
+    valkey: EmbeddedServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each page begins with the last entry of the one before it, and so has two entries at least."""
+    monkeypatch.setattr(fetch, "MOST_BYTES", 4 * 1024 * 1024)
+    with valkey.client() as client:
+        for number in (1, 2, 3):
+            client.xadd(STREAM, {"payload": str(number) * 3 * 1024 * 1024}, id=f"{number}-0")
+    rows = rows_of(reader(valkey, numPartitions="1"))
+    assert [(row["id"], row["payload"][0]) for row in rows] == [("1-0", "1"), ("2-0", "2"), ("3-0", "3")]
 
 
 def test_what_the_server_refuses_is_one_clear_line_without_secrets(own_server: EmbeddedServer) -> None:

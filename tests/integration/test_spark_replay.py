@@ -223,7 +223,7 @@ def test_a_replay_that_is_killed_goes_on_where_it_was_whoever_starts_it_again(
         limits = ("--high-water", "100", "--chunk-size", "20", "--partitions", "2", "--master", "local[2]")
         node = yard.process("replay", command("replay", *words, *limits, "--progress", "json"), wait=False)
         wait_until(
-            lambda: len(entries(valkey)) >= 100 or not node.running, description="the stream to be full", timeout_s=120
+            lambda: len(entries(valkey)) >= 100 or not node.running, description="the stream to be full", timeout_s=240
         )
         assert [event["event"] for event in said(node.logs())][:2] == ["selected", "started"]
         # When it is killed with all its processes, and submitted again to a Spark, as if on another machine

@@ -37,9 +37,10 @@ def archive() -> Archive:
 
 @pytest.fixture(scope="module")
 def reported(session: SparkSession, archive: Archive, tmp_path_factory: pytest.TempPathFactory) -> Reported:
+    # Names that a reader of Spark takes for patterns, unless it is told better
     folder = tmp_path_factory.mktemp("report")
-    found = report(session, Asked(str(archive.write(folder / "archive")), folder / "out", Range(), TOP))
-    return Reported(folder / "out", found)
+    found = report(session, Asked(str(archive.write(folder / "archive[1]")), folder / "out[1]", Range(), TOP))
+    return Reported(folder / "out[1]", found)
 
 
 class Reported:
@@ -175,6 +176,28 @@ def test_the_page_shows_the_numbers_of_the_tables(reported: Reported) -> None:
         assert float(row["waiting p99"]) == whole["waiting_p99_ms"]
 
 
+def test_a_report_that_fails_leaves_the_one_that_is_there(
+    session: SparkSession, archive: Archive, reported: Reported, tmp_path: Path
+) -> None:
+    def files() -> dict[str, int]:
+        return {str(file): file.stat().st_mtime_ns for file in reported.out.rglob("*")}
+
+    def ends(name: str, _rows: int) -> None:
+        if name == "tasks":
+            raise KeyboardInterrupt
+
+    before, folder = files(), str(archive.write(tmp_path / "archive"))
+    # Nothing is of this range, which only the first table says
+    with pytest.raises(InputError, match="nothing of this range"):
+        report(session, Asked(folder, reported.out, Range.of("5", "6"), TOP))
+    # And one that is ended in the middle
+    with pytest.raises(KeyboardInterrupt):
+        report(session, Asked(folder, reported.out, Range(), TOP), ends)
+    after = files()
+    assert after.pop(str(reported.out / "tables")) >= before.pop(str(reported.out / "tables"))
+    assert after == before
+
+
 @pytest.mark.long
 def test_a_range_takes_whole_messages_by_the_time_when_they_were_enqueued(
     session: SparkSession, tmp_path: Path
@@ -203,6 +226,8 @@ def test_a_range_takes_whole_messages_by_the_time_when_they_were_enqueued(
     assert {row.message_id for row in rows.filter(within.holds(rows.message_id)).collect()} == set(ids[1:3])
     with pytest.raises(InputError, match="nothing of this range"):
         results(session, folder, Range.of("5", "6"), TOP, tmp_path / "tables")
+    with pytest.raises(InputError, match="is empty: when tasks have run"):
+        results(session, str(tmp_path / "nothing"), Range(), TOP, tmp_path / "tables")
 
 
 @pytest.mark.long
@@ -230,9 +255,11 @@ def test_the_job_that_is_submitted_makes_the_whole_report_and_says_so_in_json_li
         (["docs", "--out", "{out}"], 1, "docs is no archive"),
         ([".", "--out", "/proc/report"], 1, "is no archive"),
         ([".", "--out", "{out}", "--from", "yesterday"], 2, "--from must be a time"),
+        ([".", "--out", "{out}", "--from", "20260314"], 2, "--from 20260314 could be a date or a message id"),
+        ([".", "--out", "{out}", "--to", "2026"], 2, "--to 2026 could be a date or a message id"),
         ([".", "--out", "{out}", "--from", "2026-01-02", "--to", "2026-01-02"], 2, "is not before --to"),
     ],
-    ids=["nowhere", "other", "proc", "time", "empty"],
+    ids=["nowhere", "other", "proc", "time", "date", "year", "empty"],
 )
 def test_wrong_usage_is_one_line_before_java_starts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str], code: int, said: str

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
-import redis
 import trustme
 
 from bridge.embedded import HOST, EmbeddedServer
@@ -24,7 +23,6 @@ from tests.integration.proxies import Proxy
 from tests.integration.sentinels import PASSWORD as DATA_PASSWORD
 from tests.integration.sentinels import SENTINEL_PASSWORD, Sentinels, address
 from tests.integration.spark_writes import STREAM, batch, cut, log, partition, sequence
-from tests.waiting import wait_until
 
 PASSWORD = "s/e:c@ret hunter2"
 QUOTED = "s%2Fe%3Ac%40ret%20hunter2"
@@ -110,9 +108,7 @@ def test_a_write_follows_the_primary_that_sentinels_name_and_so_does_a_read(
         for index, one in enumerate(cut(log(1000), 100)):
             if change and index == 5:
                 # When the primary changes in the middle of a write
-                with redis.Redis(host=HOST, port=sentinels.sentinel_ports[0], password=SENTINEL_PASSWORD) as operator:
-                    operator.execute_command("SENTINEL", "FAILOVER", "the-primary")
-                wait_until(lambda: sentinels.primary() != first, description="another primary", timeout_s=20)
+                sentinels.fail_over()
                 # Until the old one is told, which takes the sentinels ten seconds, it takes rows that are lost with it.
                 with sentinels.connect(first) as old:
                     old.replicaof(HOST, sentinels.primary())

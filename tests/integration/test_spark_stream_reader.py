@@ -272,6 +272,20 @@ def test_a_stream_made_anew_is_noticed(server: EmbeddedServer, client: redis.Red
     assert lenient.epoch() == [4, 5]
 
 
+def test_a_stream_made_anew_with_more_than_was_read_is_noticed(valkey: EmbeddedServer) -> None:
+    """Where the server counts: neither its ids nor its length went back."""
+    with valkey.client() as client:
+        add(client, 1, 100)
+        strict, lenient = Query(valkey), Query(valkey, failOnDataLoss="false")
+        assert strict.epoch() == lenient.epoch() == list(range(1, 101))
+        client.delete(STREAM)
+        add(client, 1001, 1150)
+    with pytest.raises(EntriesLost, match="was deleted and made anew since 100-0 was read"):
+        strict.plan()
+    assert lenient.epoch() == list(range(1001, 1151))
+    assert lenient.at["lost"] == 0
+
+
 def test_a_query_that_catches_up_ends_where_the_stream_ended_when_it_began(
     server: EmbeddedServer, client: redis.Redis
 ) -> None:

@@ -11,7 +11,10 @@ from bridge.embedded import EmbeddedServer
 from routing.errors import ConfigurationError, PayloadError, ServerUnavailable, StreamFull
 from spark import RedisStreamDataSource
 from spark.address import check_server, connect
+from spark.layout import Layout
+from spark.options import parse
 from spark.replies import RefusedByServer
+from spark.sorting import sorted_rows
 from spark.writer import RedisStreamWriter
 from tests.integration.spark_writes import LOG, STREAM, batch, entries, log, writer
 
@@ -45,6 +48,13 @@ def test_the_writer_sorts_a_whole_partition_when_asked(valkey: EmbeddedServer) -
     writer(valkey.url, orderBy="seq", seqColumn="seq", fields="payload").write(iter(batches))
     # Then the order holds over all of them
     assert [fields[b"ticket_id"] for fields in entries(valkey)] == [b"A", b"A", b"B", b"B"]
+
+
+def test_a_partition_to_sort_may_hold_more_text_than_numbers_of_32_bits_can_count() -> None:
+    options = parse({"orderBy": "seq", "seqColumn": "seq"})
+    (found,) = sorted_rows([log(3)], options.order_by, Layout.of(LOG, options))
+    assert found.schema.field("payload").type == pa.large_string()
+    assert found.to_pylist() == log(3).to_pylist()
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from redis import Redis
+from redis.exceptions import ResponseError
 
 from routing.keys import push_tickets, push_waiting
 from routing.pushes import (
@@ -84,6 +86,33 @@ def test_a_straggler_of_an_epoch_that_is_over_is_refused(empty: World) -> None:
     # The epoch itself may be replayed, and finds its marks
     again = append_once(empty.client, replace(AT, epoch=1), "0 0", "1 5", TWO, rows("A"))
     assert again == Answer(ReturnWord.CHANGED, "1 5")
+
+
+def test_what_was_said_of_the_partitions_stays_however_many_tasks_there_were(empty: World) -> None:
+    append_once(empty.client, AT, "0 0", "1 5", TWO, rows("A"))
+    assert settle_push(empty.client, AT.guard, 0, 2, "{}", LIFE_S) is ReturnWord.OK
+    # Another attempt says the same again
+    again = append_once(empty.client, AT, "1 5", "2 6", TWO, rows("B"))
+    assert again.word is ReturnWord.OK
+    # Where nobody said it, it is what the tasks came to
+    nameless = replace(AT, guard=guard_of(STREAM, "nameless"), count=None)
+    append_once(empty.client, nameless, "0 0", "1 5", TWO, rows("A"))
+    settle_push(empty.client, nameless.guard, 0, 2, "{}", LIFE_S)
+    assert empty.client.hget(nameless.guard, "0/of") == b"2"
+
+
+def test_a_user_who_may_not_write_the_guard_appends_no_row(empty: World) -> None:
+    empty.client.execute_command("ACL", "SETUSER", "few", "on", "nopass", "~*", "+@all", "-hset")
+    try:
+        port = empty.client.connection_pool.connection_kwargs["port"]
+        with Redis(port=port, username="few", password="any") as few:
+            with pytest.raises(ResponseError):
+                append_once(few, AT, "0 0", "2 77", TWO, rows("A", "B"))
+            with pytest.raises(ResponseError):
+                append_per_ticket(few, TICKETS, TWO, [b"1", b"A", b"1"])
+    finally:
+        empty.client.execute_command("ACL", "DELUSER", "few")
+    assert tickets_in(empty) == []
 
 
 def test_a_stream_at_its_high_water_takes_no_chunk_and_never_more_than_one_above(empty: World) -> None:

@@ -218,7 +218,7 @@ def test_a_connection_lost_on_the_way_says_which_rows_are_uncertain(
         add(*arguments)
 
     monkeypatch.setattr(bridge.pusher, "_add", add_and_cut)
-    monkeypatch.setattr(bridge.apps, "client", lambda url: bridge.connect.client(url, timeout_s=0.3))
+    monkeypatch.setattr(bridge.apps, "client", lambda url: bridge.connect.client(url, timeout_s=1))
     result = shell("push", write("a.jsonl", lines(25)), "--batch", "10", "--json")
     redis.execute_command("CLIENT", "UNPAUSE")
     assert result.exit_code == 1

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import mmap
+import struct
 from collections.abc import Sequence
 
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from redis.connection import Connection
 
 from routing.pushes import Columns, Partition, once_opening
-from spark.encoder import EncodedRows, RowEncoder, parts
+from spark.encoder import EncodedRows, RowEncoder, as_bytes, parts
 
 NASTY = ["plain", "", "ü", "日本語", "\0", "a\0b", "\r\n", "*3\r\n$4\r\n", "$-1\r\n", "🎫" * 100]
 
@@ -86,7 +88,16 @@ def test_a_slice_encodes_its_own_rows_and_no_others(with_null: bool) -> None:
     assert present(rows) == (b"111110" if with_null else b"")
 
 
-@settings(deadline=None)
+def test_a_piece_of_a_column_of_more_than_2_gib_is_encoded_like_any_other() -> None:
+    # Given two values behind the place that numbers of 32 bits can name (of memory that is never touched)
+    behind = 2**31
+    memory = mmap.mmap(-1, behind + 16)
+    memory[behind : behind + 6] = b"abcdef"
+    places = pa.py_buffer(struct.pack("=3q", behind, behind + 2, behind + 6))
+    piece = pa.Array.from_buffers(pa.large_string(), 2, [None, places, pa.py_buffer(memory)])
+    assert as_bytes(piece).to_pylist() == [b"ab", b"cdef"]
+
+
 @given(st.lists(st.tuples(st.text(), st.none() | st.text(), st.none() | st.binary()), max_size=20), st.integers(1, 7))
 def test_any_rows_are_encoded_as_redis_py_packs_them_however_they_are_cut(
     rows: list[tuple[str, str | None, bytes | None]], per_piece: int
@@ -107,7 +118,6 @@ def test_any_rows_are_encoded_as_redis_py_packs_them_however_they_are_cut(
         assert made.present(start, end).decode() == (told if "0" in told else "")
 
 
-@settings(deadline=None)
 @given(st.lists(st.integers(0, 300), min_size=1, max_size=40), st.integers(1, 50), st.integers(1, 1000), st.data())
 def test_a_piece_is_the_longest_that_fits_and_never_empty(
     sizes: list[int], most: int, limit: int, data: st.DataObject

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from routing.errors import ConfigurationError, InputError, PayloadError, TicketBridgeError
+from spark import failures
 from spark.failures import one_line, told_in_one_line
 from spark.replies import RefusedByServer
 
@@ -48,13 +51,29 @@ def test_an_error_of_spark_keeps_its_first_line_only() -> None:
     ("text", "said"),
     [
         (
-            "[FAILED_READ_FILE.NO_HINT] Encountered error while reading file x.  SQLSTATE: KD001\n"
+            "[FAILED_READ_FILE.NO_HINT] Encountered error while reading file /in/1.gz.  SQLSTATE: KD001\n"
             "Caused by: java.io.EOFException: Unexpected end of input stream\n",
-            "the input cannot be read: Unexpected end of input stream",
+            "the input cannot be read: Unexpected end of input stream (/in/1.gz)",
         ),
         (
             "[FAILED_READ_FILE.NO_HINT] Encountered error while reading file x.  SQLSTATE: KD001\n",
             "the input cannot be read: Encountered error while reading file x.",
+        ),
+        (
+            "[FAILED_READ_FILE.NO_HINT] Encountered error while reading file file:///in/a b.csv.  SQLSTATE: KD001\n"
+            "[MALFORMED_RECORD_IN_PARSING.WITHOUT_SUGGESTION] Malformed records are detected: [A,2,null].\n"
+            "[MALFORMED_CSV_RECORD] Malformed CSV record: A,2 SQLSTATE: KD000\n",
+            "the input cannot be read: Malformed CSV record: A,2 (file:///in/a b.csv)",
+        ),
+        (
+            "[MALFORMED_RECORD_IN_PARSING.WITHOUT_SUGGESTION] Malformed records are detected: [A,null].\n"
+            "[CANNOT_PARSE_JSON_FIELD] Cannot parse the field name 'seq' and the value two. SQLSTATE: 2203G\n",
+            "the input cannot be read: Cannot parse the field name 'seq' and the value two.",
+        ),
+        (
+            "[MALFORMED_RECORD_IN_PARSING.WITHOUT_SUGGESTION] Malformed records are detected: [null].\n"
+            "com.fasterxml.jackson.core.io.JsonEOFException: Unexpected end-of-input within/between Object entries\n",
+            "the input cannot be read: JsonEOFException: Unexpected end-of-input within/between Object entries",
         ),
     ],
 )
@@ -128,6 +147,51 @@ def test_a_file_with_another_header_is_named_with_what_is_wrong_in_it(text: str,
     assert str(told) == f"{said}: the files of a folder need the same columns in the same order (or those of --schema)"
 
 
+PLAN = """
+=== Streaming Query ===
+Identifier: push [id = 9, runId = 6]
+
+Logical Plan:
++- ~Project [cast(raise_error(USER_RAISED_EXCEPTION, map(errorMessage, concat(refused before anything was written: , \
+CASE WHEN isnull(ticket_id#14) THEN a row has no ticket (null) END)))]
+"""
+
+
+@pytest.mark.parametrize(
+    ("causes", "kind", "said"),
+    [
+        (["the disk is full"], TicketBridgeError, "Spark failed: the disk is full"),
+        (
+            ["[FAILED_READ_FILE.NO_HINT] Encountered error while reading file x.", "y is not a Parquet file"],
+            InputError,
+            "the input cannot be read: is not a Parquet file (x)",
+        ),
+        (
+            ["[USER_RAISED_EXCEPTION] refused before anything was written: a row is bad SQLSTATE: P0001"],
+            PayloadError,
+            "a row is bad; nothing was written",
+        ),
+        (
+            ["Wrong basePath file:/in for the root path: file:/old/a.csv"],
+            ConfigurationError,
+            "the checkpoint is of another folder, the one of file:/old/a.csv: file:/in needs another --checkpoint",
+        ),
+    ],
+    ids=["else", "input", "row", "checkpoint"],
+)
+def test_the_plan_of_a_query_is_no_part_of_what_went_wrong(
+    causes: list[str], kind: type[TicketBridgeError], said: str
+) -> None:
+    failed: Caused | None = None
+    for cause in reversed(causes):
+        failed = Caused(cause, failed)
+    told = one_line(
+        Caused(f"[STREAM_FAILED] Query [id = 9] terminated with exception: x SQLSTATE: XXKST{PLAN}", failed)
+    )
+    assert type(told) is kind
+    assert str(told) == said
+
+
 def test_of_a_chain_of_causes_the_innermost_that_says_anything_is_told() -> None:
     failed = Caused("[STREAM_FAILED] Query [id = 9]", Caused("", Caused("the disk is full\n\tat x", Caused("", None))))
     assert str(one_line(failed)) == "Spark failed: the disk is full"
@@ -177,6 +241,58 @@ def test_a_file_that_cannot_be_written_is_not_sparks_failure() -> None:
     assert str(one_line(PermissionError(13, "Permission denied", "/archive/x"))) == "Permission denied: /archive/x"
 
 
+@pytest.mark.parametrize("as_json", [True, False])
+def test_a_job_whose_output_has_no_room_ends_without_a_trace(as_json: bool) -> None:
+    code = f"""
+from spark.failures import told_in_one_line
+with told_in_one_line(as_json={as_json}):
+    print("pushed")
+    raise OSError(28, "No space left on device")
+"""
+    with Path("/dev/full").open("w") as full:
+        job = subprocess.run([sys.executable, "-c", code], stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert (job.returncode, job.stderr) == (1, "error: No space left on device\n")
+
+
+def test_a_name_that_is_no_text_is_told_all_the_same() -> None:
+    code = """
+from spark.failures import emit, told_in_one_line
+with told_in_one_line():
+    emit(event="started", file="a\\udcff", stream="\u00fc")
+    print("a\\udcff")
+"""
+    job = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    line, text = job.stdout.splitlines()
+    assert json.loads(line) == {"event": "started", "file": "a\udcff", "stream": "\u00fc"}
+    assert (text, job.stderr) == ("a\\udcff", "")
+
+
+@pytest.mark.parametrize("job", ["push", "archive", "report", "replay"])
+def test_ctrl_c_while_a_job_is_imported_leaves_no_trace(job: str, tmp_path: Path) -> None:
+    # The first that is imported is one that the user is too impatient for.
+    (tmp_path / "click.py").write_text("import signal; signal.raise_signal(signal.SIGINT)\n")
+    ended = subprocess.run(
+        [sys.executable, "-m", f"spark.{job}"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(Path(failures.__file__).parents[1])},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (ended.returncode, ended.stderr) == (-signal.SIGINT, "")
+
+
+def test_ctrl_c_is_told_by_a_job_that_was_imported(capsys: pytest.CaptureFixture[str]) -> None:
+    before = signal.signal(signal.SIGINT, signal.SIG_DFL)
+    try:
+        with pytest.raises(SystemExit) as ended, told_in_one_line():
+            signal.raise_signal(signal.SIGINT)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert ended.value.code == 130
+    assert capsys.readouterr().err == "error: stopped\n"
+
+
 def test_a_job_whose_reader_is_gone_ends_without_a_trace() -> None:
     # `… | head -1`: the second line has nobody to go to
     code = """
@@ -199,3 +315,18 @@ with told_in_one_line(as_json=True):
     assert job.stderr.read() == "error: nobody reads standard output any more\n"
     assert job.wait(30) == 1
     job.stderr.close()
+
+
+def test_an_event_is_one_write_so_that_no_other_thread_writes_into_its_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    written: list[str] = []
+
+    class Out:
+        def write(self, text: str) -> None:
+            written.append(text)
+
+        def flush(self) -> None:
+            pass
+
+    monkeypatch.setattr(sys, "stdout", Out())
+    failures.emit(event="pushed", rows=1)
+    assert written == ['{"event": "pushed", "rows": 1}\n']

@@ -16,11 +16,12 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
+from routing.connection import client
 from routing.errors import ConfigurationError, ServerUnavailable
 from spark import RedisStreamDataSource
 from spark.address import check_url, connect, without_secrets
 from spark.layout import Layout
-from spark.options import WriteOptions, parse, parse_streaming
+from spark.options import MAX_FIELDS, WriteOptions, parse, parse_streaming
 
 SECRET = "hunter2"
 
@@ -68,6 +69,7 @@ def test_an_unknown_option_is_refused_with_the_nearest_name(given_name: str, sai
         ("highWater", "0"),
         ("maxWait", "soon"),
         ("guardTtl", "1200"),
+        ("guardTtl", "10000000000"),
         ("runId", " "),
     ],
 )
@@ -129,6 +131,7 @@ def test_a_shown_url_holds_no_secret(url: str) -> None:
         f"redis://host:{SECRET}/0",
         f"redis://:{SECRET}@host/nodb?db=x",
         f"http://:{SECRET}@host",
+        f"user:{SECRET}@host",
         SECRET,
         "",
     ],
@@ -137,6 +140,35 @@ def test_a_url_that_cannot_be_used_is_refused_without_quoting_it(url: str) -> No
     with pytest.raises(ConfigurationError, match="--url") as refused:
         check_url(url, called="--url")
     assert SECRET not in str(refused.value)
+    # Nor is it in what shows the URL before it was refused
+    assert SECRET not in repr(RedisStreamDataSource({"url": url})) + without_secrets(url)
+
+
+@pytest.mark.parametrize(
+    ("url", "said"),
+    [
+        ("redis://h?bogus=1", "has an option that means nothing to it: bogus"),
+        ("redis://h?ssl_cert_reqs=none", "has an option that means nothing to it: ssl_cert_reqs"),
+        ("sentinel://h:1/0?master_name=m&bogus=1", "has an option that means nothing to it: bogus"),
+        ("rediss://h?ssl_cert_reqs=perhaps", "ssl_cert_reqs must be required, optional or none"),
+        ("redis://h/1x", "names a database that is no number"),
+        ("redis://h?socket_timeout=soon", "is not a Redis URL"),
+    ],
+)
+def test_what_a_url_asks_for_is_checked_before_anything_connects(url: str, said: str) -> None:
+    with pytest.raises(ConfigurationError, match=f"--url:? {said}"):
+        check_url(url, called="--url")
+
+
+def test_a_scheme_may_be_written_in_any_case() -> None:
+    assert check_url("REDIS://h:1/2", called="--url") == "redis://h:1/2"
+    assert check_url("Sentinel://h:1/0?master_name=m", called="--url") == "sentinel://h:1/0?master_name=m"
+
+
+@pytest.mark.parametrize("url", ["redis://h?protocol=3&decode_responses=True", "sentinel://h:1/0?master_name=m"])
+def test_replies_come_raw_whatever_a_url_says(url: str) -> None:
+    told = client(url).connection_pool.connection_kwargs
+    assert (told["protocol"], told["decode_responses"]) == (2, False)
 
 
 def test_an_unreachable_server_is_one_line_without_the_password() -> None:
@@ -160,12 +192,13 @@ def test_all_columns_but_key_and_sequence_are_fields_unless_named() -> None:
         ({"seqColumn": "task"}, "seqColumn: 'task' is string, not a whole number"),
         ({"fields": "payload,tasks"}, "fields: there is no column 'tasks'"),
         ({"orderBy": "time"}, "orderBy: there is no column 'time'"),
+        ({"orderBy": "tags", "fields": "payload"}, "orderBy: 'tags' is array, which has no order"),
         ({"fields": "ticket_id,payload"}, "fields: 'ticket_id' is written from keyColumn"),
     ],
 )
 def test_a_column_that_cannot_serve_is_refused_with_its_option(options: dict[str, str], said: str) -> None:
     with pytest.raises(ConfigurationError) as refused:
-        Layout.of(LOG, parse(options))
+        Layout.of(StructType([*LOG.fields, StructField("tags", ArrayType(StringType()))]), parse(options))
     assert said in str(refused.value)
 
 
@@ -173,6 +206,12 @@ def test_a_column_that_cannot_serve_is_refused_with_its_option(options: dict[str
 def test_a_column_without_one_text_is_refused(kind: DataType) -> None:
     with pytest.raises(ConfigurationError, match=r"column 'x' is .* make it a string"):
         Layout.of(schema(ticket_id=StringType(), x=kind), parse({}))
+
+
+def test_a_row_has_no_more_fields_than_a_script_can_add() -> None:
+    wide = schema(ticket_id=StringType(), **{f"c{number}": StringType() for number in range(MAX_FIELDS + 1)})
+    with pytest.raises(ConfigurationError, match=f"a row has {MAX_FIELDS + 1} fields, at most {MAX_FIELDS}"):
+        Layout.of(wide, parse({}))
 
 
 def test_a_stream_is_never_overwritten() -> None:

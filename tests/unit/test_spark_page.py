@@ -101,7 +101,7 @@ def lengths_bent(entries: list[Entry], most: int) -> list[bytes]:
     ]
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(bent())
 def test_what_only_looks_like_a_page_is_read_as_hiredis_reads_it_or_refused(wire: bytes) -> None:
     expected = by_hiredis(wire)
@@ -132,7 +132,6 @@ def test_a_value_ends_where_its_length_says_and_nowhere_else() -> None:
             ]
 
 
-@settings(deadline=None)
 @given(pages())
 def test_what_is_read_is_what_hiredis_reads(entries: list[Entry]) -> None:
     # Given a reply, and what redis-py's own parser makes of it
@@ -157,7 +156,6 @@ def test_what_is_read_is_what_hiredis_reads(entries: list[Entry]) -> None:
         assert found == [{name: value for name, value in fields.items() if name not in own} for _, fields in expected]
 
 
-@settings(deadline=None)
 @given(st.lists(st.tuples(IDS, st.binary(max_size=9).filter(lambda value: b"\r" not in value)), min_size=1))
 def test_entries_of_one_kind_are_read_without_an_object_for_each(entries: list[tuple[bytes, bytes]]) -> None:
     wire = reply([(id_, [(b"ticket_id", b"T"), (b"payload", value)]) for id_, value in entries])

@@ -30,7 +30,7 @@ def test_names_are_accepted_in_any_case_and_every_option_reaches_its_attribute()
         "maxrowspertrigger": "10", "NumPartitions": "3", "failondataloss": "FALSE",
     }  # fmt: skip
     assert parse_read(given_ones) == ReadOptions(
-        "redis://somewhere:1/2", "s", ("a", "b"), EntryId(5, 1), EntryId(7, 0), 10, 3, fail_on_data_loss=False
+        "redis://somewhere:1/2", "s", ("a", "b"), EntryId(5, 1), EntryId(7, 2**64 - 1), 10, 3, fail_on_data_loss=False
     )
     assert {name.lower() for name in given_ones} == {name.lower() for name in READ_OPTIONS}
 
@@ -47,6 +47,11 @@ def test_names_are_accepted_in_any_case_and_every_option_reaches_its_attribute()
 )
 def test_where_a_read_may_begin(value: str, expected: EntryId | None) -> None:
     assert parse_read({"startingId": value}).starting_id == expected
+
+
+@pytest.mark.parametrize(("value", "expected"), [(" 5 ", (5, 2**64 - 1)), ("5-1", (5, 1)), ("latest", LAST)])
+def test_a_read_that_ends_with_a_time_ends_with_its_last_entry_as_in_xrange(value: str, expected: EntryId) -> None:
+    assert parse_read({"endingId": value}).ending_id == expected
 
 
 @pytest.mark.parametrize(

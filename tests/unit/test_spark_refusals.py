@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from routing.errors import PayloadError
-from spark.refusals import SequenceGuard, check_payloads, check_tickets
+from spark.refusals import SequenceGuard, check_dates, check_payloads, check_tickets
 
 
 @pytest.mark.parametrize(
@@ -38,6 +38,16 @@ def test_a_batch_without_rows_is_allowed() -> None:
 
 def payloads(**columns: list[str | None]) -> pa.RecordBatch:
     return pa.record_batch({name: pa.array(values, pa.string()) for name, values in columns.items()})
+
+
+@pytest.mark.parametrize("days", [-719_163, 2_932_897, 13_000_000])
+def test_a_date_that_no_text_says_is_refused(days: int) -> None:
+    tickets = pa.array(["A", "B"])
+    fine = pa.array([None, 2_932_896], pa.int32()).cast(pa.date32())
+    check_dates(pa.record_batch({"ticket_id": tickets, "day": fine}), tickets, ["ticket_id", "day"])
+    odd = pa.array([-719_162, days], pa.int32()).cast(pa.date32())
+    with pytest.raises(PayloadError, match="day of ticket 'B' is no date of the years 1 to 9999"):
+        check_dates(pa.record_batch({"ticket_id": tickets, "day": odd}), tickets, ["ticket_id", "day"])
 
 
 def test_a_payload_at_the_limit_is_allowed_and_one_over_it_is_refused() -> None:

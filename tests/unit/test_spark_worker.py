@@ -18,6 +18,8 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     monkeypatch.setattr(gc, "collect", lambda: told.append("collect"))
     monkeypatch.setattr(gc, "freeze", lambda: told.append("freeze"))
     worker._keep_modules.cache_clear()
+    # Its one instance stays with the class: whatever comes after would be taken for a task.
+    monkeypatch.setattr(TaskContext, "_taskContext", None)
     monkeypatch.setattr(TaskContext, "get", TaskContext)
     yield told
     worker._keep_modules.cache_clear()
