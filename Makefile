@@ -15,7 +15,9 @@ PYTEST_ARGS ?=
 # Options for the demo, as in: make demo DEMO_ARGS="--events log.csv.gz"
 DEMO_ARGS ?=
 # Test files that run beside each other: most of what the integration tests do is wait.
-JOBS ?= 3
+JOBS ?= 4
+# In the order of tests/conftest.py: xdist would begin with the files that have the most tests, which take the least.
+BESIDE = -n $(JOBS) --dist loadfile --no-loadscope-reorder
 # Options for the soak: .venv/bin/python -m tests.chaos.soak --help
 SOAK_ARGS ?=
 
@@ -54,10 +56,10 @@ demo: $(READY) ## The whole stack with data on this machine, a worker killed on 
 	$(BIN)/bridge demo $(DEMO_ARGS)
 
 test: lint types ## Lint, strict types, then the tests: everything once
-	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile tests $(PYTEST_ARGS)
+	$(BIN)/python -m pytest $(BESIDE) tests $(PYTEST_ARGS)
 
 long: $(READY) ## What make test leaves out: the same in other modes, pools and on other servers, and longer looks
-	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --tier long tests $(PYTEST_ARGS)
+	$(BIN)/python -m pytest $(BESIDE) --tier long tests $(PYTEST_ARGS)
 
 lint: $(READY) ## ruff: rules and format
 	$(BIN)/ruff check $(CODE)

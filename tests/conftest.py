@@ -16,16 +16,27 @@ Tests that are marked ``long`` are left out (``make test``), unless they are ask
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
+from zlib import crc32
 
+import hypothesis
 import pytest
 
 from bridge.embedded import EmbeddedServer, find_server_binary
 from routing.errors import ServerStartFailed
 
+# A shell lets what it starts in the background ignore Ctrl-C, and so would everything that tests send it to.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
 # Before anything starts a Java; what tests start inherits it.
 os.environ.setdefault("SPARK_CONF_DIR", str(Path(__file__).parent / "sparkconf"))
+
+# How long an example takes says how busy the machine is. All else is as Hypothesis has it, which is another for CI.
+hypothesis.settings.register_profile("any machine", hypothesis.settings.default, deadline=None, print_blob=True)
+hypothesis.settings.load_profile("any machine")
 
 VALKEY = "valkey-9.1"
 REDIS6 = "redis-6.2.14"
@@ -48,7 +59,17 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         return
     chosen = [item for item in items if (item.get_closest_marker("long") is not None) == (tier == "long")]
     config.hook.pytest_deselected(items=[item for item in items if item not in set(chosen)])
-    items[:] = chosen
+    items[:] = sorted(chosen, key=_place) if hasattr(config, "workerinput") else chosen
+
+
+def _place(item: pytest.Item) -> tuple[bool, int]:
+    """Where a file stands among those that several processes take one after another.
+
+    What starts processes comes first, mixed (those with Spark want processors, the others mostly wait); units fill what
+    these leave at the end.
+    """
+    folder, _, _ = item.nodeid.removeprefix("tests/").partition("/")
+    return folder not in ("calibration", "chaos", "integration"), crc32(item.nodeid.partition("::")[0].encode())
 
 
 @pytest.fixture(scope="session")
@@ -93,7 +114,8 @@ def emptied(server: EmbeddedServer) -> EmbeddedServer:
     with server.client() as client:
         # The others first: a client that a failed test left behind must not write after the flush.
         client.client_kill_filter(_type="normal", skipme=True)
-        client.flushall()
+        # At once, not in a thread of the server: what is freed later would give a test with little memory more of it.
+        client.execute_command("FLUSHALL", "SYNC")
         client.script_flush()
     return server
 

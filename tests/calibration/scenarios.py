@@ -87,7 +87,7 @@ def frozen_solo(stage: Stage) -> None:
     stage.master("m1", wait=False)
     frozen = stage.worker("w1", pool="solo")
     stage.wait_led(1)
-    stage.push("T", ms=300)
+    stage.push("T", ms=1500)
     stage.wait_for(lambda: stage.executions("T"), "the task to start")
     with _Frozen(stage, frozen, whole=True):
         stage.worker("w2")

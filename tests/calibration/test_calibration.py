@@ -37,6 +37,10 @@ def marked(long: bool) -> Any:
     return pytest.mark.long if long else ()
 
 
+#: Plays of one mutation at most, where only a look has missed it: what lasts for ms, looks a few times a second may not
+#: meet. All other detectors have whatever happened, and must find it in the first.
+PLAYS = 3
+
 # -- real masters and workers ------------------------------------------------------------------------------------------
 
 
@@ -69,9 +73,16 @@ def test_nothing_is_found_of_the_product_as_it_is(scenario: str, tmp_path: Path,
     "mutation", [pytest.param(m, id=f"{m.breaks} {m.name}", marks=marked(m.long)) for m in MUTATIONS]
 )
 def test_the_mutation_is_caught(mutation: Mutation, tmp_path: Path, valkey_binary: Path) -> None:
-    findings = play(tmp_path, valkey_binary, mutation.scenario, mutation)
+    findings: list[Finding] = []
+    missed = set(mutation.caught_by)
+    for play_number in range(1, PLAYS + 1):
+        folder = tmp_path / str(play_number)
+        folder.mkdir()
+        findings += play(folder, valkey_binary, mutation.scenario, mutation)
+        missed = set(mutation.caught_by) - {str(finding) for finding in findings}
+        if not missed or not all(detector.startswith("look: ") for detector in missed):
+            break
     print(told(findings))
-    missed = set(mutation.caught_by) - {str(finding) for finding in findings}
     assert not missed, f"{mutation.name} breaks {mutation.breaks}, and nobody found {missed}:\n{told(findings)}"
 
 

@@ -183,10 +183,10 @@ def authority() -> trustme.CA:
 
 
 @pytest.fixture
-def sentinels(valkey_binary: Path, tmp_path: Path) -> Iterator[Sentinels]:
-    """A primary, a replica, and sentinels."""
+def sentinels(request: pytest.FixtureRequest, valkey_binary: Path, tmp_path: Path) -> Iterator[Sentinels]:
+    """A primary, a replica, and sentinels; which replace it soon when it is away, if the parameter says "quick"."""
     folder = tmp_path / "servers"
     folder.mkdir()
     with ExitStack() as stack:
         yard = stack.enter_context(closing(NodeYard(folder, "redis://nowhere")))
-        yield Sentinels(valkey_binary, folder, yard, stack)
+        yield Sentinels(valkey_binary, folder, yard, stack, quick=getattr(request, "param", "") == "quick")

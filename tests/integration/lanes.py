@@ -66,6 +66,15 @@ class LaneUnderTest:
     def count(self, name: str) -> int:
         return int(self.redis.hget(self.keys.counts, name) or 0)
 
+    def executions(self) -> int:
+        """How many executions began, by the ledger of the tasks."""
+        return sum(path.read_text().count('["start"') for path in self.ledger.glob("*.jsonl"))
+
+    def in_flight(self, consumer: str) -> list[str]:
+        """The ids of the messages that are pending under the name of a consumer, or of the master."""
+        found: Any = self.redis.xpending_range(self.keys.stream, self.keys.group, "-", "+", 100, consumername=consumer)
+        return [entry["message_id"] for entry in found]
+
     def log(self, ticket: str) -> list[int]:
         """What the ticket's tasks appended, by their effects."""
         found: Any = self.redis.lrange(f"log:{ticket}", 0, -1)
@@ -85,7 +94,16 @@ class LaneUnderTest:
             )
 
     def wait_consumers(self, count: int) -> None:
-        wait_until(lambda: self.redis.hlen(self.keys.consumers) == count, description=f"{count} registered consumers")
+        wait_until(
+            lambda: self.redis.hlen(self.keys.consumers) == count,
+            description=f"{count} registered consumers",
+            timeout_s=30,
+        )
+
+    def wait_known(self, master: MasterNode, *workers: WorkerNode) -> None:
+        """A worker is registered a moment before the leader knows it, and can be given orders about it."""
+        for worker in workers:
+            master.wait_for_log(f"consumer {worker.hostname} is here", timeout_s=30)
 
     def wait_leader(self) -> str:
         return str(wait_until(lambda: self.redis.get(self.keys.leader), description="a leader"))

@@ -37,8 +37,8 @@ def test_failures_a_killed_worker_and_dead_letters_are_explained_by_the_history(
         lane.redis.xadd(lane.keys.stream, {"payload": json.dumps({"n": n})})
     total = 8 * 60 + 4 * 3 + 3
     lane.master("m1", wait=False)
+    lane.worker("w2", wait=False)
     worker = lane.worker("w1")
-    lane.worker("w2")
     looks = 0
     killed = False
     while lane.count("done") + lane.count("dead") < total:
@@ -61,8 +61,10 @@ def test_failures_a_killed_worker_and_dead_letters_are_explained_by_the_history(
     assert verdict.rows[What.DONE] == 8 * 60 + 8
     assert verdict.rows[What.DEAD] == 4
     assert verdict.rows[What.REFUSED] == 3
-    assert verdict.rows[What.FAILED] >= 4 * 2 + 4 * 2
+    # Of those that fail, the worker may be killed in one that it runs in each of its two processes.
+    assert verdict.rows[What.FAILED] >= 4 * 2 + 4 * 2 - 2
     assert verdict.rows[What.LOST] >= 4
+    assert verdict.rows[What.FAILED] + verdict.rows[What.LOST] >= 4 * 2 + 4 * 2 + 4
     assert verdict.repeats >= 4 * 2 + 4 * 2 + 4
     lane.assert_at_rest()
 
@@ -86,6 +88,7 @@ def test_an_acknowledgement_without_an_outcome_is_found(lane: LaneUnderTest) -> 
 
 
 def test_a_done_message_that_is_made_pending_again_is_found(lane: LaneUnderTest) -> None:
+    lane.env["COUNTER_RETENTION"] = "null"
     lane.master("m1", wait=False)
     lane.worker("w1")
     lane.push_many(2, 3)
@@ -113,8 +116,8 @@ def test_an_audit_can_go_on_with_what_comes(lane: LaneUnderTest) -> None:
         verdict = following.verdict()
     assert verdict.ok
     assert verdict.rows[What.DONE] == 300
-    # A bundle that took long for its share, on a busy machine, gives back what it has not begun.
-    for row in (row for row in rows if row.what is not What.RETURNED):
+    # A bundle that took long for its share, on a busy machine, gives back what it has not begun, and a lease may end.
+    for row in (row for row in rows if row.what is What.DONE):
         enqueued_us = int(row.message_id.partition("-")[0]) * 1000
         assert enqueued_us <= row.dispatched_ms * 1000 + 999
         assert row.dispatched_ms * 1000 <= row.started_us

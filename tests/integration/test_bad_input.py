@@ -97,7 +97,7 @@ def _refuses_to_start(nodes: NodeYard, folder: Path, env: dict[str, str], code: 
 def test_a_second_worker_of_one_name_stops_and_the_first_goes_on(
     nodes: NodeYard, own_server: EmbeddedServer, folder: Path
 ) -> None:
-    env = environment({"bridge_lease": 1, "bridge_default_task": "shop.work"})
+    env = environment({"bridge_lease": 4, "bridge_default_task": "shop.work"})
     nodes.master("m1", app="shop", cwd=folder, env=env, ready_text="leading")
     first = nodes.worker("w1", app="shop", cwd=folder, env=env, arguments=QUICK)
     with own_server.client(decode_responses=True) as client:

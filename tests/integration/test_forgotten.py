@@ -16,7 +16,7 @@ APP = "tests.apps.forgetful"
 
 @pytest.fixture
 def lane(nodes: NodeYard, own_server: EmbeddedServer, tmp_path: Path) -> LaneUnderTest:
-    return LaneUnderTest(nodes, own_server, tmp_path, COUNTER_LEASE="1.5")
+    return LaneUnderTest(nodes, own_server, tmp_path, COUNTER_LEASE="4")
 
 
 def begin(lane: LaneUnderTest) -> None:

@@ -108,7 +108,7 @@ def test_what_is_not_the_bridges_goes_back_to_its_queue(reading: Reading) -> Non
 
 
 def test_on_a_full_server_the_read_ends_by_itself(valkey: EmbeddedServer) -> None:
-    with reading_from(valkey, read_s=0.5) as reading:
+    with reading_from(valkey, read_s=3) as reading:
         wait_until(lambda: reading.blocked() == 1, description="the read to wait")
         reading.redis.config_set("maxmemory", "1")
         try:
@@ -127,7 +127,7 @@ def test_of_a_server_that_is_gone_nothing_is_read(own_server: EmbeddedServer) ->
 
 
 def test_a_server_that_is_silent_is_not_waited_for_for_ever(own_server: EmbeddedServer) -> None:
-    with reading_from(own_server, read_s=0.5) as reading:
+    with reading_from(own_server, read_s=3) as reading:
         wait_until(lambda: reading.blocked() == 1, description="the read to wait")
         own_server.pause()
         try:
@@ -142,14 +142,14 @@ def test_a_worker_that_goes_takes_nothing_more_while_a_task_runs_on(
 ) -> None:
     conf = json.dumps({"broker_transport_options": {"polling_interval": READ_S}})
     lane = LaneUnderTest(nodes, own_server, tmp_path, ANYWHERE_CONF=conf)
-    lane.master("m1")
+    master = lane.master("m1")
     workers = [
         nodes.worker(f"w-{pool}", app=APP, arguments=("-c", "1", "-P", pool, *QUICK), env=lane.env, wait=False)
         for pool in POOLS
     ]
     for worker in workers:
         worker.wait_ready()
-    lane.wait_consumers(len(POOLS))
+    lane.wait_known(master, *workers)
     for n in range(len(POOLS)):
         lane.push(f"long{n}", {"n": 0, "ms": 9000})
     wait_until(lambda: len(list(lane.ledger.iterdir())) == len(POOLS), description="a task at each")

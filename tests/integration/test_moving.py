@@ -19,7 +19,7 @@ from tests.waiting import holds_for, wait_until
 
 @pytest.fixture(params=WITH_AND_WITHOUT_BUNDLES)
 def lane(request: pytest.FixtureRequest, nodes: NodeYard, own_server: EmbeddedServer, tmp_path: Path) -> LaneUnderTest:
-    return LaneUnderTest(nodes, own_server, tmp_path, COUNTER_BUNDLE_MS=request.param)
+    return LaneUnderTest(nodes, own_server, tmp_path, COUNTER_BUNDLE_MS=request.param, COUNTER_LEASE="6")
 
 
 def order(lane: LaneUnderTest, do: str, **words: Any) -> dict[str, Any]:
@@ -77,8 +77,10 @@ def test_a_drained_worker_empties_under_load_and_takes_tickets_again(lane: LaneU
 
 @pytest.mark.parametrize("lane", ["10"], indirect=True, ids=["bundles"])
 def test_a_drain_lasts_through_a_lost_lease_and_ends_with_the_process(lane: LaneUnderTest) -> None:
-    lane.master("m1")
+    lane.env["COUNTER_LEASE"] = "2"
+    master = lane.master("m1")
     one, _ = two_workers(lane)
+    lane.wait_known(master, one)
     order(lane, "drain", consumer=one.hostname)
     before = lane.redis.hget(lane.keys.consumers, one.hostname)
     # Given a worker that loses its lease, and comes back as a new incarnation

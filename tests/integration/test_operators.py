@@ -26,7 +26,7 @@ import bridge
 app = Celery("shop", broker=os.environ["CELERY_BROKER_URL"])
 bridge.install(app)
 app.conf.update(
-    bridge_default_task="shop.work", bridge_lease=2, bridge_leader_lease=2, bridge_max_attempts=1,
+    bridge_default_task="shop.work", bridge_lease=10, bridge_leader_lease=2, bridge_max_attempts=1,
     bridge_on_dead=os.environ.get("SHOP_ON_DEAD", "skip"),
 )
 
@@ -226,6 +226,8 @@ def test_replayed_messages_come_before_what_was_not_started_in_the_order_of_thei
     shop.wait_log("A", [2, 3])
     shop.wait_dead(4)
     gate.unlink()
+    # Effects are to be seen before the message is settled; together, 4 and 5 would travel as one run.
+    wait_until(lambda: not shop.redis.hexists(shop.keys.tickets, "A"), description="3 to be settled")
     shop.push("A", 4, gate=str(gate))
     wait_until(lambda: shop.redis.hexists(shop.keys.tickets, "A"), description="4 to run")
     shop.push("A", 5)

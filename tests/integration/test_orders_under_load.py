@@ -21,7 +21,14 @@ from tests.waiting import wait_until
 TICKETS = 40
 EACH = 100
 #: Refusals that are as good as done: the lane has moved on since the order was drawn.
-FINE = ("is parked already", "is not parked", "can take them now", "takes no tickets now")
+FINE = (
+    "is parked already",
+    "is not parked",
+    "can take them now",
+    "takes no tickets now",
+    # It lost its lease for a moment.
+    "there is no consumer",
+)
 #: Times that the leader is killed.
 KILLS = 2
 

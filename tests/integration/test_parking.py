@@ -58,7 +58,7 @@ def test_a_ticket_is_parked_in_every_state_and_goes_on_in_order(lane: LaneUnderT
     for n in range(30):
         lane.push("busy", {"n": n, "ms": 20})
         lane.push("idle", {"n": n})
-    lane.push("slow", {"countdown": 1, "n": 0}, task="counter.asks_again")
+    lane.push("slow", {"countdown": 30, "n": 0}, task="counter.asks_again")
     lane.push("slow", {"n": 1})
     wait_until(lambda: lane.redis.zcard(lane.keys.retries) == 1, description="the backoff")
     wait_until(lambda: lane.log("busy"), description="the busy one to begin")
@@ -118,7 +118,7 @@ def test_replays_go_before_everything_that_was_not_begun(lane: LaneUnderTest) ->
     push_flaky(lane, "T", 1)
     wait_until(lambda: len(letters_of(lane, "T")) == 2, description="two dead letters")
     lane.redis.set("log:fixed", 1)
-    lane.push("T", {"countdown": 2, "n": 2}, task="counter.asks_again")
+    lane.push("T", {"countdown": 5, "n": 2}, task="counter.asks_again")
     lane.push("T", {"n": 3})
     wait_until(lambda: lane.redis.zcard(lane.keys.retries) == 1, description="the younger one to await its retry")
     # When they are replayed, the later one first, and the leader changes at once
@@ -141,7 +141,7 @@ def test_a_replay_beside_what_is_in_flight_waits_for_no_more_than_that(lane: Lan
     push_flaky(lane, "T", 0)
     wait_until(lambda: letters_of(lane, "T"), description="a dead letter")
     lane.redis.set("log:fixed", 1)
-    lane.push("T", {"n": 1, "ms": 700})
+    lane.push("T", {"n": 1, "ms": 2500})
     wait_until(lambda: in_flight_of(lane, "T"), description="the younger one to run")
     lane.push("T", {"n": 2})
     order(lane, "replay", letters=letters_of(lane, "T"))

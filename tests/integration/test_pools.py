@@ -90,7 +90,10 @@ def test_a_worker_that_is_asked_to_stop_gives_back_what_it_has_not_begun(lane: L
     assert lane.count("failed") == 0
     lane.assert_no_overlap()
     lane.assert_at_rest()
-    assert lane.redis.hkeys(lane.keys.consumers) == [other.hostname]
+    wait_until(
+        lambda: lane.redis.hkeys(lane.keys.consumers) == [other.hostname],
+        description="the one that went to be forgotten",
+    )
 
 
 def test_a_killed_workers_tickets_go_on_elsewhere_in_order(lane: LaneUnderTest, pool: str) -> None:

@@ -18,7 +18,7 @@ from tests.nodes.roles import MasterNode, WorkerNode
 from tests.nodes.yard import NodeYard
 from tests.waiting import holds_for, wait_until
 
-LONG_MS = 2500
+LONG_MS = 5000
 
 
 @pytest.fixture(params=["prefork", "threads"])
@@ -63,7 +63,7 @@ def behind_a_long_task(lane: LaneUnderTest, pool: str) -> tuple[WorkerNode, Mast
         records: Any = lane.redis.hvals(lane.keys.tickets)
         return [record for record in map(json.loads, records) if record[0] > 0]
 
-    wait_until(lambda: len(in_flight()) > 1, description="something to be in flight behind it", timeout_s=2)
+    wait_until(lambda: len(in_flight()) > 1, description="something to be in flight behind it", timeout_s=4)
     queue = lane.keys.queue(worker.hostname)
     wait_until(lambda: lane.redis.llen(queue) == 0, description="the worker to receive it")
     master.kill()
@@ -74,7 +74,7 @@ def test_what_has_not_begun_comes_back_at_once_and_what_runs_runs_on(lane: LaneU
     worker, master, long = behind_a_long_task(lane, pool)
     say(lane, worker, WorkerWord.GIVE_BACK)
 
-    wait_until(lambda: outcomes(lane), description="something to come back", timeout_s=1.5)
+    wait_until(lambda: outcomes(lane), description="something to come back", timeout_s=4)
 
     back = outcomes(lane)
     assert {outcome.kind for outcome in back} == {Kind.RETURNED}
@@ -125,7 +125,7 @@ def test_a_word_to_another_life_is_of_no_concern(lane: LaneUnderTest, pool: str)
 def test_what_is_sent_after_it_was_asked_back_runs(lane: LaneUnderTest, pool: str) -> None:
     worker, master, _ = behind_a_long_task(lane, pool)
     say(lane, worker, WorkerWord.GIVE_BACK)
-    wait_until(lambda: outcomes(lane), description="something to come back", timeout_s=1.5)
+    wait_until(lambda: outcomes(lane), description="something to come back", timeout_s=4)
     master.start()
     for n in range(5):
         lane.push("D", {"n": n})

@@ -18,7 +18,7 @@ from tests.nodes.yard import NodeYard
 from tests.waiting import wait_until
 
 TICKETS = 10
-EACH = 40
+EACH = 80
 TASK_MS = 5
 
 
@@ -27,18 +27,14 @@ def lane(nodes: NodeYard, own_server: EmbeddedServer, tmp_path: Path) -> LaneUnd
     return LaneUnderTest(nodes, own_server, tmp_path)
 
 
-def executions(lane: LaneUnderTest) -> int:
-    """How many executions began."""
-    return sum(path.read_text().count('["start"') for path in lane.ledger.glob("*.jsonl"))
-
-
-def in_flight(lane: LaneUnderTest, consumer: str) -> list[str]:
-    found: Any = lane.redis.xpending_range(lane.keys.stream, lane.keys.group, "-", "+", 100, consumername=consumer)
-    return [entry["message_id"] for entry in found]
-
-
 def waiting(lane: LaneUnderTest) -> list[str]:
-    return in_flight(lane, "master")
+    return lane.in_flight("master")
+
+
+def calm(lane: LaneUnderTest) -> LaneUnderTest:
+    """A lane whose workers lose no lease when the machine stands still for a second: what runs is not run again."""
+    lane.env["COUNTER_LEASE"] = "6"
+    return lane
 
 
 def under_load(lane: LaneUnderTest, deed: Callable[[], object], *, repeated: int = 0) -> None:
@@ -52,7 +48,7 @@ def under_load(lane: LaneUnderTest, deed: Callable[[], object], *, repeated: int
     lane.assert_no_overlap()
     lane.assert_at_rest()
     assert lane.dead_letters() == []
-    assert executions(lane) <= total + repeated
+    assert lane.executions() <= total + repeated
 
 
 def destroy_group(lane: LaneUnderTest) -> None:
@@ -110,7 +106,7 @@ def claim_everything(lane: LaneUnderTest) -> None:
     ids=lambda value: getattr(value, "__name__", ""),
 )
 def test_what_is_done_by_hand_is_mended(lane: LaneUnderTest, deed: Any, counter: str | None) -> None:
-    lane.master("m1")
+    calm(lane).master("m1")
     lane.worker("w1")
 
     under_load(lane, lambda: deed(lane))
@@ -122,7 +118,7 @@ def test_what_is_done_by_hand_is_mended(lane: LaneUnderTest, deed: Any, counter:
 
 
 def test_what_waits_survives_the_masters_name_when_the_leader_changes(lane: LaneUnderTest) -> None:
-    master = lane.master("m1")
+    master = calm(lane).master("m1")
     lane.worker("w1", "--concurrency=1")
 
     def kill_and_forget() -> None:
@@ -139,7 +135,9 @@ def test_what_waits_survives_the_masters_name_when_the_leader_changes(lane: Lane
 
 @pytest.mark.parametrize("deed", [acknowledge_everything, pytest.param(set_group_forward, marks=pytest.mark.long)])
 def test_what_is_done_by_hand_while_nobody_leads_is_mended(lane: LaneUnderTest, deed: Any) -> None:
-    master = lane.master("m1")
+    # One message of a ticket at a time, however fast they are: so that there is always some that wait
+    lane.env["COUNTER_BUNDLE_MS"] = "0"
+    master = calm(lane).master("m1")
     worker = lane.worker("w1", "--concurrency=1")
     lane.wait_consumers(1)
     # Given messages that were done, some that wait behind one that runs, and some that were pushed and never read
@@ -160,15 +158,16 @@ def test_what_is_done_by_hand_while_nobody_leads_is_mended(lane: LaneUnderTest, 
     lane.wait_done(20)
     lane.assert_logs(2, 10)
     lane.assert_no_overlap()
-    assert executions(lane) == 20
-    assert lane.count("tampered") >= 4
+    assert lane.executions() == 20
+    # The waiting ones are counted as they are mended; those in flight when the leader looks next
+    wait_until(lambda: lane.count("tampered") >= 4, description="it to be counted")
     lane.assert_at_rest()
 
 
 def test_what_was_done_while_no_history_was_written_is_not_done_again(lane: LaneUnderTest) -> None:
     # Given a parked ticket, which keeps the floor where it is, and an entry that was done without a history
     lane.env["COUNTER_RETENTION"] = "null"
-    master = lane.master("with-history")
+    master = calm(lane).master("with-history")
     lane.worker("w1", "--pool=solo")
     lane.wait_consumers(1)
     parked = lane.push("A", {"countdown": 60, "n": 0}, task="counter.asks_again")
@@ -191,12 +190,12 @@ def test_what_was_done_while_no_history_was_written_is_not_done_again(lane: Lane
     lane.wait_done(3)
     # Then what it does not tell of stays done
     assert lane.log("B") == [0, 1, 2]
-    assert executions(lane) == 3
+    assert lane.executions() == 3
     assert lane.count("tampered") == 0
 
 
 def acknowledge(lane: LaneUnderTest, shelf: str) -> None:
-    lane.redis.xack(lane.keys.stream, lane.keys.group, *in_flight(lane, shelf)[:3])
+    lane.redis.xack(lane.keys.stream, lane.keys.group, *lane.in_flight(shelf)[:3])
 
 
 def forget(lane: LaneUnderTest, shelf: str) -> None:
@@ -235,7 +234,7 @@ def test_what_is_taken_from_a_parked_ticket_is_pending_there_again(
     later = [lane.push("A", {"n": n}) for n in range(3, 6)]
     order("replay", letters=[str(id_) for id_, _ in lane.redis.xrange(lane.keys.dead)])  # type: ignore[union-attr]
     there = sorted([dead, begun, *later])
-    wait_until(lambda: in_flight(lane, shelf) == there, description="all that is undone to be set aside")
+    wait_until(lambda: lane.in_flight(shelf) == there, description="all that is undone to be set aside")
     # When somebody takes some of it, or all, from the pending list
     if seen_by == "the next leader":
         wait_until(
@@ -249,7 +248,7 @@ def test_what_is_taken_from_a_parked_ticket_is_pending_there_again(
         master.start()
     # Then it is pending there again, and the ticket goes on as if nothing had been
     if seen_by != "the release":
-        wait_until(lambda: in_flight(lane, shelf) == there, description="all of it to be pending there again")
+        wait_until(lambda: lane.in_flight(shelf) == there, description="all of it to be pending there again")
     order("release", ticket="A")
     wait_until(lambda: lane.log("A") == [1, 2, 3, 4, 5], description="all to be done, each once")
     lane.wait_done(6)
@@ -292,7 +291,7 @@ def test_a_message_that_never_reaches_its_worker_goes_out_again(lane: LaneUnderT
     worker.pause()
     # It waits for a message, which the server hands over at once; the next one stays in the queue
     lane.push("B", {"n": 0})
-    wait_until(lambda: in_flight(lane, worker.hostname), description="the first message to be taken")
+    wait_until(lambda: lane.in_flight(worker.hostname), description="the first message to be taken")
     lane.push("A", {"n": 1})
     wait_until(lambda: lane.redis.llen(queue) == 1, description="the message to be in the worker's queue")
     if how == "deleted":
@@ -313,7 +312,7 @@ def test_entries_that_are_deleted_while_they_wait_are_handled_or_reported(lane: 
     lane.master("m1")
     lane.worker("w1", "--concurrency=1")
     lane.wait_consumers(1)
-    lane.push("A", {"n": 0, "ms": 1500})
+    lane.push("A", {"n": 0, "ms": 3500})
     later = [lane.push("A", {"n": n}) for n in range(1, 6)]
     awaits = lane.push("B", {"n": 0, "until": 2}, task="counter.flaky")
     wait_until(lambda: set(later) <= set(waiting(lane)), description="the later ones to wait")
@@ -363,89 +362,4 @@ def test_a_deleted_stream_is_made_anew(lane: LaneUnderTest) -> None:
 
     lane.wait_done(30)
     lane.assert_logs(3, 10)
-    lane.assert_at_rest()
-
-
-def test_a_worker_that_lives_and_does_not_consume_loses_its_tickets_and_comes_back(lane: LaneUnderTest) -> None:
-    lane.master("m1")
-    deaf, other = lane.worker("w1", "--concurrency=1", wait=False), lane.worker("w2", "--concurrency=1", wait=False)
-    deaf.wait_ready()
-    other.wait_ready()
-    lane.wait_consumers(2)
-    queue = lane.keys.queue(deaf.hostname)
-
-    def control(command: str) -> None:
-        done = lane.nodes.process(
-            f"control-{command}",
-            python_module("celery", "-A", APP, "control", "-d", deaf.hostname, command, queue),
-            env={**lane.env, **broker_environment(lane.server.url)},
-            wait=False,
-        )
-        assert done.wait() == 0, done.logs()
-
-    control("cancel_consumer")
-    lane.push_many(6, 5)
-
-    # About a lease (2 s) and 2 s; the machine may be slow
-    lane.wait_done(30, timeout_s=8)
-    lane.assert_logs(6, 5)
-    assert lane.count("stalled") == 1
-    assert deaf.running
-    lane.assert_no_overlap()
-    control("add_consumer")
-    wait_until(lambda: lane.redis.llen(queue) == 0, description="the probe to be taken")
-    lane.push_many(6, 5, ms=200, first=5)
-    wait_until(lambda: in_flight(lane, deaf.hostname), description="the worker to have messages again", timeout_s=5)
-    lane.wait_done(60)
-    lane.assert_logs(6, 10)
-    lane.assert_at_rest()
-
-
-def test_what_a_leader_sent_to_a_worker_that_takes_nothing_the_next_leader_takes_back(lane: LaneUnderTest) -> None:
-    # Given a worker in a long task, with more in its queue, and another one that was to take nothing until then
-    master = lane.master("m1")
-    deaf, other = lane.worker("w1", "--pool=solo", wait=False), lane.worker("w2", "--pool=solo", wait=False)
-    deaf.wait_ready()
-    other.wait_ready()
-    lane.wait_consumers(2)
-    assert give(lane.server.client(), lane.keys, {"do": "drain", "consumer": other.hostname})["ok"]
-    lane.push("long", {"n": 0, "ms": 12_000})
-    wait_until(lambda: executions(lane) == 1, description="the long task to start")
-    # What was sent in the server's first moments is not known to be sent by the server as it is
-    server = lane.server.client()
-    wait_until(lambda: server.info("server")["uptime_in_seconds"] > 3, description="the server to be up for a while")
-    for n in range(4):
-        lane.push(f"S{n}", {"n": 0})
-    queue = lane.keys.queue(deaf.hostname)
-    wait_until(lambda: lane.redis.llen(queue) > 0, description="the queue to fill")
-    # When another leader comes, which sent nothing of that
-    master.kill()
-    master.wait()
-    assert lane.count("stalled") == 0
-    master.start()
-    assert give(lane.server.client(), lane.keys, {"do": "resume", "consumer": other.hostname})["ok"]
-    # Then they are done elsewhere while the long task still runs
-    wait_until(lambda: lane.count("done") == 4, description="the short ones to be done elsewhere")
-    assert lane.log("long") == []
-    lane.wait_done(5)
-    assert lane.log("long") == [0]
-    lane.assert_no_overlap()
-    lane.assert_at_rest()
-
-
-def test_a_solo_worker_with_a_long_task_holds_nobody_up(lane: LaneUnderTest) -> None:
-    lane.master("m1")
-    lane.worker("w1", "--pool=solo")
-    lane.wait_consumers(1)
-    lane.push("long", {"n": 0, "ms": 9000})
-    wait_until(lambda: executions(lane) == 1, description="the long task to start")
-    for n in range(4):
-        lane.push(f"S{n}", {"n": 0})
-    lane.worker("w2", "--pool=solo")
-
-    wait_until(lambda: lane.count("done") == 4, description="the short ones to be done elsewhere", timeout_s=7)
-
-    lane.wait_done(5)
-    assert lane.log("long") == [0]
-    lane.assert_no_overlap()
     lane.assert_at_rest()

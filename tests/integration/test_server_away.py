@@ -62,10 +62,10 @@ def test_a_worker_of_any_pool_ends_soon_although_its_server_is_away(
     lane.assert_at_rest()
 
 
-def early_worker(nodes: NodeYard, url: str) -> WorkerNode:
+def early_worker(nodes: NodeYard, url: str, **more: str) -> WorkerNode:
     """A worker that is to wait for its server, which is not there."""
     conf = json.dumps({"broker_connection_retry_on_startup": True})
-    env = {**broker_environment(url), "ANYWHERE_CONF": conf}
+    env = {**broker_environment(url), "ANYWHERE_CONF": conf, **more}
     worker = nodes.worker("early", app="tests.apps.anywhere", arguments=("-c", "1", *QUICK), env=env, wait=False)
     worker.wait_for_log(WAITING, timeout_s=30)
     return worker
@@ -76,7 +76,7 @@ def test_a_worker_that_starts_before_its_server_waits_for_it_and_says_so_once(
 ) -> None:
     lane = LaneUnderTest(nodes, own_server, tmp_path)
     own_server.stop()
-    worker = early_worker(nodes, own_server.url)
+    worker = early_worker(nodes, own_server.url, COUNTER_LEASE="8")
 
     own_server.start()
 

@@ -34,7 +34,10 @@ def yard(tmp_path: Path) -> Iterator[NodeYard]:
 
 def bridge_up(yard: NodeYard, *arguments: str, wait: bool = True, name: str = "up") -> ProcessNode:
     command = python_module("bridge", "up", "--dir", str(yard.folder / "stack"), *arguments)
-    return yard.process(name, command, ready_text=UP, wait=wait)
+    node = yard.process(name, command, ready_text=UP, wait=False)
+    if wait:
+        node.wait_ready(timeout_s=90)
+    return node
 
 
 def commands_of(node: ProcessNode) -> list[str]:
@@ -87,7 +90,9 @@ def test_nothing_outlives_a_stack_that_is_killed(yard: NodeYard) -> None:
 
 def test_ctrl_c_while_it_comes_up_leaves_nothing(yard: NodeYard) -> None:
     up = bridge_up(yard, *SMALL, wait=False)
-    wait_until(lambda: count(commands_of(up), "-A tasks run") == 1, description="the master to be started")
+    wait_until(
+        lambda: count(commands_of(up), "-A tasks run") == 1, description="the master to be started", timeout_s=30
+    )
     up.send(signal.SIGINT)
     assert up.wait(timeout_s=30) == 0
     assert up.survivors() == []

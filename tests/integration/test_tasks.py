@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 from pathlib import Path
 from typing import Any
 
@@ -63,7 +61,7 @@ def ledger_dir(tmp_path: Path) -> Path:
 @pytest.fixture
 def lane(nodes: NodeYard, ledger_dir: Path) -> NodeYard:
     """A master and one worker of the example app, whose executions are recorded."""
-    env = {"BRIDGE_LEDGER_DIR": str(ledger_dir), "BRIDGE_LEASE": "1"}
+    env = {"BRIDGE_LEDGER_DIR": str(ledger_dir), "BRIDGE_LEASE": "4"}
     nodes.master("m1", app="tasks", env=env, ready_text="leading", wait=False)
     nodes.worker("w1", app="tasks", env=env, wait=False)
     for node in nodes.nodes:
@@ -122,8 +120,7 @@ def test_what_the_ledger_says_survives_a_kill_of_everything(
 ) -> None:
     push(own_server, "INC1", event(1))
     wait_until(lambda: len(read_ledger(ledger_dir).records) == 2, description="the records of one execution")
-    for process in lane.nodes[1].survivors():
-        os.kill(process.pid, signal.SIGKILL)
+    lane.nodes[1].vanish()
     assert [r.kind for r in read_ledger(ledger_dir).records] == [Kind.START, Kind.DONE]
 
 

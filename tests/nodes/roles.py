@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import socket
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 import psutil
 
 from tests.nodes.process import ROOT, ProcessNode, python_module
+from tests.waiting import wait_until
 
 #: The module that a watcher runs, as its command line shows it.
 WATCHER = "bridge.worker.watcher"
@@ -19,6 +21,16 @@ def _is_watcher(process: psutil.Process) -> bool:
         return WATCHER in process.cmdline()
     except psutil.NoSuchProcess:
         return False
+
+
+def _ignores(pid: int, number: signal.Signals) -> bool:
+    """Whether a process has said that it ignores a signal (proc(5), ``SigIgn``)."""
+    try:
+        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    except OSError:
+        return False
+    [mask] = [line.split()[1] for line in lines if line.startswith("SigIgn:")]
+    return bool(int(mask, 16) >> (number - 1) & 1)
 
 
 def broker_environment(url: str) -> dict[str, str]:
@@ -57,6 +69,17 @@ class WorkerNode(ProcessNode):
     def watchers(self) -> list[psutil.Process]:
         """The live watchers: there is one beside each main process that lives or has just died."""
         return [process for process in self.survivors() if _is_watcher(process)]
+
+    def watcher_at_work(self) -> psutil.Process:
+        """The one watcher of a worker that lives, as soon as it does what it is for: it starts as a bare Python."""
+
+        def at_work() -> psutil.Process | None:
+            found = [process for process in self.watchers() if process.status() != psutil.STATUS_ZOMBIE]
+            return found[0] if len(found) == 1 and _ignores(found[0].pid, signal.SIGTERM) else None
+
+        found = wait_until(at_work, description=f"the watcher of {self.name} to be at work")
+        assert found is not None
+        return found
 
     @property
     def hostname(self) -> str:

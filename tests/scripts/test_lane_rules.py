@@ -329,7 +329,6 @@ def explore(
         settings=settings(
             max_examples=examples,
             stateful_step_count=50,
-            deadline=None,
             print_blob=not derandomize,
             phases=phases,
             derandomize=derandomize,

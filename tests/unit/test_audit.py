@@ -306,9 +306,7 @@ def test_a_message_that_is_replayed_behind_the_audits_back_may_be_pending(
     assert verdict.rows[What.REPLAYED] == 1
 
 
-@settings(
-    max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
-)
+@settings(max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(
     happened=happenings(60),
     seed=st.integers(0, 2**32),

@@ -58,7 +58,7 @@ def found(auditor: Auditor) -> set[Check]:
 # -- no false alarms ---------------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(happenings(), st.sampled_from([1, 7, 1000]), st.booleans())
 def test_a_true_history_has_no_violation(happened: list[Happening], page: int, entries: bool) -> None:
     lane = TrueLane().play(happened)
@@ -67,7 +67,7 @@ def test_a_true_history_has_no_violation(happened: list[Happening], page: int, e
     assert judged(lane, page=page, entries=entries).examples == []
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(happenings(), st.data(), st.sampled_from([1, 7, 1000]))
 def test_a_true_history_that_is_cut_anywhere_has_no_violation(
     happened: list[Happening], data: st.DataObject, page: int
@@ -78,7 +78,7 @@ def test_a_true_history_that_is_cut_anywhere_has_no_violation(
     assert judged(lane, cut_at=cut_at, page=page).examples == []
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=120)
 @given(happenings(), st.data())
 def test_a_true_history_that_is_torn_in_the_middle_has_no_violation(
     happened: list[Happening], data: st.DataObject
@@ -334,7 +334,7 @@ LIES: list[tuple[Lie, set[Check]]] = [
 
 
 @pytest.mark.parametrize(("lie", "checks"), LIES, ids=[lie.__name__ for lie, _ in LIES])
-@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.filter_too_much])
+@settings(max_examples=20, suppress_health_check=[HealthCheck.filter_too_much])
 @given(happened=happenings(), data=st.data(), page=st.sampled_from([1, 7, 1000]))
 def test_a_lie_in_a_complete_history_is_found(
     lie: Lie, checks: set[Check], happened: list[Happening], data: st.DataObject, page: int

@@ -196,7 +196,6 @@ def test_whatever_happens_order_and_accounts_hold(monkeypatch: pytest.MonkeyPatc
         settings=settings(
             max_examples=60,
             stateful_step_count=40,
-            deadline=None,
             print_blob=True,
             report_multiple_bugs=False,
             suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],

@@ -67,7 +67,8 @@ def test_without_a_leader_nothing_is_ordered(lane: Lane) -> None:
     assert lane.redis.xlen(lane.keys.outcomes) == 0
 
 
-def test_a_change_of_master_is_waited_out(server: EmbeddedServer, lane: Lane) -> None:
+def test_a_change_of_master_is_waited_out(server: EmbeddedServer, lane: Lane, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bridge.orders, "LEADER_S", 10.0)
     lane.depose()
     threading.Timer(0.4, lane.lead).start()
     with fake_leader(server, lane, lambda _: {"ok": True}):
@@ -96,13 +97,13 @@ def test_an_answer_in_the_last_moment_counts(server: EmbeddedServer, lane: Lane)
         found: Any = wait_until(lambda: lane.redis.xrange(lane.keys.outcomes), description="the order")
         ((id_, fields),) = found
         lane.redis.xdel(lane.keys.outcomes, id_)
-        time.sleep(0.6)
+        time.sleep(1.5)
         lane.redis.rpush(lane.keys.reply(fields[b"i"].decode()), b'{"ok":true}')
 
     thread = threading.Thread(target=taken_and_answered_late)
     thread.start()
     with server.client(protocol=2) as client:
-        assert give(client, lane.keys, ORDER, timeout_s=0.3) == {"ok": True}
+        assert give(client, lane.keys, ORDER, timeout_s=1) == {"ok": True}
     thread.join()
 
 
@@ -136,6 +137,7 @@ def test_an_order_waits_longer_than_the_clients_own_time_limit(
 ) -> None:
     # No read of it runs into that limit: an answer that comes just then would be lost with the connection.
     monkeypatch.setattr(bridge.orders, "UNAVAILABLE", ())
+    monkeypatch.setattr(bridge.orders, "SLICE_S", 0.2)
     with server.client(protocol=2, socket_timeout=1.5) as client:
 
         def late(order: dict[str, Any]) -> dict[str, Any]:

@@ -1,0 +1,105 @@
+"""Workers that live and take nothing from their queues: their tickets go on elsewhere, and they come back."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from bridge.embedded import EmbeddedServer
+from bridge.orders import give
+from tests.integration.lanes import APP, LaneUnderTest
+from tests.nodes.process import python_module
+from tests.nodes.roles import broker_environment
+from tests.nodes.yard import NodeYard
+from tests.waiting import wait_until
+
+
+@pytest.fixture
+def lane(nodes: NodeYard, own_server: EmbeddedServer, tmp_path: Path) -> LaneUnderTest:
+    return LaneUnderTest(nodes, own_server, tmp_path)
+
+
+def test_a_worker_that_lives_and_does_not_consume_loses_its_tickets_and_comes_back(lane: LaneUnderTest) -> None:
+    lane.master("m1")
+    deaf, other = lane.worker("w1", "--concurrency=1", wait=False), lane.worker("w2", "--concurrency=1", wait=False)
+    deaf.wait_ready()
+    other.wait_ready()
+    lane.wait_consumers(2)
+    queue = lane.keys.queue(deaf.hostname)
+
+    def control(command: str) -> None:
+        done = lane.nodes.process(
+            f"control-{command}",
+            python_module("celery", "-A", APP, "control", "--timeout", "10", "-d", deaf.hostname, command, queue),
+            env={**lane.env, **broker_environment(lane.server.url)},
+            wait=False,
+        )
+        assert done.wait() == 0, done.logs()
+
+    control("cancel_consumer")
+    lane.push_many(6, 5)
+
+    # About a lease (2 s) and 2 s; the machine may be slow
+    lane.wait_done(30, timeout_s=8)
+    lane.assert_logs(6, 5)
+    assert lane.count("stalled") == 1
+    assert deaf.running
+    lane.assert_no_overlap()
+    control("add_consumer")
+    wait_until(lambda: lane.redis.llen(queue) == 0, description="the probe to be taken")
+    lane.push_many(6, 5, ms=200, first=5)
+    wait_until(lambda: lane.in_flight(deaf.hostname), description="the worker to have messages again", timeout_s=5)
+    lane.wait_done(60)
+    lane.assert_logs(6, 10)
+    lane.assert_at_rest()
+
+
+def test_what_a_leader_sent_to_a_worker_that_takes_nothing_the_next_leader_takes_back(lane: LaneUnderTest) -> None:
+    # Given a worker in a long task, with more in its queue, and another one that was to take nothing until then
+    master = lane.master("m1")
+    deaf, other = lane.worker("w1", "--pool=solo", wait=False), lane.worker("w2", "--pool=solo", wait=False)
+    deaf.wait_ready()
+    other.wait_ready()
+    lane.wait_known(master, deaf, other)
+    assert give(lane.server.client(), lane.keys, {"do": "drain", "consumer": other.hostname})["ok"]
+    lane.push("long", {"n": 0, "ms": 12_000})
+    wait_until(lambda: lane.executions() == 1, description="the long task to start")
+    # What was sent in the server's first moments is not known to be sent by the server as it is
+    server = lane.server.client()
+    wait_until(lambda: server.info("server")["uptime_in_seconds"] > 3, description="the server to be up for a while")
+    for n in range(4):
+        lane.push(f"S{n}", {"n": 0})
+    queue = lane.keys.queue(deaf.hostname)
+    wait_until(lambda: lane.redis.llen(queue) > 0, description="the queue to fill")
+    # When another leader comes, which sent nothing of that
+    master.kill()
+    master.wait()
+    assert lane.count("stalled") == 0
+    master.start()
+    assert give(lane.server.client(), lane.keys, {"do": "resume", "consumer": other.hostname})["ok"]
+    # Then they are done elsewhere while the long task still runs
+    wait_until(lambda: lane.count("done") >= 4, description="the short ones to be done elsewhere", timeout_s=15)
+    assert lane.log("long") == []
+    lane.wait_done(5)
+    assert lane.log("long") == [0]
+    lane.assert_no_overlap()
+    lane.assert_at_rest()
+
+
+def test_a_solo_worker_with_a_long_task_holds_nobody_up(lane: LaneUnderTest) -> None:
+    lane.master("m1")
+    lane.worker("w1", "--pool=solo")
+    lane.wait_consumers(1)
+    lane.push("long", {"n": 0, "ms": 12_000})
+    wait_until(lambda: lane.executions() == 1, description="the long task to start")
+    for n in range(4):
+        lane.push(f"S{n}", {"n": 0})
+    lane.worker("w2", "--pool=solo")
+
+    wait_until(lambda: lane.count("done") == 4, description="the short ones to be done elsewhere", timeout_s=11)
+
+    lane.wait_done(5)
+    assert lane.log("long") == [0]
+    lane.assert_no_overlap()
+    lane.assert_at_rest()
