@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import socket
 import threading
+from contextlib import suppress
 from types import TracebackType
 from typing import Self
 
@@ -30,17 +31,20 @@ class HoldingProxy:
         #: What the server answered to the request that was held.
         self.answer = b""
         self._open: list[socket.socket] = []
+        self._accepting = threading.Thread(target=self._accept, name="test-holding", daemon=True)
 
     def __enter__(self) -> Self:
-        threading.Thread(target=self._accept, name="test-holding", daemon=True).start()
+        self._accepting.start()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._released.set()
-        for one in (self._listening, *self._open):
-            one.close()
+        _end(self._listening)
+        self._accepting.join(10)
+        for one in self._open:
+            _end(one)
 
     @property
     def url(self) -> str:
@@ -88,7 +92,7 @@ class HoldingProxy:
             pass
         finally:
             if self._server_side is not server:
-                server.close()
+                _end(server)
 
     def _down(self, server: socket.socket, client: socket.socket) -> None:
         gone = False
@@ -105,4 +109,15 @@ class HoldingProxy:
         except OSError:
             pass
         finally:
-            client.close()
+            _end(client)
+
+
+def _end(one: socket.socket) -> None:
+    """Ends a socket that a thread may be waiting on.
+
+    To close it would not wake that thread. It would wait on, and after a SIGSTOP and SIGCONT of the process on whatever
+    socket has that number by then: on the next proxy's, whose client it took to a server that was gone.
+    """
+    with suppress(OSError):
+        one.shutdown(socket.SHUT_RDWR)
+    one.close()

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 from tests.calibration.holding import HoldingProxy
-from tests.calibration.stage import LEASE_S, Stage
+from tests.calibration.stage import KEPT_S, LEASE_S, Stage
 from tests.chaos.checks import Freeze
 from tests.chaos.ledger import now_ns
 from tests.nodes.process import ProcessNode
@@ -59,7 +59,7 @@ def long_tasks(stage: Stage) -> None:
     """Two workers, and tasks that go on while the leader looks at the leases."""
     stage.master("m1", wait=False)
     for name in ("w1", "w2"):
-        stage.worker(name, slots=2, wait=False)
+        stage.worker(name, slots=2, lease_s=KEPT_S, wait=False)
     stage.wait_led(2)
     stage.push("T", ms=LONG_MS)
     stage.push("T")
@@ -132,7 +132,7 @@ def killed_between_attempts(stage: Stage) -> None:
 def _killed_with(stage: Stage, pattern: bytes, push: Callable[[], object]) -> None:
     with HoldingProxy(stage.server.port) as proxy:
         leader = stage.master("m1", url=proxy.url, wait=False)
-        stage.worker("w1", wait=False)
+        stage.worker("w1", lease_s=KEPT_S, wait=False)
         stage.wait_led(1)
         stage.push("before")
         stage.wait_settled()
@@ -152,7 +152,7 @@ def _killed_with(stage: Stage, pattern: bytes, push: Callable[[], object]) -> No
 def doubled(stage: Stage) -> None:
     """A Celery message comes twice, as from a server that lost its last second."""
     stage.master("m1", wait=False)
-    worker = stage.worker("w1", slots=2, wait=False)
+    worker = stage.worker("w1", slots=2, lease_s=KEPT_S, wait=False)
     stage.wait_led(1)
     stage.push("before")
     stage.wait_settled()
@@ -175,7 +175,7 @@ def doubled(stage: Stage) -> None:
 def parked(stage: Stage) -> None:
     """A ticket is parked, and then its leader is killed: it stands still until it is released."""
     leader = stage.master("m1", wait=False)
-    stage.worker("w1", wait=False)
+    stage.worker("w1", lease_s=KEPT_S, wait=False)
     stage.wait_led(1)
     _order(stage, "park", "T")
     stage.push("T")
@@ -197,7 +197,7 @@ def late_read(stage: Stage) -> None:
     with HoldingProxy(stage.server.port) as proxy:
         old = _held_read(stage, proxy)
         old.kill()
-        new = stage.master("m2", wait=False)
+        new = stage.master("m2", leader_lease_s=KEPT_S, wait=False)
         stage.wait_settled()
         _release_before(stage, proxy, new)
 
@@ -205,15 +205,15 @@ def late_read(stage: Stage) -> None:
 def late_read_of_its_own(stage: Stage) -> None:
     """The same, but the leader lives: it lost its connection, and read the lane anew."""
     with HoldingProxy(stage.server.port) as proxy:
-        leader = _held_read(stage, proxy)
+        leader = _held_read(stage, proxy, leader_lease_s=KEPT_S)
         proxy.cut()
         stage.wait_settled()
         _release_before(stage, proxy, leader)
 
 
-def _held_read(stage: Stage, proxy: HoldingProxy) -> ProcessNode:
-    leader = stage.master("m1", url=proxy.url, wait=False)
-    stage.worker("w1", wait=False)
+def _held_read(stage: Stage, proxy: HoldingProxy, *, leader_lease_s: float = LEASE_S) -> ProcessNode:
+    leader = stage.master("m1", url=proxy.url, leader_lease_s=leader_lease_s, wait=False)
+    stage.worker("w1", lease_s=KEPT_S, wait=False)
     stage.wait_led(1)
     stage.push("before")
     stage.wait_settled()
