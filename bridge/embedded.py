@@ -168,7 +168,8 @@ class EmbeddedServer:
         self._options = dict(options or {})
         self._start_timeout_s = start_timeout_s
         self._temporary: tempfile.TemporaryDirectory[str] | None = None
-        self._data_dir = data_dir
+        # Absolute: the server is started in that folder.
+        self._data_dir = data_dir.absolute() if data_dir is not None else None
         self._log_file = log_file
         self._process: subprocess.Popen[bytes] | None = None
         self._guard: OrphanGuard | None = None

@@ -171,6 +171,25 @@ class TestProcessNodes:
         yard.close()
         assert node.survivors() == []
 
+    def test_a_server_that_a_node_started_is_gone_when_the_yard_closes(
+        self, tmp_path: Path, valkey_binary: Path
+    ) -> None:
+        yard = NodeYard(tmp_path, "redis://127.0.0.1:1/0")
+        code = f"""
+            import pathlib, time
+            from bridge.embedded import EmbeddedServer
+            server = EmbeddedServer(binary=pathlib.Path({str(valkey_binary)!r}), data_dir=pathlib.Path("data"))
+            server.start()
+            print("serving", flush=True)
+            time.sleep(600)
+        """
+        command = [sys.executable, "-c", textwrap.dedent(code)]
+        node = yard.process("parent", command, cwd=tmp_path, ready_text="serving")
+        pids = [process.pid for process in node.survivors() if "server" in process.name()]
+        yard.close()
+        assert len(pids) == 1
+        wait_until(lambda: not _is_alive(pids[0]), description="the server to end")
+
     def test_a_paused_node_does_not_move_until_it_is_resumed(self, nodes: NodeYard) -> None:
         tick = "import time\nwhile True: print('tick', flush=True); time.sleep(0.01)"
         node = nodes.process("clock", [sys.executable, "-c", tick], ready_text="tick")

@@ -2,7 +2,8 @@
 
 Cleaning up by process group alone is not enough: a process may have started a session of its own (the watcher beside a
 worker does). So every node carries a mark in its environment, which all its descendants inherit, and the end of a node
-is when no process with that mark is left.
+is when no process with that mark is left, nor any that descended from it by then: a server writes its title over its
+environment, and so over the mark.
 """
 
 from __future__ import annotations
@@ -163,7 +164,7 @@ class ProcessNode:
 
     def survivors(self) -> list[psutil.Process]:
         """Every live process that this node or a descendant of it started, whatever its parent or session is now."""
-        return list(_processes_with_mark(self._mark))
+        return list({*_processes_with_mark(self._mark), *self.children()})
 
     def logs(self, *, this_life: bool = False) -> str:
         """Everything logged so far, or only since the last start."""
@@ -196,9 +197,14 @@ class ProcessNode:
 
     def _kill_all(self) -> None:
         assert self._process is not None
+        # Before their parent, by which those without the mark are found.
+        descended = self.children()
         if self._process.poll() is None:  # its number is still its own
             os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait()
+        for process in descended:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
         _kill_all_with_mark(self._mark)
 
     def _log_size(self) -> int:
