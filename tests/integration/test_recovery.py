@@ -310,12 +310,16 @@ def test_a_message_that_never_reaches_its_worker_goes_out_again(lane: LaneUnderT
 
 def test_entries_that_are_deleted_while_they_wait_are_handled_or_reported(lane: LaneUnderTest) -> None:
     lane.master("m1")
-    lane.worker("w1", "--concurrency=1")
+    worker = lane.worker("w1", "--concurrency=1")
     lane.wait_consumers(1)
     lane.push("A", {"n": 0, "ms": 3500})
     later = [lane.push("A", {"n": n}) for n in range(1, 6)]
     awaits = lane.push("B", {"n": 0, "until": 2}, task="counter.flaky")
     wait_until(lambda: set(later) <= set(waiting(lane)), description="the later ones to wait")
+    # Read as well, since nobody can tell of an entry that was deleted before that.
+    wait_until(
+        lambda: awaits in {*waiting(lane), *lane.in_flight(worker.hostname)}, description="the last one to be read"
+    )
 
     lane.redis.xdel(lane.keys.stream, *later[:2], awaits)
 
