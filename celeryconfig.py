@@ -40,20 +40,32 @@ bridge_backoff = {"base": 0.5, "factor": 2.0, "limit": 30.0, "jitter": 0.5}
 if "BRIDGE_LEASE" in os.environ:
     bridge_lease = float(os.environ["BRIDGE_LEASE"])
 
+# A file that the loop of a master and of a worker touches as it turns, for a container's health check to look at.
+bridge_health_file = os.environ.get("BRIDGE_HEALTH_FILE")
+
 # The other settings of the bridge are at their defaults:
 #
 # bridge_redis_url = broker_url           the server of the stream; must be the broker's server and database
 # bridge_stream = "ticket_stream"         the stream that messages come from
 # bridge_group = "concurrency_stream_group"   its consumer group; several groups on one stream never meet
 # bridge_master = "master"                the group's consumer under whose name messages wait
+# bridge_app = None                       the name under which the app takes part; None: its own, Celery("name"). A lane
+#                                         belongs to one app: another name stops at start
 # bridge_policy = "least_loaded"          who gets a ticket that nobody has: or "rendezvous", "round_robin", "random"
 # bridge_lease = 6.0                      seconds; see above
 # bridge_leader_lease = 5.0               seconds that a leading master may go unheard before a standby takes over
 # bridge_max_attempts = 5                 attempts before a message goes to the dead letters; a task may have its own
 # bridge_on_dead = "skip"                 the ticket of a dead message goes on with the next one; "park": it stops
+# bridge_breaker = {"share": 0.9, "tickets": 20, "seconds": 60.0, "probe": 5.0}   a task's messages wait when so many
+#                                         different tickets failed within so many seconds, and those are this share of
+#                                         the task's outcomes; one is tried every `probe` s. A share of 0: never
+# bridge_dead_max = 100000                dead letters at which nothing new is read until some are replayed or dropped
 # bridge_history = 100000                 deliveries that the history keeps, about 130 bytes each; 0 turns it off
 # bridge_retention = 0                    seconds that an entry stays in the stream after it was added, also when every
 #                                         group has acknowledged it; None: for ever. One with a dead letter stays
+# bridge_unknown_after = 600.0            seconds that a message waits for a consumer that has its task, when none has
+#                                         had it so far; then it is a dead letter
 # bridge_max_payload = 1048576            bytes of JSON; what is larger goes to the dead letters at once
 # bridge_bundle_ms = 10.0                 how long a bundle of short tasks lasts, in ms; 0 turns bundles off
 # bridge_window = 50000                   messages that the leading master keeps in memory; the rest waits in Redis
+# bridge_window_bytes = 134217728         and the bytes of these; half may be in flight: see docs/memory.md

@@ -38,23 +38,23 @@ def run(scale: float) -> Metrics:
     with Stack("bridged") as stack:
         stack.start_workers(1, 2)
         leader = stack.start_master()
-        push(stack.server.url, "stuck", _stuck(1, 1))
+        push(stack.server.url, "stuck", stuck(1, 1))
         done = settled(stack)
         # What a run of the others needs in memory is there before the first reading.
         before = _others(stack, others, numbers)
         before = _others(stack, others, numbers)
         metrics = {"before": before, "rss_empty_mib": _rss_mib(leader)}
-        push(stack.server.url, "stuck", _stuck(2, backlog // 5))
+        push(stack.server.url, "stuck", stuck(2, backlog // 5))
         _wait_until_read(stack)
         metrics["rss_fifth_mib"] = _rss_mib(leader)
-        push(stack.server.url, "stuck", _stuck(backlog // 5 + 2, backlog - backlog // 5))
+        push(stack.server.url, "stuck", stuck(backlog // 5 + 2, backlog - backlog // 5))
         _wait_until_read(stack)
         metrics["rss_full_mib"] = _rss_mib(leader)
         metrics["growth_mib"] = metrics["rss_full_mib"] - metrics["rss_fifth_mib"]
         metrics["after"] = _others(stack, others, numbers)
         metrics["kept"] = metrics["after"] / before
         metrics["rss_after_mib"] = _rss_mib(leader)
-        metrics["waiting"] = _pending(stack)
+        metrics["waiting"] = pending(stack)
         if done() != 3 * others:
             raise AssertionError(f"{done()} messages are done; only {3 * others} can be")
     return metrics
@@ -68,13 +68,14 @@ def _others(stack: Stack, count: int, numbers: dict[int, int]) -> float:
     return clocked(stack, done, count, before=before)["rate"]
 
 
-def _stuck(first: int, count: int) -> Iterator[Item]:
+def stuck(first: int, count: int) -> Iterator[Item]:
+    """Messages of the stuck ticket, from number ``first`` on."""
     for number in range(first, first + count):
         yield "STUCK", {"t": STUCK, "n": number}
 
 
 def _wait_until_read(stack: Stack) -> None:
-    stack.wait(lambda: _pending(stack) == _added(stack) - _settled(stack), "the backlog to be read", READ_S)
+    stack.wait(lambda: pending(stack) == _added(stack) - _settled(stack), "the backlog to be read", READ_S)
 
 
 def _added(stack: Stack) -> int:
@@ -87,7 +88,8 @@ def _settled(stack: Stack) -> int:
     return settled(stack)()
 
 
-def _pending(stack: Stack) -> int:
+def pending(stack: Stack) -> int:
+    """Entries that the group has read, and that are not done."""
     summary: dict[str, Any] = stack.redis.xpending(KEYS.stream, KEYS.group)
     return int(summary["pending"])
 

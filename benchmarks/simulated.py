@@ -32,7 +32,8 @@ SERVICE_MS = 0.02
 class Consumers:
     """``count`` consumers with ``slots`` pool processes each."""
 
-    def __init__(self, url: str, count: int, slots: int) -> None:
+    def __init__(self, url: str, count: int, slots: int, lease_ms: int = LEASE_MS) -> None:
+        self._lease_ms = lease_ms
         self._redis = client(url, timeout_s=30)
         self._connection: Any = client(url, timeout_s=30).connection_pool.make_connection()
         self._connection.connect()
@@ -42,7 +43,7 @@ class Consumers:
             queue = KEYS.queue(name)
             told = {"queue": queue, "slots": slots, "pool": "simulated", "pid": os.getpid(), "since": time.time()}
             registration = orjson.dumps({**told, "incarnation": incarnation})
-            word, _ = register(self._redis, KEYS, name, incarnation, LEASE_MS, registration, None)
+            word, _ = register(self._redis, KEYS, name, incarnation, lease_ms, registration, None)
             if word is not ReturnWord.OK:
                 raise AssertionError(f"{name} cannot register: {word.value}")
             self._queues[queue] = incarnation
@@ -52,9 +53,9 @@ class Consumers:
         renew_at = 0.0
         while True:
             if time.monotonic() > renew_at:
-                renew_at = time.monotonic() + LEASE_MS / 4000
+                renew_at = time.monotonic() + self._lease_ms / 4000
                 for incarnation in self._queues.values():
-                    self._redis.pexpire(KEYS.lease(incarnation), LEASE_MS)
+                    self._redis.pexpire(KEYS.lease(incarnation), self._lease_ms)
             self._turn()
 
     def _turn(self) -> None:

@@ -8,20 +8,47 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from routing.errors import TicketBridgeError
+from routing.errors import (
+    ConfigurationError,
+    PayloadError,
+    ServerUnavailable,
+    StaleFence,
+    TicketBridgeError,
+    Unanswered,
+)
 
 if TYPE_CHECKING:
     from bridge.installation import install
+    from bridge.worker.context import TicketContext
+    from bridge.worker.task import TicketTask
+    from routing.records import LostAttempt
 
-__all__ = ["TicketBridgeError", "install"]
+__all__ = [
+    "ConfigurationError",
+    "LostAttempt",
+    "PayloadError",
+    "ServerUnavailable",
+    "StaleFence",
+    "TicketBridgeError",
+    "TicketContext",
+    "TicketTask",
+    "Unanswered",
+    "install",
+]
+
+# Loaded when they are asked for: the watcher beside each worker is of this package, and has no use for Celery.
+_LATE = {
+    "LostAttempt": "routing.records",
+    "TicketContext": "bridge.worker.context",
+    "TicketTask": "bridge.worker.task",
+    "install": "bridge.installation",
+}
 
 
 def __getattr__(name: str) -> Any:
-    # Loaded when it is asked for: the watcher beside each worker is of this package, and has no use for Celery.
-    if name == "install":
-        from bridge.installation import install
-
-        return install
+    if name in _LATE:
+        return getattr(import_module(_LATE[name]), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

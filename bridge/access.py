@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 from bridge.address import database_of, parsed
 from bridge.worker.effect_words import GRAMMAR
-from routing import effects, leadership, membership, pushes, retention, transitions
+from routing import effects, leadership, membership, producing, pushes, retention, transitions
 from routing.keys import push_prefix
 from routing.scripts import Script
 from routing.words import ReturnWord
@@ -45,6 +45,7 @@ class Role(StrEnum):
 
 #: Whose scripts are in which modules.
 SCRIPTS_OF = {
+    Role.PRODUCER: (producing,),
     Role.MASTER: (leadership, transitions, retention),
     Role.WORKER: (effects, membership),
     Role.SPARK: (pushes,),
@@ -95,7 +96,8 @@ BINDINGS = ("_kombu.binding.*", "_kombu.binding_*")
 
 #: What the bridge does outside of its scripts.
 OWN: dict[Role, tuple[str, ...]] = {
-    Role.PRODUCER: (*CONNECTION, "xadd"),
+    # Scripts: for many at once, and for each once.
+    Role.PRODUCER: (*CONNECTION, "evalsha", "script|load"),
     # What is asked before and while it writes, beside the scripts: what the key is, how far the write is, who waits.
     Role.SPARK: (
         *CONNECTION,
@@ -118,14 +120,17 @@ OWN: dict[Role, tuple[str, ...]] = {
         "expire",
         "get",
         "hgetall",
+        "hkeys",
         "hscan",
         "lindex",
         "llen",
         "pttl",
         "rpush",
+        "type",
         "xgroup|create",
         "xinfo|consumers",
         "xinfo|groups",
+        "xlen",
         "xpending",
         "xrange",
         "xread",
@@ -148,6 +153,7 @@ OWN: dict[Role, tuple[str, ...]] = {
         "llen",
         "pttl",
         "time",
+        "type",
         "xadd",
         "xdel",
         "xinfo|groups",
@@ -198,7 +204,8 @@ def access(
     lane = (literal(keys.stream), f"{literal(keys.prefix)}:*")
     results = _results_here(app)
     if role is Role.PRODUCER:
-        wanted, channels, commands = [lane[0]], list[str](), set(OWN[role])
+        wanted, channels = [lane[0], _pushed_once(keys.stream)], list[str]()
+        commands = {*OWN[role], *commands_of_scripts(role)}
         if results:
             wanted += results
             channels += results
@@ -228,8 +235,16 @@ def access(
     if results:
         commands |= set(RESULTS)
         channels += results
-    stream = lane if pushes else lane[1:]
+    stream: tuple[str, ...] = lane[1:]
+    if pushes:
+        stream = (*lane, _pushed_once(keys.stream))
+        commands |= {*OWN[Role.PRODUCER], *commands_of_scripts(Role.PRODUCER)}
     return _access(role, (*stream, *queues, *theirs, *results, *own_keys), channels, commands)
+
+
+def _pushed_once(stream: str) -> str:
+    """Pattern of what is kept of pushes with an idempotency key."""
+    return f"{literal(push_prefix(stream))}:once:*"
 
 
 def _access(role: Role, keys: Iterable[str], channels: Iterable[str], commands: Iterable[str]) -> Access:

@@ -7,46 +7,106 @@ history should have and has not, is undone, and is pending again before anything
 
 Where the history says nothing, nothing is concluded: before its oldest row, and where it is turned off. It has no
 holes, since a leader without history deletes what there is. And where a producer chose an id that is later than the
-server's clock, while the history has been trimmed, an end may be older than its entry and be gone: such a message may
-come again.
+server's clock, or that clock was set back, an end may be older than its entry: so whatever is not explained is looked
+for in the whole history. Where that has been trimmed such an end may be gone, and then the message comes again.
 
-Costs a takeover 0.4 to 7 ms as a rule. At worst (a ticket parked long ago keeps the floor low, and the retention keeps
-100,000 entries behind it) a second.
+A new leader looks for them a slice at a time, each before it takes in what is pending there (`bridge.rebuild`). Between
+the two it does other work, so it looks once more when it has read a page: what was acknowledged since is not in that
+page, and whatever comes after it of its ticket is not in the picture yet. From then on the leader misses it by itself.
 """
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterator
 from typing import TYPE_CHECKING
 
+from celery.utils.log import get_logger
+
+from bridge.pending import claim_back
 from bridge.picture import id_before, id_key
-from bridge.regroup import ended_after
+from bridge.regroup import Ends
 from routing.retention import done
+from routing.transitions import Batch
 
 if TYPE_CHECKING:
     from bridge.leader import Leader
+
+logger = get_logger(__name__)
 
 #: Entries in one look.
 PAGE = 500
 
 
-def acknowledged_by_hand(leader: Leader, floor: str, read_to: str) -> list[str]:
-    """Ids after ``floor``, up to ``read_to``, of what is undone and neither pending nor named by a record in flight."""
-    since = _told_since(leader, floor)
-    if since is None:
-        return []
-    keys = leader.settings.keys
-    found: list[str] = []
-    start = f"({since}"
-    while True:
-        look = done(leader.redis, keys.stream, start, read_to, PAGE, keys.group)
-        found += look.ids
-        if look.looked < PAGE:
-            break
-        start = f"({look.last}"
-    if not found:
-        return []
-    ended, _ = ended_after(leader, id_before(id_key(found[0])))
-    return [id_ for id_ in found if id_ not in ended and id_ not in leader.lane.in_flight]
+class Acknowledged:
+    """Looks for them after ``floor`` and up to ``read_to``; ``spared`` are ids of which records tell."""
+
+    def __init__(self, leader: Leader, floor: str, read_to: str, spared: Collection[str]) -> None:
+        self._leader = leader
+        self._read_to = read_to
+        self._spared = spared
+        self._since = _told_since(leader, floor)
+        #: Of the last slice: after which id it begins, and what in it ended.
+        self._slice_from = ""
+        self._ended: set[str] = set()
+
+    def mend(self) -> Iterator[str]:
+        """Makes pending again, in slices, what is undone and not pending. Gives the id up to which that is done after
+        each slice.
+        """
+        since = self._since
+        if since is None:
+            return
+        ends: Ends | None = None
+        floor, more = since, True
+        while more:
+            found, last, more = self._look(since, self._read_to)
+            if found and ends is None:
+                # Read once: what ends while the lane is being read was in memory, or in a record.
+                floor = id_before(id_key(found[0]))
+                ends = Ends(self._leader, floor)
+                while ends.read_page():
+                    yield since
+            if ends and not ends.whole and any(id_ not in ends.ended for id_ in found):
+                # Not from the time of its own id on.
+                ends = Ends(self._leader, floor, whole=True)
+                while ends.read_page():
+                    yield since
+            undone = [id_ for id_ in found if ends and id_ not in ends.ended and id_key(id_) > ends.missing_to]
+            self._claim(undone)
+            self._slice_from = since
+            self._ended = set(found).difference(undone)
+            since = last or self._read_to
+            yield since
+
+    def mend_since(self, after: str, upto: str) -> bool:
+        """Makes pending again what of the last slice lies after ``after``, up to ``upto``, and was acknowledged since
+        that slice was given; whether there was any.
+        """
+        if not self._slice_from:
+            return False
+        start, more = max(after, self._slice_from, key=id_key), True
+        taken: list[str] = []
+        while more and id_key(start) < id_key(upto):
+            found, last, more = self._look(start, upto)
+            taken += [id_ for id_ in found if id_ not in self._ended]
+            start = last or upto
+        self._claim(taken)
+        return bool(taken)
+
+    def _look(self, start: str, end: str) -> tuple[list[str], str, bool]:
+        """What is not pending after ``start`` and was read; the last id that was looked at; whether there is more."""
+        keys = self._leader.settings.keys
+        look = done(self._leader.redis, keys.stream, f"({start}", end, PAGE, keys.group)
+        return [id_ for id_ in look.ids if id_ not in self._spared], look.last, look.more
+
+    def _claim(self, undone: list[str]) -> None:
+        if not undone:
+            return
+        logger.warning("%d entries were acknowledged by hand, and not done: they are pending again", len(undone))
+        batch = Batch()
+        batch.count("tampered", len(undone))
+        claim_back(self._leader, self._leader.settings.master, undone, batch)
+        self._leader.advance(batch)
 
 
 def _told_since(leader: Leader, floor: str) -> str | None:

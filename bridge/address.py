@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
-from urllib.parse import SplitResult, quote, urlencode
+from urllib.parse import SplitResult, parse_qs, quote, urlencode
 
 from routing.address import SENTINEL_PORT, cert_reqs, database_of, normalised, parsed, sentinels_of, without_password
 from routing.errors import ConfigurationError
@@ -38,6 +38,8 @@ def address_of(app: Celery) -> str:
             "worker's queue under its own name; use another database, or another bridge_stream"
         )
     parts = [parsed(url) for url in urls]
+    for part in parts:
+        _refuse_other_database(part)
     secure = _broker_ssl(app)
     if parts[0].scheme == "sentinel":
         return _sentinel(parts, options, secure)
@@ -46,6 +48,18 @@ def address_of(app: Celery) -> str:
             "the broker's URL names several servers: a lane lives in one; for a failover use sentinel:// URLs"
         )
     return normalised(urls[0], secure)
+
+
+def _refuse_other_database(part: SplitResult) -> None:
+    """A database that Celery does not read as redis-py does: members of one lane would be in two databases."""
+    if "db" in parse_qs(part.query):
+        raise ConfigurationError(
+            "the broker's URL has db=, which Celery does not read: write redis://HOST:PORT/DB, or for a socket "
+            "redis+socket:///PATH?virtual_host=DB"
+        )
+    database = part.path.strip("/")
+    if part.scheme in ("redis", "rediss", "sentinel") and database and not database.isdigit():
+        raise ConfigurationError("the database in the broker's URL must be a number, as in redis://HOST:PORT/0")
 
 
 def _broker_ssl(app: Celery) -> dict[str, str]:

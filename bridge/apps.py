@@ -13,6 +13,7 @@ from celery.exceptions import ImproperlyConfigured
 
 from bridge.connect import check_server, client
 from bridge.installation import bridge_of
+from bridge.misplaced import refuse_misplaced
 from routing.errors import ConfigurationError, TicketBridgeError
 
 if TYPE_CHECKING:
@@ -78,18 +79,25 @@ def load_tasks(app: Celery) -> None:
 
 
 def reach(app: Celery) -> Redis:
-    """A client for the lane's server, which answered and is new enough. It gives entries of streams as they come.
+    """A client for the lane's server, which answered and is fit. It gives entries of streams as they come.
 
-    Raises `ConfigurationError`, `ServerUnavailable` or `ServerTooOld`, one line each.
+    Raises `ConfigurationError`, `ServerUnavailable`, `ServerTooOld` or `ServerUnfit`, one line each.
     """
     url = bridge_of(app).settings.redis_url
-    try:
-        redis = client(url)
-    except ValueError as exc:
-        raise ConfigurationError(f"the broker's URL cannot be read: {exc}") from None
+    redis = client(url)
     check_server(redis, url)
     for command in RAW:
         redis.response_callbacks.pop(command, None)
+    return redis
+
+
+def reach_lane(app: Celery) -> Redis:
+    """The same for a command that looks at the lane, or changes it.
+
+    Raises `ConfigurationError`, too, when a key of the lane holds something else.
+    """
+    redis = reach(app)
+    refuse_misplaced(redis, bridge_of(app).settings.keys)
     return redis
 
 

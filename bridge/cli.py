@@ -10,6 +10,7 @@ from __future__ import annotations
 import sys
 from difflib import get_close_matches
 from importlib import import_module
+from io import TextIOWrapper
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -61,6 +62,9 @@ class Commands(click.Group):
         return super().resolve_command(ctx, args)
 
     def invoke(self, ctx: click.Context) -> Any:
+        if isinstance(sys.stdout, TextIOWrapper) and sys.stdout.errors == "strict":
+            # Names hold what not every terminal's encoding has: written out (``\xdc``), as standard error has it.
+            sys.stdout.reconfigure(errors="backslashreplace")
         try:
             return super().invoke(ctx)
         except click.NoSuchOption as exc:

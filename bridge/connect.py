@@ -6,6 +6,7 @@ How a client is made, and what an outage is, is in `routing.connection`, which t
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import Any
 
 import redis
@@ -14,7 +15,8 @@ from redis.exceptions import ResponseError
 
 from bridge.address import without_password
 from routing.connection import UNAVAILABLE, client, error_code, is_full, is_outage
-from routing.errors import ServerTooOld, ServerUnavailable
+from routing.errors import ServerTooOld, ServerUnavailable, ServerUnfit
+from routing.server import unfit
 
 __all__ = [
     "UNAVAILABLE",
@@ -24,6 +26,7 @@ __all__ = [
     "error_code",
     "is_full",
     "is_outage",
+    "require_fit",
     "without_password",
 ]
 
@@ -50,6 +53,12 @@ class Wire:
         """The reply to one command. Raises redis errors; the connection is fresh after one."""
         self.ask(*words)
         return self.answer()
+
+    def call_many(self, commands: Sequence[Sequence[Any]]) -> list[Any]:
+        """The replies to several commands, which go out together. Few enough for the server to keep their replies."""
+        for words in commands:
+            self.ask(*words)
+        return [self.answer() for _ in commands]
 
     def ask(self, *words: Any) -> None:
         """Sends a command; `answer` reads its reply."""
@@ -92,10 +101,14 @@ class Wire:
 
 
 def check_server(client_: Redis, url: str) -> tuple[int, ...]:
-    """The version of the server behind ``client_``. Raises `ServerUnavailable` or `ServerTooOld`, one line each."""
+    """The version of the server behind ``client_``.
+
+    Raises `ServerUnavailable`, `ServerTooOld` or `ServerUnfit`, one line each.
+    """
     shown = without_password(url)
     try:
-        info: dict[str, Any] = client_.info("server")
+        # All sections that are given unasked: version, memory, cluster.
+        info: dict[str, Any] = client_.info()
     except redis.exceptions.AuthenticationError as exc:
         raise ServerUnavailable(f"Redis at {shown} refuses the login: {exc}") from None
     except UNAVAILABLE as exc:
@@ -106,4 +119,19 @@ def check_server(client_: Redis, url: str) -> tuple[int, ...]:
     version = tuple(int(part) for part in re.findall(r"\d+", str(info["redis_version"]))[:3])
     if version < OLDEST:
         raise ServerTooOld(f"Redis at {shown} is {info['redis_version']}; the bridge needs 6.2 or newer")
+    if (why := unfit(info)) is not None:
+        raise ServerUnfit(f"Redis at {shown} {why}")
     return version
+
+
+def require_fit(client_: Redis, url: str) -> None:
+    """For who only adds to the stream, and may be allowed nothing else: a server that does not tell is taken as it is.
+
+    Raises `ServerUnfit`, and redis errors of a server that is away.
+    """
+    try:
+        info: dict[str, Any] = client_.info()
+    except ResponseError:
+        return
+    if (why := unfit(info)) is not None:
+        raise ServerUnfit(f"Redis at {without_password(url)} {why}")

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 #: Letters in one page: each may hold a whole payload and 16 KiB of traceback.
 PAGE = 100
+#: Most digits of a number: of a fence, in microseconds since 1970.
+DIGITS = 18
 
 _FIELD = b"field:"
 
@@ -88,13 +90,13 @@ def read_letter(id_: bytes, flat: list[bytes]) -> Letter:
         reason=_text(own.get(b"reason")) or "",
         error=_text(own.get(b"error")) or "",
         traceback=_text(own.get(b"traceback")) or "",
-        attempts=int(own.get(b"attempts") or 0),
-        at_ms=int(own.get(b"at_ms") or 0),
+        attempts=_number(own.get(b"attempts")),
+        at_ms=_number(own.get(b"at_ms")),
         ticket_id=_text(own.get(b"ticket_id", entry.get(b"ticket_id"))),
         task=_text(own.get(b"task", entry.get(b"task"))),
         payload=own.get(b"payload", entry.get(b"payload")),
         consumer=_text(own.get(b"consumer")),
-        fence=int(own[b"fence"]) if own.get(b"fence") else None,
+        fence=_number(own[b"fence"]) if own.get(b"fence") else None,
         fields=tuple(came),
     )
 
@@ -133,6 +135,11 @@ def chosen(
         wanted = reason.casefold()
         tests.append(lambda letter: wanted in letter.reason.casefold() or wanted in letter.error.casefold())
     return (letter for letter in letters if all(test(letter) for test in tests))
+
+
+def _number(value: bytes | None) -> int:
+    """A number that is no more than a time in the year 9999 or a fence; 0 for anything else, which is not ours."""
+    return int(value) if value is not None and len(value) <= DIGITS and value.isdigit() else 0
 
 
 def _text(value: bytes | None) -> str | None:

@@ -10,6 +10,10 @@ Contract:
 - A leader trusts itself until a deadline on its own monotonic clock: the moment before the renewal was *sent*, plus
   the lease, less a margin. A slow reply does not extend it.
 - A standby asks again and again; it is elected within one lease of the leader's death, and at once when it resigned.
+- A step of the server's clock may end the key while its leader leads: then two think that they do, until the first
+  one's next renewal or script. That is safe, since whatever it sends is refused; who takes over judges no worker's
+  lease by a clock that was set (`bridge.server_clock`). A step back would make the key hold for longer: the next
+  standby that asks cuts it to one lease.
 """
 
 from __future__ import annotations
@@ -19,10 +23,12 @@ import time
 from typing import TYPE_CHECKING
 
 from celery.utils.log import get_logger
-from redis.exceptions import RedisError
+from redis.exceptions import RedisError, ResponseError
 
 from bridge.connect import client, is_outage
+from bridge.health import Health
 from bridge.outage import Outage
+from bridge.server_clock import ServerClock
 from routing.leadership import extend, lead, renew, resign
 
 if TYPE_CHECKING:
@@ -41,12 +47,23 @@ RETRY_S = 0.1
 
 
 class Election:
-    """Runs for the lead of one lane, and keeps it. ``outage``: where it tells that the server is away."""
+    """Runs for the lead of one lane, and keeps it. ``outage``: where it tells that the server is away; ``health``:
+    where it tells that it goes on; ``clock``: what a standby compares with the server's, with each question.
+    """
 
-    def __init__(self, settings: Settings, holder: str, outage: Outage | None = None) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        holder: str,
+        outage: Outage | None = None,
+        health: Health | None = None,
+        clock: ServerClock | None = None,
+    ) -> None:
         self._settings = settings
         self._holder = holder
+        self._clock = clock or ServerClock(settings.lease)
         self._outage = outage or Outage(logger, "waiting for it")
+        self._health = health or Health(None)
         self._redis = client(settings.redis_url, timeout_s=max(0.2, settings.leader_lease / RENEWALS))
         self._token = ""
         self._deadline_s = 0.0
@@ -75,8 +92,11 @@ class Election:
         """
         told = ""
         while not self._stop.is_set():
-            sent = time.monotonic()
+            self._health.turn()
             try:
+                # So that who takes over knows what was done to the server's clock before.
+                self._clock.compare(self._redis)
+                sent = time.monotonic()
                 elected, token, left_ms = lead(
                     self._redis, self._settings.keys, self._holder, self._settings.leader_lease_ms
                 )
@@ -148,7 +168,11 @@ class Election:
             except Exception as exc:
                 # Whatever it is: the deadline stands, and beyond it this master leads no more. The leader itself meets
                 # an outage, too, and tells of it.
-                if not is_outage(exc):
+                if is_outage(exc):
+                    pass
+                elif isinstance(exc, ResponseError):
+                    logger.error("cannot renew the lead: %s", exc)
+                else:
                     logger.exception("cannot renew the lead")
                 self._outage.noted()
                 if self.leads():

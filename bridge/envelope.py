@@ -10,7 +10,7 @@ Every text starts with `OPENING`, then the fence base, which the script puts the
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache, lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -43,10 +43,13 @@ _MARK = "@@{}@@"
 
 
 class Envelopes:
-    """Makes the text of Celery messages for the tasks of one app."""
+    """Makes the text of Celery messages for the tasks of one app. ``ignores_result`` answers for a task that only
+    consumers have.
+    """
 
-    def __init__(self, app: Celery) -> None:
+    def __init__(self, app: Celery, ignores_result: Callable[[str], bool] = lambda _task: True) -> None:
         self._app = app
+        self._ignores_result = ignores_result
         self._template = lru_cache(maxsize=4096)(self._make_template)
         self._embed = self._sample("x", True)[1]
 
@@ -153,7 +156,7 @@ class Envelopes:
 
     def _make_template(self, task: str, queue: str, incarnation: str, limits: Limits = (None, None)) -> list[bytes]:
         known = self._app.tasks.get(task)
-        ignore = bool(known.ignore_result) if known is not None else True
+        ignore = bool(known.ignore_result) if known is not None else self._ignores_result(task)
         raw, _ = self._sample(task, ignore, limits)
         mark = _MARK.format
         headers = {HEADER_BASE: None, HEADER_RUNS: mark("RUNS"), HEADER_INCARNATION: incarnation}
@@ -195,9 +198,16 @@ def returned(message: dict[str, Any], incarnation: str) -> list[Outcome]:
     base = headers[HEADER_BASE]
     if headers["task"] != BUNDLE_TASK:
         return [Outcome(headers["id"], base + headers[HEADER_RUNS][0][1], Kind.RETURNED)]
-    return [
-        Outcome(messages[0][0], base + offset, Kind.RETURNED) for _, offset, _, messages in json.loads(message["body"])
-    ]
+    try:
+        return [
+            Outcome(messages[0][0], base + offset, Kind.RETURNED)
+            for _, offset, _, messages in json.loads(message["body"])
+        ]
+    except (ValueError, TypeError, LookupError, RecursionError):
+        # No bundle's body: of one message alone the headers tell as much.
+        [ticket_run, *others] = headers[HEADER_RUNS]
+        alone = not others and ticket_run[2] == 1
+        return [Outcome(headers["id"], base + ticket_run[1], Kind.RETURNED)] if alone else []
 
 
 #: Ticket, fence offset, attempt of its first message, whether it is in doubt, messages.

@@ -14,6 +14,9 @@ from celery.exceptions import ImproperlyConfigured
 from bridge.connect import UNAVAILABLE
 from routing.errors import ConfigurationError, InputError, ServerUnavailable, TicketBridgeError
 
+#: Where the output goes has no room for it.
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
 
 def translated(exc: Exception) -> TicketBridgeError | None:
     """The error to show for ``exc``; None when it is nothing that a user could have caused."""
@@ -26,6 +29,9 @@ def translated(exc: Exception) -> TicketBridgeError | None:
     if isinstance(exc, OSError) and exc.errno != errno.EPIPE and exc.filename is not None:
         # A broken pipe is no error: whoever read the output has seen enough.
         return InputError(f"{exc.filename}: {exc.strerror}")
+    if isinstance(exc, OSError) and exc.errno in NO_ROOM:
+        # Without a name of a file: it is what the shell has opened.
+        return InputError(f"the output cannot be written: {exc.strerror}")
     return None
 
 
@@ -41,6 +47,7 @@ def _of_redis(exc: redis.exceptions.RedisError) -> TicketBridgeError:
         return ServerUnavailable(f"lost Redis: {said or type(exc).__name__}; try again when it is back")
     if "WRONGTYPE" in said:
         return ServerUnavailable(
-            "Redis holds something else under a name of this lane (WRONGTYPE): check bridge_stream and bridge_group"
+            "Redis holds something else under a name of this lane (WRONGTYPE): `bridge status` names the key; check "
+            "bridge_stream and bridge_group"
         )
     return ServerUnavailable(f"Redis answers with an error: {said}")

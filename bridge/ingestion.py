@@ -10,8 +10,10 @@ from __future__ import annotations
 import csv
 import difflib
 import json
+import math
 import re
 from collections.abc import Collection, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -20,8 +22,8 @@ import orjson
 
 from bridge.sources import Source
 from bridge.terminal import count
-from routing.errors import ConfigurationError
-from routing.messages import MAX_TICKET_BYTES
+from routing.errors import ConfigurationError, InputError
+from routing.messages import MAX_TICKET_BYTES, Refused, is_deep, why_refused
 
 Format = Literal["csv", "json"]
 FORMATS: tuple[Format, ...] = ("csv", "json")
@@ -152,12 +154,15 @@ class _Rows:
     def _json_text(self, text: str, line: int) -> bytes:
         raw = text.encode()
         try:
-            orjson.loads(raw)
+            found = orjson.loads(raw)
         except orjson.JSONDecodeError as exc:
+            flaw = _flaw("the cell", raw, exc)
             raise self._source.refusal(
-                f"column {PAYLOAD!r}: not JSON: {exc.msg}, at character {exc.colno} of the cell {_shown(text)}",
-                line=line,
+                f"column {PAYLOAD!r}: {flaw}, at character {exc.colno} of the cell {_shown(text)}", line=line
             ) from None
+        doubled = _doubled(text, found)
+        if doubled is not None:
+            raise self._source.refusal(f"column {PAYLOAD!r}: key {doubled!r} is there twice", line=line)
         return raw
 
     # -- JSON lines --------------------------------------------------------------------------------------------------
@@ -187,15 +192,27 @@ class _Rows:
         try:
             # orjson is many times faster, but turns whole numbers beyond 64 bits into fractions.
             found = (
-                json.loads(text, parse_constant=_refuse_constant) if _LONG_NUMBER.search(text) else orjson.loads(text)
+                json.loads(text, parse_constant=_refuse_constant, parse_float=_finite)
+                if _LONG_NUMBER.search(text)
+                else orjson.loads(text)
             )
-        except (json.JSONDecodeError, RecursionError) as exc:
-            column = getattr(exc, "colno", None)
-            said = getattr(exc, "msg", "nested too deeply")
-            raise self._source.refusal(f"not JSON: {said}", column=column) from None
+        except (ValueError, RecursionError) as exc:
+            raise self._not_an_object(text, exc) from None
         if not isinstance(found, dict):
             raise self._source.refusal(f"a line must hold a JSON object, not {_shown(found)}")
+        doubled = _doubled(text, found)
+        if doubled is not None:
+            raise self._source.refusal(f"key {doubled!r} is there twice")
         return found
+
+    def _not_an_object(self, text: str, exc: Exception) -> InputError:
+        said = getattr(exc, "msg", "nested too deeply")
+        try:
+            orjson.loads(text)
+        except orjson.JSONDecodeError as told:
+            return self._source.refusal(_flaw("the line", text.encode(), told, said), column=told.colno)
+        # What this parser takes, and Python's does not.
+        return self._source.refusal(said)
 
     def _dump(self, payload: Any) -> bytes:
         try:
@@ -203,9 +220,14 @@ class _Rows:
         except (TypeError, orjson.JSONEncodeError):
             # A number beyond 64 bits; see `_object`.
             try:
-                return json.dumps(payload, ensure_ascii=False, separators=(",", ":")).encode()
+                raw = json.dumps(payload, ensure_ascii=False, separators=(",", ":")).encode()
+                orjson.loads(raw)
             except UnicodeEncodeError:
                 raise self._source.refusal("a text has half of a surrogate pair, which is not UTF-8") from None
+            except orjson.JSONDecodeError as exc:
+                # A master would refuse it.
+                raise self._source.refusal(_flaw("the line", raw, exc)) from None
+            return raw
 
     # -- both --------------------------------------------------------------------------------------------------------
 
@@ -225,6 +247,8 @@ class _Rows:
         task = task or rules.task
         if task is None and rules.default_task is None:
             raise source.refusal("the row names no task: add --task NAME, or set bridge_default_task", line=line)
+        if is_deep(payload):
+            raise source.refusal(f"the {Refused.TOO_DEEP.value}", line=line)
         if len(payload) > rules.max_payload:
             raise source.refusal(
                 f"the payload has {len(payload)} bytes of JSON, bridge_max_payload allows {rules.max_payload}",
@@ -243,9 +267,49 @@ def _nearest(wanted: str, there: Collection[str]) -> str:
     return f" (there are {', '.join(map(repr, names[:8]))}{', …' if len(names) > 8 else ''})"
 
 
+def _flaw(what: str, text: bytes, exc: orjson.JSONDecodeError, said: str = "") -> str:
+    """What is wrong with ``text``, of which the parser says ``exc``; ``said``: what another one says."""
+    reason = why_refused(text, exc)
+    if reason is Refused.BAD_JSON:
+        return f"not JSON: {said or exc.msg}"
+    return f"{what} {reason.value.removeprefix('payload ')}"
+
+
 def _shown(value: Any) -> str:
     text = repr(value)
     return text if len(text) <= 60 else f"{text[:57]}…"
+
+
+def _doubled(text: str, found: Any) -> str | None:
+    """A name that an object of ``text``, which was read as ``found``, has twice: parsers keep the last and say nothing.
+
+    Looking takes far longer than reading, so it is done where the text has more quotes than what was read of it.
+    """
+    if "\\u0022" not in text:  # one that is written otherwise
+        try:
+            if text.count('"') == orjson.dumps(found).count(b'"'):
+                return None
+        except (TypeError, orjson.JSONEncodeError):
+            pass  # a number beyond 64 bits, or half of a surrogate pair
+
+    doubled: list[str] = []
+
+    def look(pairs: list[tuple[str, Any]]) -> None:
+        names = [name for name, _ in pairs]
+        if len(set(names)) < len(names):
+            doubled.append(next(name for at, name in enumerate(names) if name in names[:at]))
+
+    # What is nested too deeply for it is refused with its payload.
+    with suppress(RecursionError):
+        json.loads(text, object_pairs_hook=look, parse_int=str, parse_float=str)
+    return doubled[0] if doubled else None
+
+
+def _finite(text: str) -> float:
+    number = float(text)
+    if math.isinf(number):
+        raise json.JSONDecodeError(f"{text} is too large for a number", "", 0)
+    return number
 
 
 def _refuse_constant(name: str) -> Any:

@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
+import asyncio
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
+from weakref import WeakKeyDictionary
 
-from celery.utils.imports import symbol_by_name
 from redis import Redis
 
-from bridge.connect import client
-from bridge.names import BUNDLE_TASK
+from bridge.adoption import adopt_from_now_on
+from bridge.connect import client, require_fit
+from bridge.eager import Eager
+from bridge.names import BUNDLE_TASK, PUSH_TASK
+from bridge.producer import push
+from bridge.results import keep_apart
 from bridge.settings import Settings, read_settings
-from bridge.worker.member import hook
-from bridge.worker.task import TicketTask
+from bridge.worker.joining import hook
+from routing.async_connection import async_client
 from routing.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from celery import Celery
+    from redis.asyncio import Redis as AsyncRedis
 
-STRATEGY = "bridge.worker.strategy:strategy"
+    from bridge.typed import TicketApp
 
 
 class Bridge:
@@ -26,6 +32,7 @@ class Bridge:
 
     def __init__(self, app: Celery) -> None:
         self._app = app
+        self._async_clients: WeakKeyDictionary[asyncio.AbstractEventLoop, AsyncRedis] = WeakKeyDictionary()
 
     @cached_property
     def settings(self) -> Settings:
@@ -33,42 +40,66 @@ class Bridge:
         return read_settings(self._app)
 
     @cached_property
+    def eager(self) -> Eager:
+        """Handles messages here and now, where Celery runs tasks eagerly."""
+        return Eager(self._app)
+
+    @cached_property
     def client(self) -> Redis:
-        """The client that producers of this process share."""
-        return client(self.settings.redis_url)
+        """The client that producers of this process share. Raises `ServerUnfit`, and redis errors: asked once."""
+        made = client(self.settings.redis_url)
+        require_fit(made, self.settings.redis_url)
+        return made
+
+    async def async_client(self) -> AsyncRedis:
+        """The client that producers share in the event loop that runs: its connections are bound to that loop.
+
+        Raises as `client` does.
+        """
+        if "client" not in self.__dict__:
+            # It asks whether the server is fit, and waits for the answer.
+            await asyncio.to_thread(lambda: self.client)
+        loop = asyncio.get_running_loop()
+        found = self._async_clients.get(loop)
+        if found is None:
+            found = self._async_clients[loop] = async_client(self.settings.redis_url)
+        return found
+
+    async def aclose(self) -> None:
+        """Closes the connections of `apush` in the event loop that runs: for the end of a server's lifespan."""
+        found = self._async_clients.pop(asyncio.get_running_loop(), None)
+        if found is not None:
+            await found.aclose(close_connection_pool=True)
 
 
-def install(app: Celery) -> Celery:
-    """Adds the bridge to ``app``. Call it before the tasks are declared; an existing app needs no more than this.
+def install(app: Celery) -> TicketApp:
+    """Adds the bridge to ``app``; an existing app needs no more than this. Tasks may have been declared before.
 
-    Raises `ConfigurationError` when tasks were declared already.
+    Returns ``app``. For type checkers ``app = bridge.install(Celery(…))`` has tasks that can ``push``.
     """
-    if hasattr(app, "bridge"):
-        return app
-    if app._pending:
-        raise ConfigurationError("call bridge.install(app) before the first @app.task: tasks were declared already")
+    if not hasattr(app, "bridge"):
+        _install(app)
+    return cast("TicketApp", app)
+
+
+def _install(app: Celery) -> None:
     app.bridge = Bridge(app)
-    base = symbol_by_name(app.task_cls)
-    app.task_cls = type("TicketTask", (TicketTask, base), {"abstract": True, "Strategy": STRATEGY})
-    # The class may have been made from the one before.
-    app.__dict__.pop("Task", None)
-    make = app._task_from_fun
-
-    def with_ticket(fun: Any, name: Any = None, base: Any = None, bind: bool = False, **options: Any) -> Any:
-        if base is not None and not issubclass(base, TicketTask):
-            base = type(base.__name__, (TicketTask, base), {"abstract": True, "Strategy": STRATEGY})
-        return make(fun, name=name, base=base, bind=bind, **options)
-
-    app._task_from_fun = with_ticket
+    adopt_from_now_on(app)
+    keep_apart(app)
 
     # shared=False: other apps of the process, which may know nothing of the bridge, shall not get it.
-    @app.task(name=BUNDLE_TASK, ignore_result=True, lazy=False, shared=False, bridge_bundle=False)
+    @app.task(name=BUNDLE_TASK, ignore_result=True, shared=False, bridge_bundle=False)
     def bundle() -> None:
         """Carries runs of several tickets to one pool process; never called as a task."""
         raise ConfigurationError("a bundle reached a worker without bridge.install(app)")
 
+    # An ordinary task, whichever worker takes it. Delivered twice (a worker died), it pushes once, by its own id.
+    @app.task(name=PUSH_TASK, bind=True, shared=False, acks_late=True, bridge_bundle=False)
+    def push_message(self: Any, task: str, ticket_id: str, payload: Any = None) -> str:
+        """Pushes a message for ``task``; returns its id."""
+        return push(app, task, ticket_id, payload, delay=None, idempotency_key=self.request.id)
+
     hook(app)
-    return app
 
 
 def bridge_of(app: Celery) -> Bridge:
@@ -76,6 +107,6 @@ def bridge_of(app: Celery) -> Bridge:
     found = getattr(app, "bridge", None)
     if not isinstance(found, Bridge):
         raise ConfigurationError(
-            f"the Celery app {app.main or app!r} has no bridge: call bridge.install(app) before its tasks are declared"
+            f"the Celery app {app.main or app!r} has no bridge: call bridge.install(app) where it is made"
         )
     return found

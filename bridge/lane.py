@@ -5,9 +5,10 @@ the master's own pending entries. The leader fills a `Batch` from this picture, 
 (`committed`) takes the new fences into the picture. When the script is refused or its reply is lost, the whole picture
 is thrown away and read anew: it is never mended by guessing.
 
-Memory is bounded. A ticket keeps only its oldest messages here (`Lane.cap`); the later ones are *spilled*: they stay
-where they are, in the master's pending list, and are read again, by id, when the ticket has worked off most of what
-it has here. A parked ticket keeps none: its messages are pending under a name of their own until it is released.
+Memory is bounded, in messages and in bytes. A ticket keeps only its oldest messages here (`Lane.has_enough`); the later
+ones are *spilled*: they stay where they are, in the master's pending list, and are read again, by id, when the ticket
+has worked off most of what it has here. A parked ticket keeps none: its messages are pending under a name of their own
+until it is released.
 
 The order of a ticket's messages is that of their ids, with one exception: a message that was begun before stays first,
 also when an older one, which was dead, is put back (`replay`).
@@ -20,8 +21,11 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
+from bridge.letters import as_it_came
 from bridge.picture import Consumer, Ticket, id_key
+from bridge.resting import Resting
 from bridge.settings import Settings
+from bridge.stranded import Stranded
 from routing import records
 from routing.history import What
 from routing.messages import Message, Refusal
@@ -32,10 +36,14 @@ from routing.transitions import Batch
 TICKET_CAP = 1000
 #: Fewest, when many tickets are blocked.
 TICKET_FLOOR = 16
+#: Bytes of one ticket that may be in memory, when many tickets are blocked.
+TICKET_FLOOR_BYTES = 64 * 1024
 #: Messages in memory below which reading goes on in any case.
 SATED = 4000
 #: Tickets ready for dispatch, for each slot of the consumers, above which reading stops.
 SATED_PER_SLOT = 128
+#: One consumer of so many may be a suspect's own while other work waits (`bridge.isolation`).
+SUSPECTS_SHARE = 4
 #: How the record of a ticket that awaits a retry begins.
 AWAITING = f"[{records.AWAITING},"
 #: How the cause in the record of a run begins whose ticket is to be parked afterwards.
@@ -60,18 +68,35 @@ class Lane:
         #: Message id -> ticket, of what is in flight.
         self.in_flight: dict[str, Ticket] = {}
         self.consumers: dict[str, Consumer] = {}
+        #: Those whose room, or whose queue here, changed since the planner looked.
+        self.stirred: dict[Consumer, None] = {}
+        #: Those of whose work in flight something landed or went out since `bridge.slack` looked.
+        self.shifted: dict[Consumer, None] = {}
+        #: Those for whose room tickets wait, and maybe some for which none do any more.
+        self.crowded: dict[Consumer, None] = {}
+        #: What `_open_slots` tells, and `Consumer.changes` when it was counted.
+        self._slots: dict[frozenset[str] | None, int] = {}
+        self._slots_seen = -1
         #: Tickets without a consumer that can be dispatched, oldest first.
         self.ready: deque[Ticket] = deque()
         #: Those whose oldest message is a suspect: they go out alone.
         self.suspects: deque[Ticket] = deque()
+        #: Until then (ms) other work goes before suspects.
+        self.rest_until = 0
         #: (due ms, sequence, ticket): tickets that wait out a backoff.
         self.backoffs: list[tuple[int, int, Ticket]] = []
         self._backoff_sequence = 0
-        #: Messages in memory.
+        #: Messages in memory, what they cost there, and what those of them that are in flight do.
         self.held = 0
+        self.bytes = 0
+        self.flying = 0
         self._turn = 0
         self.spilled: set[Ticket] = set()
-        #: Id of the newest entry that a read took in; a refill takes nothing newer, which would be handled twice.
+        #: Those whose oldest message nobody who is here can run.
+        self.stranded = Stranded(self)
+        #: Those that wait out a backoff, and are not in memory.
+        self.resting = Resting(self)
+        #: Id up to which what is pending was taken in; a refill takes nothing newer, which would be handled twice.
         self.read_to = (0, 0)
         #: Tickets whose record the batch that is being made changes.
         self._touched: dict[Ticket, None] = {}
@@ -83,23 +108,61 @@ class Lane:
     @property
     def cap(self) -> int:
         """Messages that one ticket may have in memory now."""
-        return max(TICKET_FLOOR, min(TICKET_CAP, self.settings.window // (len(self.tickets) + 1)))
+        return max(TICKET_FLOOR, min(TICKET_CAP, self.settings.window // self._awake))
+
+    @property
+    def _awake(self) -> int:
+        """Tickets that want to have messages in memory, and the next one."""
+        return len(self.tickets) - len(self.resting.tickets) + 1
+
+    @property
+    def byte_cap(self) -> int:
+        """Bytes that the messages of one ticket may have in memory now, beside the first one."""
+        window = self.settings.window_bytes
+        return max(TICKET_FLOOR_BYTES, min(window // 4, window // self._awake))
+
+    def has_enough(self, ticket: Ticket, size: int) -> bool:
+        """Whether one more message, of ``size`` bytes, of the ticket shall not be in memory."""
+        count = len(ticket.waiting)
+        if count >= TICKET_FLOOR and count >= self.cap:
+            return True
+        return ticket.bytes > TICKET_FLOOR_BYTES and ticket.bytes + size > self.byte_cap
 
     @property
     def full(self) -> bool:
         """Whether no more may be in memory."""
-        return self.held >= self.settings.window
+        return self.held >= self.settings.window or self.bytes >= self.settings.window_bytes
 
     @property
     def sated(self) -> bool:
         """Whether reading on would not help: there is work in memory that only waits for room. The rest stays in the
         stream, unread. While all that is in memory is blocked by what is in flight, free tickets may be further on.
         """
-        if self.held < SATED:
-            return False
-        slots = sum(consumer.slots for consumer in self.consumers.values() if consumer.open)
-        ready = len(self.ready) + sum(len(consumer.ready) for consumer in self.consumers.values())
-        return self.full or ready > SATED_PER_SLOT * slots
+        if self.held < SATED or self.full:
+            return self.full
+        slots = self._open_slots()
+        if self.stranded.mixed:
+            return self._each_sated(slots)
+        enough = SATED_PER_SLOT * sum(slots.values())
+        return len(self.ready) > enough or len(self.ready) + sum(len(one.ready) for one in self.crowded) > enough
+
+    def _each_sated(self, slots: dict[frozenset[str] | None, int]) -> bool:
+        """The same where consumers differ: what waits for some of them must not keep the others from their work."""
+        ready = dict.fromkeys(slots, 0)
+        for consumer in self.crowded:
+            if consumer.open:
+                ready[consumer.tasks] += len(consumer.ready)
+        return all(ready[tasks] > SATED_PER_SLOT * slots[tasks] for tasks in slots)
+
+    def _open_slots(self) -> dict[frozenset[str] | None, int]:
+        """What open consumers can run -> their slots. Counted anew only when one came, went, or opened."""
+        if self._slots_seen != Consumer.changes:
+            self._slots_seen = Consumer.changes
+            self._slots = {}
+            for consumer in self.consumers.values():
+                if consumer.open:
+                    self._slots[consumer.tasks] = self._slots.get(consumer.tasks, 0) + consumer.slots
+        return self._slots
 
     # -- messages come in ------------------------------------------------------------------------------------------
 
@@ -112,12 +175,28 @@ class Lane:
         if ticket is None:
             ticket = self.tickets[message.ticket] = Ticket(message.ticket, since=message.id)
         elif ticket.spilled_from is not None:
+            ticket.behind += 1
             return
-        elif len(ticket.waiting) >= TICKET_FLOOR and len(ticket.waiting) >= self.cap:
+        elif self.resting.leave(ticket, message.id):
+            return
+        elif self.has_enough(ticket, message.size):
             self.spill(ticket, message.id)
             return
         self.append(ticket, message)
         self.make_ready(ticket)
+
+    def leave(self, ticket_id: str, id_: str, batch: Batch) -> None:
+        """A message that is pending under the master's name, of each ticket in id order, is left where it is."""
+        if ticket_id in self.parked:
+            self.shelve(self.parked[ticket_id], [id_], batch)
+            return
+        ticket = self.tickets.get(ticket_id)
+        if ticket is None:
+            ticket = self.tickets[ticket_id] = Ticket(ticket_id, since=id_)
+        if ticket.spilled_from is not None:
+            ticket.behind += 1
+        elif not self.resting.leave(ticket, id_):
+            self.spill(ticket, id_)
 
     def append(self, ticket: Ticket, message: Message) -> None:
         """The next message of ``ticket``, by its id, takes its place."""
@@ -125,13 +204,31 @@ class Lane:
             self.put_first(ticket, message)
             return
         ticket.waiting.append(message)
+        self._keep(ticket, message)
+
+    def _keep(self, ticket: Ticket, message: Message) -> None:
+        size = message.size
         self.held += 1
+        self.bytes += size
+        ticket.bytes += size
+
+    def drop_first(self, ticket: Ticket) -> Message:
+        """Takes the first message that waits out of the picture."""
+        message = ticket.waiting.popleft()
+        self._drop(ticket, message)
+        return message
+
+    def _drop(self, ticket: Ticket, message: Message) -> None:
+        size = message.size
+        self.held -= 1
+        self.bytes -= size
+        ticket.bytes -= size
 
     def put_first(self, ticket: Ticket, message: Message) -> None:
         """The message that was begun before comes first, whatever was put back meanwhile."""
         ticket.front_id = ""
         ticket.waiting.appendleft(message)
-        self.held += 1
+        self._keep(ticket, message)
 
     def replay(self, message: Message, batch: Batch) -> None:
         """A message that was dead is pending again, under the master's name: it goes before everything of its ticket
@@ -141,19 +238,34 @@ class Lane:
         if ticket is not None:
             self.shelve(ticket, [message.id], batch)
             return
+        key = id_key(message.id)
+        if key > self.read_to:
+            # A new leader has not come to its place yet, where it is taken in.
+            return
         ticket = self.tickets.get(message.ticket)
         if ticket is None:
             ticket = self.tickets[message.ticket] = Ticket(message.ticket)
         self.older.add(ticket)
-        key = id_key(message.id)
+        # It may be of another task, and it comes first.
+        self.stranded.free(ticket)
         if ticket.spilled_from is not None and key >= ticket.spilled_from:
             # It is read with those that are not in memory, in its place; taken here, too, it would be there twice.
+            return
+        if self.resting.leave(ticket, message.id):
             return
         at = 1 if ticket.waiting and ticket.begun and not (ticket.run or ticket.front_id) else 0
         while at < len(ticket.waiting) and id_key(ticket.waiting[at].id) < key:
             at += 1
+        if self.full or self.has_enough(ticket, message.size):
+            # It is left where it is, and so is what comes after it: whoever replays much fills no memory.
+            while len(ticket.waiting) > at:
+                self._drop(ticket, ticket.waiting.pop())
+            if not ticket.waiting:
+                self.unqueue(ticket)
+            self.spill(ticket, message.id)
+            return
         ticket.waiting.insert(at, message)
-        self.held += 1
+        self._keep(ticket, message)
         self.make_ready(ticket)
 
     def spill(self, ticket: Ticket, from_id: str) -> None:
@@ -161,13 +273,30 @@ class Lane:
         ticket.spilled_from = id_key(from_id)
         self.spilled.add(ticket)
 
+    def let_go(self, ticket: Ticket) -> None:
+        """No message of ``ticket`` that waits is in memory any more: they are spilled, all of them."""
+        ids = [id_key(message.id) for message in ticket.waiting]
+        if not ids:
+            return
+        if ticket.begun and not ticket.front_id:
+            ticket.front_id = ticket.waiting[0].id
+        if ticket.spilled_from is not None:
+            ids.append(ticket.spilled_from)
+        ticket.spilled_from = min(ids)
+        self.spilled.add(ticket)
+        self._forget_waiting(ticket)
+
+    def _forget_waiting(self, ticket: Ticket) -> None:
+        self.held -= len(ticket.waiting)
+        self.bytes -= ticket.bytes
+        ticket.bytes = 0
+        ticket.waiting.clear()
+
     def refuse(self, refusal: Refusal, batch: Batch) -> None:
         """An entry that can never be processed: a dead letter at once, and its ticket does not wait for it."""
         words: list[Any] = ["message_id", refusal.id, "reason", refusal.reason.value, "error", refusal.detail]
         words += ["traceback", "", "attempts", 0, "at_ms", self.now_ms()]
-        for i in range(0, len(refusal.fields), 2):
-            words += [b"field:" + refusal.fields[i], refusal.fields[i + 1]]
-        batch.dead.append(words)
+        batch.dead.append(words + as_it_came(refusal.fields))
         batch.acknowledged.append(refusal.id)
         batch.count("dead")
         if self._historical:
@@ -185,10 +314,13 @@ class Lane:
             return
         if ticket.front_id or ticket.park_reason is not None:
             return
+        if (self.stranded.runnable is not None or self.stranded.paused) and self.stranded.holds(ticket):
+            self.stranded.add(ticket)
+            return
         ticket.queued = True
         consumer = ticket.consumer
         if ticket.moving is not None:
-            consumer = self._open_consumer(ticket.moving, instead_of=consumer)
+            consumer = self._open_consumer(ticket.moving, consumer, ticket.waiting[0].task)
             ticket.consumer = consumer
             ticket.moving = None
         elif self._pinned:
@@ -196,8 +328,9 @@ class Lane:
         if ticket.suspect:
             ticket.consumer = None
             ready = self.suspects
-        elif consumer is not None and consumer.open:
+        elif consumer is not None and consumer.open and consumer.runs(ticket.waiting[0].task):
             ready = consumer.ready
+            self.crowded[consumer] = self.stirred[consumer] = None
         else:
             ticket.consumer = None
             ready = self.ready
@@ -209,9 +342,11 @@ class Lane:
             ticket.turn = self._turn
             ready.append(ticket)
 
-    def _open_consumer(self, name: str, instead_of: Consumer | None) -> Consumer | None:
-        """The open consumer with that name; without a name the least loaded one but ``instead_of``."""
-        others = [c for c in self.consumers.values() if c.open and c is not instead_of]
+    def _open_consumer(self, name: str, instead_of: Consumer | None, task: str) -> Consumer | None:
+        """The open consumer with that name that can run ``task``; without a name the least loaded one but
+        ``instead_of``.
+        """
+        others = [c for c in self.consumers.values() if c.open and c is not instead_of and c.runs(task)]
         if name:
             others = [c for c in others if c.name == name]
         return min(others, key=lambda c: (c.load, len(c.ready)), default=None)
@@ -229,7 +364,7 @@ class Lane:
                 queue.remove(ticket)
         for consumer in self.consumers.values():
             if consumer.alone is ticket:
-                consumer.alone = None
+                self.end_solitude(consumer)
 
     def free_ready(self, consumer: Consumer) -> None:
         """Tickets that wait for room at ``consumer`` wait for anybody's, before all that have only waited their turn.
@@ -250,6 +385,18 @@ class Lane:
                 ticket.turn = 0
         self.ready.extendleft(reversed(ahead))
 
+    def queue_anew(self) -> None:
+        """What those who are here can run has changed: each ticket that waits for anybody is asked for again."""
+        for queue in (self.ready, self.suspects):
+            tickets = list(queue)
+            queue.clear()
+            for ticket in tickets:
+                ticket.queued = False
+                turn = ticket.turn
+                self.make_ready(ticket)
+                if ticket.queued:
+                    ticket.turn = turn
+
     def wake(self, now_ms: int) -> None:
         """Tickets whose backoff is over become ready, before all others: they have waited for long enough.
 
@@ -260,13 +407,23 @@ class Lane:
             due, _, ticket = heapq.heappop(self.backoffs)
             if ticket.due_ms == due:
                 ticket.due_ms = 0
-                self.make_ready(ticket, first=True)
+                if not self.resting.wake(ticket):
+                    self.make_ready(ticket, first=True)
 
     def hold_back(self, ticket: Ticket, due_ms: int) -> None:
         """The oldest message of ``ticket`` waits until ``due_ms``."""
         ticket.due_ms = max(1, due_ms)
         self._backoff_sequence += 1
         heapq.heappush(self.backoffs, (ticket.due_ms, self._backoff_sequence, ticket))
+
+    def fly(self, ticket: Ticket, consumer: Consumer, message: Message) -> None:
+        """``message``, whose bytes are in memory, is the next one of the run of ``ticket`` at ``consumer``."""
+        size = message.size
+        self.flying += size
+        consumer.messages += 1
+        consumer.bytes += size
+        ticket.run.append(message)
+        self.in_flight[message.id] = ticket
 
     # -- what comes back -------------------------------------------------------------------------------------------
 
@@ -276,8 +433,8 @@ class Lane:
         while ticket.run:
             message = ticket.run.pop()
             self.landed(ticket, message)
-            self.held += 1
             ticket.waiting.appendleft(message)
+            self._keep(ticket, message)
         self.run_over(ticket)
         if (
             count
@@ -288,16 +445,25 @@ class Lane:
             first = [ticket.waiting.popleft()] if ticket.begun else []
             rest = sorted(ticket.waiting, key=lambda message: id_key(message.id))
             ticket.waiting = deque([*first, *rest])
+        if ticket.spilled_from is not None:
+            # One that was put back meanwhile, and had no room here, goes before those that were not begun, too.
+            while len(ticket.waiting) > ticket.begun and id_key(ticket.waiting[-1].id) > ticket.spilled_from:
+                self._drop(ticket, ticket.waiting.pop())
 
     def landed(self, ticket: Ticket, message: Message) -> None:
         """A message is not in flight any more, nor in memory."""
         del self.in_flight[message.id]
+        size = message.size
         self.held -= 1
+        self.bytes -= size
+        self.flying -= size
         parcel = ticket.parcel
         if parcel is None:
             return
         consumer = parcel.consumer
+        self.stirred[consumer] = self.shifted[consumer] = None
         consumer.messages -= 1
+        consumer.bytes -= size
         consumer.backlog_ms -= parcel.share_ms
         parcel.left -= 1
         if parcel.left == 0:
@@ -311,10 +477,20 @@ class Lane:
         if consumer is not None:
             consumer.tickets.discard(ticket)
             if consumer.alone is ticket:
-                consumer.alone = None
+                self.end_solitude(consumer)
         ticket.fence = ticket.run_fence = 0
         ticket.parcel = None
         ticket.tail = ""
+
+    def end_solitude(self, consumer: Consumer) -> None:
+        """The suspect that had ``consumer`` for itself is done with it. Where consumers are few, other work has its
+        turn now, for long enough to keep the suspects' share.
+        """
+        consumer.alone = None
+        alike = sum(1 for other in self.consumers.values() if other.serving and other.tasks == consumer.tasks)
+        now_ms = self.now_ms()
+        spent_ms = now_ms - consumer.alone_since
+        self.rest_until = max(self.rest_until, now_ms + int(spent_ms * max(0.0, SUSPECTS_SHARE / max(1, alike) - 1)))
 
     # -- standing still --------------------------------------------------------------------------------------------
 
@@ -334,7 +510,11 @@ class Lane:
 
     def _stand_still(self, ticket: Ticket, batch: Batch) -> None:
         """Writes into the batch that the ticket is parked, and forgets its messages: it holds no window."""
-        self.shelve(ticket, [message.id for message in ticket.waiting], batch)
+        ids = [message.id for message in ticket.waiting]
+        if self.resting.rests(ticket):
+            ids = self.resting.known(ticket)
+            self.resting.drop(ticket)
+        self.shelve(ticket, ids, batch)
         if ticket.record.startswith(AWAITING):
             batch.due.append(ticket.id)
         if not ticket.begun:
@@ -347,13 +527,13 @@ class Lane:
         tail = records.tail("", "", ticket.attempt, begun, self.now_ms(), reason, ticket.losses, ticket.lost)
         ticket.record = records.record(records.PARKED, tail)
         batch.records += (ticket.id, ticket.record)
-        self.held -= len(ticket.waiting)
-        ticket.waiting.clear()
+        self._forget_waiting(ticket)
         ticket.due_ms = 0
         ticket.park_reason = None
         ticket.parked = True
         ticket.consumer = None
         self.spilled.discard(ticket)
+        self.stranded.drop(ticket)
         self._forget(ticket)
         self.parked[ticket.id] = ticket
         batch.count("parked")
@@ -395,7 +575,7 @@ class Lane:
                 self._close_run(ticket, batch)
             elif ticket.park_reason is not None:
                 self._stand_still(ticket, batch)
-            elif ticket.due_ms or ticket.begun:
+            elif (ticket.due_ms and (ticket.waiting or ticket.front_id)) or ticket.begun:
                 # Also when it is due and nobody has room for it: what it has behind it must outlive this leader.
                 front = ticket.front_id or ticket.waiting[0].id
                 told = (ticket.cause, ticket.losses, ticket.lost)
@@ -403,6 +583,8 @@ class Lane:
                 ticket.record = records.record(records.AWAITING, tail)
                 batch.records += (ticket.id, ticket.record)
                 batch.retries += (ticket.due_ms or self.now_ms(), ticket.id)
+                if ticket.begun:
+                    self.resting.rest(ticket)
             else:
                 if ticket.record:
                     batch.released.append(ticket.id)
@@ -438,3 +620,4 @@ class Lane:
     def _forget(self, ticket: Ticket) -> None:
         self.tickets.pop(ticket.id, None)
         self.older.discard(ticket)
+        self.stranded.drop(ticket)

@@ -21,24 +21,34 @@ from typing import TYPE_CHECKING, Any
 import orjson
 from celery.utils.log import get_logger
 
+from bridge.about import arrive, facts
+from bridge.breaker import Breakers
 from bridge.connect import Wire, client
 from bridge.envelope import OPENING, Envelopes
+from bridge.faults import MessageAtFault, fault_of
+from bridge.giving_up import GivingUp
+from bridge.inbox import Inbox
+from bridge.intake import Intake
 from bridge.lane import Lane
 from bridge.names import WorkerWord
-from bridge.orderdesk import OrderDesk
-from bridge.outcomes import decode
 from bridge.picture import Consumer, Ticket, id_key
-from bridge.planner import Planner, TaskTraits
+from bridge.planner import Planner
 from bridge.queues import Queues
 from bridge.rebuild import Rebuild
 from bridge.recovery import Recovery
 from bridge.refill import Refill
+from bridge.registration import Registrations
 from bridge.retention import Retention
+from bridge.rising import Rising
+from bridge.server_clock import ServerClock
 from bridge.settling import Settling
+from bridge.slack import Slack
 from bridge.strays import Strays
-from routing.errors import GroupMoved
-from routing.messages import EntryParser, Message, Refusal
-from routing.transitions import Batch, Dispatch, Leadership, advance, read
+from bridge.ticket_tasks import RESERVED, ticket_tasks
+from bridge.traits import Traits
+from routing.errors import GroupMoved, LaneConflict
+from routing.messages import EntryParser, Message, unreadable
+from routing.transitions import READ_BYTES, Batch, Dispatch, Leadership, Read, advance, introduce, read
 
 if TYPE_CHECKING:
     from celery import Celery
@@ -49,37 +59,52 @@ logger = get_logger(__name__)
 
 #: Entries in one read of the stream, and outcome entries in one read.
 READ_COUNT = 500
-#: Bytes that one read of the stream should bring at most.
-READ_BYTES = 16 * 1024 * 1024
+#: Bytes of fields beside the payload with which an entry is handed over whole.
+BESIDE_BYTES = 64 * 1024
+#: Bytes of an entry that is handed over whole where only names are wanted.
+NAMES_BYTES = 4096
 #: Longest sleep, in seconds: how late a timer may be when nothing else happens.
 BLOCK_S = 5.0
 #: Seconds between two looks at the leases.
 LOOK_S = 1.0
-#: Longest pause, in seconds, in which outcomes gather before they are read.
-GATHER_S = 0.002
 
 
 class Leader:
     """Leads a lane for one term; `run` returns when it was asked to stop, and raises when it cannot go on."""
 
-    def __init__(self, app: Celery, settings: Settings, token: str) -> None:
+    def __init__(self, app: Celery, settings: Settings, token: str, clock: ServerClock) -> None:
         self._app = app
         self._settings = settings
+        self.clock = clock
         keys = settings.keys
         self._lead = Leadership(keys, token, settings.master)
         self._redis = client(settings.redis_url, timeout_s=10.0, single=True)
-        self.lane = Lane(settings, now_ms=lambda: int(time.time() * 1000))
+        self.lane = Lane(settings, now_ms=clock.lane_ms)
+        #: What this master says of itself.
+        self.facts = facts(app, master=True)
+        self.registrations = Registrations()
+        self.traits = Traits(app, settings, self.registrations)
+        self.breakers = Breakers(self.lane)
+        self._intake = Intake(self)
         self.settling = Settling(
             self.lane,
-            max_attempts=self._max_attempts,
+            max_attempts=self.traits.max_attempts,
             delay_ms=lambda attempt: settings.backoff.delay_ms(attempt, random.random()),
-            parks=self._parks,
+            parks=self.traits.parks,
+            breakers=self.breakers,
+            letters_full=lambda: not self._intake.open,
         )
-        self._traits: dict[str, TaskTraits] = {}
-        self._envelopes = Envelopes(app)
-        self._planner = Planner(self.lane, self._envelopes, self._traits_of)
+        #: Ticket tasks of this master's own app.
+        self.own_tasks = ticket_tasks(app)
+        self._envelopes = Envelopes(app, self.traits.ignores_result)
+        self._planner = Planner(self.lane, self._envelopes, self.traits.of)
+        self._slack = Slack(self.lane)
         self.parser = EntryParser(
-            default_task=settings.default_task, max_payload=settings.max_payload, known_tasks=app.tasks.keys()
+            default_task=settings.default_task,
+            max_payload=settings.max_payload,
+            known_tasks=self.own_tasks,
+            # Of a name that this app has for something else no message is meant.
+            foreign=lambda name: name not in app.tasks and not name.startswith(RESERVED),
         )
         self._entries = Wire(settings.redis_url)
         self._outcomes = Wire(settings.redis_url)
@@ -94,15 +119,19 @@ class Leader:
         self._more = True
         #: When the outcome stream is read next (monotonic).
         self._ask_at = 0.0
-        self._average_bytes = 1024.0
+        #: Bytes of the largest entry of the last read; until then nothing is known.
+        self._largest = READ_BYTES
         #: Deliveries in one entry of the history, on average.
         self._rows_per_entry = 1.0
         self.queues = Queues(self)
         self.recovery = Recovery(self)
         self.strays = Strays(self)
         self.retention = Retention(self)
+        self._giving_up = GivingUp(self)
+        self._rebuild = Rebuild(self)
         self._refill = Refill(self)
-        self._desk = OrderDesk(self)
+        self._rising = Rising(self)
+        self._inbox = Inbox(self)
 
     # -- what recovery and rebuild share -------------------------------------------------------------------------
 
@@ -123,6 +152,11 @@ class Leader:
         """Id of the last outcome entry that was read and settled."""
         return self._last_outcome
 
+    @property
+    def behind(self) -> bool:
+        """Whether what leaders before this one had read is not all in the picture yet."""
+        return self._rebuild.behind
+
     # -- control from other threads --------------------------------------------------------------------------------
 
     def stop(self) -> None:
@@ -134,6 +168,10 @@ class Leader:
         """Looks at the leases now (a heartbeat is missing, a worker said that it goes offline)."""
         self._look_at = 0.0
         self.wake()
+
+    def look_within(self, seconds: float) -> None:
+        """Looks at the leases after so long at the latest. For the leader's own thread."""
+        self._look_at = min(self._look_at, time.monotonic() + seconds)
 
     def wake(self) -> None:
         with suppress(OSError):
@@ -148,7 +186,9 @@ class Leader:
         """
         try:
             self._look_around()
-            Rebuild(self).run()
+            self._giving_up.recall()
+            self._intake.look()
+            self._rebuild.run()
             with selectors.DefaultSelector() as selector:
                 selector.register(self._wake_here, selectors.EVENT_READ)
                 while not self._stop and led():
@@ -163,6 +203,9 @@ class Leader:
 
     def _look_around(self) -> None:
         settings = self._settings
+        # A newer version may have had the lane meanwhile.
+        arrive(self._redis, self._app)
+        introduce(self._redis, self._lead, orjson.dumps(self.facts))
         uptime_s = int(self._redis.info("server").get("uptime_in_seconds", 0))
         if uptime_s < settings.lease:
             # Everything starts at once: the workers could not renew while the server was away.
@@ -181,7 +224,7 @@ class Leader:
             self._outcomes.ask(
                 "XREAD", "COUNT", READ_COUNT, "BLOCK", block_ms, "STREAMS", keys.outcomes, self._last_outcome
             )
-        hungry = not lane.sated
+        hungry = self._intake.open and not self.behind and not lane.sated
         if hungry and not self._more and not self._entries.asked:
             # Only to be woken: entries are read by a script, which reads for the leader of the current term alone, and
             # only on from where the group has read to. So whatever is newer than that is news.
@@ -191,14 +234,15 @@ class Leader:
             if wire.asked and self._registered.get(wire) is not wire.file:
                 selector.register(wire.file, selectors.EVENT_READ)
                 self._registered[wire] = wire.file
-        now = time.time()
+        now_ms = self.clock.lane_ms()
         timeout = max(0.0, min(BLOCK_S, self._look_at - time.monotonic()))
-        if hungry and self._more:
+        waits = self._planner.left_some or self._rising.waits or self._refill.waits
+        if waits or self.behind or (hungry and self._more):
             timeout = 0.0
         if pause > 0:
             timeout = min(timeout, pause)
         if lane.backoffs:
-            timeout = max(0.0, min(timeout, lane.backoffs[0][0] / 1000 - now))
+            timeout = max(0.0, min(timeout, (lane.backoffs[0][0] - now_ms) / 1000))
         ready = {key.fileobj for key, _ in selector.select(timeout)}
         if self._wake_here in ready:
             self._wake_here.recv(4096)
@@ -207,72 +251,76 @@ class Leader:
         if self._outcomes.asked and self._outcomes.file in ready:
             self.settle_outcomes(self._outcomes.answer(), batch)
             settled = True
+        lane.wake(self.clock.lane_ms())
+        self._rising.run(batch)
         woken = self._entries.asked and self._entries.file in ready and bool(self._entries.answer())
         self._more = self._more or woken
         if hungry and self._more:
             self._read_entries(batch)
-        lane.wake(int(time.time() * 1000))
         self.advance(batch)
         if settled:
-            pause_s = self._slack_s()
-            # A selector sleeps whole milliseconds: what is shorter is no pause.
-            self._ask_at = time.monotonic() + pause_s if pause_s >= GATHER_S / 4 else 0.0
+            pause_s = self._slack.seconds()
+            self._ask_at = time.monotonic() + pause_s if pause_s else 0.0
         if time.monotonic() >= self._look_at:
             self._look_at = time.monotonic() + LOOK_S
+            self._intake.look()
             self.recovery.look()
+            self.breakers.look()
+            self._giving_up.look()
             self.strays.look()
             self.retention.remove()
             # The group may have been set back by hand, which wakes nobody.
             self._more = True
-        if lane.spilled:
-            self._refill.run()
+        if self.behind:
+            self._rebuild.read_on()
+        self.refill()
 
-    def _slack_s(self) -> float:
-        """For how long no worker will want for work, in seconds: outcomes may gather so long, and be settled in fewer,
-        larger steps.
-        """
-        slack_s = GATHER_S
-        for consumer in self.lane.consumers.values():
-            if not consumer.tickets:
-                continue
-            if consumer.parcels >= 2 * consumer.slots:
-                # Every process has something ahead; half of it is left for what follows.
-                slack_s = min(slack_s, consumer.backlog_ms / consumer.slots / 2000 / 2)
-                continue
-            for ticket in consumer.tickets:
-                parcel = ticket.parcel
-                if parcel is None or parcel.left < 2:
-                    return 0.0
-                slack_s = min(slack_s, (parcel.left - 1) * parcel.share_ms / 2000)
-        return slack_s
+    def refill(self) -> None:
+        """Reads messages again that are not in memory, if somebody wants them."""
+        self._refill.run()
 
     def _read_entries(self, batch: Batch) -> None:
-        count = int(max(8, min(READ_COUNT, READ_BYTES / self._average_bytes)))
         read_to = self.lane.read_to
         try:
-            entries = read(self._redis, self._lead, count, f"{read_to[0]}-{read_to[1]}")
+            found = self.read_on(f"{read_to[0]}-{read_to[1]}")
         except GroupMoved as exc:
             self.strays.put_group_back(str(exc))
             return
-        self._more = len(entries) == count
-        if not entries:
+        self._more = found.more
+        if not found.entries:
             # What woke this was deleted since.
             return
-        size = 0
-        for id_, fields in entries:
-            size += self.ingest(id_.decode(), fields, batch)
-        self.lane.read_to = id_key(entries[-1][0].decode())
-        self._average_bytes += (size / len(entries) - self._average_bytes) * 0.2
+        self.strays.was_read(len(found.entries))
+        for entry in found.entries:
+            self.ingest(entry, batch)
+        self.lane.read_to = id_key(found.entries[-1][0].decode())
 
-    def ingest(self, id_: str, fields: Any, batch: Batch) -> int:
-        """Takes one pending entry into the picture; the bytes that it holds."""
-        found = self.parser.parse(id_, fields or ())
-        if isinstance(found, Message):
-            self.lane.ingest(found, batch)
-            return len(found.payload) + 64
-        assert isinstance(found, Refusal)
-        self.lane.refuse(found, batch)
-        return sum(map(len, found.fields))
+    def read_on(self, read_to: str = "", *, after: str = ">", names: bool = False) -> Read:
+        """Reads as `routing.transitions.read` does, as many as it can be after what the last read brought. ``names``:
+        of what is large only the beginnings are wanted.
+        """
+        first = 16 if self._largest <= BESIDE_BYTES else 1
+        limit = NAMES_BYTES if names else self._settings.max_payload + BESIDE_BYTES
+        found = read(self._redis, self._lead, READ_COUNT, read_to, after=after, limit=limit, first=first)
+        if found.entries:
+            self._largest = found.largest
+        return found
+
+    def ingest(self, entry: Any, batch: Batch) -> None:
+        """Takes one pending entry, as a read brings it, into the picture."""
+        id_ = entry[0].decode()
+        fault = fault_of(id_)
+        try:
+            found = self.parser.parse_entry(entry) if fault is None else unreadable(entry, fault)
+            if isinstance(found, Message):
+                self.lane.ingest(found, batch)
+            else:
+                self.lane.refuse(found, batch)
+        except LaneConflict:
+            raise
+        except Exception as exc:
+            logger.exception("cannot take in message %s", id_)
+            raise MessageAtFault(id_, exc) from exc
 
     def settle_outcomes(self, reply: Any, batch: Batch) -> int:
         """Settles what a read of the outcome stream brought; the number of entries."""
@@ -285,28 +333,7 @@ class Leader:
             entries = [entry for entry in entries if id_key(entry[0].decode()) > known]
             if not entries:
                 return 0
-        for id_, fields in entries:
-            kind = fields[2]
-            if kind == b"o":
-                for outcome in decode(fields[3]):
-                    self.settling.settle(outcome, batch)
-            elif kind == b"leaving":
-                self.recovery.close_consumer(fields[1].decode())
-            elif kind == b"order":
-                batch.orders.append(id_.decode())
-                self._desk.take(fields[1].decode(), fields[3], batch)
-            elif kind == b"gone":
-                # Its pool was done before: nothing of it was cut off.
-                self.recovery.given_up[fields[1].decode()] = frozenset()
-                self._look_at = 0.0
-            elif kind == b"died":
-                self.recovery.given_up[fields[1].decode()] = frozenset(orjson.loads(fields[5]))
-                self._look_at = 0.0
-            elif kind == b"joined":
-                self._look_at = 0.0
-        self._last_outcome = entries[-1][0].decode()
-        ms, _, sequence = self._last_outcome.partition("-")
-        batch.keep_outcomes_from = f"{ms}-{int(sequence) + 1}"
+        self._last_outcome = self._inbox.take(entries, batch)
         return len(entries)
 
     def settle_all(self) -> None:
@@ -324,7 +351,7 @@ class Leader:
     def advance(self, batch: Batch) -> None:
         """Plans what can be dispatched, sends the batch, and takes the result into the picture."""
         lane = self.lane
-        dispatched: dict[Ticket, int] = self._planner.plan(batch, int(time.time() * 1000))
+        dispatched: dict[Ticket, int] = self._planner.plan(batch, self.clock.lane_ms())
         lane.close(batch, set(dispatched))
         if not batch:
             lane.committed({}, 0)
@@ -334,7 +361,8 @@ class Leader:
         lane.committed(dispatched, done.base)
         self.strays.told(done, batch)
         self.retention.settled(batch)
-        self._desk.answer()
+        self._intake.settled(batch)
+        self._inbox.answer()
 
     def learn_history_cap(self, rows: int) -> int:
         """Learns from a batch with so many rows how many an entry of the history has on average (none: nothing to
@@ -354,23 +382,3 @@ class Leader:
         # The script puts a fence into every text; no message has this one.
         batch.fences += 1
         to.texts.append(self._envelopes.word(consumer.incarnation, consumer.queue, word))
-
-    # -- what tasks say --------------------------------------------------------------------------------------------
-
-    def _max_attempts(self, name: str) -> int:
-        task = self._app.tasks.get(name)
-        return int(getattr(task, "bridge_max_attempts", None) or self._settings.max_attempts)
-
-    def _parks(self, name: str) -> bool:
-        task = self._app.tasks.get(name)
-        return (getattr(task, "bridge_on_dead", None) or self._settings.on_dead) == "park"
-
-    def _traits_of(self, name: str) -> TaskTraits:
-        found = self._traits.get(name)
-        if found is None:
-            task = self._app.tasks[name]
-            bundled = getattr(task, "bridge_bundle", None) is not False and not task.rate_limit
-            # In a bundle a message may have run to its end and be lost with it, and nobody would know to undo it.
-            bundled = bundled and getattr(task, "bridge_rollback", None) is None
-            found = self._traits[name] = TaskTraits(bundled, (task.time_limit, task.soft_time_limit))
-        return found

@@ -9,27 +9,36 @@ import threading
 import time
 import uuid
 from collections.abc import Callable
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from celery.utils.log import get_logger
 from redis.exceptions import RedisError
 
+from bridge.about import arrive, differences, facts, leaders_facts
+from bridge.adoption import adopt_all
 from bridge.connect import UNAVAILABLE, check_server, client, is_outage
 from bridge.election import Election
+from bridge.health import Health
 from bridge.heartbeats import Heartbeats
 from bridge.installation import bridge_of
 from bridge.leader import Leader
+from bridge.misplaced import refuse_misplaced
 from bridge.outage import Outage
+from bridge.server_clock import ServerClock
 from bridge.settings import check_tasks
-from routing.errors import LaneConflict, NotLeading, ServerUnavailable
+from routing.errors import LaneConflict, NotLeading, ServerUnavailable, TicketBridgeError
 
 if TYPE_CHECKING:
     from celery import Celery
+    from redis import Redis
 
 logger = get_logger(__name__)
 
 #: Seconds between two tries while the server is away.
 RETRY_S = 0.2
+#: The same after a defect of its own.
+DEFECT_S = 2.0
 
 
 class Master:
@@ -40,17 +49,36 @@ class Master:
         self._settings = bridge_of(app).settings
         app.loader.import_default_modules()
         app.finalize()
+        adopt_all(app)
         check_tasks(app, self._settings)
-        check_server(client(self._settings.redis_url), self._settings.redis_url)
+        redis = client(self._settings.redis_url)
+        check_server(redis, self._settings.redis_url)
+        try:
+            refuse_misplaced(redis, self._settings.keys)
+            arrive(redis, app)
+            self._compare(redis)
+        except (RedisError, OSError) as exc:
+            # It went away just now: a leader looks again.
+            if not is_outage(exc):
+                raise
         self._announce = announce
         self._holder = f"{socket.gethostname()}:{os.getpid()}:{uuid.uuid4().hex[:8]}"
         self._outage = Outage(logger, "waiting for it")
         #: Outages after which the workers' leases were spared.
         self._spared = 0
-        self._election = Election(self._settings, self._holder, self._outage)
+        self._health = Health(self._settings.health_file)
+        self._clock = ServerClock(self._settings.lease)
+        self._election = Election(self._settings, self._holder, self._outage, self._health, self._clock)
         self._leader: Leader | None = None
         self._announced = ""
         self._stop = threading.Event()
+
+    def _compare(self, redis: Redis) -> None:
+        """Says what differs from the master that led last: each may take the other's place."""
+        told: Any = redis.hget(self._settings.keys.about, "master")
+        theirs = leaders_facts(told)
+        for difference in differences(facts(self._app, master=True), theirs):
+            logger.warning("this master differs from the one that led last: %s", difference)
 
     def stop(self, *_: Any) -> None:
         """Resigns and ends `run`; safe in a signal handler."""
@@ -61,15 +89,17 @@ class Master:
             leader.stop()
 
     def run(self) -> None:
-        """Leads or stands by until `stop`."""
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, self.stop)
+        """Leads or stands by until `stop`. Raises `ConfigurationError` when the lane cannot be led by anybody."""
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGTERM, signal.SIGINT):
+                signal.signal(number, self.stop)
         heartbeats = Heartbeats(self._app, self._look)
         heartbeats.start()
         keys = self._settings.keys
         self._announce(f"master {self._holder}: stream {keys.stream}, group {keys.group}; standing by")
         try:
             while not self._stop.is_set():
+                self._health.turn()
                 try:
                     self._serve()
                 except (RedisError, OSError) as exc:
@@ -77,11 +107,20 @@ class Master:
                         self._outage.met(exc)
                         self._stop.wait(RETRY_S)
                         continue
+                    self._judge(exc)
                     logger.error("Redis answers with an error, trying again: %s", exc)
                     self._stop.wait(5 * RETRY_S)
         finally:
             heartbeats.stop()
         self._announce("stopped")
+
+    def _judge(self, exc: Exception) -> None:
+        """Raises `ConfigurationError` when a key of the lane holds something else. It does so until somebody takes it
+        away: no try could succeed.
+        """
+        if "WRONGTYPE" in str(exc):
+            with suppress(RedisError, OSError), client(self._settings.redis_url) as redis:
+                refuse_misplaced(redis, self._settings.keys, queues=True)
 
     def _serve(self) -> None:
         if not self._election.leads() and not self._election.campaign():
@@ -104,7 +143,7 @@ class Master:
         """Leads until the lead is over; reads the lane anew whenever the picture may be wrong."""
         while not self._stop.is_set() and self._election.leads():
             try:
-                leader = self._leader = Leader(self._app, self._settings, self._election.take_term())
+                leader = self._leader = Leader(self._app, self._settings, self._election.take_term(), self._clock)
                 if self._spared < self._outage.count:
                     # The workers could not renew their leases, either.
                     self._spared = self._outage.count
@@ -120,6 +159,14 @@ class Master:
             except LaneConflict as exc:
                 logger.warning("reading the lane anew: %s", exc)
                 time.sleep(0.05)
+            except (RedisError, OSError, TicketBridgeError):
+                raise
+            except Exception:
+                # A defect. The process lives, and another master may fare better.
+                logger.exception("cannot lead: stepping down")
+                self._election.resign()
+                self._stop.wait(DEFECT_S)
+                return
             finally:
                 self._leader = None
 
@@ -132,6 +179,7 @@ class Master:
             if not served:
                 served = True
                 self._outage.over()
+            self._health.turn()
             return self._election.leads()
 
         return leads

@@ -6,6 +6,8 @@ from enum import Enum
 
 #: Name of the Celery task that carries a bundle.
 BUNDLE_TASK = "bridge.bundle"
+#: Name of the ordinary Celery task that pushes a message, for whatever sends tasks and knows no streams: Beat.
+PUSH_TASK = "bridge.push"
 
 #: Header: the fence base of the dispatch; a message's fence is the base plus its offset.
 HEADER_BASE = "bridge_fence"

@@ -8,7 +8,6 @@ until then: the step does nothing when the entry is gone, and the lane is read a
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -18,10 +17,12 @@ from redis.exceptions import ResponseError
 
 from bridge.dead import read_letter
 from bridge.names import WorkerWord
+from bridge.outcomes import is_id
 from bridge.pending import claim_back, pending_under
 from bridge.picture import Consumer, Ticket, id_key
+from bridge.terminal import one_line
 from routing.history import What
-from routing.messages import Message
+from routing.messages import MAX_TICKET_BYTES, Message
 from routing.transitions import Batch, unname
 
 if TYPE_CHECKING:
@@ -31,6 +32,8 @@ logger = get_logger(__name__)
 
 #: Seconds that an answer waits for whoever asked.
 ANSWER_S = 60
+#: Characters of a reason that a ticket's record keeps.
+REASON_CHARS = 500
 
 Answer = dict[str, Any]
 
@@ -57,12 +60,12 @@ class OrderDesk:
     def take(self, order_id: str, text: bytes, batch: Batch) -> None:
         """Does what the order says, into the batch."""
         try:
-            order = orjson.loads(text)
+            order = _checked(orjson.loads(text))
             do = self._known[order["do"]]
             answer = do(order, batch)
         except (KeyError, TypeError, ValueError, AttributeError) as exc:
             answer = {"error": f"this master does not understand the order: {exc!r}"}
-        logger.info("order %s: %s", text.decode(errors="replace")[:200], answer)
+        logger.info("order %s: %s", one_line(text.decode(errors="replace")), answer)
         self._answers.append((order_id, answer))
 
     def answer(self) -> None:
@@ -93,7 +96,7 @@ class OrderDesk:
         if ticket is None:
             # Nothing of it is undone: what comes will wait.
             ticket = lane.tickets[name] = Ticket(name)
-        lane.park(ticket, str(order.get("reason") or "parked by an operator"), batch)
+        lane.park(ticket, str(order.get("reason") or "parked by an operator")[:REASON_CHARS], batch)
         return {"ok": True, "in_flight": len(ticket.run)}
 
     def _release(self, order: dict[str, Any], batch: Batch) -> Answer:
@@ -129,7 +132,7 @@ class OrderDesk:
         if consumer is None:
             return {"error": f"there is no consumer {order['consumer']}"}
         started = orjson.loads(consumer.registration).get("started")
-        text = orjson.dumps({"at_ms": int(time.time() * 1000), "started": started}).decode()
+        text = orjson.dumps({"at_ms": self._lane.now_ms(), "started": started}).decode()
         batch.drains[consumer.name] = text
         consumer.draining = True
         self._leader.queues.empty(consumer, batch)
@@ -141,6 +144,7 @@ class OrderDesk:
             return {"error": f"there is no consumer {order['consumer']}"}
         batch.drains[consumer.name] = ""
         consumer.draining = False
+        self._lane.stranded.fit()
         return {"ok": True, "in_flight": consumer.messages}
 
     def _transfer(self, order: dict[str, Any], batch: Batch) -> Answer:
@@ -175,14 +179,23 @@ class OrderDesk:
 
     def _replay(self, order: dict[str, Any], batch: Batch) -> Answer:
         refused: list[tuple[str, str]] = []
-        found: list[tuple[str, Message]] = []
+        named: list[tuple[str, str]] = []
         for letter_id in order["letters"]:
-            message = self._message_of(str(letter_id))
-            if isinstance(message, Message):
-                found.append((str(letter_id), message))
+            message_id = self._subject(letter_id)
+            if message_id is None:
+                refused.append((letter_id, "there is no such dead letter"))
+            elif is_id(message_id):
+                named.append((letter_id, message_id))
             else:
-                refused.append((str(letter_id), message))
-        for letter_id, message in sorted(found, key=lambda pair: id_key(pair[1].id)):
+                refused.append((letter_id, "it names no message"))
+        replayed: list[str] = []
+        # One message at a time: each may be large.
+        for letter_id, message_id in sorted(named, key=lambda pair: id_key(pair[1])):
+            message = self._dead_message(message_id)
+            if not isinstance(message, Message):
+                refused.append((letter_id, message))
+                continue
+            replayed.append(letter_id)
             batch.given_back.append(message.id)
             batch.revived.append(letter_id)
             batch.count("replayed")
@@ -190,18 +203,19 @@ class OrderDesk:
                 row = [message.id, message.ticket, message.task, "", 0, 0, 0, 0, 0, What.REPLAYED.value]
                 batch.history.append(row)
             self._lane.replay(message, batch)
-        return {"ok": True, "replayed": [letter_id for letter_id, _ in found], "refused": refused}
+        return {"ok": True, "replayed": replayed, "refused": refused}
 
-    def _message_of(self, letter_id: str) -> Message | str:
-        """The message of a dead letter, as its entry has it; or why there is none."""
+    def _subject(self, letter_id: str) -> str | None:
+        """Id of the message that a dead letter is about, as the letter says; None: there is no such letter."""
         entries = self._leader.wire.call("XRANGE", self._keys.dead, letter_id, letter_id)
-        if not entries:
-            return "there is no such dead letter"
-        letter = read_letter(*entries[0])
-        entry = self._leader.wire.call("XRANGE", self._keys.stream, letter.message_id, letter.message_id)
+        return read_letter(*entries[0]).message_id if entries else None
+
+    def _dead_message(self, id_: str) -> Message | str:
+        """The message that a dead letter is about, as its entry has it; or why there is none."""
+        entry = self._leader.wire.call("XRANGE", self._keys.stream, id_, id_)
         if not entry:
             return "its entry has left the stream, so it cannot take its place again; push it anew"
-        message = self._leader.parser.parse(letter.message_id, entry[0][1])
+        message = self._leader.parser.parse(id_, entry[0][1])
         if not isinstance(message, Message):
             return f"it can still not be processed: {message.reason.value}"
         lane = self._lane
@@ -209,3 +223,17 @@ class OrderDesk:
         if message.id in lane.in_flight or (ticket is not None and any(m.id == message.id for m in ticket.waiting)):
             return "it is not dead: it waits or runs"
         return message
+
+
+def _checked(order: dict[str, Any]) -> dict[str, Any]:
+    """``order``, whose parts are what they are called. Raises `ValueError`."""
+    names = [order[name] for name in ("ticket", "consumer") if name in order]
+    names += order.get("tickets") or []
+    if not all(isinstance(name, str) and name for name in names):
+        raise ValueError("a ticket, or a consumer, that is not named by a text")
+    for ticket in (*([order["ticket"]] if "ticket" in order else ()), *(order.get("tickets") or ())):
+        if len(ticket.encode()) > MAX_TICKET_BYTES:
+            raise ValueError(f"a ticket of more than {MAX_TICKET_BYTES} bytes")
+    if not all(isinstance(id_, str) and is_id(id_) for id_ in order.get("letters") or ()):
+        raise ValueError("a letter that is not named by an id")
+    return order

@@ -7,14 +7,15 @@ it.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from redis.exceptions import ResponseError
 
+from bridge.picture import id_key, younger_than
 from routing.errors import LaneConflict
-from routing.messages import Refusal, Refused
-from routing.transitions import adopt
+from routing.messages import Message, Refusal, Refused
+from routing.transitions import READ_BYTES, adopt
 
 if TYPE_CHECKING:
     from bridge.leader import Leader
@@ -22,6 +23,10 @@ if TYPE_CHECKING:
 
 #: Entries in one page.
 PAGE = 1000
+#: After every id.
+NEVER = (1 << 64, 0)
+#: Messages that are read at once, by their ids.
+AT_ONCE = 64
 
 
 def owners(leader: Leader) -> dict[str, int]:
@@ -39,33 +44,50 @@ def owners(leader: Leader) -> dict[str, int]:
     return {name.decode(errors="surrogateescape"): int(count) for name, count in summary[3] or ()}
 
 
+def pending_in_all(leader: Leader) -> int:
+    """How many entries are pending in the group, whatever the names: the server counts them for nothing, where a list
+    of all names would be as long as there are parked tickets. Raises `LaneConflict` when the group is gone.
+    """
+    group = _group(leader)
+    if group is None:
+        raise LaneConflict(f"the group {leader.settings.keys.group} of {leader.settings.keys.stream} is gone")
+    return int(group[b"pending"])
+
+
 def pending_under(leader: Leader, name: str, at_once: int = 0) -> Iterator[str]:
     """Ids of the entries that are pending under ``name``, in id order; ``at_once``: how many in one reply."""
     count = at_once or PAGE
     keys = leader.settings.keys
     raw = name.encode(errors="surrogateescape")
-    start = "-"
+    start, end = "-", "+"
     while True:
-        page = leader.wire.call("XPENDING", keys.stream, keys.group, start, "+", count, raw)
+        page = leader.wire.call("XPENDING", keys.stream, keys.group, start, end, count, raw)
         for id_, *_ in page:
             yield id_.decode()
         if len(page) < count:
             return
-        start = "(" + page[-1][0].decode()
+        start, end = younger_than(page[-1][0].decode())
 
 
-def own_pending(leader: Leader, after: str) -> Iterator[Any]:
-    """Pages of the master's own pending entries with ids greater than ``after``, in id order, with their fields."""
-    keys = leader.settings.keys
-    words = ("XREADGROUP", "GROUP", keys.group, leader.settings.master, "COUNT", PAGE, "STREAMS", keys.stream)
-    while True:
-        reply = leader.wire.call(*words, after)
-        entries = reply[0][1] if reply else []
-        if entries:
-            yield entries
-        if len(entries) < PAGE:
-            return
-        after = entries[-1][0].decode()
+def messages_of(leader: Leader, named: Sequence[tuple[str, str]]) -> list[Message]:
+    """The messages that are named by their ticket and id; without payload where there is none, or none any more."""
+    stream = leader.settings.keys.stream
+    replies = leader.wire.call_many([("XRANGE", stream, id_, id_) for _, id_ in named])
+    messages = []
+    for (ticket, id_), entries in zip(named, replies, strict=True):
+        found = leader.parser.parse(id_, entries[0][1]) if entries else None
+        messages.append(found if isinstance(found, Message) else Message(id_, ticket, "", b""))
+    return messages
+
+
+def read_messages(leader: Leader, named: Sequence[tuple[str, str]]) -> Iterator[Message]:
+    """The same, some at a time: as many as the bytes of the last ones allow."""
+    at, count = 0, 4
+    while at < len(named):
+        found = messages_of(leader, named[at : at + count])
+        yield from found
+        at += count
+        count = max(1, min(AT_ONCE, count * 2, READ_BYTES // max(message.size for message in found)))
 
 
 def pending_elsewhere(leader: Leader, names: Iterable[str]) -> dict[str, str]:
@@ -77,6 +99,25 @@ def pending_elsewhere(leader: Leader, names: Iterable[str]) -> dict[str, str]:
     return {id_: name for name in names if name not in known for id_ in pending_under(leader, name)}
 
 
+def strange_between(leader: Leader, after: str, to: tuple[int, int]) -> tuple[list[str], tuple[int, int]]:
+    """Entries after ``after``, up to ``to`` or as far as a page reaches, that are pending where no record says so, as
+    `pending_elsewhere` has them; and up to where that is.
+    """
+    lane, keys = leader.lane, leader.settings.keys
+    master = leader.settings.master
+    shelf = lane.parked_name("")
+    end = "+" if to == NEVER else "-".join(map(str, to))
+    rows = leader.wire.call("XPENDING", keys.stream, keys.group, f"({after}", end, PAGE)
+    found = []
+    for raw_id, owner, *_ in rows:
+        name = owner.decode(errors="surrogateescape")
+        if name == master or (name.startswith(shelf) and name[len(shelf) :] in lane.parked):
+            continue
+        if (id_ := raw_id.decode()) not in lane.in_flight:
+            found.append(id_)
+    return found, id_key(rows[-1][0].decode()) if len(rows) == PAGE else to
+
+
 def claim_back(leader: Leader, name: str, ids: list[str], batch: Batch, spared: Collection[str] = ()) -> int:
     """Makes ``ids`` pending under ``name``; how many could be. Newer servers forget those whose entries were deleted
     when they are claimed: they are dead letters, or nobody would ever hear of them; but for ``spared``, which are
@@ -85,7 +126,8 @@ def claim_back(leader: Leader, name: str, ids: list[str], batch: Batch, spared: 
     claimed = 0
     for start in range(0, len(ids), PAGE):
         page = ids[start : start + PAGE]
-        count = adopt(leader.redis, leader.leadership, name, page)
+        with leader.strays.adopting():
+            count = adopt(leader.redis, leader.leadership, name, page)
         claimed += count
         if count < len(page):
             for id_ in page:
@@ -96,13 +138,17 @@ def claim_back(leader: Leader, name: str, ids: list[str], batch: Batch, spared: 
 
 def group_read_to(leader: Leader) -> str | None:
     """Id up to which the group has read; None: there is no group."""
+    group = _group(leader)
+    return None if group is None else group[b"last-delivered-id"].decode()
+
+
+def _group(leader: Leader) -> dict[bytes, Any] | None:
     keys = leader.settings.keys
     try:
         groups = [dict(pairs(told)) for told in leader.wire.call("XINFO", "GROUPS", keys.stream)]
     except ResponseError:
         return None
-    found = [told[b"last-delivered-id"] for told in groups if told[b"name"] == keys.group.encode()]
-    return found[0].decode() if found else None
+    return next((told for told in groups if told[b"name"] == keys.group.encode()), None)
 
 
 def names_in_group(leader: Leader) -> set[str]:

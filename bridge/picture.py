@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections import deque
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 from routing.messages import Message
 from routing.records import LostAttempt
@@ -10,8 +12,12 @@ from routing.records import LostAttempt
 #: Consumers that must have ended under a message before it is suspected of having ended them. One alone happens to
 #: every machine some day, and what was in flight there is innocent.
 SUSPECT_AFTER = 2
+#: Longer than any lease, in ms.
+LEASE_UNSEEN = 2**53
 #: The largest second half of a stream id.
 LAST_SEQUENCE = 2**64 - 1
+#: The largest stream id. A producer may give it to an entry: it is the last one that the stream ever has.
+LAST_ID = f"{LAST_SEQUENCE}-{LAST_SEQUENCE}"
 
 
 class Ticket:
@@ -19,6 +25,8 @@ class Ticket:
 
     __slots__ = (
         "attempt",
+        "behind",
+        "bytes",
         "cause",
         "consumer",
         "dispatched_at",
@@ -41,6 +49,8 @@ class Ticket:
         "shelved",
         "since",
         "spilled_from",
+        "stranded",
+        "stranded_id",
         "tail",
         "turn",
         "waiting",
@@ -53,6 +63,8 @@ class Ticket:
         self.since = since
         #: Messages that are not in flight, oldest first.
         self.waiting: deque[Message] = deque()
+        #: What those cost in memory.
+        self.bytes = 0
         #: Messages in flight, oldest first; their fences are ``fence``, ``fence + 1``, …
         self.run: deque[Message] = deque()
         self.fence = 0
@@ -94,6 +106,13 @@ class Ticket:
         self.parked_from: tuple[int, int] | None = None
         #: How many are.
         self.shelved = 0
+        #: The task of its oldest message, while nobody who is here can run it; none of its messages is in memory then.
+        #: '': somebody can.
+        self.stranded = ""
+        #: The id of that message.
+        self.stranded_id = ""
+        #: How many messages of it wait then, at least.
+        self.behind = 0
 
     @property
     def begun(self) -> bool:
@@ -127,46 +146,102 @@ class Parcel:
         self.share_ms = cost_ms / count
 
 
+T = TypeVar("T")
+
+
+class Standing(property, Generic[T]):
+    """An attribute of a consumer on which it depends who may be sent what. Whoever keeps such knowledge looks at
+    `Consumer.changes` and need not ask everybody. It is read for each message, so without a call into Python.
+    """
+
+    def __init__(self, name: str) -> None:
+        slot = f"_{name}"
+        read = attrgetter(slot)
+
+        def write(consumer: Consumer, value: T) -> None:
+            if read(consumer) != value:
+                setattr(consumer, slot, value)
+                consumer.judge()
+
+        super().__init__(read, write)
+
+    if TYPE_CHECKING:
+
+        def __get__(self, consumer: Any, _owner: type | None = None) -> T: ...  # type: ignore[override]
+
+        def __set__(self, consumer: Any, value: T) -> None: ...
+
+
 class Consumer:
     """One incarnation of a consumer."""
 
+    #: Grows whenever it may have changed who may be sent what, in any lane of this process.
+    changes: ClassVar[int] = 0
+
     __slots__ = (
-        "alive",
-        "alone",
+        "_alive",
+        "_alone",
+        "_doubted",
+        "_draining",
+        "_empty",
+        "_leaving",
+        "_slots",
+        "_stalled",
+        "_tasks",
+        "alone_since",
         "backlog_ms",
-        "draining",
+        "bytes",
         "incarnation",
-        "leaving",
+        "left_ms",
         "messages",
         "missed",
         "name",
+        "open",
         "parcels",
         "queue",
         "ready",
         "registration",
-        "slots",
-        "stalled",
         "stuck",
         "tickets",
     )
 
-    def __init__(self, name: str, incarnation: str, queue: str, slots: int, registration: bytes) -> None:
+    def __init__(
+        self,
+        name: str,
+        incarnation: str,
+        queue: str,
+        slots: int,
+        registration: bytes,
+        tasks: frozenset[str] | None = None,
+    ) -> None:
         self.name = name
         self.incarnation = incarnation
         self.queue = queue
-        self.slots = max(1, slots)
+        #: Whether it may be sent anything, and not only the suspect that it is kept for.
+        self.open = False
+        self._slots = max(1, slots)
+        #: Its pool was shrunk to nothing: what it has would wait there until it grows.
+        self._empty = slots < 1
         self.registration = registration
-        self.alive = True
+        #: What it can run; None: anything. Consumers that can run the same share one object.
+        self._tasks = tasks
+        self._alive = True
         #: It shuts down: what it has is still its own, but it takes nothing more.
-        self.leaving = False
+        self._leaving = False
         #: It takes nothing new, by an operator's order.
-        self.draining = False
+        self._draining = False
         #: It holds its lease and does not take what is in its queue.
-        self.stalled = False
-        #: The oldest Celery message in its queue, and since when it is seen there (monotonic).
+        self._stalled = False
+        #: It missed a renewal while others were lost: it may be lost with them.
+        self._doubted = False
+        #: What its lease had left when it was last looked at, in ms.
+        self.left_ms = LEASE_UNSEEN
+        #: How the oldest Celery message in its queue begins, and since when it is seen there (monotonic).
         self.stuck: tuple[bytes, float] = (b"", 0.0)
         #: The suspect that it is kept empty for, or runs.
-        self.alone: Ticket | None = None
+        self._alone: Ticket | None = None
+        #: Since when, in ms.
+        self.alone_since = 0
         #: Tickets in flight here.
         self.tickets: set[Ticket] = set()
         #: Tickets that wait for room here: sticky ones, between two runs.
@@ -174,17 +249,39 @@ class Consumer:
         self.parcels = 0
         self.messages = 0
         self.backlog_ms = 0.0
+        #: Of the messages in flight here.
+        self.bytes = 0
         #: Runs that the consumer's last report did not name: run fence -> number of that report.
         self.missed: dict[int, int] = {}
+        self.judge()
+
+    alive = Standing[bool]("alive")
+    leaving = Standing[bool]("leaving")
+    draining = Standing[bool]("draining")
+    empty = Standing[bool]("empty")
+    stalled = Standing[bool]("stalled")
+    doubted = Standing[bool]("doubted")
+    alone = Standing["Ticket | None"]("alone")
+    slots = Standing[int]("slots")
+    tasks = Standing["frozenset[str] | None"]("tasks")
+
+    def judge(self) -> None:
+        """Something changed of what it depends on whether it may be sent anything."""
+        self.open = self.serving and not self._doubted and self._alone is None
+        Consumer.changes += 1
 
     @property
-    def open(self) -> bool:
-        """Whether it may be sent anything."""
-        return self.alive and not (self.leaving or self.draining or self.stalled) and self.alone is None
+    def serving(self) -> bool:
+        """Whether it takes part in the work, be it that just now it is kept for one message alone."""
+        return self._alive and not (self._leaving or self._draining or self._stalled or self._empty)
+
+    def runs(self, task: str) -> bool:
+        """Whether it can run ``task``."""
+        return self._tasks is None or task in self._tasks
 
     @property
     def load(self) -> float:
-        return self.backlog_ms / self.slots + self.messages / (1000.0 * self.slots)
+        return (self.backlog_ms + self.messages / 1000.0) / self._slots
 
     def __repr__(self) -> str:
         return f"<Consumer {self.name} {self.incarnation[:8]} {self.messages} in flight>"
@@ -200,6 +297,14 @@ def id_before(key: tuple[int, int]) -> str:
     """The newest stream id that is older than ``key``, which is not the first one."""
     ms, sequence = key
     return f"{ms}-{sequence - 1}" if sequence else f"{ms - 1}-{LAST_SEQUENCE}"
+
+
+def younger_than(id_: str, end: str = "+") -> tuple[str, str]:
+    """Start and end of a range (XRANGE, XPENDING) of what is younger than ``id_``, up to ``end``.
+
+    Of what is younger than the largest id a server refuses to speak; there is nothing, and so this range is empty.
+    """
+    return ("+", "-") if id_ == LAST_ID else (f"({id_}", end)
 
 
 def key_after(key: tuple[int, int]) -> tuple[int, int]:

@@ -1,29 +1,27 @@
-"""Decides what goes where: which tickets to which consumer, and in which Celery messages.
+"""Decides what goes out in one step: which tickets to whom (`bridge.assignment`), and in which Celery messages.
 
-- A ticket without a consumer gets one by the lane's policy, among those with room. A ticket that has one stays there;
-  only when it waits for room while another consumer has an idle process does it move: nothing of it is in flight then.
-- Room is time, not numbers: a consumer gets about `AHEAD` bundles' worth of work for each slot of its pool, by the
-  measured service time, so that it never waits and little has to move when it dies. An idle slot always gets something.
-- What one consumer gets in one step is packed into parcels (Celery messages): first one for each idle slot, then as
-  many as it takes for each to last about ``bridge_bundle_ms``. A parcel of one message travels as an ordinary task.
+What one consumer gets is packed into parcels (Celery messages): first one for each idle slot, then as many as it takes
+for each to last about ``bridge_bundle_ms``. A parcel of one message travels as an ordinary task.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
 from math import ceil
 
+from bridge import room as limits
+from bridge.assignment import Assignment
 from bridge.envelope import OPENING, Envelopes, Run
+from bridge.faults import MessageAtFault
+from bridge.isolation import Isolation
 from bridge.lane import AWAITING, Lane
 from bridge.picture import Consumer, Parcel, Ticket
 from routing import records
 from routing.messages import Message
-from routing.policies import Policy, PolicyName, policy
 from routing.transitions import Batch, Dispatch
 
-#: Parcels' worth of work that each slot has ahead.
-AHEAD = 2
 #: Longest run of one ticket in a bundle, in messages.
 RUN_MAX = 256
 #: How many times a bundle's time the run of one ticket may last while there is a process for each ticket: nobody waits
@@ -55,77 +53,28 @@ class Planner:
         self._lane = lane
         self._envelopes = envelopes
         self._traits = traits
-        self._policy: Policy[Consumer] = policy(lane.settings.policy)
-        self._pinned = lane.settings.policy is PolicyName.RENDEZVOUS
+        self._isolation = Isolation(lane)
         self._bundle_ms = lane.settings.bundle_ms
-        self._ahead_ms = AHEAD * self._bundle_ms if self._bundle_ms else PLAIN_AHEAD_MS
+        self._ahead_ms = limits.AHEAD * self._bundle_ms if self._bundle_ms else PLAIN_AHEAD_MS
+        self._assignment = Assignment(lane, self._ahead_ms, self._cost)
+
+    @property
+    def left_some(self) -> bool:
+        """Whether the last step left something for the next one, which can go out at once."""
+        return self._assignment.room.left_some
 
     def plan(self, batch: Batch, now_ms: int) -> dict[Ticket, int]:
         """Fills the dispatches of ``batch``; the tickets dispatched, with the fence offsets of their runs."""
         dispatched: dict[Ticket, int] = {}
         lane = self._lane
-        if lane.suspects:
-            self._isolate(batch, dispatched, now_ms)
-        alive = [consumer for consumer in lane.consumers.values() if consumer.open]
-        if not alive:
-            return dispatched
-        chosen: dict[Consumer, list[Ticket]] = {}
-        promised: dict[Consumer, float] = {}
-        for consumer in alive:
-            if consumer.ready:
-                self._choose(consumer, chosen, promised)
-        if lane.ready:
-            self._assign(alive, chosen, promised)
-            # Those that were behind a ticket without a consumer, when there is room left for them.
-            for consumer in alive:
-                if consumer.ready:
-                    self._choose(consumer, chosen, promised)
-        if len(alive) > 1:
-            self._move(alive, chosen, promised)
-        for consumer, tickets in chosen.items():
+        for consumer, tickets in self._assignment.run().items():
             self._pack(consumer, tickets, batch, dispatched, now_ms)
+        self._assignment.sent()
+        if lane.suspects:
+            self._isolation.run(now_ms, lambda c, ticket: self._send(c, [(ticket, 1)], batch, dispatched, now_ms))
         return dispatched
 
-    # -- suspects ----------------------------------------------------------------------------------------------------
-
-    def _isolate(self, batch: Batch, dispatched: dict[Ticket, int], now_ms: int) -> None:
-        """Suspects go out alone, each to a consumer that has nothing else: if that one ends too, it is clear why.
-
-        One consumer at a time is kept empty for that, so that suspects never stop a whole lane that has several.
-        """
-        lane = self._lane
-        for ticket in list(lane.suspects):
-            idle = [c for c in lane.consumers.values() if c.open and not c.parcels and not c.ready]
-            kept = [c for c in lane.consumers.values() if c.alone is ticket]
-            if not kept and not idle:
-                if not any(c.alone is not None and not c.alone.run for c in lane.consumers.values()):
-                    self._keep_empty(ticket)
-                return
-            consumer = (kept or idle)[0]
-            if kept and (not consumer.alive or consumer.leaving or consumer.draining or consumer.stalled):
-                consumer.alone = None
-                continue
-            consumer.alone = ticket
-            if consumer.parcels:
-                continue
-            lane.suspects.remove(ticket)
-            ticket.queued = False
-            self._send(consumer, [(ticket, 1)], batch, dispatched, now_ms)
-
-    def _keep_empty(self, ticket: Ticket) -> None:
-        lane = self._lane
-        consumer = min((c for c in lane.consumers.values() if c.open), key=lambda c: c.load, default=None)
-        if consumer is None:
-            return
-        consumer.alone = ticket
-        lane.free_ready(consumer)
-
-    # -- who gets which tickets --------------------------------------------------------------------------------------
-
-    def _room(self, consumer: Consumer, promised: dict[Consumer, float], count: int) -> bool:
-        if consumer.parcels + count < consumer.slots:
-            return True
-        return consumer.backlog_ms + promised.get(consumer, 0.0) < consumer.slots * self._ahead_ms
+    # -- what it costs -----------------------------------------------------------------------------------------------
 
     def _cost(self, message: Message) -> float:
         service = self._lane.service_ms.get(message.task, UNKNOWN_MS)
@@ -139,74 +88,6 @@ class Planner:
             and message.task in self._lane.service_ms
             and self._traits(message.task).bundled
         )
-
-    def _choose(
-        self,
-        consumer: Consumer,
-        chosen: dict[Consumer, list[Ticket]],
-        promised: dict[Consumer, float],
-    ) -> None:
-        mine = chosen.setdefault(consumer, [])
-        ready = consumer.ready
-        unassigned = self._lane.ready
-        while ready and self._room(consumer, promised, len(mine)):
-            if unassigned and not self._pinned and unassigned[0].turn < ready[0].turn:
-                # Tickets that always have work must not keep out one that waits for any consumer at all.
-                return
-            ticket = ready.popleft()
-            mine.append(ticket)
-            promised[consumer] = promised.get(consumer, 0.0) + self._cost(ticket.waiting[0])
-
-    def _assign(
-        self, alive: list[Consumer], chosen: dict[Consumer, list[Ticket]], promised: dict[Consumer, float]
-    ) -> None:
-        ready = self._lane.ready
-        if self._pinned:
-            # The policy names one consumer whatever its load: the ticket waits for that one.
-            while ready:
-                ticket = ready.popleft()
-                consumer = self._policy(ticket.id, alive)
-                ticket.consumer = consumer
-                if ticket.turn <= 0:
-                    consumer.ready.appendleft(ticket)
-                else:
-                    consumer.ready.append(ticket)
-            for consumer in alive:
-                self._choose(consumer, chosen, promised)
-            return
-        roomy = [c for c in alive if self._room(c, promised, len(chosen.get(c, ())))]
-        least_loaded = self._lane.settings.policy is PolicyName.LEAST_LOADED
-        while ready and roomy:
-            ticket = ready.popleft()
-            if len(roomy) == 1:
-                consumer = roomy[0]
-            elif least_loaded:
-                # As the policy, but counting what this very step has promised.
-                consumer = min(
-                    roomy, key=lambda c: (c.load + promised.get(c, 0.0) / c.slots, len(chosen.get(c, ())) / c.slots)
-                )
-            else:
-                consumer = self._policy(ticket.id, roomy)
-            mine = chosen.setdefault(consumer, [])
-            mine.append(ticket)
-            promised[consumer] = promised.get(consumer, 0.0) + self._cost(ticket.waiting[0])
-            if not self._room(consumer, promised, len(mine)):
-                roomy.remove(consumer)
-
-    def _move(
-        self, alive: list[Consumer], chosen: dict[Consumer, list[Ticket]], promised: dict[Consumer, float]
-    ) -> None:
-        """Tickets that wait for room at one consumer go to another that has an idle slot."""
-        if self._pinned:
-            return
-        for idle in alive:
-            while idle.parcels + len(chosen.get(idle, ())) < idle.slots:
-                crowded = max(alive, key=lambda c: len(c.ready))
-                if not crowded.ready or crowded is idle:
-                    break
-                ticket = crowded.ready.pop()
-                chosen.setdefault(idle, []).append(ticket)
-                promised[idle] = promised.get(idle, 0.0) + self._cost(ticket.waiting[0])
 
     # -- in which parcels --------------------------------------------------------------------------------------------
 
@@ -237,20 +118,35 @@ class Planner:
             cost = self._cost(ticket.waiting[0])
             length = 1
             if len(ticket.waiting) > 1:
-                length = self._run_length(ticket, max(1, min(RUN_MAX, round(share_ms / cost))))
+                length = self._run_length(ticket, consumer, max(1, min(RUN_MAX, round(share_ms / cost))))
             runs.append((ticket, length))
             total_ms += cost * length
         idle = max(0, consumer.slots - consumer.parcels)
         parcels = min(len(runs), max(ceil(total_ms / self._bundle_ms), min(idle, len(runs)), 1))
         for i in range(parcels):
-            self._send(consumer, runs[i::parcels], batch, dispatched, now_ms)
+            for some in _parcels_of(runs[i::parcels]):
+                self._send(consumer, some, batch, dispatched, now_ms)
 
-    def _run_length(self, ticket: Ticket, wanted: int) -> int:
-        length = 0
+    def _run_length(self, ticket: Ticket, consumer: Consumer, wanted: int) -> int:
+        room = self._assignment.room
+        length = size = 0
+        paused = self._lane.stranded.paused
         for message in ticket.waiting:
             if length == wanted or not self._bundled(message, self._lane.service_ms.get(message.task, UNKNOWN_MS)):
                 break
+            if not consumer.runs(message.task) or (length and message.task in paused):
+                break
+            if length:
+                size += message.size
+                if size > limits.PARCEL_BYTES or room.planned + size > limits.STEP_BYTES:
+                    size -= message.size
+                    break
+            else:
+                # It was counted when it was promised.
+                size = message.size
             length += 1
+        if length > 1:
+            room.planned += size - ticket.waiting[0].size
         return max(1, length)
 
     def _send(
@@ -278,9 +174,9 @@ class Planner:
             ids = []
             for _ in range(length):
                 message = waiting.popleft()
-                run.append(message)
+                ticket.bytes -= message.size
+                lane.fly(ticket, consumer, message)
                 ids.append(message.id)
-                lane.in_flight[message.id] = ticket
             cost_ms += self._cost(run[0]) * length
             if ticket.record.startswith(AWAITING):
                 batch.due.append(ticket.id)
@@ -299,17 +195,28 @@ class Planner:
             packed.append((ticket.id, offset, ticket.attempt, False, run))
         parcel.share_ms = cost_ms / count
         consumer.parcels += 1
-        consumer.messages += count
         consumer.backlog_ms += cost_ms
-        if count == 1:
-            _, offset, attempt, doubt, messages = packed[0]
-            lost = runs[0][0].lost
-            to.texts.append(
-                self._envelopes.plain(consumer.incarnation, consumer.queue, messages[0], offset, attempt, doubt, lost)
-            )
-            return
-        limits = self._limits(packed)
-        to.texts.append(self._envelopes.bundle(consumer.incarnation, consumer.queue, packed, limits))
+        lane.shifted[consumer] = None
+        to_whom = (consumer.incarnation, consumer.queue)
+        try:
+            if count == 1:
+                _, offset, attempt, doubt, messages = packed[0]
+                text = self._envelopes.plain(*to_whom, messages[0], offset, attempt, doubt, runs[0][0].lost)
+            else:
+                text = self._envelopes.bundle(*to_whom, packed, self._limits(packed))
+        except Exception as exc:
+            self._find_at_fault(consumer, packed)
+            raise MessageAtFault(packed[0][4][0].id, exc) from exc
+        to.texts.append(text)
+
+    def _find_at_fault(self, consumer: Consumer, packed: Sequence[Run]) -> None:
+        """Raises `MessageAtFault` for the first message of which no text can be made."""
+        for _, offset, attempt, doubt, messages in packed:
+            for message in messages:
+                try:
+                    self._envelopes.plain(consumer.incarnation, consumer.queue, message, offset, attempt, doubt)
+                except Exception as exc:
+                    raise MessageAtFault(message.id, exc) from exc
 
     def text_again(self, ticket: Ticket, consumer: Consumer) -> bytes:
         """The whole text for a run that is in flight, with the fences that it has, marked as in doubt."""
@@ -330,3 +237,17 @@ class Planner:
             limits = [limit for name in names if (limit := self._traits(name).limits[which])]
             smallest.append(min(limits) + grace if limits else None)
         return smallest[0], smallest[1]
+
+
+def _parcels_of(runs: list[tuple[Ticket, int]]) -> Iterator[list[tuple[Ticket, int]]]:
+    """The runs of one parcel, or of several where they have too many bytes for one."""
+    some: list[tuple[Ticket, int]] = []
+    total = 0
+    for ticket, length in runs:
+        size = sum(message.size for message in islice(ticket.waiting, length))
+        if some and total + size > limits.PARCEL_BYTES:
+            yield some
+            some, total = [], 0
+        some.append((ticket, length))
+        total += size
+    yield some

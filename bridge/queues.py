@@ -50,6 +50,7 @@ class Queues:
 
     def empty(self, consumer: Consumer, batch: Batch) -> None:
         """What waits for ``consumer``, or at it, waits for anybody; what runs there goes on."""
+        self._lane.stranded.fit()
         self._lane.free_ready(consumer)
         self.take_back(consumer, batch)
         if consumer.tickets:
@@ -72,14 +73,12 @@ class Queues:
                         continue
                     runs += 1
                     self._leader.settling.settle(outcome, batch)
-            if len(texts) < RECALL:
-                break
         return runs
 
     def probe(self, consumer: Consumer, oldest: bytes, now: float) -> None:
-        """``oldest`` is next in the queue of ``consumer``. When it stays there for a lease, the worker lives and does
-        not consume: its loop is stuck, somebody told it to stop consuming, or, with a solo pool, it runs one long task.
-        What is in its queue goes to others; it gets no more until it takes a probe from its queue.
+        """What begins with ``oldest`` is next in the queue of ``consumer``. When it stays there for a lease, the worker
+        lives and does not consume: its loop is stuck, somebody told it to stop consuming, or, with a solo pool, it runs
+        one long task. What is in its queue goes to others; it gets no more until it takes a probe from its queue.
         """
         text, since = consumer.stuck
         if text != oldest:
@@ -88,6 +87,7 @@ class Queues:
         if consumer.stalled or now - since < self._settings.lease:
             return
         consumer.stalled = True
+        self._lane.stranded.fit()
         batch = Batch()
         self._lane.free_ready(consumer)
         runs = self.take_back(consumer, batch)
@@ -104,4 +104,5 @@ class Queues:
         for consumer in stalled:
             if not self._leader.redis.llen(consumer.queue):
                 consumer.stalled = False
+                self._lane.stranded.fit()
                 logger.info("consumer %s takes from its queue again", consumer.name)

@@ -94,7 +94,7 @@ def _retry(found: Whereabouts, retry: Retry) -> str:
 
 def _waiting(found: Whereabouts) -> str:
     what = f"{_many(found.waiting, 'message')} waiting to be dispatched, the oldest is {found.waiting.ids[0]}"
-    return f"{what}; {_stop(found) or 'all consumers have enough work ahead: it goes out as soon as one has room'}"
+    return f"{what}; {_stop(found) or 'it goes out as soon as a consumer that takes work has room'}"
 
 
 def _unread(found: Whereabouts) -> str:
@@ -107,7 +107,9 @@ def _unread(found: Whereabouts) -> str:
 def _stop(found: Whereabouts) -> str:
     if found.leader is None:
         return NO_LEADER
-    return "" if found.consumers_alive else NO_CONSUMER
+    if not found.consumers_alive:
+        return NO_CONSUMER
+    return found.nobody_runs
 
 
 def _behind(found: Whereabouts) -> str:

@@ -7,10 +7,15 @@ In this order, since each step needs the one before:
    that are not known to be done are (`bridge.regroup`).
 2. Consumers, with their leases.
 3. Ticket records: what is in flight (with the bodies of those messages), what awaits a retry, what is parked.
-4. Pending entries that no record names, under whatever name: claimed back to the master.
-5. Entries that were acknowledged by hand while nobody led: pending again (`bridge.acknowledged`).
-6. The master's own pending entries, in id order: what waits. Their order is the stream's order.
-7. Records that name a message which is not pending: it is pending again, or, when its entry is gone, dead.
+4. Records that name a message which is not pending: it is pending again, or, when its entry is gone, dead.
+
+That is `Rebuild.run`, and its cost is that of what is in flight, rests or is parked. What waits may be millions, and is
+taken in between the turns of the leader's loop, a page at a time, as if it were read from the stream just now; nothing
+newer is read until then. Each page has three steps:
+
+5. Entries that were acknowledged by hand: pending again (`bridge.acknowledged`).
+6. Pending entries that no record names, under whatever name: claimed back to the master.
+7. The master's own pending entries, in id order: what waits. Their order is the stream's order.
 
 Outcomes need no step: whatever is in the outcome stream was not settled, since settling trims it.
 """
@@ -22,73 +27,82 @@ from typing import TYPE_CHECKING, Any
 from celery.utils.log import get_logger
 from redis.exceptions import ResponseError
 
-from bridge.acknowledged import acknowledged_by_hand
+from bridge.acknowledged import Acknowledged
 from bridge.connect import is_full
 from bridge.lane import PARK_AFTER
 from bridge.pending import (
+    NEVER,
     PAGE,
     claim_back,
     group_read_to,
     names_in_group,
-    own_pending,
     owners,
     pairs,
-    pending_elsewhere,
-    pending_under,
+    read_messages,
+    strange_between,
 )
-from bridge.picture import Consumer, Parcel, Ticket, id_key, key_after
+from bridge.picture import Consumer, Parcel, Ticket, id_before, id_key, key_after
 from bridge.regroup import HALF_MADE, regroup_lane
 from routing import records
 from routing.errors import ConfigurationError
-from routing.messages import Message
+from routing.messages import Message, ticket_of
 from routing.transitions import Batch, adopt
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from bridge.leader import Leader
 
 logger = get_logger(__name__)
 
 
 class Rebuild:
-    """One reading of the lane."""
+    """One reading of the lane: `run`, and then `read_on` for as long as it is `behind`."""
 
     def __init__(self, leader: Leader) -> None:
         self._leader = leader
         self._lane = leader.lane
         self._keys = leader.settings.keys
         self._wire = leader.wire
-        #: Ticket -> id of the message that its record says comes again.
-        self._fronts: dict[Ticket, str] = {}
+        #: Id -> ticket, of what records name: in flight, or to come again.
+        self._named: dict[str, Ticket] = {}
+        #: Those of these that await a retry, were not begun, and were not read yet.
+        self._fronts: set[str] = set()
+        #: Those that await a retry, are read by their ids when they are due, and were not seen to be pending yet.
+        self._unseen: dict[str, Ticket] = {}
         #: Name in the group -> entries that are pending under it.
         self._owners: dict[str, int] = {}
         #: Up to there all was done; None: that was never noted.
         self._floor: tuple[int, int] | None = None
+        #: How far the group has read.
+        self._group_to = (0, 0)
+        #: None: nobody can tell what was acknowledged by hand.
+        self._acknowledged: Acknowledged | None = None
+        self._slices = self._take_in()
+        #: Whether entries that were read before this term are not in the picture yet: those after `Lane.read_to`.
+        self.behind = True
 
     def run(self) -> None:
+        """What must be known before anything is settled or dispatched."""
         self._make_group()
         self._leader.recovery.find_consumers()
         self._read_records()
-        master = self._leader.settings.master
-        elsewhere = pending_elsewhere(self._leader, self._owners)
-        stray = [id_ for id_ in elsewhere if id_ not in self._lane.in_flight]
-        if stray:
-            logger.warning("%d pending entries belong to no record: claimed back", len(stray))
-            batch = Batch()
-            batch.count("tampered", len(stray))
-            fronts = {*self._fronts.values(), *(ticket.front_id for ticket in self._lane.parked.values())}
-            claim_back(self._leader, master, stray, batch, spared=fronts)
-            self._leader.advance(batch)
-        self._find_acknowledged()
-        self._read_waiting()
-        self._find_missing()
+        self._find_fronts()
+        self._leader.strays.count_anew()
         lane = self._lane
         logger.info(
-            "read the lane: %d messages in flight, %d tickets await a retry, %d messages wait in memory, %d consumers",
+            "read the records: %d messages in flight, %d tickets await a retry, %d consumers",
             len(lane.in_flight),
             sum(1 for ticket in lane.tickets.values() if ticket.due_ms),
-            lane.held - len(lane.in_flight),
             sum(1 for consumer in lane.consumers.values() if consumer.alive),
         )
+
+    def read_on(self) -> None:
+        """Takes in a slice of what waits. Anything may happen between two, but for new reads of the stream."""
+        self.behind = next(self._slices, None) is not None
+        if not self.behind:
+            self._named.clear()
+            logger.info("read the lane: %d messages in memory", self._lane.held)
 
     def _make_group(self) -> None:
         floor = self._wire.call("GET", self._keys.floor)
@@ -113,8 +127,7 @@ class Rebuild:
         if floor is not None:
             self._floor = id_key(floor.decode())
             self._mend_group(floor.decode(), names)
-        # Whatever is pending was read: a refill may take all of it.
-        self._lane.read_to = id_key(group_read_to(self._leader) or "0-0")
+        self._group_to = id_key(group_read_to(self._leader) or "0-0")
 
     def _mend_group(self, floor: str, names: set[str]) -> None:
         read_to = group_read_to(self._leader) or HALF_MADE
@@ -132,8 +145,12 @@ class Rebuild:
         cursor: Any = b"0"
         while True:
             cursor, flat = self._wire.call("HSCAN", self._keys.tickets, cursor, "COUNT", PAGE)
+            flying: list[tuple[Ticket, str]] = []
             for name, text in pairs(flat):
-                ticket = lane.tickets.get(name.decode()) or Ticket(name.decode())
+                ticket = Ticket(name.decode())
+                if ticket.id in lane.tickets or ticket.id in lane.parked:
+                    # HSCAN may give one twice.
+                    continue
                 lane.tickets[ticket.id] = ticket
                 ticket.record = text.decode()
                 record = records.parse(text)
@@ -143,13 +160,25 @@ class Rebuild:
                     self._put_aside(ticket, record)
                 elif record.in_flight:
                     self._put_in_flight(ticket, record)
+                    flying += [(ticket, id_) for id_ in record.ids]
                 else:
-                    self._fronts[ticket] = record.ids[0]
+                    front = record.ids[0]
                     if ticket.begun:
-                        ticket.front_id = record.ids[0]
+                        lane.resting.put(ticket, front)
+                        self._unseen[front] = ticket
+                    else:
+                        self._fronts.add(front)
                     lane.hold_back(ticket, int(float(due.get(name, b"0"))))
+                self._named.update(dict.fromkeys(record.ids, ticket))
+            named = [(ticket.id, id_) for ticket, id_ in flying]
+            for (ticket, _), message in zip(flying, read_messages(self._leader, named), strict=True):
+                assert ticket.consumer is not None
+                lane.held += 1
+                lane.bytes += message.size
+                lane.fly(ticket, ticket.consumer, message)
             if cursor == b"0":
-                return
+                break
+        self._find_parked_from()
 
     def _put_aside(self, ticket: Ticket, record: records.Record) -> None:
         lane = self._lane
@@ -157,10 +186,16 @@ class Rebuild:
         lane.parked[ticket.id] = ticket
         ticket.parked = True
         ticket.front_id = record.ids[0] if record.ids else ""
-        shelf = lane.parked_name(ticket.id)
-        ticket.shelved = self._owners.get(shelf, 0)
-        oldest = next(pending_under(self._leader, shelf, at_once=1), None) if ticket.shelved else None
-        ticket.parked_from = id_key(oldest) if oldest is not None else None
+        ticket.shelved = self._owners.get(lane.parked_name(ticket.id), 0)
+
+    def _find_parked_from(self) -> None:
+        shelved = [ticket for ticket in self._lane.parked.values() if ticket.shelved]
+        for start in range(0, len(shelved), PAGE):
+            page = shelved[start : start + PAGE]
+            names = [self._lane.parked_name(ticket.id).encode(errors="surrogateescape") for ticket in page]
+            commands = [("XPENDING", self._keys.stream, self._keys.group, "-", "+", 1, name) for name in names]
+            for ticket, found in zip(page, self._wire.call_many(commands), strict=True):
+                ticket.parked_from = id_key(found[0][0].decode()) if found else None
 
     def _put_in_flight(self, ticket: Ticket, record: records.Record) -> None:
         lane = self._lane
@@ -179,69 +214,157 @@ class Rebuild:
             ticket.park_reason = record.cause.removeprefix(PARK_AFTER)
         parcel = ticket.parcel = Parcel(consumer, len(record.ids), float(len(record.ids)))
         consumer.parcels += 1
-        consumer.messages += len(record.ids)
         consumer.backlog_ms += parcel.share_ms * len(record.ids)
         consumer.tickets.add(ticket)
-        for id_ in record.ids:
-            ticket.run.append(body_of(self._leader, ticket.id, id_))
-            lane.in_flight[id_] = ticket
-            lane.held += 1
 
-    def _find_acknowledged(self) -> None:
-        leader, lane = self._leader, self._lane
-        if not leader.settings.history or self._floor is None:
-            return
-        floor, read_to = (f"{ms}-{sequence}" for ms, sequence in (self._floor, lane.read_to))
-        # What a record says comes again is looked for by its id (`_find_missing`).
-        fronts = {*self._fronts.values(), *(ticket.front_id for ticket in lane.parked.values())}
-        ids = [id_ for id_ in acknowledged_by_hand(leader, floor, read_to) if id_ not in fronts]
-        if not ids:
-            return
-        logger.warning("%d entries were acknowledged by hand, and not done: they are pending again", len(ids))
-        batch = Batch()
-        batch.count("tampered", len(ids))
-        claim_back(leader, leader.settings.master, ids, batch)
-        leader.advance(batch)
+    def _take_in(self) -> Iterator[bool]:
+        """Takes in what is pending under the master's name, in id order: as a read of the stream would, and as slowly.
 
-    def _read_waiting(self) -> None:
-        fronts = set(self._fronts.values())
-        for entries in own_pending(self._leader, "0-0"):
-            batch = Batch()
-            for raw_id, fields in entries:
-                id_ = raw_id.decode()
-                # In flight and pending here: moved by hand, or the group was made anew. `Strays` puts it right.
-                if id_ in self._lane.in_flight or (id_ in fronts and not fields):
-                    continue
-                self._leader.ingest(id_, fields, batch)
-            if batch:
-                self._leader.advance(batch)
-
-    def _find_missing(self) -> None:
-        """Messages that records say come again, and that are not pending: somebody acknowledged or deleted them."""
+        Each slice ends in a step of the leader's, so that the server and the picture agree when the next one begins.
+        What a record named at the beginning may come into the picture before its place is reached; nothing else can.
+        """
         lane = self._lane
+        for end in self._mended():
+            yield True
+            while self._take_page(end):
+                yield True
+        lane.read_to = max(lane.read_to, self._group_to)
+        self._find_unseen()
+        self._find_parked()
+
+    def _mended(self) -> Iterator[tuple[int, int]]:
+        """Up to where the pending list is as it must be, step by step."""
+        if self._leader.settings.history and self._floor is not None:
+            floor, read_to = (f"{ms}-{sequence}" for ms, sequence in (self._floor, self._group_to))
+            self._acknowledged = Acknowledged(self._leader, floor, read_to, self._named)
+            for id_ in self._acknowledged.mend():
+                yield id_key(id_)
+        yield NEVER
+
+    def _take_page(self, end: tuple[int, int]) -> bool:
+        """Takes in a page of what is pending up to ``end``; whether there may be more."""
+        lane = self._lane
+        after = "-".join(map(str, lane.read_to))
+        if end != NEVER:
+            to = "-".join(map(str, end))
+            if not self._is_any_pending(after, to) and not self._mended_since(after, to):
+                lane.read_to = max(lane.read_to, end)
+                return False
         batch = Batch()
-        for ticket, id_ in self._fronts.items():
-            if ticket.front_id or not any(message.id == id_ for message in ticket.waiting):
-                logger.warning("message %s awaits a retry, and was not pending", id_)
-                batch.count("tampered")
-                find_front(self._leader, ticket, id_, batch)
+        full = lane.full
+        page = self._leader.read_on(after=after, names=full)
+        # Now, and not before: so whatever is missing in the page is found.
+        last = min(end, id_key(page.entries[-1][0].decode()) if page.more and page.entries else NEVER)
+        strange, reached = strange_between(self._leader, after, last)
+        if self._claimed(strange) or self._mended_since(after, "-".join(map(str, min(reached, self._group_to)))):
+            # They have their places in this page: it is read again.
+            return True
+        for entry in page.entries:
+            key = id_key(entry[0].decode())
+            if key > reached:
+                break
+            self._take(entry, full, batch)
+            lane.read_to = key
+        # Also when it is empty: what is ready now may have nothing else to wake the leader for it.
         self._leader.advance(batch)
-        for ticket in lane.parked.values():
-            id_ = ticket.front_id
-            if not id_ or self._wire.call("XPENDING", self._keys.stream, self._keys.group, id_, id_, 1):
-                continue
+        if reached != NEVER:
+            lane.read_to = max(lane.read_to, reached)
+        return page.more or reached != last
+
+    def _claimed(self, strange: list[str]) -> bool:
+        """Whether anything is pending where no record says so: it is the master's again."""
+        if strange:
+            logger.warning("%d pending entries belong to no record: claimed back", len(strange))
+            batch = Batch()
+            batch.count("tampered", len(strange))
+            claim_back(self._leader, self._leader.settings.master, strange, batch, spared=self._named)
+            self._leader.advance(batch)
+        return bool(strange)
+
+    def _mended_since(self, after: str, upto: str) -> bool:
+        """Whether somebody acknowledged what lies there since it was looked at: it is pending again."""
+        return self._acknowledged is not None and self._acknowledged.mend_since(after, upto)
+
+    def _is_any_pending(self, after: str, to: str) -> bool:
+        return bool(self._wire.call("XPENDING", self._keys.stream, self._keys.group, f"({after}", to, 1))
+
+    def _take(self, entry: Any, full: bool, batch: Batch) -> None:
+        id_, fields = entry[0].decode(), entry[1]
+        lane = self._lane
+        if id_ in self._named and self._is_known(id_, fields, batch):
+            return
+        name = ticket_of(fields)
+        if name is not None and (full or self._is_spilled(name)):
+            # It is read when there is room for it; now it counts only that its ticket has it.
+            lane.leave(name, id_, batch)
+        elif len(entry) == 2 or not full:
+            self._leader.ingest(entry, batch)
+        else:
+            # Its ticket is not among its first fields, if it has one at all.
+            self._leader.ingest(self._leader.read_on(after=id_before(id_key(id_))).entries[0], batch)
+
+    def _is_known(self, id_: str, fields: Any, batch: Batch) -> bool:
+        """Whether the message, which a record named, is in the picture already; one whose entry is gone is taken."""
+        lane = self._lane
+        self._unseen.pop(id_, None)
+        ticket = lane.tickets.get(self._named[id_].id)
+        # In flight and pending here: moved by hand, or the group was made anew. `Strays` puts it right.
+        if id_ in lane.in_flight or id_ in lane.resting.tickets:
+            return True
+        if ticket is not None and any(message.id == id_ for message in ticket.waiting):
+            return True
+        if ticket is not None and id_ in self._fronts and not fields:
+            find_front(self._leader, ticket, id_, batch)
+            return True
+        return False
+
+    def _is_spilled(self, name: str) -> bool:
+        ticket = self._lane.tickets.get(name)
+        return ticket is not None and ticket.spilled_from is not None
+
+    # -- what records say, and the pending list does not: somebody acknowledged or deleted it ------------------------
+
+    def _find_fronts(self) -> None:
+        """What awaits a retry and was not begun is read in its place, if it is pending."""
+        batch = Batch()
+        for id_ in self._missing(list(self._fronts)):
+            logger.warning("message %s awaits a retry, and was not pending", id_)
+            batch.count("tampered")
+            find_front(self._leader, self._named[id_], id_, batch)
+        self._leader.advance(batch)
+
+    def _find_unseen(self) -> None:
+        """What rests, and was not among what is pending."""
+        lane = self._lane
+        taken = self._missing([id_ for id_ in self._unseen if id_ in lane.resting.tickets])
+        if taken:
+            logger.warning("%d messages await a retry, and were not pending: they are again", len(taken))
+            batch = Batch()
+            batch.count("tampered", len(taken))
+            # What is deleted, too, is dead when its time comes.
+            claim_back(self._leader, self._leader.settings.master, taken, batch, spared=taken)
+            self._leader.advance(batch)
+
+    def _find_parked(self) -> None:
+        """The message that was begun before its ticket was parked."""
+        begun = {ticket.front_id: ticket for ticket in self._lane.parked.values() if ticket.front_id}
+        for id_ in self._missing(list(begun)):
+            ticket = begun[id_]
             if body_of(self._leader, ticket.id, id_).payload:
                 # What else was taken, and from where on, nobody knows: all of it comes after the floor.
                 ticket.parked_from = min(id_key(id_), ticket.parked_from or id_key(id_))
                 if self._leader.settings.history and self._floor is not None:
                     ticket.parked_from = min(ticket.parked_from, key_after(self._floor))
                 self._leader.strays.mend_parked({ticket: 1})
-        batch = Batch()
-        for ticket in [t for t in lane.tickets.values() if t.begun and t.waiting and not t.run]:
-            if self._leader.settling.exhausted(ticket):
-                # The leader before this one took it back from a consumer that ended, and then ended itself.
-                self._leader.settling.condemn(ticket, batch, ticket.cause)
-        self._leader.advance(batch)
+
+    def _missing(self, ids: list[str]) -> list[str]:
+        """Those of ``ids`` that are pending under no name."""
+        found: list[str] = []
+        for start in range(0, len(ids), PAGE):
+            page = ids[start : start + PAGE]
+            commands = [("XPENDING", self._keys.stream, self._keys.group, id_, id_, 1) for id_ in page]
+            found += [id_ for id_, told in zip(page, self._wire.call_many(commands), strict=True) if not told]
+        return found
 
 
 def find_front(leader: Leader, ticket: Ticket, id_: str, batch: Batch) -> None:
@@ -251,7 +374,8 @@ def find_front(leader: Leader, ticket: Ticket, id_: str, batch: Batch) -> None:
     message = body_of(leader, ticket.id, id_)
     leader.lane.put_first(ticket, message)
     if message.payload:
-        adopt(leader.redis, leader.leadership, leader.settings.master, [id_])
+        with leader.strays.adopting():
+            adopt(leader.redis, leader.leadership, leader.settings.master, [id_])
     else:
         leader.settling.condemn(ticket, batch, "its entry was deleted while it awaited a retry")
 

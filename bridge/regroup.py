@@ -11,15 +11,15 @@ floor, entries after it that were done come again, and that is said.
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING, Any
 
 from celery.utils.log import get_logger
 
-from bridge.picture import id_key
+from bridge.pending import NEVER
+from bridge.picture import id_key, younger_than
 from routing import records
 from routing.history import What, read_entry
-from routing.transitions import Batch, adopt, advance, regroup
+from routing.transitions import Batch, adopt, advance, regroup, survey
 
 if TYPE_CHECKING:
     from bridge.leader import Leader
@@ -28,6 +28,8 @@ logger = get_logger(__name__)
 
 #: Entries in one page.
 PAGE = 1000
+#: Entries of the history in one page: each may have hundreds of rows.
+ENTRIES = 20
 #: What ends a message.
 LAST = frozenset({What.DONE, What.DEAD, What.REFUSED})
 #: How far a group has read whose pending entries were not put right yet: a leader that dies half way leaves it there.
@@ -44,20 +46,15 @@ def regroup_lane(leader: Leader, floor: str, why: str, read_to: str = "") -> Non
     named = _named_in_records(leader)
     newest = max(map(id_key, {floor, *ended, *named, *replayed}))
     upto = read_to or f"{newest[0]}-{newest[1]}"
-    for start in range(0, len(replayed), PAGE):
-        adopt(leader.redis, leader.leadership, leader.settings.master, replayed[start : start + PAGE])
-    start_at = f"({floor}"
+    for at in range(0, len(replayed), PAGE):
+        adopt(leader.redis, leader.leadership, leader.settings.master, replayed[at : at + PAGE])
+    start, end = younger_than(floor, upto)
     undone = skipped = 0
-    while True:
-        page = leader.wire.call("XRANGE", keys.stream, start_at, upto, "COUNT", PAGE)
-        ids = [entry[0].decode() for entry in page]
-        mine = [id_ for id_ in ids if id_ not in ended]
-        skipped += len(ids) - len(mine)
+    for page in survey(leader.redis, keys.stream, start, end):
+        mine = [id_ for id_, _ in page if id_ not in ended]
+        skipped += len(page) - len(mine)
         if mine:
             undone += adopt(leader.redis, leader.leadership, leader.settings.master, mine)
-        if len(page) < PAGE:
-            break
-        start_at = f"({ids[-1]}"
     regroup(leader.redis, leader.leadership, upto)
     logger.error("%d entries up to %s are undone, %d were done or dead before", undone, upto, skipped)
     batch = Batch()
@@ -78,30 +75,56 @@ def _named_in_records(leader: Leader) -> list[str]:
 
 
 def ended_after(leader: Leader, floor: str) -> tuple[set[str], list[str]]:
-    """Ids after ``floor`` that the history knows as done or dead; and those up to it that were put back since then,
-    and are not done again.
+    """What `Ends` has when the history was read to its end."""
+    ends = Ends(leader, floor, whole=True)
+    while ends.read_page():
+        pass
+    return ends.ended, list(ends.replayed)
+
+
+class Ends:
+    """What the history knows of messages after ``floor``, as far as it was read.
+
+    ``whole``: all of the history is read. A row is older than its message where a producer chose a later id, or the
+    server's clock was set back between the two. Else only what was written from the time of ``floor`` on.
     """
-    keys = leader.settings.keys
-    after = id_key(floor)
-    ended: set[str] = set()
-    replayed: dict[str, None] = {}
-    # A row is never older than its message, if its id is a time of this server; an id that is not may be later.
-    start = f"{after[0]}-0" if after[0] <= time.time() * 1000 else "-"
-    oldest = leader.wire.call("XRANGE", keys.history, "-", "+", "COUNT", 1)
-    if not oldest or id_key(oldest[0][0].decode()) > after:
-        logger.warning("the history does not reach back to %s: what was done since then may come again", floor)
-    while True:
-        page = leader.wire.call("XRANGE", keys.history, start, "+", "COUNT", 100)
+
+    def __init__(self, leader: Leader, floor: str, *, whole: bool = False) -> None:
+        self._leader = leader
+        self._after = id_key(floor)
+        #: Done or dead.
+        self.ended: set[str] = set()
+        #: Up to the floor, put back since then, and not done again.
+        self.replayed: dict[str, None] = {}
+        #: Of messages up to there rows are missing: the history begins later, or was trimmed while it was read.
+        self.missing_to = (0, 0)
+        self.whole = whole
+        self._start = "-" if whole else f"{self._after[0]}-0"
+        self._position = self._after
+
+    def read_page(self) -> bool:
+        """Reads on; whether there is more."""
+        history = self._leader.settings.keys.history
+        commands = (("-", "+", "COUNT", 1), (self._start, "+", "COUNT", ENTRIES))
+        oldest, page = self._leader.wire.call_many([("XRANGE", history, *words) for words in commands])
+        begins = id_key(oldest[0][0].decode()) if oldest else NEVER
+        if begins > self._position:
+            if self._position == self._after:
+                floor = "-".join(map(str, self._after))
+                logger.warning("the history does not reach back to %s: what was done since then may come again", floor)
+            self.missing_to = begins
         for id_, fields in page:
             for row in read_entry(id_, fields[1]):
+                later = id_key(row.message_id) > self._after
                 if row.what in LAST:
-                    replayed.pop(row.message_id, None)
-                    if id_key(row.message_id) > after:
-                        ended.add(row.message_id)
+                    self.replayed.pop(row.message_id, None)
+                    if later:
+                        self.ended.add(row.message_id)
                 elif row.what is What.REPLAYED:
-                    ended.discard(row.message_id)
-                    if id_key(row.message_id) <= after:
-                        replayed[row.message_id] = None
-        if len(page) < 100:
-            return ended, list(replayed)
-        start = "(" + page[-1][0].decode()
+                    self.ended.discard(row.message_id)
+                    if not later:
+                        self.replayed[row.message_id] = None
+        if page:
+            last = page[-1][0].decode()
+            self._start, self._position = f"({last}", id_key(last)
+        return len(page) == ENTRIES

@@ -15,6 +15,7 @@ from bridge.dead import Letter, chosen, newest_first
 from bridge.orders import give
 from bridge.picture import id_key
 from bridge.terminal import printable
+from bridge.ticket_tasks import ticket_tasks
 from routing.errors import InputError, OrderFailed
 from routing.messages import EntryParser, Refusal
 
@@ -24,8 +25,10 @@ if TYPE_CHECKING:
 
     from routing.keys import LaneKeys
 
-#: Letters in one order, and letters whose entries are looked for at once.
+#: Letters in one order.
 BATCH = 100
+#: Letters whose entries are looked for at once: each may be as large as a payload may be.
+ENTRIES = 8
 #: Letters that are deleted at once.
 DROP_BATCH = 1000
 
@@ -77,7 +80,7 @@ def judged(redis: Redis, keys: LaneKeys, letters: Sequence[Letter], parser: Entr
     One that was refused may be right by now: its task is there, or payloads may be larger.
     """
     newest = {letter.message_id: letter.id for letter in sorted(letters, key=lambda one: id_key(one.id))}
-    for some in _pages(letters, BATCH):
+    for some in _pages(letters, ENTRIES):
         with redis.pipeline(transaction=False) as pipe:
             for letter in some:
                 pipe.execute_command("XRANGE", keys.stream, letter.message_id, letter.message_id)
@@ -99,7 +102,7 @@ def parser_of(app: Celery) -> EntryParser:
     load_tasks(app)
     settings = app.bridge.settings
     return EntryParser(
-        default_task=settings.default_task, max_payload=settings.max_payload, known_tasks=app.tasks.keys()
+        default_task=settings.default_task, max_payload=settings.max_payload, known_tasks=ticket_tasks(app)
     )
 
 

@@ -18,9 +18,12 @@ does not make a message done, and must not cost its entry.
 
 from __future__ import annotations
 
+import re
 import time
+from bisect import bisect_right
 from typing import TYPE_CHECKING
 
+from bridge.picture import id_key
 from routing.keys import LaneKeys
 from routing.retention import done, letters, remove
 
@@ -36,6 +39,10 @@ BUDGET_S = 0.02
 AGAIN_S = 15.0
 #: Letters in one page: each may hold a payload and a traceback, which the server reads for it.
 LETTERS = 100
+
+
+#: What is an id, in what letters say: anybody may have written one.
+is_id = re.compile(r"\d{1,20}-\d{1,20}").fullmatch
 
 
 class Retention:
@@ -57,6 +64,8 @@ class Retention:
         #: Messages that have a letter, and up to which letter that is known, for each key of dead letters.
         self._dead: set[str] = set()
         self._read_to: dict[str, str] = {}
+        #: The same messages in the order of their ids; None: not put in order yet.
+        self._sorted: list[tuple[int, int]] | None = None
 
     def settled(self, batch: Batch) -> None:
         """Takes note of what a batch acknowledged; removes it when it is enough for a call."""
@@ -90,11 +99,13 @@ class Retention:
             self._cursor, self._ended = "-", False
             # Letters may have been dropped since: all are read anew.
             self._dead.clear()
+            self._sorted = None
             self._read_to.clear()
         until = started + BUDGET_S
-        end = f"{max(0, int((time.time() - self._keep_s) * 1000))}-{2**64 - 1}"
+        end = f"{max(0, int(self._leader.clock.server_ms() - self._keep_s * 1000))}-{2**64 - 1}"
         while time.monotonic() < until:
-            found = done(self._leader.redis, self._keys.stream, self._cursor, end, BATCH)
+            spared = self._spared(BATCH)
+            found = done(self._leader.redis, self._keys.stream, self._cursor, end, BATCH, spared=spared)
             self._others = found.groups - {self._keys.group.encode()}
             # After the entries: whatever of them is dead has its letter by now.
             if not self._know_letters(found.groups, until):
@@ -104,11 +115,19 @@ class Retention:
                 return
             if found.last:
                 self._cursor = f"({found.last}"
-            if found.looked < BATCH:
+            if not found.more:
                 # What is done, or old enough, later on comes behind, or waits for the next look.
                 if not self._ended:
                     self._ended, self._again_at = True, started + AGAIN_S
                 return
+
+    def _spared(self, count: int) -> list[str]:
+        """The first ``count`` messages with a letter that come next: they stay, and may be large."""
+        after = (-1, 0) if self._cursor == "-" else id_key(self._cursor[1:])
+        if self._sorted is None:
+            self._sorted = sorted(map(id_key, filter(is_id, self._dead)))
+        at = bisect_right(self._sorted, after)
+        return [f"{ms}-{sequence}" for ms, sequence in self._sorted[at : at + count]]
 
     def _know_letters(self, groups: frozenset[bytes], until: float) -> bool:
         """Reads the letters, of all lanes of the stream, that are not known yet; False: there was no time for all."""
@@ -120,7 +139,9 @@ class Retention:
                 continue
             while True:
                 ids, last = letters(self._leader.redis, key, self._read_to.get(key, ""), LETTERS)
-                self._dead.update(ids)
+                if ids:
+                    self._dead.update(ids)
+                    self._sorted = None
                 self._read_to[key] = last or self._read_to.get(key, "")
                 if len(ids) < LETTERS:
                     break

@@ -62,6 +62,10 @@ class ConsumerStatus:
     lease_ms: int
     #: How long it has been here, in ms.
     up_ms: int | None
+    #: Of this package.
+    version: str | None = None
+    #: Celery queues that it consumes beside its own; None: it did not tell.
+    queues: tuple[str, ...] | None = None
 
 
 @dataclass(frozen=True)
@@ -151,6 +155,8 @@ def consumers(
                 queued=queued,
                 lease_ms=max(0, lease_ms),
                 up_ms=None if since is None else max(0, now_ms - int(since * 1000)),
+                version=told.get("version"),
+                queues=tuple(told["queues"]) if "queues" in told else None,
             )
         )
     for name, number in pending.of_consumers.items():

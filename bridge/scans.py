@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
-from bridge.picture import id_key
+from bridge.picture import id_key, younger_than
 from routing.history import What, read_entry
 
 if TYPE_CHECKING:
@@ -77,10 +77,10 @@ def of_pending(
     end = "+" if before is None else f"({before}"
 
     def entries() -> Iterator[tuple[str, Any]]:
-        start = "-" if after is None else f"({after}"
+        span = ("-", end) if after is None else younger_than(after, end)
         while not pages.spent:
             size = pages.next
-            page = redis.execute_command("XPENDING", keys.stream, keys.group, start, end, size, master)
+            page = redis.execute_command("XPENDING", keys.stream, keys.group, *span, size, master)
             ids = [line[0].decode() for line in page]
             with redis.pipeline(transaction=False) as pipe:
                 for id_ in ids:
@@ -90,9 +90,9 @@ def of_pending(
                 yield id_, entry[0][1] if entry else ()
             if len(page) < size:
                 return
-            start = f"({ids[-1]}"
+            span = younger_than(ids[-1], end)
         # One more that nobody looks at any more.
-        if redis.execute_command("XPENDING", keys.stream, keys.group, start, end, 1, master):
+        if redis.execute_command("XPENDING", keys.stream, keys.group, *span, 1, master):
             yield "", None
 
     return _count(entries(), pages, ticket)
@@ -120,16 +120,16 @@ def of_stream(redis: Redis, keys: LaneKeys, ticket: bytes, after: str) -> Scan:
     pages = _Pages()
 
     def entries() -> Iterator[tuple[str, Any]]:
-        start = f"({after}"
+        span = younger_than(after)
         while not pages.spent:
             size = pages.next
-            page = redis.execute_command("XRANGE", keys.stream, start, "+", "COUNT", size)
+            page = redis.execute_command("XRANGE", keys.stream, *span, "COUNT", size)
             for id_, fields in page:
                 yield id_.decode(), fields
             if len(page) < size:
                 return
-            start = f"({page[-1][0].decode()}"
-        if redis.execute_command("XRANGE", keys.stream, start, "+", "COUNT", 1):
+            span = younger_than(page[-1][0].decode())
+        if redis.execute_command("XRANGE", keys.stream, *span, "COUNT", 1):
             yield "", None
 
     return _count(entries(), pages, ticket)

@@ -10,6 +10,10 @@ from typing import TYPE_CHECKING, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from bridge.address import address_of, database_of, normalised, parsed
+from bridge.given import PREFIX, given_settings
+from bridge.signature import require_match
+from bridge.ticket_tasks import ticket_tasks
+from routing.connection import check_options
 from routing.errors import ConfigurationError
 from routing.keys import LaneKeys
 from routing.policies import PolicyName
@@ -17,7 +21,6 @@ from routing.policies import PolicyName
 if TYPE_CHECKING:
     from celery import Celery
 
-PREFIX = "bridge_"
 #: Of URLs that name one server.
 SCHEMES = ("redis", "rediss", "redis+socket", "unix")
 
@@ -41,6 +44,20 @@ class Backoff(BaseModel):
         return int(1000 * delay * (1 - self.jitter * dice))
 
 
+class BreakerLimits(BaseModel):
+    """A task's circuit breaker opens when within ``seconds`` messages of at least ``tickets`` different tickets failed,
+    and they are at least this ``share`` of all outcomes of the task; then one message is tried every ``probe`` seconds.
+    A ``share`` of 0 turns breakers off.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    share: float = Field(default=0.9, ge=0, le=1)
+    tickets: int = Field(default=20, ge=2, le=100_000)
+    seconds: float = Field(default=60.0, ge=1, le=86_400)
+    probe: float = Field(default=5.0, ge=1, le=86_400)
+
+
 class Settings(BaseModel):
     """Every setting, without its prefix, with default and unit. Documented in ``celeryconfig.py``."""
 
@@ -52,6 +69,8 @@ class Settings(BaseModel):
     group: str = Field("concurrency_stream_group", min_length=1, max_length=512)
     #: The consumer name under which the master reads and keeps what waits.
     master: str = Field("master", min_length=1, max_length=512)
+    #: The name under which the app takes part in the lane; None: its own (``Celery("name")``).
+    app: str | None = Field(None, min_length=1, max_length=512)
     #: Task of messages that name none.
     default_task: str | None = None
     policy: PolicyName = PolicyName.LEAST_LOADED
@@ -62,8 +81,14 @@ class Settings(BaseModel):
     #: Attempts before a message is given up.
     max_attempts: int = Field(5, ge=1, le=1_000_000)
     backoff: Backoff = Backoff()
+    #: When dispatching of a task that fails for everybody pauses.
+    breaker: BreakerLimits = BreakerLimits()
+    #: Dead letters at which nothing new is read.
+    dead_max: int = Field(100_000, ge=1, le=1_000_000_000)
     #: Whether the ticket of a dead message goes on, or stands still until an operator releases it.
     on_dead: Literal["skip", "park"] = "skip"
+    #: Seconds that a message waits for a consumer that has its task, when none has had it so far.
+    unknown_after: float = Field(600.0, ge=0, le=365 * 86_400)
     #: Bytes of JSON.
     max_payload: int = Field(1024 * 1024, ge=2, le=256 * 1024 * 1024)
     #: About how long a bundle lasts, in ms; 0 turns bundles off.
@@ -74,6 +99,11 @@ class Settings(BaseModel):
     retention: float | None = Field(0.0, ge=0, le=100 * 365 * 86_400)
     #: Messages that the master keeps in memory at most; the rest waits in Redis.
     window: int = Field(50_000, ge=100, le=10_000_000)
+    #: Bytes that these may have, about.
+    window_bytes: int = Field(128 * 1024 * 1024, ge=1024 * 1024, le=64 * 1024**3)
+
+    #: A file that a master's and a worker's loop touches as it turns, for a supervisor to look at its age.
+    health_file: str | None = Field(None, min_length=1)
 
     @field_validator("policy", mode="before")
     @classmethod
@@ -86,16 +116,19 @@ class Settings(BaseModel):
                 raise ValueError(f"must be one of {names}") from None
         return value
 
-    @field_validator("lease", "leader_lease", "bundle_ms", "retention", mode="before")
+    @field_validator("lease", "leader_lease", "bundle_ms", "retention", "unknown_after", mode="before")
     @classmethod
     def _whole_seconds(cls, value: object) -> object:
         return float(value) if isinstance(value, int) and not isinstance(value, bool) else value
 
-    @field_validator("backoff", mode="before")
+    @field_validator("backoff", "breaker", mode="before")
     @classmethod
-    def _backoff_of_mapping(cls, value: object) -> object:
+    def _of_mapping(cls, value: object) -> object:
         if isinstance(value, Mapping):
-            return {k: float(v) if isinstance(v, int) and not isinstance(v, bool) else v for k, v in value.items()}
+            return {
+                k: float(v) if isinstance(v, int) and not isinstance(v, bool) and k != "tickets" else v
+                for k, v in value.items()
+            }
         return value
 
     @field_validator("stream")
@@ -134,21 +167,22 @@ TASK_OVERRIDES: dict[str, type[Any]] = {"max_attempts": int, "bundle": bool, "on
 
 def read_settings(app: Celery) -> Settings:
     """The settings of ``app``. Raises `ConfigurationError`, one line, for whatever cannot work."""
-    given = {}
-    for key in list(app.conf):
-        if isinstance(key, str) and key.lower().startswith(PREFIX):
-            given[key.lower().removeprefix(PREFIX)] = app.conf[key]
-    known = set(Settings.model_fields)
-    for name in given:
-        if name not in known:
-            near = difflib.get_close_matches(name, known, n=1, cutoff=0)
-            raise ConfigurationError(f"unknown setting {PREFIX}{name}; did you mean {PREFIX}{near[0]}?")
+    found = given_settings(app, Settings.model_fields)
+    given = {name: value for name, (_, value) in found.items()}
     given.setdefault("redis_url", "")
     try:
         settings = Settings(**given)
     except ValidationError as exc:
-        raise ConfigurationError(_one_line(exc)) from None
-    return settings.model_copy(update={"redis_url": _check_url(app, settings.redis_url)})
+        raise ConfigurationError(_one_line(exc, {name: key for name, (key, _) in found.items()})) from None
+    try:
+        url = _check_url(app, settings.redis_url)
+        check_options(url)
+    except ConfigurationError:
+        if not app.conf.task_always_eager:
+            raise
+        # Nothing is ever sent.
+        url = ""
+    return settings.model_copy(update={"redis_url": url})
 
 
 def check_tasks(app: Celery, settings: Settings) -> None:
@@ -156,9 +190,12 @@ def check_tasks(app: Celery, settings: Settings) -> None:
     for name, task in app.tasks.items():
         check_task_options(name, task)
     default = settings.default_task
-    if default is not None and default not in app.tasks:
-        known = ", ".join(sorted(n for n in app.tasks if not n.startswith(("celery.", "bridge.")))) or "none"
+    known_tasks = ticket_tasks(app)
+    if default is not None and default not in known_tasks:
+        known = ", ".join(sorted(known_tasks)) or "none"
         raise ConfigurationError(f"bridge_default_task {default!r} is not a task of this app; its tasks: {known}")
+    if default is not None:
+        require_match(app.tasks[default])
 
 
 def check_task_options(name: str, task: Any) -> None:
@@ -217,17 +254,21 @@ def _check_url(app: Celery, url: str) -> str:
     return normalised(url)
 
 
-def _one_line(exc: ValidationError) -> str:
+def _one_line(exc: ValidationError, keys: Mapping[str, str]) -> str:
     problems = []
     for error in exc.errors(include_url=False, include_context=False):
-        where = PREFIX + ".".join(str(part) for part in error["loc"]) if error["loc"] else ""
+        where = ".".join(str(part) for part in error["loc"])
+        name = where.partition(".")[0]
+        if name:
+            where = keys.get(name, PREFIX + name) + where.removeprefix(name)
         message = error["msg"].removeprefix("Value error, ")
         if not where:
             # Such a message names the setting itself.
             problems.append(message)
             continue
         if error["type"] == "extra_forbidden":
-            near = difflib.get_close_matches(str(error["loc"][-1]), Backoff.model_fields, n=1, cutoff=0)
+            fields = BreakerLimits.model_fields if error["loc"][0] == "breaker" else Backoff.model_fields
+            near = difflib.get_close_matches(str(error["loc"][-1]), fields, n=1, cutoff=0)
             problems.append(f"unknown setting {where}; did you mean {where.rpartition('.')[0]}.{near[0]}?")
             continue
         shown = repr(error.get("input"))

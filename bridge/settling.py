@@ -4,6 +4,7 @@ Whose attempt is charged:
 
 - a message that raised, or was cut off alone (its process died, its time limit struck): it;
 - a message that was never begun: nobody;
+- one that was cut off since its worker was told to end at once: nobody, but what it began is undone;
 - when a consumer ended, see `bridge.recovery`.
 """
 
@@ -11,7 +12,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from bridge.breaker import Breakers
 from bridge.lane import Lane
+from bridge.letters import payload_words
 from bridge.outcomes import Kind, Outcome
 from bridge.picture import Ticket
 from routing.history import What
@@ -28,7 +31,7 @@ CAUSE_CHARS = 200
 
 class Settling:
     """``max_attempts`` answers for a task, ``delay_ms`` for a failed attempt, ``parks`` says whether a dead message
-    of a task parks its ticket.
+    of a task parks its ticket, ``letters_full`` whether there may be no more dead letters now.
     """
 
     def __init__(
@@ -38,11 +41,15 @@ class Settling:
         max_attempts: Callable[[str], int],
         delay_ms: Callable[[int], int],
         parks: Callable[[str], bool],
+        breakers: Breakers | None = None,
+        letters_full: Callable[[], bool] = lambda: False,
     ) -> None:
         self._lane = lane
         self._max_attempts = max_attempts
         self._delay_ms = delay_ms
         self._parks = parks
+        self._breakers = breakers or Breakers(lane)
+        self._letters_full = letters_full
         self._historical = lane.settings.history > 0
 
     def settle(self, outcome: Outcome, batch: Batch) -> Ticket | None:
@@ -62,6 +69,8 @@ class Settling:
             self._done(ticket, outcome, batch)
         elif outcome.kind is Kind.RETURNED:
             self._returned(ticket, outcome, batch)
+        elif outcome.kind is Kind.INTERRUPTED:
+            self._interrupted(ticket, outcome, batch)
         else:
             self._failed(ticket, outcome, batch)
         return ticket
@@ -72,6 +81,8 @@ class Settling:
         message = ticket.run.popleft()
         lane.landed(ticket, message)
         self._measure(message.task, outcome.service_ms)
+        if self._breakers.circuits:
+            self._breakers.succeeded(message.task)
         batch.acknowledged.append(message.id)
         batch.count("done")
         if self._historical:
@@ -93,8 +104,26 @@ class Settling:
             ticket.cause = ticket.cause or "given back"
             lane.hold_back(ticket, lane.now_ms())
         batch.count("returned")
+        if ticket.waiting and not ticket.waiting[0].payload and ticket.park_reason is None:
+            # Its entry is gone from the stream, and there was a new leader since: nobody can be sent it again.
+            self.condemn(ticket, batch, "given back")
+            return
         # It had its turn.
         lane.make_ready(ticket, first=True)
+
+    def _interrupted(self, ticket: Ticket, outcome: Outcome, batch: Batch) -> None:
+        """It was cut off, for no fault of its own: it comes again at once, with the attempt that it had."""
+        lane = self._lane
+        consumer = ticket.consumer.name if ticket.consumer is not None else ""
+        self.note_run(batch, ticket, What.LOST, outcome)
+        ticket.lost = LostAttempt(ticket.attempt, outcome.fence, consumer, outcome.error[:CAUSE_CHARS])
+        ticket.cause = outcome.error[:CAUSE_CHARS]
+        self._take_back(ticket, batch)
+        # What it has behind it must outlive this leader, so the record stays.
+        lane.hold_back(ticket, lane.now_ms())
+        batch.count("interrupted")
+        if not ticket.waiting[0].payload and ticket.park_reason is None:
+            self.condemn(ticket, batch, ticket.cause)
 
     def _failed(self, ticket: Ticket, outcome: Outcome, batch: Batch) -> None:
         """It raised, or was cut off alone: it comes again after its backoff, or is dead."""
@@ -103,11 +132,21 @@ class Settling:
         consumer = ticket.consumer.name if ticket.consumer is not None else ""
         batch.count("failed")
         attempt = ticket.attempt
-        over = outcome.kind is Kind.DEAD or attempt >= self._max_attempts(message.task) or not message.payload
+        last = attempt >= self._max_attempts(message.task)
+        over = outcome.kind is Kind.DEAD or last or not message.payload
+        paused = charged = False
+        if outcome.kind is not Kind.DEAD and message.payload:
+            charged = self._breakers.failed(message.task, ticket, outcome.error)
+            paused = bool(self._breakers.why(message.task))
+        # While its task fails for everybody a message does not die of it, nor while there is no room for letters: it
+        # keeps the attempt that it had. Only a probe's counts up, but for its last one.
+        kept = (paused and (last or not charged)) or (over and message.payload != b"" and self._letters_full())
+        over = over and not kept
         lost = outcome.kind is Kind.LOST
-        what = What.DEAD if over else What.LOST if lost else What.FAILED
+        # In the history, what counts for nothing is as an attempt that was cut off.
+        what = What.DEAD if over else What.LOST if lost or kept else What.FAILED
         self.note_run(batch, ticket, what, outcome)
-        ticket.attempt = attempt + 1
+        ticket.attempt = attempt if kept else attempt + 1
         # It ended by itself, or alone: it is not what ends its consumers.
         ticket.losses = 0
         if lost:
@@ -123,23 +162,25 @@ class Settling:
         ticket.cause = outcome.error[:CAUSE_CHARS]
         batch.count("retried")
 
-    def _give_up(self, ticket: Ticket, batch: Batch, outcome: Outcome, *, attempts: int, consumer: str) -> None:
+    def _give_up(
+        self, ticket: Ticket, batch: Batch, outcome: Outcome, *, attempts: int, consumer: str, reason: str = ""
+    ) -> None:
         """The oldest waiting message of ``ticket`` goes to the dead letters; the ticket goes on, or stands still."""
         lane = self._lane
-        message = ticket.waiting.popleft()
-        lane.held -= 1
+        message = lane.drop_first(ticket)
         # It may also be among those given back, which does nothing to an entry that was acknowledged in the same step.
         batch.acknowledged.append(message.id)
-        reason = f"gave up after {attempts} attempt{'s' if attempts > 1 else ''}"
-        if outcome.kind is Kind.DEAD:
-            reason = "asked not to come again"
-        elif not message.payload:
+        if not message.payload:
             reason = Refused.TRIMMED.value
+        elif outcome.kind is Kind.DEAD:
+            reason = "asked not to come again"
+        elif not reason:
+            reason = f"gave up after {attempts} attempt{'s' if attempts > 1 else ''}"
         batch.dead.append(
             [
                 *("message_id", message.id, "reason", reason, "error", outcome.error),
                 *("traceback", outcome.traceback, "attempts", attempts, "at_ms", lane.now_ms()),
-                *("ticket_id", ticket.id, "task", message.task, "payload", message.payload),
+                *("ticket_id", ticket.id, "task", message.task, *payload_words(message.payload)),
                 *("consumer", consumer, "fence", outcome.fence),
             ]
         )
@@ -148,18 +189,24 @@ class Settling:
         ticket.due_ms = 0
         if self._parks(message.task) and ticket.park_reason is None:
             ticket.park_reason = f"message {message.id} is dead: {outcome.error[:CAUSE_CHARS]}"
+        if ticket.park_reason is None and ticket.waiting and not ticket.waiting[0].payload:
+            self.condemn(ticket, batch, outcome.error)
+            return
         lane.make_ready(ticket)
 
-    def condemn(self, ticket: Ticket, batch: Batch, error: str) -> None:
-        """The oldest waiting message has had all its attempts, or its entry is gone: it is dead without another one."""
+    def condemn(self, ticket: Ticket, batch: Batch, error: str, reason: str = "") -> None:
+        """The oldest waiting message has had all its attempts, or its entry is gone, or, with a ``reason``, it was not
+        to have any more: it is dead without another one.
+        """
         lane = self._lane
         lane.touch(ticket, batch)
         lane.unqueue(ticket)
         message = ticket.waiting[0]
         if self._historical:
             self.note(batch, ticket, message, What.DEAD, Outcome(message.id, 0, Kind.LOST))
-        attempts = max(1, ticket.attempt - 1)
-        self._give_up(ticket, batch, Outcome(message.id, 0, Kind.LOST, error=error), attempts=attempts, consumer="")
+        attempts = ticket.attempt - 1 if reason else max(1, ticket.attempt - 1)
+        outcome = Outcome(message.id, 0, Kind.LOST, error=error)
+        self._give_up(ticket, batch, outcome, attempts=attempts, consumer="", reason=reason)
 
     def exhausted(self, ticket: Ticket) -> bool:
         """Whether the oldest waiting message has no attempt left, or nothing that could be handled."""

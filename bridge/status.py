@@ -12,9 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 from redis.exceptions import ResponseError
 
+from bridge.about import differences, leaders_facts
 from bridge.connect import without_password
+from bridge.picture import id_key, younger_than
 from bridge.roster import ConsumerState, ConsumerStatus, Pending, ask, consumers, registrations_of
-from bridge.terminal import count
+from bridge.terminal import count, duration, one_line
+from bridge.unserved import UnservedTask, read_unserved
 from routing.records import PARKED
 
 if TYPE_CHECKING:
@@ -22,15 +25,16 @@ if TYPE_CHECKING:
 
     from bridge.settings import Settings
 
-#: The version from which on a server knows how much of a stream a group has not read.
-TELLS_LAG = (7, 0)
+#: Unread entries that are counted one by one where the server does not know their number, and bytes of them, about.
+COUNTED = 1000
+COUNTED_BYTES = 4 * 1024 * 1024
 #: Ticket records that are read to count the parked ones, about. There are as many as tickets are in flight, await a
 #: retry, or are parked.
 RECORDS = 10_000
 #: How the record of a parked ticket begins.
 _PARKED = f"[{PARKED},".encode()
 #: Counters of what should not happen, in the order of their weight.
-TROUBLE = ("lost", "suspect", "rerouted", "stale", "tampered", "stalled", "regrouped")
+TROUBLE = ("lost", "suspect", "rerouted", "stale", "tampered", "stalled", "regrouped", "unknown")
 
 
 @dataclass(frozen=True)
@@ -55,8 +59,8 @@ class LaneStatus:
     #: The consumer group exists.
     has_group: bool
     leader: Leading | None
-    #: None: not known, and ``unread_why`` says why.
-    unread: int | None
+    unread: int
+    #: Why that is only the most that it can be; empty: it is exact.
     unread_why: str
     waiting: int
     in_flight: int
@@ -73,6 +77,13 @@ class LaneStatus:
     outcomes: int
     counters: dict[str, int]
     consumers: tuple[ConsumerStatus, ...]
+    #: The Celery app that has the lane, and the format of what it keeps (`bridge.about`); None: nobody has said so.
+    app: str | None = None
+    format: int | None = None
+    #: Version and settings of the master that leads, or led last.
+    master: dict[str, Any] = field(default_factory=dict)
+    #: Tasks that messages wait for, since nobody who is here can run them.
+    unserved: tuple[UnservedTask, ...] = field(default=())
     #: What keeps the lane from moving, a sentence each, with what to do.
     problems: tuple[str, ...] = field(default=())
 
@@ -92,16 +103,21 @@ def look(redis: Redis, settings: Settings) -> LaneStatus:
         pipe.hgetall(keys.counts)
         pipe.hgetall(keys.consumers)
         pipe.hgetall(keys.drains)
+        pipe.hgetall(keys.unserved)
+        pipe.hgetall(keys.about)
+        pipe.execute_command("XINFO", "STREAM", keys.stream)
         pipe.execute_command("XINFO", "GROUPS", keys.stream)
         pipe.execute_command("XPENDING", keys.stream, keys.group)
         replies = pipe.execute(raise_on_error=False)
     # A stream or a group that nobody has made yet is a state, not an error.
     pending_raw = _unless_missing(replies.pop())
     groups_raw = _unless_missing(replies.pop()) or []
+    stream = _as_dict(_unless_missing(replies.pop()) or [])
     for reply in replies:
         if isinstance(reply, Exception):
             raise reply
-    time_, info, token, leader_left, retries, dead, outcomes, length, counts, registered, drains = replies
+    time_, info, token, leader_left, retries, dead, outcomes, length, *hashes = replies
+    counts, registered, drains, unserved, about = hashes
     now_ms = time_[0] * 1000 + time_[1] // 1000
     group = next((g for g in map(_as_dict, groups_raw) if g[b"name"] == keys.group.encode()), None)
     registrations = registrations_of(registered)
@@ -109,12 +125,16 @@ def look(redis: Redis, settings: Settings) -> LaneStatus:
 
     last_delivered = group[b"last-delivered-id"].decode() if group else "0-0"
     with redis.pipeline(transaction=False) as pipe:
-        pipe.execute_command("XRANGE", keys.stream, f"({last_delivered}", "+", "COUNT", 1)
+        pipe.execute_command("XRANGE", keys.stream, *younger_than(last_delivered), "COUNT", 1)
         pipe.execute_command("HSCAN", keys.tickets, 0, "COUNT", RECORDS)
         ask(pipe, keys, registrations)
         next_unread, (cursor, records), *of_consumers = pipe.execute()
 
-    unread, why = _unread(group, next_unread, length, str(info["redis_version"]))
+    unread, why = length, ""
+    if group is not None:
+        # Without a group: its first master will make it from the stream's beginning.
+        pending_count = int(pending_raw[0]) if pending_raw else 0
+        unread, why = _unread(redis, settings, group, stream, next_unread, length - pending_count)
     leader = None
     if token is not None:
         term, _, holder = token.decode().partition(" ")
@@ -145,27 +165,40 @@ def look(redis: Redis, settings: Settings) -> LaneStatus:
         outcomes=outcomes,
         counters={name.decode(): int(value) for name, value in sorted(counts.items())},
         consumers=consumers(registrations, of_consumers, drains, pending, now_ms),
+        unserved=read_unserved(unserved),
+        app=about[b"app"].decode() if b"app" in about else None,
+        format=int(about[b"format"]) if b"format" in about else None,
+        master=leaders_facts(about.get(b"master")),
     )
-    return replace(seen, problems=tuple(_problems(seen)))
+    waits = (_unserved(one, now_ms) for one in seen.unserved)
+    problems = (*_problems(seen, settings.dead_max), *waits, *_differing(seen, registrations))
+    return replace(seen, problems=problems)
 
 
-def _unread(group: dict[bytes, Any] | None, next_unread: Any, length: int, version: str) -> tuple[int | None, str]:
-    """(messages that the group has not read, why this is not known)."""
-    if group is None:
-        # Its first master will make the group from the stream's beginning.
-        return length, ""
+def _unread(
+    redis: Redis, settings: Settings, group: dict[bytes, Any], stream: dict[bytes, Any], next_unread: Any, at_most: int
+) -> tuple[int, str]:
+    """(messages that the group has not read, why they may be fewer)."""
     if not next_unread:
         return 0, ""
+    # Never below what is seen: what is counted here was asked one after the other.
     lag = group.get(b"lag")
     if lag is not None:
-        # Never below what is seen: the two were asked one after the other.
         return max(1, int(lag)), ""
-    if tuple(int(part) for part in version.split(".")[:2]) < TELLS_LAG:
-        return None, "unknown (server before 7.0)"
-    return None, "unknown (entries were deleted from the stream)"
+    read, added = group.get(b"entries-read"), stream.get(b"entries-added")
+    last, deleted = group[b"last-delivered-id"].decode(), stream.get(b"max-deleted-entry-id", b"").decode()
+    if read is not None and added is not None and id_key(deleted) <= id_key(last):
+        # The server is more careful than it must be: what was deleted had been read.
+        return max(1, int(added) - int(read)), ""
+    size = sum(map(len, next_unread[0][1])) + 1
+    count = max(1, min(COUNTED, COUNTED_BYTES // size))
+    found = redis.execute_command("XRANGE", settings.keys.stream, *younger_than(last), "COUNT", count)
+    if len(found) < count:
+        return max(1, len(found)), ""
+    return max(count, at_most), "the most that it can be: some of it may be done and not removed yet"
 
 
-def _problems(seen: LaneStatus) -> list[str]:
+def _problems(seen: LaneStatus, dead_max: int) -> list[str]:
     problems = []
     if seen.leader is None:
         problems.append("no master leads: nothing is dispatched or settled; start one with `bridge run`")
@@ -182,10 +215,40 @@ def _problems(seen: LaneStatus) -> list[str]:
     stalled = [c.name for c in alive if c.state is ConsumerState.STALLED]
     if stalled:
         problems.append(f"alive, and taking nothing from the queue: {', '.join(stalled)}; look at the log, restart it")
+    if seen.dead >= dead_max:
+        problems.append(
+            f"{count(seen.dead, 'dead letter')}, and bridge_dead_max is {dead_max:,}: nothing new is read; "
+            "`bridge dead list`, then replay or drop some"
+        )
     if seen.parked:
         held = f", with {count(seen.parked_messages, 'message')} waiting" if seen.parked_messages else ""
         problems.append(f"{count(seen.parked, 'ticket')} parked{held}: `bridge ticket list --parked` says why")
     return problems
+
+
+def _unserved(one: UnservedTask, now_ms: int) -> str:
+    waits = f"{count(one.messages, 'message')} of {count(one.tickets, 'ticket')}"
+    verb = "waits" if one.messages == 1 else "wait"
+    what = f"{waits} {verb} for {one_line(one.task)} since {duration(max(0, now_ms - one.since_ms))}: {one.why}"
+    if one.breaker:
+        return f"{what}; when one that is tried succeeds, they go on"
+    if one.dead_in_ms is None:
+        return f"{what}; start a worker that runs it"
+    return f"{what}; start a worker that runs it, or the first is a dead letter in {duration(one.dead_in_ms)}"
+
+
+def _differing(seen: LaneStatus, registrations: dict[str, dict[str, Any]]) -> list[str]:
+    """Consumers whose version or settings are not those of the master that leads."""
+    differ: dict[str, list[str]] = {}
+    for one in seen.consumers:
+        if one.alive:
+            for difference in differences(registrations[one.name], seen.master):
+                differ.setdefault(difference, []).append(one.name)
+    found = []
+    for difference, names in differ.items():
+        who = ", ".join(names[:5]) + (" and others" if len(names) > 5 else "")
+        found.append(f"{who}: {difference.replace('there', 'the master:', 1)}; start all members with the same")
+    return found
 
 
 def _server(info: dict[str, Any]) -> str:

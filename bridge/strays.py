@@ -18,16 +18,26 @@ Each is counted as ``tampered``, the group as ``regrouped``.
 from __future__ import annotations
 
 import time
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from celery.utils.log import get_logger
 
-from bridge.pending import PAGE, claim_back, names_in_group, owners, pairs, pending_elsewhere, pending_under
-from bridge.picture import Ticket, id_before, id_key
+from bridge.pending import (
+    NEVER,
+    PAGE,
+    claim_back,
+    names_in_group,
+    owners,
+    pending_elsewhere,
+    pending_in_all,
+    pending_under,
+)
+from bridge.picture import Ticket, id_before, id_key, younger_than
 from bridge.regroup import HALF_MADE, ended_after
 from bridge.undone import oldest_undone
 from routing.errors import LaneConflict
-from routing.transitions import Advanced, Batch, adopt, floor, regroup
+from routing.transitions import Advanced, Batch, adopt, floor, regroup, survey
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -54,9 +64,12 @@ class Strays:
         self._deleted: set[str] = set()
         #: The same of what waits: how many.
         self._deleted_waiting = 0
+        #: Entries that are pending in the group, as the leader's own steps leave it.
+        self._pending = 0
 
     def told(self, done: Advanced, batch: Batch) -> None:
         """What a script found: entries that were not pending, and should have been."""
+        self._pending += done.mended - done.acknowledged
         # What is revived from the dead letters was not pending, and rightly so.
         tampered = max(0, done.mended - len(batch.revived))
         if done.acknowledged < len(batch.acknowledged):
@@ -65,6 +78,37 @@ class Strays:
         if tampered:
             logger.warning("%d entries had been taken from the pending list by somebody else", tampered)
             self._tampered += tampered
+
+    def was_read(self, count: int) -> None:
+        """The leader has read so many new entries."""
+        self._pending += count
+
+    def count_anew(self) -> None:
+        """Takes what is pending now for what must be."""
+        self._pending = pending_in_all(self._leader)
+
+    @contextmanager
+    def adopting(self) -> Iterator[None]:
+        """In it, the leader makes entries pending that may have been so before."""
+        before = pending_in_all(self._leader)
+        yield
+        self._pending += pending_in_all(self._leader) - before
+
+    def mend_taken(self) -> bool:
+        """Whether fewer entries are pending than the leader's own steps left, all names taken together: then what was
+        read and is undone is pending again. What is in memory is missed by its name, too; what is spilled only by this
+        number: so whoever reads that again asks here first, or would go on with what comes after what was taken.
+        """
+        pending = pending_in_all(self._leader)
+        expected, self._pending = self._pending, pending
+        if pending >= expected:
+            return False
+        self._adopt_waiting()
+        # What lies on a shelf is counted by its name (`compare`).
+        self._shelve({t.id: t.spilled_from for t in self._lane.parked.values() if t.spilled_from is not None})
+        if self._pending > pending:
+            self._say("%d entries that wait were taken from the pending list: they are again", self._pending - pending)
+        return True
 
     def look(self) -> None:
         """Now and then: compares the pending list with the picture, and notes how far all is done."""
@@ -75,12 +119,13 @@ class Strays:
         if time.monotonic() < self._compare_at:
             return
         self._compare_at = time.monotonic() + COMPARE_S
-        if self.compare():
+        if self.compare() and not self._leader.behind:
             self._leader.retention.sweep()
         self._note_floor()
 
     def compare(self) -> bool:
         """Compares, and mends; whether there was nothing to mend."""
+        taken = self.mend_taken()
         found = owners(self._leader)
         if self._mend_in_flight(found):
             # What was counted before is not so any more: the rest is for the next time.
@@ -96,19 +141,25 @@ class Strays:
         }
         if short:
             self.mend_parked(short)
-        return missing <= 0 and not short
+        return missing <= 0 and not short and not taken
 
     def mend_parked(self, short: dict[Ticket, int]) -> None:
         """Of parked tickets, so many entries at least are not pending any more under the name of each. Which ones is
         not in memory: all that is undone of the ticket is pending there again.
         """
+        if taken := sum(short.values()):
+            self._say("%d entries of parked tickets were taken from the pending list: they are again", taken)
+        # What was spilled when its ticket was parked may be pending under the master's name still.
+        starts = {t.id: [key for key in (t.parked_from, t.spilled_from) if key is not None] for t in short}
+        self._shelve({name: min(keys) if keys else NEVER for name, keys in starts.items()})
+
+    def _shelve(self, since: dict[str, tuple[int, int]]) -> None:
+        """What is undone of the parked tickets in ``since``, from the given id on, is pending under their own names."""
         lane = self._lane
-        self._say("%d entries of parked tickets were taken from the pending list: they are again", sum(short.values()))
-        tickets = {ticket.id: ticket for ticket in short}
-        since = {name: ticket.parked_from for name, ticket in tickets.items() if ticket.parked_from is not None}
-        for name, ids in self._undone(since):
+        for name, ids in self._undone({name: key for name, key in since.items() if key != NEVER}):
             self._adopt(lane.parked_name(name), ids)
-        for name, ticket in tickets.items():
+        for name in since:
+            ticket = lane.parked[name]
             # What was deleted from the stream as well nothing can make pending.
             ids = list(pending_under(self._leader, lane.parked_name(name)))
             ticket.shelved = len(ids)
@@ -122,7 +173,7 @@ class Strays:
         stream, group = self._keys.stream, self._keys.group
         read_to = "-".join(map(str, self._lane.read_to))
         known = names_in_group(self._leader)
-        further = self._leader.wire.call("XPENDING", stream, group, f"({read_to}", "+", 1)
+        further = self._leader.wire.call("XPENDING", stream, group, *younger_than(read_to), 1)
         if further:
             raise LaneConflict(why)
         if self._leader.settings.master not in known or self._lane.parked:
@@ -152,6 +203,8 @@ class Strays:
             self._leader.advance(batch)
             known = {message.id for ticket in lane.tickets.values() for message in ticket.waiting}
             known.update(lane.in_flight)
+            if self._leader.behind:
+                known.update(id_ for id_ in strange if id_key(id_) > lane.read_to)
             if not known.issuperset(strange):
                 # Of tickets that are parked, or have messages that are not in memory, or of none that is known.
                 raise LaneConflict("entries came back that nobody knew of")
@@ -171,9 +224,12 @@ class Strays:
 
     def _mend_waiting(self, missing: int) -> None:
         """The master's own pending entries are fewer than what waits in memory."""
+        self._say("%d entries that wait were taken from the pending list: they are pending again", missing)
+        self._adopt_waiting()
+
+    def _adopt_waiting(self) -> None:
         lane = self._lane
         here = [message.id for ticket in lane.tickets.values() for message in ticket.waiting]
-        self._say("%d entries that wait were taken from the pending list: they are pending again", missing)
         self._deleted_waiting = len(here) - self._adopt(self._leader.settings.master, here)
         spilled = {ticket.id: ticket.spilled_from for ticket in lane.spilled if ticket.spilled_from is not None}
         if not spilled:
@@ -192,23 +248,18 @@ class Strays:
         first = min(since.values())
         ended, _ = ended_after(self._leader, id_before(first))
         start, end = (f"{ms}-{sequence}" for ms, sequence in (first, lane.read_to))
-        while True:
-            page = self._leader.wire.call("XRANGE", self._keys.stream, start, end, "COUNT", PAGE)
+        for page in survey(self._leader.redis, self._keys.stream, start, end):
             found: dict[str, list[str]] = {}
-            for raw_id, fields in page:
-                id_ = raw_id.decode()
-                name = dict(pairs(fields)).get(b"ticket_id", b"").decode(errors="replace")
+            for id_, name in page:
                 if name in since and id_key(id_) >= since[name] and id_ not in ended:
                     found.setdefault(name, []).append(id_)
             yield from found.items()
-            if len(page) < PAGE:
-                return
-            start = "(" + page[-1][0].decode()
 
     def _adopt(self, consumer: str, ids: list[str]) -> int:
         """Makes ``ids`` pending under ``consumer``; how many could be."""
         pages = [ids[start : start + PAGE] for start in range(0, len(ids), PAGE)]
-        return sum(adopt(self._leader.redis, self._leader.leadership, consumer, page) for page in pages)
+        with self.adopting():
+            return sum(adopt(self._leader.redis, self._leader.leadership, consumer, page) for page in pages)
 
     def _say(self, text: str, count: int) -> None:
         logger.warning(text, count)
@@ -217,7 +268,8 @@ class Strays:
     def _note_floor(self) -> None:
         lane = self._lane
         oldest = oldest_undone(lane)
-        text = "-".join(map(str, lane.read_to)) if oldest is None else id_before(oldest)
+        # While a new leader is behind, what is in flight may be later than what it has not taken in.
+        text = "-".join(map(str, lane.read_to)) if oldest is None or oldest > lane.read_to else id_before(oldest)
         if id_key(text)[0] > 0 and text != self._floor:
             floor(self._leader.redis, self._leader.leadership, text)
             self._floor = text

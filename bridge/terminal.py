@@ -39,7 +39,8 @@ def console(*, err: bool = False) -> Console:
 def echo_json(value: Any, *, pretty: bool = True) -> None:
     """Prints ``value`` as one JSON document."""
     options = orjson.OPT_NON_STR_KEYS | (orjson.OPT_INDENT_2 if pretty else 0)
-    click.echo(orjson.dumps(value, option=options).decode())
+    # Bytes: JSON is UTF-8, whatever the terminal is.
+    click.echo(orjson.dumps(value, option=options))
 
 
 def duration(ms: float) -> str:

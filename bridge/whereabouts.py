@@ -14,15 +14,17 @@ from dataclasses import asdict, dataclass, field, replace
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-import orjson
 from redis.exceptions import ResponseError
 
 from bridge.dead import Letter, chosen, newest_first
 from bridge.lane import PARK_AFTER
 from bridge.picture import id_key
 from bridge.reasons import why
+from bridge.registration import Registration, Registrations
 from bridge.scans import Scan, backwards, last_ended, of_name, of_pending, of_stream, together
+from bridge.terminal import duration
 from bridge.ticket_state import TicketState
+from bridge.unserved import read_unserved
 from routing import records
 
 if TYPE_CHECKING:
@@ -100,6 +102,8 @@ class Whereabouts:
     waiting: Scan
     unread: Scan
     letters: tuple[Letter, ...]
+    #: Why nobody who is here can run its oldest message; '': somebody can, as far as that is known.
+    nobody_runs: str = ""
     #: The newest message of the ticket that is neither pending nor unread; looked for when nothing else was found.
     last_done: str | None = None
 
@@ -119,6 +123,7 @@ class Whereabouts:
             "waiting": asdict(self.waiting),
             "unread": asdict(self.unread),
             "dead": [letter.summary() for letter in self.letters],
+            "nobody_runs": self.nobody_runs,
             "last_done": self.last_done,
         }
 
@@ -131,13 +136,13 @@ class _Lane:
     leader: str | None
     record: records.Record | None
     due_ms: int | None
-    incarnations: dict[str, str]
+    registrations: dict[bytes, Registration]
     last_delivered: str | None
     leases: dict[str, int] = field(default_factory=dict)
 
     @property
-    def alive(self) -> list[str]:
-        return [name for name, incarnation in self.incarnations.items() if self.leases.get(incarnation, -1) > 0]
+    def alive(self) -> list[Registration]:
+        return [one for one in self.registrations.values() if self.leases.get(one.incarnation, -1) > 0]
 
 
 def locate(redis: Redis, settings: Settings, ticket: str, max_attempts: Callable[[str | None], int]) -> Whereabouts:
@@ -207,6 +212,7 @@ def _locate(redis: Redis, settings: Settings, ticket: str, max_attempts: Callabl
         waiting=waiting,
         unread=unread,
         letters=letters,
+        nobody_runs=_nobody_runs(redis, settings, lane, record, waiting),
         last_done=last_done,
     )
     return replace(found, why=why(found))
@@ -239,10 +245,10 @@ def _look(redis: Redis, settings: Settings, ticket: str) -> _Lane:
         leader=None if token is None else token.decode().partition(" ")[2],
         record=None if text is None else records.parse(text),
         due_ms=None if due is None else int(due),
-        incarnations={name.decode(): orjson.loads(told)["incarnation"] for name, told in registered.items()},
+        registrations=Registrations().read(registered),
         last_delivered=last_delivered,
     )
-    asked = list(lane.incarnations.values())
+    asked = [one.incarnation for one in lane.registrations.values()]
     if lane.record is not None and lane.record.in_flight:
         asked.append(lane.record.incarnation)
     with redis.pipeline(transaction=False) as pipe:
@@ -289,19 +295,46 @@ def _retry(
     redis: Redis, settings: Settings, lane: _Lane, record: records.Record, max_attempts: Callable[[str | None], int]
 ) -> Retry:
     id_ = record.ids[0]
-    task = None
-    entries = redis.execute_command("XRANGE", settings.keys.stream, id_, id_)
-    if entries:
-        fields = entries[0][1]
-        named = dict(zip(fields[::2], fields[1::2], strict=True)).get(b"task")
-        task = None if named is None else named.decode(errors="replace")
     return Retry(
         message_id=id_,
         attempt=record.attempt,
-        max_attempts=max_attempts(task),
+        max_attempts=max_attempts(_task_of(redis, settings, id_)),
         due_in_ms=(lane.due_ms or lane.now_ms) - lane.now_ms,
         last_error=record.cause,
     )
+
+
+def _task_of(redis: Redis, settings: Settings, id_: str) -> str | None:
+    """The task that message ``id_`` names; None: it names none, or is gone."""
+    entries = redis.execute_command("XRANGE", settings.keys.stream, id_, id_)
+    if not entries:
+        return None
+    fields = entries[0][1]
+    named = dict(zip(fields[::2], fields[1::2], strict=True)).get(b"task")
+    return None if named is None else named.decode(errors="replace")
+
+
+def _nobody_runs(redis: Redis, settings: Settings, lane: _Lane, record: records.Record | None, waiting: Scan) -> str:
+    """Why nobody who is here can run the oldest message of a ticket that is not in flight."""
+    oldest = record.ids[0] if record is not None and record.ids else next(iter(waiting.ids), None)
+    if oldest is None or not lane.alive or (record is not None and record.in_flight):
+        return ""
+    task = _task_of(redis, settings, oldest) or settings.default_task
+    if task is None:
+        return ""
+    # What the leader has noted says more: whether it is known, and what becomes of it.
+    text: Any = redis.hget(settings.keys.unserved, task)
+    why = ""
+    if text is not None:
+        [noted] = read_unserved({task.encode(): text})
+        if noted.breaker:
+            return f"its task {task} is paused: {noted.breaker}"
+        why = f": {noted.why}"
+        if noted.dead_in_ms is not None:
+            why += f"; the message that has waited for longest is a dead letter in {duration(noted.dead_in_ms)}"
+    if any(one.tasks is None or task in one.tasks for one in lane.alive):
+        return ""
+    return f"no consumer that is alive can run its task {task}{why}"
 
 
 def _letters(redis: Redis, settings: Settings, ticket: str) -> tuple[Letter, ...]:

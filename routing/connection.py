@@ -6,6 +6,8 @@ Also the one place that tells an outage, which is waited out, from an error (`is
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import redis
@@ -16,6 +18,7 @@ from redis.retry import Retry
 from redis.sentinel import Sentinel, SentinelManagedConnection, SentinelManagedSSLConnection
 
 from routing.address import normalised, sentinels_of
+from routing.errors import ConfigurationError
 
 #: Most seconds that a connection may take to come about, where there is a limit to answers at all.
 CONNECT_S = 5.0
@@ -75,6 +78,26 @@ def is_full(exc: BaseException) -> bool:
     return error_code(exc) == "OOM"
 
 
+@contextmanager
+def connecting() -> Iterator[None]:
+    """Marks what is raised in the block, in which a connection comes about, for `was_not_sent`."""
+    try:
+        yield
+    except Exception as exc:
+        exc.not_sent = True  # type: ignore[attr-defined]
+        raise
+
+
+def was_not_sent(exc: BaseException) -> bool:
+    """Whether a command that failed with ``exc`` had no effect for certain: there was no connection to send it over, or
+    the server answered that it will not.
+    """
+    return getattr(exc, "not_sent", False) or bool(error_code(exc))
+
+
+#: How redis-py names an option that it does not know, or whose value it cannot read.
+_OPTION = re.compile(r"(?:unexpected keyword argument|Invalid value for) '(\w+)'")
+
 #: RESP2 and no decoding, whatever a URL says: the hot paths read raw replies, of the same form from every version.
 _RAW: dict[str, Any] = {"protocol": 2, "decode_responses": False}
 
@@ -87,6 +110,21 @@ class _Leaving:
     """
 
     _left = False
+
+    # Both are called for each command.
+    def connect(self, *args: Any, **options: Any) -> Any:
+        try:
+            return super().connect(*args, **options)  # type: ignore[misc]
+        except Exception as exc:
+            exc.not_sent = True  # type: ignore[attr-defined]
+            raise
+
+    def connect_check_health(self, *args: Any, **options: Any) -> Any:
+        try:
+            return super().connect_check_health(*args, **options)  # type: ignore[misc]
+        except Exception as exc:
+            exc.not_sent = True  # type: ignore[attr-defined]
+            raise
 
     def read_response(self, *args: Any, **options: Any) -> Any:
         try:
@@ -143,6 +181,30 @@ def client(url: str, *, timeout_s: float | None = 5.0, single: bool = False) -> 
         options["connection_class"] = _Tls if url.startswith("rediss://") else _Plain
     pool = ConnectionPool.from_url(url, **options)
     return _owner_of(pool, single)
+
+
+def check_options(url: str) -> None:
+    """Raises `ConfigurationError` where ``url``, an address as `client` takes it, has options that cannot work.
+
+    Redis-py finds out with its first connection only, in words for programmers.
+    """
+    try:
+        # Made, not opened: a connection knows which options there are.
+        made = client(url).connection_pool.make_connection()
+    except ConfigurationError:
+        raise
+    except (AttributeError, TypeError, ValueError) as exc:
+        raise ConfigurationError(f"the broker's URL has an option that cannot work{_option(url, exc)}") from None
+    for name in ("socket_timeout", "socket_connect_timeout"):
+        value = getattr(made, name, None)
+        if value is not None and not value > 0:
+            raise ConfigurationError(f"the broker's URL has an option that cannot work: {name} must be above 0")
+
+
+def _option(url: str, exc: Exception) -> str:
+    """The name of the option that ``exc`` is about; nothing where it may be a piece of a password: before an @."""
+    found = _OPTION.search(str(exc))
+    return f": {found[1]}" if found and "@" not in url.partition("?")[2] else ""
 
 
 def _client_of_primary(url: str, options: dict[str, Any], single: bool) -> Redis:

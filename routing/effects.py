@@ -27,10 +27,6 @@ class Effect:
     check: str
     words: tuple[Word, ...]
 
-    @property
-    def key(self) -> Word:
-        return self.words[1]
-
 
 @dataclass(frozen=True)
 class Success:
@@ -46,14 +42,14 @@ def apply(
     client: Redis, keys: LaneKeys, incarnation: str, successes: Sequence[Success]
 ) -> list[tuple[ReturnWord, str]]:
     """Applies effects and writes outcomes; for each message the word, and for ERR what cannot be applied."""
-    touched = {effect.key for success in successes for effect in success.effects}
     args: list[Word] = [incarnation, len(successes)]
     for success in successes:
         args += (success.ticket, success.fence, success.outcome, len(success.effects))
         for effect in success.effects:
             args += (effect.kind, effect.check, len(effect.words))
             args += effect.words
-    reply = _APPLY.run(client, [keys.tickets, keys.applied, keys.outcomes, *touched], args)
+    nothing = keys.lease("none")
+    reply = _APPLY.run(client, [keys.tickets, keys.applied, keys.outcomes, nothing], args)
     return [(word_of(word), text_of(word).partition(" ")[2]) for word in reply]
 
 

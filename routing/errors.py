@@ -6,6 +6,8 @@ Each message is one line that says what is wrong and what to do. The command lin
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 
 class TicketBridgeError(Exception):
     """Root of all errors of Ticket Bridge."""
@@ -26,11 +28,26 @@ class InputError(TicketBridgeError):
 
 
 class ServerUnavailable(TicketBridgeError):
-    """The Redis server cannot be reached or does not answer as one."""
+    """The Redis server cannot be reached, does not answer as one, or refuses what it was asked.
+
+    ``pushed``: ids of those messages of a push that are in for certain, the first ones, in order.
+    """
+
+    def __init__(self, message: str, pushed: Sequence[str] = ()) -> None:
+        super().__init__(message)
+        self.pushed = tuple(pushed)
+
+
+class Unanswered(ServerUnavailable):
+    """Something was sent, and no answer came: it may have been carried out, or not."""
 
 
 class ServerTooOld(TicketBridgeError):
     """The Redis server lacks commands that the bridge cannot do without (before 6.2)."""
+
+
+class ServerUnfit(TicketBridgeError):
+    """The Redis server is set up in a way that the bridge cannot work with: cluster mode, or eviction of keys."""
 
 
 class ServerStartFailed(TicketBridgeError):

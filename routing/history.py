@@ -15,11 +15,16 @@ When the message was enqueued is in its id; when the row was written, in the id 
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
 import orjson
+
+#: What an id looks like, and what a number stays below.
+_ID = re.compile(r"[0-9]{1,20}-[0-9]{1,20}")
+LARGEST = 1 << 60
 
 
 class What(Enum):
@@ -72,6 +77,16 @@ def read_entry(id_: bytes | str, data: bytes | str) -> list[Delivery]:
     rows: list[list[Any]] = orjson.loads(data)
     found = []
     for id_of, ticket, task, consumer, attempt, fence, dispatched_ms, started_us, service_ms, what in rows:
+        texts, numbers = (ticket, task, consumer), (attempt, fence, dispatched_ms, started_us)
+        if not (
+            type(id_of) is str
+            and _ID.fullmatch(id_of)
+            and all(type(name) is str for name in texts)
+            and all(type(number) is int and 0 <= number < LARGEST for number in numbers)
+            and type(service_ms) in (int, float)
+            and 0 <= service_ms < LARGEST
+        ):
+            raise ValueError(f"a row of the entry {text} has a part of the wrong kind")
         timing = (dispatched_ms, started_us, service_ms)
         found.append(Delivery(id_of, ticket, task, consumer, attempt, fence, *timing, What(what), written_ms))
     return found

@@ -97,6 +97,29 @@ class LaneKeys:
         return f"{self.prefix}:drains"
 
     @cached_property
+    def about(self) -> str:
+        """Hash of what the lane's members must agree on (`bridge.about`): ``format``, ``app``, and ``master``, JSON.
+
+        Who comes first writes the first two, the leader the last. Lives as long as the lane; a fixed set of fields.
+        """
+        return f"{self.prefix}:about"
+
+    @cached_property
+    def known(self) -> str:
+        """Hash task -> Unix time in s: tasks that some consumer could run lately. The leader writes, and forgets them
+        after a week.
+        """
+        return f"{self.prefix}:known"
+
+    @cached_property
+    def unserved(self) -> str:
+        """Hash task -> JSON (`bridge.unserved`): tasks that messages wait for, since nobody who is here can run them.
+
+        The leader writes it anew every few seconds while there are any.
+        """
+        return f"{self.prefix}:unserved"
+
+    @cached_property
     def floor(self) -> str:
         """String, a stream id: all entries up to it are done or dead. The leader moves it on, now and then."""
         return f"{self.prefix}:floor"
@@ -138,6 +161,9 @@ class LaneKeys:
             self.history: "leader",
             self.drains: "leader",
             self.floor: "leader",
+            self.about: "leader",
+            self.known: "leader",
+            self.unserved: "leader",
         }
         if key in fixed:
             return fixed[key]
@@ -147,8 +173,8 @@ class LaneKeys:
         return None
 
 
-# What writes from Spark leave beside a stream. They belong to no lane: a write knows the stream, and no group. No key
-# of a lane can look like them: behind its hash tag comes a colon.
+# What writes from Spark, and pushes with an idempotency key, leave beside a stream. They belong to no lane: who writes
+# knows the stream, and no group. No key of a lane can look like them: behind its hash tag comes a colon.
 
 
 def push_prefix(stream: str) -> str:
@@ -166,6 +192,11 @@ def push_guard(prefix: str, run: str) -> str:
     fields of older epochs.
     """
     return f"{prefix}:run:{quote(run, safe='@.-_')}"
+
+
+def push_once(stream: str, idempotency_key: str) -> str:
+    """Hash with EX, of one push: number of the first message of a part -> ``<digest> <id> <id> …``. Expires."""
+    return f"{push_prefix(stream)}:once:{quote(idempotency_key, safe='@.-_')}"
 
 
 def push_tickets(prefix: str, period: int) -> str:

@@ -8,11 +8,12 @@ from redis import Redis
 
 from routing.keys import LaneKeys
 from routing.scripts import Script, Word
-from routing.words import ReturnWord, word_of
+from routing.words import ReturnWord, text_of, word_of
 
 _REGISTER = Script("register")
 _GOODBYE = Script("goodbye")
 _DIED = Script("died")
+_MEET = Script("meet")
 
 
 def register(
@@ -38,13 +39,25 @@ def register(
     return word, int(reply[1]) if word is ReturnWord.HELD else 0
 
 
+def meet(client: Redis, keys: LaneKeys, format_: int, app: str) -> tuple[ReturnWord, str]:
+    """Looks whether the lane is for a member of ``app`` that writes ``format_``; who comes first says so.
+
+    OK; NEWER with the lane's format; OTHER with the name of the app that has it.
+    """
+    reply = _MEET.run(client, [keys.about], [format_, app])
+    return word_of(reply[0]), text_of(reply[1]) if len(reply) > 1 else ""
+
+
 def goodbye(client: Redis, keys: LaneKeys, consumer: str, incarnation: str) -> None:
     """Ends the lease of an incarnation that goes by itself."""
     _GOODBYE.run(client, [keys.lease(incarnation), keys.held(incarnation), keys.outcomes], [consumer, incarnation])
 
 
-def died(client: Redis, keys: LaneKeys, consumer: str, incarnation: str, ran: Sequence[int]) -> ReturnWord:
-    """Ends the lease of an incarnation that is certainly gone. ``ran``: the fences that it was running.
+def died(
+    client: Redis, keys: LaneKeys, consumer: str, incarnation: str, ran: Sequence[int], *, asked: bool = False
+) -> ReturnWord:
+    """Ends the lease of an incarnation that is certainly gone. ``ran``: the fences that it was running; ``asked``:
+    whether it was told to end at once, so that none of them is to blame.
 
     LATE: the lease was over already; nothing was written.
     """
@@ -52,6 +65,6 @@ def died(client: Redis, keys: LaneKeys, consumer: str, incarnation: str, ran: Se
         _DIED.run(
             client,
             [keys.lease(incarnation), keys.held(incarnation), keys.outcomes],
-            [consumer, incarnation, f"[{','.join(map(str, ran))}]"],
+            [consumer, incarnation, f"[{','.join(map(str, ran))}]", int(asked)],
         )
     )

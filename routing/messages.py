@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+import math
+import re
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
@@ -11,6 +13,10 @@ import orjson
 
 #: Longest ticket id, in bytes of UTF-8.
 MAX_TICKET_BYTES = 512
+#: What a message costs in memory beside its payload, in bytes.
+OVERHEAD = 256
+#: Longest name of a task that this app does not have, in bytes of UTF-8.
+MAX_TASK_BYTES = 512
 #: Deepest nesting of a payload. The parser of a worker, Python's own, gives up near a thousand levels, less what its
 #: stack holds already; it would give up on a whole bundle then.
 MAX_DEPTH = 200
@@ -22,23 +28,31 @@ class Refused(Enum):
     NO_TICKET = "no ticket_id"
     BAD_TICKET = "ticket_id is empty, longer than 512 bytes, or not UTF-8"
     NOT_UTF8 = "a field is not UTF-8"
+    TWICE = "a field is there twice"
     BAD_JSON = "payload is not JSON"
+    # JSON, but not what the parser of every worker takes.
+    HALF_PAIR = "payload has half of a surrogate pair, which is no character"
+    HUGE_NUMBER = "payload has a number that is too large"
+    TOO_DEEP = f"payload is nested more than {MAX_DEPTH} levels deep"
     TOO_LARGE = "payload is larger than bridge_max_payload"
     UNKNOWN_TASK = "unknown task"
     NO_TASK = "names no task, and bridge_default_task is not set"
+    FAULT = "it made a master raise"
     TRIMMED = "the entry was deleted from the stream before it was handled"
 
 
 class Message:
     """One stream entry that can be dispatched. ``payload`` is JSON text, as bytes, already known to be valid."""
 
-    __slots__ = ("id", "payload", "task", "ticket")
+    __slots__ = ("id", "payload", "size", "task", "ticket")
 
     def __init__(self, id_: str, ticket: str, task: str, payload: bytes) -> None:
         self.id = id_
         self.ticket = ticket
         self.task = task
         self.payload = payload
+        #: About what it costs in memory, in bytes.
+        self.size = len(payload) + OVERHEAD
 
     def __repr__(self) -> str:
         return f"Message({self.id!r}, ticket={self.ticket!r}, task={self.task!r}, {len(self.payload)} bytes)"
@@ -55,28 +69,55 @@ class Refusal:
 
 
 class EntryParser:
-    """Reads entries of one lane. ``known_tasks`` are the names that may be dispatched."""
+    """Reads entries of one lane. ``known_tasks``: names that may be dispatched; ``foreign``: whether another name may
+    be one of a task that only consumers know. Without it, it may not.
+    """
 
-    def __init__(self, *, default_task: str | None, max_payload: int, known_tasks: Collection[str]) -> None:
+    def __init__(
+        self,
+        *,
+        default_task: str | None,
+        max_payload: int,
+        known_tasks: Collection[str],
+        foreign: Callable[[str], bool] | None = None,
+    ) -> None:
         self._default_task = default_task
         self._max_payload = max_payload
         # Keyed by bytes: the name is decoded once for all messages, not once for each.
         self._tasks = {name.encode(): name for name in known_tasks}
+        self._foreign = foreign
+
+    def parse_entry(self, entry: Sequence[Any]) -> Message | Refusal:
+        """The same of an entry as a read brings it (`routing.transitions.Read`)."""
+        id_ = entry[0].decode()
+        if len(entry) == 2:
+            return self.parse(id_, entry[1] or ())
+        size, count = entry[2:]
+        detail = f"{size} bytes in {count} fields; the whole entry stays in the stream as long as this letter is there"
+        return Refusal(id_, Refused.TOO_LARGE, detail, entry[1])
 
     def parse(self, id_: str, fields: Sequence[bytes]) -> Message | Refusal:
         """The message of an entry whose fields and values alternate in ``fields``; a `Refusal` when it has none."""
         if not fields:
             # XADD takes no entry without fields: this one is pending, and not in the stream any more.
             return Refusal(id_, Refused.TRIMMED, "", fields)
-        ticket_raw = task_raw = payload = None
+        ticket_raw = task_raw = payload = twice = None
         for i in range(0, len(fields), 2):
             name = fields[i]
             if name == b"ticket_id":
+                if ticket_raw is not None:
+                    twice = name
                 ticket_raw = fields[i + 1]
             elif name == b"payload":
+                if payload is not None:
+                    twice = name
                 payload = fields[i + 1]
             elif name == b"task":
+                if task_raw is not None:
+                    twice = name
                 task_raw = fields[i + 1]
+        if twice is not None:
+            return Refusal(id_, Refused.TWICE, twice.decode(), fields)
         if ticket_raw is None:
             return Refusal(id_, Refused.NO_TICKET, "", fields)
         try:
@@ -90,14 +131,17 @@ class EntryParser:
                 return Refusal(id_, Refused.NO_TASK, "", fields)
             task: str | None = self._default_task
         else:
-            task = self._tasks.get(task_raw)
+            task = self._tasks.get(task_raw) or self._foreign_name(task_raw)
             if task is None:
                 return Refusal(id_, Refused.UNKNOWN_TASK, task_raw.decode(errors="replace"), fields)
         if payload is None:
             try:
-                payload = payload_of_fields(fields)
+                rest = _rest(fields)
             except UnicodeDecodeError:
                 return Refusal(id_, Refused.NOT_UTF8, "", fields)
+            if 2 * (len(rest) + (1 if task_raw is None else 2)) < len(fields):
+                return Refusal(id_, Refused.TWICE, _first_twice(fields), fields)
+            payload = orjson.dumps(rest)
             if len(payload) > self._max_payload:
                 return Refusal(id_, Refused.TOO_LARGE, f"{len(payload)} bytes", fields)
         else:
@@ -106,25 +150,60 @@ class EntryParser:
             try:
                 parsed = orjson.loads(payload)
             except orjson.JSONDecodeError as exc:
-                reason = Refused.BAD_JSON if _is_utf8(payload) else Refused.NOT_UTF8
-                return Refusal(id_, reason, str(exc), fields)
-            if payload.count(b"[") + payload.count(b"{") > MAX_DEPTH and _is_deep(parsed):
-                return Refusal(id_, Refused.BAD_JSON, f"nested more than {MAX_DEPTH} levels deep", fields)
+                return Refusal(id_, why_refused(payload, exc), str(exc), fields)
+            if is_deep(payload, parsed):
+                return Refusal(id_, Refused.TOO_DEEP, "", fields)
         return Message(id_, ticket, task or "", payload)
+
+    def _foreign_name(self, raw: bytes) -> str | None:
+        if self._foreign is None or not 0 < len(raw) <= MAX_TASK_BYTES:
+            return None
+        try:
+            name = raw.decode()
+        except UnicodeDecodeError:
+            return None
+        return name if self._foreign(name) else None
+
+
+def unreadable(entry: Sequence[Any], why: str) -> Refusal:
+    """An entry, as a read brings it, that cannot be handled for a reason that nobody knew of."""
+    return Refusal(entry[0].decode(), Refused.FAULT, why, entry[1] or ())
+
+
+def ticket_of(fields: Sequence[bytes] | None) -> str | None:
+    """The ticket that the fields of an entry name, or the beginnings of them; None: they name none that can be."""
+    for i in range(0, len(fields or ()), 2):
+        if fields is not None and fields[i] == b"ticket_id" and 0 < len(fields[i + 1]) <= MAX_TICKET_BYTES:
+            try:
+                return fields[i + 1].decode()
+            except UnicodeDecodeError:
+                return None
+    return None
 
 
 def payload_of_fields(fields: Sequence[bytes]) -> bytes:
     """The payload of an entry that has no ``payload`` field: its other fields, as a JSON object of strings."""
-    rest = {
+    return orjson.dumps(_rest(fields))
+
+
+def _rest(fields: Sequence[bytes]) -> dict[str, str]:
+    return {
         fields[i].decode(): fields[i + 1].decode()
         for i in range(0, len(fields), 2)
         if fields[i] not in (b"ticket_id", b"task")
     }
-    return orjson.dumps(rest)
 
 
-def _is_deep(parsed: Any) -> bool:
-    level = [parsed]
+def _first_twice(fields: Sequence[bytes]) -> str:
+    names = fields[::2]
+    return next(name.decode() for i, name in enumerate(names) if name in names[:i])
+
+
+def is_deep(text: bytes, parsed: Any = None) -> bool:
+    """Whether the JSON ``text`` is nested more than `MAX_DEPTH` levels deep. ``parsed``: what it says, where known."""
+    if text.count(b"[") + text.count(b"{") <= MAX_DEPTH:
+        return False
+    level = [orjson.loads(text) if parsed is None else parsed]
     for _ in range(MAX_DEPTH):
         level = [
             inner
@@ -137,9 +216,25 @@ def _is_deep(parsed: Any) -> bool:
     return True
 
 
-def _is_utf8(text: bytes) -> bool:
+#: A number, and what begins like half of a surrogate pair; a whole one, and a broken escape after it, are not for here.
+_NUMBER = re.compile(r"-?[0-9]+(\.[0-9]+)?([eE][+-]?[0-9]+)?")
+_HALF_PAIR = re.compile(r"\\u[dD]([89abAB][0-9a-fA-F]{2}(?!\\u(?![0-9a-fA-F]{4}))|[c-fC-F][0-9a-fA-F]{2})")
+_TEXT = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"?', re.DOTALL)
+
+
+def why_refused(payload: bytes, exc: orjson.JSONDecodeError) -> Refused:
+    """Why ``payload``, of which the parser says ``exc``, is refused: it need not be that it is no JSON."""
     try:
-        text.decode()
+        text = payload.decode()
     except UnicodeDecodeError:
-        return False
-    return True
+        return Refused.NOT_UTF8
+    if (number := _NUMBER.match(text, exc.pos)) and math.isinf(float(number[0])):
+        return Refused.HUGE_NUMBER
+    if _HALF_PAIR.match(text, exc.pos):
+        return Refused.HALF_PAIR
+    depth = 0
+    for bracket in re.findall(r"[\[\]{}]", _TEXT.sub("", text[: exc.pos])):
+        depth += 1 if bracket in "[{" else -1
+        if depth > MAX_DEPTH:
+            return Refused.TOO_DEEP
+    return Refused.BAD_JSON

@@ -20,25 +20,32 @@ _LETTERS = Script("letters")
 _REMOVE = Script("remove")
 
 
+#: Bytes of entries after which one look ends.
+LOOK_BYTES = 4 * 1024 * 1024
+
+
 @dataclass(frozen=True)
 class Done:
     """What a look at a part of the stream found."""
 
     #: Ids of entries that every group asked has done with, in order.
     ids: list[str]
-    #: How many entries were looked at, and the id of the last one; empty: there was none.
-    looked: int
+    #: Whether there may be more, after the last id that was looked at; empty: there was none.
+    more: bool
     last: str
     #: Names of the stream's groups. Those of other programs may be no UTF-8.
     groups: frozenset[bytes]
 
 
-def done(client: Redis, stream: str, start: str, end: str, count: int, group: str = "") -> Done:
+def done(
+    client: Redis, stream: str, start: str, end: str, count: int, group: str = "", spared: Sequence[str] = ()
+) -> Done:
     """Looks at up to ``count`` entries from ``start`` (after it with ``(`` before it, as in XRANGE) to ``end``, and not
-    beyond what every group has read; with ``group`` only this one counts.
+    beyond what every group has read, until it has read `LOOK_BYTES`; with ``group`` only this one counts. ``spared``:
+    ids, in order and not before ``start``, that are not looked at.
     """
-    ids, looked, last, groups = _DONE.run(client, [stream], [start, end, count, group])
-    return Done([text_of(id_) for id_ in ids], int(looked), text_of(last), frozenset(groups))
+    ids, more, last, groups = _DONE.run(client, [stream], [start, end, count, group, LOOK_BYTES, *spared])
+    return Done([text_of(id_) for id_ in ids], bool(more), text_of(last), frozenset(groups))
 
 
 def letters(client: Redis, dead: str, after: str, count: int) -> tuple[list[str], str]:

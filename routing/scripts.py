@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from pathlib import Path
+from importlib.resources import files
 from typing import Any
 
 from redis import Redis
 from redis.exceptions import NoScriptError
 
-#: Where the Lua files are.
-FOLDER = Path(__file__).parent / "lua"
+#: Where the Lua files are. Not always a folder: executors of Spark get the package as an archive.
+FOLDER = files("routing").joinpath("lua")
 
 #: A script argument as it goes over the wire.
 Word = str | bytes | int | float
@@ -22,7 +22,7 @@ class Script:
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self.text = (FOLDER / f"{name}.lua").read_text()
+        self.text = FOLDER.joinpath(f"{name}.lua").read_text(encoding="utf-8")
         self.sha = hashlib.sha1(self.text.encode(), usedforsecurity=False).hexdigest()
 
     def run(self, client: Redis, keys: Sequence[Word], args: Sequence[Word]) -> Any:

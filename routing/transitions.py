@@ -6,7 +6,7 @@ their functions in `routing.leadership`, `routing.membership` and `routing.effec
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,6 +15,7 @@ from redis import Redis
 
 from routing.errors import GroupMoved, LaneConflict, NotLeading
 from routing.keys import LaneKeys
+from routing.messages import MAX_TICKET_BYTES
 from routing.scripts import Script, Word
 from routing.words import ReturnWord, text_of, word_of
 
@@ -24,12 +25,23 @@ _REROUTE = Script("reroute")
 _FORGET = Script("forget")
 _ADOPT = Script("adopt")
 _RECALL = Script("recall")
+_OLDEST = Script("oldest")
+_SURVEY = Script("survey")
 _RESEND = Script("resend")
 _DRAIN = Script("drain")
 _FLOOR = Script("floor")
 _REGROUP = Script("regroup")
 _UNNAME = Script("unname")
+_NOTE_TASKS = Script("note_tasks")
+_SHORTEN = Script("shorten")
+_INTRODUCE = Script("introduce")
 
+#: Bytes of entries after which one read of the stream brings no more.
+READ_BYTES = 4 * 1024 * 1024
+#: Entries that one look at the stream names.
+SURVEY = 1000
+#: Bytes of a Celery message that tell it from every other one: its fence base, and the name of its first run's ticket.
+BEGINNING = 4096
 #: Most words of one dead letter: what Lua can put into one call is limited.
 MAX_LETTER_WORDS = 6000
 
@@ -65,6 +77,19 @@ class Advanced:
     base: int
     acknowledged: int
     mended: int
+
+
+@dataclass(frozen=True)
+class Read:
+    """What a read brought. ``entries``: raw, ``[id, [field, value, ...]]``, without fields when it was deleted; of one
+    that is too large to be handed over ``[id, [beginnings of its first fields], bytes, fields]``.
+    """
+
+    entries: list[Any]
+    #: Bytes of the largest of them.
+    largest: int
+    #: Whether there may be more.
+    more: bool
 
 
 @dataclass
@@ -203,21 +228,34 @@ def advance(client: Redis, lead: Leadership, opening: Word, batch: Batch) -> Adv
     return Advanced(int(reply[1]), int(reply[2]), int(reply[3]))
 
 
-def read(client: Redis, lead: Leadership, count: int, read_to: str = "") -> list[Any]:
-    """Up to ``count`` new entries, raw: [id, [field, value, ...]]. ``read_to``: how far the group has read, if known.
+def read(
+    client: Redis,
+    lead: Leadership,
+    count: int,
+    read_to: str = "",
+    *,
+    after: str = ">",
+    limit: int = READ_BYTES,
+    first: int = 1,
+) -> Read:
+    """Up to ``count`` new entries, or with ``after`` those of the master's own pending ones that have later ids; and no
+    more when they have `READ_BYTES`.
+
+    ``read_to``: how far the group has read, if known. ``limit``: bytes of one entry that are handed over whole.
+    ``first``: how many to read before their sizes are known.
 
     Raises `NotLeading`, `GroupMoved` when the group has read to another entry, and `LaneConflict` when it is gone.
     """
     keys = lead.keys
-    reply = _READ.run(client, [keys.leader, keys.stream], [lead.token, keys.group, lead.master, count, read_to])
+    args: list[Word] = [lead.token, keys.group, lead.master, count, read_to, READ_BYTES, limit, first, after]
+    reply = _READ.run(client, [keys.leader, keys.stream], args)
     if word_of(reply[0]) is ReturnWord.CHANGED:
         raise GroupMoved(f"somebody set the group {keys.group} of {keys.stream} to another entry")
     if word_of(reply[0]) is ReturnWord.DEPOSED:
         raise NotLeading(f"another master leads {keys.stream} as {keys.group}")
     if word_of(reply[0]) is ReturnWord.NOGROUP:
         raise LaneConflict(f"the group {keys.group} of {keys.stream} is gone")
-    entries: list[Any] = reply[1]
-    return entries
+    return Read(reply[1], int(reply[2]), bool(reply[3]))
 
 
 def reroute(
@@ -278,16 +316,46 @@ def resend(client: Redis, lead: Leadership, consumer: str, ticket: str, expected
 
 
 def recall(client: Redis, lead: Leadership, consumer: str, count: int) -> list[bytes]:
-    """Takes up to ``count`` Celery messages, the oldest first, back from the queue of ``consumer``.
-
-    Raises `NotLeading`.
+    """Takes up to ``count`` Celery messages, the oldest first, back from the queue of ``consumer``; fewer when these
+    have `READ_BYTES`, none when the queue is empty. Raises `NotLeading`.
     """
     keys = lead.keys
-    reply = _RECALL.run(client, [keys.leader, keys.queue(consumer)], [lead.token, count])
+    reply = _RECALL.run(client, [keys.leader, keys.queue(consumer)], [lead.token, count, READ_BYTES])
     if word_of(reply[0]) is ReturnWord.DEPOSED:
         raise NotLeading(f"another master leads {keys.stream} as {keys.group}")
     texts: list[bytes] = reply[1]
     return texts
+
+
+def oldest(client: Redis, queues: Sequence[str]) -> list[bytes]:
+    """How the oldest Celery message in each of ``queues`` begins, which tells it from every other one; empty: there is
+    none.
+    """
+    found: list[bytes] = []
+    while len(found) < len(queues):
+        found += _OLDEST.run(client, queues[len(found) :], [BEGINNING, READ_BYTES])
+    return found
+
+
+def survey(client: Redis, stream: str, start: str, end: str) -> Iterator[list[tuple[str, str]]]:
+    """The entries from ``start`` (after it with ``(`` before it, as in XRANGE) to ``end``, up to `SURVEY` of them at a
+    time: (id, ticket; empty: it names none that can be one).
+    """
+    more = True
+    while more:
+        flat, more = _SURVEY.run(client, [stream], [start, end, SURVEY, READ_BYTES, MAX_TICKET_BYTES])
+        if flat:
+            words = [word.decode(errors="replace") for word in flat]
+            start = f"({words[-2]}"
+            yield list(zip(words[::2], words[1::2], strict=True))
+
+
+def shorten(client: Redis, lead: Leadership, incarnation: str, lease_ms: int) -> None:
+    """Cuts the lease of ``incarnation`` to ``lease_ms``, if it has more left. Raises `NotLeading`."""
+    keys = lead.keys
+    word = word_of(_SHORTEN.run(client, [keys.leader, keys.lease(incarnation)], [lead.token, lease_ms]))
+    if word is ReturnWord.DEPOSED:
+        raise NotLeading(f"another master leads {keys.stream} as {keys.group}")
 
 
 def drain(client: Redis, lead: Leadership, consumer: str, order: str) -> None:
@@ -302,6 +370,30 @@ def floor(client: Redis, lead: Leadership, id_: str) -> None:
     """Notes that all entries up to ``id_`` are done or dead. Raises `NotLeading`."""
     keys = lead.keys
     if word_of(_FLOOR.run(client, [keys.leader, keys.floor], [lead.token, id_])) is ReturnWord.DEPOSED:
+        raise NotLeading(f"another master leads {keys.stream} as {keys.group}")
+
+
+def introduce(client: Redis, lead: Leadership, facts: Word) -> None:
+    """Says which version and settings the leader has (JSON). Raises `NotLeading`."""
+    keys = lead.keys
+    if word_of(_INTRODUCE.run(client, [keys.leader, keys.about], [lead.token, facts])) is ReturnWord.DEPOSED:
+        raise NotLeading(f"another master leads {keys.stream} as {keys.group}")
+
+
+def note_tasks(
+    client: Redis, lead: Leadership, known: Mapping[str, int], forgotten: Sequence[str], unserved: Mapping[str, Word]
+) -> None:
+    """Notes which tasks some consumer could run (with the time, Unix s), which are ``forgotten``, and all that messages
+    wait for (with JSON). Raises `NotLeading`.
+    """
+    keys = lead.keys
+    args: list[Word] = [lead.token, len(known)]
+    for pair in known.items():
+        args += pair
+    args += [len(forgotten), *forgotten, len(unserved)]
+    for told in unserved.items():
+        args += told
+    if word_of(_NOTE_TASKS.run(client, [keys.leader, keys.known, keys.unserved], args)) is ReturnWord.DEPOSED:
         raise NotLeading(f"another master leads {keys.stream} as {keys.group}")
 
 

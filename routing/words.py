@@ -20,6 +20,8 @@ class ReturnWord(Enum):
     FOLLOW = "FOLLOW"
     HELD = "HELD"
     LATE = "LATE"
+    NEWER = "NEWER"
+    OTHER = "OTHER"
     AGAIN = "AGAIN"
     STALE = "STALE"
     WAIT = "WAIT"

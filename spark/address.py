@@ -16,7 +16,8 @@ import redis
 
 from routing.address import database_of, without_password
 from routing.connection import client
-from routing.errors import ConfigurationError, ServerTooOld, ServerUnavailable
+from routing.errors import ConfigurationError, ServerTooOld, ServerUnavailable, ServerUnfit
+from routing.server import unfit
 
 _UNKNOWN_OPTION = re.compile(r"unexpected keyword argument '(\w+)'")
 _FORM = "redis://[user:password@]host[:port][/db]"
@@ -143,33 +144,44 @@ def unavailable(url: str, error: Exception) -> ServerUnavailable:
 def check_server(url: str, stream: str) -> None:
     """Fail early, on the driver, on what every task would fail on.
 
-    Raises ``ServerUnavailable`` for a server that does not answer, ``ServerTooOld`` for one before 6.2, and
-    ``ConfigurationError`` when the key is there and is no stream.
+    Raises ``ServerUnavailable`` for a server that does not answer, ``ServerTooOld`` for one before 6.2,
+    ``ServerUnfit`` for one that evicts keys or is in cluster mode, and ``ConfigurationError`` when the key is there
+    and is no stream.
     """
     connection = connect(url)
     try:
-        connection.send_command("INFO", "server")
-        info = cast(bytes, connection.read_response(disable_decoding=True))
+        connection.send_command("INFO")
+        _check_told(url, _told(cast(bytes, connection.read_response(disable_decoding=True))))
         connection.send_command("TYPE", stream)
         kind = cast(bytes, connection.read_response(disable_decoding=True))
     except (redis.RedisError, OSError) as error:
         raise unavailable(url, error) from None
     finally:
         connection.disconnect()
-    version = _version(info)
-    if version is not None and version < (6, 2):
-        raise ServerTooOld(f"the server at {without_secrets(url)} is version {version[0]}.{version[1]}; 6.2 is needed")
     if kind not in (b"none", b"stream"):
         raise ConfigurationError(f"key {stream!r} at {without_secrets(url)} is a {kind.decode()}, not a stream")
 
 
-def _version(info: bytes) -> tuple[int, int] | None:
-    """Major and minor of ``redis_version`` in the text of INFO; None when a proxy hides it."""
-    for line in info.splitlines():
-        if line.startswith(b"redis_version:"):
-            numbers = line.partition(b":")[2].split(b".")
-            return (int(numbers[0]), int(numbers[1]))
-    return None
+def _check_told(url: str, told: dict[str, str]) -> None:
+    version = _version(told)
+    if version is not None and version < (6, 2):
+        raise ServerTooOld(f"the server at {without_secrets(url)} is version {version[0]}.{version[1]}; 6.2 is needed")
+    if (why := unfit(told)) is not None:
+        raise ServerUnfit(f"the server at {without_secrets(url)} {why}")
+
+
+def _told(info: bytes) -> dict[str, str]:
+    """What the text of INFO says, by name."""
+    lines = (line.decode(errors="replace").partition(":") for line in info.splitlines() if not line.startswith(b"#"))
+    return {name: value for name, _, value in lines}
+
+
+def _version(told: dict[str, str]) -> tuple[int, int] | None:
+    """Major and minor of ``redis_version``; None when a proxy hides it."""
+    if "redis_version" not in told:
+        return None
+    numbers = told["redis_version"].split(".")
+    return (int(numbers[0]), int(numbers[1]))
 
 
 def first_line(error: Exception) -> str:

@@ -41,6 +41,19 @@ _TELLING = (
     re.compile(r"\[MALFORMED_RECORD_IN_PARSING[^\]]*\] ([^\n]+)"),
     re.compile(r"\[(?:PATH_NOT_FOUND|UNABLE_TO_INFER_SCHEMA|FAILED_READ_FILE[^\]]*|CAST_INVALID_INPUT)\] ([^\n]+)"),
 )
+#: What a Python says in which Spark cannot run tasks; the first of these that is there says most.
+_PYTHON = (
+    (
+        re.compile(
+            r"\[PYTHON_VERSION_MISMATCH\] Python in worker has different version: (\S+) than that in driver: (\S+),"
+        ),
+        "is Python {0}, and the driver's is {1}",
+    ),
+    (re.compile(r"Cannot run program \"([^\"\n]*python[^\"\n]*)\""), "is to be {0!r}, which is not there"),
+    (re.compile(r"^\s*ModuleNotFoundError: No module named '([^'\n]+)'", re.MULTILINE), "has no module {0!r}"),
+    (re.compile(r"\[PACKAGE_NOT_INSTALLED\] ([^\n]+)"), "lacks a package: {0}"),
+    (re.compile(r"Error from python worker:\n(?:.*\n)*?\s*(\S[^\n]*)\nPYTHONPATH was:"), "does not start: {0}"),
+)
 #: The file that one of those is about, where Spark names it.
 _FILE = re.compile(r"while reading file (.+?)\.(?:\s|$)", re.MULTILINE)
 #: What a streaming query that reads files says when it goes on with the notes of another one.
@@ -90,6 +103,13 @@ def one_line(error: BaseException) -> TicketBridgeError:
             f"the checkpoint is of another folder, the one of {other['file'][:120]}: {other['folder'][:120]} needs "
             "another --checkpoint"
         )
+    for sign, about in _PYTHON:
+        found = sign.search(text)
+        if found:
+            return ConfigurationError(
+                f"the Python that Spark runs tasks with {about.format(*(word[:160] for word in found.groups()))}; "
+                "PYSPARK_PYTHON must name one like the driver's, with pyarrow and redis, on every machine"
+            )
     for telling in _TELLING:
         found = telling.search(text)
         if found:
@@ -103,10 +123,18 @@ def _account(error: BaseException) -> list[str]:
     texts: list[str] = []
     cause: BaseException | None = error
     while cause is not None and len(texts) < _MOST_CAUSES:
-        texts.append(_PLAN.split(str(cause), maxsplit=1)[0].strip())
+        texts.append(_PLAN.split(_words(cause), maxsplit=1)[0].strip())
         # PySpark's own chain, of Java's causes; it has no public name.
         cause = getattr(cause, "_cause", None)
     return texts
+
+
+def _words(error: BaseException) -> str:
+    """What an error says; what Spark throws asks Java for that, which may be gone."""
+    try:
+        return str(error)
+    except Exception:
+        return f"{type(error).__name__}, and Java has ended"
 
 
 def _origin(account: list[str]) -> str:

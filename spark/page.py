@@ -5,19 +5,23 @@ The reply to XRANGE, with line ends shown as ``|`` (each is CRLF)::
     *2|  *2|$3|5-0|*4|$9|ticket_id|$2|T1|$7|payload|$2|{}|  *2|$3|6-0|*2|$9|ticket_id|$2|T2|
 
 Two ways to read it: ``spark.uniform``, for the usual page, whose entries all have the same fields in the same places
-and no carriage return in a value; and by hiredis, with a Python object for each value, for all others.
+and no carriage return in a value; and with a Python object for each value, for all others: by hiredis, or where an
+executor's Python lacks that, more slowly.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any, Protocol
 
-import hiredis
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from spark.encoder import CRLF
 from spark.uniform import read_uniform
+
+#: Whether this Python has it.
+HIREDIS = find_spec("hiredis") is not None
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -89,10 +93,8 @@ def read_page(data: pa.Buffer) -> Page:
 
 def _parsed(data: pa.Buffer) -> VariedPage:
     """The page, whatever is in it."""
-    reader = hiredis.Reader()
-    reader.feed(data)
     try:
-        entries = reader.gets()
+        entries = _entries(data)
         ids, counts, names, values = [], [], [], []
         for id_, flat in entries:
             ids.append(id_)
@@ -100,10 +102,52 @@ def _parsed(data: pa.Buffer) -> VariedPage:
             names += flat[::2]
             values += flat[1::2]
         columns = [pa.array(column, pa.binary()) for column in (ids, names, values)]
-    except (hiredis.ProtocolError, TypeError, ValueError) as error:
+    except (TypeError, ValueError) as error:
         raise MalformedReply(f"the reply is no list of entries: {error}") from None
     if len(names) != len(values) or any(column.null_count for column in columns):
         raise MalformedReply("an entry has a field without a value")
-    if reader.has_data():
-        raise MalformedReply("something follows the reply")
     return VariedPage(columns[0], counts, *columns[1:])
+
+
+def _entries(data: pa.Buffer) -> Any:
+    """What a reply holds: lists and bytes, if it is what it should be. Raises ``ValueError``."""
+    if not HIREDIS:
+        return Reply(data.to_pybytes()).whole()
+    import hiredis
+
+    reader = hiredis.Reader(protocolError=ValueError)
+    reader.feed(data)
+    found = reader.gets()
+    if reader.has_data():
+        raise ValueError("something follows the reply")
+    return found
+
+
+class Reply:
+    """A reply of lists and bulk strings, read without hiredis."""
+
+    def __init__(self, text: bytes) -> None:
+        self._text = text
+        self._at = 0
+
+    def whole(self) -> Any:
+        """The reply's value, behind which nothing may be. Raises ``ValueError``."""
+        found = self._value()
+        if self._at != len(self._text):
+            raise ValueError("something follows the reply")
+        return found
+
+    def _value(self) -> Any:
+        end = self._text.index(CRLF, self._at)
+        kind, digits = self._text[self._at : self._at + 1], self._text[self._at + 1 : end]
+        # More words are numbers to Python than to the protocol.
+        if not digits.isdigit() or (digits != b"0" and digits.startswith(b"0")):
+            raise ValueError(f"{digits[:20]!r} is no length")
+        number, self._at = int(digits), end + len(CRLF)
+        if kind == b"*":
+            return [self._value() for _ in range(number)]
+        value = self._text[self._at : self._at + number]
+        self._at += number + len(CRLF)
+        if kind != b"$" or self._text[self._at - len(CRLF) : self._at] != CRLF:
+            raise ValueError(f"a value of kind {kind!r}, or of another length")
+        return value

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import atexit
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -26,12 +27,15 @@ from routing.errors import ConfigurationError, TicketBridgeError
 from spark.failures import one_line
 from spark.home import home_without_archive
 from spark.java import find_java
+from spark.packages import send_packages
 
 DEFAULT_MASTER = "local[*]"
 #: The folder that holds the packages ``spark`` and ``routing``.
 _HOME = Path(__file__).resolve().parent.parent
 #: Partitions of a shuffle. The default of 200 is meant for clusters; on one machine it is 200 tiny tasks.
 LOCAL_SHUFFLE_PARTITIONS = 8
+#: What a Java that did not come up says of it: an error that ended it, and one that Spark gave a reason for.
+_TELLING = re.compile(r"^(?:Exception in thread \"main\" (?:\w+\.)+\w+|.* ERROR .*Reason): (.+)", re.MULTILINE)
 #: Seconds that Java has to end once its session is stopped; it takes a fraction of one.
 JAVA_ENDS_S = 5.0
 
@@ -96,13 +100,24 @@ def local_session(
         session.sparkContext.setLogLevel("FATAL")
     else:
         session = _start(builder, master or DEFAULT_MASTER, conf, log)
+    try:
+        _prepare(session, away=submitted or not _is_local(session.sparkContext.master or ""))
+    except Exception as error:
+        # Told while there is a Java: what Spark throws asks it for its words.
+        told = one_line(error)
+        session.stop()
+        raise told from None
+    return session
+
+
+def _prepare(session: SparkSession, *, away: bool) -> None:
+    """Set what all jobs need; ``away`` when tasks may run in a Python that does not have this project."""
     session.conf.set("spark.sql.session.timeZone", "UTC")
-    if submitted or not _is_local(session.sparkContext.master or ""):
-        _send_packages(session)
+    if away:
+        send_packages(session.sparkContext)
     from spark.source import RedisStreamDataSource
 
     session.dataSource.register(RedisStreamDataSource)
-    return session
 
 
 def _end_java() -> None:
@@ -202,27 +217,21 @@ def _is_local(master: str) -> bool:
     return master == "local" or master.startswith("local[")
 
 
-def _send_packages(session: SparkSession) -> None:
-    """Give the executors the packages that the data source is in: they need not have this project installed.
-
-    As folders, not as an archive: the scripts beside the modules are read as files.
-    """
-    for package in ("spark", "routing"):
-        session.sparkContext.addFile(str(_HOME / package), recursive=True)
-
-
 def _start(
     builder: SparkSession.Builder, master: str, conf: Mapping[str, str] | None, log: Path | None
 ) -> SparkSession:
     """Start Java and a session in it, quietly."""
     os.environ.update(find_java().env)
-    # Workers must be this Python, with this project: they unpickle its classes.
-    if _is_local(master):
-        os.environ["PYSPARK_PYTHON"] = sys.executable
     os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
-    paths = os.environ.get("PYTHONPATH", "").split(os.pathsep)
-    if str(_HOME) not in paths:
-        os.environ["PYTHONPATH"] = os.pathsep.join([str(_HOME), *filter(None, paths)])
+    if _is_local(master):
+        # Workers are this Python, with this project: they unpickle its classes.
+        os.environ["PYSPARK_PYTHON"] = sys.executable
+        paths = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+        if str(_HOME) not in paths:
+            os.environ["PYTHONPATH"] = os.pathsep.join([str(_HOME), *filter(None, paths)])
+    elif conf and "spark.pyspark.python" in conf:
+        # Only spark-submit looks at this one.
+        os.environ["PYSPARK_PYTHON"] = conf["spark.pyspark.python"]
     builder = (
         builder.master(master)
         .config("spark.ui.enabled", "false")
@@ -252,7 +261,7 @@ def _start(
     except Exception as error:
         # Whoever reads this will want to read that, too.
         atexit.unregister(removal)
-        raise SparkStartFailed(f"Spark did not start ({_last_line(log)}); see {log}") from error
+        raise SparkStartFailed(f"Spark did not start ({_why(log)}); see {log}") from error
 
 
 @contextmanager
@@ -284,12 +293,15 @@ def _temporary_log() -> Path:
     return Path(name)
 
 
-def _last_line(log: Path) -> str:
+def _why(log: Path) -> str:
+    """The line of Spark's log that says why it did not start; else its last one."""
     try:
-        lines = [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip()]
+        text = log.read_text(errors="replace")
     except OSError:
-        lines = []
-    return lines[-1][:200] if lines else "it said nothing"
+        text = ""
+    found = _TELLING.findall(text)
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return (found or lines or ["it said nothing"])[-1][:200]
 
 
 def _remove(log: Path) -> None:

@@ -14,7 +14,7 @@ import bridge
 
 app = Celery("tasks")
 app.config_from_object("celeryconfig")
-bridge.install(app)  # before the tasks are declared; an existing app needs no more than this
+bridge.install(app)  # an existing app needs no more than this
 
 if directory := os.environ.get("BRIDGE_LEDGER_DIR"):
     # Evidence for `bridge demo`: every start and end of an execution, in files.

@@ -69,7 +69,8 @@ def _place(item: pytest.Item) -> tuple[bool, int]:
     these leave at the end.
     """
     folder, _, _ = item.nodeid.removeprefix("tests/").partition("/")
-    return folder not in ("calibration", "chaos", "integration"), crc32(item.nodeid.partition("::")[0].encode())
+    processes = folder in ("adopters", "adversary", "calibration", "chaos", "integration")
+    return not processes, crc32(item.nodeid.partition("::")[0].encode())
 
 
 @pytest.fixture(scope="session")

@@ -30,8 +30,8 @@ ROUNDING_US = 2
 FENCES_AHEAD_US = 50_000
 #: So many of the fences that were given back are remembered.
 GIVEN_BACK = 100_000
-#: More than any fence.
-UNBOUNDED = 2**63
+#: More than any fence, and less than any.
+UNBOUNDED, BEFORE_ALL = 2**63, 1
 
 _RAN = (What.DONE, What.FAILED, What.DEAD)
 
@@ -174,10 +174,11 @@ class Auditor:
         """The rows of one step, as one entry of the history holds them."""
         self.steps += 1
         returned: list[Delivery] = []
+        stale: list[Delivery] = []
         for row in rows:
             self.rows[row.what] += 1
             if row.what is What.STALE:
-                self._stale(row)
+                stale.append(row)
             elif row.what is What.REFUSED:
                 self._refused(row)
             elif row.what is What.REPLAYED:
@@ -188,6 +189,9 @@ class Auditor:
                     returned.append(row)
         if returned:
             self._note_returned(rows, returned)
+        for row in stale:
+            # What was given back in this very step must not have run, either.
+            self._stale(row)
         if rows:
             self.first_ms = self.first_ms or rows[0].written_ms
             self.last_ms = rows[-1].written_ms
@@ -350,7 +354,7 @@ class Auditor:
         if not replayed or not row.fence:
             return
         tried = self._tries.get(row.message_id)
-        if tried is None and self._cut_ms is not None and not self.covers(key):
+        if tried is None and not self._begins_here(key):
             return  # it may have begun before the replay, in rows that are not here
         first_fence = row.fence if tried is None or not tried[2] else tried[2]
         passed = [id_ for id_, bound in replayed.items() if first_fence > bound]
@@ -381,7 +385,12 @@ class Auditor:
             least = most = attempt
         else:
             return
-        self._tries[id_] = (least, most, tried[2] if tried is not None and tried[2] else row.fence)
+        if tried is not None and tried[2]:
+            first_fence = tried[2]
+        else:
+            # Of a message that may have begun in rows that are not here, it is before all others.
+            first_fence = row.fence if tried is not None or self._begins_here(key) else BEFORE_ALL
+        self._tries[id_] = (least, most, first_fence)
 
     def _begins_here(self, key: IdKey) -> bool:
         """Whether the first row of the message is here, whatever it is."""

@@ -10,6 +10,7 @@ from redis.exceptions import ResponseError
 
 from bridge.auditing.trail import NONE, IdKey, id_key
 from bridge.dead import read_letter
+from bridge.picture import younger_than
 from bridge.scans import ticket_of
 from routing import records
 from routing.history import Delivery, read_entry
@@ -155,7 +156,8 @@ class StreamPages:
                 yield _text(raw_id), _ticket(fields)
             if page:
                 self._start = f"({_text(page[-1][0])}"
-            if len(page) < size:
+            if len(page) < size or _text(page[-1][0]) == end:
+                # Of what is younger than the largest id a server refuses to speak.
                 self.to = key
                 self._start = f"({end}"
 
@@ -187,14 +189,14 @@ def oldest_pending(redis: Redis, keys: LaneKeys) -> IdKey | None:
 
 def pending_ids(redis: Redis, keys: LaneKeys) -> Iterator[str]:
     """Ids of all entries that are pending in the group, oldest first."""
-    start = "-"
+    start, end = "-", "+"
     while True:
-        page = redis.execute_command("XPENDING", keys.stream, keys.group, start, "+", PENDING_PAGE)
+        page = redis.execute_command("XPENDING", keys.stream, keys.group, start, end, PENDING_PAGE)
         for line in page:
             yield _text(line[0])
         if len(page) < PENDING_PAGE:
             return
-        start = f"({_text(page[-1][0])}"
+        start, end = younger_than(_text(page[-1][0]))
 
 
 def named_by_records(redis: Redis, keys: LaneKeys) -> dict[str, str]:

@@ -8,6 +8,7 @@ import click
 
 from bridge.access import Role, access
 from bridge.cli import Target
+from bridge.parameters import WORDS
 
 #: What a user's name may not hold, since neither an ACL file nor redis-cli can say it.
 NOT_IN_NAMES = frozenset(" \t\r\n\"'\\\0")
@@ -15,9 +16,10 @@ NOT_IN_NAMES = frozenset(" \t\r\n\"'\\\0")
 
 @click.command()
 @click.argument("role", type=click.Choice([role.value for role in Role]))
-@click.option("--user", metavar="NAME", help="The name of the user.  [default: bridge-ROLE]")
+@click.option("--user", type=WORDS, metavar="NAME", help="The name of the user.  [default: bridge-ROLE]")
 @click.option(
     "--own-keys",
+    type=WORDS,
     metavar="PATTERN",
     multiple=True,
     help="Keys of your own that the tasks' effects touch, as an ACL pattern; for workers, may be repeated.",

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from bridge.cli import Target
+from bridge.parameters import Number
 
 if TYPE_CHECKING:
     from types import FrameType
@@ -36,7 +37,7 @@ AGAIN_S = 1.0
     default=100.0,
     show_default=True,
     metavar="MS",
-    type=click.FloatRange(0, 3_600_000),
+    type=Number(0, 3_600_000),
     help="How far the clocks of two machines may differ, in ms.",
 )
 @click.option(
@@ -62,7 +63,7 @@ def audit(
 
     Exits 1 when it finds a violation, and when there is nothing to audit.
     """
-    from bridge.apps import reach
+    from bridge.apps import reach_lane
     from bridge.audit import Audit
     from bridge.auditing.view import Shown, explained
     from bridge.producer import ticket_bytes
@@ -76,7 +77,7 @@ def audit(
         ticket_bytes(ticket)
     if since is not None and not re.fullmatch(r"\d{1,20}(-\d{1,20})?", since):
         raise click.BadParameter(f"{since!r} is no message id; they look like 1700000000000-0", param_hint="--from")
-    redis = reach(target.app)
+    redis = reach_lane(target.app)
     shown = Shown(ticket=ticket, as_json=as_json, follow=follow)
 
     def begin() -> Audit:

@@ -9,6 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from bridge.cli import Target
+from bridge.parameters import Number
 from bridge.terminal import console, count, duration, echo_json, printable
 
 if TYPE_CHECKING:
@@ -30,10 +31,10 @@ def consumer() -> None:
 @click.pass_obj
 def list_(target: Target, as_json: bool) -> None:
     """Lists the consumers of the lane, with the state of each."""
-    from bridge.apps import reach
+    from bridge.apps import reach_lane
     from bridge.status import look
 
-    found = look(reach(target.app), target.settings).consumers
+    found = look(reach_lane(target.app), target.settings).consumers
     if as_json:
         echo_json({"consumers": found})
     elif found:
@@ -44,9 +45,7 @@ def list_(target: Target, as_json: bool) -> None:
 
 @consumer.command()
 @click.argument("name")
-@click.option(
-    "--timeout", "timeout_s", metavar="S", type=click.FloatRange(0), help="Wait so many seconds at most; for ever."
-)
+@click.option("--timeout", "timeout_s", metavar="S", type=Number(0), help="Wait so many seconds at most; for ever.")
 @click.option("--no-wait", is_flag=True, help="Do not wait until it is empty.")
 @click.pass_obj
 def drain(target: Target, name: str, timeout_s: float | None, no_wait: bool) -> None:
@@ -115,11 +114,11 @@ def transfer(target: Target, name: str, to: str | None, tickets: tuple[str, ...]
 
 def _of(target: Target, name: str) -> tuple[Redis, LaneKeys, str]:
     """(client, keys, the whole name of the consumer)."""
-    from bridge.apps import reach
+    from bridge.apps import reach_lane
     from bridge.roster import full_name
 
     keys = target.settings.keys
-    redis = reach(target.app)
+    redis = reach_lane(target.app)
     return redis, keys, full_name(redis, keys, name)
 
 

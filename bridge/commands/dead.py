@@ -12,6 +12,7 @@ import click
 from rich.table import Table
 
 from bridge.cli import Target
+from bridge.parameters import LIMIT, WORDS
 from bridge.terminal import console, count, echo_json, one_line, printable
 
 if TYPE_CHECKING:
@@ -29,19 +30,17 @@ def dead() -> None:
 @dead.command("list")
 @click.option("--ticket", metavar="ID", help="Only letters of this ticket.")
 @click.option("--task", metavar="NAME", help="Only letters of this task.")
-@click.option("--reason", metavar="TEXT", help="Only letters with this text in their reason or error.")
-@click.option(
-    "--limit", default=50, show_default=True, type=click.IntRange(1), help="Show so many at most, the newest."
-)
+@click.option("--reason", type=WORDS, metavar="TEXT", help="Only letters with this text in their reason or error.")
+@click.option("--limit", default=50, show_default=True, type=LIMIT, help="Show so many at most, the newest.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.pass_obj
 def list_(target: Target, ticket: str | None, task: str | None, reason: str | None, limit: int, as_json: bool) -> None:
     """Lists dead letters, the newest first."""
-    from bridge.apps import reach
+    from bridge.apps import reach_lane
     from bridge.dead import chosen, newest_first
 
     keys = target.settings.keys
-    redis = reach(target.app)
+    redis = reach_lane(target.app)
     found = chosen(newest_first(redis, keys), ticket=ticket, task=task, reason=reason)
     letters = list(islice(found, limit))
     more = next(found, None) is not None
@@ -63,11 +62,11 @@ def list_(target: Target, ticket: str | None, task: str | None, reason: str | No
 @click.pass_obj
 def show(target: Target, message_id: str, as_json: bool) -> None:
     """Prints the whole dead letter of MESSAGE_ID, with traceback and payload."""
-    from bridge.apps import reach
+    from bridge.apps import reach_lane
     from bridge.dead import of_message
     from routing.errors import InputError
 
-    letters = of_message(reach(target.app), target.settings.keys, message_id)
+    letters = of_message(reach_lane(target.app), target.settings.keys, message_id)
     if not letters:
         raise InputError(f"no dead letter of message {printable(message_id)}; `bridge dead list` names those there are")
     letter = letters[-1]
@@ -86,7 +85,7 @@ def _selection(command: Callable[..., Any]) -> Callable[..., Any]:
         click.option("--all", "everything", is_flag=True, help="All letters, or all that the other options choose."),
         click.option("--ticket", metavar="ID", help="Letters of this ticket."),
         click.option("--task", metavar="NAME", help="Letters of this task."),
-        click.option("--reason", metavar="TEXT", help="Letters with this text in their reason or error."),
+        click.option("--reason", type=WORDS, metavar="TEXT", help="Letters with this text in their reason or error."),
         click.option("--dry-run", is_flag=True, help="Only show what would be done."),
         click.option("--yes", is_flag=True, help="Do not ask."),
         click.option("--json", "as_json", is_flag=True, help="Print JSON."),
@@ -147,7 +146,7 @@ class _Request:
         yes: bool,
         as_json: bool,
     ) -> None:
-        from bridge.apps import reach
+        from bridge.apps import reach_lane
         from bridge.replay import like, named
 
         chosen = everything or any(word is not None for word in (ticket, task, reason))
@@ -162,7 +161,7 @@ class _Request:
         self._as_json = as_json
         self.app = target.app
         self.keys = target.settings.keys
-        self.redis = reach(target.app)
+        self.redis = reach_lane(target.app)
         self.letters = named(self.redis, self.keys, ids) if ids else like(self.redis, self.keys, ticket, task, reason)
 
     def goes_on(self, good: Sequence[Letter], bad: Sequence[Fate]) -> bool:

@@ -58,6 +58,7 @@ def push(
     """
     from bridge.apps import load_tasks, reach
     from bridge.pusher import Pushed, push_rows
+    from bridge.ticket_tasks import ticket_tasks
 
     kind = kind or format_of(file)
     if delimiter == "\\t":
@@ -66,10 +67,11 @@ def push(
         raise ConfigurationError(f"--delimiter must be one character, not {delimiter!r}")
     app, settings = target.app, target.settings
     load_tasks(app)
-    if task is not None and task not in app.tasks:
-        known = ", ".join(sorted(n for n in app.tasks if not n.startswith(("celery.", "bridge.")))) or "none"
+    tasks = ticket_tasks(app)
+    if task is not None and task not in tasks:
+        known = ", ".join(sorted(tasks)) or "none"
         raise ConfigurationError(f"--task {task}: there is no such task; this app's tasks: {known}")
-    rules = Rules(key, task, settings.default_task, app.tasks.keys(), settings.max_payload, delimiter)
+    rules = Rules(key, task, settings.default_task, tasks, settings.max_payload, delimiter)
 
     # Before the check, which may take a while.
     client = None if dry_run else reach(app)

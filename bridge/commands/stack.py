@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from bridge.cli import Target
+from bridge.parameters import Number
 from bridge.terminal import console, echo_json
 from routing.errors import ServerStartFailed
 
@@ -35,7 +36,7 @@ SHARED: tuple[Callable[[Any], Any], ...] = (
     click.option("--no-flower", is_flag=True, help="Without Flower."),
     click.option(
         "--lease",
-        type=click.FloatRange(0.5, 3600),
+        type=Number(0.5, 3600),
         help="Seconds that a worker may go unheard before its tickets move.  [default: the app's]",
     ),
     click.option(

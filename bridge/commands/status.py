@@ -15,6 +15,7 @@ from rich.text import Text
 
 from bridge.cli import Target
 from bridge.commands.consumer import table
+from bridge.parameters import Number
 from bridge.terminal import console, count, duration, echo_json, printable
 
 if TYPE_CHECKING:
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     "--interval",
     default=1.0,
     show_default=True,
-    type=click.FloatRange(0.1, 3600),
+    type=Number(0.1, 3600),
     help="Seconds between two looks of --watch.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON; with --watch one line for each look.")
@@ -37,11 +38,11 @@ def status(target: Target, watch: bool, interval: float, as_json: bool) -> None:
 
     Exits 0 when the server answered, whatever the state of the lane.
     """
-    from bridge.apps import reach
+    from bridge.apps import reach_lane
     from bridge.status import look
 
     settings = target.settings
-    redis = reach(target.app)
+    redis = reach_lane(target.app)
     if watch:
         try:
             _watch(lambda: look(redis, settings), interval, as_json)
@@ -95,13 +96,18 @@ def line(seen: LaneStatus) -> str:
     """The look on one line, for a log."""
     alive = sum(1 for consumer in seen.consumers if consumer.alive)
     leader = f"term {seen.leader.term}" if seen.leader else "no leader"
-    unread = seen.unread_why or f"{seen.unread:,}"
+    unread = unread_of(seen)
     now = datetime.now().astimezone()
     return (
         f"{now:%H:%M:%S} {leader}, consumers {alive}, unread {unread}, waiting {seen.waiting:,}, "
         f"in flight {seen.in_flight:,}, retrying {seen.awaiting_retry:,}, parked {seen.parked:,}, dead {seen.dead:,}, "
         f"done {seen.counters.get('done', 0):,}"
     )
+
+
+def unread_of(seen: LaneStatus) -> str:
+    """How many messages are unread, and whether they may be fewer."""
+    return f"at most {seen.unread:,}" if seen.unread_why else f"{seen.unread:,}"
 
 
 def view(seen: LaneStatus) -> RenderableType:
@@ -116,7 +122,7 @@ def view(seen: LaneStatus) -> RenderableType:
     else:
         held = f"{printable(seen.leader.holder)}, term {seen.leader.term}, lease {duration(seen.leader.lease_ms)} left"
         facts.add_row("leader", held)
-    facts.add_row("unread", seen.unread_why or f"{seen.unread:,}")
+    facts.add_row("unread", unread_of(seen))
     facts.add_row("waiting", f"{seen.waiting:,}")
     facts.add_row("in flight", f"{seen.in_flight:,}")
     facts.add_row("retrying", f"{seen.awaiting_retry:,}")

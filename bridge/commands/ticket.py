@@ -9,6 +9,7 @@ import click
 from rich.table import Table
 
 from bridge.cli import Target
+from bridge.parameters import LIMIT, WORDS
 from bridge.terminal import console, count, duration, echo_json, one_line
 from bridge.ticket_state import TicketState
 
@@ -34,7 +35,7 @@ def show(ctx: click.Context, ticket_id: str, as_json: bool) -> None:
 
     Exits 1 when nothing is known of it.
     """
-    from bridge.apps import load_tasks, reach
+    from bridge.apps import load_tasks, reach_lane
     from bridge.producer import ticket_bytes
     from bridge.whereabouts import locate
 
@@ -47,7 +48,7 @@ def show(ctx: click.Context, ticket_id: str, as_json: bool) -> None:
         task = app.tasks.get(name or settings.default_task or "")
         return int(getattr(task, "bridge_max_attempts", None) or settings.max_attempts)
 
-    found = locate(reach(app), settings, ticket_id, max_attempts)
+    found = locate(reach_lane(app), settings, ticket_id, max_attempts)
     if as_json:
         echo_json(found.document())
     else:
@@ -57,15 +58,15 @@ def show(ctx: click.Context, ticket_id: str, as_json: bool) -> None:
 
 @ticket.command("list")
 @click.option("--parked", is_flag=True, help="Only tickets that are parked.")
-@click.option("--limit", default=1000, show_default=True, type=click.IntRange(1), help="Show so many at most.")
+@click.option("--limit", default=1000, show_default=True, type=LIMIT, help="Show so many at most.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.pass_obj
 def list_(target: Target, parked: bool, limit: int, as_json: bool) -> None:
     """Lists the tickets that are in flight, await a retry, or are parked."""
-    from bridge.apps import reach
+    from bridge.apps import reach_lane
     from bridge.recorded import recorded
 
-    found = recorded(reach(target.app), target.settings, parked_only=parked)
+    found = recorded(reach_lane(target.app), target.settings, parked_only=parked)
     shown = list(islice(found, limit))
     more = next(found, None) is not None
     shown.sort(key=lambda one: one.ticket_id)
@@ -95,7 +96,9 @@ def list_(target: Target, parked: bool, limit: int, as_json: bool) -> None:
 
 @ticket.command()
 @click.argument("ticket_id")
-@click.option("--reason", default="parked by an operator", show_default=True, metavar="TEXT", help="Why; one line.")
+@click.option(
+    "--reason", default="parked by an operator", show_default=True, type=WORDS, metavar="TEXT", help="Why; one line."
+)
 @click.pass_obj
 def park(target: Target, ticket_id: str, reason: str) -> None:
     """Lets TICKET_ID stand still, with all of its messages, until it is released.
@@ -122,12 +125,12 @@ def release(target: Target, ticket_id: str) -> None:
 
 def _ordered(target: Target, order: dict[str, Any]) -> dict[str, Any]:
     """The leader's answer to an order for a ticket."""
-    from bridge.apps import reach
+    from bridge.apps import reach_lane
     from bridge.orders import give
     from bridge.producer import ticket_bytes
 
     ticket_bytes(order["ticket"])
-    return give(reach(target.app), target.settings.keys, order)
+    return give(reach_lane(target.app), target.settings.keys, order)
 
 
 def _print(found: Whereabouts) -> None:

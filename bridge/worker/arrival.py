@@ -12,11 +12,13 @@ import time
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from celery import bootsteps
+from celery.apps.worker import Worker
 from celery.utils.log import get_logger
 from celery.worker import state
 from redis import Redis
 from redis.exceptions import AuthenticationError, RedisError
 
+from bridge.about import arrive
 from bridge.connect import check_server, client, is_outage
 from bridge.outage import Outage
 from routing.errors import TicketBridgeError
@@ -44,7 +46,10 @@ class ServerStep(bootsteps.StartStopStep):
                 state.maybe_shutdown()
                 time.sleep(LOOK_S)
         outage.over()
-        require_server(app)
+        try:
+            check_arrival(app)
+        except TicketBridgeError as exc:
+            end(parent, exc)
 
 
 def waits(app: Celery) -> bool:
@@ -52,15 +57,18 @@ def waits(app: Celery) -> bool:
     return app.conf.broker_connection_retry_on_startup is True
 
 
-def require_server(app: Celery) -> None:
-    """Ends the worker when its server is of no use, or away and not waited for."""
+def check_arrival(app: Celery) -> None:
+    """Raises `TicketBridgeError` when the server is of no use, or away and not waited for."""
     with _client_of(app) as redis:
         if waits(app) and sign_of_absence(redis) is not None:
             return
+        check_server(redis, app.bridge.settings.redis_url)
         try:
-            check_server(redis, app.bridge.settings.redis_url)
-        except TicketBridgeError as exc:
-            fail(exc)
+            arrive(redis, app)
+        except (RedisError, OSError) as exc:
+            # It went away just now: what waits for it looks again.
+            if not is_outage(exc):
+                raise
 
 
 def sign_of_absence(redis: Redis) -> Exception | None:
@@ -75,8 +83,19 @@ def sign_of_absence(redis: Redis) -> Exception | None:
     return None
 
 
+def end(worker: Any, exc: TicketBridgeError) -> NoReturn:
+    """Ends a worker (Celery's) that cannot take part. Within somebody else's program it raises ``exc``."""
+    if isinstance(worker, Worker):
+        fail(exc)
+    started = getattr(worker, "_on_started", None)
+    if started is not None:
+        # Celery's worker for tests: who started it waits for this, for ever.
+        started.set()
+    raise exc
+
+
 def fail(exc: Exception) -> NoReturn:
-    """Ends the worker with one line."""
+    """Ends the worker of the command line with one line."""
     print(f"Error: {exc}", file=sys.stderr, flush=True)
     raise SystemExit(getattr(exc, "exit_code", 1))
 

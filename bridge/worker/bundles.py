@@ -6,11 +6,11 @@ import json
 import time
 from typing import TYPE_CHECKING, Any
 
-from celery.exceptions import SoftTimeLimitExceeded
+import orjson
 
 from bridge.names import HEADER_BASE, HEADER_INCARNATION
 from bridge.outcomes import Kind, Outcome
-from bridge.worker.delivery import Delivery, Traced, event_of, ignored
+from bridge.worker.delivery import Delivery, Traced, event_of, failed, ignored
 
 if TYPE_CHECKING:
     from bridge.worker.execute import Execution
@@ -21,8 +21,18 @@ WRITE_AFTER_S = 0.005
 #: What is said of a message whose process died before Celery's main process knew that it had it.
 CUT_OFF = "WorkerLostError: the pool process died as it began"
 
+#: The same, when Celery had asked the process to end.
+ENDED = "Terminated: the pool process was asked to end as it began"
+
+#: What is told of a message that an operator revoked before it began; and what its dead letter says.
+REVOKED = "revoked"
+REVOKED_ERROR = "Revoked: revoked"
+
 #: A bundle that lasts this many times its share gives back what it has not started.
 OVERTIME = 16
+
+#: In the place of a payload.
+UNREADABLE = object()
 
 
 def run(execution: Execution, row: int, request: dict[str, Any], body: str) -> Traced:
@@ -40,35 +50,51 @@ def run(execution: Execution, row: int, request: dict[str, Any], body: str) -> T
             Delivery(ticket, id_, base + offset + i, attempt if i == 0 else 1, task, [ticket, payload], {})
             for i, (id_, task, payload) in enumerate(messages)
         ]
-        for ticket, offset, attempt, messages in json.loads(body)
+        for ticket, offset, attempt, messages in _parsed(body)
     ]
-    cut_off = shared.cut_off(runs[0][0].fence, max(deliveries[-1].fence for deliveries in runs))
+    template = request_of_bundle(request, execution.hostname)
+    cut_off, asked = shared.cut_off(runs[0][0].fence, max(deliveries[-1].fence for deliveries in runs))
     if cut_off:
+        for deliveries in runs:
+            for one in deliveries:
+                if one.fence == cut_off:
+                    execution.tell_cut_off(one, _request_of(execution, one, template), asked=asked)
         # What was done before has stale fences now; of each run, the rest goes back with the first that is not.
         told = [
-            one.outcome(Kind.LOST, CUT_OFF) if one.fence == cut_off else one.outcome(Kind.RETURNED)
+            one.outcome(*why_cut_off(asked)) if one.fence == cut_off else one.outcome(Kind.RETURNED)
             for deliveries in runs
             for one in deliveries
         ]
         execution.writer.write(incarnation, told)
         return ignored(CUT_OFF)
-    template = _request_of_bundle(request, execution.hostname)
-    events: list[tuple[Any, ...]] = []
+    #: Of each message that ran, by its fence.
+    events: dict[int, tuple[Any, ...] | None] = {}
+    #: By ticket, the runs whose message of this round succeeded, and is written by the end of it.
+    going_on: dict[str, list[Delivery]] = {}
     started = last_write = time.monotonic()
     give_up_at = started + max(OVERTIME * execution.settings.bundle_ms / 1000, 2 * WRITE_AFTER_S)
     pending: list[tuple[Delivery, Outcome]] = []
     unstarted: list[Outcome] = []
     position = 0
     stopping = False
+
+    def write() -> None:
+        """Writes what is pending. A ticket whose success was refused does not go on: the rest was never started."""
+        refused = execution.write(incarnation, pending)
+        for one, _ in pending if refused else ():
+            if one.fence in refused:
+                events[one.fence] = event_of(one, refused[one.fence])
+                going_on.pop(one.ticket, None)
+        pending.clear()
+
     while runs:
-        going_on = []
+        going_on.clear()
         for deliveries in runs:
             delivery = deliveries[position]
             now = time.monotonic()
             if pending and now - last_write > WRITE_AFTER_S and not stopping:
                 # Before the looks: where the server is away it waits, until the lease is over.
-                execution.write(incarnation, pending)
-                pending = []
+                write()
                 now = last_write = time.monotonic()
             # Noted before the looks: whoever ends the lease, or wants it back, then sees that it runs.
             shared.running(row, delivery.fence)
@@ -81,29 +107,51 @@ def run(execution: Execution, row: int, request: dict[str, Any], body: str) -> T
                 # The rest of the run goes back with its first message.
                 unstarted.append(delivery.outcome(Kind.RETURNED))
                 continue
+            if shared.is_revoked(delivery.message_id):
+                events[delivery.fence] = (delivery.message_id, REVOKED, "", "")
+                pending.append((delivery, delivery.outcome(Kind.DEAD, error=REVOKED_ERROR)))
+                continue
             outcome, traced = _traced(execution, delivery, incarnation, template)
-            events.append(event_of(delivery, traced))
+            events[delivery.fence] = event_of(delivery, traced)
             pending.append((delivery, outcome))
             if outcome.kind is Kind.DONE and position + 1 < len(deliveries):
-                going_on.append(deliveries)
+                going_on[delivery.ticket] = deliveries
         if stopping:
             # The last one noted was not begun.
             shared.running(row, 0)
         if pending:
-            execution.write(incarnation, pending)
-            pending = []
+            write()
             last_write = time.monotonic()
         shared.running(row, 0)
-        runs = going_on
+        runs = list(going_on.values())
         position += 1
     if unstarted:
         execution.writer.write(incarnation, unstarted)
-    return (0, events, time.monotonic() - started)
+    return (0, [event for event in events.values() if event is not None], time.monotonic() - started)
+
+
+def why_cut_off(asked: bool) -> tuple[Kind, str]:
+    """What became of a message whose process ended before Celery knew that it had it. One that was asked to end (a pool
+    that shrinks, and took it for idle) did not end of it.
+    """
+    return (Kind.INTERRUPTED, ENDED) if asked else (Kind.LOST, CUT_OFF)
 
 
 def _traced(
     execution: Execution, delivery: Delivery, incarnation: str, template: dict[str, Any]
 ) -> tuple[Outcome, Traced]:
+    wanted = _request_of(execution, delivery, template)
+    if delivery.args[1] is UNREADABLE:
+        exc = ValueError("the payload cannot be read")
+        return delivery.outcome(Kind.FAILED, f"{type(exc).__name__}: {exc}"), failed(exc)
+    try:
+        return execution.trace(delivery, incarnation, wanted)
+    except Exception as exc:
+        # Outside the task's body and Celery's tracer: a time limit may strike anywhere.
+        return delivery.outcome(Kind.FAILED, f"{type(exc).__name__}: {exc}"), failed(exc)
+
+
+def _request_of(execution: Execution, delivery: Delivery, template: dict[str, Any]) -> dict[str, Any]:
     wanted = dict(template)
     wanted["id"] = wanted["correlation_id"] = wanted["root_id"] = delivery.message_id
     wanted["task"] = delivery.task
@@ -111,14 +159,25 @@ def _traced(
     wanted["args"], wanted["kwargs"] = delivery.args, delivery.kwargs
     known = execution.app.tasks.get(delivery.task)
     wanted["ignore_result"] = bool(known.ignore_result) if known is not None else True
+    return wanted
+
+
+def _parsed(body: str) -> Any:
+    """The runs of a bundle; a payload that cannot be read is `UNREADABLE`, and takes no bundle mate with it."""
     try:
-        return execution.trace(delivery, incarnation, wanted)
-    except SoftTimeLimitExceeded as exc:
-        # It struck outside the task's body, in Celery's tracer or ours.
-        return delivery.outcome(Kind.FAILED, f"{type(exc).__name__}: {exc}"), (1, None, 0.0)
+        return json.loads(body)
+    except (ValueError, RecursionError):
+        runs = orjson.loads(body)
+    for *_, messages in runs:
+        for message in messages:
+            try:
+                message[2] = json.loads(orjson.dumps(message[2]))
+            except (ValueError, RecursionError):
+                message[2] = UNREADABLE
+    return runs
 
 
-def _request_of_bundle(request: dict[str, Any], hostname: str) -> dict[str, Any]:
+def request_of_bundle(request: dict[str, Any], hostname: str) -> dict[str, Any]:
     """The request fields that all messages of a bundle share, as an ordinary Celery message would have them."""
     return {
         "lang": "py",

@@ -9,7 +9,11 @@ from bridge.worker.effects import Effects
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from routing.effects import Effect
     from routing.records import LostAttempt
+
+#: Of every message that has none.
+_SEALED = Effects()
 
 
 class TicketContext:
@@ -21,13 +25,18 @@ class TicketContext:
     time limit struck); None otherwise.
     """
 
+    #: Whether a push is behind it; a task that is called as a function may have a ticket, too.
+    pushed = True
+
     __slots__ = (
         "_commit",
         "_effects",
         "attempt",
+        "begun",
         "committed",
         "entered",
         "fence",
+        "gave_up",
         "id",
         "late",
         "lost",
@@ -36,6 +45,7 @@ class TicketContext:
         "message_id",
         "started_us",
         "undo_failed",
+        "undone",
     )
 
     def __init__(
@@ -59,12 +69,18 @@ class TicketContext:
         self.started_us = 0
         #: Whether the task's rollback of the lost attempt raised: it is still owed.
         self.undo_failed = False
-        #: Whether the task's body was entered: a task that calls itself, or another one, is called directly then.
+        #: Whether it was called.
+        self.undone = False
+        #: Whether the task was called: a task that calls itself, or another one, is called directly then.
         self.entered = False
+        #: Whether the calls of its base classes, if it has any, have come to its body.
+        self.begun = False
         #: Whether the lease that the message was dispatched under still holds.
         self.may_begin = may_begin
         #: Whether it was over when the task's body was about to be entered, which it then was not.
         self.late = False
+        #: Whether the task said that no attempt will do better: the message is dead, whatever attempts are left.
+        self.gave_up = False
         #: Whether effects and success were written before Celery stored the result.
         self.committed = False
         self._effects: Effects | None = None
@@ -81,6 +97,12 @@ class TicketContext:
     def recorded(self) -> Effects | None:
         """The effects, if any were recorded."""
         return self._effects if self._effects is not None and len(self._effects) else None
+
+    def seal(self) -> tuple[Effect, ...]:
+        """The effects, which are written now with the success; what comes later is refused."""
+        if self._effects is None:
+            self._effects = _SEALED
+        return self._effects.seal()
 
     @property
     def is_last_attempt(self) -> bool:

@@ -65,12 +65,14 @@ class Delivery:
         return Outcome(self.message_id, self.fence, kind, self.service_ms, self.started_us, error, traceback, delay_ms)
 
 
-def event_of(delivery: Delivery, traced: Traced) -> tuple[Any, ...]:
-    """What the main process needs for the events of one message of a bundle."""
+def event_of(delivery: Delivery, traced: Traced) -> tuple[Any, ...] | None:
+    """What the main process needs for the events of one message of a bundle; None: Celery tells nothing of its end."""
     failed, result, runtime = traced
     if not failed:
         return (delivery.message_id, "succeeded", result, runtime)
     exc = unwrapped(result) if result is not None else None
+    if isinstance(exc, Ignore):
+        return None
     kind = "retried" if isinstance(exc, Retry) else "failed"
     return (delivery.message_id, kind, repr(getattr(exc, "exc", None) or exc), str(getattr(result, "traceback", "")))
 
@@ -83,7 +85,24 @@ def unwrapped(einfo: ExceptionInfo) -> BaseException:
 
 def ignored(why: str) -> Traced:
     """What tells Celery that nothing is to be done: neither a success nor a failure."""
+    return failed(Ignore(why))
+
+
+def failed(exc: Exception) -> Traced:
+    """What tells Celery that a task ended with ``exc``."""
     try:
-        raise Ignore(why)
-    except Ignore:
+        raise exc
+    except Exception:
+        return (1, ExceptionInfo(), 0.0)
+
+
+class RevokedHere(Ignore):
+    """An operator revoked the message, and it had not begun: the main process is to say so."""
+
+
+def revoked() -> Traced:
+    """What tells the main process that the message was revoked."""
+    try:
+        raise RevokedHere
+    except RevokedHere:
         return (1, ExceptionInfo(), 0.0)

@@ -14,23 +14,31 @@ bundle one for a whole round.
 from __future__ import annotations
 
 import json
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+from billiard.common import TERM_SIGNAL
 from billiard.einfo import ExceptionInfo
+from billiard.exceptions import WorkerLostError
+from celery.app.task import Context
 from celery.app.trace import build_tracer
-from celery.exceptions import Ignore, Reject, Retry
+from celery.exceptions import Ignore, Reject, Retry, WorkerShutdown, WorkerTerminate
 from celery.utils.log import get_logger
+from redis.exceptions import ResponseError
 
 from bridge.names import HEADER_BASE, HEADER_INCARNATION, HEADER_LOST, HEADER_RUNS
 from bridge.outcomes import Kind, Outcome
-from bridge.worker.bundles import CUT_OFF, run
+from bridge.worker.bundles import CUT_OFF, REVOKED_ERROR, run, why_cut_off
 from bridge.worker.context import TicketContext
-from bridge.worker.delivery import Delivery, Traced, ignored, unwrapped
-from bridge.worker.task import retry_delay_ms
+from bridge.worker.crossing import crossing, stand_in
+from bridge.worker.delivery import Delivery, Traced, failed, ignored, revoked, unwrapped
+from bridge.worker.effects import Effects
+from bridge.worker.task import is_over, retry_delay_ms
+from bridge.worker.telling import Tale
 from routing.errors import PayloadError, StaleFence
 from routing.records import LostAttempt
 from routing.words import ReturnWord
@@ -42,6 +50,22 @@ if TYPE_CHECKING:
 
 logger = get_logger(__name__)
 
+#: Whose exceptions end a greenlet.
+GREEN = ("greenlet", "gevent", "eventlet")
+
+#: What Celery's pools of greenlets tell of one that was killed.
+CUT_OFF_WITHIN_MAIN: Traced = (0, None, 0.0)
+
+#: With what a pool process exits that Celery asks to end, in the middle of what it runs.
+ASKED_TO_END = TERM_SIGNAL - 256
+
+
+class CutOff(NamedTuple):
+    """What ended a Celery message half way, and the fence that ran in it then; 0: none."""
+
+    fence: int
+    exc: BaseException
+
 
 class Execution:
     """What a pool process needs to run messages; made before the pool forks."""
@@ -52,8 +76,10 @@ class Execution:
         self.shared = shared
         self.writer = writer
         self.hostname = hostname
-        #: First fence of a Celery message -> fence that ran in it when it was cut off; for pools within this process.
-        self.cut_off: dict[int, int] = {}
+        #: By the first fence of a Celery message; for pools within this process.
+        self.cut_off: dict[int, CutOff] = {}
+        stream = settings.stream.encode()
+        Effects.own = (stream, (b"{%b}:" % stream, b"{%b}/" % stream))
 
     @contextmanager
     def row(self, first_fence: int) -> Iterator[int]:
@@ -61,11 +87,13 @@ class Execution:
         row = self.shared.take_row()
         try:
             yield row
-        except BaseException:
+        except BaseException as exc:
+            if isinstance(exc, SystemExit) and exc.code == ASKED_TO_END:
+                self.shared.asked_to_end(row)
             # Cut off. The main process asks what ran: it finds that in the row of a pool child, which has no other line
             # of execution; within the main process the row is needed by others.
             if self.shared.in_main:
-                self.cut_off[first_fence] = self.shared.fence_in(row)
+                self.cut_off[first_fence] = CutOff(self.shared.fence_in(row), exc)
                 self.shared.running(row, 0)
             raise
         else:
@@ -80,6 +108,10 @@ class Execution:
         task = self.app.tasks.get(delivery.task)
         if task is None:
             return delivery.outcome(Kind.DEAD, error=f"unknown task {delivery.task}"), ignored("unknown task")
+        if task.expires is not None and is_over(task.expires, delivery.message_id):
+            if not task.ignore_result:
+                task.backend.mark_as_revoked(delivery.message_id, "expired")
+            return delivery.outcome(Kind.DEAD, error=f"Revoked: expired ({task.expires})"), ignored("expired")
         if task.__trace__ is None:
             # Pools that do not fork build tracers late.
             task.__trace__ = build_tracer(task.name, task, app=self.app, hostname=self.hostname)
@@ -90,7 +122,7 @@ class Execution:
             delivery.attempt,
             delivery.fence,
             max_attempts,
-            self._commit_early,
+            partial(self._commit_early, incarnation),
             partial(self.shared.holds, incarnation),
             delivery.lost,
         )
@@ -98,13 +130,23 @@ class Execution:
         delivery.context = context
         delivery.started_us = context.started_us = time.time_ns() // 1000
         started = time.perf_counter()
-        result, info, runtime, shown = task.__trace__(delivery.message_id, delivery.args, delivery.kwargs, request)
+        info: Any
+        try:
+            result, info, runtime, shown = task.__trace__(delivery.message_id, delivery.args, delivery.kwargs, request)
+        except Exception as exc:
+            # Outside the task's body: in Celery's tracer (a result that cannot be stored), or a time limit that struck
+            # there. It is this message's failure, and no bundle mate's.
+            _, result, runtime = failed(exc)
+            info, shown = exc, None
         if context.late:
             delivery.started_us = 0
             return delivery.outcome(Kind.RETURNED), ignored("the lease ended before the task began")
         delivery.service_ms = (time.perf_counter() - started) * 1000
         if info is None:
             return delivery.outcome(Kind.DONE), (0, shown, runtime)
+        if context.committed:
+            # Success and effects are written: what went wrong after it, as with the result, takes nothing back.
+            return delivery.outcome(Kind.DONE), (1, result, runtime)
         return self._failure(delivery, result), (1, result, runtime)
 
     def _failure(self, delivery: Delivery, einfo: ExceptionInfo) -> Outcome:
@@ -118,53 +160,85 @@ class Execution:
         if isinstance(exc, Reject):
             kind = Kind.FAILED if exc.requeue else Kind.DEAD
             return delivery.outcome(kind, f"Reject: {exc.reason!r}", str(einfo.traceback))
-        return delivery.outcome(Kind.FAILED, f"{type(exc).__name__}: {exc}", str(einfo.traceback))
+        gave_up = delivery.context is not None and delivery.context.gave_up
+        kind = Kind.DEAD if gave_up else Kind.FAILED
+        return delivery.outcome(kind, f"{type(exc).__name__}: {exc}", str(einfo.traceback))
 
-    def _commit_early(self, context: TicketContext) -> None:
+    def _commit_early(self, incarnation: str, context: TicketContext) -> None:
         # As far as it has come: Celery stores the result after this, and nothing of it is written any more.
         service_ms = max(0, time.time_ns() // 1000 - context.started_us) / 1000
         outcome = Outcome(context.message_id, context.fence, Kind.DONE, service_ms, context.started_us)
-        effects = context.effects.recorded()
-        [(word, problem)] = self.writer.apply(self.shared.incarnation, [(context.id, outcome, effects)])
+        effects = context.seal()
+        # In the name of the life that it was dispatched to, which in a pool that cannot be killed may be over by now:
+        # who takes the tickets of that life back looks for outcomes in its name first.
+        [(word, problem)] = self.writer.apply(incarnation, [(context.id, outcome, effects)])
         if word is ReturnWord.STALE:
             raise StaleFence(f"ticket {context.id} was taken over while fence {context.fence} ran; nothing was applied")
         if word is ReturnWord.ERR:
             raise PayloadError(f"the effects cannot be applied: {problem}")
         context.committed = True
 
-    def write(self, incarnation: str, done: list[tuple[Delivery, Outcome]]) -> None:
-        """Writes the outcomes of ``done``; effects that cannot be applied turn a success into a failure."""
+    def write(self, incarnation: str, done: list[tuple[Delivery, Outcome]]) -> dict[int, Traced]:
+        """Writes the outcomes of ``done``. Effects that cannot be applied turn a success into a failure.
+
+        Returns the successes that are none, by their fence, with what Celery is to be told instead. Nothing later of
+        their tickets may begin.
+        """
         plain = []
         with_effects = []
+        refused: dict[int, Traced] = {}
         for delivery, outcome in done:
             context = delivery.context
             if outcome.kind is Kind.DONE and context is not None:
                 if context.committed:
                     continue
-                recorded = context.recorded
-                if recorded is not None:
-                    with_effects.append((delivery.ticket, outcome, recorded.recorded()))
+                effects = context.seal()
+                if effects:
+                    with_effects.append((context, outcome, effects))
                     continue
             plain.append(outcome)
         if with_effects:
-            words = self.writer.apply(incarnation, with_effects)
-            for (ticket, outcome, _), (word, problem) in zip(with_effects, words, strict=True):
+            words = self._apply(
+                incarnation, [(context.id, outcome, effects) for context, outcome, effects in with_effects]
+            )
+            for (context, outcome, _), (word, problem) in zip(with_effects, words, strict=True):
+                fence = outcome.fence
                 if word is ReturnWord.STALE:
-                    logger.warning("ticket %s: fence %d is stale, its effects were refused", ticket, outcome.fence)
+                    logger.warning("ticket %s: fence %d is stale, its effects were refused", context.id, fence)
+                    refused[fence] = ignored("the effects came under a stale fence")
                 elif word is ReturnWord.ERR:
-                    error = f"PayloadError: the effects cannot be applied: {problem}"
+                    exc = PayloadError(f"the effects cannot be applied: {problem}")
+                    refused[fence] = failed(exc if context.is_last_attempt else Retry(exc=exc))
+                    times = (outcome.service_ms, outcome.started_us)
                     plain.append(
-                        Outcome(
-                            outcome.message_id,
-                            outcome.fence,
-                            Kind.FAILED,
-                            outcome.service_ms,
-                            outcome.started_us,
-                            error,
-                        )
+                        Outcome(outcome.message_id, fence, Kind.FAILED, *times, f"{type(exc).__name__}: {exc}")
                     )
         if plain:
             self.writer.write(incarnation, plain)
+        return refused
+
+    def _apply(self, incarnation: str, items: list[tuple[str, Outcome, Any]]) -> list[tuple[ReturnWord, str]]:
+        try:
+            return self.writer.apply(incarnation, items)
+        except ResponseError as exc:
+            if len(items) == 1:
+                # Of these effects, which passed all checks: nobody else's failure.
+                return [(ReturnWord.ERR, str(exc))]
+        # What was applied before it answers so, and is not applied again.
+        return [word for item in items for word in self._apply(incarnation, [item])]
+
+    def tell_cut_off(self, delivery: Delivery, request: dict[str, Any], *, asked: bool) -> None:
+        """Tells Celery's world of an attempt whose process ended before Celery knew that it had it: the main process
+        knows nothing of it. Before the outcome is written, so that it is told before what comes of the next attempt.
+        """
+        task = self.app.tasks.get(delivery.task)
+        if task is None:
+            return
+        tale = Tale(task, Context(request), WorkerLostError(CUT_OFF), None)
+        if asked or delivery.attempt < (task.bridge_max_attempts or self.settings.max_attempts):
+            tale.retried()
+        else:
+            tale.failed()
 
     # -- alone -----------------------------------------------------------------------------------------------------
 
@@ -174,7 +248,12 @@ class Execution:
         ticket, offset, _, attempt, _ = request[HEADER_RUNS][0]
         fence = request[HEADER_BASE] + offset
         message_id = request["id"]
-        args, kwargs, embed = json.loads(body)
+        try:
+            args, kwargs, embed = json.loads(body)
+        except (ValueError, TypeError, RecursionError) as exc:
+            unread = Outcome(message_id, fence, Kind.FAILED, error=f"the payload cannot be read: {exc!r}")
+            self.writer.write(incarnation, [unread])
+            return failed(ValueError(unread.error))
         told = request.get(HEADER_LOST)
         lost = LostAttempt(*told) if told else None
         delivery = Delivery(ticket, message_id, fence, attempt, task, args, kwargs, lost)
@@ -187,14 +266,19 @@ class Execution:
                 self.shared.running(row, 0)
                 self.writer.write(incarnation, [delivery.outcome(Kind.RETURNED)])
                 return ignored("the message was wanted back; given back")
-            if self.shared.cut_off(fence, fence):
+            cut_off, asked = self.shared.cut_off(fence, fence)
+            if cut_off:
                 self.shared.running(row, 0)
-                self.writer.write(incarnation, [delivery.outcome(Kind.LOST, CUT_OFF)])
+                self.tell_cut_off(delivery, {**request, "args": args, "kwargs": kwargs}, asked=asked)
+                self.writer.write(incarnation, [delivery.outcome(*why_cut_off(asked))])
                 return ignored(CUT_OFF)
+            if self.shared.is_revoked(message_id):
+                self.shared.running(row, 0)
+                self.writer.write(incarnation, [delivery.outcome(Kind.DEAD, error=REVOKED_ERROR)])
+                return revoked()
             request.update(embed, args=args, kwargs=kwargs, hostname=self.hostname, is_eager=False)
             outcome, traced = self.trace(delivery, incarnation, request)
-            self.write(incarnation, [(delivery, outcome)])
-            return traced
+            return self.write(incarnation, [(delivery, outcome)]).get(fence, traced)
 
     def run_bundle(self, request: dict[str, Any], body: str) -> Traced:
         """Messages that came in a bundle."""
@@ -215,18 +299,52 @@ def set_current(execution: Execution) -> None:
 def run_ticket(name: str, uuid: str, request: dict[str, Any], body: str, *_: Any, **__: Any) -> Traced:
     """What the pool calls for a message that came alone; the signature is that of Celery's own trace function."""
     del uuid
-    return _execution().run_alone(request, name, body)
+    execution = _execution()
+    try:
+        return crossing(execution.run_alone(request, name, body))
+    except BaseException as exc:
+        return _raised(execution, request, exc)
 
 
 def run_bundle(name: str, uuid: str, request: dict[str, Any], body: str, *_: Any, **__: Any) -> Traced:
     """What the pool calls for a bundle."""
     del name, uuid
-    return _execution().run_bundle(request, body)
+    execution = _execution()
+    try:
+        return crossing(execution.run_bundle(request, body))
+    except BaseException as exc:
+        return _raised(execution, request, exc)
 
 
-def cut_off_in(first_fence: int) -> int:
-    """The fence that ran when a Celery message was cut off within this process; 0: none. Answers once."""
-    return _current.cut_off.pop(first_fence, 0) if _current is not None else 0
+def _raised(execution: Execution, request: dict[str, Any], exc: BaseException) -> Traced:
+    """What the pool is told of ``exc``, which came out of a Celery message: of a task that raises what is no
+    `Exception`, as `sys.exit` does, or from outside of any task. A process ends by it only where it was asked to.
+
+    A pool process hands a stand-in to its main process. Pools within that drop an error, and the message would run for
+    ever; by what is no `Exception` Celery ends, or takes it for a success. So it is kept here, for `cut_off_in`.
+    """
+    if not execution.shared.in_main:
+        if isinstance(exc, SystemExit) and exc.code == ASKED_TO_END:
+            raise exc
+        raise stand_in(exc) from None
+    first_fence = request[HEADER_BASE] + request[HEADER_RUNS][0][1]
+    execution.cut_off.setdefault(first_fence, CutOff(0, exc))
+    if _is_the_pools(exc):
+        raise exc
+    return CUT_OFF_WITHIN_MAIN
+
+
+def _is_the_pools(exc: BaseException) -> bool:
+    """Whether Celery waits for it: the end and the time limit of a greenlet, a signal that ends the worker."""
+    if isinstance(exc, (WorkerShutdown, WorkerTerminate)):
+        # Celery raises them in handlers of signals.
+        return threading.current_thread() is threading.main_thread()
+    return not isinstance(exc, Exception) and type(exc).__module__.partition(".")[0] in GREEN
+
+
+def cut_off_in(first_fence: int) -> CutOff | None:
+    """What cut a Celery message off within this process. Answers once."""
+    return _current.cut_off.pop(first_fence, None) if _current is not None else None
 
 
 def _execution() -> Execution:

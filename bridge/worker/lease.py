@@ -21,7 +21,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import orjson
 from celery.utils.log import get_logger
@@ -29,10 +29,12 @@ from celery.worker import state
 from redis import Redis
 from redis.exceptions import RedisError
 
+from bridge.about import differences, leaders_facts
 from bridge.connect import UNAVAILABLE, client, is_full, is_outage
 from bridge.outage import Outage
 from bridge.worker.fencing import MARGIN
 from bridge.worker.shared import now_ns
+from bridge.worker.slots import tell
 from routing.errors import DuplicateConsumer
 from routing.membership import goodbye, register
 from routing.words import ReturnWord
@@ -54,7 +56,8 @@ class Lease:
 
     ``held``: the fences of what the worker holds, sent along with each renewal. ``lost``: called on this thread when
     the lease ended while the worker lived. ``going``: whether the worker was asked to stop. ``beat``: called on it with
-    each renewal.
+    each renewal. ``standing``: of what it registered with, all that may change; asked with each renewal, told when it
+    did.
     """
 
     def __init__(
@@ -68,6 +71,7 @@ class Lease:
         lost: Callable[[], None],
         going: Callable[[], bool] = lambda: False,
         beat: Callable[[], None] = lambda: None,
+        standing: Callable[[], dict[str, Any]] = dict,
     ) -> None:
         self._settings = settings
         self._name = name
@@ -77,11 +81,14 @@ class Lease:
         self._lost = lost
         self._going = going
         self._beat = beat
+        self._standing = standing
         self._outage = Outage(logger, "renewing the lease as soon as it is back")
         self._redis: Redis = client(settings.redis_url, timeout_s=max(0.2, settings.lease / (2 * RENEWALS)))
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="bridge-lease", daemon=True)
         self._reports = 0
+        #: What the master that leads says of itself (`bridge.about.facts`).
+        self._master = b""
 
     def begin(self) -> None:
         """Registers a first incarnation, waiting out another one's lease, and starts the renewals.
@@ -118,12 +125,13 @@ class Lease:
     def _register(self, patience_s: float, *, starting: bool = False) -> None:
         keys = self._settings.keys
         waited_until = time.monotonic() + patience_s
-        told = False
+        waits = False
         while not self._stop.is_set():
             found_raw = self._redis.hget(keys.consumers, self._name)
             found = (found_raw, orjson.loads(found_raw)["incarnation"]) if found_raw else None
             incarnation = uuid.uuid4().hex
-            registration = orjson.dumps({**self._registration, "incarnation": incarnation, "since": time.time()})
+            told = {"incarnation": incarnation, "since": time.time(), "lease_ms": self._settings.lease_ms}
+            registration = orjson.dumps({**self._registration, **told})
             sent = now_ns()
             word, left_ms = register(
                 self._redis, keys, self._name, incarnation, self._settings.lease_ms, registration, found
@@ -138,9 +146,9 @@ class Lease:
                         f"another worker named {self._name} is running and renews its lease; "
                         "give this one a name of its own (celery worker -n NAME@%h)"
                     )
-                if not told:
+                if not waits:
                     logger.warning("the lease of another %s holds for %d ms more: waiting", self._name, left_ms)
-                    told = True
+                    waits = True
                 # A lease that is not renewed ends after what it has left; look again a little later, or often
                 # enough to see it end early.
                 self._stop.wait(min(0.25, left_ms / 1000 + 0.01))
@@ -171,6 +179,7 @@ class Lease:
                 renewed = False
             if renewed:
                 self._shared.extend(self._deadline(sent))
+                self._quietly(self._follow)
                 self._quietly(self._beat)
                 continue
             what = "it was going anyway" if self._going() else "coming back as a new incarnation"
@@ -192,11 +201,40 @@ class Lease:
         with self._redis.pipeline(transaction=False) as pipe:
             pipe.pexpire(keys.lease(incarnation), lease_ms)
             pipe.set(keys.held(incarnation), report, px=lease_ms)
-            there, reported = pipe.execute(raise_on_error=False)
+            pipe.hget(keys.about, "master")
+            there, reported, master = pipe.execute(raise_on_error=False)
         for reply in (there, reported):
             if isinstance(reply, Exception) and not (reply is reported and is_full(reply)):
                 raise reply
+        if master != self._master and isinstance(master, bytes):
+            self._master = master
+            self._quietly(self._compare)
         return bool(there)
+
+    def _compare(self) -> None:
+        """Another master leads, or the first that this worker knows: says what differs."""
+        for difference in differences(self._registration, leaders_facts(self._master)):
+            logger.warning("this worker differs from the master that leads: %s", difference)
+
+    def _follow(self) -> None:
+        """The pool may have grown or shrunk, and the queues may be others."""
+        if self._going():
+            # Celery has closed its pool, or is about to.
+            return
+        before = self._registration
+        changed = {name: value for name, value in self._standing().items() if value != before[name]}
+        if not changed:
+            return
+        try:
+            tell(self._redis, self._settings.keys, self._name, self._shared.incarnation, changed)
+        except (RedisError, OSError) as exc:
+            logger.debug("cannot tell yet what changed: %s", exc)
+            return
+        if "slots" in changed:
+            logger.info("the pool runs %d messages at once now; before, %d", changed["slots"], before["slots"])
+        if "queues" in changed:
+            logger.info("consumes %s now; before, %s", changed["queues"], before["queues"])
+        before.update(changed)
 
     @staticmethod
     def _quietly(call: Callable[[], None]) -> None:

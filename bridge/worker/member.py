@@ -5,32 +5,30 @@ from __future__ import annotations
 import os
 import threading
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from billiard import get_start_method
-from celery import bootsteps, signals
 from celery.utils.log import get_logger
-from kombu import Exchange, Queue
+from celery.worker import state
 
+from bridge.about import facts
 from bridge.envelope import returned
 from bridge.names import HEADER_BASE, HEADER_INCARNATION, HEADER_RUNS, HEADER_WORD, WorkerWord
-from bridge.outcomes import Outcome
-from bridge.settings import check_tasks
-from bridge.worker import execute, strategy
-from bridge.worker.arrival import ServerStep, fail, require_server
-from bridge.worker.broker import outlast_outages, pass_over_dead_children
+from bridge.outcomes import Kind, Outcome
+from bridge.worker.cold import cut_off_the_rest
 from bridge.worker.ending import Ending
 from bridge.worker.farewell import Farewell
 from bridge.worker.fencing import kill_overdue, watch_own_deadline
 from bridge.worker.holdings import Holdings, Taking
-from bridge.worker.last_read import end_last_read
-from bridge.worker.last_results import hear_out
 from bridge.worker.lease import Lease
 from bridge.worker.processes import gone
-from bridge.worker.shared import EVERYTHING, ROWS, Shared
+from bridge.worker.repertoire import queues_of, repertoire
+from bridge.worker.shared import EVERYTHING, Shared
+from bridge.worker.slots import slots_of
 from bridge.worker.watching import Watch
 from bridge.worker.writer import OutcomeWriter
-from routing.errors import ConfigurationError, DuplicateConsumer, TicketBridgeError
+from routing.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from celery import Celery
@@ -59,12 +57,25 @@ class Member:
         self.writer = OutcomeWriter(self.settings, self.shared)
         self.watch = Watch(self.settings, name, self.shared)
         self.ending = Ending(self.settings, self.shared)
+        #: Celery's pool.
+        self.pool: Any = None
+        #: How many messages it takes now.
+        self._slots: Callable[[], int] = lambda: 1
+        #: The Celery queues that it consumes beside its own, and what it can run therefore.
+        self._queues: frozenset[str] | None = None
+        self._repertoire: dict[str, Any] = {}
         #: Whether tasks run in pool processes, which can be killed.
         self.forks = False
+        #: Whether Celery can end a task that runs: pool processes and greenlets.
+        self.can_end = False
         self.lease: Lease | None = None
         self._farewell: Farewell | None = None
-        #: First fence -> request, of what no pool process has accepted yet.
+        #: First fence -> request, of what is here and not finished.
+        self.requests: dict[int, Any] = {}
+        #: The same, of what no pool process has accepted yet.
         self.unaccepted: dict[int, Any] = {}
+        #: Threads that wait for the end of something, and say then what became of it.
+        self.settling: set[threading.Thread] = set()
         #: The same, of what Celery may have dropped when its connection was lost; and since when (monotonic).
         self._dropped: dict[int, Any] = {}
         self._dropped_at = 0.0
@@ -105,10 +116,37 @@ class Member:
                 return False
         return True
 
+    def received(self, request: Any) -> None:
+        """What was taken is about to go to the pool."""
+        request.member = self
+        self.requests[request.first_fence] = self.unaccepted[request.first_fence] = request
+
+    def max_attempts(self, task: Any) -> int:
+        """How many attempts a message of a task has."""
+        return int(task.bridge_max_attempts or self.settings.max_attempts)
+
     def decline(self, headers: dict[str, Any], body: str | bytes) -> None:
         """Gives back what was taken from the queue just now and no pool process will get."""
         incarnation = headers[HEADER_INCARNATION]
         self.write(incarnation, returned({"headers": headers, "body": body}, incarnation))
+        self.drop(headers)
+
+    def in_doubt(self, request: Any) -> None:
+        """It was about to go to the pool, and may be there or not: it goes through the gate for what was dropped."""
+        self._dropped[request.first_fence] = request
+        self._dropped_at = time.monotonic()
+
+    def refuse(self, headers: dict[str, Any], body: str | bytes, error: str) -> None:
+        """What was taken from the queue just now made this process raise. Which message of a bundle did, nobody can
+        know: the first of each run is charged, and travels alone from then on.
+        """
+        incarnation = headers[HEADER_INCARNATION]
+        heads = returned({"headers": headers, "body": body}, incarnation)
+        kind = Kind.FAILED if len(heads) == 1 else Kind.LOST
+        self.write(incarnation, [Outcome(head.message_id, head.fence, kind, error=error) for head in heads])
+        request = self.requests.get(headers[HEADER_BASE] + headers[HEADER_RUNS][0][1])
+        if request is not None:
+            request.finish()
         self.drop(headers)
 
     def drop(self, headers: dict[str, Any]) -> None:
@@ -129,6 +167,10 @@ class Member:
             # A probe, or of no concern: that it left the queue is the answer.
             return
         logger.info("the leader wants back what has not begun")
+        self._recall()
+
+    def _recall(self) -> None:
+        """Gives back what has come so far and not begun."""
         newest = self.shared.recalled_to = self._newest
 
         def later() -> None:
@@ -164,14 +206,19 @@ class Member:
 
     def start(self, consumer: Any) -> None:
         """The worker is about to consume: takes the lease. Once; Celery restarts its consumer on a lost connection."""
+        # What its neighbours know, or what it knew before it was restarted.
+        self.shared.revoke(state.revoked)
         if self.lease is not None:
             # Celery empties the pool's queue when it loses its connection, expecting the broker to deliver again.
             self._dropped = dict(self.unaccepted)
             self._dropped_at = time.monotonic()
             return
         pool = type(consumer.pool).__module__.rpartition(".")[2]
-        slots = int(getattr(consumer.pool, "num_processes", None) or consumer.pool.limit or 1)
+        self.pool = consumer.pool
+        self._slots = slots_of(consumer, self.name)
+        self.look_at_queues()
         self.forks = pool == "prefork"
+        self.can_end = self.forks or pool in ("gevent", "eventlet")
         if not self.forks:
             logger.warning(
                 "the %s pool cannot end a task that runs when this worker loses its lease: it runs on, and its fence "
@@ -183,16 +230,13 @@ class Member:
                 f"the pool of {self.name} starts its processes by {get_start_method()}, and the bridge needs fork: "
                 "set worker_pool_start_method = 'fork', or choose another pool (-P threads)"
             )
-        if slots > ROWS:
-            raise ConfigurationError(
-                f"the bridge runs at most {ROWS} messages at once; start {self.name} with -c {ROWS}"
-            )
         registration: dict[str, object] = {
             "queue": self.settings.keys.queue(self.name),
-            "slots": slots,
+            **self._standing(),
             "pool": pool,
             "pid": os.getpid(),
             "started": self.started,
+            **facts(self.app, master=False),
         }
         lease = Lease(
             self.settings,
@@ -202,11 +246,32 @@ class Member:
             held=self.report,
             lost=self._stop_tickets,
             going=lambda: self._going,
-            beat=self.watch.ensure,
+            beat=self._beat,
+            standing=self._standing,
         )
         lease.begin()
         # Only now: when the server is away, Celery starts its consumer again, and this with it.
         self.lease = lease
+
+    def look_at_queues(self) -> None:
+        """An operator may have told the worker to consume others (``add_consumer``, ``cancel_consumer``). Called every
+        second on Celery's own thread: a router of the app's must not hold up the lease.
+        """
+        queues = queues_of(self.app, self.settings.keys.queue(self.name))
+        if queues != self._queues and not self._going:
+            self._repertoire = repertoire(self.app, queues)
+            self._queues = queues
+
+    def _standing(self) -> dict[str, Any]:
+        """Of what the worker registers with, all that may change while it lives."""
+        return {"slots": self._slots(), **self._repertoire}
+
+    def _beat(self) -> None:
+        """Called with each renewal of the lease, on its thread."""
+        self.watch.ensure()
+        if self.unaccepted and not self._going and self._slots() < 1:
+            logger.warning("the pool was shrunk to nothing: giving back what has not begun")
+            self._recall()
 
     def report(self) -> list[int]:
         """The fences of what this worker holds; called with each renewal of the lease, on its thread."""
@@ -274,10 +339,15 @@ class Member:
                 request.give_back()
 
     def stop(self) -> None:
-        """The worker runs nothing any more."""
+        """The worker runs nothing any more, unless it ends at once: then what runs is ended first. Twice is once."""
         farewell, self._farewell = self._farewell, None
         if farewell is not None:
             farewell.stop()
+        for thread in list(self.settling):
+            thread.join(timeout=max(0.0, self.shared.left_s))
+        if self.shared.ends_now and not cut_off_the_rest(self):
+            # Nobody can be sure of it: so no good-bye. The watcher gives notice, or the lease decides.
+            return
         lease, self.lease = self.lease, None
         if lease is not None:
             lease.end()
@@ -290,98 +360,3 @@ class Member:
             logger.error("killed pool process %d: it ran a ticket under a lease that is over", pid)
         if not self.forks and self.shared.overdue():
             logger.warning("this pool cannot end what runs; when it ends, its fence refuses it")
-
-
-class MemberStep(bootsteps.StartStopStep):
-    """Takes the lease when Celery's consumer is ready to receive, and gives it up when the pool is done."""
-
-    requires = ("celery.worker.consumer.tasks:Tasks",)
-
-    def __init__(self, parent: Any, **kwargs: Any) -> None:
-        super().__init__(parent, **kwargs)
-        self.consumer = parent
-        outlast_outages(parent)
-        pass_over_dead_children()
-        hear_out(parent)
-
-    def start(self, parent: Any) -> None:
-        member = _members.get(parent.hostname)
-        if member is None:
-            return
-        try:
-            member.start(parent)
-        except (ConfigurationError, DuplicateConsumer) as exc:
-            fail(exc)
-
-    def close(self, parent: Any) -> None:
-        """The loop is over and does not begin again: the worker stops. A lost connection does not come here."""
-        member = _members.get(parent.hostname)
-        if member is not None and member.lease is not None:
-            # Already, unless nobody sent a signal: an operator's remote command stops it, or an error.
-            member.going()
-            member.recall_all()
-            end_last_read(member, parent)
-
-
-#: The member of each worker of this process (there is one, but for embedded workers in tests).
-_members: dict[str, Member] = {}
-
-
-def hook(app: Celery) -> None:
-    """Connects the signals through which a worker of ``app`` becomes a member."""
-
-    def before_setup(instance: Any, **_: Any) -> None:
-        # Before Celery itself reads the broker's URL: of one that it cannot read it would show a piece, and that may be
-        # of the password.
-        if instance.app is not app:
-            return
-        try:
-            _ = app.bridge.settings
-        except TicketBridgeError as exc:
-            fail(exc)
-
-    def after_setup(sender: str, instance: Any, **_: Any) -> None:
-        if instance.app is not app:
-            return
-        try:
-            settings = app.bridge.settings
-            check_tasks(app, settings)
-        except TicketBridgeError as exc:
-            fail(exc)
-        # Before Celery shows its banner; `ServerStep` waits where that is wanted.
-        require_server(app)
-        member = _members[sender] = Member(app, sender)
-        member.watch.ensure()
-        queue = app.amqp.queues.select_add(
-            Queue(settings.keys.queue(sender), routing_key=settings.keys.queue(sender), no_ack=True)
-        )
-        # No exchange, so no binding that would stay behind in Redis: only the leader pushes to this queue, by name.
-        queue.exchange = Exchange("")
-        strategy.set_member(member)
-        execute.set_current(execute.Execution(app, settings, member.shared, member.writer, sender))
-
-    def child_started(**_: Any) -> None:
-        for member in _members.values():
-            member.child_started()
-
-    def shutting_down(**_: Any) -> None:
-        for member in _members.values():
-            member.going()
-            member.ending.start()
-
-    def stopped(sender: Any, **_: Any) -> None:
-        member = _members.pop(getattr(sender, "hostname", ""), None)
-        if member is not None:
-            member.stop()
-
-    def unknown(message: Any, name: str, **_: Any) -> None:
-        strategy.unknown_task(message, name)
-
-    signals.celeryd_init.connect(before_setup, weak=False)
-    signals.celeryd_after_setup.connect(after_setup, weak=False)
-    signals.worker_process_init.connect(child_started, weak=False)
-    signals.worker_shutting_down.connect(shutting_down, weak=False)
-    signals.worker_shutdown.connect(stopped, weak=False)
-    signals.task_unknown.connect(unknown, weak=False)
-    app.steps["worker"].add(ServerStep)
-    app.steps["consumer"].add(MemberStep)

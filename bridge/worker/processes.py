@@ -44,6 +44,15 @@ def start_time(pid: int) -> int:
     return int(fields[19]) if fields else 0
 
 
+def parent_of(pid: int) -> int:
+    """The process that ``pid`` is a child of; 0 when there is none, or no such process."""
+    try:
+        fields = _stat(pid)
+    except OSError:
+        return 0
+    return int(fields[1]) if fields else 0
+
+
 def gone(pid: int, started: int) -> bool:
     """Whether the process that started at ``started`` runs nothing any more. False when in doubt."""
     fields = _stat(pid)

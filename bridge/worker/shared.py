@@ -1,9 +1,9 @@
 """What a worker's main process, its pool children and its watcher must all see at once: one page of shared memory.
 
-The main process writes the lease (deadline and incarnation) and which messages it wants back; whoever runs messages
-writes which fence it is running, into a row of its own. A child therefore checks the lease itself, without asking
-anybody, even when the main process is frozen; and when a child or the whole worker dies, whoever is left knows what it
-was running.
+The main process writes the lease (deadline and incarnation), which messages it wants back, and what an operator
+revoked; whoever runs messages writes which fence it is running, into a row of its own. A child therefore checks the
+lease itself, without asking anybody, even when the main process is frozen; and when a child or the whole worker dies,
+whoever is left knows what it was running.
 
 Every number is one aligned word, written in one go: nobody ever sees half of one. The deadline is on a clock that all
 processes of one machine share, and that goes on while the machine is suspended, as the server's clock does.
@@ -17,8 +17,9 @@ import os
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from hashlib import blake2b
 
 from bridge.worker.processes import gone, start_time
 from routing.errors import ConfigurationError
@@ -33,12 +34,16 @@ INCARNATION_CHARS = 32
 EVERYTHING = 2**63 - 1
 
 # Words of the page, 8 bytes each.
-_DEADLINE, _RECALLED, _LIFE, _USED, _MAIN_PID, _MAIN_START = range(6)
+_DEADLINE, _RECALLED, _LIFE, _USED, _MAIN_PID, _MAIN_START, _REVOKED, _ENDS_NOW = range(8)
 _INCARNATION = slice(64, 64 + INCARNATION_CHARS)  # bytes
 _FIRST_ROW = 16
-_ROW = 4
-_PID, _START, _FENCE, _ROW_LIFE = range(_ROW)
-_SIZE = 8 * (_FIRST_ROW + ROWS * _ROW)
+_ROW = 5
+_PID, _START, _FENCE, _ROW_LIFE, _ASKED = range(_ROW)
+#: Revoked ids that the page holds: the newest ones, as many as Celery keeps by default.
+REVOKED_MAX = 50_000
+_DIGEST = 16  # bytes
+_FIRST_REVOKED = 8 * (_FIRST_ROW + ROWS * _ROW)  # bytes
+_SIZE = _FIRST_REVOKED + REVOKED_MAX * _DIGEST
 
 _CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
@@ -70,6 +75,9 @@ class Shared:
         self._lock = threading.Lock()
         #: Rows of this process that nobody uses now.
         self._free: list[int] = []
+        #: What this process knows of the revoked ids, and how many there were when it looked.
+        self._revoked: set[bytes] = set()
+        self._revoked_seen = 0
         if fd is None:
             self._words[_MAIN_START] = start_time(self._pid)
             self._words[_MAIN_PID] = self._pid
@@ -124,6 +132,54 @@ class Shared:
     def recalled_to(self, fence: int) -> None:
         self._words[_RECALLED] = max(fence, self._words[_RECALLED])
 
+    @property
+    def ends_now(self) -> bool:
+        """Whether the worker was told to end without waiting for what runs (a cold shutdown)."""
+        return bool(self._words[_ENDS_NOW])
+
+    def end_now(self) -> None:
+        """It was. What it cuts off did not end it, however that comes about."""
+        self._words[_ENDS_NOW] = 1
+
+    # -- what an operator revoked ----------------------------------------------------------------------------------
+
+    def revoke(self, ids: Iterable[str]) -> None:
+        """Tells whoever runs messages here that these shall not begin. For the main process."""
+        self._learn_revoked()
+        for id_ in ids:
+            digest = _digest(id_)
+            if digest not in self._revoked:
+                count = self._words[_REVOKED]
+                at = _FIRST_REVOKED + count % REVOKED_MAX * _DIGEST
+                self._bytes[at : at + _DIGEST] = digest
+                self._words[_REVOKED] = count + 1
+                self._learn_revoked()
+
+    @property
+    def has_revoked(self) -> bool:
+        """Whether anything was revoked at all: it costs one look."""
+        return self._words[_REVOKED] > 0
+
+    def is_revoked(self, id_: str) -> bool:
+        """Whether an operator revoked the message with this id."""
+        count = self._words[_REVOKED]
+        if not count:
+            return False
+        if count != self._revoked_seen:
+            self._learn_revoked()
+        return _digest(id_) in self._revoked
+
+    def _learn_revoked(self) -> None:
+        count = self._words[_REVOKED]
+        if len(self._revoked) > 2 * REVOKED_MAX:
+            # Half of them were written over long ago.
+            self._revoked.clear()
+            self._revoked_seen = 0
+        for n in range(max(self._revoked_seen, count - REVOKED_MAX), count):
+            at = _FIRST_REVOKED + n % REVOKED_MAX * _DIGEST
+            self._revoked.add(bytes(self._bytes[at : at + _DIGEST]))
+        self._revoked_seen = count
+
     # -- who runs what ---------------------------------------------------------------------------------------------
 
     def take_row(self) -> int:
@@ -146,7 +202,7 @@ class Shared:
         try:
             row = self._unclaimed()
             at = _FIRST_ROW + _ROW * row
-            self._words[at + _FENCE] = 0
+            self._words[at + _FENCE] = self._words[at + _ASKED] = 0
             self._words[at + _START] = start_time(self._pid)
             self._words[at + _PID] = self._pid
             return row
@@ -211,8 +267,13 @@ class Shared:
             if found.pid == pid and found.fence and gone(pid, found.started):
                 self._words[_FIRST_ROW + _ROW * row + _FENCE] = 0
 
-    def cut_off(self, first: int, last: int) -> int:
-        """The fence from ``first`` to ``last`` that a process which is gone was running; 0: there is none. Once.
+    def asked_to_end(self, row: int) -> None:
+        """What the line of execution with this row runs is cut off since its process was asked to end."""
+        self._words[_FIRST_ROW + _ROW * row + _ASKED] = 1
+
+    def cut_off(self, first: int, last: int) -> tuple[int, bool]:
+        """The fence from ``first`` to ``last`` that a process which is gone was running (0: there is none), and whether
+        it was asked to end. Once.
 
         Celery gives a Celery message to another process when the first one died before it could say that it had begun.
         It may well have begun.
@@ -220,14 +281,14 @@ class Shared:
         words = self._words
         if words[_MAIN_PID] == os.getpid():
             # A pool within the main process: nothing of it can be gone while this runs.
-            return 0
+            return 0, False
         for row in range(words[_USED]):
             at = _FIRST_ROW + _ROW * row
             fence = words[at + _FENCE]
             if first <= fence <= last and words[at + _PID] != self._pid and gone(words[at + _PID], words[at + _START]):
                 words[at + _FENCE] = 0
-                return fence
-        return 0
+                return fence, bool(words[at + _ASKED])
+        return 0, False
 
     def running_fences(self) -> set[int]:
         """The fences that run now, or ran when their process ended."""
@@ -237,6 +298,10 @@ class Shared:
         """Rows of what runs although its lease is over."""
         ended = now_ns() >= self._words[_DEADLINE]
         return [row for row in self.rows() if row.fence and (ended or row.life != self._words[_LIFE])]
+
+
+def _digest(id_: str) -> bytes:
+    return blake2b(id_.encode(), digest_size=_DIGEST).digest()
 
 
 def _memory_file() -> int:

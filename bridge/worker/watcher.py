@@ -7,7 +7,8 @@ kernel closes it when the last of them is beyond running anything. Then the watc
 1. says nothing when the worker had said that it ends by itself, or never had a lease;
 2. makes sure that the main process and every process of the page are gone: no such process, a zombie without living
    threads, or another start time. While one is not, it waits, until the lease is over: then the lease decides;
-3. ends the lease in Redis, with the fences that were running (`died.lua`), unless it is over already.
+3. ends the lease in Redis, with the fences that were running (`died.lua`), unless it is over already; and says whether
+   the worker was told to end at once, as by a third Ctrl-C while its threads ran: then nothing that ran is to blame.
 
 So there is no notice while anything of the worker could still run. A process that a task forked without exec holds the
 pipe too: then there is no notice as long as it lives, and the lease decides.
@@ -58,7 +59,7 @@ def watch(pipe: int, shared: Shared, config: dict[str, Any]) -> None:
     ran = sorted(shared.running_fences())
     while shared.left_s > 0:
         try:
-            died(redis, keys, config["name"], incarnation, ran)
+            died(redis, keys, config["name"], incarnation, ran, asked=shared.ends_now)
             return
         except (RedisError, OSError):
             # Whatever it is: while the lease holds, a notice is better than none, and after that it is not needed.

@@ -78,7 +78,9 @@ class Watch:
         return process
 
     def farewell(self) -> None:
-        """The worker ends by itself: no notice."""
+        """The worker ends by itself: no notice. Twice is once."""
+        if self._writing < 0:
+            return
         with contextlib.suppress(BrokenPipeError, BlockingIOError):
             os.write(self._writing, FAREWELL)
         if self._process is not None:
@@ -86,3 +88,4 @@ class Watch:
                 self._process.wait(timeout=1.0)
         os.close(self._writing)
         os.close(self._reading)
+        self._writing = self._reading = -1

@@ -10,6 +10,7 @@ leads to an acknowledgement, and so to room.
 
 from __future__ import annotations
 
+import errno
 import os
 import time
 from collections.abc import Sequence
@@ -35,6 +36,15 @@ logger = get_logger(__name__)
 RETRY_S = 0.05
 #: Seconds that one write may take before it is tried on a new connection.
 TIMEOUT_S = 2.0
+
+
+def at_limit(exc: BaseException | None) -> bool:
+    """Whether ``exc`` says that this process, not the server, cannot go on: it has no file descriptor left, mostly."""
+    while exc is not None:
+        if isinstance(exc, OSError) and exc.errno in (errno.EMFILE, errno.ENFILE):
+            return True
+        exc = exc.__cause__ or exc.__context__
+    return False
 
 
 class OutcomeWriter:
@@ -104,6 +114,9 @@ class OutcomeWriter:
             except (RedisError, OSError) as exc:
                 if not is_outage(exc):
                     raise
+                if at_limit(exc) and not self._shared.in_main:
+                    logger.critical("no connection can be made in this pool process, which ends: %s", exc)
+                    os._exit(os.EX_OSERR)
                 self._outage.met(exc)
             else:
                 self._outage.over()

@@ -4,7 +4,8 @@
 --             WAITING <-> PARKED, DEAD -> WAITING, and then WAITING | AWAITING_RETRY -> IN_FLIGHT.
 -- KEYS: 1 leader, 2 tickets, 3 applied, 4 retries, 5 outcomes, 6 stream, 7 fence, 8 dead, 9 counts, 10 history,
 --       11 drains, 12.. the queue of each consumer that is dispatched to.
--- ARGV: token, group, master, first outcome id to keep ('' = keep all), number of fences needed,
+-- ARGV: token, group, master, first outcome id to keep ('' = keep all), and behind it, after spaces, ids before
+--       it that are kept, too, oldest first; number of fences needed,
 --       opening (the text before the fence in every Celery message), entries that the history may have, rows for the
 --       history ('' = none); then counted lists, each preceded by its length:
 --       expected (ticket, record | ''), orders (ids in the outcome stream), acknowledged ids, ids given back, shelved
@@ -139,7 +140,21 @@ if ARGV[8] ~= '' then
   redis.call('XADD', KEYS[10], 'MAXLEN', '~', ARGV[7], '*', 'd', ARGV[8])
 end
 if ARGV[4] ~= '' then
-  redis.call('XTRIM', KEYS[5], 'MINID', ARGV[4])
+  local keep, oldest = string.match(ARGV[4], '^(%S+) ?(%S*)')
+  if oldest ~= '' then
+    local kept = {}
+    for id in string.gmatch(ARGV[4], '%S+') do
+      kept[id] = true
+    end
+    -- Bounded: behind the oldest that is kept there are others that are, and what this batch settles.
+    for _, entry in ipairs(redis.call('XRANGE', KEYS[5], oldest, keep)) do
+      if not kept[entry[1]] then
+        redis.call('XDEL', KEYS[5], entry[1])
+      end
+    end
+    keep = oldest
+  end
+  redis.call('XTRIM', KEYS[5], 'MINID', keep)
 end
 
 local base = 0

@@ -1,15 +1,17 @@
 -- Applies the effects of messages that succeeded and writes their outcomes, in one step, each only under its fence.
 --
 -- From -> to: no message changes its state; the outcomes that this writes are what the leader settles.
--- KEYS: 1 tickets, 2 applied, 3 outcomes, 4.. the keys that the effects touch.
+-- KEYS: 1 tickets, 2 applied, 3 outcomes, 4 a key that is never there. The keys that the effects touch
+--       are not among them: the server would refuse the whole call for one key that its user may not touch, and a
+--       message's failure is to be its own.
 -- ARGV: incarnation, number of messages; of each: ticket, fence, outcome (JSON), number of effects; of each effect:
 --       type of the key ('' = any), check ('' | 'int' | 'float': the increment is the last word), number of words,
 --       words.
 -- Returns: a list with a word for each message: 'OK'; 'AGAIN': applied before, by a lost reply of this same call;
 --          'STALE': the fence is not the current one, nothing was changed; 'ERR ...': an effect cannot be applied, none
 --          was.
--- Keeps: promise 4, I4. Effects are checked before the first is applied, since Redis has no rollback: types and numbers
---        here; their words, and what the effects of one message do to each other, by whoever records them.
+-- Keeps: promise 4, I4. Effects are checked before the first is applied, since Redis has no rollback: permissions, types
+--        and numbers here; their words, and what the effects of one message do to each other, by whoever records them.
 -- Bound: O(effects).
 
 -- A full server refuses what needs memory until a script has written; deleting nothing lets the rest pass. Otherwise a
@@ -30,20 +32,90 @@ local function number(text, check)
   end
 end
 
-local function problem(kind, check, first, last)
+-- Before 7.0 nobody can be asked whether a command is permitted. So it is called in a way that changes nothing: on the
+-- tickets, a hash that is there (what has no line here is of another type, and refused), after which the error tells.
+local HARMLESS = not redis.acl_check_cmd and {
+  SET = {'SET', KEYS[1], '', 'NO OPTION'},
+  SETEX = {'SETEX', KEYS[1], 'NO NUMBER', ''},
+  PSETEX = {'PSETEX', KEYS[1], 'NO NUMBER', ''},
+  SETNX = {'SETNX', KEYS[1], ''},
+  MSET = {'MSET', KEYS[1], '', KEYS[1]},
+  EXPIRE = {'EXPIRE', KEYS[1], 'NO NUMBER'},
+  PEXPIRE = {'PEXPIRE', KEYS[1], 'NO NUMBER'},
+  PERSIST = {'PERSIST', KEYS[1]},
+  HDEL = {'HDEL', KEYS[1], ''},
+  DEL = {'DEL', KEYS[4]},
+  UNLINK = {'UNLINK', KEYS[4]},
+}
+local tried = {}
+
+local function denied(reply)
+  return type(reply) == 'table' and reply.err ~= nil
+    and (string.find(reply.err, 'The user executing the script', 1, true)
+      or string.find(reply.err, 'Unknown Redis command', 1, true)) ~= nil  -- renamed away
+end
+
+local function may_call(command, ticket, first, last)
+  if command == 'PUBLISH' then
+    return true  -- before 7.0 a channel cannot be tried: see where effects are applied
+  end
+  if tried[command] == nil then
+    local words = HARMLESS[command]
+    if command == 'HSET' then
+      words = {command, KEYS[1], ticket, redis.call('HGET', KEYS[1], ticket)}
+    elseif command == 'HSETNX' or command == 'HINCRBY' or command == 'HINCRBYFLOAT' then
+      words = {command, KEYS[1], ticket, '1'}  -- a record is there, and is no number
+    elseif not words then
+      words = {command, KEYS[1], unpack(ARGV, first + 2, last)}
+    end
+    tried[command] = not denied(redis.pcall(unpack(words)))
+  end
+  if not tried[command] then
+    return false
+  end
+  -- A user of such a server may do all that it may do on all keys that it may touch.
+  local step = command == 'MSET' and 2 or 1
+  local ends = (step == 2 or command == 'DEL' or command == 'UNLINK') and last or first + 1
+  for k = first + 1, ends, step do
+    local key = ARGV[k]
+    if redis.pcall('TYPE', key).err then
+      return false
+    end
+  end
+  return true
+end
+
+local function permitted(command, ticket, first, last)
+  if redis.acl_check_cmd then
+    local known, may = pcall(redis.acl_check_cmd, unpack(ARGV, first, last))
+    return known and may  -- a command may have been renamed away
+  end
+  return may_call(command, ticket, first, last)
+end
+
+local function problem(ticket, kind, check, first, last)
   local command, key = string.upper(ARGV[first]), ARGV[first + 1]
+  if not permitted(command, ticket, first, last) then
+    return command .. ': the Redis user of this worker may not do that (its ACL)'
+  end
   if kind ~= '' then
-    local found = redis.call('TYPE', key).ok
-    if found ~= 'none' and found ~= kind then
-      return command .. ': the key holds a ' .. found .. ', not a ' .. kind
+    local found = redis.pcall('TYPE', key)
+    if found.err then
+      return command .. ': the type of the key cannot be read: ' .. found.err
+    end
+    if found.ok ~= 'none' and found.ok ~= kind then
+      return command .. ': the key holds a ' .. found.ok .. ', not a ' .. kind
     end
   end
   if check ~= '' then
     local value
     if kind == 'hash' then
-      value = redis.call('HGET', key, ARGV[first + 2])
+      value = redis.pcall('HGET', key, ARGV[first + 2])
     else
-      value = redis.call('GET', key)
+      value = redis.pcall('GET', key)
+    end
+    if type(value) == 'table' then
+      return command .. ': the value cannot be read: ' .. value.err
     end
     local sum = number(value or '0', check)
     local by = last == first + 1 and 1 or number(ARGV[last], check)
@@ -56,10 +128,29 @@ local function problem(kind, check, first, last)
   end
 end
 
+local function call(span)
+  local reply = redis.pcall(unpack(ARGV, span[1], span[2]))
+  return type(reply) == 'table' and reply.err and string.upper(ARGV[span[1]]) .. ': ' .. reply.err or nil
+end
+
+local function applied(calls, publications)
+  -- What goes wrong, if anything does. Nothing should any more; but were the script to end here, the messages before
+  -- this one would have their effects, and nobody would hear of it. Publications come first: before 7.0 only the
+  -- attempt tells whether a channel is permitted.
+  local wrong
+  for _, span in ipairs(publications) do
+    wrong = wrong or call(span)
+  end
+  for _, span in ipairs(calls) do
+    wrong = wrong or call(span)
+  end
+  return wrong
+end
+
 for m = 1, tonumber(ARGV[2]) do
   local ticket, fence, outcome, effects = ARGV[at + 1], tonumber(ARGV[at + 2]), ARGV[at + 3], tonumber(ARGV[at + 4])
   at = at + 4
-  local calls = {}
+  local calls, publications = {}, {}
   local err
   local record = redis.call('HGET', KEYS[1], ticket)
   local base, count = string.match(record or '', '^%[(%d+),(%d+),')
@@ -69,24 +160,25 @@ for m = 1, tonumber(ARGV[2]) do
   for e = 1, effects do
     local n = tonumber(ARGV[at + 3])
     if current and not err then
-      err = problem(ARGV[at + 1], ARGV[at + 2], at + 4, at + 3 + n)
+      err = problem(ticket, ARGV[at + 1], ARGV[at + 2], at + 4, at + 3 + n)
     end
-    calls[e] = {at + 4, at + 3 + n}
+    local kind = string.upper(ARGV[at + 4]) == 'PUBLISH' and publications or calls
+    kind[#kind + 1] = {at + 4, at + 3 + n}
     at = at + 3 + n
   end
   if not current then
     words[m] = 'STALE'
   elseif fence <= done then
     words[m] = fence == done and 'AGAIN' or 'STALE'
-  elseif err then
-    words[m] = 'ERR ' .. err
   else
-    for _, span in ipairs(calls) do
-      redis.call(unpack(ARGV, span[1], span[2]))
+    err = err or applied(calls, publications)
+    if err then
+      words[m] = 'ERR ' .. err
+    else
+      redis.call('HSET', KEYS[2], ticket, string.format('%.0f', fence))
+      accepted[#accepted + 1] = outcome
+      words[m] = 'OK'
     end
-    redis.call('HSET', KEYS[2], ticket, string.format('%.0f', fence))
-    accepted[#accepted + 1] = outcome
-    words[m] = 'OK'
   end
 end
 if #accepted > 0 then

@@ -1,19 +1,25 @@
--- Reads new entries of the stream for the group, as the leader of the current term only.
+-- Reads entries for the group, new ones or those that wait already, as the leader of the current term only.
 --
--- From -> to: UNREAD -> WAITING.
+-- From -> to: UNREAD -> WAITING; what waits already changes nothing.
 -- KEYS: 1 leader, 2 stream.
--- ARGV: token, group, master, most entries to read, id up to which the group has read ('' = whatever it is).
--- Returns: {'OK', entries ([id, [field, value ...]] ...)}; {'DEPOSED'}: another master leads: nothing was read;
---          {'NOGROUP'}: the group is gone: the caller reads the lane anew;
+-- ARGV: token, group, master, most entries to read, id up to which the group has read ('' = whatever it is), bytes after
+--       which no more is read, bytes of an entry that is handed over whole, entries to read at first,
+--       '>' = new ones, or the id after which those that wait under the master's name are read.
+-- Returns: {'OK', entries ([id, [field, value ...]] ...), bytes of the largest of them, whether there may be more
+--          (1 | 0)}; {'DEPOSED'}: another master leads: nothing was read; {'NOGROUP'}: the group is gone: the caller
+--          reads the lane anew;
 --          {'CHANGED'}: somebody set the group back or forward: nothing was read, or what is done would be read again,
 --          beside what waits; the caller puts the group where it was.
--- Keeps: I2, I8. Bound: O(entries + groups of the stream).
+--          An entry that was deleted has no fields. Of a larger one than the limit come only the fields that make a
+--          message, or, where they are too large themselves, [id, the beginnings of its first fields, bytes, fields].
+-- Keeps: I2, I8, I9a. Bound: O(entries + groups of the stream); bytes: the budget and one step more.
 
 -- A plain blocking XREADGROUP of a master that froze would still take entries when it has long been deposed, and the
 -- leader would dispatch the later ones of their tickets first.
 if redis.call('GET', KEYS[1]) ~= ARGV[1] then
   return {'DEPOSED'}
 end
+local read_before
 if ARGV[5] ~= '' then
   local groups = redis.pcall('XINFO', 'GROUPS', KEYS[2])
   if groups.err then
@@ -24,16 +30,89 @@ if ARGV[5] ~= '' then
     for i = 1, #told, 2 do
       words[told[i]] = told[i + 1]
     end
-    if words['name'] == ARGV[2] and words['last-delivered-id'] ~= ARGV[5] then
-      return {'CHANGED'}
+    if words['name'] == ARGV[2] then
+      if words['last-delivered-id'] ~= ARGV[5] then
+        return {'CHANGED'}
+      end
+      read_before = words['entries-read']
     end
   end
 end
-local reply = redis.pcall('XREADGROUP', 'GROUP', ARGV[2], ARGV[3], 'COUNT', ARGV[4], 'STREAMS', KEYS[2], '>')
-if reply and reply.err then
-  if string.find(reply.err, 'NOGROUP', 1, true) then
-    return {'NOGROUP'}
+
+local most, budget, limit = tonumber(ARGV[4]), tonumber(ARGV[6]), tonumber(ARGV[7])
+local SHOWN, FIELDS = 1024, 16  -- bytes and number of what is shown of the fields of an entry that is too large
+
+local function beginnings(fields)
+  local shown = {}
+  for i = 1, math.min(#fields, FIELDS * 2) do
+    shown[i] = string.sub(fields[i], 1, SHOWN)
   end
-  return reply
+  return shown
 end
-return {'OK', reply and reply[1][2] or {}}
+
+local function slim(entry, size)
+  -- What else is in the entry is nobody's, and may be hundreds of megabytes.
+  local fields, kept, payload = entry[2], {}, nil
+  for i = 1, #fields, 2 do
+    if fields[i] == 'ticket_id' or fields[i] == 'task' or fields[i] == 'payload' then
+      kept[#kept + 1] = fields[i]
+      kept[#kept + 1] = fields[i + 1]
+      payload = payload or fields[i] == 'payload'
+    end
+  end
+  local own = 0
+  for _, word in ipairs(kept) do
+    own = own + #word
+  end
+  if payload and own <= limit then
+    return {entry[1], kept}
+  end
+  return {entry[1], beginnings(fields), size, #fields / 2}
+end
+
+-- How large entries are is known when they are there: so few at first, if the last ones were large, and never so many
+-- that they could be far more than the budget.
+local STEP = math.max(1, math.min(16, math.floor(4 * budget / limit)))
+local found, bytes, largest, more = {}, 0, 0, 1
+local step = math.min(tonumber(ARGV[8]), STEP, most)
+local after = ARGV[9]
+while #found < most and bytes < budget do
+  local reply = redis.pcall('XREADGROUP', 'GROUP', ARGV[2], ARGV[3], 'COUNT', step, 'STREAMS', KEYS[2], after)
+  if reply and reply.err then
+    if string.find(reply.err, 'NOGROUP', 1, true) then
+      return {'NOGROUP'}
+    end
+    return reply
+  end
+  local entries = reply and reply[1][2] or {}
+  local peak = 1
+  for _, entry in ipairs(entries) do
+    local size, fields = 0, entry[2]
+    if fields then
+      for i = 1, #fields do
+        size = size + #fields[i]
+      end
+      if size > limit then
+        entry = slim(entry, size)
+      end
+    end
+    found[#found + 1] = entry
+    bytes = bytes + size
+    peak = math.max(peak, size)
+  end
+  largest = math.max(largest, peak)
+  if #entries < step then
+    more = 0
+    break
+  end
+  if after ~= '>' then
+    after = found[#found][1]
+  end
+  step = math.max(1, math.min(most - #found, STEP, math.floor((budget - bytes) / peak)))
+end
+if read_before and after == '>' and more == 1 and #found > 0 then
+  -- Since 7.0 the server counts what the group has read, for whoever asks how much it has not; it gives up counting when
+  -- an entry was deleted behind one that is still there, as what is done is. Behind the last entry it knows again.
+  redis.pcall('XGROUP', 'SETID', KEYS[2], ARGV[2], found[#found][1], 'ENTRIESREAD', read_before + #found)
+end
+return {'OK', found, largest, more}

@@ -16,8 +16,9 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from celery import Celery
+from celery import Celery, Task, signals
 from celery.exceptions import Ignore, Reject
+from celery.worker.control import control_command
 
 import bridge
 
@@ -28,14 +29,18 @@ app.conf.update(
     bridge_lease=float(os.environ.get("COUNTER_LEASE", "2")),
     bridge_leader_lease=float(os.environ.get("COUNTER_LEADER_LEASE", "2")),
     bridge_bundle_ms=float(os.environ.get("COUNTER_BUNDLE_MS", "10")),
-    bridge_max_attempts=3,
     bridge_backoff={"base": 0.05, "factor": 2.0, "limit": 1.0},
     bridge_on_dead=os.environ.get("COUNTER_ON_DEAD", "skip"),
     bridge_window=int(os.environ.get("COUNTER_WINDOW", "50000")),
     bridge_policy=os.environ.get("COUNTER_POLICY", "least_loaded"),
     bridge_history=int(os.environ.get("COUNTER_HISTORY", "100000")),
+    bridge_max_attempts=int(os.environ.get("COUNTER_MAX_ATTEMPTS", "3")),
+    bridge_unknown_after=float(os.environ.get("COUNTER_UNKNOWN_AFTER", "600")),
     bridge_retention=json.loads(os.environ.get("COUNTER_RETENTION", "0")),
 )
+
+
+app.conf.update(json.loads(os.environ.get("COUNTER_CONF", "{}")))
 
 
 @contextmanager
@@ -139,6 +144,95 @@ def soft(self: Any, ticket_id: str, payload: Any) -> None:
     self.ticket.effects.rpush(f"log:{ticket_id}", payload["n"])
 
 
+def told(kind: str, id_: str) -> None:
+    """Notes in a file what a handler or a receiver of a signal was told of a task."""
+    if "COUNTER_LEDGER" in os.environ:
+        with (Path(os.environ["COUNTER_LEDGER"]) / f"told-{id_}").open("a") as file:
+            file.write(f"{kind}\n")
+
+
+class Telling(Task):
+    """Tells what Celery calls for it."""
+
+    def on_failure(self, _exc: Any, task_id: str, *_: Any) -> None:
+        told("on_failure", task_id)
+
+    def on_retry(self, _exc: Any, task_id: str, *_: Any) -> None:
+        told("on_retry", task_id)
+
+
+@signals.task_failure.connect
+def on_task_failure(task_id: str, **_: Any) -> None:
+    told("task_failure", task_id)
+
+
+@signals.task_retry.connect
+def on_task_retry(request: Any, **_: Any) -> None:
+    told("task_retry", request.id)
+
+
+@signals.task_revoked.connect
+def on_task_revoked(request: Any, **_: Any) -> None:
+    told("task_revoked", request.id)
+
+
+def cut_off(self: Any, ticket_id: str, payload: Any) -> int:
+    """Until attempt ``payload['until']`` it kills its own process, or outlasts its time limit."""
+    with ledger(self, ticket_id, payload):
+        if self.ticket.attempt < payload.get("until", 1):
+            if not self.time_limit:
+                os.kill(os.getpid(), signal.SIGKILL)
+            time.sleep(60)
+        self.ticket.effects.rpush(f"log:{ticket_id}", payload["n"])
+        return int(self.ticket.attempt)
+
+
+@app.task(bind=True, base=Telling, name="counter.killed")
+def killed(self: Any, ticket_id: str, payload: Any) -> int:
+    """Returns its attempt; kills its process in those before."""
+    return cut_off(self, ticket_id, payload)
+
+
+@app.task(bind=True, base=Telling, name="counter.overdue", time_limit=1)
+def overdue(self: Any, ticket_id: str, payload: Any) -> int:
+    """Returns its attempt; outlasts its time limit in those before."""
+    return cut_off(self, ticket_id, payload)
+
+
+def hold(self: Any, ticket_id: str, payload: Any) -> dict[str, Any]:
+    """With ``gate``, waits until there is a file of that name in the ledger's folder.
+
+    It tells in a file whether it came in a bundle: what a process that is ended cannot tell otherwise.
+    """
+    with ledger(self, ticket_id, payload):
+        if "gate" in payload:
+            folder = Path(os.environ["COUNTER_LEDGER"])
+            way = "alone" if self.request.get("bridge_runs") else "bundle"
+            (folder / f"held-{ticket_id}-{payload['n']}-{os.getpid()}.{way}").touch()
+            while not (folder / payload["gate"]).exists():
+                time.sleep(0.01)
+        self.ticket.effects.rpush(f"log:{ticket_id}", payload["n"])
+        return {"n": payload["n"], "attempt": self.ticket.attempt}
+
+
+@app.task(bind=True, name="counter.held", ignore_result=True)
+def held(self: Any, ticket_id: str, payload: Any) -> None:
+    """Appends its number; waits at a gate before, if it has one."""
+    hold(self, ticket_id, payload)
+
+
+@app.task(bind=True, name="counter.held_result")
+def held_result(self: Any, ticket_id: str, payload: Any) -> dict[str, Any]:
+    """The same, and somebody waits for its result."""
+    return hold(self, ticket_id, payload)
+
+
+@app.task(bind=True, name="counter.held_late", ignore_result=True, acks_late=True)
+def held_late(self: Any, ticket_id: str, payload: Any) -> None:
+    """The same of a task that Celery would acknowledge when it is done."""
+    hold(self, ticket_id, payload)
+
+
 @app.task(bind=True, name="counter.dies", ignore_result=True)
 def dies(self: Any, ticket_id: str, payload: Any) -> None:
     """Kills its own pool process until attempt ``payload['until']``."""
@@ -192,6 +286,14 @@ if os.environ.get("COUNTER_EXTRA"):
     @app.task(bind=True, name="counter.extra", ignore_result=True)
     def extra(self: Any, ticket_id: str, payload: Any) -> None:
         """A task that only some processes have, as in the middle of a deploy."""
+
+
+@control_command(args=[("gate", str)])
+def hang(_state: Any, gate: str) -> None:
+    """Holds the worker's loop up, and nothing else of it, until there is the file ``gate``; makes ``gate``.held."""
+    Path(f"{gate}.held").touch()
+    while not Path(gate).exists():
+        time.sleep(0.01)
 
 
 def _survive() -> None:

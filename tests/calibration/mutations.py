@@ -10,6 +10,7 @@ READ = "routing/lua/read.lua"
 REGISTER = "routing/lua/register.lua"
 REROUTE = "routing/lua/reroute.lua"
 LANE = "bridge/lane.py"
+LEASES = "bridge/leases.py"
 RECOVERY = "bridge/recovery.py"
 SETTLING = "bridge/settling.py"
 TRANSITIONS = "routing/transitions.py"
@@ -51,8 +52,8 @@ MUTATIONS = [
         (
             Edit(
                 SETTLING,
-                "        batch.acknowledged.append(message.id)\n        reason =",
-                "        reason =",
+                "        batch.acknowledged.append(message.id)\n        if not message.payload:",
+                "        if not message.payload:",
             ),
         ),
         long=True,
@@ -72,6 +73,13 @@ MUTATIONS = [
             Edit("bridge/worker/bundles.py", "        if pending:\n", "        if pending and not going_on:\n"),
         ),
         long=True,
+    ),
+    Mutation(
+        "a ticket goes on behind effects that were refused",
+        "I2",
+        "steady",
+        ("ledger: started too early",),
+        (Edit("bridge/worker/bundles.py", "                going_on.pop(one.ticket, None)\n", ""),),
     ),
     Mutation(
         "a ticket with a run in flight is ready for the next",
@@ -153,7 +161,11 @@ MUTATIONS = [
         "long tasks",
         ("ledger: overlap",),
         (
-            Edit(RECOVERY, "for incarnation, ms in left.items() if ms <= 0]", "for incarnation in left]"),
+            Edit(RECOVERY, "judged = set() if amnesty else self.leases.over(left)", "judged = set(left)"),
+            # Only of those that have tickets: who has none would be gone before it gets one.
+            Edit(
+                RECOVERY, "for i, ms in left.items() if ms <= 0]", "for i in left if self._lane.consumers[i].tickets]"
+            ),
             Edit(REROUTE, "if redis.call('EXISTS', KEYS[6]) == 1 then", "if false then"),
         ),
     ),
@@ -185,6 +197,14 @@ MUTATIONS = [
         ),
         long=True,
     ),
+    # -- I5a: no single clock decides ------------------------------------------------------------------------------
+    Mutation(
+        "a lease counts as over although the server's clock was set",
+        "I5a",
+        "clock set",
+        ("ledger: overlap",),
+        (Edit(LEASES, "        return now - missed >= wait_ms / 1000\n", "        return True\n"),),
+    ),
     # -- I6: the leader holds nothing that it cannot rebuild -------------------------------------------------------
     Mutation(
         "attempts are counted in memory only",
@@ -205,7 +225,7 @@ MUTATIONS = [
         "I6",
         "late dispatch",
         ("ledger: lost", "scenario: stuck"),
-        (Edit("bridge/rebuild.py", "        self._read_waiting()\n        self", "        self"),),
+        (Edit("bridge/rebuild.py", "in self._mended():", "in ():"),),
     ),
     Mutation(
         "what is parked is known to the leader only",
@@ -299,7 +319,7 @@ MUTATIONS = [
         "I9",
         "steady",
         ("ledger: left over",),
-        (Edit(ADVANCE, "redis.call('XTRIM', KEYS[5], 'MINID', ARGV[4])", ""),),
+        (Edit(ADVANCE, "redis.call('XTRIM', KEYS[5], 'MINID', keep)", ""),),
         long=True,
     ),
     Mutation(

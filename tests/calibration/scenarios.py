@@ -21,10 +21,12 @@ from tests.waiting import wait_until
 
 #: Milliseconds that a task works, long enough for something to happen meanwhile.
 LONG_MS = 3000.0
+#: Seconds of a lease that outlasts such a task, although nobody has renewed it for a third of it when that begins.
+SET_LEASE_S = 5.0
 
 
 def steady(stage: Stage) -> None:
-    """Nothing happens but work: bundles, failures, a message that dies, an operator's order."""
+    """Nothing happens but work: bundles, failures, effects that fail, a message that dies, an operator's order."""
     stage.master("m1", wait=False)
     stage.worker("w1", slots=2, wait=False)
     stage.wait_led(1)
@@ -42,9 +44,18 @@ def steady(stage: Stage) -> None:
         for n in range(8):
             stage.push(f"T{ticket}", ms=4, until=2 if n == 1 else 1)
     stage.wait_settled()
+    _with_effects_that_fail(stage)
+    stage.wait_settled()
     for do in ("park", "release"):
         _order(stage, do, "T0")
     stage.wait_for(lambda: list(stage.redis.scan_iter(match=stage.keys.held("*"))), "a worker to renew its lease")
+
+
+def _with_effects_that_fail(stage: Stage) -> None:
+    """In the middle of a run: behind its first one that fails, a ticket's messages wait together."""
+    for n in range(10):
+        for ticket in range(2):
+            stage.push(f"T{ticket}", ms=1, until=2 if n % 2 else 1, how="effect")
 
 
 def _order(stage: Stage, do: str, ticket: str) -> None:
@@ -80,6 +91,23 @@ def frozen_main(stage: Stage) -> None:
         # For as long as the first one would work on, were it not stopped.
         time.sleep(1.0)
     stage.wait_settled()
+
+
+def clock_set(stage: Stage) -> None:
+    """The server's clock is set forward by an hour while the main process of a worker stands still: it cannot learn
+    that its lease was ended by that, and its pool process works on. The other worker comes back under a new lease.
+    """
+    assert stage.clock is not None
+    stage.master("m1", lease_s=SET_LEASE_S, wait=False)
+    workers = {name: stage.worker(name, slots=2, lease_s=SET_LEASE_S, wait=False) for name in ("w1", "w2")}
+    stage.wait_led(2)
+    # One message: the ledger compares the times of messages with the server's.
+    stage.push("T", ms=LONG_MS)
+    stage.wait_for(lambda: stage.executions("T"), "the task to start")
+    frozen = workers[stage.executions("T")[0].consumer.partition("@")[0]]
+    with _Frozen(stage, frozen, whole=False):
+        stage.clock.set(3600.0)
+        stage.wait_settled()
 
 
 def frozen_solo(stage: Stage) -> None:
@@ -265,10 +293,14 @@ def _signal(pid: int, number: signal.Signals) -> None:
         return
 
 
+#: Those that set the server's clock: it has one that can be set.
+SETS_THE_CLOCK = frozenset({"clock set"})
+
 SCENARIOS: dict[str, Callable[[Stage], None]] = {
     "steady": steady,
     "long tasks": long_tasks,
     "frozen main process": frozen_main,
+    "clock set": clock_set,
     "frozen solo": frozen_solo,
     "frozen solo fails": frozen_solo_fails,
     "late dispatch": late_dispatch,

@@ -28,6 +28,7 @@ from tests.calibration.listening import Listener
 from tests.chaos import evidence
 from tests.chaos.checks import Evidence, Execution, Message, Notes, Rest, check_all
 from tests.chaos.ledger import LedgerReader
+from tests.nodes.clocks import SettableClock
 from tests.nodes.roles import MasterNode, WorkerNode, broker_environment
 from tests.nodes.yard import NodeYard
 from tests.waiting import WaitTimeout, wait_until
@@ -61,9 +62,18 @@ class Finding:
 
 
 class Stage:
-    """One lane of its own; a context manager. ``wanted``: what must be found; once it is, a run may end sooner."""
+    """One lane of its own; a context manager. ``wanted``: what must be found; once it is, a run may end sooner.
+    ``clock``: the server's, where it is to be set.
+    """
 
-    def __init__(self, folder: Path, binary: Path, copy: Path, wanted: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        binary: Path,
+        copy: Path,
+        wanted: tuple[str, ...] = (),
+        clock: SettableClock | None = None,
+    ) -> None:
         self.copy = copy
         self.keys = LaneKeys("ticket_stream", "concurrency_stream_group")
         self.notes = Notes()
@@ -74,6 +84,8 @@ class Stage:
         self._rest_within_s = BROKEN_REST_S if wanted else REST_WITHIN_S
         self._folder = folder
         self._numbers: dict[str, int] = {}
+        self.clock = clock
+        binary = clock.program(binary) if clock is not None else binary
         self.server = EmbeddedServer(binary=binary, data_dir=folder / "server", append_only=False)
 
     def __enter__(self) -> Self:
@@ -106,10 +118,17 @@ class Stage:
         )
 
     def master(
-        self, name: str, *, url: str | None = None, leader_lease_s: float = LEASE_S, wait: bool = True
+        self,
+        name: str,
+        *,
+        url: str | None = None,
+        leader_lease_s: float = LEASE_S,
+        lease_s: float = LEASE_S,
+        wait: bool = True,
     ) -> MasterNode:
         """``url``: where it finds the server, if not at its own address."""
-        env = {**self._env(), **(broker_environment(url) if url else {}), "CHAOS_LEADER_LEASE": str(leader_lease_s)}
+        leases = {"CHAOS_LEADER_LEASE": str(leader_lease_s), "CHAOS_LEASE": str(lease_s)}
+        env = {**self._env(), **(broker_environment(url) if url else {}), **leases}
         return self.yard.master(name, app=APP, env=env, cwd=self.copy, ready_text="standing by", wait=wait)
 
     def _env(self) -> dict[str, str]:
@@ -141,11 +160,11 @@ class Stage:
 
     # -- what happens --------------------------------------------------------------------------------------------
 
-    def push(self, ticket: str, *, ms: float = 0, until: int = 1, dies: bool = False) -> str:
-        """One message. It goes wrong before attempt ``until``; with ``dies``, always."""
+    def push(self, ticket: str, *, ms: float = 0, until: int = 1, dies: bool = False, how: str = "raise") -> str:
+        """One message. It goes wrong before attempt ``until``, in the way of ``how``; with ``dies``, always."""
         n = self._numbers.get(ticket, 0)
         self._numbers[ticket] = n + 1
-        payload = {"n": n, "ms": ms, "until": 99 if dies else until, "how": "raise"}
+        payload = {"n": n, "ms": ms, "until": 99 if dies else until, "how": how}
         id_: Any = self.redis.xadd(self.keys.stream, {"ticket_id": ticket, "payload": json.dumps(payload)})
         self.messages.append(Message(str(id_), ticket, n, dies, time.time_ns()))
         return str(id_)

@@ -16,15 +16,16 @@ import pytest
 
 from tests.calibration.mutation import Edit, Mutation, NoLongerApplies, mutated, product
 from tests.calibration.mutations import MUTATIONS
-from tests.calibration.scenarios import SCENARIOS
+from tests.calibration.scenarios import SCENARIOS, SETS_THE_CLOCK
 from tests.calibration.script_mutations import SCRIPT_MUTATIONS
 from tests.calibration.script_runs import AS_IT_IS, node_of
 from tests.calibration.stage import Finding, Stage
+from tests.nodes.clocks import SettableClock
 from tests.nodes.process import ROOT, python_module
 from tests.waiting import WaitTimeout
 
 #: The invariants of the design, each of which must be broken by something.
-INVARIANTS = [f"I{number}" for number in range(1, 10)]
+INVARIANTS = [*(f"I{number}" for number in range(1, 10)), "I5a"]
 
 #: For all runs of the tests of the scripts, some forty, of which the first of their tests waits for all.
 RUNS_WITHIN_S = 400
@@ -50,7 +51,8 @@ def play(folder: Path, binary: Path, scenario: str, mutation: Mutation | None) -
     """What the detectors find in one run of the scenario."""
     copy = product(folder / "product", mutation)
     wanted = mutation.caught_by if mutation else ()
-    with Stage(folder, binary, copy, wanted) as stage:
+    clock = SettableClock(folder, "server") if scenario in SETS_THE_CLOCK else None
+    with Stage(folder, binary, copy, wanted, clock) as stage:
         try:
             SCENARIOS[scenario](stage)
         except WaitTimeout as exc:

@@ -3,10 +3,10 @@
 A message's payload says what befalls it::
 
     {"n": place in its ticket, "ms": how long it works, "until": attempts that go wrong before one goes well,
-     "how": "raise" | "exit" | "kill" | "hang" | "worker" | "machine"}
+     "how": "raise" | "effect" | "exit" | "kill" | "hang" | "worker" | "machine"}
 
-The last two end the whole worker: its main process, or everything of it with its watcher first, so that nobody is left
-to say what ran.
+With ``effect`` the task comes to its end, and one of its effects cannot be applied. The last two end the whole worker:
+its main process, or everything of it with its watcher first, so that nobody is left to say what ran.
 """
 
 from __future__ import annotations
@@ -18,12 +18,17 @@ from pathlib import Path
 from typing import Any
 
 from celery import Celery
+from redis import Redis
 
 import bridge
+import bridge.acknowledged
+import bridge.leader
 from tests.chaos.recording import WATCHER, watch
 
 #: Seconds between two signs of life of a task at work.
 STEP_S = 0.01
+#: A key that cannot be counted up. Who records the effect cannot know that; only the server does, as it applies them.
+TEXT = "effects that fail"
 
 
 app = Celery("chaos", broker=os.environ.get("CELERY_BROKER_URL"), set_as_current=False)
@@ -40,6 +45,8 @@ app.conf.update(
     broker_connection_retry_on_startup=True,
     worker_cancel_long_running_tasks_on_connection_loss=False,
 )
+# So few that a new leader takes in what waits over many turns of its loop, and that faults fall between them.
+bridge.leader.READ_COUNT = bridge.acknowledged.PAGE = 20
 _ledger = watch(Path(os.environ["CHAOS_LEDGER"])) if "CHAOS_LEDGER" in os.environ else None
 
 
@@ -67,6 +74,11 @@ def _do(task: Any, ticket_id: str, payload: Any) -> None:
             _end_worker(watcher_first=payload["how"] == "machine")
         if payload["how"] == "hang":
             _work(task, 60)
+        if payload["how"] == "effect":
+            with Redis.from_url(os.environ["CELERY_BROKER_URL"]) as server:
+                server.set(TEXT, "no number", ex=3600)
+            task.ticket.effects.incr(TEXT)
+            return
         raise ValueError(f"attempt {attempt} of ticket {ticket_id} goes wrong")
 
 

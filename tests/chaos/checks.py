@@ -213,9 +213,11 @@ def check_deaths(evidence: Evidence) -> list[Violation]:
     """Dead is only what can never succeed, once, and after all its attempts ran and failed."""
     found = []
     known = {message.message_id: message for message in evidence.messages}
+    applied = {(effect.ticket, effect.fence) for effect in evidence.effects}
     failed: dict[str, set[int]] = defaultdict(set)
     for execution in evidence.executions:
-        if execution.outcome != "done":
+        # One that came to its end, and whose effects could not be applied, failed as well.
+        if execution.outcome != "done" or (execution.ticket, execution.fence) not in applied:
             failed[execution.message_id].add(execution.attempt)
     times = Counter(letter.message_id for letter in evidence.letters)
     unseen = 0

@@ -62,6 +62,11 @@ ACTIONS = {
     **OPERATOR_ACTIONS,
 }
 
+#: The share of messages that carry something beside their orders, and how much at most: 2 ** 19.9 bytes, a little less
+#: than `bridge_max_payload`.
+FILLED = 0.02
+LARGEST_LOG2 = 19.9
+
 
 @dataclass(frozen=True)
 class Cast:
@@ -147,7 +152,7 @@ class Load:
         wrong = draw.random()
         if wrong < 0.04:
             payload["until"] = draw.choice((2, 2, 3))
-            payload["how"] = "raise"
+            payload["how"] = "raise" if wrong < 0.024 else "effect"
             if self._violent and wrong < 0.008:
                 payload["how"] = draw.choice(("exit", "kill", "hang"))
                 payload["ms"] = min(payload["ms"], 300)
@@ -155,9 +160,12 @@ class Load:
         dies = draw.random() < 0.004
         if dies:
             payload["until"] = 1_000_000
-            payload["how"] = "raise"
+            payload["how"] = draw.choice(("raise", "effect"))
         if draw.random() < self._culprits:
             dies = True
             payload = {"n": n, "ms": 5, "until": 1_000_000, "how": draw.choice(("worker", "machine"))}
             task = "chaos.work"
+        if draw.random() < FILLED:
+            # Of any size, as many of each order of magnitude.
+            payload["fill"] = "x" * int(2 ** draw.uniform(1, LARGEST_LOG2))
         return task, payload, dies

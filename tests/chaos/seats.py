@@ -94,7 +94,9 @@ class Seat:
             with contextlib.suppress(psutil.NoSuchProcess):
                 if WATCHER in " ".join(process.cmdline()):
                     process.kill()
-        self.node.kill()
+        if self.node.running:
+            # What it was running just now may have ended it first.
+            self.node.kill()
 
     def vanish(self, back_in_s: float) -> None:
         """SIGKILL to everything of it at once."""

@@ -56,10 +56,18 @@ def test_messages_kill_or_hang_their_process_only_where_a_pool_has_processes_to_
         load = Load(5, 40, violent=violent)
         return Counter(load.message("T", n)[1].get("how", "well") for n in range(5000))
 
-    assert set(ways(violent=False)) == {"well", "raise"}
-    assert set(ways(violent=True)) == {"well", "raise", "exit", "kill", "hang"}
+    assert set(ways(violent=False)) == {"well", "raise", "effect"}
+    assert set(ways(violent=True)) == {"well", "raise", "effect", "exit", "kill", "hang"}
 
 
 def test_payloads_are_json() -> None:
     load = Load(5, 40, violent=True)
     assert all(json.loads(json.dumps(payload)) == payload for _, payload, _ in [load.message("T", n) for n in range(9)])
+
+
+def test_payloads_are_of_any_size_that_is_allowed() -> None:
+    load = Load(1, 10, violent=True)
+    sizes = [len(json.dumps(load.message("T", n)[1])) for n in range(20_000)]
+    assert min(sizes) < 30
+    assert 500_000 < max(sizes) <= 1024 * 1024
+    assert sum(sizes) / len(sizes) < 4_000

@@ -16,7 +16,7 @@ from tests.waiting import wait_until
 
 APP = """
 import json, os
-from celery import Celery
+from celery import Celery, Task
 import bridge
 
 app = Celery("shop", broker=os.environ["CELERY_BROKER_URL"])
@@ -26,6 +26,18 @@ app.conf.update(json.loads(os.environ["SHOP_SETTINGS"]))
 @app.task(bind=True, name="shop.work", **json.loads(os.environ.get("SHOP_TASK", "{}")))
 def work(self, ticket_id, payload):
     pass
+
+@app.task(name="shop.add")
+def add(x, y, z):
+    return x + y + z
+
+class Sealed(Task):
+    name = "shop.sealed"
+    def __init_subclass__(cls):
+        raise TypeError("Sealed is final")
+
+if "SHOP_SEALED" in os.environ:
+    app.register_task(Sealed())
 """
 
 KEYS = LaneKeys("ticket_stream", "concurrency_stream_group")
@@ -57,6 +69,7 @@ REFUSED = [
     ({"bridge_lease": "long"}, {}, 2, "bridge_lease: input should be a valid number (it is 'long')"),
     ({"bridge_max_attempts": 0}, {}, 2, "bridge_max_attempts: input should be greater than or equal to 1"),
     ({"bridge_default_task": "shop.wrok"}, {}, 2, "bridge_default_task 'shop.wrok' is not a task of this app"),
+    ({"bridge_default_task": "shop.add"}, {}, 2, "no message can be for the task shop.add: it takes (x, y, z), and"),
     ({}, {"bridge_max_attemps": 1}, 2, "unknown option bridge_max_attemps; did you mean bridge_max_attempts?"),
 ]
 
@@ -75,6 +88,14 @@ def test_neither_worker_nor_master_starts_with_what_cannot_work(
     _refuses_to_start(nodes, folder, environment(settings, task), code, said)
     with own_server.client() as client:
         assert client.dbsize() == 0, "nothing was changed"
+
+
+@pytest.mark.slow
+def test_neither_worker_nor_master_starts_with_a_task_that_no_message_could_reach(
+    nodes: NodeYard, folder: Path
+) -> None:
+    env = {**environment({}), "SHOP_SEALED": "1"}
+    _refuses_to_start(nodes, folder, env, 2, "task shop.sealed: its class Sealed cannot be extended: Sealed is final")
 
 
 @pytest.mark.slow

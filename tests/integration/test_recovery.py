@@ -10,7 +10,7 @@ import pytest
 
 from bridge.embedded import EmbeddedServer
 from bridge.orders import give
-from bridge.picture import id_key
+from bridge.picture import LAST_ID, id_key
 from tests.integration.lanes import APP, LaneUnderTest
 from tests.nodes.process import python_module
 from tests.nodes.roles import broker_environment
@@ -367,3 +367,55 @@ def test_a_deleted_stream_is_made_anew(lane: LaneUnderTest) -> None:
     lane.wait_done(30)
     lane.assert_logs(3, 10)
     lane.assert_at_rest()
+
+
+def test_a_lane_whose_newest_entry_has_the_largest_id_is_led_on(lane: LaneUnderTest) -> None:
+    """No server speaks of what is younger than that; a producer may choose it."""
+    master = calm(lane).master("m1")
+    lane.worker("w1")
+    lane.wait_consumers(1)
+    # Given such an entry, which was done
+    lane.redis.execute_command("XADD", lane.keys.stream, LAST_ID, "ticket_id", "T0", "payload", '{"n": 0}')
+    lane.wait_done(1)
+    wait_until(lambda: lane.redis.get(lane.keys.floor) == LAST_ID, description="how far all is done to be noted")
+
+    # When the group is set back, while a master leads and while none does
+    set_group_back(lane)
+    wait_until(lambda: lane.count("tampered") > 0, description="the group to be put back")
+    master.kill()
+    master.wait()
+    set_group_back(lane)
+    master.start()
+
+    # Then it is put right, and nothing comes again
+    wait_until(lambda: lane.count("regrouped") > 0, description="the group to be put right")
+    lane.assert_at_rest()
+    lane.assert_logs(1, 1)
+
+
+@pytest.mark.parametrize(
+    "key",
+    ["counts", "leader", *(pytest.param(name, marks=pytest.mark.long) for name in ("tickets", "stream", "queue"))],
+)
+def test_a_master_that_meets_a_key_of_another_type_ends_and_names_it(lane: LaneUnderTest, key: str) -> None:
+    master = lane.master("m1")
+    worker = lane.worker("w1")
+    lane.wait_consumers(1)
+    lane.push("T0", {"n": 0})
+    lane.wait_done(1)
+
+    # When somebody writes over a key of the lane, while a master leads
+    name = lane.keys.queue(worker.hostname) if key == "queue" else getattr(lane.keys, key)
+    worker.pause()
+    lane.redis.set(name, "not the lane's") if key != "leader" else lane.redis.eval(
+        "redis.call('DEL', KEYS[1]) redis.call('LPUSH', KEYS[1], 'x')", 1, name
+    )
+    if key != "stream":
+        lane.push("T1", {"n": 0})
+
+    # Then the master ends, with one line
+    assert master.wait(timeout_s=30) == 2
+    errors = [line for line in master.logs().splitlines() if line.startswith("Error: ")]
+    assert len(errors) == 1
+    assert f"the key {name} is a " in errors[0] or f"the key {name} is not a stream" in errors[0]
+    assert "Traceback" not in master.logs()

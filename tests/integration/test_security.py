@@ -14,8 +14,10 @@ import psutil
 import pytest
 import redis
 import trustme
+from celery import Celery
 from redis import Redis
 
+import bridge
 from bridge.connect import client
 from bridge.embedded import HOST, EmbeddedServer
 from bridge.worker.effect_words import GRAMMAR
@@ -38,7 +40,16 @@ KOMBU_ENDS = {"smembers", "srem", "punsubscribe", "zrem"}  # how kombu ends a qu
 ORDINARY_TASKS = {"hdel", "lpush", "rpush", "watch", "unwatch", "zrem", "zrevrangebyscore"}  # acknowledged, restored
 RESULTS = {"mget", "subscribe", "unsubscribe", "expire", "get"}  # of groups and chords, and waiting for a result
 EFFECTS = {command.lower() for command in GRAMMAR}
-RARE = {"lindex", "rpop", "rpush", "expire", "xgroup|delconsumer", "xgroup|setid", "hmget"}  # lost messages, orders
+RARE = {
+    "hkeys",
+    "lindex",
+    "rpop",
+    "rpush",
+    "expire",
+    "xgroup|delconsumer",
+    "xgroup|setid",
+    "hmget",
+}  # lost messages, orders
 NOT_ON_THE_WAY = {
     "producer": CONNECTING | RESULTS | {"ping"},
     "master": CONNECTING | OUT_OF_MEMORY | KOMBU_ENDS | RARE | {"ping"},
@@ -121,19 +132,28 @@ def test_the_printed_permissions_suffice_for_a_whole_lane(guarded: GuardedLane) 
         rows = guarded.folder / "rows.jsonl"
         rows.write_text('{"ticket_id": "F", "task": "counter.flaky", "payload": {"n": 0, "until": 2}}\n' * 1)
         guarded.command("producer", "push", str(rows))
+        shop = bridge.install(Celery("shop", broker=url_of("producer", guarded.proxies["producer"].port)))
+
+        @shop.task(name="counter.add", lazy=False, shared=False)
+        def add(ticket_id: str, payload: Any) -> None:
+            """Only the worker runs it."""
+
+        again = [add.push_many([("M", {"n": 1})], idempotency_key="once") for _ in range(2)]
+        assert again[0] == again[1]
+        add.push_many([("M", {"n": 2})])
         lane.push("S", {"n": 1}, "counter.add")
         lane.push("D", {"n": 1, "until": 9}, "counter.flaky")
-        lane.wait_done(303)
+        lane.wait_done(305)
         lane.assert_logs(10, 30)
         lane.assert_at_rest()
 
         # A killed worker's tickets are taken back by the master
         lane.push_many(10, 30, ms=5, first=30)
-        wait_until(lambda: lane.count("done") > 330, description="some more to be done")
+        wait_until(lambda: lane.count("done") > 332, description="some more to be done")
         guarded.worker.kill()
         guarded.worker.wait()
         guarded.worker.start()
-        lane.wait_done(603)
+        lane.wait_done(605)
         lane.assert_logs(10, 60)
 
         [letter] = lane.dead_letters()
@@ -155,7 +175,7 @@ def test_the_printed_permissions_suffice_for_a_whole_lane(guarded: GuardedLane) 
             assert "permission" not in done.stderr, done.stderr
             assert "Traceback" not in done.stderr
             assert done.returncode == 0, (arguments, done.stdout, done.stderr)
-        lane.wait_done(604)
+        lane.wait_done(606)
     assert guarded.denials() == []
     for role in ROLES:
         granted = {word.removeprefix("+") for word in rules_of(role) if word.startswith("+")}
@@ -176,6 +196,7 @@ BEYOND: dict[str, list[list[str]]] = {
         ["XTRIM", "ticket_stream", "MAXLEN", "0"],
         ["DEL", "ticket_stream"],
         ["EVAL", "return 1", "0"],
+        ["HSET", "{ticket_stream}/push:run:x", "a", "b"],
         ["XADD", "%:outcomes", "*", "i", "x", "o", "[]"],
         ["HGETALL", "%:tickets"],
         ["LPUSH", "celery", "{}"],

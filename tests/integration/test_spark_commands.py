@@ -22,6 +22,7 @@ from click.testing import CliRunner
 from bridge.embedded import EmbeddedServer
 from spark import archive, push, replay, report
 from tests.commands import CommandLine, command_line
+from tests.integration.spark_clusters import python_with
 from tests.integration.spark_jobs import command, said, submit
 from tests.nodes.process import ROOT, ProcessNode
 from tests.nodes.yard import NodeYard
@@ -197,8 +198,10 @@ class TestWithSpark:
         return path
 
     def test_the_same_file_runs_under_spark_submit(self, valkey: EmbeddedServer, log: Path, tmp_path: Path) -> None:
-        # The workers get the packages from the driver.
-        told = submit("push", log, cwd=tmp_path, env={"TICKET_BRIDGE_URL": valkey.url})
+        # The workers' Python does not have the packages: they come from the driver.
+        workers = str(python_with(tmp_path / "env"))
+        pythons = {"PYSPARK_PYTHON": workers, "PYSPARK_DRIVER_PYTHON": sys.executable}
+        told = submit("push", log, cwd=tmp_path, env={"TICKET_BRIDGE_URL": valkey.url, **pythons})
         assert (told[-1]["event"], told[-1]["rows"]) == ("done", 100)
         with valkey.client() as client:
             assert client.xlen("ticket_stream") == 100

@@ -16,6 +16,9 @@ def steps(world: World, setup: Setup, dropped: AbstractSet[Guard]) -> Iterator[S
     """Whatever may go wrong now."""
     for i in range(len(world.masters)):
         yield from _master(world, i, setup, dropped)
+    if setup.stepping and any(lease.held for lease in world.leases):
+        ended = (lease._replace(held=False, early=True) if lease.held else lease for lease in world.leases)
+        yield "the server's clock is set forward, and all leases end", world._replace(leases=tuple(ended), lead=0)
     alike = twins(world)
     for w, worker in enumerate(world.workers):
         if worker.mode == "up" and not (w and alike):

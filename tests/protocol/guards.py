@@ -41,6 +41,9 @@ class Guard(Enum):
     #: bridge/leader.py: whoever reads the lane anew does it in a term of its own, so that a script that it gave up, and
     #: that is still on its way, is that of a deposed leader.
     FRESH_TERM = "a term for each reading"
+    #: bridge/leases.py: a lease that the server's clock may have ended before its time is judged when its worker trusts
+    #: in it no longer.
+    CLOCKS_AGREE = "clocks agree"
     #: bridge/recovery.py: a run that seems lost keeps its record and its fence; only its Celery message goes out again.
     SAME_FENCE = "resend with the same fence"
     #: bridge/queues.py: from a queue the leader takes back only what was sent since the server's last outage: after
@@ -68,7 +71,7 @@ class Guard(Enum):
     NOTE_FIRST = "note before the look"
     #: bridge/worker/farewell.py: from the queue a worker gives back only what is not here already: it may run.
     QUEUE_KNOWN = "known when given back"
-    #: bridge/worker/strategy.py: a process that is killed at its time limit is gone before its loss is told.
+    #: bridge/worker/requests.py: a process that is killed at its time limit is gone before its loss is told.
     GONE_BEFORE_TOLD = "gone before told"
     #: bridge/worker/watcher.py: a death notice is written only when all pool children are gone.
     CHILDREN_GONE = "children gone"

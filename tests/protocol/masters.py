@@ -142,9 +142,17 @@ def plans(world: World, master: Master, setup: Setup, dropped: AbstractSet[Guard
         lease = world.leases[worker]
         if lease.held and lease.life == life and Guard.LEASE_OVER not in dropped:
             continue
+        if lease.early and lease.life == life and Guard.CLOCKS_AGREE not in dropped and _trusts(world, worker):
+            continue
         if Guard.UNREAD not in dropped and any(out[:2] == (worker, life) for out in world.outcomes):
             continue
         yield Script("re-route", term, tuple(_rerouted(world, worker, life)), over=(worker, life))
+
+
+def _trusts(world: World, worker: int) -> bool:
+    """Whether a worker whose lease is gone may not know it: the leader waits until no worker could."""
+    found = world.workers[worker]
+    return found.mode != "down" and not found.past
 
 
 def _dispatches(world: World, master: Master, ticket: int, record: Run | None, setup: Setup) -> Iterator[Script]:

@@ -21,10 +21,17 @@ BOUNDS = {
     "runs of three messages, one fault": Setup(messages=(3,), faults=1, run_max=3),
     "workers that are asked to stop, one message, two faults": Setup(messages=(1,), leaving=True),
     "queues that are emptied, one message, two faults": Setup(messages=(1,), recalling=True),
+    "a server whose clock is set, one fault": Setup(faults=1, stepping=True),
+    "a server whose clock is set, one message, two faults": Setup(messages=(1,), stepping=True),
     "two tickets, one fault": Setup(messages=(1, 1), faults=1),
 }
 #: The largest, which are not explored on every change.
-LARGE = {"two faults", "runs of three messages, one fault", "two tickets, one fault"}
+LARGE = {
+    "two faults",
+    "runs of three messages, one fault",
+    "a server whose clock is set, one message, two faults",
+    "two tickets, one fault",
+}
 #: Where a guard is missed with the least effort, unless it is with effects and two faults.
 PLACES = {
     Guard.OUTCOME_FENCE: Setup(effects=False, promises_only=True),
@@ -32,6 +39,7 @@ PLACES = {
     Guard.TERM_REROUTE: Setup(messages=(1,), promises_only=True),
     Guard.RECALL_OWN: Setup(messages=(1,), recalling=True, promises_only=True),
     Guard.RECALL_SINGLE: Setup(messages=(1,), recalling=True, promises_only=True),
+    Guard.CLOCKS_AGREE: Setup(messages=(1,), stepping=True, promises_only=True),
     Guard.NOTE_FIRST: Setup(faults=1, leaving=True, promises_only=True),
 }
 ESSENTIAL = [guard for guard in Guard if guard not in SECOND_LINES]

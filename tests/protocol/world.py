@@ -62,6 +62,8 @@ class Lease(NamedTuple):
     life: int
     held: bool
     leaving: bool
+    #: The server's clock was set, and so the key is gone, although the worker may trust in it.
+    early: bool = False
 
 
 class Change(NamedTuple):
@@ -168,6 +170,8 @@ class Setup(NamedTuple):
     leaving: bool = False
     #: Whether the leader takes Celery messages back from queues (a drain, a consumer that takes nothing).
     recalling: bool = False
+    #: Whether somebody sets the server's clock forward.
+    stepping: bool = False
     run_max: int = 2
     attempts_max: int = 2
     workers: int = 2

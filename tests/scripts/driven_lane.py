@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from unittest.mock import patch
+
 import orjson
 
 from bridge.outcomes import Kind, Outcome, decode
-from routing import records
+from routing import records, transitions
 from routing.leadership import lead, renew
 from routing.states import State
 from routing.transitions import Batch, Dispatch, Leadership, adopt, advance, read, recall, reroute, resend
@@ -19,6 +21,8 @@ AT_MS = 1000
 DUE_MS = 5000
 #: The ticket whose messages are broken: they are refused when they are read.
 BROKEN = "broken"
+#: Bytes after which a read brings no more: few, so that a few messages of `SIZES` are too many.
+READ_BYTES = 40_000
 
 
 class DrivenLane(DrivenWorkers):
@@ -90,11 +94,14 @@ class DrivenLane(DrivenWorkers):
 
     # -- producers and reading ---------------------------------------------------------------------------------------
 
-    def push(self, ticket: str) -> None:
+    def push(self, ticket: str, size: int = 2) -> None:
+        """A message with a payload of so many bytes."""
         ref = self.reference
         self._pushed += 1
         id_ = f"{self._pushed}-0"
-        self.client.execute_command("XADD", self.keys.stream, id_, "ticket_id", ticket, "payload", "{}")
+        self.client.execute_command(
+            "XADD", self.keys.stream, id_, "ticket_id", ticket, "payload", '"' + "x" * (size - 2) + '"'
+        )
         ref.order.append(id_)
         ref.ticket_of[id_] = ticket
         ref.state[id_] = State.UNREAD
@@ -102,7 +109,18 @@ class DrivenLane(DrivenWorkers):
     def read(self, count: int) -> None:
         ref = self.reference
         unread = [id_ for id_ in ref.order if ref.state[id_] is State.UNREAD][:count]
-        assert [text(id_) for id_, _ in read(self.client, self.lead, count)] == unread
+        # What is large comes in several reads; each brings something.
+        got: list[str] = []
+        more = True
+        while more and len(got) < count:
+            with patch.object(transitions, "READ_BYTES", READ_BYTES):
+                found = read(self.client, self.lead, count - len(got), first=4)
+            size = sum(len(word) for entry in found.entries for word in entry[1])
+            assert size <= READ_BYTES + found.largest
+            assert found.entries or not found.more
+            got += [text(entry[0]) for entry in found.entries]
+            more = found.more
+        assert got == unread
         for id_ in unread:
             ref.move(id_, "read", MASTER)
         broken = [id_ for id_ in unread if ref.ticket_of[id_] == BROKEN]

@@ -426,3 +426,18 @@ def test_outcomes_are_trimmed_exactly_up_to_what_was_settled(keep: str, left: in
         pipe.execute()
     advance(fresh.client, fresh.lead, OPENING, Batch(keep_outcomes_from=keep))
     assert fresh.client.xlen(fresh.keys.outcomes) == left
+
+
+def test_what_a_newer_version_may_understand_stays_among_outcomes_that_are_settled(fresh: World) -> None:
+    outcomes = fresh.keys.outcomes
+    for n in range(1, 9):
+        fresh.client.xadd(outcomes, {"i": "x", "newer" if n in (2, 5) else "o": "[]"}, id=f"{n}-0")
+
+    advance(fresh.client, fresh.lead, OPENING, Batch(keep_outcomes_from="7-0 2-0 5-0"))
+    assert [id_ for id_, _ in fresh.client.xrange(outcomes)] == [b"2-0", b"5-0", b"7-0", b"8-0"]
+
+    advance(fresh.client, fresh.lead, OPENING, Batch(keep_outcomes_from="9-0 5-0"))
+    assert [id_ for id_, _ in fresh.client.xrange(outcomes)] == [b"5-0"]
+
+    advance(fresh.client, fresh.lead, OPENING, Batch(keep_outcomes_from="9-0"))
+    assert fresh.client.xlen(outcomes) == 0

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from copy import deepcopy
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from routing.errors import NotLeading
 from routing.membership import died, goodbye, register
-from routing.transitions import forget
+from routing.transitions import forget, shorten
 from routing.words import ReturnWord
 from tests.scripts.test_advance import deposed, without_a_leader
 from tests.scripts.world import LEASE_MS, World, changes, fields_of, incarnation
@@ -126,6 +128,12 @@ def test_a_death_notice_ends_the_lease_and_names_what_ran(world: World) -> None:
     assert after == expected
 
 
+def test_a_death_notice_says_that_it_was_told_to_end(world: World) -> None:
+    assert died(world.client, world.keys, "w1@a", incarnation("w1@a"), [7], asked=True) is ReturnWord.OK
+    notice = {"i": incarnation("w1@a"), "died": "w1@a", "ran": "[7]", "asked": "1"}
+    assert fields_of(world.snapshot(), world.keys.outcomes)[-1] == notice
+
+
 def test_a_death_notice_may_name_nothing(world: World) -> None:
     assert died(world.client, world.keys, "w1@a", incarnation("w1@a"), []) is ReturnWord.OK
     assert fields_of(world.snapshot(), world.keys.outcomes)[-1]["ran"] == "[]"
@@ -227,3 +235,19 @@ def test_who_does_not_lead_forgets_nobody(how: Any, world: World) -> None:
     before = world.snapshot()
     assert forgotten(world, "w1@a") is ReturnWord.DEPOSED
     assert world.snapshot() == before
+
+
+def test_a_lease_that_the_servers_clock_made_too_long_is_cut_to_its_length(world: World) -> None:
+    lease = world.keys.lease(incarnation("w1@a"))
+    world.client.pexpire(lease, 3_600_000)
+    shorten(world.client, world.lead, incarnation("w1@a"), 5000)
+    assert 4000 < world.client.pttl(lease) <= 5000
+    # One that is not too long, or not there, stays as it is; and only the leader may do this.
+    shorten(world.client, world.lead, incarnation("w1@a"), 60_000)
+    assert world.client.pttl(lease) <= 5000
+    shorten(world.client, world.lead, "nobody", 5000)
+    assert not world.client.exists(world.keys.lease("nobody"))
+    world.client.pexpire(lease, 3_600_000)
+    with pytest.raises(NotLeading):
+        shorten(world.client, replace(world.lead, token="1 another"), incarnation("w1@a"), 5000)
+    assert world.client.pttl(lease) > 5000

@@ -19,13 +19,14 @@ from routing.membership import goodbye
 from routing.scripts import FOLDER
 from routing.transitions import Batch, advance, drain, floor, read
 from routing.words import ReturnWord
+from tests.nodes.process import ROOT
 from tests.scripts.test_reroute import end_lease, move
 from tests.scripts.world import OPENING, TOKEN, World
 
 pytestmark = pytest.mark.scripts
 
 #: Scripts that push messages, which a full server shall refuse.
-PRODUCERS = ("append_once", "append_per_ticket")
+PRODUCERS = ("append_once", "append_per_ticket", "push_many", "push_once")
 
 
 @pytest.fixture
@@ -38,9 +39,9 @@ def full(world: World) -> Iterator[World]:
     world.client.config_set("maxmemory", "0")
 
 
-@pytest.mark.parametrize("name", sorted(path.stem for path in FOLDER.glob("*.lua")))
+@pytest.mark.parametrize("name", sorted(path.stem for path in (ROOT / "routing" / "lua").glob("*.lua")))
 def test_no_script_begins_with_a_write_that_a_full_server_refuses(name: str, fresh: World) -> None:
-    text = (FOLDER / f"{name}.lua").read_text()
+    text = FOLDER.joinpath(f"{name}.lua").read_text()
     commands = sorted(commands_in(text), key=lambda command: text.index(f"'{command.partition('|')[0].upper()}'"))
     asked = fresh.client.connection_pool.get_connection()
     asked.send_command("COMMAND", "INFO", *(command.partition("|")[0] for command in commands))

@@ -38,6 +38,8 @@ pytestmark = pytest.mark.scripts
 
 TICKETS = ["T1", "a:{b} c", 'é\n"']
 NAMES = ["w1@a", "w2@b"]
+#: Bytes of payloads: from the smallest to as many as a read may bring.
+SIZES = [2, 3, 100, 5_000, 40_000]
 #: Where a state may stand in its ticket: what is over, what is worked on, what waits, what nobody has read.
 RANK = {
     State.DONE: 0,
@@ -65,10 +67,13 @@ class LaneRules(RuleBasedStateMachine):
 
     # -- what users and the leader do ----------------------------------------------------------------------------
 
-    @rule(ticket=st.sampled_from([*TICKETS, *TICKETS, BROKEN]), count=st.integers(1, 4))
-    def push(self, ticket: str, count: int) -> None:
-        for _ in range(count):
-            self.lane.push(ticket)
+    @rule(
+        ticket=st.sampled_from([*TICKETS, *TICKETS, BROKEN]),
+        sizes=st.lists(st.sampled_from(SIZES), min_size=1, max_size=4),
+    )
+    def push(self, ticket: str, sizes: list[int]) -> None:
+        for size in sizes:
+            self.lane.push(ticket, size)
 
     @rule(count=st.integers(1, 8))
     def read(self, count: int) -> None:

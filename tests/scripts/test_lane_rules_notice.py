@@ -34,6 +34,11 @@ MUTATIONS = {
             *(leadership._EXTEND, leadership._RESIGN, leadership._RENEW),
         )
     },
+    "a read ends when it has enough bytes": (
+        transitions._READ,
+        "#found < most and bytes < budget do",
+        "#found < most do",
+    ),
     "the expected record": (transitions._ADVANCE, _COMPARED["advance"], _NEVER),
     "the lease is over, before its tickets move": (
         transitions._REROUTE,

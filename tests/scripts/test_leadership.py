@@ -88,3 +88,14 @@ def test_resigning_frees_the_lead_at_once(world: World) -> None:
     assert changes(before, world.snapshot()) == {world.keys.leader}
     assert not resign(world.client, world.keys, TOKEN)
     assert lead(world.client, world.keys, "m2@b", 5000)[0]
+
+
+def test_a_lead_that_the_servers_clock_made_too_long_is_cut_to_one_lease(world: World) -> None:
+    # Given a lead that has more left than anybody's lease, as after the server's clock was set back
+    world.client.pexpire(world.keys.leader, 3_600_000)
+    # When a standby asks
+    elected, token, left_ms = lead(world.client, world.keys, "m2@b", 5000)
+    assert (elected, token, left_ms) == (False, TOKEN, 5000)
+    assert 4000 < world.client.pttl(world.keys.leader) <= 5000
+    # And one that is not too long stays as it is
+    assert 4000 < lead(world.client, world.keys, "m2@b", 60_000)[2] <= 5000

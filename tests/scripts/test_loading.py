@@ -9,10 +9,11 @@ from redis.exceptions import NoScriptError, ResponseError
 
 from routing.effects import Success, apply, tell
 from routing.leadership import extend, lead, renew, resign
-from routing.membership import died, goodbye, register
+from routing.membership import died, goodbye, meet, register
+from routing.producing import push_many, push_once
 from routing.pushes import Columns, Partition, Tickets, append_once, append_per_ticket, note_wait, settle_push
 from routing.retention import done, letters, remove
-from routing.scripts import FOLDER, Script
+from routing.scripts import Script
 from routing.transitions import (
     Batch,
     adopt,
@@ -20,14 +21,20 @@ from routing.transitions import (
     drain,
     floor,
     forget,
+    introduce,
+    note_tasks,
+    oldest,
     read,
     recall,
     regroup,
     reroute,
     resend,
+    shorten,
+    survey,
     unname,
 )
 from routing.words import ReturnWord
+from tests.nodes.process import ROOT
 from tests.scripts.world import OPENING, TOKEN, World, incarnation
 
 pytestmark = pytest.mark.scripts
@@ -47,9 +54,15 @@ CALLS: dict[str, Callable[[World], object]] = {
     "resend": lambda w: resend(w.client, w.lead, "w1@a", "busy", "nothing", "text"),
     "renew": lambda w: renew(w.client, w.keys, w.client.get(w.keys.leader).decode(), "m", 1000),
     "recall": lambda w: recall(w.client, w.lead, "w1@a", 1),
+    "oldest": lambda w: oldest(w.client, [w.keys.queue("w1@a")]),
+    "survey": lambda w: list(survey(w.client, w.keys.stream, "-", "9-0")),
     "drain": lambda w: drain(w.client, w.lead, "w1@a", "{}"),
     "floor": lambda w: floor(w.client, w.lead, "1-0"),
     "regroup": lambda w: regroup(w.client, w.lead, "1-0"),
+    "shorten": lambda w: shorten(w.client, w.lead, incarnation("w1@a"), 1000),
+    "introduce": lambda w: introduce(w.client, w.lead, "{}"),
+    "note_tasks": lambda w: note_tasks(w.client, w.lead, {"shop.task": 1}, [], {}),
+    "meet": lambda w: meet(w.client, w.keys, 1, "shop"),
     "unname": lambda w: unname(w.client, w.lead, "nobody"),
     "done": lambda w: done(w.client, w.keys.stream, "-", "9-0", 10),
     "letters": lambda w: letters(w.client, w.keys.dead, "", 10),
@@ -63,6 +76,8 @@ CALLS: dict[str, Callable[[World], object]] = {
     "apply": lambda w: apply(w.client, w.keys, "x", [Success("nobody", 1, "[]", ())]),
     "append_once": lambda w: append_once(w.client, AT, "0 0", "1 1", PUSHED, [b"T", b"{}"]),
     "append_per_ticket": lambda w: append_per_ticket(w.client, NUMBERS, PUSHED, [b"1", b"T", b"{}"]),
+    "push_many": lambda w: push_many(w.client, "ticket_stream", "shop.task", [b"T", b"{}"]),
+    "push_once": lambda w: push_once(w.client, "ticket_stream", "shop.task", [b"T", b"{}"], "key", 0, "ab"),
     "note_wait": lambda w: note_wait(w.client, "ticket_stream", "who", "why", 1),
     "settle_push": lambda w: settle_push(w.client, AT.guard, 0, 1, "{}", 60),
     "tell": lambda w: tell(w.client, w.keys, "x", b"[]"),
@@ -82,7 +97,7 @@ def test_a_server_that_forgot_a_script_is_told_it_again(name: str, world: World)
 
 
 def test_every_script_is_called_here() -> None:
-    assert set(CALLS) == {path.stem for path in FOLDER.glob("*.lua")}
+    assert set(CALLS) == {path.stem for path in (ROOT / "routing" / "lua").glob("*.lua")}
 
 
 def test_a_known_script_takes_one_round_trip(world: World) -> None:

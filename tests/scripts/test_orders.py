@@ -104,7 +104,7 @@ def test_a_group_says_again_how_far_it_has_read(world: World) -> None:
     regroup(world.client, world.lead, world.unread[0])
     before[world.keys.stream]["value"]["groups"][world.keys.group]["last"] = world.unread[0]
     assert world.snapshot() == before
-    assert [id_.decode() for id_, _ in read(world.client, world.lead, 10)] == world.unread[1:]
+    assert [id_.decode() for id_, _ in read(world.client, world.lead, 10).entries] == world.unread[1:]
 
 
 @pytest.mark.parametrize("to", ["0-0", "0-1", "$"])
@@ -118,7 +118,7 @@ def test_of_a_group_that_somebody_moved_nothing_is_read(world: World, to: str) -
     assert world.snapshot() == before
     # Put where it was, it reads on
     regroup(world.client, world.lead, known)
-    assert [id_.decode() for id_, _ in read(world.client, world.lead, 10, known)] == world.unread
+    assert [id_.decode() for id_, _ in read(world.client, world.lead, 10, known).entries] == world.unread
 
 
 def test_a_name_goes_only_when_nothing_is_pending_under_it(world: World) -> None:

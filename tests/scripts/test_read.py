@@ -8,11 +8,13 @@ import pytest
 
 from routing.errors import NotLeading
 from routing.states import State
-from routing.transitions import read
+from routing.transitions import READ_BYTES, read
 from tests.scripts.test_advance import deposed, without_a_leader
 from tests.scripts.world import MASTER, World
 
 pytestmark = pytest.mark.scripts
+
+MB = 1024 * 1024
 
 
 def test_new_entries_become_the_masters_in_stream_order(world: World) -> None:
@@ -21,7 +23,7 @@ def test_new_entries_become_the_masters_in_stream_order(world: World) -> None:
     before = world.snapshot()
     assert [world.state(id_) for id_ in world.unread] == [State.UNREAD] * len(world.unread)
     # When the leader reads
-    entries = read(world.client, world.lead, 100)
+    entries = read(world.client, world.lead, 100).entries
     # Then it has them in order, with their fields, and nothing else changed
     assert [id_.decode() for id_, _ in entries] == world.unread
     assert entries[0][1][:2] == [b"ticket_id", b"busy"]
@@ -32,9 +34,9 @@ def test_new_entries_become_the_masters_in_stream_order(world: World) -> None:
 
 
 def test_no_more_than_asked_for_is_read_and_nothing_twice(world: World) -> None:
-    assert [id_.decode() for id_, _ in read(world.client, world.lead, 1)] == world.unread[:1]
-    assert [id_.decode() for id_, _ in read(world.client, world.lead, 100)] == world.unread[1:]
-    assert read(world.client, world.lead, 100) == []
+    assert [id_.decode() for id_, _ in read(world.client, world.lead, 1).entries] == world.unread[:1]
+    assert [id_.decode() for id_, _ in read(world.client, world.lead, 100).entries] == world.unread[1:]
+    assert read(world.client, world.lead, 100).entries == []
 
 
 @pytest.mark.parametrize("how", [deposed, without_a_leader])
@@ -44,3 +46,62 @@ def test_who_does_not_lead_takes_nothing_from_the_next_leader(how: Any, world: W
     with pytest.raises(NotLeading):
         read(world.client, world.lead, 100)
     assert world.snapshot() == before
+
+
+# -- bytes ---------------------------------------------------------------------------------------------------------
+
+
+def add(world: World, count: int, size: int, **more: str) -> list[str]:
+    """Ids of entries whose payloads have so many bytes."""
+    text = '"' + "x" * (size - 2) + '"'
+    return [
+        world.client.xadd(world.keys.stream, {"ticket_id": "T", "payload": text, **more}).decode() for _ in range(count)
+    ]
+
+
+def bytes_of(entries: list[Any]) -> int:
+    return sum(len(word) for entry in entries for word in entry[1])
+
+
+@pytest.mark.parametrize("after", [">", "0-0"])
+@pytest.mark.parametrize("first", [1, 16])
+def test_a_read_ends_when_it_has_enough_bytes_and_the_next_one_goes_on(first: int, after: str, fresh: World) -> None:
+    # Given more than a read may bring, of entries of any size, which wait already or do not
+    ids = [*add(fresh, 40, 10), *add(fresh, 40, MB), *add(fresh, 40, 10)]
+    if after != ">":
+        fresh.client.xreadgroup(fresh.keys.group, MASTER, {fresh.keys.stream: ">"})
+    # When all is read
+    found: list[str] = []
+    more = True
+    while more:
+        got = read(fresh.client, fresh.lead, 500, after=after, limit=2 * MB, first=first)
+        found += [entry[0].decode() for entry in got.entries]
+        after = after if after == ">" else found[-1]
+        more = got.more
+        # Then each read was about as large as it may be, also the one that did not know what would come
+        assert bytes_of(got.entries) <= READ_BYTES + 8 * MB
+        assert got.largest == max(sum(map(len, entry[1])) for entry in got.entries)
+    assert found == ids
+
+
+def test_of_a_large_entry_comes_what_makes_a_message(fresh: World) -> None:
+    [id_] = add(fresh, 1, 100, task="a.task", image="x" * (3 * MB))
+    [entry] = read(fresh.client, fresh.lead, 10, limit=MB).entries
+    assert entry[0].decode() == id_
+    assert dict(zip(entry[1][::2], entry[1][1::2], strict=True)).keys() == {b"ticket_id", b"payload", b"task"}
+
+
+@pytest.mark.parametrize("fields", [{"payload": "x" * (3 * MB)}, {"a": "x" * (2 * MB), "b": "y" * (2 * MB)}])
+def test_of_an_entry_that_is_too_large_come_the_beginnings(fields: dict[str, str], fresh: World) -> None:
+    given = {"ticket_id": "T", **fields}
+    fresh.client.xadd(fresh.keys.stream, given)
+    [(_, shown, size, count)] = read(fresh.client, fresh.lead, 10, limit=MB).entries
+    assert (size, count) == (sum(len(k) + len(v) for k, v in given.items()), len(given))
+    assert dict(zip(shown[::2], shown[1::2], strict=True)) == {k.encode(): v[:1024].encode() for k, v in given.items()}
+
+
+def test_of_an_entry_of_a_million_fields_come_a_few(fresh: World) -> None:
+    words = [word for n in range(200_000) for word in (f"field{n}", "x")]
+    fresh.client.execute_command("XADD", fresh.keys.stream, "*", *words)
+    [(_, shown, size, count)] = read(fresh.client, fresh.lead, 10, limit=MB).entries
+    assert (len(shown), size, count) == (32, sum(map(len, words)), 200_000)

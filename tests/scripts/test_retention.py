@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import time
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
 import bridge.retention
+from bridge.picture import LAST_ID
 from bridge.retention import Retention
 from routing.errors import NotLeading
 from routing.keys import LaneKeys
 from routing.retention import done, letters, remove
 from routing.transitions import Batch
-from tests.scripts.world import MASTER, World, changes
+from tests.scripts.world import MASTER, World, changes, id_key
 
 pytestmark = pytest.mark.scripts
 
@@ -50,7 +52,7 @@ def test_done_is_what_no_group_has_unread_or_pending(world: World) -> None:
     found = done(world.client, world.keys.stream, "-", "99-0", 100)
     # Then only that one is done, nothing beyond what the slower group has read is looked at, and nothing changed
     assert found.ids == world.busy[:1]
-    assert (found.looked, found.last) == (3, world.busy[2])
+    assert (found.more, found.last) == (False, world.busy[2])
     assert found.groups == {world.keys.group.encode(), NEAR.encode()}
     assert world.snapshot() == before
 
@@ -76,8 +78,23 @@ def test_done_is_read_a_page_at_a_time(fresh: World) -> None:
         page = done(fresh.client, fresh.keys.stream, start, "99-0", 10)
         found += page.ids
         start = f"({page.last}"
-    assert (found, page.looked) == (ids[::2], 5)
+    assert (found, page.more) == (ids[::2], False)
     assert done(fresh.client, fresh.keys.stream, start, "99-0", 10).last == ""
+
+
+@pytest.mark.parametrize("pending", [False, True])
+def test_done_goes_up_to_the_largest_id_that_there_can_be(fresh: World, pending: bool) -> None:
+    ids = ["5-0", LAST_ID]
+    for id_ in ids:
+        fresh.client.execute_command("XADD", fresh.keys.stream, id_, "ticket_id", "T")
+    fresh.read()
+    acknowledged(fresh, ids[:1] if pending else ids)
+    looks = []
+    for count in (1, 2, 100):
+        page = done(fresh.client, fresh.keys.stream, "(5-0", LAST_ID, count)
+        looks.append(page.ids)
+        assert not done(fresh.client, fresh.keys.stream, f"({page.last}", LAST_ID, count).more
+    assert looks == [[] if pending else ids[1:]] * 3
 
 
 def test_pages_hold_more_pending_entries_than_entries(fresh: World) -> None:
@@ -85,14 +102,38 @@ def test_pages_hold_more_pending_entries_than_entries(fresh: World) -> None:
     ids = fresh.pushed("T", 40)
     fresh.client.xdel(fresh.keys.stream, *ids[1:30])
     acknowledged(fresh, ids[35:36])
-    found = done(fresh.client, fresh.keys.stream, "-", "99-0", 10)
-    assert found.ids == ids[35:36]
+    found, start, more = [], "-", True
+    while more:
+        page = done(fresh.client, fresh.keys.stream, start, "99-0", 10)
+        found += page.ids
+        start, more = f"({page.last}", page.more
+    assert found == ids[35:36]
 
 
 def test_a_stream_without_groups_or_none_at_all_has_nothing_done(empty: World) -> None:
     assert done(empty.client, empty.keys.stream, "-", "99-0", 10).ids == []
     empty.push("T")
     assert done(empty.client, empty.keys.stream, "-", "99-0", 10).ids == []
+
+
+def test_a_look_reads_nothing_that_is_pending_and_little_of_what_is_not(fresh: World) -> None:
+    # Given entries of a megabyte each, some of them pending, some done, some done and to be spared
+    text = "x" * 1024 * 1024
+    ids = [fresh.client.xadd(fresh.keys.stream, {"ticket_id": "T", "payload": text}).decode() for _ in range(40)]
+    fresh.read()
+    acknowledged(fresh, ids[10:])
+    spared = [*ids[12:20], *ids[25:27]]
+    # When they are looked through
+    found, start, more, looks = [], "-", True, 0
+    while more:
+        page = done(fresh.client, fresh.keys.stream, start, "9999999999999999-0", 100, spared=spared)
+        found += page.ids
+        start, more, looks = f"({page.last}", page.more, looks + 1
+        # Then each look reads about as much as it may
+        assert len(page.ids) <= 8
+        spared = [id_ for id_ in spared if id_key(id_) > id_key(page.last)]
+    assert found == [id_ for id_ in ids[10:] if id_ not in [*ids[12:20], *ids[25:27]]]
+    assert looks > 3
 
 
 def test_letters_name_their_messages(fresh: World) -> None:
@@ -159,10 +200,12 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return clock
 
 
-def keeper(world: World, seconds: float | None = 0.0) -> Retention:
+def keeper(world: World, seconds: float | None = 0.0, clock: Clock | None = None) -> Retention:
     """The retention of a leader of this world."""
     settings = SimpleNamespace(keys=world.keys, retention=seconds)
-    return Retention(cast(Any, SimpleNamespace(redis=world.client, leadership=world.lead, settings=settings)))
+    servers = SimpleNamespace(server_ms=lambda: int((clock or time).time() * 1000))
+    leader = SimpleNamespace(redis=world.client, leadership=world.lead, settings=settings, clock=servers)
+    return Retention(cast(Any, leader))
 
 
 def test_what_was_acknowledged_leaves_and_what_is_dead_stays(fresh: World) -> None:
@@ -260,7 +303,7 @@ def test_entries_stay_as_long_as_they_are_to_be_kept(fresh: World, clock: Clock)
         fresh.client.execute_command("XADD", fresh.keys.stream, f"{second}000-7", "ticket_id", "T")
     fresh.read()
     ids = acknowledged(fresh, ["1000-7", "2000-7", "3000-7"])
-    retention = keeper(fresh, 997.5)
+    retention = keeper(fresh, 997.5, clock)
     retention.settled(Batch(acknowledged=ids))
     retention.remove()
     assert left(fresh) == ids

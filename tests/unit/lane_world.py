@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from types import SimpleNamespace
 from typing import Any, cast
 from unittest.mock import patch
 
 from redis.exceptions import ResponseError
 
+from bridge.breaker import Breakers
 from bridge.envelope import Envelopes, Run
 from bridge.lane import Lane
 from bridge.orderdesk import OrderDesk
@@ -21,12 +22,13 @@ from bridge.queues import Queues
 from bridge.rebuild import Rebuild
 from bridge.recovery import Recovery
 from bridge.refill import Refill
+from bridge.rising import Rising
 from bridge.settings import Settings
 from bridge.settling import Settling
 from bridge.undone import oldest_of, oldest_undone
 from routing import records
 from routing.messages import EntryParser, Message, Refusal
-from routing.transitions import Batch
+from routing.transitions import Batch, Read
 from routing.words import ReturnWord
 
 #: Task -> measured service time in ms.
@@ -142,7 +144,7 @@ class Store:
 
     def readable(self, id_: str) -> bool:
         """Whether the entry is a message."""
-        return self.entries[id_][5] == b"1"
+        return self.entries[id_][5][:1] in b'1"'
 
     def waiting(self, ticket: str) -> list[str]:
         """What is pending of a ticket, in the order of the stream."""
@@ -167,10 +169,6 @@ class Store:
 
     def call(self, *words: Any) -> Any:
         """The commands of rebuild and refill, with raw replies."""
-        if words[0] == "XREADGROUP":
-            after, count = id_key(words[-1]), words[words.index("COUNT") + 1]
-            mine = [id_ for id_ in self.entries if self.pending.get(id_) == MASTER and id_key(id_) > after]
-            return [[b"s", [[id_.encode(), self.entries[id_]] for id_ in mine[:count]]]]
         if words[0] == "XGROUP":
             raise ResponseError("BUSYGROUP Consumer Group name already exists")
         if words[0] == "EXISTS":
@@ -179,7 +177,8 @@ class Store:
             return None
         if words[:2] == ("XINFO", "GROUPS"):
             last = list(self.entries)[self.delivered - 1] if self.delivered else "0-0"
-            return [[b"name", b"concurrency_stream_group", b"last-delivered-id", last.encode()]]
+            told = {b"name": b"concurrency_stream_group", b"pending": len(self.pending)}
+            return [[word for pair in {**told, b"last-delivered-id": last.encode()}.items() for word in pair]]
         if words[:2] == ("XINFO", "CONSUMERS"):
             return [[b"name", MASTER.encode()]]
         if words[0] == "ZRANGE":
@@ -192,13 +191,18 @@ class Store:
             owners = list(self.pending.values())
             if len(words) == 3:
                 return [0, None, None, [[name.encode(), b"%d" % owners.count(name)] for name in dict.fromkeys(owners)]]
-            if len(words) == 6:
-                return [words[3]] if words[3] == words[4] and words[3] in self.pending else []
-            name = words[6].decode() if isinstance(words[6], bytes) else words[6]
             after = id_key(words[3][1:]) if words[3].startswith("(") else (0, -1)
-            ids = sorted((id_ for id_, owner in self.pending.items() if owner == name), key=id_key)
-            return [[id_.encode(), words[6], 0, 1] for id_ in ids if id_key(id_) > after][: words[5]]
+            if words[3] == words[4]:
+                after = (id_key(words[3])[0], id_key(words[3])[1] - 1)
+            upto = (1 << 64, 0) if words[4] == "+" else id_key(words[4])
+            name = words[6].decode() if len(words) > 6 and isinstance(words[6], bytes) else "".join(words[6:])
+            ids = sorted((id_ for id_, owner in self.pending.items() if name in ("", owner)), key=id_key)
+            rows = [[id_.encode(), self.pending[id_].encode(), 0, 1] for id_ in ids if after < id_key(id_) <= upto]
+            return rows[: words[5]]
         raise AssertionError(f"the store does not know {words}")
+
+    def call_many(self, commands: Sequence[Sequence[Any]]) -> list[Any]:
+        return [self.call(*words) for words in commands]
 
 
 def begun(record: records.Record) -> bool:
@@ -209,8 +213,11 @@ def begun(record: records.Record) -> bool:
 class LaneWorld:
     """Plays the leader: the same steps, without a socket."""
 
-    def __init__(self, **settings: Any) -> None:
-        self.settings = Settings(**{"redis_url": "redis://nowhere", "window": 100, "max_attempts": 3, **settings})
+    def __init__(self, *, page: int = 1000, sliced: bool = False, **settings: Any) -> None:
+        window = settings.pop("window", 100)
+        given = Settings(**{"redis_url": "redis://nowhere", "max_attempts": 3, **settings})
+        # Smaller than a user may have it: a few messages fill it.
+        self.settings = given.model_copy(update={"window": window})
         self.store = Store()
         self.now = 1_000_000
         self.wire = self.store
@@ -227,13 +234,23 @@ class LaneWorld:
         #: Consumers that take nothing new.
         self.drained: set[str] = set()
         self._lives = 0
+        #: Incarnation -> what it can run; not there: anything.
+        self.tasks: dict[str, frozenset[str]] = {}
+        #: Whether a step reads one page, and others may come between; else all that are wanted.
+        self.sliced = sliced
+        #: Entries in one page of what is pending.
+        self.page = page
         self.lead()
 
     def lead(self) -> None:
         """A new leader: nothing but what is in the store."""
         self.lane = Lane(self.settings, now_ms=lambda: self.now)
+        self.breakers = Breakers(self.lane)
+        #: Clocks that always agree: what happens when they do not is shown elsewhere.
+        self.clock = SimpleNamespace(now=lambda: self.now / 1000, steady=True, tolerance_s=0.0, ends={})
         self.settling = Settling(
             self.lane,
+            breakers=self.breakers,
             max_attempts=lambda _task: self.settings.max_attempts,
             delay_ms=lambda attempt: attempt * 100,
             parks=lambda _task: self.settings.on_dead == "park",
@@ -242,34 +259,47 @@ class LaneWorld:
         self.planner = Planner(self.lane, cast("Envelopes", FakeEnvelopes()), traits.__getitem__)
         leader = cast("Any", self)
         self.desk = OrderDesk(leader)
-        self.desk._message_of = self._message_of  # type: ignore[method-assign]
+        # A letter has the id of its message here.
+        self.desk._subject = str  # type: ignore[method-assign, assignment]
+        self.desk._dead_message = self._dead_message  # type: ignore[method-assign]
+        #: Nothing is done by hand here.
+        self.strays = SimpleNamespace(mend_taken=lambda: False, count_anew=lambda: None, adopting=nullcontext)
         self.queues = Queues(leader)
         self.recovery: Any = Recovery(leader)
         self.refill = Refill(leader)
+        self.rising = Rising(leader)
+        self.rebuilding: Rebuild | None = None
         self.reply = []
+
+    @property
+    def behind(self) -> bool:
+        """Whether the leader has not taken in yet all that those before it had read."""
+        return self.rebuilding is not None and self.rebuilding.behind
 
     def rebuild(self) -> None:
         """A new leader reads the lane."""
         self.lead()
         self.recovery = SimpleNamespace(find_consumers=self._find_consumers)
         with self.adopting():
-            Rebuild(cast("Any", self)).run()
+            self.rebuilding = Rebuild(cast("Any", self))
+            self.rebuilding.run()
         self.recovery = Recovery(cast("Any", self))
         self.step()
-        for consumer in [c for c in self.lane.consumers.values() if not c.alive]:
-            self._retire(consumer)
+        self._retire([c for c in self.lane.consumers.values() if not c.alive])
 
     def _find_consumers(self) -> dict[str, int]:
         for incarnation, (name, slots) in self.registered.items():
-            consumer = Consumer(name, incarnation, f"queue:{name}", slots, b'{"started":1}')
+            told = (f"queue:{name}", slots, b'{"started":1}', self.tasks.get(incarnation))
+            consumer = Consumer(name, incarnation, *told)
             self.lane.consumers[incarnation] = consumer
             consumer.draining = name in self.drained
+        self.lane.stranded.fit()
         return {}
 
     # -- the leader's steps ------------------------------------------------------------------------------------------
 
-    def ingest(self, id_: str, fields: Any, batch: Batch) -> None:
-        found = self.parser.parse(id_, fields)
+    def ingest(self, entry: Any, batch: Batch) -> None:
+        found = self.parser.parse_entry(entry)
         if isinstance(found, Refusal):
             self.lane.refuse(found, batch)
         else:
@@ -277,6 +307,9 @@ class LaneWorld:
 
     def advance(self, batch: Batch) -> None:
         dispatched = self.planner.plan(batch, self.now)
+        for to in batch.dispatches.values():
+            able = next(c for c in self.lane.consumers.values() if c.name == to.consumer)
+            assert all(able.runs(self.task_of(id_)) for id_ in to.ids), f"{able} cannot run what it is sent"
         self.lane.close(batch, set(dispatched))
         if not batch:
             self.lane.committed({}, 0)
@@ -296,8 +329,27 @@ class LaneWorld:
                 self.failures[outcome.message_id] = self.failures.get(outcome.message_id, 0) + 1
             self.old_outcomes.append(outcome)
         self.lane.wake(self.now)
+        self.rising.run(batch)
         self.advance(batch)
         self.refill_now()
+
+    def read_on(self, _read_to: str = "", *, after: str, names: bool = False) -> Read:
+        """The master's own pending entries."""
+        del names
+        store = self.store
+        mine = [id_ for id_ in store.entries if store.pending.get(id_) == MASTER and id_key(id_) > id_key(after)]
+        some = mine[: self.page]
+        return Read([[id_.encode(), store.entries[id_]] for id_ in some], 0, len(mine) > len(some))
+
+    @property
+    def unseen(self) -> set[str]:
+        """What the leader has not looked at yet."""
+        if not self.behind:
+            return set(self.reply)
+        mine = (id_ for id_, owner in self.store.pending.items() if owner == MASTER)
+        beyond = {id_ for id_ in mine if id_key(id_) > self.lane.read_to}
+        here = {message.id for ticket in self.lane.tickets.values() for message in ticket.waiting}
+        return beyond - here - {ticket.front_id for ticket in self.lane.tickets.values()}
 
     def settle_all(self) -> None:
         """Outcomes are settled as they come here."""
@@ -307,7 +359,7 @@ class LaneWorld:
 
     def hand_out(self, count: int = 1000) -> None:
         """The server answers a blocking read; the answer is on its way."""
-        if not self.reply:
+        if not self.reply and not self.behind:
             self.reply = self.store.read(count)
 
     def read(self, count: int = 1000) -> None:
@@ -315,35 +367,63 @@ class LaneWorld:
         self.hand_out(count)
         batch = Batch()
         for id_ in self.reply:
-            self.ingest(id_, self.store.entries[id_], batch)
+            self.ingest([id_.encode(), self.store.entries[id_]], batch)
             self.lane.read_to = id_key(id_)
         self.reply = []
         self.lane.wake(self.now)
+        self.rising.run(batch)
         self.advance(batch)
         self.refill_now()
 
-    def join(self, name: str, slots: int = 2) -> str:
+    def join(self, name: str, slots: int = 2, tasks: frozenset[str] | None = None) -> str:
         self._lives += 1
         incarnation = f"life{self._lives}"
         self.registered[incarnation] = (name, slots)
-        self.lane.consumers[incarnation] = Consumer(name, incarnation, f"queue:{name}", slots, b'{"started":1}')
+        if tasks is not None:
+            self.tasks[incarnation] = tasks
+        told = (f"queue:{name}", slots, b'{"started":1}', tasks)
+        self.lane.consumers[incarnation] = Consumer(name, incarnation, *told)
+        self.lane.stranded.fit()
         self.step()
         return incarnation
 
-    def leave(self, incarnation: str) -> None:
-        """The lease of an incarnation is over."""
-        del self.registered[incarnation]
-        self.store.parcels = [parcel for parcel in self.store.parcels if parcel.incarnation != incarnation]
-        self._retire(self.lane.consumers[incarnation])
+    def leave(self, *incarnations: str) -> None:
+        """The leases of these are over, and one look finds that out."""
+        self._ended(*incarnations)
+        self._retire([self.lane.consumers[incarnation] for incarnation in incarnations])
 
-    def _retire(self, consumer: Consumer) -> None:
+    def look(self, left: dict[str, int]) -> None:
+        """The leader looks at the leases: those named have so many ms left, the others a whole lease."""
+        self._ended(*(incarnation for incarnation, ms in left.items() if ms <= 0))
+        seen = {incarnation: left.get(incarnation, self.settings.lease_ms) for incarnation in self.lane.consumers}
+        with self._recovering(), patch.object(self.recovery, "find_consumers", lambda: seen):
+            self.recovery.look()
+        self.step()
+
+    def _ended(self, *incarnations: str) -> None:
+        for incarnation in incarnations:
+            del self.registered[incarnation]
+        self.store.parcels = [parcel for parcel in self.store.parcels if parcel.incarnation not in incarnations]
+
+    def _retire(self, consumers: list[Consumer]) -> None:
+        with self._recovering():
+            self.recovery.retire(consumers)
+        self.step()
+
+    @contextmanager
+    def _recovering(self) -> Iterator[None]:
+        """The scripts of recovery work on the store, and nothing is looked for in the workers' reports."""
+        clock = SimpleNamespace(time=lambda: self.now / 1000, monotonic=lambda: self.now / 1000)
         with (
             patch("bridge.recovery.reroute", self._reroute),
             patch("bridge.recovery.forget", lambda *_: ReturnWord.OK),
-            patch("bridge.recovery.time", SimpleNamespace(time=lambda: self.now / 1000)),
+            patch("bridge.recovery.time", clock),
+            patch.object(self.recovery, "_find_lost", lambda _consumers: None),
         ):
-            self.recovery._retire(consumer)
-        self.step()
+            yield
+
+    def look_within(self, seconds: float) -> None:
+        """Tests say when the leader looks."""
 
     def learn_history_cap(self, _rows: int) -> int:
         return 1000
@@ -390,9 +470,14 @@ class LaneWorld:
             yield
 
     def refill_now(self) -> None:
-        """Reads what is spilled, if somebody wants it."""
-        if self.lane.spilled:
-            with self.adopting():
+        """Reads what a new leader has not taken in yet, and what is spilled, if somebody wants it."""
+        with self.adopting():
+            while self.rebuilding is not None and self.behind:
+                self.rebuilding.read_on()
+                if self.sliced:
+                    break
+            self.refill.run()
+            while self.refill.waits and not self.sliced:
                 self.refill.run()
 
     def say(self, *_: Any) -> None:
@@ -403,8 +488,8 @@ class LaneWorld:
             self.store._claim(id_, name)
         return len(ids)
 
-    def _message_of(self, letter_id: str) -> Message | str:
-        found = self.parser.parse(letter_id, self.store.entries[letter_id])
+    def _dead_message(self, id_: str) -> Message | str:
+        found = self.parser.parse(id_, self.store.entries[id_])
         return found if isinstance(found, Message) else "no message"
 
     # -- workers -----------------------------------------------------------------------------------------------------
@@ -441,19 +526,23 @@ class LaneWorld:
         self.check_how_far_all_is_done()
 
     def check_conservation(self) -> None:
-        store = self.store
+        store, unseen = self.store, self.unseen
         everything = [*store.unread(), *store.pending, *store.done, *store.dead]
         assert sorted(everything, key=id_key) == list(store.entries)
         # In memory each is once, in order; what is not in memory is spilled
         for ticket in self.lane.tickets.values():
             here = [message.id for message in (*ticket.run, *ticket.waiting)]
-            mine = [id_ for id_ in store.undone(ticket.id) if id_ not in self.reply]
+            mine = [id_ for id_ in store.undone(ticket.id) if id_ not in unseen]
             assert here == mine[: len(here)], f"{ticket}: has {here}, should have {mine}"
             rest = mine[len(here) :]
+            if self.lane.resting.rests(ticket):
+                assert mine[0] == ticket.front_id
+                rest = [id_ for id_ in mine if id_ not in (ticket.front_id, *here)]
+                here = []
             # Whoever leads knows what the oldest one has behind it
             assert not here or ticket.attempt == 1 + self.failures.get(here[0], 0), ticket
             assert (not rest) or (ticket.spilled_from is not None and ticket.spilled_from <= id_key(rest[0]))
-        known = {self.ticket_of(id_) for id_ in store.pending if id_ not in self.reply and store.readable(id_)}
+        known = {self.ticket_of(id_) for id_ in store.pending if id_ not in unseen and store.readable(id_)}
         assert known <= self.lane.tickets.keys() | self.lane.parked.keys()
         assert self.lane.tickets.keys().isdisjoint(self.lane.parked)
         for ticket in self.lane.parked.values():
@@ -463,17 +552,17 @@ class LaneWorld:
             for id_ in store.undone(ticket.id):
                 # What was spilled when it was parked stays where it is until somebody reads it.
                 spilled = ticket.spilled_from is not None and ticket.spilled_from <= id_key(id_)
-                owners = {self.lane.parked_name(ticket.id), *([MASTER] if spilled or id_ in self.reply else [])}
+                owners = {self.lane.parked_name(ticket.id), *([MASTER] if spilled or id_ in unseen else [])}
                 assert store.pending[id_] in owners
 
     def check_how_far_all_is_done(self) -> None:
         """It is what a look at all tickets tells, and nothing undone is older."""
-        lane = self.lane
+        lane, unseen = self.lane, self.unseen
         places = [oldest_of(ticket) for ticket in lane.tickets.values()]
         places += [place for ticket in lane.parked.values() for place in (ticket.parked_from, ticket.spilled_from)]
         oldest = min((place for place in places if place is not None), default=None)
         assert oldest_undone(lane) == oldest
-        undone = [id_key(id_) for id_ in self.store.pending if id_ not in self.reply and self.store.readable(id_)]
+        undone = [id_key(id_) for id_ in self.store.pending if id_ not in unseen and self.store.readable(id_)]
         assert not undone or (oldest is not None and oldest <= min(undone))
         assert lane.older <= set(lane.tickets.values())
 
@@ -510,11 +599,16 @@ class LaneWorld:
         lane = self.lane
         held = sum(len(t.run) + len(t.waiting) for t in lane.tickets.values())
         assert lane.held == held
+        for ticket in lane.tickets.values():
+            assert ticket.bytes == sum(message.size for message in ticket.waiting)
+        assert lane.flying == sum(m.size for t in lane.tickets.values() for m in t.run)
+        assert lane.bytes == lane.flying + sum(t.bytes for t in lane.tickets.values())
         assert set(lane.in_flight) == {m.id for t in lane.tickets.values() for m in t.run}
         for consumer in lane.consumers.values():
             flying = [t for t in lane.tickets.values() if t.run and t.consumer is consumer]
             assert consumer.tickets == set(flying)
             assert consumer.messages == sum(len(t.run) for t in flying)
+            assert consumer.bytes == sum(m.size for t in flying for m in t.run)
             assert consumer.parcels == len({id(t.parcel) for t in flying})
             expected = sum(t.parcel.share_ms * len(t.run) for t in flying if t.parcel is not None)
             assert abs(consumer.backlog_ms - expected) < 1e-6
@@ -528,12 +622,16 @@ class LaneWorld:
             assert (ticket in queued) == free == ticket.queued, ticket
             if ticket.due_ms:
                 assert any(due == ticket.due_ms and t is ticket for due, _, t in lane.backoffs)
-            assert ticket.waiting or ticket.run or ticket.spilled_from or ticket.due_ms, f"{ticket} is empty"
+            rests = lane.resting.rests(ticket)
+            assert ticket.waiting or ticket.run or ticket.spilled_from or ticket.due_ms or rests, f"{ticket} is empty"
+            assert ticket in lane.resting.rising if rests and not ticket.due_ms else ticket not in lane.resting.rising
             assert ticket.park_reason is None or ticket.run, f"{ticket} is to be parked, and nothing of it runs"
         if lane.suspects:
-            # One of them is on its way, or a consumer is kept empty for it, whenever there is a consumer
-            able = [c for c in lane.consumers.values() if c.alive and not (c.leaving or c.draining or c.stalled)]
-            assert not able or any(c.alone is not None for c in able), "suspects wait for nothing"
+            # One of them is on its way, or a consumer is kept empty for it, or it is the turn of those that wait
+            task = self.task_of(lane.suspects[0].waiting[0].id)
+            able = [c for c in lane.consumers.values() if c.serving and not c.doubted and c.runs(task)]
+            resting = self.now < lane.rest_until and set(queued) > set(lane.suspects)
+            assert not able or resting or any(c.alone is not None for c in able), "suspects wait for nothing"
         for consumer in lane.consumers.values():
             alone = consumer.alone
             assert alone is None or alone in lane.suspects or (alone.run and alone.consumer is consumer)
@@ -542,4 +640,14 @@ class LaneWorld:
         for consumer in lane.consumers.values():
             if consumer.open and consumer.parcels < consumer.slots:
                 assert not consumer.ready, f"{consumer} has an idle slot and tickets that wait"
-                assert pinned or set(queued) == set(lane.suspects), f"{consumer} has an idle slot and {queued} wait"
+                idle_for = {ticket for ticket in queued if consumer.runs(ticket.waiting[0].task)} - set(lane.suspects)
+                assert pinned or not idle_for, f"{consumer} has an idle slot and {idle_for} wait"
+        serving = [c for c in lane.consumers.values() if c.serving]
+        for ticket in lane.tickets.values():
+            if ticket.stranded:
+                served = any(c.runs(ticket.stranded) for c in serving)
+                assert not served or ticket.stranded in lane.stranded.paused, f"{ticket} need not wait"
+                assert ticket not in lane.spilled
+                assert not ticket.waiting
+            elif ticket.spilled_from is not None and not lane.resting.rests(ticket):
+                assert ticket in lane.spilled, f"nobody reads {ticket} again"

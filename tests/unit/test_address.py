@@ -152,3 +152,42 @@ SECRET = "sesame"
 )
 def test_a_shown_url_has_no_password(url: str, shown: str) -> None:
     assert without_password(url) == shown
+
+
+@pytest.mark.parametrize(
+    ("url", "said"),
+    [
+        ("redis+socket:///tmp/s.sock?db=8", "has db=, which Celery does not read"),
+        ("redis://localhost:6379?db=7", "has db=, which Celery does not read"),
+        ("redis://localhost:6379/3?db=7", "has db=, which Celery does not read"),
+        ("redis://localhost:6379/xx", "must be a number"),
+    ],
+)
+def test_a_database_that_celery_would_not_use_is_refused(url: str, said: str) -> None:
+    with pytest.raises(ConfigurationError, match=said):
+        address(url)
+
+
+@pytest.mark.parametrize(
+    ("url", "said"),
+    [
+        ("redis://localhost:6379/0?nope=1", "an option that cannot work: nope"),
+        ("redis://localhost:6379/0?ssl_cert_reqs=none", "an option that cannot work: ssl_cert_reqs"),
+        ("rediss://localhost:6379/0?ssl_cert_reqs=required&ssl_nope=1", "an option that cannot work: ssl_nope"),
+        ("redis+socket:///tmp/s.sock?nope=1", "an option that cannot work: nope"),
+        ("redis+socket:///tmp/s.sock?virtual_host=x", "an option that cannot work: db"),
+        ("redis://localhost:6379/0?parser_class=x", "an option that cannot work"),
+        ("redis://localhost:6379/0?socket_timeout=x", "an option that cannot work: socket_timeout"),
+        ("redis://localhost:6379/0?socket_timeout=-1", "socket_timeout must be above 0"),
+        ("redis://localhost:6379/0?socket_connect_timeout=0", "socket_connect_timeout must be above 0"),
+    ],
+)
+def test_an_option_of_a_url_that_cannot_work_is_refused_by_its_name(url: str, said: str) -> None:
+    with pytest.raises(ConfigurationError, match=said):
+        address(url)
+
+
+def test_a_piece_of_a_password_is_not_taken_for_the_name_of_an_option() -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        address("redis://:1?hush=1@localhost:6379/0")
+    assert "hush" not in str(caught.value)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from redis import Redis
 from redis.client import Pipeline
@@ -306,7 +306,24 @@ def test_a_message_that_is_replayed_behind_the_audits_back_may_be_pending(
     assert verdict.rows[What.REPLAYED] == 1
 
 
+#: The second message begins before the replay of the first, in a row that a cap of 8 drops.
+_BEGAN_UNSEEN = [
+    (Event.PUSH, 0, 0),
+    (Event.DISPATCH, 0, 0),
+    (Event.CONSUMER_FREEZES, 0, 0),
+    (Event.WAKE, 0, 0),
+    (Event.REPLAY, 0, 0),
+    (Event.PUSH, 0, 2),
+    (Event.DISPATCH, 0, 0),
+    (Event.FAIL, 0, 0),
+    (Event.DISPATCH, 0, 0),
+    (Event.DIE, 0, 0),
+]
+
+
 @settings(max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+@example(happened=_BEGAN_UNSEEN, seed=1, cap=8, already=0.0, ahead=0)
+@example(happened=_BEGAN_UNSEEN, seed=0, cap=8, already=1.0, ahead=0)
 @given(
     happened=happenings(60),
     seed=st.integers(0, 2**32),

@@ -311,7 +311,11 @@ def a_message_that_was_given_back_runs_all_the_same(
         return False
     i, row = data.draw(st.sampled_from(places))
     ran = replace(row, ticket="", consumer="", attempt=0, started_us=row.written_ms * 1000, what=What.STALE)
-    steps.insert(data.draw(st.integers(i + 1, len(steps))), [ran])
+    if data.draw(st.booleans()):
+        # The leader read both at once.
+        steps[i].insert(data.draw(st.integers(0, len(steps[i]))), ran)
+    else:
+        steps.insert(data.draw(st.integers(i + 1, len(steps))), [ran])
     return True
 
 

@@ -7,6 +7,7 @@ import re
 import shlex
 import shutil
 import subprocess
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -102,15 +103,18 @@ class TestEveryService:
             assert not {"container_name", "hostname", "ports"} & set(services[name]), name
         assert services["master"]["deploy"]["replicas"] == 2
 
-    def test_of_python_is_the_same_unprivileged_image_with_the_broker_s_address(
-        self, services: dict[str, Service]
-    ) -> None:
-        assert len({services[name]["image"] for name in PYTHON_SERVICES}) == 1
+    def test_of_python_is_an_unprivileged_image_with_the_broker_s_address(self, services: dict[str, Service]) -> None:
         for name in PYTHON_SERVICES:
-            assert services[name]["build"] == ".", name
             assert services[name]["environment"]["BRIDGE_BROKER_URL"] == BROKER, name
             assert services[name]["cap_drop"] == ["ALL"], name
-            assert services[name]["init"] is True, name
+            # Of workers the first process is our own.
+            assert services[name]["init"] is (name != "worker"), name
+
+    def test_of_python_has_spark_only_where_that_runs(self, services: dict[str, Service]) -> None:
+        built = {name: (services[name]["image"], services[name]["build"]["target"]) for name in PYTHON_SERVICES}
+        small = ("ticket-bridge:local", "bridge")
+        assert built.pop("spark") == ("ticket-bridge-spark:local", "spark")
+        assert set(built.values()) == {small}
 
 
 class TestCommands:
@@ -118,7 +122,9 @@ class TestCommands:
 
     def test_a_worker_is_started_as_in_the_tests(self, services: dict[str, Service], tmp_path: Path) -> None:
         node = WorkerNode("worker", app="tasks", broker_url=BROKER, log_file=tmp_path / "log", arguments=())
-        assert services["worker"]["command"] == without_python(node.command)
+        init = ["python", "-m", "bridge.worker.init"]
+        assert services["worker"]["command"] == init + without_python(node.command)
+        assert find_spec(init[-1]) is not None
 
     def test_a_master_is_started_as_in_the_tests(self, services: dict[str, Service], tmp_path: Path) -> None:
         node = MasterNode("master", app="tasks", broker_url=BROKER, log_file=tmp_path / "log")
@@ -139,11 +145,13 @@ class TestCommands:
         words = [re.sub(r"\$\{\w+:-([^}]*)\}", r"\1", word) for word in command[3:]]
         assert main.make_context("spark.push", words, resilient_parsing=False).params["url"] == BROKER
         assert services["spark"]["profiles"] == ["spark"]
+        # And the log is there: the image has it.
+        [made] = re.findall(r"^RUN python -m spark.generate (\S+)$", (ROOT / "Dockerfile").read_text(), re.MULTILINE)
+        assert made in command[3].split(":-")[1]
 
-    @pytest.mark.parametrize("name", ["master", "health check of master"])
-    def test_the_bridge_s_commands_exist(self, services: dict[str, Service], name: str) -> None:
+    def test_the_bridge_s_commands_exist(self, services: dict[str, Service]) -> None:
         cli = pytest.importorskip("bridge.cli").cli
-        words = services["master"]["command"] if name == "master" else services["master"]["healthcheck"]["test"][1:]
+        words = services["master"]["command"]
         program, app_option, app, command, *options = words
         assert (program, app_option, app) == ("bridge", "-A", "tasks")
         found = cli.get_command(click.Context(cli), command)
@@ -158,6 +166,8 @@ class TestCommands:
         embedded = EmbeddedServer(data_dir=tmp_path)._command(Path("valkey-server"))
         settings = dict(zip(embedded[1::2], embedded[2::2], strict=True))
         of_the_place = {"--bind", "--port", "--dir", "--daemonize", "--logfile"}
+        # An embedded one has the machine's.
+        assert in_compose.pop("--maxmemory") == "${VALKEY_MAXMEMORY:-1gb}"
         assert in_compose == {name: value for name, value in settings.items() if name not in of_the_place}
         assert services["valkey"]["volumes"] == ["valkey-data:/data"]
 
@@ -169,14 +179,20 @@ class TestDockerfile:
         lines = [line.strip() for line in text.splitlines() if line.strip() and not line.startswith("#")]
         return [(words[0].upper(), words[1]) for words in (line.split(maxsplit=1) for line in lines)]
 
-    def test_the_last_stage_runs_as_an_ordinary_user(self, steps: list[tuple[str, str]]) -> None:
-        last_from = max(number for number, (word, _) in enumerate(steps) if word == "FROM")
-        users = [rest for word, rest in steps[last_from:] if word == "USER"]
-        assert users == ["bridge"]
-        assert any(word == "RUN" and "useradd --uid" in rest for word, rest in steps[last_from:])
+    def test_what_runs_runs_as_an_ordinary_user(self, steps: list[tuple[str, str]]) -> None:
+        [made] = [number for number, (word, rest) in enumerate(steps) if word == "RUN" and "useradd --uid" in rest]
+        stages = [number for number, (word, _) in enumerate(steps) if word == "FROM"]
+        for name in ("spark", "bridge"):
+            [at] = [number for number in stages if steps[number][1] == f"app AS {name}"]
+            assert made < at
+            end = min((number for number in stages if number > at), default=len(steps))
+            assert [rest for word, rest in steps[at:end] if word == "USER"] == ["bridge"]
+        # The default is the small one.
+        assert steps[stages[-1]][1] == "app AS bridge"
 
     def test_every_stage_is_on_the_documented_python(self, steps: list[tuple[str, str]]) -> None:
-        assert {rest.split()[0] for word, rest in steps if word == "FROM"} == {"python:3.11-slim"}
+        named = {rest.split()[-1] for word, rest in steps if word == "FROM"}
+        assert {rest.split()[0] for word, rest in steps if word == "FROM"} - named == {"python:3.11-slim"}
 
     def test_everything_copied_exists_and_is_let_through(self, steps: list[tuple[str, str]]) -> None:
         ignored = (ROOT / ".dockerignore").read_text(encoding="utf-8").splitlines()
@@ -188,9 +204,13 @@ class TestDockerfile:
 
     def test_the_versions_are_the_locked_ones(self, steps: list[tuple[str, str]]) -> None:
         installs = [rest for word, rest in steps if word == "RUN" and "pip install" in rest]
-        assert len(installs) == 2
-        assert "--require-hashes -r requirements-image.lock" in installs[0]
-        assert "--no-deps --no-build-isolation" in installs[1]
+        own = "python -m pip install --no-deps --no-build-isolation ."
+        assert installs == [
+            "python -m pip install --require-hashes -r requirements-image.lock",
+            own,
+            "python -m pip install --require-hashes -r requirements-image-spark.lock",
+            own,
+        ]
 
 
 def test_docker_s_own_client_accepts_the_file(tmp_path: Path) -> None:

@@ -148,3 +148,28 @@ def test_ordinary_combinations_are_recorded(number: int) -> None:
 def test_the_refusal_of_a_command_names_those_that_are_possible() -> None:
     with pytest.raises(PayloadError, match=r"cannot get: .* hset, .* zadd"):
         Effects().get("k")
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        lambda e: e.delete("ticket_stream"),
+        lambda e: e.unlink("mine", "ticket_stream"),
+        lambda e: e.hset("{ticket_stream}:group:tickets", "T", "x"),
+        lambda e: e.mset({"mine": 1, "{ticket_stream}/push:run:x": 2}),
+        lambda e: e.expire("ticket_stream", 1),
+        lambda e: e.xadd("{ticket_stream}:group:outcomes", {"a": 1}),
+    ],
+)
+def test_no_effect_touches_the_lane_itself(record: Callable[[Effects], Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Effects, "own", (b"ticket_stream", (b"{ticket_stream}:", b"{ticket_stream}/")))
+    effects = Effects()
+    with pytest.raises(PayloadError, match="it is the lane's own"):
+        record(effects)
+    assert len(effects) == 0
+    # A push with the success, values of any content, and keys that merely look alike
+    effects.xadd("ticket_stream", {"ticket_id": "T", "payload": "{}"})
+    effects.mset({"mine": "ticket_stream"})
+    effects.set("ticket_stream2", "{ticket_stream}:x")
+    effects.publish("ticket_stream", "x")
+    assert len(effects) == 4

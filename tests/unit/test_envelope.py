@@ -15,9 +15,10 @@ from hypothesis import strategies as st
 from kombu import Connection
 from kombu.transport.virtual import Message as VirtualMessage
 
-from bridge.envelope import OPENING, SHOWN, Envelopes, Limits, Run
+from bridge.envelope import OPENING, SHOWN, Envelopes, Limits, Run, returned
 from bridge.installation import install
 from bridge.names import BUNDLE_TASK, HEADER_BASE, HEADER_INCARNATION, HEADER_RUNS
+from bridge.outcomes import Kind, Outcome
 from routing.messages import EntryParser, Message
 
 BASE = 1_750_000_000_000_000
@@ -236,3 +237,12 @@ def test_a_bundle_may_carry_messages_of_several_tasks() -> None:
     runs: list[Run] = [("T", 0, 1, False, [message(), message(id_="6-0", task=strange)])]
     [[_, _, _, messages]] = received(bundle(runs)).decode()
     assert [name for _, name, _ in messages] == ["shop.update", strange]
+
+
+def test_what_has_no_body_of_a_bundle_is_given_back_by_its_headers() -> None:
+    headers = {"task": BUNDLE_TASK, "id": "5-0", HEADER_INCARNATION: "a", HEADER_BASE: 1000}
+    for body in ('[["T", {}], {}, {}]', "", "[1]", "null"):
+        alone = {"headers": {**headers, HEADER_RUNS: [["T", 3, 1, 1, 0]]}, "body": body}
+        assert returned(alone, "a") == [Outcome("5-0", 1003, Kind.RETURNED)]
+        several = {"headers": {**headers, HEADER_RUNS: [["T", 3, 2, 1, 0]]}, "body": body}
+        assert returned(several, "a") == []

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 
+import pytest
+
 from bridge.outcomes import Kind
 from bridge.picture import id_key
 from bridge.undone import oldest_undone
@@ -17,6 +19,10 @@ def next_outcome(world: LaneWorld, kind: Kind, **more: int) -> str:
     id_ = parcel.runs[ticket][1][0]
     world.step([world.outcome(parcel, ticket, kind, **more)])
     return id_
+
+
+#: With room in memory for what is put back, and without.
+WITH_AND_WITHOUT_ROOM = pytest.mark.parametrize("window", [100, 1])
 
 
 def work_off(world: LaneWorld) -> list[str]:
@@ -33,9 +39,9 @@ def work_off(world: LaneWorld) -> list[str]:
     return done
 
 
-def begin(count: int, dead: int) -> tuple[LaneWorld, list[str]]:
+def begin(count: int, dead: int, window: int = 100) -> tuple[LaneWorld, list[str]]:
     """One ticket, whose first ``dead`` messages are dead; the next one is in flight."""
-    world = LaneWorld(bundle_ms=0.0)
+    world = LaneWorld(bundle_ms=0.0, window=window)
     world.join("w1@h", 1)
     ids = world.push("T", count=count)
     world.read()
@@ -45,8 +51,9 @@ def begin(count: int, dead: int) -> tuple[LaneWorld, list[str]]:
     return world, ids
 
 
-def test_what_is_in_flight_stays_first_when_it_fails_afterwards() -> None:
-    world, ids = begin(3, dead=1)
+@WITH_AND_WITHOUT_ROOM
+def test_what_is_in_flight_stays_first_when_it_fails_afterwards(window: int) -> None:
+    world, ids = begin(3, dead=1, window=window)
     world.order(do="replay", letters=[ids[0]])
     world.check()
     next_outcome(world, Kind.FAILED, delay_ms=100)
@@ -54,16 +61,18 @@ def test_what_is_in_flight_stays_first_when_it_fails_afterwards() -> None:
     assert work_off(world) == [ids[1], ids[0], ids[2]]
 
 
-def test_what_is_in_flight_and_was_never_begun_gives_way() -> None:
-    world, ids = begin(3, dead=1)
+@WITH_AND_WITHOUT_ROOM
+def test_what_is_in_flight_and_was_never_begun_gives_way(window: int) -> None:
+    world, ids = begin(3, dead=1, window=window)
     world.order(do="replay", letters=[ids[0]])
     next_outcome(world, Kind.RETURNED)
     assert work_off(world) == ids
 
 
-def test_what_was_cut_off_with_its_consumer_stays_first_also_for_the_next_leader() -> None:
+@WITH_AND_WITHOUT_ROOM
+def test_what_was_cut_off_with_its_consumer_stays_first_also_for_the_next_leader(window: int) -> None:
     for another in (False, True):
-        world, ids = begin(3, dead=1)
+        world, ids = begin(3, dead=1, window=window)
         world.order(do="replay", letters=[ids[0]])
         world.leave("life1")
         world.check()
@@ -74,8 +83,35 @@ def test_what_was_cut_off_with_its_consumer_stays_first_also_for_the_next_leader
         assert work_off(world) == [ids[1], ids[0], ids[2]]
 
 
-def test_several_replays_come_in_the_order_of_their_ids_behind_what_awaits_a_retry() -> None:
-    world, ids = begin(4, dead=2)
+@WITH_AND_WITHOUT_ROOM
+def test_what_was_never_begun_at_a_lost_consumer_gives_way(window: int) -> None:
+    # Given two runs at a worker, of which the notice of its death names one
+    world, ids = begin(3, dead=1, window=window)
+    [consumer] = world.lane.consumers.values()
+    world.recovery.gave_up("life1", frozenset())
+    world.order(do="replay", letters=[ids[0]])
+    assert consumer.messages == 1
+    # When it is lost, then what did not run waits for the older one
+    world.leave("life1")
+    world.check()
+    world.join("w2@h", 1)
+    assert work_off(world) == ids
+
+
+@WITH_AND_WITHOUT_ROOM
+def test_what_failed_and_is_charged_nothing_gives_way(window: int) -> None:
+    world, ids = begin(3, dead=1, window=window)
+    world.order(do="replay", letters=[ids[0]])
+    # When what ran cannot be given up, since there is no room for its letter
+    world.settling._letters_full = lambda: True
+    next_outcome(world, Kind.DEAD)
+    world.check()
+    assert work_off(world) == ids
+
+
+@WITH_AND_WITHOUT_ROOM
+def test_several_replays_come_in_the_order_of_their_ids_behind_what_awaits_a_retry(window: int) -> None:
+    world, ids = begin(4, dead=2, window=window)
     next_outcome(world, Kind.FAILED, delay_ms=10_000)
     world.order(do="replay", letters=[ids[1]])
     world.order(do="replay", letters=[ids[0]])
@@ -85,9 +121,10 @@ def test_several_replays_come_in_the_order_of_their_ids_behind_what_awaits_a_ret
     assert work_off(world) == [ids[2], ids[0], ids[1], ids[3]]
 
 
-def test_a_replay_in_the_step_that_releases_its_ticket_is_not_handled_twice() -> None:
+@WITH_AND_WITHOUT_ROOM
+def test_a_replay_in_the_step_that_releases_its_ticket_is_not_handled_twice(window: int) -> None:
     # Given a parked ticket with a message that was put back, and another dead one that is younger
-    world, ids = begin(4, dead=1)
+    world, ids = begin(4, dead=1, window=window)
     world.order(do="park", ticket="T")
     next_outcome(world, Kind.DEAD)
     world.order(do="replay", letters=[ids[0]])
@@ -126,8 +163,9 @@ def test_what_was_begun_comes_first_though_more_was_put_back_than_memory_holds()
     assert work_off(world) == [ids[60], *ids[:60], ids[61]]
 
 
-def test_all_is_done_only_up_to_the_oldest_one_that_was_put_back() -> None:
-    world, ids = begin(3, dead=1)
+@WITH_AND_WITHOUT_ROOM
+def test_all_is_done_only_up_to_the_oldest_one_that_was_put_back(window: int) -> None:
+    world, ids = begin(3, dead=1, window=window)
     next_outcome(world, Kind.FAILED, delay_ms=10_000)
     assert oldest_undone(world.lane) == id_key(ids[1])
     world.order(do="replay", letters=[ids[0]])

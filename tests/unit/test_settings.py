@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from celery import Celery
 
+from bridge.installation import install
 from bridge.settings import Backoff, Settings, check_task_options, check_tasks, read_settings
 from routing.errors import ConfigurationError
 
@@ -35,6 +36,58 @@ def test_nothing_has_to_be_set() -> None:
     assert (settings.lease, settings.max_attempts, settings.on_dead) == (6.0, 5, "skip")
     assert settings.max_payload == 1024 * 1024
     assert settings.redis_url == "redis://127.0.0.1:6379/0"
+
+
+def in_namespace(namespace: str, **settings: Any) -> Celery:
+    """An app that is configured as Django's pages show it, by an object that holds other things, too."""
+    made = Celery("shop", set_as_current=False)
+    told = {"DEBUG": True, "BRIDGE_API_TOKEN": "of another library", f"{namespace}_BROKER_URL": "redis://127.0.0.1/0"}
+    made.config_from_object(type("settings", (), {**told, **settings}), namespace=namespace)
+    return made
+
+
+@pytest.mark.parametrize("namespace", ["CELERY", "SHOP_QUEUE", "BRIDGE"])
+def test_settings_are_read_in_the_apps_namespace(namespace: str) -> None:
+    given = {f"{namespace}_BRIDGE_LEASE": 3, f"{namespace}_BRIDGE_BACKOFF": {"base": 2}}
+    settings = read_settings(in_namespace(namespace, **given))
+    assert (settings.lease, settings.backoff.base, settings.redis_url) == (3.0, 2.0, "redis://127.0.0.1/0")
+
+
+def test_what_is_set_on_the_app_itself_comes_before_the_namespace() -> None:
+    made = in_namespace("CELERY", CELERY_BRIDGE_LEASE=3)
+    made.conf.bridge_lease = 4
+    assert read_settings(made).lease == 4.0
+
+
+@pytest.mark.parametrize(
+    ("namespace", "key", "value", "message"),
+    [
+        (
+            "CELERY", "CELERY_BRIDGE_LEESE", 3,
+            "unknown setting CELERY_BRIDGE_LEESE; did you mean CELERY_BRIDGE_LEASE?",
+        ),
+        (
+            "CELERY", "BRIDGE_LEASE", 3,
+            "BRIDGE_LEASE is not read: the configuration has the namespace 'CELERY', so call it CELERY_BRIDGE_LEASE",
+        ),
+        (
+            "CELERY", "CELERY_BRIDGE_LEASE", "x",
+            "CELERY_BRIDGE_LEASE: input should be a valid number (it is 'x')",
+        ),
+        (
+            None, "CELERY_BRIDGE_LEASE", 3,
+            "CELERY_BRIDGE_LEASE is not read: name the namespace, config_from_object(…, namespace='CELERY'), "
+            "or call it bridge_lease",
+        ),
+    ],
+)  # fmt: skip
+def test_names_outside_the_namespace_are_never_passed_over(
+    namespace: str | None, key: str, value: Any, message: str
+) -> None:
+    made = in_namespace(namespace, **{key: value}) if namespace else app(**{key: value})
+    with pytest.raises(ConfigurationError) as told:
+        read_settings(made)
+    assert str(told.value) == message
 
 
 def test_settings_are_read_in_capitals_too() -> None:
@@ -115,7 +168,7 @@ def test_no_message_shows_a_password() -> None:
 
 
 def test_the_default_task_must_be_one_of_the_apps() -> None:
-    shop = app(bridge_default_task="shop.updat")
+    shop = install(app(bridge_default_task="shop.updat"))
     shop.task(name="shop.update", shared=False)(nothing)
     shop.finalize()
     with pytest.raises(

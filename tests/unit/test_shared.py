@@ -279,12 +279,16 @@ def test_overdue_is_what_runs_past_the_deadline_or_under_an_older_life() -> None
     assert [row.fence for row in shared.overdue()] == [5]
 
 
-def test_what_a_dead_process_had_begun_is_told_to_the_one_that_gets_its_message_and_once() -> None:
+@pytest.mark.parametrize("asked", [False, True])
+def test_what_a_dead_process_had_begun_is_told_to_the_one_that_gets_its_message_and_once(asked: bool) -> None:
     shared = Shared()
     shared.begin(LIFE, soon())
 
     def begin_and_die() -> bool:
-        shared.running(shared.take_row(), 7)
+        row = shared.take_row()
+        shared.running(row, 7)
+        if asked:
+            shared.asked_to_end(row)
         os.kill(os.getpid(), signal.SIGKILL)
         return True
 
@@ -297,7 +301,8 @@ def test_what_a_dead_process_had_begun_is_told_to_the_one_that_gets_its_message_
     # Not what this process runs itself, nor another message's
     def gets_its_message() -> bool:
         shared.running(shared.take_row(), 8)
-        return [shared.cut_off(*span) for span in ((8, 9), (1, 6), (5, 9), (5, 9))] == [0, 0, 7, 0]
+        found = [shared.cut_off(*span) for span in ((8, 9), (1, 6), (5, 9), (5, 9))]
+        return found == [(0, False), (0, False), (7, asked), (0, False)]
 
     assert in_a_child(gets_its_message)
 
@@ -305,4 +310,24 @@ def test_what_a_dead_process_had_begun_is_told_to_the_one_that_gets_its_message_
 def test_what_a_living_process_runs_was_not_cut_off() -> None:
     shared = Shared()
     shared.running(shared.take_row(), 7)
-    assert in_a_child(lambda: shared.take_row() >= 0 and shared.cut_off(7, 7) == 0)
+    assert in_a_child(lambda: shared.take_row() >= 0 and shared.cut_off(7, 7) == (0, False))
+
+
+def test_a_revoked_id_is_known_to_every_process_also_when_old_ones_were_written_over(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("bridge.worker.shared.REVOKED_MAX", 8)
+    shared = Shared()
+    assert not shared.has_revoked
+    assert not shared.is_revoked("1-0")
+    shared.revoke(["1-0", "2-0", "1-0"])
+
+    def sees() -> bool:
+        return shared.is_revoked("1-0") and shared.is_revoked("2-0") and not shared.is_revoked("3-0")
+
+    assert sees()
+    assert in_a_child(sees)
+    shared.revoke(f"{n}-1" for n in range(40))
+    newest = [f"{n}-1" for n in range(32, 40)]
+    assert in_a_child(lambda: all(map(Shared.attach(shared.fd).is_revoked, newest)))
+    assert not Shared.attach(shared.fd).is_revoked("1-0")

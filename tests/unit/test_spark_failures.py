@@ -41,6 +41,60 @@ def test_an_error_of_a_task_is_found_in_javas_account_of_it(name: str, kind: typ
     assert str(told) == "ticket 'T1' is bad: 2 after 3"
 
 
+TRACE = 'An error occurred\nTraceback (most recent call last):\n  File "x.py", line 1, in <module>\n'
+#: As PySpark tells of a data source that cannot be made: with an error of its own behind the one that counts.
+NO_MODULE = (
+    f"{TRACE}ModuleNotFoundError: No module named 'redis'\n\nDuring handling of the above exception, another exception "
+    f"occurred:\n\n{TRACE}UnboundLocalError: cannot access local variable 'reader'\n"
+)
+NO_START = "Error from python worker:\n  Traceback:\n    File x\n  SyntaxError: invalid syntax\nPYTHONPATH was:\n  /x\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (
+            f"{TRACE}pyspark.errors.PySparkRuntimeError: [PYTHON_VERSION_MISMATCH] Python in worker has different "
+            "version: 3.12 than that in driver: 3.11, PySpark cannot run with different minor versions.\n",
+            "is Python 3.12, and the driver's is 3.11",
+        ),
+        (
+            'x\n: java.io.IOException: Cannot run program "/x/python": error=2, No such',
+            "is to be '/x/python', which is",
+        ),
+        (NO_MODULE, "has no module 'redis'"),
+        (
+            NO_START.replace("SyntaxError: invalid syntax", "ModuleNotFoundError: No module named 'x'"),
+            "has no module 'x'",
+        ),
+        (NO_START, "does not start: SyntaxError: invalid syntax"),
+        (
+            f"{TRACE}PySparkImportError: [PACKAGE_NOT_INSTALLED] PyArrow >= 18 must be installed.\n",
+            "PyArrow >= 18 must",
+        ),
+    ],
+    ids=["version", "not there", "module", "module at start", "start", "package"],
+)
+def test_a_python_that_cannot_run_tasks_is_told_with_what_to_do(text: str, said: str) -> None:
+    told = one_line(RuntimeError(text))
+    assert type(told) is ConfigurationError
+    assert str(told).startswith("the Python that Spark runs tasks with ")
+    assert said in str(told)
+    assert str(told).endswith(
+        "PYSPARK_PYTHON must name one like the driver's, with pyarrow and redis, on every machine"
+    )
+
+
+def test_what_cannot_say_what_it_is_is_a_line_too() -> None:
+    """Java has ended, and would be asked."""
+
+    class Speechless(Exception):
+        def __str__(self) -> str:
+            raise ConnectionRefusedError
+
+    assert str(one_line(Speechless())) == "Spark failed: Speechless, and Java has ended"
+
+
 def test_an_error_of_spark_keeps_its_first_line_only() -> None:
     told = one_line(RuntimeError("\n\nsomething is wrong\n\tat java.lang.Thread\n"))
     assert type(told) is TicketBridgeError

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from itertools import pairwise
 
 import hiredis
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from pyspark.sql.types import (
     BinaryType,
@@ -25,6 +26,16 @@ from spark.columns import Columns, default_schema
 from spark.decoder import Decoder
 from spark.page import MalformedReply, VariedPage, read_page
 from spark.uniform import UniformPage
+
+
+@pytest.fixture(autouse=True, scope="module", params=["hiredis", "no hiredis"])
+def parser(request: pytest.FixtureRequest) -> Iterator[None]:
+    """All of it also in a Python that does not have hiredis."""
+    with pytest.MonkeyPatch.context() as patch:
+        if request.param == "no hiredis":
+            patch.setattr("spark.page.HIREDIS", False)
+        yield
+
 
 Entry = tuple[bytes, list[tuple[bytes, bytes]]]
 
@@ -102,6 +113,8 @@ def lengths_bent(entries: list[Entry], most: int) -> list[bytes]:
 
 
 @settings(max_examples=200)
+@example(b"*1\r\n*2\r\n$3\r\n0-0\r\n*2\r\n$01\r\na\r\n$0\r\n\r\n")
+@example(b"*1\r\n*2\r\n$3\r\n0-0\r\n*02\r\n$1\r\na\r\n$0\r\n\r\n")
 @given(bent())
 def test_what_only_looks_like_a_page_is_read_as_hiredis_reads_it_or_refused(wire: bytes) -> None:
     expected = by_hiredis(wire)

@@ -1,0 +1,76 @@
+"""Keys of a lane that hold something else than the lane keeps there: whoever wrote it, it never goes away by itself."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from redis.exceptions import NoPermissionError
+
+from bridge.terminal import printable
+from routing.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from redis import Redis
+
+    from routing.keys import LaneKeys
+
+
+#: Attributes of `LaneKeys` -> the type of the key, as TYPE says it.
+TYPES = {
+    "stream": "stream",
+    "leader": "string",
+    "term": "string",
+    "fence": "string",
+    "tickets": "hash",
+    "applied": "hash",
+    "retries": "zset",
+    "outcomes": "stream",
+    "consumers": "hash",
+    "dead": "stream",
+    "counts": "hash",
+    "history": "stream",
+    "drains": "hash",
+    "floor": "string",
+    "about": "hash",
+    "known": "hash",
+    "unserved": "hash",
+}
+
+
+def types_of(keys: LaneKeys) -> dict[str, str]:
+    """Each key of the lane that has a fixed name -> its type."""
+    return {getattr(keys, name): type_ for name, type_ in TYPES.items()}
+
+
+def refuse_misplaced(redis: Redis, keys: LaneKeys, *, queues: bool = False) -> None:
+    """Raises `ConfigurationError`, one line, when a key of the lane has another type than the lane's; redis errors.
+
+    One round trip; with ``queues`` another two, for the queues of the consumers. A user who may not ask for types is
+    not held up.
+    """
+    try:
+        found = _misplaced(redis, types_of(keys))
+        if queues and not found:
+            names: Any = redis.hkeys(keys.consumers)
+            found = _misplaced(redis, {keys.queue(name.decode()): "list" for name in names})
+    except NoPermissionError:
+        return
+    if found:
+        told = ", ".join(f"the key {printable(key)} is a {there}, not a {wanted}" for key, there, wanted in found)
+        what = "it" if len(found) == 1 else "them"
+        raise ConfigurationError(
+            f"{told}; rename or delete {what}, or name another lane with bridge_stream or bridge_group"
+        )
+
+
+def _misplaced(redis: Redis, wanted: dict[str, str]) -> list[tuple[str, str, str]]:
+    """(key, its type, the type that it should have) of those that are there and have another one."""
+    with redis.pipeline(transaction=False) as pipe:
+        for key in wanted:
+            pipe.type(key)
+        types = [told.decode() for told in pipe.execute()]
+    return [
+        (key, there, type_)
+        for (key, type_), there in zip(wanted.items(), types, strict=True)
+        if there not in ("none", type_)
+    ]

@@ -1,0 +1,43 @@
+"""What users test their tasks with: one attempt without a server, all that was handled, and a whole lane in a test.
+
+It may import the rest of `bridge`; nothing there imports it. Fixtures are in `bridge.testing.plugin`, which pytest
+loads by itself; a lane with a server, a master and a worker is `bridge.testing.lane.Lane`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from bridge.eager import Handled
+from bridge.installation import bridge_of
+from bridge.producer import payload_bytes, ticket_bytes
+from routing.records import LostAttempt
+
+__all__ = ["Handled", "LostAttempt", "handle", "recorded"]
+
+
+def handle(
+    task: Any, ticket_id: str | int, payload: Any = None, *, attempt: int = 1, lost: LostAttempt | None = None
+) -> Handled:
+    """Handles one message once, as a worker would, without a server; effects are recorded and applied nowhere.
+
+    ``attempt``: the how many-th delivery it is; ``lost``: the attempt before, when that was cut off half way, for
+    `bridge_rollback`. Raises `PayloadError` for what could not be pushed.
+    """
+    eager = bridge_of(task.app).eager
+    content = payload_bytes(payload, bridge_of(task.app).settings.max_payload)
+    return eager.handle(task, ticket_bytes(ticket_id).decode(), content, eager.next_id(), attempt, lost)
+
+
+@contextmanager
+def recorded(app: Any) -> Iterator[list[Handled]]:
+    """A list that gets every attempt that ``app`` handles eagerly (``task_always_eager``), for as long as the block."""
+    found: list[Handled] = []
+    listeners = bridge_of(app).eager.listeners
+    listeners.append(found.append)
+    try:
+        yield found
+    finally:
+        listeners.remove(found.append)

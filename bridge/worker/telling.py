@@ -1,0 +1,97 @@
+"""Tells Celery's world of what was cut off or revoked, as Celery itself would: result, handlers, signals, event.
+
+An attempt that comes again is a retry to everybody: whoever waits for the result goes on waiting. Only the last one is
+a failure. The process that ran the task is gone, so this is done in the worker's main process, on the thread that also
+forks the process that takes the dead one's place: a lock that another thread holds at a fork (of Celery's result
+backend, of a handler of the user's) would stay taken in the new process for ever.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from billiard.einfo import ExceptionInfo
+from celery import states
+from celery.exceptions import Retry
+from celery.signals import task_failure, task_retry, task_revoked
+from celery.utils.log import get_logger
+from kombu.utils.encoding import safe_repr
+
+logger = get_logger(__name__)
+
+
+class Tale:
+    """One attempt of one message. ``request``: Celery's context of it; ``eventer``: None where nobody watches."""
+
+    def __init__(self, task: Any, request: Any, exc: BaseException, eventer: Any) -> None:
+        self._task = task
+        self._request = request
+        self._exc = exc
+        self._eventer = eventer
+        try:
+            raise exc
+        except BaseException:
+            self._einfo = ExceptionInfo()
+
+    def retried(self) -> None:
+        """It was cut off, and comes again."""
+        task, request = self._task, self._request
+        if self._stores:
+            self._quietly(task.backend.mark_as_retry, request.id, self._exc, self._einfo.traceback, request=request)
+        self._quietly(task.on_retry, self._exc, request.id, request.args, request.kwargs, self._einfo)
+        reason = Retry(exc=self._exc)
+        self._quietly(task_retry.send, sender=task, request=request, reason=reason, einfo=self._einfo)
+        self._event("task-retried")
+
+    def failed(self) -> None:
+        """It was cut off, and was the last."""
+        task, request, exc = self._task, self._request, self._exc
+        self._quietly(
+            *(task.backend.mark_as_failure, request.id, exc, self._einfo.traceback),
+            request=request,
+            store_result=self._stores,
+        )
+        self._quietly(task.on_failure, exc, request.id, request.args, request.kwargs, self._einfo)
+        self._quietly(*(task.after_return, states.FAILURE, exc, request.id, request.args, request.kwargs, self._einfo))
+        self._quietly(
+            task_failure.send,
+            sender=task,
+            task_id=request.id,
+            exception=exc,
+            args=request.args,
+            kwargs=request.kwargs,
+            traceback=exc.__traceback__,
+            einfo=self._einfo,
+        )
+        self._event("task-failed")
+
+    def revoked(self, *, terminated: bool) -> None:
+        """An operator does not want the message."""
+        task, request = self._task, self._request
+        reason = "terminated" if terminated else "revoked"
+        self._quietly(task.backend.mark_as_revoked, request.id, reason, request=request, store_result=self._stores)
+        told = {"terminated": terminated, "signum": None, "expired": False}
+        self._quietly(task_revoked.send, sender=task, request=request, **told)
+        if self._eventer and self._eventer.enabled and task.send_events:
+            self._eventer.send("task-revoked", uuid=request.id, **told)
+
+    @property
+    def _stores(self) -> bool:
+        return not self._request.ignore_result or bool(self._task.store_errors_even_if_ignored)
+
+    def _event(self, kind: str) -> None:
+        if self._eventer and self._eventer.enabled and self._task.send_events:
+            self._eventer.send(
+                kind, uuid=self._request.id, exception=safe_repr(self._exc), traceback=self._einfo.traceback
+            )
+
+    def _quietly(self, call: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
+        self._task.request_stack.push(self._request)
+        try:
+            call(*args, **kwargs)
+        except Exception:
+            # The message goes its way, whatever a result backend or a handler of the user's does.
+            logger.exception("cannot tell what became of %s[%s]", self._task.name, self._request.id)
+        finally:
+            self._task.request_stack.pop()

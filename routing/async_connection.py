@@ -1,0 +1,100 @@
+"""Clients for asyncio of the same servers as `routing.connection`: plain, TLS, Unix socket, or through sentinels."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from redis.asyncio import BlockingConnectionPool, Connection, Redis, SSLConnection, UnixDomainSocketConnection
+from redis.asyncio.retry import Retry
+from redis.asyncio.sentinel import Sentinel, SentinelManagedConnection, SentinelManagedSSLConnection
+from redis.backoff import NoBackoff
+from redis.exceptions import ResponseError
+
+from routing.address import normalised, sentinels_of
+from routing.connection import ELSEWHERE, SENTINEL_S, connecting, error_code
+
+#: Connections that one client has at most; who comes when all are busy waits for the next one that is free.
+CONNECTIONS = 10
+
+
+class _Leaving:
+    """As in `routing.connection`: given up when the server says that it is not the primary (any more)."""
+
+    _left = False
+
+    async def connect(self, *args: Any, **options: Any) -> Any:
+        with connecting():
+            return await super().connect(*args, **options)  # type: ignore[misc]
+
+    async def connect_check_health(self, *args: Any, **options: Any) -> Any:
+        with connecting():
+            return await super().connect_check_health(*args, **options)  # type: ignore[misc]
+
+    async def read_response(self, *args: Any, **options: Any) -> Any:
+        try:
+            return await super().read_response(*args, **options)  # type: ignore[misc]
+        except ResponseError as exc:
+            self._left = self._left or error_code(exc) in ELSEWHERE
+            raise
+
+    async def send_packed_command(self, *args: Any, **options: Any) -> None:
+        if self._left:
+            self._left = False
+            await self.disconnect()  # type: ignore[attr-defined]
+        await super().send_packed_command(*args, **options)  # type: ignore[misc]
+
+
+class _Plain(_Leaving, Connection):
+    pass
+
+
+class _Tls(_Leaving, SSLConnection):
+    pass
+
+
+class _Unix(_Leaving, UnixDomainSocketConnection):
+    pass
+
+
+class _Managed(_Leaving, SentinelManagedConnection):
+    pass
+
+
+class _ManagedTls(_Leaving, SentinelManagedSSLConnection):
+    pass
+
+
+def async_client(url: str, *, timeout_s: float = 5.0) -> Redis:
+    """A client for ``url``, as `routing.connection.client` takes it, for the event loop that runs.
+
+    No retry inside: whoever calls knows whether a repeat is safe. With sentinels it follows the primary.
+    """
+    options: dict[str, Any] = {
+        "protocol": 2,
+        "decode_responses": False,
+        "socket_timeout": timeout_s,
+        "socket_connect_timeout": timeout_s,
+        "retry": Retry(NoBackoff(), 0),
+    }
+    if url.startswith("sentinel://"):
+        sentinels, manager, primary = sentinels_of(url)
+        asking = {
+            "socket_timeout": min(timeout_s, SENTINEL_S),
+            "socket_connect_timeout": min(timeout_s, SENTINEL_S),
+            **manager["sentinel_kwargs"],
+        }
+        asked = Sentinel(sentinels, min_other_sentinels=manager["min_other_sentinels"], sentinel_kwargs=asking)
+        kind = _ManagedTls if primary.pop("ssl", False) else _Managed
+        found: Redis = asked.master_for(
+            manager["service_name"], connection_class=kind, socket_keepalive=True, **options, **primary
+        )
+        return found
+    url = normalised(url)
+    if url.startswith("unix://"):
+        options["connection_class"] = _Unix
+    else:
+        options["socket_keepalive"] = True
+        options["connection_class"] = _Tls if url.startswith("rediss://") else _Plain
+    pool = BlockingConnectionPool.from_url(url, max_connections=CONNECTIONS, timeout=timeout_s, **options)
+    pool.connection_kwargs.update(protocol=2, decode_responses=False)
+    return Redis.from_pool(pool)

@@ -1,0 +1,65 @@
+"""The transitions of a producer: messages of one task into the stream, a part at a time, and each once where asked for.
+
+The messages of a part are bytes that are RESP already, made once when they were checked; so beside the functions that
+run the scripts, here are the openings of their calls, behind which such a part is sent as it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+
+from redis import Redis
+
+from routing.errors import PayloadError
+from routing.keys import push_once as push_once_key
+from routing.scripts import Script, Word
+from routing.words import ReturnWord, text_of, word_of
+
+_PUSH_MANY = Script("push_many")
+_PUSH_ONCE = Script("push_once")
+
+#: What must be loaded on a server before calls are sent there.
+LOADING: tuple[tuple[str, str, str], ...] = (_PUSH_MANY.loading, _PUSH_ONCE.loading)
+#: Seconds for which it is known what was pushed under an idempotency key: a day.
+IDEMPOTENCY_S = 86_400
+
+
+def push_many(client: Redis, stream: str, task: str, words: Sequence[bytes]) -> list[str]:
+    """Appends messages, all or none; their ids. ``words``: ticket and payload of each message in turn."""
+    return ids_in(_PUSH_MANY.run(client, [stream], [task, *words]), "")
+
+
+@lru_cache(maxsize=64)
+def many_opening(stream: str, task: str, words: int) -> bytes:
+    """The same call up to so many ``words``."""
+    return _PUSH_MANY.opening([stream], [task], words)
+
+
+def push_once(
+    client: Redis, stream: str, task: str, words: Sequence[bytes], key: str, first: int, digest: str
+) -> list[str]:
+    """Appends messages, all or none, unless they were before under ``key``; the ids that they have, or got then.
+
+    ``first``: the number of the first of them among all messages of this key; ``digest``: hexadecimal, of the messages.
+    Raises `PayloadError` when other messages were pushed under the key.
+    """
+    keys, args = _once(stream, task, key, first, digest)
+    return ids_in(_PUSH_ONCE.run(client, keys, [*args, *words]), key)
+
+
+def once_opening(stream: str, task: str, words: int, key: str, first: int, digest: str) -> bytes:
+    """The same call up to so many ``words``."""
+    keys, args = _once(stream, task, key, first, digest)
+    return _PUSH_ONCE.opening(keys, args, words)
+
+
+def ids_in(reply: Sequence[bytes], key: str) -> list[str]:
+    """The ids in a script's reply. Raises `PayloadError` as `push_once` does."""
+    if word_of(reply[0]) is ReturnWord.CHANGED:
+        raise PayloadError(f"other messages were pushed under the idempotency key {key!r}: use a key for each push")
+    return text_of(reply[1]).split(" ")
+
+
+def _once(stream: str, task: str, key: str, first: int, digest: str) -> tuple[list[Word], list[Word]]:
+    return [stream, push_once_key(stream, key)], [first, digest, IDEMPOTENCY_S, task]

@@ -1,0 +1,28 @@
+"""What a server must be like, told from its INFO: every part of the bridge asks before it begins.
+
+What a server does not say (managed services hide some of it, or INFO as a whole) is not held against it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+#: The one policy under which Redis deletes nothing by itself.
+NO_EVICTION = "noeviction"
+
+
+def unfit(info: Mapping[str, Any]) -> str | None:
+    """Why the server that answers INFO with ``info`` cannot be used, and what to do; None when it can."""
+    if str(info.get("cluster_enabled", 0)) == "1":
+        return (
+            "runs in cluster mode, and the bridge's steps touch keys of several slots (the queues of workers among "
+            "them): give it a server with cluster-enabled no"
+        )
+    policy = str(info.get("maxmemory_policy", NO_EVICTION))
+    if policy != NO_EVICTION:
+        return (
+            f"has maxmemory-policy {policy}, which deletes leases and the records of tickets when memory is short: "
+            f"set it to {NO_EVICTION}"
+        )
+    return None

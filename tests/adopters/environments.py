@@ -1,0 +1,77 @@
+"""Environments that hold the wheel and what it asks for, and nothing of this checkout's own environment."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Literal
+
+import pytest
+import uv
+
+from tests.conftest import missing
+from tests.wheel import ROOT
+
+#: What uv says when it cannot reach the index; everything else that stops it is a fault of ours.
+UNREACHABLE = ("Failed to fetch", "Failed to download", "error sending request")
+
+
+#: What adopters make their projects with.
+FRAMEWORKS = ("django", "fastapi", "flask", "msgpack", "pytest", "uvicorn")
+
+
+class Environment:
+    """A virtual environment."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def command(self, name: str) -> str:
+        """The path of a program in it."""
+        return str(self.folder / "bin" / name)
+
+    def run(self, *arguments: str, cwd: Path, timeout_s: float = 60) -> str:
+        """Runs its Python to the end; what it printed. Fails the test when it failed."""
+        done = subprocess.run(
+            [self.command("python"), *arguments],
+            cwd=cwd, env=clean_environment(), capture_output=True, text=True, timeout=timeout_s, check=False,
+        )  # fmt: skip
+        assert done.returncode == 0, f"{arguments} ended with {done.returncode}:\n{done.stdout}\n{done.stderr}"
+        return done.stdout
+
+
+def clean_environment() -> dict[str, str]:
+    """This process's variables without those that would lead a Python back to the checkout."""
+    return {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "VIRTUAL_ENV"))}
+
+
+def make_environment(
+    folder: Path,
+    wheel: Path,
+    *more: str,
+    resolution: Literal["highest", "lowest-direct"] = "highest",
+    locked: bool = False,
+) -> Environment:
+    """Installs the wheel and ``more`` into an empty environment: the newest versions that fit, the lowest that are
+    allowed, or those of the lock. Gives the test up where no package index can be reached.
+    """
+    _uv("venv", "--python", sys.executable, str(folder))
+    environment = Environment(folder)
+    where = ("--python", environment.command("python"))
+    versions = ("--constraints", str(ROOT / "requirements.lock")) if locked else ("--resolution", resolution)
+    _uv("pip", "install", *where, *versions, str(wheel), *more)
+    return environment
+
+
+def _uv(*arguments: str) -> None:
+    done = subprocess.run(
+        [uv.find_uv_bin(), *arguments, "--quiet"],
+        env=clean_environment(), capture_output=True, text=True, timeout=110, check=False,
+    )  # fmt: skip
+    if done.returncode == 0:
+        return
+    if any(sign in done.stderr for sign in UNREACHABLE):
+        missing(f"no package index to install from: {done.stderr.strip().splitlines()[-1]}")
+    pytest.fail(f"uv {' '.join(arguments)}:\n{done.stderr}", pytrace=False)

@@ -1,0 +1,79 @@
+"""One adopter's project at work: a server, a master and a worker as processes of an environment, and what came out."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from redis import Redis
+
+from bridge.embedded import EmbeddedServer
+from routing.keys import LaneKeys
+from tests.adopters.environments import Environment
+from tests.nodes.process import ProcessNode
+from tests.nodes.yard import NodeYard
+from tests.waiting import wait_until
+
+PROJECTS = Path(__file__).parent / "projects"
+
+
+class Stand:
+    """Runs a project's programs from the folder that they are in, as its users would."""
+
+    def __init__(
+        self, project: str, environment: Environment, nodes: NodeYard, server: EmbeddedServer, stream: str, **env: str
+    ) -> None:
+        self.keys = LaneKeys(stream, "concurrency_stream_group")
+        self.folder = PROJECTS / project
+        self.environment = environment
+        self.nodes = nodes
+        self.redis: Redis = server.client(decode_responses=True)
+        #: The empty PYTHONPATH keeps this checkout out of sight.
+        self.env = {"REDIS_URL": server.url, "PYTHONPATH": "", "PYTHONDONTWRITEBYTECODE": "1", **env}
+
+    def start(self, app: str, *worker_arguments: str) -> None:
+        """A master and a worker; ready when the worker is registered."""
+        self.program("master", "bridge", "-A", app, "run", ready_text="standing by")
+        worker = self.program(
+            "worker", "celery", "-A", app, "worker", "-n", "w1@%h", "-c", "2", "--loglevel=INFO",
+            "--without-mingle", "--without-gossip", *worker_arguments,
+        )  # fmt: skip
+
+        def registered() -> bool:
+            assert worker.running, f"the worker ended with {worker.exit_code}:\n{worker.log_tail()}"
+            return bool(self.redis.hlen(self.keys.consumers))
+
+        wait_until(registered, description="the worker to register", timeout_s=40)
+
+    def program(self, name: str, command: str, *arguments: str, ready_text: str | None = None) -> ProcessNode:
+        """A program of the environment that runs on."""
+        line = [self.environment.command(command), *arguments]
+        return self.nodes.process(name, line, env=self.env, cwd=self.folder, ready_text=ready_text)
+
+    def run(self, *arguments: str, timeout_s: float = 30) -> list[str]:
+        """Runs the environment's Python to its end; the lines that it printed."""
+        node = self.program(f"python-{len(self.nodes.nodes)}", "python", *arguments)
+        assert node.wait(timeout_s) == 0, node.log_tail()
+        return node.logs().splitlines()
+
+    def count(self, name: str) -> int:
+        return int(self.redis.hget(self.keys.counts, name) or 0)
+
+    def wait_done(self, count: int) -> None:
+        """Waits until ``count`` messages are done; a dead one fails the test."""
+
+        def ended() -> bool:
+            assert not self.dead_letters(), self.dead_letters()
+            return self.count("done") >= count
+
+        wait_until(ended, description=f"{count} messages to be done", timeout_s=30)
+        assert self.count("done") == count
+
+    def dead_letters(self) -> list[dict[str, str]]:
+        found: Any = self.redis.xrange(self.keys.dead)
+        return [fields for _, fields in found]
+
+    def log(self, ticket: str) -> list[str]:
+        """What the ticket's tasks appended, by their effects."""
+        found: Any = self.redis.lrange(f"log:{ticket}", 0, -1)
+        return list(found)

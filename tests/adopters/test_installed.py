@@ -1,0 +1,38 @@
+"""The wheel with its runtime dependencies only: it must be whole with the oldest versions that pyproject.toml allows,
+and with the newest that there are.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+import pytest
+
+from tests.adopters.conftest import MakeStand
+from tests.adopters.environments import make_environment
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.mark.parametrize("resolution", ["lowest-direct", "highest"])
+def test_an_empty_environment_needs_nothing_but_the_wheel(
+    resolution: Literal["lowest-direct", "highest"],
+    wheel: Path,
+    stand: MakeStand,
+    tmp_path: Path,
+) -> None:
+    environment = make_environment(tmp_path / "environment", wheel, resolution=resolution)
+
+    imported = environment.run(str(Path(__file__).parent / "import_all.py"), cwd=tmp_path)
+    assert int(imported) > 100
+
+    plain = stand("plain", environment)
+    plain.start("shop")
+    assert plain.run("produce.py") == ["7"]
+    plain.wait_done(31)
+    assert [plain.log(ticket) for ticket in ("T0", "T1", "T2")] == [[str(n) for n in range(10)]] * 3
+    assert plain.redis.get("sum:T0") == "7"
+    # The commands, too: they have dependencies that neither masters nor workers load.
+    plain.run("-m", "bridge", "-A", "shop", "status")
+    plain.run("-m", "bridge", "-A", "shop", "audit")

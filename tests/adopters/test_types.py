@@ -1,0 +1,60 @@
+"""An adopter's type checker understands tasks, tickets and effects, with Celery's stubs and without any."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.adopters.environments import Environment, clean_environment, make_environment
+from tests.adopters.stand import PROJECTS
+
+TYPED = PROJECTS / "typed"
+CHECKERS = ("mypy", "basedpyright")
+
+
+@pytest.fixture(scope="module", params=[[], ["celery-types"]], ids=["no-stubs", "celery-types"])
+def checkers(request: pytest.FixtureRequest, wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Environment:
+    return make_environment(tmp_path_factory.mktemp("typed") / "environment", wheel, *CHECKERS, *request.param)
+
+
+def found_by_mypy(environment: Environment, folder: Path, name: str) -> set[int]:
+    # Celery itself is the adopter's own business: who checks strictly says so of every package without types
+    (folder / "mypy.ini").write_text("[mypy]\nstrict = true\n[mypy-celery.*]\nignore_missing_imports = true\n")
+    told = _run(environment.command("mypy"), "--output=json", name, cwd=folder)
+    return {json.loads(line)["line"] for line in told.splitlines() if line.startswith("{")}
+
+
+def found_by_pyright(environment: Environment, folder: Path, name: str) -> set[int]:
+    (folder / "pyrightconfig.json").write_text('{"typeCheckingMode": "standard"}')
+    python = environment.command("python")
+    told = _run(environment.command("basedpyright"), "--outputjson", "--pythonpath", python, name, cwd=folder)
+    report = json.loads(told)
+    assert report["summary"]["filesAnalyzed"] == 1
+    return {one["range"]["start"]["line"] + 1 for one in report["generalDiagnostics"] if one["severity"] == "error"}
+
+
+def _run(*command: str, cwd: Path) -> str:
+    done = subprocess.run(
+        command, cwd=cwd, env=clean_environment(), capture_output=True, text=True, timeout=110, check=False
+    )
+    assert done.returncode in (0, 1), done.stderr + done.stdout
+    return done.stdout
+
+
+@pytest.mark.parametrize("found_by", [found_by_mypy, found_by_pyright], ids=["mypy", "pyright"])
+def test_a_checker_sees_mistakes_and_nothing_else(
+    checkers: Environment, tmp_path: Path, found_by: Callable[[Environment, Path, str], set[int]]
+) -> None:
+    for name in ("shop.py", "wrong.py"):
+        (tmp_path / name).write_text((TYPED / name).read_text())
+    assert found_by(checkers, tmp_path, "shop.py") == set()
+    lines = (TYPED / "wrong.py").read_text().splitlines()
+    certain = {n for n, line in enumerate(lines, 1) if line.endswith("# wrong")}
+    # Without its stubs Celery's task has any attribute, as far as mypy knows
+    perhaps = {n for n, line in enumerate(lines, 1) if line.endswith("# wrong when Celery has types")}
+    assert certain
+    assert certain <= found_by(checkers, tmp_path, "wrong.py") <= certain | perhaps

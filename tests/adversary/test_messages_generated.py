@@ -1,0 +1,306 @@
+"""Whatever a message says, and whatever lies in the lane's streams beside messages: no process ends of it, everything
+ends done or dead with a reason, and a healthy ticket beside it flows on.
+
+Against a real master and a real worker, which stay up over all examples. ``ADVERSARY_EXAMPLES`` says how many.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+
+from bridge.audit import audit
+from bridge.embedded import EmbeddedServer
+from bridge.outcomes import Kind
+from routing.history import What
+from routing.keys import LaneKeys
+from tests.nodes.process import ROOT, python_module
+from tests.nodes.roles import MasterNode, WorkerNode, broker_environment
+from tests.nodes.yard import NodeYard
+from tests.waiting import wait_until
+
+APP = "tests.apps.anything"
+SHORT = int(os.environ.get("ADVERSARY_EXAMPLES", "50"))
+LONG = 25 * SHORT
+#: Seconds that a batch of a few messages may take on a machine that stands still for a while.
+PATIENCE_S = 30.0
+#: Nothing is tried a second time, smaller: what broke the stack once has broken it.
+TRIED: Any = {"phases": (Phase.generate,), "database": None, "suppress_health_check": list(HealthCheck)}
+HEALTHY = "healthy"
+
+# -- what may be in a message -----------------------------------------------------------------------------------------
+
+TASKS = ["takes", "returns", "records", "commits", "raises", "asks"]
+names = st.sampled_from([f"anything.{name}" for name in TASKS]) | st.sampled_from(
+    [
+        "bridge.bundle",
+        "bridge.push",
+        "celery.backend_cleanup",
+        "celery.chord",
+        "celery.ping",
+        "",
+        "anything.takes\0",
+        "ü",
+    ]
+)
+scalars = (
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats()
+    | st.text(max_size=30)
+    | st.sampled_from(["\ud800", "@@BODY@@", '"],{}', "\0", "null", "{}", 10**400, -(2**63), 2**64, 1e308, -0.0])
+)
+values = st.recursive(
+    scalars,
+    lambda inner: st.lists(inner, max_size=5) | st.dictionaries(st.text(max_size=8), inner, max_size=5),
+    max_leaves=15,
+)
+#: As Python writes it: NaN, Infinity, half of a pair of surrogates and numbers of any length, too.
+payloads = values.map(lambda value: json.dumps(value).encode())
+texts = (
+    payloads
+    | values.map(lambda value: json.dumps(value, ensure_ascii=False).encode(errors="surrogatepass"))
+    | st.binary(max_size=40)
+    | st.builds(lambda n: b"[" * n + b"]" * n, st.integers(1, 1200))
+    | st.builds(lambda n: b'"%b"' % (b"x" * n), st.sampled_from([0, 60_000, 65_534, 65_535, 200_000]))
+    | st.builds(lambda n: b"9" * n, st.sampled_from([18, 19, 20, 300, 5000]))
+)
+tickets = (
+    st.sampled_from(
+        [b"", b" ", b"\0", b"\n", b"*", b"x" * 512, b"x" * 513, "ü".encode() * 256, b"\xff", b"{}", b'"', b"@@RUNS@@"]
+    )
+    | st.text(min_size=1, max_size=12).map(lambda text: text.encode(errors="surrogatepass"))
+    | st.binary(max_size=12)
+)
+plausible = st.tuples(tickets, st.none() | names.map(str.encode) | st.binary(max_size=8), st.none() | texts).map(
+    lambda told: [
+        *(b"ticket_id", told[0]),
+        *(() if told[1] is None else (b"task", told[1])),
+        *(() if told[2] is None else (b"payload", told[2])),
+    ]
+)
+any_fields = st.lists(
+    st.tuples(st.sampled_from([b"ticket_id", b"task", b"payload", b"due", b"i", b"o"]) | st.binary(max_size=8), texts),
+    min_size=1,
+    max_size=6,
+).map(lambda pairs: [word for pair in pairs for word in pair])
+messages = plausible | plausible | any_fields
+
+# -- what may lie beside them -----------------------------------------------------------------------------------------
+
+ids = st.sampled_from(["1-0", "99999999999999-5", "0-0", "x", "-", "1"]) | st.text(max_size=6)
+outcome = st.tuples(
+    ids,
+    st.integers() | scalars,
+    st.sampled_from([k.value for k in Kind]) | scalars,
+    scalars,
+    scalars,
+    values,
+    values,
+    values,
+).map(list)
+orders = st.fixed_dictionaries(
+    {},
+    optional={
+        "do": st.sampled_from(["park", "release", "drain", "resume", "transfer", "replay", "dance"]) | scalars,
+        # Of tickets that no message is of: one that an operator parks stands still, as it should.
+        "ticket": st.sampled_from(["parked a", "parked b"]) | st.integers() | st.lists(st.integers()),
+        "consumer": st.sampled_from(["w9@nowhere", ""]) | st.integers(),
+        "tickets": st.lists(st.integers()) | st.integers(),
+        "letters": st.lists(ids) | ids,
+        "to": st.text(max_size=5) | st.integers(),
+        "reason": values,
+    },
+)
+#: Of another life than that of the worker, whose own word would be believed.
+lives = st.sampled_from([b"0" * 32, b"", b"\xff"]) | st.binary(max_size=6)
+outcomes = (
+    st.tuples(lives, st.lists(outcome, max_size=4).map(json.dumps).map(str.encode) | texts).map(
+        lambda told: [b"i", told[0], b"o", told[1]]
+    )
+    | st.tuples(lives, st.sampled_from([b"leaving", b"gone", b"joined", b"died", b"newer"]), texts, texts).map(
+        lambda told: [b"i", told[0], told[1], told[2], b"ran", told[3]]
+    )
+    | st.tuples(orders.map(json.dumps).map(str.encode) | texts).map(lambda told: [b"i", b"order-x", b"order", told[0]])
+    | any_fields
+)
+row = st.tuples(
+    ids,
+    st.text(max_size=5) | scalars,
+    values,
+    values,
+    scalars,
+    scalars,
+    scalars,
+    scalars,
+    scalars,
+    st.sampled_from([what.value for what in What]) | scalars,
+).map(list)
+history = (
+    st.lists(row, max_size=3).map(json.dumps).map(lambda text: [b"d", text.encode()])
+    | texts.map(lambda text: [b"d", text])
+    | any_fields
+)
+happenings = st.lists(
+    st.tuples(st.just("message"), messages)
+    | st.tuples(st.just("message"), messages)
+    | st.tuples(st.just("outcome"), outcomes)
+    | st.tuples(st.just("history"), history),
+    min_size=1,
+    max_size=14,
+)
+
+
+class SmallStack:
+    """One server, one master, one worker, over all examples."""
+
+    def __init__(self, server: EmbeddedServer, yard: NodeYard) -> None:
+        self.server = server
+        self.redis: Any = server.client()
+        self.keys = LaneKeys("ticket_stream", "concurrency_stream_group")
+        self.worker: WorkerNode = yard.worker("w1", app=APP, arguments=("--concurrency=2", "--without-mingle", "-E"))
+        self.master: MasterNode = yard.master("m1", app=APP, ready_text="standing by")
+        self.pushed = 0
+        self.healthy = 0
+        self.push([b"ticket_id", HEALTHY.encode(), b"task", b"anything.counts", b"payload", b'{"n":0}'])
+        self.healthy = 1
+        self.wait("the first message")
+        #: The worker's main process, its pool, its watcher.
+        self.processes = self.living()
+
+    def living(self) -> set[int]:
+        return {self.worker.pid or 0, self.master.pid or 0, *(child.pid for child in self.worker.children())}
+
+    def push(self, words: list[bytes]) -> bytes:
+        self.pushed += 1
+        id_: bytes = self.redis.execute_command("XADD", self.keys.stream, "*", *words)
+        return id_
+
+    def push_healthy(self) -> None:
+        payload = orjson.dumps({"n": self.healthy})
+        self.push([b"ticket_id", HEALTHY.encode(), b"task", b"anything.counts", b"payload", payload])
+        self.healthy += 1
+
+    def ended(self) -> int:
+        return sum(int(count or 0) for count in self.redis.hmget(self.keys.counts, "done", "dead"))
+
+    def wait(self, what: str) -> None:
+        wait_until(
+            lambda: self.ended() >= self.pushed or not self.alive,
+            description=f"{what} to end: {self.pushed} messages were pushed",
+            timeout_s=PATIENCE_S,
+        )
+
+    @property
+    def alive(self) -> bool:
+        return self.master.running and self.worker.running
+
+
+@pytest.fixture(scope="module")
+def stack(valkey_binary: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SmallStack]:
+    folder = tmp_path_factory.mktemp("generated")
+    with EmbeddedServer(binary=valkey_binary, data_dir=folder / "server", append_only=False) as server:
+        yard = NodeYard(folder, server.url)
+        try:
+            yield SmallStack(server, yard)
+        finally:
+            yard.close()
+
+
+def judge(stack: SmallStack, happened: list[tuple[str, list[bytes]]]) -> None:
+    """Lets all of it happen, and a healthy message beside it."""
+    pushed = []
+    for where, words in happened:
+        if where == "message":
+            pushed.append(stack.push(words))
+        else:
+            key = stack.keys.outcomes if where == "outcome" else stack.keys.history
+            stack.redis.execute_command("XADD", key, "*", *words)
+    stack.push_healthy()
+    stack.wait("whatever it was")
+
+    assert stack.alive
+    assert stack.living() == stack.processes
+    assert stack.ended() == stack.pushed
+    assert stack.redis.xpending(stack.keys.stream, stack.keys.group)["pending"] == 0
+    assert [int(n) for n in stack.redis.lrange(f"log:{HEALTHY}", 0, -1)] == list(range(stack.healthy))
+    letters = {}
+    for _, fields in stack.redis.xrange(stack.keys.dead):
+        letters[fields[b"message_id"]] = fields
+    assert all(letters[id_][b"reason"] for id_ in pushed if id_ in letters)
+    # Whoever reads the history reads this.
+    audit(stack.redis, stack.keys, since="0")
+    stack.redis.delete(stack.keys.dead)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@settings(max_examples=SHORT, **TRIED)
+@given(happened=happenings)
+def test_no_message_ends_a_process_or_holds_up_a_healthy_ticket(
+    stack: SmallStack, happened: list[tuple[str, list[bytes]]]
+) -> None:
+    judge(stack, happened)
+
+
+@pytest.mark.slow
+@pytest.mark.long
+@pytest.mark.timeout(3600)
+@settings(max_examples=LONG, **TRIED)
+@given(happened=happenings)
+def test_no_message_of_many_does(stack: SmallStack, happened: list[tuple[str, list[bytes]]]) -> None:
+    judge(stack, happened)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "command",
+    [
+        *map(str.split, ("status --json", "audit --json", "dead list")),
+        *(
+            pytest.param(command.split(), marks=pytest.mark.long)
+            for command in (
+                "audit",
+                "dead list --json",
+                "ticket list --json",
+                f"ticket show {HEALTHY} --json",
+                "consumer list --json",
+            )
+        ),
+    ],
+    ids=" ".join,
+)
+def test_the_commands_read_whatever_lies_there(stack: SmallStack, command: list[str]) -> None:
+    """After the examples, and with some more of each kind that nobody reads away."""
+    for words in (
+        [b"d", b"{"],
+        [b"d", b'[["x",1,2,3,4,5,6,7,8,"done"]]'],
+        [b"d", b'[["1-0","T","t","w",null,{},[],"a",-1,"done"]]'],
+        [b"foo", b"\xff"],
+    ):
+        stack.redis.execute_command("XADD", stack.keys.history, "*", *words)
+    stack.redis.execute_command("XADD", stack.keys.dead, "*", b"foo", b"\xff")
+    stack.redis.execute_command("XADD", stack.keys.dead, "*", b"message_id", b"x", b"attempts", b"many", b"at_ms", b"-")
+    done = subprocess.run(
+        python_module("bridge", "-A", APP, *command),
+        cwd=ROOT,
+        env={**os.environ, **broker_environment(stack.server.url)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert "Traceback" not in done.stderr + done.stdout, done.stderr[-2000:]
+    assert done.returncode in (0, 1), done.stderr
+    if "--json" in command and done.stdout:
+        json.loads(done.stdout)

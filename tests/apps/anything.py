@@ -1,0 +1,75 @@
+"""An app whose tasks take whatever comes: what runs under messages that a generator makes."""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import Any
+
+from celery import Celery
+
+import bridge
+
+app = Celery("anything", broker=os.environ.get("CELERY_BROKER_URL"), backend=os.environ.get("CELERY_BROKER_URL"))
+bridge.install(app)
+app.conf.update(
+    bridge_default_task="anything.takes",
+    bridge_lease=15.0,
+    bridge_leader_lease=15.0,
+    bridge_max_attempts=2,
+    bridge_max_payload=65_536,
+    bridge_unknown_after=0.0,
+    bridge_backoff={"base": 0.01, "factor": 1.0, "limit": 0.01},
+    result_expires=60,
+)
+
+
+@app.task(name="anything.takes", ignore_result=True)
+def takes(ticket_id: str, payload: Any) -> None:
+    """Succeeds."""
+
+
+@app.task(name="anything.returns")
+def returns(ticket_id: str, payload: Any) -> Any:
+    """Has the payload as its result."""
+    return payload
+
+
+@app.task(bind=True, name="anything.records", ignore_result=True)
+def records(self: Any, ticket_id: str, payload: Any) -> None:
+    """Has effects that are made of the message; some cannot be recorded, some not be applied."""
+    effects = self.ticket.effects
+    effects.expire(f"any:{ticket_id}", 60)
+    if isinstance(payload, dict):
+        effects.hset(f"any:{ticket_id}", mapping=payload)
+    elif isinstance(payload, list):
+        effects.rpush(f"any:{ticket_id}", *payload)
+    elif isinstance(payload, int | float):
+        effects.incrby(f"any:{ticket_id}", payload)
+    else:
+        effects.set(f"any:{ticket_id}", payload)
+
+
+@app.task(bind=True, name="anything.commits")
+def commits(self: Any, ticket_id: str, payload: Any) -> Any:
+    """The same, written before its result is."""
+    self.ticket.effects.append(f"any:{ticket_id}", json.dumps(payload))
+    return payload
+
+
+@app.task(name="anything.raises")
+def raises(ticket_id: str, payload: Any) -> None:
+    """Fails with whatever is in the message."""
+    raise ValueError(ticket_id, payload)
+
+
+@app.task(bind=True, name="anything.asks")
+def asks(self: Any, ticket_id: str, payload: Any) -> None:
+    """Asks to come again, after whatever it is told."""
+    raise self.retry(countdown=payload if isinstance(payload, float) and payload < 0.01 else 0)
+
+
+@app.task(name="anything.counts", bind=True, ignore_result=True)
+def counts(self: Any, ticket_id: str, payload: Any) -> None:
+    """Of the healthy ticket beside all others."""
+    self.ticket.effects.rpush(f"log:{ticket_id}", payload["n"])

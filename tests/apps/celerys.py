@@ -1,0 +1,171 @@
+"""Tasks that use what Celery offers, each as its users would; what they did is in Redis, in lists ``told:TICKET``."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from typing import Any
+
+from celery import Celery, Task
+from celery.exceptions import Ignore, Reject
+
+import bridge
+
+URL = os.environ.get("CELERY_BROKER_URL")
+app = Celery("celerys", broker=URL, backend=URL)
+bridge.install(app)
+app.conf.update(
+    bridge_lease=2.0, bridge_leader_lease=2.0, bridge_backoff={"base": 0.05, "jitter": 0.0}, bridge_max_attempts=3,
+    task_annotations={"annotated": {"max_retries": 1}},
+)  # fmt: skip
+
+
+def tell(ticket_id: str, *words: Any) -> None:
+    """At once, whatever becomes of the message."""
+    app.bridge.client.rpush(f"told:{ticket_id}", " ".join(str(word) for word in words))
+
+
+@app.task(name="adds")
+def adds(x: int, y: int, z: int) -> int:
+    """An ordinary task, as every app has."""
+    return x + y + z
+
+
+@app.task(bind=True, name="plain")
+def plain(self: Any, ticket_id: str, payload: Any) -> str:
+    """Says whether it has a ticket."""
+    tell(ticket_id, "ticket" if self.ticket else "no ticket")
+    return "done"
+
+
+@app.task(name="behind", ignore_result=True)
+def behind(ticket_id: str, payload: Any) -> None:
+    """Comes behind the others."""
+    tell(ticket_id, "behind")
+
+
+@app.task(bind=True, name="fails", throws=(KeyError,))
+def fails(self: Any, ticket_id: str, payload: Any) -> None:
+    """Raises what is expected; tells what its caller knows by then."""
+    tell(ticket_id, self.request.retries, self.AsyncResult(self.request.id).state)
+    raise KeyError("expected")
+
+
+@app.task(bind=True, name="expires", expires=4)
+def expires(self: Any, ticket_id: str, payload: Any) -> str:
+    """Is not worth anything later."""
+    tell(ticket_id, "ran")
+    time.sleep(payload)
+    return "in time"
+
+
+@app.task(bind=True, name="retries", max_retries=1, default_retry_delay=0)
+def retries(self: Any, ticket_id: str, payload: Any) -> None:
+    """Asks for retries as long as it may."""
+    tell(ticket_id, self.request.retries)
+    self.retry(exc=ValueError("no"))
+
+
+@app.task(bind=True, name="annotated")
+def annotated(self: Any, ticket_id: str, payload: Any) -> None:
+    """Is told by ``task_annotations`` how often it may."""
+    tell(ticket_id, self.request.retries)
+    raise ValueError("no")
+
+
+@app.task(bind=True, name="retries_once", default_retry_delay=0)
+def retries_once(self: Any, ticket_id: str, payload: Any) -> None:
+    """Says with each retry how often it may."""
+    tell(ticket_id, self.request.retries)
+    raise self.retry(max_retries=1)
+
+
+@app.task(bind=True, name="changes")
+def changes(self: Any, ticket_id: str, payload: Any) -> None:
+    """Asks for another message than it got."""
+    tell(ticket_id, self.request.retries)
+    raise self.retry(**payload, countdown=0)
+
+
+@app.task(bind=True, name="repeats")
+def repeats(self: Any, ticket_id: str, payload: Any) -> None:
+    """Asks for the message that it got, as in old code."""
+    tell(ticket_id, self.request.retries)
+    if self.request.retries == 0:
+        raise self.retry(args=self.request.args, kwargs=self.request.kwargs, countdown=0)
+
+
+@app.task(bind=True, name="replaces")
+def replaces(self: Any, ticket_id: str, payload: Any) -> Any:
+    """Replaces itself."""
+    tell(ticket_id, self.request.retries)
+    return self.replace(plain.s("elsewhere", 1))
+
+
+@app.task(bind=True, name="auto", autoretry_for=(KeyError,), retry_backoff=False, retry_kwargs={"countdown": 0})
+def auto(self: Any, ticket_id: str, payload: Any) -> None:
+    """Celery's autoretry, once."""
+    tell(ticket_id, self.request.retries)
+    if self.request.retries == 0:
+        raise KeyError("again")
+
+
+@app.task(bind=True, name="dies", acks_late=True, reject_on_worker_lost=True, retry_on_worker_lost=True, priority=9)
+def dies(self: Any, ticket_id: str, payload: Any) -> None:
+    """Its process dies, once."""
+    tell(ticket_id, self.ticket.attempt if self.ticket else "no ticket")
+    if self.ticket.attempt == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+@app.task(bind=True, name="progress")
+def progress(self: Any, ticket_id: str, payload: Any) -> str:
+    """Says how far it is."""
+    self.update_state(state="PROGRESS", meta={"half": True})
+    tell(ticket_id, self.AsyncResult(self.request.id).state)
+    return "done"
+
+
+@app.task(bind=True, name="limited", rate_limit="5/s", ignore_result=True)
+def limited(self: Any, ticket_id: str, payload: Any) -> None:
+    """Is run five times a second at most."""
+    tell(ticket_id, time.time())
+
+
+@app.task(bind=True, name="ends", ignore_result=True)
+def ends(self: Any, ticket_id: str, payload: Any) -> None:
+    """Ends in the ways that Celery has beside returning."""
+    tell(ticket_id, self.request.retries)
+    if payload == "ignore":
+        raise Ignore
+    raise Reject("no", requeue=payload == "requeue" and self.request.retries == 0)
+
+
+class Handled(Task):
+    """Tells which handlers were called."""
+
+    def before_start(self, _task_id: str, args: Any, _kwargs: Any) -> None:
+        tell(args[0], "before_start")
+        if args[1] == "too soon" and self.request.retries == 0:
+            raise ValueError("not yet")
+
+    def on_success(self, _retval: Any, _task_id: str, args: Any, _kwargs: Any) -> None:
+        tell(args[0], "on_success")
+
+    def on_retry(self, exc: Any, _task_id: str, args: Any, *_: Any) -> None:
+        tell(args[0], "on_retry", type(exc).__name__)
+
+    def on_failure(self, exc: Any, _task_id: str, args: Any, *_: Any) -> None:
+        tell(args[0], "on_failure", type(exc).__name__)
+
+    def after_return(self, status: str, _retval: Any, _task_id: str, args: Any, *_: Any) -> None:
+        tell(args[0], "after_return", status)
+
+
+@app.task(bind=True, name="handled", base=Handled, ignore_result=True)
+def handled(self: Any, ticket_id: str, payload: Any) -> None:
+    """Fails where it is told to."""
+    tell(ticket_id, "ran")
+    if payload == "fails" or (payload == "fails once" and self.request.retries == 0):
+        raise ValueError("as told")

@@ -1,0 +1,217 @@
+"""Clocks that are set while the lane works: no worker is taken for dead by one clock alone (I5a)."""
+
+from __future__ import annotations
+
+import json
+import random
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bridge.embedded import EmbeddedServer
+from tests.integration.lanes import LaneUnderTest
+from tests.nodes.clocks import SettableClock
+from tests.nodes.yard import NodeYard
+from tests.waiting import wait_until
+
+LEASE_S = 4.0
+HOUR_S = 3600.0
+
+
+@pytest.fixture
+def clock(tmp_path: Path) -> SettableClock:
+    """The server's."""
+    return SettableClock(tmp_path, "server")
+
+
+@pytest.fixture
+def server(clock: SettableClock, valkey_binary: Path, tmp_path: Path) -> Iterator[EmbeddedServer]:
+    with EmbeddedServer(binary=clock.program(valkey_binary), data_dir=tmp_path / "server", append_only=False) as made:
+        yield made
+
+
+@pytest.fixture
+def nodes(server: EmbeddedServer, tmp_path: Path) -> Iterator[NodeYard]:
+    yard = NodeYard(tmp_path, server.url)
+    yield yard
+    yard.close()
+
+
+@pytest.fixture
+def lane(nodes: NodeYard, server: EmbeddedServer, tmp_path: Path) -> LaneUnderTest:
+    return LaneUnderTest(nodes, server, tmp_path, COUNTER_LEASE=str(LEASE_S), COUNTER_LEADER_LEASE="2")
+
+
+@pytest.fixture
+def others(tmp_path: Path) -> dict[str, SettableClock]:
+    """Those of the masters and of the workers."""
+    return {name: SettableClock(tmp_path, name) for name in ("m1", "m2", "w1", "w2")}
+
+
+def running(lane: LaneUnderTest) -> set[int]:
+    """The processes in which an execution has begun and not ended, by the ledger of the tasks."""
+    found = set()
+    for path in lane.ledger.glob("*.jsonl"):
+        kinds = [json.loads(line)[0] for line in path.read_text().splitlines() if line.endswith("]")]
+        if kinds.count("start") > kinds.count("end"):
+            found.add(int(path.stem))
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("takes_over", "undone"),
+    [(False, False), (True, False), (False, True)],
+    ids=["leader", "standby", "undone-at-once"],
+)
+def test_no_ticket_moves_while_its_worker_runs_it_although_the_servers_clock_ended_all_leases(
+    lane: LaneUnderTest, clock: SettableClock, takes_over: bool, undone: bool
+) -> None:
+    """One worker's main process stands still, so it cannot learn that its lease was ended; its pool works on in good
+    faith. Another one, half of which is idle, has come back under a new lease at once, and would be given all tickets.
+    """
+    leader = lane.master("m1")
+    if takes_over:
+        standby = lane.master("m2")
+        standby.wait_for_log("standing by: ", timeout_s=30)
+    first = lane.worker("w1", "--concurrency=4", wait=False)
+    second = lane.worker("w2", "--concurrency=4", wait=False)
+    for worker in (first, second):
+        worker.wait_ready()
+    lane.wait_known(leader, first, second)
+    lane.push_many(4, 1)
+    lane.wait_done(4)
+    # A master judges nobody in its first lease, whatever happens: that is not what is to be seen here.
+    old = time.monotonic() + LEASE_S + 1
+    wait_until(lambda: time.monotonic() > old, description="the masters to be older than a lease")
+    lane.push_many(4, 2, ms=2200, first=1)
+    wait_until(lambda: len(running(lane)) == 4, description="all processes of both workers to run a ticket")
+    assert running(lane) & {process.pid for process in first.children()}
+    first.send(signal.SIGSTOP)
+    try:
+        ends: Any = [lane.keys.leader, *lane.redis.scan_iter(match=lane.keys.lease("*"))]
+        clock.set(HOUR_S)
+        if undone:
+            # Whoever asks for a key ends it, if its time has come.
+            wait_until(lambda: lane.redis.exists(*ends) == 0, description="all leases to be over", interval_s=0.0)
+            clock.set(0)
+        if takes_over:
+            leader.kill()
+        # What the second worker ran is done again, and what the first one ran.
+        lane.wait_done(4 + 4, timeout_s=60)
+    finally:
+        first.send(signal.SIGCONT)
+    lane.wait_done(4 + 8, timeout_s=60)
+    lane.assert_no_overlap()
+    lane.assert_logs(4, 3)
+    lane.assert_at_rest()
+    assert lane.count("dead") == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dies", ["worker", "leader"])
+def test_who_died_is_missed_after_a_lease_although_the_servers_clock_was_set_back(
+    lane: LaneUnderTest, clock: SettableClock, dies: str
+) -> None:
+    """Its key would hold for an hour more."""
+    leader = lane.master("m1")
+    first = lane.worker("w1")
+    lane.wait_known(leader, first)
+    if dies == "leader":
+        standby = lane.master("m2")
+        standby.wait_for_log("standing by: ", timeout_s=30)
+    lane.push_many(2, 2, ms=800)
+    wait_until(lambda: len(running(lane)) == 2, description="both tickets to run")
+    clock.set(-HOUR_S)
+    if dies == "leader":
+        leader.kill()
+    else:
+        # Nobody is left who could give notice.
+        first.vanish()
+        lane.worker("w2")
+    lane.wait_done(4, timeout_s=30)
+    lane.assert_logs(2, 2)
+    lane.assert_no_overlap()
+    lane.assert_at_rest()
+
+
+@pytest.mark.slow
+def test_what_ended_by_a_clock_before_its_own_id_does_not_come_again(lane: LaneUnderTest, clock: SettableClock) -> None:
+    """Pushed while the server's clock was ahead, done when it had been set back: its end is older than its entry."""
+    first = lane.master("m1")
+    lane.push("T0", {"n": 0})
+    worker = lane.worker("w1")
+    lane.wait_done(1)
+    worker.terminate()
+    clock.set(60.0)
+    for n in (1, 2, 3):
+        lane.push("T0", {"n": n})
+    clock.set(0.0)
+    lane.worker("w2")
+    lane.wait_done(4)
+    lane.assert_at_rest()
+    clock.set(HOUR_S)
+    first.kill()
+    second = lane.master("m2")
+    second.wait_for_log("read the lane: ", timeout_s=30)
+    lane.push("T0", {"n": 4})
+    lane.wait_done(5, timeout_s=40)
+    assert lane.log("T0") == [0, 1, 2, 3, 4]
+    assert "acknowledged by hand" not in second.logs()
+    lane.assert_at_rest()
+
+
+#: Seconds by which a clock is set: less than what is noticed, about a lease, and by far more.
+STEPS_S = (0.02, 0.3, 1.5, LEASE_S, 60.0, HOUR_S, 400 * 24 * HOUR_S)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("seed", "steps"), [(1, 6), *(pytest.param(seed, 25, marks=pytest.mark.long) for seed in range(2, 12))]
+)
+def test_whatever_clock_is_set_to_whatever_time_the_lane_works_on_and_charges_nobody(
+    lane: LaneUnderTest, clock: SettableClock, others: dict[str, SettableClock], seed: int, steps: int
+) -> None:
+    """Also while a main process stands still for less than its lease, and while the lead goes from one to the other."""
+    print(f"seed {seed}")
+    chosen = random.Random(seed)
+    masters = {name: lane.master(name, wait=False, **others[name].env) for name in ("m1", "m2")}
+    workers = [lane.worker(name, wait=False, **others[name].env) for name in ("w1", "w2")]
+    for node in (*masters.values(), *workers):
+        node.wait_ready()
+    lane.wait_consumers(2)
+    pushed = 0
+    for _ in range(steps):
+        lane.push_many(8, 2, ms=chosen.choice((5, 200, 900)), first=2 * pushed)
+        pushed += 1
+        still = chosen.choice((*workers, *masters.values(), None, None))
+        if still is not None:
+            still.send(signal.SIGSTOP)
+        name = chosen.choice(("server", "server", *others))
+        step_s = chosen.choice(STEPS_S) * chosen.choice((1, 1, -1))
+        target = clock if name == "server" else others[name]
+        # Not to before 1970.
+        target.set(max(-20 * 365 * 24 * HOUR_S, target.ahead_s + step_s))
+        print(f"{name} is set by {step_s:g} s, while {still.name if still else 'nobody'} stands still")
+        done = lane.count("done")
+        wait_briefly = time.monotonic() + chosen.uniform(0.3, 0.6 * LEASE_S)
+        wait_until(lambda until=wait_briefly: time.monotonic() > until, description="some time to go by")  # type: ignore[misc]
+        if still is not None:
+            still.send(signal.SIGCONT)
+        if chosen.random() < 0.5:
+            wait_until(lambda done=done: lane.count("done") > done, description="work to go on", timeout_s=40)  # type: ignore[misc]
+    lane.wait_done(8 * 2 * pushed, timeout_s=60)
+    lane.assert_no_overlap()
+    lane.assert_logs(8, 2 * pushed)
+    lane.assert_at_rest()
+    assert lane.count("dead") == 0
+    assert set(attempts(lane)) == {1}, "nobody is to blame for a clock"
+
+
+def attempts(lane: LaneUnderTest) -> list[int]:
+    """The attempts of all executions, by the ledger of the tasks."""
+    return [json.loads(line)[4] for path in lane.ledger.glob("*.jsonl") for line in path.read_text().splitlines()]

@@ -1,0 +1,139 @@
+"""A worker that is told to end at once: what it cuts off comes again, is charged to nobody, and nothing dies of it."""
+
+from __future__ import annotations
+
+import json
+import signal
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bridge.embedded import EmbeddedServer
+from tests.integration.lanes import WITH_AND_WITHOUT_BUNDLES, LaneUnderTest
+from tests.nodes.roles import WorkerNode
+from tests.nodes.yard import NodeYard
+from tests.waiting import wait_until
+
+GATE = "gate"
+
+
+@pytest.fixture(params=WITH_AND_WITHOUT_BUNDLES)
+def lane(request: pytest.FixtureRequest, nodes: NodeYard, own_server: EmbeddedServer, tmp_path: Path) -> LaneUnderTest:
+    # One attempt: whatever is charged is dead.
+    return LaneUnderTest(
+        nodes, own_server, tmp_path, COUNTER_BUNDLE_MS=request.param, COUNTER_MAX_ATTEMPTS="1", COUNTER_LEASE="4"
+    )
+
+
+def held(lane: LaneUnderTest, ticket: str = "*") -> list[Path]:
+    return list(lane.ledger.glob(f"held-{ticket}-*"))
+
+
+def holding(
+    lane: LaneUnderTest, *arguments: str, task: str = "counter.held", conf: str = "{}"
+) -> tuple[WorkerNode, int, int]:
+    """A worker with one slot in which a message stands at a gate, with mates before and behind it; how many messages
+    there are, and how many tickets. With bundles, it came in one.
+    """
+    lane.master("m1")
+    worker = lane.worker("w1", *(arguments or ("--concurrency=1",)), COUNTER_CONF=conf)
+    lane.wait_consumers(1)
+    for n in range(40):
+        lane.push(f"warm{n % 4}", {"n": n // 4}, task)
+    lane.wait_done(40)
+    with lane.redis.pipeline(transaction=True) as pipe:
+        for n in range(9):
+            for ticket in range(6):
+                payload = {"n": n} | ({"gate": GATE} if n == 6 else {})
+                fields: dict[Any, Any] = {"ticket_id": f"T{ticket}", "payload": json.dumps(payload), "task": task}
+                pipe.xadd(lane.keys.stream, fields)
+        pipe.execute()
+    wait_until(lambda: held(lane), description="a message to stand at the gate", timeout_s=20)
+    if lane.env["COUNTER_BUNDLE_MS"] != "0" and "solo" not in " ".join(arguments):
+        assert held(lane)[0].suffix == ".bundle"
+    return worker, 40 + 54, 6
+
+
+def go_on_elsewhere(lane: LaneUnderTest, messages: int) -> None:
+    """Opens the gate, and starts another worker; everything is done then, and nothing dead."""
+    (lane.ledger / GATE).touch()
+    lane.worker("w2", "--concurrency=2")
+    lane.wait_done(messages)
+    assert lane.dead_letters() == []
+    assert lane.count("failed") == 0
+    lane.assert_logs(6, 9)
+    lane.assert_no_overlap()
+    lane.assert_at_rest()
+
+
+def test_what_is_cut_off_comes_again_and_is_charged_to_nobody(lane: LaneUnderTest) -> None:
+    worker, messages, _ = holding(lane)
+    worker.send(signal.SIGQUIT)
+    worker.wait(timeout_s=20)
+    go_on_elsewhere(lane, messages)
+    assert lane.count("interrupted") == 1
+
+
+def test_a_soft_shutdown_gives_back_at_once_what_has_not_begun(lane: LaneUnderTest) -> None:
+    soft = json.dumps({"worker_soft_shutdown_timeout": 30})
+    worker, messages, tickets = holding(lane, conf=soft)
+    other = lane.worker("w2", "--concurrency=1")
+    lane.wait_consumers(2)
+    worker.send(signal.SIGQUIT)
+    # All tickets but the one of the message that runs, which stands at the gate, come here, up to the gate
+    wait_until(lambda: len(held(lane)) > 1, description="another ticket to come to the gate elsewhere", timeout_s=20)
+    assert worker.running
+    (lane.ledger / GATE).touch()
+    lane.wait_done(messages)
+    assert lane.dead_letters() == []
+    assert lane.count("failed") == lane.count("interrupted") == 0
+    lane.assert_logs(tickets, 9)
+    lane.assert_no_overlap()
+    worker.kill()
+    other.terminate()
+
+
+def test_a_lost_connection_ends_nothing_that_runs(lane: LaneUnderTest) -> None:
+    late = json.dumps({"task_acks_late": True, "worker_cancel_long_running_tasks_on_connection_loss": True})
+    worker, messages, _ = holding(lane, task="counter.held_late", conf=late)
+    [began] = held(lane)
+    lane.redis.client_kill_filter(_type="normal", skipme=True)
+    worker.wait_for_log("Connection to broker lost")
+    (lane.ledger / GATE).touch()
+    lane.wait_done(messages)
+    assert [path for path in held(lane) if path.name.startswith(began.name.rpartition("-")[0])] == [began]
+    assert lane.dead_letters() == []
+    assert lane.count("failed") == lane.count("interrupted") == 0
+    lane.assert_logs(6, 9)
+    lane.assert_no_overlap()
+
+
+def test_threads_that_are_cut_off_by_force_are_charged_nothing(lane: LaneUnderTest) -> None:
+    """Celery waits for them, and so does Python, until somebody loses patience."""
+    worker, messages, _ = holding(lane, "--pool=threads", "--concurrency=1")
+
+    def ended() -> bool:
+        if worker.running:
+            with suppress(AssertionError):
+                worker.send(signal.SIGQUIT)
+        return not worker.running
+
+    wait_until(ended, description="the worker to end", interval_s=0.3)
+    go_on_elsewhere(lane, messages)
+
+
+@pytest.mark.parametrize("pool", ["threads", "gevent", "solo"])
+def test_pools_within_one_process_lose_nothing(lane: LaneUnderTest, pool: str) -> None:
+    worker, messages, _ = holding(lane, f"--pool={pool}", "--concurrency=1")
+    worker.send(signal.SIGQUIT)
+    if pool == "gevent":
+        # Greenlets can be ended; threads, and the one main thread, end when their task does
+        worker.wait(timeout_s=20)
+    (lane.ledger / GATE).touch()
+    worker.wait(timeout_s=20)
+    if pool != "gevent":
+        # There Celery waits in a signal handler, where gevent refuses it
+        assert "Traceback" not in worker.logs()
+    go_on_elsewhere(lane, messages)

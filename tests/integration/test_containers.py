@@ -1,0 +1,112 @@
+"""A worker that is alone in its container: whether its death is told depends on who the first process is."""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bridge.embedded import EmbeddedServer
+from tests.integration.lanes import LaneUnderTest
+from tests.nodes.pid_namespace import contained, first_process, why_not, worker_process
+from tests.nodes.roles import WorkerNode
+from tests.nodes.yard import NodeYard
+from tests.waiting import wait_until
+
+REFUSED = why_not()
+pytestmark = pytest.mark.skipif(bool(REFUSED), reason=REFUSED)
+
+#: Long enough that nothing in these tests happens because a lease is over.
+LONG_LEASE = "30"
+INIT = (sys.executable, "-m", "bridge.worker.init")
+#: Ends as soon as the worker has, as tini does.
+PLAIN_INIT = (sys.executable, "-c", "import os, subprocess, sys; os._exit(subprocess.call(sys.argv[1:]) & 127)")
+KILLS = 5
+
+
+class Containers:
+    """Workers, each alone in its container."""
+
+    def __init__(self, lane: LaneUnderTest) -> None:
+        self.lane = lane
+
+    def worker(self, name: str, *init: str) -> WorkerNode:
+        node = self.lane.nodes.worker(
+            name, app="tests.apps.counter", arguments=("--concurrency=2",), env=self.lane.env, start=False
+        )
+        contained(node, *init)
+        node.start()
+        node.wait_ready()
+        wait_until(lambda: self.lane.redis.hexists(self.lane.keys.consumers, node.hostname), description="registered")
+        return node
+
+    def lease_of(self, node: WorkerNode) -> str:
+        found: Any = self.lane.redis.hget(self.lane.keys.consumers, node.hostname)
+        return self.lane.keys.lease(json.loads(found)["incarnation"])
+
+    def told(self, kind: str) -> int:
+        entries: Any = self.lane.redis.xrange(self.lane.keys.outcomes)
+        return sum(kind in fields for _, fields in entries)
+
+    def ms_to_the_end_of_the_lease(self, node: WorkerNode) -> float | None:
+        """From kill -9 of the worker; None when all of the container ended and the lease did not."""
+        lease = self.lease_of(node)
+        worker = worker_process(node)
+        before = time.monotonic()
+        worker.kill()
+        wait_until(
+            lambda: not self.lane.redis.exists(lease) or not node.running,
+            description="the end of the lease, or of the container",
+            interval_s=0.0005,
+        )
+        took_ms = 1000 * (time.monotonic() - before)
+        node.wait()
+        return None if self.lane.redis.exists(lease) else took_ms
+
+
+@pytest.fixture
+def containers(nodes: NodeYard, own_server: EmbeddedServer, tmp_path: Path) -> Containers:
+    return Containers(LaneUnderTest(nodes, own_server, tmp_path, COUNTER_LEASE=LONG_LEASE))
+
+
+def test_with_our_init_first_a_death_is_told_at_once_and_the_container_ends_after_that(containers: Containers) -> None:
+    worker = containers.worker("w1", *INIT)
+    took_ms = containers.ms_to_the_end_of_the_lease(worker)
+    assert took_ms is not None
+    print(f"kill -9 to the end of the lease: {took_ms:.1f} ms")
+    assert containers.told("died") == 1
+    assert worker.exit_code == 128 + signal.SIGKILL
+    wait_until(lambda: not worker.survivors(), description="the end of the container")
+
+
+def test_with_the_worker_first_nobody_is_left_to_tell_it(containers: Containers) -> None:
+    """What the init is for: the kernel takes the watcher with the first process, and the lease decides."""
+    worker = containers.worker("w1")
+    assert containers.ms_to_the_end_of_the_lease(worker) is None
+    wait_until(lambda: not worker.survivors(), description="the end of the container")
+    assert containers.told("died") == 0
+
+
+def test_our_init_passes_a_deployment_s_signal_on_and_ends_as_the_worker_does(containers: Containers) -> None:
+    worker = containers.worker("w1", *INIT)
+    first_process(worker).terminate()
+    assert worker.wait() == 0
+    assert (containers.told("gone"), containers.told("died")) == (1, 0)
+
+
+@pytest.mark.long
+def test_how_long_a_death_takes_to_be_told_with_each_first_process(containers: Containers) -> None:
+    """With an init that ends with the worker it is a race that the watcher may lose: measured, not asked for."""
+    ways: dict[str, tuple[str, ...]] = {"worker": (), "plain-init": PLAIN_INIT, "our-init": INIT}
+    for called, init in ways.items():
+        workers = (containers.worker(f"{called}{n}", *init) for n in range(KILLS))
+        found = [containers.ms_to_the_end_of_the_lease(worker) for worker in workers]
+        told = sorted(took for took in found if took is not None)
+        print(f"first process {called}: {len(told)} of {KILLS} told, ms: {[round(took, 1) for took in told]}")
+        if init is INIT:
+            assert len(told) == KILLS

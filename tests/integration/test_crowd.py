@@ -1,0 +1,26 @@
+"""Hundreds of consumers, some lost in one moment, the leader killed: all once, in order, and no false suspect."""
+
+from __future__ import annotations
+
+import pytest
+from rich.console import Console
+
+from benchmarks.crowd import Shape, run, show
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [
+        pytest.param(Shape(50, 4, 5000, 20_000, lost=40, lease=2.0, policy="random"), id="small"),
+        # Ten minutes on two quiet cores
+        pytest.param(Shape(lost=60), id="full", marks=[pytest.mark.long, pytest.mark.timeout(3600)]),
+    ],
+)
+def test_a_crowd_does_everything_once_and_in_order(shape: Shape) -> None:
+    figures = run(shape)
+    Console().print(show(shape, figures))
+    assert (figures.done, figures.dead) == (shape.messages, 0)
+    assert (figures.reordered, figures.repeated, figures.missing) == (0, 0, 0)
+    # Those that were lost had something, and were one event
+    assert figures.rerouted > 0
+    assert figures.suspects == 0

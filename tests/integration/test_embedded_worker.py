@@ -1,0 +1,105 @@
+"""A worker within somebody else's program: Celery's own fixture for tests, which sends none of the command line's
+signals.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+from bridge.embedded import EmbeddedServer
+from tests.integration.lanes import LaneUnderTest
+from tests.nodes.process import ROOT
+from tests.nodes.roles import WATCHER, broker_environment
+from tests.nodes.yard import NodeYard
+from tests.waiting import wait_until
+
+CONFTEST = 'pytest_plugins = ("celery.contrib.pytest",)\n'
+
+PROJECT = """
+import celery.contrib.testing.tasks
+import pytest
+from celery.result import AsyncResult
+
+from tests.apps.services import app
+
+
+@pytest.fixture
+def celery_app():
+    return app
+
+
+@pytest.fixture
+def celery_worker_parameters():
+    return {"hostname": "%(name)s@here", "shutdown_timeout": 20}
+
+
+@pytest.mark.parametrize("life", [1, 2])
+def test_a_ticket_message_is_handled(celery_app, celery_worker, life):
+    task = celery_app.tasks["service.old"]
+    ids = [task.push("T", {"n": 10 * life + n}) for n in range(3)]
+    ran = [AsyncResult(id_, app=celery_app).get(timeout=30) for id_ in ids]
+    assert ["%(name)s@here" in note for note in ran] == [True] * 3
+    # Plain Celery goes on beside it
+    assert celery.contrib.testing.tasks.ping.delay().get(timeout=10) == "pong"
+"""
+
+
+@pytest.fixture
+def lane(nodes: NodeYard, own_server: EmbeddedServer, tmp_path: Path) -> LaneUnderTest:
+    return LaneUnderTest(nodes, own_server, tmp_path)
+
+
+def run_pytest(folder: Path, lane: LaneUnderTest, project: str, **env: str) -> subprocess.CompletedProcess[str]:
+    folder.mkdir()
+    (folder / "conftest.py").write_text(CONFTEST)
+    (folder / "test_project.py").write_text(project)
+    given = {**os.environ, **broker_environment(lane.server.url), "PYTHONPATH": str(ROOT), **env}
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-p", "no:celery", str(folder)]
+    return subprocess.run(command, env=given, cwd=folder, capture_output=True, text=True, timeout=120, check=False)
+
+
+def test_celerys_own_fixture_starts_a_worker_that_joins_the_lane_and_leaves_it(
+    lane: LaneUnderTest, tmp_path: Path
+) -> None:
+    lane.nodes.master("m1", app="tests.apps.services", ready_text="standing by")
+    name = f"w{lane.server.port}"
+
+    done = run_pytest(tmp_path / "project", lane, PROJECT % {"name": name})
+
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert lane.count("done") == 6
+    # It said good-bye: nobody waits for its lease, and nothing of it is left
+    assert lane.redis.keys(lane.keys.lease("*").replace("{", "\\{")) == []
+    wait_until(lambda: lane.redis.hlen(lane.keys.consumers) == 0, description="the lane to have forgotten it")
+    lane.assert_at_rest()
+
+    def watchers() -> list[int]:
+        lines = [(process.pid, process.info["cmdline"] or []) for process in psutil.process_iter(["cmdline"])]
+        return [pid for pid, words in lines if WATCHER in words and f"{name}@here" in words]
+
+    wait_until(lambda: not watchers(), description="its watcher to end")
+
+
+def test_what_is_wrong_is_raised_where_the_worker_is_made(lane: LaneUnderTest, tmp_path: Path) -> None:
+    project = """
+import pytest
+from celery.contrib.testing.worker import start_worker
+
+from bridge import TicketBridgeError
+from tests.apps.services import app
+
+
+def test_a_wrong_setting_is_told():
+    app.conf.bridge_default_task = "no.such"
+    with pytest.raises(TicketBridgeError, match="bridge_default_task 'no.such' is not a task of this app"):
+        with start_worker(app, perform_ping_check=False):
+            pass
+"""
+    done = run_pytest(tmp_path / "project", lane, project)
+    assert done.returncode == 0, done.stdout + done.stderr

@@ -1,0 +1,287 @@
+"""Every way to stop, shrink, replace or interrupt a worker that Celery documents, on every pool, alone and in bundles.
+
+A *cell* is one worker and one way. The cells of a *stage* stand side by side in one lane: in each a message stands at a
+gate when it is struck. Then another worker comes, and the gate is opened. Of every cell the result is the same: nothing
+lost, nothing dead, nothing charged, order kept, and who was to end has ended. (What an operator revokes shall die: that
+is `test_revoked.py`. What is charged for a time limit: `test_failures.py`, `test_told.py`.)
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from celery import Celery
+
+from bridge.embedded import EmbeddedServer
+from tests.integration.lanes import LaneUnderTest
+from tests.nodes.roles import WorkerNode
+from tests.nodes.yard import NodeYard
+from tests.waiting import wait_until
+
+#: Messages of a ticket, and which one stands at the gate.
+EACH, AT_GATE = 5, 2
+#: Tickets for each slot: what one worker holds is not there for another one.
+TICKETS_PER_SLOT = 8
+
+Strike = Callable[["Stage", WorkerNode], None]
+
+
+@dataclass(frozen=True, eq=False)
+class Cell:
+    """``ends``: whether the worker ends (None: nobody knows); ``early``: without the message at the gate being done."""
+
+    name: str
+    strike: Strike
+    pool: str = "prefork"
+    slots: int = 1
+    arguments: tuple[str, ...] = ()
+    conf: dict[str, Any] = field(default_factory=dict)
+    env: dict[str, str] = field(default_factory=dict)
+    ends: bool | None = False
+    early: bool = False
+
+    @property
+    def title(self) -> str:
+        return f"{self.pool}-{self.name}"
+
+
+class Stage:
+    """Cells side by side in one lane."""
+
+    def __init__(self, lane: LaneUnderTest, cells: list[Cell], task: str) -> None:
+        self.lane = lane
+        self.task = task
+        self.control = Celery(broker=lane.server.url).control
+        self.master = lane.master("m1")
+        self.workers = {cell: self._start(cell) for cell in cells}
+        for worker in self.workers.values():
+            worker.wait_ready(timeout_s=120)
+        lane.wait_consumers(len(cells))
+        lane.wait_known(self.master, *self.workers.values())
+        self.tickets = TICKETS_PER_SLOT * sum(cell.slots for cell in cells)
+
+    def _start(self, cell: Cell) -> WorkerNode:
+        arguments = cell.arguments
+        if not any("autoscale" in argument for argument in arguments):
+            arguments = (f"--concurrency={cell.slots}", *arguments)
+        return self.lane.worker(
+            cell.title, f"--pool={cell.pool}", *arguments, wait=False, COUNTER_CONF=json.dumps(cell.conf), **cell.env
+        )
+
+    def bring_to_the_gate(self) -> None:
+        """Work for all, until in every worker a message stands at the gate."""
+        lane = self.lane
+        warm = 20 * len(self.workers)
+        for n in range(warm):
+            lane.push(f"warm{n}", {"n": 0}, self.task)
+        lane.wait_done(warm)
+        with lane.redis.pipeline(transaction=True) as pipe:
+            for n in range(EACH):
+                for ticket in range(self.tickets):
+                    payload = {"n": n} | ({"gate": "gate"} if n == AT_GATE else {})
+                    text = json.dumps(payload)
+                    pipe.xadd(lane.keys.stream, {"ticket_id": f"T{ticket}", "payload": text, "task": self.task})
+            pipe.execute()
+        self.messages = warm + EACH * self.tickets
+        for cell, worker in self.workers.items():
+            wait_until(
+                lambda worker=worker: self.held(worker),  # type: ignore[misc]
+                description=f"a message of {cell.title} to stand at the gate",
+                timeout_s=40,
+            )
+
+    def held(self, worker: WorkerNode) -> list[Path]:
+        """What stands, or stood, at the gate in a worker."""
+        pids = {str(worker.pid), *(str(child.pid) for child in worker.children())}
+        return [path for path in self.lane.ledger.glob("held-*") if path.stem.rpartition("-")[2] in pids]
+
+    def strike(self) -> None:
+        for cell, worker in self.workers.items():
+            cell.strike(self, worker)
+
+    def finish(self) -> None:
+        """Another worker comes, the gate is opened, and everything is as if nothing had happened."""
+        lane = self.lane
+        for cell, worker in self.workers.items():
+            if cell.early:
+                wait_until(lambda w=worker: not w.running, description=f"{cell.title} to end", timeout_s=40)  # type: ignore[misc]
+        lane.worker("haven", "--concurrency=2")
+        (lane.ledger / "gate").touch()
+        lane.wait_done(self.messages, timeout_s=60)
+        assert lane.dead_letters() == []
+        assert lane.count("failed") == 0
+        lane.assert_logs(self.tickets, EACH)
+        lane.assert_no_overlap()
+        lane.assert_at_rest()
+        for cell, worker in self.workers.items():
+            if cell.ends:
+                wait_until(lambda w=worker: not w.running, description=f"{cell.title} to end", timeout_s=40)  # type: ignore[misc]
+            elif cell.ends is False:
+                assert worker.running, cell.title
+
+
+#: What Celery says when it has heard a signal, and takes the next one for another.
+HEARD = ("shutdown (MainProcess)", "will terminate all running tasks!")
+
+# -- the ways ----------------------------------------------------------------------------------------------------------
+
+
+def sending(*numbers: signal.Signals) -> Strike:
+    """One signal after another: each when the one before it was heard."""
+
+    def strike(_: Stage, worker: WorkerNode) -> None:
+        for i, number in enumerate(numbers):
+            if not worker.running:
+                return
+            with suppress(AssertionError):
+                worker.send(number)
+            if i + 1 < len(numbers):
+                with suppress(AssertionError):
+                    wait_until(
+                        lambda: not worker.running or any(text in worker.logs() for text in HEARD),
+                        description="the signal to be heard",
+                    )
+
+    return strike
+
+
+def asking(command: str, **arguments: Any) -> Strike:
+    def strike(stage: Stage, worker: WorkerNode) -> None:
+        stage.control.broadcast(command, arguments=arguments, destination=[worker.hostname])
+
+    return strike
+
+
+def nothing(_: Stage, __: WorkerNode) -> None:
+    """The way lies in how the worker was started."""
+
+
+def cancel_and_add(stage: Stage, worker: WorkerNode) -> None:
+    queue = stage.lane.keys.queue(worker.hostname)
+    for command in ("cancel_consumer", "add_consumer"):
+        stage.control.broadcast(command, arguments={"queue": queue}, destination=[worker.hostname])
+
+
+def shrink_after_growing(stage: Stage, worker: WorkerNode) -> None:
+    for command, n in (("pool_grow", 3), ("pool_shrink", 3), ("pool_shrink", 1)):
+        stage.control.broadcast(command, arguments={"n": n}, destination=[worker.hostname])
+
+
+def cut(stage: Stage, worker: WorkerNode) -> None:
+    """Cuts every connection that the main process has."""
+    ports = {link.laddr.port for link in psutil.Process(worker.pid).net_connections() if link.laddr}
+    clients: Any = stage.lane.redis.client_list()
+    for client in clients:
+        if int(client["addr"].rpartition(":")[2]) in ports:
+            with suppress(Exception):
+                stage.lane.redis.client_kill_filter(_id=client["id"])
+    if worker.name.startswith(("prefork", "threads")):
+        # The others read nothing while all their slots are taken.
+        worker.wait_for_log("Connection to broker lost", timeout_s=30)
+
+
+TERM, INT, QUIT, HUP = signal.SIGTERM, signal.SIGINT, signal.SIGQUIT, signal.SIGHUP
+REMAPPED = {"REMAP_SIGTERM": "SIGQUIT"}
+
+
+def ends(pool: str) -> list[Cell]:
+    """The ways in which a worker ends. Threads, and a solo pool's one thread, end when their task does.
+
+    With gevent, Celery's cold shutdown waits in a signal handler, in whatever greenlet that came to: now and then it
+    hangs there with all the others, and its lease decides.
+    """
+    early = pool == "prefork"
+    warm = ("term", "int", "term-twice", "shutdown", "hup")
+
+    def cell(name: str, strike: Strike, **more: Any) -> Cell:
+        return Cell(name, strike, pool, ends=True if pool != "gevent" or name in warm else None, **more)
+
+    return [
+        cell("term", sending(TERM)),
+        cell("int", sending(INT)),
+        cell("quit", sending(QUIT), early=early),
+        cell("term-twice", sending(TERM, TERM)),
+        cell("int-twice", sending(INT, INT), early=early),
+        cell("quit-twice", sending(QUIT, QUIT), early=early),
+        cell("quit-thrice", sending(QUIT, QUIT, QUIT), early=early),
+        cell("term-quit", sending(TERM, QUIT), early=early),
+        cell("remapped", sending(TERM), env=REMAPPED, early=early),
+        cell("remapped-twice", sending(TERM, TERM), env=REMAPPED, early=early),
+        cell("soft", sending(QUIT), conf={"worker_soft_shutdown_timeout": 1}, early=early),
+        cell("soft-twice", sending(QUIT, QUIT), conf={"worker_soft_shutdown_timeout": 5}, early=early),
+        cell("shutdown", asking("shutdown")),
+        # Celery starts its command line anew, which it cannot when that was `python -m celery`: so it ends here.
+        cell("hup", sending(HUP)),
+    ]
+
+
+def lives(pool: str) -> list[Cell]:
+    """The ways in which a worker goes on, with another pool or for other messages."""
+
+    def cell(name: str, strike: Strike, *arguments: str, **more: Any) -> Cell:
+        return Cell(name, strike, pool, arguments=arguments, **more)
+
+    cells = [cell("cancel-and-add", cancel_and_add)]
+    if pool in ("prefork", "gevent"):
+        cells += [cell("grow-and-shrink", shrink_after_growing), cell("autoscale", nothing, "--autoscale=3,1")]
+    if pool == "prefork":
+        cells += [
+            cell("restart", asking("pool_restart"), conf={"worker_pool_restarts": True}),
+            cell("max-tasks", nothing, "--max-tasks-per-child=2"),
+            cell("max-memory", nothing, "--max-memory-per-child=1"),
+        ]
+    return cells
+
+
+def losses(pool: str) -> list[Cell]:
+    """A lost connection, with each way to acknowledge late."""
+    cancels = "worker_cancel_long_running_tasks_on_connection_loss"
+    return [
+        Cell(f"late-{late:d}-cancel-{cancel:d}", cut, pool, conf={"task_acks_late": late, cancels: cancel})
+        for late in (False, True)
+        for cancel in (False, True)
+    ]
+
+
+POOLS = ("prefork", "threads", "gevent", "solo")
+STAGES: dict[str, list[Cell]] = {
+    **{f"ends-{pool}": ends(pool) for pool in POOLS},
+    **{f"lives-{pool}": lives(pool) for pool in POOLS},
+    **{f"losses-{pool}": losses(pool) for pool in POOLS},
+    # What is tried each time: all ways of prefork, and of the others the two most common ones
+    "often": [
+        *(cell for cell in ends("prefork") if cell.name not in ("quit-thrice", "soft-twice")),
+        *(cell for pool in POOLS[1:] for cell in ends(pool) if cell.name in ("term", "quit")),
+    ],
+    "often-lives": [*lives("prefork"), losses("prefork")[3]],
+}
+
+
+@pytest.fixture(params=["bundles", "alone"])
+def lane(request: pytest.FixtureRequest, nodes: NodeYard, own_server: EmbeddedServer, tmp_path: Path) -> LaneUnderTest:
+    # One attempt: whatever is charged is dead. A lease that outlasts the start of so many processes on a busy machine.
+    bundle_ms = "10" if request.param == "bundles" else "0"
+    return LaneUnderTest(
+        nodes, own_server, tmp_path, COUNTER_BUNDLE_MS=bundle_ms, COUNTER_MAX_ATTEMPTS="1", COUNTER_LEASE="10"
+    )
+
+
+@pytest.mark.parametrize(
+    "name", [name if name.startswith("often") else pytest.param(name, marks=pytest.mark.long) for name in STAGES]
+)
+def test_nothing_is_lost_and_nothing_dies(lane: LaneUnderTest, name: str) -> None:
+    stage = Stage(lane, STAGES[name], "counter.held_late" if "losses" in name else "counter.held")
+    stage.bring_to_the_gate()
+    if lane.env["COUNTER_BUNDLE_MS"] != "0":
+        ways = [path.suffix for worker in stage.workers.values() for path in stage.held(worker)]
+        assert ways.count(".bundle") >= len(stage.workers) // 4, ways
+    stage.strike()
+    stage.finish()

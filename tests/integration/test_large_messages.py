@@ -1,0 +1,190 @@
+"""Messages of a megabyte each, as many as there may be: bytes are bounded wherever counts are."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from redis import Redis
+from redis.exceptions import ResponseError
+
+from bridge.embedded import EmbeddedServer
+from bridge.orders import give
+from bridge.replay import BATCH
+from tests.integration.lanes import LaneUnderTest
+from tests.nodes.roles import MasterNode
+from tests.nodes.yard import NodeYard
+from tests.waiting import wait_until
+
+#: Just below `bridge_max_payload`.
+LARGE = 1024 * 1024 - 64
+#: Tickets in which they are.
+TICKETS = 30
+#: How many times as long as the server takes to hand 8 MB over plainly one of our commands may take.
+TIMES_THE_PROBE = 8
+
+
+@pytest.fixture
+def server(valkey_binary: Path) -> Iterator[EmbeddedServer]:
+    """One that writes nothing to a disk: gigabytes go through it."""
+    options = {"save": "", "slowlog-log-slower-than": "1000", "slowlog-max-len": "10000"}
+    with EmbeddedServer(binary=valkey_binary, append_only=False, options=options) as started:
+        yield started
+
+
+@pytest.fixture
+def lane(server: EmbeddedServer, tmp_path: Path) -> Iterator[LaneUnderTest]:
+    yard = NodeYard(tmp_path, server.url)
+    yield LaneUnderTest(yard, server, tmp_path, COUNTER_RETENTION="0")
+    yard.close()
+
+
+def push(redis: Redis, stream: str, count: int, *, tickets: int = TICKETS, first_ms: int = 0) -> list[str]:
+    """Ids of so many large messages of some tickets by turns; the first one runs for so many ms."""
+    ids: list[Any] = []
+    for n in range(count):
+        ticket, place = n % tickets, n // tickets
+        text = json.dumps({"n": place, "ms": 0 if n else first_ms, "fill": ""})
+        text = text[:-2] + "x" * (LARGE - len(text)) + text[-2:]
+        ids.append(redis.xadd(stream, {"ticket_id": f"T{ticket}", "payload": text}))
+    return ids
+
+
+def commands(redis: Redis) -> list[tuple[int, str]]:
+    """(µs, command) of what the server took longest for, the slowest first."""
+    told: list[Any] = redis.slowlog_get(10_000)
+    return sorted(((entry["duration"], entry["command"][:60].decode()) for entry in told), reverse=True)
+
+
+@contextmanager
+def probing(server: EmbeddedServer) -> Iterator[list[int]]:
+    """Asks for 8 MB now and then; what the server took for it, in µs: others may have the machine, too."""
+    with server.client() as redis:
+        for n in range(8):
+            redis.xadd("probe", {"fill": "x" * LARGE}, id=f"{n + 1}-0")
+        found: list[int] = []
+        over = threading.Event()
+
+        def probe() -> None:
+            while not over.wait(0.1):
+                redis.xrange("probe")
+
+        thread = threading.Thread(target=probe)
+        thread.start()
+        try:
+            yield found
+        finally:
+            over.set()
+            thread.join()
+        found += [us for us, command in commands(redis) if command.startswith("XRANGE probe")]
+
+
+def peak_mb(master: MasterNode) -> float:
+    """The most memory that the process ever had."""
+    status = Path(f"/proc/{master.pid}/status").read_text()
+    [line] = [line for line in status.splitlines() if line.startswith("VmHWM")]
+    return int(line.split()[1]) / 1024
+
+
+@pytest.mark.parametrize(
+    "count",
+    [pytest.param(150, id="150"), pytest.param(5000, id="5000", marks=[pytest.mark.long, pytest.mark.timeout(1800)])],
+)
+def test_waiting_megabytes_hold_nobody_up(count: int, lane: LaneUnderTest) -> None:
+    # Given so many messages of a megabyte that wait
+    redis = lane.redis
+    push(redis, lane.keys.stream, count)
+    redis.slowlog_reset()
+    with probing(lane.server) as probes:
+        lane.worker("w1")
+        master = lane.master("m1")
+        # When they are worked off, with a leader's lease of two seconds
+        lane.wait_done(count, timeout_s=60)
+    # Then all were, in order, under the first leader
+    assert lane.count("dead") == 0
+    assert redis.get(lane.keys.term) == "1"
+    for ticket in range(TICKETS):
+        assert lane.log(f"T{ticket}") == list(range(len(range(ticket, count, TICKETS))))
+    # And no command held the server up, nor was the master's memory filled
+    ours = [(us, text) for us, text in commands(redis) if text.startswith(("EVAL", "X")) and "probe" not in text]
+    slow, late = [us for us, _ in ours], sum(us > 50_000 for us, _ in ours)
+    print(f"probes {max(probes)} µs; ours that took 1 ms: {len(ours)}, {late} of them 50 ms, slowest {ours[:5]},")
+    print(f"p99 {slow[len(slow) // 100]} µs, median {slow[len(slow) // 2]} µs; master {peak_mb(master):.0f} MB")
+    # Others have this machine, too: of many commands, some were interrupted.
+    assert ours[len(ours) // 200][0] < TIMES_THE_PROBE * max(probes), (max(probes), ours[:5])
+    assert peak_mb(master) < 300
+
+
+def forgotten(lane: LaneUnderTest, master: MasterNode) -> None:
+    del master
+    lane.redis.xgroup_delconsumer(lane.keys.stream, lane.keys.group, "master")
+
+
+def forgotten_without_a_leader(lane: LaneUnderTest, master: MasterNode) -> None:
+    master.kill()
+    master.wait()
+    forgotten(lane, master)
+    master.start()
+
+
+@pytest.mark.parametrize("deed", [forgotten, pytest.param(forgotten_without_a_leader, marks=pytest.mark.long)])
+def test_what_is_put_right_by_hand_is_not_read_at_once(
+    deed: Callable[[LaneUnderTest, MasterNode], None], lane: LaneUnderTest
+) -> None:
+    # Given a ticket with so many megabytes waiting that few of them are in memory
+    count, redis = 150, lane.redis
+    lane.env["COUNTER_LEASE"] = "6"
+    master = lane.master("m1")
+    lane.worker("w1")
+    push(redis, lane.keys.stream, count, tickets=1, first_ms=8000)
+    wait_until(lambda: pending(lane) == count, description="all to be read", timeout_s=20)
+    redis.slowlog_reset()
+    with probing(lane.server) as probes:
+        # When somebody takes them from the pending list, and they are worked off
+        deed(lane, master)
+        wait_until(lambda: pending(lane) == count, description="all to be pending again", timeout_s=20)
+        lane.wait_done(count)
+    # Then they were, in order, and mending was no more work for the server than reading is
+    assert lane.log("T0") == list(range(count))
+    ours = [(us, text) for us, text in commands(redis) if text.startswith(("EVAL", "X")) and "probe" not in text]
+    print(f"probes {max(probes)} µs; ours {ours[:3]}; master {peak_mb(master):.0f} MB")
+    # Twice that, since one command may meet a machine that stands still; what was read at once took 50 probes
+    assert ours[0][0] < 2 * TIMES_THE_PROBE * max(probes), (max(probes), ours[:5])
+    assert peak_mb(master) < 300
+
+
+def pending(lane: LaneUnderTest) -> int:
+    try:
+        told: Any = lane.redis.xpending(lane.keys.stream, lane.keys.group)
+    except ResponseError:
+        return -1
+    return int(told["pending"])
+
+
+def test_what_is_replayed_fills_no_memory(lane: LaneUnderTest) -> None:
+    # Given letters of messages of a megabyte, more than a master may have in memory, of tickets with other messages
+    redis, keys = lane.redis, lane.keys
+    ids = push(redis, keys.stream, 300)
+    redis.xgroup_create(keys.stream, keys.group, "0")
+    redis.xreadgroup(keys.group, "somebody", {keys.stream: ">"}, count=1000, noack=True)
+    redis.xgroup_delconsumer(keys.stream, keys.group, "somebody")
+    letters: list[Any] = [redis.xadd(keys.dead, {"message_id": id_, "reason": "gave up"}) for id_ in ids]
+    master = lane.master("m1")
+    lane.wait_leader()
+    # When all are put back while nobody works
+    for start in range(0, 300, BATCH):
+        order = {"do": "replay", "letters": letters[start : start + BATCH]}
+        answer = give(lane.server.client(), keys, order)
+        assert (len(answer["replayed"]), answer["refused"]) == (BATCH, [])
+    waited = peak_mb(master)
+    # Then they wait where they are, and are worked off in order
+    lane.worker("w1")
+    lane.wait_done(300)
+    lane.assert_logs(TICKETS, 10)
+    print(f"master {waited:.0f} MB, then {peak_mb(master):.0f} MB")
+    assert max(waited, peak_mb(master)) < 300

@@ -1,0 +1,120 @@
+"""What an operator revokes does not run, also in a bundle; what runs is ended only if he says so; nothing else dies."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from celery import Celery
+
+from bridge.embedded import EmbeddedServer
+from tests.integration.lanes import WITH_AND_WITHOUT_BUNDLES, LaneUnderTest
+from tests.nodes.roles import WorkerNode
+from tests.nodes.yard import NodeYard
+from tests.waiting import wait_until
+
+TASK = "counter.held_result"
+TICKETS = 6
+EACH = 5
+#: The messages of every ticket of which one stands at the gate.
+AT_GATE = 1
+
+
+@pytest.fixture(params=WITH_AND_WITHOUT_BUNDLES)
+def lane(request: pytest.FixtureRequest, nodes: NodeYard, own_server: EmbeddedServer, tmp_path: Path) -> LaneUnderTest:
+    return LaneUnderTest(nodes, own_server, tmp_path, COUNTER_BUNDLE_MS=request.param, COUNTER_MAX_ATTEMPTS="1")
+
+
+class Scene:
+    """A worker with one slot in which a message of some ticket stands at a gate; with bundles, in one with others."""
+
+    def __init__(self, lane: LaneUnderTest, *arguments: str) -> None:
+        self.lane = lane
+        self.app = Celery(broker=lane.server.url, backend=lane.server.url)
+        lane.master("m1")
+        self.worker: WorkerNode = lane.worker("w1", "--concurrency=1", *arguments)
+        lane.wait_consumers(1)
+        for n in range(40):
+            lane.push(f"warm{n % 4}", {"n": n // 4}, TASK)
+        lane.wait_done(40)
+        with lane.redis.pipeline(transaction=True) as pipe:
+            for n in range(EACH):
+                for ticket in range(TICKETS):
+                    payload = {"n": n} | ({"gate": "gate"} if n == AT_GATE else {})
+                    pipe.xadd(
+                        lane.keys.stream, {"ticket_id": f"T{ticket}", "payload": json.dumps(payload), "task": TASK}
+                    )
+            ids: list[str] = pipe.execute()
+        self.ids = {(f"T{i % TICKETS}", i // TICKETS): id_ for i, id_ in enumerate(ids)}
+        [held] = wait_until(self.held, description="a message to stand at the gate", timeout_s=20)
+        self.ticket = held.name.split("-")[1]
+        self.bundled = held.suffix == ".bundle"
+        assert self.bundled or lane.env["COUNTER_BUNDLE_MS"] == "0" or "solo" in " ".join(arguments)
+
+    def held(self) -> list[Path]:
+        return list(self.lane.ledger.glob("held-*"))
+
+    def id_of(self, n: int, ticket: str | None = None) -> str:
+        return self.ids[ticket or self.ticket, n]
+
+    def revoke(self, ids: list[str], **how: Any) -> str:
+        [reply] = self.app.control.revoke(ids, reply=True, timeout=10, limit=1, **how)
+        return str(reply[self.worker.hostname])
+
+    def finish(self, dead: set[str]) -> None:
+        """Opens the gate: the dead are dead, and everything else is done, in order, once."""
+        lane = self.lane
+        (lane.ledger / "gate").touch()
+        lane.wait_done(40 + len(self.ids))
+        letters = {letter["message_id"]: letter["error"] for letter in lane.dead_letters()}
+        assert letters.keys() == dead
+        assert all(error.startswith(("Revoked", "Terminated")) for error in letters.values())
+        for ticket in range(TICKETS):
+            assert lane.log(f"T{ticket}") == [n for n in range(EACH) if self.ids[f"T{ticket}", n] not in dead]
+        lane.assert_at_rest()
+        for id_ in self.ids.values():
+            state = "REVOKED" if id_ in dead else "SUCCESS"
+            wait_until(lambda: self.app.AsyncResult(id_).state == state, description=f"{id_} to be {state}")  # noqa: B023
+            told = lane.ledger / f"told-{id_}"
+            assert (told.read_text().split() if told.exists() else []) == (["task_revoked"] if id_ in dead else [])
+
+
+@pytest.mark.parametrize("pool", ["prefork", "threads", "gevent"])
+def test_what_is_revoked_before_it_begins_does_not_run(lane: LaneUnderTest, pool: str) -> None:
+    scene = Scene(lane, f"--pool={pool}")
+    # Mates in the bundle, one behind the message that runs, and what has not been dispatched
+    dead = {id_ for (ticket, n), id_ in scene.ids.items() if n > AT_GATE and (n, ticket) != (EACH - 1, "T0")}
+    assert scene.id_of(2) in dead
+    scene.revoke(sorted(dead))
+    scene.finish(dead)
+
+
+def test_what_runs_is_ended_only_if_it_is_meant(lane: LaneUnderTest) -> None:
+    scene = Scene(lane)
+    running = scene.id_of(AT_GATE)
+    assert "terminate" not in scene.revoke([running])
+    (lane.ledger / "gate").touch()
+    lane.wait_done(70)
+    assert lane.dead_letters() == []
+
+
+@pytest.mark.parametrize("pool", ["prefork", "gevent"])
+def test_terminate_ends_the_message_that_runs_and_no_other(lane: LaneUnderTest, pool: str) -> None:
+    scene = Scene(lane, f"--pool={pool}")
+    running = scene.id_of(AT_GATE)
+    assert running in scene.revoke([running], terminate=True)
+    wait_until(lambda: len(lane.dead_letters()) == 1, description="it to be dead, before the gate is opened")
+    scene.finish({running})
+    assert lane.count("failed") == 1
+
+
+def test_terminate_of_a_message_that_waits_in_the_worker_ends_nothing_that_runs(lane: LaneUnderTest) -> None:
+    scene = Scene(lane)
+    behind = scene.id_of(AT_GATE + 1)
+    reply = scene.revoke([behind], terminate=True)
+    if scene.bundled:
+        assert behind in reply
+    assert len(scene.held()) == 1
+    scene.finish({behind})

@@ -1,0 +1,116 @@
+"""A worker gets as many messages at once as its pool takes, also when that grows and shrinks while it runs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from celery import Celery
+
+from bridge.embedded import EmbeddedServer
+from tests.integration.lanes import LaneUnderTest
+from tests.nodes.roles import WorkerNode
+from tests.nodes.yard import NodeYard
+from tests.waiting import holds_for, wait_until
+
+
+@pytest.fixture
+def lane(nodes: NodeYard, own_server: EmbeddedServer, tmp_path: Path) -> LaneUnderTest:
+    return LaneUnderTest(nodes, own_server, tmp_path)
+
+
+def slots(lane: LaneUnderTest, worker: WorkerNode) -> int:
+    found: Any = lane.redis.hget(lane.keys.consumers, worker.hostname)
+    return int(json.loads(found)["slots"])
+
+
+def push_held(lane: LaneUnderTest, gate: str, tickets: int) -> None:
+    for ticket in range(tickets):
+        lane.push(f"{gate}{ticket}", {"n": 0, "gate": gate}, "counter.held")
+
+
+def held(lane: LaneUnderTest, gate: str) -> int:
+    return len(list(lane.ledger.glob(f"held-{gate}*")))
+
+
+def open_gate(lane: LaneUnderTest, gate: str, done: int) -> None:
+    (lane.ledger / gate).touch()
+    lane.wait_done(done)
+
+
+def tell(lane: LaneUnderTest, worker: WorkerNode, command: str, **arguments: int) -> None:
+    """Celery's own remote control. A worker is a consumer a moment before it listens to that."""
+    control = Celery(broker=lane.server.url).control
+    wait_until(lambda: control.ping([worker.hostname], timeout=1), description="the worker to listen", timeout_s=30)
+    to = {"destination": [worker.hostname], "reply": True, "timeout": 10, "limit": 1}
+    [reply] = control.broadcast(command, arguments=arguments, **to)
+    assert "ok" in reply[worker.hostname]
+
+
+@pytest.mark.parametrize("pool", ["prefork", "gevent"])
+def test_slots_follow_the_pool(lane: LaneUnderTest, pool: str) -> None:
+    master = lane.master("m1")
+    worker = lane.worker("w1", f"--pool={pool}", "--concurrency=1")
+    lane.wait_consumers(1)
+    lane.wait_known(master, worker)
+    push_held(lane, "a", 3)
+    wait_until(lambda: held(lane, "a") == 1, description="one to run")
+
+    tell(lane, worker, "pool_grow", n=2)
+
+    wait_until(lambda: slots(lane, worker) == 3, description="the worker to tell that its pool grew")
+    wait_until(lambda: held(lane, "a") == 3, description="three to run at once")
+    open_gate(lane, "a", 3)
+    tell(lane, worker, "pool_shrink", n=2)
+    wait_until(lambda: slots(lane, worker) == 1, description="the worker to tell that its pool shrank")
+    push_held(lane, "b", 3)
+    wait_until(lambda: held(lane, "b") >= 1, description="one to run")
+    holds_for(lambda: held(lane, "b") == 1, description="one to run alone", duration_s=0.5)
+    open_gate(lane, "b", 6)
+    assert [lane.log(f"{gate}{ticket}") for gate in "ab" for ticket in range(3)] == [[0]] * 6
+    assert lane.count("failed") == 0
+    # Nothing of that was a new life
+    assert worker.logs().count("registered as") == 1
+
+
+def test_autoscale_gets_what_its_largest_pool_takes(lane: LaneUnderTest) -> None:
+    master = lane.master("m1")
+    worker = lane.worker("w1", "--autoscale=4,1")
+    lane.wait_consumers(1)
+    lane.wait_known(master, worker)
+    assert slots(lane, worker) == 4
+    push_held(lane, "a", 4)
+    wait_until(lambda: held(lane, "a") == 4, description="the pool to grow to four", timeout_s=20)
+    tell(lane, worker, "autoscale", max=6, min=1)
+    wait_until(lambda: slots(lane, worker) == 6, description="the worker to tell that its pool may grow")
+    # Celery grows it when something arrives
+    for ticket in range(2):
+        lane.push(f"b{ticket}", {"n": 0, "gate": "a"}, "counter.held")
+    wait_until(lambda: held(lane, "") == 6, description="the pool to grow to six", timeout_s=20)
+    open_gate(lane, "a", 6)
+    assert lane.count("failed") == 0
+
+
+@pytest.mark.parametrize("pool", ["prefork", "gevent"])
+def test_a_pool_that_is_shrunk_to_nothing_holds_nobody_up(lane: LaneUnderTest, pool: str) -> None:
+    master = lane.master("m1")
+    worker = lane.worker("w1", f"--pool={pool}", "--concurrency=1")
+    lane.wait_consumers(1)
+    lane.wait_known(master, worker)
+    tell(lane, worker, "pool_shrink", n=1)
+    for n in range(3):
+        lane.push("A", {"n": n})
+    wait_until(lambda: slots(lane, worker) == 0, description="the worker to tell that its pool is empty")
+
+    other = lane.worker("w2", "--concurrency=1")
+    lane.wait_done(3)
+
+    assert lane.log("A") == [0, 1, 2]
+    assert lane.count("failed") == 0
+    other.terminate()
+    tell(lane, worker, "pool_grow", n=1)
+    lane.push("A", {"n": 3})
+    lane.wait_done(4)
+    lane.assert_at_rest()

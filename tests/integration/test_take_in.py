@@ -1,0 +1,159 @@
+"""What is done by hand to the pending list while a new leader takes in what waits: between any two of its turns."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from celery import Celery
+
+import bridge
+from bridge.election import Election
+from bridge.embedded import EmbeddedServer
+from bridge.leader import Leader
+from bridge.orders import give
+from bridge.picture import id_key
+from bridge.server_clock import ServerClock
+from bridge.settings import read_settings
+from tests.integration.lanes import LaneUnderTest
+from tests.nodes.yard import NodeYard
+from tests.waiting import wait_until
+
+#: Entries in one page of what a leader reads.
+PAGE = 500
+PAGES = 4
+
+
+@pytest.fixture
+def lane(nodes: NodeYard, own_server: EmbeddedServer, tmp_path: Path) -> LaneUnderTest:
+    """A lane with a history, in which some pages of messages wait, and nobody leads or works."""
+    lane = LaneUnderTest(nodes, own_server, tmp_path)
+    master = lane.master("m1")
+    worker = lane.worker("w0", "--pool=solo")
+    lane.push("warm", {"n": 0})
+    lane.wait_done(1)
+    worker.terminate()
+    wait_until(lambda: lane.redis.exists(lane.keys.floor), description="it to be noted how far all is done")
+    with lane.redis.pipeline(transaction=False) as pipe:
+        for n in range(PAGES * PAGE):
+            pipe.xadd(lane.keys.stream, {"ticket_id": f"T{n % 7}", "payload": json.dumps({"n": n // 7})})
+        pipe.execute()
+    wait_until(lambda: pending(lane) == PAGES * PAGE, description="all to be read")
+    assert master.terminate() == 0
+    return lane
+
+
+def pending(lane: LaneUnderTest) -> int:
+    told: Any = lane.redis.xpending(lane.keys.stream, lane.keys.group)
+    return int(told["pending"])
+
+
+def never_run(ticket_id: str, payload: Any) -> None:
+    """There is nobody to run it."""
+
+
+def take_in(lane: LaneUnderTest, deed: Callable[[Leader], None]) -> Leader:
+    """A new leader takes everything in; before each of its turns somebody does something."""
+    app = bridge.install(Celery("counter", broker=lane.server.url))
+    app.conf.update(bridge_default_task="counter.append", bridge_leader_lease=30)
+    app.task(name="counter.append")(never_run)
+    settings = read_settings(app)
+    election = Election(settings, "in this process")
+    assert election.campaign()
+    leader = Leader(app, settings, election.take_term(), ServerClock(settings.lease))
+
+    def goes_on() -> bool:
+        deed(leader)
+        if not leader.behind:
+            # What it has in memory it misses by itself.
+            leader.strays.compare()
+        return leader.behind
+
+    leader.run(goes_on)
+    return leader
+
+
+def acknowledge(lane: LaneUnderTest, leader: Leader, taken: set[str]) -> None:
+    """A message that is not taken in yet, and will be soon."""
+    after = "-".join(map(str, leader.lane.read_to))
+    found: Any = lane.redis.xpending_range(lane.keys.stream, lane.keys.group, f"({after}", "+", 5)
+    ids = [entry["message_id"] for entry in found if entry["message_id"] not in taken]
+    if leader.behind and ids:
+        taken.add(ids[0])
+        lane.redis.xack(lane.keys.stream, lane.keys.group, ids[0])
+
+
+def forget_master(lane: LaneUnderTest, leader: Leader, taken: set[str]) -> None:
+    """With its name goes all that waits."""
+    if leader.behind:
+        taken.add("-".join(map(str, leader.lane.read_to)))
+        lane.redis.xgroup_delconsumer(lane.keys.stream, lane.keys.group, "master")
+
+
+def claim(lane: LaneUnderTest, leader: Leader, taken: set[str]) -> None:
+    """A message that is not taken in yet is pending under a stranger's name."""
+    after = "-".join(map(str, leader.lane.read_to))
+    found: Any = lane.redis.xpending_range(
+        lane.keys.stream, lane.keys.group, f"({after}", "+", 5, consumername="master"
+    )
+    if leader.behind and found:
+        taken.add(found[-1]["message_id"])
+        lane.redis.xclaim(lane.keys.stream, lane.keys.group, "stranger", 0, [found[-1]["message_id"]], justid=True)
+
+
+@pytest.mark.parametrize("deed", [acknowledge, forget_master, claim])
+def test_what_is_taken_by_hand_between_two_turns_of_a_new_leader_is_pending_again(
+    lane: LaneUnderTest, deed: Callable[[LaneUnderTest, Leader, set[str]], None]
+) -> None:
+    taken: set[str] = set()
+
+    leader = take_in(lane, lambda leader: deed(lane, leader, taken))
+
+    assert len(taken) >= PAGES
+    assert max(map(id_key, taken)) <= leader.lane.read_to
+    assert pending(lane) == PAGES * PAGE
+    # And each ticket has all of it, in order
+    for ticket in range(7):
+        waiting = leader.lane.tickets[f"T{ticket}"].waiting
+        assert [json.loads(message.payload)["n"] for message in waiting] == list(
+            range(len(range(ticket, PAGES * PAGE, 7)))
+        )
+
+
+@pytest.mark.parametrize("parked", [False, True])
+def test_what_is_taken_by_hand_and_is_not_in_memory_is_pending_again_before_what_comes_after_it(
+    nodes: NodeYard, own_server: EmbeddedServer, tmp_path: Path, parked: bool
+) -> None:
+    # Given far more messages of a ticket than are kept in memory
+    lane = LaneUnderTest(nodes, own_server, tmp_path)
+    lane.master("m1").wait_for_log("read the lane")
+    if parked:
+        lane.worker("w0", "--pool=solo")
+        lane.push("T", {"n": 0, "gate": "gate"}, task="counter.held")
+        wait_until(lambda: list(lane.ledger.glob("held-*")), description="the first to run")
+    count = 5 * PAGE
+    ids = [] if not parked else ["the first"]
+    with lane.redis.pipeline(transaction=False) as pipe:
+        for n in range(len(ids), count):
+            pipe.xadd(lane.keys.stream, {"ticket_id": "T", "payload": json.dumps({"n": n})})
+        ids += pipe.execute()
+    wait_until(lambda: pending(lane) == count, description="all to be read")
+    # When some of the others are acknowledged, and it goes on before anybody looks
+    lane.redis.xack(lane.keys.stream, lane.keys.group, *ids[3 * PAGE :: 100])
+    if parked:
+        order = lane.server.client()
+        assert give(order, lane.keys, {"do": "park", "ticket": "T"})["ok"]
+        (lane.ledger / "gate").touch()
+        wait_until(lambda: lane.log("T") == [0], description="it to stand still")
+        lane.redis.xack(lane.keys.stream, lane.keys.group, *ids[3 * PAGE + 50 :: 100])
+        assert give(order, lane.keys, {"do": "release", "ticket": "T"})["ok"]
+    else:
+        lane.worker("w1", "--pool=solo")
+    # Then all is done, in order
+    wait_until(lambda: len(lane.log("T")) >= count, description="all to be done", timeout_s=30)
+    assert lane.log("T") == list(range(count))
+    lane.wait_done(count)
+    lane.assert_at_rest()

@@ -1,0 +1,299 @@
+"""Messages go only to consumers that can run them: routes, rolling deploys, tasks that nobody knows."""
+
+from __future__ import annotations
+
+import json
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import pytest
+from celery import Celery
+from redis import Redis
+
+import bridge
+from bridge.apps import reach
+from bridge.embedded import EmbeddedServer
+from bridge.installation import bridge_of
+from bridge.orders import give
+from bridge.settings import Settings
+from bridge.status import look
+from bridge.unserved import UnservedTask
+from bridge.whereabouts import Whereabouts, locate
+from routing.errors import OrderFailed
+from tests.integration.lanes import QUICK, LaneUnderTest
+from tests.nodes.roles import MasterNode, WorkerNode
+from tests.nodes.yard import NodeYard
+from tests.waiting import holds_for, wait_until
+
+APP = "tests.apps.services"
+
+
+class ServicesLane(LaneUnderTest):
+    """A lane of `tests.apps.services`."""
+
+    def service(self, name: str, *arguments: str, tasks: str, wait: bool = True, **env: Any) -> WorkerNode:
+        """A worker that has ``tasks``; ``env``: more of the app's variables, as JSON."""
+        given = self._env(tasks, env)
+        return self.nodes.worker(name, app=APP, arguments=("--concurrency=2", *arguments, *QUICK), env=given, wait=wait)
+
+    def leader(self, name: str, *, tasks: str, wait: bool = True, **env: Any) -> MasterNode:
+        return self.nodes.master(name, app=APP, env=self._env(tasks, env), ready_text="standing by", wait=wait)
+
+    def ran(self, ticket: str) -> list[tuple[int, str, str]]:
+        """(number, task, name of the worker without its host) of what succeeded of a ticket, in order."""
+        found: Any = self.redis.lrange(f"log:{ticket}", 0, -1)
+        rows = [json.loads(text) for text in found]
+        return [(n, task, consumer.partition("@")[0]) for n, task, consumer in rows]
+
+    def locate(self, ticket: str) -> Whereabouts:
+        """What `bridge ticket show` finds."""
+        return locate(self.asking, self.settings, ticket, lambda _task: 3)
+
+    def unserved(self) -> dict[str, UnservedTask]:
+        """The tasks that messages wait for, as `bridge status` finds them."""
+        return {one.task: one for one in look(self.asking, self.settings).unserved}
+
+    def wait_heard(self) -> None:
+        """Waits until the leader has looked at what was told to it before."""
+        for _ in range(2):
+            # What comes with a first one may be looked at after it, in the same turn of the leader's loop.
+            with pytest.raises(OrderFailed, match="not parked"):
+                give(self.asking, self.keys, {"do": "release", "ticket": "nobody"})
+
+    def queues(self, worker: WorkerNode) -> list[str]:
+        """The Celery queues that a worker has told of."""
+        found: Any = self.redis.hget(self.keys.consumers, worker.hostname)
+        queues: list[str] = json.loads(found)["queues"]
+        return queues
+
+    @cached_property
+    def app(self) -> Celery:
+        return bridge.install(Celery("services", broker=self.server.url))
+
+    @property
+    def settings(self) -> Settings:
+        return bridge_of(self.app).settings
+
+    @property
+    def asking(self) -> Redis:
+        """A client as the commands have it."""
+        return reach(self.app)
+
+    @staticmethod
+    def _env(tasks: str, more: dict[str, Any]) -> dict[str, str]:
+        told = {f"SERVICE_{key.upper()}": value for key, value in more.items()}
+        return {"SERVICE_TASKS": tasks} | {k: v if isinstance(v, str) else json.dumps(v) for k, v in told.items()}
+
+
+@pytest.fixture
+def lane(nodes: NodeYard, own_server: EmbeddedServer, tmp_path: Path) -> ServicesLane:
+    return ServicesLane(nodes, own_server, tmp_path)
+
+
+def test_a_task_that_is_routed_to_a_queue_runs_only_where_that_queue_is_consumed(lane: ServicesLane) -> None:
+    # Given two workers of one app, of which one is for emails
+    both = "service.book,service.email"
+    routes = {"service.email": {"queue": "emails"}}
+    lane.leader("m1", tasks=both, routes=routes)
+    books = lane.service("books", tasks=both, routes=routes, wait=False)
+    emails = lane.service("emails", "-Q", "emails", tasks=both, routes=routes, wait=False)
+    books.wait_ready()
+    emails.wait_ready()
+    lane.wait_consumers(2)
+
+    # When messages of both kinds come, in turn, of the same tickets
+    tasks = ("service.book", "service.email")
+    for n in range(20):
+        for ticket in range(10):
+            lane.push(f"T{ticket}", {"n": n}, tasks[n % 2])
+    lane.wait_done(200)
+
+    # Then each was run where it is meant to be, in order
+    for ticket in range(10):
+        where = ("books", "emails")
+        assert lane.ran(f"T{ticket}") == [(n, tasks[n % 2], where[n % 2]) for n in range(20)]
+    assert lane.dead_letters() == []
+    lane.assert_at_rest()
+
+
+def test_in_a_rolling_deploy_a_new_task_runs_only_where_it_is_known(lane: ServicesLane) -> None:
+    lane.leader("m1", tasks="service.old,service.new")
+    old = lane.service("old", tasks="service.old", wait=False)
+    new = lane.service("new", tasks="service.old,service.new", wait=False)
+    old.wait_ready()
+    new.wait_ready()
+    lane.wait_consumers(2)
+
+    for n in range(10):
+        for ticket in range(20):
+            lane.push(f"T{ticket}", {"n": n}, "service.new" if n % 3 == 0 else "service.old")
+    lane.wait_done(200)
+
+    for ticket in range(20):
+        ran = lane.ran(f"T{ticket}")
+        assert [n for n, _, _ in ran] == list(range(10))
+        assert {consumer for _, task, consumer in ran if task == "service.new"} == {"new"}
+    assert lane.dead_letters() == []
+
+
+def test_a_task_that_nobody_knows_waits_and_is_said_until_somebody_comes_who_knows_it(lane: ServicesLane) -> None:
+    # Given a master and a worker that do not know what others push already
+    lane.leader("m1", tasks="service.old")
+    lane.service("old", tasks="service.old")
+    lane.wait_consumers(1)
+    for n in range(3):
+        lane.push("A", {"n": n}, "service.old" if n == 0 else "service.new")
+    lane.push("B", {"n": 0}, "service.old")
+    lane.wait_done(2)
+
+    # Then it waits, its ticket with it and no other, and whoever asks is told
+    wait_until(lambda: "service.new" in lane.unserved(), description="the wait to be noted")
+    one = lane.unserved()["service.new"]
+    assert (one.tickets, one.messages, one.known, one.queue) == (1, 2, False, None)
+    assert one.dead_in_ms is not None
+    assert 0 < one.dead_in_ms <= 600_000
+    [said] = look(lane.asking, lane.settings).problems
+    assert said.startswith("2 messages of 1 ticket wait for service.new since ")
+    assert "no consumer has this task" in said
+    assert "can run its task service.new: no consumer has this task" in lane.locate("A").why
+    assert lane.ran("B") == [(0, "service.old", "old")]
+
+    # When somebody comes who knows it
+    lane.service("new", tasks="service.new")
+    lane.wait_done(4)
+
+    # Then it goes on, in order, where it can
+    assert lane.ran("A") == [(0, "service.old", "old"), (1, "service.new", "new"), (2, "service.new", "new")]
+    wait_until(lambda: lane.unserved() == {}, description="nothing to wait any more")
+    assert lane.dead_letters() == []
+    lane.assert_at_rest()
+
+
+def test_a_task_that_nobody_knows_for_too_long_is_a_dead_letter_and_its_ticket_goes_on(lane: ServicesLane) -> None:
+    lane.leader("m1", tasks="service.old", settings={"bridge_unknown_after": 1.0})
+    lane.service("old", tasks="service.old")
+    lane.wait_consumers(1)
+    for n in range(4):
+        lane.push("A", {"n": n}, "service.new" if n in (1, 2) else "service.old")
+    lane.wait_done(4)
+
+    assert [n for n, _, _ in lane.ran("A")] == [0, 3]
+    letters = lane.dead_letters()
+    assert [(letter["reason"], letter["task"], letter["attempts"]) for letter in letters] == [
+        ("unknown task", "service.new", "0")
+    ] * 2
+    assert letters[0]["error"].startswith("service.new: no consumer has this task; it waited for 1.0 s")
+    lane.assert_at_rest()
+
+
+def test_a_message_waits_without_end_for_workers_that_were_here_and_are_away(lane: ServicesLane) -> None:
+    lane.leader("m1", tasks="service.old", settings={"bridge_unknown_after": 0.5})
+    lane.service("old", tasks="service.old")
+    new = lane.service("new", tasks="service.new")
+    lane.wait_consumers(2)
+    lane.push("A", {"n": 0}, "service.new")
+    lane.wait_done(1)
+    new.terminate()
+    lane.wait_consumers(1)
+    lane.push("A", {"n": 1}, "service.new")
+
+    wait_until(lambda: "service.new" in lane.unserved(), description="the wait to be noted")
+    assert lane.unserved()["service.new"].known
+    assert "the consumers that can run it are away" in lane.locate("A").why
+    holds_for(lambda: lane.dead_letters() == [], description="no dead letter", duration_s=2)
+    lane.service("new", tasks="service.new")
+    lane.wait_done(2)
+    assert [n for n, _, _ in lane.ran("A")] == [0, 1]
+
+
+def test_what_a_task_is_like_is_learned_from_the_workers_that_know_it(lane: ServicesLane) -> None:
+    # Given a task that only the worker has, with options of its own
+    lane.leader("m1", tasks="service.old")
+    lane.service("new", tasks="service.new", options={"bridge_max_attempts": 2, "bridge_on_dead": "park"})
+    lane.wait_consumers(1)
+    first = lane.push("A", {"n": 0, "until": 2}, "service.new")
+    lane.push("A", {"n": 1, "until": 9}, "service.new")
+    lane.push("A", {"n": 2}, "service.new")
+    lane.wait_done(2)
+
+    # Then results are kept, attempts counted, and the ticket is parked, as the worker's app says
+    wait_until(
+        lambda: lane.redis.get(f"celery-task-meta-{first}"), description="the result of a task that the master has not"
+    )
+    [letter] = lane.dead_letters()
+    assert letter["attempts"] == "2"
+    wait_until(lambda: lane.locate("A").parked is not None, description="the ticket to be parked")
+    assert [n for n, _, _ in lane.ran("A")] == [0]
+
+
+def test_names_that_no_message_may_have_are_refused_at_once(lane: ServicesLane) -> None:
+    lane.leader("m1", tasks="service.old")
+    lane.service("old", tasks="service.old")
+    lane.wait_consumers(1)
+    for name in ("bridge.bundle", "bridge.what", "celery.ping", "celery.chord_unlock", "x" * 600):
+        lane.push("A", {"n": 0}, name)
+    lane.push("A", {"n": 1}, "service.old")
+    lane.wait_done(6)
+    assert [letter["reason"] for letter in lane.dead_letters()] == ["unknown task"] * 5
+    assert [n for n, _, _ in lane.ran("A")] == [1]
+
+
+def test_two_apps_on_one_lane_the_second_says_so_and_stops(lane: ServicesLane) -> None:
+    lane.leader("m1", tasks="service.old", title="shop")
+    lane.service("w1", tasks="service.old", title="shop")
+    worker = lane.service("w2", tasks="billing.book", title="billing", wait=False)
+    master = lane.leader("m2", tasks="billing.book", title="billing", wait=False)
+
+    for node in (worker, master):
+        assert node.wait(timeout_s=30) == 2
+        [said] = [line for line in node.logs().splitlines() if line.startswith("Error: ")]
+        assert "belongs to the app 'shop', and this is 'billing'" in said
+        assert "Traceback" not in node.logs()
+    # The same app under a new name comes in by the old one
+    lane.service("w3", tasks="service.old", title="store", settings={"bridge_app": "shop"})
+    lane.wait_consumers(2)
+
+
+def test_settings_that_differ_are_said_once_on_both_sides_and_by_status(lane: ServicesLane) -> None:
+    master = lane.leader("m1", tasks="service.old")
+    worker = lane.service("w1", tasks="service.old", settings={"bridge_max_payload": 1000})
+    said = "bridge_max_payload is 1000 (there 1048576)"
+    worker.wait_for_log(f"this worker differs from the master that leads: {said}", timeout_s=15)
+    master.wait_for_log(f"consumer {worker.hostname} differs from this master: {said}", timeout_s=15)
+    other = lane.leader("m2", tasks="service.old", settings={"bridge_unknown_after": 5.0})
+    other.wait_for_log("differs from the one that led last: bridge_unknown_after is 5.0 (there 600.0)", timeout_s=15)
+    [problem] = look(lane.asking, lane.settings).problems
+    assert problem.startswith(f"{worker.hostname}: bridge_max_payload is 1000 (the master: 1048576)")
+    holds_for(lambda: worker.logs().count(said) == 1, description="no second line", duration_s=2)
+    assert master.logs().count(said) == 1
+
+
+def test_a_worker_that_is_told_to_consume_other_queues_gets_the_messages_of_those(lane: ServicesLane) -> None:
+    # Given two workers, of which one is for emails
+    both, routes = "service.book,service.email", {"service.email": {"queue": "emails"}}
+    lane.leader("m1", tasks=both, routes=routes)
+    first = lane.service("first", "-Q", "celery,emails", tasks=both, routes=routes)
+    second = lane.service("second", "-Q", "celery", tasks=both, routes=routes)
+    lane.wait_consumers(2)
+    for n in range(2):
+        lane.push("T", {"n": n}, "service.email")
+    lane.wait_done(2)
+
+    # When an operator moves the emails to the other one
+    for command, worker in (("cancel_consumer", first), ("add_consumer", second)):
+        told = {"queue": "emails"}
+        [reply] = lane.app.control.broadcast(command, told, [worker.hostname], reply=True, timeout=10, limit=1)
+        assert "ok" in reply[worker.hostname]
+    wait_until(
+        lambda: (lane.queues(first), lane.queues(second)) == (["celery"], ["celery", "emails"]),
+        description="both to tell what they consume now",
+    )
+    lane.wait_heard()
+    for n in range(2, 6):
+        lane.push("T", {"n": n}, "service.email")
+    lane.wait_done(6)
+
+    # Then so are their messages, and nothing of that was a new life
+    assert [(n, where) for n, _, where in lane.ran("T")] == [(n, "first" if n < 2 else "second") for n in range(6)]
+    assert [worker.logs().count("registered as") for worker in (first, second)] == [1, 1]

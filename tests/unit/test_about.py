@@ -1,0 +1,90 @@
+"""What members of a lane must agree on, and what they say when they do not."""
+
+from __future__ import annotations
+
+import orjson
+import pytest
+from celery import Celery
+from redis import Redis
+
+import bridge
+from bridge.about import LANE_FORMAT, app_name, arrive, differences, facts, package_version
+from bridge.embedded import EmbeddedServer
+from routing.errors import ConfigurationError
+
+
+def make(server: EmbeddedServer, name: str | None, **settings: object) -> Celery:
+    app = bridge.install(Celery(name, broker=server.url))
+    app.conf.update({f"bridge_{key}": value for key, value in settings.items()})
+    return app
+
+
+@pytest.fixture
+def redis(server: EmbeddedServer) -> Redis:
+    made: Redis = server.client()
+    made.flushdb()
+    return made
+
+
+def test_the_first_app_has_the_lane_and_one_of_another_name_is_told_so(server: EmbeddedServer, redis: Redis) -> None:
+    shop = make(server, "shop")
+    arrive(redis, shop)
+    arrive(redis, make(server, "shop"))
+    with pytest.raises(ConfigurationError) as caught:
+        arrive(redis, make(server, "billing"))
+    told = str(caught.value)
+    assert "belongs to the app 'shop', and this is 'billing'" in told
+    assert "bridge_app = 'shop'" in told
+    assert "\n" not in told
+    # A name of its own, another group, or the old name under a new one
+    arrive(redis, make(server, "billing", group="billing"))
+    arrive(redis, make(server, "billing", app="shop"))
+    assert redis.hget(shop.bridge.settings.keys.about, "app") == b"shop"
+
+
+@pytest.mark.parametrize("name", [None, "__main__"])
+def test_an_app_without_a_name_has_no_lane_and_is_refused_none(
+    name: str | None, server: EmbeddedServer, redis: Redis
+) -> None:
+    nameless = make(server, name)
+    assert app_name(nameless) == ""
+    arrive(redis, nameless)
+    arrive(redis, make(server, "shop"))
+    arrive(redis, nameless)
+    with pytest.raises(ConfigurationError):
+        arrive(redis, make(server, "billing"))
+
+
+def test_a_newer_format_is_refused_and_an_older_one_is_not(server: EmbeddedServer, redis: Redis) -> None:
+    app = make(server, "shop")
+    key = app.bridge.settings.keys.about
+    redis.hset(key, "format", LANE_FORMAT + 1)
+    with pytest.raises(ConfigurationError, match=rf"a newer Ticket Bridge, in format {LANE_FORMAT + 1}.*upgrade it$"):
+        arrive(redis, app)
+    redis.hset(key, "format", 0)
+    arrive(redis, app)
+    assert redis.hget(key, "format") == b"0"
+
+
+def test_a_lane_from_before_has_no_format_and_gets_one(server: EmbeddedServer, redis: Redis) -> None:
+    app = make(server, "shop")
+    redis.hset(app.bridge.settings.keys.about, "app", "shop")
+    arrive(redis, app)
+    assert redis.hgetall(app.bridge.settings.keys.about) == {b"app": b"shop", b"format": b"%d" % LANE_FORMAT}
+
+
+def test_what_differs_is_named_with_both_values(server: EmbeddedServer) -> None:
+    worker = facts(make(server, "shop", lease=2.0, max_payload=1000), master=False)
+    master = facts(make(server, "shop", leader_lease=1.0), master=True)
+    assert differences(worker, worker) == []
+    assert differences(worker, master) == [
+        "bridge_lease is 2.0 (there 6.0)",
+        "bridge_max_payload is 1000 (there 1048576)",
+    ]
+    other = facts(make(server, "shop"), master=True)
+    assert differences(other, master) == ["bridge_leader_lease is 5.0 (there 1.0)"]
+    assert differences(other, {**other, "version": "9"}) == [f"the version is {package_version()} (there 9)"]
+    # Who says nothing, as older versions do, differs in nothing
+    assert differences(worker, {}) == []
+    assert differences({}, {}) == []
+    assert orjson.loads(orjson.dumps(master)) == master

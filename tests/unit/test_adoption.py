@@ -1,0 +1,327 @@
+"""Whatever way a task came into the registry, and whatever its classes do: the bridge's call is outermost."""
+
+from __future__ import annotations
+
+import warnings
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import celery.exceptions
+import pytest
+from celery import Celery, Task
+from celery.exceptions import Retry
+
+from bridge.adoption import STRATEGY, adopt_all
+from bridge.installation import install
+from bridge.worker.context import TicketContext
+from bridge.worker.task import TicketTask
+from routing.errors import ConfigurationError
+from routing.records import LostAttempt
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+def make_app(**options: Any) -> Any:
+    return Celery("shop", broker="redis://localhost:1/0", set_as_current=False, **options)
+
+
+@contextmanager
+def on_ticket(task: Any, attempt: int = 1) -> Iterator[TicketContext]:
+    context = TicketContext("T1", "5-0", attempt, 1000, 3, lambda _: None, lambda: True)
+    task.push_request(bridge_ticket=context, called_directly=False)
+    try:
+        yield context
+    finally:
+        task.pop_request()
+
+
+def test_a_task_that_was_used_before_the_app_had_the_bridge_is_the_same_object_afterwards() -> None:
+    app = make_app()
+
+    @app.task(name="shop.pay", shared=False)
+    def pay(ticket_id: str, payload: Any) -> str:
+        return f"{ticket_id} {payload}"
+
+    before = app.tasks["shop.pay"]
+    assert pay.apply_async is not None
+    signature = pay.s("T", 1)
+
+    install(app)
+
+    assert app.tasks["shop.pay"] is before
+    assert isinstance(before, TicketTask)
+    assert (before.name, before.Strategy, pay("T", 1)) == ("shop.pay", STRATEGY, "T 1")
+    assert (type(before).__name__, type(before).__module__) == ("pay", __name__)
+    assert signature() == "T 1"
+
+
+def test_a_class_based_task_keeps_its_class_and_its_instances_their_app() -> None:
+    app = install(make_app())
+
+    class Pay(Task):
+        """What it is for."""
+
+        name = "shop.pay"
+        autoretry_for = (KeyError,)
+
+        def run(self, ticket_id: str, payload: Any) -> None:
+            raise KeyError(ticket_id) if payload == "key" else ValueError(ticket_id)
+
+    task = Pay()
+    assert app.register_task(task) is task
+    assert isinstance(task, Pay)
+    assert isinstance(task, TicketTask)
+    assert type(task).__doc__ == "What it is for."
+    # Another app may have the class, too
+    assert not issubclass(Pay, TicketTask)
+    assert Pay().app is app
+    with on_ticket(task), pytest.raises(Retry) as told:
+        task("T", "key")
+    assert told.value.when == 180
+    with on_ticket(task), pytest.raises(Retry) as told:
+        task("T", "any other")
+    assert told.value.when <= 1
+
+
+def test_celerys_own_tasks_are_left_alone() -> None:
+    app = install(make_app())
+    app.finalize()
+    assert app.tasks["celery.backend_cleanup"].Strategy == "celery.worker.strategy:default"
+
+
+def nothing() -> None:
+    """Celery writes source code around a task's name, and a lambda has none."""
+
+
+class Calls(Task):
+    """Notes who is called, in order."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        self.calls.append(("before", self.ticket and self.ticket.id))
+        try:
+            return super().__call__(*args, **kwargs)
+        finally:
+            self.calls.append(("after", self.ticket and self.ticket.id))
+
+
+@pytest.mark.parametrize("kind", ["base", "task_cls", "app.Task before", "app.Task after", "of the app's", "class"])
+def test_the_call_of_a_base_class_stands_between_the_bridges_checks_and_the_body(kind: str) -> None:
+    app = make_app(**({"task_cls": Calls} if kind == "task_cls" else {}))
+    if kind == "app.Task before":
+        app.Task = Calls
+    install(app)
+    if kind == "app.Task after":
+        app.Task = Calls
+    base: Any = Calls if kind == "base" else None
+    if kind == "of the app's":
+        base = type("Mine", (Calls, app.Task), {})
+    calls: list[Any] = []
+
+    def pay(self: Any, *, fails: bool) -> int:
+        calls.append(("body", self.ticket and self.ticket.id))
+        if fails:
+            raise ValueError("no")
+        return 7
+
+    if kind == "class":
+        task = app.register_task(type("Pay", (Calls,), {"name": "shop.pay", "run": pay})())
+    else:
+        task = app.task(pay, bind=True, name="shop.pay", shared=False, lazy=False, base=base)
+    type(task).calls = calls
+
+    with on_ticket(task):
+        assert task(fails=False) == 7
+    # Celery itself protects the request from a second one only in its own worker program
+    assert calls == [("before", "T1"), ("body", "T1"), ("after", "T1")]
+    calls.clear()
+    with on_ticket(task), pytest.raises(Retry):
+        task(fails=True)
+    assert calls == [("before", "T1"), ("body", "T1"), ("after", "T1")]
+    calls.clear()
+    assert task(fails=False) == 7
+    assert calls == [("before", None), ("body", None), ("after", None)]
+
+
+def test_a_rollback_has_the_context_that_the_base_class_opens() -> None:
+    app = install(make_app())
+    calls: list[Any] = []
+
+    def undo(self: Any, lost: Any, ticket_id: str) -> None:
+        calls.append(("undo", ticket_id))
+
+    def pay(self: Any, ticket_id: str) -> None:
+        calls.append(("body", ticket_id))
+
+    base = type("Mine", (Calls,), {})
+    task = app.task(pay, bind=True, name="shop.pay", shared=False, lazy=False, base=base, bridge_rollback=undo)
+    type(task).calls = calls
+    adopt_all(app)
+    adopt_all(app)
+    with on_ticket(task) as context:
+        context.lost = LostAttempt(1, 900, "w1@a", "died")
+        task("T1")
+    assert calls == [("before", "T1"), ("undo", "T1"), ("body", "T1"), ("after", "T1")]
+    assert not context.undo_failed
+
+
+def test_a_lease_that_is_over_is_seen_before_any_call() -> None:
+    app = install(make_app())
+    calls: list[Any] = []
+    task = app.task(nothing, name="shop.pay", shared=False, lazy=False, base=type("Mine", (Calls,), {}))
+    type(task).calls = calls
+    with on_ticket(task) as context:
+        context.may_begin = lambda: False
+        with pytest.raises(Exception, match="the lease ended"):
+            task()
+    assert calls == []
+
+
+def test_what_a_users_class_overrides_is_what_is_called() -> None:
+    class Mine(Task):
+        def retry(self, *args: Any, **options: Any) -> Any:
+            return super().retry(*args, **{**options, "countdown": 7})
+
+        def push(self, *_: Any) -> str:
+            return "a method of theirs"
+
+    app = install(make_app())
+
+    def pay(self: Any) -> None:
+        self.retry()
+
+    task = app.task(pay, bind=True, name="shop.pay", shared=False, lazy=False, base=Mine)
+    assert task.push("T", 1) == "a method of theirs"
+    with on_ticket(task), pytest.raises(Retry) as told:
+        task()
+    assert told.value.when == 7
+
+
+def test_ordinary_messages_go_to_the_strategy_that_the_task_had() -> None:
+    app = install(make_app())
+    task = app.task(nothing, name="shop.pay", shared=False, lazy=False, Strategy="shop.strategies:own")
+    assert task.Strategy == STRATEGY
+    assert task._ordinary_strategy == "shop.strategies:own"
+
+
+class Sealed(Task):
+    """A class that nobody may extend."""
+
+    name = "shop.sealed"
+
+    def __init_subclass__(cls, **_: Any) -> None:
+        raise TypeError("Sealed is final")
+
+
+class NoTask:
+    name = "shop.none"
+
+
+@pytest.mark.parametrize(
+    ("task", "message"),
+    [
+        (Sealed(), "task shop.sealed: its class Sealed cannot be extended: Sealed is final"),
+        (NoTask(), "task shop.none is NoTask, which is no subclass of celery.Task"),
+    ],
+    ids=["final", "foreign"],
+)
+def test_what_cannot_be_adopted_is_refused_at_start(task: Any, message: str) -> None:
+    app = install(make_app())
+    app.tasks[task.name] = task
+    with pytest.raises(ConfigurationError) as told:
+        adopt_all(app)
+    assert str(told.value) == message
+
+
+def test_what_came_past_the_registry_is_adopted_at_start() -> None:
+    app = install(make_app())
+
+    class Pay(Task):
+        name = "shop.pay"
+
+    dict.__setitem__(app.tasks, "shop.pay", Pay())
+    adopt_all(app)
+    assert isinstance(app.tasks["shop.pay"], TicketTask)
+
+
+def test_a_registry_of_the_users_own_stays_what_it_is() -> None:
+    from celery.app.registry import TaskRegistry
+
+    class Mine(TaskRegistry):
+        pass
+
+    app = install(make_app(tasks=Mine()))
+    task = app.task(nothing, name="shop.pay", shared=False, lazy=False)
+    assert isinstance(app.tasks, Mine)
+    assert isinstance(task, TicketTask)
+
+
+def test_install_reads_no_configuration_that_is_still_to_come() -> None:
+    """Celery reads it once, and tells of it once: who connects later would never hear, as Beat's entries."""
+    app = install(make_app())
+    heard = []
+    app.on_after_configure.connect(lambda **_: heard.append(True), weak=False)
+    app.conf.task_annotations = {"shop.pay": {"max_retries": 7}}
+    task = app.task(nothing, name="shop.pay", shared=False)
+    assert not app.configured
+
+    adopt_all(app)
+
+    assert heard == [True]
+    assert (task.max_retries, task.bridge_max_attempts) == (7, 8)
+
+
+def test_a_second_install_changes_nothing() -> None:
+    app = install(make_app())
+    task = app.task(nothing, name="shop.pay", shared=False, lazy=False)
+    cls = type(task)
+    assert install(app) is app
+    assert type(task) is cls
+
+
+@pytest.mark.parametrize("finalised", [False, True])
+@pytest.mark.parametrize("with_bridge", [True, False])
+def test_a_warning_of_two_tasks_of_one_name_points_to_the_users_line(with_bridge: bool, finalised: bool) -> None:
+    if not hasattr(celery.exceptions, "DuplicateTaskNameWarning"):
+        pytest.skip("this Celery says nothing of two tasks of one name")
+    app = install(make_app()) if with_bridge else make_app()
+    if finalised:
+        app.finalize()
+
+    class Pay(Task):
+        name = "shop.pay"
+
+    class PayAgain(Task):
+        name = "shop.pay"
+
+    def ship(ticket_id: str, payload: Any) -> None:
+        pass
+
+    def ship_again(ticket_id: str, payload: Any) -> None:
+        pass
+
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        app.task(name="shop.ship", shared=False)(ship)
+        app.task(name="shop.ship", shared=False)(ship_again)
+        app.finalize()
+        app.register_task(Pay())
+        app.register_task(PayAgain())
+
+    assert [Path(one.filename).name for one in warned] == [Path(__file__).name] * 2
+
+
+def test_what_the_bridge_itself_replaces_is_no_task_of_another() -> None:
+    app = make_app()
+
+    @app.task(name="shop.ship", shared=False)
+    def ship(ticket_id: str, payload: Any) -> None:
+        pass
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        install(app)
+        app.finalize()
+        adopt_all(app)
+        app.register_task(app.tasks["shop.ship"])

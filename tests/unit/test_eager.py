@@ -1,0 +1,332 @@
+"""Tasks without a server: eager pushes, `apply`, `run`, and what `bridge.testing` tells of them."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import Callable, Iterator
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+from celery import Celery
+from celery.exceptions import Ignore, Reject
+from hypothesis import given
+from hypothesis import strategies as st
+
+import bridge
+from bridge.testing import Handled, LostAttempt, handle, recorded
+from routing.errors import PayloadError
+
+#: What tasks have seen, in the order in which they saw it.
+seen: list[Any] = []
+
+
+@pytest.fixture(autouse=True)
+def nothing_seen() -> None:
+    seen.clear()
+
+
+@pytest.fixture(params=["memory://", "redis://localhost:1/0"])
+def app(request: pytest.FixtureRequest) -> Any:
+    return eager_app(request.param)
+
+
+def eager_app(url: str = "memory://", **conf: Any) -> Any:
+    made: Any = Celery("shop", broker=url, set_as_current=False)
+    made.conf.update(task_always_eager=True, task_eager_propagates=True, **conf)
+    return bridge.install(made)
+
+
+def declare(app: Any, body: Callable[..., Any], **options: Any) -> Any:
+    def task(self: Any, ticket_id: str, payload: Any) -> Any:
+        return body(self, ticket_id, payload)
+
+    return app.task(bind=True, name=f"shop.{body.__name__}", lazy=False, shared=False, **options)(task)
+
+
+def save(self: Any, ticket_id: str, payload: Any) -> str:
+    self.ticket.effects.hset(f"account:{ticket_id}", mapping=payload)
+    seen.append((self.ticket.id, self.ticket.message_id, self.ticket.attempt))
+    return "saved"
+
+
+# -- push ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_push_runs_the_task_here_and_now_with_a_ticket(app: Any) -> None:
+    task = declare(app, save)
+    with recorded(app) as handled:
+        id_ = task.push("T42", {"amount": 3})
+    assert seen == [("T42", id_, 1)]
+    assert handled == [
+        Handled(
+            "shop.save", "T42", id_, {"amount": 3}, 1, "done", "saved", None, (("HSET", "account:T42", "amount", "3"),)
+        )
+    ]
+
+
+def test_all_forms_of_a_push_run_in_the_order_of_their_pushes(app: Any) -> None:
+    task = declare(app, save)
+    ids = [task.push("A", {"n": 1}), *task.push_many([("A", {"n": 2}), (7, {"n": 3})])]
+    ids.append(asyncio.run(task.apush("A", {"n": 4})))
+    ids += asyncio.run(task.apush_many([("A", {"n": 5})]))
+    assert seen == [(ticket, id_, 1) for ticket, id_ in zip("AA7AA", ids, strict=True)]
+    assert ids == sorted(set(ids), key=lambda id_: int(id_.partition("-")[0]))
+
+
+def test_what_cannot_be_pushed_is_refused_as_by_a_server(app: Any) -> None:
+    task = declare(app, save)
+    for bad in ({"x": object()}, float("nan")):
+        with pytest.raises(PayloadError):
+            task.push("T", bad)
+    with pytest.raises(PayloadError, match="message 1"):
+        task.push_many([("A", {}), ("", {})])
+    assert seen == []
+
+
+def test_what_a_task_pushes_is_handled_after_it(app: Any) -> None:
+    def parent(self: Any, ticket_id: str, payload: int) -> None:
+        seen.append(("begins", payload))
+        if payload:
+            self.push(ticket_id, payload - 1)
+        seen.append(("ends", payload))
+
+    declare(app, parent).push("T", 2)
+    assert seen == [(word, n) for n in (2, 1, 0) for word in ("begins", "ends")]
+
+
+def test_a_failing_message_comes_again_at_once_and_keeps_its_tickets_order(app: Any) -> None:
+    def fails_at_first(self: Any, ticket_id: str, payload: int) -> None:
+        del ticket_id
+        seen.append((payload, self.ticket.attempt))
+        if self.ticket.attempt < payload:
+            raise ValueError("not yet")
+        if self.ticket.attempt == payload == 3:
+            raise self.retry(countdown=3600)
+
+    task = declare(app, fails_at_first)
+    with recorded(app) as handled:
+        task.push_many([("T", 2), ("T", 3), ("T", 1)])
+    assert seen == [(2, 1), (2, 2), (3, 1), (3, 2), (3, 3), (3, 4), (1, 1)]
+    assert [one.state for one in handled] == ["retried", "done", "retried", "retried", "retried", "done", "done"]
+    assert isinstance(handled[0].error, ValueError)
+
+
+@pytest.mark.parametrize("propagates", [True, False])
+def test_a_message_that_is_given_up_is_dead_and_its_ticket_goes_on(propagates: bool) -> None:
+    def broken(self: Any, ticket_id: str, payload: Any) -> None:
+        del ticket_id
+        seen.append(payload)
+        self.ticket.effects.incr("n")
+        if payload == "bad":
+            raise ValueError("always")
+
+    app = eager_app()
+    app.conf.task_eager_propagates = propagates
+    task = declare(app, broken, bridge_max_attempts=2)
+    with recorded(app) as handled:
+        if propagates:
+            with pytest.raises(ValueError, match="always"):
+                task.push_many([("T", "bad"), ("T", "good")])
+        else:
+            task.push_many([("T", "bad"), ("T", "good")])
+    assert seen == ["bad", "bad", "good"]
+    assert [(one.state, one.effects) for one in handled] == [
+        ("retried", ()), ("dead", ()), ("done", (("INCRBY", "n", "1"),)),
+    ]  # fmt: skip
+
+
+def test_the_ticket_of_a_dead_message_stands_still_where_it_is_to_be_parked() -> None:
+    def broken(self: Any, ticket_id: str, payload: Any) -> None:
+        seen.append((ticket_id, payload))
+        if payload == "bad":
+            raise Reject("no", requeue=False)
+        assert self.ticket is not None
+
+    app = eager_app(bridge_on_dead="park")
+    task = declare(app, broken)
+    with pytest.raises(Reject):
+        task.push_many([("T", "bad"), ("U", 1), ("T", 2)])
+    task.push("T", 3)
+    assert seen == [("T", "bad"), ("U", 1)]
+
+
+def test_an_effect_of_a_handler_is_refused_as_in_a_worker(app: Any) -> None:
+    refused: list[str] = []
+
+    class Told(app.Task):
+        def on_success(self, *_: Any) -> None:
+            with pytest.raises(PayloadError) as told:
+                self.ticket.effects.set("too", "late")
+            refused.append(str(told.value))
+
+    task = declare(app, save, base=Told)
+    with recorded(app) as handled:
+        task.push("T", {"n": 1})
+    assert handled[0].effects == (("HSET", "account:T", "n", "1"),)
+    assert len(refused) == 1
+
+
+def test_a_key_adds_once(app: Any) -> None:
+    task = declare(app, save)
+    first = task.push_many([("T", {"n": 1}), ("T", {"n": 2})], idempotency_key="k")
+    assert task.push_many([("T", {"n": 1}), ("T", {"n": 2})], idempotency_key="k") == first
+    assert len(seen) == 2
+    with pytest.raises(PayloadError, match="other messages"):
+        task.push("T", {"n": 1}, idempotency_key="k")
+
+
+def test_an_ignored_message_is_done(app: Any) -> None:
+    def ignores(self: Any, ticket_id: str, payload: Any) -> None:
+        raise Ignore
+
+    with recorded(app) as handled:
+        declare(app, ignores).push("T", 1)
+    assert [one.state for one in handled] == ["done"]
+
+
+@given(st.lists(st.tuples(st.sampled_from("ABC"), st.integers(1, 4)), max_size=12))
+def test_every_ticket_succeeds_in_the_order_of_its_pushes(messages: list[tuple[str, int]]) -> None:
+    done: list[tuple[str, int]] = []
+
+    def body(self: Any, ticket_id: str, payload: int) -> None:
+        if self.ticket.attempt < payload:
+            raise ValueError("again")
+        done.append((ticket_id, payload))
+
+    task = declare(eager_app(), body)
+    task.push_many(messages)
+    assert done == messages
+
+
+# -- apply, run ----------------------------------------------------------------------------------------------------
+
+CALLS: list[Callable[[Any], Any]] = [
+    lambda task: task.apply(("T42", {"amount": 3})).get(),
+    lambda task: task.apply(kwargs={"ticket_id": "T42", "payload": {"amount": 3}}).get(),
+    lambda task: task.delay("T42", {"amount": 3}).get(),
+    lambda task: task.run("T42", {"amount": 3}),
+    lambda task: task.run("T42", payload={"amount": 3}),
+]
+CALL_NAMES = ["apply", "apply-kwargs", "delay", "run", "run-kwargs"]
+
+
+@pytest.fixture(params=CALLS, ids=CALL_NAMES)
+def call(request: pytest.FixtureRequest) -> Callable[[Any], Any]:
+    found: Callable[[Any], Any] = request.param
+    return found
+
+
+def test_a_call_has_a_ticket_whose_effects_are_recorded(app: Any, call: Callable[[Any], Any]) -> None:
+    assert call(declare(app, save)) == "saved"
+    [(id_, _, attempt)] = seen
+    assert (id_, attempt) == ("T42", 1)
+
+
+@pytest.mark.parametrize("options", [{}, {"autoretry_for": (KeyError,)}], ids=["plain", "autoretry"])
+def test_the_errors_of_a_call_are_the_tasks_own(app: Any, call: Callable[[Any], Any], options: dict[str, Any]) -> None:
+    def fails(self: Any, ticket_id: str, payload: Any) -> None:
+        seen.append(self.ticket.id)
+        raise ValueError("no")
+
+    with pytest.raises(ValueError, match="no"):
+        call(declare(app, fails, **options))
+    assert seen == ["T42"]
+
+
+def test_a_retry_in_apply_is_celerys_own(app: Any) -> None:
+    app.conf.task_eager_propagates = False  # else Celery raises the second one's
+
+    def again(self: Any, ticket_id: str, payload: Any) -> int:
+        seen.append(self.ticket.attempt)
+        if len(seen) < 3:
+            raise self.retry(countdown=0)
+        return len(seen)
+
+    assert declare(app, again).apply(("T", 1), throw=False).get() == 3
+    assert seen == [1, 2, 3]
+
+
+def test_a_task_that_calls_another_has_its_own_ticket_after_it(app: Any) -> None:
+    inner = declare(app, save)
+
+    def outer(self: Any, ticket_id: str, payload: Any) -> None:
+        inner.apply(("inner", {"n": 1}))
+        inner.run("direct", {"n": 1})
+        seen.append(self.ticket.id)
+
+    declare(app, outer).push("outer", {})
+    assert [one if isinstance(one, str) else one[0] for one in seen] == ["inner", "direct", "outer"]
+
+
+def test_a_plain_call_has_no_ticket(app: Any) -> None:
+    def looks(self: Any, ticket_id: str, payload: Any) -> Any:
+        return self.ticket
+
+    assert declare(app, looks)("T", {}) is None
+
+
+def test_a_task_that_takes_no_ticket_is_called_as_ever(app: Any) -> None:
+    @app.task(name="shop.plain", lazy=False, shared=False)
+    def plain(numbers: list[int], scale: int = 1) -> int:
+        return sum(numbers) * scale
+
+    assert plain.run([1, 2]) == 3
+    assert plain.apply(([1, 2], 2)).get() == 6
+    assert list(inspect.signature(plain.run).parameters) == ["numbers", "scale"]
+
+
+def test_the_signature_of_run_is_the_functions(app: Any) -> None:
+    task = declare(app, save)
+    assert list(inspect.signature(task.run).parameters) == ["ticket_id", "payload"]
+
+
+def test_a_run_that_a_test_replaces_is_the_one_that_is_run(app: Any) -> None:
+    task = declare(app, save)
+    with patch.object(task, "run", side_effect=lambda *args: seen.append(args)):
+        task.push("T", {"n": 1})
+    assert seen == [("T", {"n": 1})]
+
+
+# -- handle --------------------------------------------------------------------------------------------------------
+
+
+def test_handle_handles_one_attempt(app: Any) -> None:
+    def fails(self: Any, ticket_id: str, payload: Any) -> None:
+        self.ticket.effects.incr("n")
+        raise ValueError("no")
+
+    task = declare(app, fails, bridge_max_attempts=3)
+    told = [handle(task, "T", {"a": 1}, attempt=attempt) for attempt in (1, 2, 3)]
+    assert [one.state for one in told] == ["retried", "retried", "dead"]
+    assert [(type(one.error), one.effects) for one in told] == [(ValueError, ())] * 3
+
+
+def test_handle_rolls_a_lost_attempt_back(app: Any) -> None:
+    def undo(self: Any, lost: LostAttempt, ticket_id: str, payload: Any) -> None:
+        seen.append(("undo", lost.attempt, ticket_id))
+
+    task = declare(app, save, bridge_rollback=undo)
+    lost = LostAttempt(1, 5, "w1@host", "lost with w1@host")
+    assert handle(task, "T", {"n": 1}, attempt=2, lost=lost).state == "done"
+    assert seen[0] == ("undo", 1, "T")
+
+
+def test_handle_needs_no_eager_setting_and_no_server() -> None:
+    app = eager_app("redis://localhost:1/0")
+    app.conf.task_always_eager = False
+    assert handle(declare(app, save), "T", {"n": 1}).effects == (("HSET", "account:T", "n", "1"),)
+
+
+@pytest.fixture
+def handled_here(bridge_handled: Callable[[Any], list[Handled]]) -> Iterator[list[Handled]]:
+    app = eager_app()
+    found = bridge_handled(app)
+    declare(app, save).push("T", {"n": 1})
+    yield found
+    assert app.bridge.eager.listeners
+
+
+def test_the_plugins_fixture_records(handled_here: list[Handled]) -> None:
+    assert [one.ticket_id for one in handled_here] == ["T"]

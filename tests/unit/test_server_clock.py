@@ -1,0 +1,251 @@
+"""Whether the clocks agree, whose lease is over by them, and the time of the lane, on clocks that a test turns."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+
+from bridge.leases import Leases
+from bridge.server_clock import ServerClock
+
+LEASE_S = 6.0
+
+
+class World:
+    """A server, and a master beside it; the answer to a question takes some time."""
+
+    def __init__(self, seed: int = 0) -> None:
+        self.mono = 1000.0
+        self.ahead = 5_000_000.0
+        self.slow_s = 0.0
+        self.random = random.Random(seed)
+        self.clock = ServerClock(LEASE_S, now=lambda: self.mono)
+
+    def time(self) -> tuple[int, int]:
+        """What the server answers to TIME."""
+        there, back = self.random.uniform(0.0001, 0.002) + self.slow_s, self.random.uniform(0.0001, 0.002)
+        self.mono += there
+        told = self.mono + self.ahead
+        self.mono += back
+        return int(told), int(told % 1 * 1e6)
+
+    def go_on(self, seconds: float, every: float = 1.0) -> None:
+        redis: Any = self
+        end = self.mono + seconds
+        while self.mono < end:
+            self.mono += every
+            self.clock.compare(redis)
+
+
+def steady(world: World) -> bool:
+    return world.clock.steady
+
+
+def test_clocks_agree_after_one_lease_and_not_before() -> None:
+    world = World()
+    world.go_on(LEASE_S - 2)
+    assert not steady(world)
+    world.go_on(3)
+    assert steady(world)
+
+
+@pytest.mark.parametrize("step", [0.3, 7.0, 3600.0, -0.3, -3600.0])
+@pytest.mark.parametrize("seed", range(5))
+def test_a_step_is_noticed_and_nobody_is_judged_for_a_lease(step: float, seed: int) -> None:
+    world = World(seed)
+    world.go_on(100)
+    assert steady(world)
+    world.ahead += step
+    world.go_on(1)
+    noticed = world.mono
+    while not steady(world):
+        world.go_on(1)
+    assert LEASE_S - 0.1 <= world.mono - noticed < LEASE_S + 2
+
+
+def test_a_clock_that_is_made_to_run_fast_is_noticed_as_well() -> None:
+    world = World()
+    world.go_on(100)
+    for _ in range(60):
+        # A twelfth more, as some programs do it that correct a clock.
+        world.ahead += 1 / 12
+        world.go_on(1)
+        if not steady(world):
+            break
+    assert not steady(world)
+
+
+@pytest.mark.parametrize("drift", [1e-4, -1e-4])
+def test_clocks_that_drift_as_clocks_do_agree(drift: float) -> None:
+    world = World()
+    world.go_on(10)
+    for _ in range(2000):
+        world.ahead += drift
+        world.go_on(1)
+        assert steady(world)
+
+
+def test_a_slow_answer_tells_nothing_and_is_no_step() -> None:
+    world = World()
+    world.go_on(10)
+    world.slow_s = 1.0
+    world.go_on(1)
+    assert not steady(world)
+    world.slow_s = 0.0
+    world.go_on(1)
+    assert steady(world)
+
+
+def test_a_step_behind_slow_answers_is_noticed_when_an_answer_is_quick() -> None:
+    world = World()
+    world.go_on(10)
+    world.slow_s = 1.0
+    world.ahead += 0.9
+    world.go_on(1)
+    assert not steady(world)
+    world.slow_s = 0.0
+    world.go_on(1)
+    assert not steady(world)
+
+
+def test_a_link_that_is_always_slow_is_judged_by_its_quickest_answer() -> None:
+    world = World()
+    world.slow_s = 0.4
+    world.go_on(20)
+    assert steady(world)
+
+
+def test_the_time_of_the_lane_knows_no_step_and_the_servers_does() -> None:
+    world = World()
+    world.go_on(10)
+    lane_ms, server_ms = world.clock.lane_ms(), world.clock.server_ms()
+    assert abs(lane_ms - (world.mono + world.ahead) * 1000) < 10
+    before = world.mono
+    world.ahead -= 3600
+    world.go_on(10)
+    assert abs(world.clock.lane_ms() - lane_ms - (world.mono - before) * 1000) < 20
+    assert abs(world.clock.server_ms() - server_ms - (world.mono - before - 3600) * 1000) < 20
+
+
+class Lead:
+    """The answers of a server to what the leader asks of leases."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.left: dict[str, int] = {}
+        self.keys = self
+        self.asked: list[str] = []
+
+    def lease(self, incarnation: str) -> str:
+        return incarnation
+
+    def pipeline(self, **_: Any) -> Lead:
+        self.asked = []
+        return self
+
+    def __enter__(self) -> Lead:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def pttl(self, name: str) -> None:
+        self.asked.append(name)
+
+    def execute(self) -> list[int]:
+        return [self.left.get(name, -2) for name in self.asked]
+
+    def time(self) -> tuple[int, int]:
+        return self.world.time()
+
+
+def test_a_lease_that_ends_in_its_time_is_over_at_once() -> None:
+    world = World()
+    lead: Any = Lead(world)
+    leases = Leases(world.clock, LEASE_S)
+    world.go_on(10)
+    lead.left = {"a": 400}
+    assert leases.over(leases.ask(lead, lead, ["a"])) == set()
+    world.mono += 1
+    lead.left = {}
+    assert leases.over(leases.ask(lead, lead, ["a"])) == {"a"}
+    assert not leases.was_ended("a")
+
+
+def test_a_lease_that_is_gone_before_its_time_is_waited_for() -> None:
+    """Somebody deleted it, or the server's clock was set and set back between two looks."""
+    world = World()
+    lead: Any = Lead(world)
+    leases = Leases(world.clock, LEASE_S)
+    world.go_on(10)
+    lead.left = {"a": 5000}
+    leases.ask(lead, lead, ["a"])
+    lead.left = {}
+    world.mono += 1
+    missed = world.mono
+    while not leases.over(leases.ask(lead, lead, ["a"])):
+        world.mono += 1
+    # It had 5 s left when it was last seen, and may have been renewed since.
+    assert world.mono - missed >= LEASE_S
+    assert leases.was_ended("a"), "and what it ran is not to blame"
+
+
+def test_a_master_knows_in_its_next_term_when_a_lease_was_to_end() -> None:
+    """A step that was undone between two looks ended the leases, and the lead."""
+    world = World()
+    lead: Any = Lead(world)
+    first = Leases(world.clock, LEASE_S)
+    world.go_on(10)
+    lead.left = {"a": 5000}
+    first.ask(lead, lead, ["a"])
+    lead.left = {}
+    second = Leases(world.clock, LEASE_S)
+    # Whoever is only in the records of tickets is asked for last.
+    second.ask(lead, lead, ["b"])
+    missed = world.mono
+    while not second.over(second.ask(lead, lead, ["a"])):
+        world.mono += 1
+    assert world.mono - missed >= LEASE_S
+    assert second.was_ended("a")
+
+
+def test_what_is_known_of_leases_is_forgotten_when_they_are_over() -> None:
+    world = World()
+    lead: Any = Lead(world)
+    leases = Leases(world.clock, LEASE_S)
+    lead.left = {"a": 5000}
+    leases.ask(lead, lead, ["a"])
+    lead.left = {}
+    world.go_on(6)
+    leases.ask(lead, lead, [])
+    assert world.clock.ends == {}
+
+
+def test_what_is_missed_after_a_step_is_over_a_whole_lease_later() -> None:
+    world = World()
+    lead: Any = Lead(world)
+    leases = Leases(world.clock, LEASE_S)
+    world.go_on(10)
+    lead.left = {"a": 100}
+    leases.ask(lead, lead, ["a"])
+    # It is renewed, and then the clock is set.
+    world.mono += 0.9
+    world.ahead += 60
+    lead.left = {}
+    missed = world.mono
+    while not leases.over(leases.ask(lead, lead, ["a"])):
+        world.mono += 0.5
+    assert world.mono - missed >= LEASE_S
+    assert leases.was_ended("a"), "and what it ran is not to blame"
+
+
+def test_a_master_that_was_just_started_judges_nobody_in_its_first_lease() -> None:
+    world = World()
+    lead: Any = Lead(world)
+    leases = Leases(world.clock, LEASE_S)
+    began = world.mono
+    while not leases.over(leases.ask(lead, lead, ["a"])):
+        world.mono += 0.5
+    assert LEASE_S <= world.mono - began < LEASE_S + 1

@@ -1,0 +1,36 @@
+"""Why Spark did not start, in one line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from spark.session import _why
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (
+            'Exception in thread "main" org.apache.spark.SparkException: Master must either be yarn or start with spark'
+            "\n\tat org.apache.spark.deploy.SparkSubmit.main(SparkSubmit.scala)\n",
+            "Master must either be yarn or start with spark",
+        ),
+        (
+            "26/11/22 ERROR StandaloneSchedulerBackend: Application was killed. Reason: All masters are unresponsive! "
+            "Giving up.\n26/11/22 WARN StandaloneAppClient$ClientEndpoint: Drop UnregisterApplication(null)\n",
+            "All masters are unresponsive! Giving up.",
+        ),
+        ("Error occurred during initialization of VM\n\n", "Error occurred during initialization of VM"),
+        ("", "it said nothing"),
+    ],
+)
+def test_the_line_that_tells_is_found(text: str, said: str, tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    log.write_text(text)
+    assert _why(log) == said
+
+
+def test_a_log_that_is_not_there_said_nothing(tmp_path: Path) -> None:
+    assert _why(tmp_path / "log") == "it said nothing"

@@ -1,0 +1,41 @@
+"""When, and on which thread, the worker's main process tells of an attempt that was cut off."""
+
+from __future__ import annotations
+
+import threading
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from billiard.exceptions import WorkerLostError
+from celery.exceptions import TimeLimitExceeded
+
+from bridge.outcomes import Kind
+from bridge.worker.requests import TicketPart
+
+
+@pytest.mark.parametrize("exc", [WorkerLostError("died"), TimeLimitExceeded(3)], ids=["lost", "time-limit"])
+def test_it_is_told_on_the_thread_that_forks_and_before_the_outcome_is_written(
+    exc: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Told by another thread, a process that is forked meanwhile would inherit the locks of the telling
+    part: Any = TicketPart.__new__(TicketPart)
+    part.member = SimpleNamespace(forks=True, settling=set())
+    part.worker_pid = 7
+    steps: list[tuple[str, threading.Thread]] = []
+
+    def step(name: str) -> Any:
+        return lambda *_: steps.append((name, threading.current_thread()))
+
+    monkeypatch.setattr(TicketPart, "_running", lambda _: 1)
+    monkeypatch.setattr(TicketPart, "_tell", step("told"))
+    monkeypatch.setattr(TicketPart, "_settle_when_over", step("settled"))
+
+    part.lost(Kind.LOST, exc)
+    for thread in list(part.member.settling):
+        thread.join(5)
+
+    (first, teller), (second, settler) = steps
+    assert (first, second) == ("told", "settled")
+    assert teller is threading.current_thread()
+    assert settler is not teller
