@@ -3,13 +3,13 @@
 SHELL := /bin/sh
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test long lint types unit scripts integration bench sparkbench failover chaos calibration soak lock clean
+.PHONY: help setup demo docs test long lint types unit scripts integration bench sparkbench failover chaos calibration soak lock clean
 
 VENV := .venv
 BIN := $(VENV)/bin
 # Set up once for each state of the lock: the stamp is as new as the last set-up that went through.
 READY := $(VENV)/.ready
-CODE := $(wildcard bridge routing spark tasks tests benchmarks celeryconfig.py)
+CODE := $(wildcard bridge routing spark tasks tests benchmarks docs celeryconfig.py)
 # Options for pytest, as in: make unit PYTEST_ARGS="-k lease -x"
 PYTEST_ARGS ?=
 # Options for the demo, as in: make demo DEMO_ARGS="--events log.csv.gz"
@@ -86,6 +86,10 @@ calibration: $(READY) ## Every invariant broken on purpose, and caught; also wha
 soak: $(READY) ## 300,000 messages of an incident log, 300 faults, a report (SOAK_ARGS="--log FILE --hours 1")
 	$(BIN)/python -m tests.chaos.soak $(SOAK_ARGS)
 
+docs: $(READY) ## The pages as HTML in docs/_build/html; a dead link or a missing reference is an error
+	$(BIN)/python -m sphinx --quiet --fail-on-warning --keep-going --nitpicky -b html docs docs/_build/html
+	@echo "docs/_build/html/index.html"
+
 bench: $(READY) ## The bridge against plain Celery and against a lock per ticket
 	$(BIN)/python -m benchmarks
 
@@ -106,5 +110,5 @@ lock: $(READY) ## Pin anew what pyproject.toml asks for (UPGRADE=--upgrade takes
 	$(PIN) --extra spark --extra java --constraints requirements.lock --output-file requirements-image-spark.lock pyproject.toml
 
 clean: ## Remove the environment, caches and what runs left behind
-	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis run spark-warehouse metastore_db derby.log
+	rm -rf $(VENV) build dist docs/_build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis run spark-warehouse metastore_db derby.log
 	find $(CODE) -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -68,4 +68,4 @@ bridge_health_file = os.environ.get("BRIDGE_HEALTH_FILE")
 # bridge_max_payload = 1048576            bytes of JSON; what is larger goes to the dead letters at once
 # bridge_bundle_ms = 10.0                 how long a bundle of short tasks lasts, in ms; 0 turns bundles off
 # bridge_window = 50000                   messages that the leading master keeps in memory; the rest waits in Redis
-# bridge_window_bytes = 134217728         and the bytes of these; half may be in flight: see docs/memory.md
+# bridge_window_bytes = 134217728         and the bytes of these; half may be in flight: see docs/explanation/memory.md

@@ -1,4 +1,4 @@
-"""``python -m benchmarks``: runs the cases, prints tables, writes JSON. How to read them: docs/benchmarks.md."""
+"""``python -m benchmarks``: runs the cases, prints tables, writes JSON. See docs/explanation/benchmarks.md."""
 
 from __future__ import annotations
 

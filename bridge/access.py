@@ -6,7 +6,7 @@ of them into Spark (`spark-reader`), who leads (`master`), who runs tasks (`work
 its permission along. What kombu and Celery do beside the bridge is listed here, by hand.
 
 The rules are those of Redis 6.2: no selectors, no read-only keys. So a user may use each of its commands on each of its
-keys. `docs/security.md` says what that means.
+keys. `docs/howto/secure-it.md` says what that means.
 """
 
 from __future__ import annotations

@@ -151,7 +151,7 @@ def test_every_invariant_is_broken_with_real_processes_and_names_are_unique() ->
 def test_the_page_has_a_row_for_every_mutation_and_no_other() -> None:
     rows = {
         tuple(cell.strip(" `") for cell in line.strip("|").split("|")[:3])
-        for line in (ROOT / "docs" / "calibration.md").read_text().splitlines()
+        for line in (ROOT / "docs" / "explanation" / "calibration.md").read_text().splitlines()
         if line.startswith(("| I", "| promise"))
     }
     wanted = {(m.breaks, m.name + (" (long)" if m.long else ""), m.scenario) for m in MUTATIONS}

@@ -1,4 +1,4 @@
-"""What Celery's options, handlers and calls mean for a message: each row of docs/celery.md."""
+"""What Celery's options, handlers and calls mean for a message: each row of docs/reference/celery-options.md."""
 
 from __future__ import annotations
 
@@ -234,7 +234,7 @@ def test_a_delayed_push_is_refused(caller: Any) -> None:
 
 
 def test_every_row_of_the_page_names_a_test_that_is_here() -> None:
-    page = (Path(__file__).parents[2] / "docs" / "celery.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[2] / "docs" / "reference" / "celery-options.md").read_text(encoding="utf-8")
     rows = [
         line for line in page.splitlines() if line.startswith("| ") and not line.startswith(("| in Celery", "|---"))
     ]

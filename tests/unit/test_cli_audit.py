@@ -167,12 +167,12 @@ def test_what_cannot_be_is_refused(
 def test_what_each_check_proves_is_said_and_on_the_page() -> None:
     result = CliRunner().invoke(cli, ["audit", "--explain"])
     assert result.exit_code == 0
-    page = " ".join((DOCS / "audit.md").read_text().split())
+    page = " ".join((DOCS / "reference" / "audit.md").read_text().split())
     for check in Check:
         assert check.proves in result.stdout
         assert check.cannot in result.stdout
-        assert check.proves in page, f"docs/audit.md does not say what {check.value!r} proves"
-        assert check.cannot in page, f"docs/audit.md does not say what {check.value!r} cannot prove"
+        assert check.proves in page, f"docs/reference/audit.md does not say what {check.value!r} proves"
+        assert check.cannot in page, f"docs/reference/audit.md does not say what {check.value!r} cannot prove"
 
 
 def _interrupt_when(asked: Any, description: str) -> threading.Thread:

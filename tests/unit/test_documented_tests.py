@@ -12,10 +12,10 @@ from tests.protocol.test_protocol import ESSENTIAL
 from tests.scripts.test_lane_rules_notice import MUTATIONS
 
 ROOT = Path(__file__).parents[2]
-PAGES = [*sorted((ROOT / "docs").glob("*.md")), ROOT / "README.md"]
+PAGES = [*sorted((ROOT / "docs").rglob("*.md")), ROOT / "README.md"]
 #: Where a test is that the guarantees name without its folder.
 HERE = ROOT / "tests" / "integration"
-GUARANTEES = ROOT / "docs" / "guarantees.md"
+GUARANTEES = ROOT / "docs" / "explanation" / "guarantees.md"
 
 
 def named(page: Path) -> list[str]:
@@ -38,7 +38,7 @@ def is_there(name: str, folder: Path = HERE) -> bool:
     return any(folder.rglob(name)) if name.endswith(".py") else name in functions(folder)
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_every_test_that_a_page_names_is_there(page: Path) -> None:
     folder = HERE if page == GUARANTEES else ROOT / "tests"
     missing = [name for name in named(page) if not is_there(name, folder)]
