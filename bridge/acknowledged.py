@@ -23,8 +23,8 @@ from typing import TYPE_CHECKING
 from celery.utils.log import get_logger
 
 from bridge.pending import claim_back
-from bridge.picture import id_before, id_key
 from bridge.regroup import Ends
+from routing.ids import id_before, id_key
 from routing.retention import done
 from routing.transitions import Batch
 

@@ -14,14 +14,12 @@ from celery.exceptions import ImproperlyConfigured
 from bridge.connect import check_server, client
 from bridge.installation import bridge_of
 from bridge.misplaced import refuse_misplaced
+from routing.connection import with_raw_replies
 from routing.errors import ConfigurationError, TicketBridgeError
 
 if TYPE_CHECKING:
     from celery import Celery
     from redis import Redis
-
-#: Commands whose replies redis-py would rearrange, differently in its versions, losing fields that come twice.
-RAW = ("XPENDING", "XRANGE", "XREVRANGE")
 
 #: Folders of code that is not the user's.
 INSTALLED = tuple(sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib"))
@@ -86,9 +84,7 @@ def reach(app: Celery) -> Redis:
     url = bridge_of(app).settings.redis_url
     redis = client(url)
     check_server(redis, url)
-    for command in RAW:
-        redis.response_callbacks.pop(command, None)
-    return redis
+    return with_raw_replies(redis)
 
 
 def reach_lane(app: Celery) -> Redis:

@@ -30,9 +30,9 @@ from redis.exceptions import ResponseError
 from bridge.auditing import pages
 from bridge.auditing.auditor import CLOCK_SKEW_MS, Auditor
 from bridge.auditing.checks import Check, Finding
-from bridge.auditing.trail import IdKey, id_key
 from bridge.auditing.verdict import Coverage, Verdict
 from routing.history import Delivery, What
+from routing.ids import IdKey, id_key
 
 if TYPE_CHECKING:
     from redis import Redis

@@ -22,12 +22,13 @@ from collections.abc import Callable
 from typing import Any
 
 from bridge.letters import as_it_came
-from bridge.picture import Consumer, Ticket, id_key
+from bridge.picture import Consumer, Ticket
 from bridge.resting import Resting
 from bridge.settings import Settings
 from bridge.stranded import Stranded
 from routing import records
 from routing.history import What
+from routing.ids import id_key
 from routing.messages import Message, Refusal
 from routing.policies import PolicyName
 from routing.transitions import Batch

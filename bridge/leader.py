@@ -10,7 +10,6 @@ is thrown away and read anew.
 
 from __future__ import annotations
 
-import random
 import selectors
 import socket
 import time
@@ -31,7 +30,7 @@ from bridge.inbox import Inbox
 from bridge.intake import Intake
 from bridge.lane import Lane
 from bridge.names import WorkerWord
-from bridge.picture import Consumer, Ticket, id_key
+from bridge.picture import Consumer, Ticket
 from bridge.planner import Planner
 from bridge.queues import Queues
 from bridge.rebuild import Rebuild
@@ -47,6 +46,7 @@ from bridge.strays import Strays
 from bridge.ticket_tasks import RESERVED, ticket_tasks
 from bridge.traits import Traits
 from routing.errors import GroupMoved, LaneConflict
+from routing.ids import id_key
 from routing.messages import EntryParser, Message, unreadable
 from routing.transitions import READ_BYTES, Batch, Dispatch, Leadership, Read, advance, introduce, read
 
@@ -89,7 +89,7 @@ class Leader:
         self.settling = Settling(
             self.lane,
             max_attempts=self.traits.max_attempts,
-            delay_ms=lambda attempt: settings.backoff.delay_ms(attempt, random.random()),
+            delay_ms=settings.backoff.delay_ms,
             parks=self.traits.parks,
             breakers=self.breakers,
             letters_full=lambda: not self._intake.open,

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 from redis.exceptions import ResponseError
 
-from bridge.picture import id_key, younger_than
 from routing.errors import LaneConflict
+from routing.groups import Group, group_in
+from routing.ids import id_key, younger_than
 from routing.messages import Message, Refusal, Refused
 from routing.transitions import READ_BYTES, adopt
 
@@ -51,7 +52,7 @@ def pending_in_all(leader: Leader) -> int:
     group = _group(leader)
     if group is None:
         raise LaneConflict(f"the group {leader.settings.keys.group} of {leader.settings.keys.stream} is gone")
-    return int(group[b"pending"])
+    return group.pending
 
 
 def pending_under(leader: Leader, name: str, at_once: int = 0) -> Iterator[str]:
@@ -139,16 +140,16 @@ def claim_back(leader: Leader, name: str, ids: list[str], batch: Batch, spared: 
 def group_read_to(leader: Leader) -> str | None:
     """Id up to which the group has read; None: there is no group."""
     group = _group(leader)
-    return None if group is None else group[b"last-delivered-id"].decode()
+    return None if group is None else group.read_to
 
 
-def _group(leader: Leader) -> dict[bytes, Any] | None:
+def _group(leader: Leader) -> Group | None:
     keys = leader.settings.keys
     try:
-        groups = [dict(pairs(told)) for told in leader.wire.call("XINFO", "GROUPS", keys.stream)]
+        reply = leader.wire.call("XINFO", "GROUPS", keys.stream)
     except ResponseError:
         return None
-    return next((told for told in groups if told[b"name"] == keys.group.encode()), None)
+    return group_in(reply, keys.group)
 
 
 def names_in_group(leader: Leader) -> set[str]:

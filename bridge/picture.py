@@ -14,10 +14,6 @@ from routing.records import LostAttempt
 SUSPECT_AFTER = 2
 #: Longer than any lease, in ms.
 LEASE_UNSEEN = 2**53
-#: The largest second half of a stream id.
-LAST_SEQUENCE = 2**64 - 1
-#: The largest stream id. A producer may give it to an entry: it is the last one that the stream ever has.
-LAST_ID = f"{LAST_SEQUENCE}-{LAST_SEQUENCE}"
 
 
 class Ticket:
@@ -285,29 +281,3 @@ class Consumer:
 
     def __repr__(self) -> str:
         return f"<Consumer {self.name} {self.incarnation[:8]} {self.messages} in flight>"
-
-
-def id_key(id_: str) -> tuple[int, int]:
-    """A stream id as something that sorts."""
-    ms, _, sequence = id_.partition("-")
-    return int(ms), int(sequence or 0)
-
-
-def id_before(key: tuple[int, int]) -> str:
-    """The newest stream id that is older than ``key``, which is not the first one."""
-    ms, sequence = key
-    return f"{ms}-{sequence - 1}" if sequence else f"{ms - 1}-{LAST_SEQUENCE}"
-
-
-def younger_than(id_: str, end: str = "+") -> tuple[str, str]:
-    """Start and end of a range (XRANGE, XPENDING) of what is younger than ``id_``, up to ``end``.
-
-    Of what is younger than the largest id a server refuses to speak; there is nothing, and so this range is empty.
-    """
-    return ("+", "-") if id_ == LAST_ID else (f"({id_}", end)
-
-
-def key_after(key: tuple[int, int]) -> tuple[int, int]:
-    """The oldest id that is newer than ``key``."""
-    ms, sequence = key
-    return (ms, sequence + 1) if sequence < LAST_SEQUENCE else (ms + 1, 0)

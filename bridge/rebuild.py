@@ -41,10 +41,11 @@ from bridge.pending import (
     read_messages,
     strange_between,
 )
-from bridge.picture import Consumer, Parcel, Ticket, id_before, id_key, key_after
+from bridge.picture import Consumer, Parcel, Ticket
 from bridge.regroup import HALF_MADE, regroup_lane
 from routing import records
 from routing.errors import ConfigurationError
+from routing.ids import id_before, id_key, key_after
 from routing.messages import Message, ticket_of
 from routing.transitions import Batch, adopt
 

@@ -39,7 +39,7 @@ from bridge.outcomes import Kind, Outcome
 from bridge.picture import Consumer, Ticket
 from bridge.registration import Registration
 from routing import records
-from routing.errors import LaneConflict, NotLeading
+from routing.errors import LaneConflict
 from routing.history import What
 from routing.policies import PolicyName
 from routing.records import LostAttempt
@@ -248,16 +248,12 @@ class Recovery:
                 consumer.alive = True
                 lane.stranded.fit()
                 return
-            elif word is ReturnWord.DEPOSED:
-                raise NotLeading("another master leads")
             elif word is not ReturnWord.OK:  # a record, or the group, is not as it was
                 raise LaneConflict(f"the tickets of {consumer.name} are not where this master thought they were")
         if consumer.registration:
-            word = forget(
+            forget(
                 self._leader.redis, self._leader.leadership, consumer.name, consumer.incarnation, consumer.registration
             )
-            if word is ReturnWord.DEPOSED:
-                raise NotLeading("another master leads")
         del lane.consumers[consumer.incarnation]
         logger.warning("consumer %s is gone (incarnation %s)", consumer.name, consumer.incarnation)
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from bridge.pending import strange_between
-from bridge.picture import Ticket, id_before, id_key, key_after
+from bridge.picture import Ticket
 from bridge.rebuild import find_front
+from routing.ids import id_before, id_key, key_after
 from routing.messages import Refusal, ticket_of
 from routing.transitions import Batch
 

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any
 from celery.utils.log import get_logger
 
 from bridge.pending import NEVER
-from bridge.picture import id_key, younger_than
 from routing import records
 from routing.history import What, read_entry
+from routing.ids import id_key, younger_than
 from routing.transitions import Batch, adopt, advance, regroup, survey
 
 if TYPE_CHECKING:

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 from bridge.apps import load_tasks
 from bridge.dead import Letter, chosen, newest_first
 from bridge.orders import give
-from bridge.picture import id_key
 from bridge.terminal import printable
 from bridge.ticket_tasks import ticket_tasks
 from routing.errors import InputError, OrderFailed
+from routing.ids import id_key
 from routing.messages import EntryParser, Refusal
 
 if TYPE_CHECKING:

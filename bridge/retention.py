@@ -23,7 +23,7 @@ import time
 from bisect import bisect_right
 from typing import TYPE_CHECKING
 
-from bridge.picture import id_key
+from routing.ids import id_key
 from routing.keys import LaneKeys
 from routing.retention import done, letters, remove
 

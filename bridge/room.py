@@ -57,7 +57,7 @@ class Room:
         self._lane = lane
         self._ahead_ms = ahead_ms
         self._by_load = lane.settings.policy is PolicyName.LEAST_LOADED
-        self._policy: Policy[Consumer] = policy(lane.settings.policy)
+        self._policy: Policy[Consumer] | None = None if self._by_load else policy(lane.settings.policy)
         self._groups: dict[Tasks, _Group] = {}
         #: Task -> groups that can run it.
         self._able: dict[str, list[_Group]] = {}
@@ -140,7 +140,7 @@ class Room:
     def for_ticket(self, ticket: Ticket) -> Consumer | None:
         """The consumer with room that the policy chooses for ``ticket``; None: nobody who can run it has room."""
         groups = self._of(ticket.waiting[0].task)
-        if self._by_load:
+        if self._policy is None:
             best = None
             for group in groups:
                 heap = group.heap

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
-from bridge.picture import id_key, younger_than
 from routing.history import What, read_entry
+from routing.ids import id_key, younger_than
 
 if TYPE_CHECKING:
     from redis import Redis

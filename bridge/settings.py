@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from bridge.address import address_of, database_of, normalised, parsed
 from bridge.given import PREFIX, given_settings
+from bridge.retries import Backoff
 from bridge.signature import require_match
 from bridge.ticket_tasks import ticket_tasks
 from routing.connection import check_options
@@ -23,25 +24,6 @@ if TYPE_CHECKING:
 
 #: Of URLs that name one server.
 SCHEMES = ("redis", "rediss", "redis+socket", "unix")
-
-
-class Backoff(BaseModel):
-    """Exponential backoff with full jitter above half: attempt n waits ``base * factor**(n-1)``, at most ``limit``
-    seconds, of which a random part of up to ``jitter`` (a share) is taken off.
-    """
-
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
-
-    base: float = Field(default=1.0, ge=0, le=86_400)
-    factor: float = Field(default=2.0, ge=1, le=100)
-    limit: float = Field(default=300.0, ge=0, le=7 * 86_400)
-    jitter: float = Field(default=0.5, ge=0, le=1)
-
-    def delay_ms(self, attempt: int, dice: float) -> int:
-        """How long to wait, in ms, after failed ``attempt`` (1, 2, …); ``dice`` is a random number in [0, 1)."""
-        # The exponent is bounded: 2.0 ** 2000 overflows, and the limit was passed long before.
-        delay = min(self.limit, self.base * self.factor ** min(attempt - 1, 64))
-        return int(1000 * delay * (1 - self.jitter * dice))
 
 
 class BreakerLimits(BaseModel):

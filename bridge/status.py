@@ -14,10 +14,11 @@ from redis.exceptions import ResponseError
 
 from bridge.about import differences, leaders_facts
 from bridge.connect import without_password
-from bridge.picture import id_key, younger_than
 from bridge.roster import ConsumerState, ConsumerStatus, Pending, ask, consumers, registrations_of
 from bridge.terminal import count, duration, one_line
 from bridge.unserved import UnservedTask, read_unserved
+from routing.groups import Group, group_in
+from routing.ids import id_key, younger_than
 from routing.records import PARKED
 
 if TYPE_CHECKING:
@@ -111,7 +112,7 @@ def look(redis: Redis, settings: Settings) -> LaneStatus:
         replies = pipe.execute(raise_on_error=False)
     # A stream or a group that nobody has made yet is a state, not an error.
     pending_raw = _unless_missing(replies.pop())
-    groups_raw = _unless_missing(replies.pop()) or []
+    group = group_in(replies.pop(), keys.group)
     stream = _as_dict(_unless_missing(replies.pop()) or [])
     for reply in replies:
         if isinstance(reply, Exception):
@@ -119,11 +120,10 @@ def look(redis: Redis, settings: Settings) -> LaneStatus:
     time_, info, token, leader_left, retries, dead, outcomes, length, *hashes = replies
     counts, registered, drains, unserved, about = hashes
     now_ms = time_[0] * 1000 + time_[1] // 1000
-    group = next((g for g in map(_as_dict, groups_raw) if g[b"name"] == keys.group.encode()), None)
     registrations = registrations_of(registered)
     pending = Pending.of(pending_raw, settings, registrations)
 
-    last_delivered = group[b"last-delivered-id"].decode() if group else "0-0"
+    last_delivered = group.read_to if group else "0-0"
     with redis.pipeline(transaction=False) as pipe:
         pipe.execute_command("XRANGE", keys.stream, *younger_than(last_delivered), "COUNT", 1)
         pipe.execute_command("HSCAN", keys.tickets, 0, "COUNT", RECORDS)
@@ -176,20 +176,19 @@ def look(redis: Redis, settings: Settings) -> LaneStatus:
 
 
 def _unread(
-    redis: Redis, settings: Settings, group: dict[bytes, Any], stream: dict[bytes, Any], next_unread: Any, at_most: int
+    redis: Redis, settings: Settings, group: Group, stream: dict[bytes, Any], next_unread: Any, at_most: int
 ) -> tuple[int, str]:
     """(messages that the group has not read, why they may be fewer)."""
     if not next_unread:
         return 0, ""
     # Never below what is seen: what is counted here was asked one after the other.
-    lag = group.get(b"lag")
-    if lag is not None:
-        return max(1, int(lag)), ""
-    read, added = group.get(b"entries-read"), stream.get(b"entries-added")
-    last, deleted = group[b"last-delivered-id"].decode(), stream.get(b"max-deleted-entry-id", b"").decode()
+    if group.lag is not None:
+        return max(1, group.lag), ""
+    read, added = group.entries_read, stream.get(b"entries-added")
+    last, deleted = group.read_to, stream.get(b"max-deleted-entry-id", b"").decode()
     if read is not None and added is not None and id_key(deleted) <= id_key(last):
         # The server is more careful than it must be: what was deleted had been read.
-        return max(1, int(added) - int(read)), ""
+        return max(1, int(added) - read), ""
     size = sum(map(len, next_unread[0][1])) + 1
     count = max(1, min(COUNTED, COUNTED_BYTES // size))
     found = redis.execute_command("XRANGE", settings.keys.stream, *younger_than(last), "COUNT", count)

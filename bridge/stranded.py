@@ -14,7 +14,8 @@ from __future__ import annotations
 import heapq
 from typing import TYPE_CHECKING
 
-from bridge.picture import Ticket, id_key
+from bridge.picture import Ticket
+from routing.ids import id_key
 
 if TYPE_CHECKING:
     from bridge.lane import Lane

@@ -33,10 +33,11 @@ from bridge.pending import (
     pending_in_all,
     pending_under,
 )
-from bridge.picture import Ticket, id_before, id_key, younger_than
+from bridge.picture import Ticket
 from bridge.regroup import HALF_MADE, ended_after
 from bridge.undone import oldest_undone
 from routing.errors import LaneConflict
+from routing.ids import id_before, id_key, younger_than
 from routing.transitions import Advanced, Batch, adopt, floor, regroup, survey
 
 if TYPE_CHECKING:

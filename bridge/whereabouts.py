@@ -14,11 +14,8 @@ from dataclasses import asdict, dataclass, field, replace
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-from redis.exceptions import ResponseError
-
 from bridge.dead import Letter, chosen, newest_first
 from bridge.lane import PARK_AFTER
-from bridge.picture import id_key
 from bridge.reasons import why
 from bridge.registration import Registration, Registrations
 from bridge.scans import Scan, backwards, last_ended, of_name, of_pending, of_stream, together
@@ -26,6 +23,8 @@ from bridge.terminal import duration
 from bridge.ticket_state import TicketState
 from bridge.unserved import read_unserved
 from routing import records
+from routing.groups import group_in
+from routing.ids import id_key
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -228,25 +227,18 @@ def _look(redis: Redis, settings: Settings, ticket: str) -> _Lane:
         pipe.hgetall(keys.consumers)
         pipe.execute_command("XINFO", "GROUPS", keys.stream)
         replies = pipe.execute(raise_on_error=False)
-    groups = replies.pop()
-    if isinstance(groups, ResponseError) and "no such key" in str(groups):
-        groups = []
-    for reply in (groups, *replies):
+    group = group_in(replies.pop(), keys.group)
+    for reply in replies:
         if isinstance(reply, Exception):
             raise reply
     time_, token, text, due, registered = replies
-    last_delivered = None
-    for group in groups:
-        told = group if isinstance(group, dict) else {group[i]: group[i + 1] for i in range(0, len(group), 2)}
-        if told[b"name"] == keys.group.encode():
-            last_delivered = told[b"last-delivered-id"].decode()
     lane = _Lane(
         now_ms=time_[0] * 1000 + time_[1] // 1000,
         leader=None if token is None else token.decode().partition(" ")[2],
         record=None if text is None else records.parse(text),
         due_ms=None if due is None else int(due),
         registrations=Registrations().read(registered),
-        last_delivered=last_delivered,
+        last_delivered=None if group is None else group.read_to,
     )
     asked = [one.incarnation for one in lane.registrations.values()]
     if lane.record is not None and lane.record.in_flight:

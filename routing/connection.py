@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 import redis
 from redis import Connection, ConnectionPool, Redis, SSLConnection, UnixDomainSocketConnection
@@ -76,6 +76,19 @@ def is_outage(exc: BaseException) -> bool:
 def is_full(exc: BaseException) -> bool:
     """Whether the server refused a write because it has no memory left."""
     return error_code(exc) == "OOM"
+
+
+#: Commands whose replies redis-py would rearrange, differently in its versions, losing fields that come twice.
+_REARRANGED = ("XPENDING", "XRANGE", "XREVRANGE", "XINFO GROUPS")
+
+C = TypeVar("C", bound=Redis)
+
+
+def with_raw_replies(client_: C) -> C:
+    """``client_``, or a pipeline, which gives these replies as the server sends them from now on."""
+    for command in _REARRANGED:
+        client_.response_callbacks.pop(command, None)
+    return client_
 
 
 @contextmanager

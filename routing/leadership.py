@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from redis import Redis
 
-from routing.errors import NotLeading
 from routing.keys import LaneKeys
 from routing.scripts import Script
-from routing.words import ReturnWord, text_of, word_of
+from routing.words import ReturnWord, text_of, word_for_leader, word_of
 
 _LEAD = Script("lead")
 _EXTEND = Script("extend")
@@ -31,8 +30,7 @@ def extend(client: Redis, keys: LaneKeys, token: str, lease_ms: int) -> bool:
 def renew(client: Redis, keys: LaneKeys, token: str, holder: str, lease_ms: int) -> str:
     """The token of a new term for who leads under ``token``. Raises `NotLeading`."""
     reply = _RENEW.run(client, [keys.leader, keys.term], [token, holder, lease_ms])
-    if word_of(reply[0]) is ReturnWord.DEPOSED:
-        raise NotLeading(f"another master leads {keys.stream} as {keys.group}")
+    word_for_leader(reply[0], keys)
     return text_of(reply[1])
 
 

@@ -24,11 +24,6 @@ class Candidate(Protocol):
     @property
     def name(self) -> str: ...
 
-    @property
-    def load(self) -> float:
-        """Messages in flight for each slot of its pool."""
-        ...
-
 
 C = TypeVar("C", bound=Candidate)
 Policy = Callable[[str, Sequence[C]], C]
@@ -41,11 +36,6 @@ class PolicyName(Enum):
     RENDEZVOUS = "rendezvous"
     ROUND_ROBIN = "round_robin"
     RANDOM = "random"
-
-
-def least_loaded(_ticket: str, candidates: Sequence[C]) -> C:
-    """The one with the fewest messages in flight for each slot of its pool."""
-    return min(candidates, key=lambda c: c.load)
 
 
 class Ring:
@@ -105,13 +95,15 @@ def rendezvous(ticket: str, candidates: Sequence[C]) -> C:
 
 
 def policy(name: PolicyName, rng: random.Random | None = None) -> Policy[C]:
-    """The function for a policy's name. ``rng`` is for tests."""
-    if name is PolicyName.LEAST_LOADED:
-        return least_loaded
+    """The function for a policy's name. `PolicyName.LEAST_LOADED` has none: the planner keeps a heap of loads, since a
+    function would ask everybody. ``rng`` is for tests.
+    """
     if name is PolicyName.RENDEZVOUS:
         return rendezvous
     if name is PolicyName.ROUND_ROBIN:
         turn = count()
         return lambda _ticket, candidates: candidates[next(turn) % len(candidates)]
-    dice = rng or random.Random()
-    return lambda _ticket, candidates: dice.choice(candidates)
+    if name is PolicyName.RANDOM:
+        dice = rng or random.Random()
+        return lambda _ticket, candidates: dice.choice(candidates)
+    raise ValueError(f"{name} has no function")

@@ -10,10 +10,9 @@ from dataclasses import dataclass
 
 from redis import Redis
 
-from routing.errors import NotLeading
 from routing.scripts import Script
 from routing.transitions import Leadership
-from routing.words import ReturnWord, text_of, word_of
+from routing.words import ReturnWord, text_of, word_for_leader
 
 _DONE = Script("done")
 _LETTERS = Script("letters")
@@ -66,7 +65,5 @@ def remove(client: Redis, lead: Leadership, others: Collection[bytes], ids: Sequ
     """
     keys = lead.keys
     reply = _REMOVE.run(client, [keys.leader, keys.stream], [lead.token, keys.group, len(others), *others, *ids])
-    word = word_of(reply[0])
-    if word is ReturnWord.DEPOSED:
-        raise NotLeading(f"another master leads {keys.stream} as {keys.group}")
+    word = word_for_leader(reply[0], keys)
     return None if word is ReturnWord.CHANGED else int(reply[1])

@@ -12,9 +12,13 @@ from typing import Any, Self
 
 
 class StopSignal:
-    """Listens for SIGINT and SIGTERM while its ``with`` block runs. Of the main thread."""
+    """Listens for SIGINT and SIGTERM while its ``with`` block runs. Of the main thread.
 
-    def __init__(self) -> None:
+    ``once``: only the first one is noted; the same signal again does what it did before, as a rule end the process.
+    """
+
+    def __init__(self, *, once: bool = False) -> None:
+        self._once = once
         #: The first signal that came; None: none has.
         self.number: int | None = None
         #: How many came. More than one: do not wait for anything.
@@ -35,3 +39,5 @@ class StopSignal:
     def _note(self, number: int, _frame: FrameType | None) -> None:
         self.number = self.number or number
         self.count += 1
+        if self._once:
+            signal.signal(number, self._before[signal.Signals(number)])

@@ -13,11 +13,11 @@ from typing import Any
 import orjson
 from redis import Redis
 
-from routing.errors import GroupMoved, LaneConflict, NotLeading
+from routing.errors import GroupMoved, LaneConflict
 from routing.keys import LaneKeys
 from routing.messages import MAX_TICKET_BYTES
 from routing.scripts import Script, Word
-from routing.words import ReturnWord, text_of, word_of
+from routing.words import ReturnWord, text_of, word_for_leader
 
 _READ = Script("read")
 _ADVANCE = Script("advance")
@@ -216,9 +216,7 @@ def advance(client: Redis, lead: Leadership, opening: Word, batch: Batch) -> Adv
         args.append(len(to.texts))
         args += to.texts
     reply = _ADVANCE.run(client, names, args)
-    word = word_of(reply[0])
-    if word is ReturnWord.DEPOSED:
-        raise NotLeading(f"another master leads {keys.stream} as {keys.group}")
+    word = word_for_leader(reply[0], keys)
     if word is ReturnWord.CONFLICT:
         raise LaneConflict(f"ticket {text_of(reply[1])!r} is not where this master thought it was")
     if word is ReturnWord.WITHDRAWN:
@@ -249,11 +247,10 @@ def read(
     keys = lead.keys
     args: list[Word] = [lead.token, keys.group, lead.master, count, read_to, READ_BYTES, limit, first, after]
     reply = _READ.run(client, [keys.leader, keys.stream], args)
-    if word_of(reply[0]) is ReturnWord.CHANGED:
+    word = word_for_leader(reply[0], keys)
+    if word is ReturnWord.CHANGED:
         raise GroupMoved(f"somebody set the group {keys.group} of {keys.stream} to another entry")
-    if word_of(reply[0]) is ReturnWord.DEPOSED:
-        raise NotLeading(f"another master leads {keys.stream} as {keys.group}")
-    if word_of(reply[0]) is ReturnWord.NOGROUP:
+    if word is ReturnWord.NOGROUP:
         raise LaneConflict(f"the group {keys.group} of {keys.stream} is gone")
     return Read(reply[1], int(reply[2]), bool(reply[3]))
 
@@ -269,7 +266,7 @@ def reroute(
     history_cap: int = 0,
 ) -> ReturnWord:
     """Takes back ``tickets`` (ticket, expected record, new record, due ms) and ``ids`` of an ended incarnation;
-    ``history``: rows that say so.
+    ``history``: rows that say so. Raises `NotLeading`.
     """
     keys = lead.keys
     flat: list[Word] = [word for ticket in tickets for word in ticket]
@@ -278,14 +275,14 @@ def reroute(
     rows = orjson.dumps(list(history)) if history else ""
     args: list[Word] = [lead.token, keys.group, lead.master, incarnation, last_outcome]
     args += (history_cap, rows, len(flat) // 4)
-    return word_of(_REROUTE.run(client, names, [*args, *flat, len(ids), *ids]))
+    return word_for_leader(_REROUTE.run(client, names, [*args, *flat, len(ids), *ids]), keys)
 
 
 def forget(client: Redis, lead: Leadership, consumer: str, incarnation: str, registration: Word) -> ReturnWord:
-    """Removes registration, queue and group name of a consumer whose ``incarnation`` is over."""
+    """Removes registration, queue and group name of a consumer whose ``incarnation`` is over. Raises `NotLeading`."""
     keys = lead.keys
     names = [keys.leader, keys.consumers, keys.stream, keys.lease(incarnation), keys.queue(consumer)]
-    return word_of(_FORGET.run(client, names, [lead.token, keys.group, consumer, registration]))
+    return word_for_leader(_FORGET.run(client, names, [lead.token, keys.group, consumer, registration]), keys)
 
 
 def adopt(client: Redis, lead: Leadership, consumer: str, ids: Sequence[str]) -> int:
@@ -295,9 +292,7 @@ def adopt(client: Redis, lead: Leadership, consumer: str, ids: Sequence[str]) ->
     """
     keys = lead.keys
     reply = _ADOPT.run(client, [keys.leader, keys.stream], [lead.token, keys.group, consumer, *ids])
-    if word_of(reply[0]) is ReturnWord.DEPOSED:
-        raise NotLeading(f"another master leads {keys.stream} as {keys.group}")
-    if word_of(reply[0]) is ReturnWord.NOGROUP:
+    if word_for_leader(reply[0], keys) is ReturnWord.NOGROUP:
         raise LaneConflict(f"the group {keys.group} of {keys.stream} is gone")
     return int(reply[1])
 
@@ -309,10 +304,7 @@ def resend(client: Redis, lead: Leadership, consumer: str, ticket: str, expected
     """
     keys = lead.keys
     names = [keys.leader, keys.tickets, keys.queue(consumer)]
-    word = word_of(_RESEND.run(client, names, [lead.token, ticket, expected, text]))
-    if word is ReturnWord.DEPOSED:
-        raise NotLeading(f"another master leads {keys.stream} as {keys.group}")
-    return word
+    return word_for_leader(_RESEND.run(client, names, [lead.token, ticket, expected, text]), keys)
 
 
 def recall(client: Redis, lead: Leadership, consumer: str, count: int) -> list[bytes]:
@@ -321,8 +313,7 @@ def recall(client: Redis, lead: Leadership, consumer: str, count: int) -> list[b
     """
     keys = lead.keys
     reply = _RECALL.run(client, [keys.leader, keys.queue(consumer)], [lead.token, count, READ_BYTES])
-    if word_of(reply[0]) is ReturnWord.DEPOSED:
-        raise NotLeading(f"another master leads {keys.stream} as {keys.group}")
+    word_for_leader(reply[0], keys)
     texts: list[bytes] = reply[1]
     return texts
 
@@ -353,31 +344,25 @@ def survey(client: Redis, stream: str, start: str, end: str) -> Iterator[list[tu
 def shorten(client: Redis, lead: Leadership, incarnation: str, lease_ms: int) -> None:
     """Cuts the lease of ``incarnation`` to ``lease_ms``, if it has more left. Raises `NotLeading`."""
     keys = lead.keys
-    word = word_of(_SHORTEN.run(client, [keys.leader, keys.lease(incarnation)], [lead.token, lease_ms]))
-    if word is ReturnWord.DEPOSED:
-        raise NotLeading(f"another master leads {keys.stream} as {keys.group}")
+    word_for_leader(_SHORTEN.run(client, [keys.leader, keys.lease(incarnation)], [lead.token, lease_ms]), keys)
 
 
 def drain(client: Redis, lead: Leadership, consumer: str, order: str) -> None:
     """Notes that ``consumer`` takes nothing new; with an empty ``order``, that it does again. Raises `NotLeading`."""
     keys = lead.keys
-    word = word_of(_DRAIN.run(client, [keys.leader, keys.drains], [lead.token, consumer, order]))
-    if word is ReturnWord.DEPOSED:
-        raise NotLeading(f"another master leads {keys.stream} as {keys.group}")
+    word_for_leader(_DRAIN.run(client, [keys.leader, keys.drains], [lead.token, consumer, order]), keys)
 
 
 def floor(client: Redis, lead: Leadership, id_: str) -> None:
     """Notes that all entries up to ``id_`` are done or dead. Raises `NotLeading`."""
     keys = lead.keys
-    if word_of(_FLOOR.run(client, [keys.leader, keys.floor], [lead.token, id_])) is ReturnWord.DEPOSED:
-        raise NotLeading(f"another master leads {keys.stream} as {keys.group}")
+    word_for_leader(_FLOOR.run(client, [keys.leader, keys.floor], [lead.token, id_]), keys)
 
 
 def introduce(client: Redis, lead: Leadership, facts: Word) -> None:
     """Says which version and settings the leader has (JSON). Raises `NotLeading`."""
     keys = lead.keys
-    if word_of(_INTRODUCE.run(client, [keys.leader, keys.about], [lead.token, facts])) is ReturnWord.DEPOSED:
-        raise NotLeading(f"another master leads {keys.stream} as {keys.group}")
+    word_for_leader(_INTRODUCE.run(client, [keys.leader, keys.about], [lead.token, facts]), keys)
 
 
 def note_tasks(
@@ -393,25 +378,19 @@ def note_tasks(
     args += [len(forgotten), *forgotten, len(unserved)]
     for told in unserved.items():
         args += told
-    if word_of(_NOTE_TASKS.run(client, [keys.leader, keys.known, keys.unserved], args)) is ReturnWord.DEPOSED:
-        raise NotLeading(f"another master leads {keys.stream} as {keys.group}")
+    word_for_leader(_NOTE_TASKS.run(client, [keys.leader, keys.known, keys.unserved], args), keys)
 
 
 def regroup(client: Redis, lead: Leadership, read_to: str) -> None:
     """Makes the group of the lane anew, as one that has read up to ``read_to``. Raises `NotLeading`."""
     keys = lead.keys
-    if (
-        word_of(_REGROUP.run(client, [keys.leader, keys.stream], [lead.token, keys.group, read_to]))
-        is ReturnWord.DEPOSED
-    ):
-        raise NotLeading(f"another master leads {keys.stream} as {keys.group}")
+    word_for_leader(_REGROUP.run(client, [keys.leader, keys.stream], [lead.token, keys.group, read_to]), keys)
 
 
 def unname(client: Redis, lead: Leadership, name: str) -> None:
     """Removes a name that has nothing pending from the group. Raises `NotLeading`."""
     keys = lead.keys
-    if word_of(_UNNAME.run(client, [keys.leader, keys.stream], [lead.token, keys.group, name])) is ReturnWord.DEPOSED:
-        raise NotLeading(f"another master leads {keys.stream} as {keys.group}")
+    word_for_leader(_UNNAME.run(client, [keys.leader, keys.stream], [lead.token, keys.group, name]), keys)
 
 
 def _folded(letter: list[Word]) -> list[Word]:

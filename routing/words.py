@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from enum import Enum
 
+from routing.errors import NotLeading
+from routing.keys import LaneKeys
+
 
 class ReturnWord(Enum):
     """Every word that a script returns."""
@@ -36,3 +39,11 @@ def text_of(value: bytes | str) -> str:
 def word_of(value: bytes | str) -> ReturnWord:
     """The word that a reply begins with."""
     return ReturnWord(text_of(value).split(" ", 1)[0])
+
+
+def word_for_leader(value: bytes | str, keys: LaneKeys) -> ReturnWord:
+    """The word of a script that only the leader of the lane may run. Raises `NotLeading` where another master leads."""
+    word = word_of(value)
+    if word is ReturnWord.DEPOSED:
+        raise NotLeading(f"another master leads {keys.stream} as {keys.group}")
+    return word

@@ -8,12 +8,14 @@ from typing import TYPE_CHECKING, Any
 from redis import Redis
 from redis.exceptions import ResponseError
 
-from bridge.auditing.trail import NONE, IdKey, id_key
+from bridge.auditing.trail import NONE
 from bridge.dead import read_letter
-from bridge.picture import younger_than
 from bridge.scans import ticket_of
 from routing import records
+from routing.connection import with_raw_replies
+from routing.groups import Group, group_in
 from routing.history import Delivery, read_entry
+from routing.ids import IdKey, id_key, younger_than
 from routing.messages import MAX_TICKET_BYTES
 
 if TYPE_CHECKING:
@@ -29,48 +31,27 @@ PENDING_PAGE = 1000
 #: Dead letters in one page: each may hold a whole payload and a traceback.
 LETTERS_PAGE = 100
 
-#: Commands whose replies redis-py would rearrange, differently in its versions.
-_RAW = ("XPENDING", "XRANGE", "XREVRANGE", "XINFO GROUPS")
-
 
 def raw_client(redis: Redis) -> Redis:
     """A client on the connections of ``redis`` whose replies are as the server sends them, in bytes."""
     if redis.get_encoder().decode_responses:
         raise ValueError("the audit needs a client without decode_responses: entries need not be UTF-8")
-    raw = Redis(connection_pool=redis.connection_pool)
-    for command in _RAW:
-        raw.response_callbacks.pop(command, None)
-    return raw
-
-
-class Group:
-    """What the server says of the lane's group. ``read_to``: the youngest entry that it has read."""
-
-    def __init__(self, read_to: str) -> None:
-        self.read_to = read_to
+    return with_raw_replies(Redis(connection_pool=redis.connection_pool))
 
 
 def group_of(redis: Redis, keys: LaneKeys) -> Group | None:
     """The lane's group; None when it, or the stream, does not exist."""
     try:
-        found = redis.execute_command("XINFO", "GROUPS", keys.stream)
+        reply: Any = redis.execute_command("XINFO", "GROUPS", keys.stream)
     except ResponseError as exc:
-        if "no such key" in str(exc):
-            return None
-        raise
-    for group in found:
-        told = group if isinstance(group, dict) else {group[i]: group[i + 1] for i in range(0, len(group), 2)}
-        named = {_text(name): value for name, value in told.items()}
-        if _text(named["name"]) == keys.group:
-            return Group(_text(named["last-delivered-id"]))
-    return None
+        reply = exc
+    return group_in(reply, keys.group)
 
 
 def counted(redis: Redis, keys: LaneKeys) -> tuple[dict[str, int], str | None, str]:
     """The lane's counters, and the first and the last entry of the history at that very moment; None: it has none."""
     with redis.pipeline(transaction=True) as pipe:
-        for command in _RAW:
-            pipe.response_callbacks.pop(command, None)
+        with_raw_replies(pipe)
         pipe.hgetall(keys.counts)
         pipe.execute_command("XRANGE", keys.history, "-", "+", "COUNT", 1)
         pipe.execute_command("XREVRANGE", keys.history, "+", "-", "COUNT", 1)
@@ -107,8 +88,7 @@ class HistoryPages:
         """The rows of each of the next steps; empty at the end. Look at `torn_ms` before they are taken in."""
         start = f"({self.at}" if self.at else "-"
         with self._redis.pipeline(transaction=True) as pipe:
-            for command in _RAW:
-                pipe.response_callbacks.pop(command, None)
+            with_raw_replies(pipe)
             pipe.execute_command("XRANGE", self._key, "-", "+", "COUNT", 1)
             pipe.execute_command("XRANGE", self._key, start, self._end, "COUNT", HISTORY_PAGE)
             first, page = pipe.execute()
@@ -168,8 +148,7 @@ def present(redis: Redis, stream: str, ids: list[str]) -> set[str]:
     for start in range(0, len(ids), PENDING_PAGE):
         part = ids[start : start + PENDING_PAGE]
         with redis.pipeline(transaction=False) as pipe:
-            for command in _RAW:
-                pipe.response_callbacks.pop(command, None)
+            with_raw_replies(pipe)
             for id_ in part:
                 pipe.execute_command("XRANGE", stream, id_, id_)
             found.update(id_ for id_, entries in zip(part, pipe.execute(), strict=True) if entries)

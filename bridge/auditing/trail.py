@@ -4,17 +4,10 @@ from __future__ import annotations
 
 from collections import deque
 
-#: A stream id as a pair, which compares as the stream orders.
-IdKey = tuple[int, int]
+from routing.ids import IdKey, id_key
 
 #: Before all ids.
 NONE: IdKey = (-1, 0)
-
-
-def id_key(id_: str) -> IdKey:
-    """The pair of a stream id; the sequence may be left out. ValueError when it is none."""
-    ms, _, sequence = id_.partition("-")
-    return int(ms), int(sequence or 0)
 
 
 class Trail:

@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import re
-import signal
-import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from contextlib import suppress
+from typing import TYPE_CHECKING
 
 import click
 
 from bridge.cli import Target
 from bridge.parameters import Number
+from bridge.stopping import Stopped, StopRequest
 
 if TYPE_CHECKING:
-    from types import FrameType
-
     from bridge.audit import Audit, Verdict
     from bridge.auditing.view import Shown
 
@@ -107,10 +104,10 @@ def _follow(begin: Callable[[], Audit], shown: Shown) -> Verdict:
     made = begin()
     away = False
     compare_at = time.monotonic()
-    with _stopping() as stop:
-        while not stop.is_set():
+    with StopRequest(once=True) as stop:
+        while not stop.requested:
             try:
-                while made.advance() and not stop.is_set():
+                while made.advance() and not stop.requested:
                     shown.progress(made.auditor)
                 if time.monotonic() >= compare_at:
                     made.compare()
@@ -127,26 +124,7 @@ def _follow(begin: Callable[[], Audit], shown: Shown) -> Verdict:
                 away = True
                 # A server that crashed may have lost its last second, rows too: what was read does not hold any more.
                 made = begin()
-                stop.wait(AGAIN_S)
+                with suppress(Stopped):
+                    stop.wait(lambda: False, AGAIN_S)
         made.compare()
         return made.verdict()
-
-
-@contextmanager
-def _stopping() -> Iterator[threading.Event]:
-    """An event that Ctrl-C and SIGTERM set; a second one ends the process at once."""
-    stop = threading.Event()
-    before: dict[int, Any] = {}
-
-    def asked(number: int, frame: FrameType | None) -> None:
-        del frame
-        stop.set()
-        signal.signal(number, before[number])
-
-    for number in (signal.SIGINT, signal.SIGTERM):
-        before[number] = signal.signal(number, asked)
-    try:
-        yield stop
-    finally:
-        for known, handler in before.items():
-            signal.signal(known, handler)

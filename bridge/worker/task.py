@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import math
-import random
 import time
 from datetime import UTC, datetime
 from functools import wraps
@@ -298,7 +297,7 @@ def raise_as_told(task: Any, ticket: TicketContext, exc: Exception) -> NoReturn:
     if ticket.gave_up or ticket.is_last_attempt:
         raise exc
     settings = task.app.bridge.settings
-    raise Retry(exc=exc, when=settings.backoff.delay_ms(ticket.attempt, random.random()) / 1000) from exc
+    raise Retry(exc=exc, when=settings.backoff.delay_ms(ticket.attempt) / 1000) from exc
 
 
 #: Longest wait that is kept as it was asked for: a hundred years. What is larger may fit no outcome, and be lost there.

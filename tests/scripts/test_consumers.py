@@ -233,7 +233,8 @@ def test_who_does_not_lead_forgets_nobody(how: Any, world: World) -> None:
     end_lease(world, "w1@a")
     how(world)
     before = world.snapshot()
-    assert forgotten(world, "w1@a") is ReturnWord.DEPOSED
+    with pytest.raises(NotLeading):
+        forgotten(world, "w1@a")
     assert world.snapshot() == before
 
 

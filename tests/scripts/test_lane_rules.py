@@ -245,9 +245,10 @@ Attempt = Callable[[DrivenLane, Leadership], bool]
 
 def _refused(call: Callable[[], object]) -> bool:
     try:
-        return call() is ReturnWord.DEPOSED
+        call()
     except NotLeading:
         return True
+    return False
 
 
 def _tries_a_step(lane: DrivenLane, old: Leadership) -> bool:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from bridge.picture import LAST_ID
+from routing.ids import LAST_ID
 from routing.transitions import BEGINNING, READ_BYTES, SURVEY, oldest, recall, survey
 from tests.scripts.world import World, changes
 

@@ -109,7 +109,8 @@ def test_who_does_not_lead_moves_nothing(how: Any, world: World) -> None:
     end_lease(world)
     how(world)
     before = world.snapshot()
-    assert move(world) is ReturnWord.DEPOSED
+    with pytest.raises(NotLeading):
+        move(world)
     assert world.snapshot() == before
 
 

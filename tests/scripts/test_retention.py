@@ -9,9 +9,9 @@ from typing import Any, cast
 import pytest
 
 import bridge.retention
-from bridge.picture import LAST_ID
 from bridge.retention import Retention
 from routing.errors import NotLeading
+from routing.ids import LAST_ID
 from routing.keys import LaneKeys
 from routing.retention import done, letters, remove
 from routing.transitions import Batch

@@ -16,7 +16,7 @@ from bridge.envelope import Envelopes, Run
 from bridge.lane import Lane
 from bridge.orderdesk import OrderDesk
 from bridge.outcomes import Kind, Outcome
-from bridge.picture import Consumer, Ticket, id_key
+from bridge.picture import Consumer, Ticket
 from bridge.planner import Planner, TaskTraits
 from bridge.queues import Queues
 from bridge.rebuild import Rebuild
@@ -27,6 +27,7 @@ from bridge.settings import Settings
 from bridge.settling import Settling
 from bridge.undone import oldest_of, oldest_undone
 from routing import records
+from routing.ids import id_key
 from routing.messages import EntryParser, Message, Refusal
 from routing.transitions import Batch, Read
 from routing.words import ReturnWord

@@ -15,6 +15,7 @@ from redis.client import Pipeline
 from bridge.audit import NO_GROUP, Audit, Check, audit
 from bridge.auditing import pages
 from bridge.embedded import EmbeddedServer
+from routing.connection import with_raw_replies
 from routing.history import What
 from tests.scripts.world import snapshot
 from tests.unit.true_history import Event, Happening, TrueLane, happenings
@@ -246,9 +247,7 @@ def _interrupt(
 ) -> None:
     """Does something once, before the audit's ``nth`` command that begins like this."""
     seen = 0
-    interrupted = _Interrupted(connection_pool=redis.connection_pool)
-    for command in pages._RAW:
-        interrupted.response_callbacks.pop(command, None)
+    interrupted = with_raw_replies(_Interrupted(connection_pool=redis.connection_pool))
     interrupted.between = lambda: None
     execute = interrupted.execute_command
 
@@ -355,9 +354,7 @@ def test_a_lane_that_moves_on_between_any_two_commands_of_the_audit_is_clean(
             for _ in range(dice.choice(pace)):
                 written.go_on()
 
-        interrupted = _Interrupted(connection_pool=reader.connection_pool)
-        for command in pages._RAW:
-            interrupted.response_callbacks.pop(command, None)
+        interrupted = with_raw_replies(_Interrupted(connection_pool=reader.connection_pool))
         interrupted.between = between
         monkeypatch.setattr(pages, "raw_client", lambda _: interrupted)
         auditing = Audit(reader, written.keys, clock_skew_ms=0, since="0")

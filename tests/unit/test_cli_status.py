@@ -9,7 +9,7 @@ import pytest
 import bridge.status
 from bridge.embedded import EmbeddedServer, free_port
 from bridge.names import HEADER_WORD, WorkerWord
-from bridge.picture import LAST_ID
+from routing.ids import LAST_ID
 from routing.transitions import read
 from tests.commands import CommandLine, Lane, calls_of, command_line, letter
 from tests.operators import order_drain, park

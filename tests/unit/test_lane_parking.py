@@ -7,8 +7,8 @@ import json
 import pytest
 
 from bridge.outcomes import Kind
-from bridge.picture import id_key
 from bridge.undone import oldest_undone
+from routing.ids import id_key
 from routing.transitions import Batch
 from tests.unit.lane_world import LaneWorld
 

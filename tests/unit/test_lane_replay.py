@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from bridge.picture import id_key
+from routing.ids import id_key
 from routing.messages import Message
 from routing.transitions import Batch
 from tests.unit.lane_world import MASTER, LaneWorld

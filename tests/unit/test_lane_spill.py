@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from bridge.outcomes import Kind
-from bridge.picture import id_key
+from routing.ids import id_key
 from routing.messages import EntryParser
 from tests.unit.lane_world import LaneWorld
 

@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 
 from bridge.outcomes import Kind
-from bridge.picture import Consumer, Ticket, id_key
+from bridge.picture import Consumer, Ticket
 from bridge.planner import TaskTraits
+from routing.ids import id_key
 from routing.messages import EntryParser
 from routing.policies import PolicyName
 from tests.unit.lane_world import TASKS, TRAITS, LaneWorld, Parcel

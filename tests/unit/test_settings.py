@@ -8,7 +8,8 @@ import pytest
 from celery import Celery
 
 from bridge.installation import install
-from bridge.settings import Backoff, Settings, check_task_options, check_tasks, read_settings
+from bridge.retries import Backoff
+from bridge.settings import Settings, check_task_options, check_tasks, read_settings
 from routing.errors import ConfigurationError
 
 

@@ -1,0 +1,40 @@
+"""What a server says of a stream's consumer groups: the reply of XINFO GROUPS, in whichever form a client gives it."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from redis.exceptions import ResponseError
+
+
+class Group(NamedTuple):
+    """One group of a stream."""
+
+    #: The youngest entry that it has read.
+    read_to: str
+    #: Entries that are pending in it.
+    pending: int
+    #: Entries that it has not read; None: the server cannot tell, or is older than 7.0.
+    lag: int | None
+    #: Entries that it has read so far; None likewise.
+    entries_read: int | None
+
+
+def group_in(reply: Any, name: str) -> Group | None:
+    """The group ``name`` in a reply of XINFO GROUPS; None: there is none, or no stream.
+
+    ``reply`` may be an error, as a pipeline gives it. Raises it, unless it says that there is no stream.
+    """
+    if isinstance(reply, ResponseError) and "no such key" in str(reply):
+        return None
+    if isinstance(reply, Exception):
+        raise reply
+    wanted = name.encode()
+    for flat in reply:
+        # A client that does not know the raw reply makes a dict of it, with names as text.
+        pairs = flat.items() if isinstance(flat, dict) else zip(flat[::2], flat[1::2], strict=True)
+        told = {key.encode() if isinstance(key, str) else key: value for key, value in pairs}
+        if told[b"name"] == wanted:
+            read_to = told[b"last-delivered-id"].decode()
+            return Group(read_to, int(told[b"pending"]), told.get(b"lag"), told.get(b"entries-read"))
+    return None
