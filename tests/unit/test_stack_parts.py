@@ -52,6 +52,18 @@ class TestStopRequest:
         os.kill(os.getpid(), signal.SIGINT)
         assert stop.hurry
 
+    def test_one_that_notes_the_first_signal_leaves_the_second_to_who_listened_before(self) -> None:
+        before: list[int] = []
+        old = signal.signal(signal.SIGINT, lambda number, _frame: before.append(number))
+        try:
+            with StopRequest(once=True) as request:
+                os.kill(os.getpid(), signal.SIGINT)
+                assert (request.requested, before) == (True, [])
+                os.kill(os.getpid(), signal.SIGINT)
+                assert (request.hurry, before) == (False, [signal.SIGINT])
+        finally:
+            signal.signal(signal.SIGINT, old)
+
     def test_afterwards_signals_go_where_they_went_before(self) -> None:
         before = signal.getsignal(signal.SIGTERM)
         with StopRequest():
