@@ -34,16 +34,16 @@ if __name__ == "__main__" and signal.getsignal(signal.SIGINT) is signal.default_
 
 import click
 
-from spark.address import check_server, check_url
-from spark.archive_place import ArchivePlace
-from spark.archived import COLUMNS
-from spark.failures import told_in_one_line
-from spark.job_options import job_options
-from spark.options import DEFAULT_STREAM, DEFAULT_URL
-from spark.session import parse_conf
+from spark.archiving.archived import COLUMNS
+from spark.archiving.place import ArchivePlace
+from spark.job.failures import told_in_one_line
+from spark.job.options import job_options
+from spark.job.session import parse_conf
+from spark.wire.address import check_server, check_url
+from spark.write.options import DEFAULT_STREAM, DEFAULT_URL
 
 if TYPE_CHECKING:
-    from spark.progress import Progress
+    from spark.job.progress import Progress
 
 DEFAULT_GROUP = "concurrency_stream_group"
 #: Entries of one epoch: some hundred MB of Parquet at most, for messages of a usual size.
@@ -94,8 +94,8 @@ def main(
         # What fails here fails at once, not after the seconds that Java takes to start.
         check_server(url, stream)
         configuration = parse_conf(conf)
-        from spark.archive_tables import TABLES
-        from spark.archiving import Archive, archive
+        from spark.archiving.archiving import Archive, archive
+        from spark.archiving.tables import TABLES
 
         archive(
             Archive(

@@ -31,7 +31,7 @@ if __package__ in (None, ""):
 import click
 
 from routing.errors import ConfigurationError, InputError
-from spark.failures import told_in_one_line
+from spark.job.failures import told_in_one_line
 
 COLUMNS = (
     "ticket_id",

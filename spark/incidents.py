@@ -21,8 +21,8 @@ if __package__ in (None, ""):
 import click
 
 from routing.errors import InputError
-from spark.eventlog import FORMATS, check_readable, format_of
-from spark.failures import told_in_one_line
+from spark.job.eventlog import FORMATS, check_readable, format_of
+from spark.job.failures import told_in_one_line
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -151,8 +151,8 @@ def main(events: str, out: str, kind: str | None, master: str | None, spark_log:
         kind = kind or format_of(events)
         check_readable(events)
 
-        from spark.eventlog import read_events
-        from spark.session import job_session
+        from spark.job.eventlog import read_events
+        from spark.job.session import job_session
 
         with job_session("ticket-bridge incidents", master=master, log=spark_log) as session:
             count = write_states(expected_states(read_events(session, events, kind)), out)

@@ -32,14 +32,14 @@ if __name__ == "__main__" and signal.getsignal(signal.SIGINT) is signal.default_
 import click
 
 from routing.errors import ConfigurationError, InputError
-from spark.address import check_server, check_url
-from spark.eventlog import FORMATS, TABLE, check_readable, format_of
-from spark.failures import told_in_one_line
-from spark.job_options import job_options
-from spark.messages import Mapping, parse_map
-from spark.options import DEFAULT_STREAM, DEFAULT_URL, parse
-from spark.push_plan import WRITER_OPTIONS, Follow, PushPlan
-from spark.session import job_session, parse_conf
+from spark.job.eventlog import FORMATS, TABLE, check_readable, format_of
+from spark.job.failures import told_in_one_line
+from spark.job.options import job_options
+from spark.job.session import job_session, parse_conf
+from spark.pushing.messages import Mapping, parse_map
+from spark.pushing.plan import WRITER_OPTIONS, Follow, PushPlan
+from spark.wire.address import check_server, check_url
+from spark.write.options import DEFAULT_STREAM, DEFAULT_URL, parse
 
 POSITIVE = click.IntRange(min=1)
 
@@ -91,9 +91,9 @@ def main(**given: Any) -> None:
                 raise InputError(f"--follow is for folders, and {plan.source} is a file: push it without --follow")
         check_server(plan.url, plan.stream)
         if plan.follow is not None:
-            from spark.push_follow import follow as write
+            from spark.pushing.follow import follow as write
         else:
-            from spark.push_batch import push as write
+            from spark.pushing.batch import push as write
         with job_session(
             "ticket-bridge push", master=plan.master, log=plan.log, retries=plan.once, conf=plan.conf
         ) as session:

@@ -39,19 +39,19 @@ if __name__ == "__main__" and signal.getsignal(signal.SIGINT) is signal.default_
 import click
 
 from routing.errors import ConfigurationError, InputError, RunChanged
-from spark.address import check_server, check_url
-from spark.archived import Range, check_archive
-from spark.failures import emit, one_line, told_in_one_line
-from spark.job_options import job_options
-from spark.options import DEFAULT_URL, OPTIONS, parse
-from spark.session import job_session, parse_conf
+from spark.archiving.archived import Range, check_archive
+from spark.job.failures import emit, one_line, told_in_one_line
+from spark.job.options import job_options
+from spark.job.session import job_session, parse_conf
+from spark.wire.address import check_server, check_url
+from spark.write.options import DEFAULT_URL, OPTIONS, parse
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-    from spark.options import WriteOptions
-    from spark.progress import Progress
-    from spark.replay_selection import Counts, Selection
+    from spark.archiving.selection import Counts, Selection
+    from spark.job.progress import Progress
+    from spark.write.options import WriteOptions
 
 #: Hexadecimal digits of a replay's name.
 _DIGITS = 32
@@ -144,7 +144,7 @@ def main(
         if not dry_run:
             check_server(check_url(url, called="--url"), stream or "")
 
-        from spark.replay_selection import Selection
+        from spark.archiving.selection import Selection
 
         selection = Selection(within, tuple(sorted(set(tickets))), tuple(sorted(set(tasks))), dead_only)
         run = f"replay-{uuid.uuid4().hex}" if again else run_id or name_of(archive, selection, stream or "")
@@ -177,7 +177,7 @@ def replay(session: SparkSession, asked: Replay, progress: Progress = "none") ->
     """
     from pyspark import StorageLevel
 
-    from spark.replay_selection import count, selected
+    from spark.archiving.selection import count, selected
 
     options = asked.parsed
     rows = selected(session, asked.archive, asked.selection, max_payload=options.max_payload)
@@ -201,9 +201,9 @@ def replay(session: SparkSession, asked: Replay, progress: Progress = "none") ->
 
 
 def _write(session: SparkSession, rows: DataFrame, asked: Replay, counts: Counts, progress: Progress) -> None:
-    from spark.address import connect
-    from spark.progress import Display, WriteWatch, marked_partitions, marked_rows
-    from spark.replay_selection import PLACE, in_replay_order
+    from spark.archiving.selection import PLACE, in_replay_order
+    from spark.job.progress import Display, WriteWatch, marked_partitions, marked_rows
+    from spark.wire.address import connect
 
     options = asked.parsed
     connection = connect(options.url)

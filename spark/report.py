@@ -3,8 +3,8 @@
     python -m spark.report archive --out report
     spark-submit spark/report.py archive --out report --master yarn …
 
-What is counted and how is said in ``spark.report_deliveries`` and ``spark.report_tables``, and on the page. ``--out``
-gets ``report.html``, which needs no network and no other file, and ``tables/<name>/``, Parquet. Everything is
+What is counted and how is said in ``spark.reporting.deliveries`` and ``spark.reporting.tables``, and on the page.
+``--out`` gets ``report.html``, which needs no network and no other file, and ``tables/<name>/``, Parquet. Everything is
 aggregated by Spark; the driver sees no more than the rows that are shown.
 
 With ``--progress json`` standard output is JSON lines, for a supervisor:
@@ -34,17 +34,17 @@ if __name__ == "__main__" and signal.getsignal(signal.SIGINT) is signal.default_
 import click
 
 from routing.errors import InputError
-from spark.archived import Range, check_archive
-from spark.failures import emit, told_in_one_line
-from spark.job_options import job_options
-from spark.session import job_session, parse_conf
+from spark.archiving.archived import Range, check_archive
+from spark.job.failures import emit, told_in_one_line
+from spark.job.options import job_options
+from spark.job.session import job_session, parse_conf
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from pyspark.sql import SparkSession
 
-    from spark.progress import Progress
+    from spark.job.progress import Progress
 
 #: What the last line of a job says of everything.
 _TOLD = ("messages", "tickets", "done", "dead", "refused", "undone", "executions", "retries", "failures", "losses")
@@ -115,8 +115,8 @@ def report(session: SparkSession, asked: Asked, tell: Callable[[str, int], None]
     ``tell`` is called with each table's name and number of rows when it is written. Raises ``InputError`` when the
     archive holds no history of the range.
     """
-    from spark.report_page import page
-    from spark.report_results import results
+    from spark.reporting.page import page
+    from spark.reporting.results import results
 
     found = results(session, asked.archive, asked.within, asked.top, asked.out / "tables", tell)
     text = page(found, archive=asked.archive, start=asked.start, end=asked.end, top=asked.top)
@@ -145,7 +145,7 @@ def _tell_end(found: dict[str, Any], asked: Asked, progress: Progress, seconds: 
         counts = {name: found["totals"][name] for name in _TOLD}
         emit(event="done", **counts, page=page, seconds=round(seconds, 3))
     elif progress == "text":
-        from spark.report_terminal import show
+        from spark.reporting.terminal import show
 
         if sys.stdout.isatty():
             print("\r\033[K", end="")

@@ -1,7 +1,8 @@
 """The Spark data source ``redisstream``: DataFrames into a Redis stream and out of it, one entry per row.
 
-Only the door: which options a direction knows is in ``spark.options`` and ``spark.read_options``; what a task does is
-in ``spark.writer``, ``spark.stream_writer``, ``spark.reader`` and ``spark.stream_reader``.
+Only the door: which options a direction knows is in ``spark.write.options`` and ``spark.read.options``; what a task
+does is in ``spark.write.writer``, ``spark.write.stream_writer``, ``spark.read.reader`` and
+``spark.read.stream_reader``.
 """
 
 from __future__ import annotations
@@ -18,9 +19,9 @@ from pyspark.sql.datasource import (
 )
 
 from routing.errors import ConfigurationError
-from spark.address import without_secrets
-from spark.layout import Layout
-from spark.options import DEFAULT_STREAM, DEFAULT_URL, check_names, parse, parse_streaming
+from spark.wire.address import without_secrets
+from spark.write.layout import Layout
+from spark.write.options import DEFAULT_STREAM, DEFAULT_URL, check_names, parse, parse_streaming
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
@@ -46,7 +47,7 @@ class RedisStreamDataSource(DataSource):
 
     def schema(self) -> StructType | str:
         """The columns of a read, where the user named none."""
-        from spark.reader import schema_of
+        from spark.read.reader import schema_of
 
         return schema_of(self._given)
 
@@ -56,7 +57,7 @@ class RedisStreamDataSource(DataSource):
         Raises ``ConfigurationError`` for ``mode("overwrite")``, for options of a read, and for columns that the options
         name and the DataFrame does not have.
         """
-        from spark.writer import RedisStreamWriter
+        from spark.write.writer import RedisStreamWriter
 
         if overwrite:
             raise ConfigurationError('a stream is appended to, never replaced; use mode("append")')
@@ -65,7 +66,7 @@ class RedisStreamDataSource(DataSource):
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:  # noqa: N802 - Spark's name
         """The writer of one epoch of a streaming query. Raises as ``writer`` does."""
-        from spark.stream_writer import RedisStreamStreamWriter
+        from spark.write.stream_writer import RedisStreamStreamWriter
 
         if overwrite:
             raise ConfigurationError('a stream is appended to, never replaced; use outputMode("append")')
@@ -74,15 +75,15 @@ class RedisStreamDataSource(DataSource):
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """The reader of a batch. Raises ``ConfigurationError`` for options of a write."""
-        from spark.read_options import parse_read
-        from spark.reader import RedisStreamReader
+        from spark.read.options import parse_read
+        from spark.read.reader import RedisStreamReader
 
         return RedisStreamReader(parse_read(self._given), schema)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 - Spark's name
         """The reader of a streaming query. Raises as ``reader`` does."""
-        from spark.read_options import parse_read
-        from spark.stream_reader import RedisStreamStreamReader
+        from spark.read.options import parse_read
+        from spark.read.stream_reader import RedisStreamStreamReader
 
         return RedisStreamStreamReader(parse_read(self._given), schema)
 

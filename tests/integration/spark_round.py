@@ -11,19 +11,19 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from spark.archive_place import ArchivePlace
-from spark.archive_tables import TABLES
-from spark.archived import Range
-from spark.archiving import CONF, Archive, Run
-from spark.failures import told_in_one_line
-from spark.messages import Mapping
-from spark.push_batch import push
-from spark.push_follow import follow
-from spark.push_plan import Follow, PushPlan
+from spark.archiving.archived import Range
+from spark.archiving.archiving import CONF, Archive, Run
+from spark.archiving.place import ArchivePlace
+from spark.archiving.selection import Selection
+from spark.archiving.tables import TABLES
+from spark.job.failures import told_in_one_line
+from spark.job.session import job_session, parse_conf
+from spark.pushing.batch import push
+from spark.pushing.follow import follow
+from spark.pushing.messages import Mapping
+from spark.pushing.plan import Follow, PushPlan
 from spark.replay import Replay, replay
-from spark.replay_selection import Selection
 from spark.report import Asked, report
-from spark.session import job_session, parse_conf
 
 STREAM, AGAIN = "ticket_stream", "again"
 

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import sys
 
-from spark.order import by_ticket
-from spark.session import local_session
+from spark.job.session import local_session
+from spark.write.order import by_ticket
 
 
 def main(url: str, stream: str, folder: str, checkpoint: str, high_water: str) -> None:

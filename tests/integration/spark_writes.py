@@ -10,10 +10,10 @@ from pyspark.sql.types import LongType, StringType, StructField, StructType
 
 from bridge.embedded import EmbeddedServer
 from spark import RedisStreamDataSource
-from spark.layout import Layout
-from spark.options import parse
-from spark.partition import Written, write_partition
-from spark.writer import RedisStreamWriter
+from spark.write.layout import Layout
+from spark.write.options import parse
+from spark.write.partition import Written, write_partition
+from spark.write.writer import RedisStreamWriter
 
 STREAM = "{events}:stream"
 LOG = StructType(

@@ -13,14 +13,14 @@ from redis import Redis
 from bridge.embedded import HOST, EmbeddedServer
 from routing.errors import StreamFull, TicketBridgeError
 from routing.keys import LaneKeys, push_prefix
-from spark.address import check_server, connect
-from spark.columns import default_schema
-from spark.guard import told, waiting
-from spark.options import parse
-from spark.progress import entries_added
-from spark.read_options import parse_read
-from spark.reader import RedisStreamReader
-from spark.stream_reader import RedisStreamStreamReader
+from spark.job.progress import entries_added
+from spark.read.columns import default_schema
+from spark.read.options import parse_read
+from spark.read.reader import RedisStreamReader
+from spark.read.stream_reader import RedisStreamStreamReader
+from spark.wire.address import check_server, connect
+from spark.write.guard import told, waiting
+from spark.write.options import parse
 from tests.integration.servers import rules_of
 from tests.integration.spark_writes import log, partition, writer
 

@@ -45,7 +45,7 @@ Row = dict[str, Any]
 
 @pytest.fixture(scope="module")
 def session() -> SparkSession:
-    from spark.archiving import CONF
+    from spark.archiving.archiving import CONF
 
     return session_of(conf=CONF)
 
@@ -54,9 +54,9 @@ def archived(
     session: SparkSession, server: EmbeddedServer, out: Path, *, only: str | None = "messages", **options: Any
 ) -> dict[str, int]:
     """What one run of the job writes, in the session of the tests."""
-    from spark.archive_place import ArchivePlace
-    from spark.archive_tables import TABLES
-    from spark.archiving import Archive, Run
+    from spark.archiving.archiving import Archive, Run
+    from spark.archiving.place import ArchivePlace
+    from spark.archiving.tables import TABLES
 
     asked = Archive(
         place=ArchivePlace(str(out)), url=server.url, stream=KEYS.stream, group=KEYS.group, tables=TABLES,
@@ -304,7 +304,7 @@ def test_an_epoch_that_is_run_again_leaves_its_files_as_they_are(
 def test_a_folder_has_one_lane_one_writer_and_its_checkpoint(
     session: SparkSession, valkey: EmbeddedServer, tmp_path: Path
 ) -> None:
-    from spark.archive_place import ArchivePlace
+    from spark.archiving.place import ArchivePlace
 
     with valkey.client() as client:
         add_messages(client, 1, 3)

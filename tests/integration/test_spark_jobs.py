@@ -19,13 +19,13 @@ import pytest
 
 from bridge.embedded import EmbeddedServer
 from routing.errors import ConfigurationError, InputError, PayloadError
-from spark.eventlog import read_events
-from spark.failures import one_line
 from spark.generate import incident_log, write_log
 from spark.incidents import expected_states, write_states
-from spark.messages import Mapping, to_messages
-from spark.order import in_ticket_order
+from spark.job.eventlog import read_events
+from spark.job.failures import one_line
 from spark.push import main
+from spark.pushing.messages import Mapping, to_messages
+from spark.write.order import in_ticket_order
 from tests.integration.spark_jobs import refused, run, said
 from tests.nodes.process import ROOT
 

@@ -11,13 +11,13 @@ import pytest
 from pyspark.sql.types import StructType
 
 from routing.errors import ConfigurationError, InputError, PayloadError
-from spark.eventlog import TABLE, follow_events, read_events
-from spark.failures import one_line
-from spark.json_lines import parsed_lines
-from spark.messages import Mapping, parse_map, to_messages
-from spark.naming import MALFORMED
-from spark.push_rejects import first_reasons
-from spark.run_id import run_id_of
+from spark.job.eventlog import TABLE, follow_events, read_events
+from spark.job.failures import one_line
+from spark.job.json_lines import parsed_lines
+from spark.pushing.messages import Mapping, parse_map, to_messages
+from spark.pushing.rejects import first_reasons
+from spark.pushing.run_id import run_id_of
+from spark.write.columns import MALFORMED
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -18,11 +18,11 @@ from bridge.embedded import EmbeddedServer
 from routing.errors import PayloadError, RowsMissing, RunChanged
 from routing.pushes import guard_of
 from spark import RedisStreamDataSource
-from spark.address import connect
-from spark.guard import told
-from spark.layout import Layout
-from spark.options import parse
-from spark.partition import settle, write_partition
+from spark.wire.address import connect
+from spark.write.guard import told
+from spark.write.layout import Layout
+from spark.write.options import parse
+from spark.write.partition import settle, write_partition
 from tests.integration.proxies import Proxy
 from tests.integration.spark_writes import LOG, STREAM, batch, cut, entries, log, partition, sequence, writer
 from tests.keycheck import check_keys
@@ -82,7 +82,7 @@ def test_a_run_whose_tasks_are_not_what_it_was_partitioned_into_is_known_again(
         ]
         settle(options, layout, "r", 0, done, 3600)
     assert len(entries(valkey)) == 10 * tasks
-    assert f"partitioned by spark.order into 2 and written in {tasks} partitions" in caplog.text
+    assert f"partitioned by spark.write.order into 2 and written in {tasks} partitions" in caplog.text
 
 
 def test_the_same_values_under_other_names_are_another_run(valkey: EmbeddedServer) -> None:
@@ -109,7 +109,7 @@ def test_the_numbers_of_tickets_are_kept_for_as_long_as_they_are_written(
 ) -> None:
     # Given a task that takes many times as long as numbers are kept for
     now = time.time()
-    monkeypatch.setattr("spark.partition.time.time", lambda: now)
+    monkeypatch.setattr("spark.write.partition.time.time", lambda: now)
     options = {"idempotence": "ticket", "seqColumn": "seq", "guardTtl": "300", "maxWait": "100"}
 
     def slowly() -> Iterator[pa.RecordBatch]:
@@ -355,7 +355,7 @@ def test_by_ticket_what_was_written_by_a_clock_that_is_ahead_is_seen(
     options = {"idempotence": "ticket", "seqColumn": "seq", "fields": "seq,payload", "guardTtl": "2000"}
     now = time.time()
     for skew_s in (1900, 0, 1900):
-        monkeypatch.setattr("spark.partition.time.time", lambda skew_s=skew_s: now + skew_s)
+        monkeypatch.setattr("spark.write.partition.time.time", lambda skew_s=skew_s: now + skew_s)
         partition(valkey.url, iter([log(70)]), **options)
     assert sequence(valkey) == list(range(70))
 

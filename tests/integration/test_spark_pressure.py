@@ -13,8 +13,8 @@ import redis
 
 from bridge.embedded import EmbeddedServer
 from routing.errors import StreamFull
-from spark.address import RedisConnection, connect
-from spark.guard import waiting
+from spark.wire.address import RedisConnection, connect
+from spark.write.guard import waiting
 from tests.integration.spark_writes import STREAM, batch, cut, entries, log, partition, sequence
 from tests.waiting import wait_until
 

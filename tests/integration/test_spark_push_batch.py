@@ -12,10 +12,10 @@ import pytest
 
 from bridge.embedded import EmbeddedServer
 from routing.errors import PayloadError, RunChanged, StreamFull
-from spark.failures import one_line
+from spark.job.failures import one_line
 from spark.push import main, plan_of
-from spark.push_batch import push
-from spark.push_plan import PushPlan
+from spark.pushing.batch import push
+from spark.pushing.plan import PushPlan
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

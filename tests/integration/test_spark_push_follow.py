@@ -18,10 +18,10 @@ import pytest
 
 from bridge.embedded import EmbeddedServer
 from routing.errors import ConfigurationError, InputError, PayloadError, StreamFull
-from spark import push_follow
-from spark.failures import Terminated, one_line
+from spark.job.failures import Terminated, one_line
 from spark.push import main, plan_of
-from spark.push_follow import follow
+from spark.pushing import follow as push_follow
+from spark.pushing.follow import follow
 from tests.integration.spark_jobs import refused
 from tests.waiting import wait_until
 

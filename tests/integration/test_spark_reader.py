@@ -13,13 +13,13 @@ from pyspark.sql.types import StringType, StructField, StructType
 
 from bridge.embedded import EmbeddedServer
 from routing.errors import ConfigurationError, EntriesLost, ServerUnavailable
-from spark import fetch
-from spark.columns import default_schema
-from spark.entry_ids import EntryId
-from spark.probing import Range
-from spark.read_options import parse_read
-from spark.reader import RedisStreamReader
-from spark.replies import RefusedByServer
+from spark.read import fetch
+from spark.read.columns import default_schema
+from spark.read.options import parse_read
+from spark.read.probing import Range
+from spark.read.reader import RedisStreamReader
+from spark.wire.entry_ids import EntryId
+from spark.wire.replies import RefusedByServer
 
 STREAM = "{events}:stream"
 Row = dict[str, Any]

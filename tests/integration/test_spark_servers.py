@@ -14,11 +14,11 @@ import trustme
 from bridge.embedded import HOST, EmbeddedServer
 from routing.errors import RowsMissing, ServerUnavailable
 from spark import RedisStreamDataSource
-from spark.address import check_server, check_url
-from spark.columns import default_schema
-from spark.options import parse
-from spark.read_options import parse_read
-from spark.reader import RedisStreamReader
+from spark.read.columns import default_schema
+from spark.read.options import parse_read
+from spark.read.reader import RedisStreamReader
+from spark.wire.address import check_server, check_url
+from spark.write.options import parse
 from tests.integration.proxies import Proxy
 from tests.integration.sentinels import PASSWORD as DATA_PASSWORD
 from tests.integration.sentinels import SENTINEL_PASSWORD, Sentinels, address

@@ -14,9 +14,9 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 
 from bridge.embedded import EmbeddedServer
 from routing.errors import ConfigurationError, EntriesLost
-from spark.columns import default_schema
-from spark.read_options import parse_read
-from spark.stream_reader import RedisStreamStreamReader
+from spark.read.columns import default_schema
+from spark.read.options import parse_read
+from spark.read.stream_reader import RedisStreamStreamReader
 
 STREAM = "events"
 Offset = dict[str, Any]

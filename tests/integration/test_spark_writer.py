@@ -10,12 +10,12 @@ import pytest
 from bridge.embedded import EmbeddedServer
 from routing.errors import ConfigurationError, PayloadError, ServerUnavailable, StreamFull
 from spark import RedisStreamDataSource
-from spark.address import check_server, connect
-from spark.layout import Layout
-from spark.options import parse
-from spark.replies import RefusedByServer
-from spark.sorting import sorted_rows
-from spark.writer import RedisStreamWriter
+from spark.wire.address import check_server, connect
+from spark.wire.replies import RefusedByServer
+from spark.write.layout import Layout
+from spark.write.options import parse
+from spark.write.sorting import sorted_rows
+from spark.write.writer import RedisStreamWriter
 from tests.integration.spark_writes import LOG, STREAM, batch, entries, log, writer
 
 

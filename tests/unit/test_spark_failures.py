@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from routing.errors import ConfigurationError, InputError, PayloadError, TicketBridgeError
-from spark import failures
-from spark.failures import one_line, told_in_one_line
-from spark.replies import RefusedByServer
+from spark.job import failures
+from spark.job.failures import one_line, told_in_one_line
+from spark.wire.replies import RefusedByServer
 
 PYTHON_TRACE = """An exception was thrown from the Python worker. Please see the stack trace below.
 Traceback (most recent call last):
@@ -32,7 +32,7 @@ Caused by: something else
     [
         ("routing.errors.PayloadError", PayloadError),
         ("routing.errors.ConfigurationError", ConfigurationError),
-        ("spark.replies.RefusedByServer", RefusedByServer),
+        ("spark.wire.replies.RefusedByServer", RefusedByServer),
     ],
 )
 def test_an_error_of_a_task_is_found_in_javas_account_of_it(name: str, kind: type[TicketBridgeError]) -> None:
@@ -298,7 +298,7 @@ def test_a_file_that_cannot_be_written_is_not_sparks_failure() -> None:
 @pytest.mark.parametrize("as_json", [True, False])
 def test_a_job_whose_output_has_no_room_ends_without_a_trace(as_json: bool) -> None:
     code = f"""
-from spark.failures import told_in_one_line
+from spark.job.failures import told_in_one_line
 with told_in_one_line(as_json={as_json}):
     print("pushed")
     raise OSError(28, "No space left on device")
@@ -310,7 +310,7 @@ with told_in_one_line(as_json={as_json}):
 
 def test_a_name_that_is_no_text_is_told_all_the_same() -> None:
     code = """
-from spark.failures import emit, told_in_one_line
+from spark.job.failures import emit, told_in_one_line
 with told_in_one_line():
     emit(event="started", file="a\\udcff", stream="\u00fc")
     print("a\\udcff")
@@ -350,7 +350,7 @@ def test_ctrl_c_is_told_by_a_job_that_was_imported(capsys: pytest.CaptureFixture
 def test_a_job_whose_reader_is_gone_ends_without_a_trace() -> None:
     # `… | head -1`: the second line has nobody to go to
     code = """
-from spark.failures import emit, told_in_one_line
+from spark.job.failures import emit, told_in_one_line
 with told_in_one_line(as_json=True):
     emit(event="first")
     input()

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spark.entry_ids import ZERO, EntryId
-from spark.offsets import Offset, is_another_stream, missing_after, present_after
-from spark.standing import Standing
+from spark.read.offsets import Offset, is_another_stream, missing_after, present_after
+from spark.read.standing import Standing
+from spark.wire.entry_ids import ZERO, EntryId
 
 
 @dataclass

@@ -19,9 +19,9 @@ from pyspark.sql.types import (
 from routing.connection import client
 from routing.errors import ConfigurationError, ServerUnavailable
 from spark import RedisStreamDataSource
-from spark.address import check_url, connect, without_secrets
-from spark.layout import Layout
-from spark.options import MAX_FIELDS, WriteOptions, parse, parse_streaming
+from spark.wire.address import check_url, connect, without_secrets
+from spark.write.layout import Layout
+from spark.write.options import MAX_FIELDS, WriteOptions, parse, parse_streaming
 
 SECRET = "hunter2"
 

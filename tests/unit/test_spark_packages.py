@@ -6,7 +6,7 @@ import subprocess
 import sys
 import zipfile
 
-from spark.packages import zipped_packages
+from spark.job.packages import zipped_packages
 from tests.nodes.process import ROOT
 
 

@@ -22,10 +22,10 @@ from pyspark.sql.types import (
 )
 
 from routing.errors import ConfigurationError
-from spark.columns import Columns, default_schema
-from spark.decoder import Decoder
-from spark.page import MalformedReply, VariedPage, read_page
-from spark.uniform import UniformPage
+from spark.read.columns import Columns, default_schema
+from spark.read.decoder import Decoder
+from spark.wire.page import MalformedReply, VariedPage, read_page
+from spark.wire.uniform import UniformPage
 
 
 @pytest.fixture(autouse=True, scope="module", params=["hiredis", "no hiredis"])
@@ -33,7 +33,7 @@ def parser(request: pytest.FixtureRequest) -> Iterator[None]:
     """All of it also in a Python that does not have hiredis."""
     with pytest.MonkeyPatch.context() as patch:
         if request.param == "no hiredis":
-            patch.setattr("spark.page.HIREDIS", False)
+            patch.setattr("spark.wire.page.HIREDIS", False)
         yield
 
 

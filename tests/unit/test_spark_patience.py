@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from routing.errors import StreamFull
-from spark.patience import LONGEST_STEP_S, NOTE_EVERY_S, WORTH_A_WORD_S, Patience
+from spark.write.patience import LONGEST_STEP_S, NOTE_EVERY_S, WORTH_A_WORD_S, Patience
 
 
 class Time:

@@ -14,10 +14,10 @@ from click.testing import CliRunner
 
 from routing.errors import ConfigurationError
 from routing.stop_signal import StopSignal
-from spark.progress import Display
+from spark.job.progress import Display
+from spark.job.session import parse_conf
 from spark.push import main, plan_of
-from spark.push_plan import PushPlan
-from spark.session import parse_conf
+from spark.pushing.plan import PushPlan
 
 SECRET = "hunter2"
 FOLLOW = ("--follow", "--format", "csv", "--checkpoint", "c")

@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from routing.errors import ConfigurationError
-from spark.entry_ids import LAST, ZERO, EntryId
-from spark.options import OPTIONS
-from spark.read_options import READ_OPTIONS, ReadOptions, parse_read
-from spark.reader import SCHEMA, schema_of
+from spark.read.options import READ_OPTIONS, ReadOptions, parse_read
+from spark.read.reader import SCHEMA, schema_of
+from spark.wire.entry_ids import LAST, ZERO, EntryId
+from spark.write.options import OPTIONS
 
 IDS = st.builds(EntryId, st.integers(0, 2**64 - 1), st.integers(0, 2**64 - 1))
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from routing.errors import PayloadError
-from spark.refusals import SequenceGuard, check_dates, check_payloads, check_tickets
+from spark.write.refusals import SequenceGuard, check_dates, check_payloads, check_tickets
 
 
 @pytest.mark.parametrize(

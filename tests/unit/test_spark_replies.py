@@ -8,7 +8,7 @@ import redis
 from routing.errors import ServerUnavailable
 from routing.pushes import Answer
 from routing.words import ReturnWord
-from spark.replies import Link, RefusedByServer, Trouble
+from spark.wire.replies import Link, RefusedByServer, Trouble
 
 SECRET = "hunter2"
 IN_SCRIPT_6 = (

@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 
-from spark.report_charts import linear, logarithmic, nice_step
-from spark.report_format import count, duration, rate, share, short, significant, visible
-from spark.report_page import page
-from spark.report_terminal import show
+from spark.reporting.charts import linear, logarithmic, nice_step
+from spark.reporting.numbers import count, duration, rate, share, short, significant, visible
+from spark.reporting.page import page
+from spark.reporting.terminal import show
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 FLAGS = (

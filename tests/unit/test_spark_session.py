@@ -11,8 +11,8 @@ import pytest
 from pyspark import SparkContext
 
 from routing.errors import TicketBridgeError
-from spark import session as session_module
-from spark.session import job_session
+from spark.job import session as session_module
+from spark.job.session import job_session
 
 #: Ends when nobody is left who could write to it, as Spark's Java does.
 POLITE = ("cat",)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from spark.session import _why
+from spark.job.session import _why
 
 
 @pytest.mark.parametrize(

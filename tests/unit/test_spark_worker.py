@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 from pyspark import TaskContext
 
-from spark import worker
+from spark.wire import worker
 
 
 @pytest.fixture

@@ -1,0 +1,164 @@
+"""What the jobs that read an archive share: its tables as DataFrames, and ranges of message ids.
+
+An archive is what ``spark.archive`` writes: ``history``, ``dead`` and ``messages``, each a folder of Parquet files by
+date and batch. All times are UTC. A message id is ``<ms>-<seq>``, both whole numbers of up to 64 bits without sign:
+they are compared as numbers, since as text ``9-0`` would come after ``10-0``.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from routing.errors import ConfigurationError, InputError
+from spark.job.patterns import to_read
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame, SparkSession
+
+HISTORY, DEAD, MESSAGES = "history", "dead", "messages"
+
+#: The columns of each table that the jobs rely on, with their types; ``date`` and ``batch`` are not needed.
+COLUMNS = {
+    HISTORY: {
+        "history_id": "string",
+        "row": "int",
+        "message_id": "string",
+        "ticket_id": "string",
+        "task": "string",
+        "consumer": "string",
+        "attempt": "int",
+        "fence": "long",
+        "enqueued_at": "timestamp",
+        "dispatched_at": "timestamp",
+        "started_at": "timestamp",
+        "service_ms": "double",
+        "what": "string",
+        "written_at": "timestamp",
+    },
+    DEAD: {
+        "letter_id": "string",
+        "message_id": "string",
+        "ticket_id": "string",
+        "task": "string",
+        "payload": "string",
+        "reason": "string",
+        "error": "string",
+        "attempts": "int",
+        "at": "timestamp",
+        "fields": "map<string,string>",
+    },
+    MESSAGES: {
+        "message_id": "string",
+        "ticket_id": "string",
+        "task": "string",
+        "payload": "string",
+        "fields": "map<string,string>",
+        "enqueued_at": "timestamp",
+    },
+}
+
+_ID = re.compile(r"(\d{1,20})(?:-(\d{1,20}))?")
+#: Digits of a year, and of a date without hyphens.
+_DATES = (4, 8)
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_MISSING = ("PATH_NOT_FOUND", "UNABLE_TO_INFER_SCHEMA")
+_ID_TYPE = "decimal(20,0)"
+
+
+@dataclass(frozen=True)
+class Range:
+    """Message ids from ``start`` on and before ``end``, each (ms, seq); None: no bound on that side."""
+
+    start: tuple[int, int] | None = None
+    end: tuple[int, int] | None = None
+
+    @classmethod
+    def of(cls, start: str | None, end: str | None) -> Range:
+        """The range between two times or ids as a user writes them.
+
+        From ``start`` on. Up to, and without, an ``end`` that is a time, so that neighbouring days share no message; up
+        to and with one that is an id, as in XRANGE. Raises ``ConfigurationError`` for what is neither, and for a range
+        that can hold nothing.
+        """
+        found = cls(_bound("--from", start, after=False), _bound("--to", end, after=True))
+        if found.start is not None and found.end is not None and found.start >= found.end:
+            raise ConfigurationError(f"--from {start} is not before --to {end}")
+        return found
+
+    def holds(self, message_id: Column) -> Column:
+        """Whether the id in a column is within."""
+        from pyspark.sql import functions as fn
+
+        ms, seq = id_numbers(message_id)
+        held = fn.lit(True)
+        if self.start is not None:
+            held &= (ms > self.start[0]) | ((ms == self.start[0]) & (seq >= self.start[1]))
+        if self.end is not None:
+            held &= (ms < self.end[0]) | ((ms == self.end[0]) & (seq < self.end[1]))
+        return held
+
+
+def _bound(option: str, text: str | None, *, after: bool) -> tuple[int, int] | None:
+    if text is None:
+        return None
+    found = _ID.fullmatch(text.strip())
+    if found and found[2] is not None:
+        return (int(found[1]), int(found[2]) + after)
+    if found and len(found[1]) in _DATES:
+        raise ConfigurationError(
+            f"{option} {text.strip()} could be a date or a message id: write 2026-03-14, or {found[1]}-0"
+        )
+    if found:
+        return (int(found[1]) + after, 0)
+    try:
+        time = datetime.fromisoformat(text.strip())
+    except ValueError:
+        raise ConfigurationError(
+            f"{option} must be a time (2026-03-14T09:00, UTC unless it names its zone) or a message id, not {text!r}"
+        ) from None
+    passed = (time if time.tzinfo else time.replace(tzinfo=UTC)) - _EPOCH
+    # Upwards: ids are whole milliseconds, and none in between belongs to a time before this one.
+    return (-(-passed // timedelta(milliseconds=1)), 0)
+
+
+def id_numbers(message_id: Column) -> tuple[Column, Column]:
+    """The two numbers of an id, which compare as ids do."""
+    from pyspark.sql import functions as fn
+
+    ms = fn.substring_index(message_id, "-", 1)
+    return ms.try_cast(_ID_TYPE), fn.substring_index(message_id, "-", -1).try_cast(_ID_TYPE)
+
+
+def check_archive(archive: str) -> None:
+    """Raise ``InputError`` when a local archive is not there; other file systems Spark asks."""
+    if "://" in archive:
+        return
+    if not Path(archive).is_dir():
+        raise InputError(f"there is no archive at {archive}; `python -m spark.archive` makes one")
+    if not any((Path(archive) / name).is_dir() for name in COLUMNS):
+        raise InputError(f"{archive} is no archive: it has none of {', '.join(COLUMNS)}; was spark.archive run?")
+
+
+def read_table(session: SparkSession, archive: str, name: str) -> DataFrame:
+    """One table of an archive, with exactly ``COLUMNS[name]``; empty when nothing was archived of it yet.
+
+    Raises ``InputError`` for a table that lacks a column: nulls in its place would be wrong numbers.
+    """
+    from pyspark.errors import AnalysisException
+    from pyspark.sql import functions as fn
+
+    columns = COLUMNS[name]
+    try:
+        found = session.read.parquet(f"{to_read(archive)}/{name}")
+    except AnalysisException as error:
+        if error.getCondition() not in _MISSING:
+            raise
+        return session.createDataFrame([], ", ".join(f"{column} {kind}" for column, kind in columns.items()))
+    lacking = [column for column in columns if column not in found.columns]
+    if lacking:
+        raise InputError(f"{archive}/{name} has no column {lacking[0]!r}; was it written by another version?")
+    return found.select(*(fn.col(column).cast(kind).alias(column) for column, kind in columns.items()))

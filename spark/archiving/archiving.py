@@ -1,0 +1,265 @@
+"""One archive run: a streaming query per table, each epoch once in its files, and told what was missing.
+
+A query's checkpoint says which entries an epoch is, before any of it is read; ``spark.archiving.place`` says how an
+epoch that is run again leaves its files as they are.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pyspark.errors import StreamingQueryException
+from pyspark.sql import Observation
+from pyspark.sql import functions as fn
+
+from routing.errors import EntriesLost
+from routing.keys import LaneKeys
+from routing.stop_signal import StopSignal
+from spark.archiving.place import NO_DATE, ArchivePlace
+from spark.archiving.tables import Table
+from spark.job.failures import Terminated, emit, one_line
+from spark.job.session import job_session
+from spark.read.offsets import Offset
+from spark.wire.address import database
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.streaming.listener import SourceProgress
+    from pyspark.sql.streaming.query import StreamingQuery
+
+    from spark.job.progress import Progress
+
+#: What an archive needs of a session.
+CONF = {
+    # Spark's default of old is a type that others read without its timezone, if at all.
+    "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
+    "spark.sql.adaptive.enabled": "false",
+}
+#: Seconds between two looks at the queries.
+LOOK_S = 1
+#: Seconds that epochs under way have to end after the first signal.
+GRACE_S = 20.0
+
+
+@dataclass(frozen=True)
+class Archive:
+    """One run, as asked for."""
+
+    place: ArchivePlace
+    #: Where the server is. Never printed: it may hold a password.
+    url: str = field(repr=False)
+    stream: str
+    group: str
+    tables: tuple[Table, ...]
+    #: Entries of one epoch at most.
+    max_rows: int
+    #: Fail when entries left the server before they were archived; otherwise say how many. None: fail, but for tables
+    #: whose entries leave as a matter of course.
+    fail_on_data_loss: bool | None
+    #: Seconds between two epochs while following; None: archive what is there, and end.
+    every_s: float | None
+    progress: Progress
+    master: str | None = None
+    log: Path | None = None
+    #: Spark's own configuration, as the user wants it.
+    conf: dict[str, str] = field(default_factory=dict)
+
+    def claim(self) -> None:
+        """Make the folder the archive of this lane. Raises what ``ArchivePlace.claim`` raises."""
+        self.place.claim(self.stream, self.group, [table.name for table in self.tables], database=database(self.url))
+
+
+def archive(asked: Archive) -> dict[str, int]:
+    """Archive with a session of its own, reporting as asked; returns the rows written to each table.
+
+    Raises ``EntriesLost`` for entries that left before they were archived, ``Terminated`` and ``KeyboardInterrupt``
+    when a run that was to end by itself was stopped, and what ended a query.
+    """
+    with asked.place.held():
+        asked.claim()
+        conf = {**CONF, **asked.conf}
+        with job_session("ticket-bridge archive", master=asked.master, log=asked.log, conf=conf) as session:
+            return Run(session, asked).run()
+
+
+class _TableRun:
+    """The query of one table, and what is known of it."""
+
+    def __init__(self, session: SparkSession, asked: Archive, table: Table, told: Callable[..., None]) -> None:
+        self.table = table
+        self._place = asked.place
+        self._tell = told
+        self._told: set[int] = set()
+        #: Epochs whose files were in place already: nothing was read for them.
+        self._skipped: set[int] = set()
+        #: Rows written, and entries found missing, in this run.
+        self.rows = self.missing = 0
+        asked.place.tidy(table.name)
+        fails = asked.fail_on_data_loss if asked.fail_on_data_loss is not None else not table.leaves
+        entries = (
+            session.readStream.format("redisstream")
+            .schema(table.schema)
+            .options(url=asked.url, stream=table.stream(LaneKeys(asked.stream, asked.group)))
+            .options(maxRowsPerTrigger=str(asked.max_rows), failOnDataLoss=str(fails))
+            .load()
+        )
+        writer = (
+            entries.writeStream.queryName(table.name)
+            .option("checkpointLocation", f"file://{asked.place.checkpoint(table.name)}")
+            .foreachBatch(self._write)
+        )
+        if asked.every_s is None:
+            writer = writer.trigger(availableNow=True)
+        else:
+            writer = writer.trigger(processingTime=f"{asked.every_s:g} seconds")
+        self.query: StreamingQuery = writer.start()
+
+    def _write(self, entries: DataFrame, epoch: int) -> None:
+        """Put the files of one epoch in place; called again for the last epoch of a run that was killed."""
+        name = self.table.name
+        if self._place.is_whole(name, epoch):
+            self._skipped.add(epoch)
+            return
+        rows = self.table.rows(entries)
+        there = self._place.dates_of(name, epoch)
+        if there:
+            date = fn.coalesce(fn.col("date").cast("string"), fn.lit(NO_DATE))
+            rows = rows.filter(~date.isin(there))
+        written = Observation("written")
+        (
+            rows.withColumn("batch", fn.lit(epoch))
+            .observe(written, fn.count(fn.lit(1)).alias("rows"))
+            .write.mode("overwrite")
+            # Stages everything, then puts each folder in place with one rename.
+            .option("partitionOverwriteMode", "dynamic")
+            .option("mapreduce.fileoutputcommitter.marksuccessfuljobs", "false")
+            .partitionBy("date", "batch")
+            .parquet(f"file://{self._place.table(name)}")
+        )
+        self._place.mark(name, epoch)
+        rows_written = int(written.get["rows"])
+        self.rows += rows_written
+        self._tell(event="archived", table=name, epoch=epoch, rows=rows_written)
+
+    def has_begun(self) -> bool:
+        """Whether its first epoch is done, or there was none to do."""
+        return self.query.lastProgress is not None or not self.query.isActive
+
+    def look(self) -> None:
+        """Tell what the epochs that ended meanwhile found missing."""
+        for progress in self.query.recentProgress:
+            if progress.batchId in self._told or not progress.sources:
+                continue
+            missing = self._missing(progress.batchId, progress.sources[0])
+            if missing is None:
+                continue
+            self._told.add(progress.batchId)
+            if missing:
+                self.missing += missing
+                self._tell(event="missing", table=self.table.name, epoch=progress.batchId, entries=missing)
+
+    def _missing(self, epoch: int, source: SourceProgress) -> int | None:
+        """Entries that an epoch should have had, and that nobody will see; None before it has ended."""
+        begin, end = _offset(source.startOffset), _offset(source.endOffset)
+        if end is None:
+            return None
+        planned, lost = (end.rows - begin.rows, end.lost - begin.lost) if begin else (end.rows, end.lost)
+        vanished = 0 if epoch in self._skipped else planned - source.numInputRows
+        return lost + max(vanished, 0)
+
+
+class Run:
+    """The queries of one run."""
+
+    def __init__(self, session: SparkSession, asked: Archive) -> None:
+        self._session = session
+        self._asked = asked
+
+    def run(self) -> dict[str, int]:
+        asked, started = self._asked, time.monotonic()
+        where = {"out": str(asked.place.root), "stream": asked.stream, "group": asked.group}
+        self._tell(event="started", **where, tables=[table.name for table in asked.tables])
+        with StopSignal() as stop:
+            tables: list[_TableRun] = []
+            try:
+                for wanted in asked.tables:
+                    # One after the other: each starts processes of its own, for which Spark waits ten seconds only.
+                    if stop.number is None:
+                        tables.append(_TableRun(self._session, asked, wanted, self._tell))
+                        self._watch(tables, stop, until=tables[-1].has_begun)
+                self._watch(tables, stop)
+            finally:
+                for table in tables:
+                    table.query.stop()
+        if stop.number is not None and asked.every_s is None:
+            # Not everything that was there is archived: this is no success.
+            raise Terminated if stop.number == signal.SIGTERM else KeyboardInterrupt
+        rows = {table.table.name: table.rows for table in tables}
+        missing = {table.table.name: table.missing for table in tables if table.missing}
+        self._tell(event="done", rows=rows, missing=missing, seconds=round(time.monotonic() - started, 3))
+        return rows
+
+    def _watch(self, tables: list[_TableRun], stop: StopSignal, until: Callable[[], bool] = lambda: False) -> None:
+        """Look at the queries until they end, one of them fails, they are told to end, or ``until`` is true."""
+        deadline = None
+        while True:
+            # A query that ended is looked at once more, since its last epoch is told after it.
+            active = [table for table in tables if table.query.isActive]
+            for table in tables:
+                table.look()
+                _raise_failure(table)
+            if not active or until():
+                return
+            if stop.number is not None:
+                deadline = deadline or time.monotonic() + GRACE_S
+                busy = any(table.query.status["isTriggerActive"] for table in active)
+                if not busy or stop.count > 1 or time.monotonic() > deadline:
+                    return
+            try:
+                active[0].query.awaitTermination(LOOK_S)
+            except StreamingQueryException:
+                continue
+
+    def _tell(self, **event: Any) -> None:
+        if self._asked.progress == "json":
+            emit(**event)
+        elif self._asked.progress == "text":
+            print(_line(**event), flush=True)
+
+
+def _raise_failure(table: _TableRun) -> None:
+    failure = table.query.exception()
+    if failure is None:
+        return
+    told = one_line(failure)
+    if isinstance(told, EntriesLost):
+        advice = "archive more often, set bridge_retention, or use --allow-data-loss to go on without them"
+        # The reader's own advice names an option that this job has not.
+        what = str(told).rpartition("; ")[0] or str(told)
+        raise EntriesLost(f"{table.table.name}: {what}; {advice}")
+    raise told
+
+
+def _offset(text: str | None) -> Offset | None:
+    return Offset.of(json.loads(text)) if text and text != "null" else None
+
+
+def _line(event: str, **about: Any) -> str:
+    """An event as a person reads it."""
+    match event:
+        case "started":
+            return f"archiving {', '.join(about['tables'])} of {about['stream']} into {about['out']}"
+        case "archived":
+            return f"{about['table']}: {about['rows']:,} rows (epoch {about['epoch']})"
+        case "missing":
+            gone = about["entries"]
+            return f"{about['table']}: {gone:,} {'entry' if gone == 1 else 'entries'} had left before, and are missing"
+    rows = ", ".join(f"{count:,} of {table}" for table, count in about["rows"].items())
+    missing = ", ".join(f"{count:,} of {table}" for table, count in about["missing"].items())
+    return f"archived {rows} in {about['seconds']:.1f} s" + (f"; missing: {missing}" if missing else "")

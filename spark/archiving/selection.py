@@ -1,0 +1,167 @@
+"""Which messages of an archive a replay takes, and what it makes of each.
+
+A message is known by its entry (``messages``), by a row of its history, or by its dead letter, and any of the three may
+be missing: a stream lets acknowledged entries go, a history is capped. Its body is the entry's; of a message whose
+entry left the stream before it was archived, the one in its dead letter. One that has neither is **missing**.
+
+What is sent is what the tasks got: ticket, task (none where the entry named none: then the lane's default decides
+again) and payload. An entry without ``payload`` has its other fields as payload, as an object of strings: so does the
+bridge read it, and so is it sent.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from pyspark.sql import Window
+from pyspark.sql import functions as fn
+
+from routing.history import What
+from routing.messages import Refused
+from spark.archiving.archived import DEAD, HISTORY, MESSAGES, Range, id_numbers, read_table
+from spark.wire.encoder import KEY_FIELD
+from spark.wire.entry_ids import LAST_TIME_MS
+from spark.write.order import in_ticket_order
+from spark.write.refusals import PAYLOAD, TASK
+from spark.write.rejects import Checks, refusal
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame, SparkSession
+
+#: The place of a message in its ticket; it orders what is written and is not sent.
+PLACE = "place"
+_TIME = "__time"
+_BESIDE = What.STALE.value
+_GIVEN_UP = (What.DEAD.value, What.REFUSED.value)
+#: What was refused for these is no message of any ticket, or a part of it is no text: an archive holds text only.
+_NO_MESSAGE = tuple(reason.value for reason in (Refused.NO_TICKET, Refused.BAD_TICKET, Refused.NOT_UTF8))
+
+
+@dataclass(frozen=True)
+class Selection:
+    """Which messages. Empty: all."""
+
+    within: Range
+    tickets: tuple[str, ...] = ()
+    tasks: tuple[str, ...] = ()
+    #: Only messages whose last row is dead or refused.
+    dead_only: bool = False
+
+
+@dataclass(frozen=True)
+class Counts:
+    """What a selection comes to."""
+
+    #: Messages that were selected …
+    selected: int
+    #: … and of those: without a body in the archive,
+    missing: int
+    #: with one that no lane could process (no ticket, not text, too large),
+    unusable: int
+    #: and how many tickets the others have.
+    tickets: int
+    first_id: str | None
+    last_id: str | None
+
+    @property
+    def replayable(self) -> int:
+        """Messages that a replay writes."""
+        return self.selected - self.missing - self.unusable
+
+
+def selected(session: SparkSession, archive: str, selection: Selection, *, max_payload: int) -> DataFrame:
+    """The selected messages. Columns: ``message_id``, ``ticket_id``, ``task``, ``payload``, ``missing`` and
+    ``unusable`` (truth values). ``max_payload``: in bytes; what is larger is unusable.
+    """
+    within = selection.within.holds(fn.col("message_id")) & fn.col("message_id").isNotNull()
+    entries = read_table(session, archive, MESSAGES).filter(within).alias("m")
+    fates = _fates(read_table(session, archive, HISTORY).filter(within)).alias("h")
+    letters = _letters(read_table(session, archive, DEAD).filter(within)).alias("d")
+    found = entries.join(fates, "message_id", "full").join(letters, "message_id", "full")
+    ticket = fn.coalesce("m.ticket_id", "d.ticket_id", "h.ticket_id")
+    of_entry = fn.col("m.enqueued_at").isNotNull() | fn.col("m.fields").isNotNull() | fn.col("m.ticket_id").isNotNull()
+    body = fn.when(of_entry, _body("m")).otherwise(_body("d"))
+    rows = found.select(
+        "message_id",
+        ticket.alias(KEY_FIELD),
+        fn.when(of_entry, fn.col("m.task")).otherwise(fn.col("d.task")).alias(TASK),
+        body.alias(PAYLOAD),
+        fn.coalesce("m.task", "d.task", "h.task").alias("known_task"),
+        fn.coalesce(fn.col("h.what").isin(*_GIVEN_UP), fn.col("d.reason").isNotNull()).alias("given_up"),
+        (~of_entry & fn.coalesce(fn.col("d.reason") == Refused.TRIMMED.value, fn.lit(True))).alias("missing"),
+        fn.coalesce(fn.col("d.reason").isin(*_NO_MESSAGE), fn.lit(False)).alias("no_message"),
+    )
+    if selection.tickets:
+        rows = rows.filter(fn.col(KEY_FIELD).isin(*selection.tickets))
+    if selection.tasks:
+        rows = rows.filter(fn.col("known_task").isin(*selection.tasks))
+    if selection.dead_only:
+        rows = rows.filter("given_up")
+    why = refusal(rows, key=KEY_FIELD, checks=Checks([TASK, PAYLOAD], max_payload))
+    unusable = ~fn.col("missing") & (fn.col("no_message") | why.isNotNull() | fn.col(PAYLOAD).isNull())
+    return rows.withColumn("unusable", unusable).drop("known_task", "given_up", "no_message")
+
+
+def count(rows: DataFrame) -> Counts:
+    """What `selected` found."""
+    usable = ~fn.col("missing") & ~fn.col("unusable")
+    place = fn.struct(*id_numbers(fn.col("message_id")))
+    told = rows.agg(
+        fn.count(fn.lit(1)).alias("selected"),
+        fn.count(fn.when(fn.col("missing"), 1)).alias("missing"),
+        fn.count(fn.when(fn.col("unusable"), 1)).alias("unusable"),
+        fn.count_distinct(fn.when(usable, fn.col(KEY_FIELD))).alias("tickets"),
+        fn.min_by("message_id", place).alias("first_id"),
+        fn.max_by("message_id", place).alias("last_id"),
+    ).first()
+    assert told is not None
+    return Counts(**told.asDict())
+
+
+def in_replay_order(rows: DataFrame, *, partitions: int, max_payload: int) -> DataFrame:
+    """The messages that can be sent, each ticket in the order of its ids, tickets interleaved by time as they were.
+
+    The order is the same each time: no two rows of a partition compare equal, and no retry mixes them.
+    """
+    usable = rows.filter(~fn.col("missing") & ~fn.col("unusable"))
+    ms, seq = id_numbers(fn.col("message_id"))
+    place = fn.row_number().over(Window.partitionBy(KEY_FIELD).orderBy(ms, seq)).cast("long")
+    # An id that is no time leaves its ticket's clock where it was.
+    time = fn.when(ms <= LAST_TIME_MS, fn.timestamp_millis(ms.try_cast("long")))
+    sent = usable.select(KEY_FIELD, TASK, PAYLOAD, place.alias(PLACE), time.alias(_TIME))
+    return in_ticket_order(
+        sent,
+        key=KEY_FIELD,
+        sequence=PLACE,
+        time=_TIME,
+        partitions=partitions,
+        checks=Checks([TASK, PAYLOAD], max_payload),
+    ).drop(_TIME)
+
+
+def _fates(history: DataFrame) -> DataFrame:
+    """Per message its ticket, its task and the last row that says how it stands."""
+    place = fn.struct(*id_numbers(fn.col("history_id")), "row")
+
+    def last(name: str) -> Column:
+        return fn.max_by(name, fn.when(fn.col(name) != "", place)).alias(name)
+
+    stands = fn.when(fn.col("what") != _BESIDE, place)
+    return history.groupBy("message_id").agg(last("ticket_id"), last("task"), fn.max_by("what", stands).alias("what"))
+
+
+def _letters(dead: DataFrame) -> DataFrame:
+    """The newest letter of each message: one that was replayed and died again has several."""
+    place = fn.struct(*id_numbers(fn.col("letter_id")))
+    kept = ("ticket_id", "task", PAYLOAD, "fields", "reason")
+    newest = dead.groupBy("message_id").agg(fn.max_by(fn.struct(*kept), place).alias("letter"))
+    return newest.select("message_id", *(fn.col(f"letter.{name}").alias(name) for name in kept))
+
+
+def _body(table: str) -> Column:
+    """The payload; else the other fields as one; null for a payload that is no text, which the archive keeps there."""
+    fields = fn.coalesce(fn.col(f"{table}.fields"), fn.create_map().cast("map<string,string>"))
+    rest = fn.map_filter(fields, lambda name, _: ~name.isin(KEY_FIELD, TASK))
+    made = fn.when(~fn.map_contains_key(fields, fn.lit(PAYLOAD)), fn.to_json(rest))
+    return fn.coalesce(fn.col(f"{table}.{PAYLOAD}"), made)

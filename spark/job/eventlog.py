@@ -1,0 +1,287 @@
+"""Event logs as DataFrames: CSV, JSON lines (both also gzipped), Parquet and tables, read the same way by every job.
+
+A CSV has no types, so none are invented: every cell is a string exactly as in the file, and an empty one is the empty
+string. JSON lines, Parquet and tables keep their types.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TypeVar
+from urllib.parse import unquote, urlsplit
+
+from pyspark.errors import AnalysisException, ParseException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as fn
+from pyspark.sql.types import StringType, StructType
+
+from routing.errors import ConfigurationError, InputError
+from spark.job.failures import REFUSED
+from spark.job.json_lines import LINE, ROW, WRONG, infer_columns, parsed_lines
+from spark.job.patterns import to_read
+from spark.write.columns import MALFORMED, column, in_one_line
+from spark.write.options import nearest
+
+FORMATS = ("csv", "json", "parquet")
+#: Not a file: the name of a table or view that the session knows.
+TABLE = "table"
+#: Where a row came from: file, first byte of its piece of the file, and a number that rises within the piece.
+POSITION = ("__file", "__block", "__row")
+#: A CSV cell may hold line breaks in quotes and quotes by doubling, as spreadsheets write them. The header of each file
+#: is compared with the columns: two files whose columns are in another order would otherwise be mixed up in silence.
+CSV_OPTIONS = {"header": "true", "inferSchema": "false", "multiLine": "true", "escape": '"', "enforceSchema": "false"}
+_SUFFIXES = {
+    ".csv": "csv",
+    ".json": "json",
+    ".jsonl": "json",
+    ".ndjson": "json",
+    ".parquet": "parquet",
+    ".pq": "parquet",
+}
+_COMPRESSED = (".gz", ".bz2", ".zst")
+_Named = TypeVar("_Named", DataFrame, StructType)
+#: What Spark puts where bytes of a CSV are no UTF-8.
+_UNDECODED = "\ufffd"
+_NO_FILES = "UNABLE_TO_INFER_SCHEMA"
+
+
+def format_of(path: str) -> str:
+    """``csv``, ``json`` or ``parquet``, from the name. Raises ``ConfigurationError`` when the name does not tell."""
+    suffixes = [suffix.lower() for suffix in Path(path).suffixes]
+    if suffixes and suffixes[-1] in _COMPRESSED:
+        suffixes.pop()
+    kind = _SUFFIXES.get(suffixes[-1]) if suffixes else None
+    if kind is None:
+        raise ConfigurationError(f"cannot tell the format of {path} from its name; add --format {'|'.join(FORMATS)}")
+    return kind
+
+
+def check_readable(path: str) -> None:
+    """Raise ``InputError`` when a local path does not exist or cannot be read; other file systems Spark asks.
+
+    So it does for a folder within a folder, unless it names a column (``day=2026-11-22``): Spark would pass it over.
+    """
+    if "://" in path:
+        return
+    local = Path(path)
+    try:
+        if local.is_dir():
+            passed_over = _passed_over(local)
+            if passed_over is not None:
+                raise InputError(
+                    f"the files in {passed_over} would not be read: give that folder by itself, or name it column=value"
+                )
+        else:
+            with local.open("rb"):
+                pass
+    except FileNotFoundError:
+        raise InputError(f"there is no file {path}") from None
+    except OSError as error:
+        raise InputError(f"cannot read {path}: {error.strerror}") from None
+
+
+def _passed_over(folder: Path) -> Path | None:
+    """A folder with files somewhere below this one that Spark does not read."""
+    for child in _seen(folder):
+        if child.is_dir():
+            found = _passed_over(child) if "=" in child.name else child if _has_files(child) else None
+            if found is not None:
+                return found
+    return None
+
+
+def _has_files(folder: Path) -> bool:
+    return any(_has_files(child) if child.is_dir() else True for child in _seen(folder))
+
+
+def _seen(folder: Path) -> list[Path]:
+    """What is in a folder, but for what Spark takes for no data, by its name."""
+    names = (child.name for child in folder.iterdir())
+    return [folder / name for name in sorted(names) if name[0] != "." and (name[0] != "_" or "=" in name)]
+
+
+def read_events(session: SparkSession, path: str, kind: str | None = None, *, tolerant: bool = False) -> DataFrame:
+    """The events of a log.
+
+    ``kind`` is one of ``FORMATS`` or ``TABLE``; by default the name tells. A malformed row is an error when the
+    DataFrame is used, not a row that is quietly dropped or filled up; a ``tolerant`` read has it, with its text in
+    the column ``MALFORMED``. Raises ``InputError`` for a file or a table that is not there.
+    """
+    try:
+        return _read(session, path, kind or format_of(path), tolerant)
+    except AnalysisException as error:
+        if error.getCondition() != _NO_FILES:
+            raise
+    raise InputError(f"there is no file in {path} (names that begin with _ or . are skipped)")
+
+
+def _read(session: SparkSession, path: str, kind: str, tolerant: bool) -> DataFrame:
+    if kind == TABLE:
+        return _table(session, path)
+    check_readable(path)
+    path = to_read(path)
+    reader = session.read.option("mode", "FAILFAST")
+    if kind == "csv":
+        events = _with_free_names(reader.options(**CSV_OPTIONS).csv(path))
+        _check_header(session, events)
+        if tolerant:
+            schema = StructType([*events.schema.fields]).add(MALFORMED, StringType())
+            lenient = session.read.option("mode", "PERMISSIVE").option("columnNameOfCorruptRecord", MALFORMED)
+            events = lenient.options(**CSV_OPTIONS).schema(schema).csv(path)
+        return filled(_of_utf8(events))
+    if kind == "json":
+        lines = session.read.schema(f"{LINE} string").text(path)
+        inferred, doubled = infer_columns(session, path, lines, tolerant=tolerant)
+        columns = _with_free_names(inferred)
+        if not columns.fields:
+            return lines.select()
+        return parsed_lines(lines, columns, tolerant=tolerant, compare_members=doubled)
+    if kind == "parquet":
+        return _with_free_names(reader.parquet(path))
+    raise ConfigurationError(f"unknown format {kind!r}{nearest(kind, [*FORMATS, TABLE])}")
+
+
+def follow_events(
+    session: SparkSession, folder: str, kind: str, *, schema: str | None, files: int, tolerant: bool = False
+) -> DataFrame:
+    """The events of the files that appear in a folder, as a stream: the oldest first, ``files`` in an epoch at most.
+
+    ``schema`` names the columns as DDL; None: they are those of the files that are there. A later CSV or JSON line with
+    other ones is malformed. Raises ``InputError`` when there are no files, and ``ConfigurationError`` for a schema that
+    cannot be read.
+    """
+    check_readable(folder)
+    columns = _columns_of(session, folder, kind, tolerant) if schema is None else _declared(schema)
+    columns = _with_free_names(columns)
+    folder = to_read(folder)
+    reader = session.readStream.option("maxFilesPerTrigger", str(files))
+    if kind == "json":
+        return parsed_lines(reader.schema(f"{LINE} string").text(folder), columns, tolerant=tolerant)
+    if kind == "parquet":
+        return reader.schema(columns).parquet(folder)
+    if tolerant:
+        columns = StructType([*columns.fields]).add(MALFORMED, StringType())
+        reader = reader.option("columnNameOfCorruptRecord", MALFORMED)
+    reader = reader.option("mode", "PERMISSIVE" if tolerant else "FAILFAST").options(**CSV_OPTIONS)
+    return filled(_of_utf8(reader.schema(columns).csv(folder)))
+
+
+def _check_header(session: SparkSession, events: DataFrame) -> None:
+    """Raise ``InputError`` for a header that has a name twice, or none: Spark makes names up then.
+
+    Those end in the number of the column. Where one does, the header of the first local file is read as it is.
+    """
+    if not any(name.endswith(str(number)) for number, name in enumerate(events.columns)):
+        return
+    local = sorted(uri for uri in events.inputFiles() if urlsplit(uri).scheme == "file")
+    if not local:
+        return
+    file = unquote(urlsplit(local[0]).path)
+    first = session.read.options(**{**CSV_OPTIONS, "header": "false"}).csv(to_read(file)).head()
+    header = list(first) if first is not None else []
+    seen: dict[str, str] = {}
+    for name in header:
+        if not name:
+            raise InputError(f"the header of {file} has a column without a name: give it one")
+        if name.lower() in seen:
+            both = f"the columns {seen[name.lower()]!r} and {name!r}, which are one"
+            what = f"the column {name!r} twice" if seen[name.lower()] == name else both
+            raise InputError(f"the header of {file} has {what}: rename one of them")
+        seen[name.lower()] = name
+
+
+def _with_free_names(events: _Named) -> _Named:
+    """The events, or their columns, none of which has a name that is used here. Raises ``InputError``."""
+    names = events.names if isinstance(events, StructType) else events.columns
+    for name in names:
+        if name.lower() in (MALFORMED, *POSITION, LINE, ROW, WRONG):
+            raise InputError(f"the log has a column {name!r}: that name is used here, rename it")
+    return events
+
+
+def _declared(schema: str) -> StructType:
+    try:
+        columns = StructType.fromDDL(schema)
+    except ParseException:
+        columns = None
+    if not isinstance(columns, StructType) or not columns.fields:
+        raise ConfigurationError("--schema must be columns with types: 'ticket_id string, seq long, note string'")
+    return columns
+
+
+def _columns_of(session: SparkSession, folder: str, kind: str, tolerant: bool) -> StructType:
+    try:
+        schema = _read(session, folder, kind, tolerant).schema
+        return StructType([field for field in schema.fields if field.name != MALFORMED])
+    except AnalysisException as error:
+        if error.getCondition() not in (_NO_FILES, "PATH_NOT_FOUND"):
+            raise
+    raise InputError(f"there is no file in {folder} to tell its columns; name them with --schema, or put one there")
+
+
+def _of_utf8(events: DataFrame) -> DataFrame:
+    """A CSV's events without such as were not UTF-8: those are malformed.
+
+    Spark puts U+FFFD where it cannot decode, whatever was there: two tickets would become one.
+    """
+    if any(_UNDECODED in name for name in events.columns):
+        raise InputError("the header of a CSV is not valid UTF-8: convert the file (iconv -t UTF-8)")
+    cells = [
+        column(field.name)
+        for field in events.schema.fields
+        if isinstance(field.dataType, StringType) and field.name != MALFORMED
+    ]
+    undecoded = fn.lit(False)
+    for cell in cells:
+        undecoded |= fn.coalesce(fn.contains(cell, fn.lit(_UNDECODED)), fn.lit(False))
+    text = fn.concat_ws(",", *cells)
+    if MALFORMED in events.columns:
+        return events.withColumn(MALFORMED, fn.coalesce(column(MALFORMED), fn.when(undecoded, text)))
+    said = fn.concat(
+        fn.lit(f"{REFUSED}a row is not valid UTF-8, or holds U+FFFD, which stands for that: "),
+        in_one_line(fn.substring(text, 1, 60)),
+    )
+    return events.where(fn.when(undecoded, fn.raise_error(said)).otherwise(fn.lit(True)))
+
+
+def filled(events: DataFrame) -> DataFrame:
+    """A CSV's events with the empty string where a cell is empty."""
+    cells = [
+        fn.coalesce(column(field.name), fn.lit("")).alias(field.name)
+        if isinstance(field.dataType, StringType) and field.name != MALFORMED
+        else column(field.name)
+        for field in events.schema.fields
+    ]
+    return events.select(*cells)
+
+
+def with_position(events: DataFrame) -> DataFrame:
+    """The events with the columns ``POSITION``: sorted by them, they stand as in the files, those by their names.
+
+    Raises ``InputError`` for a table that is not made of files.
+    """
+    name, block, row = POSITION
+    # Rows of one piece of a file are numbered in their order, whichever task reads it beside which other pieces.
+    try:
+        return events.withColumns(
+            {
+                name: fn.col("_metadata.file_path"),
+                block: fn.col("_metadata.file_block_start"),
+                row: fn.monotonically_increasing_id(),
+            }
+        )
+    except AnalysisException:
+        raise InputError(
+            "the rows of this table have no order of their own; name the column that orders them (--seq)"
+        ) from None
+
+
+def _table(session: SparkSession, name: str) -> DataFrame:
+    try:
+        return _with_free_names(session.read.table(name))
+    except ParseException:
+        raise InputError(f"{name!r} is not the name of a table (catalog.schema.table)") from None
+    except AnalysisException as error:
+        if error.getCondition() not in ("TABLE_OR_VIEW_NOT_FOUND", "SCHEMA_NOT_FOUND"):
+            raise
+        raise InputError(f"there is no table {name}; where its catalog is, --conf key=value says") from None

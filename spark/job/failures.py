@@ -1,0 +1,231 @@
+"""From what Spark throws to one line that a user can act on.
+
+An error that a task or the data source raised arrives as text, deep inside Java's account of it. The project's own
+errors are found there by their class names; of all others, what was raised first is kept: by Python where it was
+Python, else Java's innermost cause, else the first line.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+import os
+import re
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from types import FrameType
+from typing import Any, NoReturn
+
+import routing.errors
+from routing.errors import ConfigurationError, InputError, PayloadError, TicketBridgeError
+from spark.wire.replies import RefusedByServer
+
+_OWN: dict[str, type[TicketBridgeError]] = {
+    "RefusedByServer": RefusedByServer,
+    **{
+        name: kind
+        for name, kind in vars(routing.errors).items()
+        if isinstance(kind, type) and issubclass(kind, TicketBridgeError)
+    },
+}
+_OWN_LINE = re.compile(r"^\s*(?:routing\.errors|spark\.wire\.replies)\.(\w+): (.+?)\s*$", re.MULTILINE)
+#: Sentences in Spark's errors that name what is wrong with a file, more precisely than the first sentence does.
+_TELLING = (
+    re.compile(r"Exception: ((?i:not in gzip format|incorrect header check|unexpected end of input stream))"),
+    re.compile(r"(is not a Parquet file)"),
+    re.compile(r"\[(?:CANNOT_PARSE_JSON_FIELD|MALFORMED_CSV_RECORD)[^\]]*\] ([^\n]+)"),
+    re.compile(r"\bjackson\.core\.(?:\w+\.)*(Json\w+Exception: [^\n]+)"),
+    re.compile(r"\[MALFORMED_RECORD_IN_PARSING[^\]]*\] ([^\n]+)"),
+    re.compile(r"\[(?:PATH_NOT_FOUND|UNABLE_TO_INFER_SCHEMA|FAILED_READ_FILE[^\]]*|CAST_INVALID_INPUT)\] ([^\n]+)"),
+)
+#: What a Python says in which Spark cannot run tasks; the first of these that is there says most.
+_PYTHON = (
+    (
+        re.compile(
+            r"\[PYTHON_VERSION_MISMATCH\] Python in worker has different version: (\S+) than that in driver: (\S+),"
+        ),
+        "is Python {0}, and the driver's is {1}",
+    ),
+    (re.compile(r"Cannot run program \"([^\"\n]*python[^\"\n]*)\""), "is to be {0!r}, which is not there"),
+    (re.compile(r"^\s*ModuleNotFoundError: No module named '([^'\n]+)'", re.MULTILINE), "has no module {0!r}"),
+    (re.compile(r"\[PACKAGE_NOT_INSTALLED\] ([^\n]+)"), "lacks a package: {0}"),
+    (re.compile(r"Error from python worker:\n(?:.*\n)*?\s*(\S[^\n]*)\nPYTHONPATH was:"), "does not start: {0}"),
+)
+#: The file that one of those is about, where Spark names it.
+_FILE = re.compile(r"while reading file (.+?)\.(?:\s|$)", re.MULTILINE)
+#: What a streaming query that reads files says when it goes on with the notes of another one.
+_OTHER_FOLDER = re.compile(r"Wrong basePath (?P<folder>\S+) for the root path: (?P<file>[^\s,]+)")
+#: Where the text of a streaming query's end stops to say why, and tells the plan, with all our words that are in it.
+_PLAN = re.compile(r"^(?:=== Streaming Query ===|Logical Plan:)", re.MULTILINE)
+_HEADER = re.compile(
+    r"(?:Expected: (?P<expected>[^\n]+) but found: (?P<found>[^\n]+)"
+    r"|Header length: (?P<length>\d+), schema size: (?P<size>\d+))\nCSV file: (?P<file>\S+)"
+)
+#: What ended a traceback, and what an account of Java's names as a cause; of each the last one came first.
+_RAISED = re.compile(r"Traceback \(most recent call last\):\n(?:[ \t].*\n)+(\S.*)")
+_CAUSED = re.compile(r"^Caused by: (.+)$", re.MULTILINE)
+#: Ends of tracebacks that only say that Java has failed.
+_OF_JAVA = ("py4j.", "pyspark.errors.")
+#: The name of a class before what it says; those of Python that have no dot say something themselves.
+_CLASS = re.compile(r"^(?:\w+\.)+\w+: ")
+#: How ``spark.write.order`` begins what it says of a row that cannot be written. Spark wraps it in words of its own.
+#: Without Spark's mark it may be a plan that holds the words, and no row.
+REFUSED = "refused before anything was written: "
+_REFUSED_LINE = re.compile(rf"\[USER_RAISED_EXCEPTION\] {REFUSED}(.+?)(?:\s+SQLSTATE: \w+.*)?$", re.MULTILINE)
+_SILENCE = logging.NullHandler()
+_MOST_CAUSES = 10
+_SQLSTATE = re.compile(r"\s*SQLSTATE: \w+.*")
+
+
+def one_line(error: BaseException) -> TicketBridgeError:
+    """The project's error for anything that a job may meet; its text is one line of at most 400 characters."""
+    if isinstance(error, TicketBridgeError):
+        return error
+    if isinstance(error, OSError) and error.strerror:
+        return TicketBridgeError(error.strerror if error.filename is None else f"{error.strerror}: {error.filename}")
+    account = _account(error)
+    text = "\n".join(account)
+    own = _OWN_LINE.search(text)
+    if own and own[1] in _OWN:
+        return _OWN[own[1]](own[2])
+    refused = _REFUSED_LINE.search(text)
+    if refused:
+        return PayloadError(f"{refused[1][:300]}; nothing was written")
+    header = _HEADER.search(text)
+    if header:
+        return InputError(_of_header(header))
+    other = _OTHER_FOLDER.search(text)
+    if other:
+        return ConfigurationError(
+            f"the checkpoint is of another folder, the one of {other['file'][:120]}: {other['folder'][:120]} needs "
+            "another --checkpoint"
+        )
+    for sign, about in _PYTHON:
+        found = sign.search(text)
+        if found:
+            return ConfigurationError(
+                f"the Python that Spark runs tasks with {about.format(*(word[:160] for word in found.groups()))}; "
+                "PYSPARK_PYTHON must name one like the driver's, with pyarrow and redis, on every machine"
+            )
+    for telling in _TELLING:
+        found = telling.search(text)
+        if found:
+            return InputError(_unreadable(_SQLSTATE.sub("", found[1]).strip(), _FILE.search(text)))
+    said = _SQLSTATE.sub("", _CLASS.sub("", _origin(account) or type(error).__name__))
+    return TicketBridgeError(f"Spark failed: {said[:300]}")
+
+
+def _account(error: BaseException) -> list[str]:
+    """What an error and its causes say. That of a streaming query says little without them."""
+    texts: list[str] = []
+    cause: BaseException | None = error
+    while cause is not None and len(texts) < _MOST_CAUSES:
+        texts.append(_PLAN.split(_words(cause), maxsplit=1)[0].strip())
+        # PySpark's own chain, of Java's causes; it has no public name.
+        cause = getattr(cause, "_cause", None)
+    return texts
+
+
+def _words(error: BaseException) -> str:
+    """What an error says; what Spark throws asks Java for that, which may be gone."""
+    try:
+        return str(error)
+    except Exception:
+        return f"{type(error).__name__}, and Java has ended"
+
+
+def _origin(account: list[str]) -> str:
+    """The line that says what went wrong first."""
+    text = "\n".join(account)
+    raised = [line for line in _RAISED.findall(text) if not line.startswith(_OF_JAVA)]
+    if raised:
+        return str(raised[-1])
+    caused = [line for line in _CAUSED.findall(text) if "Traceback" not in line]
+    if caused:
+        return str(caused[-1])
+    deepest = next((said for said in reversed(account) if said), "")
+    lines = [line.strip().removeprefix(": ") for line in deepest.splitlines() if line.strip()]
+    if len(lines) > 1 and lines[0].startswith("An error occurred while calling"):
+        return lines[1]
+    return lines[0] if lines else ""
+
+
+def _unreadable(what: str, file: re.Match[str] | None) -> str:
+    """Why the input cannot be read; in which file, where that is known and not said already."""
+    where = f" ({file[1][:160]})" if file and file[1] not in what else ""
+    return f"the input cannot be read: {what[: 300 - len(where)]}{where}"
+
+
+def _of_header(found: re.Match[str]) -> str:
+    what = f"{found['found']!r} where {found['expected']!r} is expected"
+    if found["length"]:
+        what = f"{found['length']} columns where {found['size']} are expected"
+    return (
+        f"the header of {found['file']} has {what}: the files of a folder need the same columns in the same order "
+        "(or those of --schema)"
+    )
+
+
+class Terminated(KeyboardInterrupt):
+    """SIGTERM arrived. A relative of Ctrl-C, since PySpark knows how to stop for that."""
+
+
+@contextmanager
+def told_in_one_line(*, as_json: bool = False) -> Iterator[None]:
+    """Run a job; whatever goes wrong ends the process with one line on standard error and the error's exit code.
+
+    With ``as_json``, standard output gets ``{"event": "failed", "error": …}`` too, for a supervisor that reads it.
+    SIGTERM ends the job like Ctrl-C, with Spark stopped and its files removed.
+    """
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        # A file's name may be no text.
+        sys.stdout.reconfigure(errors="backslashreplace")
+    if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
+        # As a job leaves it while it is imported.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    # What is between Python and Java logs a stack trace to the root logger when a signal interrupts it; without a
+    # handler there, Python would print it.
+    logging.getLogger().addHandler(_SILENCE)
+    before = signal.signal(signal.SIGTERM, _terminate)
+    try:
+        yield
+    except Terminated:
+        _end("stopped by SIGTERM", 128 + signal.SIGTERM, as_json)
+    except KeyboardInterrupt:
+        _end("stopped", 128 + signal.SIGINT, as_json)
+    except BrokenPipeError:
+        _end("nobody reads standard output any more", 1, as_json=True)
+    except Exception as error:
+        told = one_line(error)
+        _end(str(told), told.exit_code, as_json)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+        logging.getLogger().removeHandler(_SILENCE)
+
+
+def _terminate(_number: int, _frame: FrameType | None) -> NoReturn:
+    raise Terminated
+
+
+def emit(**event: Any) -> None:
+    """One JSON line on standard output, at once. It is ASCII: names of files may be no text, and JSON has to be."""
+    # In one write, also where nothing is buffered: other threads tell of events, too.
+    sys.stdout.write(json.dumps(event) + "\n")
+    sys.stdout.flush()
+
+
+def _end(line: str, code: int, as_json: bool) -> NoReturn:
+    try:
+        if as_json:
+            emit(event="failed", error=line)
+        elif sys.stdout is not None:
+            sys.stdout.flush()
+    except OSError:
+        # Whoever read is gone (`… | head`), or there is no room. Python would find that out once more when it ends.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    with suppress(OSError):
+        print(f"error: {line}", file=sys.stderr, flush=True)
+    raise SystemExit(code)

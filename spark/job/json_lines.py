@@ -1,0 +1,145 @@
+"""JSON lines as events, none of which loses anything on the way: each line is one object and nothing else."""
+
+from __future__ import annotations
+
+from pyspark.errors import AnalysisException
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as fn
+from pyspark.sql.types import ArrayType, DataType, MapType, StringType, StructType
+
+from routing.errors import InputError
+from spark.job.failures import REFUSED
+from spark.write.columns import MALFORMED, column, in_one_line
+
+#: A line of JSON, the row that it is, and its text if it is none; then how Spark names members of any kind, as text.
+LINE, ROW, WRONG = "__line", "__parsed", "__wrong"
+_MEMBERS = "map<string,string>"
+#: An object of which nothing is wanted.
+_NOTHING = "struct<__nothing: int>"
+_TWICE = "COLUMN_ALREADY_EXISTS"
+
+
+def infer_columns(session: SparkSession, path: str, lines: DataFrame, *, tolerant: bool) -> tuple[StructType, bool]:
+    """The columns of JSON lines, with those types that Spark finds in all of them; and whether a line has one twice."""
+    doubled = False
+    reader = session.read.option("mode", "FAILFAST")
+    if tolerant:
+        reader = session.read.option("mode", "PERMISSIVE").option("columnNameOfCorruptRecord", MALFORMED)
+    try:
+        try:
+            found = reader.json(path).schema
+        except AnalysisException as error:
+            if not tolerant or error.getCondition() != _TWICE:
+                raise
+            doubled = True
+            # A line that says a member twice is put aside. What becomes null of the others is no object, or none that
+            # says one twice.
+            text = column(LINE)
+            found = reader.json(lines.where(fn.try_parse_json(text).isNotNull()).select(text)).schema
+            known = set(found.names)
+            found = StructType(
+                [*found.fields, *(field for field in lines.schema.fields if field.name not in {LINE, *known})]
+            )
+    except AnalysisException as error:
+        if error.getCondition() != _TWICE:
+            raise
+        name = (error.getMessageParameters() or {}).get("columnName", "").strip("`")
+        raise InputError(
+            f"a line has the member {name!r} twice, or two lines have it in other capitals: they would be one column"
+        ) from None
+    return StructType([field for field in found.fields if field.name != MALFORMED]), doubled
+
+
+def parsed_lines(lines: DataFrame, columns: StructType, *, tolerant: bool, compare_members: bool = True) -> DataFrame:
+    """Lines of text (the first column) as the JSON objects that they are; other columns are those of folders.
+
+    Spark's own reader drops in silence what is behind the first value of a line, what is not among the columns that it
+    was told, however deep, and all but the last of members of one name. Here such a line is malformed. Without
+    ``compare_members``, for columns that were inferred from these very lines, what it was told is not looked at again.
+    """
+    line, *others = lines.columns
+    text = column(line)
+    schema, options = columns, {"mode": "FAILFAST"}
+    if tolerant:
+        schema = StructType([*columns.fields]).add(MALFORMED, StringType())
+        options = {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": MALFORMED}
+    wrong = fn.when(~fn.is_valid_utf8(text), fn.lit("is not valid UTF-8")).when(
+        ~_is_one_object(text), fn.lit("is not one JSON object and nothing else")
+    )
+    if compare_members:
+        wrong = wrong.otherwise(_wrong_within(text, columns))
+    given = lines.where(text.rlike(r"\S"))
+    told = [
+        (column(field.name).cast(field.dataType) if field.name in others else column(ROW)[field.name]).alias(field.name)
+        for field in columns.fields
+    ]
+    row = fn.from_json(text, schema, options).alias(ROW)
+    if tolerant:
+        rows = given.select(*map(column, others), row, fn.when(wrong.isNotNull(), text).alias(WRONG))
+        return rows.select(*told, fn.coalesce(column(ROW)[MALFORMED], column(WRONG)).alias(MALFORMED))
+    said = fn.concat(fn.lit(f"{REFUSED}a line "), wrong, fn.lit(": "), in_one_line(fn.substring(text, 1, 60)))
+    # A filter, since nothing that is left out of a payload takes it away.
+    checked = given.where(fn.when(wrong.isNotNull(), fn.raise_error(said)).otherwise(fn.lit(True)))
+    return checked.select(*map(column, others), row).select(*told)
+
+
+def _is_one_object(text: Column) -> Column:
+    """Whether a text is one JSON object, as Spark reads such (NaN and single quotes are fine), and nothing else.
+
+    A text that is the one member of an array and the one of an object, too, is one value. Nothing of it is kept.
+    """
+    listed = fn.from_json(fn.concat(fn.lit("["), text, fn.lit("]")), f"array<{_NOTHING}>")
+    named = fn.from_json(fn.concat(fn.lit('{"":'), text, fn.lit("}")), f"map<string,{_NOTHING}>")
+    is_one = text.rlike(r"^\s*\{") & (fn.size(listed) == 1) & named.isNotNull()
+    return fn.coalesce(is_one, fn.lit(False))
+
+
+def _wrong_members(members: Column, columns: StructType) -> Column:
+    """What is wrong with an object's members (text by name), in words; null when nothing is."""
+    names = fn.map_keys(members)
+    new = fn.get(fn.array_except(names, fn.array(*map(fn.lit, columns.names))), 0)
+    # Of a null, nothing is joined, and nothing is said.
+    unknown = fn.concat(
+        fn.lit("has a member '"), in_one_line(new), fn.lit("' that is no column; start anew, or name it in --schema")
+    )
+    within = [
+        _wrong_within(fn.element_at(members, field.name), field.dataType)
+        for field in columns.fields
+        if _holds_objects(field.dataType)
+    ]
+    return fn.coalesce(_doubled(names), unknown, *within)
+
+
+def _doubled(names: Column) -> Column:
+    more = fn.filter(names, lambda name: fn.size(fn.filter(names, lambda other: other == name)) > 1)
+    said = fn.concat(fn.lit("has the member '"), in_one_line(fn.get(more, 0)), fn.lit("' twice"))
+    return fn.when(fn.size(fn.array_distinct(names)) < fn.size(names), said)
+
+
+def _holds_objects(kind: DataType) -> bool:
+    return isinstance(kind, (StructType, MapType)) or (isinstance(kind, ArrayType) and _holds_objects(kind.elementType))
+
+
+def _wrong_within(text: Column, kind: DataType) -> Column:
+    """The same for a value that holds objects."""
+    # What is parsed is bound by a lambda: it is parsed once, however often it is asked.
+    if isinstance(kind, StructType):
+        columns = kind
+        object_ = fn.array(fn.from_json(text, _MEMBERS))
+        return fn.get(fn.transform(object_, lambda members: _wrong_members(members, columns)), 0)
+    if isinstance(kind, MapType):
+        values = kind.valueType
+        object_ = fn.array(fn.from_json(text, _MEMBERS))
+        return fn.get(fn.transform(object_, lambda members: _wrong_entries(members, values)), 0)
+    assert isinstance(kind, ArrayType)
+    return _first_wrong(fn.from_json(text, "array<string>"), kind.elementType)
+
+
+def _wrong_entries(members: Column, kind: DataType) -> Column:
+    doubled = _doubled(fn.map_keys(members))
+    return fn.coalesce(doubled, _first_wrong(fn.map_values(members), kind)) if _holds_objects(kind) else doubled
+
+
+def _first_wrong(values: Column, kind: DataType) -> Column:
+    said = fn.transform(values, lambda value: _wrong_within(value, kind))
+    return fn.get(fn.filter(said, lambda what: what.isNotNull()), 0)

@@ -1,0 +1,170 @@
+"""Progress of a write, seen from the server: how many entries it has added, and what it waits for.
+
+Spark tells a driver nothing about rows that a running task has written. The server does, at the price of two small
+commands per report, and it does so from any cluster: the guard of the push counts its rows, and the writers note beside
+it what they wait for. Without a guard the stream itself tells how many entries it has got; those that others add
+meanwhile are counted too. So this is what a person watches; the number at the end of a job is Spark's own count.
+"""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import threading
+import time
+from contextlib import suppress
+from types import TracebackType
+from typing import Literal, Self, cast
+
+import redis
+
+from routing.errors import TicketBridgeError
+from routing.pushes import guard_of
+from spark.job.failures import emit
+from spark.wire.address import RedisConnection, connect
+from spark.write.guard import waiting
+from spark.write.options import WriteOptions
+
+#: How a job tells how far it is: for a person, for a program, or not at all.
+Progress = Literal["text", "json", "none"]
+#: Seconds between two reports.
+INTERVAL_S = 0.5
+
+
+class Display:
+    """Where progress is shown: one line that is written over on a terminal, else a line whenever there is news."""
+
+    def __init__(self, progress: Progress) -> None:
+        self.wanted = progress != "none"
+        self._json = progress == "json"
+        self._live = progress == "text" and sys.stdout.isatty()
+        self._shown = ""
+
+    def rows(self, rows: int, rate: float) -> None:
+        """So many rows are written, at this rate per second."""
+        if self._json:
+            emit(event="pushed", rows=rows, rows_per_s=round(rate, 1))
+        else:
+            self._show(f"{rows:,} events, {rate:,.0f} per second")
+
+    def waiting(self, rows: int, reason: str, seconds: float) -> None:
+        """Nothing is written for this reason, for so long."""
+        if self._json:
+            emit(event="waiting", reason=reason, seconds=round(seconds, 1))
+        elif self._live:
+            self._show(f"{rows:,} events, waiting for {seconds:,.0f} s: {reason}")
+        else:
+            # Once for each reason, not twice a second.
+            self._show(f"waiting: {reason}")
+
+    def epoch(self, epoch: int, rows: int, seconds: float) -> None:
+        """An epoch of a streaming write is done."""
+        if self._json:
+            emit(event="epoch", epoch=epoch, rows=rows, seconds=round(seconds, 3))
+        else:
+            self._show(f"epoch {epoch}: {rows:,} events in {seconds:.1f} s")
+
+    def close(self) -> None:
+        """Leave nothing of the live line behind."""
+        if self._live and self._shown:
+            print("\r\033[K", end="", flush=True)
+        self._shown = ""
+
+    def _show(self, line: str) -> None:
+        if not self.wanted or line == self._shown:
+            return
+        self._shown = line
+        if self._live:
+            # A line that wraps cannot be written over.
+            print(f"\r{line[: shutil.get_terminal_size().columns - 1]}\033[K", end="", flush=True)
+        else:
+            print(line, flush=True)
+
+
+class WriteWatch:
+    """Reports while its ``with`` block runs. Trouble with the server ends the reports, never the write.
+
+    ``run`` names the guard that counts the rows; without one all new entries of the stream are counted.
+    """
+
+    def __init__(self, options: WriteOptions, run: str | None, display: Display) -> None:
+        self._options = options
+        self._run = run
+        self._display = display
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._report, name="progress", daemon=True)
+
+    def __enter__(self) -> Self:
+        if self._display.wanted:
+            self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._over.set()
+        if self._display.wanted:
+            self._thread.join()
+        self._display.close()
+
+    def _report(self) -> None:
+        with suppress(TicketBridgeError, redis.RedisError, OSError):
+            connection = connect(self._options.url)
+            try:
+                self._watch(connection)
+            finally:
+                connection.disconnect()
+
+    def _watch(self, connection: RedisConnection) -> None:
+        counted, total = self._count(connection), 0
+        at = time.monotonic()
+        while not self._over.wait(INTERVAL_S):
+            before, counted = counted, self._count(connection)
+            now = time.monotonic()
+            # A streaming query's guard forgets what is before its last epoch: then it counts less, and nothing is new.
+            fresh = max(0, counted - before)
+            total += fresh
+            if fresh:
+                self._display.rows(total, fresh / (now - at))
+            else:
+                self._waits(connection, total)
+            at = now
+
+    def _waits(self, connection: RedisConnection, rows: int) -> None:
+        notes = waiting(connection, self._options.stream)
+        if notes:
+            self._display.waiting(rows, notes[0].why, notes[0].for_s)
+
+    def _count(self, connection: RedisConnection) -> int:
+        if self._run is None:
+            return entries_added(connection, self._options.stream)
+        return marked_rows(connection, self._options, self._run)
+
+
+def marked_rows(connection: RedisConnection, options: WriteOptions, run: str) -> int:
+    """How many rows of a batch are written, by its guard; of a streaming query, of its last epochs."""
+    marks = _marks(connection, options, run)
+    return sum(int(value.split(b" ")[0]) for field, value in marks.items() if field.rpartition(b"/")[2].isdigit())
+
+
+def marked_partitions(connection: RedisConnection, options: WriteOptions, run: str) -> int | None:
+    """In how many partitions a batch of this name was written before; None when there was none."""
+    found = _marks(connection, options, run).get(b"0/of")
+    return int(found) if found else None
+
+
+def _marks(connection: RedisConnection, options: WriteOptions, run: str) -> dict[bytes, bytes]:
+    connection.send_command("HGETALL", guard_of(options.stream, run, options.guard_key))
+    answer = cast(list[bytes], connection.read_response(disable_decoding=True))
+    return dict(zip(answer[::2], answer[1::2], strict=True))
+
+
+def entries_added(connection: RedisConnection, stream: str) -> int:
+    """How many entries the stream has ever got; before version 7.0, which does not know, how many it has."""
+    connection.send_command("XINFO", "STREAM", stream)
+    try:
+        answer = cast(list[object], connection.read_response(disable_decoding=True))
+    except redis.ResponseError:
+        return 0
+    told = dict(zip(answer[::2], answer[1::2], strict=False))
+    return cast(int, told.get(b"entries-added", told.get(b"length", 0)))

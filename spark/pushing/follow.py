@@ -1,0 +1,176 @@
+"""A push that follows a folder: what appears there is written epoch by epoch, until it is told to end.
+
+The checkpoint says which files are done, and the guard on the server how much of the epoch after them; so whatever
+ends this process, kill -9 too, the next one with the same checkpoint goes on and writes nothing twice. A signal only
+makes it quicker: the epoch under way gets a few seconds to end by itself.
+"""
+
+from __future__ import annotations
+
+import signal
+import time
+from typing import TYPE_CHECKING, Any
+
+from pyspark.sql import functions as fn
+
+from routing.errors import TicketBridgeError
+from routing.stop_signal import StopSignal
+from spark.job.eventlog import follow_events
+from spark.job.failures import Terminated, emit, one_line
+from spark.job.progress import Display, WriteWatch
+from spark.pushing.checkpoint import claim
+from spark.pushing.messages import to_messages
+from spark.pushing.plan import Follow, PushPlan, sent
+from spark.pushing.rejects import divided, table_format
+from spark.write.options import Idempotence, WriteOptions, parse_streaming
+from spark.write.order import by_ticket
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
+
+#: Seconds between two looks into the folder, and between two looks at the query.
+EVERY_S, LOOK_S = 1, 1
+#: Seconds that the epoch under way has to end after the first signal.
+GRACE_S = 10.0
+_WRITTEN = "written"
+
+
+def follow(session: SparkSession, plan: PushPlan) -> None:
+    """Push what appears, reporting as asked, until a signal; with ``available_now``, what is there.
+
+    Raises what ended the query; ``Terminated`` and ``KeyboardInterrupt`` only where there was an end to come by itself.
+    """
+    assert plan.follow is not None
+    partitions = plan.partitions or session.sparkContext.defaultParallelism
+    _Following(session, plan, plan.follow, partitions).run()
+
+
+class _Following:
+    """The queries of one push: one that writes, and one for the rejected rows where they have a place to go."""
+
+    def __init__(self, session: SparkSession, plan: PushPlan, how: Follow, partitions: int) -> None:
+        tolerant = plan.rejects is not None
+        events = follow_events(session, plan.source, plan.kind, schema=how.schema, files=how.files, tolerant=tolerant)
+        self._session, self._plan, self._how, self._partitions = session, plan, how, partitions
+        self._messages = to_messages(events, plan.mapping)
+        self._options = plan.writer_options(self._messages.sequence, self._messages.fields)
+        self._parsed: WriteOptions = parse_streaming(self._options)
+        self._display = Display(plan.progress)
+        self._told = -1
+        self._rows = 0
+        self._epochs = 0
+
+    def run(self) -> None:
+        plan, started = self._plan, time.monotonic()
+        # Now that all else is known to be in order: what is refused before must not claim it.
+        claim(self._session, self._how.checkpoint, url=plan.url, stream=plan.stream)
+        if plan.progress == "json":
+            emit(
+                event="started",
+                file=plan.source,
+                stream=plan.stream,
+                partitions=self._partitions,
+                ordered_by=self._messages.ordered_by,
+                checkpoint=self._how.checkpoint,
+            )
+        elif plan.progress == "text":
+            print(f"following {plan.source}; Ctrl-C or SIGTERM ends it", flush=True)
+        with StopSignal() as stop:
+            self._watch(self._start(), stop)
+        seconds = time.monotonic() - started
+        self._display.close()
+        if stop.number is not None and self._how.available_now:
+            # Not everything that was there is pushed: this is no success.
+            raise Terminated if stop.number == signal.SIGTERM else KeyboardInterrupt
+        self._tell(seconds)
+
+    def _start(self) -> list[StreamingQuery]:
+        messages = self._messages
+        queries = []
+        if self._plan.rejects is not None:
+            messages, rejects = divided(messages, limit=self._parsed.max_payload)
+            queries.append(
+                self._query(rejects, "rejects").format(table_format(self._plan.rejects)).start(self._plan.rejects)
+            )
+        # Each ticket on one connection. The writer sorts: a stream cannot be sorted before.
+        placed = by_ticket(
+            messages.frame,
+            key=messages.key,
+            partitions=self._partitions,
+            sequence=messages.sequence,
+            checks=messages.checks(self._parsed.max_payload),
+        )
+        rows = sent(messages, placed).observe(_WRITTEN, fn.count(fn.lit(1)).alias("rows"))
+        writing = self._query(rows, "push").format("redisstream").options(**self._options)
+        return [writing.start(), *queries]
+
+    def _query(self, rows: DataFrame, name: str) -> Any:
+        writer = rows.writeStream.queryName(name).outputMode("append")
+        writer = writer.option("checkpointLocation", f"{self._how.checkpoint.rstrip('/')}/{name}")
+        if self._how.available_now:
+            return writer.trigger(availableNow=True)
+        return writer.trigger(processingTime=f"{EVERY_S} seconds")
+
+    def _watch(self, queries: list[StreamingQuery], stop: StopSignal) -> None:
+        """Look at the queries until they end, or until they were told to."""
+        deadline = None
+        try:
+            with WriteWatch(self._parsed, queries[0].id, self._display):
+                while _looked(queries):
+                    self._epochs_told(queries[0])
+                    if stop.number is None:
+                        continue
+                    deadline = deadline or time.monotonic() + GRACE_S
+                    busy = any(query.status["isTriggerActive"] for query in queries)
+                    if not busy or stop.count > 1 or time.monotonic() > deadline:
+                        break
+        except Exception as error:
+            # Ctrl-C goes to the whole process group, Spark's workers too, and their end is the end of the epoch.
+            if stop.number is None or _has_a_reason(error):
+                raise
+        finally:
+            for query in queries:
+                query.stop()
+        self._epochs_told(queries[0])
+
+    def _epochs_told(self, query: StreamingQuery) -> None:
+        for progress in query.recentProgress:
+            observed = progress.observedMetrics.get(_WRITTEN)
+            rows = int(observed["rows"]) if observed is not None else 0
+            # While nothing appears, Spark tells again and again of the epoch that is to come, without rows.
+            if progress.batchId <= self._told or not rows:
+                continue
+            self._told = progress.batchId
+            self._rows += rows
+            self._epochs += 1
+            self._display.epoch(progress.batchId, rows, progress.batchDuration / 1000)
+
+    def _tell(self, seconds: float) -> None:
+        if self._plan.progress == "json":
+            emit(event="done", rows=self._rows, epochs=self._epochs, seconds=round(seconds, 3))
+        elif self._plan.progress == "text":
+            # By the tickets' last numbers nobody counts what was there already.
+            offered = self._parsed.idempotence is Idempotence.TICKET
+            done = f"offered {self._rows:,} events to" if offered else f"pushed {self._rows:,} events into"
+            print(f"{done} {self._plan.stream} in {self._epochs:,} epochs", flush=True)
+
+
+def _has_a_reason(error: Exception) -> bool:
+    """Whether a query ended by what the job knows a reason for, not by the end of a process that worked for it."""
+    try:
+        return type(one_line(error)) is not TicketBridgeError
+    except Exception:
+        # What Spark throws asks Java for its words, and Java has ended, too.
+        return False
+
+
+def _looked(queries: list[StreamingQuery]) -> bool:
+    """Wait a little; whether any of the queries still runs. Raises what ended one of them."""
+    running = [query for query in queries if query.isActive]
+    if running:
+        running[0].awaitTermination(LOOK_S)
+    for query in queries:
+        if not query.isActive:
+            query.awaitTermination(LOOK_S)
+    return bool(running)

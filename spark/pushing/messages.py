@@ -1,0 +1,270 @@
+"""Rows of an event log as messages of the stream: ticket, task and payload."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from pyspark.sql import Column, DataFrame, Window
+from pyspark.sql import functions as fn
+from pyspark.sql.types import (
+    ArrayType,
+    ByteType,
+    DataType,
+    DateType,
+    DecimalType,
+    DoubleType,
+    FloatType,
+    IntegerType,
+    LongType,
+    MapType,
+    ShortType,
+    StringType,
+    StructType,
+    TimestampNTZType,
+    TimestampType,
+    VariantType,
+)
+
+from routing.errors import ConfigurationError, InputError
+from spark.job.eventlog import POSITION, with_position
+from spark.wire.encoder import KEY_FIELD
+from spark.write.columns import MALFORMED, column, require
+from spark.write.refusals import PAYLOAD, TASK
+from spark.write.rejects import REASON, ROW, Checks
+
+#: The column that orders the events of a ticket, where the user names none and the log has it.
+USUAL_SEQUENCE = "seq"
+_TIME = "__time"
+_PLACE = "place in the file"
+#: Names that messages and rejected rows have for themselves, as Spark compares names: in any capitals. One that begins
+#: with two underscores is of this package, too.
+_RESERVED = (KEY_FIELD, PAYLOAD, TASK, REASON, ROW)
+_WHOLE = (ByteType, ShortType, IntegerType, LongType)
+_BROKEN = (FloatType, DoubleType, DecimalType)
+_OBJECTS = (StructType, ArrayType, MapType, VariantType)
+_INSTANTS = (TimestampType, TimestampNTZType, DateType)
+#: How a payload has times: Spark has microseconds, and would write milliseconds.
+_TIMES = {
+    "timestampFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX",
+    "timestampNTZFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSS",
+}
+
+
+@dataclass(frozen=True)
+class Mapping:
+    """Which column of a log becomes what. None of it names a file: it is the same for a log and its next piece."""
+
+    key: str = KEY_FIELD
+    #: None: the column ``seq`` where there is one, else the order of times, else that of the file.
+    seq: str | None = None
+    #: Times by which tickets interleave.
+    order: str | None = None
+    task: str | None = None
+    task_column: str | None = None
+    #: A column that holds the payload as JSON already.
+    payload_column: str | None = None
+    #: Member of the payload -> column, where the two have different names.
+    renamed: tuple[tuple[str, str], ...] = ()
+    #: Columns that are left out of the payload.
+    excluded: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        """Raises ``ConfigurationError`` for what excludes each other."""
+        if self.task and self.task_column:
+            raise ConfigurationError("--task and --task-column exclude each other")
+        if self.payload_column and (self.renamed or self.excluded):
+            raise ConfigurationError("--payload-column is the whole payload: --map and --exclude do not go with it")
+        members = [member for member, _ in self.renamed]
+        doubled = sorted({member for member in members if members.count(member) > 1})
+        if doubled:
+            raise ConfigurationError(f"--map names {doubled[0]!r} twice")
+
+
+@dataclass(frozen=True)
+class Messages:
+    """A DataFrame of messages and the names of its columns."""
+
+    frame: DataFrame
+    key: str
+    sequence: str
+    #: The column that tickets interleave by; None when none was asked for.
+    time: str | None
+    #: The columns that are fields of an entry, beside the ticket.
+    fields: list[str]
+    #: What orders the events of a ticket, in words.
+    ordered_by: str
+    #: Whether two events of a ticket may have the same number; places in a file cannot.
+    may_tie: bool
+    #: Whether the payload is text that somebody else made, and may be no JSON.
+    foreign_json: bool
+    #: What is said of a row that has no number: which column is not what.
+    unplaced: str
+
+    def checks(self, max_payload: int) -> Checks:
+        """What these messages are checked for; ``max_payload`` is in bytes."""
+        return Checks(self.fields, max_payload, self.foreign_json, self.unplaced)
+
+
+def parse_map(words: Iterable[str]) -> tuple[tuple[str, str], ...]:
+    """``--map member=column``, given any number of times. Raises ``ConfigurationError``."""
+    pairs = []
+    for word in words:
+        member, equals, name = word.partition("=")
+        if not equals or not member or not name:
+            raise ConfigurationError(f"--map must be member=column, not {word!r}")
+        pairs.append((member, name))
+    return tuple(pairs)
+
+
+def to_messages(events: DataFrame, mapping: Mapping) -> Messages:
+    """The messages of a log.
+
+    The payload is a JSON object of all columns but the ticket's, the task's and the excluded ones. CSV cells are
+    strings in it, empty ones too; of JSON lines, Parquet and tables, columns that are null in a row are left out of its
+    object. A column ``MALFORMED`` is kept beside the messages.
+
+    Raises ``InputError`` for a column that is not there. The sequence is read as a whole number: as text, 10 would come
+    before 9. One that is none becomes null, which the data source refuses, naming the ticket.
+    """
+    for option, name in _named(mapping):
+        require(events, option, name)
+        if option in ("--key", "--task-column") and isinstance(events.schema[name].dataType, _OBJECTS):
+            raise InputError(f"{option}: the column {name!r} holds objects or lists, not names")
+    members = [] if mapping.payload_column else _members(events, mapping)
+    placed = _placed(events, mapping)
+    # Under its own name where that is free, since refusals name it.
+    free = placed.name.lower() not in _RESERVED and not placed.name.startswith("__")
+    sequence = placed.name if free else f"{placed.name} (sequence)"
+    columns = [column(mapping.key).cast("string").alias(KEY_FIELD), placed.number.alias(sequence)]
+    fields = [PAYLOAD]
+    if mapping.task is not None:
+        columns.append(fn.lit(mapping.task).alias(TASK))
+        fields.insert(0, TASK)
+    elif mapping.task_column is not None:
+        columns.append(column(mapping.task_column).cast("string").alias(TASK))
+        fields.insert(0, TASK)
+    columns.append(_payload(events, mapping, members).alias(PAYLOAD))
+    if mapping.order is not None:
+        columns.append(column(mapping.order).alias(_TIME))
+    if MALFORMED in events.columns:
+        columns.append(column(MALFORMED))
+    return Messages(
+        frame=placed.events.select(*columns),
+        key=KEY_FIELD,
+        sequence=sequence,
+        time=_TIME if mapping.order is not None else None,
+        fields=fields,
+        ordered_by=placed.words,
+        may_tie=placed.may_tie,
+        foreign_json=mapping.payload_column is not None and _is_text(events, mapping.payload_column),
+        unplaced=placed.unplaced,
+    )
+
+
+def _named(mapping: Mapping) -> list[tuple[str, str]]:
+    """Option and column for each column that the user named."""
+    single = {
+        "--key": mapping.key,
+        "--seq": mapping.seq,
+        "--order": mapping.order,
+        "--task-column": mapping.task_column,
+        "--payload-column": mapping.payload_column,
+    }
+    named = [(option, name) for option, name in single.items() if name is not None]
+    named += [("--map", name) for _, name in mapping.renamed]
+    return named + [("--exclude", name) for name in mapping.excluded]
+
+
+def _members(events: DataFrame, mapping: Mapping) -> list[tuple[str, str]]:
+    """Member of the payload and its column, in the order of the columns. Raises ``InputError``."""
+    own = {mapping.key, mapping.task_column, MALFORMED, *POSITION, *mapping.excluded}
+    members: list[tuple[str, str]] = []
+    for name in events.columns:
+        renamed = [(member, source) for member, source in mapping.renamed if source == name]
+        members += renamed or ([(name, name)] if name not in own else [])
+    if not members:
+        raise InputError("the log has no column beside the ticket: there is nothing to send")
+    names = [member for member, _ in members]
+    doubled = sorted({name for name in names if names.count(name) > 1})
+    if doubled:
+        raise InputError(f"--map: the payload would have {doubled[0]!r} twice; leave the column out with --exclude")
+    return members
+
+
+def _payload(events: DataFrame, mapping: Mapping, members: list[tuple[str, str]]) -> Column:
+    if mapping.payload_column is None:
+        pieces = [column(name).alias(member) for member, name in members]
+        return fn.to_json(fn.struct(*pieces), {"ignoreNullFields": "true", **_TIMES})
+    given = column(mapping.payload_column)
+    text = given if _is_text(events, mapping.payload_column) else fn.to_json(given, _TIMES)
+    # Without the field, an entry's other fields would be taken for its payload.
+    return fn.coalesce(text, fn.lit("null"))
+
+
+def _is_text(events: DataFrame, name: str) -> bool:
+    return isinstance(events.schema[name].dataType, StringType)
+
+
+@dataclass(frozen=True)
+class _Placed:
+    """Events, and the number that orders those of a ticket."""
+
+    events: DataFrame
+    number: Column
+    name: str
+    #: In words, for the user.
+    words: str
+    may_tie: bool
+    #: What is said of a row without a number.
+    unplaced: str
+
+
+def _placed(events: DataFrame, mapping: Mapping) -> _Placed:
+    """By the sequence; where there is none by time, and where there is none either by the place in the file.
+
+    Several events of a ticket may have one time: in files their places tell then, in other tables nothing does, and
+    the tie is refused.
+    """
+    seq = mapping.seq or (USUAL_SEQUENCE if USUAL_SEQUENCE in events.columns else None)
+    if seq is not None:
+        unplaced = f"{seq} is not a whole number"
+        if _is_text(events, seq):
+            unplaced += " (times go with --order)"
+        return _Placed(events, _whole_number(events, seq), seq, f"column {seq}", may_tie=True, unplaced=unplaced)
+    if events.isStreaming:
+        raise InputError("--follow needs --seq: the column that orders the events of a ticket")
+    if mapping.order is None:
+        rows = with_position(events)
+        number = fn.row_number().over(Window.partitionBy(column(mapping.key)).orderBy(*map(column, POSITION)))
+        words = "the order of the rows in the file"
+        placed = rows.withColumn(_PLACE, number)
+        return _Placed(placed, column(_PLACE), _PLACE, words, may_tie=False, unplaced="place is unknown")
+    time = column(mapping.order).try_cast("timestamp")
+    name, unplaced = f"place by {mapping.order}", f"{mapping.order} is not a time"
+    try:
+        rows = with_position(events)
+    except InputError:
+        words = f"the times of {mapping.order}"
+        return _Placed(events, fn.unix_micros(time), name, words, may_tie=True, unplaced=unplaced)
+    window = Window.partitionBy(column(mapping.key)).orderBy(time, *map(column, POSITION))
+    number = fn.when(time.isNotNull(), fn.row_number().over(window))
+    words = f"the times of {mapping.order}, equal ones by their rows' order in the file"
+    return _Placed(rows.withColumn(name, number), column(name), name, words, may_tie=False, unplaced=unplaced)
+
+
+def _whole_number(events: DataFrame, name: str) -> Column:
+    """A column as a whole number: times in microseconds, everything else as it says; null for what is none.
+
+    Raises ``InputError`` for a column whose type has no numbers.
+    """
+    kind: DataType = events.schema[name].dataType
+    if isinstance(kind, _INSTANTS):
+        return fn.unix_micros(column(name).cast("timestamp"))
+    number = column(name).try_cast("long")
+    if isinstance(kind, _BROKEN):
+        # A cast alone would cut 1.5 to 1, beside another 1.
+        return fn.when(number == column(name), number)
+    if not isinstance(kind, (*_WHOLE, StringType)):
+        raise InputError(f"--seq: the column {name!r} is {kind.simpleString()}: whole numbers or times order a ticket")
+    return number

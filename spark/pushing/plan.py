@@ -1,0 +1,82 @@
+"""A push as asked for: what is pushed where, and how."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping as Dictionary
+
+    from pyspark.sql import DataFrame
+
+    from spark.job.progress import Progress
+    from spark.pushing.messages import Mapping, Messages
+
+#: Option of the data source -> parameter of the command, for those that are passed on as they are.
+WRITER_OPTIONS = {
+    "idempotence": "idempotence",
+    "highWater": "high_water",
+    "maxWait": "max_wait",
+    "chunkSize": "chunk_size",
+    "window": "window",
+    "maxPayload": "max_payload",
+    "guardTtl": "guard_ttl",
+}
+
+
+@dataclass(frozen=True)
+class Follow:
+    """What only a push that follows a folder has."""
+
+    checkpoint: str
+    #: To end when everything that was there at the start is pushed.
+    available_now: bool = False
+    #: The columns as DDL; None: those of the files that are there.
+    schema: str | None = None
+    #: Files in one epoch at most.
+    files: int = 100
+
+
+@dataclass(frozen=True)
+class PushPlan:
+    """One push. The URL may hold a password, and the configuration anything: neither is shown."""
+
+    #: File, folder or name of a table.
+    source: str
+    #: One of ``spark.job.eventlog.FORMATS``, or ``TABLE``.
+    kind: str
+    url: str = field(repr=False)
+    stream: str
+    mapping: Mapping
+    #: Options of the data source, by their names there.
+    writer: Dictionary[str, str]
+    #: Folder for rows that cannot be pushed; None: one such row refuses them all.
+    rejects: str | None = None
+    run_id: str | None = None
+    again: bool = False
+    follow: Follow | None = None
+    #: Connections that write at once; None: as many as the session has cores.
+    partitions: int | None = None
+    master: str | None = None
+    conf: Dictionary[str, str] = field(default_factory=dict, repr=False)
+    progress: Progress = "text"
+    log: Path | None = None
+
+    @property
+    def once(self) -> bool:
+        """Whether a second attempt of a task writes nothing twice."""
+        return self.writer.get("idempotence", "").strip().lower() != "none"
+
+    def writer_options(self, sequence: str, fields: list[str] | None = None) -> dict[str, str]:
+        """What the data source is told, but for the name of the run."""
+        options = {"url": self.url, "stream": self.stream, "seqColumn": sequence, **self.writer}
+        return options if fields is None else {**options, "fields": ",".join(fields)}
+
+
+def sent(messages: Messages, frame: DataFrame) -> DataFrame:
+    """Of a DataFrame of messages, what the data source needs."""
+    from spark.write.columns import column
+
+    return frame.select(column(messages.key), column(messages.sequence), *map(column, messages.fields))

@@ -1,0 +1,98 @@
+"""Rows that cannot be pushed: told by name, or put aside into a table with the reason.
+
+Both look at the whole log before anything is written. A bad row that is found half way would leave a beginning of the
+log in the stream, and the log that was corrected is another one, whose push would write that beginning again.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from urllib.parse import quote
+
+from pyspark.sql import Column, DataFrame, Observation, Window
+from pyspark.sql import functions as fn
+
+from spark.pushing.messages import Messages
+from spark.write.columns import MALFORMED, column, in_one_line
+from spark.write.refusals import PAYLOAD
+from spark.write.rejects import REASON, ROW, refusal, split_rejects
+
+#: Bad rows that an error names.
+NAMED = 3
+_TIMES = "__times"
+
+
+def divided(messages: Messages, *, limit: int) -> tuple[Messages, DataFrame]:
+    """The messages that can be pushed, and a table of those that cannot, with a column ``reason``.
+
+    ``limit`` is the largest payload in bytes. Of rows of a ticket that have one sequence number, one can be pushed: the
+    one whose payload sorts first. A stream of rows is not searched for such.
+    """
+    frame = messages.frame
+    aside = []
+    if MALFORMED in frame.columns:
+        bad = column(MALFORMED).isNotNull()
+        aside.append(frame.where(bad).withColumn(REASON, fn.lit("the row cannot be read")))
+        frame = frame.where(~bad)
+    good, rejects = split_rejects(frame, key=messages.key, sequence=messages.sequence, checks=messages.checks(limit))
+    if not frame.isStreaming and messages.may_tie:
+        # By all that is sent: which of them goes must not change from one push of the same log to the next.
+        others = (column(name) for name in messages.fields if name != PAYLOAD)
+        same = Window.partitionBy(column(messages.key), column(messages.sequence)).orderBy(column(PAYLOAD), *others)
+        numbered = good.withColumn(_TIMES, fn.row_number().over(same))
+        good = numbered.where(column(_TIMES) == 1).drop(_TIMES)
+        aside.append(numbered.where(column(_TIMES) > 1).drop(_TIMES).withColumn(REASON, _tie(messages)))
+    for rows in aside:
+        rejects = rejects.unionByName(rows)
+    return replace(messages, frame=good.drop(MALFORMED)), rejects.withColumnRenamed(MALFORMED, ROW)
+
+
+def first_reasons(messages: Messages, *, limit: int) -> str:
+    """Why these messages cannot be pushed as they are, the first few reasons in words; empty when they can.
+
+    Raises what Spark raises for a row that cannot be read.
+    """
+    why = refusal(messages.frame, key=messages.key, sequence=messages.sequence, checks=messages.checks(limit))
+    rows = messages.frame.withColumn(REASON, why)
+    if messages.may_tie:
+        # One pass for both questions.
+        alike = rows.groupBy(column(messages.key), column(messages.sequence)).agg(
+            fn.max(REASON).alias(REASON), fn.count(fn.lit(1)).alias(_TIMES)
+        )
+        tie = fn.when(column(_TIMES) > 1, _tie(messages))
+        rows = alike.select(fn.coalesce(column(REASON), tie).alias(REASON))
+    found = [str(row[REASON]) for row in rows.where(column(REASON).isNotNull()).take(NAMED + 1)]
+    told = "; ".join(found[:NAMED])
+    return f"{told}; and more" if len(found) > NAMED else told
+
+
+def keep_rejects(rejects: DataFrame, folder: str, *, run: str) -> int:
+    """Write the rows into ``folder``, as a table of its own for each run; returns how many.
+
+    A push of the same name replaces what an earlier one put there, and touches nothing else. Parquet, or JSON lines
+    when the folder's name ends so. Without bad rows there is no table. The run's name is quoted: whatever is in it, it
+    names one folder in this one.
+    """
+    # Not isEmpty, which reads no column at all: Spark refuses that where malformed rows are kept.
+    if not rejects.take(1):
+        return 0
+    counted = Observation("rejected")
+    rows = rejects.observe(counted, fn.count(fn.lit(1)).alias("rows"))
+    rows.write.format(table_format(folder)).mode("overwrite").save(f"{folder.rstrip('/')}/run={quote(run, safe='')}")
+    return int(counted.get["rows"])
+
+
+def table_format(folder: str) -> str:
+    """The format of a table of rejected rows: by the name of its folder."""
+    return "json" if folder.rstrip("/").lower().endswith((".json", ".jsonl", ".ndjson")) else "parquet"
+
+
+def _tie(messages: Messages) -> Column:
+    ticket = in_one_line(fn.substring(column(messages.key), 1, 40))
+    return fn.concat(
+        fn.lit(f"{messages.sequence} does not rise within ticket '"),
+        ticket,
+        fn.lit("': "),
+        column(messages.sequence).cast("string"),
+        fn.lit(" comes more than once"),
+    )

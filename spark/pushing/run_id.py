@@ -1,0 +1,81 @@
+"""The name of a push, made from what is pushed where, so that the same push again is known for what it is.
+
+A push that broke half way is simply started again, and a cron job that runs twice does no harm: the same content,
+mapped the same way into the same stream, has the same name, and what a push of that name has written is not written
+again. Neither the name of the file nor its times count: a copy, or a second download, is the same log. What says how
+it is written (partitions, chunk sizes, the order in which tickets interleave) is left out as well: a second push that
+goes about it otherwise must be noticed, not taken for another one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+from pyspark.sql import DataFrame, SparkSession
+
+from routing.errors import InputError
+from spark.pushing.messages import USUAL_SEQUENCE, Mapping
+from spark.write.columns import MALFORMED
+
+#: Hexadecimal digits of a name.
+_DIGITS = 32
+#: How a name's recipe is known: another recipe must not give the name of this one.
+_RECIPE = 2
+
+
+def run_id_of(session: SparkSession, events: DataFrame, mapping: Mapping, *, stream: str) -> str | None:
+    """The name of a push of these events; None when they are not made of files, so that nobody can say what they are.
+
+    Reads every local file once. Files elsewhere (HDFS, object stores) count with path, size and time of modification.
+    Raises ``InputError`` for a file that went away.
+    """
+    files = sorted(events.inputFiles())
+    if not files:
+        return None
+    contents = [_content(session, uri) for uri in files]
+    if len(files) > 1:
+        # In a folder a name may say something: the order of files, the value of a column.
+        shared = len(_folder(files))
+        contents = [[uri[shared:], *content] for uri, content in zip(files, contents, strict=True)]
+    columns = [name for name in events.columns if name != MALFORMED]
+    what = {"recipe": _RECIPE, "files": contents, "columns": columns, "stream": stream, **_meaning(mapping, columns)}
+    text = json.dumps(what, sort_keys=True, ensure_ascii=True)
+    return f"push-{hashlib.sha256(text.encode()).hexdigest()[:_DIGITS]}"
+
+
+def _meaning(mapping: Mapping, columns: list[str]) -> dict[str, Any]:
+    """What decides what an entry says. Without ``order``, unless it decides the sequence, too."""
+    meaning = asdict(mapping)
+    if mapping.seq is not None or USUAL_SEQUENCE in columns:
+        del meaning["order"]
+    return meaning
+
+
+def _content(session: SparkSession, uri: str) -> list[Any]:
+    parts = urlsplit(uri)
+    if parts.scheme == "file":
+        return _digest(Path(unquote(parts.path)))
+    assert session._jvm is not None
+    path = session._jvm.org.apache.hadoop.fs.Path(uri)
+    status = path.getFileSystem(session._jsc.hadoopConfiguration()).getFileStatus(path)
+    return [uri, int(status.getLen()), int(status.getModificationTime())]
+
+
+def _digest(path: Path) -> list[Any]:
+    try:
+        with path.open("rb") as file:
+            return [hashlib.file_digest(file, "sha256").hexdigest()]
+    except OSError as error:
+        raise InputError(f"cannot read {path}: {error.strerror}") from None
+
+
+def _folder(files: list[str]) -> str:
+    """The folder that all of these are below, as text that each of them begins with."""
+    first, last = files[0], files[-1]
+    same = next((at for at, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), len(first))
+    return first[: first.rfind("/", 0, same) + 1]

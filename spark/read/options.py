@@ -1,0 +1,112 @@
+"""The options of a read from a ``redisstream``, checked once, before Spark starts a task.
+
+``url``, ``stream`` and ``fields`` are shared with the write and checked as there (``spark.write.options``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from routing.errors import ConfigurationError
+from spark.wire.address import without_secrets
+from spark.wire.entry_ids import LAST, ZERO, EntryId
+from spark.write.options import DEFAULT_STREAM, DEFAULT_URL, OPTIONS, READ_ONLY, check_names
+
+
+@dataclass(frozen=True)
+class ReadOptions:
+    """What a read needs to know. One attribute per option; ``READ_OPTIONS`` holds the names that users write."""
+
+    #: Where the server is. Never printed: it may hold a password.
+    url: str = field(default=DEFAULT_URL, repr=False)
+    #: The stream to read.
+    stream: str = DEFAULT_STREAM
+    #: The fields that become columns, when no schema is given. Empty: those of a message, and the rest in a map.
+    fields: tuple[str, ...] = ()
+    #: Read from this id on, itself too. None: only what is added after a streaming query begins.
+    starting_id: EntryId | None = ZERO
+    #: Read up to this id, itself too; of a batch. ``LAST``: up to the last entry there is when the read is planned.
+    ending_id: EntryId = LAST
+    #: Most rows of one epoch of a streaming query. None: all there are.
+    max_rows: int | None = None
+    #: Tasks that read at once. None: by the number of entries.
+    partitions: int | None = None
+    #: Fail when entries that were to be read are gone; otherwise warn, and go on with the next ones.
+    fail_on_data_loss: bool = True
+
+    @property
+    def shown_url(self) -> str:
+        """The server's address without user, password and query, fit for errors and logs."""
+        return without_secrets(self.url)
+
+
+def _starting(name: str, value: str) -> EntryId | None:
+    word = value.strip().lower()
+    if word == "latest":
+        return None
+    return ZERO if word == "earliest" else _id(name, value, "earliest, latest or an id")
+
+
+def _ending(name: str, value: str) -> EntryId:
+    if value.strip().lower() == "latest":
+        return LAST
+    end = _id(name, value, "latest or an id")
+    # As in XRANGE, a time alone means all of that millisecond.
+    return end if "-" in value else EntryId(end.ms, LAST.seq)
+
+
+def _id(name: str, value: str, allowed: str) -> EntryId:
+    try:
+        return EntryId.of(value.strip())
+    except ValueError:
+        raise ConfigurationError(f"option {name} must be {allowed} like 1700000000000-0, not {value!r}") from None
+
+
+def _truth(name: str, value: str) -> bool:
+    words = {"true": True, "false": False}
+    if value.strip().lower() not in words:
+        raise ConfigurationError(f"option {name} must be true or false, not {value!r}")
+    return words[value.strip().lower()]
+
+
+_count = OPTIONS["window"][1]
+
+#: Option name as users write it → attribute of ``ReadOptions`` and the function that checks its value.
+READ_OPTIONS: dict[str, tuple[str, Callable[[str, str], Any]]] = {
+    "url": OPTIONS["url"],
+    "stream": OPTIONS["stream"],
+    "fields": OPTIONS["fields"],
+    "startingId": ("starting_id", _starting),
+    "endingId": ("ending_id", _ending),
+    "maxRowsPerTrigger": ("max_rows", _count),
+    "numPartitions": ("partitions", _count),
+    "failOnDataLoss": ("fail_on_data_loss", _truth),
+}
+
+_BY_LOWER_NAME = {name.lower(): name for name in READ_OPTIONS}
+_WRITE_BY_LOWER_NAME = {name.lower(): name for name in OPTIONS}
+
+
+def parse_read(given: Mapping[str, str]) -> ReadOptions:
+    """The options of one read.
+
+    Raises ``ConfigurationError`` with one line for an unknown name, for a name that only a write knows, and for an
+    impossible value. The value of ``url`` is in no error.
+    """
+    check_names(given)
+    options = ReadOptions()
+    for given_name, value in given.items():
+        name = _BY_LOWER_NAME.get(given_name.lower())
+        if name is not None:
+            attribute, check = READ_OPTIONS[name]
+            options = replace(options, **{attribute: check(name, str(value))})
+        elif given_name.lower() in _WRITE_BY_LOWER_NAME:
+            raise ConfigurationError(
+                f"option {_WRITE_BY_LOWER_NAME[given_name.lower()]} is for writing; a read does not know it"
+            )
+    return options
+
+
+assert set(READ_ONLY) < set(READ_OPTIONS)

@@ -1,0 +1,139 @@
+"""Reading a stream as a batch: its entries as they are when their page is fetched, no consumer group touched.
+
+The read is planned on the driver: which ids there are, and where to cut them into ranges; each task then fetches one
+range, page by page. What is added meanwhile is behind the last range and not read. What is trimmed meanwhile is gone.
+That is noticed: each range begins with an entry that was there when the read was planned, and each page with the last
+entry of the page before it, and since trimming begins at the oldest, an entry that is still there says that nothing
+behind it was trimmed. Of entries that are deleted singly meanwhile, those deleted before their page is fetched are not
+read.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from typing import cast
+
+import pyarrow as pa
+import redis
+from pyspark.sql.datasource import DataSourceReader, InputPartition
+from pyspark.sql.types import StructType
+
+from routing.errors import ConfigurationError, EntriesLost
+from spark.read.columns import Columns, default_schema
+from spark.read.decoder import Decoder
+from spark.read.fetch import Fetcher
+from spark.read.options import ReadOptions
+from spark.read.probing import Range, ranges, tasks_for
+from spark.read.standing import standing_of
+from spark.wire.address import RedisConnection, connect, unavailable
+from spark.wire.entry_ids import EntryId
+from spark.wire.worker import begin_task
+from spark.write.options import OPTIONS
+
+#: The columns of a read for which neither a schema nor the option ``fields`` was given.
+SCHEMA = default_schema()
+
+log = logging.getLogger(__name__)
+
+
+def schema_of(given: Mapping[str, str]) -> StructType:
+    """The columns of a read without a schema, by the option ``fields``; looks at no other option."""
+    named = next((value for name, value in given.items() if name.lower() == "fields"), None)
+    return default_schema(OPTIONS["fields"][1]("fields", named)) if named is not None else SCHEMA
+
+
+class RedisStreamReader(DataSourceReader):
+    """Plans a batch on the driver, and reads its ranges in the tasks. Spark pickles it."""
+
+    def __init__(self, options: ReadOptions, schema: StructType) -> None:
+        """Raises ``ConfigurationError`` for a schema that a stream cannot fill, and for options of a streaming read."""
+        if options.starting_id is None:
+            raise ConfigurationError("startingId=latest is for a streaming read; a batch would be empty")
+        if options.max_rows is not None:
+            raise ConfigurationError("maxRowsPerTrigger is for a streaming read; use endingId to read less")
+        self._options = options
+        self._from = options.starting_id
+        self._columns = Columns.of(schema)
+
+    def __repr__(self) -> str:
+        """Without the URL's secrets."""
+        return f"RedisStreamReader({self._options.stream} at {self._options.shown_url})"
+
+    def partitions(self) -> Sequence[InputPartition]:
+        """The ranges to read, from what the stream has now. Raises ``ServerUnavailable`` and ``RefusedByServer``."""
+        options = self._options
+        connection = connect(options.url)
+        try:
+            standing = standing_of(connection, options.url, options.stream)
+            bounds = self._bounds(connection)
+            tasks = min(options.partitions or tasks_for(standing.length), max(1, standing.length))
+            return ranges(connection, options.url, options.stream, bounds, tasks) if bounds else []
+        finally:
+            connection.disconnect()
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """The entries of one range. Raises ``EntriesLost``, ``ServerUnavailable`` and ``RefusedByServer``."""
+        begin_task()
+        # Spark makes up a partition of its own where there are none.
+        if isinstance(partition, Range):
+            yield from _read(self._options, Decoder(self._columns), partition)
+
+    def _bounds(self, connection: RedisConnection) -> tuple[EntryId, EntryId] | None:
+        """The first and the last entry to read; None when there is none."""
+        options = self._options
+        first, last = str(self._from), str(options.ending_id)
+        try:
+            connection.send_command("XRANGE", options.stream, first, last, "COUNT", "1")
+            head = cast(list[list[bytes]], connection.read_response(disable_decoding=True))
+            connection.send_command("XREVRANGE", options.stream, last, first, "COUNT", "1")
+            tail = cast(list[list[bytes]], connection.read_response(disable_decoding=True))
+        except (redis.RedisError, OSError) as error:
+            raise unavailable(options.url, error) from None
+        return (EntryId.of(head[0][0]), EntryId.of(tail[0][0])) if head and tail else None
+
+
+class _Overtaken:
+    """Notices that the stream was trimmed past what was read of it."""
+
+    def __init__(self, options: ReadOptions) -> None:
+        self._options = options
+
+    def check(self, expected: EntryId, found: EntryId | None) -> None:
+        """``expected`` was an entry a moment ago, and now the next one from it on is ``found``; None: there is none.
+
+        Raises ``EntriesLost`` when entries behind it may be gone, or warns.
+        """
+        options = self._options
+        connection = connect(options.url)
+        try:
+            standing = standing_of(connection, options.url, options.stream)
+        finally:
+            connection.disconnect()
+        if standing.first is not None and standing.first <= expected:
+            return  # it was deleted singly: what was behind it is still there
+        line = (
+            f"stream {options.stream!r} was trimmed while it was read, or its oldest entries were deleted: entries "
+            f"between {expected} and {found or 'the end of the range'} are gone"
+        )
+        if options.fail_on_data_loss:
+            raise EntriesLost(f"{line}; trim it later, read from a later startingId, or set failOnDataLoss to false")
+        log.warning("%s; the read goes on without them", line)
+
+
+def _read(options: ReadOptions, decoder: Decoder, part: Range) -> Iterator[pa.RecordBatch]:
+    overtaken = _Overtaken(options)
+    expected = part.first if part.begins else None
+    fresh = True
+    with Fetcher(options.url, options.stream) as fetcher:
+        for page in fetcher.pages(part.first, part.last, again=True):
+            found = EntryId.of(page.ids[0].as_py()) if len(page.ids) else None
+            if expected is not None and found != expected:
+                overtaken.check(expected, found)
+            if found is None:
+                return
+            batch = decoder.decode(page)
+            # The first entry of a later page was the last one of the page before it.
+            repeated = not fresh and found == expected
+            yield batch.slice(1) if repeated else batch
+            fresh, expected = False, EntryId.of(page.ids[-1].as_py())

@@ -1,0 +1,219 @@
+"""Reading a stream as a streaming query: epochs of ids, planned on the driver, read in the tasks.
+
+An epoch is the entries between two offsets (``spark.read.offsets``), which are in the query's checkpoint before
+anything of it is read. So an epoch that is run again after a crash is the same ids; and since the offsets say how many
+entries those are, an epoch from which entries vanished meanwhile is noticed, by whoever reads it. No consumer group is
+touched, and nothing is written to the server.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
+from pyspark.sql.types import StructType
+
+from routing.errors import ConfigurationError, EntriesLost
+from spark.read.columns import Columns
+from spark.read.decoder import Decoder
+from spark.read.fetch import Fetcher
+from spark.read.offsets import Offset, is_another_stream, missing_after, present_after
+from spark.read.options import ReadOptions
+from spark.read.probing import Range, tasks_for
+from spark.read.standing import Standing, standing_of
+from spark.read.survey import ONE_RANGE, survey
+from spark.wire.address import connect
+from spark.wire.entry_ids import LAST, ZERO, EntryId
+from spark.wire.worker import begin_task
+
+try:
+    from pyspark.sql.streaming.datasource import (
+        ReadAllAvailable,
+        ReadLimit,
+        ReadMaxRows,
+        SupportsTriggerAvailableNow,
+    )
+except ImportError:
+    raise ConfigurationError("reading a stream as a streaming query needs PySpark 4.2 or newer") from None
+
+log = logging.getLogger(__name__)
+
+#: Entries of one task where nobody knows beforehand how many there are in all.
+_UNKNOWN_SHARE = 50_000
+_ADVICE = "read more often, keep more in the stream, or set failOnDataLoss to false to go on without them"
+
+
+class RedisStreamStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """Plans epochs on the driver, in a process of its own, and reads them in the tasks. Spark pickles it."""
+
+    def __init__(self, options: ReadOptions, schema: StructType) -> None:
+        """Raises ``ConfigurationError`` for a schema that a stream cannot fill, and for options of a batch."""
+        if options.ending_id != LAST:
+            raise ConfigurationError("endingId is for a batch read; a streaming query has no end")
+        self._options = options
+        self._columns = Columns.of(schema)
+        #: Where a query that only catches up ends: the last id, and the counter, when it began.
+        self._goal: Offset | None = None
+        #: The ranges of the epoch planned last, where they were counted in planning it.
+        self._counted: tuple[EntryId, EntryId, Sequence[Range]] | None = None
+        self._doubted = False
+
+    def __repr__(self) -> str:
+        """Without the URL's secrets."""
+        return f"RedisStreamStreamReader({self._options.stream} at {self._options.shown_url})"
+
+    def initialOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's name, here and below
+        """Where a query without a checkpoint begins."""
+        standing = self._standing()
+        begin = self._options.starting_id
+        if begin is None:
+            return Offset(standing.last_generated, standing.added).to_json()
+        if begin == ZERO:
+            # What was gone before the query began is no loss.
+            gone = None if standing.added is None else standing.added - standing.length
+            return Offset(ZERO, gone).to_json()
+        return Offset(begin.before(), None).to_json()
+
+    def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
+        """``maxRowsPerTrigger``."""
+        most = self._options.max_rows
+        return ReadAllAvailable() if most is None else ReadMaxRows(most)
+
+    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
+        """From now on, plan nothing that is added later."""
+        standing = self._standing()
+        self._goal = Offset(standing.last_generated, standing.added)
+
+    def reportLatestOffset(self) -> dict[str, Any]:  # noqa: N802
+        """How far the stream goes, for the progress of the query."""
+        standing = self._standing()
+        return Offset(standing.last_generated, standing.added).to_json()
+
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
+        """The end of the next epoch; ``start`` itself when there is nothing to read.
+
+        Raises ``EntriesLost`` when entries behind ``start`` are gone, unless ``failOnDataLoss`` is false.
+        """
+        begin = Offset.of(start)
+        standing = self._standing()
+        if is_another_stream(standing, begin):
+            if not standing.length and not self._options.fail_on_data_loss:
+                return start
+            self._lost(
+                f"stream {self._options.stream!r} was deleted or made anew: it went to {begin.id} at least, "
+                f"and goes to {standing.last_generated} now"
+            )
+            kept = begin.id <= standing.last_generated
+            begin = replace(begin, id=begin.id if kept else ZERO, position=None)
+        end = self._goal if self._goal is not None and self._goal.id < standing.last_generated else None
+        last = standing.last_generated if end is None else end.id
+        if last <= begin.id:
+            return start
+        most = limit.max_rows if isinstance(limit, ReadMaxRows) else None
+        return self._plan(begin, standing, last, end, most).to_json()
+
+    def _plan(self, begin: Offset, standing: Standing, last: EntryId, goal: Offset | None, most: int | None) -> Offset:
+        """The end of the epoch that begins behind ``begin``: at ``last``, or after ``most`` entries."""
+        present = present_after(standing, begin.id, begin.position)
+        beyond = 0 if goal is None else present_after(standing, goal.id, goal.position)
+        self._counted = None
+        if standing.added is not None and present is None:
+            # Counted to the very end, so that what is missing is known, and not only of this epoch.
+            present = survey(*self._place, begin.id.after(), standing.last_generated, each=ONE_RANGE).rows
+        missing = 0 if present is None else missing_after(standing, begin, present)
+        if missing < 0:
+            # More than were ever added behind the offset: the counter and the ids are another stream's.
+            self._lost(f"stream {self._options.stream!r} was deleted and made anew since {begin.id} was read")
+            missing = 0
+        if present is None or beyond is None or (most is not None and present - beyond > most):
+            first = begin.id.after()
+            found = survey(*self._place, first, last, each=self._share(most or present), most=most)
+            rows = found.rows
+            if found.ranges and rows == most:
+                last = found.ranges[-1].last
+            self._counted = (begin.id, last, found.ranges)
+        else:
+            rows = present - beyond
+        if missing:
+            gone = f"{missing:,} {'entry' if missing == 1 else 'entries'}"
+            self._lost(f"{gone} behind {begin.id} left stream {self._options.stream!r} before they were read")
+        elif standing.added is None:
+            self._doubt(standing, begin)
+        position = None if present is None or standing.added is None else standing.added - (present - rows)
+        return Offset(last, position, begin.rows + rows, begin.lost + missing)
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
+        """The ranges of one epoch. Raises ``EntriesLost`` when entries of it have vanished since it was planned."""
+        begin, last = Offset.of(start), Offset.of(end)
+        rows = last.rows - begin.rows
+        if rows <= 0:
+            return []
+        if self._counted is not None and self._counted[:2] == (begin.id, last.id):
+            return list(self._counted[2])
+        # A stream that was made anew may begin with smaller ids than the old one ended with.
+        first, share = begin.id.after() if begin.id < last.id else ZERO, self._share(rows)
+        if share >= rows:
+            return [Range(first, last.id, rows=rows)]
+        found = survey(*self._place, first, last.id, each=share)
+        if found.rows < rows:
+            self._lost(_vanished(self._options.stream, Range(first, last.id, rows), found.rows))
+        return list(found.ranges)
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """The entries of one range. Raises ``EntriesLost`` when there are fewer than were counted."""
+        begin_task()
+        assert isinstance(partition, Range)
+        decoder = Decoder(self._columns)
+        rows = 0
+        with Fetcher(*self._place) as fetcher:
+            for page in fetcher.pages(partition.first, partition.last):
+                rows += len(page.ids)
+                if len(page.ids):
+                    yield decoder.decode(page)
+        if partition.rows is not None and rows < partition.rows:
+            self._lost(_vanished(self._options.stream, partition, rows))
+
+    def commit(self, end: Mapping[str, Any]) -> None:
+        """Nothing: the checkpoint knows how far the query is, and the server need not."""
+
+    @property
+    def _place(self) -> tuple[str, str]:
+        return self._options.url, self._options.stream
+
+    def _standing(self) -> Standing:
+        connection = connect(self._options.url)
+        try:
+            return standing_of(connection, *self._place)
+        finally:
+            connection.disconnect()
+
+    def _share(self, rows: int | None) -> int:
+        """Entries of one task, of an epoch of so many."""
+        if rows is None:
+            return ONE_RANGE if self._options.partitions in (None, 1) else _UNKNOWN_SHARE
+        return max(1, -(-rows // (self._options.partitions or tasks_for(rows))))
+
+    def _lost(self, what: str) -> None:
+        if self._options.fail_on_data_loss:
+            raise EntriesLost(f"{what}; {_ADVICE}")
+        log.warning("%s; the query goes on without them", what)
+
+    def _doubt(self, standing: Standing, begin: Offset) -> None:
+        """Say once what cannot be known of a server that does not count."""
+        if begin.rows and not self._doubted and (standing.first is None or standing.first > begin.id):
+            self._doubted = True
+            log.warning(
+                "stream %r was trimmed up to %s at least; the server is older than 7.0 and cannot tell whether entries "
+                "behind it, not read yet, went too", self._options.stream, begin.id,
+            )  # fmt: skip
+
+
+def _vanished(stream: str, part: Range, found: int) -> str:
+    return (
+        f"{(part.rows or 0) - found:,} of {part.rows:,} entries of stream {stream!r} between {part.first} and "
+        f"{part.last} vanished after they were planned"
+    )

@@ -1,0 +1,52 @@
+"""Counts entries of a stream by reading them: the exact way, for what the server's counters do not tell."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from spark.read.fetch import Fetcher
+from spark.read.probing import Range
+from spark.wire.entry_ids import EntryId
+
+#: For ``each``: no cuts.
+ONE_RANGE = 2**63
+
+
+@dataclass(frozen=True)
+class Survey:
+    """What was found in a range of ids."""
+
+    #: Ranges of at most as many entries as were asked for, in order, without a gap between them.
+    ranges: tuple[Range, ...]
+
+    @property
+    def rows(self) -> int:
+        """All entries in the range."""
+        return sum(part.rows or 0 for part in self.ranges)
+
+
+def survey(url: str, stream: str, first: EntryId, last: EntryId, *, each: int, most: int | None = None) -> Survey:
+    """The entries from ``first`` to ``last``, in ranges of ``each``; with ``most``, the first so many of them.
+
+    Raises ``ServerUnavailable`` and ``RefusedByServer``.
+    """
+    ranges: list[Range] = []
+    begin, held, counted = first, 0, 0
+    end = first
+    with Fetcher(url, stream) as fetcher:
+        for page in fetcher.pages(first, last):
+            taken, rows = 0, len(page.ids)
+            if most is not None:
+                rows = min(rows, most - counted)
+            while taken < rows:
+                step = min(each - held, rows - taken)
+                taken, held, counted = taken + step, held + step, counted + step
+                end = EntryId.of(page.ids[taken - 1].as_py())
+                if held == each:
+                    ranges.append(Range(begin, end, rows=held))
+                    begin, held = end.after(), 0
+            if counted == most:
+                break
+    if held:
+        ranges.append(Range(begin, end, rows=held))
+    return Survey(tuple(ranges))

@@ -1,0 +1,138 @@
+"""The two DataFrames that every number of a report comes from: deliveries (rows of the history) and messages.
+
+What is counted, and how:
+
+- A **message** is counted once, whatever it went through. Its outcome is that of its last row: ``done``, ``dead``,
+  ``refused``, or ``undone`` (it failed, was lost, given back or replayed, and comes again). ``stale`` rows do not
+  decide an outcome: they are executions whose result was refused. A message that has no other rows is ``unknown``: how
+  it ended is not in the archive.
+- An **execution** is a delivery that began, or may have: ``done``, ``failed``, ``lost``, and ``dead`` unless it was
+  condemned without another try. What was given back (``returned``) had not begun.
+- A **retry** is an execution whose message had failed or been lost just before. The first one after a replay is none.
+- A **failure** is an execution that raised (``failed``), or that ended in the dead letters. A **loss** is one that
+  was cut off, or may have been (``lost``).
+- **Waiting** is the time from the moment a message was enqueued (its id) to the first start of an execution of it. Ids
+  before September 2001 or after the year 5000 are made by hand and are no times: such a message has no waiting time.
+- **Service** is how long one execution ran, by the clock of its machine. One whose times nobody knows has none.
+- **Turnaround** is the time from enqueued to the end of the execution that succeeded.
+
+A start is by a worker's clock and an id by the server's; where clocks differ so much that a time were negative, it is
+0.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from pyspark.sql import Window
+from pyspark.sql import functions as fn
+
+from routing.history import What
+from spark.archiving.archived import Range, id_numbers
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame
+
+#: Outcomes of a message.
+DONE, DEAD, REFUSED, UNDONE, UNKNOWN = "done", "dead", "refused", "undone", "unknown"
+
+#: Rows that say nothing about how their message stands.
+_BESIDE = What.STALE.value
+_CAME_AGAIN = (What.FAILED.value, What.LOST.value)
+#: Ids from here on, in ms, are times (2001-09-09) …
+_FIRST_TIME_MS = 10**12
+#: … and from here on again are none; in microseconds they would not be whole numbers of 64 bits for long.
+_LAST_TIME_MS = 10**14
+
+
+def deliveries(history: DataFrame, within: Range) -> DataFrame:
+    """The history's rows of the messages in a range, with what they count as.
+
+    Columns: ``message_id``, ``ticket_id``, ``task`` (null where the row names none), ``consumer``, ``what``,
+    ``place`` (sorts the rows of a message), ``begun`` and ``retry`` (truth values), ``enqueued_us``, ``started_us``,
+    ``ended_us``, ``service_us`` and ``written_us`` (whole microseconds, null where not known).
+    """
+    what = fn.col("what")
+    begun = what.isin(What.DONE.value, *_CAME_AGAIN) | ((what == What.DEAD.value) & (fn.col("fence") != 0))
+    written = id_numbers(fn.col("history_id"))
+    # An entry that was no list of rows is in an archive too; it names no message.
+    known = fn.col("message_id").isNotNull() & within.holds(fn.col("message_id"))
+    rows = history.filter(known).select(
+        "message_id",
+        *(_named(name).alias(name) for name in ("ticket_id", "task", "consumer")),
+        "what",
+        fn.struct(written[0].alias("ms"), written[1].alias("seq"), "row").alias("place"),
+        begun.alias("begun"),
+        _time_of_id(fn.col("message_id")).alias("enqueued_us"),
+        fn.when(begun, fn.unix_micros("started_at")).alias("started_us"),
+        # As routing.history computes an end: to the microsecond.
+        fn.when(begun & fn.col("started_at").isNotNull(), fn.bround(fn.col("service_ms") * 1000).cast("long")).alias(
+            "service_us"
+        ),
+        fn.unix_micros("written_at").alias("written_us"),
+    )
+    before = Window.partitionBy("message_id").orderBy("place").rowsBetween(Window.unboundedPreceding, -1)
+    decisive = fn.when(fn.col("begun") | what.isin(What.REPLAYED.value, What.DEAD.value), what)
+    last = fn.last(decisive, ignorenulls=True).over(before)
+    return rows.withColumn("ended_us", fn.col("started_us") + fn.col("service_us")).withColumn(
+        "retry", fn.col("begun") & fn.coalesce(last.isin(*_CAME_AGAIN), fn.lit(False))
+    )
+
+
+def messages(rows: DataFrame) -> DataFrame:
+    """One row per message, from `deliveries`.
+
+    Columns: ``message_id``, ``ticket_id`` and ``task`` (null: no row of it names one), ``outcome``, ``enqueued_us``,
+    ``first_start_us``, ``waiting_us``, ``turnaround_us``, and how many ``executions``, ``retries``, ``failures``,
+    ``losses``, ``returns``, ``replays`` and ``stale``.
+    """
+    what, place = fn.col("what"), fn.col("place")
+    last = fn.max_by(what, fn.when(what != _BESIDE, place))
+    outcome = (
+        fn.when(last.isin(DONE, DEAD, REFUSED), last).when(last.isNotNull(), fn.lit(UNDONE)).otherwise(fn.lit(UNKNOWN))
+    )
+    done_end = fn.max(fn.when(what == What.DONE.value, fn.col("ended_us")))
+    found = rows.groupBy("message_id").agg(
+        fn.max_by("ticket_id", fn.when(fn.col("ticket_id").isNotNull(), place)).alias("ticket_id"),
+        fn.max_by("task", fn.when(fn.col("task").isNotNull(), place)).alias("task"),
+        outcome.alias("outcome"),
+        fn.max("enqueued_us").alias("enqueued_us"),
+        fn.min("started_us").alias("first_start_us"),
+        done_end.alias("done_end_us"),
+        how_many(fn.col("begun")).alias("executions"),
+        how_many(fn.col("retry")).alias("retries"),
+        how_many(is_failure()).alias("failures"),
+        how_many(what == What.LOST.value).alias("losses"),
+        how_many(what == What.RETURNED.value).alias("returns"),
+        how_many(what == What.REPLAYED.value).alias("replays"),
+        how_many(what == What.STALE.value).alias("stale"),
+    )
+    zero = fn.lit(0).cast("long")
+    waiting = fn.col("first_start_us") - fn.col("enqueued_us")
+    turnaround = fn.when(fn.col("outcome") == DONE, fn.col("done_end_us") - fn.col("enqueued_us"))
+    return (
+        found.withColumn("waiting_us", fn.when(waiting.isNotNull(), fn.greatest(waiting, zero)))
+        .withColumn("turnaround_us", fn.when(turnaround.isNotNull(), fn.greatest(turnaround, zero)))
+        .drop("done_end_us")
+    )
+
+
+def is_failure() -> Column:
+    """Whether a delivery is a failure."""
+    what = fn.col("what")
+    return (what == What.FAILED.value) | ((what == What.DEAD.value) & fn.col("begun"))
+
+
+def how_many(condition: Column) -> Column:
+    """How many rows of a group fulfil a condition; 0, not null, for none."""
+    return fn.count(fn.when(condition, fn.lit(1)))
+
+
+def _named(name: str) -> Column:
+    """A name as it is in the history, where '' stands for none."""
+    return fn.when(fn.col(name) != "", fn.col(name))
+
+
+def _time_of_id(message_id: Column) -> Column:
+    ms = id_numbers(message_id)[0].try_cast("long")
+    return fn.when((ms >= _FIRST_TIME_MS) & (ms < _LAST_TIME_MS), ms * 1000)

@@ -1,0 +1,75 @@
+"""Which columns of which table are shown, under which heading: the same on the page and on the terminal."""
+
+from __future__ import annotations
+
+from spark.reporting.cells import Column
+from spark.reporting.numbers import count, duration, moment, rate, ratio, share
+
+_OUTCOMES = (
+    Column("done", "done", count),
+    Column("dead", "dead", count, "ended in the dead letters", bad=True),
+    Column("retries", "retries", count, "executions after one that failed or was lost"),
+    Column("failures", "failures", count, "executions that raised"),
+    Column("losses", "losses", count, "executions that were cut off"),
+)
+
+
+def _times(measure: str, *names: str) -> tuple[Column, ...]:
+    return tuple(Column(f"{measure} {name}", f"{measure}_{name}_ms", duration) for name in names)
+
+
+TASKS = (
+    Column("task", "task"),
+    Column("messages", "messages", count),
+    Column("tickets", "tickets", count),
+    *_OUTCOMES,
+    Column("throughput", "throughput_per_s", rate, "messages done, from the first start to the last end"),
+    *_times("waiting", "p50", "p90", "p99", "max"),
+    *_times("service", "p50", "p90", "p99", "max"),
+)
+
+HOT = (
+    Column("ticket", "ticket_id"),
+    Column("messages", "messages", count),
+    Column("of messages", "share_of_messages", share, "share of all messages"),
+    Column("of waiting", "share_of_waiting", share, "share of the waiting time of all messages"),
+    *_OUTCOMES,
+    Column("throughput", "throughput_per_s", rate, "messages done, from the ticket's first start to its last end"),
+    *_times("waiting", "p50", "p90", "p99", "max"),
+    *_times("service", "p50", "p90", "p99", "max"),
+)
+
+SLOWEST = (
+    Column("ticket", "ticket_id"),
+    *_times("turnaround", "max", "p99", "p50"),
+    Column("messages", "messages", count),
+    *_OUTCOMES,
+    *_times("waiting", "p50", "p90", "p99", "max"),
+    *_times("service", "p50", "p90", "p99", "max"),
+)
+
+CONSUMERS = (
+    Column("worker", "consumer"),
+    Column("executions", "executions", count),
+    Column("done", "done", count),
+    Column("failures", "failures", count),
+    Column("losses", "losses", count),
+    Column("tickets", "tickets", count),
+    Column("busy", "busy_ms", duration, "sum of the service times"),
+    Column("of busy", "share_of_busy", share, "share of the busy time of all workers"),
+    Column("running", "running", ratio, "at once, on average"),
+    Column("peak", "peak", count, "most at once"),
+    Column("utilisation", "utilisation", share, "running over peak"),
+    Column("throughput", "throughput_per_s", rate),
+    *_times("service", "p50", "p99", "max"),
+)
+
+DEAD_LETTERS = (
+    Column("reason", "reason"),
+    Column("task", "task"),
+    Column("letters", "letters", count),
+    Column("tickets", "tickets", count),
+    Column("first", "first_at", moment),
+    Column("last", "last_at", moment),
+    Column("newest error", "newest_error"),
+)

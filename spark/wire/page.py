@@ -1,0 +1,153 @@
+r"""A page of entries as it came over the wire, as columns, for the usual page without a Python object for any value.
+
+The reply to XRANGE, with line ends shown as ``|`` (each is CRLF)::
+
+    *2|  *2|$3|5-0|*4|$9|ticket_id|$2|T1|$7|payload|$2|{}|  *2|$3|6-0|*2|$9|ticket_id|$2|T2|
+
+Two ways to read it: ``spark.wire.uniform``, for the usual page, whose entries all have the same fields in the same
+places and no carriage return in a value; and with a Python object for each value, for all others: by hiredis, or where
+an executor's Python lacks that, more slowly.
+"""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any, Protocol
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from spark.wire.encoder import CRLF
+from spark.wire.uniform import read_uniform
+
+#: Whether this Python has it.
+HIREDIS = find_spec("hiredis") is not None
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+class MalformedReply(ValueError):
+    """What came is no reply to XRANGE. Cannot happen with a server that speaks the protocol."""
+
+
+class Page(Protocol):
+    """The entries of one reply, in their order. Arrays are of type binary and have an element per entry."""
+
+    #: The ids.
+    ids: pa.Array
+
+    def values_of(self, name: bytes) -> pa.Array:
+        """This field's value in each entry; null where it has none, the last where it has several."""
+
+    def others(self, own: frozenset[bytes]) -> tuple[pa.Array, pa.Array, pa.Array]:
+        """The fields that are not in ``own``: where each entry's begin (and the last one's end), names, and values.
+
+        Each name once an entry, with the last of its values.
+        """
+
+
+class VariedPage:
+    """Entries that differ in their fields."""
+
+    def __init__(self, ids: pa.Array, counts: Sequence[int], names: pa.Array, values: pa.Array) -> None:
+        """``counts`` says how many fields each entry has; ``names`` and ``values`` hold those of all, in order."""
+        self.ids = ids
+        self._values = values
+        self._owners = pa.array([row for row, count in enumerate(counts) for _ in range(count)], pa.int64())
+        encoded = names.dictionary_encode()
+        self._names: list[bytes] = encoded.dictionary.to_pylist()
+        self._codes = encoded.indices
+
+    def values_of(self, name: bytes) -> pa.Array:
+        if name not in self._names:
+            return pa.nulls(len(self.ids), pa.binary())
+        which = pc.equal(self._codes, self._names.index(name))
+        # Backwards, since the first that is found counts.
+        owners, values = (array.filter(which)[::-1] for array in (self._owners, self._values))
+        return values.take(pc.index_in(pa.arange(0, len(self.ids), 1), value_set=owners))
+
+    def others(self, own: frozenset[bytes]) -> tuple[pa.Array, pa.Array, pa.Array]:
+        foreign = [name not in own for name in self._names]
+        fields = zip(self._owners.to_pylist(), self._codes.to_pylist(), strict=True)
+        last = {field: at for at, field in enumerate(fields) if foreign[field[1]]}
+        # A dictionary keeps the place of the first of a name, so entries stay together.
+        offsets = [0] * (len(self.ids) + 1)
+        for owner, _ in last:
+            offsets[owner + 1] += 1
+        for row in range(len(self.ids)):
+            offsets[row + 1] += offsets[row]
+        names = pa.array([self._names[code] for _, code in last], pa.binary())
+        return pa.array(offsets, pa.int64()), names, self._values.take(pa.array(list(last.values()), pa.int64()))
+
+
+def read_page(data: pa.Buffer) -> Page:
+    """The entries in one reply to XRANGE, which must be all there and nothing else.
+
+    What is returned holds nothing of ``data``. Raises ``MalformedReply`` when it is no such reply.
+    """
+    if len(data) < len(b"*0\r\n") or data[-2:].to_pybytes() != CRLF:
+        raise MalformedReply("the reply does not end with a line end")
+    return read_uniform(data) or _parsed(data)
+
+
+def _parsed(data: pa.Buffer) -> VariedPage:
+    """The page, whatever is in it."""
+    try:
+        entries = _entries(data)
+        ids, counts, names, values = [], [], [], []
+        for id_, flat in entries:
+            ids.append(id_)
+            counts.append(len(flat) // 2)
+            names += flat[::2]
+            values += flat[1::2]
+        columns = [pa.array(column, pa.binary()) for column in (ids, names, values)]
+    except (TypeError, ValueError) as error:
+        raise MalformedReply(f"the reply is no list of entries: {error}") from None
+    if len(names) != len(values) or any(column.null_count for column in columns):
+        raise MalformedReply("an entry has a field without a value")
+    return VariedPage(columns[0], counts, *columns[1:])
+
+
+def _entries(data: pa.Buffer) -> Any:
+    """What a reply holds: lists and bytes, if it is what it should be. Raises ``ValueError``."""
+    if not HIREDIS:
+        return Reply(data.to_pybytes()).whole()
+    import hiredis
+
+    reader = hiredis.Reader(protocolError=ValueError)
+    reader.feed(data)
+    found = reader.gets()
+    if reader.has_data():
+        raise ValueError("something follows the reply")
+    return found
+
+
+class Reply:
+    """A reply of lists and bulk strings, read without hiredis."""
+
+    def __init__(self, text: bytes) -> None:
+        self._text = text
+        self._at = 0
+
+    def whole(self) -> Any:
+        """The reply's value, behind which nothing may be. Raises ``ValueError``."""
+        found = self._value()
+        if self._at != len(self._text):
+            raise ValueError("something follows the reply")
+        return found
+
+    def _value(self) -> Any:
+        end = self._text.index(CRLF, self._at)
+        kind, digits = self._text[self._at : self._at + 1], self._text[self._at + 1 : end]
+        # More words are numbers to Python than to the protocol.
+        if not digits.isdigit() or (digits != b"0" and digits.startswith(b"0")):
+            raise ValueError(f"{digits[:20]!r} is no length")
+        number, self._at = int(digits), end + len(CRLF)
+        if kind == b"*":
+            return [self._value() for _ in range(number)]
+        value = self._text[self._at : self._at + number]
+        self._at += number + len(CRLF)
+        if kind != b"$" or self._text[self._at - len(CRLF) : self._at] != CRLF:
+            raise ValueError(f"a value of kind {kind!r}, or of another length")
+        return value

@@ -1,0 +1,276 @@
+"""Appends the rows of one partition, each once, whatever happens between: the heart of the writer.
+
+Who is authoritative: the guard (``spark.write.guard``), whose mark says how many rows of the partition are in the
+stream. A chunk carries the mark that it expects and the one that it leaves; a script compares, appends and moves the
+mark in one step. So chunks may be sent without waiting for each other: behind one that was not taken, the next ones
+find another mark than they expect, and are not taken either.
+
+After anything but ``OK`` the answers on their way are read or given up, the guard is asked, and sending goes on
+behind its mark. That covers, in one way: a stream or a server that is full (wait), a connection that broke with
+answers unknown, a server that was restarted or replaced, another attempt of the same task that writes beside this
+one, and an attempt before this one that wrote a part. What this attempt holds that is behind the mark is sent again;
+what comes before it is only compared with the mark's digest, so that other rows, or rows in another order, are
+refused and never mixed in.
+
+Nothing of the partition is kept but the chunks that are unanswered.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+
+import redis
+
+from routing.errors import RowsMissing, RunChanged, StreamFull, TicketBridgeError
+from routing.pushes import Answer, Columns, Partition, once_opening
+from routing.words import ReturnWord
+from spark.wire.encoder import EncodedRows
+from spark.wire.replies import Link, Trouble, given_up
+from spark.write.guard import Mark, mark_of
+from spark.write.patience import Patience
+
+#: A chunk has at most this many bytes, unless a single row has more: the server works on one at a time.
+MAX_CHUNK_BYTES = 1024 * 1024
+_NOTHING = memoryview(b"")
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Rows that are sent together: those of ``rows`` from ``start`` to before ``end``."""
+
+    rows: EncodedRows | None
+    start: int
+    end: int
+    before: Mark
+    after: Mark
+
+    @property
+    def wire(self) -> memoryview:
+        return _NOTHING if self.rows is None else self.rows.wire(self.start, self.end)
+
+    @property
+    def present(self) -> bytes:
+        return b"" if self.rows is None else self.rows.present(self.start, self.end)
+
+    def split(self, rows: int, names: bytes) -> tuple[Chunk, Chunk]:
+        """The same rows as two chunks, the first with ``rows`` rows."""
+        assert self.rows is not None
+        cut = self.start + rows
+        middle = self.before.behind(self.rows.wire(self.start, cut), rows, names)
+        first = Chunk(self.rows, self.start, cut, self.before, middle)
+        return first, Chunk(self.rows, cut, self.end, middle, self.after)
+
+
+class Appending:
+    """One attempt at one partition: ``add`` its rows in order, then ``finish``."""
+
+    def __init__(
+        self,
+        link: Link,
+        at: Partition,
+        columns: Columns,
+        patience: Patience,
+        *,
+        chunk_rows: int,
+        window: int,
+        url: str,
+    ) -> None:
+        """``window``: chunks that may be unanswered. ``url`` is for errors only, without its secrets."""
+        self._link, self._at, self._columns, self._patience = link, at, columns, patience
+        self._chunk_rows, self._window, self._url = chunk_rows, window, url
+        #: Part of the digest: the same values under other names are other rows.
+        self._names = "\0".join(columns.names).encode()
+        #: Behind the last row that was added.
+        self._here = Mark()
+        #: Where the guard is, as long as that is ahead of what was added, or the partition's end.
+        self._ahead: Mark | None = None
+        self._unanswered: deque[Chunk] = deque()
+        #: How many rows earlier attempts had written when this one began.
+        self.found = 0
+
+    @property
+    def rows(self) -> int:
+        """How many rows were added."""
+        return self._here.rows
+
+    def begin(self) -> None:
+        """Asks how far earlier attempts came. Raises ``ServerUnavailable`` when the server stays away."""
+        self._recover(None)
+        self.found = 0 if self._ahead is None else self._ahead.rows
+
+    def add(self, rows: EncodedRows) -> None:
+        """Sends these rows, but for those that are in the stream already, which are compared.
+
+        Raises ``RunChanged`` when they are others; ``StreamFull``, ``ServerUnavailable``, ``RefusedByServer`` and
+        ``RowsMissing`` as their own words say. Whatever was raised, the guard and the stream agree, and another attempt
+        may go on.
+        """
+        start = 0
+        while start < len(rows):
+            while len(self._unanswered) >= self._window:
+                self._settle()
+            if self._ahead is not None:
+                start += self._compare(rows, start, self._ahead)
+                continue
+            end = rows.fitting(start, self._chunk_rows, MAX_CHUNK_BYTES)
+            after = self._here.behind(rows.wire(start, end), end - start, self._names)
+            chunk = Chunk(rows, start, end, self._here, after)
+            self._here = after
+            self._unanswered.append(chunk)
+            start = end
+            try:
+                self._send(chunk)
+            except Trouble as trouble:
+                self._recover(trouble)
+
+    def finish(self) -> None:
+        """Waits until all is written, and marks the partition as complete. Raises as ``add`` does."""
+        end = Mark(self._here.rows, self._here.digest, over=True)
+        while self._unanswered:
+            self._settle()
+        if self._ahead is None:
+            self._unanswered.append(Chunk(None, 0, 0, self._here, end))
+            try:
+                self._send(self._unanswered[-1])
+            except Trouble as trouble:
+                self._recover(trouble)
+            while self._unanswered:
+                self._settle()
+        if self._ahead is not None and self._ahead != end:
+            raise self._changed(f"this attempt has {end.rows} rows, but {self._ahead.rows} were written")
+
+    def _send(self, chunk: Chunk) -> None:
+        count = 0 if chunk.rows is None else chunk.end - chunk.start
+        opening = once_opening(self._at, chunk.before.text, chunk.after.text, self._columns, count, chunk.present)
+        self._link.send(opening, chunk.wire)
+
+    def _settle(self) -> None:
+        """Waits for the oldest answer."""
+        try:
+            answer = self._link.answer()
+        except Trouble as trouble:
+            self._recover(trouble)
+            return
+        if answer.word is ReturnWord.OK:
+            self._taken()
+        else:
+            self._recover(answer)
+
+    def _taken(self) -> None:
+        self._unanswered.popleft()
+        self._patience.progress()
+
+    def _recover(self, met: Trouble | Answer | None) -> None:
+        """Goes on after anything but ``OK``, when all that is unanswered has been taken or is on its way again."""
+        while True:
+            try:
+                while self._link.pending:
+                    # Not looked at one by one: the guard says better what became of them.
+                    self._drop_answer()
+                self._judge(met)
+                found = self._mark()
+                self._align(found)
+                if not self._unanswered:
+                    return
+                # Alone first: as long as this one is not taken, the others need not be sent.
+                self._send(self._unanswered[0])
+                answer = self._link.answer()
+                if answer.word is not ReturnWord.OK:
+                    met = answer
+                    continue
+                self._taken()
+                for chunk in self._unanswered:
+                    self._send(chunk)
+                return
+            except Trouble as trouble:
+                met = trouble
+
+    def _drop_answer(self) -> None:
+        try:
+            self._link.answer()
+        except Trouble:
+            # A server that is full refuses them one by one; one that is away has closed the connection.
+            return
+
+    def _judge(self, met: Trouble | Answer | None) -> None:
+        """Waits, where waiting helps. Raises where nothing does."""
+        if isinstance(met, Trouble):
+            self._patience.wait(str(met), self._full if met.full else lambda why: given_up(self._url, why))
+        elif met is not None and met.word is ReturnWord.WAIT:
+            limit = self._at.high_water or 0
+            self._patience.wait(f"the stream holds {int(met.detail):,} entries (highWater {limit:,})", self._full)
+        elif met is not None and met.word is ReturnWord.CONFLICT:
+            raise self._other_count(met.detail)
+        elif met is not None and met.word is ReturnWord.LATE:
+            raise RunChanged(f"{self._name}: a later epoch is committed already; this attempt is a straggler")
+
+    def _mark(self) -> Mark:
+        try:
+            mark, count = mark_of(self._link.client(), self._at)
+        except (redis.RedisError, OSError) as error:
+            raise self._link.failed(error) from None
+        if None not in (count, self._at.count) and count != self._at.count:
+            raise self._other_count(str(count))
+        return mark
+
+    def _align(self, found: Mark) -> None:
+        """Drops what the guard says is written, and compares. Nothing is taken on trust."""
+        waiting = self._unanswered
+        oldest = waiting[0].before if waiting else self._here
+        if found.rows < oldest.rows:
+            raise RowsMissing(
+                f"{self._name}: {oldest.rows} rows were acknowledged, and the guard knows of {found.rows}: the server "
+                "lost its last writes (a failover, a restart), or keys were deleted; run it again to write the rest"
+            )
+        while waiting and (waiting[0].after.rows, waiting[0].after.over) <= (found.rows, found.over):
+            done = waiting.popleft()
+            self._same(done.after, found)
+        if waiting and found.rows > waiting[0].before.rows:
+            cut = waiting.popleft()
+            first, rest = cut.split(found.rows - cut.before.rows, self._names)
+            self._same(first.after, found)
+            waiting.appendleft(rest)
+        if waiting:
+            self._same(waiting[0].before, found)
+            if found.over:
+                raise self._changed(f"it was complete with {found.rows} rows, and this attempt has more")
+        elif found.over or found.rows > self._here.rows:
+            self._same(self._here, found)
+            self._ahead = found
+
+    def _compare(self, rows: EncodedRows, start: int, ahead: Mark) -> int:
+        """Passes over rows that are in the stream already; returns how many."""
+        count = min(len(rows) - start, ahead.rows - self._here.rows)
+        if not count:
+            raise self._changed(f"it was complete with {ahead.rows} rows, and this attempt has more")
+        self._here = self._here.behind(rows.wire(start, start + count), count, self._names)
+        self._same(self._here, ahead)
+        if self._here.rows == ahead.rows and not ahead.over:
+            self._ahead = None
+        return count
+
+    def _same(self, mine: Mark, found: Mark) -> None:
+        if mine.rows == found.rows and mine.digest != found.digest:
+            raise self._changed(f"its first {found.rows} rows are others, or in another order, or have other fields")
+
+    @property
+    def _name(self) -> str:
+        return f"partition {self._at.number} of write {self._at.guard!r}"
+
+    def _other_count(self, first: str) -> RunChanged:
+        return RunChanged(
+            f"{self._name}: the first attempt had {first} partitions, this one has {self._at.count}; write it again "
+            "with as many, or under another runId"
+        )
+
+    def _changed(self, what: str) -> RunChanged:
+        return RunChanged(
+            f"{self._name} was written in part by an earlier attempt, and this one differs: {what}. Nothing was added. "
+            "Give every attempt the same rows in the same order (spark.write.order), or use idempotence=ticket"
+        )
+
+    def _full(self, why: str) -> TicketBridgeError:
+        return StreamFull(
+            f"{why}; {self._here.rows} rows of {self._name} were sent; a run of the same runId goes on there"
+        )

@@ -1,0 +1,72 @@
+"""Which column of a DataFrame becomes what in the stream's entries, decided once on the driver."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from routing.errors import ConfigurationError
+from spark.wire.encoder import KEY_FIELD
+from spark.write.options import MAX_FIELDS, WriteOptions, nearest
+
+if TYPE_CHECKING:
+    from pyspark.sql.types import StructType
+
+#: In the metadata of the key's column: how many partitions its DataFrame was given. Spark tells a task nothing of that,
+#: and a second attempt with another number would have other rows in each.
+PARTITIONS = "redisstream.partitions"
+#: Types whose text is beyond doubt. Others (times, arrays, structures) must be made text by the user, who knows how.
+WHOLE = ("byte", "short", "integer", "long")
+_SENDABLE = ("string", "varchar", "char", "binary", "boolean", "decimal", "float", "double", "date", *WHOLE)
+#: Types that the writer can sort by.
+_SORTABLE = (*_SENDABLE, "timestamp", "timestamp_ntz")
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Names of columns, all of which exist and can be sent."""
+
+    key: str
+    fields: tuple[str, ...]
+    sequence: str | None
+    #: How many partitions the DataFrame has, where ``spark.write.order`` has said so; None: nobody knows.
+    partitions: int | None = None
+
+    @classmethod
+    def of(cls, schema: StructType, options: WriteOptions) -> Layout:
+        """The layout for a DataFrame with this schema.
+
+        Raises ``ConfigurationError`` that names the option for a column that is missing or of a type that cannot be
+        sent.
+        """
+        kinds = {column.name: column.dataType.typeName() for column in schema.fields}
+
+        def existing(option: str, column: str) -> str:
+            if column not in kinds:
+                raise ConfigurationError(f"{option}: there is no column {column!r}{nearest(column, list(kinds))}")
+            return column
+
+        key = existing("keyColumn", options.key_column)
+        sequence = existing("seqColumn", options.seq_column) if options.seq_column else None
+        if sequence and kinds[sequence] not in WHOLE:
+            raise ConfigurationError(
+                f"seqColumn: {sequence!r} is {kinds[sequence]}, not a whole number; cast it to long"
+            )
+        for column in options.order_by:
+            if kinds[existing("orderBy", column)] not in _SORTABLE:
+                raise ConfigurationError(f"orderBy: {column!r} is {kinds[column]}, which has no order")
+        fields = tuple(existing("fields", column) for column in options.fields) or tuple(
+            column for column in kinds if column not in (key, sequence)
+        )
+        if KEY_FIELD in fields:
+            raise ConfigurationError(f"fields: {KEY_FIELD!r} is written from keyColumn ({key!r}) already")
+        for column in (key, *fields):
+            if kinds[column] not in _SENDABLE:
+                raise ConfigurationError(
+                    f"column {column!r} is {kinds[column]}, which has no one text; "
+                    "make it a string (to_json, date_format)"
+                )
+        if len(fields) > MAX_FIELDS:
+            raise ConfigurationError(f"a row has {len(fields)} fields, at most {MAX_FIELDS} are allowed; name fewer")
+        told = next((column.metadata.get(PARTITIONS) for column in schema.fields if column.name == key), None)
+        return cls(key, fields, sequence, told if isinstance(told, int) else None)

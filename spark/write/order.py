@@ -1,0 +1,73 @@
+"""A DataFrame arranged so that writing it keeps each ticket in order, and so that every attempt has the same rows.
+
+Two things make the order: all rows of a ticket are in one partition, which one task writes over one connection, and
+that partition is sorted so that the sequence rises within each ticket. The number of partitions is said outright,
+since otherwise Spark merges partitions as it sees fit; it is noted in the metadata of the key's column, where the
+writer finds it and notices a second attempt with another number.
+
+What cannot be written is found here too. The shuffle is a barrier: no task behind it starts before all before it have
+ended, so a row that is refused before it leaves nothing written of the whole job.
+"""
+
+from __future__ import annotations
+
+from pyspark.sql import DataFrame, Window
+from pyspark.sql import functions as fn
+
+from spark.job.failures import REFUSED
+from spark.write.columns import column, require_column
+from spark.write.layout import PARTITIONS
+from spark.write.rejects import NO_MORE, Checks, refusal
+
+_CLOCK = "__ticket_clock"
+
+
+def by_ticket(
+    rows: DataFrame, *, key: str, partitions: int, sequence: str | None = None, checks: Checks = NO_MORE
+) -> DataFrame:
+    """The rows in ``partitions`` partitions by ticket, not sorted: what a streaming write needs, which sorts in its
+    writer.
+
+    A row without a ticket, with an empty or overlong one or without a ``sequence`` fails the job before anything of
+    it is written; so does one that the other ``checks`` find. Raises ``ConfigurationError`` for a column that is not
+    there, and for a ``sequence`` that holds no whole numbers.
+    """
+    why = refusal(rows, key=key, sequence=sequence, checks=checks)
+    # In the key itself, which the shuffle cannot do without: a check of its own could be optimised away.
+    checked = fn.when(why.isNotNull(), fn.raise_error(fn.concat(fn.lit(REFUSED), why))).otherwise(column(key))
+    kind = rows.schema[key].dataType
+    named = checked.cast(kind).alias(key, metadata={PARTITIONS: partitions})
+    kept = [named if name == key else column(name) for name in rows.columns]
+    return rows.select(*kept).repartition(partitions, column(key))
+
+
+def in_ticket_order(
+    rows: DataFrame,
+    *,
+    key: str,
+    sequence: str,
+    partitions: int,
+    time: str | None = None,
+    checks: Checks = NO_MORE,
+) -> DataFrame:
+    """The rows in ``partitions`` partitions by ticket, each sorted so that ``sequence`` rises within a ticket.
+
+    Without ``time``, all first events come first, then all second ones. With ``time`` (a timestamp, or text that can be
+    read as one) tickets interleave as in the log: rows are sorted by the latest time that their ticket has seen so far,
+    then by sequence. That clock never goes back within a ticket, whatever the log's times do, so the sequence decides
+    there. A time that cannot be read leaves the clock where it was.
+
+    Refuses what ``by_ticket`` refuses, before anything is written, and raises what it raises.
+    """
+    placed = by_ticket(rows, key=key, partitions=partitions, sequence=sequence, checks=checks)
+    if time is None:
+        return placed.sortWithinPartitions(column(sequence), column(key))
+    require_column(rows, "time", time)
+    until_here = (
+        Window.partitionBy(column(key))
+        .orderBy(column(sequence))
+        .rowsBetween(Window.unboundedPreceding, Window.currentRow)
+    )
+    clock = fn.max(column(time).try_cast("timestamp")).over(until_here)
+    ordered = placed.withColumn(_CLOCK, clock).sortWithinPartitions(column(_CLOCK), column(sequence), column(key))
+    return ordered.drop(_CLOCK)

@@ -1,0 +1,181 @@
+"""One partition of one epoch, from Arrow batches into the stream: refusals, the guard, waiting, and what it came to."""
+
+from __future__ import annotations
+
+import logging
+import time
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+
+import pyarrow as pa
+import redis
+from pyspark.sql.datasource import WriterCommitMessage
+
+from routing.connection import client
+from routing.errors import ServerUnavailable, TicketBridgeError
+from routing.keys import push_prefix
+from routing.pushes import Columns, Partition, Tickets, guard_of, note_wait, settle_push
+from spark.wire.address import ANSWER_TIMEOUT_S, unavailable
+from spark.wire.encoder import RowEncoder, parts
+from spark.wire.replies import Link, Trouble
+from spark.wire.worker import begin_task
+from spark.write.appending import Appending
+from spark.write.guard import Told
+from spark.write.layout import Layout
+from spark.write.options import Idempotence, WriteOptions
+from spark.write.patience import Patience
+from spark.write.per_ticket import PerTicket
+from spark.write.refusals import SequenceGuard, check_dates, check_payloads, check_range, check_tickets
+
+#: How long a task waits for a server that was not there when it began, in seconds: it is more likely to be elsewhere.
+FIRST_CONNECTION_S = 10.0
+#: How long the guard of one attempt is kept behind its end, in seconds.
+_ATTEMPT_GUARD_S = 60
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass
+class Written(WriterCommitMessage):
+    """What one task wrote."""
+
+    #: Rows of the partition.
+    rows: int
+    #: How many of them were in the stream before this attempt.
+    found: int
+    #: Seconds that it waited for room, and for what.
+    waited_s: float = 0.0
+    why: str = ""
+    #: What names the write in its guard.
+    run: str = ""
+
+
+def write_partition(
+    options: WriteOptions, layout: Layout, run: str, epoch: int, number: int, batches: Iterator[pa.RecordBatch]
+) -> Written:
+    """Append the rows of one partition, in their order; returns after the server has answered for all of them.
+
+    Raises ``PayloadError`` before anything of the offending batch is sent, and what ``spark.write.appending`` and
+    ``spark.write.per_ticket`` raise. Whatever was raised, the guard and the stream agree, and another attempt goes on.
+    """
+    begin_task()
+    once = options.idempotence
+    link = Link(options.url)
+    attempt = f"attempt-{uuid.uuid4()}" if once is Idempotence.NONE else run
+    patience = Patience(options.max_wait, _noting(link, options, f"{attempt}/{epoch}/{number}"))
+    encoder = RowEncoder(layout.key, layout.fields, layout.sequence if once is Idempotence.TICKET else None)
+    columns = Columns(encoder.names)
+    guard = guard_of(options.stream, attempt, options.guard_key)
+    appending: Appending | PerTicket
+    if once is Idempotence.TICKET:
+        appending = PerTicket(
+            link, partial(_tickets, options), columns, patience, chunk_rows=options.chunk_size, url=options.url
+        )
+    else:
+        at = Partition(options.stream, guard, epoch, number, layout.partitions, options.high_water, options.guard_ttl)
+        appending = Appending(
+            link, at, columns, patience, chunk_rows=options.chunk_size, window=options.window, url=options.url
+        )
+    try:
+        _open(link, options)
+        appending.begin()
+        for batch in checked(options, layout, batches):
+            for part in parts(batch):
+                appending.add(encoder.encode(part))
+        appending.finish()
+        if once is Idempotence.NONE:
+            settle_push(link.client(), guard, epoch, 1, "{}", _ATTEMPT_GUARD_S)
+    finally:
+        link.close()
+    return Written(appending.rows, appending.found, round(patience.waited_s, 3), patience.why, run)
+
+
+def checked(options: WriteOptions, layout: Layout, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """The batches, each after it was found to have nothing to refuse. Raises ``PayloadError``."""
+    rising = SequenceGuard(layout.sequence) if layout.sequence else None
+    for batch in batches:
+        tickets = batch.column(layout.key)
+        check_tickets(tickets)
+        check_dates(batch, tickets, [layout.key, *layout.fields])
+        check_payloads(batch, tickets, list(layout.fields), options.max_payload)
+        if rising is not None:
+            rising.check(tickets, batch.column(layout.sequence))
+            if options.idempotence is Idempotence.TICKET:
+                check_range(tickets, batch.column(layout.sequence), layout.sequence or "")
+        yield batch
+
+
+def settle(
+    options: WriteOptions,
+    layout: Layout,
+    run: str,
+    epoch: int,
+    messages: Sequence[WriterCommitMessage | None],
+    life_s: int,
+) -> None:
+    """Notes in the guard that an epoch is written and what it came to, and forgets older ones.
+
+    Everything is in the stream by then: a server that is away now leaves the notes undone, which costs memory until
+    they expire, and no row.
+    """
+    written = [message for message in messages if isinstance(message, Written)]
+    longest = max(written, key=lambda one: one.waited_s, default=Written(0, 0))
+    told = Told(
+        rows=sum(one.rows for one in written),
+        there_already=sum(one.found for one in written),
+        partitions=len(messages),
+        waited_s=longest.waited_s,
+        waited_for=longest.why,
+    )
+    if told.waited_for:
+        _log.warning("a partition waited %.1f s: %s", told.waited_s, told.waited_for)
+    if options.idempotence is not Idempotence.WATERMARK:
+        return
+    if layout.partitions not in (None, len(messages)) and told.rows:
+        _log.warning(
+            "the rows were partitioned by spark.write.order into %d and written in %d partitions: what comes behind "
+            "it must neither move nor reorder rows, or order is lost",
+            layout.partitions,
+            len(messages),
+        )
+    guard = guard_of(options.stream, run, options.guard_key)
+    try:
+        with client(options.url, timeout_s=ANSWER_TIMEOUT_S) as connected:
+            settle_push(connected, guard, epoch, len(messages), told.text, life_s)
+    except (redis.RedisError, OSError) as error:
+        _log.warning("the guard was not settled: %s", unavailable(options.url, error))
+
+
+def _open(link: Link, options: WriteOptions) -> None:
+    """Connects; waits for a moment only, since what was never there seldom comes."""
+    patience = Patience(min(FIRST_CONNECTION_S, options.max_wait), lambda _why, _for_s: None)
+    while True:
+        try:
+            link.client()
+            return
+        except Trouble as trouble:
+            patience.wait(str(trouble), _nowhere(options))
+
+
+def _nowhere(options: WriteOptions) -> Callable[[str], TicketBridgeError]:
+    return lambda why: ServerUnavailable(f"no Redis at {options.shown_url}: {why}")
+
+
+def _tickets(options: WriteOptions) -> Tickets:
+    """Where the last numbers of tickets are kept now."""
+    prefix = options.guard_key or push_prefix(options.stream)
+    return Tickets(options.stream, prefix, int(time.time()) // options.guard_ttl, options.high_water, options.guard_ttl)
+
+
+def _noting(link: Link, options: WriteOptions, who: str) -> Callable[[str, float], None]:
+    """Notes on the server who waits and why, for ``spark.write.guard.waiting``; nothing where there is no server."""
+
+    def note(why: str, for_s: float) -> None:
+        if link.idle:
+            with suppress(redis.RedisError, OSError, TicketBridgeError):
+                note_wait(link.client(), options.stream, who, why, int(for_s * 1000))
+
+    return note

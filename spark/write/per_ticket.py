@@ -1,0 +1,80 @@
+"""Appends rows by the last sequence number of each ticket, so that each is in the stream once, whichever partition
+has it.
+
+For upstreams that give other partitions, or rows in another order, when they are tried again. Each chunk's answer is
+waited for before the next is sent: a chunk that is taken behind one that was not would hide that one's rows for ever.
+A chunk whose answer was lost is sent again, and what it wrote is passed over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from routing.errors import StreamFull, TicketBridgeError
+from routing.pushes import Answer, Columns, Tickets, per_ticket_opening
+from routing.words import ReturnWord
+from spark.wire.encoder import EncodedRows
+from spark.wire.replies import Link, Trouble, given_up
+from spark.write.appending import MAX_CHUNK_BYTES
+from spark.write.patience import Patience
+
+
+class PerTicket:
+    """One attempt at one partition: ``add`` its rows, each ticket's in order, then ``finish``."""
+
+    def __init__(
+        self, link: Link, at: Callable[[], Tickets], columns: Columns, patience: Patience, *, chunk_rows: int, url: str
+    ) -> None:
+        """``at`` says where the numbers are kept now; ``url`` is for errors only, without its secrets."""
+        self._link, self._at, self._columns, self._patience = link, at, columns, patience
+        self._chunk_rows, self._url = chunk_rows, url
+        #: How many rows were added, and how many of them were in the stream before.
+        self.rows = 0
+        self.found = 0
+
+    def begin(self) -> None:
+        """Nothing to ask: each chunk brings its own question."""
+
+    def add(self, rows: EncodedRows) -> None:
+        """Appends those of the rows that are new.
+
+        Raises ``StreamFull``, ``ServerUnavailable`` and ``RefusedByServer``; another attempt may go on.
+        """
+        for start, end in self._pieces(rows):
+            new = self._append(rows, start, end)
+            self.rows += end - start
+            self.found += end - start - new
+
+    def finish(self) -> None:
+        """Nothing is on its way."""
+
+    def _pieces(self, rows: EncodedRows) -> Iterator[tuple[int, int]]:
+        start = 0
+        while start < len(rows):
+            end = rows.fitting(start, self._chunk_rows, MAX_CHUNK_BYTES)
+            yield start, end
+            start = end
+
+    def _append(self, rows: EncodedRows, start: int, end: int) -> int:
+        """How many rows were new."""
+        # Anew for each chunk: a task may take longer than the numbers are kept for.
+        at = self._at()
+        opening = per_ticket_opening(at, self._columns, end - start, rows.present(start, end))
+        while True:
+            try:
+                self._link.send(opening, rows.wire(start, end))
+                answer = self._link.answer()
+            except Trouble as trouble:
+                why = str(trouble)
+                self._patience.wait(why, self._full if trouble.full else lambda told: given_up(self._url, told))
+                continue
+            if answer.word is ReturnWord.OK:
+                self._patience.progress()
+                return int(answer.detail)
+            self._wait_for_room(answer, at.high_water or 0)
+
+    def _wait_for_room(self, answer: Answer, limit: int) -> None:
+        self._patience.wait(f"the stream holds {int(answer.detail):,} entries (highWater {limit:,})", self._full)
+
+    def _full(self, why: str) -> TicketBridgeError:
+        return StreamFull(f"{why}; writing the same rows again goes on where this ended")

@@ -1,0 +1,127 @@
+"""Rows that would be refused, found by Spark itself before anything is written: as an expression, or as a table.
+
+What the writer refuses in an Arrow batch (``spark.write.refusals``), said a second time in Spark SQL, so that it can be
+asked of a whole DataFrame first. What only the writer sees is a sequence that does not rise, since that takes the
+sorted rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as fn
+
+from routing.errors import ConfigurationError
+from spark.write.columns import column, in_one_line, require_column
+from spark.write.layout import WHOLE
+from spark.write.options import MAX_TICKET_BYTES
+from spark.write.refusals import PAYLOAD, TASK
+
+#: What a table of rejected rows has beside them: why, and the text of one that could not be read.
+REASON, ROW = "reason", "row"
+
+
+@dataclass(frozen=True)
+class Checks:
+    """What a row is checked for beside its ticket and its number."""
+
+    #: The columns that will be sent; None: all but those two.
+    fields: Sequence[str] | None = None
+    #: The largest payload in bytes; None: any.
+    max_payload: int | None = None
+    #: Whether the column ``payload`` must be JSON: two parses of each. What ``to_json`` made needs no check.
+    json: bool = False
+    #: What is said of a row without a number; None: that it is not a whole number.
+    unplaced: str | None = None
+
+
+#: Its ticket and its number alone.
+NO_MORE = Checks()
+
+
+def split_rejects(
+    rows: DataFrame,
+    *,
+    key: str,
+    sequence: str | None = None,
+    checks: Checks = NO_MORE,
+) -> tuple[DataFrame, DataFrame]:
+    """The rows that can be written, and the others with a column ``reason`` more.
+
+    Both are plain expressions over ``rows``: whoever uses both reads the input twice, unless it is cached.
+    """
+    why = refusal(rows, key=key, sequence=sequence, checks=checks)
+    return rows.where(why.isNull()), rows.withColumn(REASON, why).where(fn.col(REASON).isNotNull())
+
+
+def refusal(rows: DataFrame, *, key: str, sequence: str | None = None, checks: Checks = NO_MORE) -> Column:
+    """Why a row would be refused, in words that name its ticket; null where it would not be.
+
+    Raises ``ConfigurationError`` for a column that is not there, and for a ``sequence`` that holds no whole numbers:
+    as text, 10 would come before 9.
+    """
+    require_column(rows, "key", key)
+    if sequence is not None:
+        kind = rows.schema[require_column(rows, "sequence", sequence)].dataType.typeName()
+        if kind not in WHOLE:
+            raise ConfigurationError(f"sequence: {sequence!r} is {kind}, not a whole number; cast it to long")
+    ticket = column(key).cast("string")
+    shown = fn.concat(fn.lit("ticket '"), in_one_line(fn.substring(ticket, 1, 40)), fn.lit("'"))
+    size = fn.octet_length(ticket)
+    cases: list[tuple[Column, Column]] = [
+        (ticket.isNull(), fn.lit("a row has no ticket (null)")),
+        (size == 0, fn.lit("a row has an empty ticket")),
+        (
+            size > MAX_TICKET_BYTES,
+            fn.concat(
+                shown, fn.lit("… has "), size.cast("string"), fn.lit(f" bytes, at most {MAX_TICKET_BYTES} are allowed")
+            ),
+        ),
+    ]
+    if dict(rows.dtypes)[key] == "binary":
+        cases.insert(1, (~fn.is_valid_utf8(column(key)), fn.lit("a ticket is not valid UTF-8")))
+    if sequence is not None:
+        text = fn.concat(shown, fn.lit(f" has a row whose {checks.unplaced or f'{sequence} is not a whole number'}"))
+        cases.append((column(sequence).isNull(), text))
+    sent = checks.fields
+    if sent is None:
+        sent = [name for name in rows.columns if name not in (key, sequence)]
+    if checks.max_payload is not None:
+        bytes_ = _payload_bytes(sent)
+        text = fn.concat(
+            fn.lit("the payload of "), shown, fn.lit(" has "), bytes_.cast("string"),
+            fn.lit(f" bytes; maxPayload allows {checks.max_payload}"),
+        )  # fmt: skip
+        cases.append((bytes_ > checks.max_payload, text))
+    if checks.json and PAYLOAD in sent:
+        cases.append((~_is_json(column(PAYLOAD)), fn.concat(fn.lit("the payload of "), shown, fn.lit(" is not JSON"))))
+    first, *others = cases
+    why = fn.when(*first)
+    for condition, text in others:
+        why = why.when(condition, text)
+    return why
+
+
+def _payload_bytes(fields: Sequence[str]) -> Column:
+    """The size of a row's payload: of ``payload``, or of its other fields together, as the bridge reads them."""
+    rest = fn.lit(0).cast("long")
+    for name in fields:
+        if name not in (PAYLOAD, TASK):
+            length = fn.octet_length(column(name).cast("string")) + len(name.encode())
+            rest = rest + fn.coalesce(length.cast("long"), fn.lit(0))
+    if PAYLOAD not in fields:
+        return rest
+    return fn.coalesce(fn.octet_length(column(PAYLOAD)).cast("long"), rest)
+
+
+def _is_json(text: Column) -> Column:
+    """Whether a text is one JSON value; true for null, which is no payload.
+
+    Spark's parser stops behind the first value, whatever follows. A text that is a member of an array and one of an
+    object, each alone, is one value and nothing else.
+    """
+    listed = fn.try_parse_json(fn.concat(fn.lit("["), text, fn.lit("]")))
+    named = fn.try_parse_json(fn.concat(fn.lit('{"":'), text, fn.lit("}")))
+    return text.isNull() | (listed.isNotNull() & named.isNotNull())
