@@ -85,7 +85,8 @@ class Seat:
     def kill(self, back_in_s: float) -> None:
         """SIGKILL to the main process."""
         self._hit(back_in_s)
-        self.node.kill()
+        self._send(signal.SIGKILL)
+        self.node.wait()
 
     def kill_with_watcher(self, back_in_s: float) -> None:
         """SIGKILL to the watcher first, then to the main process: nobody can give notice of the death."""
@@ -94,9 +95,8 @@ class Seat:
             with contextlib.suppress(psutil.NoSuchProcess):
                 if WATCHER in " ".join(process.cmdline()):
                     process.kill()
-        if self.node.running:
-            # What it was running just now may have ended it first.
-            self.node.kill()
+        self._send(signal.SIGKILL)
+        self.node.wait()
 
     def vanish(self, back_in_s: float) -> None:
         """SIGKILL to everything of it at once."""
@@ -108,7 +108,13 @@ class Seat:
         self._told_to_end = True
         self._back_at = time.monotonic() + back_in_s
         self._stopping_since = time.monotonic()
-        self.node.send(signal.SIGTERM)
+        self._send(signal.SIGTERM)
+
+    def _send(self, number: signal.Signals) -> None:
+        """A signal to the main process. The message that it runs may have ended it in this moment."""
+        assert self.node.pid is not None
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.node.pid, number)
 
     def kill_pool_process(self, pid: int) -> None:
         """SIGKILL to one pool process."""
