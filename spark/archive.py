@@ -20,17 +20,13 @@ consumer group is touched. With ``--progress json`` standard output is JSON line
 
 from __future__ import annotations
 
-import signal
-import sys
+import importlib
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-if __package__ in (None, ""):
-    # Started as a file: its own folder is on the path, where the project's folder must be.
-    sys.path[0] = str(Path(__file__).resolve().parent.parent)
-if __name__ == "__main__" and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-    # Until somebody is there who tells it in one line: Ctrl-C while modules are imported has no trace.
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
+if __name__ == "__main__":
+    # Before all other imports. `start` says what for.
+    importlib.import_module(f"{__package__}.start" if __package__ else "start")
 
 import click
 
@@ -40,7 +36,7 @@ from spark.job.failures import told_in_one_line
 from spark.job.options import job_options
 from spark.job.session import parse_conf
 from spark.wire.address import check_server, check_url
-from spark.write.options import DEFAULT_STREAM, DEFAULT_URL
+from spark.wire.options import DEFAULT_STREAM, DEFAULT_URL
 
 if TYPE_CHECKING:
     from spark.job.progress import Progress

@@ -13,10 +13,10 @@ from __future__ import annotations
 
 import csv
 import gzip
+import importlib
 import io
 import os
 import random
-import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -24,9 +24,9 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import IO
 
-if __package__ in (None, ""):
-    # Started as a file: its own folder is on the path, where the project's folder must be.
-    sys.path[0] = str(Path(__file__).resolve().parent.parent)
+if __name__ == "__main__":
+    # Before all other imports. `start` says what for.
+    importlib.import_module(f"{__package__}.start" if __package__ else "start")
 
 import click
 

@@ -8,15 +8,16 @@ either shows. Everything is built from Spark's own functions, over each ticket's
 
 from __future__ import annotations
 
+import importlib
 import os
 import sys
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-if __package__ in (None, ""):
-    # Started as a file: its own folder is on the path, where the project's folder must be.
-    sys.path[0] = str(Path(__file__).resolve().parent.parent)
+if __name__ == "__main__":
+    # Before all other imports. `start` says what for.
+    importlib.import_module(f"{__package__}.start" if __package__ else "start")
 
 import click
 

@@ -17,19 +17,16 @@ With ``--progress json`` standard output is JSON lines, for a supervisor:
 
 from __future__ import annotations
 
-import signal
+import importlib
 import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-if __package__ in (None, ""):
-    # Started as a file: its own folder is on the path, where the project's folder must be.
-    sys.path[0] = str(Path(__file__).resolve().parent.parent)
-if __name__ == "__main__" and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-    # Until somebody is there who tells it in one line: Ctrl-C while modules are imported has no trace.
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
+if __name__ == "__main__":
+    # Before all other imports. `start` says what for.
+    importlib.import_module(f"{__package__}.start" if __package__ else "start")
 
 import click
 

@@ -20,8 +20,9 @@ from pyspark.sql.datasource import (
 
 from routing.errors import ConfigurationError
 from spark.wire.address import without_secrets
+from spark.wire.options import DEFAULT_STREAM, DEFAULT_URL, check_names
 from spark.write.layout import Layout
-from spark.write.options import DEFAULT_STREAM, DEFAULT_URL, check_names, parse, parse_streaming
+from spark.write.options import parse, parse_streaming
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType

@@ -16,17 +16,16 @@ from pyspark.sql import functions as fn
 from pyspark.sql.types import StringType, StructType
 
 from routing.errors import ConfigurationError, InputError
-from spark.job.failures import REFUSED
-from spark.job.json_lines import LINE, ROW, WRONG, infer_columns, parsed_lines
+from spark.job.json_lines import infer_columns, parsed_lines
+from spark.job.log_columns import LINE, MALFORMED, OWN_NAMES, POSITION
 from spark.job.patterns import to_read
-from spark.write.columns import MALFORMED, column, in_one_line
-from spark.write.options import nearest
+from spark.wire.options import nearest
+from spark.write.columns import column, in_one_line
+from spark.write.limits import REFUSED
 
 FORMATS = ("csv", "json", "parquet")
 #: Not a file: the name of a table or view that the session knows.
 TABLE = "table"
-#: Where a row came from: file, first byte of its piece of the file, and a number that rises within the piece.
-POSITION = ("__file", "__block", "__row")
 #: A CSV cell may hold line breaks in quotes and quotes by doubling, as spreadsheets write them. The header of each file
 #: is compared with the columns: two files whose columns are in another order would otherwise be mixed up in silence.
 CSV_OPTIONS = {"header": "true", "inferSchema": "false", "multiLine": "true", "escape": '"', "enforceSchema": "false"}
@@ -194,7 +193,7 @@ def _with_free_names(events: _Named) -> _Named:
     """The events, or their columns, none of which has a name that is used here. Raises ``InputError``."""
     names = events.names if isinstance(events, StructType) else events.columns
     for name in names:
-        if name.lower() in (MALFORMED, *POSITION, LINE, ROW, WRONG):
+        if name.lower() in OWN_NAMES:
             raise InputError(f"the log has a column {name!r}: that name is used here, rename it")
     return events
 

@@ -22,16 +22,15 @@ from typing import Any, NoReturn
 import routing.errors
 from routing.errors import ConfigurationError, InputError, PayloadError, TicketBridgeError
 from spark.wire.replies import RefusedByServer
+from spark.write.limits import REFUSED
 
+#: The project's own errors, by the name with which a traceback begins its last line.
 _OWN: dict[str, type[TicketBridgeError]] = {
-    "RefusedByServer": RefusedByServer,
-    **{
-        name: kind
-        for name, kind in vars(routing.errors).items()
-        if isinstance(kind, type) and issubclass(kind, TicketBridgeError)
-    },
+    f"{kind.__module__}.{kind.__name__}": kind
+    for kind in (RefusedByServer, *vars(routing.errors).values())
+    if isinstance(kind, type) and issubclass(kind, TicketBridgeError)
 }
-_OWN_LINE = re.compile(r"^\s*(?:routing\.errors|spark\.wire\.replies)\.(\w+): (.+?)\s*$", re.MULTILINE)
+_OWN_LINE = re.compile(rf"^\s*({'|'.join(map(re.escape, _OWN))}): (.+?)\s*$", re.MULTILINE)
 #: Sentences in Spark's errors that name what is wrong with a file, more precisely than the first sentence does.
 _TELLING = (
     re.compile(r"Exception: ((?i:not in gzip format|incorrect header check|unexpected end of input stream))"),
@@ -71,9 +70,7 @@ _CAUSED = re.compile(r"^Caused by: (.+)$", re.MULTILINE)
 _OF_JAVA = ("py4j.", "pyspark.errors.")
 #: The name of a class before what it says; those of Python that have no dot say something themselves.
 _CLASS = re.compile(r"^(?:\w+\.)+\w+: ")
-#: How ``spark.write.order`` begins what it says of a row that cannot be written. Spark wraps it in words of its own.
-#: Without Spark's mark it may be a plan that holds the words, and no row.
-REFUSED = "refused before anything was written: "
+#: A row that Spark SQL refused. Without Spark's mark before it, the words may be part of a plan, and of no row.
 _REFUSED_LINE = re.compile(rf"\[USER_RAISED_EXCEPTION\] {REFUSED}(.+?)(?:\s+SQLSTATE: \w+.*)?$", re.MULTILINE)
 _SILENCE = logging.NullHandler()
 _MOST_CAUSES = 10
@@ -89,7 +86,7 @@ def one_line(error: BaseException) -> TicketBridgeError:
     account = _account(error)
     text = "\n".join(account)
     own = _OWN_LINE.search(text)
-    if own and own[1] in _OWN:
+    if own:
         return _OWN[own[1]](own[2])
     refused = _REFUSED_LINE.search(text)
     if refused:

@@ -8,11 +8,11 @@ from pyspark.sql import functions as fn
 from pyspark.sql.types import ArrayType, DataType, MapType, StringType, StructType
 
 from routing.errors import InputError
-from spark.job.failures import REFUSED
-from spark.write.columns import MALFORMED, column, in_one_line
+from spark.job.log_columns import LINE, MALFORMED, ROW, WRONG
+from spark.write.columns import column, in_one_line
+from spark.write.limits import REFUSED
 
-#: A line of JSON, the row that it is, and its text if it is none; then how Spark names members of any kind, as text.
-LINE, ROW, WRONG = "__line", "__parsed", "__wrong"
+#: An object with members of any kind, each as text.
 _MEMBERS = "map<string,string>"
 #: An object of which nothing is wanted.
 _NOTHING = "struct<__nothing: int>"

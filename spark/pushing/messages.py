@@ -27,9 +27,10 @@ from pyspark.sql.types import (
 )
 
 from routing.errors import ConfigurationError, InputError
-from spark.job.eventlog import POSITION, with_position
+from spark.job.eventlog import with_position
+from spark.job.log_columns import MALFORMED, POSITION, require
 from spark.wire.encoder import KEY_FIELD
-from spark.write.columns import MALFORMED, column, require
+from spark.write.columns import column
 from spark.write.refusals import PAYLOAD, TASK
 from spark.write.rejects import REASON, ROW, Checks
 

@@ -12,8 +12,9 @@ from urllib.parse import quote
 from pyspark.sql import Column, DataFrame, Observation, Window
 from pyspark.sql import functions as fn
 
+from spark.job.log_columns import MALFORMED
 from spark.pushing.messages import Messages
-from spark.write.columns import MALFORMED, column, in_one_line
+from spark.write.columns import column, in_one_line
 from spark.write.refusals import PAYLOAD
 from spark.write.rejects import REASON, ROW, refusal, split_rejects
 

@@ -19,8 +19,8 @@ from urllib.parse import unquote, urlsplit
 from pyspark.sql import DataFrame, SparkSession
 
 from routing.errors import InputError
+from spark.job.log_columns import MALFORMED
 from spark.pushing.messages import USUAL_SEQUENCE, Mapping
-from spark.write.columns import MALFORMED
 
 #: Hexadecimal digits of a name.
 _DIGITS = 32

@@ -1,18 +1,17 @@
 """The options of a read from a ``redisstream``, checked once, before Spark starts a task.
 
-``url``, ``stream`` and ``fields`` are shared with the write and checked as there (``spark.write.options``).
+``url``, ``stream`` and ``fields`` are options of a write too (``spark.wire.options``).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
-from typing import Any
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from routing.errors import ConfigurationError
 from spark.wire.address import without_secrets
 from spark.wire.entry_ids import LAST, ZERO, EntryId
-from spark.write.options import DEFAULT_STREAM, DEFAULT_URL, OPTIONS, READ_ONLY, check_names
+from spark.wire.options import DEFAULT_STREAM, DEFAULT_URL, READ_ONLY, SHARED, Option, checked_values, positive
 
 
 @dataclass(frozen=True)
@@ -71,22 +70,16 @@ def _truth(name: str, value: str) -> bool:
     return words[value.strip().lower()]
 
 
-_count = OPTIONS["window"][1]
-
 #: Option name as users write it → attribute of ``ReadOptions`` and the function that checks its value.
-READ_OPTIONS: dict[str, tuple[str, Callable[[str, str], Any]]] = {
-    "url": OPTIONS["url"],
-    "stream": OPTIONS["stream"],
-    "fields": OPTIONS["fields"],
+READ_OPTIONS: dict[str, Option] = {
+    **SHARED,
     "startingId": ("starting_id", _starting),
     "endingId": ("ending_id", _ending),
-    "maxRowsPerTrigger": ("max_rows", _count),
-    "numPartitions": ("partitions", _count),
+    "maxRowsPerTrigger": ("max_rows", positive),
+    "numPartitions": ("partitions", positive),
     "failOnDataLoss": ("fail_on_data_loss", _truth),
 }
-
-_BY_LOWER_NAME = {name.lower(): name for name in READ_OPTIONS}
-_WRITE_BY_LOWER_NAME = {name.lower(): name for name in OPTIONS}
+assert set(READ_OPTIONS) == {*SHARED, *READ_ONLY}
 
 
 def parse_read(given: Mapping[str, str]) -> ReadOptions:
@@ -95,18 +88,4 @@ def parse_read(given: Mapping[str, str]) -> ReadOptions:
     Raises ``ConfigurationError`` with one line for an unknown name, for a name that only a write knows, and for an
     impossible value. The value of ``url`` is in no error.
     """
-    check_names(given)
-    options = ReadOptions()
-    for given_name, value in given.items():
-        name = _BY_LOWER_NAME.get(given_name.lower())
-        if name is not None:
-            attribute, check = READ_OPTIONS[name]
-            options = replace(options, **{attribute: check(name, str(value))})
-        elif given_name.lower() in _WRITE_BY_LOWER_NAME:
-            raise ConfigurationError(
-                f"option {_WRITE_BY_LOWER_NAME[given_name.lower()]} is for writing; a read does not know it"
-            )
-    return options
-
-
-assert set(READ_ONLY) < set(READ_OPTIONS)
+    return ReadOptions(**checked_values(given, READ_OPTIONS, foreign="is for writing; a read does not know it"))

@@ -28,8 +28,8 @@ from spark.read.probing import Range, ranges, tasks_for
 from spark.read.standing import standing_of
 from spark.wire.address import RedisConnection, connect, unavailable
 from spark.wire.entry_ids import EntryId
+from spark.wire.options import columns
 from spark.wire.worker import begin_task
-from spark.write.options import OPTIONS
 
 #: The columns of a read for which neither a schema nor the option ``fields`` was given.
 SCHEMA = default_schema()
@@ -40,7 +40,7 @@ log = logging.getLogger(__name__)
 def schema_of(given: Mapping[str, str]) -> StructType:
     """The columns of a read without a schema, by the option ``fields``; looks at no other option."""
     named = next((value for name, value in given.items() if name.lower() == "fields"), None)
-    return default_schema(OPTIONS["fields"][1]("fields", named)) if named is not None else SCHEMA
+    return default_schema(columns("fields", named)) if named is not None else SCHEMA
 
 
 class RedisStreamReader(DataSourceReader):

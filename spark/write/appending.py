@@ -267,7 +267,7 @@ class Appending:
     def _changed(self, what: str) -> RunChanged:
         return RunChanged(
             f"{self._name} was written in part by an earlier attempt, and this one differs: {what}. Nothing was added. "
-            "Give every attempt the same rows in the same order (spark.write.order), or use idempotence=ticket"
+            "Give every attempt the same rows in the same order (in_ticket_order), or use idempotence=ticket"
         )
 
     def _full(self, why: str) -> TicketBridgeError:

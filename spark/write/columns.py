@@ -1,19 +1,16 @@
-"""Columns by exactly their names, and texts of a log as an error can show them."""
+"""Columns by exactly their names, and texts as the line of an error can show them."""
 
 from __future__ import annotations
 
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as fn
 
-from routing.errors import ConfigurationError, InputError
-from spark.write.options import nearest
-
-#: The column that holds the text of a row that could not be read; null for all others.
-MALFORMED = "__malformed"
+from routing.errors import ConfigurationError
+from spark.wire.options import nearest
 
 
 def in_one_line(text: Column) -> Column:
-    """A text from a log as an error can show it: what would break its line is written as an escape."""
+    """A text from outside as an error can show it: what would break its line is written as an escape."""
     for character, shown in (("\\", "\\\\"), ("\n", "\\n"), ("\r", "\\r"), ("\t", "\\t")):
         text = fn.replace(text, fn.lit(character), fn.lit(shown))
     return fn.regexp_replace(text, r"[\p{Cc}\u2028\u2029]", "\ufffd")
@@ -28,11 +25,4 @@ def require_column(rows: DataFrame, parameter: str, name: str) -> str:
     """``name`` itself when there is this column; else ``ConfigurationError`` with the parameter and the nearest one."""
     if name not in rows.columns:
         raise ConfigurationError(f"{parameter}: there is no column {name!r}{nearest(name, rows.columns)}")
-    return name
-
-
-def require(events: DataFrame, option: str, name: str) -> str:
-    """``name`` itself when the log has this column; else ``InputError`` with the option and the nearest column."""
-    if name not in events.columns:
-        raise InputError(f"{option}: the log has no column {name!r}{nearest(name, events.columns)}")
     return name

@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING
 
 from routing.errors import ConfigurationError
 from spark.wire.encoder import KEY_FIELD
-from spark.write.options import MAX_FIELDS, WriteOptions, nearest
+from spark.wire.options import nearest
+from spark.write.limits import MAX_FIELDS
+from spark.write.options import WriteOptions
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType

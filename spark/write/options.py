@@ -1,31 +1,25 @@
-"""The options of the ``redisstream`` data source, checked once, before Spark starts a task.
-
-Spark hands options over as strings under lower-cased names. Here they become one frozen object; a name that is not
-known is refused with the nearest one that is, since a misspelt option that is silently ignored loses order or data
-much later, where nobody looks for it.
-"""
+"""The options of a write to a ``redisstream``, checked once, before Spark starts a task."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
-from difflib import get_close_matches
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
 
 from routing.errors import ConfigurationError
-from spark.wire.address import check_url, without_secrets
-
-DEFAULT_URL = "redis://localhost:6379/0"
-DEFAULT_STREAM = "ticket_stream"
-#: Longest ticket in bytes of UTF-8: the contract of the stream, not an option.
-MAX_TICKET_BYTES = 512
-#: Ten years, in seconds: what is kept for longer is kept for ever, and servers refuse times that are too large.
-MAX_GUARD_TTL_S = 10 * 366 * 24 * 3600
-#: Fields of a row: a script cannot put more words into one command.
-MAX_FIELDS = 3900
-#: A server works on one chunk at a time, for about 3 µs a row.
-MAX_CHUNK_ROWS = 10_000
+from spark.wire.address import without_secrets
+from spark.wire.options import (
+    DEFAULT_STREAM,
+    DEFAULT_URL,
+    SHARED,
+    WRITE_ONLY,
+    Option,
+    checked_values,
+    columns,
+    positive,
+    text,
+)
+from spark.write.limits import MAX_CHUNK_ROWS, MAX_GUARD_TTL_S
 
 
 class Idempotence(StrEnum):
@@ -80,38 +74,8 @@ class WriteOptions:
         return without_secrets(self.url)
 
 
-def _text(name: str, value: str) -> str:
-    if not value.strip():
-        raise ConfigurationError(f"option {name} is empty")
-    return value.strip()
-
-
-def _url(name: str, value: str) -> str:
-    return check_url(_text(name, value), called=f"option {name}")
-
-
-def _columns(name: str, value: str) -> tuple[str, ...]:
-    columns = tuple(part.strip() for part in value.split(","))
-    if not all(columns):
-        raise ConfigurationError(f"option {name} must be column names separated by commas, not {value!r}")
-    doubled = sorted({column for column in columns if columns.count(column) > 1})
-    if doubled:
-        raise ConfigurationError(f"option {name} names column {doubled[0]!r} twice")
-    return columns
-
-
-def _positive(name: str, value: str) -> int:
-    try:
-        number = int(value)
-    except ValueError:
-        number = 0
-    if number < 1:
-        raise ConfigurationError(f"option {name} must be a whole number of at least 1, not {value!r}")
-    return number
-
-
 def _chunk_size(name: str, value: str) -> int:
-    number = _positive(name, value)
+    number = positive(name, value)
     if number > MAX_CHUNK_ROWS:
         raise ConfigurationError(
             f"option {name} may be {MAX_CHUNK_ROWS} at most, not {number}: the server does nothing else meanwhile"
@@ -120,7 +84,7 @@ def _chunk_size(name: str, value: str) -> int:
 
 
 def _guard_ttl(name: str, value: str) -> int:
-    number = _positive(name, value)
+    number = positive(name, value)
     if number > MAX_GUARD_TTL_S:
         raise ConfigurationError(f"option {name} may be {MAX_GUARD_TTL_S} seconds (ten years) at most, not {number}")
     return number
@@ -134,46 +98,22 @@ def _kind(name: str, value: str) -> Idempotence:
 
 
 #: Option name as users write it → attribute of ``WriteOptions`` and the function that checks its value.
-OPTIONS: dict[str, tuple[str, Callable[[str, str], Any]]] = {
-    "url": ("url", _url),
-    "stream": ("stream", _text),
-    "keyColumn": ("key_column", _text),
-    "seqColumn": ("seq_column", _text),
-    "fields": ("fields", _columns),
-    "orderBy": ("order_by", _columns),
+OPTIONS: dict[str, Option] = {
+    **SHARED,
+    "keyColumn": ("key_column", text),
+    "seqColumn": ("seq_column", text),
+    "orderBy": ("order_by", columns),
     "chunkSize": ("chunk_size", _chunk_size),
-    "window": ("window", _positive),
-    "maxPayload": ("max_payload", _positive),
+    "window": ("window", positive),
+    "maxPayload": ("max_payload", positive),
     "idempotence": ("idempotence", _kind),
-    "runId": ("run_id", _text),
-    "guardKey": ("guard_key", _text),
+    "runId": ("run_id", text),
+    "guardKey": ("guard_key", text),
     "guardTtl": ("guard_ttl", _guard_ttl),
-    "highWater": ("high_water", _positive),
-    "maxWait": ("max_wait", _positive),
+    "highWater": ("high_water", positive),
+    "maxWait": ("max_wait", positive),
 }
-#: What only a read knows. ``spark.read.options`` says what they mean.
-READ_ONLY = ("startingId", "endingId", "maxRowsPerTrigger", "numPartitions", "failOnDataLoss")
-#: What Spark hands to a sink of its own: it is no concern of ours.
-_SPARKS = ("checkpointlocation", "queryname")
-
-_BY_LOWER_NAME = {name.lower(): name for name in OPTIONS}
-_READ_BY_LOWER_NAME = {name.lower(): name for name in READ_ONLY}
-
-
-def nearest(name: str, known: list[str]) -> str:
-    """``'; did you mean X?'`` for the known name closest to ``name``, else the list of what is known."""
-    lower = {candidate.lower(): candidate for candidate in known}
-    close = get_close_matches(name.lower(), list(lower), n=1)
-    if close:
-        return f"; did you mean {lower[close[0]]}?"
-    return f"; known are {', '.join(known)}" if known else "; there is none at all"
-
-
-def check_names(given: Mapping[str, str]) -> None:
-    """Raises ``ConfigurationError`` for a name that neither a write nor a read knows."""
-    for name in given:
-        if name.lower() not in (*_BY_LOWER_NAME, *_READ_BY_LOWER_NAME, *_SPARKS):
-            raise ConfigurationError(f"option {name} is unknown{nearest(name, [*OPTIONS, *READ_ONLY])}")
+assert set(OPTIONS) == {*SHARED, *WRITE_ONLY}
 
 
 def parse(given: Mapping[str, str]) -> WriteOptions:
@@ -182,18 +122,7 @@ def parse(given: Mapping[str, str]) -> WriteOptions:
     Raises ``ConfigurationError`` with one line for an unknown name, a name that only a read knows, an impossible value
     and options that do not go together. The value of ``url`` is in no error.
     """
-    check_names(given)
-    options = WriteOptions()
-    for given_name, value in given.items():
-        if given_name.lower() in _SPARKS:
-            continue
-        name = _BY_LOWER_NAME.get(given_name.lower())
-        if name is None:
-            raise ConfigurationError(
-                f"option {_READ_BY_LOWER_NAME[given_name.lower()]} is for reading; a write does not know it"
-            )
-        attribute, check = OPTIONS[name]
-        options = replace(options, **{attribute: check(name, str(value))})
+    options = WriteOptions(**checked_values(given, OPTIONS, foreign="is for reading; a write does not know it"))
     if options.idempotence is Idempotence.TICKET and options.seq_column is None:
         raise ConfigurationError("idempotence=ticket needs seqColumn: the sequence tells what was written already")
     if options.guard_ttl <= 2 * options.max_wait:

@@ -14,9 +14,9 @@ from __future__ import annotations
 from pyspark.sql import DataFrame, Window
 from pyspark.sql import functions as fn
 
-from spark.job.failures import REFUSED
 from spark.write.columns import column, require_column
 from spark.write.layout import PARTITIONS
+from spark.write.limits import REFUSED
 from spark.write.rejects import NO_MORE, Checks, refusal
 
 _CLOCK = "__ticket_clock"

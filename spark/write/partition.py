@@ -136,8 +136,8 @@ def settle(
         return
     if layout.partitions not in (None, len(messages)) and told.rows:
         _log.warning(
-            "the rows were partitioned by spark.write.order into %d and written in %d partitions: what comes behind "
-            "it must neither move nor reorder rows, or order is lost",
+            "the rows were put into %d partitions by ticket, and written in %d: a step between the two must neither "
+            "move nor reorder rows, or order is lost",
             layout.partitions,
             len(messages),
         )

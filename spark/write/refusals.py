@@ -11,10 +11,8 @@ import pyarrow.compute as pc
 
 from routing.errors import PayloadError
 from spark.wire.encoder import as_bytes, byte_lengths, is_bytes
-from spark.write.options import MAX_TICKET_BYTES
+from spark.write.limits import MAX_SEQUENCE, MAX_TICKET_BYTES
 
-#: Largest sequence number that the server can compare with another one.
-MAX_SEQUENCE = 2**53
 #: The first day of the year 1 and the last one of the year 9999, in days since 1970.
 _FIRST_DAY, _LAST_DAY = -719_162, 2_932_896
 PAYLOAD = "payload"

@@ -16,7 +16,7 @@ from pyspark.sql import functions as fn
 from routing.errors import ConfigurationError
 from spark.write.columns import column, in_one_line, require_column
 from spark.write.layout import WHOLE
-from spark.write.options import MAX_TICKET_BYTES
+from spark.write.limits import MAX_TICKET_BYTES
 from spark.write.refusals import PAYLOAD, TASK
 
 #: What a table of rejected rows has beside them: why, and the text of one that could not be read.

@@ -14,10 +14,10 @@ from routing.errors import ConfigurationError, InputError, PayloadError
 from spark.job.eventlog import TABLE, follow_events, read_events
 from spark.job.failures import one_line
 from spark.job.json_lines import parsed_lines
+from spark.job.log_columns import MALFORMED
 from spark.pushing.messages import Mapping, parse_map, to_messages
 from spark.pushing.rejects import first_reasons
 from spark.pushing.run_id import run_id_of
-from spark.write.columns import MALFORMED
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -82,7 +82,7 @@ def test_a_run_whose_tasks_are_not_what_it_was_partitioned_into_is_known_again(
         ]
         settle(options, layout, "r", 0, done, 3600)
     assert len(entries(valkey)) == 10 * tasks
-    assert f"partitioned by spark.write.order into 2 and written in {tasks} partitions" in caplog.text
+    assert f"the rows were put into 2 partitions by ticket, and written in {tasks}" in caplog.text
 
 
 def test_the_same_values_under_other_names_are_another_run(valkey: EmbeddedServer) -> None:

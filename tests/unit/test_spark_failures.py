@@ -321,14 +321,14 @@ with told_in_one_line():
     assert (text, job.stderr) == ("a\\udcff", "")
 
 
-@pytest.mark.parametrize("job", ["push", "archive", "report", "replay"])
+@pytest.mark.parametrize("job", ["push", "archive", "report", "replay", "generate", "incidents"])
 def test_ctrl_c_while_a_job_is_imported_leaves_no_trace(job: str, tmp_path: Path) -> None:
     # The first that is imported is one that the user is too impatient for.
     (tmp_path / "click.py").write_text("import signal; signal.raise_signal(signal.SIGINT)\n")
     ended = subprocess.run(
         [sys.executable, "-m", f"spark.{job}"],
         cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(Path(failures.__file__).parents[1])},
+        env={**os.environ, "PYTHONPATH": str(Path(failures.__file__).parents[2])},
         capture_output=True,
         text=True,
         check=False,

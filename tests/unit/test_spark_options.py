@@ -21,7 +21,8 @@ from routing.errors import ConfigurationError, ServerUnavailable
 from spark import RedisStreamDataSource
 from spark.wire.address import check_url, connect, without_secrets
 from spark.write.layout import Layout
-from spark.write.options import MAX_FIELDS, WriteOptions, parse, parse_streaming
+from spark.write.limits import MAX_FIELDS
+from spark.write.options import WriteOptions, parse, parse_streaming
 
 SECRET = "hunter2"
 

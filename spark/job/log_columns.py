@@ -1,0 +1,27 @@
+"""Names of columns that reading a log adds to those of the log, and the check that a named column exists."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from routing.errors import InputError
+from spark.wire.options import nearest
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+#: The text of a row that could not be read; null for all others.
+MALFORMED = "__malformed"
+#: Where a row came from: file, first byte of its piece of the file, and a number that rises within the piece.
+POSITION = ("__file", "__block", "__row")
+#: Of JSON lines: the line, the row that it is, and its text if it is none.
+LINE, ROW, WRONG = "__line", "__parsed", "__wrong"
+#: No column of a log may have one of these names.
+OWN_NAMES = (MALFORMED, *POSITION, LINE, ROW, WRONG)
+
+
+def require(events: DataFrame, option: str, name: str) -> str:
+    """``name`` itself when the log has this column; else ``InputError`` with the option and the nearest column."""
+    if name not in events.columns:
+        raise InputError(f"{option}: the log has no column {name!r}{nearest(name, events.columns)}")
+    return name

@@ -1,0 +1,18 @@
+"""What a program of this folder needs before its other imports. Each imports this module first, when it is started.
+
+- A program that is started as a file (``spark-submit spark/push.py``) has its own folder first on the path, and imports
+  this module from there. The project's folder must be there instead, where the packages are.
+- Ctrl-C while modules are imported must end the program without a traceback. From ``told_in_one_line`` on, the program
+  says so in one line.
+"""
+
+from __future__ import annotations
+
+import signal
+import sys
+from pathlib import Path
+
+if "." not in __name__:
+    sys.path[0] = str(Path(__file__).resolve().parent.parent)
+if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
