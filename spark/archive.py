@@ -30,8 +30,8 @@ if __name__ == "__main__":
 
 import click
 
-from spark.archiving.archived import COLUMNS
 from spark.archiving.place import ArchivePlace
+from spark.archiving.tables import COLUMNS, TABLES
 from spark.job.failures import told_in_one_line
 from spark.job.options import job_options
 from spark.job.session import parse_conf
@@ -90,8 +90,7 @@ def main(
         # What fails here fails at once, not after the seconds that Java takes to start.
         check_server(url, stream)
         configuration = parse_conf(conf)
-        from spark.archiving.archiving import Archive, archive
-        from spark.archiving.tables import TABLES
+        from spark.archiving.run import Archive, archive
 
         archive(
             Archive(

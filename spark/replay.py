@@ -35,7 +35,7 @@ if __name__ == "__main__":
 import click
 
 from routing.errors import ConfigurationError, InputError, RunChanged
-from spark.archiving.archived import Range, check_archive
+from spark.archiving.reading import Range, check_archive
 from spark.job.failures import emit, one_line, told_in_one_line
 from spark.job.options import job_options
 from spark.job.session import job_session, parse_conf

@@ -3,7 +3,7 @@
     python -m spark.report archive --out report
     spark-submit spark/report.py archive --out report --master yarn …
 
-What is counted and how is said in ``spark.reporting.deliveries`` and ``spark.reporting.tables``, and on the page.
+The page says what its words mean: it shows the list in ``spark.reporting.definitions``.
 ``--out`` gets ``report.html``, which needs no network and no other file, and ``tables/<name>/``, Parquet. Everything is
 aggregated by Spark; the driver sees no more than the rows that are shown.
 
@@ -18,6 +18,7 @@ With ``--progress json`` standard output is JSON lines, for a supervisor:
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import sys
 import time
 from dataclasses import dataclass
@@ -30,8 +31,8 @@ if __name__ == "__main__":
 
 import click
 
-from routing.errors import InputError
-from spark.archiving.archived import Range, check_archive
+from routing.errors import ConfigurationError, InputError
+from spark.archiving.reading import Range, check_archive
 from spark.job.failures import emit, told_in_one_line
 from spark.job.options import job_options
 from spark.job.session import job_session, parse_conf
@@ -86,6 +87,8 @@ def main(
         # What fails here fails at once, not after the seconds that Java takes to start.
         check_archive(archive)
         check_out(out)
+        if importlib.util.find_spec("jinja2") is None:
+            raise ConfigurationError("a report needs Jinja2: pip install 'ticket-bridge[spark]'")
 
         began = time.monotonic()
         if progress == "json":

@@ -19,7 +19,8 @@ from pyspark.sql import functions as fn
 
 from routing.history import What
 from routing.messages import Refused
-from spark.archiving.archived import DEAD, HISTORY, MESSAGES, Range, id_numbers, read_table
+from spark.archiving.reading import Range, id_numbers, read_table
+from spark.archiving.tables import DEAD, HISTORY, MESSAGES
 from spark.wire.encoder import KEY_FIELD
 from spark.wire.entry_ids import LAST_TIME_MS
 from spark.write.order import in_ticket_order

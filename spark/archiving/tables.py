@@ -1,8 +1,10 @@
-r"""The tables of an archive: from the entries of a lane's streams to rows that keep their meaning for years.
+r"""The tables of an archive: their columns, and how each is made from the entries of a lane's streams.
 
 Times are UTC instants with microseconds. ``date`` is a folder of the archive, and so is ``batch``, the number of the
-epoch that wrote the rows. What is no text has no column of its own type here: payloads that are no UTF-8 are null, and
-``fields`` has them as ``\x`` and hexadecimal digits, which is never JSON by accident.
+epoch that wrote the rows. Bytes that are not UTF-8 have no column of their own type: such a payload is null, and
+``fields`` has it as ``\x`` and hexadecimal digits, which is never JSON by accident.
+
+Columns are made by functions, since PySpark makes a column only where Java runs, and names and types are needed before.
 """
 
 from __future__ import annotations
@@ -19,11 +21,22 @@ from spark.wire.entry_ids import LAST_TIME_MS
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
+HISTORY, DEAD, MESSAGES = "history", "dead", "messages"
+
 #: Where a row of `routing.history` has what.
 _MESSAGE, _TICKET, _TASK, _CONSUMER, _ATTEMPT, _FENCE, _DISPATCHED_MS, _STARTED_US, _SERVICE_MS, _WHAT = range(10)
 #: How a dead letter names the fields of an entry that could not be processed.
 _CAME = "field:"
 _PAYLOAD = "payload"
+
+
+@dataclass(frozen=True)
+class Kept:
+    """A column of a table: its name, its type, and how it is made of an entry."""
+
+    name: str
+    kind: str
+    make: Callable[[], Column]
 
 
 @dataclass(frozen=True)
@@ -35,79 +48,51 @@ class Table:
     stream: Callable[[LaneKeys], str]
     #: The columns that are read of that stream.
     schema: str
-    #: From those to the rows of the table, with their ``date``.
-    rows: Callable[[DataFrame], DataFrame]
+    #: The columns that the archive keeps.
+    columns: tuple[Kept, ...]
+    #: The time whose date is the folder of a row.
+    time: str
+    #: What is done with the entries before the columns are made.
+    prepare: Callable[[DataFrame], DataFrame] = lambda entries: entries
     #: Whether entries leave its stream as a matter of course: what is done leaves a lane (`bridge_retention`).
     leaves: bool = False
 
+    @property
+    def types(self) -> dict[str, str]:
+        """The type of each column, by name; ``date`` and ``batch`` are not among them."""
+        return {column.name: column.kind for column in self.columns}
 
-def history(entries: DataFrame) -> DataFrame:
-    """One row for each row of the history: what became of one delivery of one message (`routing.history`)."""
+    def rows(self, entries: DataFrame) -> DataFrame:
+        """The rows of the table, with their ``date``, from entries with the columns of ``schema``."""
+        made = self.prepare(entries).select(
+            *(column.make().cast(column.kind).alias(column.name) for column in self.columns)
+        )
+        return made.withColumn("date", fn.to_date(self.time))
+
+
+def _each_row(entries: DataFrame) -> DataFrame:
+    """One row for each row of the history, in the column ``of``: what became of one delivery (`routing.history`)."""
     # Numbers as text: as Spark would read them in one array they would all be floats, and fences lose digits.
     rows = fn.from_json("d", "array<array<string>>")
     # Outer: an entry that is no list of rows is seen in the archive, too.
-    exploded = entries.select(fn.col("id"), fn.col("enqueued_at"), fn.posexplode_outer(rows).alias("row", "of"))
-    of = fn.col("of")
-    started_us = of[_STARTED_US].try_cast("long")
-    dispatched_ms = of[_DISPATCHED_MS].try_cast("long")
-    service_ms = of[_SERVICE_MS].try_cast("double")
-    return exploded.select(
-        fn.col("id").alias("history_id"),
-        fn.col("row").cast("int").alias("row"),
-        of[_MESSAGE].alias("message_id"),
-        of[_TICKET].alias("ticket_id"),
-        of[_TASK].alias("task"),
-        of[_CONSUMER].alias("consumer"),
-        of[_ATTEMPT].try_cast("int").alias("attempt"),
-        of[_FENCE].try_cast("long").alias("fence"),
-        _time_of_id(of[_MESSAGE]).alias("enqueued_at"),
-        fn.when(dispatched_ms > 0, _time(dispatched_ms)).alias("dispatched_at"),
-        fn.when(started_us > 0, fn.timestamp_micros(started_us)).alias("started_at"),
-        fn.when(started_us > 0, service_ms).alias("service_ms"),
-        of[_WHAT].alias("what"),
-        fn.col("enqueued_at").alias("written_at"),
-        fn.to_date("enqueued_at").alias("date"),
-    )
+    return entries.select("id", "enqueued_at", fn.posexplode_outer(rows).alias("row", "of"))
 
 
-def dead(letters: DataFrame) -> DataFrame:
-    """One row for each dead letter. ``fields``: the entry as it came, of a message that could not be processed."""
-    came = fn.map_filter("fields", lambda name, _: name.startswith(_CAME))
-    fields = fn.transform_keys(came, lambda name, _: fn.substring(name, len(_CAME) + 1, 1 << 30))
-
-    def of(name: str) -> Column:
-        return fn.coalesce(fn.col(name), fn.try_element_at("fields", fn.lit(_CAME + name)))
-
-    at = _time(fn.col("at_ms").try_cast("long"))
-    return letters.select(
-        fn.col("id").alias("letter_id"),
-        "message_id",
-        _shown(of("ticket_id")).alias("ticket_id"),
-        _shown(of("task")).alias("task"),
-        _text(of(_PAYLOAD)).alias(_PAYLOAD),
-        "reason",
-        "error",
-        "traceback",
-        fn.col("attempts").try_cast("int").alias("attempts"),
-        "consumer",
-        fn.col("fence").try_cast("long").alias("fence"),
-        at.alias("at"),
-        _with_payload(fn.transform_values(fields, lambda _, value: _shown(value))).alias("fields"),
-        fn.to_date(at).alias("date"),
-    )
+def _of(place: int) -> Callable[[], Column]:
+    """A member of a row of the history, as text."""
+    return lambda: fn.col("of")[place]
 
 
-def messages(entries: DataFrame) -> DataFrame:
-    """One row for each message. ``fields``: the fields beside ticket, task and payload."""
-    return entries.select(
-        fn.col("id").alias("message_id"),
-        "ticket_id",
-        "task",
-        _text(fn.col(_PAYLOAD)).alias(_PAYLOAD),
-        _with_payload(fn.col("fields")).alias("fields"),
-        "enqueued_at",
-        fn.to_date("enqueued_at").alias("date"),
-    )
+def _number(place: int, kind: str) -> Column:
+    return fn.col("of")[place].try_cast(kind)
+
+
+def _if_started(value: Column) -> Column:
+    return fn.when(_number(_STARTED_US, "long") > 0, value)
+
+
+def _col(name: str) -> Callable[[], Column]:
+    return lambda: fn.col(name)
 
 
 def _text(value: Column) -> Column:
@@ -135,20 +120,89 @@ def _time_of_id(id_: Column) -> Column:
     return _time(fn.split(id_, "-")[0].try_cast("long"))
 
 
+def _time_after_0(ms: Column) -> Column:
+    """A time; null for 0, with which the history says that there was none."""
+    return fn.when(ms > 0, _time(ms))
+
+
 def _time(ms: Column) -> Column:
     return fn.when(ms.between(0, LAST_TIME_MS), fn.timestamp_millis(ms))
 
 
-_LETTER = (
-    "id STRING, message_id STRING, reason STRING, error STRING, traceback STRING, attempts STRING, at_ms STRING, "
-    "ticket_id BINARY, task BINARY, payload BINARY, consumer STRING, fence STRING, fields MAP<STRING, BINARY>"
-)
-_MESSAGE_COLUMNS = (
-    "id STRING, ticket_id STRING, task STRING, payload BINARY, fields MAP<STRING, STRING>, enqueued_at TIMESTAMP"
-)
+def _came(name: str) -> Column:
+    """A field of a letter's message; of one that could not be processed, the field of the entry as it came."""
+    return fn.coalesce(fn.col(name), fn.try_element_at("fields", fn.lit(_CAME + name)))
+
+
+def _fields_that_came() -> Column:
+    """The entry as it came, of a message that could not be processed."""
+    came = fn.map_filter("fields", lambda name, _: name.startswith(_CAME))
+    fields = fn.transform_keys(came, lambda name, _: fn.substring(name, len(_CAME) + 1, 1 << 30))
+    return _with_payload(fn.transform_values(fields, lambda _, value: _shown(value)))
+
 
 TABLES = (
-    Table("history", lambda keys: keys.history, "id STRING, d STRING, enqueued_at TIMESTAMP", history),
-    Table("dead", lambda keys: keys.dead, _LETTER, dead),
-    Table("messages", lambda keys: keys.stream, _MESSAGE_COLUMNS, messages, leaves=True),
+    Table(
+        HISTORY,
+        lambda keys: keys.history,
+        "id STRING, d STRING, enqueued_at TIMESTAMP",
+        (
+            Kept("history_id", "string", _col("id")),
+            Kept("row", "int", _col("row")),
+            Kept("message_id", "string", _of(_MESSAGE)),
+            Kept("ticket_id", "string", _of(_TICKET)),
+            Kept("task", "string", _of(_TASK)),
+            Kept("consumer", "string", _of(_CONSUMER)),
+            Kept("attempt", "int", lambda: _number(_ATTEMPT, "int")),
+            Kept("fence", "long", lambda: _number(_FENCE, "long")),
+            Kept("enqueued_at", "timestamp", lambda: _time_of_id(fn.col("of")[_MESSAGE])),
+            Kept("dispatched_at", "timestamp", lambda: _time_after_0(_number(_DISPATCHED_MS, "long"))),
+            Kept("started_at", "timestamp", lambda: _if_started(fn.timestamp_micros(_number(_STARTED_US, "long")))),
+            Kept("service_ms", "double", lambda: _if_started(_number(_SERVICE_MS, "double"))),
+            Kept("what", "string", _of(_WHAT)),
+            Kept("written_at", "timestamp", _col("enqueued_at")),
+        ),
+        time="written_at",
+        prepare=_each_row,
+    ),
+    Table(
+        DEAD,
+        lambda keys: keys.dead,
+        "id STRING, message_id STRING, reason STRING, error STRING, traceback STRING, attempts STRING, at_ms STRING, "
+        "ticket_id BINARY, task BINARY, payload BINARY, consumer STRING, fence STRING, fields MAP<STRING, BINARY>",
+        (
+            Kept("letter_id", "string", _col("id")),
+            Kept("message_id", "string", _col("message_id")),
+            Kept("ticket_id", "string", lambda: _shown(_came("ticket_id"))),
+            Kept("task", "string", lambda: _shown(_came("task"))),
+            Kept(_PAYLOAD, "string", lambda: _text(_came(_PAYLOAD))),
+            Kept("reason", "string", _col("reason")),
+            Kept("error", "string", _col("error")),
+            Kept("traceback", "string", _col("traceback")),
+            Kept("attempts", "int", lambda: fn.col("attempts").try_cast("int")),
+            Kept("consumer", "string", _col("consumer")),
+            Kept("fence", "long", lambda: fn.col("fence").try_cast("long")),
+            Kept("at", "timestamp", lambda: _time(fn.col("at_ms").try_cast("long"))),
+            Kept("fields", "map<string,string>", _fields_that_came),
+        ),
+        time="at",
+    ),
+    Table(
+        MESSAGES,
+        lambda keys: keys.stream,
+        "id STRING, ticket_id STRING, task STRING, payload BINARY, fields MAP<STRING, STRING>, enqueued_at TIMESTAMP",
+        (
+            Kept("message_id", "string", _col("id")),
+            Kept("ticket_id", "string", _col("ticket_id")),
+            Kept("task", "string", _col("task")),
+            Kept(_PAYLOAD, "string", lambda: _text(fn.col(_PAYLOAD))),
+            #: Beside ticket, task and payload.
+            Kept("fields", "map<string,string>", lambda: _with_payload(fn.col("fields"))),
+            Kept("enqueued_at", "timestamp", _col("enqueued_at")),
+        ),
+        time="enqueued_at",
+        leaves=True,
+    ),
 )
+#: The columns of each table with their types.
+COLUMNS = {table.name: table.types for table in TABLES}

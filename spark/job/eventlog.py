@@ -18,7 +18,7 @@ from pyspark.sql.types import StringType, StructType
 from routing.errors import ConfigurationError, InputError
 from spark.job.json_lines import infer_columns, parsed_lines
 from spark.job.log_columns import LINE, MALFORMED, OWN_NAMES, POSITION
-from spark.job.patterns import to_read
+from spark.job.paths import to_read
 from spark.wire.options import nearest
 from spark.write.columns import column, in_one_line
 from spark.write.limits import REFUSED

@@ -23,6 +23,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from pyspark import SparkContext
 
+#: The folder that these packages are imported from.
+HOME = Path(__file__).absolute().parents[__name__.count(".")]
 #: What an executor imports, and the kinds of files that are read there: modules, and Lua by ``routing.scripts``.
 PACKAGES = ("routing", "spark")
 _KINDS = (".py", ".lua")

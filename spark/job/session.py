@@ -27,11 +27,9 @@ from routing.errors import ConfigurationError, TicketBridgeError
 from spark.job.failures import one_line
 from spark.job.home import home_without_archive
 from spark.job.java import find_java
-from spark.job.packages import send_packages
+from spark.job.packages import HOME, send_packages
 
 DEFAULT_MASTER = "local[*]"
-#: The folder that holds the packages ``spark`` and ``routing``.
-_HOME = Path(__file__).resolve().parent.parent.parent
 #: Partitions of a shuffle. The default of 200 is meant for clusters; on one machine it is 200 tiny tasks.
 LOCAL_SHUFFLE_PARTITIONS = 8
 #: What a Java that did not come up says of it: an error that ended it, and one that Spark gave a reason for.
@@ -227,8 +225,8 @@ def _start(
         # Workers are this Python, with this project: they unpickle its classes.
         os.environ["PYSPARK_PYTHON"] = sys.executable
         paths = os.environ.get("PYTHONPATH", "").split(os.pathsep)
-        if str(_HOME) not in paths:
-            os.environ["PYTHONPATH"] = os.pathsep.join([str(_HOME), *filter(None, paths)])
+        if str(HOME) not in paths:
+            os.environ["PYTHONPATH"] = os.pathsep.join([str(HOME), *filter(None, paths)])
     elif conf and "spark.pyspark.python" in conf:
         # Only spark-submit looks at this one.
         os.environ["PYSPARK_PYTHON"] = conf["spark.pyspark.python"]

@@ -1,6 +1,6 @@
-"""The charts of the page: plain SVG, drawn from rows. Colours and fonts are the style sheet's (classes, no attributes).
+"""The charts of the page, as shapes of an SVG picture. The template writes them out, and escapes every text in them.
 
-Every text that comes from outside goes through `escaped`. Every mark has a ``<title>``, which browsers show as a
+Colours and fonts are the style sheet's (classes, no attributes). Every mark has a title, which browsers show as a
 tooltip and screen readers read.
 """
 
@@ -9,9 +9,8 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
-from html import escape
 
 from spark.reporting.numbers import duration, significant
 
@@ -25,6 +24,18 @@ _TIME_STEPS_S = (
     *(0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800),
     *(3600, 7200, 10800, 21600, 43200, 86400, 2 * 86400, 7 * 86400, 30 * 86400, 365 * 86400),
 )
+
+
+@dataclass(frozen=True)
+class Shape:
+    """An element of a picture."""
+
+    tag: str
+    attributes: dict[str, str]
+    text: str = ""
+    #: What its tooltip says; empty: it has none.
+    title: str = ""
+    children: Sequence[Shape] = field(default=())
 
 
 @dataclass(frozen=True)
@@ -64,11 +75,6 @@ class Scale:
     ticks: Sequence[tuple[float, str]]
 
 
-def escaped(text: str) -> str:
-    """Text fit for HTML and SVG, between tags and in attributes."""
-    return escape(text, quote=True)
-
-
 def rounded(shown: str) -> str:
     """A number on an axis, without the zeros behind its point: ``10 ms`` for ``10.0 ms``."""
     return _ZEROS.sub("", shown)
@@ -102,7 +108,7 @@ def logarithmic(lowest: float, highest: float) -> Scale:
     )
 
 
-def over_time(buckets: Sequence[Bucket], bucket_s: float, scale: Scale, label: str) -> str:
+def over_time(buckets: Sequence[Bucket], bucket_s: float, scale: Scale, label: str) -> Shape:
     """A chart of marks per bucket of ``bucket_s`` seconds, time to the right in UTC."""
     first = min(bucket.start_s for bucket in buckets)
     last = max(bucket.start_s for bucket in buckets) + bucket_s
@@ -111,62 +117,52 @@ def over_time(buckets: Sequence[Bucket], bucket_s: float, scale: Scale, label: s
     def across(seconds: float) -> float:
         return _LEFT + (seconds - first) / (last - first) * width
 
-    pieces = [_horizontal_lines(scale)]
+    pieces = _horizontal_lines(scale)
     for at, text in _time_ticks(first, last):
-        pieces.append(f'<text class="tick mid" x="{_n(across(at))}" y="{HEIGHT - 12}">{text}</text>')
+        pieces.append(_text("tick mid", across(at), HEIGHT - 12, text))
     step = bucket_s / (last - first) * width
     thick = max(1.0, min(step * 0.8, 24))
     floor = HEIGHT - _BOTTOM
     for bucket in buckets:
         middle = across(bucket.start_s + bucket_s / 2)
-        drawn = [
-            f'<rect class="hit" x="{_n(middle - step / 2)}" y="{_TOP}" width="{_n(step)}" height="{floor - _TOP}"/>'
-        ]
+        drawn = [_rect("hit", middle - step / 2, _TOP, step, floor - _TOP)]
         for mark in bucket.marks:
             high, low = scale.place(mark.high), scale.place(mark.low)
             if mark.low == mark.high:
                 wide = min(max(thick, 4), step)
-                drawn.append(
-                    f'<rect class="{mark.look}" x="{_n(middle - wide / 2)}" y="{_n(high - 1)}" width="{_n(wide)}" '
-                    'height="2"/>'
-                )
+                drawn.append(_rect(mark.look, middle - wide / 2, high - 1, wide, 2))
             else:
-                drawn.append(
-                    f'<rect class="{mark.look}" x="{_n(middle - thick / 2)}" y="{_n(high)}" width="{_n(thick)}" '
-                    f'height="{_n(max(low - high, 0.75))}" rx="{_n(min(1.5, thick / 3))}"/>'
-                )
-        pieces.append(f"<g><title>{escaped(bucket.title)}</title>{''.join(drawn)}</g>")
+                tall = max(low - high, 0.75)
+                drawn.append(_rect(mark.look, middle - thick / 2, high, thick, tall, rx=min(1.5, thick / 3)))
+        pieces.append(_titled(bucket.title, drawn))
     return _svg(label, HEIGHT, pieces)
 
 
-def bars(rows: Sequence[Bar], label: str, *, line: tuple[float, str] | None = None) -> str:
+def bars(rows: Sequence[Bar], label: str, *, line: tuple[float, str] | None = None) -> Shape:
     """Horizontal bars on one scale from 0; ``line`` is a value marked through all of them, and its name."""
     high, name_width, told_width = 26, 190, 76
     most = max([sum(value for value, _ in row.parts) for row in rows] + ([line[0]] if line else [])) or 1.0
     width = WIDTH - name_width - told_width
     above = 20 if line else 4
     height = above + high * len(rows) + 4
-    pieces = []
+    pieces: list[Shape] = []
     for i, row in enumerate(rows):
         y = above + i * high
         drawn = [
-            f'<rect class="hit" x="0" y="{y}" width="{WIDTH}" height="{high}"/>',
-            f'<text class="name end" x="{name_width - 10}" y="{y + 17}">{escaped(row.name)}</text>',
+            _rect("hit", 0, y, WIDTH, high),
+            _text("name end", name_width - 10, y + 17, row.name),
         ]
         x = float(name_width)
         for value, look in row.parts:
             wide = value / most * width
             if wide > 0:
-                drawn.append(
-                    f'<rect class="{look}" x="{_n(x)}" y="{y + 5}" width="{_n(max(wide, 0.75))}" height="16" rx="2"/>'
-                )
+                drawn.append(_rect(look, x, y + 5, max(wide, 0.75), 16, rx=2))
             x += wide
-        drawn.append(f'<text class="told" x="{_n(x + 8)}" y="{y + 17}">{escaped(row.told)}</text>')
-        pieces.append(f"<g><title>{escaped(row.title)}</title>{''.join(drawn)}</g>")
+        drawn.append(_text("told", x + 8, y + 17, row.told))
+        pieces.append(_titled(row.title, drawn))
     if line:
         x = name_width + line[0] / most * width
-        pieces.append(f'<line class="mean" x1="{_n(x)}" x2="{_n(x)}" y1="{above - 4}" y2="{height}"/>')
-        pieces.append(f'<text class="tick mid" x="{_n(x)}" y="12">{escaped(line[1])}</text>')
+        pieces += [_line("mean", (x, above - 4), (x, height)), _text("tick mid", x, 12, line[1])]
     return _svg(label, height, pieces)
 
 
@@ -175,7 +171,7 @@ def histogram(
     between: tuple[float, float],
     marks: Sequence[tuple[str, float]],
     label: str,
-) -> str:
+) -> Shape:
     """Bars of (from ms, to ms, how many) on a logarithmic axis ``between`` two times, with named times marked."""
     low, high = math.log10(between[0]), math.log10(between[1])
     width, above = _NARROW - _LEFT - _RIGHT, 22
@@ -187,40 +183,36 @@ def histogram(
 
     most = max(n for _, _, n in bins)
     step = nice_step(most, 3)
-    pieces = []
+    pieces: list[Shape] = []
     for i in range(math.floor(most / step) + 1):
         y = floor - i * step / most * (floor - above)
-        pieces.append(f'<line class="grid" x1="{_LEFT}" x2="{_NARROW - _RIGHT}" y1="{_n(y)}" y2="{_n(y)}"/>')
-        pieces.append(f'<text class="tick end" x="{_LEFT - 8}" y="{_n(y + 4)}">{rounded(significant(i * step))}</text>')
+        pieces.append(_line("grid", (_LEFT, y), (_NARROW - _RIGHT, y)))
+        pieces.append(_text("tick end", _LEFT - 8, y + 4, rounded(significant(i * step))))
     every = max(1, math.ceil((high - low) / 5))
     for power in range(math.ceil(low - 1e-9), math.floor(high + 1e-9) + 1, every):
-        text = rounded(duration(10.0**power))
-        pieces.append(f'<text class="tick mid" x="{_n(across(10.0**power))}" y="{height - 12}">{text}</text>')
+        place = 10.0**power
+        pieces.append(_text("tick mid", across(place), height - 12, rounded(duration(place))))
     for start, end, n in bins:
         x, wide = across(start), across(end) - across(start)
         tall = max(n / most * (floor - above), 0.75)
-        title = f"{duration(start)} to {duration(end)}: {n:,}"
-        pieces.append(
-            f'<g><title>{escaped(title)}</title><rect class="one" x="{_n(x + 0.75)}" y="{_n(floor - tall)}" '
-            f'width="{_n(max(wide - 1.5, 1))}" height="{_n(tall)}" rx="1.5"/></g>'
-        )
+        bar = _rect("one", x + 0.75, floor - tall, max(wide - 1.5, 1), tall, rx=1.5)
+        pieces.append(_titled(f"{duration(start)} to {duration(end)}: {n:,}", [bar]))
     beside = -math.inf
     for name, ms in marks:
         x = across(ms)
-        pieces.append(f'<line class="mark" x1="{_n(x)}" x2="{_n(x)}" y1="{above - 4}" y2="{floor}"/>')
+        pieces.append(_line("mark", (x, above - 4), (x, floor)))
         if x - beside > 26:
-            pieces.append(f'<text class="tick mid" x="{_n(x)}" y="12">{escaped(name)}</text>')
+            pieces.append(_text("tick mid", x, 12, name))
             beside = x
     return _svg(label, height, pieces, _NARROW)
 
 
-def _horizontal_lines(scale: Scale) -> str:
+def _horizontal_lines(scale: Scale) -> list[Shape]:
     lines = []
     for value, text in scale.ticks:
         y = scale.place(value)
-        lines.append(f'<line class="grid" x1="{_LEFT}" x2="{WIDTH - _RIGHT}" y1="{_n(y)}" y2="{_n(y)}"/>')
-        lines.append(f'<text class="tick end" x="{_LEFT - 8}" y="{_n(y + 4)}">{escaped(text)}</text>')
-    return "".join(lines)
+        lines += [_line("grid", (_LEFT, y), (WIDTH - _RIGHT, y)), _text("tick end", _LEFT - 8, y + 4, text)]
+    return lines
 
 
 def _time_ticks(first: float, last: float) -> list[tuple[float, str]]:
@@ -241,8 +233,26 @@ def _time_ticks(first: float, last: float) -> list[tuple[float, str]]:
     return found
 
 
-def _svg(label: str, height: float, pieces: Sequence[str], width: int = WIDTH) -> str:
-    return f'<svg viewBox="0 0 {width} {_n(height)}" role="img" aria-label="{escaped(label)}">{"".join(pieces)}</svg>'
+def _svg(label: str, height: float, pieces: Sequence[Shape], width: int = WIDTH) -> Shape:
+    box = {"viewBox": f"0 0 {width} {_n(height)}", "role": "img", "aria-label": label}
+    return Shape("svg", box, children=pieces)
+
+
+def _titled(title: str, shapes: Sequence[Shape]) -> Shape:
+    return Shape("g", {}, title=title, children=shapes)
+
+
+def _rect(look: str, x: float, y: float, width: float, height: float, *, rx: float | None = None) -> Shape:
+    places = {"x": _n(x), "y": _n(y), "width": _n(width), "height": _n(height)}
+    return Shape("rect", {"class": look, **places, **({} if rx is None else {"rx": _n(rx)})})
+
+
+def _line(look: str, start: tuple[float, float], end: tuple[float, float]) -> Shape:
+    return Shape("line", {"class": look, "x1": _n(start[0]), "x2": _n(end[0]), "y1": _n(start[1]), "y2": _n(end[1])})
+
+
+def _text(look: str, x: float, y: float, text: str) -> Shape:
+    return Shape("text", {"class": look, "x": _n(x), "y": _n(y)}, text)
 
 
 def _n(number: float) -> str:

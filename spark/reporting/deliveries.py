@@ -1,23 +1,6 @@
 """The two DataFrames that every number of a report comes from: deliveries (rows of the history) and messages.
 
-What is counted, and how:
-
-- A **message** is counted once, whatever it went through. Its outcome is that of its last row: ``done``, ``dead``,
-  ``refused``, or ``undone`` (it failed, was lost, given back or replayed, and comes again). ``stale`` rows do not
-  decide an outcome: they are executions whose result was refused. A message that has no other rows is ``unknown``: how
-  it ended is not in the archive.
-- An **execution** is a delivery that began, or may have: ``done``, ``failed``, ``lost``, and ``dead`` unless it was
-  condemned without another try. What was given back (``returned``) had not begun.
-- A **retry** is an execution whose message had failed or been lost just before. The first one after a replay is none.
-- A **failure** is an execution that raised (``failed``), or that ended in the dead letters. A **loss** is one that
-  was cut off, or may have been (``lost``).
-- **Waiting** is the time from the moment a message was enqueued (its id) to the first start of an execution of it. Ids
-  before September 2001 or after the year 5000 are made by hand and are no times: such a message has no waiting time.
-- **Service** is how long one execution ran, by the clock of its machine. One whose times nobody knows has none.
-- **Turnaround** is the time from enqueued to the end of the execution that succeeded.
-
-A start is by a worker's clock and an id by the server's; where clocks differ so much that a time were negative, it is
-0.
+``spark.reporting.definitions`` says what a message, an execution, a retry, a failure, a loss and the three times are.
 """
 
 from __future__ import annotations
@@ -28,7 +11,7 @@ from pyspark.sql import Window
 from pyspark.sql import functions as fn
 
 from routing.history import What
-from spark.archiving.archived import Range, id_numbers
+from spark.archiving.reading import Range, id_numbers
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -36,12 +19,12 @@ if TYPE_CHECKING:
 #: Outcomes of a message.
 DONE, DEAD, REFUSED, UNDONE, UNKNOWN = "done", "dead", "refused", "undone", "unknown"
 
-#: Rows that say nothing about how their message stands.
+#: Rows that do not decide the outcome of their message.
 _BESIDE = What.STALE.value
 _CAME_AGAIN = (What.FAILED.value, What.LOST.value)
 #: Ids from here on, in ms, are times (2001-09-09) …
 _FIRST_TIME_MS = 10**12
-#: … and from here on again are none; in microseconds they would not be whole numbers of 64 bits for long.
+#: … and from here on they are none; somewhat later, their microseconds would not fit into 64 bits.
 _LAST_TIME_MS = 10**14
 
 

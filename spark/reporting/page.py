@@ -1,8 +1,8 @@
 """The page of a report: one HTML file that needs no network, no other file and no script to be read.
 
-Names come from outside and may hold anything: each text goes through ``escaped``, what cannot be seen is written out,
-and the page's own content security policy lets nothing run or load but the style and the script that are in it, by
-their digests.
+Names come from outside and may hold anything. The template escapes every text, characters that cannot be seen are
+written out, and the page's own content security policy lets nothing run or load but the style and the script that are
+in it, by their digests.
 """
 
 from __future__ import annotations
@@ -10,92 +10,88 @@ from __future__ import annotations
 import base64
 import hashlib
 from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from string import Template
 from typing import Any
 
-from spark.reporting import panels as report_panels
-from spark.reporting.cells import Row, table
-from spark.reporting.charts import escaped
-from spark.reporting.numbers import count, duration, moment, rate, ratio, share, visible
-from spark.reporting.table_columns import CONSUMERS, DEAD_LETTERS, HOT, SLOWEST, TASKS
-from spark.reporting.words import DEFINITIONS
+from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
+
+from spark.reporting import panels
+from spark.reporting.definitions import DEFINITIONS
+from spark.reporting.numbers import NONE, count, duration, moment, rate, ratio, share, visible
+from spark.reporting.table_columns import CONSUMERS, DEAD_LETTERS, HOT, SLOWEST, TASKS, Column, Row
 
 _LOOK = Path(__file__).parent / "look"
 
 
+@dataclass(frozen=True)
+class Table:
+    """A table of the page."""
+
+    #: Its id in the page.
+    name: str
+    columns: Sequence[Column]
+    rows: Sequence[Row]
+    #: How many rows the whole table has.
+    all_rows: int
+    #: Whether it has more rows than are shown.
+    left_out: bool
+
+
 def page(found: dict[str, Any], *, archive: str, start: str | None, end: str | None, top: int) -> str:
     """The page that shows ``found``, as ``spark.reporting.results.results`` returns it."""
+
+    def table(name: str, columns: Sequence[Column], of: str) -> Table:
+        rows, all_rows = found[name], found["rows"][of]
+        return Table(name, columns, rows, all_rows, left_out=all_rows > min(len(rows), top))
+
     totals = found["totals"]
-    content = "\n".join(
-        [
-            _header(totals, archive, start, end),
-            _cards(totals),
-            _section("Over time", report_panels.over_time(found["over_time"], found["bucket_us"])),
-            _section("How long it took", report_panels.distributions(found["distribution"], totals)),
-            _section("Tasks", report_panels.retries(found["tasks"]), _table(found, "tasks", TASKS, "tasks", top)),
-            _section(
-                "Hot tickets",
-                report_panels.hot(found["hot_tickets"]),
-                _table(found, "hot_tickets", HOT, "tickets", top),
-                lead="The tickets with the most messages. Where a few tickets have most of the waiting, more "
-                "workers help little: the messages of a ticket go one after another.",
-            ),
-            _section(
-                "Slowest tickets",
-                _table(found, "slowest_tickets", SLOWEST, "tickets", top),
-                lead="The tickets with the longest turnaround of a single message.",
-            ),
-            _section(
-                "Workers",
-                report_panels.balance(found["consumers"], totals),
-                _table(found, "consumers", CONSUMERS, "consumers", top),
-            ),
-            _section("Dead letters", _dead(found, top)),
-            _section("What the words mean", _definitions()),
-            "<footer>Times are UTC. The whole tables are beside this page, as Parquet in <code>tables/</code>. "
-            f"Made {moment(datetime.now(UTC))}.</footer>",
-        ]
-    )
     style, script = _asset("report.css"), _asset("report.js")
-    return Template(_asset("report.html")).substitute(
-        title=f"Ticket Bridge report: {escaped(visible(archive))}",
+    return _template().render(
+        archive=archive,
+        start=start,
+        end=end,
+        made=datetime.now(UTC),
+        nothing=NONE,
+        totals=totals,
+        cards=_cards(totals),
+        over_time=panels.over_time(found["over_time"], found["bucket_us"]),
+        distributions=panels.distributions(found["distribution"], totals),
+        retries=panels.retries(found["tasks"]),
+        hot=panels.hot(found["hot_tickets"]),
+        balance=panels.balance(found["consumers"], totals),
+        reasons=panels.reasons(found["dead_letters"]),
+        tasks=table("tasks", TASKS, "tasks"),
+        hot_tickets=table("hot_tickets", HOT, "tickets"),
+        slowest_tickets=table("slowest_tickets", SLOWEST, "tickets"),
+        consumers=table("consumers", CONSUMERS, "consumers"),
+        dead_letters=table("dead_letters", DEAD_LETTERS, "dead_letters"),
+        definitions=DEFINITIONS,
         style=style,
         style_hash=_digest(style),
         script=script,
         script_hash=_digest(script),
-        content=content,
     )
 
 
-def _header(totals: Row, archive: str, start: str | None, end: str | None) -> str:
-    asked = ""
-    if start or end:
-        asked = f" Asked for: messages {_bound('from', start)}{_bound(' to', end)}."
-    return (
-        f"<header><h1>Ticket Bridge report</h1><p>{escaped(visible(archive))} · messages enqueued from "
-        f"{moment(totals['first_enqueued_at'])} on, last outcome {moment(totals['last_written_at'])} UTC."
-        f"{escaped(asked)}</p></header>"
+def _template() -> Template:
+    environment = Environment(
+        loader=FileSystemLoader(_LOOK), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
+    environment.filters.update(visible=visible, moment=moment, count=count, number=_number)
+    return environment.get_template("report.html")
 
 
-def _bound(word: str, text: str | None) -> str:
-    return f"{word} {visible(text)}" if text else ""
-
-
-def _cards(totals: Row) -> str:
-    open_ = totals["undone"] + totals["unknown"]
-    cards = [
+def _cards(totals: Row) -> list[tuple[str, str, str, str]]:
+    """The numbers at the head of the page: name, number, what is said below it, and class of the style sheet."""
+    bad = totals["dead"] + totals["refused"]
+    undone = totals["undone"] + totals["unknown"]
+    return [
         ("Messages", count(totals["messages"]), f"{count(totals['tickets'])} tickets", ""),
         ("Done", count(totals["done"]), f"{share(totals['done'] / totals['messages'])} of all", ""),
-        (
-            "Dead",
-            count(totals["dead"] + totals["refused"]),
-            f"{count(totals['refused'])} of them refused",
-            "bad" if totals["dead"] + totals["refused"] else "",
-        ),
-        ("Undone", count(open_), f"{count(totals['unknown'])} of them unknown", ""),
+        ("Dead", count(bad), f"{count(totals['refused'])} of them refused", "bad" if bad else ""),
+        ("Undone", count(undone), f"{count(totals['unknown'])} of them unknown", ""),
         ("Throughput", rate(totals["throughput_per_s"]), f"{count(totals['consumers'])} workers", ""),
         (
             "Retries",
@@ -114,38 +110,15 @@ def _cards(totals: Row) -> str:
         ),
         ("Imbalance", ratio(totals["imbalance"]), "busiest worker over the mean", ""),
     ]
-    return (
-        '<dl class="cards">'
-        + "".join(
-            f'<div class="{look}"><dt>{name}</dt><dd class="big">{told}</dd><dd class="more">{more}</dd></div>'
-            for name, told, more, look in cards
-        )
-        + "</dl>"
-    )
 
 
-def _section(title: str, *parts: str, lead: str = "") -> str:
-    said = f'<p class="lead">{lead}</p>' if lead else ""
-    return f"<section><h2>{title}</h2>{said}{''.join(parts)}</section>"
-
-
-def _table(found: dict[str, Any], name: str, columns: Sequence[Any], of: str, top: int) -> str:
-    rows, all_rows = found[name], found["rows"][of]
-    more = f"<p>The first {count(len(rows))} of {count(all_rows)}.</p>" if all_rows > min(len(rows), top) else ""
-    return f'<div class="panel">{more}{table(name, columns, rows)}</div>' if rows else ""
-
-
-def _dead(found: dict[str, Any], top: int) -> str:
-    if not found["dead_letters"]:
-        return '<div class="panel"><p>There is none.</p></div>'
-    return report_panels.reasons(found["dead_letters"]) + _table(
-        found, "dead_letters", DEAD_LETTERS, "dead_letters", top
-    )
-
-
-def _definitions() -> str:
-    said = "".join(f"<dt>{escaped(word)}</dt><dd>{escaped(meaning)}</dd>" for word, meaning in DEFINITIONS)
-    return f'<dl class="words">{said}</dl>'
+def _number(value: Any) -> str:
+    """The number behind a cell, by which its column is sorted; empty where there is none."""
+    if value is None:
+        return ""
+    if isinstance(value, datetime):
+        return f"{value.astimezone(UTC).timestamp():.6f}"
+    return repr(value)
 
 
 def _asset(name: str) -> str:
@@ -153,5 +126,5 @@ def _asset(name: str) -> str:
 
 
 def _digest(text: str) -> str:
-    """What a content security policy calls an inline text by."""
+    """The name of an inline text in a content security policy."""
     return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()

@@ -1,21 +1,41 @@
-"""The panels of the page that hold charts, each from the rows of one table."""
+"""The panels of the page that hold charts, each from the rows of one table. The template writes them out."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import UTC
 
-from spark.reporting.cells import Row
-from spark.reporting.charts import Bar, Bucket, Mark, bars, histogram, linear, logarithmic
+from spark.reporting.charts import Bar, Bucket, Mark, Shape, bars, histogram, linear, logarithmic
 from spark.reporting.charts import over_time as chart_over_time
 from spark.reporting.numbers import NONE, count, duration, moment, rate, ratio, share, short, visible
+from spark.reporting.table_columns import Row
 
 _NAME_CHARS = 26
 #: Bars of a chart; the table below it has more rows.
 _MOST_BARS = 12
 
 
-def over_time(rows: Sequence[Row], bucket_us: int) -> str:
+@dataclass(frozen=True)
+class Panel:
+    """A chart with its title, what is said of it, and its legend: class of the style sheet and name."""
+
+    title: str
+    chart: Shape
+    told: str
+    keys: Sequence[tuple[str, str]] = ()
+
+
+@dataclass(frozen=True)
+class Panels:
+    """Panels side by side."""
+
+    panels: Sequence[Panel]
+    #: Class of the style sheet; empty: each panel is as wide as the page.
+    look: str = ""
+
+
+def over_time(rows: Sequence[Row], bucket_us: int) -> Panels:
     """Throughput and waiting, bucket by bucket."""
     bucket_s = bucket_us / 1e6
     length = duration(bucket_us / 1000)
@@ -47,31 +67,27 @@ def over_time(rows: Sequence[Row], bucket_us: int) -> str:
         told = f"{when}\nwaiting p50 {duration(p50)}, p90 {duration(p90)}, p99 {duration(p99)}"
         waits.append(Bucket(at.timestamp(), bands, told))
     highest = max((mark.high for bucket in counts for mark in bucket.marks), default=1.0)
-    first = _panel(
+    first = Panel(
         "Throughput",
         chart_over_time(counts, bucket_s, linear(highest, rate), "throughput over time"),
         f"per second, in buckets of {length}",
-        ("blue", "done"),
-        ("red", "failed or lost"),
-        ("orange", "enqueued"),
+        (("blue", "done"), ("red", "failed or lost"), ("orange", "enqueued")),
     )
     if not seen:
-        return first
-    second = _panel(
+        return Panels([first])
+    second = Panel(
         "Waiting",
         chart_over_time(waits, bucket_s, logarithmic(min(seen), max(seen)), "waiting over time"),
         "of messages first started then, logarithmic",
-        ("teal", "p50"),
-        ("blue", "to p90"),
-        ("pale", "to p99"),
+        (("teal", "p50"), ("blue", "to p90"), ("pale", "to p99")),
     )
-    return f'<div class="pair">{first}{second}</div>'
+    return Panels([first, second], "pair")
 
 
-def distributions(rows: Sequence[Row], totals: Row) -> str:
+def distributions(rows: Sequence[Row], totals: Row) -> Panels:
     """How often a time was how long; the three on one axis, so that they compare."""
     if not rows:
-        return '<div class="panel"><p>Nothing was executed.</p></div>'
+        return Panels([])
     between = (min(row["from_ms"] for row in rows), max(row["to_ms"] for row in rows))
     panels = []
     for name in ("waiting", "service", "turnaround"):
@@ -81,15 +97,15 @@ def distributions(rows: Sequence[Row], totals: Row) -> str:
             told = ", ".join(f"{mark} {duration(ms)}" for mark, ms in [*marks, ("max", totals[f"{name}_max_ms"])])
             chart = histogram(own, between, marks, f"distribution of {name}")
             what = "executions" if name == "service" else "messages"
-            panels.append(_panel(name.capitalize(), chart, f"{told}. How many {what}, logarithmic times."))
-    return f'<div class="triple">{"".join(panels)}</div>'
+            panels.append(Panel(name.capitalize(), chart, f"{told}. How many {what}, logarithmic times."))
+    return Panels(panels, "triple")
 
 
-def retries(tasks: Sequence[Row]) -> str:
+def retries(tasks: Sequence[Row]) -> Panels:
     """Failures and losses by task."""
     troubled = [row for row in tasks if row["failures"] + row["losses"]]
     if not troubled:
-        return ""
+        return Panels([])
     troubled.sort(key=lambda row: -(row["failures"] + row["losses"]))
     rows = [
         Bar(
@@ -102,14 +118,15 @@ def retries(tasks: Sequence[Row]) -> str:
         for row in troubled[:_MOST_BARS]
     ]
     chart = bars(rows, "failures and losses by task")
-    return _panel("Failures and losses", chart, "executions by task", ("red", "failures"), ("orange", "losses"))
+    keys = (("red", "failures"), ("orange", "losses"))
+    return Panels([Panel("Failures and losses", chart, "executions by task", keys)])
 
 
-def hot(tickets: Sequence[Row]) -> str:
+def hot(tickets: Sequence[Row]) -> Panels:
     """Shares of the messages and of the waiting."""
     shown = tickets[:_MOST_BARS]
     if not shown:
-        return ""
+        return Panels([])
     panels = []
     for key, title, look in (
         ("share_of_messages", "Share of the messages", "blue"),
@@ -126,15 +143,15 @@ def hot(tickets: Sequence[Row]) -> str:
             for row in shown
         ]
         together = sum(row[key] or 0.0 for row in shown)
-        panels.append(_panel(title, bars(rows, title), f"these {len(shown)} together {share(together)}"))
-    return f'<div class="pair">{"".join(panels)}</div>'
+        panels.append(Panel(title, bars(rows, title), f"these {len(shown)} together {share(together)}"))
+    return Panels(panels, "pair")
 
 
-def balance(consumers: Sequence[Row], totals: Row) -> str:
+def balance(consumers: Sequence[Row], totals: Row) -> Panels:
     """Busy time by worker."""
     shown = consumers[:_MOST_BARS]
     if not shown:
-        return ""
+        return Panels([])
     rows = [
         Bar(
             _short(row["consumer"]),
@@ -147,10 +164,11 @@ def balance(consumers: Sequence[Row], totals: Row) -> str:
     ]
     mean = (totals["service_sum_ms"] or 0.0) / totals["consumers"]
     chart = bars(rows, "busy time by worker", line=(mean, f"mean {duration(mean)}"))
-    return _panel("Busy time", chart, f"imbalance {ratio(totals['imbalance'])}: the busiest over the mean")
+    told = f"imbalance {ratio(totals['imbalance'])}: the busiest over the mean"
+    return Panels([Panel("Busy time", chart, told)])
 
 
-def reasons(letters: Sequence[Row]) -> str:
+def reasons(letters: Sequence[Row]) -> Panels:
     """Dead letters by reason, of all tasks together."""
     counted: dict[str, dict[str, int]] = {}
     for row in letters:
@@ -165,14 +183,11 @@ def reasons(letters: Sequence[Row]) -> str:
         )
         for reason, tasks in sorted(counted.items(), key=lambda pair: -sum(pair[1].values()))[:_MOST_BARS]
     ]
-    return _panel("Reasons", bars(rows, "dead letters by reason"), "letters by reason, of the rows below")
+    if not rows:
+        return Panels([])
+    chart = bars(rows, "dead letters by reason")
+    return Panels([Panel("Reasons", chart, "letters by reason, of the rows below")])
 
 
 def _short(name: str) -> str:
     return short(visible(name), _NAME_CHARS)
-
-
-def _panel(title: str, chart: str, told: str, *keys: tuple[str, str]) -> str:
-    legend = "".join(f'<span class="key {look}"></span>{name}' for look, name in keys)
-    between = " · " if keys else ""
-    return f'<div class="panel"><h3>{title}</h3><p>{legend}{between}{told}</p>{chart}</div>'

@@ -16,8 +16,9 @@ from pyspark.sql import Observation
 from pyspark.sql import functions as fn
 
 from routing.errors import InputError
-from spark.archiving.archived import DEAD, HISTORY, Range, read_table
-from spark.job.patterns import to_read
+from spark.archiving.reading import Range, read_table
+from spark.archiving.tables import DEAD, HISTORY
+from spark.job.paths import to_read
 from spark.reporting import tables as report_tables
 from spark.reporting.deliveries import deliveries, messages
 from spark.reporting.tables import Facts, Whole

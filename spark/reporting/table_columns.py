@@ -2,8 +2,31 @@
 
 from __future__ import annotations
 
-from spark.reporting.cells import Column
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
 from spark.reporting.numbers import count, duration, moment, rate, ratio, share
+
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column: its heading, the value's key in a row, how it is shown, and what the heading's tooltip says."""
+
+    title: str
+    key: str
+    shown: Callable[[Any], str] | None = None
+    help: str = ""
+    #: A number above 0 is bad news.
+    bad: bool = False
+
+    @property
+    def words(self) -> bool:
+        """Whether it holds text."""
+        return self.shown is None
+
 
 _OUTCOMES = (
     Column("done", "done", count),

@@ -1,19 +1,8 @@
 """The tables of a report, each a DataFrame made by aggregation from deliveries and messages.
 
-What a message, an execution, a retry, waiting, service and turnaround are, ``spark.reporting.deliveries`` says. Here:
-
-- **Percentiles** are by nearest rank: the smallest value that at least so many per cent of the values do not exceed.
-  They are exact for groups of up to 10,000 values; of larger ones the rank is off by at most 0.01 %, and memory stays
-  bounded. ``max`` is exact always.
-- **Throughput** is messages done per second, over the span from the first start to the last end among the executions of
-  that ticket, task or report.
-- **Running** is how many executions of a worker ran at once on average (its busy time over its span), **peak** the
-  most at any moment, **utilisation** the one over the other: 1 is a worker whose processes were never idle between
-  its first start and its last end.
-- **Slowest** are the tickets with the longest turnaround of a single message; **hot** those with the most messages.
-
-Refused messages name no ticket and no task: they are in the totals, and in the dead letters with their reason.
-Times in columns that end in ``_ms`` are milliseconds.
+``spark.reporting.definitions`` says what is counted, and how percentiles, throughput and utilisation are computed.
+Columns whose names end in ``_ms`` are milliseconds. Refused messages name no ticket and no task, so they are in
+``totals`` and ``dead_letters`` only.
 """
 
 from __future__ import annotations
@@ -25,7 +14,7 @@ from pyspark.sql import Window
 from pyspark.sql import functions as fn
 
 from routing.history import What
-from spark.archiving.archived import Range, id_numbers
+from spark.archiving.reading import Range, id_numbers
 from spark.reporting.deliveries import DEAD, DONE, REFUSED, UNDONE, UNKNOWN, how_many, is_failure
 
 if TYPE_CHECKING:

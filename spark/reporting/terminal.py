@@ -8,9 +8,8 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from spark.reporting.cells import Column, Row
 from spark.reporting.numbers import NONE, count, duration, rate, ratio, short, visible
-from spark.reporting.table_columns import CONSUMERS, DEAD_LETTERS, HOT, SLOWEST, TASKS
+from spark.reporting.table_columns import CONSUMERS, DEAD_LETTERS, HOT, SLOWEST, TASKS, Column, Row
 
 #: Columns of what goes to a file or a pipe: nobody's lines shall be cut to fit a terminal that is not there.
 _PIPE_WIDTH = 1000

@@ -11,9 +11,9 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from spark.archiving.archived import Range
-from spark.archiving.archiving import CONF, Archive, Run
 from spark.archiving.place import ArchivePlace
+from spark.archiving.reading import Range
+from spark.archiving.run import CONF, Archive, Run
 from spark.archiving.selection import Selection
 from spark.archiving.tables import TABLES
 from spark.job.failures import told_in_one_line

@@ -45,7 +45,7 @@ Row = dict[str, Any]
 
 @pytest.fixture(scope="module")
 def session() -> SparkSession:
-    from spark.archiving.archiving import CONF
+    from spark.archiving.run import CONF
 
     return session_of(conf=CONF)
 
@@ -54,8 +54,8 @@ def archived(
     session: SparkSession, server: EmbeddedServer, out: Path, *, only: str | None = "messages", **options: Any
 ) -> dict[str, int]:
     """What one run of the job writes, in the session of the tests."""
-    from spark.archiving.archiving import Archive, Run
     from spark.archiving.place import ArchivePlace
+    from spark.archiving.run import Archive, Run
     from spark.archiving.tables import TABLES
 
     asked = Archive(

@@ -14,7 +14,7 @@ import pytest
 from bridge.embedded import EmbeddedServer
 from routing.errors import InputError
 from routing.messages import payload_of_fields
-from spark.archiving.archived import Range
+from spark.archiving.reading import Range
 from spark.archiving.selection import Counts, Selection
 from spark.job.failures import one_line
 from spark.replay import Replay, main, name_of, replay

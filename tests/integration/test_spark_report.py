@@ -13,7 +13,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from routing.errors import InputError
-from spark.archiving.archived import HISTORY, Range, read_table
+from spark.archiving.reading import Range, read_table
+from spark.archiving.tables import HISTORY
 from spark.report import Asked, main, report
 from tests.integration import report_reference as reference
 from tests.integration.archives import START_MS, Archive, Line, Row, history, id_key, letter, random_archive

