@@ -12,7 +12,7 @@ from celery.app.utils import find_app
 from celery.exceptions import ImproperlyConfigured
 
 from bridge.connect import check_server, client
-from bridge.installation import bridge_of
+from bridge.installed import bridge_of
 from bridge.misplaced import refuse_misplaced
 from routing.connection import with_raw_replies
 from routing.errors import ConfigurationError, TicketBridgeError

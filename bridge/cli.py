@@ -95,7 +95,7 @@ class Target:
     def app(self) -> Celery:
         """The app, which has the bridge. Raises `ConfigurationError`."""
         from bridge.apps import load_app
-        from bridge.installation import bridge_of
+        from bridge.installed import bridge_of
 
         if self._app is None:
             self._app = load_app(self.name)

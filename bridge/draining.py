@@ -10,8 +10,8 @@ import orjson
 
 from bridge.connect import UNAVAILABLE
 from bridge.roster import draining
-from bridge.terminal import count, duration
 from routing.errors import OrderFailed
+from routing.text import count, duration
 
 if TYPE_CHECKING:
     from redis import Redis

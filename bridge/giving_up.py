@@ -20,10 +20,10 @@ from celery.utils.log import get_logger
 from bridge.picture import Ticket
 from bridge.rebuild import body_of
 from bridge.stranded import Waiting
-from bridge.terminal import duration
 from bridge.unserved import UnservedTask
 from routing.ids import id_key, key_after
 from routing.messages import Refused
+from routing.text import duration
 from routing.transitions import Batch, note_tasks
 
 if TYPE_CHECKING:

@@ -21,9 +21,9 @@ from typing import Any, Literal
 import orjson
 
 from bridge.sources import Source
-from bridge.terminal import count
 from routing.errors import ConfigurationError, InputError
 from routing.messages import MAX_TICKET_BYTES, Refused, is_deep, why_refused
+from routing.text import count
 
 Format = Literal["csv", "json"]
 FORMATS: tuple[Format, ...] = ("csv", "json")

@@ -21,7 +21,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from bridge.letters import as_it_came
+from bridge.dead_letters import as_it_came
 from bridge.picture import Consumer, Ticket
 from bridge.resting import Resting
 from bridge.settings import Settings
@@ -47,8 +47,6 @@ SATED_PER_SLOT = 128
 SUSPECTS_SHARE = 4
 #: How the record of a ticket that awaits a retry begins.
 AWAITING = f"[{records.AWAITING},"
-#: How the cause in the record of a run begins whose ticket is to be parked afterwards.
-PARK_AFTER = "park: "
 
 
 class Lane:
@@ -598,7 +596,7 @@ class Lane:
         consumer = ticket.consumer
         assert consumer is not None
         ids = [message.id for message in ticket.run]
-        cause = "" if ticket.park_reason is None else PARK_AFTER + ticket.park_reason
+        cause = "" if ticket.park_reason is None else records.PARK_AFTER + ticket.park_reason
         told = (cause, ticket.losses, ticket.lost)
         ticket.tail = records.tail(
             consumer.name, consumer.incarnation, ticket.attempt, ids, ticket.dispatched_ms, *told

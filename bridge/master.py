@@ -21,12 +21,12 @@ from bridge.connect import UNAVAILABLE, check_server, client, is_outage
 from bridge.election import Election
 from bridge.health import Health
 from bridge.heartbeats import Heartbeats
-from bridge.installation import bridge_of
+from bridge.installed import bridge_of
 from bridge.leader import Leader
 from bridge.misplaced import refuse_misplaced
 from bridge.outage import Outage
 from bridge.server_clock import ServerClock
-from bridge.settings import check_tasks
+from bridge.task_options import check_tasks
 from routing.errors import LaneConflict, NotLeading, ServerUnavailable, TicketBridgeError
 
 if TYPE_CHECKING:

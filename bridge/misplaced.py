@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 from redis.exceptions import NoPermissionError
 
-from bridge.terminal import printable
 from routing.errors import ConfigurationError
+from routing.text import printable
 
 if TYPE_CHECKING:
     from redis import Redis

@@ -15,15 +15,15 @@ import orjson
 from celery.utils.log import get_logger
 from redis.exceptions import ResponseError
 
-from bridge.dead import read_letter
+from bridge.dead_letters import read_letter
 from bridge.names import WorkerWord
 from bridge.outcomes import is_id
 from bridge.pending import claim_back, pending_under
 from bridge.picture import Consumer, Ticket
-from bridge.terminal import one_line
 from routing.history import What
 from routing.ids import id_key
 from routing.messages import MAX_TICKET_BYTES, Message
+from routing.text import one_line
 from routing.transitions import Batch, unname
 
 if TYPE_CHECKING:

@@ -27,8 +27,8 @@ from typing import TYPE_CHECKING, Any
 import orjson
 
 from bridge.connect import UNAVAILABLE
-from bridge.terminal import one_line
 from routing.errors import OrderFailed
+from routing.text import one_line
 
 if TYPE_CHECKING:
     from redis import Redis

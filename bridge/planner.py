@@ -18,6 +18,7 @@ from bridge.faults import MessageAtFault
 from bridge.isolation import Isolation
 from bridge.lane import AWAITING, Lane
 from bridge.picture import Consumer, Parcel, Ticket
+from bridge.traits import TaskTraits
 from routing import records
 from routing.messages import Message
 from routing.transitions import Batch, Dispatch
@@ -34,16 +35,6 @@ MATE_MS = 0.03
 UNKNOWN_MS = 5.0
 #: Work ahead for each slot when bundles are off, in ms.
 PLAIN_AHEAD_MS = 20.0
-
-
-class TaskTraits:
-    """What the planner must know of a task: whether it may travel in a bundle, and its (hard, soft) time limits."""
-
-    __slots__ = ("bundled", "limits")
-
-    def __init__(self, bundled: bool, limits: tuple[float | None, float | None]) -> None:
-        self.bundled = bundled
-        self.limits = limits
 
 
 class Planner:

@@ -29,7 +29,6 @@ from redis.exceptions import ResponseError
 
 from bridge.acknowledged import Acknowledged
 from bridge.connect import is_full
-from bridge.lane import PARK_AFTER
 from bridge.pending import (
     NEVER,
     PAGE,
@@ -211,8 +210,8 @@ class Rebuild:
         ticket.fence = ticket.run_fence = record.fence
         ticket.dispatched_ms = record.at_ms
         ticket.cause = ""
-        if record.cause.startswith(PARK_AFTER):
-            ticket.park_reason = record.cause.removeprefix(PARK_AFTER)
+        if record.cause.startswith(records.PARK_AFTER):
+            ticket.park_reason = record.cause.removeprefix(records.PARK_AFTER)
         parcel = ticket.parcel = Parcel(consumer, len(record.ids), float(len(record.ids)))
         consumer.parcels += 1
         consumer.backlog_ms += parcel.share_ms * len(record.ids)

@@ -11,13 +11,14 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from bridge.apps import load_tasks
-from bridge.dead import Letter, chosen, newest_first
+from bridge.dead import chosen, newest_first
+from bridge.dead_letters import Letter
 from bridge.orders import give
-from bridge.terminal import printable
 from bridge.ticket_tasks import ticket_tasks
 from routing.errors import InputError, OrderFailed
 from routing.ids import id_key
 from routing.messages import EntryParser, Refusal
+from routing.text import printable
 
 if TYPE_CHECKING:
     from celery import Celery

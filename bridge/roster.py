@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import orjson
 
 from bridge.names import HEADER_WORD, WorkerWord
-from bridge.terminal import printable
 from routing.errors import InputError
+from routing.text import printable
 
 if TYPE_CHECKING:
     from redis import Redis

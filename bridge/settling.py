@@ -13,8 +13,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from bridge.breaker import Breakers
+from bridge.dead_letters import payload_words
 from bridge.lane import Lane
-from bridge.letters import payload_words
 from bridge.outcomes import Kind, Outcome
 from bridge.picture import Ticket
 from routing.history import What

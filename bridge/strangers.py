@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from celery.utils.log import get_logger
 
-from bridge.terminal import one_line
+from routing.text import one_line
 
 if TYPE_CHECKING:
     from routing.transitions import Batch

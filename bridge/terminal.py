@@ -1,30 +1,15 @@
-"""How commands show things: tables for people, JSON for programs, and nothing that could take the terminal over."""
+"""How commands print: a console for people, JSON for programs. `routing.text` makes texts safe to print."""
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 import click
 import orjson
 from rich.console import Console
 
-#: Characters that a terminal would obey rather than show; line breaks and tabs are kept.
-_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
-
 #: Columns of a table that goes to a file or a pipe.
 PIPE_WIDTH = 1000
-
-
-def printable(text: str) -> str:
-    """``text`` with control characters written out: a payload comes from anybody, and must not steer the terminal."""
-    return _CONTROL.sub(lambda found: f"\\x{ord(found.group()):02x}" if found.group() < "\u0100" else "\ufffd", text)
-
-
-def one_line(text: str, limit: int = 200) -> str:
-    """``text`` on one line of at most ``limit`` characters."""
-    flat = " ".join(printable(text).split())
-    return flat if len(flat) <= limit else flat[: limit - 1] + "…"
 
 
 def console(*, err: bool = False) -> Console:
@@ -41,24 +26,3 @@ def echo_json(value: Any, *, pretty: bool = True) -> None:
     options = orjson.OPT_NON_STR_KEYS | (orjson.OPT_INDENT_2 if pretty else 0)
     # Bytes: JSON is UTF-8, whatever the terminal is.
     click.echo(orjson.dumps(value, option=options))
-
-
-def duration(ms: float) -> str:
-    """A duration in ms as people say it: two units at most."""
-    seconds = max(0.0, ms) / 1000
-    if seconds < 1:
-        return f"{round(seconds * 1000)} ms"
-    if seconds < 60:
-        return f"{seconds:.1f} s"
-    minutes, left = divmod(int(seconds), 60)
-    if minutes < 60:
-        return f"{minutes} min {left} s"
-    hours, minutes = divmod(minutes, 60)
-    if hours < 48:
-        return f"{hours} h {minutes} min"
-    return f"{hours // 24} d {hours % 24} h"
-
-
-def count(number: int, thing: str) -> str:
-    """``1 message``, ``2,000 messages``."""
-    return f"{number:,} {thing}{'' if number == 1 else 's'}"

@@ -9,13 +9,21 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from bridge.planner import TaskTraits
-
 if TYPE_CHECKING:
     from celery import Celery
 
     from bridge.registration import Registrations
     from bridge.settings import Settings
+
+
+class TaskTraits:
+    """What the planner must know of a task: whether it may travel in a bundle, and its (hard, soft) time limits."""
+
+    __slots__ = ("bundled", "limits")
+
+    def __init__(self, bundled: bool, limits: tuple[float | None, float | None]) -> None:
+        self.bundled = bundled
+        self.limits = limits
 
 
 def traits_of(task: Any) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, overload
 if TYPE_CHECKING:
     from celery import Celery
 
-    from bridge.installation import Bridge
+    from bridge.installed import Bridge
     from bridge.worker.task import TicketTask
 
     T = TypeVar("T")

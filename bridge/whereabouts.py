@@ -14,17 +14,18 @@ from dataclasses import asdict, dataclass, field, replace
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-from bridge.dead import Letter, chosen, newest_first
-from bridge.lane import PARK_AFTER
+from bridge.dead import chosen, newest_first
+from bridge.dead_letters import Letter
 from bridge.reasons import why
 from bridge.registration import Registration, Registrations
 from bridge.scans import Scan, backwards, last_ended, of_name, of_pending, of_stream, together
-from bridge.terminal import duration
 from bridge.ticket_state import TicketState
 from bridge.unserved import read_unserved
 from routing import records
 from routing.groups import group_in
 from routing.ids import id_key
+from routing.records import PARK_AFTER
+from routing.text import duration
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -25,6 +25,8 @@ import orjson
 #: What stands where the fence is, of a ticket that awaits a retry, and of one that is parked.
 AWAITING = 0
 PARKED = -1
+#: How the cause in the record of a run begins whose ticket is to be parked afterwards.
+PARK_AFTER = "park: "
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from redis import Redis
 from redis.exceptions import ResponseError
 
 from bridge.auditing.trail import NONE
-from bridge.dead import read_letter
+from bridge.dead_letters import read_letter
 from bridge.scans import ticket_of
 from routing import records
 from routing.connection import with_raw_replies

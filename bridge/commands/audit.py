@@ -16,7 +16,7 @@ from bridge.stopping import Stopped, StopRequest
 
 if TYPE_CHECKING:
     from bridge.audit import Audit, Verdict
-    from bridge.auditing.view import Shown
+    from bridge.audit_view import Shown
 
 #: Seconds between two comparisons of the history with the lane, of --follow.
 COMPARE_S = 10.0
@@ -62,7 +62,7 @@ def audit(
     """
     from bridge.apps import reach_lane
     from bridge.audit import Audit
-    from bridge.auditing.view import Shown, explained
+    from bridge.audit_view import Shown, explained
     from bridge.producer import ticket_bytes
 
     if explain:

@@ -10,7 +10,8 @@ from rich.text import Text
 
 from bridge.cli import Target
 from bridge.parameters import Number
-from bridge.terminal import console, count, duration, echo_json, printable
+from bridge.terminal import console, echo_json
+from routing.text import count, duration, printable
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -13,12 +13,13 @@ from rich.table import Table
 
 from bridge.cli import Target
 from bridge.parameters import LIMIT, WORDS
-from bridge.terminal import console, count, echo_json, one_line, printable
+from bridge.terminal import console, echo_json
+from routing.text import count, one_line, printable
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from bridge.dead import Letter
+    from bridge.dead_letters import Letter
     from bridge.replay import Fate
 
 

@@ -14,8 +14,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn
 from bridge.cli import Target
 from bridge.ingestion import FORMATS, Rules, format_of, rows
 from bridge.sources import Fingerprint, opened, readable_twice
-from bridge.terminal import console, count, duration, echo_json
+from bridge.terminal import console, echo_json
 from routing.errors import ConfigurationError, InputError, TicketBridgeError
+from routing.text import count, duration
 
 if TYPE_CHECKING:
     from collections.abc import Callable

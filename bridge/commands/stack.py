@@ -148,7 +148,7 @@ def run_directory(kind: str) -> Path:
 
 def settings_of(target: Target, env: Mapping[str, str]) -> Settings:
     """The lane's settings, as the children will have them."""
-    from bridge.installation import bridge_of
+    from bridge.installed import bridge_of
 
     settings = bridge_of(target.app).settings
     return settings.model_copy(update={"lease": float(env["BRIDGE_LEASE"])}) if "BRIDGE_LEASE" in env else settings

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from bridge.eager import Handled
-from bridge.installation import bridge_of
+from bridge.installed import bridge_of
 from bridge.producer import payload_bytes, ticket_bytes
 from routing.records import LostAttempt
 

@@ -19,7 +19,7 @@ from redis import Redis
 
 from bridge.connect import client
 from bridge.embedded import EmbeddedServer
-from bridge.installation import bridge_of
+from bridge.installed import bridge_of
 from bridge.master import Master
 
 #: Seconds between two looks at the lane.

@@ -17,7 +17,8 @@ from celery.worker.state import task_ready
 
 from bridge.envelope import SHOWN
 from bridge.outcomes import Kind
-from bridge.worker.bundles import REVOKED, request_of_bundle
+from bridge.worker.bundles import request_of_bundle
+from bridge.worker.delivery import REVOKED
 from bridge.worker.requests import Carried, Part, Revoked
 
 

@@ -13,14 +13,11 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
+from bridge.worker.deadline import MARGIN
 from bridge.worker.processes import kill
 
 if TYPE_CHECKING:
     from bridge.worker.shared import Shared
-
-#: Share of the lease by which the worker's deadline comes before the key's end: for clocks that run apart, and for the
-#: time that it takes to kill what runs.
-MARGIN = 0.05
 
 
 def kill_overdue(shared: Shared) -> list[int]:

@@ -1,4 +1,4 @@
-"""How a Celery worker becomes a consumer of the lane: what `bridge.install` hooks into it.
+"""How a Celery worker becomes a consumer of the lane: the steps that `bridge.install` names to Celery.
 
 By bootsteps, which every worker has: one that the command line starts, and one that a program or a test starts within
 itself (``celery.contrib.testing``, Celery's fixture ``celery_worker``). The signals are for what only the command line
@@ -17,9 +17,9 @@ from kombu import Exchange, Queue
 
 from bridge.adoption import adopt_all
 from bridge.health import EVERY_S, Health
-from bridge.settings import check_tasks
+from bridge.task_options import check_tasks
 from bridge.worker import execute, strategy
-from bridge.worker.arrival import ServerStep, check_arrival, end, fail
+from bridge.worker.arrival import check_arrival, end, fail
 from bridge.worker.broker import outlast_outages, pass_over_dead_children
 from bridge.worker.cold import end_in_order
 from bridge.worker.last_read import end_last_read
@@ -144,42 +144,42 @@ def _stop_after(worker: Any) -> None:
     worker.terminate = terminate_and_leave
 
 
-def hook(app: Celery) -> None:
-    """Makes the workers of ``app`` members."""
+def check_settings(app: Celery) -> None:
+    """Ends a worker of the command line whose settings cannot work, with one line."""
+    try:
+        _ = app.bridge.settings
+    except TicketBridgeError as exc:
+        fail(exc)
 
-    def before_setup(instance: Any, **_: Any) -> None:
-        # Before Celery itself reads the broker's URL: of one that it cannot read it would show a piece, and that may be
-        # of the password.
-        if instance.app is not app:
-            return
-        try:
-            _ = app.bridge.settings
-        except TicketBridgeError as exc:
-            fail(exc)
 
-    def child_started(**_: Any) -> None:
-        for member in _members.values():
-            member.child_started()
+# Celery sends these signals in every process of a worker. There is nobody to hear them in a process that is none, and
+# there this module is not loaded.
 
-    def shutting_down(**_: Any) -> None:
-        for member in _members.values():
-            member.going()
-            member.ending.start()
 
-    def stopped(sender: Any, **_: Any) -> None:
-        member = _members.pop(getattr(sender, "hostname", ""), None)
-        if member is not None:
-            member.stop()
-            _leave(member.app, member)
+@signals.worker_process_init.connect(weak=False)  # type: ignore[untyped-decorator, unused-ignore]
+def _child_started(**_: Any) -> None:
+    for member in _members.values():
+        member.child_started()
 
-    def unknown(message: Any, name: str, **_: Any) -> None:
-        strategy.unknown_task(message, name)
 
-    signals.celeryd_init.connect(before_setup, weak=False)
-    signals.worker_process_init.connect(child_started, weak=False)
-    signals.worker_shutting_down.connect(shutting_down, weak=False)
-    signals.worker_shutdown.connect(stopped, weak=False)
-    signals.task_unknown.connect(unknown, weak=False)
-    hear_revokes(_members)
-    app.steps["worker"].update((ServerStep, JoinStep))
-    app.steps["consumer"].add(MemberStep)
+@signals.worker_shutting_down.connect(weak=False)  # type: ignore[untyped-decorator, unused-ignore]
+def _shutting_down(**_: Any) -> None:
+    for member in _members.values():
+        member.going()
+        member.ending.start()
+
+
+@signals.worker_shutdown.connect(weak=False)  # type: ignore[untyped-decorator, unused-ignore]
+def _stopped(sender: Any, **_: Any) -> None:
+    member = _members.pop(getattr(sender, "hostname", ""), None)
+    if member is not None:
+        member.stop()
+        _leave(member.app, member)
+
+
+@signals.task_unknown.connect(weak=False)  # type: ignore[untyped-decorator, unused-ignore]
+def _unknown(message: Any, name: str, **_: Any) -> None:
+    strategy.unknown_task(message, name)
+
+
+hear_revokes(_members)

@@ -32,16 +32,15 @@ from redis.exceptions import RedisError
 from bridge.about import differences, leaders_facts
 from bridge.connect import UNAVAILABLE, client, is_full, is_outage
 from bridge.outage import Outage
-from bridge.worker.fencing import MARGIN
-from bridge.worker.shared import now_ns
-from bridge.worker.slots import tell
+from bridge.worker.deadline import MARGIN, now_ns
+from bridge.worker.registering import tell_changes
 from routing.errors import DuplicateConsumer
 from routing.membership import goodbye, register
 from routing.words import ReturnWord
 
 if TYPE_CHECKING:
     from bridge.settings import Settings
-    from bridge.worker.shared import Shared
+    from bridge.worker.deadline import Deadline
 
 logger = get_logger(__name__)
 
@@ -65,7 +64,7 @@ class Lease:
         settings: Settings,
         name: str,
         registration: dict[str, object],
-        shared: Shared,
+        deadline: Deadline,
         *,
         held: Callable[[], list[int]],
         lost: Callable[[], None],
@@ -76,7 +75,7 @@ class Lease:
         self._settings = settings
         self._name = name
         self._registration = registration
-        self._shared = shared
+        self._deadline = deadline
         self._held = held
         self._lost = lost
         self._going = going
@@ -114,8 +113,8 @@ class Lease:
         self._stop.set()
         if self._thread.is_alive():
             self._thread.join(timeout=2 * self._settings.lease)
-        incarnation = self._shared.incarnation
-        self._shared.end()
+        incarnation = self._deadline.incarnation
+        self._deadline.end()
         if incarnation:
             try:
                 goodbye(self._redis, self._settings.keys, self._name, incarnation)
@@ -137,7 +136,7 @@ class Lease:
                 self._redis, keys, self._name, incarnation, self._settings.lease_ms, registration, found
             )
             if word is ReturnWord.OK:
-                self._shared.begin(incarnation, self._deadline(sent))
+                self._deadline.begin(incarnation, self._deadline_after(sent))
                 logger.info("registered as %s, incarnation %s", self._name, incarnation)
                 return
             if word is ReturnWord.HELD:
@@ -156,7 +155,7 @@ class Lease:
                     # On Celery's own thread, which nobody else could tell that the worker shall stop.
                     state.maybe_shutdown()
 
-    def _deadline(self, sent: int) -> int:
+    def _deadline_after(self, sent: int) -> int:
         return sent + int(self._settings.lease * (1 - MARGIN) * 1e9)
 
     def _run(self) -> None:
@@ -173,18 +172,18 @@ class Lease:
                     self._outage.met(exc)
                 else:
                     logger.exception("cannot renew the lease")
-                if sent < self._shared.deadline_ns:
-                    wait = min(RETRY_S, max(0.0, self._shared.left_s))
+                if sent < self._deadline.deadline_ns:
+                    wait = min(RETRY_S, max(0.0, self._deadline.left_s))
                     continue
                 renewed = False
             if renewed:
-                self._shared.extend(self._deadline(sent))
+                self._deadline.extend(self._deadline_after(sent))
                 self._quietly(self._follow)
                 self._quietly(self._beat)
                 continue
             what = "it was going anyway" if self._going() else "coming back as a new incarnation"
             logger.error("the lease of %s ended: stopping what runs; %s", self._name, what)
-            self._shared.end()
+            self._deadline.end()
             self._quietly(self._lost)
             while not self._going() and not self._come_back() and not self._stop.wait(RETRY_S):
                 pass
@@ -193,7 +192,7 @@ class Lease:
                 return
 
     def _renew(self) -> bool:
-        incarnation = self._shared.incarnation
+        incarnation = self._deadline.incarnation
         keys = self._settings.keys
         self._reports += 1
         report = orjson.dumps({"n": self._reports, "fences": self._held()})
@@ -226,7 +225,7 @@ class Lease:
         if not changed:
             return
         try:
-            tell(self._redis, self._settings.keys, self._name, self._shared.incarnation, changed)
+            tell_changes(self._redis, self._settings.keys, self._name, self._deadline.incarnation, changed)
         except (RedisError, OSError) as exc:
             logger.debug("cannot tell yet what changed: %s", exc)
             return

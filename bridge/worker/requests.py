@@ -32,7 +32,7 @@ from bridge.names import HEADER_BASE, HEADER_INCARNATION, HEADER_RUNS
 from bridge.outcomes import Kind, Outcome
 from bridge.worker.crossing import stand_in
 from bridge.worker.delivery import RevokedHere
-from bridge.worker.execute import cut_off_in
+from bridge.worker.pool_calls import cut_off_in
 from bridge.worker.telling import Tale
 
 if TYPE_CHECKING:

@@ -16,11 +16,11 @@ import mmap
 import os
 import tempfile
 import threading
-import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from hashlib import blake2b
 
+from bridge.worker.deadline import now_ns
 from bridge.worker.processes import gone, start_time
 from routing.errors import ConfigurationError
 
@@ -44,13 +44,6 @@ REVOKED_MAX = 50_000
 _DIGEST = 16  # bytes
 _FIRST_REVOKED = 8 * (_FIRST_ROW + ROWS * _ROW)  # bytes
 _SIZE = _FIRST_REVOKED + REVOKED_MAX * _DIGEST
-
-_CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
-
-
-def now_ns() -> int:
-    """The clock of the deadline, in ns."""
-    return time.clock_gettime_ns(_CLOCK)
 
 
 @dataclass(frozen=True)

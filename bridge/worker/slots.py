@@ -1,5 +1,4 @@
-"""How many messages a worker takes at once: as many as its pool, which may grow and shrink while it runs. And how it
-tells of that, or of something else that changed since it registered.
+"""How many messages a worker takes at once: as many as its pool, which may grow and shrink while it runs.
 
 With ``--autoscale`` that is the largest pool: Celery grows it by what has arrived, so what fills it must arrive. Of a
 pool that was shrunk to nothing it is 0: the worker gets nothing, and gives back what it has, until it grows.
@@ -8,17 +7,10 @@ pool that was shrunk to nothing it is 0: the worker gets nothing, and gives back
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
-
-import orjson
+from typing import Any
 
 from bridge.worker.shared import ROWS
 from routing.errors import ConfigurationError
-
-if TYPE_CHECKING:
-    from redis import Redis
-
-    from routing.keys import LaneKeys
 
 
 def slots_of(consumer: Any, name: str) -> Callable[[], int]:
@@ -35,20 +27,3 @@ def slots_of(consumer: Any, name: str) -> Callable[[], int]:
     if now() > ROWS:
         raise ConfigurationError(f"the bridge runs at most {ROWS} messages at once; start {name} with -c {ROWS}")
     return lambda: min(ROWS, now())
-
-
-def tell(redis: Redis, keys: LaneKeys, name: str, incarnation: str, changed: dict[str, Any]) -> None:
-    """Puts what ``changed`` into the registration, if it is still this incarnation's, and wakes the leader up.
-
-    Raises ``WatchError`` when somebody changed a registration meanwhile: then it is to be told again.
-    """
-    with redis.pipeline(transaction=True) as pipe:
-        pipe.watch(keys.consumers)
-        found: Any = pipe.hget(keys.consumers, name)
-        told = orjson.loads(found) if found else {}
-        if told.get("incarnation") != incarnation:
-            return
-        pipe.multi()
-        pipe.hset(keys.consumers, name, orjson.dumps({**told, **changed}).decode())
-        pipe.xadd(keys.outcomes, {"i": incarnation, "joined": name})
-        pipe.execute()

@@ -19,7 +19,7 @@ from celery.worker.state import task_reserved
 from bridge.names import BUNDLE_TASK, HEADER_BASE, HEADER_INCARNATION, HEADER_RUNS, HEADER_WORD
 from bridge.outcomes import Kind, Outcome
 from bridge.worker.bundle_requests import BundlePart
-from bridge.worker.execute import run_bundle, run_ticket
+from bridge.worker.pool_calls import run_bundle, run_ticket
 from bridge.worker.requests import TicketPart
 
 if TYPE_CHECKING:

@@ -28,7 +28,7 @@ from routing.words import ReturnWord
 
 if TYPE_CHECKING:
     from bridge.settings import Settings
-    from bridge.worker.shared import Shared
+    from bridge.worker.deadline import Deadline
 
 logger = get_logger(__name__)
 
@@ -54,9 +54,9 @@ class OutcomeWriter:
     with a connection and end with it.
     """
 
-    def __init__(self, settings: Settings, shared: Shared) -> None:
+    def __init__(self, settings: Settings, deadline: Deadline) -> None:
         self._settings = settings
-        self._shared = shared
+        self._deadline = deadline
         self._pid = os.getpid()
         #: Connections that nobody uses now.
         self._idle: list[Wire] = []
@@ -114,14 +114,14 @@ class OutcomeWriter:
             except (RedisError, OSError) as exc:
                 if not is_outage(exc):
                     raise
-                if at_limit(exc) and not self._shared.in_main:
+                if at_limit(exc) and not self._deadline.in_main:
                     logger.critical("no connection can be made in this pool process, which ends: %s", exc)
                     os._exit(os.EX_OSERR)
                 self._outage.met(exc)
             else:
                 self._outage.over()
                 return True
-            if not self._shared.holds(incarnation):
+            if not self._deadline.holds(incarnation):
                 return False
             time.sleep(RETRY_S)
 

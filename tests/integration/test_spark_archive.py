@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 import pytest
 import redis
 
-from bridge.dead import read_letter
+from bridge.dead_letters import read_letter
 from bridge.embedded import EmbeddedServer
 from routing.errors import ConfigurationError, EntriesLost
 from routing.history import What, read_entry

@@ -14,7 +14,7 @@ from redis import Redis
 import bridge
 from bridge.apps import reach
 from bridge.embedded import EmbeddedServer
-from bridge.installation import bridge_of
+from bridge.installed import bridge_of
 from bridge.orders import give
 from bridge.settings import Settings
 from bridge.status import look

@@ -12,7 +12,8 @@ from celery import Celery
 from bridge.embedded import EmbeddedServer
 from bridge.installation import install
 from bridge.outcomes import Kind, Outcome
-from bridge.worker.shared import Shared, now_ns
+from bridge.worker.deadline import now_ns
+from bridge.worker.shared import Shared
 from bridge.worker.writer import OutcomeWriter
 from tests.waiting import wait_until
 

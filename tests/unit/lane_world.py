@@ -17,7 +17,7 @@ from bridge.lane import Lane
 from bridge.orderdesk import OrderDesk
 from bridge.outcomes import Kind, Outcome
 from bridge.picture import Consumer, Ticket
-from bridge.planner import Planner, TaskTraits
+from bridge.planner import Planner
 from bridge.queues import Queues
 from bridge.rebuild import Rebuild
 from bridge.recovery import Recovery
@@ -25,6 +25,7 @@ from bridge.refill import Refill
 from bridge.rising import Rising
 from bridge.settings import Settings
 from bridge.settling import Settling
+from bridge.traits import TaskTraits
 from bridge.undone import oldest_of, oldest_undone
 from routing import records
 from routing.ids import id_key

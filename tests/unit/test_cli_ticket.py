@@ -9,7 +9,6 @@ import pytest
 
 import bridge.scans
 from bridge.embedded import EmbeddedServer
-from bridge.lane import PARK_AFTER
 from bridge.ticket_state import TicketState
 from routing import records
 from routing.records import LostAttempt
@@ -325,7 +324,7 @@ def test_a_run_after_which_the_ticket_is_to_be_parked_says_so(shell: CommandLine
     lane.join("w1@host")
     ids = lane.add("A")
     lane.read()
-    tail = records.tail("w1@host", lane.incarnations["w1@host"], 1, ids, 0, f"{PARK_AFTER}stop it")
+    tail = records.tail("w1@host", lane.incarnations["w1@host"], 1, ids, 0, f"{records.PARK_AFTER}stop it")
     lane.redis.hset(lane.keys.tickets, "A", records.record(12, tail))
     seen = shell.json("ticket", "show", "A")
     assert (seen["state"], seen["in_flight"]["park_reason"]) == (TicketState.IN_FLIGHT.value, "stop it")

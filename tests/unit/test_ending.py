@@ -15,7 +15,8 @@ from redis.exceptions import ResponseError
 
 from bridge.names import HEADER_BASE
 from bridge.worker import beside, ending
-from bridge.worker.shared import Shared, now_ns
+from bridge.worker.deadline import now_ns
+from bridge.worker.shared import Shared
 from tests.waiting import holds_for, wait_until
 
 LIFE = "1" * 32

@@ -22,9 +22,10 @@ from bridge.outcomes import Kind, Outcome
 from bridge.worker import bundles
 from bridge.worker import copies as copies_of_tasks
 from bridge.worker.bundles import WRITE_AFTER_S
+from bridge.worker.deadline import now_ns
 from bridge.worker.delivery import Delivery
 from bridge.worker.execute import ASKED_TO_END, Execution
-from bridge.worker.shared import Shared, now_ns
+from bridge.worker.shared import Shared
 from routing.errors import PayloadError
 from routing.words import ReturnWord
 

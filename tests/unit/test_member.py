@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
+from bridge.worker.deadline import now_ns
 from bridge.worker.member import Member
-from bridge.worker.shared import Shared, now_ns
+from bridge.worker.shared import Shared
 from tests.unit.test_shared import LIFE, Child, runs
 from tests.waiting import holds_for, wait_until
 

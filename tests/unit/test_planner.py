@@ -8,7 +8,7 @@ import pytest
 
 from bridge.outcomes import Kind
 from bridge.picture import Consumer, Ticket
-from bridge.planner import TaskTraits
+from bridge.traits import TaskTraits
 from routing.ids import id_key
 from routing.messages import EntryParser
 from routing.policies import PolicyName

@@ -9,7 +9,8 @@ from celery import Celery
 
 from bridge.installation import install
 from bridge.retries import Backoff
-from bridge.settings import Settings, check_task_options, check_tasks, read_settings
+from bridge.settings import Settings, read_settings
+from bridge.task_options import check_task_options, check_tasks
 from routing.errors import ConfigurationError
 
 

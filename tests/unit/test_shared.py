@@ -11,8 +11,9 @@ from collections.abc import Callable
 import pytest
 
 from bridge.worker import shared as module
+from bridge.worker.deadline import now_ns
 from bridge.worker.processes import start_time
-from bridge.worker.shared import EVERYTHING, INCARNATION_CHARS, Row, Shared, now_ns
+from bridge.worker.shared import EVERYTHING, INCARNATION_CHARS, Row, Shared
 from routing.errors import ConfigurationError
 
 LIFE = "a" * INCARNATION_CHARS

@@ -12,8 +12,9 @@ from rich.text import Text
 
 from bridge.auditing.checks import Check, Finding
 from bridge.auditing.verdict import Verdict, row_document
-from bridge.terminal import console, count, duration, echo_json, one_line
+from bridge.terminal import console, echo_json
 from routing.history import What
+from routing.text import count, duration, one_line
 
 if TYPE_CHECKING:
     from bridge.auditing.auditor import Auditor

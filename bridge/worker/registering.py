@@ -1,0 +1,29 @@
+"""How a consumer says what changed since it registered: its slots, its tasks, its queues."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import orjson
+
+if TYPE_CHECKING:
+    from redis import Redis
+
+    from routing.keys import LaneKeys
+
+
+def tell_changes(redis: Redis, keys: LaneKeys, name: str, incarnation: str, changed: dict[str, Any]) -> None:
+    """Puts what ``changed`` into the registration, if it is still this incarnation's, and wakes the leader up.
+
+    Raises ``WatchError`` when somebody changed a registration meanwhile: then it is to be told again.
+    """
+    with redis.pipeline(transaction=True) as pipe:
+        pipe.watch(keys.consumers)
+        found: Any = pipe.hget(keys.consumers, name)
+        told = orjson.loads(found) if found else {}
+        if told.get("incarnation") != incarnation:
+            return
+        pipe.multi()
+        pipe.hset(keys.consumers, name, orjson.dumps({**told, **changed}).decode())
+        pipe.xadd(keys.outcomes, {"i": incarnation, "joined": name})
+        pipe.execute()

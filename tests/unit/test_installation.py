@@ -1,0 +1,41 @@
+"""What `bridge.install` loads, and leaves for later, in a process of its own: that of the tests has loaded everything."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+#: Prints the modules of the worker's part and of the master's that a process has which only produces.
+PRODUCER = """
+import sys
+from celery import Celery
+import bridge
+shop = Celery("shop", broker="redis://localhost/0")
+bridge.install(shop)
+shop.task(name="shop.update")(lambda ticket_id, payload: None)
+shop.tasks["shop.update"].push
+foreign = ("bridge.worker.joining", "bridge.worker.member", "bridge.worker.strategy", "bridge.leader", "celery.worker")
+print([name for name in sys.modules if name.startswith(foreign)])
+"""
+#: Prints the steps that Celery finds by the names that were given to it.
+STEPS = """
+from celery import Celery
+from celery.utils.imports import symbol_by_name
+import bridge
+shop = bridge.install(Celery("shop", broker="redis://localhost/0"))
+print(sorted(symbol_by_name(name).__name__ for steps in shop.steps.values() for name in steps))
+"""
+
+
+def printed(program: str) -> str:
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+def test_a_process_that_only_produces_loads_neither_the_workers_part_nor_the_masters() -> None:
+    assert printed(PRODUCER) == "[]"
+
+
+def test_the_steps_that_make_a_worker_a_member_are_found_by_their_names() -> None:
+    assert printed(STEPS) == "['JoinStep', 'MemberStep', 'ServerStep']"
