@@ -9,13 +9,13 @@ from routing.text import count, duration
 
 if TYPE_CHECKING:
     from bridge.scans import Scan
-    from bridge.whereabouts import InFlight, Parked, Retry, Whereabouts
+    from bridge.ticket_facts import InFlight, Parked, Retry, TicketFacts
 
 NO_LEADER = "no master leads, so nothing is dispatched or settled: start one with `bridge run`"
 NO_CONSUMER = "no consumer is alive: start a worker with `celery -A APP worker -n w1@%h`"
 
 
-def why(found: Whereabouts) -> str:
+def why(found: TicketFacts) -> str:
     """The sentence. It names what stands in the way first, and what to do where something can be done."""
     behind = _behind(found)
     if found.in_flight is not None:
@@ -32,7 +32,7 @@ def why(found: Whereabouts) -> str:
     return _at_rest(found) + _not_looked_at(found)
 
 
-def _at_rest(found: Whereabouts) -> str:
+def _at_rest(found: TicketFacts) -> str:
     if found.state is TicketState.DEAD:
         letter = found.letters[0]
         error = f": {letter.error}" if letter.error else ""
@@ -47,7 +47,7 @@ def _at_rest(found: Whereabouts) -> str:
     )
 
 
-def _not_looked_at(found: Whereabouts) -> str:
+def _not_looked_at(found: TicketFacts) -> str:
     """What a search left out, which may well hold messages of the ticket."""
     parts = []
     for scan, where in ((found.waiting, "messages that wait"), (found.unread, "unread messages")):
@@ -56,7 +56,7 @@ def _not_looked_at(found: Whereabouts) -> str:
     return f"; {', and '.join(parts)}" if parts else ""
 
 
-def _in_flight(found: Whereabouts, run: InFlight) -> str:
+def _in_flight(found: TicketFacts, run: InFlight) -> str:
     what = f"{count(len(run.message_ids), 'message')} in flight on {run.consumer} for {duration(run.since_ms)}"
     attempt = f", attempt {run.attempt}" if run.attempt > 1 else ""
     if run.park_reason is not None:
@@ -71,7 +71,7 @@ def _in_flight(found: Whereabouts, run: InFlight) -> str:
     return f"{what}{attempt}; it is alive (lease {duration(run.lease_ms)} left), so the task runs there or is about to"
 
 
-def _parked(found: Whereabouts, parked: Parked) -> str:
+def _parked(found: TicketFacts, parked: Parked) -> str:
     reason = f": {parked.reason}" if parked.reason else ""
     held = [f"{_many(found.waiting, 'message')} waiting for it"]
     if found.unread.count:
@@ -80,7 +80,7 @@ def _parked(found: Whereabouts, parked: Parked) -> str:
     return f"{what}; it stands still until somebody releases it, `bridge ticket release ID` ({', '.join(held)})"
 
 
-def _retry(found: Whereabouts, retry: Retry) -> str:
+def _retry(found: TicketFacts, retry: Retry) -> str:
     cause = f": {retry.last_error}" if retry.last_error else ""
     if retry.due_in_ms > 0:
         what = f"attempt {retry.attempt} of {retry.max_attempts} is due in {duration(retry.due_in_ms)}{cause}"
@@ -92,19 +92,19 @@ def _retry(found: Whereabouts, retry: Retry) -> str:
     return what if retry.due_in_ms > 0 else f"{what}; it goes out as soon as a consumer has room"
 
 
-def _waiting(found: Whereabouts) -> str:
+def _waiting(found: TicketFacts) -> str:
     what = f"{_many(found.waiting, 'message')} waiting to be dispatched, the oldest is {found.waiting.ids[0]}"
     return f"{what}; {_stop(found) or 'it goes out as soon as a consumer that takes work has room'}"
 
 
-def _unread(found: Whereabouts) -> str:
+def _unread(found: TicketFacts) -> str:
     what = f"{_many(found.unread, 'message')} not read yet, the oldest is {found.unread.ids[0]}"
     if not found.has_group:
         return f"{what}; no master has ever led this lane: start one with `bridge run`"
     return f"{what}; {_stop(found) or 'the master reads on when it has dispatched what it has read'}"
 
 
-def _stop(found: Whereabouts) -> str:
+def _stop(found: TicketFacts) -> str:
     if found.leader is None:
         return NO_LEADER
     if not found.consumers_alive:
@@ -112,7 +112,7 @@ def _stop(found: Whereabouts) -> str:
     return found.nobody_runs
 
 
-def _behind(found: Whereabouts) -> str:
+def _behind(found: TicketFacts) -> str:
     parts = []
     if found.waiting.count:
         parts.append(f"{_many(found.waiting, 'message')} waiting behind")

@@ -16,7 +16,7 @@ from routing.text import count, duration, one_line
 
 if TYPE_CHECKING:
     from bridge.scans import Scan
-    from bridge.whereabouts import Whereabouts
+    from bridge.ticket_facts import TicketFacts
 
 #: Characters of an operator's reason: it is written with every record of the ticket.
 MAX_REASON = 200
@@ -38,7 +38,7 @@ def show(ctx: click.Context, ticket_id: str, as_json: bool) -> None:
     """
     from bridge.apps import load_tasks, reach_lane
     from bridge.producer import ticket_bytes
-    from bridge.whereabouts import locate
+    from bridge.ticket_search import locate
 
     target: Target = ctx.obj
     app, settings = target.app, target.settings
@@ -134,7 +134,7 @@ def _ordered(target: Target, order: dict[str, Any]) -> dict[str, Any]:
     return give(reach_lane(target.app), target.settings.keys, order)
 
 
-def _print(found: Whereabouts) -> None:
+def _print(found: TicketFacts) -> None:
     def fact(name: str, value: str) -> None:
         click.echo(f"{name:<10}{one_line(value, 2000)}")
 

@@ -8,25 +8,25 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
-from bridge.names import HEADER_BASE, HEADER_INCARNATION
+from bridge.names import HEADER_BASE, HEADER_INCARNATION, HEADER_RUNS
 from bridge.outcomes import Kind, Outcome
-from bridge.worker.delivery import Delivery, Traced, event_of, failed, ignored
+from bridge.worker.delivery import (
+    CUT_OFF,
+    REVOKED,
+    REVOKED_ERROR,
+    Delivery,
+    Traced,
+    event_of,
+    failed,
+    ignored,
+    why_cut_off,
+)
 
 if TYPE_CHECKING:
     from bridge.worker.execute import Execution
 
 #: Nobody waits longer than this, in seconds, for the outcomes of bundle mates.
 WRITE_AFTER_S = 0.005
-
-#: What is said of a message whose process died before Celery's main process knew that it had it.
-CUT_OFF = "WorkerLostError: the pool process died as it began"
-
-#: The same, when Celery had asked the process to end.
-ENDED = "Terminated: the pool process was asked to end as it began"
-
-#: What is told of a message that an operator revoked before it began; and what its dead letter says.
-REVOKED = "revoked"
-REVOKED_ERROR = "Revoked: revoked"
 
 #: A bundle that lasts this many times its share gives back what it has not started.
 OVERTIME = 16
@@ -35,11 +35,14 @@ OVERTIME = 16
 UNREADABLE = object()
 
 
-def run(execution: Execution, row: int, request: dict[str, Any], body: str) -> Traced:
-    """Runs the bundle's messages; the outcomes of a round are written before the next.
+def run_bundle(execution: Execution, request: dict[str, Any], body: str) -> Traced:
+    """Runs the bundle's messages; the outcomes of a round are written before the next."""
+    with execution.row(request[HEADER_BASE] + request[HEADER_RUNS][0][1]) as row:
+        return _run(execution, row, request, body)
 
-    ``row``: where the shared page says what runs.
-    """
+
+def _run(execution: Execution, row: int, request: dict[str, Any], body: str) -> Traced:
+    # ``row``: where the shared page says what runs.
     shared = execution.shared
     incarnation = request[HEADER_INCARNATION]
     base = request[HEADER_BASE]
@@ -128,13 +131,6 @@ def run(execution: Execution, row: int, request: dict[str, Any], body: str) -> T
     if unstarted:
         execution.writer.write(incarnation, unstarted)
     return (0, [event for event in events.values() if event is not None], time.monotonic() - started)
-
-
-def why_cut_off(asked: bool) -> tuple[Kind, str]:
-    """What became of a message whose process ended before Celery knew that it had it. One that was asked to end (a pool
-    that shrinks, and took it for idle) did not end of it.
-    """
-    return (Kind.INTERRUPTED, ENDED) if asked else (Kind.LOST, CUT_OFF)
 
 
 def _traced(

@@ -16,6 +16,16 @@ if TYPE_CHECKING:
 #: What Celery's pool expects of a traced task: (failed, result or ExceptionInfo, seconds).
 Traced = tuple[int, Any, float]
 
+#: What is said of a message whose process died before Celery's main process knew that it had it.
+CUT_OFF = "WorkerLostError: the pool process died as it began"
+
+#: The same, when Celery had asked the process to end.
+ENDED = "Terminated: the pool process was asked to end as it began"
+
+#: What is told of a message that an operator revoked before it began; and what its dead letter says.
+REVOKED = "revoked"
+REVOKED_ERROR = "Revoked: revoked"
+
 
 class Delivery:
     """One delivery of one message. ``lost``: the attempt before it, when that was cut off half way."""
@@ -106,3 +116,10 @@ def revoked() -> Traced:
         raise RevokedHere
     except RevokedHere:
         return (1, ExceptionInfo(), 0.0)
+
+
+def why_cut_off(asked: bool) -> tuple[Kind, str]:
+    """What became of a message whose process ended before Celery knew that it had it. One that was asked to end (a pool
+    that shrinks, and took it for idle) did not end of it.
+    """
+    return (Kind.INTERRUPTED, ENDED) if asked else (Kind.LOST, CUT_OFF)

@@ -1,4 +1,4 @@
-"""Runs messages in a pool process: one that came alone, or a bundle. Both go through `Execution.run`.
+"""Runs messages in a pool process. One that came alone here; those of a bundle in `bridge.worker.bundles`, by this.
 
 The order of steps for one message, on either path:
 
@@ -14,7 +14,6 @@ bundle one for a whole round.
 from __future__ import annotations
 
 import json
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -26,16 +25,24 @@ from billiard.einfo import ExceptionInfo
 from billiard.exceptions import WorkerLostError
 from celery.app.task import Context
 from celery.app.trace import build_tracer
-from celery.exceptions import Ignore, Reject, Retry, WorkerShutdown, WorkerTerminate
+from celery.exceptions import Ignore, Reject, Retry
 from celery.utils.log import get_logger
 from redis.exceptions import ResponseError
 
 from bridge.names import HEADER_BASE, HEADER_INCARNATION, HEADER_LOST, HEADER_RUNS
 from bridge.outcomes import Kind, Outcome
-from bridge.worker.bundles import CUT_OFF, REVOKED_ERROR, run, why_cut_off
 from bridge.worker.context import TicketContext
-from bridge.worker.crossing import crossing, stand_in
-from bridge.worker.delivery import Delivery, Traced, failed, ignored, revoked, unwrapped
+from bridge.worker.delivery import (
+    CUT_OFF,
+    REVOKED_ERROR,
+    Delivery,
+    Traced,
+    failed,
+    ignored,
+    revoked,
+    unwrapped,
+    why_cut_off,
+)
 from bridge.worker.effects import Effects
 from bridge.worker.task import is_over, retry_delay_ms
 from bridge.worker.telling import Tale
@@ -49,12 +56,6 @@ if TYPE_CHECKING:
     from bridge.worker.writer import OutcomeWriter
 
 logger = get_logger(__name__)
-
-#: Whose exceptions end a greenlet.
-GREEN = ("greenlet", "gevent", "eventlet")
-
-#: What Celery's pools of greenlets tell of one that was killed.
-CUT_OFF_WITHIN_MAIN: Traced = (0, None, 0.0)
 
 #: With what a pool process exits that Celery asks to end, in the middle of what it runs.
 ASKED_TO_END = TERM_SIGNAL - 256
@@ -279,75 +280,3 @@ class Execution:
             request.update(embed, args=args, kwargs=kwargs, hostname=self.hostname, is_eager=False)
             outcome, traced = self.trace(delivery, incarnation, request)
             return self.write(incarnation, [(delivery, outcome)]).get(fence, traced)
-
-    def run_bundle(self, request: dict[str, Any], body: str) -> Traced:
-        """Messages that came in a bundle."""
-        with self.row(request[HEADER_BASE] + request[HEADER_RUNS][0][1]) as row:
-            return run(self, row, request, body)
-
-
-#: The execution of this process, set before the pool forks.
-_current: Execution | None = None
-
-
-def set_current(execution: Execution) -> None:
-    """Makes ``execution`` the one that `run_ticket` and `run_bundle` use in this process and its children."""
-    global _current
-    _current = execution
-
-
-def run_ticket(name: str, uuid: str, request: dict[str, Any], body: str, *_: Any, **__: Any) -> Traced:
-    """What the pool calls for a message that came alone; the signature is that of Celery's own trace function."""
-    del uuid
-    execution = _execution()
-    try:
-        return crossing(execution.run_alone(request, name, body))
-    except BaseException as exc:
-        return _raised(execution, request, exc)
-
-
-def run_bundle(name: str, uuid: str, request: dict[str, Any], body: str, *_: Any, **__: Any) -> Traced:
-    """What the pool calls for a bundle."""
-    del name, uuid
-    execution = _execution()
-    try:
-        return crossing(execution.run_bundle(request, body))
-    except BaseException as exc:
-        return _raised(execution, request, exc)
-
-
-def _raised(execution: Execution, request: dict[str, Any], exc: BaseException) -> Traced:
-    """What the pool is told of ``exc``, which came out of a Celery message: of a task that raises what is no
-    `Exception`, as `sys.exit` does, or from outside of any task. A process ends by it only where it was asked to.
-
-    A pool process hands a stand-in to its main process. Pools within that drop an error, and the message would run for
-    ever; by what is no `Exception` Celery ends, or takes it for a success. So it is kept here, for `cut_off_in`.
-    """
-    if not execution.shared.in_main:
-        if isinstance(exc, SystemExit) and exc.code == ASKED_TO_END:
-            raise exc
-        raise stand_in(exc) from None
-    first_fence = request[HEADER_BASE] + request[HEADER_RUNS][0][1]
-    execution.cut_off.setdefault(first_fence, CutOff(0, exc))
-    if _is_the_pools(exc):
-        raise exc
-    return CUT_OFF_WITHIN_MAIN
-
-
-def _is_the_pools(exc: BaseException) -> bool:
-    """Whether Celery waits for it: the end and the time limit of a greenlet, a signal that ends the worker."""
-    if isinstance(exc, (WorkerShutdown, WorkerTerminate)):
-        # Celery raises them in handlers of signals.
-        return threading.current_thread() is threading.main_thread()
-    return not isinstance(exc, Exception) and type(exc).__module__.partition(".")[0] in GREEN
-
-
-def cut_off_in(first_fence: int) -> CutOff | None:
-    """What cut a Celery message off within this process. Answers once."""
-    return _current.cut_off.pop(first_fence, None) if _current is not None else None
-
-
-def _execution() -> Execution:
-    if _current is None:
-        raise RuntimeError("the bridge was not set up in this process")
-    return _current

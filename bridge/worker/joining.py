@@ -18,10 +18,11 @@ from kombu import Exchange, Queue
 from bridge.adoption import adopt_all
 from bridge.health import EVERY_S, Health
 from bridge.task_options import check_tasks
-from bridge.worker import execute, strategy
+from bridge.worker import pool_calls, strategy
 from bridge.worker.arrival import check_arrival, end, fail
 from bridge.worker.broker import outlast_outages, pass_over_dead_children
 from bridge.worker.cold import end_in_order
+from bridge.worker.execute import Execution
 from bridge.worker.last_read import end_last_read
 from bridge.worker.last_results import hear_out
 from bridge.worker.member import Member
@@ -109,7 +110,7 @@ def _join(app: Celery, worker: Any) -> None:
     member.watch.ensure()
     _consume(app, member)
     strategy.set_member(member)
-    execute.set_current(execute.Execution(app, settings, member.shared, member.writer, member.name))
+    pool_calls.set_current(Execution(app, settings, member.shared, member.writer, member.name))
 
 
 def _consume(app: Celery, member: Member) -> None:

@@ -16,7 +16,7 @@ from bridge.about import facts
 from bridge.envelope import returned
 from bridge.names import HEADER_BASE, HEADER_INCARNATION, HEADER_RUNS, HEADER_WORD, WorkerWord
 from bridge.outcomes import Kind, Outcome
-from bridge.worker.cold import cut_off_the_rest
+from bridge.worker.cutting_off import cut_off_the_rest
 from bridge.worker.ending import Ending
 from bridge.worker.farewell import Farewell
 from bridge.worker.fencing import kill_overdue, watch_own_deadline
@@ -345,13 +345,17 @@ class Member:
             farewell.stop()
         for thread in list(self.settling):
             thread.join(timeout=max(0.0, self.shared.left_s))
-        if self.shared.ends_now and not cut_off_the_rest(self):
+        if self.shared.ends_now and not self._cut_off_the_rest():
             # Nobody can be sure of it: so no good-bye. The watcher gives notice, or the lease decides.
             return
         lease, self.lease = self.lease, None
         if lease is not None:
             lease.end()
         self.watch.farewell()
+
+    def _cut_off_the_rest(self) -> bool:
+        requests, settling = self.requests.values(), self.settling
+        return cut_off_the_rest(self.shared, self.pool, requests, settling, forks=self.forks, can_end=self.can_end)
 
     def _stop_tickets(self) -> None:
         """The lease is over: kills the pool processes that run tickets, so that none runs on beside its successor."""

@@ -15,7 +15,7 @@ from bridge.audit import audit
 from bridge.embedded import EmbeddedServer
 from bridge.settings import Settings
 from bridge.status import look
-from bridge.whereabouts import locate
+from bridge.ticket_search import locate
 from tests.integration.lanes import LaneUnderTest
 from tests.nodes.yard import NodeYard
 from tests.waiting import wait_until

@@ -18,8 +18,9 @@ from bridge.installed import bridge_of
 from bridge.orders import give
 from bridge.settings import Settings
 from bridge.status import look
+from bridge.ticket_facts import TicketFacts
+from bridge.ticket_search import locate
 from bridge.unserved import UnservedTask
-from bridge.whereabouts import Whereabouts, locate
 from routing.errors import OrderFailed
 from tests.integration.lanes import QUICK, LaneUnderTest
 from tests.nodes.roles import MasterNode, WorkerNode
@@ -46,7 +47,7 @@ class ServicesLane(LaneUnderTest):
         rows = [json.loads(text) for text in found]
         return [(n, task, consumer.partition("@")[0]) for n, task, consumer in rows]
 
-    def locate(self, ticket: str) -> Whereabouts:
+    def locate(self, ticket: str) -> TicketFacts:
         """What `bridge ticket show` finds."""
         return locate(self.asking, self.settings, ticket, lambda _task: 3)
 

@@ -21,7 +21,7 @@ from bridge.names import BUNDLE_TASK, HEADER_BASE, HEADER_INCARNATION, HEADER_RU
 from bridge.outcomes import Kind, Outcome
 from bridge.worker import bundles
 from bridge.worker import copies as copies_of_tasks
-from bridge.worker.bundles import WRITE_AFTER_S
+from bridge.worker.bundles import WRITE_AFTER_S, run_bundle
 from bridge.worker.deadline import now_ns
 from bridge.worker.delivery import Delivery
 from bridge.worker.execute import ASKED_TO_END, Execution
@@ -237,7 +237,7 @@ def test_a_bundle_starts_nothing_when_the_lease_ended_while_it_wrote() -> None:
     runs = [["T1", 0, 1, [["5-0", pay.name, 3]]], ["T2", 1, 1, [["5-1", pay.name, 4]]]]
     request = {"id": "b", "task": BUNDLE_TASK, HEADER_BASE: 1000, HEADER_RUNS: runs, HEADER_INCARNATION: LIFE}
 
-    execution.run_bundle(request, json.dumps(runs))
+    run_bundle(execution, request, json.dumps(runs))
 
     assert begun == ["T1"]
     assert shared.running_fences() == set()
@@ -275,7 +275,7 @@ def test_a_message_does_not_begin_when_the_lease_ends_on_the_way_to_its_body(bun
     signals.task_prerun.connect(waits_for_long, sender=pay)
     try:
         if bundled:
-            execution.run_bundle(request, json.dumps(runs))
+            run_bundle(execution, request, json.dumps(runs))
         else:
             alone = {**request, "id": "7-0", "task": pay.name, "delivery_info": {}, HEADER_RUNS: [["T1", 0, 1, 1, 1]]}
             execution.run_alone(alone, pay.name, json.dumps([["T1", 3], {}, {}]))
@@ -353,7 +353,7 @@ def test_a_ticket_does_not_go_on_behind_effects_that_were_refused(word: ReturnWo
     ]
     request = {"id": "b", "task": BUNDLE_TASK, HEADER_BASE: 1000, HEADER_RUNS: runs, HEADER_INCARNATION: LIFE}
 
-    failed, events, _ = execution.run_bundle(request, json.dumps(runs))
+    failed, events, _ = run_bundle(execution, request, json.dumps(runs))
 
     assert not failed
     assert begun == ["T1:0", "T2:0", "T1:1", "T2:1", "T2:2", "T2:3"]
@@ -427,7 +427,7 @@ def running_bundle(app: Any, writer: Any, task: str, tickets: int, each: int, pa
         for t in range(tickets)
     ]
     request = {"id": "b", "task": BUNDLE_TASK, HEADER_BASE: 1000, HEADER_RUNS: runs, HEADER_INCARNATION: LIFE}
-    failed, events, _ = execution.run_bundle(request, json.dumps(runs))
+    failed, events, _ = run_bundle(execution, request, json.dumps(runs))
     assert not failed
     return list(events)
 

@@ -1,4 +1,4 @@
-"""What `bridge.install` loads, and leaves for later, in a process of its own: that of the tests has loaded everything."""
+"""What `bridge.install` loads, and leaves for later: seen in a new process, since this one has loaded everything."""
 
 from __future__ import annotations
 
@@ -12,9 +12,11 @@ from celery import Celery
 import bridge
 shop = Celery("shop", broker="redis://localhost/0")
 bridge.install(shop)
-shop.task(name="shop.update")(lambda ticket_id, payload: None)
-shop.tasks["shop.update"].push
-foreign = ("bridge.worker.joining", "bridge.worker.member", "bridge.worker.strategy", "bridge.leader", "celery.worker")
+@shop.task(name="shop.update")
+def update(ticket_id, payload): ...
+
+update.push
+foreign = ("bridge.worker.joining", "bridge.worker.member", "bridge.worker.strategy", "bridge.leader")
 print([name for name in sys.modules if name.startswith(foreign)])
 """
 #: Prints the steps that Celery finds by the names that were given to it.
