@@ -20,10 +20,11 @@ from pathlib import Path
 import psutil
 
 from bridge.embedded import OrphanGuard
+from tests.nodes import preloaded
+from tests.nodes.fork_server import MARK
 from tests.waiting import wait_until
 
-ROOT = Path(__file__).parents[2]
-MARK = "TICKET_BRIDGE_TEST_NODE"
+ROOT = preloaded.ROOT
 
 
 class ProcessNode:
@@ -31,6 +32,8 @@ class ProcessNode:
 
     #: A text in the log that says the program is ready; None: it is ready when it runs.
     ready_text: str | None = None
+    #: Whether it is forked from a preloaded parent, where that makes no difference to the program.
+    preload = True
 
     def __init__(
         self,
@@ -50,7 +53,7 @@ class ProcessNode:
         if ready_text is not None:
             self.ready_text = ready_text
         self._mark = uuid.uuid4().hex
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: subprocess.Popen[bytes] | preloaded.Forked | None = None
         self._guard: OrphanGuard | None = None
         self._life_began_at = 0
 
@@ -89,16 +92,21 @@ class ProcessNode:
         if self._guard is not None:
             self._guard.release()  # of the life before
         self._life_began_at = self._log_size()
-        with self.log_file.open("ab") as log:
-            self._process = subprocess.Popen(
-                self.command,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                cwd=self.cwd,
-                env=self.environment(),
-                start_new_session=True,
-            )
+        env = self.environment()
+        with self.log_file.open("ab") as log, Path(os.devnull).open("rb") as nothing:
+            if self.preload and preloaded.can_fork(self.command, env):
+                streams = (nothing.fileno(), log.fileno(), log.fileno())
+                self._process = preloaded.start(self.command, cwd=self.cwd, env=env, streams=streams)
+            else:
+                self._process = subprocess.Popen(
+                    self.command,
+                    stdin=nothing,
+                    stdout=log,
+                    stderr=log,
+                    cwd=self.cwd,
+                    env=env,
+                    start_new_session=True,
+                )
         self._guard = OrphanGuard(self._process.pid)
 
     def wait_ready(self, timeout_s: float = 30.0) -> None:

@@ -1,0 +1,169 @@
+"""A program that is forked from a preloaded parent is the one that a new interpreter would run."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from tests.nodes import preloaded
+from tests.nodes.process import ROOT, ProcessNode, python_module
+from tests.nodes.yard import NodeYard
+from tests.waiting import wait_until
+
+#: What an app sees of its process while it is imported.
+PROBE = """
+import gc, json, logging, multiprocessing, os, random, signal, sys, threading
+from pathlib import Path
+import billiard
+import kombu.common
+from celery import _state
+import bridge
+
+status = dict(line.split(":\\t", 1) for line in Path("/proc/self/status").read_text().splitlines() if ":\\t" in line)
+main = sys.modules["__main__"]
+facts = {
+    "argv": sys.argv, "orig_argv": sys.orig_argv, "path": sys.path, "flags": list(sys.flags), "cwd": os.getcwd(),
+    "environ": dict(os.environ), "warnoptions": sys.warnoptions, "executable": sys.executable,
+    "shown arguments": [word for word in Path("/proc/self/cmdline").read_text().split("\\0") if word],
+    "shown environment": sorted(word for word in Path("/proc/self/environ").read_text().split("\\0") if word),
+    "leads its session": os.getsid(0) == os.getpid() == os.getpgrp(),
+    "name": status["Name"], "signals": [status[name] for name in ("SigBlk", "SigIgn", "SigCgt")],
+    "handlers": [str(signal.getsignal(number)) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGCHLD)],
+    "umask": os.umask(0o22), "descriptors": [n for n in range(256) if Path(f"/proc/self/fd/{n}").exists()],
+    "threads": [thread.name for thread in threading.enumerate()],
+    "streams": [[s.fileno(), s.encoding, s.errors, s.line_buffering, s.write_through, s.isatty()]
+                for s in (sys.stdin, sys.stdout, sys.stderr)],
+    "input": sys.stdin.read(),
+    "main": [main.__name__, main.__file__, main.__spec__.name, main.__package__],
+    "collector": [gc.isenabled(), gc.get_threshold()],
+    "log": [logging.root.level, [str(one) for one in logging.root.handlers]],
+    "processes": [multiprocessing.current_process().name, billiard.current_process()._name],
+    "apps": len(_state._apps), "node": kombu.common._node_id, "bridge": bridge.__file__,
+}
+print(json.dumps([facts, random.random()]), flush=True)
+os._exit(7)
+"""
+
+WORDS = python_module("celery", "-A", "probe", "worker")
+
+
+def seen(yard: NodeYard, folder: Path, module: str, *, preload: bool, **env: str) -> tuple[dict[str, Any], float]:
+    """What the probe sees as the app of ``python -m module``, and its first random number."""
+    name = f"{module}-{len(yard.nodes)}"
+    command = python_module(module, "-A", "probe", *(["run"] if module == "bridge" else ["worker"]))
+    node = ProcessNode(name, command, log_file=folder / f"{name}.log", cwd=folder, env=env)
+    node.preload = preload
+    yard.add(node, wait=False)
+    assert node.wait(60) == 7, node.log_tail()
+    facts, number = json.loads(node.logs())
+    mark = facts["environ"].pop("TICKET_BRIDGE_TEST_NODE")
+    facts["shown environment"].remove(f"TICKET_BRIDGE_TEST_NODE={mark}")
+    return facts, number
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    folder = tmp_path / "app"
+    folder.mkdir()
+    (folder / "probe.py").write_text(PROBE)
+    return folder
+
+
+@pytest.mark.parametrize("module", preloaded.MODULES)
+def test_an_app_sees_the_process_that_it_would_see(nodes: NodeYard, folder: Path, module: str) -> None:
+    env = {"SHOP": "a b=c", "PYTHONPATH": os.pathsep.join([str(folder), str(ROOT)])}
+    fresh, _ = seen(nodes, folder, module, preload=False, **env)
+    forked, number = seen(nodes, folder, module, preload=True, **env)
+    another, other_number = seen(nodes, folder, module, preload=True, **env)
+    assert forked == fresh
+    assert another == fresh
+    assert number != other_number
+
+
+def test_a_copy_of_the_bridge_is_not_taken_for_the_one_of_this_checkout(nodes: NodeYard, folder: Path) -> None:
+    copy = folder / "bridge"
+    copy.mkdir()
+    (copy / "__init__.py").write_text("")
+    (copy / "__main__.py").write_text("import probe")
+    found, _ = seen(nodes, folder, "bridge", preload=True)
+    assert found["bridge"] == str(copy / "__init__.py")
+
+
+class TestForked:
+    @pytest.fixture
+    def node(self, nodes: NodeYard, folder: Path) -> ProcessNode:
+        (folder / "sleepy.py").write_text(
+            "import multiprocessing, time\n"
+            "multiprocessing.get_context('fork').Process(target=time.sleep, args=(600,)).start()\n"
+            "print('sleeping', flush=True)\ntime.sleep(600)\n"
+        )
+        return nodes.process("sleepy", python_module("celery", "-A", "sleepy", "worker"), cwd=folder, wait=False)
+
+    @pytest.fixture(autouse=True)
+    def _asleep(self, node: ProcessNode) -> None:
+        node.wait_for_log("sleeping")
+        assert isinstance(node._process, preloaded.Forked)
+
+    @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGUSR1])
+    def test_a_signal_is_its_exit_code(self, node: ProcessNode, number: signal.Signals) -> None:
+        node.send(number)
+        assert node.wait() == -number
+        assert node.exit_code == -number
+        assert not node.running
+
+    def test_it_stays_there_until_somebody_asks(self, node: ProcessNode) -> None:
+        assert node.pid is not None
+        process = psutil.Process(node.pid)
+        process.kill()
+        wait_until(lambda: process.status() == psutil.STATUS_ZOMBIE, description="the process to end")
+        assert node.exit_code == -signal.SIGKILL
+        assert not process.is_running()
+
+    def test_its_children_carry_its_mark(self, node: ProcessNode) -> None:
+        assert len(node.survivors()) == 2
+        node.kill()
+        assert len(node.survivors()) == 1
+        node.vanish()
+        assert node.survivors() == []
+
+    def test_waiting_for_one_that_runs_on_has_an_end(self, node: ProcessNode) -> None:
+        with pytest.raises(AssertionError, match=r"did not end within 0\.1 s"):
+            node.wait(0.1)
+        assert node.running
+
+
+@pytest.mark.parametrize(
+    ("words", "change"),
+    [
+        (["/usr/bin/env", *WORDS], {}),
+        (["/other/python", *WORDS[1:]], {}),
+        (python_module("http.server"), {}),
+        ([sys.executable, "-c", "pass"], {}),
+        ([*WORDS, "--pool=gevent"], {}),
+        (WORDS, {"LD_PRELOAD": "x.so"}),
+        (WORDS, {"PYTHONHASHSEED": "1"}),
+        (WORDS, {"PYTHONUNBUFFERED": ""}),
+    ],
+)
+def test_what_another_interpreter_would_run_is_not_forked(words: list[str], change: dict[str, str]) -> None:
+    env = {**os.environ, "PYTHONUNBUFFERED": "1"}
+    assert preloaded.can_fork(WORDS, env)
+    assert not preloaded.can_fork(words, {**env, **change})
+
+
+def test_the_server_ends_with_the_process_that_started_it(tmp_path: Path) -> None:
+    code = (
+        "import os, signal; from tests.nodes import preloaded; "
+        "print(preloaded.server(with_bridge=False)._process.pid, flush=True); os.kill(os.getpid(), signal.SIGKILL)"
+    )
+    ended = subprocess.run([sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE, check=False, timeout=60)
+    pid = int(ended.stdout)
+    wait_until(lambda: not psutil.pid_exists(pid), description="the server to end")

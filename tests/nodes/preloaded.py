@@ -1,0 +1,145 @@
+"""Starts Python programs from a parent that has imported most of what they need (`tests.nodes.fork_server`).
+
+A worker starts for a third of the processor time, and is otherwise the process that it would be: its own session,
+number, exit code, command line and environment. What is about starting itself is not for this: `can_fork` says no where
+the environment changes the interpreter, and a node can be told not to (`ProcessNode.preload`).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from functools import cache
+from pathlib import Path
+
+from tests.nodes import fork_server
+
+ROOT = fork_server.ROOT
+MODULES = ("bridge", "celery")
+#: Variables that an interpreter or a library reads once, when it starts or is imported.
+READ_AT_START = ("PYTHON", "LD_", "LC_", "LANG", "TZ", "MALLOC_", "C_", "KOMBU_", "CELERY_TRACE", "MP_", "OPENSSL_")
+#: They may differ: a fork gets them as an interpreter would.
+TAKEN_OVER = ("PYTHONPATH", "PYTHONUNBUFFERED")
+#: Pools that replace parts of the standard library before anything is imported.
+PATCHING = ("gevent", "eventlet")
+#: Room for what a process shows as its arguments and its environment.
+ROOM = 1 << 15
+
+
+class Forked:
+    """A program that a fork server has started, with the part of `subprocess.Popen` that nodes use."""
+
+    def __init__(self, server: ForkServer, pid: int) -> None:
+        self.pid = pid
+        self.returncode: int | None = None
+        self._server = server
+        self._ended = os.pidfd_open(pid)
+
+    def poll(self) -> int | None:
+        """The exit code, or None while it runs; minus the number of the signal that ended it."""
+        return self.returncode if self.returncode is not None or not self._has_ended(0) else self._reap()
+
+    def wait(self, timeout: float | None = None) -> int:
+        """The exit code, once it has ended.
+
+        Raises:
+            subprocess.TimeoutExpired: It has not within ``timeout`` seconds.
+        """
+        if self.returncode is not None:
+            return self.returncode
+        if not self._has_ended(timeout):
+            assert timeout is not None
+            raise subprocess.TimeoutExpired(str(self.pid), timeout)
+        return self._reap()
+
+    def _has_ended(self, timeout: float | None) -> bool:
+        poll = select.poll()
+        poll.register(self._ended, select.POLLIN)
+        return bool(poll.poll(None if timeout is None else timeout * 1000))
+
+    def _reap(self) -> int:
+        self.returncode = self._server.reap(self.pid)
+        os.close(self._ended)
+        return self.returncode
+
+
+class ForkServer:
+    """One server of this process; it ends with this process."""
+
+    def __init__(self, *, with_bridge: bool) -> None:
+        self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._lock = threading.Lock()
+        kept = {name: value for name, value in os.environ.items() if name not in TAKEN_OVER}
+        with theirs:
+            self._process = subprocess.Popen(
+                [
+                    sys.executable, fork_server.__file__, str(theirs.fileno()),
+                    "with-bridge" if with_bridge else "without-bridge", " " * ROOM,
+                ],
+                stdin=subprocess.DEVNULL,
+                pass_fds=(theirs.fileno(),),
+                env={**kept, "PYTHONUNBUFFERED": "1", "ROOM": " " * ROOM},
+                start_new_session=True,
+            )  # fmt: skip
+        assert self._control.recv(fork_server.REQUEST_SIZE) == b"ready", "the fork server did not start"
+
+    def start(self, words: Sequence[str], *, cwd: Path, env: Mapping[str, str], streams: Sequence[int]) -> Forked:
+        """Start ``words``, for which `can_fork` has said yes; ``streams``: standard input, output and error."""
+        request = {"words": list(words), "cwd": str(cwd), "env": dict(env)}
+        return Forked(self, int(self._ask(request, streams)))
+
+    def reap(self, pid: int) -> int:
+        """The exit code of a program that has ended."""
+        return int(self._ask({"reap": pid}))
+
+    def _ask(self, request: object, streams: Sequence[int] = ()) -> int:
+        with self._lock:
+            socket.send_fds(self._control, [json.dumps(request).encode()], list(streams))
+            answer = self._control.recv(fork_server.REQUEST_SIZE)
+        assert answer, "the fork server has ended"
+        code: int = json.loads(answer)
+        return code
+
+
+@cache
+def server(*, with_bridge: bool) -> ForkServer:
+    """The server of this test process, started when it is first needed."""
+    return ForkServer(with_bridge=with_bridge)
+
+
+def can_fork(words: Sequence[str], env: Mapping[str, str]) -> bool:
+    """Whether a fork becomes the same program as a new interpreter would: ``python -m bridge …`` or ``celery …``."""
+    if not hasattr(os, "pidfd_open") or not Path("/proc/self/stat").exists():
+        return False
+    if list(words[:2]) != [sys.executable, "-m"] or words[2] not in MODULES:
+        return False
+    if any(pool in word for word in words for pool in PATCHING):
+        return False
+
+    def of_start(variables: Mapping[str, str]) -> dict[str, str]:
+        return {
+            name: value
+            for name, value in variables.items()
+            if name.startswith(READ_AT_START) and name not in TAKEN_OVER
+        }
+
+    return env.get("PYTHONUNBUFFERED") == "1" and of_start(env) == of_start(os.environ)
+
+
+def uses_this_bridge(cwd: Path, env: Mapping[str, str]) -> bool:
+    """Whether a program would import the bridge of this checkout, and not a copy of it."""
+    for folder in (cwd, *map(Path, filter(None, env.get("PYTHONPATH", "").split(os.pathsep)))):
+        if (folder / "bridge").is_dir():
+            return folder.resolve() == ROOT
+    return True
+
+
+def start(words: Sequence[str], *, cwd: Path, env: Mapping[str, str], streams: Sequence[int]) -> Forked:
+    """Start a program from a preloaded parent."""
+    return server(with_bridge=uses_this_bridge(cwd, env)).start(words, cwd=cwd, env=env, streams=streams)
