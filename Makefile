@@ -55,8 +55,14 @@ $(READY): requirements.lock pyproject.toml
 demo: $(READY) ## The whole stack with data on this machine, a worker killed on the way, a verdict at the end
 	$(BIN)/bridge demo $(DEMO_ARGS)
 
-test: lint types ## Lint, strict types, then the tests: everything once
-	$(BIN)/python -m pytest $(BESIDE) tests $(PYTEST_ARGS)
+# Not $(MAKE) in the recipe itself: make -n would run it.
+CHECKS := $(MAKE) --no-print-directory --keep-going lint types
+test: $(READY) ## Lint, strict types and the tests, beside each other: everything once
+	@shown=$$(mktemp); trap 'rm -f "$$shown"' EXIT; trap 'exit 130' INT TERM; \
+	$(CHECKS) >"$$shown" 2>&1 & checks=$$!; \
+	$(BIN)/python -m pytest $(BESIDE) tests $(PYTEST_ARGS); tested=$$?; \
+	wait $$checks; checked=$$?; cat "$$shown"; \
+	exit $$((tested | checked))
 
 long: $(READY) ## What make test leaves out: the same in other modes, pools and on other servers, and longer looks
 	$(BIN)/python -m pytest $(BESIDE) --tier long tests $(PYTEST_ARGS)

@@ -17,6 +17,7 @@ from redis import Redis
 from bridge.embedded import EmbeddedServer
 from routing.keys import LaneKeys
 from tests.commands import Lane, letter
+from tests.nodes import preloaded
 from tests.nodes.process import python_module
 from tests.nodes.roles import broker_environment
 from tests.nodes.yard import NodeYard
@@ -57,16 +58,7 @@ class Shell:
         self.env = {**kept, **broker_environment(url), "PYTHONUNBUFFERED": "1", "COLUMNS": "200"}
 
     def run(self, *words: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
-        done = subprocess.run(
-            python_module(*words),
-            cwd=self.folder,
-            env=self.env,
-            input=stdin,
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=False,
-        )
+        done = preloaded.run(python_module(*words), cwd=self.folder, env=self.env, stdin=stdin)
         assert "Traceback" not in done.stderr
         return done
 

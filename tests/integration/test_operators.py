@@ -13,6 +13,7 @@ from redis import Redis
 
 from bridge.embedded import EmbeddedServer
 from routing.keys import LaneKeys
+from tests.nodes import preloaded
 from tests.nodes.process import ROOT, python_module
 from tests.nodes.roles import MasterNode, WorkerNode, broker_environment
 from tests.nodes.yard import NodeYard
@@ -65,12 +66,15 @@ class Shop:
     def wait_leading(self) -> None:
         wait_until(lambda: self.redis.exists(self.keys.leader), description="a leader")
 
+    @property
+    def env(self) -> dict[str, str]:
+        return {**os.environ, **broker_environment(self.url), "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"}
+
     def start(self, *words: str) -> subprocess.Popen[str]:
-        env = {**os.environ, **broker_environment(self.url), "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"}
         return subprocess.Popen(
             python_module("bridge", "-A", "shop", *words),
             cwd=self.folder,
-            env=env,
+            env=self.env,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -78,11 +82,10 @@ class Shop:
 
     def bridge(self, *words: str, code: int = 0) -> str:
         """What the command printed, which ended with ``code``; its error where that is not 0."""
-        process = self.start(*words)
-        out, err = process.communicate(timeout=60)
-        assert process.returncode == code, (out, err)
-        assert "Traceback" not in err
-        return out if code == 0 else err or out
+        done = preloaded.run(python_module("bridge", "-A", "shop", *words), cwd=self.folder, env=self.env)
+        assert done.returncode == code, (done.stdout, done.stderr)
+        assert "Traceback" not in done.stderr
+        return done.stdout if code == 0 else done.stderr or done.stdout
 
     def json(self, *words: str) -> Any:
         return json.loads(self.bridge(*words, "--json"))

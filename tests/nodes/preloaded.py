@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import select
+import signal
 import socket
 import subprocess
 import sys
@@ -17,6 +18,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
+from tempfile import TemporaryFile
 
 from tests.nodes import fork_server
 
@@ -143,3 +145,31 @@ def uses_this_bridge(cwd: Path, env: Mapping[str, str]) -> bool:
 def start(words: Sequence[str], *, cwd: Path, env: Mapping[str, str], streams: Sequence[int]) -> Forked:
     """Start a program from a preloaded parent."""
     return server(with_bridge=uses_this_bridge(cwd, env)).start(words, cwd=cwd, env=env, streams=streams)
+
+
+def run(
+    words: Sequence[str], *, cwd: Path, env: Mapping[str, str], stdin: str = "", timeout_s: float = 60
+) -> subprocess.CompletedProcess[str]:
+    """Run a command to its end, as `subprocess.run` would: forked where that makes no difference.
+
+    Raises:
+        subprocess.TimeoutExpired: It did not end; it was killed.
+    """
+    given = {**env, "PYTHONUNBUFFERED": "1"}
+    if not can_fork(words, given):
+        return subprocess.run(
+            words, cwd=cwd, env=given, input=stdin, capture_output=True, text=True, timeout=timeout_s, check=False
+        )
+    with TemporaryFile("w+") as source, TemporaryFile("w+") as out, TemporaryFile("w+") as err:
+        source.write(stdin)
+        source.seek(0)
+        forked = start(words, cwd=cwd, env=given, streams=(source.fileno(), out.fileno(), err.fileno()))
+        try:
+            code = forked.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            os.killpg(forked.pid, signal.SIGKILL)
+            forked.wait()
+            raise
+        out.seek(0)
+        err.seek(0)
+        return subprocess.CompletedProcess(list(words), code, out.read(), err.read())

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-TOOLS = ("make", "sh", "touch", "awk", "mkdir", "cat", "rm", "find")
+TOOLS = ("make", "sh", "touch", "awk", "mkdir", "cat", "rm", "find", "mktemp")
 
 
 class Machine:
@@ -119,6 +119,22 @@ def test_an_install_that_fails_leaves_no_stamp(machine: Machine) -> None:
     python.write_text(python.read_text() + '\ncase "$*" in *requirements.lock*) exit 1 ;; esac\n')
     assert machine.make("setup").returncode != 0
     assert not (machine.checkout / ".venv" / ".ready").exists()
+
+
+@pytest.mark.parametrize("failing", ["", "ruff", "mypy", "python"])
+def test_the_tests_and_the_checks_beside_them_fail_together(machine: Machine, failing: str) -> None:
+    machine.python("python3.11")
+    assert machine.make("setup").returncode == 0
+    for name in ("ruff", "mypy", "python"):
+        tool = machine.checkout / ".venv" / "bin" / name
+        tool.write_text(f'#!/bin/sh\necho "{name} $1 $2"\nexit {int(name == failing)}\n')
+        tool.chmod(0o755)
+    done = machine.make("test")
+    assert (done.returncode != 0) == bool(failing)
+    lines = done.stdout.splitlines()
+    # The output of the checks stands together, after that of the tests.
+    assert lines[0] == "python -m pytest"
+    assert {"ruff check ", "mypy  "} <= set(lines[1:])
 
 
 def test_help_needs_nothing_and_names_every_target(machine: Machine) -> None:
