@@ -150,6 +150,7 @@ class TestForked:
         ([*WORDS, "--pool=gevent"], {}),
         (WORDS, {"LD_PRELOAD": "x.so"}),
         (WORDS, {"PYTHONHASHSEED": "1"}),
+        (WORDS, {"REMAP_SIGTERM": "SIGQUIT"}),
         (WORDS, {"PYTHONUNBUFFERED": ""}),
     ],
 )

@@ -24,10 +24,14 @@ from tests.nodes import fork_server
 
 ROOT = fork_server.ROOT
 MODULES = ("bridge", "celery")
-#: Variables that an interpreter or a library reads once, when it starts or is imported.
-READ_AT_START = ("PYTHON", "LD_", "LC_", "LANG", "TZ", "MALLOC_", "C_", "KOMBU_", "CELERY_TRACE", "MP_", "OPENSSL_")
-#: They may differ: a fork gets them as an interpreter would.
-TAKEN_OVER = ("PYTHONPATH", "PYTHONUNBUFFERED")
+#: What the server starts with, and every program that is forked from it but for these.
+STARTED_WITH = dict(os.environ)
+#: Variables that a fork gets as an interpreter would, or that only an app reads. An interpreter and the libraries read
+#: many others once, when they start or are imported.
+READ_LATER = (
+    "ADOPTED_", "ANYWHERE_", "BRIDGE_", "CELERY_BROKER_URL", "CELERY_RESULT_BACKEND", "CHAOS_", "COLUMNS", "COUNTER_",
+    "ODD_", "PYTEST_CURRENT_TEST", "PYTHONPATH", "PYTHONUNBUFFERED", "SERVICE_", "SHOP", "SOAK_", "TICKET_BRIDGE_",
+)  # fmt: skip
 #: Pools that replace parts of the standard library before anything is imported.
 PATCHING = ("gevent", "eventlet")
 #: Room for what a process shows as its arguments and its environment.
@@ -77,7 +81,7 @@ class ForkServer:
     def __init__(self, *, with_bridge: bool) -> None:
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._lock = threading.Lock()
-        kept = {name: value for name, value in os.environ.items() if name not in TAKEN_OVER}
+        kept = {name: value for name, value in STARTED_WITH.items() if name != "PYTHONPATH"}
         with theirs:
             self._process = subprocess.Popen(
                 [
@@ -124,14 +128,10 @@ def can_fork(words: Sequence[str], env: Mapping[str, str]) -> bool:
     if any(pool in word for word in words for pool in PATCHING):
         return False
 
-    def of_start(variables: Mapping[str, str]) -> dict[str, str]:
-        return {
-            name: value
-            for name, value in variables.items()
-            if name.startswith(READ_AT_START) and name not in TAKEN_OVER
-        }
+    def read_early(variables: Mapping[str, str]) -> dict[str, str]:
+        return {name: value for name, value in variables.items() if not name.startswith(READ_LATER)}
 
-    return env.get("PYTHONUNBUFFERED") == "1" and of_start(env) == of_start(os.environ)
+    return env.get("PYTHONUNBUFFERED") == "1" and read_early(env) == read_early(STARTED_WITH)
 
 
 def uses_this_bridge(cwd: Path, env: Mapping[str, str]) -> bool:
