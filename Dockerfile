@@ -38,8 +38,8 @@ FROM app AS spark
 COPY --from=build-spark /opt/venv /opt/venv
 USER bridge
 # What the compose file pushes unless it is told another log.
-RUN python -m spark.generate /home/bridge/events.csv
-CMD ["python", "-m", "spark.push", "--help"]
+RUN python -m bridge.spark.generate /home/bridge/events.csv
+CMD ["python", "-m", "bridge.spark.push", "--help"]
 
 FROM app AS bridge
 COPY --from=build-bridge /opt/venv /opt/venv

@@ -17,7 +17,7 @@ from benchmarks.machine import describe
 from benchmarks.report import show_case, show_disturbance, show_goals, show_machine
 from benchmarks.results import Results
 from benchmarks.stack import ROOT
-from routing.errors import TicketBridgeError
+from bridge.routing.errors import TicketBridgeError
 
 #: What ``--quick`` makes of the messages and of the rounds.
 QUICK_SCALE = 0.4

@@ -32,8 +32,8 @@ from benchmarks.machine import describe
 from benchmarks.report import show_machine
 from benchmarks.stack import KEYS, ROOT, Stack
 from benchmarks.starts import LEASE, STARTS, Start
-from routing import records
-from routing.errors import TicketBridgeError
+from bridge.routing import records
+from bridge.routing.errors import TicketBridgeError
 
 #: Tickets that always have work.
 TICKETS = 60

@@ -19,8 +19,8 @@ from benchmarks.stack import KEYS
 from bridge.connect import client
 from bridge.names import BUNDLE_TASK, HEADER_BASE, HEADER_RUNS
 from bridge.outcomes import Kind, Outcome
-from routing.membership import register
-from routing.words import ReturnWord
+from bridge.routing.membership import register
+from bridge.routing.words import ReturnWord
 
 #: Celery messages that are popped from one queue at a time.
 POP_COUNT = 200

@@ -27,8 +27,8 @@ from redis._parsers import _RESP2Parser
 
 from benchmarks.peaks import Peaks
 from bridge.embedded import EmbeddedServer
-from spark.job.session import local_session
-from spark.wire.address import connect
+from bridge.spark.job.session import local_session
+from bridge.spark.wire.address import connect
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

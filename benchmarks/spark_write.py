@@ -26,7 +26,7 @@ from rich.table import Table
 
 from benchmarks.peaks import Peaks
 from bridge.embedded import EmbeddedServer
-from routing.errors import ConfigurationError, TicketBridgeError
+from bridge.routing.errors import ConfigurationError, TicketBridgeError
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -66,7 +66,7 @@ class Ways:
     """The ways of writing the same rows, each returning rows per second."""
 
     def __init__(self, session: SparkSession, server: EmbeddedServer, count: int) -> None:
-        from spark.write.order import in_ticket_order
+        from bridge.spark.write.order import in_ticket_order
 
         self._server, self._count = server, count
         self._rows = rows_of(session, count).cache()
@@ -159,7 +159,7 @@ def show(console: Console, found: dict[str, list[float]]) -> None:
 
 def memory(session: SparkSession, server: EmbeddedServer, count: int) -> None:
     """Shows the memory that ``count`` rows and ten times as many take, none of them cached."""
-    from spark.write.order import in_ticket_order
+    from bridge.spark.write.order import in_ticket_order
 
     # The first write is the one that starts everything.
     for rows in (count, count, 10 * count):
@@ -183,7 +183,7 @@ def main(rows: int, rounds: int, warmup: int, memory_only: bool) -> None:
     try:
         if not memory_only:
             server_benchmark()
-        from spark.job.session import local_session
+        from bridge.spark.job.session import local_session
 
         session = local_session("benchmark", master="local[2]")
         with (

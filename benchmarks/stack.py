@@ -19,8 +19,8 @@ from redis import Redis
 
 from benchmarks.tally import FOLDER, Reading
 from bridge.embedded import EmbeddedServer, OrphanGuard
-from routing.errors import TicketBridgeError
-from routing.keys import LaneKeys
+from bridge.routing.errors import TicketBridgeError
+from bridge.routing.keys import LaneKeys
 
 #: The checkout, where the apps under test are importable.
 ROOT = Path(__file__).resolve().parent.parent

@@ -11,7 +11,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from routing.errors import (
+from bridge.routing.errors import (
     ConfigurationError,
     PayloadError,
     ServerUnavailable,
@@ -22,9 +22,9 @@ from routing.errors import (
 
 if TYPE_CHECKING:
     from bridge.installation import install
+    from bridge.routing.records import LostAttempt
     from bridge.worker.context import TicketContext
     from bridge.worker.task import TicketTask
-    from routing.records import LostAttempt
 
 __all__ = [
     "ConfigurationError",
@@ -41,7 +41,7 @@ __all__ = [
 
 # Loaded when they are asked for: the watcher beside each worker is of this package, and has no use for Celery.
 _LATE = {
-    "LostAttempt": "routing.records",
+    "LostAttempt": "bridge.routing.records",
     "TicketContext": "bridge.worker.context",
     "TicketTask": "bridge.worker.task",
     "install": "bridge.installation",

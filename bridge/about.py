@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
-from routing.errors import ConfigurationError
-from routing.membership import meet
-from routing.words import ReturnWord
+from bridge.routing.errors import ConfigurationError
+from bridge.routing.membership import meet
+from bridge.routing.words import ReturnWord
 
 if TYPE_CHECKING:
     from celery import Celery

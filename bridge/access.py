@@ -18,11 +18,11 @@ from functools import cache
 from typing import TYPE_CHECKING
 
 from bridge.address import database_of, parsed
+from bridge.routing import effects, leadership, membership, producing, pushes, retention, transitions
+from bridge.routing.keys import push_prefix
+from bridge.routing.scripts import Script
+from bridge.routing.words import ReturnWord
 from bridge.worker.effect_words import GRAMMAR
-from routing import effects, leadership, membership, producing, pushes, retention, transitions
-from routing.keys import push_prefix
-from routing.scripts import Script
-from routing.words import ReturnWord
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

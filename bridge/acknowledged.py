@@ -24,9 +24,9 @@ from celery.utils.log import get_logger
 
 from bridge.pending import claim_back
 from bridge.regroup import Ends
-from routing.ids import id_before, id_key
-from routing.retention import done
-from routing.transitions import Batch
+from bridge.routing.ids import id_before, id_key
+from bridge.routing.retention import done
+from bridge.routing.transitions import Batch
 
 if TYPE_CHECKING:
     from bridge.leader import Leader

@@ -16,8 +16,16 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 from urllib.parse import SplitResult, parse_qs, quote, urlencode
 
-from routing.address import SENTINEL_PORT, cert_reqs, database_of, normalised, parsed, sentinels_of, without_password
-from routing.errors import ConfigurationError
+from bridge.routing.address import (
+    SENTINEL_PORT,
+    cert_reqs,
+    database_of,
+    normalised,
+    parsed,
+    sentinels_of,
+    without_password,
+)
+from bridge.routing.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from celery import Celery

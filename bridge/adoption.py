@@ -22,8 +22,8 @@ from celery.app.trace import task_has_custom
 from celery.utils.imports import symbol_by_name
 
 from bridge.eager import with_ticket_when_called
+from bridge.routing.errors import ConfigurationError
 from bridge.worker.task import TicketTask, before_start, enter, undo_in_run
-from routing.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from celery import Celery

@@ -14,8 +14,8 @@ from celery.exceptions import ImproperlyConfigured
 from bridge.connect import check_server, client
 from bridge.installed import bridge_of
 from bridge.misplaced import refuse_misplaced
-from routing.connection import with_raw_replies
-from routing.errors import ConfigurationError, TicketBridgeError
+from bridge.routing.connection import with_raw_replies
+from bridge.routing.errors import ConfigurationError, TicketBridgeError
 
 if TYPE_CHECKING:
     from celery import Celery

@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterable
 from bridge.lane import Lane
 from bridge.picture import Consumer, Ticket
 from bridge.room import Room, Tasks
-from routing.messages import Message
-from routing.policies import PolicyName, Ring
+from bridge.routing.messages import Message
+from bridge.routing.policies import PolicyName, Ring
 
 #: Tickets at the end of a consumer's queue among which one is looked for that an idle consumer can run.
 LOOKED_AT = 64

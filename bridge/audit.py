@@ -31,13 +31,13 @@ from bridge.auditing import pages
 from bridge.auditing.auditor import CLOCK_SKEW_MS, Auditor
 from bridge.auditing.checks import Check, Finding
 from bridge.auditing.verdict import Coverage, Verdict
-from routing.history import Delivery, What
-from routing.ids import IdKey, id_key
+from bridge.routing.history import Delivery, What
+from bridge.routing.ids import IdKey, id_key
 
 if TYPE_CHECKING:
     from redis import Redis
 
-    from routing.keys import LaneKeys
+    from bridge.routing.keys import LaneKeys
 
 __all__ = ["Audit", "Auditor", "Check", "Coverage", "Finding", "Verdict", "audit"]
 

@@ -12,13 +12,13 @@ from rich.text import Text
 
 from bridge.auditing.checks import Check, Finding
 from bridge.auditing.verdict import Verdict, row_document
+from bridge.routing.history import What
+from bridge.routing.text import count, duration, one_line
 from bridge.terminal import console, echo_json
-from routing.history import What
-from routing.text import count, duration, one_line
 
 if TYPE_CHECKING:
     from bridge.auditing.auditor import Auditor
-    from routing.history import Delivery
+    from bridge.routing.history import Delivery
 
 #: Seconds between two lines of progress.
 PROGRESS_S = 5.0

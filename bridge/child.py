@@ -12,8 +12,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from bridge.embedded import OrphanGuard
+from bridge.routing.errors import ServerStartFailed
 from bridge.stopping import POLL_S, StopRequest
-from routing.errors import ServerStartFailed
 
 #: Lines of a log that an error shows.
 TAIL_LINES = 8

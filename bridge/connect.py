@@ -1,6 +1,6 @@
 """Connections to the Redis of a lane: clients, and raw connections for blocking reads and one cheap write.
 
-How a client is made, and what an outage is, is in `routing.connection`, which the Spark side uses as well.
+How a client is made, and what an outage is, is in `bridge.routing.connection`, which the Spark side uses as well.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from redis import Redis
 from redis.exceptions import ResponseError
 
 from bridge.address import without_password
-from routing.connection import UNAVAILABLE, client, error_code, is_full, is_outage
-from routing.errors import ServerTooOld, ServerUnavailable, ServerUnfit
-from routing.server import unfit
+from bridge.routing.connection import UNAVAILABLE, client, error_code, is_full, is_outage
+from bridge.routing.errors import ServerTooOld, ServerUnavailable, ServerUnfit
+from bridge.routing.server import unfit
 
 __all__ = [
     "UNAVAILABLE",

@@ -10,7 +10,7 @@ from bridge.dead_letters import Letter, read_letter
 if TYPE_CHECKING:
     from redis import Redis
 
-    from routing.keys import LaneKeys
+    from bridge.routing.keys import LaneKeys
 
 #: Letters in one page: each may hold a whole payload and 16 KiB of traceback.
 PAGE = 100

@@ -21,11 +21,11 @@ from bridge.child import Child
 from bridge.connect import UNAVAILABLE
 from bridge.ledger import read_ledger
 from bridge.progress import Counts, ProgressView, read_counts
+from bridge.routing.errors import ConfigurationError, InputError
+from bridge.routing.records import parse
 from bridge.stack import Plan, Stack
 from bridge.verdict import EXAMPLES, Verdict, compare_states, judge, time_to_reroute
 from bridge.verdict_table import verdict_table
-from routing.errors import ConfigurationError, InputError
-from routing.records import parse
 
 if TYPE_CHECKING:
     from bridge.settings import Settings
@@ -98,7 +98,7 @@ class Demo:
         log = self._events or self._generate()
         spark_log = self.stack.plan.directory / "spark-incidents.log"
         computing = self.stack.start_job(
-            "expected", "spark.incidents", log, "--out", str(self.states_file), "--spark-log", str(spark_log)
+            "expected", "bridge.spark.incidents", log, "--out", str(self.states_file), "--spark-log", str(spark_log)
         )
         self.stack.start()
         with self._console.status("Spark computes the state that every incident must end in"):
@@ -118,7 +118,7 @@ class Demo:
     def _generate(self) -> str:
         out = str(self.stack.plan.directory / "events.csv.gz")
         words = (out, "--events", str(GENERATED_EVENTS), "--tickets", str(GENERATED_TICKETS))
-        self._await(self.stack.start_job("generate", "spark.generate", *words))
+        self._await(self.stack.start_job("generate", "bridge.spark.generate", *words))
         return out
 
     def _await(self, job: Child) -> None:
@@ -180,7 +180,15 @@ class Demo:
         spark_log = self.stack.plan.directory / "spark-push.log"
         words = ("--url", self.stack.server.url, "--stream", self._settings.stream, "--order", "timestamp")
         return self.stack.start_job(
-            "push", "spark.push", log, *words, "--progress", "json", "--spark-log", str(spark_log), on_line=on_line
+            "push",
+            "bridge.spark.push",
+            log,
+            *words,
+            "--progress",
+            "json",
+            "--spark-log",
+            str(spark_log),
+            on_line=on_line,
         )
 
     def _kill(self, kill: Kill, counts: Counts) -> None:

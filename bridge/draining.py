@@ -10,13 +10,13 @@ import orjson
 
 from bridge.connect import UNAVAILABLE
 from bridge.roster import draining
-from routing.errors import OrderFailed
-from routing.text import count, duration
+from bridge.routing.errors import OrderFailed
+from bridge.routing.text import count, duration
 
 if TYPE_CHECKING:
     from redis import Redis
 
-    from routing.keys import LaneKeys
+    from bridge.routing.keys import LaneKeys
 
 #: Seconds between two looks.
 LOOK_S = 0.2

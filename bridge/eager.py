@@ -25,16 +25,16 @@ from celery import states
 from celery._state import _task_stack
 from celery.utils.log import get_logger
 
+from bridge.routing.errors import PayloadError, TicketBridgeError
 from bridge.signature import is_not_run
 from bridge.worker.context import TicketContext
 from bridge.worker.effects import Effects
-from routing.errors import PayloadError, TicketBridgeError
 
 if TYPE_CHECKING:
     from celery import Celery
 
+    from bridge.routing.records import LostAttempt
     from bridge.settings import Settings
-    from routing.records import LostAttempt
 
 logger = get_logger(__name__)
 

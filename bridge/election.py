@@ -28,8 +28,8 @@ from redis.exceptions import RedisError, ResponseError
 from bridge.connect import client, is_outage
 from bridge.health import Health
 from bridge.outage import Outage
+from bridge.routing.leadership import extend, lead, renew, resign
 from bridge.server_clock import ServerClock
-from routing.leadership import extend, lead, renew, resign
 
 if TYPE_CHECKING:
     from bridge.settings import Settings

@@ -31,7 +31,7 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from routing.errors import PortInUse, ServerStartFailed
+from bridge.routing.errors import PortInUse, ServerStartFailed
 
 HOST = "127.0.0.1"
 FsyncPolicy = Literal["always", "everysec", "no"]

@@ -27,8 +27,8 @@ from bridge.names import (
     WorkerWord,
 )
 from bridge.outcomes import Kind, Outcome
-from routing.messages import Message
-from routing.records import LostAttempt
+from bridge.routing.messages import Message
+from bridge.routing.records import LostAttempt
 
 if TYPE_CHECKING:
     from celery import Celery

@@ -1,6 +1,6 @@
 """What goes wrong below a command, as one line that says what to do.
 
-Errors of `routing.errors` are such lines already. This is for what comes from below them: redis, Celery's
+Errors of `bridge.routing.errors` are such lines already. This is for what comes from below them: redis, Celery's
 configuration, files. Whatever else comes up is a bug, and keeps its stack trace.
 """
 
@@ -12,7 +12,7 @@ import redis
 from celery.exceptions import ImproperlyConfigured
 
 from bridge.connect import UNAVAILABLE
-from routing.errors import ConfigurationError, InputError, ServerUnavailable, TicketBridgeError
+from bridge.routing.errors import ConfigurationError, InputError, ServerUnavailable, TicketBridgeError
 
 #: Where the output goes has no room for it.
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)

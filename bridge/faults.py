@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from celery.utils.log import get_logger
 
-from routing.errors import LaneConflict
+from bridge.routing.errors import LaneConflict
 
 logger = get_logger(__name__)
 

@@ -11,7 +11,7 @@ import difflib
 from collections.abc import Collection
 from typing import TYPE_CHECKING, Any
 
-from routing.errors import ConfigurationError
+from bridge.routing.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from celery import Celery

@@ -5,8 +5,8 @@ last `KNOWN_S` seconds: those consumers are away, and will be back. A task that 
 message waits ``bridge_unknown_after`` for somebody to come who has it, and is a dead letter then. The time counts only
 while a master leads and some consumer is here: when all are away, nobody can tell what they know.
 
-What waits is noted in the lane (`routing.keys.LaneKeys.unserved`), for `bridge status` and for the next leader, which
-goes on where the clock stood.
+What waits is noted in the lane (`bridge.routing.keys.LaneKeys.unserved`), for `bridge status` and for the next leader,
+which goes on where the clock stood.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from celery.utils.log import get_logger
 
 from bridge.picture import Ticket
 from bridge.rebuild import body_of
+from bridge.routing.ids import id_key, key_after
+from bridge.routing.messages import Refused
+from bridge.routing.text import duration
+from bridge.routing.transitions import Batch, note_tasks
 from bridge.stranded import Waiting
 from bridge.unserved import UnservedTask
-from routing.ids import id_key, key_after
-from routing.messages import Refused
-from routing.text import duration
-from routing.transitions import Batch, note_tasks
 
 if TYPE_CHECKING:
     from bridge.leader import Leader

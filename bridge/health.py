@@ -11,7 +11,7 @@ import os
 import time
 from pathlib import Path
 
-from routing.errors import ConfigurationError
+from bridge.routing.errors import ConfigurationError
 
 logger = logging.getLogger(__name__)
 

@@ -14,12 +14,12 @@ from celery.utils.log import get_logger
 
 from bridge.orderdesk import OrderDesk
 from bridge.outcomes import NotUnderstood, Outcome, fences_of, read
+from bridge.routing.errors import LaneConflict
 from bridge.strangers import Strangers
-from routing.errors import LaneConflict
 
 if TYPE_CHECKING:
     from bridge.leader import Leader
-    from routing.transitions import Batch
+    from bridge.routing.transitions import Batch
 
 logger = get_logger(__name__)
 

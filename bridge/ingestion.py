@@ -20,10 +20,10 @@ from typing import Any, Literal
 
 import orjson
 
+from bridge.routing.errors import ConfigurationError, InputError
+from bridge.routing.messages import MAX_TICKET_BYTES, Refused, is_deep, why_refused
+from bridge.routing.text import count
 from bridge.sources import Source
-from routing.errors import ConfigurationError, InputError
-from routing.messages import MAX_TICKET_BYTES, Refused, is_deep, why_refused
-from routing.text import count
 
 Format = Literal["csv", "json"]
 FORMATS: tuple[Format, ...] = ("csv", "json")

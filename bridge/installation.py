@@ -12,7 +12,7 @@ from bridge.installed import Bridge
 from bridge.names import BUNDLE_TASK, PUSH_TASK
 from bridge.producer import push
 from bridge.results import keep_apart
-from routing.errors import ConfigurationError
+from bridge.routing.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from celery import Celery

@@ -11,9 +11,9 @@ from redis import Redis
 
 from bridge.connect import client, require_fit
 from bridge.eager import Eager
+from bridge.routing.async_connection import async_client
+from bridge.routing.errors import ConfigurationError
 from bridge.settings import Settings, read_settings
-from routing.async_connection import async_client
-from routing.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from celery import Celery

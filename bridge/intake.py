@@ -13,7 +13,7 @@ from celery.utils.log import get_logger
 
 if TYPE_CHECKING:
     from bridge.leader import Leader
-    from routing.transitions import Batch
+    from bridge.routing.transitions import Batch
 
 logger = get_logger(__name__)
 

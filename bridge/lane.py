@@ -24,14 +24,14 @@ from typing import Any
 from bridge.dead_letters import as_it_came
 from bridge.picture import Consumer, Ticket
 from bridge.resting import Resting
+from bridge.routing import records
+from bridge.routing.history import What
+from bridge.routing.ids import id_key
+from bridge.routing.messages import Message, Refusal
+from bridge.routing.policies import PolicyName
+from bridge.routing.transitions import Batch
 from bridge.settings import Settings
 from bridge.stranded import Stranded
-from routing import records
-from routing.history import What
-from routing.ids import id_key
-from routing.messages import Message, Refusal
-from routing.policies import PolicyName
-from routing.transitions import Batch
 
 #: Most messages of one ticket in memory.
 TICKET_CAP = 1000

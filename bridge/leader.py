@@ -39,16 +39,16 @@ from bridge.refill import Refill
 from bridge.registration import Registrations
 from bridge.retention import Retention
 from bridge.rising import Rising
+from bridge.routing.errors import GroupMoved, LaneConflict
+from bridge.routing.ids import id_key
+from bridge.routing.messages import EntryParser, Message, unreadable
+from bridge.routing.transitions import READ_BYTES, Batch, Dispatch, Leadership, Read, advance, introduce, read
 from bridge.server_clock import ServerClock
 from bridge.settling import Settling
 from bridge.slack import Slack
 from bridge.strays import Strays
 from bridge.ticket_tasks import RESERVED, ticket_tasks
 from bridge.traits import Traits
-from routing.errors import GroupMoved, LaneConflict
-from routing.ids import id_key
-from routing.messages import EntryParser, Message, unreadable
-from routing.transitions import READ_BYTES, Batch, Dispatch, Leadership, Read, advance, introduce, read
 
 if TYPE_CHECKING:
     from celery import Celery
@@ -296,8 +296,8 @@ class Leader:
         self.lane.read_to = id_key(found.entries[-1][0].decode())
 
     def read_on(self, read_to: str = "", *, after: str = ">", names: bool = False) -> Read:
-        """Reads as `routing.transitions.read` does, as many as it can be after what the last read brought. ``names``:
-        of what is large only the beginnings are wanted.
+        """Reads as `bridge.routing.transitions.read` does, as many as it can be after what the last read brought.
+        ``names``: of what is large only the beginnings are wanted.
         """
         first = 16 if self._largest <= BESIDE_BYTES else 1
         limit = NAMES_BYTES if names else self._settings.max_payload + BESIDE_BYTES

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
-from routing.transitions import Leadership, shorten
+from bridge.routing.transitions import Leadership, shorten
 
 if TYPE_CHECKING:
     from redis import Redis

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import orjson
 
-from routing.errors import InputError
+from bridge.routing.errors import InputError
 
 SUFFIX = ".ledger"
 

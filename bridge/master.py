@@ -25,9 +25,9 @@ from bridge.installed import bridge_of
 from bridge.leader import Leader
 from bridge.misplaced import refuse_misplaced
 from bridge.outage import Outage
+from bridge.routing.errors import LaneConflict, NotLeading, ServerUnavailable, TicketBridgeError
 from bridge.server_clock import ServerClock
 from bridge.task_options import check_tasks
-from routing.errors import LaneConflict, NotLeading, ServerUnavailable, TicketBridgeError
 
 if TYPE_CHECKING:
     from celery import Celery

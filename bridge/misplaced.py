@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING, Any
 
 from redis.exceptions import NoPermissionError
 
-from routing.errors import ConfigurationError
-from routing.text import printable
+from bridge.routing.errors import ConfigurationError
+from bridge.routing.text import printable
 
 if TYPE_CHECKING:
     from redis import Redis
 
-    from routing.keys import LaneKeys
+    from bridge.routing.keys import LaneKeys
 
 
 #: Attributes of `LaneKeys` -> the type of the key, as TYPE says it.

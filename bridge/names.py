@@ -18,7 +18,7 @@ HEADER_RUNS = "bridge_runs"
 #: Header: the incarnation that the message was dispatched to; any other one refuses it.
 HEADER_INCARNATION = "bridge_incarnation"
 #: Header: ``[attempt, fence, consumer, cause]`` of an attempt of this message that was cut off half way
-#: (`routing.records.LostAttempt`).
+#: (`bridge.routing.records.LostAttempt`).
 HEADER_LOST = "bridge_lost"
 #: Header of a Celery message that carries no run: what the leader asks of the worker, a value of `WorkerWord`.
 HEADER_WORD = "bridge_word"

@@ -20,11 +20,11 @@ from bridge.names import WorkerWord
 from bridge.outcomes import is_id
 from bridge.pending import claim_back, pending_under
 from bridge.picture import Consumer, Ticket
-from routing.history import What
-from routing.ids import id_key
-from routing.messages import MAX_TICKET_BYTES, Message
-from routing.text import one_line
-from routing.transitions import Batch, unname
+from bridge.routing.history import What
+from bridge.routing.ids import id_key
+from bridge.routing.messages import MAX_TICKET_BYTES, Message
+from bridge.routing.text import one_line
+from bridge.routing.transitions import Batch, unname
 
 if TYPE_CHECKING:
     from bridge.leader import Leader

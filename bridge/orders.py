@@ -27,13 +27,13 @@ from typing import TYPE_CHECKING, Any
 import orjson
 
 from bridge.connect import UNAVAILABLE
-from routing.errors import OrderFailed
-from routing.text import one_line
+from bridge.routing.errors import OrderFailed
+from bridge.routing.text import one_line
 
 if TYPE_CHECKING:
     from redis import Redis
 
-    from routing.keys import LaneKeys
+    from bridge.routing.keys import LaneKeys
 
 #: Seconds that an order waits for its answer: longer than a standby needs to take over.
 ANSWER_S = 10.0

@@ -12,15 +12,15 @@ from typing import TYPE_CHECKING, Any
 
 from redis.exceptions import ResponseError
 
-from routing.errors import LaneConflict
-from routing.groups import Group, group_in
-from routing.ids import id_key, younger_than
-from routing.messages import Message, Refusal, Refused
-from routing.transitions import READ_BYTES, adopt
+from bridge.routing.errors import LaneConflict
+from bridge.routing.groups import Group, group_in
+from bridge.routing.ids import id_key, younger_than
+from bridge.routing.messages import Message, Refusal, Refused
+from bridge.routing.transitions import READ_BYTES, adopt
 
 if TYPE_CHECKING:
     from bridge.leader import Leader
-    from routing.transitions import Batch
+    from bridge.routing.transitions import Batch
 
 #: Entries in one page.
 PAGE = 1000

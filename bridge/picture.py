@@ -6,8 +6,8 @@ from collections import deque
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
-from routing.messages import Message
-from routing.records import LostAttempt
+from bridge.routing.messages import Message
+from bridge.routing.records import LostAttempt
 
 #: Consumers that must have ended under a message before it is suspected of having ended them. One alone happens to
 #: every machine some day, and what was in flight there is innocent.

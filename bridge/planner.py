@@ -18,10 +18,10 @@ from bridge.faults import MessageAtFault
 from bridge.isolation import Isolation
 from bridge.lane import AWAITING, Lane
 from bridge.picture import Consumer, Parcel, Ticket
+from bridge.routing import records
+from bridge.routing.messages import Message
+from bridge.routing.transitions import Batch, Dispatch
 from bridge.traits import TaskTraits
-from routing import records
-from routing.messages import Message
-from routing.transitions import Batch, Dispatch
 
 #: Longest run of one ticket in a bundle, in messages.
 RUN_MAX = 256

@@ -26,11 +26,11 @@ import redis
 from redis.exceptions import NoScriptError
 
 from bridge.connect import UNAVAILABLE, is_full, without_password
-from routing import producing
-from routing.connection import was_not_sent
-from routing.errors import ConfigurationError, PayloadError, ServerUnavailable, Unanswered
-from routing.messages import MAX_DEPTH, MAX_TICKET_BYTES, Refused, is_deep
-from routing.words import text_of
+from bridge.routing import producing
+from bridge.routing.connection import was_not_sent
+from bridge.routing.errors import ConfigurationError, PayloadError, ServerUnavailable, Unanswered
+from bridge.routing.messages import MAX_DEPTH, MAX_TICKET_BYTES, Refused, is_deep
+from bridge.routing.words import text_of
 
 if TYPE_CHECKING:
     from celery import Celery

@@ -11,7 +11,7 @@ from redis import Redis
 
 from bridge.connect import UNAVAILABLE
 from bridge.failures import translated
-from routing.errors import ServerUnavailable, TicketBridgeError
+from bridge.routing.errors import ServerUnavailable, TicketBridgeError
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -16,7 +16,7 @@ from celery.utils.log import get_logger
 from bridge.envelope import returned
 from bridge.names import HEADER_RUNS, WorkerWord
 from bridge.picture import Consumer
-from routing.transitions import Batch, recall
+from bridge.routing.transitions import Batch, recall
 
 if TYPE_CHECKING:
     from bridge.leader import Leader

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from bridge.routing.text import count, duration
 from bridge.ticket_state import TicketState
-from routing.text import count, duration
 
 if TYPE_CHECKING:
     from bridge.scans import Scan

@@ -42,11 +42,11 @@ from bridge.pending import (
 )
 from bridge.picture import Consumer, Parcel, Ticket
 from bridge.regroup import HALF_MADE, regroup_lane
-from routing import records
-from routing.errors import ConfigurationError
-from routing.ids import id_before, id_key, key_after
-from routing.messages import Message, ticket_of
-from routing.transitions import Batch, adopt
+from bridge.routing import records
+from bridge.routing.errors import ConfigurationError
+from bridge.routing.ids import id_before, id_key, key_after
+from bridge.routing.messages import Message, ticket_of
+from bridge.routing.transitions import Batch, adopt
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from bridge.roster import Pending, registrations_of
+from bridge.routing import records
 from bridge.ticket_state import TicketState
-from routing import records
 
 if TYPE_CHECKING:
     from redis import Redis

@@ -38,13 +38,13 @@ from bridge.leases import Leases
 from bridge.outcomes import Kind, Outcome
 from bridge.picture import Consumer, Ticket
 from bridge.registration import Registration
-from routing import records
-from routing.errors import LaneConflict
-from routing.history import What
-from routing.policies import PolicyName
-from routing.records import LostAttempt
-from routing.transitions import Batch, drain, forget, oldest, reroute, resend
-from routing.words import ReturnWord
+from bridge.routing import records
+from bridge.routing.errors import LaneConflict
+from bridge.routing.history import What
+from bridge.routing.policies import PolicyName
+from bridge.routing.records import LostAttempt
+from bridge.routing.transitions import Batch, drain, forget, oldest, reroute, resend
+from bridge.routing.words import ReturnWord
 
 if TYPE_CHECKING:
     from bridge.leader import Leader

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 from bridge.pending import strange_between
 from bridge.picture import Ticket
 from bridge.rebuild import find_front
-from routing.ids import id_before, id_key, key_after
-from routing.messages import Refusal, ticket_of
-from routing.transitions import Batch
+from bridge.routing.ids import id_before, id_key, key_after
+from bridge.routing.messages import Refusal, ticket_of
+from bridge.routing.transitions import Batch
 
 if TYPE_CHECKING:
     from bridge.leader import Leader

@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any
 from celery.utils.log import get_logger
 
 from bridge.pending import NEVER
-from routing import records
-from routing.history import What, read_entry
-from routing.ids import id_key, younger_than
-from routing.transitions import Batch, adopt, advance, regroup, survey
+from bridge.routing import records
+from bridge.routing.history import What, read_entry
+from bridge.routing.ids import id_key, younger_than
+from bridge.routing.transitions import Batch, adopt, advance, regroup, survey
 
 if TYPE_CHECKING:
     from bridge.leader import Leader

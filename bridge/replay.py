@@ -14,17 +14,17 @@ from bridge.apps import load_tasks
 from bridge.dead import chosen, newest_first
 from bridge.dead_letters import Letter
 from bridge.orders import give
+from bridge.routing.errors import InputError, OrderFailed
+from bridge.routing.ids import id_key
+from bridge.routing.messages import EntryParser, Refusal
+from bridge.routing.text import printable
 from bridge.ticket_tasks import ticket_tasks
-from routing.errors import InputError, OrderFailed
-from routing.ids import id_key
-from routing.messages import EntryParser, Refusal
-from routing.text import printable
 
 if TYPE_CHECKING:
     from celery import Celery
     from redis import Redis
 
-    from routing.keys import LaneKeys
+    from bridge.routing.keys import LaneKeys
 
 #: Letters in one order.
 BATCH = 100

@@ -23,13 +23,13 @@ import time
 from bisect import bisect_right
 from typing import TYPE_CHECKING
 
-from routing.ids import id_key
-from routing.keys import LaneKeys
-from routing.retention import done, letters, remove
+from bridge.routing.ids import id_key
+from bridge.routing.keys import LaneKeys
+from bridge.routing.retention import done, letters, remove
 
 if TYPE_CHECKING:
     from bridge.leader import Leader
-    from routing.transitions import Batch
+    from bridge.routing.transitions import Batch
 
 #: Ids that gather before they are removed; and the most entries in one page of a look.
 BATCH = 500

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from bridge.pending import AT_ONCE, messages_of
 from bridge.picture import Ticket
-from routing.transitions import READ_BYTES, Batch
+from bridge.routing.transitions import READ_BYTES, Batch
 
 if TYPE_CHECKING:
     from bridge.leader import Leader

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 
 from bridge.lane import Lane
 from bridge.picture import Consumer, Ticket
-from routing.policies import Policy, PolicyName, policy
+from bridge.routing.policies import Policy, PolicyName, policy
 
 #: Parcels' worth of work that each slot has ahead.
 AHEAD = 2

@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any
 import orjson
 
 from bridge.names import HEADER_WORD, WorkerWord
-from routing.errors import InputError
-from routing.text import printable
+from bridge.routing.errors import InputError
+from bridge.routing.text import printable
 
 if TYPE_CHECKING:
     from redis import Redis
 
+    from bridge.routing.keys import LaneKeys
     from bridge.settings import Settings
-    from routing.keys import LaneKeys
 
 
 class ConsumerState(Enum):

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
-from routing.history import What, read_entry
-from routing.ids import id_key, younger_than
+from bridge.routing.history import What, read_entry
+from bridge.routing.ids import id_key, younger_than
 
 if TYPE_CHECKING:
     from redis import Redis
 
-    from routing.keys import LaneKeys
+    from bridge.routing.keys import LaneKeys
 
 #: Entries that one search looks at, at most.
 LIMIT = 10_000

@@ -12,10 +12,10 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from bridge.address import address_of, database_of, normalised, parsed
 from bridge.given import PREFIX, given_settings
 from bridge.retries import Backoff
-from routing.connection import check_options
-from routing.errors import ConfigurationError
-from routing.keys import LaneKeys
-from routing.policies import PolicyName
+from bridge.routing.connection import check_options
+from bridge.routing.errors import ConfigurationError
+from bridge.routing.keys import LaneKeys
+from bridge.routing.policies import PolicyName
 
 if TYPE_CHECKING:
     from celery import Celery

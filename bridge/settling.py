@@ -17,10 +17,10 @@ from bridge.dead_letters import payload_words
 from bridge.lane import Lane
 from bridge.outcomes import Kind, Outcome
 from bridge.picture import Ticket
-from routing.history import What
-from routing.messages import Message, Refused
-from routing.records import LostAttempt
-from routing.transitions import Batch
+from bridge.routing.history import What
+from bridge.routing.messages import Message, Refused
+from bridge.routing.records import LostAttempt
+from bridge.routing.transitions import Batch
 
 #: How fast a measured service time follows a longer one, and a shorter one.
 LEARN_UP = 0.05

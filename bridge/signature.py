@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from typing import Any
 
-from routing.errors import ConfigurationError
+from bridge.routing.errors import ConfigurationError
 
 
 def mismatch(task: Any) -> str:

@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO, cast
 
-from routing.errors import InputError
+from bridge.routing.errors import InputError
 
 STDIN = "-"
 _GZIP = b"\x1f\x8b"

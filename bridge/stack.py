@@ -26,9 +26,9 @@ from redis import Redis
 from bridge.child import Child, end_all
 from bridge.connect import client
 from bridge.embedded import HOST, EmbeddedServer, free_port, port_is_taken
+from bridge.routing.errors import ConfigurationError, InputError, PortInUse, StackFailed
 from bridge.settings import Settings
 from bridge.stopping import StopRequest
-from routing.errors import ConfigurationError, InputError, PortInUse, StackFailed
 
 #: Seconds that a process may take until it does its work. Generous: a small machine starts them all at once.
 READY_TIMEOUT_S = 90.0

@@ -15,11 +15,11 @@ from redis.exceptions import ResponseError
 from bridge.about import differences, leaders_facts
 from bridge.connect import without_password
 from bridge.roster import ConsumerState, ConsumerStatus, Pending, ask, consumers, registrations_of
+from bridge.routing.groups import Group, group_in
+from bridge.routing.ids import id_key, younger_than
+from bridge.routing.records import PARKED
+from bridge.routing.text import count, duration, one_line
 from bridge.unserved import UnservedTask, read_unserved
-from routing.groups import Group, group_in
-from routing.ids import id_key, younger_than
-from routing.records import PARKED
-from routing.text import count, duration, one_line
 
 if TYPE_CHECKING:
     from redis import Redis

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from routing.stop_signal import StopSignal
+from bridge.routing.stop_signal import StopSignal
 
 #: Seconds between two looks.
 POLL_S = 0.02

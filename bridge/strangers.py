@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING
 
 from celery.utils.log import get_logger
 
-from routing.text import one_line
+from bridge.routing.text import one_line
 
 if TYPE_CHECKING:
-    from routing.transitions import Batch
+    from bridge.routing.transitions import Batch
 
 logger = get_logger(__name__)
 

@@ -35,10 +35,10 @@ from bridge.pending import (
 )
 from bridge.picture import Ticket
 from bridge.regroup import HALF_MADE, ended_after
+from bridge.routing.errors import LaneConflict
+from bridge.routing.ids import id_before, id_key, younger_than
+from bridge.routing.transitions import Advanced, Batch, adopt, floor, regroup, survey
 from bridge.undone import oldest_undone
-from routing.errors import LaneConflict
-from routing.ids import id_before, id_key, younger_than
-from routing.transitions import Advanced, Batch, adopt, floor, regroup, survey
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

@@ -6,9 +6,9 @@ import difflib
 from typing import TYPE_CHECKING, Any
 
 from bridge.given import PREFIX
+from bridge.routing.errors import ConfigurationError
 from bridge.signature import require_match
 from bridge.ticket_tasks import ticket_tasks
-from routing.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from celery import Celery

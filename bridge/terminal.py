@@ -1,4 +1,4 @@
-"""How commands print: a console for people, JSON for programs. `routing.text` makes texts safe to print."""
+"""How commands print: a console for people, JSON for programs. `bridge.routing.text` makes texts safe to print."""
 
 from __future__ import annotations
 

@@ -6,9 +6,9 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from bridge.dead_letters import Letter
+from bridge.routing import records
 from bridge.scans import Scan
 from bridge.ticket_state import TicketState
-from routing import records
 
 
 @dataclass(frozen=True)

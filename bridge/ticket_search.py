@@ -18,15 +18,15 @@ from bridge.dead import chosen, newest_first
 from bridge.dead_letters import Letter
 from bridge.reasons import why
 from bridge.registration import Registration, Registrations
+from bridge.routing import records
+from bridge.routing.groups import group_in
+from bridge.routing.ids import id_key
+from bridge.routing.records import PARK_AFTER
+from bridge.routing.text import duration
 from bridge.scans import Scan, backwards, last_ended, of_name, of_pending, of_stream, together
 from bridge.ticket_facts import InFlight, Parked, Retry, TicketFacts
 from bridge.ticket_state import TicketState
 from bridge.unserved import read_unserved
-from routing import records
-from routing.groups import group_in
-from routing.ids import id_key
-from routing.records import PARK_AFTER
-from routing.text import duration
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from enum import Enum
 
-from routing.states import State
+from bridge.routing.states import State
 
 
 class TicketState(Enum):

@@ -13,7 +13,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from bridge.picture import Ticket
-from routing.ids import id_key
+from bridge.routing.ids import id_key
 
 if TYPE_CHECKING:
     from bridge.lane import Lane

@@ -1,7 +1,7 @@
 """Tasks that messages wait for, since nobody who is here can run them, or since they fail for everybody: as the leader
 notes it, and everybody reads it.
 
-A lane's hash (`routing.keys.LaneKeys.unserved`), task -> JSON. `bridge.giving_up` writes it.
+A lane's hash (`bridge.routing.keys.LaneKeys.unserved`), task -> JSON. `bridge.giving_up` writes it.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from typing import Any
 from urllib.parse import SplitResult, parse_qs, unquote, urlencode, urlsplit
 
-from routing.errors import ConfigurationError
+from bridge.routing.errors import ConfigurationError
 
 SENTINEL_PORT = 26379
 #: What Celery calls them, and the ssl module -> what redis-py calls them.

@@ -1,4 +1,6 @@
-"""Clients for asyncio of the same servers as `routing.connection`: plain, TLS, Unix socket, or through sentinels."""
+"""Clients for asyncio of the same servers as `bridge.routing.connection`: plain, TLS, Unix socket, or through
+sentinels.
+"""
 
 from __future__ import annotations
 
@@ -10,15 +12,15 @@ from redis.asyncio.sentinel import Sentinel, SentinelManagedConnection, Sentinel
 from redis.backoff import NoBackoff
 from redis.exceptions import ResponseError
 
-from routing.address import normalised, sentinels_of
-from routing.connection import ELSEWHERE, SENTINEL_S, connecting, error_code
+from bridge.routing.address import normalised, sentinels_of
+from bridge.routing.connection import ELSEWHERE, SENTINEL_S, connecting, error_code
 
 #: Connections that one client has at most; who comes when all are busy waits for the next one that is free.
 CONNECTIONS = 10
 
 
 class _Leaving:
-    """As in `routing.connection`: given up when the server says that it is not the primary (any more)."""
+    """As in `bridge.routing.connection`: given up when the server says that it is not the primary (any more)."""
 
     _left = False
 
@@ -65,7 +67,7 @@ class _ManagedTls(_Leaving, SentinelManagedSSLConnection):
 
 
 def async_client(url: str, *, timeout_s: float = 5.0) -> Redis:
-    """A client for ``url``, as `routing.connection.client` takes it, for the event loop that runs.
+    """A client for ``url``, as `bridge.routing.connection.client` takes it, for the event loop that runs.
 
     No retry inside: whoever calls knows whether a repeat is safe. With sentinels it follows the primary.
     """

@@ -17,8 +17,8 @@ from redis.exceptions import ResponseError
 from redis.retry import Retry
 from redis.sentinel import Sentinel, SentinelManagedConnection, SentinelManagedSSLConnection
 
-from routing.address import normalised, sentinels_of
-from routing.errors import ConfigurationError
+from bridge.routing.address import normalised, sentinels_of
+from bridge.routing.errors import ConfigurationError
 
 #: Most seconds that a connection may take to come about, where there is a limit to answers at all.
 CONNECT_S = 5.0
@@ -174,7 +174,7 @@ class _ManagedTls(_Leaving, SentinelManagedSSLConnection):
 
 
 def client(url: str, *, timeout_s: float | None = 5.0, single: bool = False) -> Redis:
-    """A client for ``url``, an address as `routing.address` makes them, or redis-py's own form.
+    """A client for ``url``, an address as `bridge.routing.address` makes them, or redis-py's own form.
 
     No retry inside: whoever calls knows whether a repeat is safe. With sentinels it follows the primary.
     """

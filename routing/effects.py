@@ -9,9 +9,9 @@ from dataclasses import dataclass
 
 from redis import Redis
 
-from routing.keys import LaneKeys
-from routing.scripts import Script, Word
-from routing.words import ReturnWord, text_of, word_of
+from bridge.routing.keys import LaneKeys
+from bridge.routing.scripts import Script, Word
+from bridge.routing.words import ReturnWord, text_of, word_of
 
 _APPLY = Script("apply")
 _TELL = Script("tell")

@@ -40,7 +40,7 @@ class LaneKeys:
 
     @cached_property
     def tickets(self) -> str:
-        """Hash ticket -> record (`routing.records`): tickets in flight, awaiting a retry, or parked.
+        """Hash ticket -> record (`bridge.routing.records`): tickets in flight, awaiting a retry, or parked.
 
         The leader writes and deletes the fields; bounded by what is in flight, awaits a retry, and is parked.
         """
@@ -85,7 +85,7 @@ class LaneKeys:
 
     @cached_property
     def history(self) -> str:
-        """Stream of what became of every delivery (`routing.history`). The leader adds, and caps it."""
+        """Stream of what became of every delivery (`bridge.routing.history`). The leader adds, and caps it."""
         return f"{self.prefix}:history"
 
     @cached_property

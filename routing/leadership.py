@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from redis import Redis
 
-from routing.keys import LaneKeys
-from routing.scripts import Script
-from routing.words import ReturnWord, text_of, word_for_leader, word_of
+from bridge.routing.keys import LaneKeys
+from bridge.routing.scripts import Script
+from bridge.routing.words import ReturnWord, text_of, word_for_leader, word_of
 
 _LEAD = Script("lead")
 _EXTEND = Script("extend")

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 from redis import Redis
 
-from routing.keys import LaneKeys
-from routing.scripts import Script, Word
-from routing.words import ReturnWord, text_of, word_of
+from bridge.routing.keys import LaneKeys
+from bridge.routing.scripts import Script, Word
+from bridge.routing.words import ReturnWord, text_of, word_of
 
 _REGISTER = Script("register")
 _GOODBYE = Script("goodbye")

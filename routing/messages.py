@@ -88,7 +88,7 @@ class EntryParser:
         self._foreign = foreign
 
     def parse_entry(self, entry: Sequence[Any]) -> Message | Refusal:
-        """The same of an entry as a read brings it (`routing.transitions.Read`)."""
+        """The same of an entry as a read brings it (`bridge.routing.transitions.Read`)."""
         id_ = entry[0].decode()
         if len(entry) == 2:
             return self.parse(id_, entry[1] or ())

@@ -11,10 +11,10 @@ from functools import lru_cache
 
 from redis import Redis
 
-from routing.errors import PayloadError
-from routing.keys import push_once as push_once_key
-from routing.scripts import Script, Word
-from routing.words import ReturnWord, text_of, word_of
+from bridge.routing.errors import PayloadError
+from bridge.routing.keys import push_once as push_once_key
+from bridge.routing.scripts import Script, Word
+from bridge.routing.words import ReturnWord, text_of, word_of
 
 _PUSH_MANY = Script("push_many")
 _PUSH_ONCE = Script("push_once")

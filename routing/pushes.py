@@ -12,9 +12,9 @@ from dataclasses import dataclass
 
 from redis import Redis
 
-from routing.keys import push_guard, push_prefix, push_tickets, push_waiting
-from routing.scripts import Script, Word
-from routing.words import ReturnWord, text_of, word_of
+from bridge.routing.keys import push_guard, push_prefix, push_tickets, push_waiting
+from bridge.routing.scripts import Script, Word
+from bridge.routing.words import ReturnWord, text_of, word_of
 
 _APPEND_ONCE = Script("append_once")
 _APPEND_PER_TICKET = Script("append_per_ticket")
@@ -56,7 +56,7 @@ class Partition:
     """One partition of one epoch of a write."""
 
     stream: str
-    #: The guard's key, ``routing.keys.push_guard``.
+    #: The guard's key, ``bridge.routing.keys.push_guard``.
     guard: str
     epoch: int
     number: int

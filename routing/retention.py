@@ -10,9 +10,9 @@ from dataclasses import dataclass
 
 from redis import Redis
 
-from routing.scripts import Script
-from routing.transitions import Leadership
-from routing.words import ReturnWord, text_of, word_for_leader
+from bridge.routing.scripts import Script
+from bridge.routing.transitions import Leadership
+from bridge.routing.words import ReturnWord, text_of, word_for_leader
 
 _DONE = Script("done")
 _LETTERS = Script("letters")

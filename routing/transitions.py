@@ -1,7 +1,7 @@
 """The transitions of a leader: one typed function for each of its Lua scripts.
 
 The scripts' own headers say from which state to which they lead, and which invariant each keeps. The other scripts have
-their functions in `routing.leadership`, `routing.membership` and `routing.effects`.
+their functions in `bridge.routing.leadership`, `bridge.routing.membership` and `bridge.routing.effects`.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from typing import Any
 import orjson
 from redis import Redis
 
-from routing.errors import GroupMoved, LaneConflict
-from routing.keys import LaneKeys
-from routing.messages import MAX_TICKET_BYTES
-from routing.scripts import Script, Word
-from routing.words import ReturnWord, text_of, word_for_leader
+from bridge.routing.errors import GroupMoved, LaneConflict
+from bridge.routing.keys import LaneKeys
+from bridge.routing.messages import MAX_TICKET_BYTES
+from bridge.routing.scripts import Script, Word
+from bridge.routing.words import ReturnWord, text_of, word_for_leader
 
 _READ = Script("read")
 _ADVANCE = Script("advance")
@@ -112,7 +112,7 @@ class Batch:
     shelved: dict[str, list[str]] = field(default_factory=dict)
     #: Dead letters that are put back into the stream's pending entries.
     revived: list[str] = field(default_factory=list)
-    #: Rows for the history (`routing.history`), and the entries that it may have.
+    #: Rows for the history (`bridge.routing.history`), and the entries that it may have.
     history: list[list[Any]] = field(default_factory=list)
     history_cap: int = 0
     counts: dict[str, int] = field(default_factory=dict)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from enum import Enum
 
-from routing.errors import NotLeading
-from routing.keys import LaneKeys
+from bridge.routing.errors import NotLeading
+from bridge.routing.keys import LaneKeys
 
 
 class ReturnWord(Enum):

@@ -17,9 +17,9 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from spark.source import RedisStreamDataSource
-    from spark.write.order import by_ticket, in_ticket_order
-    from spark.write.rejects import Checks, split_rejects
+    from bridge.spark.source import RedisStreamDataSource
+    from bridge.spark.write.order import by_ticket, in_ticket_order
+    from bridge.spark.write.rejects import Checks, split_rejects
 
 #: Public name → the module that has it.
 _PLACES = {

@@ -1,7 +1,7 @@
 """The job that keeps a lane: its history, its dead letters and its messages, as Parquet that stays.
 
-    python -m spark.archive OUT --url redis://localhost:6379/0
-    python -m spark.archive OUT --follow --every 300
+    python -m bridge.spark.archive OUT --url redis://localhost:6379/0
+    python -m bridge.spark.archive OUT --follow --every 300
     spark-submit spark/archive.py OUT --master yarn …
 
     OUT/history/date=2026-03-14/batch=7/part-….parquet       what became of every delivery
@@ -30,16 +30,16 @@ if __name__ == "__main__":
 
 import click
 
-from spark.archiving.place import ArchivePlace
-from spark.archiving.tables import COLUMNS, TABLES
-from spark.job.failures import told_in_one_line
-from spark.job.options import job_options
-from spark.job.session import parse_conf
-from spark.wire.address import check_server, check_url
-from spark.wire.options import DEFAULT_STREAM, DEFAULT_URL
+from bridge.spark.archiving.place import ArchivePlace
+from bridge.spark.archiving.tables import COLUMNS, TABLES
+from bridge.spark.job.failures import told_in_one_line
+from bridge.spark.job.options import job_options
+from bridge.spark.job.session import parse_conf
+from bridge.spark.wire.address import check_server, check_url
+from bridge.spark.wire.options import DEFAULT_STREAM, DEFAULT_URL
 
 if TYPE_CHECKING:
-    from spark.job.progress import Progress
+    from bridge.spark.job.progress import Progress
 
 DEFAULT_GROUP = "concurrency_stream_group"
 #: Entries of one epoch: some hundred MB of Parquet at most, for messages of a usual size.
@@ -90,7 +90,7 @@ def main(
         # What fails here fails at once, not after the seconds that Java takes to start.
         check_server(url, stream)
         configuration = parse_conf(conf)
-        from spark.archiving.run import Archive, archive
+        from bridge.spark.archiving.run import Archive, archive
 
         archive(
             Archive(

@@ -1,6 +1,6 @@
 """An incident log out of thin air, shaped like a real one: for demos and tests that must run without any data set.
 
-    python -m spark.generate --events 20000 --tickets 3500 --seed 1 events.csv.gz
+    python -m bridge.spark.generate --events 20000 --tickets 3500 --seed 1 events.csv.gz
 
 The columns are those of the incident log that the project is tested with. What makes such a log hard to process is
 here too: few tickets have many events and most have few; some are hot, with a long run of events within hours; tickets
@@ -30,8 +30,8 @@ if __name__ == "__main__":
 
 import click
 
-from routing.errors import ConfigurationError, InputError
-from spark.job.failures import told_in_one_line
+from bridge.routing.errors import ConfigurationError, InputError
+from bridge.spark.job.failures import told_in_one_line
 
 COLUMNS = (
     "ticket_id",

@@ -1,6 +1,6 @@
 """The job that computes, from an incident log alone, the state that every incident must end in.
 
-    python -m spark.incidents events.csv.gz --out states.jsonl
+    python -m bridge.spark.incidents events.csv.gz --out states.jsonl
 
 It shares no code with the workers that keep the same state event by event: two ways to one answer, so that a mistake in
 either shows. Everything is built from Spark's own functions, over each ticket's events as a sorted array.
@@ -21,9 +21,9 @@ if __name__ == "__main__":
 
 import click
 
-from routing.errors import InputError
-from spark.job.eventlog import FORMATS, check_readable, format_of
-from spark.job.failures import told_in_one_line
+from bridge.routing.errors import InputError
+from bridge.spark.job.eventlog import FORMATS, check_readable, format_of
+from bridge.spark.job.failures import told_in_one_line
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -152,8 +152,8 @@ def main(events: str, out: str, kind: str | None, master: str | None, spark_log:
         kind = kind or format_of(events)
         check_readable(events)
 
-        from spark.job.eventlog import read_events
-        from spark.job.session import job_session
+        from bridge.spark.job.eventlog import read_events
+        from bridge.spark.job.session import job_session
 
         with job_session("ticket-bridge incidents", master=master, log=spark_log) as session:
             count = write_states(expected_states(read_events(session, events, kind)), out)

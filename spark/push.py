@@ -1,7 +1,7 @@
 """The job that pushes a log, a table or a growing folder into a ticket stream, each ticket in order, each event once.
 
-    python -m spark.push events.csv.gz --url redis://localhost:6379/0
-    python -m spark.push /landing --format json --follow --checkpoint /var/lib/push
+    python -m bridge.spark.push events.csv.gz --url redis://localhost:6379/0
+    python -m bridge.spark.push /landing --format json --follow --checkpoint /var/lib/push
     spark-submit spark/push.py events.csv.gz --master yarn …
 
 Each row becomes one entry: ``ticket_id``, ``task`` where asked for, and ``payload``, a JSON object of the other
@@ -27,16 +27,16 @@ if __name__ == "__main__":
 
 import click
 
-from routing.errors import ConfigurationError, InputError
-from spark.job.eventlog import FORMATS, TABLE, check_readable, format_of
-from spark.job.failures import told_in_one_line
-from spark.job.options import job_options
-from spark.job.session import job_session, parse_conf
-from spark.pushing.messages import Mapping, parse_map
-from spark.pushing.plan import WRITER_OPTIONS, Follow, PushPlan
-from spark.wire.address import check_server, check_url
-from spark.wire.options import DEFAULT_STREAM, DEFAULT_URL
-from spark.write.options import parse
+from bridge.routing.errors import ConfigurationError, InputError
+from bridge.spark.job.eventlog import FORMATS, TABLE, check_readable, format_of
+from bridge.spark.job.failures import told_in_one_line
+from bridge.spark.job.options import job_options
+from bridge.spark.job.session import job_session, parse_conf
+from bridge.spark.pushing.messages import Mapping, parse_map
+from bridge.spark.pushing.plan import WRITER_OPTIONS, Follow, PushPlan
+from bridge.spark.wire.address import check_server, check_url
+from bridge.spark.wire.options import DEFAULT_STREAM, DEFAULT_URL
+from bridge.spark.write.options import parse
 
 POSITIVE = click.IntRange(min=1)
 
@@ -88,9 +88,9 @@ def main(**given: Any) -> None:
                 raise InputError(f"--follow is for folders, and {plan.source} is a file: push it without --follow")
         check_server(plan.url, plan.stream)
         if plan.follow is not None:
-            from spark.pushing.follow import follow as write
+            from bridge.spark.pushing.follow import follow as write
         else:
-            from spark.pushing.batch import push as write
+            from bridge.spark.pushing.batch import push as write
         with job_session(
             "ticket-bridge push", master=plan.master, log=plan.log, retries=plan.once, conf=plan.conf
         ) as session:

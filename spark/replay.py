@@ -1,7 +1,7 @@
 """The job that puts messages of an archive back into a stream, each ticket in order, once.
 
-    python -m spark.replay archive --stream ticket_stream --from 2026-03-14T09:00 --to 2026-03-14T10:00
-    python -m spark.replay archive --stream ticket_stream --dead-only --task shop.apply --dry-run
+    python -m bridge.spark.replay archive --stream ticket_stream --from 2026-03-14T09:00 --to 2026-03-14T10:00
+    python -m bridge.spark.replay archive --stream ticket_stream --dead-only --task shop.apply --dry-run
     spark-submit spark/replay.py archive --stream ticket_stream … --master yarn
 
 They get new ids, and their tasks see the same ticket, task and payload as before. A replay has a name, made from the
@@ -34,21 +34,21 @@ if __name__ == "__main__":
 
 import click
 
-from routing.errors import ConfigurationError, InputError, RunChanged
-from spark.archiving.reading import Range, check_archive
-from spark.job.failures import emit, one_line, told_in_one_line
-from spark.job.options import job_options
-from spark.job.session import job_session, parse_conf
-from spark.wire.address import check_server, check_url
-from spark.wire.options import DEFAULT_URL
-from spark.write.options import OPTIONS, parse
+from bridge.routing.errors import ConfigurationError, InputError, RunChanged
+from bridge.spark.archiving.reading import Range, check_archive
+from bridge.spark.job.failures import emit, one_line, told_in_one_line
+from bridge.spark.job.options import job_options
+from bridge.spark.job.session import job_session, parse_conf
+from bridge.spark.wire.address import check_server, check_url
+from bridge.spark.wire.options import DEFAULT_URL
+from bridge.spark.write.options import OPTIONS, parse
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-    from spark.archiving.selection import Counts, Selection
-    from spark.job.progress import Progress
-    from spark.write.options import WriteOptions
+    from bridge.spark.archiving.selection import Counts, Selection
+    from bridge.spark.job.progress import Progress
+    from bridge.spark.write.options import WriteOptions
 
 #: Hexadecimal digits of a replay's name.
 _DIGITS = 32
@@ -141,7 +141,7 @@ def main(
         if not dry_run:
             check_server(check_url(url, called="--url"), stream or "")
 
-        from spark.archiving.selection import Selection
+        from bridge.spark.archiving.selection import Selection
 
         selection = Selection(within, tuple(sorted(set(tickets))), tuple(sorted(set(tasks))), dead_only)
         run = f"replay-{uuid.uuid4().hex}" if again else run_id or name_of(archive, selection, stream or "")
@@ -174,7 +174,7 @@ def replay(session: SparkSession, asked: Replay, progress: Progress = "none") ->
     """
     from pyspark import StorageLevel
 
-    from spark.archiving.selection import count, selected
+    from bridge.spark.archiving.selection import count, selected
 
     options = asked.parsed
     rows = selected(session, asked.archive, asked.selection, max_payload=options.max_payload)
@@ -198,9 +198,9 @@ def replay(session: SparkSession, asked: Replay, progress: Progress = "none") ->
 
 
 def _write(session: SparkSession, rows: DataFrame, asked: Replay, counts: Counts, progress: Progress) -> None:
-    from spark.archiving.selection import PLACE, in_replay_order
-    from spark.job.progress import Display, WriteWatch, marked_partitions, marked_rows
-    from spark.wire.address import connect
+    from bridge.spark.archiving.selection import PLACE, in_replay_order
+    from bridge.spark.job.progress import Display, WriteWatch, marked_partitions, marked_rows
+    from bridge.spark.wire.address import connect
 
     options = asked.parsed
     connection = connect(options.url)

@@ -1,9 +1,9 @@
 """The job that reports on an archive: tables on the terminal, Parquet, and one HTML page.
 
-    python -m spark.report archive --out report
+    python -m bridge.spark.report archive --out report
     spark-submit spark/report.py archive --out report --master yarn …
 
-The page says what its words mean: it shows the list in ``spark.reporting.definitions``.
+The page says what its words mean: it shows the list in ``bridge.spark.reporting.definitions``.
 ``--out`` gets ``report.html``, which needs no network and no other file, and ``tables/<name>/``, Parquet. Everything is
 aggregated by Spark; the driver sees no more than the rows that are shown.
 
@@ -31,18 +31,18 @@ if __name__ == "__main__":
 
 import click
 
-from routing.errors import ConfigurationError, InputError
-from spark.archiving.reading import Range, check_archive
-from spark.job.failures import emit, told_in_one_line
-from spark.job.options import job_options
-from spark.job.session import job_session, parse_conf
+from bridge.routing.errors import ConfigurationError, InputError
+from bridge.spark.archiving.reading import Range, check_archive
+from bridge.spark.job.failures import emit, told_in_one_line
+from bridge.spark.job.options import job_options
+from bridge.spark.job.session import job_session, parse_conf
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from pyspark.sql import SparkSession
 
-    from spark.job.progress import Progress
+    from bridge.spark.job.progress import Progress
 
 #: What the last line of a job says of everything.
 _TOLD = ("messages", "tickets", "done", "dead", "refused", "undone", "executions", "retries", "failures", "losses")
@@ -115,8 +115,8 @@ def report(session: SparkSession, asked: Asked, tell: Callable[[str, int], None]
     ``tell`` is called with each table's name and number of rows when it is written. Raises ``InputError`` when the
     archive holds no history of the range.
     """
-    from spark.reporting.page import page
-    from spark.reporting.results import results
+    from bridge.spark.reporting.page import page
+    from bridge.spark.reporting.results import results
 
     found = results(session, asked.archive, asked.within, asked.top, asked.out / "tables", tell)
     text = page(found, archive=asked.archive, start=asked.start, end=asked.end, top=asked.top)
@@ -145,7 +145,7 @@ def _tell_end(found: dict[str, Any], asked: Asked, progress: Progress, seconds: 
         counts = {name: found["totals"][name] for name in _TOLD}
         emit(event="done", **counts, page=page, seconds=round(seconds, 3))
     elif progress == "text":
-        from spark.reporting.terminal import show
+        from bridge.spark.reporting.terminal import show
 
         if sys.stdout.isatty():
             print("\r\033[K", end="")

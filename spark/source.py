@@ -1,8 +1,8 @@
 """The Spark data source ``redisstream``: DataFrames into a Redis stream and out of it, one entry per row.
 
-Only the door: which options a direction knows is in ``spark.write.options`` and ``spark.read.options``; what a task
-does is in ``spark.write.writer``, ``spark.write.stream_writer``, ``spark.read.reader`` and
-``spark.read.stream_reader``.
+Only the door: which options a direction knows is in ``bridge.spark.write.options`` and ``bridge.spark.read.options``;
+what a task does is in ``bridge.spark.write.writer``, ``bridge.spark.write.stream_writer``, ``bridge.spark.read.reader``
+and ``bridge.spark.read.stream_reader``.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from pyspark.sql.datasource import (
     DataSourceWriter,
 )
 
-from routing.errors import ConfigurationError
-from spark.wire.address import without_secrets
-from spark.wire.options import DEFAULT_STREAM, DEFAULT_URL, check_names
-from spark.write.layout import Layout
-from spark.write.options import parse, parse_streaming
+from bridge.routing.errors import ConfigurationError
+from bridge.spark.wire.address import without_secrets
+from bridge.spark.wire.options import DEFAULT_STREAM, DEFAULT_URL, check_names
+from bridge.spark.write.layout import Layout
+from bridge.spark.write.options import parse, parse_streaming
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
@@ -48,7 +48,7 @@ class RedisStreamDataSource(DataSource):
 
     def schema(self) -> StructType | str:
         """The columns of a read, where the user named none."""
-        from spark.read.reader import schema_of
+        from bridge.spark.read.reader import schema_of
 
         return schema_of(self._given)
 
@@ -58,7 +58,7 @@ class RedisStreamDataSource(DataSource):
         Raises ``ConfigurationError`` for ``mode("overwrite")``, for options of a read, and for columns that the options
         name and the DataFrame does not have.
         """
-        from spark.write.writer import RedisStreamWriter
+        from bridge.spark.write.writer import RedisStreamWriter
 
         if overwrite:
             raise ConfigurationError('a stream is appended to, never replaced; use mode("append")')
@@ -67,7 +67,7 @@ class RedisStreamDataSource(DataSource):
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:  # noqa: N802 - Spark's name
         """The writer of one epoch of a streaming query. Raises as ``writer`` does."""
-        from spark.write.stream_writer import RedisStreamStreamWriter
+        from bridge.spark.write.stream_writer import RedisStreamStreamWriter
 
         if overwrite:
             raise ConfigurationError('a stream is appended to, never replaced; use outputMode("append")')
@@ -76,15 +76,15 @@ class RedisStreamDataSource(DataSource):
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """The reader of a batch. Raises ``ConfigurationError`` for options of a write."""
-        from spark.read.options import parse_read
-        from spark.read.reader import RedisStreamReader
+        from bridge.spark.read.options import parse_read
+        from bridge.spark.read.reader import RedisStreamReader
 
         return RedisStreamReader(parse_read(self._given), schema)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 - Spark's name
         """The reader of a streaming query. Raises as ``reader`` does."""
-        from spark.read.options import parse_read
-        from spark.read.stream_reader import RedisStreamStreamReader
+        from bridge.spark.read.options import parse_read
+        from bridge.spark.read.stream_reader import RedisStreamStreamReader
 
         return RedisStreamStreamReader(parse_read(self._given), schema)
 

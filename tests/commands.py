@@ -19,11 +19,11 @@ from click.testing import CliRunner, Result
 
 from bridge.cli import cli
 from bridge.embedded import EmbeddedServer
-from routing import records
-from routing.keys import LaneKeys
-from routing.leadership import lead
-from routing.membership import register
-from routing.transitions import Batch, Dispatch, Leadership, advance
+from bridge.routing import records
+from bridge.routing.keys import LaneKeys
+from bridge.routing.leadership import lead
+from bridge.routing.membership import register
+from bridge.routing.transitions import Batch, Dispatch, Leadership, advance
 
 MASTER = "master"
 OPENING = b'{"fence":'

@@ -25,7 +25,7 @@ import hypothesis
 import pytest
 
 from bridge.embedded import EmbeddedServer, find_server_binary
-from routing.errors import ServerStartFailed
+from bridge.routing.errors import ServerStartFailed
 
 # A shell lets what it starts in the background ignore Ctrl-C, and so would everything that tests send it to.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

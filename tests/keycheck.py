@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from fnmatch import fnmatchcase
 from typing import Any
 
-from routing.keys import LaneKeys
+from bridge.routing.keys import LaneKeys
 
 #: Kinds of keys that end by themselves when whoever renews them is gone.
 MUST_EXPIRE = ("leader", "lease:", "held:", "reply:")

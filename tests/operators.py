@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from bridge.embedded import EmbeddedServer
-from routing import records
+from bridge.routing import records
 from tests.commands import MASTER, Lane
 
 Answer = Callable[[dict[str, Any]], dict[str, Any] | None]

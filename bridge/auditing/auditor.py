@@ -18,8 +18,8 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 
 from bridge.auditing.checks import Check, Finding
 from bridge.auditing.trail import NONE, Trail
-from routing.history import Delivery, What
-from routing.ids import IdKey, id_key
+from bridge.routing.history import Delivery, What
+from bridge.routing.ids import IdKey, id_key
 
 #: Findings of each check that are kept in words; all are counted.
 EXAMPLES = 5

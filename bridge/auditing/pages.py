@@ -10,16 +10,16 @@ from redis.exceptions import ResponseError
 
 from bridge.auditing.trail import NONE
 from bridge.dead_letters import read_letter
+from bridge.routing import records
+from bridge.routing.connection import with_raw_replies
+from bridge.routing.groups import Group, group_in
+from bridge.routing.history import Delivery, read_entry
+from bridge.routing.ids import IdKey, id_key, younger_than
+from bridge.routing.messages import MAX_TICKET_BYTES
 from bridge.scans import ticket_of
-from routing import records
-from routing.connection import with_raw_replies
-from routing.groups import Group, group_in
-from routing.history import Delivery, read_entry
-from routing.ids import IdKey, id_key, younger_than
-from routing.messages import MAX_TICKET_BYTES
 
 if TYPE_CHECKING:
-    from routing.keys import LaneKeys
+    from bridge.routing.keys import LaneKeys
 
 #: Entries of the history in one page; each holds the rows of a whole step.
 HISTORY_PAGE = 100

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 
-from routing.ids import IdKey, id_key
+from bridge.routing.ids import IdKey, id_key
 
 #: Before all ids.
 NONE: IdKey = (-1, 0)

@@ -7,7 +7,7 @@ from typing import Any
 
 from bridge.auditing.auditor import Auditor
 from bridge.auditing.checks import Check, Finding
-from routing.history import Delivery, What
+from bridge.routing.history import Delivery, What
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,8 @@ from rich.text import Text
 
 from bridge.cli import Target
 from bridge.parameters import Number
+from bridge.routing.text import count, duration, printable
 from bridge.terminal import console, echo_json
-from routing.text import count, duration, printable
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from redis import Redis
 
     from bridge.roster import ConsumerStatus
-    from routing.keys import LaneKeys
+    from bridge.routing.keys import LaneKeys
 
 
 @click.group()
@@ -56,7 +56,7 @@ def drain(target: Target, name: str, timeout_s: float | None, no_wait: bool) -> 
     """
     from bridge.draining import wait_empty
     from bridge.orders import give
-    from routing.errors import OrderFailed
+    from bridge.routing.errors import OrderFailed
 
     redis, keys, name = _of(target, name)
     left = give(redis, keys, {"do": "drain", "consumer": name})["in_flight"]

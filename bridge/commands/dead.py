@@ -13,8 +13,8 @@ from rich.table import Table
 
 from bridge.cli import Target
 from bridge.parameters import LIMIT, WORDS
+from bridge.routing.text import count, one_line, printable
 from bridge.terminal import console, echo_json
-from routing.text import count, one_line, printable
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -65,7 +65,7 @@ def show(target: Target, message_id: str, as_json: bool) -> None:
     """Prints the whole dead letter of MESSAGE_ID, with traceback and payload."""
     from bridge.apps import reach_lane
     from bridge.dead import of_message
-    from routing.errors import InputError
+    from bridge.routing.errors import InputError
 
     letters = of_message(reach_lane(target.app), target.settings.keys, message_id)
     if not letters:

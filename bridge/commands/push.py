@@ -13,10 +13,10 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn
 
 from bridge.cli import Target
 from bridge.ingestion import FORMATS, Rules, format_of, rows
+from bridge.routing.errors import ConfigurationError, InputError, TicketBridgeError
+from bridge.routing.text import count, duration
 from bridge.sources import Fingerprint, opened, readable_twice
 from bridge.terminal import console, echo_json
-from routing.errors import ConfigurationError, InputError, TicketBridgeError
-from routing.text import count, duration
 
 if TYPE_CHECKING:
     from collections.abc import Callable

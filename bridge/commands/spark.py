@@ -18,9 +18,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-import routing
 from bridge.cli import Target
-from routing.errors import ConfigurationError
+from bridge.routing.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from bridge.settings import Settings

@@ -13,8 +13,8 @@ import click
 
 from bridge.cli import Target
 from bridge.parameters import Number
+from bridge.routing.errors import ServerStartFailed
 from bridge.terminal import console, echo_json
-from routing.errors import ServerStartFailed
 
 if TYPE_CHECKING:
     from bridge.settings import Settings

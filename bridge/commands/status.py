@@ -16,8 +16,8 @@ from rich.text import Text
 from bridge.cli import Target
 from bridge.commands.consumer import table
 from bridge.parameters import Number
+from bridge.routing.text import count, duration, printable
 from bridge.terminal import console, echo_json
-from routing.text import count, duration, printable
 
 if TYPE_CHECKING:
     from bridge.status import LaneStatus

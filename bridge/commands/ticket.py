@@ -10,9 +10,9 @@ from rich.table import Table
 
 from bridge.cli import Target
 from bridge.parameters import LIMIT, WORDS
+from bridge.routing.text import count, duration, one_line
 from bridge.terminal import console, echo_json
 from bridge.ticket_state import TicketState
-from routing.text import count, duration, one_line
 
 if TYPE_CHECKING:
     from bridge.scans import Scan

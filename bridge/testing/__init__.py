@@ -13,7 +13,7 @@ from typing import Any
 from bridge.eager import Handled
 from bridge.installed import bridge_of
 from bridge.producer import payload_bytes, ticket_bytes
-from routing.records import LostAttempt
+from bridge.routing.records import LostAttempt
 
 __all__ = ["Handled", "LostAttempt", "handle", "recorded"]
 

@@ -21,7 +21,7 @@ from redis.exceptions import AuthenticationError, RedisError
 from bridge.about import arrive
 from bridge.connect import check_server, client, is_outage
 from bridge.outage import Outage
-from routing.errors import TicketBridgeError
+from bridge.routing.errors import TicketBridgeError
 
 if TYPE_CHECKING:
     from celery import Celery

@@ -9,8 +9,8 @@ from bridge.worker.effects import Effects
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from routing.effects import Effect
-    from routing.records import LostAttempt
+    from bridge.routing.effects import Effect
+    from bridge.routing.records import LostAttempt
 
 #: Of every message that has none.
 _SEALED = Effects()

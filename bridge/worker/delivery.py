@@ -10,8 +10,8 @@ from celery.exceptions import Ignore, Retry
 from bridge.outcomes import Kind, Outcome
 
 if TYPE_CHECKING:
+    from bridge.routing.records import LostAttempt
     from bridge.worker.context import TicketContext
-    from routing.records import LostAttempt
 
 #: What Celery's pool expects of a traced task: (failed, result or ExceptionInfo, seconds).
 Traced = tuple[int, Any, float]

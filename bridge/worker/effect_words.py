@@ -11,7 +11,7 @@ import math
 import re
 from collections.abc import Callable
 
-from routing.errors import PayloadError
+from bridge.routing.errors import PayloadError
 
 Words = list[bytes]
 

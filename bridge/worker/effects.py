@@ -14,9 +14,9 @@ from redis._parsers import Encoder
 from redis.commands import CoreCommands
 from redis.exceptions import DataError
 
+from bridge.routing.effects import Effect
+from bridge.routing.errors import PayloadError
 from bridge.worker.effect_words import Harmony, check
-from routing.effects import Effect
-from routing.errors import PayloadError
 
 #: Command -> (type that its key must have, '' = any; check of the number that it adds to).
 ALLOWED: dict[str, tuple[str, str]] = {

@@ -31,6 +31,9 @@ from redis.exceptions import ResponseError
 
 from bridge.names import HEADER_BASE, HEADER_INCARNATION, HEADER_LOST, HEADER_RUNS
 from bridge.outcomes import Kind, Outcome
+from bridge.routing.errors import PayloadError, StaleFence
+from bridge.routing.records import LostAttempt
+from bridge.routing.words import ReturnWord
 from bridge.worker.context import TicketContext
 from bridge.worker.delivery import (
     CUT_OFF,
@@ -46,9 +49,6 @@ from bridge.worker.delivery import (
 from bridge.worker.effects import Effects
 from bridge.worker.task import is_over, retry_delay_ms
 from bridge.worker.telling import Tale
-from routing.errors import PayloadError, StaleFence
-from routing.records import LostAttempt
-from routing.words import ReturnWord
 
 if TYPE_CHECKING:
     from bridge.settings import Settings

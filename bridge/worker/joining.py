@@ -17,6 +17,7 @@ from kombu import Exchange, Queue
 
 from bridge.adoption import adopt_all
 from bridge.health import EVERY_S, Health
+from bridge.routing.errors import TicketBridgeError
 from bridge.task_options import check_tasks
 from bridge.worker import pool_calls, strategy
 from bridge.worker.arrival import check_arrival, end, fail
@@ -27,7 +28,6 @@ from bridge.worker.last_read import end_last_read
 from bridge.worker.last_results import hear_out
 from bridge.worker.member import Member
 from bridge.worker.revoking import hear_revokes
-from routing.errors import TicketBridgeError
 
 if TYPE_CHECKING:
     from celery import Celery

@@ -32,11 +32,11 @@ from redis.exceptions import RedisError
 from bridge.about import differences, leaders_facts
 from bridge.connect import UNAVAILABLE, client, is_full, is_outage
 from bridge.outage import Outage
+from bridge.routing.errors import DuplicateConsumer
+from bridge.routing.membership import goodbye, register
+from bridge.routing.words import ReturnWord
 from bridge.worker.deadline import MARGIN, now_ns
 from bridge.worker.registering import tell_changes
-from routing.errors import DuplicateConsumer
-from routing.membership import goodbye, register
-from routing.words import ReturnWord
 
 if TYPE_CHECKING:
     from bridge.settings import Settings

@@ -16,6 +16,7 @@ from bridge.about import facts
 from bridge.envelope import returned
 from bridge.names import HEADER_BASE, HEADER_INCARNATION, HEADER_RUNS, HEADER_WORD, WorkerWord
 from bridge.outcomes import Kind, Outcome
+from bridge.routing.errors import ConfigurationError
 from bridge.worker.cutting_off import cut_off_the_rest
 from bridge.worker.ending import Ending
 from bridge.worker.farewell import Farewell
@@ -28,7 +29,6 @@ from bridge.worker.shared import EVERYTHING, Shared
 from bridge.worker.slots import slots_of
 from bridge.worker.watching import Watch
 from bridge.worker.writer import OutcomeWriter
-from routing.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from celery import Celery

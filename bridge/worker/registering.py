@@ -9,7 +9,7 @@ import orjson
 if TYPE_CHECKING:
     from redis import Redis
 
-    from routing.keys import LaneKeys
+    from bridge.routing.keys import LaneKeys
 
 
 def tell_changes(redis: Redis, keys: LaneKeys, name: str, incarnation: str, changed: dict[str, Any]) -> None:

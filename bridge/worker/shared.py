@@ -20,9 +20,9 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from hashlib import blake2b
 
+from bridge.routing.errors import ConfigurationError
 from bridge.worker.deadline import now_ns
 from bridge.worker.processes import gone, start_time
-from routing.errors import ConfigurationError
 
 #: Rows: most messages that one worker may run at the same time, and some for processes that died.
 ROWS = 8192

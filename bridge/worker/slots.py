@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from bridge.routing.errors import ConfigurationError
 from bridge.worker.shared import ROWS
-from routing.errors import ConfigurationError
 
 
 def slots_of(consumer: Any, name: str) -> Callable[[], int]:

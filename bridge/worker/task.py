@@ -16,9 +16,9 @@ from celery.utils.time import maybe_make_aware
 
 from bridge.eager import ticket_of_call
 from bridge.producer import apush_many, payload_bytes, push, push_many, refuse_delay, ticket_bytes
+from bridge.routing.errors import ConfigurationError, StaleFence
 from bridge.signature import mismatch, require_match
 from bridge.worker import copies
-from routing.errors import ConfigurationError, StaleFence
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -38,8 +38,8 @@ class TicketTask(Task):  # type: ignore[misc, unused-ignore]
     #: ``skip`` or ``park``: what becomes of the ticket of a dead message; None: the setting `bridge_on_dead`.
     bridge_on_dead: str | None = None
     #: ``undo(self, lost, ticket_id, payload)``: called before the task when the last attempt of this message was cut
-    #: off half way; ``lost`` is the `routing.records.LostAttempt`. When it raises, the attempt fails, and it is called
-    #: again before the next one.
+    #: off half way; ``lost`` is the `bridge.routing.records.LostAttempt`. When it raises, the attempt fails, and it is
+    #: called again before the next one.
     bridge_rollback: Callable[..., Any] | None = None
 
     _undoes_in_run = False

@@ -30,11 +30,11 @@ from typing import Any
 from redis.exceptions import RedisError
 
 from bridge.connect import client
+from bridge.routing.keys import LaneKeys
+from bridge.routing.membership import died
 from bridge.worker.fencing import kill_overdue, wait_s
 from bridge.worker.processes import gone
 from bridge.worker.shared import Shared
-from routing.keys import LaneKeys
-from routing.membership import died
 
 #: What the worker writes into the pipe when it ends by itself.
 FAREWELL = b"F"

@@ -23,8 +23,8 @@ from redis.exceptions import RedisError, ResponseError
 from bridge.connect import Wire, client, is_full, is_outage
 from bridge.outage import Outage
 from bridge.outcomes import Outcome
-from routing.effects import Effect, Success, apply, tell
-from routing.words import ReturnWord
+from bridge.routing.effects import Effect, Success, apply, tell
+from bridge.routing.words import ReturnWord
 
 if TYPE_CHECKING:
     from bridge.settings import Settings

@@ -1,7 +1,7 @@
 -- Appends the next rows of one partition of a write, if what was written of it before is what the caller thinks.
 --
 -- From -> to: nothing -> UNREAD, for each row; the partition's mark moves on in the same step.
--- KEYS: 1 stream, 2 guard of the write (`routing.keys.push_guard`).
+-- KEYS: 1 stream, 2 guard of the write (`bridge.routing.keys.push_guard`).
 -- ARGV: epoch, partition, partitions in all ('' = not known), mark before these rows, mark behind them, entries in the
 --       stream at which to wait ('' = never), life of the guard (s), which values are there ('' = all; else a 1 or 0
 --       for each, row by row), number of columns, their names; then the values, row by row. Without values only the

@@ -1,7 +1,7 @@
 -- Appends those rows whose sequence number is larger than the last one that was appended of their ticket.
 --
 -- From -> to: nothing -> UNREAD, for each new row; its ticket's last number moves on in the same step.
--- KEYS: 1 stream, 2 last numbers of this period, 3 of the next one, 4 of the one before (`routing.keys.push_tickets`).
+-- KEYS: 1 stream, 2 last numbers of this period, 3 of the next one, 4 of the one before (`bridge.routing.keys.push_tickets`).
 -- ARGV: entries in the stream at which to wait ('' = never), life of the last numbers (s), which values are there
 --       ('' = all; else a 1 or 0 for each, row by row), number of columns, their names, the ticket's first; then the
 --       rows: sequence number, values.

@@ -1,7 +1,7 @@
 -- Notes that one partition of a write waits, and why; or that it waits no more.
 --
 -- From -> to: no message changes its state.
--- KEYS: 1 notes of the stream (`routing.keys.push_waiting`).
+-- KEYS: 1 notes of the stream (`bridge.routing.keys.push_waiting`).
 -- ARGV: who waits, why ('' = it goes on), waiting for how long now (ms), life of the notes (s).
 -- Returns: 'OK'. Keeps: I9: the notes expire. Bound: O(1).
 

@@ -1,7 +1,7 @@
 -- Appends messages of one task in their order, unless this very call was carried out before: then it tells their ids.
 --
 -- From -> to: nothing -> UNREAD, for each message, the first time.
--- KEYS: 1 stream, 2 what was pushed under the idempotency key (`routing.keys.push_once`).
+-- KEYS: 1 stream, 2 what was pushed under the idempotency key (`bridge.routing.keys.push_once`).
 -- ARGV: number of the first message among all of the push, digest of the messages, life of the note (s), task; then
 --       ticket and payload of each message.
 -- Returns: {'OK', ids of the messages, in their order}; {'CHANGED'}: other messages were pushed under this key; nothing

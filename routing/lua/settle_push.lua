@@ -1,7 +1,7 @@
 -- Notes that an epoch of a write is committed: forgets the marks of older ones, and refuses their stragglers.
 --
 -- From -> to: no message changes its state.
--- KEYS: 1 guard of the write (`routing.keys.push_guard`).
+-- KEYS: 1 guard of the write (`bridge.routing.keys.push_guard`).
 -- ARGV: epoch, partitions it had (kept only where no chunk has said how many), what it came to (JSON), life of the
 --       guard from now on (s).
 -- Returns: 'OK'; 'LATE': a later epoch is committed already: nothing was changed.

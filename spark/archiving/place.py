@@ -24,7 +24,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from routing.errors import ConfigurationError, InputError
+from bridge.routing.errors import ConfigurationError, InputError
 
 _CHECKPOINTS = "_checkpoints"
 #: The folder that Spark gives rows without a date.

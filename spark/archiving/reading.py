@@ -1,8 +1,8 @@
 """What the jobs that read an archive share: its tables as DataFrames, and ranges of message ids.
 
-An archive is what ``spark.archive`` writes: ``history``, ``dead`` and ``messages``, each a folder of Parquet files by
-date and batch. All times are UTC. A message id is ``<ms>-<seq>``, both whole numbers of up to 64 bits without sign:
-they are compared as numbers, since as text ``9-0`` would come after ``10-0``.
+An archive is what ``bridge.spark.archive`` writes: ``history``, ``dead`` and ``messages``, each a folder of Parquet
+files by date and batch. All times are UTC. A message id is ``<ms>-<seq>``, both whole numbers of up to 64 bits without
+sign: they are compared as numbers, since as text ``9-0`` would come after ``10-0``.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from routing.errors import ConfigurationError, InputError
-from spark.archiving.tables import COLUMNS
-from spark.job.paths import to_read
+from bridge.routing.errors import ConfigurationError, InputError
+from bridge.spark.archiving.tables import COLUMNS
+from bridge.spark.job.paths import to_read
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -97,9 +97,9 @@ def check_archive(archive: str) -> None:
     if "://" in archive:
         return
     if not Path(archive).is_dir():
-        raise InputError(f"there is no archive at {archive}; `python -m spark.archive` makes one")
+        raise InputError(f"there is no archive at {archive}; `python -m bridge.spark.archive` makes one")
     if not any((Path(archive) / name).is_dir() for name in COLUMNS):
-        raise InputError(f"{archive} is no archive: it has none of {', '.join(COLUMNS)}; was spark.archive run?")
+        raise InputError(f"{archive} is no archive: it has none of {', '.join(COLUMNS)}; was bridge.spark.archive run?")
 
 
 def read_table(session: SparkSession, archive: str, name: str) -> DataFrame:

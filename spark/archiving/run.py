@@ -1,7 +1,7 @@
 """One archive run: a streaming query per table, each epoch once in its files, and told what was missing.
 
-A query's checkpoint says which entries an epoch is, before any of it is read; ``spark.archiving.place`` says how an
-epoch that is run again leaves its files as they are.
+A query's checkpoint says which entries an epoch is, before any of it is read; ``bridge.spark.archiving.place`` says how
+an epoch that is run again leaves its files as they are.
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ from pyspark.errors import StreamingQueryException
 from pyspark.sql import Observation
 from pyspark.sql import functions as fn
 
-from routing.errors import EntriesLost
-from routing.keys import LaneKeys
-from routing.stop_signal import StopSignal
-from spark.archiving.place import NO_DATE, ArchivePlace
-from spark.archiving.tables import Table
-from spark.job.failures import Terminated, emit, one_line
-from spark.job.session import job_session
-from spark.read.offsets import Offset
-from spark.wire.address import database
+from bridge.routing.errors import EntriesLost
+from bridge.routing.keys import LaneKeys
+from bridge.routing.stop_signal import StopSignal
+from bridge.spark.archiving.place import NO_DATE, ArchivePlace
+from bridge.spark.archiving.tables import Table
+from bridge.spark.job.failures import Terminated, emit, one_line
+from bridge.spark.job.session import job_session
+from bridge.spark.read.offsets import Offset
+from bridge.spark.wire.address import database
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.listener import SourceProgress
     from pyspark.sql.streaming.query import StreamingQuery
 
-    from spark.job.progress import Progress
+    from bridge.spark.job.progress import Progress
 
 #: What an archive needs of a session.
 CONF = {

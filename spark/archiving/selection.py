@@ -17,15 +17,15 @@ from typing import TYPE_CHECKING
 from pyspark.sql import Window
 from pyspark.sql import functions as fn
 
-from routing.history import What
-from routing.messages import Refused
-from spark.archiving.reading import Range, id_numbers, read_table
-from spark.archiving.tables import DEAD, HISTORY, MESSAGES
-from spark.wire.encoder import KEY_FIELD
-from spark.wire.entry_ids import LAST_TIME_MS
-from spark.write.order import in_ticket_order
-from spark.write.refusals import PAYLOAD, TASK
-from spark.write.rejects import Checks, refusal
+from bridge.routing.history import What
+from bridge.routing.messages import Refused
+from bridge.spark.archiving.reading import Range, id_numbers, read_table
+from bridge.spark.archiving.tables import DEAD, HISTORY, MESSAGES
+from bridge.spark.wire.encoder import KEY_FIELD
+from bridge.spark.wire.entry_ids import LAST_TIME_MS
+from bridge.spark.write.order import in_ticket_order
+from bridge.spark.write.refusals import PAYLOAD, TASK
+from bridge.spark.write.rejects import Checks, refusal
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession

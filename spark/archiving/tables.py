@@ -15,15 +15,15 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql import functions as fn
 
-from routing.keys import LaneKeys
-from spark.wire.entry_ids import LAST_TIME_MS
+from bridge.routing.keys import LaneKeys
+from bridge.spark.wire.entry_ids import LAST_TIME_MS
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
 HISTORY, DEAD, MESSAGES = "history", "dead", "messages"
 
-#: Where a row of `routing.history` has what.
+#: Where a row of `bridge.routing.history` has what.
 _MESSAGE, _TICKET, _TASK, _CONSUMER, _ATTEMPT, _FENCE, _DISPATCHED_MS, _STARTED_US, _SERVICE_MS, _WHAT = range(10)
 #: How a dead letter names the fields of an entry that could not be processed.
 _CAME = "field:"
@@ -71,7 +71,9 @@ class Table:
 
 
 def _each_row(entries: DataFrame) -> DataFrame:
-    """One row for each row of the history, in the column ``of``: what became of one delivery (`routing.history`)."""
+    """One row for each row of the history, in the column ``of``: what became of one delivery
+    (`bridge.routing.history`).
+    """
     # Numbers as text: as Spark would read them in one array they would all be floats, and fences lose digits.
     rows = fn.from_json("d", "array<array<string>>")
     # Outer: an entry that is no list of rows is seen in the archive, too.

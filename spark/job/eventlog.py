@@ -15,13 +15,13 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as fn
 from pyspark.sql.types import StringType, StructType
 
-from routing.errors import ConfigurationError, InputError
-from spark.job.json_lines import infer_columns, parsed_lines
-from spark.job.log_columns import LINE, MALFORMED, OWN_NAMES, POSITION
-from spark.job.paths import to_read
-from spark.wire.options import nearest
-from spark.write.columns import column, in_one_line
-from spark.write.limits import REFUSED
+from bridge.routing.errors import ConfigurationError, InputError
+from bridge.spark.job.json_lines import infer_columns, parsed_lines
+from bridge.spark.job.log_columns import LINE, MALFORMED, OWN_NAMES, POSITION
+from bridge.spark.job.paths import to_read
+from bridge.spark.wire.options import nearest
+from bridge.spark.write.columns import column, in_one_line
+from bridge.spark.write.limits import REFUSED
 
 FORMATS = ("csv", "json", "parquet")
 #: Not a file: the name of a table or view that the session knows.

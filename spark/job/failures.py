@@ -19,10 +19,9 @@ from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import Any, NoReturn
 
-import routing.errors
-from routing.errors import ConfigurationError, InputError, PayloadError, TicketBridgeError
-from spark.wire.replies import RefusedByServer
-from spark.write.limits import REFUSED
+from bridge.routing.errors import ConfigurationError, InputError, PayloadError, TicketBridgeError
+from bridge.spark.wire.replies import RefusedByServer
+from bridge.spark.write.limits import REFUSED
 
 #: The project's own errors, by the name with which a traceback begins its last line.
 _OWN: dict[str, type[TicketBridgeError]] = {

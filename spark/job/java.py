@@ -20,7 +20,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from routing.errors import TicketBridgeError
+from bridge.routing.errors import TicketBridgeError
 
 #: The oldest Java that Spark 4 runs on.
 OLDEST = 17

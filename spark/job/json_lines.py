@@ -7,10 +7,10 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as fn
 from pyspark.sql.types import ArrayType, DataType, MapType, StringType, StructType
 
-from routing.errors import InputError
-from spark.job.log_columns import LINE, MALFORMED, ROW, WRONG
-from spark.write.columns import column, in_one_line
-from spark.write.limits import REFUSED
+from bridge.routing.errors import InputError
+from bridge.spark.job.log_columns import LINE, MALFORMED, ROW, WRONG
+from bridge.spark.write.columns import column, in_one_line
+from bridge.spark.write.limits import REFUSED
 
 #: An object with members of any kind, each as text.
 _MEMBERS = "map<string,string>"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from routing.errors import InputError
-from spark.wire.options import nearest
+from bridge.routing.errors import InputError
+from bridge.spark.wire.options import nearest
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

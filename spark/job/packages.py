@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 #: The folder that these packages are imported from.
 HOME = Path(__file__).absolute().parents[__name__.count(".")]
-#: What an executor imports, and the kinds of files that are read there: modules, and Lua by ``routing.scripts``.
+#: What an executor imports, and the kinds of files that are read there: modules, and Lua by ``bridge.routing.scripts``.
 PACKAGES = ("routing", "spark")
 _KINDS = (".py", ".lua")
 #: The time of every file in the archive; it can hold no earlier one. So the same files are the same bytes.

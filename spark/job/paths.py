@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from routing.errors import InputError
+from bridge.routing.errors import InputError
 
 _OF_PATTERNS = re.compile(r"([\[\]{}*?])")
 

@@ -18,12 +18,12 @@ from typing import Literal, Self, cast
 
 import redis
 
-from routing.errors import TicketBridgeError
-from routing.pushes import guard_of
-from spark.job.failures import emit
-from spark.wire.address import RedisConnection, connect
-from spark.write.guard import waiting
-from spark.write.options import WriteOptions
+from bridge.routing.errors import TicketBridgeError
+from bridge.routing.pushes import guard_of
+from bridge.spark.job.failures import emit
+from bridge.spark.wire.address import RedisConnection, connect
+from bridge.spark.write.guard import waiting
+from bridge.spark.write.options import WriteOptions
 
 #: How a job tells how far it is: for a person, for a program, or not at all.
 Progress = Literal["text", "json", "none"]

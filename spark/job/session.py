@@ -23,11 +23,11 @@ from typing import Any
 from pyspark import SparkContext, java_gateway
 from pyspark.sql import SparkSession
 
-from routing.errors import ConfigurationError, TicketBridgeError
-from spark.job.failures import one_line
-from spark.job.home import home_without_archive
-from spark.job.java import find_java
-from spark.job.packages import HOME, send_packages
+from bridge.routing.errors import ConfigurationError, TicketBridgeError
+from bridge.spark.job.failures import one_line
+from bridge.spark.job.home import home_without_archive
+from bridge.spark.job.java import find_java
+from bridge.spark.job.packages import HOME, send_packages
 
 DEFAULT_MASTER = "local[*]"
 #: Partitions of a shuffle. The default of 200 is meant for clusters; on one machine it is 200 tiny tasks.
@@ -113,7 +113,7 @@ def _prepare(session: SparkSession, *, away: bool) -> None:
     session.conf.set("spark.sql.session.timeZone", "UTC")
     if away:
         send_packages(session.sparkContext)
-    from spark.source import RedisStreamDataSource
+    from bridge.spark.source import RedisStreamDataSource
 
     session.dataSource.register(RedisStreamDataSource)
 

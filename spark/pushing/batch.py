@@ -10,17 +10,17 @@ from typing import TYPE_CHECKING
 from pyspark.sql import Observation
 from pyspark.sql import functions as fn
 
-from routing.errors import PayloadError, RunChanged
-from spark.job.eventlog import read_events
-from spark.job.failures import emit
-from spark.job.progress import Display, WriteWatch, marked_partitions, marked_rows
-from spark.pushing.messages import USUAL_SEQUENCE, Messages, to_messages
-from spark.pushing.plan import PushPlan, sent
-from spark.pushing.rejects import divided, first_reasons, keep_rejects
-from spark.pushing.run_id import run_id_of
-from spark.wire.address import connect
-from spark.write.options import Idempotence, WriteOptions, parse
-from spark.write.order import in_ticket_order
+from bridge.routing.errors import PayloadError, RunChanged
+from bridge.spark.job.eventlog import read_events
+from bridge.spark.job.failures import emit
+from bridge.spark.job.progress import Display, WriteWatch, marked_partitions, marked_rows
+from bridge.spark.pushing.messages import USUAL_SEQUENCE, Messages, to_messages
+from bridge.spark.pushing.plan import PushPlan, sent
+from bridge.spark.pushing.rejects import divided, first_reasons, keep_rejects
+from bridge.spark.pushing.run_id import run_id_of
+from bridge.spark.wire.address import connect
+from bridge.spark.write.options import Idempotence, WriteOptions, parse
+from bridge.spark.write.order import in_ticket_order
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

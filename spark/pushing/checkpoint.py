@@ -9,8 +9,8 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
-from routing.errors import ConfigurationError
-from spark.wire.address import database
+from bridge.routing.errors import ConfigurationError
+from bridge.spark.wire.address import database
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -13,17 +13,17 @@ from typing import TYPE_CHECKING, Any
 
 from pyspark.sql import functions as fn
 
-from routing.errors import TicketBridgeError
-from routing.stop_signal import StopSignal
-from spark.job.eventlog import follow_events
-from spark.job.failures import Terminated, emit, one_line
-from spark.job.progress import Display, WriteWatch
-from spark.pushing.checkpoint import claim
-from spark.pushing.messages import to_messages
-from spark.pushing.plan import Follow, PushPlan, sent
-from spark.pushing.rejects import divided, table_format
-from spark.write.options import Idempotence, WriteOptions, parse_streaming
-from spark.write.order import by_ticket
+from bridge.routing.errors import TicketBridgeError
+from bridge.routing.stop_signal import StopSignal
+from bridge.spark.job.eventlog import follow_events
+from bridge.spark.job.failures import Terminated, emit, one_line
+from bridge.spark.job.progress import Display, WriteWatch
+from bridge.spark.pushing.checkpoint import claim
+from bridge.spark.pushing.messages import to_messages
+from bridge.spark.pushing.plan import Follow, PushPlan, sent
+from bridge.spark.pushing.rejects import divided, table_format
+from bridge.spark.write.options import Idempotence, WriteOptions, parse_streaming
+from bridge.spark.write.order import by_ticket
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -26,13 +26,13 @@ from pyspark.sql.types import (
     VariantType,
 )
 
-from routing.errors import ConfigurationError, InputError
-from spark.job.eventlog import with_position
-from spark.job.log_columns import MALFORMED, POSITION, require
-from spark.wire.encoder import KEY_FIELD
-from spark.write.columns import column
-from spark.write.refusals import PAYLOAD, TASK
-from spark.write.rejects import REASON, ROW, Checks
+from bridge.routing.errors import ConfigurationError, InputError
+from bridge.spark.job.eventlog import with_position
+from bridge.spark.job.log_columns import MALFORMED, POSITION, require
+from bridge.spark.wire.encoder import KEY_FIELD
+from bridge.spark.write.columns import column
+from bridge.spark.write.refusals import PAYLOAD, TASK
+from bridge.spark.write.rejects import REASON, ROW, Checks
 
 #: The column that orders the events of a ticket, where the user names none and the log has it.
 USUAL_SEQUENCE = "seq"

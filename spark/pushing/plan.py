@@ -11,8 +11,8 @@ if TYPE_CHECKING:
 
     from pyspark.sql import DataFrame
 
-    from spark.job.progress import Progress
-    from spark.pushing.messages import Mapping, Messages
+    from bridge.spark.job.progress import Progress
+    from bridge.spark.pushing.messages import Mapping, Messages
 
 #: Option of the data source -> parameter of the command, for those that are passed on as they are.
 WRITER_OPTIONS = {
@@ -45,7 +45,7 @@ class PushPlan:
 
     #: File, folder or name of a table.
     source: str
-    #: One of ``spark.job.eventlog.FORMATS``, or ``TABLE``.
+    #: One of ``bridge.spark.job.eventlog.FORMATS``, or ``TABLE``.
     kind: str
     url: str = field(repr=False)
     stream: str
@@ -77,6 +77,6 @@ class PushPlan:
 
 def sent(messages: Messages, frame: DataFrame) -> DataFrame:
     """Of a DataFrame of messages, what the data source needs."""
-    from spark.write.columns import column
+    from bridge.spark.write.columns import column
 
     return frame.select(column(messages.key), column(messages.sequence), *map(column, messages.fields))

@@ -12,11 +12,11 @@ from urllib.parse import quote
 from pyspark.sql import Column, DataFrame, Observation, Window
 from pyspark.sql import functions as fn
 
-from spark.job.log_columns import MALFORMED
-from spark.pushing.messages import Messages
-from spark.write.columns import column, in_one_line
-from spark.write.refusals import PAYLOAD
-from spark.write.rejects import REASON, ROW, refusal, split_rejects
+from bridge.spark.job.log_columns import MALFORMED
+from bridge.spark.pushing.messages import Messages
+from bridge.spark.write.columns import column, in_one_line
+from bridge.spark.write.refusals import PAYLOAD
+from bridge.spark.write.rejects import REASON, ROW, refusal, split_rejects
 
 #: Bad rows that an error names.
 NAMED = 3

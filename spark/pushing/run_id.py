@@ -18,9 +18,9 @@ from urllib.parse import unquote, urlsplit
 
 from pyspark.sql import DataFrame, SparkSession
 
-from routing.errors import InputError
-from spark.job.log_columns import MALFORMED
-from spark.pushing.messages import USUAL_SEQUENCE, Mapping
+from bridge.routing.errors import InputError
+from bridge.spark.job.log_columns import MALFORMED
+from bridge.spark.pushing.messages import USUAL_SEQUENCE, Mapping
 
 #: Hexadecimal digits of a name.
 _DIGITS = 32

@@ -17,7 +17,7 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from routing.errors import ConfigurationError
+from bridge.routing.errors import ConfigurationError
 
 ID = "id"
 #: When the entry was added, by the server's clock, as its id says.

@@ -1,7 +1,7 @@
 r"""Pages of entries as Arrow batches. No Python runs per entry, as long as values are UTF-8.
 
-What a column holds is said in ``spark.read.columns``. A field that an entry lacks is null; one that it has twice is the
-last of the two, as for every client that makes a dictionary of it.
+What a column holds is said in ``bridge.spark.read.columns``. A field that an entry lacks is null; one that it has twice
+is the last of the two, as for every client that makes a dictionary of it.
 
 **Bytes that are not UTF-8.** A column of type STRING shows each bad byte as ``\xNN``, so that one broken message
 neither stops a read nor disappears from it; a column of type BINARY holds the very bytes. Names of fields are text.
@@ -12,9 +12,9 @@ from __future__ import annotations
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from spark.read.columns import ENQUEUED_AT, ID, REST, Columns
-from spark.wire.entry_ids import LAST_TIME_MS, EntryId
-from spark.wire.page import Page
+from bridge.spark.read.columns import ENQUEUED_AT, ID, REST, Columns
+from bridge.spark.wire.entry_ids import LAST_TIME_MS, EntryId
+from bridge.spark.wire.page import Page
 
 _TIME = pa.timestamp("us", tz="UTC")
 #: Digits of a time in ms from the year 2001 to the year 2286.

@@ -14,12 +14,12 @@ from typing import Self
 import pyarrow as pa
 import redis
 
-from routing.connection import PASSING
-from routing.errors import ServerUnavailable
-from spark.wire.address import RedisConnection, connect, unavailable, without_secrets
-from spark.wire.entry_ids import EntryId
-from spark.wire.page import MalformedReply, Page, read_page
-from spark.wire.replies import RefusedByServer
+from bridge.routing.connection import PASSING
+from bridge.routing.errors import ServerUnavailable
+from bridge.spark.wire.address import RedisConnection, connect, unavailable, without_secrets
+from bridge.spark.wire.entry_ids import EntryId
+from bridge.spark.wire.page import MalformedReply, Page, read_page
+from bridge.spark.wire.replies import RefusedByServer
 
 #: What a page should hold: smaller ones cost more per entry, larger ones are no faster.
 PAGE_BYTES = 2 * 1024 * 1024

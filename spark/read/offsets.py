@@ -26,8 +26,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from spark.read.standing import Standing
-from spark.wire.entry_ids import EntryId
+from bridge.spark.read.standing import Standing
+from bridge.spark.wire.entry_ids import EntryId
 
 
 @dataclass(frozen=True)

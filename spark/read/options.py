@@ -1,6 +1,6 @@
 """The options of a read from a ``redisstream``, checked once, before Spark starts a task.
 
-``url``, ``stream`` and ``fields`` are options of a write too (``spark.wire.options``).
+``url``, ``stream`` and ``fields`` are options of a write too (``bridge.spark.wire.options``).
 """
 
 from __future__ import annotations
@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from routing.errors import ConfigurationError
-from spark.wire.address import without_secrets
-from spark.wire.entry_ids import LAST, ZERO, EntryId
-from spark.wire.options import DEFAULT_STREAM, DEFAULT_URL, READ_ONLY, SHARED, Option, checked_values, positive
+from bridge.routing.errors import ConfigurationError
+from bridge.spark.wire.address import without_secrets
+from bridge.spark.wire.entry_ids import LAST, ZERO, EntryId
+from bridge.spark.wire.options import DEFAULT_STREAM, DEFAULT_URL, READ_ONLY, SHARED, Option, checked_values, positive
 
 
 @dataclass(frozen=True)

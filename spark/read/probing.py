@@ -9,9 +9,9 @@ from typing import cast
 import redis
 from pyspark.sql.datasource import InputPartition
 
-from spark.read.splitting import SAMPLE, cuts
-from spark.wire.address import RedisConnection, unavailable
-from spark.wire.entry_ids import EntryId
+from bridge.spark.read.splitting import SAMPLE, cuts
+from bridge.spark.wire.address import RedisConnection, unavailable
+from bridge.spark.wire.entry_ids import EntryId
 
 #: A task for so many entries, where the user names no number: enough work to be worth its start.
 ENTRIES_PER_TASK = 250_000

@@ -19,17 +19,17 @@ import redis
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
-from routing.errors import ConfigurationError, EntriesLost
-from spark.read.columns import Columns, default_schema
-from spark.read.decoder import Decoder
-from spark.read.fetch import Fetcher
-from spark.read.options import ReadOptions
-from spark.read.probing import Range, ranges, tasks_for
-from spark.read.standing import standing_of
-from spark.wire.address import RedisConnection, connect, unavailable
-from spark.wire.entry_ids import EntryId
-from spark.wire.options import columns
-from spark.wire.worker import begin_task
+from bridge.routing.errors import ConfigurationError, EntriesLost
+from bridge.spark.read.columns import Columns, default_schema
+from bridge.spark.read.decoder import Decoder
+from bridge.spark.read.fetch import Fetcher
+from bridge.spark.read.options import ReadOptions
+from bridge.spark.read.probing import Range, ranges, tasks_for
+from bridge.spark.read.standing import standing_of
+from bridge.spark.wire.address import RedisConnection, connect, unavailable
+from bridge.spark.wire.entry_ids import EntryId
+from bridge.spark.wire.options import columns
+from bridge.spark.wire.worker import begin_task
 
 #: The columns of a read for which neither a schema nor the option ``fields`` was given.
 SCHEMA = default_schema()

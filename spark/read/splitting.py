@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from itertools import pairwise
 
-from spark.wire.entry_ids import EntryId
+from bridge.spark.wire.entry_ids import EntryId
 
 #: Entries that an answer to one probe has.
 SAMPLE = 4

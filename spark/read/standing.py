@@ -10,9 +10,9 @@ from typing import cast
 
 import redis
 
-from spark.wire.address import RedisConnection, unavailable, without_secrets
-from spark.wire.entry_ids import ZERO, EntryId
-from spark.wire.replies import RefusedByServer
+from bridge.spark.wire.address import RedisConnection, unavailable, without_secrets
+from bridge.spark.wire.entry_ids import ZERO, EntryId
+from bridge.spark.wire.replies import RefusedByServer
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """Reading a stream as a streaming query: epochs of ids, planned on the driver, read in the tasks.
 
-An epoch is the entries between two offsets (``spark.read.offsets``), which are in the query's checkpoint before
+An epoch is the entries between two offsets (``bridge.spark.read.offsets``), which are in the query's checkpoint before
 anything of it is read. So an epoch that is run again after a crash is the same ids; and since the offsets say how many
 entries those are, an epoch from which entries vanished meanwhile is noticed, by whoever reads it. No consumer group is
 touched, and nothing is written to the server.
@@ -17,18 +17,18 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.types import StructType
 
-from routing.errors import ConfigurationError, EntriesLost
-from spark.read.columns import Columns
-from spark.read.decoder import Decoder
-from spark.read.fetch import Fetcher
-from spark.read.offsets import Offset, is_another_stream, missing_after, present_after
-from spark.read.options import ReadOptions
-from spark.read.probing import Range, tasks_for
-from spark.read.standing import Standing, standing_of
-from spark.read.survey import ONE_RANGE, survey
-from spark.wire.address import connect
-from spark.wire.entry_ids import LAST, ZERO, EntryId
-from spark.wire.worker import begin_task
+from bridge.routing.errors import ConfigurationError, EntriesLost
+from bridge.spark.read.columns import Columns
+from bridge.spark.read.decoder import Decoder
+from bridge.spark.read.fetch import Fetcher
+from bridge.spark.read.offsets import Offset, is_another_stream, missing_after, present_after
+from bridge.spark.read.options import ReadOptions
+from bridge.spark.read.probing import Range, tasks_for
+from bridge.spark.read.standing import Standing, standing_of
+from bridge.spark.read.survey import ONE_RANGE, survey
+from bridge.spark.wire.address import connect
+from bridge.spark.wire.entry_ids import LAST, ZERO, EntryId
+from bridge.spark.wire.worker import begin_task
 
 try:
     from pyspark.sql.streaming.datasource import (

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from spark.read.fetch import Fetcher
-from spark.read.probing import Range
-from spark.wire.entry_ids import EntryId
+from bridge.spark.read.fetch import Fetcher
+from bridge.spark.read.probing import Range
+from bridge.spark.wire.entry_ids import EntryId
 
 #: For ``each``: no cuts.
 ONE_RANGE = 2**63

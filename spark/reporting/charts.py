@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 
-from spark.reporting.numbers import duration, significant
+from bridge.spark.reporting.numbers import duration, significant
 
 #: Places in the pictures, about a pixel each on a wide screen.
 WIDTH, HEIGHT = 560, 240

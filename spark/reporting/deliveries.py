@@ -1,6 +1,7 @@
 """The two DataFrames that every number of a report comes from: deliveries (rows of the history) and messages.
 
-``spark.reporting.definitions`` says what a message, an execution, a retry, a failure, a loss and the three times are.
+``bridge.spark.reporting.definitions`` says what a message, an execution, a retry, a failure, a loss and the three times
+are.
 """
 
 from __future__ import annotations
@@ -10,8 +11,8 @@ from typing import TYPE_CHECKING
 from pyspark.sql import Window
 from pyspark.sql import functions as fn
 
-from routing.history import What
-from spark.archiving.reading import Range, id_numbers
+from bridge.routing.history import What
+from bridge.spark.archiving.reading import Range, id_numbers
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -48,7 +49,7 @@ def deliveries(history: DataFrame, within: Range) -> DataFrame:
         begun.alias("begun"),
         _time_of_id(fn.col("message_id")).alias("enqueued_us"),
         fn.when(begun, fn.unix_micros("started_at")).alias("started_us"),
-        # As routing.history computes an end: to the microsecond.
+        # As bridge.routing.history computes an end: to the microsecond.
         fn.when(begun & fn.col("started_at").isNotNull(), fn.bround(fn.col("service_ms") * 1000).cast("long")).alias(
             "service_us"
         ),

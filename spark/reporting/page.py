@@ -17,10 +17,10 @@ from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
 
-from spark.reporting import panels
-from spark.reporting.definitions import DEFINITIONS
-from spark.reporting.numbers import NONE, count, duration, moment, rate, ratio, share, visible
-from spark.reporting.table_columns import CONSUMERS, DEAD_LETTERS, HOT, SLOWEST, TASKS, Column, Row
+from bridge.spark.reporting import panels
+from bridge.spark.reporting.definitions import DEFINITIONS
+from bridge.spark.reporting.numbers import NONE, count, duration, moment, rate, ratio, share, visible
+from bridge.spark.reporting.table_columns import CONSUMERS, DEAD_LETTERS, HOT, SLOWEST, TASKS, Column, Row
 
 _LOOK = Path(__file__).parent / "look"
 
@@ -40,7 +40,7 @@ class Table:
 
 
 def page(found: dict[str, Any], *, archive: str, start: str | None, end: str | None, top: int) -> str:
-    """The page that shows ``found``, as ``spark.reporting.results.results`` returns it."""
+    """The page that shows ``found``, as ``bridge.spark.reporting.results.results`` returns it."""
 
     def table(name: str, columns: Sequence[Column], of: str) -> Table:
         rows, all_rows = found[name], found["rows"][of]

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC
 
-from spark.reporting.charts import Bar, Bucket, Mark, Shape, bars, histogram, linear, logarithmic
-from spark.reporting.charts import over_time as chart_over_time
-from spark.reporting.numbers import NONE, count, duration, moment, rate, ratio, share, short, visible
-from spark.reporting.table_columns import Row
+from bridge.spark.reporting.charts import Bar, Bucket, Mark, Shape, bars, histogram, linear, logarithmic
+from bridge.spark.reporting.charts import over_time as chart_over_time
+from bridge.spark.reporting.numbers import NONE, count, duration, moment, rate, ratio, share, short, visible
+from bridge.spark.reporting.table_columns import Row
 
 _NAME_CHARS = 26
 #: Bars of a chart; the table below it has more rows.

@@ -15,13 +15,13 @@ from pyspark import StorageLevel
 from pyspark.sql import Observation
 from pyspark.sql import functions as fn
 
-from routing.errors import InputError
-from spark.archiving.reading import Range, read_table
-from spark.archiving.tables import DEAD, HISTORY
-from spark.job.paths import to_read
-from spark.reporting import tables as report_tables
-from spark.reporting.deliveries import deliveries, messages
-from spark.reporting.tables import Facts, Whole
+from bridge.routing.errors import InputError
+from bridge.spark.archiving.reading import Range, read_table
+from bridge.spark.archiving.tables import DEAD, HISTORY
+from bridge.spark.job.paths import to_read
+from bridge.spark.reporting import tables as report_tables
+from bridge.spark.reporting.deliveries import deliveries, messages
+from bridge.spark.reporting.tables import Facts, Whole
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from spark.reporting.numbers import count, duration, moment, rate, ratio, share
+from bridge.spark.reporting.numbers import count, duration, moment, rate, ratio, share
 
 Row = dict[str, Any]
 

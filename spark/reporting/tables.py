@@ -1,8 +1,8 @@
 """The tables of a report, each a DataFrame made by aggregation from deliveries and messages.
 
-``spark.reporting.definitions`` says what is counted, and how percentiles, throughput and utilisation are computed.
-Columns whose names end in ``_ms`` are milliseconds. Refused messages name no ticket and no task, so they are in
-``totals`` and ``dead_letters`` only.
+``bridge.spark.reporting.definitions`` says what is counted, and how percentiles, throughput and utilisation are
+computed. Columns whose names end in ``_ms`` are milliseconds. Refused messages name no ticket and no task, so they are
+in ``totals`` and ``dead_letters`` only.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 from pyspark.sql import Window
 from pyspark.sql import functions as fn
 
-from routing.history import What
-from spark.archiving.reading import Range, id_numbers
-from spark.reporting.deliveries import DEAD, DONE, REFUSED, UNDONE, UNKNOWN, how_many, is_failure
+from bridge.routing.history import What
+from bridge.spark.archiving.reading import Range, id_numbers
+from bridge.spark.reporting.deliveries import DEAD, DONE, REFUSED, UNDONE, UNKNOWN, how_many, is_failure
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame

@@ -8,8 +8,8 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from spark.reporting.numbers import NONE, count, duration, rate, ratio, short, visible
-from spark.reporting.table_columns import CONSUMERS, DEAD_LETTERS, HOT, SLOWEST, TASKS, Column, Row
+from bridge.spark.reporting.numbers import NONE, count, duration, rate, ratio, short, visible
+from bridge.spark.reporting.table_columns import CONSUMERS, DEAD_LETTERS, HOT, SLOWEST, TASKS, Column, Row
 
 #: Columns of what goes to a file or a pipe: nobody's lines shall be cut to fit a terminal that is not there.
 _PIPE_WIDTH = 1000
@@ -19,7 +19,7 @@ _NAME_CHARS = 40
 
 
 def show(found: dict[str, Any]) -> None:
-    """Print what ``spark.reporting.results.results`` returned."""
+    """Print what ``bridge.spark.reporting.results.results`` returned."""
     console = Console(markup=False, highlight=False, emoji=False)
     if not console.is_terminal:
         console = Console(markup=False, highlight=False, emoji=False, width=_PIPE_WIDTH)

@@ -14,10 +14,10 @@ from urllib.parse import urlsplit
 
 import redis
 
-from routing.address import database_of, without_password
-from routing.connection import client
-from routing.errors import ConfigurationError, ServerTooOld, ServerUnavailable, ServerUnfit
-from routing.server import unfit
+from bridge.routing.address import database_of, without_password
+from bridge.routing.connection import client
+from bridge.routing.errors import ConfigurationError, ServerTooOld, ServerUnavailable, ServerUnfit
+from bridge.routing.server import unfit
 
 _UNKNOWN_OPTION = re.compile(r"unexpected keyword argument '(\w+)'")
 _FORM = "redis://[user:password@]host[:port][/db]"

@@ -2,11 +2,11 @@
 
 A Redis command is ``*<arguments>`` and then ``$<bytes>`` and the bytes for each argument, every piece ended by CRLF.
 One ``binary_join_element_wise`` builds the arguments of all rows of a batch, and the data buffer behind its result is
-what the socket gets, behind the opening of a call (``routing.pushes``). No Python runs per row.
+what the socket gets, behind the opening of a call (``bridge.routing.pushes``). No Python runs per row.
 
 Nulls, said out loud: a null value means that its field is left out of that row's entry. It is sent as a value that is
 not looked at, and a text beside the values says which ones are there. The key is never null here
-(``spark.write.refusals`` has refused that before).
+(``bridge.spark.write.refusals`` has refused that before).
 """
 
 from __future__ import annotations

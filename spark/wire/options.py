@@ -10,8 +10,8 @@ from collections.abc import Callable, Mapping
 from difflib import get_close_matches
 from typing import Any
 
-from routing.errors import ConfigurationError
-from spark.wire.address import check_url
+from bridge.routing.errors import ConfigurationError
+from bridge.spark.wire.address import check_url
 
 DEFAULT_URL = "redis://localhost:6379/0"
 DEFAULT_STREAM = "ticket_stream"
@@ -19,7 +19,7 @@ DEFAULT_STREAM = "ticket_stream"
 #: The attribute that holds an option, and the function that checks its value: it gets the option's name for errors.
 Option = tuple[str, Callable[[str, str], Any]]
 
-#: What only a write knows. ``spark.write.options`` says what they mean.
+#: What only a write knows. ``bridge.spark.write.options`` says what they mean.
 WRITE_ONLY = (
     "keyColumn",
     "seqColumn",
@@ -34,7 +34,7 @@ WRITE_ONLY = (
     "highWater",
     "maxWait",
 )
-#: What only a read knows. ``spark.read.options`` says what they mean.
+#: What only a read knows. ``bridge.spark.read.options`` says what they mean.
 READ_ONLY = ("startingId", "endingId", "maxRowsPerTrigger", "numPartitions", "failOnDataLoss")
 #: Options that Spark itself adds to those of a sink. They are ignored.
 _SPARKS = ("checkpointlocation", "queryname")

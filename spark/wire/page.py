@@ -4,9 +4,9 @@ The reply to XRANGE, with line ends shown as ``|`` (each is CRLF)::
 
     *2|  *2|$3|5-0|*4|$9|ticket_id|$2|T1|$7|payload|$2|{}|  *2|$3|6-0|*2|$9|ticket_id|$2|T2|
 
-Two ways to read it: ``spark.wire.uniform``, for the usual page, whose entries all have the same fields in the same
-places and no carriage return in a value; and with a Python object for each value, for all others: by hiredis, or where
-an executor's Python lacks that, more slowly.
+Two ways to read it: ``bridge.spark.wire.uniform``, for the usual page, whose entries all have the same fields in the
+same places and no carriage return in a value; and with a Python object for each value, for all others: by hiredis, or
+where an executor's Python lacks that, more slowly.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from spark.wire.encoder import CRLF
-from spark.wire.uniform import read_uniform
+from bridge.spark.wire.encoder import CRLF
+from bridge.spark.wire.uniform import read_uniform
 
 #: Whether this Python has it.
 HIREDIS = find_spec("hiredis") is not None

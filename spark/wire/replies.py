@@ -1,7 +1,7 @@
 """A connection on which chunks are sent without waiting for each other's answers.
 
-What the server answers is told apart here: an answer of a script (``routing.pushes.Answer``), trouble that passes (the
-server is away, starting, full, changing its role) and is waited out, and a refusal, which is an error.
+What the server answers is told apart here: an answer of a script (``bridge.routing.pushes.Answer``), trouble that
+passes (the server is away, starting, full, changing its role) and is waited out, and a refusal, which is an error.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from typing import cast
 import redis
 from redis import Redis
 
-from routing.connection import client, is_full, is_outage
-from routing.errors import ServerUnavailable, TicketBridgeError
-from routing.pushes import LOADING, Answer
-from spark.wire.address import ANSWER_TIMEOUT_S, RedisConnection, first_line, unavailable, without_secrets
+from bridge.routing.connection import client, is_full, is_outage
+from bridge.routing.errors import ServerUnavailable, TicketBridgeError
+from bridge.routing.pushes import LOADING, Answer
+from bridge.spark.wire.address import ANSWER_TIMEOUT_S, RedisConnection, first_line, unavailable, without_secrets
 
 #: Replies to a login that does not get better by waiting.
 _LOGIN = (redis.exceptions.AuthenticationError, redis.exceptions.NoPermissionError)

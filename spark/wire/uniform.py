@@ -10,7 +10,8 @@ Headers and values alternate, each begins where the one before it ends, and toge
 page is what it is taken for is proved, not assumed: each header must be, byte for byte, what stands before a value of
 exactly this length of exactly this field. A parser that knows nothing but the protocol then reads the same: it is
 behind a value after as many bytes as its header announces, which is where the next header begins; so, header after
-header, it never sees anything but these. Whatever fails the proof is read in another way; ``spark.wire.page`` has it.
+header, it never sees anything but these. Whatever fails the proof is read in another way; ``bridge.spark.wire.page``
+has it.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from functools import cache, lru_cache
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from spark.wire.encoder import CRLF, announcements
+from bridge.spark.wire.encoder import CRLF, announcements
 
 #: Line ends of an entry before its fields: behind ``*2``, ``$<length>``, the id, ``*<fields and values>``.
 _HEAD = 4

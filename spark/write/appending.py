@@ -1,8 +1,8 @@
 """Appends the rows of one partition, each once, whatever happens between: the heart of the writer.
 
-Who is authoritative: the guard (``spark.write.guard``), whose mark says how many rows of the partition are in the
-stream. A chunk carries the mark that it expects and the one that it leaves; a script compares, appends and moves the
-mark in one step. So chunks may be sent without waiting for each other: behind one that was not taken, the next ones
+Who is authoritative: the guard (``bridge.spark.write.guard``), whose mark says how many rows of the partition are in
+the stream. A chunk carries the mark that it expects and the one that it leaves; a script compares, appends and moves
+the mark in one step. So chunks may be sent without waiting for each other: behind one that was not taken, the next ones
 find another mark than they expect, and are not taken either.
 
 After anything but ``OK`` the answers on their way are read or given up, the guard is asked, and sending goes on
@@ -22,13 +22,13 @@ from dataclasses import dataclass
 
 import redis
 
-from routing.errors import RowsMissing, RunChanged, StreamFull, TicketBridgeError
-from routing.pushes import Answer, Columns, Partition, once_opening
-from routing.words import ReturnWord
-from spark.wire.encoder import EncodedRows
-from spark.wire.replies import Link, Trouble, given_up
-from spark.write.guard import Mark, mark_of
-from spark.write.patience import Patience
+from bridge.routing.errors import RowsMissing, RunChanged, StreamFull, TicketBridgeError
+from bridge.routing.pushes import Answer, Columns, Partition, once_opening
+from bridge.routing.words import ReturnWord
+from bridge.spark.wire.encoder import EncodedRows
+from bridge.spark.wire.replies import Link, Trouble, given_up
+from bridge.spark.write.guard import Mark, mark_of
+from bridge.spark.write.patience import Patience
 
 #: A chunk has at most this many bytes, unless a single row has more: the server works on one at a time.
 MAX_CHUNK_BYTES = 1024 * 1024

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as fn
 
-from routing.errors import ConfigurationError
-from spark.wire.options import nearest
+from bridge.routing.errors import ConfigurationError
+from bridge.spark.wire.options import nearest
 
 
 def in_one_line(text: Column) -> Column:

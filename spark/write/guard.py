@@ -16,11 +16,11 @@ from typing import cast
 
 from redis import Redis
 
-from routing.errors import RunChanged
-from routing.keys import push_waiting
-from routing.pushes import Partition, guard_of
-from spark.wire.address import RedisConnection
-from spark.write.options import WriteOptions
+from bridge.routing.errors import RunChanged
+from bridge.routing.keys import push_waiting
+from bridge.routing.pushes import Partition, guard_of
+from bridge.spark.wire.address import RedisConnection
+from bridge.spark.write.options import WriteOptions
 
 _MARK = re.compile(r"(\d+) (\d+)( end)?", re.ASCII)
 #: A note older than this is of somebody who does not wait any more, in milliseconds.

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from routing.errors import ConfigurationError
-from spark.wire.encoder import KEY_FIELD
-from spark.wire.options import nearest
-from spark.write.limits import MAX_FIELDS
-from spark.write.options import WriteOptions
+from bridge.routing.errors import ConfigurationError
+from bridge.spark.wire.encoder import KEY_FIELD
+from bridge.spark.wire.options import nearest
+from bridge.spark.write.limits import MAX_FIELDS
+from bridge.spark.write.options import WriteOptions
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
@@ -31,7 +31,7 @@ class Layout:
     key: str
     fields: tuple[str, ...]
     sequence: str | None
-    #: How many partitions the DataFrame has, where ``spark.write.order`` has said so; None: nobody knows.
+    #: How many partitions the DataFrame has, where ``bridge.spark.write.order`` has said so; None: nobody knows.
     partitions: int | None = None
 
     @classmethod

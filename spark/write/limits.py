@@ -13,5 +13,5 @@ MAX_CHUNK_ROWS = 10_000
 #: Ten years, in seconds: what is kept for longer is kept for ever, and servers refuse times that are too large.
 MAX_GUARD_TTL_S = 10 * 366 * 24 * 3600
 #: How an error begins that Spark SQL raises for a row that cannot be written. Spark adds words of its own around it,
-#: and ``spark.job.failures`` finds the row's error by this beginning.
+#: and ``bridge.spark.job.failures`` finds the row's error by this beginning.
 REFUSED = "refused before anything was written: "

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from routing.errors import ConfigurationError
-from spark.wire.address import without_secrets
-from spark.wire.options import (
+from bridge.routing.errors import ConfigurationError
+from bridge.spark.wire.address import without_secrets
+from bridge.spark.wire.options import (
     DEFAULT_STREAM,
     DEFAULT_URL,
     SHARED,
@@ -19,7 +19,7 @@ from spark.wire.options import (
     positive,
     text,
 )
-from spark.write.limits import MAX_CHUNK_ROWS, MAX_GUARD_TTL_S
+from bridge.spark.write.limits import MAX_CHUNK_ROWS, MAX_GUARD_TTL_S
 
 
 class Idempotence(StrEnum):
@@ -59,7 +59,7 @@ class WriteOptions:
     idempotence: Idempotence = Idempotence.WATERMARK
     #: Names a batch: what a batch of this name has written is not written again. None: a fresh one for each write.
     run_id: str | None = None
-    #: Beginning of the names of guards. None: the stream's own (``routing.keys.push_guard``).
+    #: Beginning of the names of guards. None: the stream's own (``bridge.routing.keys.push_guard``).
     guard_key: str | None = None
     #: How long a guard is kept after it was last written to, in seconds.
     guard_ttl: int = 7 * 24 * 3600

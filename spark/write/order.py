@@ -14,10 +14,10 @@ from __future__ import annotations
 from pyspark.sql import DataFrame, Window
 from pyspark.sql import functions as fn
 
-from spark.write.columns import column, require_column
-from spark.write.layout import PARTITIONS
-from spark.write.limits import REFUSED
-from spark.write.rejects import NO_MORE, Checks, refusal
+from bridge.spark.write.columns import column, require_column
+from bridge.spark.write.layout import PARTITIONS
+from bridge.spark.write.limits import REFUSED
+from bridge.spark.write.rejects import NO_MORE, Checks, refusal
 
 _CLOCK = "__ticket_clock"
 

@@ -14,21 +14,21 @@ import pyarrow as pa
 import redis
 from pyspark.sql.datasource import WriterCommitMessage
 
-from routing.connection import client
-from routing.errors import ServerUnavailable, TicketBridgeError
-from routing.keys import push_prefix
-from routing.pushes import Columns, Partition, Tickets, guard_of, note_wait, settle_push
-from spark.wire.address import ANSWER_TIMEOUT_S, unavailable
-from spark.wire.encoder import RowEncoder, parts
-from spark.wire.replies import Link, Trouble
-from spark.wire.worker import begin_task
-from spark.write.appending import Appending
-from spark.write.guard import Told
-from spark.write.layout import Layout
-from spark.write.options import Idempotence, WriteOptions
-from spark.write.patience import Patience
-from spark.write.per_ticket import PerTicket
-from spark.write.refusals import SequenceGuard, check_dates, check_payloads, check_range, check_tickets
+from bridge.routing.connection import client
+from bridge.routing.errors import ServerUnavailable, TicketBridgeError
+from bridge.routing.keys import push_prefix
+from bridge.routing.pushes import Columns, Partition, Tickets, guard_of, note_wait, settle_push
+from bridge.spark.wire.address import ANSWER_TIMEOUT_S, unavailable
+from bridge.spark.wire.encoder import RowEncoder, parts
+from bridge.spark.wire.replies import Link, Trouble
+from bridge.spark.wire.worker import begin_task
+from bridge.spark.write.appending import Appending
+from bridge.spark.write.guard import Told
+from bridge.spark.write.layout import Layout
+from bridge.spark.write.options import Idempotence, WriteOptions
+from bridge.spark.write.patience import Patience
+from bridge.spark.write.per_ticket import PerTicket
+from bridge.spark.write.refusals import SequenceGuard, check_dates, check_payloads, check_range, check_tickets
 
 #: How long a task waits for a server that was not there when it began, in seconds: it is more likely to be elsewhere.
 FIRST_CONNECTION_S = 10.0
@@ -58,8 +58,9 @@ def write_partition(
 ) -> Written:
     """Append the rows of one partition, in their order; returns after the server has answered for all of them.
 
-    Raises ``PayloadError`` before anything of the offending batch is sent, and what ``spark.write.appending`` and
-    ``spark.write.per_ticket`` raise. Whatever was raised, the guard and the stream agree, and another attempt goes on.
+    Raises ``PayloadError`` before anything of the offending batch is sent, and what ``bridge.spark.write.appending``
+    and ``bridge.spark.write.per_ticket`` raise. Whatever was raised, the guard and the stream agree, and another
+    attempt goes on.
     """
     begin_task()
     once = options.idempotence
@@ -171,7 +172,9 @@ def _tickets(options: WriteOptions) -> Tickets:
 
 
 def _noting(link: Link, options: WriteOptions, who: str) -> Callable[[str, float], None]:
-    """Notes on the server who waits and why, for ``spark.write.guard.waiting``; nothing where there is no server."""
+    """Notes on the server who waits and why, for ``bridge.spark.write.guard.waiting``; nothing where there is no
+    server.
+    """
 
     def note(why: str, for_s: float) -> None:
         if link.idle:

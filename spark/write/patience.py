@@ -7,7 +7,7 @@ import random
 import time
 from collections.abc import Callable
 
-from routing.errors import TicketBridgeError
+from bridge.routing.errors import TicketBridgeError
 
 #: The first step and the longest one, in seconds.
 FIRST_STEP_S = 0.01

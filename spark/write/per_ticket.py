@@ -10,13 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from routing.errors import StreamFull, TicketBridgeError
-from routing.pushes import Answer, Columns, Tickets, per_ticket_opening
-from routing.words import ReturnWord
-from spark.wire.encoder import EncodedRows
-from spark.wire.replies import Link, Trouble, given_up
-from spark.write.appending import MAX_CHUNK_BYTES
-from spark.write.patience import Patience
+from bridge.routing.errors import StreamFull, TicketBridgeError
+from bridge.routing.pushes import Answer, Columns, Tickets, per_ticket_opening
+from bridge.routing.words import ReturnWord
+from bridge.spark.wire.encoder import EncodedRows
+from bridge.spark.wire.replies import Link, Trouble, given_up
+from bridge.spark.write.appending import MAX_CHUNK_BYTES
+from bridge.spark.write.patience import Patience
 
 
 class PerTicket:

@@ -1,8 +1,8 @@
 """Rows that would be refused, found by Spark itself before anything is written: as an expression, or as a table.
 
-What the writer refuses in an Arrow batch (``spark.write.refusals``), said a second time in Spark SQL, so that it can be
-asked of a whole DataFrame first. What only the writer sees is a sequence that does not rise, since that takes the
-sorted rows.
+What the writer refuses in an Arrow batch (``bridge.spark.write.refusals``), said a second time in Spark SQL, so that it
+can be asked of a whole DataFrame first. What only the writer sees is a sequence that does not rise, since that takes
+the sorted rows.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as fn
 
-from routing.errors import ConfigurationError
-from spark.write.columns import column, in_one_line, require_column
-from spark.write.layout import WHOLE
-from spark.write.limits import MAX_TICKET_BYTES
-from spark.write.refusals import PAYLOAD, TASK
+from bridge.routing.errors import ConfigurationError
+from bridge.spark.write.columns import column, in_one_line, require_column
+from bridge.spark.write.layout import WHOLE
+from bridge.spark.write.limits import MAX_TICKET_BYTES
+from bridge.spark.write.refusals import PAYLOAD, TASK
 
 #: What a table of rejected rows has beside them: why, and the text of one that could not be read.
 REASON, ROW = "reason", "row"

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 import pyarrow as pa
 
-from spark.write.layout import Layout
+from bridge.spark.write.layout import Layout
 
 #: Rows per batch behind the sort: what Spark itself uses.
 _BATCH_ROWS = 10_000

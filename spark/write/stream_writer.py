@@ -8,11 +8,11 @@ import pyarrow as pa
 from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceStreamArrowWriter, WriterCommitMessage
 
-from routing.errors import ConfigurationError
-from spark.write.layout import Layout
-from spark.write.options import Idempotence, WriteOptions
-from spark.write.partition import Written, checked, settle, write_partition
-from spark.write.sorting import sorted_rows
+from bridge.routing.errors import ConfigurationError
+from bridge.spark.write.layout import Layout
+from bridge.spark.write.options import Idempotence, WriteOptions
+from bridge.spark.write.partition import Written, checked, settle, write_partition
+from bridge.spark.write.sorting import sorted_rows
 
 #: Where Spark says, inside itself, which query a task belongs to, and which epoch of it.
 QUERY_PROPERTY = "sql.streaming.queryId"
@@ -35,7 +35,7 @@ class RedisStreamStreamWriter(DataSourceStreamArrowWriter):
 
         The whole partition is held in memory: it is sorted by ``orderBy`` and ``seqColumn``, where named, and nothing
         of it is sent before all of it was found to have nothing to refuse. Raises ``PayloadError``, and what
-        ``spark.write.partition`` raises.
+        ``bridge.spark.write.partition`` raises.
         """
         options, layout = self._options, self._layout
         query, epoch, number = _where()

@@ -9,10 +9,10 @@ import pyarrow as pa
 from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 
-from spark.write.layout import Layout
-from spark.write.options import WriteOptions
-from spark.write.partition import Written, settle, write_partition
-from spark.write.sorting import sorted_rows
+from bridge.spark.write.layout import Layout
+from bridge.spark.write.options import WriteOptions
+from bridge.spark.write.partition import Written, settle, write_partition
+from bridge.spark.write.sorting import sorted_rows
 
 #: How long the guard of a write that nobody can name again is kept behind its end, in seconds: for stragglers.
 NAMELESS_GUARD_S = 3600
@@ -35,7 +35,7 @@ class RedisStreamWriter(DataSourceArrowWriter):
         """Append the rows of one partition, in their order; returns after the server has answered for all of them.
 
         Raises ``PayloadError`` before anything of the offending batch is written (batches before it are), and what
-        ``spark.write.partition`` raises.
+        ``bridge.spark.write.partition`` raises.
         """
         context = TaskContext.get()
         number = 0 if context is None else context.partitionId()

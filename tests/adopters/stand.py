@@ -8,7 +8,7 @@ from typing import Any
 from redis import Redis
 
 from bridge.embedded import EmbeddedServer
-from routing.keys import LaneKeys
+from bridge.routing.keys import LaneKeys
 from tests.adopters.environments import Environment
 from tests.nodes.process import ProcessNode
 from tests.nodes.yard import NodeYard

@@ -21,8 +21,8 @@ from hypothesis import strategies as st
 from bridge.audit import audit
 from bridge.embedded import EmbeddedServer
 from bridge.outcomes import Kind
-from routing.history import What
-from routing.keys import LaneKeys
+from bridge.routing.history import What
+from bridge.routing.keys import LaneKeys
 from tests.nodes.process import ROOT, python_module
 from tests.nodes.roles import MasterNode, WorkerNode, broker_environment
 from tests.nodes.yard import NodeYard

@@ -10,8 +10,8 @@ from celery.worker.request import Request
 
 from bridge.envelope import Envelopes
 from bridge.lane import Lane
+from bridge.routing.messages import EntryParser
 from bridge.settling import Settling
-from routing.messages import EntryParser
 from tests.apps.counter import app
 
 

@@ -12,8 +12,8 @@ from typing import Any
 
 from redis import Redis
 
-from routing import records
-from routing.keys import LaneKeys
+from bridge.routing import records
+from bridge.routing.keys import LaneKeys
 from tests.keycheck import MUST_EXPIRE
 
 #: An entry is pending under a name that no record gives it, or not pending although a record says so (I1, I7).

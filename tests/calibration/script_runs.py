@@ -16,7 +16,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from routing.scripts import Script
+from bridge.routing.scripts import Script
 from tests.calibration.mutation import Mutation, mutated
 from tests.calibration.script_mutations import SCRIPT_MUTATIONS
 from tests.nodes.process import ROOT

@@ -22,7 +22,7 @@ from redis import Redis
 
 from bridge.audit import audit
 from bridge.embedded import EmbeddedServer
-from routing.keys import LaneKeys
+from bridge.routing.keys import LaneKeys
 from tests.calibration import agreement
 from tests.calibration.listening import Listener
 from tests.chaos import evidence

@@ -8,8 +8,8 @@ from typing import Any
 from redis import Redis
 
 from bridge.embedded import EmbeddedServer
-from routing.keys import LaneKeys
-from routing.records import parse
+from bridge.routing.keys import LaneKeys
+from bridge.routing.records import parse
 from tests.chaos.facts import Notes
 from tests.chaos.ledger import LedgerReader, now_ns
 from tests.chaos.operator import Operator

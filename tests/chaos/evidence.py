@@ -7,7 +7,7 @@ from typing import Any
 
 from redis import Redis
 
-from routing.keys import LaneKeys
+from bridge.routing.keys import LaneKeys
 from tests.chaos.checks import Violation, check_snapshot
 from tests.chaos.facts import Effect, Letter, Message, Rest
 from tests.chaos.recording import EFFECTS

@@ -15,7 +15,7 @@ from redis import Redis
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
-from routing.keys import LaneKeys
+from bridge.routing.keys import LaneKeys
 from tests.chaos.facts import Message
 
 UNAVAILABLE = (RedisConnectionError, RedisTimeoutError)

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from spark.incidents import COLUMNS
+from bridge.spark.incidents import COLUMNS
 from tests.chaos.feeder import Planned, Source
 
 #: Between a ticket and the number of its round.

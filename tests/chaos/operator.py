@@ -16,7 +16,7 @@ from typing import Any
 
 from redis import Redis
 
-from routing.keys import LaneKeys
+from bridge.routing.keys import LaneKeys
 from tests.chaos.facts import Notes
 from tests.chaos.feeder import UNAVAILABLE
 

@@ -132,14 +132,14 @@ def _log(given: Path | None, folder: Path, messages: int) -> tuple[str, Path]:
     events = min(messages, GENERATED_AT_MOST)
     out = folder / "events.csv.gz"
     words = ["--events", str(events), "--tickets", str(max(1, events // 6))]
-    subprocess.run([sys.executable, "-m", "spark.generate", str(out), *words], cwd=ROOT, check=True)
+    subprocess.run([sys.executable, "-m", "bridge.spark.generate", str(out), *words], cwd=ROOT, check=True)
     return "a generated log", out
 
 
 def _spark(log_file: Path, folder: Path) -> tuple[Path, subprocess.Popen[bytes]]:
     """Starts the job that computes the expected states: where they will be, and the job."""
     states, said = folder / "states.jsonl", folder / "spark-incidents.log"
-    command = [sys.executable, "-m", "spark.incidents", str(log_file.resolve()), "--out", str(states)]
+    command = [sys.executable, "-m", "bridge.spark.incidents", str(log_file.resolve()), "--out", str(states)]
     job = subprocess.Popen([*command, "--spark-log", str(said)], cwd=ROOT, start_new_session=True, env=os.environ)
     return states, job
 

@@ -12,7 +12,7 @@ import pytest
 from redis import Redis
 
 from bridge.embedded import EmbeddedServer
-from routing.keys import LaneKeys
+from bridge.routing.keys import LaneKeys
 from tests.nodes.roles import MasterNode, WorkerNode
 from tests.nodes.yard import NodeYard
 from tests.waiting import wait_until

@@ -13,7 +13,7 @@ from pathlib import Path
 import pyspark
 import pytest
 
-from spark.job.java import find_java
+from bridge.spark.job.java import find_java
 from tests.nodes.process import ProcessNode
 from tests.nodes.yard import NodeYard
 

@@ -15,7 +15,7 @@ import pyspark
 import pytest
 from click.testing import CliRunner, Result
 
-from spark.job.java import find_java
+from bridge.spark.job.java import find_java
 from tests.nodes.process import ROOT
 
 Said = list[dict[str, Any]]
@@ -63,7 +63,7 @@ def refused(main: click.Command, words: list[str], monkeypatch: pytest.MonkeyPat
     def never(*_: object, **__: object) -> None:
         raise AssertionError("Java was started")
 
-    monkeypatch.setattr("spark.job.session.find_java", never)
+    monkeypatch.setattr("bridge.spark.job.session.find_java", never)
     done = CliRunner().invoke(main, words)
     assert isinstance(done.exception, SystemExit), done.exception
     assert done.stdout == ""

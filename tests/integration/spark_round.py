@@ -11,19 +11,19 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from spark.archiving.place import ArchivePlace
-from spark.archiving.reading import Range
-from spark.archiving.run import CONF, Archive, Run
-from spark.archiving.selection import Selection
-from spark.archiving.tables import TABLES
-from spark.job.failures import told_in_one_line
-from spark.job.session import job_session, parse_conf
-from spark.pushing.batch import push
-from spark.pushing.follow import follow
-from spark.pushing.messages import Mapping
-from spark.pushing.plan import Follow, PushPlan
-from spark.replay import Replay, replay
-from spark.report import Asked, report
+from bridge.spark.archiving.place import ArchivePlace
+from bridge.spark.archiving.reading import Range
+from bridge.spark.archiving.run import CONF, Archive, Run
+from bridge.spark.archiving.selection import Selection
+from bridge.spark.archiving.tables import TABLES
+from bridge.spark.job.failures import told_in_one_line
+from bridge.spark.job.session import job_session, parse_conf
+from bridge.spark.pushing.batch import push
+from bridge.spark.pushing.follow import follow
+from bridge.spark.pushing.messages import Mapping
+from bridge.spark.pushing.plan import Follow, PushPlan
+from bridge.spark.replay import Replay, replay
+from bridge.spark.report import Asked, report
 
 STREAM, AGAIN = "ticket_stream", "again"
 

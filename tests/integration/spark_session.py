@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 from pyspark.sql import SparkSession
 
-from spark.job.session import local_session
+from bridge.spark.job.session import local_session
 from tests.waiting import wait_until
 
 #: Two cores, as wherever these tests run. (Nothing is tried twice: ``local[2,3]`` does that.)

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import sys
 
-from spark.job.session import local_session
-from spark.write.order import by_ticket
+from bridge.spark.job.session import local_session
+from bridge.spark.write.order import by_ticket
 
 
 def main(url: str, stream: str, folder: str, checkpoint: str, high_water: str) -> None:

@@ -9,11 +9,11 @@ import pyarrow as pa
 from pyspark.sql.types import LongType, StringType, StructField, StructType
 
 from bridge.embedded import EmbeddedServer
-from spark import RedisStreamDataSource
-from spark.write.layout import Layout
-from spark.write.options import parse
-from spark.write.partition import Written, write_partition
-from spark.write.writer import RedisStreamWriter
+from bridge.spark import RedisStreamDataSource
+from bridge.spark.write.layout import Layout
+from bridge.spark.write.options import parse
+from bridge.spark.write.partition import Written, write_partition
+from bridge.spark.write.writer import RedisStreamWriter
 
 STREAM = "{events}:stream"
 LOG = StructType(

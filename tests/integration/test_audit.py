@@ -10,7 +10,7 @@ import pytest
 from bridge.audit import Audit, Verdict, audit
 from bridge.embedded import EmbeddedServer
 from bridge.orders import give
-from routing.history import Delivery, What
+from bridge.routing.history import Delivery, What
 from tests.integration.lanes import WITH_AND_WITHOUT_BUNDLES, LaneUnderTest
 from tests.nodes.yard import NodeYard
 

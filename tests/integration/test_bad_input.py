@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from bridge.embedded import EmbeddedServer, free_port
-from routing.keys import LaneKeys
+from bridge.routing.keys import LaneKeys
 from tests.nodes.process import ProcessNode
 from tests.nodes.yard import NodeYard
 from tests.waiting import wait_until

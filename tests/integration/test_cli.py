@@ -15,7 +15,7 @@ import pytest
 from redis import Redis
 
 from bridge.embedded import EmbeddedServer
-from routing.keys import LaneKeys
+from bridge.routing.keys import LaneKeys
 from tests.commands import Lane, letter
 from tests.nodes import preloaded
 from tests.nodes.process import python_module

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from bridge.embedded import port_is_taken
-from spark.generate import incident_log, write_log
+from bridge.spark.generate import incident_log, write_log
 from tests.nodes.process import ROOT, ProcessNode, python_module
 from tests.nodes.yard import NodeYard
 from tests.waiting import wait_until

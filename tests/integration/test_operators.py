@@ -12,7 +12,7 @@ import pytest
 from redis import Redis
 
 from bridge.embedded import EmbeddedServer
-from routing.keys import LaneKeys
+from bridge.routing.keys import LaneKeys
 from tests.nodes import preloaded
 from tests.nodes.process import ROOT, python_module
 from tests.nodes.roles import MasterNode, WorkerNode, broker_environment

@@ -12,7 +12,7 @@ import pytest
 
 from bridge.embedded import EmbeddedServer
 from bridge.orders import give
-from routing.errors import OrderFailed
+from bridge.routing.errors import OrderFailed
 from tests.integration.lanes import WITH_AND_WITHOUT_BUNDLES, LaneUnderTest
 from tests.nodes.roles import MasterNode, WorkerNode
 from tests.nodes.yard import NodeYard

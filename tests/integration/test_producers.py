@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 import bridge
 from bridge.embedded import EmbeddedServer
 from bridge.producer import PART_BYTES, PART_MESSAGES, Part
-from routing.errors import PayloadError, ServerUnavailable, Unanswered
-from routing.producing import IDEMPOTENCY_S
+from bridge.routing.errors import PayloadError, ServerUnavailable, Unanswered
+from bridge.routing.producing import IDEMPOTENCY_S
 from tests.integration.proxies import Proxy
 
 STREAM = "ticket_stream"

@@ -10,7 +10,7 @@ import pytest
 
 from bridge.embedded import EmbeddedServer
 from bridge.orders import give
-from routing.ids import LAST_ID, id_key
+from bridge.routing.ids import LAST_ID, id_key
 from tests.integration.lanes import APP, LaneUnderTest
 from tests.nodes.process import python_module
 from tests.nodes.roles import broker_environment

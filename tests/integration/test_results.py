@@ -17,7 +17,7 @@ from celery.result import AsyncResult, GroupResult
 
 from bridge.embedded import EmbeddedServer
 from bridge.installation import install
-from routing.keys import LaneKeys
+from bridge.routing.keys import LaneKeys
 from tests.integration.lanes import LaneUnderTest
 from tests.nodes.yard import NodeYard
 

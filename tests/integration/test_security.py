@@ -20,8 +20,8 @@ from redis import Redis
 import bridge
 from bridge.connect import client
 from bridge.embedded import HOST, EmbeddedServer
+from bridge.routing.keys import LaneKeys
 from bridge.worker.effect_words import GRAMMAR
-from routing.keys import LaneKeys
 from tests.integration.lanes import APP, OF_EACH_SERVER, QUICK, WITH_AND_WITHOUT_BUNDLES, LaneUnderTest
 from tests.integration.proxies import Proxy
 from tests.integration.servers import OWN_KEYS, Watched, make_user, rules_of, run_command, url_of

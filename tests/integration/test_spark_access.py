@@ -11,16 +11,16 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable
 from redis import Redis
 
 from bridge.embedded import HOST, EmbeddedServer
-from routing.errors import StreamFull, TicketBridgeError
-from routing.keys import LaneKeys, push_prefix
-from spark.job.progress import entries_added
-from spark.read.columns import default_schema
-from spark.read.options import parse_read
-from spark.read.reader import RedisStreamReader
-from spark.read.stream_reader import RedisStreamStreamReader
-from spark.wire.address import check_server, connect
-from spark.write.guard import told, waiting
-from spark.write.options import parse
+from bridge.routing.errors import StreamFull, TicketBridgeError
+from bridge.routing.keys import LaneKeys, push_prefix
+from bridge.spark.job.progress import entries_added
+from bridge.spark.read.columns import default_schema
+from bridge.spark.read.options import parse_read
+from bridge.spark.read.reader import RedisStreamReader
+from bridge.spark.read.stream_reader import RedisStreamStreamReader
+from bridge.spark.wire.address import check_server, connect
+from bridge.spark.write.guard import told, waiting
+from bridge.spark.write.options import parse
 from tests.integration.servers import rules_of
 from tests.integration.spark_writes import log, partition, writer
 

@@ -21,9 +21,9 @@ import redis
 
 from bridge.dead_letters import read_letter
 from bridge.embedded import EmbeddedServer
-from routing.errors import ConfigurationError, EntriesLost
-from routing.history import What, read_entry
-from routing.keys import LaneKeys
+from bridge.routing.errors import ConfigurationError, EntriesLost
+from bridge.routing.history import What, read_entry
+from bridge.routing.keys import LaneKeys
 from tests.integration.lanes import APP
 from tests.integration.spark_jobs import command, said, submit
 from tests.integration.spark_session import session_of
@@ -45,7 +45,7 @@ Row = dict[str, Any]
 
 @pytest.fixture(scope="module")
 def session() -> SparkSession:
-    from spark.archiving.run import CONF
+    from bridge.spark.archiving.run import CONF
 
     return session_of(conf=CONF)
 
@@ -54,9 +54,9 @@ def archived(
     session: SparkSession, server: EmbeddedServer, out: Path, *, only: str | None = "messages", **options: Any
 ) -> dict[str, int]:
     """What one run of the job writes, in the session of the tests."""
-    from spark.archiving.place import ArchivePlace
-    from spark.archiving.run import Archive, Run
-    from spark.archiving.tables import TABLES
+    from bridge.spark.archiving.place import ArchivePlace
+    from bridge.spark.archiving.run import Archive, Run
+    from bridge.spark.archiving.tables import TABLES
 
     asked = Archive(
         place=ArchivePlace(str(out)), url=server.url, stream=KEYS.stream, group=KEYS.group, tables=TABLES,
@@ -304,7 +304,7 @@ def test_an_epoch_that_is_run_again_leaves_its_files_as_they_are(
 def test_a_folder_has_one_lane_one_writer_and_its_checkpoint(
     session: SparkSession, valkey: EmbeddedServer, tmp_path: Path
 ) -> None:
-    from spark.archiving.place import ArchivePlace
+    from bridge.spark.archiving.place import ArchivePlace
 
     with valkey.client() as client:
         add_messages(client, 1, 3)

@@ -19,7 +19,7 @@ import pytest
 import redis
 
 from bridge.embedded import EmbeddedServer
-from spark.generate import incident_log
+from bridge.spark.generate import incident_log
 from tests.integration.lanes import APP, LaneUnderTest
 from tests.nodes.process import ProcessNode, python_module
 from tests.nodes.yard import NodeYard

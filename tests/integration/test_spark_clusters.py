@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from bridge.embedded import EmbeddedServer
-from spark.job.java import find_java
+from bridge.spark.job.java import find_java
 from tests.integration.archives import random_archive
 from tests.integration.spark_clusters import (
     EXECUTORS,

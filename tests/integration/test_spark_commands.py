@@ -20,7 +20,7 @@ import pytest
 from click.testing import CliRunner
 
 from bridge.embedded import EmbeddedServer
-from spark import archive, push, replay, report
+from bridge.spark import archive, push, replay, report
 from tests.commands import CommandLine, command_line
 from tests.integration.spark_clusters import python_with
 from tests.integration.spark_jobs import command, said, submit

@@ -18,14 +18,14 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from bridge.embedded import EmbeddedServer
-from routing.errors import ConfigurationError, InputError, PayloadError
-from spark.generate import incident_log, write_log
-from spark.incidents import expected_states, write_states
-from spark.job.eventlog import read_events
-from spark.job.failures import one_line
-from spark.push import main
-from spark.pushing.messages import Mapping, to_messages
-from spark.write.order import in_ticket_order
+from bridge.routing.errors import ConfigurationError, InputError, PayloadError
+from bridge.spark.generate import incident_log, write_log
+from bridge.spark.incidents import expected_states, write_states
+from bridge.spark.job.eventlog import read_events
+from bridge.spark.job.failures import one_line
+from bridge.spark.push import main
+from bridge.spark.pushing.messages import Mapping, to_messages
+from bridge.spark.write.order import in_ticket_order
 from tests.integration.spark_jobs import refused, run, said
 from tests.nodes.process import ROOT
 

@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from pyspark.sql.types import StructType
 
-from routing.errors import ConfigurationError, InputError, PayloadError
-from spark.job.eventlog import TABLE, follow_events, read_events
-from spark.job.failures import one_line
-from spark.job.json_lines import parsed_lines
-from spark.job.log_columns import MALFORMED
-from spark.pushing.messages import Mapping, parse_map, to_messages
-from spark.pushing.rejects import first_reasons
-from spark.pushing.run_id import run_id_of
+from bridge.routing.errors import ConfigurationError, InputError, PayloadError
+from bridge.spark.job.eventlog import TABLE, follow_events, read_events
+from bridge.spark.job.failures import one_line
+from bridge.spark.job.json_lines import parsed_lines
+from bridge.spark.job.log_columns import MALFORMED
+from bridge.spark.pushing.messages import Mapping, parse_map, to_messages
+from bridge.spark.pushing.rejects import first_reasons
+from bridge.spark.pushing.run_id import run_id_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

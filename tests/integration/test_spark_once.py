@@ -15,14 +15,14 @@ import pytest
 from pyspark.sql.types import StringType, StructField, StructType
 
 from bridge.embedded import EmbeddedServer
-from routing.errors import PayloadError, RowsMissing, RunChanged
-from routing.pushes import guard_of
-from spark import RedisStreamDataSource
-from spark.wire.address import connect
-from spark.write.guard import told
-from spark.write.layout import Layout
-from spark.write.options import parse
-from spark.write.partition import settle, write_partition
+from bridge.routing.errors import PayloadError, RowsMissing, RunChanged
+from bridge.routing.pushes import guard_of
+from bridge.spark import RedisStreamDataSource
+from bridge.spark.wire.address import connect
+from bridge.spark.write.guard import told
+from bridge.spark.write.layout import Layout
+from bridge.spark.write.options import parse
+from bridge.spark.write.partition import settle, write_partition
 from tests.integration.proxies import Proxy
 from tests.integration.spark_writes import LOG, STREAM, batch, cut, entries, log, partition, sequence, writer
 from tests.keycheck import check_keys
@@ -109,7 +109,7 @@ def test_the_numbers_of_tickets_are_kept_for_as_long_as_they_are_written(
 ) -> None:
     # Given a task that takes many times as long as numbers are kept for
     now = time.time()
-    monkeypatch.setattr("spark.write.partition.time.time", lambda: now)
+    monkeypatch.setattr("bridge.spark.write.partition.time.time", lambda: now)
     options = {"idempotence": "ticket", "seqColumn": "seq", "guardTtl": "300", "maxWait": "100"}
 
     def slowly() -> Iterator[pa.RecordBatch]:
@@ -355,7 +355,7 @@ def test_by_ticket_what_was_written_by_a_clock_that_is_ahead_is_seen(
     options = {"idempotence": "ticket", "seqColumn": "seq", "fields": "seq,payload", "guardTtl": "2000"}
     now = time.time()
     for skew_s in (1900, 0, 1900):
-        monkeypatch.setattr("spark.write.partition.time.time", lambda skew_s=skew_s: now + skew_s)
+        monkeypatch.setattr("bridge.spark.write.partition.time.time", lambda skew_s=skew_s: now + skew_s)
         partition(valkey.url, iter([log(70)]), **options)
     assert sequence(valkey) == list(range(70))
 

@@ -12,9 +12,9 @@ import pytest
 import redis
 
 from bridge.embedded import EmbeddedServer
-from routing.errors import StreamFull
-from spark.wire.address import RedisConnection, connect
-from spark.write.guard import waiting
+from bridge.routing.errors import StreamFull
+from bridge.spark.wire.address import RedisConnection, connect
+from bridge.spark.write.guard import waiting
 from tests.integration.spark_writes import STREAM, batch, cut, entries, log, partition, sequence
 from tests.waiting import wait_until
 

@@ -11,11 +11,11 @@ import pyarrow.parquet as pq
 import pytest
 
 from bridge.embedded import EmbeddedServer
-from routing.errors import PayloadError, RunChanged, StreamFull
-from spark.job.failures import one_line
-from spark.push import main, plan_of
-from spark.pushing.batch import push
-from spark.pushing.plan import PushPlan
+from bridge.routing.errors import PayloadError, RunChanged, StreamFull
+from bridge.spark.job.failures import one_line
+from bridge.spark.push import main, plan_of
+from bridge.spark.pushing.batch import push
+from bridge.spark.pushing.plan import PushPlan
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -17,11 +17,11 @@ import pyarrow.parquet as pq
 import pytest
 
 from bridge.embedded import EmbeddedServer
-from routing.errors import ConfigurationError, InputError, PayloadError, StreamFull
-from spark.job.failures import Terminated, one_line
-from spark.push import main, plan_of
-from spark.pushing import follow as push_follow
-from spark.pushing.follow import follow
+from bridge.routing.errors import ConfigurationError, InputError, PayloadError, StreamFull
+from bridge.spark.job.failures import Terminated, one_line
+from bridge.spark.push import main, plan_of
+from bridge.spark.pushing import follow as push_follow
+from bridge.spark.pushing.follow import follow
 from tests.integration.spark_jobs import refused
 from tests.waiting import wait_until
 
@@ -249,7 +249,7 @@ class WithoutJava(Exception):
     [
         (RuntimeError("[STREAM_FAILED] x\nCaused by: org.apache.spark.SparkException: Python worker exited\n"), False),
         (WithoutJava(), False),
-        (RuntimeError("  routing.errors.StreamFull: the stream is full\n"), True),
+        (RuntimeError("  bridge.routing.errors.StreamFull: the stream is full\n"), True),
     ],
     ids=["worker", "java", "full"],
 )

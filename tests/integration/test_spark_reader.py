@@ -12,14 +12,14 @@ import redis
 from pyspark.sql.types import StringType, StructField, StructType
 
 from bridge.embedded import EmbeddedServer
-from routing.errors import ConfigurationError, EntriesLost, ServerUnavailable
-from spark.read import fetch
-from spark.read.columns import default_schema
-from spark.read.options import parse_read
-from spark.read.probing import Range
-from spark.read.reader import RedisStreamReader
-from spark.wire.entry_ids import EntryId
-from spark.wire.replies import RefusedByServer
+from bridge.routing.errors import ConfigurationError, EntriesLost, ServerUnavailable
+from bridge.spark.read import fetch
+from bridge.spark.read.columns import default_schema
+from bridge.spark.read.options import parse_read
+from bridge.spark.read.probing import Range
+from bridge.spark.read.reader import RedisStreamReader
+from bridge.spark.wire.entry_ids import EntryId
+from bridge.spark.wire.replies import RefusedByServer
 
 STREAM = "{events}:stream"
 Row = dict[str, Any]

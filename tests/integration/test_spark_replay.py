@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from bridge.embedded import EmbeddedServer
-from routing.errors import InputError
-from routing.messages import payload_of_fields
-from spark.archiving.reading import Range
-from spark.archiving.selection import Counts, Selection
-from spark.job.failures import one_line
-from spark.replay import Replay, main, name_of, replay
+from bridge.routing.errors import InputError
+from bridge.routing.messages import payload_of_fields
+from bridge.spark.archiving.reading import Range
+from bridge.spark.archiving.selection import Counts, Selection
+from bridge.spark.job.failures import one_line
+from bridge.spark.replay import Replay, main, name_of, replay
 from tests.integration.archives import START_MS, Archive, Line, history, id_key, letter, message
 from tests.integration.spark_jobs import command, refused, said, submit
 from tests.nodes.yard import NodeYard
@@ -197,7 +197,7 @@ def test_bodies_that_the_archive_lacks_are_counted_and_nothing_is_written_withou
 def test_a_selection_takes_what_it_says(
     session: SparkSession, lane_archive: Path, selection: Selection, expected: list[int]
 ) -> None:
-    from spark.archiving.selection import selected
+    from bridge.spark.archiving.selection import selected
 
     rows = selected(session, str(lane_archive), selection, max_payload=1000).filter("not missing and not unusable")
     assert sorted(id_key(row.message_id)[0] - START_MS for row in rows.collect()) == expected

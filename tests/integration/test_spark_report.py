@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 import pyarrow.parquet as pq
 import pytest
 
-from routing.errors import InputError
-from spark.archiving.reading import Range, read_table
-from spark.archiving.tables import HISTORY
-from spark.report import Asked, main, report
+from bridge.routing.errors import InputError
+from bridge.spark.archiving.reading import Range, read_table
+from bridge.spark.archiving.tables import HISTORY
+from bridge.spark.report import Asked, main, report
 from tests.integration import report_reference as reference
 from tests.integration.archives import START_MS, Archive, Line, Row, history, id_key, letter, random_archive
 from tests.integration.spark_jobs import refused, submit
@@ -204,7 +204,7 @@ def test_a_range_takes_whole_messages_by_the_time_when_they_were_enqueued(
     session: SparkSession, tmp_path: Path
 ) -> None:
     # Given messages on either side of a bound, one of which ends long after it, and ids that text would sort wrongly
-    from spark.reporting.results import results
+    from bridge.spark.reporting.results import results
 
     at = START_MS * 1000
     ids = [f"{START_MS - 1}-0", f"{START_MS}-2", f"{START_MS}-10", f"{START_MS + 5}-0"]

@@ -18,11 +18,11 @@ import pytest
 from pyspark import TaskContext
 
 from bridge.embedded import EmbeddedServer
-from routing.errors import PayloadError
-from spark.job.failures import one_line
-from spark.wire.address import connect
-from spark.write.guard import told
-from spark.write.options import parse
+from bridge.routing.errors import PayloadError
+from bridge.spark.job.failures import one_line
+from bridge.spark.wire.address import connect
+from bridge.spark.write.guard import told
+from bridge.spark.write.options import parse
 from tests.integration.spark_session import session_of
 from tests.waiting import wait_until
 
@@ -50,7 +50,7 @@ def rows_of(session: SparkSession, count: int) -> DataFrame:
 
 
 def placed(rows: DataFrame, partitions: int = 3) -> DataFrame:
-    from spark.write.order import in_ticket_order
+    from bridge.spark.write.order import in_ticket_order
 
     return in_ticket_order(rows, key="ticket_id", sequence="seq", partitions=partitions)
 
@@ -135,7 +135,7 @@ def test_a_bad_row_anywhere_leaves_nothing_written_of_the_whole_job(
 
 
 def test_rows_that_cannot_be_written_are_a_table_with_reasons(session: SparkSession) -> None:
-    from spark.write.rejects import Checks, split_rejects
+    from bridge.spark.write.rejects import Checks, split_rejects
 
     rows = session.createDataFrame(
         [
@@ -183,7 +183,7 @@ def put_file(folder: Path, name: str, first: int, count: int) -> None:
 def test_epochs_are_written_in_order_and_a_replayed_one_adds_nothing(
     session: SparkSession, valkey: EmbeddedServer, tmp_path: Path
 ) -> None:
-    from spark.write.order import by_ticket
+    from bridge.spark.write.order import by_ticket
 
     def run() -> str:
         source = session.readStream.schema("ticket_id string, seq long, payload string")

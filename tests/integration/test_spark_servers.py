@@ -12,13 +12,13 @@ import pytest
 import trustme
 
 from bridge.embedded import HOST, EmbeddedServer
-from routing.errors import RowsMissing, ServerUnavailable
-from spark import RedisStreamDataSource
-from spark.read.columns import default_schema
-from spark.read.options import parse_read
-from spark.read.reader import RedisStreamReader
-from spark.wire.address import check_server, check_url
-from spark.write.options import parse
+from bridge.routing.errors import RowsMissing, ServerUnavailable
+from bridge.spark import RedisStreamDataSource
+from bridge.spark.read.columns import default_schema
+from bridge.spark.read.options import parse_read
+from bridge.spark.read.reader import RedisStreamReader
+from bridge.spark.wire.address import check_server, check_url
+from bridge.spark.write.options import parse
 from tests.integration.proxies import Proxy
 from tests.integration.sentinels import PASSWORD as DATA_PASSWORD
 from tests.integration.sentinels import SENTINEL_PASSWORD, Sentinels, address

@@ -13,10 +13,10 @@ import redis
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 
 from bridge.embedded import EmbeddedServer
-from routing.errors import ConfigurationError, EntriesLost
-from spark.read.columns import default_schema
-from spark.read.options import parse_read
-from spark.read.stream_reader import RedisStreamStreamReader
+from bridge.routing.errors import ConfigurationError, EntriesLost
+from bridge.spark.read.columns import default_schema
+from bridge.spark.read.options import parse_read
+from bridge.spark.read.stream_reader import RedisStreamStreamReader
 
 STREAM = "events"
 Offset = dict[str, Any]

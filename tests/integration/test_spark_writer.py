@@ -8,14 +8,14 @@ import pyarrow as pa
 import pytest
 
 from bridge.embedded import EmbeddedServer
-from routing.errors import ConfigurationError, PayloadError, ServerUnavailable, StreamFull
-from spark import RedisStreamDataSource
-from spark.wire.address import check_server, connect
-from spark.wire.replies import RefusedByServer
-from spark.write.layout import Layout
-from spark.write.options import parse
-from spark.write.sorting import sorted_rows
-from spark.write.writer import RedisStreamWriter
+from bridge.routing.errors import ConfigurationError, PayloadError, ServerUnavailable, StreamFull
+from bridge.spark import RedisStreamDataSource
+from bridge.spark.wire.address import check_server, connect
+from bridge.spark.wire.replies import RefusedByServer
+from bridge.spark.write.layout import Layout
+from bridge.spark.write.options import parse
+from bridge.spark.write.sorting import sorted_rows
+from bridge.spark.write.writer import RedisStreamWriter
 from tests.integration.spark_writes import LOG, STREAM, batch, entries, log, writer
 
 

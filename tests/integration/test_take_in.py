@@ -15,9 +15,9 @@ from bridge.election import Election
 from bridge.embedded import EmbeddedServer
 from bridge.leader import Leader
 from bridge.orders import give
+from bridge.routing.ids import id_key
 from bridge.server_clock import ServerClock
 from bridge.settings import read_settings
-from routing.ids import id_key
 from tests.integration.lanes import LaneUnderTest
 from tests.nodes.yard import NodeYard
 from tests.waiting import wait_until

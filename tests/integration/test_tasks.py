@@ -9,7 +9,7 @@ import pytest
 
 from bridge.embedded import EmbeddedServer
 from bridge.ledger import Kind, read_ledger
-from routing.keys import LaneKeys
+from bridge.routing.keys import LaneKeys
 from tasks.incidents import State, fold, record_event
 from tests.nodes.yard import NodeYard
 from tests.waiting import wait_until

@@ -10,8 +10,8 @@ import pytest
 from bridge.apps import load_app
 from bridge.embedded import EmbeddedServer
 from bridge.master import Master
-from routing.errors import ServerUnfit
-from spark.wire.address import check_server
+from bridge.routing.errors import ServerUnfit
+from bridge.spark.wire.address import check_server
 from tests.commands import CommandLine, command_line
 from tests.integration.test_bad_input import APP, QUICK, environment, error_of
 from tests.nodes.yard import NodeYard

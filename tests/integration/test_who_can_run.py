@@ -16,12 +16,12 @@ from bridge.apps import reach
 from bridge.embedded import EmbeddedServer
 from bridge.installed import bridge_of
 from bridge.orders import give
+from bridge.routing.errors import OrderFailed
 from bridge.settings import Settings
 from bridge.status import look
 from bridge.ticket_facts import TicketFacts
 from bridge.ticket_search import locate
 from bridge.unserved import UnservedTask
-from routing.errors import OrderFailed
 from tests.integration.lanes import QUICK, LaneUnderTest
 from tests.nodes.roles import MasterNode, WorkerNode
 from tests.nodes.yard import NodeYard

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import pytest
 
-from routing.states import EDGES
+from bridge.routing.states import EDGES
 from tests.protocol import masters
 from tests.protocol.explore import Exploration, Found
 from tests.protocol.guards import SECOND_LINES, Guard

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import NamedTuple, TypeVar
 
-from routing.states import EDGES, State
+from bridge.routing.states import EDGES, State
 
 T = TypeVar("T")
 

@@ -7,11 +7,11 @@ from unittest.mock import patch
 import orjson
 
 from bridge.outcomes import Kind, Outcome, decode
-from routing import records, transitions
-from routing.leadership import lead, renew
-from routing.states import State
-from routing.transitions import Batch, Dispatch, Leadership, adopt, advance, read, recall, reroute, resend
-from routing.words import ReturnWord
+from bridge.routing import records, transitions
+from bridge.routing.leadership import lead, renew
+from bridge.routing.states import State
+from bridge.routing.transitions import Batch, Dispatch, Leadership, adopt, advance, read, recall, reroute, resend
+from bridge.routing.words import ReturnWord
 from tests.scripts.driven_workers import DrivenWorkers
 from tests.scripts.lane_reference import Consumer
 from tests.scripts.world import LEASE_MS, MASTER, OPENING, Client, entries_of, id_key, text

@@ -7,10 +7,10 @@ from typing import Any
 import orjson
 
 from bridge.outcomes import Kind, Outcome
-from routing.effects import Effect, Success, apply
-from routing.keys import LaneKeys
-from routing.membership import died, goodbye, register
-from routing.words import ReturnWord
+from bridge.routing.effects import Effect, Success, apply
+from bridge.routing.keys import LaneKeys
+from bridge.routing.membership import died, goodbye, register
+from bridge.routing.words import ReturnWord
 from tests.scripts.lane_reference import Consumer, Execution, Reference
 from tests.scripts.world import LEASE_MS, Client, text
 

@@ -1,16 +1,16 @@
 """What a lane must be, in plain Python: states, records, queues, effects. Nothing of it is of `bridge`.
 
-Whatever a script is asked to do is done to the reference, too, along the edges of `routing.states`; then the server
-must be what the reference says, in every key.
+Whatever a script is asked to do is done to the reference, too, along the edges of `bridge.routing.states`; then the
+server must be what the reference says, in every key.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from routing import records
-from routing.records import Record
-from routing.states import EDGES, State
+from bridge.routing import records
+from bridge.routing.records import Record
+from bridge.routing.states import EDGES, State
 
 
 @dataclass

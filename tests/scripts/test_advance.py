@@ -10,10 +10,10 @@ from typing import Any
 import orjson
 import pytest
 
-from routing import records
-from routing.errors import LaneConflict, NotLeading
-from routing.states import State
-from routing.transitions import MAX_LETTER_WORDS, Advanced, Batch, Leadership, advance
+from bridge.routing import records
+from bridge.routing.errors import LaneConflict, NotLeading
+from bridge.routing.states import State
+from bridge.routing.transitions import MAX_LETTER_WORDS, Advanced, Batch, Leadership, advance
 from tests.scripts.world import (
     HOSTILE,
     LEASE_MS,

@@ -15,10 +15,10 @@ from redis.exceptions import DataError
 from bridge.connect import client
 from bridge.embedded import EmbeddedServer
 from bridge.outcomes import Kind, Outcome, decode
+from bridge.routing.effects import Effect, Success, apply
+from bridge.routing.errors import PayloadError
+from bridge.routing.words import ReturnWord
 from bridge.worker.effects import ALLOWED, Effects
-from routing.effects import Effect, Success, apply
-from routing.errors import PayloadError
-from routing.words import ReturnWord
 from tests.scripts.world import HOSTILE, World, changes, fields_of, snapshot
 
 pytestmark = pytest.mark.scripts

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from routing.errors import NotLeading
-from routing.membership import died, goodbye, register
-from routing.transitions import forget, shorten
-from routing.words import ReturnWord
+from bridge.routing.errors import NotLeading
+from bridge.routing.membership import died, goodbye, register
+from bridge.routing.transitions import forget, shorten
+from bridge.routing.words import ReturnWord
 from tests.scripts.test_advance import deposed, without_a_leader
 from tests.scripts.world import LEASE_MS, World, changes, fields_of, incarnation
 

@@ -13,12 +13,12 @@ import pytest
 import redis
 
 from bridge.access import commands_in
-from routing.effects import Effect, Success, apply, tell
-from routing.leadership import extend, lead, resign
-from routing.membership import goodbye
-from routing.scripts import FOLDER
-from routing.transitions import Batch, advance, drain, floor, read
-from routing.words import ReturnWord
+from bridge.routing.effects import Effect, Success, apply, tell
+from bridge.routing.leadership import extend, lead, resign
+from bridge.routing.membership import goodbye
+from bridge.routing.scripts import FOLDER
+from bridge.routing.transitions import Batch, advance, drain, floor, read
+from bridge.routing.words import ReturnWord
 from tests.nodes.process import ROOT
 from tests.scripts.test_reroute import end_lease, move
 from tests.scripts.world import OPENING, TOKEN, World

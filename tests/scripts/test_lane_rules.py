@@ -24,11 +24,11 @@ from hypothesis.stateful import (
 from bridge.connect import client
 from bridge.embedded import EmbeddedServer
 from bridge.outcomes import Kind
-from routing.errors import LaneConflict, NotLeading
-from routing.leadership import extend, renew, resign
-from routing.states import State
-from routing.transitions import Batch, Leadership, adopt, advance, forget, read, recall, reroute, resend
-from routing.words import ReturnWord
+from bridge.routing.errors import LaneConflict, NotLeading
+from bridge.routing.leadership import extend, renew, resign
+from bridge.routing.states import State
+from bridge.routing.transitions import Batch, Leadership, adopt, advance, forget, read, recall, reroute, resend
+from bridge.routing.words import ReturnWord
 from tests.keycheck import check_keys
 from tests.scripts.driven_lane import BROKEN, DrivenLane
 from tests.scripts.lane_reference import Consumer

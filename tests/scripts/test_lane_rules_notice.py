@@ -10,8 +10,8 @@ from hypothesis import Phase
 
 from bridge.connect import client
 from bridge.embedded import EmbeddedServer
-from routing import effects, leadership, membership, transitions
-from routing.scripts import Script
+from bridge.routing import effects, leadership, membership, transitions
+from bridge.routing.scripts import Script
 from tests.scripts.test_lane_rules import explore
 
 pytestmark = pytest.mark.scripts

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from routing.ids import LAST_ID
-from routing.transitions import BEGINNING, READ_BYTES, SURVEY, oldest, recall, survey
+from bridge.routing.ids import LAST_ID
+from bridge.routing.transitions import BEGINNING, READ_BYTES, SURVEY, oldest, recall, survey
 from tests.scripts.world import World, changes
 
 pytestmark = pytest.mark.scripts

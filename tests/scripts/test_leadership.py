@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from routing.leadership import extend, lead, resign
+from bridge.routing.leadership import extend, lead, resign
 from tests.scripts.world import LEASE_MS, TOKEN, World, changes
 
 pytestmark = pytest.mark.scripts

@@ -7,14 +7,14 @@ from collections.abc import Callable
 import pytest
 from redis.exceptions import NoScriptError, ResponseError
 
-from routing.effects import Success, apply, tell
-from routing.leadership import extend, lead, renew, resign
-from routing.membership import died, goodbye, meet, register
-from routing.producing import push_many, push_once
-from routing.pushes import Columns, Partition, Tickets, append_once, append_per_ticket, note_wait, settle_push
-from routing.retention import done, letters, remove
-from routing.scripts import Script
-from routing.transitions import (
+from bridge.routing.effects import Success, apply, tell
+from bridge.routing.leadership import extend, lead, renew, resign
+from bridge.routing.membership import died, goodbye, meet, register
+from bridge.routing.producing import push_many, push_once
+from bridge.routing.pushes import Columns, Partition, Tickets, append_once, append_per_ticket, note_wait, settle_push
+from bridge.routing.retention import done, letters, remove
+from bridge.routing.scripts import Script
+from bridge.routing.transitions import (
     Batch,
     adopt,
     advance,
@@ -33,7 +33,7 @@ from routing.transitions import (
     survey,
     unname,
 )
-from routing.words import ReturnWord
+from bridge.routing.words import ReturnWord
 from tests.nodes.process import ROOT
 from tests.scripts.world import OPENING, TOKEN, World, incarnation
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from routing.errors import NotLeading
-from routing.transitions import introduce, note_tasks
+from bridge.routing.errors import NotLeading
+from bridge.routing.transitions import introduce, note_tasks
 from tests.scripts.test_advance import deposed, without_a_leader
 from tests.scripts.world import World, changes
 

@@ -9,10 +9,10 @@ from typing import Any
 import orjson
 import pytest
 
-from routing.errors import GroupMoved, LaneConflict, NotLeading
-from routing.states import State
-from routing.transitions import Batch, advance, drain, floor, read, recall, regroup, reroute, unname
-from routing.words import ReturnWord
+from bridge.routing.errors import GroupMoved, LaneConflict, NotLeading
+from bridge.routing.states import State
+from bridge.routing.transitions import Batch, advance, drain, floor, read, recall, regroup, reroute, unname
+from bridge.routing.words import ReturnWord
 from tests.scripts.test_advance import deposed, without_a_leader
 from tests.scripts.world import MASTER, OPENING, World, incarnation
 

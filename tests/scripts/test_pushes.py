@@ -8,8 +8,8 @@ import pytest
 from redis import Redis
 from redis.exceptions import ResponseError
 
-from routing.keys import push_tickets, push_waiting
-from routing.pushes import (
+from bridge.routing.keys import push_tickets, push_waiting
+from bridge.routing.pushes import (
     Answer,
     Columns,
     Partition,
@@ -20,7 +20,7 @@ from routing.pushes import (
     note_wait,
     settle_push,
 )
-from routing.words import ReturnWord
+from bridge.routing.words import ReturnWord
 from tests.scripts.world import World, changes, entries_of
 
 pytestmark = pytest.mark.scripts

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from routing.errors import NotLeading
-from routing.states import State
-from routing.transitions import READ_BYTES, read
+from bridge.routing.errors import NotLeading
+from bridge.routing.states import State
+from bridge.routing.transitions import READ_BYTES, read
 from tests.scripts.test_advance import deposed, without_a_leader
 from tests.scripts.world import MASTER, World
 

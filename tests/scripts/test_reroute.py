@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from routing import records
-from routing.errors import LaneConflict, NotLeading
-from routing.states import State
-from routing.transitions import Batch, adopt, advance, read, reroute
-from routing.words import ReturnWord
+from bridge.routing import records
+from bridge.routing.errors import LaneConflict, NotLeading
+from bridge.routing.states import State
+from bridge.routing.transitions import Batch, adopt, advance, read, reroute
+from bridge.routing.words import ReturnWord
 from tests.scripts.test_advance import deposed, without_a_leader
 from tests.scripts.world import HOSTILE, MASTER, OPENING, World, incarnation
 

@@ -10,11 +10,11 @@ import pytest
 
 import bridge.retention
 from bridge.retention import Retention
-from routing.errors import NotLeading
-from routing.ids import LAST_ID
-from routing.keys import LaneKeys
-from routing.retention import done, letters, remove
-from routing.transitions import Batch
+from bridge.routing.errors import NotLeading
+from bridge.routing.ids import LAST_ID
+from bridge.routing.keys import LaneKeys
+from bridge.routing.retention import done, letters, remove
+from bridge.routing.transitions import Batch
 from tests.scripts.world import MASTER, World, changes, id_key
 
 pytestmark = pytest.mark.scripts

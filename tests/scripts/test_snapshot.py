@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from routing.states import State
+from bridge.routing.states import State
 from tests.keycheck import ownerless
 from tests.scripts.world import MASTER, World, changes, incarnation, state_of
 

@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterable
 
 import pytest
 
-from routing import records
-from routing.states import EDGES, State
-from routing.transitions import Batch, adopt, advance, reroute
-from routing.words import ReturnWord
+from bridge.routing import records
+from bridge.routing.states import EDGES, State
+from bridge.routing.transitions import Batch, adopt, advance, reroute
+from bridge.routing.words import ReturnWord
 from tests.scripts.world import MASTER, OPENING, World, incarnation
 
 pytestmark = pytest.mark.scripts

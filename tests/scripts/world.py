@@ -7,10 +7,10 @@ from typing import Any
 
 import orjson
 
-from routing import records
-from routing.keys import LaneKeys
-from routing.states import State
-from routing.transitions import Batch, Dispatch, Leadership
+from bridge.routing import records
+from bridge.routing.keys import LaneKeys
+from bridge.routing.states import State
+from bridge.routing.transitions import Batch, Dispatch, Leadership
 
 #: (ticket, message ids)
 Runs = Sequence[tuple[str, list[str]]]
@@ -100,7 +100,7 @@ def id_key(id_: str) -> tuple[int, int]:
 
 
 def states_of(client: Client, keys: LaneKeys, message_id: str, master: str = MASTER) -> set[State]:
-    """The states that Redis alone shows for an entry, by the sentences of `routing.states`; one, if I1 holds."""
+    """The states that Redis alone shows for an entry, by the sentences of `bridge.routing.states`; one, if I1 holds."""
     lane = _stream(client, keys.stream)
     group = lane["groups"][keys.group]
     owner = group["pending"].get(message_id)

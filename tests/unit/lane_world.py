@@ -23,15 +23,15 @@ from bridge.rebuild import Rebuild
 from bridge.recovery import Recovery
 from bridge.refill import Refill
 from bridge.rising import Rising
+from bridge.routing import records
+from bridge.routing.ids import id_key
+from bridge.routing.messages import EntryParser, Message, Refusal
+from bridge.routing.transitions import Batch, Read
+from bridge.routing.words import ReturnWord
 from bridge.settings import Settings
 from bridge.settling import Settling
 from bridge.traits import TaskTraits
 from bridge.undone import oldest_of, oldest_undone
-from routing import records
-from routing.ids import id_key
-from routing.messages import EntryParser, Message, Refusal
-from routing.transitions import Batch, Read
-from routing.words import ReturnWord
 
 #: Task -> measured service time in ms.
 TASKS = {"short": 0.1, "middle": 8.0, "long": 50.0, "alone": 0.1, "limited": 0.1}

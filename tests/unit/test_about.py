@@ -10,7 +10,7 @@ from redis import Redis
 import bridge
 from bridge.about import LANE_FORMAT, app_name, arrive, differences, facts, package_version
 from bridge.embedded import EmbeddedServer
-from routing.errors import ConfigurationError
+from bridge.routing.errors import ConfigurationError
 
 
 def make(server: EmbeddedServer, name: str | None, **settings: object) -> Celery:

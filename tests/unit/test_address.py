@@ -12,8 +12,8 @@ from redis.sentinel import SentinelManagedConnection, SentinelManagedSSLConnecti
 
 from bridge.address import without_password
 from bridge.connect import client
+from bridge.routing.errors import ConfigurationError
 from bridge.settings import read_settings
-from routing.errors import ConfigurationError
 
 CA = "/etc/ca.pem"
 

@@ -14,10 +14,10 @@ from celery.exceptions import Retry
 
 from bridge.adoption import STRATEGY, adopt_all
 from bridge.installation import install
+from bridge.routing.errors import ConfigurationError
+from bridge.routing.records import LostAttempt
 from bridge.worker.context import TicketContext
 from bridge.worker.task import TicketTask
-from routing.errors import ConfigurationError
-from routing.records import LostAttempt
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

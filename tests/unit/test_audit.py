@@ -15,8 +15,8 @@ from redis.client import Pipeline
 from bridge.audit import NO_GROUP, Audit, Check, audit
 from bridge.auditing import pages
 from bridge.embedded import EmbeddedServer
-from routing.connection import with_raw_replies
-from routing.history import What
+from bridge.routing.connection import with_raw_replies
+from bridge.routing.history import What
 from tests.scripts.world import snapshot
 from tests.unit.true_history import Event, Happening, TrueLane, happenings
 from tests.unit.written_history import WrittenLane

@@ -11,8 +11,8 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from bridge.audit import Auditor, Check
-from routing.history import Delivery, What
-from routing.ids import id_key
+from bridge.routing.history import Delivery, What
+from bridge.routing.ids import id_key
 from tests.unit.true_history import Happening, TrueLane, happenings
 
 Steps = Sequence[Sequence[Delivery]]

@@ -8,7 +8,7 @@ import pytest
 
 from bridge.breaker import Breakers
 from bridge.outcomes import Kind
-from routing.ids import id_key
+from bridge.routing.ids import id_key
 from tests.unit.lane_world import LaneWorld
 
 BROKEN, FINE = "short", "middle"

@@ -9,8 +9,8 @@ import pytest
 import bridge.status
 from bridge.embedded import EmbeddedServer, free_port
 from bridge.names import HEADER_WORD, WorkerWord
-from routing.ids import LAST_ID
-from routing.transitions import read
+from bridge.routing.ids import LAST_ID
+from bridge.routing.transitions import read
 from tests.commands import CommandLine, Lane, calls_of, command_line, letter
 from tests.operators import order_drain, park
 

@@ -9,10 +9,10 @@ import pytest
 
 import bridge.scans
 from bridge.embedded import EmbeddedServer
+from bridge.routing import records
+from bridge.routing.records import LostAttempt
+from bridge.routing.states import State
 from bridge.ticket_state import TicketState
-from routing import records
-from routing.records import LostAttempt
-from routing.states import State
 from tests.commands import CommandLine, Lane, calls_of, command_line, letter
 from tests.operators import fake_leader, park
 

@@ -137,16 +137,18 @@ class TestCommands:
         assert services["flower"]["ports"][0].endswith(":5555")
 
     def test_the_spark_job_s_command_is_one_that_it_accepts(self, services: dict[str, Service]) -> None:
-        from spark.push import main
+        from bridge.spark.push import main
 
         command = services["spark"]["command"]
-        assert command[:3] == ["python", "-m", "spark.push"]
+        assert command[:3] == ["python", "-m", "bridge.spark.push"]
         # The defaults of ${NAME:-default} are what a newcomer gets.
         words = [re.sub(r"\$\{\w+:-([^}]*)\}", r"\1", word) for word in command[3:]]
-        assert main.make_context("spark.push", words, resilient_parsing=False).params["url"] == BROKER
+        assert main.make_context("bridge.spark.push", words, resilient_parsing=False).params["url"] == BROKER
         assert services["spark"]["profiles"] == ["spark"]
         # And the log is there: the image has it.
-        [made] = re.findall(r"^RUN python -m spark.generate (\S+)$", (ROOT / "Dockerfile").read_text(), re.MULTILINE)
+        [made] = re.findall(
+            r"^RUN python -m bridge.spark.generate (\S+)$", (ROOT / "Dockerfile").read_text(), re.MULTILINE
+        )
         assert made in command[3].split(":-")[1]
 
     def test_the_bridge_s_commands_exist(self, services: dict[str, Service]) -> None:

@@ -15,8 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import bridge
+from bridge.routing.errors import PayloadError
 from bridge.testing import Handled, LostAttempt, handle, recorded
-from routing.errors import PayloadError
 
 #: What tasks have seen, in the order in which they saw it.
 seen: list[Any] = []

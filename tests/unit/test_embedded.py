@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from bridge.embedded import EmbeddedServer, OrphanGuard, find_server_binary, free_port, port_is_taken
-from routing.errors import PortInUse, ServerStartFailed
+from bridge.routing.errors import PortInUse, ServerStartFailed
 from tests.waiting import wait_until
 
 ROOT = Path(__file__).parents[2]

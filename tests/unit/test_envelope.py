@@ -19,7 +19,7 @@ from bridge.envelope import OPENING, SHOWN, Envelopes, Limits, Run, returned
 from bridge.installation import install
 from bridge.names import BUNDLE_TASK, HEADER_BASE, HEADER_INCARNATION, HEADER_RUNS
 from bridge.outcomes import Kind, Outcome
-from routing.messages import EntryParser, Message
+from bridge.routing.messages import EntryParser, Message
 
 BASE = 1_750_000_000_000_000
 LIFE = "0123456789abcdef0123456789abcdef"

@@ -19,6 +19,8 @@ from redis.exceptions import ResponseError
 from bridge.installation import install
 from bridge.names import BUNDLE_TASK, HEADER_BASE, HEADER_INCARNATION, HEADER_RUNS
 from bridge.outcomes import Kind, Outcome
+from bridge.routing.errors import PayloadError
+from bridge.routing.words import ReturnWord
 from bridge.worker import bundles
 from bridge.worker import copies as copies_of_tasks
 from bridge.worker.bundles import WRITE_AFTER_S, run_bundle
@@ -26,8 +28,6 @@ from bridge.worker.deadline import now_ns
 from bridge.worker.delivery import Delivery
 from bridge.worker.execute import ASKED_TO_END, Execution
 from bridge.worker.shared import Shared
-from routing.errors import PayloadError
-from routing.words import ReturnWord
 
 LIFE = "1" * 32
 

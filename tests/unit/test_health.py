@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from bridge.health import EVERY_S, Health
-from routing.errors import ConfigurationError
+from bridge.routing.errors import ConfigurationError
 
 LONG_AGO = 1_000_000_000
 

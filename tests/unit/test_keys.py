@@ -9,7 +9,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from routing.keys import LaneKeys
+from bridge.routing.keys import LaneKeys
 
 FIXED = sorted(
     name for name, member in getmembers(LaneKeys) if isinstance(member, cached_property) and name != "prefix"

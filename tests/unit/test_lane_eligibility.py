@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import initialize, precondition, rule, run_state_machine_as_test
 
 from bridge.outcomes import Kind
-from routing.policies import PolicyName
+from bridge.routing.policies import PolicyName
 from tests.unit.lane_world import TASKS, LaneWorld
 from tests.unit.test_lane_machine import LaneMachine
 

@@ -16,7 +16,7 @@ from hypothesis.stateful import (
 )
 
 from bridge.outcomes import Kind, Outcome
-from routing.policies import PolicyName
+from bridge.routing.policies import PolicyName
 from tests.unit.lane_world import TASKS, LaneWorld
 
 TICKETS = st.sampled_from([f"T{i}" for i in range(6)])

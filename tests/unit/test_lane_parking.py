@@ -7,9 +7,9 @@ import json
 import pytest
 
 from bridge.outcomes import Kind
+from bridge.routing.ids import id_key
+from bridge.routing.transitions import Batch
 from bridge.undone import oldest_undone
-from routing.ids import id_key
-from routing.transitions import Batch
 from tests.unit.lane_world import LaneWorld
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from bridge.outcomes import Kind
-from routing.ids import id_key
+from bridge.routing.ids import id_key
 from tests.unit.lane_world import LaneWorld
 
 #: Everything fails here, which a breaker would stop.

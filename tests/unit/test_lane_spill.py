@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from bridge.outcomes import Kind
-from routing.ids import id_key
-from routing.messages import EntryParser
+from bridge.routing.ids import id_key
+from bridge.routing.messages import EntryParser
 from tests.unit.lane_world import LaneWorld
 
 

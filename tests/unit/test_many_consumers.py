@@ -12,8 +12,8 @@ import pytest
 from bridge.outcomes import Kind
 from bridge.picture import Consumer, Ticket
 from bridge.room import Room
-from routing.policies import PolicyName, Ring
-from routing.transitions import Batch
+from bridge.routing.policies import PolicyName, Ring
+from bridge.routing.transitions import Batch
 from tests.unit.lane_world import LaneWorld
 
 MANY, FEW = 200, 4

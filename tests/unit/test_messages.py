@@ -11,7 +11,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from routing.messages import MAX_DEPTH, MAX_TICKET_BYTES, EntryParser, Message, Refusal, Refused, unreadable
+from bridge.routing.messages import MAX_DEPTH, MAX_TICKET_BYTES, EntryParser, Message, Refusal, Refused, unreadable
 
 TASKS = ("shop.update", "shop.ünï")
 

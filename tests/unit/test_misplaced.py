@@ -9,7 +9,7 @@ import pytest
 
 from bridge.embedded import EmbeddedServer
 from bridge.misplaced import types_of
-from routing.keys import LaneKeys
+from bridge.routing.keys import LaneKeys
 from tests.commands import CommandLine, command_line
 
 KEYS = LaneKeys("ticket_stream", "concurrency_stream_group")

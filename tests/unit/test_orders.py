@@ -13,7 +13,7 @@ import pytest
 import bridge.orders
 from bridge.embedded import EmbeddedServer
 from bridge.orders import give
-from routing.errors import OrderFailed
+from bridge.routing.errors import OrderFailed
 from tests.commands import Lane
 from tests.operators import fake_leader
 from tests.waiting import wait_until

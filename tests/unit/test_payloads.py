@@ -17,9 +17,9 @@ from hypothesis import strategies as st
 
 from bridge.ingestion import Rules, rows
 from bridge.producer import parts_of, payload_bytes, ticket_bytes
+from bridge.routing.errors import InputError, PayloadError
+from bridge.routing.messages import MAX_DEPTH, EntryParser, Message
 from bridge.sources import Source
-from routing.errors import InputError, PayloadError
-from routing.messages import MAX_DEPTH, EntryParser, Message
 
 MAX = 1 << 20
 RULES = Rules("ticket_id", None, "shop.update", frozenset(), MAX)

@@ -8,10 +8,10 @@ import pytest
 
 from bridge.outcomes import Kind
 from bridge.picture import Consumer, Ticket
+from bridge.routing.ids import id_key
+from bridge.routing.messages import EntryParser
+from bridge.routing.policies import PolicyName
 from bridge.traits import TaskTraits
-from routing.ids import id_key
-from routing.messages import EntryParser
-from routing.policies import PolicyName
 from tests.unit.lane_world import TASKS, TRAITS, LaneWorld, Parcel
 
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from routing.policies import Policy, PolicyName, policy, rendezvous
+from bridge.routing.policies import Policy, PolicyName, policy, rendezvous
 
 SEED = 20_240_607
 

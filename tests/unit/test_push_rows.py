@@ -10,8 +10,8 @@ from typing import BinaryIO, cast
 import pytest
 
 from bridge.ingestion import Format, Row, Rules, format_of, rows
+from bridge.routing.errors import ConfigurationError, InputError
 from bridge.sources import Source, opened
-from routing.errors import ConfigurationError, InputError
 
 RULES = Rules("ticket_id", None, "shop.update", ("shop.update", "shop.once"), 1000)
 

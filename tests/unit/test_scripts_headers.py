@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from routing.words import ReturnWord
+from bridge.routing.words import ReturnWord
 
 ROOT = Path(__file__).parents[2]
 LUA = ROOT / "routing" / "lua"

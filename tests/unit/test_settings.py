@@ -9,9 +9,9 @@ from celery import Celery
 
 from bridge.installation import install
 from bridge.retries import Backoff
+from bridge.routing.errors import ConfigurationError
 from bridge.settings import Settings, read_settings
 from bridge.task_options import check_task_options, check_tasks
-from routing.errors import ConfigurationError
 
 
 def app(broker: str | None = "redis://127.0.0.1:6379/0", **settings: Any) -> Celery:

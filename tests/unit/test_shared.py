@@ -10,11 +10,11 @@ from collections.abc import Callable
 
 import pytest
 
+from bridge.routing.errors import ConfigurationError
 from bridge.worker import shared as module
 from bridge.worker.deadline import now_ns
 from bridge.worker.processes import start_time
 from bridge.worker.shared import EVERYTHING, INCARNATION_CHARS, Row, Shared
-from routing.errors import ConfigurationError
 
 LIFE = "a" * INCARNATION_CHARS
 OTHER = "b" * INCARNATION_CHARS

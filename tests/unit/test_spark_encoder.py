@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from redis.connection import Connection
 
-from routing.pushes import Columns, Partition, once_opening
-from spark.wire.encoder import EncodedRows, RowEncoder, as_bytes, parts
+from bridge.routing.pushes import Columns, Partition, once_opening
+from bridge.spark.wire.encoder import EncodedRows, RowEncoder, as_bytes, parts
 
 NASTY = ["plain", "", "ü", "日本語", "\0", "a\0b", "\r\n", "*3\r\n$4\r\n", "$-1\r\n", "🎫" * 100]
 

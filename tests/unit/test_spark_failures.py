@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from routing.errors import ConfigurationError, InputError, PayloadError, TicketBridgeError
-from spark.job import failures
-from spark.job.failures import one_line, told_in_one_line
-from spark.wire.replies import RefusedByServer
+from bridge.routing.errors import ConfigurationError, InputError, PayloadError, TicketBridgeError
+from bridge.spark.job import failures
+from bridge.spark.job.failures import one_line, told_in_one_line
+from bridge.spark.wire.replies import RefusedByServer
 
 PYTHON_TRACE = """An exception was thrown from the Python worker. Please see the stack trace below.
 Traceback (most recent call last):
@@ -30,9 +30,9 @@ Caused by: something else
 @pytest.mark.parametrize(
     ("name", "kind"),
     [
-        ("routing.errors.PayloadError", PayloadError),
-        ("routing.errors.ConfigurationError", ConfigurationError),
-        ("spark.wire.replies.RefusedByServer", RefusedByServer),
+        ("bridge.routing.errors.PayloadError", PayloadError),
+        ("bridge.routing.errors.ConfigurationError", ConfigurationError),
+        ("bridge.spark.wire.replies.RefusedByServer", RefusedByServer),
     ],
 )
 def test_an_error_of_a_task_is_found_in_javas_account_of_it(name: str, kind: type[TicketBridgeError]) -> None:
@@ -298,7 +298,7 @@ def test_a_file_that_cannot_be_written_is_not_sparks_failure() -> None:
 @pytest.mark.parametrize("as_json", [True, False])
 def test_a_job_whose_output_has_no_room_ends_without_a_trace(as_json: bool) -> None:
     code = f"""
-from spark.job.failures import told_in_one_line
+from bridge.spark.job.failures import told_in_one_line
 with told_in_one_line(as_json={as_json}):
     print("pushed")
     raise OSError(28, "No space left on device")
@@ -310,7 +310,7 @@ with told_in_one_line(as_json={as_json}):
 
 def test_a_name_that_is_no_text_is_told_all_the_same() -> None:
     code = """
-from spark.job.failures import emit, told_in_one_line
+from bridge.spark.job.failures import emit, told_in_one_line
 with told_in_one_line():
     emit(event="started", file="a\\udcff", stream="\u00fc")
     print("a\\udcff")
@@ -350,7 +350,7 @@ def test_ctrl_c_is_told_by_a_job_that_was_imported(capsys: pytest.CaptureFixture
 def test_a_job_whose_reader_is_gone_ends_without_a_trace() -> None:
     # `… | head -1`: the second line has nobody to go to
     code = """
-from spark.job.failures import emit, told_in_one_line
+from bridge.spark.job.failures import emit, told_in_one_line
 with told_in_one_line(as_json=True):
     emit(event="first")
     input()

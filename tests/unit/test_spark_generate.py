@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from routing.errors import ConfigurationError
-from spark.generate import COLUMNS, incident_log, main, write_log
+from bridge.routing.errors import ConfigurationError
+from bridge.spark.generate import COLUMNS, incident_log, main, write_log
 
 EVENTS, TICKETS = 4000, 700
 

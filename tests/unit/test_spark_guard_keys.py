@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from routing.keys import LaneKeys, push_guard, push_prefix, push_tickets, push_waiting
+from bridge.routing.keys import LaneKeys, push_guard, push_prefix, push_tickets, push_waiting
 from tests.unit.test_keys import GROUPS, STREAMS, every_key, hash_tag
 
 

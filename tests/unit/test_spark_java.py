@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-import spark.job.java
-from spark.job.java import JavaMissing, find_java, parse_version, write_shim
+from bridge.spark.job.java import JavaMissing, find_java, parse_version, write_shim
 
 
 def fake_java(home: Path, said: str, code: int = 0) -> Path:

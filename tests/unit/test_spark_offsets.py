@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spark.read.offsets import Offset, is_another_stream, missing_after, present_after
-from spark.read.standing import Standing
-from spark.wire.entry_ids import ZERO, EntryId
+from bridge.spark.read.offsets import Offset, is_another_stream, missing_after, present_after
+from bridge.spark.read.standing import Standing
+from bridge.spark.wire.entry_ids import ZERO, EntryId
 
 
 @dataclass

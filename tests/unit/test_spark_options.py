@@ -16,13 +16,13 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from routing.connection import client
-from routing.errors import ConfigurationError, ServerUnavailable
-from spark import RedisStreamDataSource
-from spark.wire.address import check_url, connect, without_secrets
-from spark.write.layout import Layout
-from spark.write.limits import MAX_FIELDS
-from spark.write.options import WriteOptions, parse, parse_streaming
+from bridge.routing.connection import client
+from bridge.routing.errors import ConfigurationError, ServerUnavailable
+from bridge.spark import RedisStreamDataSource
+from bridge.spark.wire.address import check_url, connect, without_secrets
+from bridge.spark.write.layout import Layout
+from bridge.spark.write.limits import MAX_FIELDS
+from bridge.spark.write.options import WriteOptions, parse, parse_streaming
 
 SECRET = "hunter2"
 

@@ -6,7 +6,7 @@ import subprocess
 import sys
 import zipfile
 
-from spark.job.packages import zipped_packages
+from bridge.spark.job.packages import zipped_packages
 from tests.nodes.process import ROOT
 
 
@@ -32,7 +32,7 @@ def test_the_same_files_are_the_same_bytes() -> None:
 def test_what_is_in_it_works_from_there() -> None:
     """Lua is read out of it; a Python without this project runs it, and a transition is whole."""
     lua = min((ROOT / "routing" / "lua").glob("*.lua"))
-    code = f"import sys, routing.scripts as s; print(s.__file__, len(s.Script({lua.stem!r}).text))"
+    code = f"import sys, bridge.routing.scripts as s; print(s.__file__, len(s.Script({lua.stem!r}).text))"
     path = f"sys.path.insert(0, {str(zipped_packages())!r})"
     done = subprocess.run(
         [sys.executable, "-c", f"import sys; {path}; {code}"], cwd="/", capture_output=True, text=True, check=True

@@ -21,11 +21,11 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from routing.errors import ConfigurationError
-from spark.read.columns import Columns, default_schema
-from spark.read.decoder import Decoder
-from spark.wire.page import MalformedReply, VariedPage, read_page
-from spark.wire.uniform import UniformPage
+from bridge.routing.errors import ConfigurationError
+from bridge.spark.read.columns import Columns, default_schema
+from bridge.spark.read.decoder import Decoder
+from bridge.spark.wire.page import MalformedReply, VariedPage, read_page
+from bridge.spark.wire.uniform import UniformPage
 
 
 @pytest.fixture(autouse=True, scope="module", params=["hiredis", "no hiredis"])
@@ -33,7 +33,7 @@ def parser(request: pytest.FixtureRequest) -> Iterator[None]:
     """All of it also in a Python that does not have hiredis."""
     with pytest.MonkeyPatch.context() as patch:
         if request.param == "no hiredis":
-            patch.setattr("spark.wire.page.HIREDIS", False)
+            patch.setattr("bridge.spark.wire.page.HIREDIS", False)
         yield
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from routing.errors import StreamFull
-from spark.write.patience import LONGEST_STEP_S, NOTE_EVERY_S, WORTH_A_WORD_S, Patience
+from bridge.routing.errors import StreamFull
+from bridge.spark.write.patience import LONGEST_STEP_S, NOTE_EVERY_S, WORTH_A_WORD_S, Patience
 
 
 class Time:

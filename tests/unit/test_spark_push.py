@@ -12,12 +12,12 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from routing.errors import ConfigurationError
-from routing.stop_signal import StopSignal
-from spark.job.progress import Display
-from spark.job.session import parse_conf
-from spark.push import main, plan_of
-from spark.pushing.plan import PushPlan
+from bridge.routing.errors import ConfigurationError
+from bridge.routing.stop_signal import StopSignal
+from bridge.spark.job.progress import Display
+from bridge.spark.job.session import parse_conf
+from bridge.spark.push import main, plan_of
+from bridge.spark.pushing.plan import PushPlan
 
 SECRET = "hunter2"
 FOLLOW = ("--follow", "--format", "csv", "--checkpoint", "c")

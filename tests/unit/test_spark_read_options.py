@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from routing.errors import ConfigurationError
-from spark.read.options import READ_OPTIONS, ReadOptions, parse_read
-from spark.read.reader import SCHEMA, schema_of
-from spark.wire.entry_ids import LAST, ZERO, EntryId
-from spark.write.options import OPTIONS
+from bridge.routing.errors import ConfigurationError
+from bridge.spark.read.options import READ_OPTIONS, ReadOptions, parse_read
+from bridge.spark.read.reader import SCHEMA, schema_of
+from bridge.spark.wire.entry_ids import LAST, ZERO, EntryId
+from bridge.spark.write.options import OPTIONS
 
 IDS = st.builds(EntryId, st.integers(0, 2**64 - 1), st.integers(0, 2**64 - 1))
 

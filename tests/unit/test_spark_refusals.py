@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from routing.errors import PayloadError
-from spark.write.refusals import SequenceGuard, check_dates, check_payloads, check_tickets
+from bridge.routing.errors import PayloadError
+from bridge.spark.write.refusals import SequenceGuard, check_dates, check_payloads, check_tickets
 
 
 @pytest.mark.parametrize(

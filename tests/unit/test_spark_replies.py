@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import redis
 
-from routing.errors import ServerUnavailable
-from routing.pushes import Answer
-from routing.words import ReturnWord
-from spark.wire.replies import Link, RefusedByServer, Trouble
+from bridge.routing.errors import ServerUnavailable
+from bridge.routing.pushes import Answer
+from bridge.routing.words import ReturnWord
+from bridge.spark.wire.replies import Link, RefusedByServer, Trouble
 
 SECRET = "hunter2"
 IN_SCRIPT_6 = (

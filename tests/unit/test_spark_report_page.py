@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 
-from spark.reporting.charts import linear, logarithmic, nice_step
-from spark.reporting.numbers import count, duration, rate, share, short, significant, visible
-from spark.reporting.page import page
-from spark.reporting.terminal import show
+from bridge.spark.reporting.charts import linear, logarithmic, nice_step
+from bridge.spark.reporting.numbers import count, duration, rate, share, short, significant, visible
+from bridge.spark.reporting.page import page
+from bridge.spark.reporting.terminal import show
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 FLAGS = (

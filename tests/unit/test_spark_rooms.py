@@ -5,8 +5,6 @@ from __future__ import annotations
 import ast
 from pathlib import Path
 
-import spark
-
 TOP = Path(spark.__file__).parent
 #: Room → the rooms that it may import beside itself. ``source`` is a module: it is a room of its own here.
 MAY_IMPORT = {

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from pyspark import SparkContext
 
-from routing.errors import TicketBridgeError
-from spark.job import session as session_module
-from spark.job.session import job_session
+from bridge.routing.errors import TicketBridgeError
+from bridge.spark.job import session as session_module
+from bridge.spark.job.session import job_session
 
 #: Ends when nobody is left who could write to it, as Spark's Java does.
 POLITE = ("cat",)

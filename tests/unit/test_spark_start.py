@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from spark.job.session import _why
+from bridge.spark.job.session import _why
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 from pyspark import TaskContext
 
-from spark.wire import worker
+from bridge.spark.wire import worker
 
 
 @pytest.fixture

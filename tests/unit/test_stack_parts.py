@@ -16,10 +16,10 @@ from rich.console import Console
 from bridge.child import Child, end_all
 from bridge.commands.stack import run_directory
 from bridge.progress import Counts, ProgressView
+from bridge.routing.errors import ServerStartFailed
 from bridge.stopping import Stopped, StopRequest
 from bridge.verdict import Findings, Reroute, Verdict
 from bridge.verdict_table import verdict_table
-from routing.errors import ServerStartFailed
 from tests.waiting import wait_until
 
 

@@ -14,11 +14,11 @@ from celery.exceptions import Ignore, MaxRetriesExceededError, Reject, Retry
 
 from bridge.installation import install
 from bridge.outcomes import Kind, Outcome, decode
+from bridge.routing.errors import StaleFence
+from bridge.routing.records import LostAttempt
 from bridge.worker.context import TicketContext
 from bridge.worker.delivery import Delivery
 from bridge.worker.task import LONGEST_DELAY_MS, retry_delay_ms
-from routing.errors import StaleFence
-from routing.records import LostAttempt
 
 
 def make_app() -> Any:

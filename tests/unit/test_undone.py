@@ -7,7 +7,7 @@ import pytest
 from bridge import undone
 from bridge.outcomes import Kind
 from bridge.picture import Ticket
-from routing.ids import id_key
+from bridge.routing.ids import id_key
 from tests.unit.lane_world import LaneWorld
 
 TICKETS = 500

@@ -12,8 +12,8 @@ from enum import Enum
 
 from hypothesis import strategies as st
 
-from routing.history import Delivery, What
-from routing.ids import id_key
+from bridge.routing.history import Delivery, What
+from bridge.routing.ids import id_key
 
 HOSTS = ("a", "b")
 #: When the lane began, Unix ms.

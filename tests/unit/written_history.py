@@ -7,8 +7,8 @@ from typing import Any
 import orjson
 from redis import Redis
 
-from routing.history import Delivery, What
-from routing.keys import LaneKeys
+from bridge.routing.history import Delivery, What
+from bridge.routing.keys import LaneKeys
 from tests.unit.true_history import TrueLane
 
 FINAL = (What.DONE, What.DEAD, What.REFUSED)
