@@ -11,7 +11,7 @@ from redis import Redis
 from redis.exceptions import NoScriptError
 
 #: Where the Lua files are. Not always a folder: executors of Spark get the package as an archive.
-FOLDER = files("routing").joinpath("lua")
+FOLDER = files("bridge.routing").joinpath("lua")
 
 #: A script argument as it goes over the wire.
 Word = str | bytes | int | float

@@ -13,6 +13,7 @@ import sys
 from pathlib import Path
 
 if "." not in __name__:
-    sys.path[0] = str(Path(__file__).resolve().parent.parent)
+    # `bridge` is above this folder once it is installed, and beside it in a checkout.
+    sys.path[0] = str(next(folder for folder in Path(__file__).resolve().parents if (folder / "bridge").is_dir()))
 if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
     signal.signal(signal.SIGINT, signal.SIG_DFL)

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+import bridge
 from bridge.cli import Target
 from bridge.routing.errors import ConfigurationError
 
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 #: Where a job looks for the server's address when it has no ``--url``.
 URL_VARIABLE = "TICKET_BRIDGE_URL"
 #: The jobs' files. Beside this package, wherever it is installed: a folder ``spark`` of the user's is not meant.
-JOBS = Path(routing.__file__).resolve().parent.parent / "spark"
+JOBS = (Path(bridge.__file__).parent / "spark").resolve()
 
 
 @dataclass(frozen=True)

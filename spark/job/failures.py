@@ -19,6 +19,7 @@ from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import Any, NoReturn
 
+import bridge.routing.errors
 from bridge.routing.errors import ConfigurationError, InputError, PayloadError, TicketBridgeError
 from bridge.spark.wire.replies import RefusedByServer
 from bridge.spark.write.limits import REFUSED
@@ -26,7 +27,7 @@ from bridge.spark.write.limits import REFUSED
 #: The project's own errors, by the name with which a traceback begins its last line.
 _OWN: dict[str, type[TicketBridgeError]] = {
     f"{kind.__module__}.{kind.__name__}": kind
-    for kind in (RefusedByServer, *vars(routing.errors).values())
+    for kind in (RefusedByServer, *vars(bridge.routing.errors).values())
     if isinstance(kind, type) and issubclass(kind, TicketBridgeError)
 }
 _OWN_LINE = re.compile(rf"^\s*({'|'.join(map(re.escape, _OWN))}): (.+?)\s*$", re.MULTILINE)

@@ -1,7 +1,8 @@
 """The packages that the executors of a cluster get from the driver: they need not have this project installed.
 
 They go as one archive. Spark refuses a folder wherever executors are on other machines, and an executor's Python
-imports from an archive by itself. Executors import ``spark`` and ``routing``, and of ``bridge`` nothing.
+imports from an archive by itself. Executors import ``bridge.spark`` and ``bridge.routing``, and nothing else of
+``bridge``.
 
 So does the Python that plans reads and writes beside the driver, which is the executors' and not the driver's own.
 """
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 #: The folder that these packages are imported from.
 HOME = Path(__file__).absolute().parents[__name__.count(".")]
 #: What an executor imports, and the kinds of files that are read there: modules, and Lua by ``bridge.routing.scripts``.
-PACKAGES = ("routing", "spark")
+PACKAGES = ("bridge.routing", "bridge.spark")
 _KINDS = (".py", ".lua")
 #: The time of every file in the archive; it can hold no earlier one. So the same files are the same bytes.
 _TIME = (1980, 1, 1, 0, 0, 0)
@@ -49,8 +50,11 @@ def zipped_packages() -> Path:
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     made = folder / "ticket_bridge.zip"
     with zipfile.ZipFile(made, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr(
+            zipfile.ZipInfo("bridge/__init__.py", _TIME), files("bridge").joinpath("__init__.py").read_bytes()
+        )
         for package in PACKAGES:
-            for name, file in _files(files(package), package):
+            for name, file in _files(files(package), package.replace(".", "/")):
                 archive.writestr(zipfile.ZipInfo(name, _TIME), file.read_bytes(), zipfile.ZIP_DEFLATED)
     return made
 

@@ -1,4 +1,4 @@
-"""Imports every module of the three packages; prints how many, and fails when one of them cannot be imported.
+"""Imports every module of the package; prints how many, and fails when one of them cannot be imported.
 
 Runs in an environment without Spark and pytest: modules that are for these may say so, and nothing else.
 """
@@ -10,7 +10,7 @@ from importlib import import_module
 from pkgutil import walk_packages
 
 #: How the names of modules begin -> what these may miss.
-OPTIONAL = {"spark": {"pyspark", "pyarrow", "jinja2"}, "bridge.testing": {"pytest"}}
+OPTIONAL = {"bridge.spark": {"pyspark", "pyarrow", "jinja2"}, "bridge.testing": {"pytest"}}
 #: Programs: to import one is to run it.
 PROGRAMS = ("bridge.__main__",)
 
@@ -18,18 +18,17 @@ PROGRAMS = ("bridge.__main__",)
 def main() -> None:
     """Goes through all of them."""
     count = 0
-    for package in ("bridge", "routing", "spark"):
-        root = import_module(package)
-        assert "site-packages" in str(root.__file__), root.__file__
-        for name in (package, *(found.name for found in walk_packages(root.__path__, f"{package}."))):
-            if name in PROGRAMS:
-                continue
-            try:
-                import_module(name)
-            except ModuleNotFoundError as exc:
-                if not any(name.startswith(start) and exc.name in missing for start, missing in OPTIONAL.items()):
-                    sys.exit(f"{name}: {exc}")
-            count += 1
+    root = import_module("bridge")
+    assert "site-packages" in str(root.__file__), root.__file__
+    for name in ("bridge", *(found.name for found in walk_packages(root.__path__, "bridge."))):
+        if name in PROGRAMS:
+            continue
+        try:
+            import_module(name)
+        except ModuleNotFoundError as exc:
+            if not any(name.startswith(start) and exc.name in missing for start, missing in OPTIONAL.items()):
+                sys.exit(f"{name}: {exc}")
+        count += 1
     print(count)
 
 

@@ -80,7 +80,8 @@ def product(folder: Path, mutation: Mutation | None = None) -> Path:
 def _copy(source: Path, target: Path) -> None:
     if source.is_dir():
         # With the compiled files: they know their source by its time and size, so those of a mutated file are void.
-        shutil.copytree(source, target)
+        # A link stays one: the copy has each module once.
+        shutil.copytree(source, target, symlinks=True)
     else:
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy2(source, target)

@@ -1,4 +1,4 @@
-"""Archives made by hand, in exactly the form in which ``bridge.spark.archive`` leaves them, and a random one by seed."""
+"""Archives made by hand, exactly in the form in which ``bridge.spark.archive`` leaves them; and a random one."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ CLUSTER = ("--master", "local[2]", "--conf", "spark.sql.shuffle.partitions=2", "
 
 def command(job: str, *words: str | Path) -> list[str]:
     """``python -m spark.<job> …``."""
-    return [sys.executable, "-m", f"spark.{job}", *map(str, words)]
+    return [sys.executable, "-m", f"bridge.spark.{job}", *map(str, words)]
 
 
 def run(job: str, *words: str | Path, env: Mapping[str, str] | None = None) -> subprocess.CompletedProcess[str]:

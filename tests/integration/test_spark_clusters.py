@@ -44,8 +44,7 @@ def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The executors' Python."""
     made = python_with(tmp_path_factory.mktemp("executors") / "env")
     # Or no test of this file could fail.
-    assert not has(made, "routing")
-    assert not has(made, "spark")
+    assert not has(made, "bridge")
     assert has(made, "redis")
     return away(made)
 

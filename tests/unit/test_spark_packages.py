@@ -10,9 +10,9 @@ from bridge.spark.job.packages import zipped_packages
 from tests.nodes.process import ROOT
 
 
-def test_it_holds_the_modules_and_the_lua_of_two_packages_and_nothing_else() -> None:
-    expected = {
-        str(path.relative_to(ROOT))
+def test_it_holds_the_modules_and_the_lua_of_two_packages_and_what_makes_them_parts_of_bridge() -> None:
+    expected = {"bridge/__init__.py"} | {
+        f"bridge/{path.relative_to(ROOT)}"
         for package in ("routing", "spark")
         for kind in ("*.py", "*.lua")
         for path in (ROOT / package).rglob(kind)

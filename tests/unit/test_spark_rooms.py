@@ -5,6 +5,8 @@ from __future__ import annotations
 import ast
 from pathlib import Path
 
+from bridge import spark
+
 TOP = Path(spark.__file__).parent
 #: Room → the rooms that it may import beside itself. ``source`` is a module: it is a room of its own here.
 MAY_IMPORT = {
