@@ -32,7 +32,7 @@ import click
 
 from bridge.spark.archiving.place import ArchivePlace
 from bridge.spark.archiving.tables import COLUMNS, TABLES
-from bridge.spark.job.failures import told_in_one_line
+from bridge.spark.job.failures import errors_in_one_line
 from bridge.spark.job.options import job_options
 from bridge.spark.job.session import parse_conf
 from bridge.spark.wire.address import check_server, check_url
@@ -84,7 +84,7 @@ def main(
     spark_log: Path | None,
 ) -> None:
     """Archive a lane's history, dead letters and messages into the folder OUT, each row once."""
-    with told_in_one_line(as_json=progress == "json"):
+    with errors_in_one_line(as_json=progress == "json"):
         place = ArchivePlace(out)
         url = check_url(url, called="--url")
         # What fails here fails at once, not after the seconds that Java takes to start.

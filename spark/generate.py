@@ -31,7 +31,7 @@ if __name__ == "__main__":
 import click
 
 from bridge.routing.errors import ConfigurationError, InputError
-from bridge.spark.job.failures import told_in_one_line
+from bridge.spark.job.failures import errors_in_one_line
 
 COLUMNS = (
     "ticket_id",
@@ -256,7 +256,7 @@ def _write_csv(rows: Sequence[dict[str, str]], file: IO[bytes] | gzip.GzipFile) 
 @click.option("--seed", default=1, show_default=True, help="The same seed gives the same file.")
 def main(out: Path, events: int, tickets: int, seed: int) -> None:
     """Write a generated incident log to OUT, a CSV, gzipped when its name ends in .gz."""
-    with told_in_one_line():
+    with errors_in_one_line():
         write_log(incident_log(events, tickets, seed), out)
         click.echo(f"{events:,} events of {tickets:,} tickets in {out}")
 

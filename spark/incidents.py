@@ -23,7 +23,7 @@ import click
 
 from bridge.routing.errors import InputError
 from bridge.spark.job.eventlog import FORMATS, check_readable, format_of
-from bridge.spark.job.failures import told_in_one_line
+from bridge.spark.job.failures import errors_in_one_line
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -148,7 +148,7 @@ def write_states(states: DataFrame, out: str) -> int:
 @click.option("--spark-log", type=click.Path(path_type=Path), help="Keep what Spark says in this file.")
 def main(events: str, out: str, kind: str | None, master: str | None, spark_log: Path | None) -> None:
     """Compute from EVENTS the state that every incident must end in, as JSON lines {"ticket_id": …, "state": {…}}."""
-    with told_in_one_line():
+    with errors_in_one_line():
         kind = kind or format_of(events)
         check_readable(events)
 

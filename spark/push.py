@@ -29,7 +29,7 @@ import click
 
 from bridge.routing.errors import ConfigurationError, InputError
 from bridge.spark.job.eventlog import FORMATS, TABLE, check_readable, format_of
-from bridge.spark.job.failures import told_in_one_line
+from bridge.spark.job.failures import errors_in_one_line
 from bridge.spark.job.options import job_options
 from bridge.spark.job.session import job_session, parse_conf
 from bridge.spark.pushing.messages import Mapping, parse_map
@@ -79,7 +79,7 @@ def main(**given: Any) -> None:
     FILE is a CSV, JSON lines (both also .gz) or Parquet, a folder of such, or with --format table the name of a table.
     The same push a second time adds nothing: it goes on where the first one ended.
     """
-    with told_in_one_line(as_json=given["progress"] == "json"):
+    with errors_in_one_line(as_json=given["progress"] == "json"):
         plan = plan_of(given)
         # What fails here fails at once, not after the seconds that Java takes to start.
         if plan.kind != TABLE:

@@ -36,7 +36,7 @@ import click
 
 from bridge.routing.errors import ConfigurationError, InputError, RunChanged
 from bridge.spark.archiving.reading import Range, check_archive
-from bridge.spark.job.failures import emit, one_line, told_in_one_line
+from bridge.spark.job.failures import emit, errors_in_one_line, one_line
 from bridge.spark.job.options import job_options
 from bridge.spark.job.session import job_session, parse_conf
 from bridge.spark.wire.address import check_server, check_url
@@ -119,7 +119,7 @@ def main(
     spark_log: Path | None,
 ) -> None:
     """Put messages of ARCHIVE back into a stream, each ticket in order, once."""
-    with told_in_one_line(as_json=progress == "json"):
+    with errors_in_one_line(as_json=progress == "json"):
         if stream is None and not dry_run:
             raise ConfigurationError("--stream is missing: into which stream? its tasks will run; --dry-run only looks")
         if again and run_id:

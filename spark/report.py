@@ -33,7 +33,7 @@ import click
 
 from bridge.routing.errors import ConfigurationError, InputError
 from bridge.spark.archiving.reading import Range, check_archive
-from bridge.spark.job.failures import emit, told_in_one_line
+from bridge.spark.job.failures import emit, errors_in_one_line
 from bridge.spark.job.options import job_options
 from bridge.spark.job.session import job_session, parse_conf
 
@@ -81,7 +81,7 @@ def main(
     spark_log: Path | None,
 ) -> None:
     """Report on ARCHIVE: how long messages waited and ran, what failed, which tickets are slow or hot."""
-    with told_in_one_line(as_json=progress == "json"):
+    with errors_in_one_line(as_json=progress == "json"):
         asked = Asked(archive, out, Range.of(start, end), top, start, end)
         configuration = parse_conf(conf)
         # What fails here fails at once, not after the seconds that Java takes to start.

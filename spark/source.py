@@ -1,8 +1,8 @@
 """The Spark data source ``redisstream``: DataFrames into a Redis stream and out of it, one entry per row.
 
-Only the door: which options a direction knows is in ``bridge.spark.write.options`` and ``bridge.spark.read.options``;
-what a task does is in ``bridge.spark.write.writer``, ``bridge.spark.write.stream_writer``, ``bridge.spark.read.reader``
-and ``bridge.spark.read.stream_reader``.
+This is only the entry. The options are in ``bridge.spark.write.options`` and ``bridge.spark.read.options``. What a task
+does is in ``bridge.spark.write.writer``, ``bridge.spark.write.stream_writer``, ``bridge.spark.read.reader`` and
+``bridge.spark.read.stream_reader``.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ class RedisStreamDataSource(DataSource):
     def __init__(self, options: Mapping[str, str]) -> None:
         """Raises ``ConfigurationError`` for an option that neither direction knows.
 
-        Values are checked by ``writer``, ``reader`` and the others: only they know the direction.
+        ``writer``, ``reader`` and the others check the values: only they know the direction.
         """
-        # Not passed on to the base class: it would keep the URL where a debugger or a log prints it.
+        # The base class does not get them: it would keep the URL where a debugger or a log prints it.
         super().__init__(options={})
         self._given = {str(name): str(value) for name, value in options.items()}
         check_names(self._given)
@@ -47,7 +47,7 @@ class RedisStreamDataSource(DataSource):
         return "redisstream"
 
     def schema(self) -> StructType | str:
-        """The columns of a read, where the user named none."""
+        """The columns of a read without a schema."""
         from bridge.spark.read.reader import schema_of
 
         return schema_of(self._given)
@@ -90,6 +90,6 @@ class RedisStreamDataSource(DataSource):
 
     def __repr__(self) -> str:
         """Without the URL's secrets."""
-        told = {name.lower(): value for name, value in self._given.items()}
-        url = without_secrets(told.get("url", DEFAULT_URL))
-        return f"RedisStreamDataSource({told.get('stream', DEFAULT_STREAM)} at {url})"
+        given = {name.lower(): value for name, value in self._given.items()}
+        url = without_secrets(given.get("url", DEFAULT_URL))
+        return f"RedisStreamDataSource({given.get('stream', DEFAULT_STREAM)} at {url})"

@@ -2,8 +2,8 @@
 
 - A program that is started as a file (``spark-submit spark/push.py``) has its own folder first on the path, and imports
   this module from there. The project's folder must be there instead, where the packages are.
-- Ctrl-C while modules are imported must end the program without a traceback. From ``told_in_one_line`` on, the program
-  says so in one line.
+- Ctrl-C while modules are imported must end the program without a traceback. Later ``errors_in_one_line`` says in one
+  line that it was stopped.
 """
 
 from __future__ import annotations

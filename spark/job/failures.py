@@ -171,7 +171,7 @@ class Terminated(KeyboardInterrupt):
 
 
 @contextmanager
-def told_in_one_line(*, as_json: bool = False) -> Iterator[None]:
+def errors_in_one_line(*, as_json: bool = False) -> Iterator[None]:
     """Run a job; whatever goes wrong ends the process with one line on standard error and the error's exit code.
 
     With ``as_json``, standard output gets ``{"event": "failed", "error": …}`` too, for a supervisor that reads it.

@@ -1,4 +1,4 @@
-"""Which column of a read holds what: the schema, checked once, on the driver.
+"""What each column of a read holds: the schema, checked once, on the driver.
 
 Three names are special: ``id``, ``enqueued_at`` and ``fields``. Every other column holds the field of its own name.
 """
@@ -33,14 +33,14 @@ class Columns:
     """The columns of a read in their order. Pickled into the tasks."""
 
     names: tuple[str, ...]
-    #: For each: its values are wanted as bytes, not as text. In the map of the rest: its values, not its names.
+    #: For each column, whether its values are bytes rather than text. In the map of other fields: its values.
     binary: tuple[bool, ...]
-    #: For each: whether the schema lets it be null. Only an id never is.
+    #: For each column, whether it may be null. Only an id never is.
     nullable: tuple[bool, ...]
 
     @classmethod
     def of(cls, schema: StructType) -> Columns:
-        """The columns of a schema; ``ConfigurationError`` for a type that a stream does not hold."""
+        """The columns of a schema; ``ConfigurationError`` for a type that a stream cannot hold."""
         for column in schema.fields:
             if not _fits(column):
                 raise ConfigurationError(
@@ -64,9 +64,10 @@ class Columns:
 
 
 def default_schema(fields: tuple[str, ...] = ()) -> StructType:
-    """The columns of a read for which no schema was given.
+    """The columns of a read without a schema.
 
-    ``fields`` are the fields that become columns; without any, those of a message, and the rest in a map.
+    ``fields`` are the fields that become columns. If it is empty, the fields of a message become columns, and a map
+    holds all others.
     """
     columns = [StructField(ID, StringType(), nullable=False)]
     columns += [StructField(name, StringType()) for name in fields or MESSAGE if name not in (ID, ENQUEUED_AT, REST)]

@@ -1,10 +1,10 @@
 r"""Pages of entries as Arrow batches. No Python runs per entry, as long as values are UTF-8.
 
-What a column holds is said in ``bridge.spark.read.columns``. A field that an entry lacks is null; one that it has twice
-is the last of the two, as for every client that makes a dictionary of it.
+``bridge.spark.read.columns`` says what a column holds. A field that an entry lacks is null. Of a field that it has
+twice, the last value counts, as for every client that makes a dictionary of an entry.
 
-**Bytes that are not UTF-8.** A column of type STRING shows each bad byte as ``\xNN``, so that one broken message
-neither stops a read nor disappears from it; a column of type BINARY holds the very bytes. Names of fields are text.
+**Bytes that are not UTF-8.** A column of type STRING shows each bad byte as ``\xNN``, so one broken message neither
+stops a read nor disappears from it. A column of type BINARY holds the bytes themselves. Names of fields are text.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Decoder:
 
 
 def as_text(values: pa.Array) -> pa.Array:
-    r"""Bytes as text; each byte that is no UTF-8 as ``\xNN``."""
+    r"""Bytes as text; each byte that is not UTF-8 as ``\xNN``."""
     try:
         return values.cast(pa.string())
     except pa.ArrowInvalid:
@@ -59,7 +59,7 @@ def as_text(values: pa.Array) -> pa.Array:
 
 
 def times(ids: pa.Array) -> pa.Array:
-    """When entries of these ids were enqueued; null where an id is no time that Spark knows."""
+    """When entries of these ids were enqueued; null where an id is not a time that Spark can hold."""
     behind = pc.binary_slice(ids, _USUAL_DIGITS, _USUAL_DIGITS + 1)
     if pc.all(pc.equal(behind, pa.scalar(b"-", pa.binary()))).as_py() is not False:
         ms = pc.binary_slice(ids, 0, _USUAL_DIGITS).cast(pa.string()).cast(pa.int64())
@@ -70,7 +70,7 @@ def times(ids: pa.Array) -> pa.Array:
 
 
 def _arrow_field(name: str, binary: bool, nullable: bool) -> pa.Field:
-    """As Spark makes it of the schema: it compares the two, types and nullability."""
+    """As Spark makes it from the schema: Spark compares types and nullability of the two."""
     kind = pa.binary() if binary else pa.string()
     if name == ENQUEUED_AT:
         kind = _TIME

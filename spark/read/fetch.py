@@ -1,7 +1,7 @@
 """Pages of a stream over one connection: XRANGE with a page size that follows the size of the entries.
 
-Where a reply ends is not looked for in it: a PING with a random text follows each request, and when that text has
-arrived at the end of what was received, everything before it is the reply.
+The end of a reply is found without parsing it: a PING with a random text follows each request. When the received bytes
+end with that text, everything before it is the reply.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from bridge.spark.wire.entry_ids import EntryId
 from bridge.spark.wire.page import MalformedReply, Page, read_page
 from bridge.spark.wire.replies import RefusedByServer
 
-#: What a page should hold: smaller ones cost more per entry, larger ones are no faster.
+#: Size of a page: smaller ones cost more per entry, larger ones are no faster.
 PAGE_BYTES = 2 * 1024 * 1024
 #: Rows of a page at most: what Spark itself puts into one Arrow batch.
 PAGE_ROWS = 10_000
-#: Rows of the first page, of whose entries nothing is known.
+#: Rows of the first page, when the size of entries is not known.
 FIRST_ROWS = 100
-#: A page that grows beyond this, since entries suddenly are large, is given up and asked for in smaller ones.
+#: A page that grows beyond this, because entries are suddenly large, is given up and requested in smaller pages.
 MOST_BYTES = 256 * 1024 * 1024
 #: A page may have this many times the rows of the one before it.
 _GROWTH = 10
@@ -35,7 +35,7 @@ _RECEIVE_BYTES = 256 * 1024
 
 
 class _TooLarge(Exception):
-    """A page did not fit; the connection was given up."""
+    """A page was too large; the connection was closed."""
 
 
 class Fetcher:
@@ -48,11 +48,11 @@ class Fetcher:
         self._nonce = secrets.token_hex(16).encode()
         self._tail = _bulk(self._nonce)
         self._rows = FIRST_ROWS
-        #: What a reply is received into, used again and again: a page holds nothing of it.
+        #: The buffer for replies. It is used again: a page holds no reference to it.
         self._held = bytearray(_RECEIVE_BYTES)
         self._connection: RedisConnection = connect(url)
         try:
-            # A user who may not: its refusal behind a page would not be seen, and the answer waited for.
+            # A user without the right to PING is found here. Later its refusal would be taken for a part of the page.
             self._connection.send_command("PING")
             self._connection.read_response(disable_decoding=True)
         except (redis.RedisError, OSError) as error:
@@ -70,8 +70,8 @@ class Fetcher:
     def pages(self, first: EntryId, last: EntryId, *, again: bool = False) -> Iterator[Page]:
         """The entries from ``first`` to ``last``, both included, page by page; the last page may be empty.
 
-        With ``again`` each page after the first begins with the last entry of the one before it, if that is still
-        there, so that whoever reads sees when it is not. Raises ``ServerUnavailable`` and ``RefusedByServer``.
+        With ``again`` each page after the first begins with the last entry of the one before it, if that entry still
+        exists. So the caller notices when it is gone. Raises ``ServerUnavailable`` and ``RefusedByServer``.
         """
         at: EntryId | None = first
         repeated = 0
@@ -85,7 +85,7 @@ class Fetcher:
                 self._request(at, last, self._rows + repeated)
                 continue
             page, size = self._read(data), len(data)
-            # Released, so that what it was received into can grow for the next one.
+            # Released, so that the buffer can grow for the next page.
             del data
             rows = len(page.ids)
             if rows:
@@ -94,7 +94,7 @@ class Fetcher:
             repeated = 1 if again else 0
             at = (at if again else at.after()) if rows == asked and at < last else None
             if at is not None:
-                # Before the page is used: the server works meanwhile.
+                # Requested before the page is used, so that the server works meanwhile.
                 self._request(at, last, self._rows + repeated)
             yield page
 
@@ -102,7 +102,7 @@ class Fetcher:
         words = [b"XRANGE", self._stream.encode(), str(first).encode(), str(last).encode(), b"COUNT", b"%d" % rows]
         command = b"*6\r\n" + b"".join(map(_bulk, words)) + b"*2\r\n" + _bulk(b"PING") + self._tail
         try:
-            # No health check: its PING would read what arrives here.
+            # No health check: its PING would read the reply.
             self._connection.send_packed_command([command], check_health=False)
         except (redis.RedisError, OSError) as error:
             raise unavailable(self._url, error) from None
@@ -123,7 +123,7 @@ class Fetcher:
             if not received:
                 raise ServerUnavailable(f"the server at {without_secrets(self._url)} closed the connection")
             filled += received
-            # One new entry cannot be asked for in smaller pages, with the one before it or without.
+            # A page of one new entry cannot be made smaller.
             if filled > MOST_BYTES and self._rows > 1:
                 self._rows = max(1, self._rows // _GROWTH)
                 self._connection.disconnect()
@@ -137,7 +137,9 @@ class Fetcher:
             return read_page(data)
         except MalformedReply as error:
             self._connection.disconnect()
-            raise ServerUnavailable(f"the server at {without_secrets(self._url)} answers nonsense: {error}") from None
+            raise ServerUnavailable(
+                f"the server at {without_secrets(self._url)} sent a malformed reply: {error}"
+            ) from None
 
     def _adapt(self, bytes_per_row: float) -> None:
         self._rows = max(1, min(int(PAGE_BYTES / bytes_per_row), self._rows * _GROWTH, PAGE_ROWS))

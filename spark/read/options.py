@@ -16,23 +16,23 @@ from bridge.spark.wire.options import DEFAULT_STREAM, DEFAULT_URL, READ_ONLY, SH
 
 @dataclass(frozen=True)
 class ReadOptions:
-    """What a read needs to know. One attribute per option; ``READ_OPTIONS`` holds the names that users write."""
+    """The options of one read. One attribute per option; ``READ_OPTIONS`` has the names that users write."""
 
     #: Where the server is. Never printed: it may hold a password.
     url: str = field(default=DEFAULT_URL, repr=False)
     #: The stream to read.
     stream: str = DEFAULT_STREAM
-    #: The fields that become columns, when no schema is given. Empty: those of a message, and the rest in a map.
+    #: The fields that become columns, when no schema is given. Empty: those of a message, and a map of all others.
     fields: tuple[str, ...] = ()
-    #: Read from this id on, itself too. None: only what is added after a streaming query begins.
+    #: The first id to read. None: only entries that are added after a streaming query begins.
     starting_id: EntryId | None = ZERO
-    #: Read up to this id, itself too; of a batch. ``LAST``: up to the last entry there is when the read is planned.
+    #: The last id to read, of a batch. ``LAST``: the last entry when the read is planned.
     ending_id: EntryId = LAST
-    #: Most rows of one epoch of a streaming query. None: all there are.
+    #: Most rows of one epoch of a streaming query. None: all.
     max_rows: int | None = None
-    #: Tasks that read at once. None: by the number of entries.
+    #: How many tasks read. None: it follows from the number of entries.
     partitions: int | None = None
-    #: Fail when entries that were to be read are gone; otherwise warn, and go on with the next ones.
+    #: Whether to fail when entries that were to be read are gone; otherwise a warning is logged and the read goes on.
     fail_on_data_loss: bool = True
 
     @property

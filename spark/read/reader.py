@@ -1,11 +1,10 @@
-"""Reading a stream as a batch: its entries as they are when their page is fetched, no consumer group touched.
+"""Reading a stream as a batch: its entries as they are when their page is fetched. No consumer group is touched.
 
-The read is planned on the driver: which ids there are, and where to cut them into ranges; each task then fetches one
-range, page by page. What is added meanwhile is behind the last range and not read. What is trimmed meanwhile is gone.
-That is noticed: each range begins with an entry that was there when the read was planned, and each page with the last
-entry of the page before it, and since trimming begins at the oldest, an entry that is still there says that nothing
-behind it was trimmed. Of entries that are deleted singly meanwhile, those deleted before their page is fetched are not
-read.
+The driver plans the read: it finds the first and the last id, and cuts the ids into ranges. Each task then fetches one
+range, page by page. An entry that is added meanwhile is after the last range, and is not read. An entry that is trimmed
+meanwhile is gone, and the read notices it: each range begins with an entry that existed when the read was planned, and
+each page with the last entry of the page before. Trimming begins at the oldest entry, so while that entry exists,
+nothing after it was trimmed. An entry that is deleted singly before its page is fetched is not read.
 """
 
 from __future__ import annotations
@@ -24,8 +23,8 @@ from bridge.spark.read.columns import Columns, default_schema
 from bridge.spark.read.decoder import Decoder
 from bridge.spark.read.fetch import Fetcher
 from bridge.spark.read.options import ReadOptions
-from bridge.spark.read.probing import Range, ranges, tasks_for
-from bridge.spark.read.standing import standing_of
+from bridge.spark.read.ranges import Range, ranges, tasks_for
+from bridge.spark.read.stream_info import stream_info_of
 from bridge.spark.wire.address import RedisConnection, connect, unavailable
 from bridge.spark.wire.entry_ids import EntryId
 from bridge.spark.wire.options import columns
@@ -38,7 +37,7 @@ log = logging.getLogger(__name__)
 
 
 def schema_of(given: Mapping[str, str]) -> StructType:
-    """The columns of a read without a schema, by the option ``fields``; looks at no other option."""
+    """The columns of a read without a schema, by the option ``fields``; other options are not looked at."""
     named = next((value for name, value in given.items() if name.lower() == "fields"), None)
     return default_schema(columns("fields", named)) if named is not None else SCHEMA
 
@@ -65,9 +64,9 @@ class RedisStreamReader(DataSourceReader):
         options = self._options
         connection = connect(options.url)
         try:
-            standing = standing_of(connection, options.url, options.stream)
+            info = stream_info_of(connection, options.url, options.stream)
             bounds = self._bounds(connection)
-            tasks = min(options.partitions or tasks_for(standing.length), max(1, standing.length))
+            tasks = min(options.partitions or tasks_for(info.length), max(1, info.length))
             return ranges(connection, options.url, options.stream, bounds, tasks) if bounds else []
         finally:
             connection.disconnect()
@@ -75,7 +74,7 @@ class RedisStreamReader(DataSourceReader):
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The entries of one range. Raises ``EntriesLost``, ``ServerUnavailable`` and ``RefusedByServer``."""
         begin_task()
-        # Spark makes up a partition of its own where there are none.
+        # Where there are no ranges, Spark makes a partition of its own.
         if isinstance(partition, Range):
             yield from _read(self._options, Decoder(self._columns), partition)
 
@@ -93,25 +92,25 @@ class RedisStreamReader(DataSourceReader):
         return (EntryId.of(head[0][0]), EntryId.of(tail[0][0])) if head and tail else None
 
 
-class _Overtaken:
-    """Notices that the stream was trimmed past what was read of it."""
+class _TrimCheck:
+    """Notices that the stream was trimmed beyond the entries that were read."""
 
     def __init__(self, options: ReadOptions) -> None:
         self._options = options
 
     def check(self, expected: EntryId, found: EntryId | None) -> None:
-        """``expected`` was an entry a moment ago, and now the next one from it on is ``found``; None: there is none.
+        """``expected`` was an entry before, and is none now: the next entry is ``found`` (None: there is none).
 
-        Raises ``EntriesLost`` when entries behind it may be gone, or warns.
+        When later entries may be gone too, raises ``EntriesLost``, or logs a warning.
         """
         options = self._options
         connection = connect(options.url)
         try:
-            standing = standing_of(connection, options.url, options.stream)
+            info = stream_info_of(connection, options.url, options.stream)
         finally:
             connection.disconnect()
-        if standing.first is not None and standing.first <= expected:
-            return  # it was deleted singly: what was behind it is still there
+        if info.first is not None and info.first <= expected:
+            return  # it was deleted singly: later entries still exist
         line = (
             f"stream {options.stream!r} was trimmed while it was read, or its oldest entries were deleted: entries "
             f"between {expected} and {found or 'the end of the range'} are gone"
@@ -122,14 +121,14 @@ class _Overtaken:
 
 
 def _read(options: ReadOptions, decoder: Decoder, part: Range) -> Iterator[pa.RecordBatch]:
-    overtaken = _Overtaken(options)
+    trimmed = _TrimCheck(options)
     expected = part.first if part.begins else None
     fresh = True
     with Fetcher(options.url, options.stream) as fetcher:
         for page in fetcher.pages(part.first, part.last, again=True):
             found = EntryId.of(page.ids[0].as_py()) if len(page.ids) else None
             if expected is not None and found != expected:
-                overtaken.check(expected, found)
+                trimmed.check(expected, found)
             if found is None:
                 return
             batch = decoder.decode(page)

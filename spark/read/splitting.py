@@ -1,9 +1,9 @@
 """Where to cut a stream into ranges of about equally many entries, without reading it.
 
-A stream has no index by position, but it answers quickly which entries come next after any id. So the range of ids is
-probed at a few places; each answer is a few neighbours. They tell how dense the entries are there, and that nothing is
-between them, nor between the place that was asked for and the first of them. Where many must be, more places are asked
-for. Estimates decide how even the parts are, never what is in them.
+A stream has no index by position, but the server finds the next entries after any id quickly. So the range of ids is
+probed at a few places, and each answer is a few neighbouring entries. They show how dense the entries are there. They
+also show that no entry is between them, or between the probed id and the first of them. Where an interval must have
+many entries, it is probed at more places. Estimates decide how even the parts are, never which entries they have.
 """
 
 from __future__ import annotations
@@ -13,22 +13,23 @@ from itertools import pairwise
 
 from bridge.spark.wire.entry_ids import EntryId
 
-#: Entries that an answer to one probe has.
+#: Entries in the answer to one probe.
 SAMPLE = 4
-#: Probes of the first round for each part that is wanted.
+#: Probes of the first round, for each wanted part.
 _PER_PART = 8
-#: Into how many parts an interval is cut that holds too much, and how often: a burst of a second in a year is found.
+#: An interval with too many entries is probed at this many places more, in at most this many rounds. That finds a burst
+#: of one second in a year.
 _FINER = 8
 _ROUNDS = 16
 
-#: Answers for each of some ids: that entry or the next ones, up to ``SAMPLE`` of them.
+#: For each id: the entries from that id on, up to ``SAMPLE`` of them.
 Probe = Callable[[Sequence[EntryId]], Sequence[Sequence[EntryId]]]
 
 
 def cuts(probe: Probe, first: EntryId, last: EntryId, parts: int) -> list[EntryId]:
-    """The entries at which parts begin, in order; the first is ``first``, which must be an entry, as must ``last``.
+    """The entries at which parts begin, in order, beginning with ``first``. ``first`` and ``last`` must be entries.
 
-    At most ``parts`` of them, fewer where there are too few entries to tell apart.
+    There are at most ``parts``, and fewer where there are too few entries.
     """
     if parts < 2 or first >= last:
         return [first]
@@ -44,20 +45,20 @@ def cuts(probe: Probe, first: EntryId, last: EntryId, parts: int) -> list[EntryI
 
 
 class _Sampler:
-    """What was found out so far."""
+    """What the probes have shown so far."""
 
     def __init__(self, probe: Probe, first: EntryId, last: EntryId) -> None:
         self._probe = probe
         self._last = last
         self._asked: set[EntryId] = set()
-        #: Entry → the smallest id known to have nothing between it and the entry, and entries per ms from it on.
+        #: Entry → an id from which on no other entry comes before it, and entries per ms after it.
         self._found: dict[EntryId, tuple[EntryId, float]] = {}
-        #: Largest sequence seen: a millisecond is taken to have room for so many.
+        #: Largest sequence seen. A millisecond is assumed to have room for this many.
         self._most = max(first.seq, last.seq) if first.ms == last.ms else 0
         self._ask([first])
 
     def x(self, id_: EntryId) -> float:
-        """The place of an id: its time, and within a millisecond its sequence."""
+        """The place of an id on a line: its time, and within a millisecond its sequence."""
         return id_.ms + min(id_.seq / (self._most + 1), 1.0)
 
     def look(self, places: Iterable[float]) -> bool:

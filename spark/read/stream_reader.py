@@ -23,8 +23,8 @@ from bridge.spark.read.decoder import Decoder
 from bridge.spark.read.fetch import Fetcher
 from bridge.spark.read.offsets import Offset, is_another_stream, missing_after, present_after
 from bridge.spark.read.options import ReadOptions
-from bridge.spark.read.probing import Range, tasks_for
-from bridge.spark.read.standing import Standing, standing_of
+from bridge.spark.read.ranges import Range, tasks_for
+from bridge.spark.read.stream_info import StreamInfo, stream_info_of
 from bridge.spark.read.survey import ONE_RANGE, survey
 from bridge.spark.wire.address import connect
 from bridge.spark.wire.entry_ids import LAST, ZERO, EntryId
@@ -68,13 +68,13 @@ class RedisStreamStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNo
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's name, here and below
         """Where a query without a checkpoint begins."""
-        standing = self._standing()
+        info = self._info()
         begin = self._options.starting_id
         if begin is None:
-            return Offset(standing.last_generated, standing.added).to_json()
+            return Offset(info.last_generated, info.added).to_json()
         if begin == ZERO:
             # What was gone before the query began is no loss.
-            gone = None if standing.added is None else standing.added - standing.length
+            gone = None if info.added is None else info.added - info.length
             return Offset(ZERO, gone).to_json()
         return Offset(begin.before(), None).to_json()
 
@@ -85,13 +85,13 @@ class RedisStreamStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNo
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
         """From now on, plan nothing that is added later."""
-        standing = self._standing()
-        self._goal = Offset(standing.last_generated, standing.added)
+        info = self._info()
+        self._goal = Offset(info.last_generated, info.added)
 
     def reportLatestOffset(self) -> dict[str, Any]:  # noqa: N802
         """How far the stream goes, for the progress of the query."""
-        standing = self._standing()
-        return Offset(standing.last_generated, standing.added).to_json()
+        info = self._info()
+        return Offset(info.last_generated, info.added).to_json()
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
         """The end of the next epoch; ``start`` itself when there is nothing to read.
@@ -99,32 +99,32 @@ class RedisStreamStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNo
         Raises ``EntriesLost`` when entries behind ``start`` are gone, unless ``failOnDataLoss`` is false.
         """
         begin = Offset.of(start)
-        standing = self._standing()
-        if is_another_stream(standing, begin):
-            if not standing.length and not self._options.fail_on_data_loss:
+        info = self._info()
+        if is_another_stream(info, begin):
+            if not info.length and not self._options.fail_on_data_loss:
                 return start
             self._lost(
                 f"stream {self._options.stream!r} was deleted or made anew: it went to {begin.id} at least, "
-                f"and goes to {standing.last_generated} now"
+                f"and goes to {info.last_generated} now"
             )
-            kept = begin.id <= standing.last_generated
+            kept = begin.id <= info.last_generated
             begin = replace(begin, id=begin.id if kept else ZERO, position=None)
-        end = self._goal if self._goal is not None and self._goal.id < standing.last_generated else None
-        last = standing.last_generated if end is None else end.id
+        end = self._goal if self._goal is not None and self._goal.id < info.last_generated else None
+        last = info.last_generated if end is None else end.id
         if last <= begin.id:
             return start
         most = limit.max_rows if isinstance(limit, ReadMaxRows) else None
-        return self._plan(begin, standing, last, end, most).to_json()
+        return self._plan(begin, info, last, end, most).to_json()
 
-    def _plan(self, begin: Offset, standing: Standing, last: EntryId, goal: Offset | None, most: int | None) -> Offset:
+    def _plan(self, begin: Offset, info: StreamInfo, last: EntryId, goal: Offset | None, most: int | None) -> Offset:
         """The end of the epoch that begins behind ``begin``: at ``last``, or after ``most`` entries."""
-        present = present_after(standing, begin.id, begin.position)
-        beyond = 0 if goal is None else present_after(standing, goal.id, goal.position)
+        present = present_after(info, begin.id, begin.position)
+        beyond = 0 if goal is None else present_after(info, goal.id, goal.position)
         self._counted = None
-        if standing.added is not None and present is None:
+        if info.added is not None and present is None:
             # Counted to the very end, so that what is missing is known, and not only of this epoch.
-            present = survey(*self._place, begin.id.after(), standing.last_generated, each=ONE_RANGE).rows
-        missing = 0 if present is None else missing_after(standing, begin, present)
+            present = survey(*self._place, begin.id.after(), info.last_generated, each=ONE_RANGE).rows
+        missing = 0 if present is None else missing_after(info, begin, present)
         if missing < 0:
             # More than were ever added behind the offset: the counter and the ids are another stream's.
             self._lost(f"stream {self._options.stream!r} was deleted and made anew since {begin.id} was read")
@@ -141,9 +141,9 @@ class RedisStreamStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNo
         if missing:
             gone = f"{missing:,} {'entry' if missing == 1 else 'entries'}"
             self._lost(f"{gone} behind {begin.id} left stream {self._options.stream!r} before they were read")
-        elif standing.added is None:
-            self._doubt(standing, begin)
-        position = None if present is None or standing.added is None else standing.added - (present - rows)
+        elif info.added is None:
+            self._doubt(info, begin)
+        position = None if present is None or info.added is None else info.added - (present - rows)
         return Offset(last, position, begin.rows + rows, begin.lost + missing)
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
@@ -184,10 +184,10 @@ class RedisStreamStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNo
     def _place(self) -> tuple[str, str]:
         return self._options.url, self._options.stream
 
-    def _standing(self) -> Standing:
+    def _info(self) -> StreamInfo:
         connection = connect(self._options.url)
         try:
-            return standing_of(connection, *self._place)
+            return stream_info_of(connection, *self._place)
         finally:
             connection.disconnect()
 
@@ -202,9 +202,9 @@ class RedisStreamStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNo
             raise EntriesLost(f"{what}; {_ADVICE}")
         log.warning("%s; the query goes on without them", what)
 
-    def _doubt(self, standing: Standing, begin: Offset) -> None:
+    def _doubt(self, info: StreamInfo, begin: Offset) -> None:
         """Say once what cannot be known of a server that does not count."""
-        if begin.rows and not self._doubted and (standing.first is None or standing.first > begin.id):
+        if begin.rows and not self._doubted and (info.first is None or info.first > begin.id):
             self._doubted = True
             log.warning(
                 "stream %r was trimmed up to %s at least; the server is older than 7.0 and cannot tell whether entries "

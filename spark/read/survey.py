@@ -1,20 +1,20 @@
-"""Counts entries of a stream by reading them: the exact way, for what the server's counters do not tell."""
+"""Counts entries of a stream by reading them: the exact way, where the server's counters do not suffice."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 from bridge.spark.read.fetch import Fetcher
-from bridge.spark.read.probing import Range
+from bridge.spark.read.ranges import Range
 from bridge.spark.wire.entry_ids import EntryId
 
-#: For ``each``: no cuts.
+#: A value of ``each`` with which there is one range.
 ONE_RANGE = 2**63
 
 
 @dataclass(frozen=True)
 class Survey:
-    """What was found in a range of ids."""
+    """The entries that were found in a range of ids."""
 
     #: Ranges of at most as many entries as were asked for, in order, without a gap between them.
     ranges: tuple[Range, ...]
@@ -26,7 +26,7 @@ class Survey:
 
 
 def survey(url: str, stream: str, first: EntryId, last: EntryId, *, each: int, most: int | None = None) -> Survey:
-    """The entries from ``first`` to ``last``, in ranges of ``each``; with ``most``, the first so many of them.
+    """The entries from ``first`` to ``last``, in ranges of ``each``; with ``most``, at most so many of them.
 
     Raises ``ServerUnavailable`` and ``RefusedByServer``.
     """

@@ -1,7 +1,7 @@
 """Where the Redis server is: checks of its URL, a form of it without secrets, and connections to it.
 
-Nothing here lets a password out. Errors of redis-py are translated to one line that names the server as
-``without_secrets`` shows it; the original is not chained, since tracebacks of Spark tasks end in logs.
+No error shows a password. Errors of redis-py become one line that names the server as ``without_secrets`` shows it. The
+original error is not chained, since the tracebacks of Spark tasks are written to logs.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ ANSWER_TIMEOUT_S = 60.0
 
 
 class RedisConnection(Protocol):
-    """What is used of redis-py's connection, which has no types of its own for it."""
+    """The part of redis-py's connection that is used here. redis-py has no types for it."""
 
     #: redis-py has no public name for it; None while not connected.
     _sock: socket.socket | None
@@ -49,14 +49,14 @@ class RedisConnection(Protocol):
 
 
 def without_secrets(url: str) -> str:
-    """``scheme://host:port/db`` of a URL: no user, no password, no query (which may hold either)."""
+    """``scheme://host:port/db`` of a URL, without user, password and query (which may hold either)."""
     if url.startswith("sentinel://"):
-        # Hosts behind the last @, whatever a password holds.
+        # The hosts follow the last @. A password may hold others.
         return f"sentinel://{without_password(url).partition('://')[2].rpartition('@')[2]}"
     try:
         parts = urlsplit(url)
         if parts.scheme not in SCHEMES or "@" in parts.path + parts.query + parts.fragment:
-            # What is shown could be a piece of the password.
+            # The parts could be pieces of the password.
             return "a malformed URL"
         if parts.scheme == "unix":
             return f"unix://{parts.path}"
@@ -69,8 +69,8 @@ def without_secrets(url: str) -> str:
 def check_url(url: str, *, called: str) -> str:
     """``url`` as it can be used; else ``ConfigurationError``, which never quotes the URL.
 
-    ``called`` is what the user knows the value as: ``option url``, ``--url``. A ``rediss://`` URL that does not say
-    whether the server's certificate is checked has it checked.
+    ``called`` is the name by which the user knows the value: ``option url``, ``--url``. With ``rediss://`` the server's
+    certificate is checked, unless the URL says otherwise.
     """
     scheme, separator, rest = url.partition("://")
     scheme = scheme.lower()
@@ -80,14 +80,14 @@ def check_url(url: str, *, called: str) -> str:
     if scheme != "sentinel":
         url = _checked_parts(url, called)
     try:
-        # Made, not opened: a connection knows which options of the URL there are.
+        # The connection is not opened. Making it checks the options of the URL.
         client(url).connection_pool.make_connection()
     except ConfigurationError as error:
         raise ConfigurationError(f"{called}: {error}") from None
     except (ValueError, TypeError) as error:
         unknown = _UNKNOWN_OPTION.search(str(error))
         if unknown:
-            raise ConfigurationError(f"{called} has an option that means nothing to it: {unknown[1]}") from None
+            raise ConfigurationError(f"{called} has an unknown option: {unknown[1]}") from None
         raise ConfigurationError(f"{called} is not a Redis URL ({_FORM})") from None
     return url
 
@@ -101,14 +101,14 @@ def _checked_parts(url: str, called: str) -> str:
         raise ConfigurationError(f"{called} is not a Redis URL ({_FORM})") from None
     if parts.scheme == "unix":
         return url
-    # A password with a bare '/', '?' or '#' moves the rest of itself to where the host is looked for, and errors about
-    # an unreachable host would show it.
+    # After a bare '/', '?' or '#' in a password, the rest of the password would be read as the host. Errors about an
+    # unreachable host would show it.
     if "@" in parts.path + parts.query + parts.fragment:
         raise ConfigurationError(
-            f"{called} has an @ behind its host; write special characters of a password percent-encoded (/ as %2F)"
+            f"{called} has an @ after its host; write special characters of a password percent-encoded (/ as %2F)"
         )
     if not database_of(parts).isdecimal():
-        raise ConfigurationError(f"{called} names a database that is no number ({_FORM})")
+        raise ConfigurationError(f"{called} names a database that is not a number ({_FORM})")
     if parts.scheme == "rediss" and "ssl_cert_reqs=" not in parts.query:
         return parts._replace(query="&".join(filter(None, [parts.query, "ssl_cert_reqs=required"]))).geturl()
     return url
@@ -120,7 +120,7 @@ def database(url: str) -> int:
 
 
 def connect(url: str) -> RedisConnection:
-    """An open, authenticated connection that speaks RESP 2; with sentinels, to the primary of the moment.
+    """An open, authenticated connection that speaks RESP 2; with sentinels, to the present primary.
 
     Raises ``ServerUnavailable`` when the server cannot be reached or refuses the login.
     """
@@ -136,22 +136,22 @@ def connect(url: str) -> RedisConnection:
 def unavailable(url: str, error: Exception) -> ServerUnavailable:
     """The error to raise when talking to the server failed with ``error``."""
     if isinstance(error, redis.ResponseError):
-        # It is there, and says no: to a user without the permission, most often.
+        # The server answers, and refuses: most often a user without the permission.
         return ServerUnavailable(f"the server at {without_secrets(url)} refuses: {first_line(error)}")
     return ServerUnavailable(f"no Redis at {without_secrets(url)}: {first_line(error)}")
 
 
 def check_server(url: str, stream: str) -> None:
-    """Fail early, on the driver, on what every task would fail on.
+    """Find on the driver what every task would fail on.
 
     Raises ``ServerUnavailable`` for a server that does not answer, ``ServerTooOld`` for one before 6.2,
-    ``ServerUnfit`` for one that evicts keys or is in cluster mode, and ``ConfigurationError`` when the key is there
-    and is no stream.
+    ``ServerUnfit`` for one that evicts keys or is in cluster mode, and ``ConfigurationError`` when the key exists
+    and is not a stream.
     """
     connection = connect(url)
     try:
         connection.send_command("INFO")
-        _check_told(url, _told(cast(bytes, connection.read_response(disable_decoding=True))))
+        _check_fit(url, _values_of(cast(bytes, connection.read_response(disable_decoding=True))))
         connection.send_command("TYPE", stream)
         kind = cast(bytes, connection.read_response(disable_decoding=True))
     except (redis.RedisError, OSError) as error:
@@ -162,7 +162,7 @@ def check_server(url: str, stream: str) -> None:
         raise ConfigurationError(f"key {stream!r} at {without_secrets(url)} is a {kind.decode()}, not a stream")
 
 
-def _check_told(url: str, told: dict[str, str]) -> None:
+def _check_fit(url: str, told: dict[str, str]) -> None:
     version = _version(told)
     if version is not None and version < (6, 2):
         raise ServerTooOld(f"the server at {without_secrets(url)} is version {version[0]}.{version[1]}; 6.2 is needed")
@@ -170,8 +170,8 @@ def _check_told(url: str, told: dict[str, str]) -> None:
         raise ServerUnfit(f"the server at {without_secrets(url)} {why}")
 
 
-def _told(info: bytes) -> dict[str, str]:
-    """What the text of INFO says, by name."""
+def _values_of(info: bytes) -> dict[str, str]:
+    """The values in the text of INFO, by name."""
     lines = (line.decode(errors="replace").partition(":") for line in info.splitlines() if not line.startswith(b"#"))
     return {name: value for name, _, value in lines}
 

@@ -1,12 +1,11 @@
-"""Rows of an Arrow batch as arguments of a Redis command, the way they go over the wire.
+"""Rows of an Arrow batch as arguments of a Redis command, encoded for the connection.
 
 A Redis command is ``*<arguments>`` and then ``$<bytes>`` and the bytes for each argument, every piece ended by CRLF.
-One ``binary_join_element_wise`` builds the arguments of all rows of a batch, and the data buffer behind its result is
-what the socket gets, behind the opening of a call (``bridge.routing.pushes``). No Python runs per row.
+One ``binary_join_element_wise`` builds the arguments of all rows of a batch. Its data buffer is sent as it is, after
+the opening of a call (``bridge.routing.pushes``). No Python runs per row.
 
-Nulls, said out loud: a null value means that its field is left out of that row's entry. It is sent as a value that is
-not looked at, and a text beside the values says which ones are there. The key is never null here
-(``bridge.spark.write.refusals`` has refused that before).
+A null value means that the row's entry lacks that field. It is sent as a placeholder, and a text beside the values says
+which of them exist. The key is never null here: ``bridge.spark.write.refusals`` has refused such rows.
 """
 
 from __future__ import annotations
@@ -18,13 +17,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 CRLF = b"\r\n"
-#: One encoded array has 32-bit offsets; batches are cut so that it stays far below, and memory with it. In bytes.
+#: Batches are cut to this size, in bytes: an encoded array has 32-bit offsets, and memory stays small.
 MAX_ENCODED_BYTES = 32 * 1024 * 1024
-#: What a row takes beside its values, about: their lengths. In bytes.
+#: About what the lengths of a row's values take, in bytes.
 _FRAME_BYTES = 64
-#: What is sent where a value is null. Not empty, so that a digest of the bytes tells the two apart.
+#: Placeholder for a null. It is not empty, so that the digest of a null differs from that of an empty value.
 _NOTHING = b"\0"
-#: The field that names the ticket, whatever the column is called.
+#: The field that names the ticket. The column may have another name.
 KEY_FIELD = "ticket_id"
 
 
@@ -42,7 +41,7 @@ def as_bytes(column: pa.Array) -> pa.Array:
     try:
         return column.cast(pa.binary())
     except pa.ArrowInvalid:
-        # A piece of a column of more than 2 GiB: small itself, but not the places of its values, until it is copied.
+        # A piece of a column of more than 2 GiB: its offsets are too large until it is copied.
         return column.take(pa.arange(0, len(column), 1)).cast(pa.binary())
 
 
@@ -64,20 +63,20 @@ def byte_lengths(column: pa.Array) -> pa.Array:
 
 
 def announcements(values: pa.Array, ahead: bytes) -> pa.Array:
-    """What stands before each value on the wire: ``ahead``, its length in bytes, and CRLF. No value is null."""
+    """The bytes before each value: ``ahead``, its length in bytes, and CRLF. No value is null."""
     lengths = pc.binary_length(values)
     shortest, longest = pc.min_max(lengths).values()
     if len(values) and shortest == longest:
-        # What many columns are, and cheaper than what follows.
+        # Many columns are like this, and it is cheaper than the general way.
         return pa.repeat(_scalar(b"%b%d%b" % (ahead, longest.as_py(), CRLF)), len(values))
-    # Far fewer lengths than values: each is made text once.
+    # There are far fewer lengths than values, so each length becomes text once.
     lengths = lengths.dictionary_encode()
     digits = lengths.dictionary.cast(pa.string()).cast(pa.binary())
     return _join([_scalar(ahead), digits, _scalar(CRLF)]).take(lengths.indices)
 
 
 def parts(batch: pa.RecordBatch, limit: int = MAX_ENCODED_BYTES) -> Iterator[pa.RecordBatch]:
-    """The batch in pieces of at most ``limit`` bytes on the wire each, in order; a single row is never cut."""
+    """The batch in pieces of at most ``limit`` encoded bytes each, in order. A single row is never cut."""
     if batch.num_rows > 1 and batch.nbytes + batch.num_rows * _FRAME_BYTES > limit:
         half = batch.num_rows // 2
         yield from parts(batch.slice(0, half), limit)
@@ -87,7 +86,7 @@ def parts(batch: pa.RecordBatch, limit: int = MAX_ENCODED_BYTES) -> Iterator[pa.
 
 
 class EncodedRows:
-    """Rows of one batch as they go over the wire."""
+    """The encoded rows of one batch."""
 
     def __init__(self, arguments: pa.Array, present: memoryview, columns: int) -> None:
         """``arguments``: binary, the arguments of each row; ``present``: a 1 or 0 for each value, or nothing."""
@@ -108,7 +107,7 @@ class EncodedRows:
         return self._wire[self._offsets[first + start] : self._offsets[first + end]]
 
     def present(self, start: int, end: int) -> bytes:
-        """A ``1`` or ``0`` for each value of these rows, whether it is there; empty when all are."""
+        """A ``1`` or ``0`` for each value of these rows, whether it exists; empty when all do."""
         if not self._present:
             return b""
         told = bytes(self._present[start * self._columns : end * self._columns])
@@ -146,7 +145,7 @@ class RowEncoder:
             ahead = CRLF + b"$"
         arguments = _join([*pieces, _scalar(CRLF)])
         if arguments.null_count:
-            # A null would drop its row in silence. Cannot happen while nulls are filled above.
+            # A null here would drop its row in silence. It cannot happen: nulls are filled above.
             raise AssertionError("a row was encoded as nothing")
         return EncodedRows(arguments, _presence(sent[-len(self._columns) :]), len(self._columns))
 
@@ -166,5 +165,5 @@ def _scalar(value: bytes) -> pa.Scalar:
 
 
 def _join(pieces: Sequence[pa.Array | pa.Scalar]) -> pa.Array:
-    """The pieces of each row put together; null where any piece is null, never an invented text."""
+    """The pieces of each row, joined; null where any piece is null."""
     return pc.binary_join_element_wise(*pieces, b"", null_handling="emit_null")

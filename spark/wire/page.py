@@ -1,12 +1,12 @@
-r"""A page of entries as it came over the wire, as columns, for the usual page without a Python object for any value.
+r"""A page of entries, from the bytes of the reply to columns.
 
 The reply to XRANGE, with line ends shown as ``|`` (each is CRLF)::
 
     *2|  *2|$3|5-0|*4|$9|ticket_id|$2|T1|$7|payload|$2|{}|  *2|$3|6-0|*2|$9|ticket_id|$2|T2|
 
-Two ways to read it: ``bridge.spark.wire.uniform``, for the usual page, whose entries all have the same fields in the
-same places and no carriage return in a value; and with a Python object for each value, for all others: by hiredis, or
-where an executor's Python lacks that, more slowly.
+There are two ways to read it. ``bridge.spark.wire.uniform`` reads the usual page, whose entries all have the same
+fields in the same places and no carriage return in a value; it makes no Python object for a value. All other pages are
+read with a Python object for each value: by hiredis, or more slowly where an executor's Python lacks hiredis.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 from bridge.spark.wire.encoder import CRLF
 from bridge.spark.wire.uniform import read_uniform
 
-#: Whether this Python has it.
+#: Whether this Python has hiredis.
 HIREDIS = find_spec("hiredis") is not None
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class MalformedReply(ValueError):
-    """What came is no reply to XRANGE. Cannot happen with a server that speaks the protocol."""
+    """The bytes are no reply to XRANGE. This cannot happen with a server that speaks the protocol."""
 
 
 class Page(Protocol):
@@ -41,9 +41,9 @@ class Page(Protocol):
         """This field's value in each entry; null where it has none, the last where it has several."""
 
     def others(self, own: frozenset[bytes]) -> tuple[pa.Array, pa.Array, pa.Array]:
-        """The fields that are not in ``own``: where each entry's begin (and the last one's end), names, and values.
+        """The fields that are not in ``own``: offsets (where the fields of each entry begin), names, and values.
 
-        Each name once an entry, with the last of its values.
+        An entry has each name once, with the last of its values.
         """
 
 
@@ -63,7 +63,7 @@ class VariedPage:
         if name not in self._names:
             return pa.nulls(len(self.ids), pa.binary())
         which = pc.equal(self._codes, self._names.index(name))
-        # Backwards, since the first that is found counts.
+        # Backwards, since index_in finds the first, and the last one counts.
         owners, values = (array.filter(which)[::-1] for array in (self._owners, self._values))
         return values.take(pc.index_in(pa.arange(0, len(self.ids), 1), value_set=owners))
 
@@ -82,9 +82,9 @@ class VariedPage:
 
 
 def read_page(data: pa.Buffer) -> Page:
-    """The entries in one reply to XRANGE, which must be all there and nothing else.
+    """The entries in one reply to XRANGE. ``data`` is the whole reply and nothing else.
 
-    What is returned holds nothing of ``data``. Raises ``MalformedReply`` when it is no such reply.
+    The result holds no reference to ``data``. Raises ``MalformedReply`` when it is no such reply.
     """
     if len(data) < len(b"*0\r\n") or data[-2:].to_pybytes() != CRLF:
         raise MalformedReply("the reply does not end with a line end")
@@ -92,7 +92,7 @@ def read_page(data: pa.Buffer) -> Page:
 
 
 def _parsed(data: pa.Buffer) -> VariedPage:
-    """The page, whatever is in it."""
+    """The page, read in the general way."""
     try:
         entries = _entries(data)
         ids, counts, names, values = [], [], [], []
@@ -110,7 +110,7 @@ def _parsed(data: pa.Buffer) -> VariedPage:
 
 
 def _entries(data: pa.Buffer) -> Any:
-    """What a reply holds: lists and bytes, if it is what it should be. Raises ``ValueError``."""
+    """The value of a reply: lists and bytes, if it is valid. Raises ``ValueError``."""
     if not HIREDIS:
         return Reply(data.to_pybytes()).whole()
     import hiredis
@@ -131,7 +131,7 @@ class Reply:
         self._at = 0
 
     def whole(self) -> Any:
-        """The reply's value, behind which nothing may be. Raises ``ValueError``."""
+        """The reply's value. Nothing may follow it. Raises ``ValueError``."""
         found = self._value()
         if self._at != len(self._text):
             raise ValueError("something follows the reply")
@@ -140,9 +140,9 @@ class Reply:
     def _value(self) -> Any:
         end = self._text.index(CRLF, self._at)
         kind, digits = self._text[self._at : self._at + 1], self._text[self._at + 1 : end]
-        # More words are numbers to Python than to the protocol.
+        # Python takes more texts for numbers than the protocol does.
         if not digits.isdigit() or (digits != b"0" and digits.startswith(b"0")):
-            raise ValueError(f"{digits[:20]!r} is no length")
+            raise ValueError(f"{digits[:20]!r} is not a length")
         number, self._at = int(digits), end + len(CRLF)
         if kind == b"*":
             return [self._value() for _ in range(number)]

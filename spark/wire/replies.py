@@ -1,7 +1,8 @@
 """A connection on which chunks are sent without waiting for each other's answers.
 
-What the server answers is told apart here: an answer of a script (``bridge.routing.pushes.Answer``), trouble that
-passes (the server is away, starting, full, changing its role) and is waited out, and a refusal, which is an error.
+A reply of the server is one of three things: an answer of a script (``bridge.routing.pushes.Answer``); trouble that
+passes, on which the writer waits (the server is away, starts, is full, changes its role); or a refusal, which is an
+error.
 """
 
 from __future__ import annotations
@@ -17,42 +18,42 @@ from bridge.routing.errors import ServerUnavailable, TicketBridgeError
 from bridge.routing.pushes import LOADING, Answer
 from bridge.spark.wire.address import ANSWER_TIMEOUT_S, RedisConnection, first_line, unavailable, without_secrets
 
-#: Replies to a login that does not get better by waiting.
+#: Errors of a login that waiting does not change.
 _LOGIN = (redis.exceptions.AuthenticationError, redis.exceptions.NoPermissionError)
 
 
 class RefusedByServer(TicketBridgeError):
-    """The server answered with an error that no waiting mends; what it had taken before stays written."""
+    """The server answered with an error that waiting does not change. What it took before stays written."""
 
 
 class Trouble(Exception):
-    """Something that passes. Its text says what is waited for."""
+    """Trouble that passes. Its text says what the writer waits for."""
 
     def __init__(self, why: str, *, full: bool = False) -> None:
-        """``full``: the server is there, and out of memory."""
+        """``full``: the server answers, and is out of memory."""
         super().__init__(why)
         self.full = full
 
 
 class Link:
-    """The connection of one task to the server. After trouble it opens itself anew, and knows of no answers then."""
+    """The connection of one task to the server. After trouble it opens itself again, with no answers pending."""
 
     def __init__(self, url: str) -> None:
         """Opens nothing yet. Errors show ``url`` without its secrets."""
         self._url = url
         self._client: Redis | None = None
-        #: How many answers are on their way.
+        #: Answers that were not read yet.
         self.pending = 0
 
     @property
     def idle(self) -> bool:
-        """Whether there is a connection, and no answer is on its way."""
+        """Whether there is a connection, and no answer is pending."""
         return self._client is not None and not self.pending
 
     def client(self) -> Redis:
-        """For commands that are answered one by one, while no answer is on its way.
+        """For commands that are answered one by one. No answer may be pending.
 
-        Raises ``Trouble`` when there is no server just now, ``ServerUnavailable`` when it refuses the login.
+        Raises ``Trouble`` when the server cannot be reached now, ``ServerUnavailable`` when it refuses the login.
         """
         if self._client is None:
             try:
@@ -67,14 +68,14 @@ class Link:
         """Sends one chunk, without waiting for its answer. Raises as ``client`` does."""
         connection = cast(RedisConnection, self.client().connection)
         try:
-            # No health check: its PING would read an answer that is counted here.
+            # No health check: its PING would take an answer that is counted here.
             connection.send_packed_command([opening, rows], check_health=False)
         except (redis.RedisError, OSError) as error:
             raise self.failed(error) from None
         self.pending += 1
 
     def answer(self) -> Answer:
-        """The next answer, waited for. Raises as ``client`` does, and ``RefusedByServer``."""
+        """Waits for the next answer. Raises as ``client`` does, and ``RefusedByServer``."""
         connection = cast(RedisConnection, self.client().connection)
         try:
             reply = connection.read_response(disable_decoding=True)
@@ -85,14 +86,14 @@ class Link:
         return Answer.of(cast("Sequence[bytes | int]", reply))
 
     def failed(self, error: Exception) -> Exception:
-        """What to raise for an error of redis-py's; whatever leaves the connection in doubt closes it."""
+        """What to raise for an error of redis-py. Closes the connection unless its state is certain."""
         if isinstance(error, _LOGIN):
             self.close()
             return unavailable(self._url, error)
         if is_full(error):
             return Trouble("the server is out of memory (OOM, noeviction)", full=True)
         if isinstance(error, redis.exceptions.NoScriptError):
-            # Told again when the connection is opened again.
+            # The scripts are loaded again when the connection is opened again.
             self.close()
             return Trouble("the server forgot the scripts")
         if is_outage(error):
@@ -101,7 +102,7 @@ class Link:
         return RefusedByServer(f"the server at {without_secrets(self._url)} refused rows: {first_line(error)}")
 
     def close(self) -> None:
-        """Closes; what was on its way may or may not have been done. Never raises."""
+        """Closes. What was sent without an answer may or may not have been done. Never raises."""
         self.pending = 0
         if self._client is not None:
             self._client.close()

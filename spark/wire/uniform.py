@@ -6,12 +6,10 @@ Such a page is cut at its carriage returns, all of them found at once; no Python
     |*2|$3|  5-0  |*4|$9|ticket_id|$2|  T1  |$7|payload|$2|  {}
     header   id   header                value  header        value
 
-Headers and values alternate, each begins where the one before it ends, and together they are the whole page. That the
-page is what it is taken for is proved, not assumed: each header must be, byte for byte, what stands before a value of
-exactly this length of exactly this field. A parser that knows nothing but the protocol then reads the same: it is
-behind a value after as many bytes as its header announces, which is where the next header begins; so, header after
-header, it never sees anything but these. Whatever fails the proof is read in another way; ``bridge.spark.wire.page``
-has it.
+Headers and values alternate, each begins where the one before it ends, and together they are the whole page. The cuts
+are verified: each header must be, byte for byte, the header of a value of this length in this field. Then a parser of
+the protocol reads the same values: it skips as many bytes as a header announces, which is where the next header begins.
+A page that fails the check is read in the general way of ``bridge.spark.wire.page``.
 """
 
 from __future__ import annotations
@@ -25,13 +23,13 @@ import pyarrow.compute as pc
 
 from bridge.spark.wire.encoder import CRLF, announcements
 
-#: Line ends of an entry before its fields: behind ``*2``, ``$<length>``, the id, ``*<fields and values>``.
+#: Line ends of an entry before its fields: after ``*2``, ``$<length>``, the id, ``*<fields and values>``.
 _HEAD = 4
-#: Line ends of a field: behind ``$<length>``, the name, ``$<length>``, the value.
+#: Line ends of a field: after ``$<length>``, the name, ``$<length>``, the value.
 _PER_FIELD = 4
-#: How much is searched for line ends at once, in bytes: the search has numbers of all places at hand, 4 bytes each.
+#: Bytes that are searched for line ends at once: the search keeps a number of 4 bytes for each place.
 _SEARCHED = 1024 * 1024
-#: A larger page has so large values that they cost nothing one by one; and places in it are 32-bit numbers.
+#: Places in a page are 32-bit numbers. The values of a larger page are so large that the general way costs little.
 _LARGEST = 2**31 - 1
 _NUMBER = re.compile(rb"\*(\d{1,10})")
 _CARRIAGE_RETURN = pa.scalar(CRLF[0], pa.uint8())
@@ -42,7 +40,7 @@ class UniformPage:
 
     def __init__(self, ids: pa.Array, names: Sequence[bytes], values: Sequence[pa.Array]) -> None:
         self.ids = ids
-        #: The last one of a name stays.
+        #: Of fields with one name the last counts.
         self._values = dict(zip(names, values, strict=True))
 
     def values_of(self, name: bytes) -> pa.Array:
@@ -83,7 +81,7 @@ def read_uniform(data: pa.Buffer) -> UniformPage | None:
     cuts = _cuts(ends, count, fields)
     pieces = pa.Array.from_buffers(pa.binary(), len(cuts) - 1, [None, cuts.buffers()[1], data])
     if pc.min(pc.binary_length(pieces)).as_py() < 0:
-        # Two carriage returns side by side: no page of this kind, and not to be looked into.
+        # Two carriage returns side by side: this is no uniform page, and its pieces are invalid.
         return None
     names = [_name(data, ends, field) for field in range(fields)]
     columns = []
@@ -119,7 +117,7 @@ def _cuts(ends: pa.Array, count: int, fields: int) -> pa.Array:
 
 @lru_cache(maxsize=8)
 def _cut_at(fields: int, entries: int) -> tuple[pa.Array, pa.Array]:
-    """The same for any page of at most so many entries: each cut's line end by its number, and the bytes between."""
+    """For any page of at most ``entries`` entries: the line end of each cut, and the bytes between the two."""
     # A header begins with the end of the value before it, and its last line is the length of its own value.
     firsts = [0, _HEAD - 1, *range(2 * _HEAD, _HEAD + _PER_FIELD * fields, _PER_FIELD)]
     lasts = [2, *range(_HEAD + 3, _HEAD + _PER_FIELD * fields, _PER_FIELD)]
@@ -134,7 +132,7 @@ def _every(pieces: pa.Array, first: int, step: int) -> pa.Array:
 
 
 def _headers(names: Sequence[bytes]) -> list[bytes]:
-    """What stands between a value and the length of the next one: before the id, and before each field's value."""
+    """The bytes between a value and the length of the next one: before the id, and before each field's value."""
     ahead = [b"\r\n$%d\r\n%b\r\n$" % (len(name), name) for name in names]
     ahead[0] = b"\r\n*%d%b" % (2 * len(names), ahead[0])
     return [b"\r\n*2\r\n$", *ahead]

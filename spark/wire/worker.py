@@ -9,11 +9,10 @@ from pyspark import TaskContext
 
 
 def begin_task() -> None:
-    """Takes what is imported out of the garbage collector's rounds; does nothing outside a task of Spark's.
+    """Excludes imported modules from garbage collection. Does nothing outside a Spark task.
 
-    PySpark has a worker collect its garbage after every task, which looks at each object that there is: the better part
-    of them belong to modules, which live as long as the process. That is 30 ms a task, in which 20,000 entries are
-    read.
+    A PySpark worker collects garbage after every task, and visits every object. Most objects belong to modules, which
+    live as long as the process. Excluding them saves 30 ms a task, in which 20,000 entries are read.
     """
     if TaskContext.get() is not None:
         _keep_modules()
@@ -21,6 +20,6 @@ def begin_task() -> None:
 
 @cache
 def _keep_modules() -> None:
-    # First, so that no garbage is kept for good.
+    # Collect first: what is frozen is never collected.
     gc.collect()
     gc.freeze()

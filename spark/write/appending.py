@@ -1,18 +1,17 @@
-"""Appends the rows of one partition, each once, whatever happens between: the heart of the writer.
+"""Appends the rows of one partition, each row once, whatever happens: the heart of the writer.
 
-Who is authoritative: the guard (``bridge.spark.write.guard``), whose mark says how many rows of the partition are in
-the stream. A chunk carries the mark that it expects and the one that it leaves; a script compares, appends and moves
-the mark in one step. So chunks may be sent without waiting for each other: behind one that was not taken, the next ones
+The guard (``bridge.spark.write.guard``) is authoritative: its mark says how many rows of the partition are in the
+stream. A chunk carries the mark that it expects and the mark that it leaves. A script compares, appends and moves the
+mark in one step. So chunks may be sent without waiting for each other: after a chunk that was not taken, the next ones
 find another mark than they expect, and are not taken either.
 
-After anything but ``OK`` the answers on their way are read or given up, the guard is asked, and sending goes on
-behind its mark. That covers, in one way: a stream or a server that is full (wait), a connection that broke with
-answers unknown, a server that was restarted or replaced, another attempt of the same task that writes beside this
-one, and an attempt before this one that wrote a part. What this attempt holds that is behind the mark is sent again;
-what comes before it is only compared with the mark's digest, so that other rows, or rows in another order, are
-refused and never mixed in.
+After any answer but ``OK``, pending answers are read or given up, the guard's mark is read, and sending goes on from
+that mark. This one way covers all cases: a full stream or server (the writer waits), a broken connection with unknown
+answers, a server that was restarted or replaced, another attempt of the same task beside this one, and an earlier
+attempt that wrote a part. Rows after the mark are sent again. Rows before it are only compared with the mark's digest,
+so other rows, or rows in another order, are refused and never mixed in.
 
-Nothing of the partition is kept but the chunks that are unanswered.
+Only the chunks without an answer are kept in memory.
 """
 
 from __future__ import annotations
@@ -81,9 +80,9 @@ class Appending:
         self._chunk_rows, self._window, self._url = chunk_rows, window, url
         #: Part of the digest: the same values under other names are other rows.
         self._names = "\0".join(columns.names).encode()
-        #: Behind the last row that was added.
+        #: The mark after the last row that was added.
         self._here = Mark()
-        #: Where the guard is, as long as that is ahead of what was added, or the partition's end.
+        #: The guard's mark, while it is ahead of the rows that were added, or is the partition's end.
         self._ahead: Mark | None = None
         self._unanswered: deque[Chunk] = deque()
         #: How many rows earlier attempts had written when this one began.
@@ -95,16 +94,15 @@ class Appending:
         return self._here.rows
 
     def begin(self) -> None:
-        """Asks how far earlier attempts came. Raises ``ServerUnavailable`` when the server stays away."""
+        """Reads how far earlier attempts came. Raises ``ServerUnavailable`` when the server stays away."""
         self._recover(None)
         self.found = 0 if self._ahead is None else self._ahead.rows
 
     def add(self, rows: EncodedRows) -> None:
-        """Sends these rows, but for those that are in the stream already, which are compared.
+        """Sends these rows. Those that are in the stream already are only compared.
 
-        Raises ``RunChanged`` when they are others; ``StreamFull``, ``ServerUnavailable``, ``RefusedByServer`` and
-        ``RowsMissing`` as their own words say. Whatever was raised, the guard and the stream agree, and another attempt
-        may go on.
+        Raises ``RunChanged`` when they differ, and ``StreamFull``, ``ServerUnavailable``, ``RefusedByServer`` and
+        ``RowsMissing``. After any error the guard and the stream agree, and another attempt may go on.
         """
         start = 0
         while start < len(rows):
@@ -125,7 +123,7 @@ class Appending:
                 self._recover(trouble)
 
     def finish(self) -> None:
-        """Waits until all is written, and marks the partition as complete. Raises as ``add`` does."""
+        """Waits until all rows are written, and marks the partition as complete. Raises as ``add`` does."""
         end = Mark(self._here.rows, self._here.digest, over=True)
         while self._unanswered:
             self._settle()
@@ -162,18 +160,18 @@ class Appending:
         self._patience.progress()
 
     def _recover(self, met: Trouble | Answer | None) -> None:
-        """Goes on after anything but ``OK``, when all that is unanswered has been taken or is on its way again."""
+        """Goes on after any answer but ``OK``. On return, every chunk was taken or is sent again."""
         while True:
             try:
                 while self._link.pending:
-                    # Not looked at one by one: the guard says better what became of them.
+                    # The answers are not looked at: the guard says what became of the chunks.
                     self._drop_answer()
                 self._judge(met)
                 found = self._mark()
                 self._align(found)
                 if not self._unanswered:
                     return
-                # Alone first: as long as this one is not taken, the others need not be sent.
+                # The oldest chunk goes alone: until it is taken, the others need not be sent.
                 self._send(self._unanswered[0])
                 answer = self._link.answer()
                 if answer.word is not ReturnWord.OK:
@@ -190,11 +188,11 @@ class Appending:
         try:
             self._link.answer()
         except Trouble:
-            # A server that is full refuses them one by one; one that is away has closed the connection.
+            # A full server refuses each of them; one that is away has closed the connection.
             return
 
     def _judge(self, met: Trouble | Answer | None) -> None:
-        """Waits, where waiting helps. Raises where nothing does."""
+        """Waits where waiting helps, else raises."""
         if isinstance(met, Trouble):
             self._patience.wait(str(met), self._full if met.full else lambda why: given_up(self._url, why))
         elif met is not None and met.word is ReturnWord.WAIT:
@@ -215,7 +213,7 @@ class Appending:
         return mark
 
     def _align(self, found: Mark) -> None:
-        """Drops what the guard says is written, and compares. Nothing is taken on trust."""
+        """Drops the chunks that the guard says are written, after comparing them with its mark."""
         waiting = self._unanswered
         oldest = waiting[0].before if waiting else self._here
         if found.rows < oldest.rows:
@@ -240,7 +238,7 @@ class Appending:
             self._ahead = found
 
     def _compare(self, rows: EncodedRows, start: int, ahead: Mark) -> int:
-        """Passes over rows that are in the stream already; returns how many."""
+        """Skips rows that are in the stream already; returns how many."""
         count = min(len(rows) - start, ahead.rows - self._here.rows)
         if not count:
             raise self._changed(f"it was complete with {ahead.rows} rows, and this attempt has more")
@@ -252,7 +250,9 @@ class Appending:
 
     def _same(self, mine: Mark, found: Mark) -> None:
         if mine.rows == found.rows and mine.digest != found.digest:
-            raise self._changed(f"its first {found.rows} rows are others, or in another order, or have other fields")
+            raise self._changed(
+                f"its first {found.rows} rows are other ones, or in another order, or have other fields"
+            )
 
     @property
     def _name(self) -> str:

@@ -1,9 +1,9 @@
-"""The guard of a write: how far each partition is, kept in Redis beside the stream and moved on in the step that
+"""The guard of a write: how far each partition is. It is kept in Redis beside the stream, and moves in the step that
 appends.
 
-A **mark** says how many rows of a partition are in the stream, and a digest of their bytes in order. An attempt that
-finds a mark compares its own first rows with it, and goes on behind them; one whose rows are others is refused. The
-guard and the rows are written in one step, so whatever a server loses, it loses both.
+A **mark** is the number of rows of a partition that are in the stream, and a digest of their bytes in order. An attempt
+that finds a mark compares its own first rows with it and goes on after them. An attempt whose rows differ is refused.
+The guard and the rows are written in one step, so a server that loses one of them loses both.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from bridge.spark.wire.address import RedisConnection
 from bridge.spark.write.options import WriteOptions
 
 _MARK = re.compile(r"(\d+) (\d+)( end)?", re.ASCII)
-#: A note older than this is of somebody who does not wait any more, in milliseconds.
+#: A note older than this, in milliseconds, is left over from a wait that has ended.
 _NOTE_FRESH_MS = 10_000
 
 
@@ -32,13 +32,13 @@ class Mark:
     """How far a partition is."""
 
     rows: int = 0
-    #: CRC-32 of the rows' bytes: not proof against malice, but against another order of rows.
+    #: CRC-32 of the rows' bytes: it shows another order of rows, but is no protection against malice.
     digest: int = 0
-    #: Whether that is all of the partition.
+    #: Whether the partition is complete.
     over: bool = False
 
     def behind(self, wire: memoryview, rows: int, names: bytes) -> Mark:
-        """The mark when ``rows`` more rows, which are these bytes, are written; ``names`` are those of their fields."""
+        """The mark when ``rows`` more rows with these bytes are written; ``names`` are the names of their fields."""
         before = self.digest if self.rows else zlib.crc32(names)
         return Mark(self.rows + rows, zlib.crc32(wire, before))
 
@@ -49,16 +49,16 @@ class Mark:
 
     @classmethod
     def of(cls, text: str) -> Mark:
-        """The mark in such a text. Raises ``RunChanged`` for one that nobody here has written."""
+        """The mark that a guard keeps as this text. Raises ``RunChanged`` for any other text."""
         found = _MARK.fullmatch(text)
         if found is None:
-            raise RunChanged(f"the guard holds {text[:40]!r}, which is no mark: something else writes to its key")
+            raise RunChanged(f"the guard holds {text[:40]!r}, which is not a mark: something else writes to its key")
         return cls(int(found[1]), int(found[2]), found[3] is not None)
 
 
 @dataclass(frozen=True)
-class Told:
-    """What a committed write came to."""
+class Summary:
+    """What a committed write has done."""
 
     #: Rows of the write, and how many of them the last attempts found in the stream already.
     rows: int
@@ -83,15 +83,15 @@ class Waiting:
     for_s: float
 
 
-def told(connection: RedisConnection, options: WriteOptions, run: str) -> Told | None:
-    """What the last commit of a write came to; None when there is none, or its guard has expired."""
+def summary_of(connection: RedisConnection, options: WriteOptions, run: str) -> Summary | None:
+    """What the last commit of a write has done; None when there is none, or its guard has expired."""
     connection.send_command("HGET", guard_of(options.stream, run, options.guard_key), "told")
     text = cast("bytes | None", connection.read_response(disable_decoding=True))
-    return None if text is None else Told(**json.loads(text))
+    return None if text is None else Summary(**json.loads(text))
 
 
 def waiting(connection: RedisConnection, stream: str) -> list[Waiting]:
-    """Who waits for room in the stream now, the longest first. For whoever shows a write's progress."""
+    """The partitions that wait for room in the stream now, the longest wait first."""
     connection.send_command("HGETALL", push_waiting(stream))
     answer = cast("list[bytes]", connection.read_response(disable_decoding=True))
     connection.send_command("TIME")
@@ -106,6 +106,6 @@ def waiting(connection: RedisConnection, stream: str) -> list[Waiting]:
 
 
 def mark_of(client: Redis, at: Partition) -> tuple[Mark, int | None]:
-    """The mark of a partition (of none yet, that of an empty one), and how many partitions its epoch was begun with."""
+    """The mark of a partition (the empty mark if there is none), and the number of partitions its epoch began with."""
     mark, count = cast("list[bytes | None]", client.hmget(at.guard, [at.field, f"{at.epoch}/of"]))
     return Mark() if mark is None else Mark.of(mark.decode(errors="replace")), None if count is None else int(count)

@@ -14,11 +14,12 @@ from bridge.spark.write.options import WriteOptions
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
-#: In the metadata of the key's column: how many partitions its DataFrame was given. Spark tells a task nothing of that,
-#: and a second attempt with another number would have other rows in each.
+#: In the metadata of the key's column: how many partitions its DataFrame has. Spark does not tell a task, and a second
+#: attempt with another number would have other rows in each partition.
 PARTITIONS = "redisstream.partitions"
-#: Types whose text is beyond doubt. Others (times, arrays, structures) must be made text by the user, who knows how.
+#: Types of whole numbers.
 WHOLE = ("byte", "short", "integer", "long")
+#: Types that have exactly one text. The user must convert others (times, arrays, structures), and knows how.
 _SENDABLE = ("string", "varchar", "char", "binary", "boolean", "decimal", "float", "double", "date", *WHOLE)
 #: Types that the writer can sort by.
 _SORTABLE = (*_SENDABLE, "timestamp", "timestamp_ntz")
@@ -26,12 +27,12 @@ _SORTABLE = (*_SENDABLE, "timestamp", "timestamp_ntz")
 
 @dataclass(frozen=True)
 class Layout:
-    """Names of columns, all of which exist and can be sent."""
+    """Names of columns, which all exist and can be sent."""
 
     key: str
     fields: tuple[str, ...]
     sequence: str | None
-    #: How many partitions the DataFrame has, where ``bridge.spark.write.order`` has said so; None: nobody knows.
+    #: How many partitions the DataFrame has, if ``bridge.spark.write.order`` has noted it; None: not known.
     partitions: int | None = None
 
     @classmethod
@@ -70,5 +71,5 @@ class Layout:
                 )
         if len(fields) > MAX_FIELDS:
             raise ConfigurationError(f"a row has {len(fields)} fields, at most {MAX_FIELDS} are allowed; name fewer")
-        told = next((column.metadata.get(PARTITIONS) for column in schema.fields if column.name == key), None)
-        return cls(key, fields, sequence, told if isinstance(told, int) else None)
+        noted = next((column.metadata.get(PARTITIONS) for column in schema.fields if column.name == key), None)
+        return cls(key, fields, sequence, noted if isinstance(noted, int) else None)

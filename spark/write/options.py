@@ -35,7 +35,7 @@ class Idempotence(StrEnum):
 
 @dataclass(frozen=True)
 class WriteOptions:
-    """What a write needs to know. One attribute per option; ``OPTIONS`` holds the names that users write."""
+    """The options of one write. One attribute per option; ``OPTIONS`` has the names that users write."""
 
     #: Where the server is. Never printed: it may hold a password.
     url: str = field(default=DEFAULT_URL, repr=False)
@@ -43,29 +43,30 @@ class WriteOptions:
     stream: str = DEFAULT_STREAM
     #: The column that becomes the field ``ticket_id``.
     key_column: str = "ticket_id"
-    #: A whole-number column that rises within each ticket; when named, rows that break this are refused.
+    #: A column of whole numbers that rise within each ticket. If it is named, rows that break this are refused.
     seq_column: str | None = None
     #: The columns that become fields of the same name, after ``ticket_id``. Empty: all but key and sequence.
     fields: tuple[str, ...] = ()
-    #: Columns that the writer sorts a whole partition by. Empty: rows are sent as Spark hands them over.
+    #: Columns by which the writer sorts a whole partition. Empty: rows are sent in the order in which they come.
     order_by: tuple[str, ...] = ()
-    #: Rows per chunk: what the server appends in one step.
+    #: Rows of a chunk, which the server appends in one step.
     chunk_size: int = 500
     #: Chunks that may be unanswered at once.
     window: int = 8
-    #: Largest payload in bytes; what is over it is refused, as the bridge would refuse it.
+    #: Largest payload in bytes. A larger one is refused, as the bridge would refuse it.
     max_payload: int = 1024 * 1024
     #: What keeps a row from being written twice.
     idempotence: Idempotence = Idempotence.WATERMARK
-    #: Names a batch: what a batch of this name has written is not written again. None: a fresh one for each write.
+    #: The name of a batch: rows that a batch of this name has written are not written again. None: each write has its
+    #: own.
     run_id: str | None = None
     #: Beginning of the names of guards. None: the stream's own (``bridge.routing.keys.push_guard``).
     guard_key: str | None = None
     #: How long a guard is kept after it was last written to, in seconds.
     guard_ttl: int = 7 * 24 * 3600
-    #: Entries in the stream at which the writer waits. None: it never waits for room in the stream.
+    #: Entries in the stream at which the writer waits for room. None: it never waits for room.
     high_water: int | None = None
-    #: Longest time without progress, in seconds: for room in the stream, for memory, for a server that is away.
+    #: Longest wait without progress, in seconds: for room in the stream, for memory, for a server that is away.
     max_wait: int = 600
 
     @property
@@ -136,7 +137,7 @@ def parse(given: Mapping[str, str]) -> WriteOptions:
 
 
 def parse_streaming(given: Mapping[str, str]) -> WriteOptions:
-    """The same for a streaming write, in which Spark names what must not be written twice."""
+    """The options of a streaming write, which is named by Spark. Raises as ``parse`` does, and for ``runId``."""
     options = parse(given)
     if options.run_id is not None:
         raise ConfigurationError("runId is for batch writes; a streaming query is named by its checkpoint")

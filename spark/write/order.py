@@ -1,12 +1,12 @@
-"""A DataFrame arranged so that writing it keeps each ticket in order, and so that every attempt has the same rows.
+"""Arranges a DataFrame so that writing it keeps each ticket in order, and so that every attempt has the same rows.
 
-Two things make the order: all rows of a ticket are in one partition, which one task writes over one connection, and
-that partition is sorted so that the sequence rises within each ticket. The number of partitions is said outright,
-since otherwise Spark merges partitions as it sees fit; it is noted in the metadata of the key's column, where the
-writer finds it and notices a second attempt with another number.
+Two things keep the order. All rows of a ticket are in one partition, which one task writes over one connection. And
+that partition is sorted so that the sequence rises within each ticket. The number of partitions is given explicitly,
+since Spark would merge partitions otherwise. It is noted in the metadata of the key's column, where the writer finds it
+and notices a second attempt with another number.
 
-What cannot be written is found here too. The shuffle is a barrier: no task behind it starts before all before it have
-ended, so a row that is refused before it leaves nothing written of the whole job.
+Rows that cannot be written are found here too. The shuffle is a barrier: no task after it starts before all tasks
+before it have ended. So when a row is refused before the shuffle, nothing of the job is written.
 """
 
 from __future__ import annotations
@@ -25,15 +25,14 @@ _CLOCK = "__ticket_clock"
 def by_ticket(
     rows: DataFrame, *, key: str, partitions: int, sequence: str | None = None, checks: Checks = NO_MORE
 ) -> DataFrame:
-    """The rows in ``partitions`` partitions by ticket, not sorted: what a streaming write needs, which sorts in its
-    writer.
+    """The rows in ``partitions`` partitions by ticket, not sorted. For a streaming write, whose writer sorts.
 
-    A row without a ticket, with an empty or overlong one or without a ``sequence`` fails the job before anything of
-    it is written; so does one that the other ``checks`` find. Raises ``ConfigurationError`` for a column that is not
-    there, and for a ``sequence`` that holds no whole numbers.
+    A row fails the job before anything is written if its ticket is missing, empty or too long, if it has no
+    ``sequence``, or if one of the other ``checks`` finds it. Raises ``ConfigurationError`` for a column that does not
+    exist, and for a ``sequence`` that does not hold whole numbers.
     """
     why = refusal(rows, key=key, sequence=sequence, checks=checks)
-    # In the key itself, which the shuffle cannot do without: a check of its own could be optimised away.
+    # The check is in the key, which the shuffle needs: a column of its own could be optimised away.
     checked = fn.when(why.isNotNull(), fn.raise_error(fn.concat(fn.lit(REFUSED), why))).otherwise(column(key))
     kind = rows.schema[key].dataType
     named = checked.cast(kind).alias(key, metadata={PARTITIONS: partitions})
@@ -52,10 +51,10 @@ def in_ticket_order(
 ) -> DataFrame:
     """The rows in ``partitions`` partitions by ticket, each sorted so that ``sequence`` rises within a ticket.
 
-    Without ``time``, all first events come first, then all second ones. With ``time`` (a timestamp, or text that can be
-    read as one) tickets interleave as in the log: rows are sorted by the latest time that their ticket has seen so far,
-    then by sequence. That clock never goes back within a ticket, whatever the log's times do, so the sequence decides
-    there. A time that cannot be read leaves the clock where it was.
+    Without ``time``, the first events of all tickets come first, then all second ones. With ``time`` (a timestamp, or
+    text that can be read as one) tickets interleave as in the log: rows are sorted by the latest time that their ticket
+    has had so far, then by sequence. That clock never goes back within a ticket, so within a ticket the sequence
+    decides. A time that cannot be read leaves the clock unchanged.
 
     Refuses what ``by_ticket`` refuses, before anything is written, and raises what it raises.
     """

@@ -1,4 +1,4 @@
-"""One partition of one epoch, from Arrow batches into the stream: refusals, the guard, waiting, and what it came to."""
+"""One partition of one epoch, from Arrow batches into the stream: refusals, the guard, waiting, and the result."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ from bridge.spark.wire.encoder import RowEncoder, parts
 from bridge.spark.wire.replies import Link, Trouble
 from bridge.spark.wire.worker import begin_task
 from bridge.spark.write.appending import Appending
-from bridge.spark.write.guard import Told
+from bridge.spark.write.guard import Summary
 from bridge.spark.write.layout import Layout
 from bridge.spark.write.options import Idempotence, WriteOptions
 from bridge.spark.write.patience import Patience
 from bridge.spark.write.per_ticket import PerTicket
 from bridge.spark.write.refusals import SequenceGuard, check_dates, check_payloads, check_range, check_tickets
 
-#: How long a task waits for a server that was not there when it began, in seconds: it is more likely to be elsewhere.
+#: How long a task waits for a server that it cannot reach at its start, in seconds: the address is probably wrong.
 FIRST_CONNECTION_S = 10.0
-#: How long the guard of one attempt is kept behind its end, in seconds.
+#: How long the guard of one attempt is kept after its end, in seconds.
 _ATTEMPT_GUARD_S = 60
 
 _log = logging.getLogger(__name__)
@@ -44,23 +44,23 @@ class Written(WriterCommitMessage):
 
     #: Rows of the partition.
     rows: int
-    #: How many of them were in the stream before this attempt.
+    #: How many of them were in the stream before.
     found: int
     #: Seconds that it waited for room, and for what.
     waited_s: float = 0.0
     why: str = ""
-    #: What names the write in its guard.
+    #: The name of the write in its guard.
     run: str = ""
 
 
 def write_partition(
     options: WriteOptions, layout: Layout, run: str, epoch: int, number: int, batches: Iterator[pa.RecordBatch]
 ) -> Written:
-    """Append the rows of one partition, in their order; returns after the server has answered for all of them.
+    """Append the rows of one partition in their order; returns when the server has answered for all of them.
 
-    Raises ``PayloadError`` before anything of the offending batch is sent, and what ``bridge.spark.write.appending``
-    and ``bridge.spark.write.per_ticket`` raise. Whatever was raised, the guard and the stream agree, and another
-    attempt goes on.
+    Raises ``PayloadError`` before anything of the refused batch is sent, and what ``bridge.spark.write.appending`` and
+    ``bridge.spark.write.per_ticket`` raise. After any error the guard and the stream agree, and another attempt goes
+    on.
     """
     begin_task()
     once = options.idempotence
@@ -95,7 +95,7 @@ def write_partition(
 
 
 def checked(options: WriteOptions, layout: Layout, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """The batches, each after it was found to have nothing to refuse. Raises ``PayloadError``."""
+    """The batches, each after it was checked. Raises ``PayloadError`` for a row that is refused."""
     rising = SequenceGuard(layout.sequence) if layout.sequence else None
     for batch in batches:
         tickets = batch.column(layout.key)
@@ -117,25 +117,24 @@ def settle(
     messages: Sequence[WriterCommitMessage | None],
     life_s: int,
 ) -> None:
-    """Notes in the guard that an epoch is written and what it came to, and forgets older ones.
+    """Notes in the guard that an epoch is written and what it has done, and removes older epochs.
 
-    Everything is in the stream by then: a server that is away now leaves the notes undone, which costs memory until
-    they expire, and no row.
+    All rows are in the stream already. If the server is away now, older notes stay until they expire; no row is lost.
     """
     written = [message for message in messages if isinstance(message, Written)]
     longest = max(written, key=lambda one: one.waited_s, default=Written(0, 0))
-    told = Told(
+    summary = Summary(
         rows=sum(one.rows for one in written),
         there_already=sum(one.found for one in written),
         partitions=len(messages),
         waited_s=longest.waited_s,
         waited_for=longest.why,
     )
-    if told.waited_for:
-        _log.warning("a partition waited %.1f s: %s", told.waited_s, told.waited_for)
+    if summary.waited_for:
+        _log.warning("a partition waited %.1f s: %s", summary.waited_s, summary.waited_for)
     if options.idempotence is not Idempotence.WATERMARK:
         return
-    if layout.partitions not in (None, len(messages)) and told.rows:
+    if layout.partitions not in (None, len(messages)) and summary.rows:
         _log.warning(
             "the rows were put into %d partitions by ticket, and written in %d: a step between the two must neither "
             "move nor reorder rows, or order is lost",
@@ -145,35 +144,35 @@ def settle(
     guard = guard_of(options.stream, run, options.guard_key)
     try:
         with client(options.url, timeout_s=ANSWER_TIMEOUT_S) as connected:
-            settle_push(connected, guard, epoch, len(messages), told.text, life_s)
+            settle_push(connected, guard, epoch, len(messages), summary.text, life_s)
     except (redis.RedisError, OSError) as error:
         _log.warning("the guard was not settled: %s", unavailable(options.url, error))
 
 
 def _open(link: Link, options: WriteOptions) -> None:
-    """Connects; waits for a moment only, since what was never there seldom comes."""
+    """Connects. Waits for a short time only."""
     patience = Patience(min(FIRST_CONNECTION_S, options.max_wait), lambda _why, _for_s: None)
     while True:
         try:
             link.client()
             return
         except Trouble as trouble:
-            patience.wait(str(trouble), _nowhere(options))
+            patience.wait(str(trouble), _not_reached(options))
 
 
-def _nowhere(options: WriteOptions) -> Callable[[str], TicketBridgeError]:
+def _not_reached(options: WriteOptions) -> Callable[[str], TicketBridgeError]:
     return lambda why: ServerUnavailable(f"no Redis at {options.shown_url}: {why}")
 
 
 def _tickets(options: WriteOptions) -> Tickets:
-    """Where the last numbers of tickets are kept now."""
+    """Where the last sequence numbers of tickets are kept now."""
     prefix = options.guard_key or push_prefix(options.stream)
     return Tickets(options.stream, prefix, int(time.time()) // options.guard_ttl, options.high_water, options.guard_ttl)
 
 
 def _noting(link: Link, options: WriteOptions, who: str) -> Callable[[str, float], None]:
-    """Notes on the server who waits and why, for ``bridge.spark.write.guard.waiting``; nothing where there is no
-    server.
+    """Notes on the server which partition waits and why, for ``bridge.spark.write.guard.waiting``, if the server
+    answers.
     """
 
     def note(why: str, for_s: float) -> None:

@@ -1,4 +1,4 @@
-"""How a writer waits: with growing, uneven steps, never for ever, and never in silence."""
+"""How a writer waits: in growing, random steps, up to a limit, and with a note of what it waits for."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from bridge.routing.errors import TicketBridgeError
 #: The first step and the longest one, in seconds.
 FIRST_STEP_S = 0.01
 LONGEST_STEP_S = 0.5
-#: Waits shorter than this are ordinary, and not worth a word, in seconds.
-WORTH_A_WORD_S = 0.5
+#: Shorter waits, in seconds, are ordinary and not noted.
+NOTED_FROM_S = 0.5
 #: Seconds between two notes of one wait.
 NOTE_EVERY_S = 1.0
 
@@ -21,9 +21,9 @@ _log = logging.getLogger(__name__)
 
 
 class Patience:
-    """Waits for one thing at a time; ``progress`` says that it came.
+    """Waits for one thing at a time, until ``progress`` is called.
 
-    Steps are uneven, so that writers that wait for one room do not all knock at once.
+    Steps are random, so that several writers do not all try at the same moment.
     """
 
     def __init__(
@@ -35,26 +35,26 @@ class Patience:
         sleep: Callable[[float], None] = time.sleep,
         uneven: Callable[[], float] = random.random,
     ) -> None:
-        """``longest_s``: without progress. ``note`` gets the reason and the seconds so far; an empty one at last."""
+        """``longest_s``: without progress. ``note`` gets the reason and the seconds so far; at the end ``""``."""
         self._longest_s = longest_s
         self._note = note
         self._clock, self._sleep, self._uneven = clock, sleep, uneven
         self._since: float | None = None
         self._step_s = FIRST_STEP_S
         self._noted: float | None = None
-        #: Seconds waited in all, and the last reason that was worth a word.
+        #: Seconds waited in all, and the last reason that was noted.
         self.waited_s = 0.0
         self.why = ""
 
     def wait(self, why: str, give_up: Callable[[str], TicketBridgeError]) -> None:
-        """One step. Raises what ``give_up`` makes of the reason when there was no progress for too long."""
+        """Waits one step. When there was no progress for too long, raises the error that ``give_up`` makes."""
         now = self._clock()
         if self._since is None:
             self._since = now
         so_far = now - self._since
         if so_far >= self._longest_s:
             raise give_up(f"{why}; waited {so_far:.0f} s in vain (maxWait)")
-        if so_far >= WORTH_A_WORD_S and (self._noted is None or now - self._noted >= NOTE_EVERY_S):
+        if so_far >= NOTED_FROM_S and (self._noted is None or now - self._noted >= NOTE_EVERY_S):
             if self._noted is None:
                 _log.warning("waiting: %s", why)
             self.why = why
@@ -66,7 +66,7 @@ class Patience:
         self._step_s = min(2 * self._step_s, LONGEST_STEP_S)
 
     def progress(self) -> None:
-        """What was waited for came."""
+        """The wait is over."""
         if self._since is None:
             return
         if self._noted is not None:

@@ -1,9 +1,9 @@
-"""Appends rows by the last sequence number of each ticket, so that each is in the stream once, whichever partition
-has it.
+"""Appends rows by the last sequence number of each ticket, so that each row is in the stream once, in whichever
+partition it comes.
 
-For upstreams that give other partitions, or rows in another order, when they are tried again. Each chunk's answer is
-waited for before the next is sent: a chunk that is taken behind one that was not would hide that one's rows for ever.
-A chunk whose answer was lost is sent again, and what it wrote is passed over.
+For upstreams that give other partitions, or rows in another order, when they run again. Each chunk is answered before
+the next is sent: if a chunk were taken after one that was not, the rows of that one could never be written. A chunk
+whose answer was lost is sent again, and the rows that it wrote are skipped.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class PerTicket:
     def __init__(
         self, link: Link, at: Callable[[], Tickets], columns: Columns, patience: Patience, *, chunk_rows: int, url: str
     ) -> None:
-        """``at`` says where the numbers are kept now; ``url`` is for errors only, without its secrets."""
+        """``at`` says where the numbers are kept now. ``url`` is for errors only, without its secrets."""
         self._link, self._at, self._columns, self._patience = link, at, columns, patience
         self._chunk_rows, self._url = chunk_rows, url
         #: How many rows were added, and how many of them were in the stream before.
@@ -33,7 +33,7 @@ class PerTicket:
         self.found = 0
 
     def begin(self) -> None:
-        """Nothing to ask: each chunk brings its own question."""
+        """Does nothing: each chunk is compared on its own."""
 
     def add(self, rows: EncodedRows) -> None:
         """Appends those of the rows that are new.
@@ -46,7 +46,7 @@ class PerTicket:
             self.found += end - start - new
 
     def finish(self) -> None:
-        """Nothing is on its way."""
+        """Does nothing: every chunk was answered."""
 
     def _pieces(self, rows: EncodedRows) -> Iterator[tuple[int, int]]:
         start = 0
@@ -56,8 +56,8 @@ class PerTicket:
             start = end
 
     def _append(self, rows: EncodedRows, start: int, end: int) -> int:
-        """How many rows were new."""
-        # Anew for each chunk: a task may take longer than the numbers are kept for.
+        """Appends one chunk; returns how many of its rows were new."""
+        # Read for each chunk: a task may take longer than the numbers are kept.
         at = self._at()
         opening = per_ticket_opening(at, self._columns, end - start, rows.present(start, end))
         while True:

@@ -1,7 +1,7 @@
-"""What a batch is refused for, before anything of it is written.
+"""The checks of a batch, before anything of it is written.
 
-The checks look at whole Arrow columns; only a batch that fails one pays for finding the row. Each refusal is one line
-that names the ticket, or the place where it is missing, and the limit.
+The checks look at whole Arrow columns. Only for a batch that fails a check is the row searched. Each refusal is one
+line that names the ticket, or the row where it is missing, and the limit.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def check_tickets(tickets: pa.Array) -> None:
 def check_payloads(batch: pa.RecordBatch, tickets: pa.Array, fields: list[str], limit: int) -> None:
     """Refuse a payload over ``limit`` bytes.
 
-    Where a row has no ``payload``, its other fields are the payload, as the bridge reads it, and are counted together.
+    The payload of a row without ``payload`` is its other fields, as the bridge reads it. They are counted together.
     """
     rest = [name for name in fields if name not in (PAYLOAD, TASK)]
     sizes: pa.Array | None = byte_lengths(batch.column(PAYLOAD)) if PAYLOAD in fields else None
@@ -61,7 +61,7 @@ def check_payloads(batch: pa.RecordBatch, tickets: pa.Array, fields: list[str], 
 
 
 def check_dates(batch: pa.RecordBatch, tickets: pa.Array, names: list[str]) -> None:
-    """Refuse a date that has no text: Spark's dates go further than what a year of four digits can say."""
+    """Refuse a date that has no text: Spark's dates go beyond years of four digits."""
     for name in names:
         column = batch.column(name)
         if not pa.types.is_date32(column.type):
@@ -70,11 +70,11 @@ def check_dates(batch: pa.RecordBatch, tickets: pa.Array, names: list[str]) -> N
         odd = pc.or_(pc.less(days, _FIRST_DAY), pc.greater(days, _LAST_DAY))
         if pc.any(odd).as_py():
             ticket = tickets[_first(odd)].as_py()
-            raise PayloadError(f"{name} of ticket {ticket!r} is no date of the years 1 to 9999")
+            raise PayloadError(f"{name} of ticket {ticket!r} is not a date of the years 1 to 9999")
 
 
 def check_range(tickets: pa.Array, sequence: pa.Array, name: str) -> None:
-    """Refuse a number that the server could not compare: its scripts have 53 bits for one."""
+    """Refuse a number that the server cannot compare: its scripts have 53 bits for a number."""
     for number in pc.min_max(sequence.cast(pa.int64())).as_py().values():
         if number is not None and abs(number) > MAX_SEQUENCE:
             ticket = tickets[_first(pc.equal(sequence, number))].as_py()
@@ -84,8 +84,8 @@ def check_range(tickets: pa.Array, sequence: pa.Array, name: str) -> None:
 class SequenceGuard:
     """Checks over one partition that the sequence rises within each ticket.
 
-    Remembers the last number of each ticket of the partition: about 150 bytes per ticket while the partition is
-    written. Tickets are whole on one partition when the DataFrame was partitioned by ticket.
+    Keeps the last number of each ticket of the partition: about 150 bytes per ticket while the partition is written.
+    All rows of a ticket are in one partition if the DataFrame was partitioned by ticket.
     """
 
     def __init__(self, column: str) -> None:
@@ -93,14 +93,14 @@ class SequenceGuard:
         self._last: dict[object, int] = {}
 
     def check(self, tickets: pa.Array, sequence: pa.Array) -> None:
-        """Refuse a null number, and one that is not larger than the one before it of the same ticket."""
+        """Refuse a null, and a number that is not larger than the one before it in the same ticket."""
         if not len(tickets):
             return
         if sequence.null_count:
             ticket = tickets[_first(pc.is_null(sequence))].as_py()
             raise PayloadError(f"ticket {ticket!r} has a row whose {self._column} is not a whole number")
         coded = tickets.dictionary_encode()
-        # The sort is stable: rows of a ticket come together and keep their order.
+        # The sort is stable: the rows of a ticket become neighbours and keep their order.
         order = pc.array_sort_indices(coded.indices)
         codes, numbers = coded.indices.take(order), sequence.take(order)
         same = pc.equal(codes[1:], codes[:-1])
@@ -111,7 +111,7 @@ class SequenceGuard:
         ends = pc.invert(same)
         first_of_ticket = numbers.filter(_concat([True], ends)).to_pylist()
         last_of_ticket = numbers.filter(_concat(ends, [True])).to_pylist()
-        # Codes are given in order of appearance, so the dictionary is in the order of the sorted groups.
+        # Codes are given in order of appearance, so the dictionary has the order of the sorted groups.
         for ticket, first, last in zip(coded.dictionary.to_pylist(), first_of_ticket, last_of_ticket, strict=True):
             before = self._last.get(ticket)
             if before is not None and first <= before:
@@ -127,6 +127,6 @@ def _concat(*pieces: pa.Array | list[bool]) -> pa.Array:
 
 
 def _first(mask: pa.Array) -> int:
-    """Index of the first true element, which the caller knows to exist."""
+    """Index of the first true element, which must exist."""
     found = pc.index(mask, value=True).as_py()
     return int(found)

@@ -1,8 +1,7 @@
-"""Rows that would be refused, found by Spark itself before anything is written: as an expression, or as a table.
+"""Rows that would be refused, found by Spark before anything is written: as an expression, or as a table.
 
-What the writer refuses in an Arrow batch (``bridge.spark.write.refusals``), said a second time in Spark SQL, so that it
-can be asked of a whole DataFrame first. What only the writer sees is a sequence that does not rise, since that takes
-the sorted rows.
+These are the checks of ``bridge.spark.write.refusals`` in Spark SQL, so that a whole DataFrame can be checked first.
+Only the writer finds a sequence that does not rise, since that needs the sorted rows.
 """
 
 from __future__ import annotations
@@ -19,25 +18,25 @@ from bridge.spark.write.layout import WHOLE
 from bridge.spark.write.limits import MAX_TICKET_BYTES
 from bridge.spark.write.refusals import PAYLOAD, TASK
 
-#: What a table of rejected rows has beside them: why, and the text of one that could not be read.
+#: Columns of a table of rejected rows: why a row was rejected, and the text of a row that could not be read.
 REASON, ROW = "reason", "row"
 
 
 @dataclass(frozen=True)
 class Checks:
-    """What a row is checked for beside its ticket and its number."""
+    """The checks of a row, beside those of its ticket and its sequence number."""
 
-    #: The columns that will be sent; None: all but those two.
+    #: The columns that will be sent; None: all but key and sequence.
     fields: Sequence[str] | None = None
     #: The largest payload in bytes; None: any.
     max_payload: int | None = None
-    #: Whether the column ``payload`` must be JSON: two parses of each. What ``to_json`` made needs no check.
+    #: Whether the column ``payload`` must be JSON. Each is parsed twice; the result of ``to_json`` needs no check.
     json: bool = False
-    #: What is said of a row without a number; None: that it is not a whole number.
+    #: The refusal of a row without a number; None: that it is not a whole number.
     unplaced: str | None = None
 
 
-#: Its ticket and its number alone.
+#: Only the checks of ticket and number.
 NO_MORE = Checks()
 
 
@@ -48,19 +47,19 @@ def split_rejects(
     sequence: str | None = None,
     checks: Checks = NO_MORE,
 ) -> tuple[DataFrame, DataFrame]:
-    """The rows that can be written, and the others with a column ``reason`` more.
+    """The rows that can be written, and the other rows with an additional column ``reason``.
 
-    Both are plain expressions over ``rows``: whoever uses both reads the input twice, unless it is cached.
+    Both are plain expressions over ``rows``: using both reads the input twice, unless it is cached.
     """
     why = refusal(rows, key=key, sequence=sequence, checks=checks)
     return rows.where(why.isNull()), rows.withColumn(REASON, why).where(fn.col(REASON).isNotNull())
 
 
 def refusal(rows: DataFrame, *, key: str, sequence: str | None = None, checks: Checks = NO_MORE) -> Column:
-    """Why a row would be refused, in words that name its ticket; null where it would not be.
+    """Why a row would be refused, with the name of its ticket; null for a row that would not be.
 
-    Raises ``ConfigurationError`` for a column that is not there, and for a ``sequence`` that holds no whole numbers:
-    as text, 10 would come before 9.
+    Raises ``ConfigurationError`` for a column that does not exist, and for a ``sequence`` that does not hold whole
+    numbers: as text, 10 would come before 9.
     """
     require_column(rows, "key", key)
     if sequence is not None:
@@ -105,7 +104,7 @@ def refusal(rows: DataFrame, *, key: str, sequence: str | None = None, checks: C
 
 
 def _payload_bytes(fields: Sequence[str]) -> Column:
-    """The size of a row's payload: of ``payload``, or of its other fields together, as the bridge reads them."""
+    """The size of a row's payload: ``payload``, or else its other fields together, as the bridge reads them."""
     rest = fn.lit(0).cast("long")
     for name in fields:
         if name not in (PAYLOAD, TASK):
@@ -117,10 +116,10 @@ def _payload_bytes(fields: Sequence[str]) -> Column:
 
 
 def _is_json(text: Column) -> Column:
-    """Whether a text is one JSON value; true for null, which is no payload.
+    """Whether a text is one JSON value; true for null, which means that there is no payload.
 
-    Spark's parser stops behind the first value, whatever follows. A text that is a member of an array and one of an
-    object, each alone, is one value and nothing else.
+    Spark's parser stops after the first value, whatever follows. A text that parses as the only element of an array,
+    and as the only member of an object, is exactly one value.
     """
     listed = fn.try_parse_json(fn.concat(fn.lit("["), text, fn.lit("]")))
     named = fn.try_parse_json(fn.concat(fn.lit('{"":'), text, fn.lit("}")))

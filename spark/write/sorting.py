@@ -1,4 +1,4 @@
-"""A whole partition in one order that does not depend on how it came together."""
+"""Sorts a whole partition, so that every attempt has its rows in the same order."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ import pyarrow as pa
 
 from bridge.spark.write.layout import Layout
 
-#: Rows per batch behind the sort: what Spark itself uses.
+#: Rows per batch after the sort: as many as Spark itself uses.
 _BATCH_ROWS = 10_000
 
 
 def sorted_rows(batches: list[pa.RecordBatch], columns: Sequence[str], layout: Layout) -> Iterator[pa.RecordBatch]:
     """The rows of all ``batches``, sorted by ``columns``, then by all else that is sent.
 
-    By all else, since a shuffle hands the same rows over in another order each time: rows that are equal in ``columns``
-    shall come in the same order in every attempt, and rows that are equal in everything need none. Holds the whole
-    partition in memory, twice.
+    A shuffle gives the same rows in another order each time. Rows that are equal in ``columns`` must have the same
+    order in every attempt, so the other columns decide. Rows that are equal in all columns need no order. Holds the
+    whole partition in memory, twice.
     """
     if not batches:
         return iter(())
@@ -29,7 +29,7 @@ def sorted_rows(batches: list[pa.RecordBatch], columns: Sequence[str], layout: L
 
 
 def _wide(kind: pa.DataType) -> pa.DataType:
-    """The same type, but for columns that hold more than 2 GiB of text: sorting puts them together into one."""
+    """The type for a column of any size: sorting joins the batches, and a column may have more than 2 GiB of text."""
     if pa.types.is_string(kind):
         return pa.large_string()
     return pa.large_binary() if pa.types.is_binary(kind) else kind

@@ -1,4 +1,4 @@
-"""The streaming writer of the data source: one epoch of a query, whose partitions are written once each."""
+"""The streaming writer of the data source: it writes each partition of an epoch once."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from bridge.spark.write.options import Idempotence, WriteOptions
 from bridge.spark.write.partition import Written, checked, settle, write_partition
 from bridge.spark.write.sorting import sorted_rows
 
-#: Where Spark says, inside itself, which query a task belongs to, and which epoch of it.
+#: Spark's internal properties that say to which query, and to which epoch of it, a task belongs.
 QUERY_PROPERTY = "sql.streaming.queryId"
 EPOCH_PROPERTY = "streaming.sql.batchId"
 
@@ -31,10 +31,10 @@ class RedisStreamStreamWriter(DataSourceStreamArrowWriter):
         return f"RedisStreamStreamWriter({self._options.stream} at {self._options.shown_url})"
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
-        """Append the rows of one partition of one epoch, sorted; returns after the server has answered for all of them.
+        """Append the rows of one partition of one epoch, sorted; returns when the server has answered for all of them.
 
         The whole partition is held in memory: it is sorted by ``orderBy`` and ``seqColumn``, where named, and nothing
-        of it is sent before all of it was found to have nothing to refuse. Raises ``PayloadError``, and what
+        of it is sent before all of it was checked. Raises ``PayloadError``, and what
         ``bridge.spark.write.partition`` raises.
         """
         options, layout = self._options, self._layout
@@ -47,9 +47,9 @@ class RedisStreamStreamWriter(DataSourceStreamArrowWriter):
         return write_partition(options, layout, query, epoch, number, iter(batches))
 
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
-        """Notes what the epoch came to, and forgets the epochs before it.
+        """Notes what the epoch has done, and removes earlier epochs from the guard.
 
-        This epoch stays in the guard: Spark writes its own commit after this, and may try the epoch again when it dies
+        This epoch stays in the guard: Spark writes its own commit after this one, and runs the epoch again if it dies
         between the two.
         """
         query = next((message.run for message in messages if isinstance(message, Written)), "")
@@ -57,7 +57,7 @@ class RedisStreamStreamWriter(DataSourceStreamArrowWriter):
             settle(self._options, self._layout, query, batchId, messages, self._options.guard_ttl)
 
     def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
-        """What was written stays, and the guard knows of it: the epoch goes on there when it is tried again."""
+        """Rows that were written stay, and the guard knows of them: the next attempt goes on from there."""
 
 
 def _where() -> tuple[str, int, int]:

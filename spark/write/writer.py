@@ -1,4 +1,4 @@
-"""The batch writer of the data source: what a Spark task calls, and what the driver does when all tasks have ended."""
+"""The batch writer of the data source: the part that runs in a task, and the commit on the driver."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from bridge.spark.write.options import WriteOptions
 from bridge.spark.write.partition import Written, settle, write_partition
 from bridge.spark.write.sorting import sorted_rows
 
-#: How long the guard of a write that nobody can name again is kept behind its end, in seconds: for stragglers.
+#: How long the guard of a write without a name is kept after its end, in seconds: for late attempts of its tasks.
 NAMELESS_GUARD_S = 3600
 
 
@@ -22,7 +22,7 @@ class RedisStreamWriter(DataSourceArrowWriter):
     """Writes the partitions of one batch. Spark pickles it and calls ``write`` in each task."""
 
     def __init__(self, options: WriteOptions, layout: Layout) -> None:
-        """A batch without ``runId`` gets a fresh one here, on the driver: all attempts of its tasks share it."""
+        """A batch without ``runId`` gets a new one here, on the driver: all attempts of its tasks share it."""
         self._options = options
         self._layout = layout
         self._run = options.run_id or f"write-{uuid.uuid4()}"
@@ -32,9 +32,9 @@ class RedisStreamWriter(DataSourceArrowWriter):
         return f"RedisStreamWriter({self._options.stream} at {self._options.shown_url})"
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
-        """Append the rows of one partition, in their order; returns after the server has answered for all of them.
+        """Append the rows of one partition in their order; returns when the server has answered for all of them.
 
-        Raises ``PayloadError`` before anything of the offending batch is written (batches before it are), and what
+        Raises ``PayloadError`` before anything of the refused batch is written (earlier batches are), and what
         ``bridge.spark.write.partition`` raises.
         """
         context = TaskContext.get()
@@ -45,7 +45,7 @@ class RedisStreamWriter(DataSourceArrowWriter):
         return write_partition(self._options, self._layout, self._run, 0, number, rows)
 
     def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        """Notes in the guard what the write came to. It stays there: the same run, again, finds it."""
+        """Notes in the guard what the write has done. The guard stays, so that the same run finds it again."""
         life_s = self._options.guard_ttl
         settle(
             self._options,

@@ -16,7 +16,7 @@ from bridge.spark.archiving.reading import Range
 from bridge.spark.archiving.run import CONF, Archive, Run
 from bridge.spark.archiving.selection import Selection
 from bridge.spark.archiving.tables import TABLES
-from bridge.spark.job.failures import told_in_one_line
+from bridge.spark.job.failures import errors_in_one_line
 from bridge.spark.job.session import job_session, parse_conf
 from bridge.spark.pushing.batch import push
 from bridge.spark.pushing.follow import follow
@@ -57,5 +57,5 @@ def main(master: str, url: str, folder: Path, jobs: list[str], conf: dict[str, s
 
 
 if __name__ == "__main__":
-    with told_in_one_line(as_json=True):
+    with errors_in_one_line(as_json=True):
         main(sys.argv[1], sys.argv[2], Path(sys.argv[3]), sys.argv[4].split(","), parse_conf(sys.argv[5:]))

@@ -19,7 +19,7 @@ from bridge.spark.read.options import parse_read
 from bridge.spark.read.reader import RedisStreamReader
 from bridge.spark.read.stream_reader import RedisStreamStreamReader
 from bridge.spark.wire.address import check_server, connect
-from bridge.spark.write.guard import told, waiting
+from bridge.spark.write.guard import summary_of, waiting
 from bridge.spark.write.options import parse
 from tests.integration.servers import rules_of
 from tests.integration.spark_writes import log, partition, writer
@@ -69,7 +69,7 @@ def write(url: str) -> None:
     with pytest.raises(StreamFull):
         partition(url, iter([log(50)]), (1, 0), stream=STREAM, highWater="10", maxWait="3")
     connection = connect(url)
-    assert told(connection, parse({"stream": STREAM}), "r") is not None
+    assert summary_of(connection, parse({"stream": STREAM}), "r") is not None
     assert waiting(connection, STREAM) != []
     assert entries_added(connection, STREAM) == 200
     connection.disconnect()

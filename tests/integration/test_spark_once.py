@@ -19,7 +19,7 @@ from bridge.routing.errors import PayloadError, RowsMissing, RunChanged
 from bridge.routing.pushes import guard_of
 from bridge.spark import RedisStreamDataSource
 from bridge.spark.wire.address import connect
-from bridge.spark.write.guard import told
+from bridge.spark.write.guard import summary_of
 from bridge.spark.write.layout import Layout
 from bridge.spark.write.options import parse
 from bridge.spark.write.partition import settle, write_partition
@@ -64,7 +64,7 @@ def test_a_run_that_is_written_again_adds_nothing(server: EmbeddedServer) -> Non
     # Then nothing was added, and both the task and the driver's note say so
     assert sequence(server) == list(range(1000))
     assert (written.rows, written.found) == (1000, 1000)
-    noted = told(connect(server.url), parse({"url": server.url, "stream": STREAM}), "nightly")
+    noted = summary_of(connect(server.url), parse({"url": server.url, "stream": STREAM}), "nightly")
     assert noted is not None
     assert (noted.rows, noted.there_already, noted.partitions) == (1000, 1000, 1)
 
@@ -100,7 +100,7 @@ def test_a_guard_that_something_else_wrote_is_one_clear_line(valkey: EmbeddedSer
         guard = guard_of(STREAM, "run")
         client.hset(guard, "0/0", "what is this")
         client.expire(guard, 60)
-    with pytest.raises(RunChanged, match="'what is this', which is no mark"):
+    with pytest.raises(RunChanged, match="'what is this', which is not a mark"):
         partition(valkey.url, iter([log(1)]))
 
 
@@ -185,8 +185,8 @@ def died_behind(server: EmbeddedServer, rows: int) -> None:
 @pytest.mark.parametrize(
     ("order", "said"),
     [
-        ([*range(49), 50, 49, *range(51, 100)], "its first 60 rows are others, or in another order"),
-        ([*range(59), 999, *range(60, 100)], "its first 60 rows are others"),
+        ([*range(49), 50, 49, *range(51, 100)], "its first 60 rows are other ones, or in another order"),
+        ([*range(59), 999, *range(60, 100)], "its first 60 rows are other ones"),
         (list(range(40)), "this attempt has 40 rows, but 60 were written"),
         ([], "this attempt has 0 rows, but 60 were written"),
     ],

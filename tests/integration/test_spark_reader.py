@@ -16,7 +16,7 @@ from bridge.routing.errors import ConfigurationError, EntriesLost, ServerUnavail
 from bridge.spark.read import fetch
 from bridge.spark.read.columns import default_schema
 from bridge.spark.read.options import parse_read
-from bridge.spark.read.probing import Range
+from bridge.spark.read.ranges import Range
 from bridge.spark.read.reader import RedisStreamReader
 from bridge.spark.wire.entry_ids import EntryId
 from bridge.spark.wire.replies import RefusedByServer

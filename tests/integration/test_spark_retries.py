@@ -21,7 +21,7 @@ from bridge.embedded import EmbeddedServer
 from bridge.routing.errors import PayloadError
 from bridge.spark.job.failures import one_line
 from bridge.spark.wire.address import connect
-from bridge.spark.write.guard import told
+from bridge.spark.write.guard import summary_of
 from bridge.spark.write.options import parse
 from tests.integration.spark_session import session_of
 from tests.waiting import wait_until
@@ -99,7 +99,7 @@ def test_a_task_that_fails_half_way_and_is_retried_writes_each_row_once(
     if idempotence == "watermark":
         # And what that came to is known. How much the first attempts wrote is a matter of how soon their writers began:
         # that later ones go on behind it is shown without a JVM (test_spark_once.py).
-        noted = told(connect(valkey.url), parse({"stream": STREAM}), "r")
+        noted = summary_of(connect(valkey.url), parse({"stream": STREAM}), "r")
         assert noted is not None
         assert (noted.rows, noted.partitions) == (3000, 3)
         assert noted.there_already < 1500

@@ -13,7 +13,7 @@ import pytest
 
 from bridge.routing.errors import ConfigurationError, InputError, PayloadError, TicketBridgeError
 from bridge.spark.job import failures
-from bridge.spark.job.failures import one_line, told_in_one_line
+from bridge.spark.job.failures import errors_in_one_line, one_line
 from bridge.spark.wire.replies import RefusedByServer
 from tests.nodes.process import ROOT
 
@@ -263,7 +263,7 @@ def test_what_java_was_called_for_is_not_what_went_wrong() -> None:
 def test_a_job_that_fails_ends_with_one_line_and_its_exit_code(
     error: Exception, code: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with pytest.raises(SystemExit) as ended, told_in_one_line(as_json=True):
+    with pytest.raises(SystemExit) as ended, errors_in_one_line(as_json=True):
         raise error
     assert ended.value.code == code
     said = capsys.readouterr()
@@ -285,7 +285,7 @@ def test_a_signal_ends_a_job_in_good_order(
         finally:
             cleaned.append("up")
 
-    with pytest.raises(SystemExit) as ended, told_in_one_line():
+    with pytest.raises(SystemExit) as ended, errors_in_one_line():
         job()
     assert (ended.value.code, cleaned) == (code, ["up"])
     assert capsys.readouterr().err.startswith("error: stopped")
@@ -299,8 +299,8 @@ def test_a_file_that_cannot_be_written_is_not_sparks_failure() -> None:
 @pytest.mark.parametrize("as_json", [True, False])
 def test_a_job_whose_output_has_no_room_ends_without_a_trace(as_json: bool) -> None:
     code = f"""
-from bridge.spark.job.failures import told_in_one_line
-with told_in_one_line(as_json={as_json}):
+from bridge.spark.job.failures import errors_in_one_line
+with errors_in_one_line(as_json={as_json}):
     print("pushed")
     raise OSError(28, "No space left on device")
 """
@@ -311,8 +311,8 @@ with told_in_one_line(as_json={as_json}):
 
 def test_a_name_that_is_no_text_is_told_all_the_same() -> None:
     code = """
-from bridge.spark.job.failures import emit, told_in_one_line
-with told_in_one_line():
+from bridge.spark.job.failures import emit, errors_in_one_line
+with errors_in_one_line():
     emit(event="started", file="a\\udcff", stream="\u00fc")
     print("a\\udcff")
 """
@@ -340,7 +340,7 @@ def test_ctrl_c_while_a_job_is_imported_leaves_no_trace(job: str, tmp_path: Path
 def test_ctrl_c_is_told_by_a_job_that_was_imported(capsys: pytest.CaptureFixture[str]) -> None:
     before = signal.signal(signal.SIGINT, signal.SIG_DFL)
     try:
-        with pytest.raises(SystemExit) as ended, told_in_one_line():
+        with pytest.raises(SystemExit) as ended, errors_in_one_line():
             signal.raise_signal(signal.SIGINT)
     finally:
         signal.signal(signal.SIGINT, before)
@@ -351,8 +351,8 @@ def test_ctrl_c_is_told_by_a_job_that_was_imported(capsys: pytest.CaptureFixture
 def test_a_job_whose_reader_is_gone_ends_without_a_trace() -> None:
     # `… | head -1`: the second line has nobody to go to
     code = """
-from bridge.spark.job.failures import emit, told_in_one_line
-with told_in_one_line(as_json=True):
+from bridge.spark.job.failures import emit, errors_in_one_line
+with errors_in_one_line(as_json=True):
     emit(event="first")
     input()
     emit(event="second")

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bridge.spark.read.offsets import Offset, is_another_stream, missing_after, present_after
-from bridge.spark.read.standing import Standing
+from bridge.spark.read.stream_info import StreamInfo
 from bridge.spark.wire.entry_ids import ZERO, EntryId
 
 
@@ -34,9 +34,9 @@ class Model:
         self.there = [number for number in self.there if number >= keep_from]
 
     @property
-    def standing(self) -> Standing:
+    def info(self) -> StreamInfo:
         first, last = (EntryId(self.there[at], 0) if self.there else None for at in (0, -1))
-        return Standing(len(self.there), first, last, EntryId(self.added, 0), self.added, EntryId(self.deleted, 0))
+        return StreamInfo(len(self.there), first, last, EntryId(self.added, 0), self.added, EntryId(self.deleted, 0))
 
 
 ACTIONS = st.lists(
@@ -66,40 +66,40 @@ def test_what_is_told_without_counting_is_what_counting_tells(actions: list[tupl
             case _:
                 # An epoch, planned as the reader plans it, of so many entries
                 behind = [entry for entry in model.there if entry > at.id.ms]
-                present = present_after(model.standing, at.id, at.position)
+                present = present_after(model.info, at.id, at.position)
                 assert present in (None, len(behind))
-                missing = missing_after(model.standing, at, len(behind))
+                missing = missing_after(model.info, at, len(behind))
                 assert missing >= 0
                 told += missing
                 rows = min(number, len(behind))
                 end = behind[rows - 1] if rows and rows < len(behind) else model.added
                 at = Offset(EntryId(end, 0), model.added - (len(behind) - rows), at.rows + rows, told)
-                assert not is_another_stream(model.standing, at)
+                assert not is_another_stream(model.info, at)
                 continue
         unread_and_gone |= {entry for entry in before - set(model.there) if entry > at.id.ms}
     behind = [entry for entry in model.there if entry > at.id.ms]
-    assert told + missing_after(model.standing, at, len(behind)) == len(unread_and_gone)
+    assert told + missing_after(model.info, at, len(behind)) == len(unread_and_gone)
 
 
 def test_only_entries_deleted_singly_behind_the_offset_have_to_be_counted() -> None:
     model = Model()
     model.add(10)
     read_five = Offset(EntryId(5, 0), 5)
-    assert present_after(model.standing, read_five.id, read_five.position) == 5
+    assert present_after(model.info, read_five.id, read_five.position) == 5
     model.delete(2)
-    assert present_after(model.standing, read_five.id, read_five.position) == 5
+    assert present_after(model.info, read_five.id, read_five.position) == 5
     model.delete(8)
-    assert present_after(model.standing, read_five.id, read_five.position) is None
+    assert present_after(model.info, read_five.id, read_five.position) is None
     model.trim(7)
-    assert present_after(model.standing, read_five.id, read_five.position) == 3
+    assert present_after(model.info, read_five.id, read_five.position) == 3
     # A server before 7.0 has no counter to compare with
-    assert present_after(Standing(3, EntryId(7, 0), EntryId(10, 0), EntryId(10, 0), None, ZERO), ZERO, None) is None
+    assert present_after(StreamInfo(3, EntryId(7, 0), EntryId(10, 0), EntryId(10, 0), None, ZERO), ZERO, None) is None
 
 
 def test_a_stream_that_was_made_anew_is_another_one() -> None:
     at = Offset(EntryId(50, 0), 50, rows=10)
-    shorter = Standing(3, EntryId(60, 0), EntryId(62, 0), EntryId(62, 0), 3, ZERO)
-    older_server = Standing(3, EntryId(7, 0), EntryId(9, 0), EntryId(9, 0), None, ZERO)
+    shorter = StreamInfo(3, EntryId(60, 0), EntryId(62, 0), EntryId(62, 0), 3, ZERO)
+    older_server = StreamInfo(3, EntryId(7, 0), EntryId(9, 0), EntryId(9, 0), None, ZERO)
     assert is_another_stream(shorter, at)
     assert is_another_stream(older_server, at)
     # A query may wait for ids that are still to come

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from bridge.routing.errors import StreamFull
-from bridge.spark.write.patience import LONGEST_STEP_S, NOTE_EVERY_S, WORTH_A_WORD_S, Patience
+from bridge.spark.write.patience import LONGEST_STEP_S, NOTE_EVERY_S, NOTED_FROM_S, Patience
 
 
 class Time:
@@ -66,7 +66,7 @@ def test_a_short_wait_is_not_worth_a_word_and_a_long_one_is_told_now_and_then_un
     while time.now < 110:
         patience.wait("no room", StreamFull)
     told = [at for at, _, _ in time.notes]
-    assert all(for_s >= WORTH_A_WORD_S for _, _, for_s in time.notes)
+    assert all(for_s >= NOTED_FROM_S for _, _, for_s in time.notes)
     assert 5 < len(told) <= 10 / NOTE_EVERY_S
     patience.progress()
     assert time.notes[-1][1:] == ("", 0.0)

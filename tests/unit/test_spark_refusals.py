@@ -46,7 +46,7 @@ def test_a_date_that_no_text_says_is_refused(days: int) -> None:
     fine = pa.array([None, 2_932_896], pa.int32()).cast(pa.date32())
     check_dates(pa.record_batch({"ticket_id": tickets, "day": fine}), tickets, ["ticket_id", "day"])
     odd = pa.array([-719_162, days], pa.int32()).cast(pa.date32())
-    with pytest.raises(PayloadError, match="day of ticket 'B' is no date of the years 1 to 9999"):
+    with pytest.raises(PayloadError, match="day of ticket 'B' is not a date of the years 1 to 9999"):
         check_dates(pa.record_batch({"ticket_id": tickets, "day": odd}), tickets, ["ticket_id", "day"])
 
 

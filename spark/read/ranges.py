@@ -1,4 +1,4 @@
-"""Plans a read: which entries a stream has now, cut into ranges of about equally many."""
+"""The ranges of ids that the tasks of a read fetch, each with about the same number of entries."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from bridge.spark.read.splitting import SAMPLE, cuts
 from bridge.spark.wire.address import RedisConnection, unavailable
 from bridge.spark.wire.entry_ids import EntryId
 
-#: A task for so many entries, where the user names no number: enough work to be worth its start.
+#: Entries of one task, where the user gives no number of tasks: enough work to be worth its start.
 ENTRIES_PER_TASK = 250_000
-#: Tasks at most, where the user names no number.
+#: Most tasks, where the user gives no number.
 MOST_TASKS = 64
-#: Questions that are sent before their answers are read: they wait in the server's memory.
+#: Requests that are sent before their replies are read: the replies wait in the server's memory.
 _UNANSWERED = 500
 
 
@@ -27,16 +27,16 @@ class Range(InputPartition):
 
     first: EntryId
     last: EntryId
-    #: How many entries that is, when it was counted; a read that finds fewer has lost some.
+    #: How many entries that is, if it was counted. A read that finds fewer has lost some.
     rows: int | None = None
-    #: ``first`` was an entry when the read was planned.
+    #: Whether ``first`` was an entry when the read was planned.
     begins: bool = False
 
 
 def ranges(
     connection: RedisConnection, url: str, stream: str, bounds: tuple[EntryId, EntryId], parts: int
 ) -> list[Range]:
-    """The ids between ``bounds``, which are two entries, in at most ``parts`` ranges without a gap.
+    """The ids from one entry to another (``bounds``), in at most ``parts`` ranges without a gap.
 
     Raises ``ServerUnavailable``.
     """
@@ -60,5 +60,5 @@ def ranges(
 
 
 def tasks_for(entries: int) -> int:
-    """How many tasks read so many entries, where the user names no number."""
+    """How many tasks read this number of entries, where the user gives no number of tasks."""
     return max(1, min(MOST_TASKS, -(-entries // ENTRIES_PER_TASK)))
