@@ -16,6 +16,7 @@ import sys
 import urllib.request
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -123,6 +124,8 @@ class Stack:
         Raises `PortInUse`, `ServerStartFailed`, `StackFailed`, and `Stopped` when the user does not want it any more.
         """
         plan = self.plan
+        if plan.flower and find_spec("flower") is None:
+            raise ConfigurationError("Flower is not installed: pip install 'ticket-bridge[flower]', or add --no-flower")
         self._choose_ports()
         try:
             plan.directory.mkdir(parents=True, exist_ok=True)
