@@ -58,8 +58,7 @@ def arrive(redis: Redis, app: Celery) -> None:
     """Before a member of ``app`` begins. Raises `ConfigurationError`, one line, when the lane is not for it, and redis
     errors.
     """
-    settings = app.bridge.settings
-    keys, name = settings.keys, app_name(app)
+    keys, name = app.bridge.settings.lane.keys, app_name(app)
     word, found = meet(redis, keys, LANE_FORMAT, name)
     lane = f"the lane of stream {keys.stream}, group {keys.group},"
     if word is ReturnWord.NEWER:
@@ -76,9 +75,8 @@ def arrive(redis: Redis, app: Celery) -> None:
 
 def facts(app: Celery, *, master: bool) -> dict[str, Any]:
     """What a member of ``app`` says of itself."""
-    settings = app.bridge.settings
     names = (*SHARED, *OF_MASTERS) if master else SHARED
-    told = settings.model_dump(mode="json", include=set(names))
+    told = app.bridge.settings.lane.model_dump(mode="json", include=set(names))
     return {"app": app_name(app), "version": package_version(), "format": LANE_FORMAT, "settings": told}
 
 

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from celery import Celery
 
-    from bridge.settings import Settings
+    from bridge.lane_settings import LaneSettings
 
 
 class Role(StrEnum):
@@ -193,7 +193,7 @@ class Access:
 
 
 def access(
-    app: Celery, settings: Settings, role: Role, *, own_keys: Sequence[str] = (), pushes: bool = False
+    app: Celery, settings: LaneSettings, role: Role, *, own_keys: Sequence[str] = (), pushes: bool = False
 ) -> Access:
     """What ``role`` needs in the lane of ``settings``.
 

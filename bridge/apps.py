@@ -93,7 +93,7 @@ def reach_lane(app: Celery) -> Redis:
     Raises `ConfigurationError`, too, when a key of the lane holds something else.
     """
     redis = reach(app)
-    refuse_misplaced(redis, bridge_of(app).settings.keys)
+    refuse_misplaced(redis, bridge_of(app).settings.lane.keys)
     return redis
 
 

@@ -18,6 +18,7 @@ import click
 if TYPE_CHECKING:
     from celery import Celery
 
+    from bridge.lane_settings import LaneSettings
     from bridge.settings import Settings
 
 #: Command -> where it is.
@@ -107,6 +108,11 @@ class Target:
         """The app's validated settings. Raises `ConfigurationError`."""
         settings: Settings = self.app.bridge.settings
         return settings
+
+    @property
+    def lane(self) -> LaneSettings:
+        """The settings of the lane that the command is for. Raises `ConfigurationError`."""
+        return self.settings.lane
 
 
 def _app_of_celery(ctx: click.Context) -> Celery | None:

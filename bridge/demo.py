@@ -28,7 +28,7 @@ from bridge.verdict import EXAMPLES, Verdict, compare_states, judge, time_to_rer
 from bridge.verdict_table import verdict_table
 
 if TYPE_CHECKING:
-    from bridge.settings import Settings
+    from bridge.lane_settings import LaneSettings
     from bridge.stopping import StopRequest
 
 GENERATED_EVENTS, GENERATED_TICKETS = 20_000, 3_500
@@ -59,7 +59,9 @@ class Kill:
 class Demo:
     """One run; a context manager that stops its stack."""
 
-    def __init__(self, plan: Plan, settings: Settings, events: str | None, stop: StopRequest, console: Console) -> None:
+    def __init__(
+        self, plan: Plan, settings: LaneSettings, events: str | None, stop: StopRequest, console: Console
+    ) -> None:
         """Describe it. ``events``: the log; None generates one.
 
         Raises `InputError` for a log that is not there, `ConfigurationError` for what can be seen to fail.

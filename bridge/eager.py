@@ -33,8 +33,8 @@ from bridge.worker.effects import Effects
 if TYPE_CHECKING:
     from celery import Celery
 
+    from bridge.lane_settings import LaneSettings
     from bridge.routing.records import LostAttempt
-    from bridge.settings import Settings
 
 logger = get_logger(__name__)
 
@@ -152,7 +152,7 @@ class Eager:
             "retried"
         ):
             attempt += 1
-        if handled.state == "dead" and (message.task.bridge_on_dead or self._settings.on_dead) == "park":
+        if handled.state == "dead" and (message.task.bridge_on_dead or self._lane.on_dead) == "park":
             self._parked.add(message.ticket_id)
         return handled
 
@@ -166,7 +166,7 @@ class Eager:
         lost: LostAttempt | None = None,
     ) -> Handled:
         """One attempt of one message. ``payload``: JSON."""
-        most = task.bridge_max_attempts or self._settings.max_attempts
+        most = task.bridge_max_attempts or self._lane.max_attempts
         ticket = TicketContext(ticket_id, message_id, attempt, _fence(), most, _commit, lambda: True, lost)
         content = orjson.loads(payload)
         token = _coming.set(ticket)
@@ -187,8 +187,8 @@ class Eager:
         return handled
 
     @property
-    def _settings(self) -> Settings:
-        found: Settings = self._app.bridge.settings
+    def _lane(self) -> LaneSettings:
+        found: LaneSettings = self._app.bridge.settings.lane
         return found
 
 
@@ -212,7 +212,7 @@ def ticket_of_call(task: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
     if isinstance(first, bool) or not isinstance(first, str | int):
         return None
     try:
-        most = task.bridge_max_attempts or task.app.bridge.settings.max_attempts
+        most = task.bridge_max_attempts or task.app.bridge.settings.lane.max_attempts
     except TicketBridgeError:
         # A call needs no server, and so no address of one.
         most = task.bridge_max_attempts or 1

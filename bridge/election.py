@@ -32,7 +32,7 @@ from bridge.routing.leadership import extend, lead, renew, resign
 from bridge.server_clock import ServerClock
 
 if TYPE_CHECKING:
-    from bridge.settings import Settings
+    from bridge.lane_settings import LaneSettings
 
 logger = get_logger(__name__)
 
@@ -47,24 +47,26 @@ RETRY_S = 0.1
 
 
 class Election:
-    """Runs for the lead of one lane, and keeps it. ``outage``: where it tells that the server is away; ``health``:
-    where it tells that it goes on; ``clock``: what a standby compares with the server's, with each question.
+    """Runs for the lead of one lane, and keeps it. ``url``: the lane's server; ``outage``: where it tells that the
+    server is away; ``health``: where it tells that it goes on; ``clock``: what a standby compares with the server's,
+    with each question.
     """
 
     def __init__(
         self,
-        settings: Settings,
+        url: str,
+        lane: LaneSettings,
         holder: str,
         outage: Outage | None = None,
         health: Health | None = None,
         clock: ServerClock | None = None,
     ) -> None:
-        self._settings = settings
+        self._lane = lane
         self._holder = holder
-        self._clock = clock or ServerClock(settings.lease)
+        self._clock = clock or ServerClock(lane.lease)
         self._outage = outage or Outage(logger, "waiting for it")
         self._health = health or Health(None)
-        self._redis = client(settings.redis_url, timeout_s=max(0.2, settings.leader_lease / RENEWALS))
+        self._redis = client(url, timeout_s=max(0.2, lane.leader_lease / RENEWALS))
         self._token = ""
         self._deadline_s = 0.0
         self._stop = threading.Event()
@@ -97,9 +99,7 @@ class Election:
                 # So that who takes over knows what was done to the server's clock before.
                 self._clock.compare(self._redis)
                 sent = time.monotonic()
-                elected, token, left_ms = lead(
-                    self._redis, self._settings.keys, self._holder, self._settings.leader_lease_ms
-                )
+                elected, token, left_ms = lead(self._redis, self._lane.keys, self._holder, self._lane.leader_lease_ms)
             except (RedisError, OSError) as exc:
                 if not is_outage(exc):
                     raise
@@ -133,8 +133,8 @@ class Election:
     def _renew(self) -> None:
         with self._renewing:
             sent = time.monotonic()
-            lease_ms = self._settings.leader_lease_ms
-            self._token = renew(self._redis, self._settings.keys, self._token, self._holder, lease_ms)
+            lease_ms = self._lane.leader_lease_ms
+            self._token = renew(self._redis, self._lane.keys, self._token, self._holder, lease_ms)
             self._deadline_s = self._deadline(sent)
 
     def keep(self, lost: threading.Event) -> threading.Thread:
@@ -151,20 +151,20 @@ class Election:
         """Gives the lead up, so that a standby need not wait for the lease."""
         self._deadline_s = 0.0
         try:
-            resign(self._redis, self._settings.keys, self._token)
+            resign(self._redis, self._lane.keys, self._token)
         except (RedisError, OSError) as exc:
             if not is_outage(exc):
                 raise
             logger.warning("could not resign, the lead will run out by itself: %s", exc)
 
     def _keep(self, lost: threading.Event) -> None:
-        wait = self._settings.leader_lease / RENEWALS
+        wait = self._lane.leader_lease / RENEWALS
         while not lost.wait(wait) and not self._stop.is_set():
             sent = time.monotonic()
             try:
                 with self._renewing:
                     sent = time.monotonic()
-                    renewed = extend(self._redis, self._settings.keys, self._token, self._settings.leader_lease_ms)
+                    renewed = extend(self._redis, self._lane.keys, self._token, self._lane.leader_lease_ms)
             except Exception as exc:
                 # Whatever it is: the deadline stands, and beyond it this master leads no more. The leader itself meets
                 # an outage, too, and tells of it.
@@ -185,7 +185,7 @@ class Election:
                 lost.set()
                 return
             self._deadline_s = self._deadline(sent)
-            wait = self._settings.leader_lease / RENEWALS
+            wait = self._lane.leader_lease / RENEWALS
 
     def _deadline(self, sent: float) -> float:
-        return sent + self._settings.leader_lease * (1 - MARGIN)
+        return sent + self._lane.leader_lease * (1 - MARGIN)

@@ -22,6 +22,7 @@ from collections.abc import Callable
 from typing import Any
 
 from bridge.dead_letters import as_it_came
+from bridge.lane_settings import LaneSettings
 from bridge.picture import Consumer, Ticket
 from bridge.resting import Resting
 from bridge.routing import records
@@ -30,7 +31,6 @@ from bridge.routing.ids import id_key
 from bridge.routing.messages import Message, Refusal
 from bridge.routing.policies import PolicyName
 from bridge.routing.transitions import Batch
-from bridge.settings import Settings
 from bridge.stranded import Stranded
 
 #: Most messages of one ticket in memory.
@@ -52,7 +52,7 @@ AWAITING = f"[{records.AWAITING},"
 class Lane:
     """The picture. ``now_ms`` is Unix time by the leader's clock."""
 
-    def __init__(self, settings: Settings, *, now_ms: Callable[[], int]) -> None:
+    def __init__(self, settings: LaneSettings, *, now_ms: Callable[[], int]) -> None:
         self.settings = settings
         self.now_ms = now_ms
         self._pinned = settings.policy is PolicyName.RENDEZVOUS

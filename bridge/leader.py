@@ -53,7 +53,7 @@ from bridge.traits import Traits
 if TYPE_CHECKING:
     from celery import Celery
 
-    from bridge.settings import Settings
+    from bridge.lane_settings import LaneSettings
 
 logger = get_logger(__name__)
 
@@ -72,13 +72,13 @@ LOOK_S = 1.0
 class Leader:
     """Leads a lane for one term; `run` returns when it was asked to stop, and raises when it cannot go on."""
 
-    def __init__(self, app: Celery, settings: Settings, token: str, clock: ServerClock) -> None:
+    def __init__(self, app: Celery, url: str, settings: LaneSettings, token: str, clock: ServerClock) -> None:
         self._app = app
         self._settings = settings
         self.clock = clock
         keys = settings.keys
         self._lead = Leadership(keys, token, settings.master)
-        self._redis = client(settings.redis_url, timeout_s=10.0, single=True)
+        self._redis = client(url, timeout_s=10.0, single=True)
         self.lane = Lane(settings, now_ms=clock.lane_ms)
         #: What this master says of itself.
         self.facts = facts(app, master=True)
@@ -106,9 +106,9 @@ class Leader:
             # Of a name that this app has for something else no message is meant.
             foreign=lambda name: name not in app.tasks and not name.startswith(RESERVED),
         )
-        self._entries = Wire(settings.redis_url)
-        self._outcomes = Wire(settings.redis_url)
-        self.wire = Wire(settings.redis_url, timeout_s=10.0)
+        self._entries = Wire(url)
+        self._outcomes = Wire(url)
+        self.wire = Wire(url, timeout_s=10.0)
         self._registered: dict[Wire, Any] = {}
         self._last_outcome = "0-0"
         self._wake_here, self._wake_there = socket.socketpair()
@@ -144,7 +144,7 @@ class Leader:
         return self._lead
 
     @property
-    def settings(self) -> Settings:
+    def settings(self) -> LaneSettings:
         return self._settings
 
     @property

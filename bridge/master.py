@@ -46,15 +46,16 @@ class Master:
 
     def __init__(self, app: Celery, announce: Callable[[str], None] = print) -> None:
         self._app = app
-        self._settings = bridge_of(app).settings
+        settings = self._settings = bridge_of(app).settings
+        self._lane = settings.lane
         app.loader.import_default_modules()
         app.finalize()
         adopt_all(app)
-        check_tasks(app, self._settings)
+        check_tasks(app, self._lane)
         redis = client(self._settings.redis_url)
         check_server(redis, self._settings.redis_url)
         try:
-            refuse_misplaced(redis, self._settings.keys)
+            refuse_misplaced(redis, self._lane.keys)
             arrive(redis, app)
             self._compare(redis)
         except (RedisError, OSError) as exc:
@@ -67,15 +68,15 @@ class Master:
         #: Outages after which the workers' leases were spared.
         self._spared = 0
         self._health = Health(self._settings.health_file)
-        self._clock = ServerClock(self._settings.lease)
-        self._election = Election(self._settings, self._holder, self._outage, self._health, self._clock)
+        self._clock = ServerClock(self._lane.lease)
+        self._election = Election(settings.redis_url, self._lane, self._holder, self._outage, self._health, self._clock)
         self._leader: Leader | None = None
         self._announced = ""
         self._stop = threading.Event()
 
     def _compare(self, redis: Redis) -> None:
         """Says what differs from the master that led last: each may take the other's place."""
-        told: Any = redis.hget(self._settings.keys.about, "master")
+        told: Any = redis.hget(self._lane.keys.about, "master")
         theirs = leaders_facts(told)
         for difference in differences(facts(self._app, master=True), theirs):
             logger.warning("this master differs from the one that led last: %s", difference)
@@ -95,7 +96,7 @@ class Master:
                 signal.signal(number, self.stop)
         heartbeats = Heartbeats(self._app, self._look)
         heartbeats.start()
-        keys = self._settings.keys
+        keys = self._lane.keys
         self._announce(f"master {self._holder}: stream {keys.stream}, group {keys.group}; standing by")
         try:
             while not self._stop.is_set():
@@ -120,7 +121,7 @@ class Master:
         """
         if "WRONGTYPE" in str(exc):
             with suppress(RedisError, OSError), client(self._settings.redis_url) as redis:
-                refuse_misplaced(redis, self._settings.keys, queues=True)
+                refuse_misplaced(redis, self._lane.keys, queues=True)
 
     def _serve(self) -> None:
         if not self._election.leads() and not self._election.campaign():
@@ -137,13 +138,15 @@ class Master:
             if self._stop.is_set():
                 self._election.resign()
             lost.set()
-            keeper.join(timeout=self._settings.leader_lease)
+            keeper.join(timeout=self._lane.leader_lease)
 
     def _lead(self) -> None:
         """Leads until the lead is over; reads the lane anew whenever the picture may be wrong."""
         while not self._stop.is_set() and self._election.leads():
             try:
-                leader = self._leader = Leader(self._app, self._settings, self._election.take_term(), self._clock)
+                leader = self._leader = Leader(
+                    self._app, self._settings.redis_url, self._lane, self._election.take_term(), self._clock
+                )
                 if self._spared < self._outage.count:
                     # The workers could not renew their leases, either.
                     self._spared = self._outage.count

@@ -79,12 +79,12 @@ def push(
     if idempotency_key is not None:
         [id_] = push_many(app, task, [(ticket_id, payload)], idempotency_key=idempotency_key)
         return id_
-    ticket, content = ticket_bytes(ticket_id), payload_bytes(payload, settings.max_payload)
+    ticket, content = ticket_bytes(ticket_id), payload_bytes(payload, settings.lane.max_payload)
     if app.conf.task_always_eager:
         here: list[str] = app.bridge.eager.push(task, [(ticket.decode(), content)], None)
         return here[0]
     try:
-        added = app.bridge.client.xadd(settings.stream, {"ticket_id": ticket, "task": task, "payload": content})
+        added = app.bridge.client.xadd(settings.lane.stream, {"ticket_id": ticket, "task": task, "payload": content})
     except FAILURES as exc:
         raise _told_of(exc, settings, [], 1) from None
     return text_of(added)
@@ -139,13 +139,13 @@ class _Push:
         self._parts: list[Part] = []
         self.total = 0
         if app.conf.task_always_eager:
-            self.ids = app.bridge.eager.push(task, _checked(messages, self.settings.max_payload), self._key)
+            self.ids = app.bridge.eager.push(task, _checked(messages, self.settings.lane.max_payload), self._key)
         else:
-            self._parts, self.total = parts_of(messages, self.settings.max_payload)
+            self._parts, self.total = parts_of(messages, self.settings.lane.max_payload)
 
     def calls(self) -> Iterator[bytes]:
         """What is to be sent, one after the other was answered."""
-        return (part.call(self.settings.stream, self._task, self._key, self.total) for part in self._parts)
+        return (part.call(self.settings.lane.stream, self._task, self._key, self.total) for part in self._parts)
 
     def take(self, reply: Any) -> None:
         """Takes the answer to a call in. Raises `PayloadError` when the key was used for other messages."""

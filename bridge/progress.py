@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
 if TYPE_CHECKING:
-    from bridge.settings import Settings
+    from bridge.lane_settings import LaneSettings
 
 #: Seconds between two plain lines, where there is no terminal.
 LINE_EVERY_S = 2.0
@@ -51,7 +51,7 @@ class Counts:
         return max(0, self.pushed - self.settled - self.flying)
 
 
-def read_counts(redis: Redis, settings: Settings) -> Counts:
+def read_counts(redis: Redis, settings: LaneSettings) -> Counts:
     """The counts of a lane. Raises redis errors; a lane that does not exist yet has none of anything."""
     keys = settings.keys
     with redis.pipeline(transaction=False) as pipe:

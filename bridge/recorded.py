@@ -17,7 +17,7 @@ from bridge.ticket_state import TicketState
 if TYPE_CHECKING:
     from redis import Redis
 
-    from bridge.settings import Settings
+    from bridge.lane_settings import LaneSettings
 
 #: Records in one page, about.
 PAGE = 1000
@@ -38,7 +38,7 @@ class Recorded:
     waiting: int | None
 
 
-def recorded(redis: Redis, settings: Settings, *, parked_only: bool) -> Iterator[Recorded]:
+def recorded(redis: Redis, settings: LaneSettings, *, parked_only: bool) -> Iterator[Recorded]:
     """All of them, in no order. Raises redis errors."""
     keys = settings.keys
     seconds, micros = redis.time()
@@ -76,7 +76,7 @@ def _state(record: records.Record) -> TicketState:
     return TicketState.IN_FLIGHT if record.in_flight else TicketState.AWAITING_RETRY
 
 
-def _aside(redis: Redis, settings: Settings) -> dict[str, int]:
+def _aside(redis: Redis, settings: LaneSettings) -> dict[str, int]:
     keys = settings.keys
     if not redis.exists(keys.tickets):
         # Nor need there be a group.

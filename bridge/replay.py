@@ -101,7 +101,7 @@ def judged(redis: Redis, keys: LaneKeys, letters: Sequence[Letter], parser: Entr
 def parser_of(app: Celery) -> EntryParser:
     """What a master of ``app`` reads entries with. Raises `ConfigurationError` when its tasks cannot be loaded."""
     load_tasks(app)
-    settings = app.bridge.settings
+    settings = app.bridge.settings.lane
     return EntryParser(
         default_task=settings.default_task, max_payload=settings.max_payload, known_tasks=ticket_tasks(app)
     )

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from celery import current_app
 from celery.backends.base import BaseKeyValueStoreBackend, DisabledBackend
 
-from bridge.settings import Settings
+from bridge.lane_settings import LaneSettings
 
 if TYPE_CHECKING:
     from celery import Celery
@@ -31,7 +31,7 @@ _MESSAGE_ID = re.compile(r"[0-9]{1,20}-[0-9]{1,20}")
 _PLAIN = re.compile(r"[A-Za-z0-9_.-]+(:[A-Za-z0-9_.-]+)*")
 _BETWEEN = "::"
 _LONGEST = 100
-_DEFAULT_LANE = (Settings.model_fields["stream"].default, Settings.model_fields["group"].default)
+_DEFAULT_LANE = (LaneSettings.model_fields["stream"].default, LaneSettings.model_fields["group"].default)
 
 
 def keep_apart(app: Celery) -> None:
@@ -60,8 +60,8 @@ class _OfLane:
 
     @property
     def _lane_prefix(self) -> str:
-        settings = self.app.bridge.settings
-        return _prefix_of(settings.stream, settings.group)
+        lane = self.app.bridge.settings.lane
+        return _prefix_of(lane.stream, lane.group)
 
     def __reduce__(self, *args: Any, **kwargs: Any) -> Any:
         # The class was made here, and cannot be found by its name.

@@ -14,10 +14,10 @@ class Backoff(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
-    base: float = Field(default=1.0, ge=0, le=86_400)
-    factor: float = Field(default=2.0, ge=1, le=100)
-    limit: float = Field(default=300.0, ge=0, le=7 * 86_400)
-    jitter: float = Field(default=0.5, ge=0, le=1)
+    base: float = Field(default=1.0, ge=0, le=86_400, description="Seconds after the first failed attempt.")
+    factor: float = Field(default=2.0, ge=1, le=100, description="By how much each wait is longer than the last one.")
+    limit: float = Field(default=300.0, ge=0, le=7 * 86_400, description="Seconds that a wait has at most.")
+    jitter: float = Field(default=0.5, ge=0, le=1, description="Share of a wait of which a random part is taken off.")
 
     def delay_ms(self, attempt: int, dice: float | None = None) -> int:
         """How long to wait, in ms, after failed ``attempt`` (1, 2, …). ``dice``: a number in [0, 1) in place of a

@@ -16,8 +16,8 @@ from bridge.routing.text import printable
 if TYPE_CHECKING:
     from redis import Redis
 
+    from bridge.lane_settings import LaneSettings
     from bridge.routing.keys import LaneKeys
-    from bridge.settings import Settings
 
 
 class ConsumerState(Enum):
@@ -79,7 +79,7 @@ class Pending:
     of_parked: dict[str, int]
 
     @classmethod
-    def of(cls, summary: Any, settings: Settings, registered: Collection[str]) -> Pending:
+    def of(cls, summary: Any, settings: LaneSettings, registered: Collection[str]) -> Pending:
         """From the reply of XPENDING without a range; None where there is no group."""
         if not summary or not summary[0]:
             return cls(None, 0, {}, {})

@@ -27,8 +27,8 @@ from redis import Redis
 from bridge.child import Child, end_all
 from bridge.connect import client
 from bridge.embedded import HOST, EmbeddedServer, free_port, port_is_taken
+from bridge.lane_settings import LaneSettings
 from bridge.routing.errors import ConfigurationError, InputError, PortInUse, StackFailed
-from bridge.settings import Settings
 from bridge.stopping import StopRequest
 
 #: Seconds that a process may take until it does its work. Generous: a small machine starts them all at once.
@@ -63,7 +63,7 @@ class Plan:
 class Stack:
     """Starts, watches and stops the processes of a plan; a context manager that stops them."""
 
-    def __init__(self, plan: Plan, settings: Settings, stop: StopRequest, say: Callable[[str], None]) -> None:
+    def __init__(self, plan: Plan, settings: LaneSettings, stop: StopRequest, say: Callable[[str], None]) -> None:
         """Describe it; `start` starts it. ``say`` gets a line for each step."""
         self.plan = plan
         self.settings = settings

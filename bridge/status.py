@@ -24,6 +24,7 @@ from bridge.unserved import UnservedTask, read_unserved
 if TYPE_CHECKING:
     from redis import Redis
 
+    from bridge.routing.keys import LaneKeys
     from bridge.settings import Settings
 
 #: Unread entries that are counted one by one where the server does not know their number, and bytes of them, about.
@@ -91,7 +92,7 @@ class LaneStatus:
 
 def look(redis: Redis, settings: Settings) -> LaneStatus:
     """Looks at the lane of ``settings``. Raises redis errors."""
-    keys = settings.keys
+    lane, keys = settings.lane, settings.lane.keys
     with redis.pipeline(transaction=True) as pipe:
         pipe.time()
         pipe.info("server")
@@ -121,7 +122,7 @@ def look(redis: Redis, settings: Settings) -> LaneStatus:
     counts, registered, drains, unserved, about = hashes
     now_ms = time_[0] * 1000 + time_[1] // 1000
     registrations = registrations_of(registered)
-    pending = Pending.of(pending_raw, settings, registrations)
+    pending = Pending.of(pending_raw, lane, registrations)
 
     last_delivered = group.read_to if group else "0-0"
     with redis.pipeline(transaction=False) as pipe:
@@ -134,7 +135,7 @@ def look(redis: Redis, settings: Settings) -> LaneStatus:
     if group is not None:
         # Without a group: its first master will make it from the stream's beginning.
         pending_count = int(pending_raw[0]) if pending_raw else 0
-        unread, why = _unread(redis, settings, group, stream, next_unread, length - pending_count)
+        unread, why = _unread(redis, keys, group, stream, next_unread, length - pending_count)
     leader = None
     if token is not None:
         term, _, holder = token.decode().partition(" ")
@@ -171,12 +172,12 @@ def look(redis: Redis, settings: Settings) -> LaneStatus:
         master=leaders_facts(about.get(b"master")),
     )
     waits = (_unserved(one, now_ms) for one in seen.unserved)
-    problems = (*_problems(seen, settings.dead_max), *waits, *_differing(seen, registrations))
+    problems = (*_problems(seen, lane.dead_max), *waits, *_differing(seen, registrations))
     return replace(seen, problems=problems)
 
 
 def _unread(
-    redis: Redis, settings: Settings, group: Group, stream: dict[bytes, Any], next_unread: Any, at_most: int
+    redis: Redis, keys: LaneKeys, group: Group, stream: dict[bytes, Any], next_unread: Any, at_most: int
 ) -> tuple[int, str]:
     """(messages that the group has not read, why they may be fewer)."""
     if not next_unread:
@@ -191,7 +192,7 @@ def _unread(
         return max(1, int(added) - read), ""
     size = sum(map(len, next_unread[0][1])) + 1
     count = max(1, min(COUNTED, COUNTED_BYTES // size))
-    found = redis.execute_command("XRANGE", settings.keys.stream, *younger_than(last), "COUNT", count)
+    found = redis.execute_command("XRANGE", keys.stream, *younger_than(last), "COUNT", count)
     if len(found) < count:
         return max(1, len(found)), ""
     return max(count, at_most), "the most that it can be: some of it may be done and not removed yet"

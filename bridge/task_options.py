@@ -13,7 +13,7 @@ from bridge.ticket_tasks import ticket_tasks
 if TYPE_CHECKING:
     from celery import Celery
 
-    from bridge.settings import Settings
+    from bridge.lane_settings import LaneSettings
 
 #: What may become of the ticket of a dead message.
 ON_DEAD = ("skip", "park")
@@ -22,11 +22,11 @@ ON_DEAD = ("skip", "park")
 TASK_OVERRIDES: dict[str, type[Any]] = {"max_attempts": int, "bundle": bool, "on_dead": str, "rollback": object}
 
 
-def check_tasks(app: Celery, settings: Settings) -> None:
+def check_tasks(app: Celery, lane: LaneSettings) -> None:
     """Refuses a default task that ``app`` does not have, and options of its tasks that cannot work."""
     for name, task in app.tasks.items():
         check_task_options(name, task)
-    default = settings.default_task
+    default = lane.default_task
     known_tasks = ticket_tasks(app)
     if default is not None and default not in known_tasks:
         known = ", ".join(sorted(known_tasks)) or "none"

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     from redis import Redis
 
-    from bridge.settings import Settings
+    from bridge.lane_settings import LaneSettings
 
 #: Dead letters that are looked through for the ticket's, newest first, and those of it that are shown.
 LETTERS_LOOKED_AT = 1000
@@ -59,7 +59,7 @@ class _Lane:
         return [one for one in self.registrations.values() if self.leases.get(one.incarnation, -1) > 0]
 
 
-def locate(redis: Redis, settings: Settings, ticket: str, max_attempts: Callable[[str | None], int]) -> TicketFacts:
+def locate(redis: Redis, settings: LaneSettings, ticket: str, max_attempts: Callable[[str | None], int]) -> TicketFacts:
     """Looks for ``ticket``. ``max_attempts`` answers for a task's name; None: the default task. Raises redis errors."""
     found = _locate(redis, settings, ticket, max_attempts)
     for _ in range(LOOKS - 1):
@@ -71,7 +71,9 @@ def locate(redis: Redis, settings: Settings, ticket: str, max_attempts: Callable
     return found
 
 
-def _locate(redis: Redis, settings: Settings, ticket: str, max_attempts: Callable[[str | None], int]) -> TicketFacts:
+def _locate(
+    redis: Redis, settings: LaneSettings, ticket: str, max_attempts: Callable[[str | None], int]
+) -> TicketFacts:
     keys = settings.keys
     lane = _look(redis, settings, ticket)
     record = lane.record
@@ -132,7 +134,7 @@ def _locate(redis: Redis, settings: Settings, ticket: str, max_attempts: Callabl
     return replace(found, why=why(found))
 
 
-def _look(redis: Redis, settings: Settings, ticket: str) -> _Lane:
+def _look(redis: Redis, settings: LaneSettings, ticket: str) -> _Lane:
     keys = settings.keys
     with redis.pipeline(transaction=True) as pipe:
         pipe.time()
@@ -166,7 +168,7 @@ def _look(redis: Redis, settings: Settings, ticket: str) -> _Lane:
     return lane
 
 
-def _waiting(redis: Redis, settings: Settings, ticket: str, record: records.Record | None) -> Scan:
+def _waiting(redis: Redis, settings: LaneSettings, ticket: str, record: records.Record | None) -> Scan:
     """What waits of the ticket, beside what its record names."""
     keys, master, wanted = settings.keys, settings.master, ticket.encode()
     if record is None:
@@ -199,7 +201,7 @@ def _in_flight(lane: _Lane, record: records.Record) -> InFlight:
 
 
 def _retry(
-    redis: Redis, settings: Settings, lane: _Lane, record: records.Record, max_attempts: Callable[[str | None], int]
+    redis: Redis, settings: LaneSettings, lane: _Lane, record: records.Record, max_attempts: Callable[[str | None], int]
 ) -> Retry:
     id_ = record.ids[0]
     return Retry(
@@ -211,7 +213,7 @@ def _retry(
     )
 
 
-def _task_of(redis: Redis, settings: Settings, id_: str) -> str | None:
+def _task_of(redis: Redis, settings: LaneSettings, id_: str) -> str | None:
     """The task that message ``id_`` names; None: it names none, or is gone."""
     entries = redis.execute_command("XRANGE", settings.keys.stream, id_, id_)
     if not entries:
@@ -221,7 +223,9 @@ def _task_of(redis: Redis, settings: Settings, id_: str) -> str | None:
     return None if named is None else named.decode(errors="replace")
 
 
-def _nobody_runs(redis: Redis, settings: Settings, lane: _Lane, record: records.Record | None, waiting: Scan) -> str:
+def _nobody_runs(
+    redis: Redis, settings: LaneSettings, lane: _Lane, record: records.Record | None, waiting: Scan
+) -> str:
     """Why nobody who is here can run the oldest message of a ticket that is not in flight."""
     oldest = record.ids[0] if record is not None and record.ids else next(iter(waiting.ids), None)
     if oldest is None or not lane.alive or (record is not None and record.in_flight):
@@ -244,7 +248,7 @@ def _nobody_runs(redis: Redis, settings: Settings, lane: _Lane, record: records.
     return f"no consumer that is alive can run its task {task}{why}"
 
 
-def _letters(redis: Redis, settings: Settings, ticket: str) -> tuple[Letter, ...]:
+def _letters(redis: Redis, settings: LaneSettings, ticket: str) -> tuple[Letter, ...]:
     """The ticket's newest letters, among the newest letters of the lane."""
     letters = islice(newest_first(redis, settings.keys), LETTERS_LOOKED_AT)
     return tuple(islice(chosen(letters, ticket=ticket), LETTERS_SHOWN))

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from celery import Celery
 
+    from bridge.lane_settings import LaneSettings
     from bridge.registration import Registrations
-    from bridge.settings import Settings
 
 
 class TaskTraits:
@@ -47,7 +47,7 @@ def traits_of(task: Any) -> dict[str, Any]:
 class Traits:
     """Answers for the tasks of one lane."""
 
-    def __init__(self, app: Celery, settings: Settings, registrations: Registrations) -> None:
+    def __init__(self, app: Celery, settings: LaneSettings, registrations: Registrations) -> None:
         self._app = app
         self._settings = settings
         self._registrations = registrations

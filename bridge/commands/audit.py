@@ -69,7 +69,7 @@ def audit(
         explained(as_json=as_json)
         return
     target: Target = ctx.obj
-    settings = target.settings
+    lane = target.lane
     if ticket is not None:
         ticket_bytes(ticket)
     if since is not None and not re.fullmatch(r"\d{1,20}(-\d{1,20})?", since):
@@ -80,7 +80,7 @@ def audit(
     def begin() -> Audit:
         return Audit(
             redis,
-            settings.keys,
+            lane.keys,
             clock_skew_ms=clock_skew,
             since=since,
             ticket=ticket,
@@ -90,7 +90,7 @@ def audit(
 
     verdict = _follow(begin, shown) if follow else begin().run()
     if verdict.nothing:
-        why = "history is off (bridge_history = 0)" if not settings.history else "the history is empty"
+        why = "history is off (bridge_history = 0)" if not lane.history else "the history is empty"
         shown.nothing(f"nothing to audit: {why}")
         ctx.exit(1)
     shown.verdict(verdict)

@@ -118,7 +118,7 @@ def _of(target: Target, name: str) -> tuple[Redis, LaneKeys, str]:
     from bridge.apps import reach_lane
     from bridge.roster import full_name
 
-    keys = target.settings.keys
+    keys = target.lane.keys
     redis = reach_lane(target.app)
     return redis, keys, full_name(redis, keys, name)
 

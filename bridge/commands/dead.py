@@ -40,7 +40,7 @@ def list_(target: Target, ticket: str | None, task: str | None, reason: str | No
     from bridge.apps import reach_lane
     from bridge.dead import chosen, newest_first
 
-    keys = target.settings.keys
+    keys = target.lane.keys
     redis = reach_lane(target.app)
     found = chosen(newest_first(redis, keys), ticket=ticket, task=task, reason=reason)
     letters = list(islice(found, limit))
@@ -67,7 +67,7 @@ def show(target: Target, message_id: str, as_json: bool) -> None:
     from bridge.dead import of_message
     from bridge.routing.errors import InputError
 
-    letters = of_message(reach_lane(target.app), target.settings.keys, message_id)
+    letters = of_message(reach_lane(target.app), target.lane.keys, message_id)
     if not letters:
         raise InputError(f"no dead letter of message {printable(message_id)}; `bridge dead list` names those there are")
     letter = letters[-1]
@@ -161,7 +161,7 @@ class _Request:
         self._dry_run = dry_run
         self._as_json = as_json
         self.app = target.app
-        self.keys = target.settings.keys
+        self.keys = target.lane.keys
         self.redis = reach_lane(target.app)
         self.letters = named(self.redis, self.keys, ids) if ids else like(self.redis, self.keys, ticket, task, reason)
 

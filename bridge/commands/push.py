@@ -66,13 +66,13 @@ def push(
         delimiter = "\t"
     if len(delimiter) != 1:
         raise ConfigurationError(f"--delimiter must be one character, not {delimiter!r}")
-    app, settings = target.app, target.settings
+    app, lane = target.app, target.lane
     load_tasks(app)
     tasks = ticket_tasks(app)
     if task is not None and task not in tasks:
         known = ", ".join(sorted(tasks)) or "none"
         raise ConfigurationError(f"--task {task}: there is no such task; this app's tasks: {known}")
-    rules = Rules(key, task, settings.default_task, tasks, settings.max_payload, delimiter)
+    rules = Rules(key, task, lane.default_task, tasks, lane.max_payload, delimiter)
 
     # Before the check, which may take a while.
     client = None if dry_run else reach(app)
@@ -87,7 +87,7 @@ def push(
     if client is None:
         total = _check(file, kind, rules, quiet=as_json) if total is None else total
         if as_json:
-            echo_json({"rows": total, "pushed": 0, "stream": settings.stream, "dry_run": True})
+            echo_json({"rows": total, "pushed": 0, "stream": lane.stream, "dry_run": True})
         else:
             click.echo(f"{file} is fine: {count(total, 'row')}; nothing was pushed (--dry-run)")
         return
@@ -98,12 +98,12 @@ def push(
     code = 0
     try:
         with _progress("pushing", total, quiet=as_json) as told, opened(file) as source:
-            push_rows(client, settings.stream, rows(source, kind, rules), batch, pushed, told)
+            push_rows(client, lane.stream, rows(source, kind, rules), batch, pushed, told)
     except TicketBridgeError as exc:
         error, code = str(exc), exc.exit_code
     except KeyboardInterrupt:
         error, code = "interrupted", 1
-    _report(pushed, settings.stream, time.monotonic() - began, error, as_json)
+    _report(pushed, lane.stream, time.monotonic() - began, error, as_json)
     sys.exit(code)
 
 

@@ -77,10 +77,10 @@ def of_the_lane(
     job: Job, settings: Settings, words: Sequence[str], environ: Mapping[str, str]
 ) -> tuple[list[str], dict[str, str]]:
     """The job's words and environment, with what the app says where the user says nothing."""
-    said = {"--stream": settings.stream, "--group": settings.group}
+    said = {"--stream": settings.lane.stream, "--group": settings.lane.group}
     told = [word for option in job.lane if not _given(option, words) for word in (option, said[option])]
     if job.payloads and not _given("--max-payload", words):
-        told += ["--max-payload", str(settings.max_payload)]
+        told += ["--max-payload", str(settings.lane.max_payload)]
     env = dict(environ)
     if not _given("--url", words):
         env.setdefault(URL_VARIABLE, settings.redis_url)

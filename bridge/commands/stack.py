@@ -17,7 +17,7 @@ from bridge.routing.errors import ServerStartFailed
 from bridge.terminal import console, echo_json
 
 if TYPE_CHECKING:
-    from bridge.settings import Settings
+    from bridge.lane_settings import LaneSettings
     from bridge.stack import Plan, Stack
 
 PORT = click.IntRange(0, 65535)
@@ -146,12 +146,12 @@ def run_directory(kind: str) -> Path:
     raise ServerStartFailed("cannot find a free name under ./run; name a place with --dir")
 
 
-def settings_of(target: Target, env: Mapping[str, str]) -> Settings:
+def settings_of(target: Target, env: Mapping[str, str]) -> LaneSettings:
     """The lane's settings, as the children will have them."""
     from bridge.installed import bridge_of
 
-    settings = bridge_of(target.app).settings
-    return settings.model_copy(update={"lease": float(env["BRIDGE_LEASE"])}) if "BRIDGE_LEASE" in env else settings
+    lane = bridge_of(target.app).settings.lane
+    return lane.model_copy(update={"lease": float(env["BRIDGE_LEASE"])}) if "BRIDGE_LEASE" in env else lane
 
 
 def until_stopped(stack: Stack, say: Callable[[str], None]) -> None:

@@ -41,15 +41,15 @@ def show(ctx: click.Context, ticket_id: str, as_json: bool) -> None:
     from bridge.ticket_search import locate
 
     target: Target = ctx.obj
-    app, settings = target.app, target.settings
+    app, lane = target.app, target.lane
     ticket_bytes(ticket_id)
     load_tasks(app)
 
     def max_attempts(name: str | None) -> int:
-        task = app.tasks.get(name or settings.default_task or "")
-        return int(getattr(task, "bridge_max_attempts", None) or settings.max_attempts)
+        task = app.tasks.get(name or lane.default_task or "")
+        return int(getattr(task, "bridge_max_attempts", None) or lane.max_attempts)
 
-    found = locate(reach_lane(app), settings, ticket_id, max_attempts)
+    found = locate(reach_lane(app), lane, ticket_id, max_attempts)
     if as_json:
         echo_json(found.document())
     else:
@@ -67,7 +67,7 @@ def list_(target: Target, parked: bool, limit: int, as_json: bool) -> None:
     from bridge.apps import reach_lane
     from bridge.recorded import recorded
 
-    found = recorded(reach_lane(target.app), target.settings, parked_only=parked)
+    found = recorded(reach_lane(target.app), target.lane, parked_only=parked)
     shown = list(islice(found, limit))
     more = next(found, None) is not None
     shown.sort(key=lambda one: one.ticket_id)
@@ -131,7 +131,7 @@ def _ordered(target: Target, order: dict[str, Any]) -> dict[str, Any]:
     from bridge.producer import ticket_bytes
 
     ticket_bytes(order["ticket"])
-    return give(reach_lane(target.app), target.settings.keys, order)
+    return give(reach_lane(target.app), target.lane.keys, order)
 
 
 def _print(found: TicketFacts) -> None:

@@ -27,7 +27,7 @@ def handle(
     `bridge_rollback`. Raises `PayloadError` for what could not be pushed.
     """
     eager = bridge_of(task.app).eager
-    content = payload_bytes(payload, bridge_of(task.app).settings.max_payload)
+    content = payload_bytes(payload, bridge_of(task.app).settings.lane.max_payload)
     return eager.handle(task, ticket_bytes(ticket_id).decode(), content, eager.next_id(), attempt, lost)
 
 

@@ -79,14 +79,14 @@ class Lane:
 
     def dead_letters(self) -> list[dict[str, str]]:
         """The messages that were given up, oldest first, with the fields of their letters."""
-        found: Any = self.redis.xrange(self._bridge.settings.keys.dead)
+        found: Any = self.redis.xrange(self._bridge.settings.lane.keys.dead)
         return [
             {name.decode(): value.decode(errors="backslashreplace") for name, value in fields.items()}
             for _, fields in found
         ]
 
     def _undone(self) -> str | None:
-        settings = self._bridge.settings
+        settings = self._bridge.settings.lane
         if not self.redis.exists(settings.stream):
             return None
         told: Any = self.redis.xinfo_stream(settings.stream)

@@ -75,7 +75,7 @@ def _run(execution: Execution, row: int, request: dict[str, Any], body: str) -> 
     #: By ticket, the runs whose message of this round succeeded, and is written by the end of it.
     going_on: dict[str, list[Delivery]] = {}
     started = last_write = time.monotonic()
-    give_up_at = started + max(OVERTIME * execution.settings.bundle_ms / 1000, 2 * WRITE_AFTER_S)
+    give_up_at = started + max(OVERTIME * execution.lane.bundle_ms / 1000, 2 * WRITE_AFTER_S)
     pending: list[tuple[Delivery, Outcome]] = []
     unstarted: list[Outcome] = []
     position = 0

@@ -32,7 +32,6 @@ from bridge.names import HEADER_BASE
 from bridge.worker.beside import run_beside
 
 if TYPE_CHECKING:
-    from bridge.settings import Settings
     from bridge.worker.shared import Shared
 
 logger = get_logger(__name__)
@@ -47,9 +46,9 @@ TIMEOUT_S = 1.0
 class Ending:
     """Runs on a thread of its own from `start` to the end of the process."""
 
-    def __init__(self, settings: Settings, shared: Shared) -> None:
+    def __init__(self, url: str, shared: Shared) -> None:
         self._shared = shared
-        self._redis: Redis = client(settings.redis_url, timeout_s=TIMEOUT_S)
+        self._redis: Redis = client(url, timeout_s=TIMEOUT_S)
         self._started = False
 
     def start(self) -> None:

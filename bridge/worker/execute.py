@@ -51,7 +51,7 @@ from bridge.worker.task import is_over, retry_delay_ms
 from bridge.worker.telling import Tale
 
 if TYPE_CHECKING:
-    from bridge.settings import Settings
+    from bridge.lane_settings import LaneSettings
     from bridge.worker.shared import Shared
     from bridge.worker.writer import OutcomeWriter
 
@@ -71,15 +71,15 @@ class CutOff(NamedTuple):
 class Execution:
     """What a pool process needs to run messages; made before the pool forks."""
 
-    def __init__(self, app: Any, settings: Settings, shared: Shared, writer: OutcomeWriter, hostname: str) -> None:
+    def __init__(self, app: Any, lane: LaneSettings, shared: Shared, writer: OutcomeWriter, hostname: str) -> None:
         self.app = app
-        self.settings = settings
+        self.lane = lane
         self.shared = shared
         self.writer = writer
         self.hostname = hostname
         #: By the first fence of a Celery message; for pools within this process.
         self.cut_off: dict[int, CutOff] = {}
-        stream = settings.stream.encode()
+        stream = lane.stream.encode()
         Effects.own = (stream, (b"{%b}:" % stream, b"{%b}/" % stream))
 
     @contextmanager
@@ -116,7 +116,7 @@ class Execution:
         if task.__trace__ is None:
             # Pools that do not fork build tracers late.
             task.__trace__ = build_tracer(task.name, task, app=self.app, hostname=self.hostname)
-        max_attempts = task.bridge_max_attempts or self.settings.max_attempts
+        max_attempts = task.bridge_max_attempts or self.lane.max_attempts
         context = TicketContext(
             delivery.ticket,
             delivery.message_id,
@@ -236,7 +236,7 @@ class Execution:
         if task is None:
             return
         tale = Tale(task, Context(request), WorkerLostError(CUT_OFF), None)
-        if asked or delivery.attempt < (task.bridge_max_attempts or self.settings.max_attempts):
+        if asked or delivery.attempt < (task.bridge_max_attempts or self.lane.max_attempts):
             tale.retried()
         else:
             tale.failed()

@@ -24,7 +24,7 @@ from bridge.worker.beside import run_beside
 from bridge.worker.holdings import Holdings, Taking
 
 if TYPE_CHECKING:
-    from bridge.settings import Settings
+    from bridge.lane_settings import LaneSettings
 
 logger = get_logger(__name__)
 
@@ -44,7 +44,8 @@ class Farewell:
 
     def __init__(
         self,
-        settings: Settings,
+        url: str,
+        lane: LaneSettings,
         name: str,
         incarnation: str,
         *,
@@ -53,14 +54,14 @@ class Farewell:
         recall_all: Callable[[], None],
         give_back_unstarted: Callable[[], None],
     ) -> None:
-        self._settings = settings
+        self._lane = lane
         self._name = name
         self._incarnation = incarnation
         self._holdings = holdings
         self._write = write
         self._recall_all = recall_all
         self._give_back_unstarted = give_back_unstarted
-        self._redis: Redis = client(settings.redis_url, timeout_s=2.0)
+        self._redis: Redis = client(url, timeout_s=2.0)
         self._stop = threading.Event()
         self._over: threading.Event | None = None
 
@@ -99,7 +100,7 @@ class Farewell:
 
     def _tell(self) -> None:
         """In the registration, for a leader that comes later; in the outcome stream, for the one that is there."""
-        keys = self._settings.keys
+        keys = self._lane.keys
         found: Any = self._redis.hget(keys.consumers, self._name)
         registration = orjson.loads(found) if found else {}
         if registration.get("incarnation") != self._incarnation:
@@ -112,7 +113,7 @@ class Farewell:
 
     def _give_back(self) -> bool:
         """Takes Celery messages from the queue and gives back what they carry; whether there were any."""
-        texts: Any = self._redis.rpop(self._settings.keys.queue(self._name), TAKE)
+        texts: Any = self._redis.rpop(self._lane.keys.queue(self._name), TAKE)
         outcomes: list[Outcome] = []
         for text in texts or ():
             outcomes += self._untaken(json.loads(text))

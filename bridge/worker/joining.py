@@ -76,7 +76,7 @@ class MemberStep(bootsteps.StartStopStep):
         if self._turning is not None:
             self._turning.cancel()
         try:
-            health = Health(member.settings.health_file)
+            health = Health(member.app.bridge.settings.health_file)
             self._turning = parent.timer.call_repeatedly(EVERY_S, self._turn, (member, health))
             member.start(parent)
         except TicketBridgeError as exc:
@@ -99,9 +99,8 @@ class MemberStep(bootsteps.StartStopStep):
 
 def _join(app: Celery, worker: Any) -> None:
     """Raises `TicketBridgeError`, one line, when the worker cannot take part."""
-    settings = app.bridge.settings
     adopt_all(app)
-    check_tasks(app, settings)
+    check_tasks(app, app.bridge.settings.lane)
     # `ServerStep` waits where that is wanted.
     check_arrival(app)
     member = _members[worker.hostname] = Member(app, worker.hostname)
@@ -110,12 +109,12 @@ def _join(app: Celery, worker: Any) -> None:
     member.watch.ensure()
     _consume(app, member)
     strategy.set_member(member)
-    pool_calls.set_current(Execution(app, settings, member.shared, member.writer, member.name))
+    pool_calls.set_current(Execution(app, member.lane, member.shared, member.writer, member.name))
 
 
 def _consume(app: Celery, member: Member) -> None:
     """The worker takes from its own queue, beside those that it has anyway."""
-    name = member.settings.keys.queue(member.name)
+    name = member.lane.keys.queue(member.name)
     if name in app.amqp.queues.consume_from:
         return
     queue = app.amqp.queues.select_add(Queue(name, routing_key=name, no_ack=True))
@@ -126,7 +125,7 @@ def _consume(app: Celery, member: Member) -> None:
 def _leave(app: Celery, member: Member) -> None:
     """The worker has ended. Its program may go on, and start another one."""
     queues = app.amqp.queues
-    name = member.settings.keys.queue(member.name)
+    name = member.lane.keys.queue(member.name)
     for chosen in (queues, queues._consume_from, getattr(queues, "_default_consume_from", None)):
         if chosen is not None:
             chosen.pop(name, None)

@@ -44,7 +44,7 @@ def end_last_read(member: Member, consumer: Any) -> None:
     if channel is None or not channel._in_poll:
         return
     reading = channel._in_poll
-    queue = member.settings.keys.queue(member.name)
+    queue = member.lane.keys.queue(member.name)
     try:
         for other in [other for other in tasks.queues if other.name != queue]:
             # What is not the bridge's shall go back to its queue, as it does when kombu reads this: the pool is closed.
@@ -66,7 +66,7 @@ def _wake(member: Member, queue: str) -> None:
     # No message has fence 0. What carries a word is answered by having been taken.
     word = Envelopes(member.app).word(member.shared.incarnation, queue, WorkerWord.PROBE)
     try:
-        with client(member.settings.redis_url, timeout_s=PUSH_S) as redis:
+        with client(member.url, timeout_s=PUSH_S) as redis:
             redis.lpush(queue, OPENING.encode() + b"0" + word)
     except (RedisError, OSError) as exc:
         # A full server, for one, refuses it. Then the read ends by itself, after `brpop_timeout`.

@@ -39,7 +39,7 @@ from bridge.worker.deadline import MARGIN, now_ns
 from bridge.worker.registering import tell_changes
 
 if TYPE_CHECKING:
-    from bridge.settings import Settings
+    from bridge.lane_settings import LaneSettings
     from bridge.worker.deadline import Deadline
 
 logger = get_logger(__name__)
@@ -61,7 +61,8 @@ class Lease:
 
     def __init__(
         self,
-        settings: Settings,
+        url: str,
+        lane: LaneSettings,
         name: str,
         registration: dict[str, object],
         deadline: Deadline,
@@ -72,7 +73,7 @@ class Lease:
         beat: Callable[[], None] = lambda: None,
         standing: Callable[[], dict[str, Any]] = dict,
     ) -> None:
-        self._settings = settings
+        self._lane = lane
         self._name = name
         self._registration = registration
         self._deadline = deadline
@@ -82,7 +83,7 @@ class Lease:
         self._beat = beat
         self._standing = standing
         self._outage = Outage(logger, "renewing the lease as soon as it is back")
-        self._redis: Redis = client(settings.redis_url, timeout_s=max(0.2, settings.lease / (2 * RENEWALS)))
+        self._redis: Redis = client(url, timeout_s=max(0.2, lane.lease / (2 * RENEWALS)))
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="bridge-lease", daemon=True)
         self._reports = 0
@@ -96,7 +97,7 @@ class Lease:
         """
         while True:
             try:
-                self._register(patience_s=1.5 * self._settings.lease, starting=True)
+                self._register(patience_s=1.5 * self._lane.lease, starting=True)
                 break
             except RedisError as exc:
                 # Celery starts its consumer again when the server was away, but not when it was full or loading.
@@ -112,28 +113,28 @@ class Lease:
         """Gives the lease up: the worker runs nothing any more."""
         self._stop.set()
         if self._thread.is_alive():
-            self._thread.join(timeout=2 * self._settings.lease)
+            self._thread.join(timeout=2 * self._lane.lease)
         incarnation = self._deadline.incarnation
         self._deadline.end()
         if incarnation:
             try:
-                goodbye(self._redis, self._settings.keys, self._name, incarnation)
+                goodbye(self._redis, self._lane.keys, self._name, incarnation)
             except (RedisError, OSError) as exc:
                 logger.warning("could not say good-bye, the lease will run out by itself: %s", exc)
 
     def _register(self, patience_s: float, *, starting: bool = False) -> None:
-        keys = self._settings.keys
+        keys = self._lane.keys
         waited_until = time.monotonic() + patience_s
         waits = False
         while not self._stop.is_set():
             found_raw = self._redis.hget(keys.consumers, self._name)
             found = (found_raw, orjson.loads(found_raw)["incarnation"]) if found_raw else None
             incarnation = uuid.uuid4().hex
-            told = {"incarnation": incarnation, "since": time.time(), "lease_ms": self._settings.lease_ms}
+            told = {"incarnation": incarnation, "since": time.time(), "lease_ms": self._lane.lease_ms}
             registration = orjson.dumps({**self._registration, **told})
             sent = now_ns()
             word, left_ms = register(
-                self._redis, keys, self._name, incarnation, self._settings.lease_ms, registration, found
+                self._redis, keys, self._name, incarnation, self._lane.lease_ms, registration, found
             )
             if word is ReturnWord.OK:
                 self._deadline.begin(incarnation, self._deadline_after(sent))
@@ -156,10 +157,10 @@ class Lease:
                     state.maybe_shutdown()
 
     def _deadline_after(self, sent: int) -> int:
-        return sent + int(self._settings.lease * (1 - MARGIN) * 1e9)
+        return sent + int(self._lane.lease * (1 - MARGIN) * 1e9)
 
     def _run(self) -> None:
-        period = self._settings.lease / RENEWALS
+        period = self._lane.lease / RENEWALS
         wait = period
         while not self._stop.wait(wait):
             wait = period
@@ -193,10 +194,10 @@ class Lease:
 
     def _renew(self) -> bool:
         incarnation = self._deadline.incarnation
-        keys = self._settings.keys
+        keys = self._lane.keys
         self._reports += 1
         report = orjson.dumps({"n": self._reports, "fences": self._held()})
-        lease_ms = self._settings.lease_ms
+        lease_ms = self._lane.lease_ms
         with self._redis.pipeline(transaction=False) as pipe:
             pipe.pexpire(keys.lease(incarnation), lease_ms)
             pipe.set(keys.held(incarnation), report, px=lease_ms)
@@ -225,7 +226,7 @@ class Lease:
         if not changed:
             return
         try:
-            tell_changes(self._redis, self._settings.keys, self._name, self._deadline.incarnation, changed)
+            tell_changes(self._redis, self._lane.keys, self._name, self._deadline.incarnation, changed)
         except (RedisError, OSError) as exc:
             logger.debug("cannot tell yet what changed: %s", exc)
             return

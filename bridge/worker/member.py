@@ -33,6 +33,8 @@ from bridge.worker.writer import OutcomeWriter
 if TYPE_CHECKING:
     from celery import Celery
 
+    from bridge.lane_settings import LaneSettings
+
 logger = get_logger(__name__)
 
 #: Seconds after which a pool process that got a message has said so.
@@ -49,14 +51,16 @@ class Member:
     def __init__(self, app: Celery, name: str) -> None:
         self.app = app
         self.name = name
-        self.settings = app.bridge.settings
+        self.lane: LaneSettings = app.bridge.settings.lane
+        #: Of the lane's server.
+        self.url: str = app.bridge.settings.redis_url
         #: Unix time in seconds: tells one life of this worker from the next, over all of its incarnations.
         self.started = time.time()
         self.shared = Shared()
         self.holdings = Holdings()
-        self.writer = OutcomeWriter(self.settings, self.shared)
-        self.watch = Watch(self.settings, name, self.shared)
-        self.ending = Ending(self.settings, self.shared)
+        self.writer = OutcomeWriter(self.url, self.lane, self.shared)
+        self.watch = Watch(self.url, self.lane, name, self.shared)
+        self.ending = Ending(self.url, self.shared)
         #: Celery's pool.
         self.pool: Any = None
         #: How many messages it takes now.
@@ -123,7 +127,7 @@ class Member:
 
     def max_attempts(self, task: Any) -> int:
         """How many attempts a message of a task has."""
-        return int(task.bridge_max_attempts or self.settings.max_attempts)
+        return int(task.bridge_max_attempts or self.lane.max_attempts)
 
     def decline(self, headers: dict[str, Any], body: str | bytes) -> None:
         """Gives back what was taken from the queue just now and no pool process will get."""
@@ -202,7 +206,7 @@ class Member:
             # The main process died before this one had asked to be ended with it: nobody would.
             os._exit(1)
         self.shared.give_row(self.shared.take_row())
-        watch_own_deadline(self.shared, self.settings.lease)
+        watch_own_deadline(self.shared, self.lane.lease)
 
     def start(self, consumer: Any) -> None:
         """The worker is about to consume: takes the lease. Once; Celery restarts its consumer on a lost connection."""
@@ -231,7 +235,7 @@ class Member:
                 "set worker_pool_start_method = 'fork', or choose another pool (-P threads)"
             )
         registration: dict[str, object] = {
-            "queue": self.settings.keys.queue(self.name),
+            "queue": self.lane.keys.queue(self.name),
             **self._standing(),
             "pool": pool,
             "pid": os.getpid(),
@@ -239,7 +243,8 @@ class Member:
             **facts(self.app, master=False),
         }
         lease = Lease(
-            self.settings,
+            self.url,
+            self.lane,
             self.name,
             registration,
             self.shared,
@@ -257,7 +262,7 @@ class Member:
         """An operator may have told the worker to consume others (``add_consumer``, ``cancel_consumer``). Called every
         second on Celery's own thread: a router of the app's must not hold up the lease.
         """
-        queues = queues_of(self.app, self.settings.keys.queue(self.name))
+        queues = queues_of(self.app, self.lane.keys.queue(self.name))
         if queues != self._queues and not self._going:
             self._repertoire = repertoire(self.app, queues)
             self._queues = queues
@@ -307,7 +312,8 @@ class Member:
             self.recall_all()
             return
         self._farewell = Farewell(
-            self.settings,
+            self.url,
+            self.lane,
             self.name,
             self.shared.incarnation,
             holdings=self.holdings,

@@ -134,7 +134,7 @@ class TicketTask(Task):  # type: ignore[misc, unused-ignore]
         require_match(self)
         ticket_bytes(ticket_id)
         # As it is now: the caller may go on changing it.
-        given = orjson.loads(payload_bytes(payload, self.app.bridge.settings.max_payload))
+        given = orjson.loads(payload_bytes(payload, self.app.bridge.settings.lane.max_payload))
         transaction.on_commit(lambda: self.push(ticket_id, given, idempotency_key=idempotency_key), using=using)
 
     def retry(
@@ -296,8 +296,8 @@ def raise_as_told(task: Any, ticket: TicketContext, exc: Exception) -> NoReturn:
         raise ConfigurationError(mismatch(task)) from None
     if ticket.gave_up or ticket.is_last_attempt:
         raise exc
-    settings = task.app.bridge.settings
-    raise Retry(exc=exc, when=settings.backoff.delay_ms(ticket.attempt) / 1000) from exc
+    lane = task.app.bridge.settings.lane
+    raise Retry(exc=exc, when=lane.backoff.delay_ms(ticket.attempt) / 1000) from exc
 
 
 #: Longest wait that is kept as it was asked for: a hundred years. What is larger may fit no outcome, and be lost there.

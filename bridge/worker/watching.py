@@ -15,7 +15,7 @@ from celery.utils.log import get_logger
 from bridge.worker.watcher import FAREWELL
 
 if TYPE_CHECKING:
-    from bridge.settings import Settings
+    from bridge.lane_settings import LaneSettings
     from bridge.worker.shared import Shared
 
 logger = get_logger(__name__)
@@ -30,8 +30,9 @@ class Watch:
     The main process keeps the reading end, too: a watcher that was killed is followed by another one on the same pipe.
     """
 
-    def __init__(self, settings: Settings, name: str, shared: Shared) -> None:
-        self._settings = settings
+    def __init__(self, url: str, lane: LaneSettings, name: str, shared: Shared) -> None:
+        self._url = url
+        self._lane = lane
         self._name = name
         self._shared = shared
         self._reading, self._writing = os.pipe()
@@ -55,11 +56,11 @@ class Watch:
         config = {
             "pipe": self._reading,
             "page": self._shared.fd,
-            "url": self._settings.redis_url,
-            "stream": self._settings.stream,
-            "group": self._settings.group,
+            "url": self._url,
+            "stream": self._lane.stream,
+            "group": self._lane.group,
             "name": self._name,
-            "lease": self._settings.lease,
+            "lease": self._lane.lease,
         }
         path = os.pathsep.join(filter(None, (_HOME, os.environ.get("PYTHONPATH"))))
         process = subprocess.Popen(

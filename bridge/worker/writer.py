@@ -27,7 +27,7 @@ from bridge.routing.effects import Effect, Success, apply, tell
 from bridge.routing.words import ReturnWord
 
 if TYPE_CHECKING:
-    from bridge.settings import Settings
+    from bridge.lane_settings import LaneSettings
     from bridge.worker.deadline import Deadline
 
 logger = get_logger(__name__)
@@ -54,8 +54,9 @@ class OutcomeWriter:
     with a connection and end with it.
     """
 
-    def __init__(self, settings: Settings, deadline: Deadline) -> None:
-        self._settings = settings
+    def __init__(self, url: str, lane: LaneSettings, deadline: Deadline) -> None:
+        self._url = url
+        self._keys = lane.keys
         self._deadline = deadline
         self._pid = os.getpid()
         #: Connections that nobody uses now.
@@ -75,7 +76,7 @@ class OutcomeWriter:
             except RedisError as exc:
                 if not is_full(exc):
                     raise
-                tell(self._client(), self._settings.keys, incarnation, data)
+                tell(self._client(), self._keys, incarnation, data)
 
         return self._until_lease_ends(incarnation, send)
 
@@ -83,7 +84,7 @@ class OutcomeWriter:
         """The command (RESP) up to the outcomes: the same for every write of an incarnation."""
         known, head = self._known_head
         if known != incarnation:
-            words = ("XADD", self._settings.keys.outcomes, "*", "i", incarnation, "o")
+            words = ("XADD", self._keys.outcomes, "*", "i", incarnation, "o")
             encoded = [word.encode() for word in words]
             head = b"*7\r\n" + b"".join(b"$%d\r\n%b\r\n" % (len(word), word) for word in encoded)
             self._known_head = (incarnation, head)
@@ -101,7 +102,7 @@ class OutcomeWriter:
         words: list[tuple[ReturnWord, str]] = []
 
         def send() -> None:
-            words[:] = apply(self._client(), self._settings.keys, incarnation, successes)
+            words[:] = apply(self._client(), self._keys, incarnation, successes)
 
         if not self._until_lease_ends(incarnation, send):
             return [(ReturnWord.STALE, "")] * len(items)
@@ -131,7 +132,7 @@ class OutcomeWriter:
             # One step for Python: no two threads get the same one.
             wire = self._idle.pop()
         except IndexError:
-            wire = Wire(self._settings.redis_url, timeout_s=TIMEOUT_S)
+            wire = Wire(self._url, timeout_s=TIMEOUT_S)
         try:
             wire.call_packed(packed)
         except ResponseError:
@@ -149,7 +150,7 @@ class OutcomeWriter:
     def _client(self) -> Redis:
         self._check_process()
         if self._made_client is None:
-            self._made_client = client(self._settings.redis_url, timeout_s=TIMEOUT_S)
+            self._made_client = client(self._url, timeout_s=TIMEOUT_S)
         return self._made_client
 
     def _check_process(self) -> None:

@@ -26,7 +26,7 @@ OPENS_AT = 20
 
 
 def settings_of(lane: LaneUnderTest, **more: Any) -> Settings:
-    return Settings.model_validate({"redis_url": lane.server.url, **more})
+    return Settings.model_validate({"redis_url": lane.server.url, "lane": more})
 
 
 def asking(server: EmbeddedServer) -> Redis:
@@ -57,7 +57,7 @@ def test_a_task_whose_database_is_down_pauses_and_goes_on_in_order_when_it_is_ba
     dead = lane.count("dead")
     assert dead < OPENS_AT + 2
     waits = next(f"D{i}" for i in range(TICKETS) if i >= OPENS_AT)
-    assert "is paused" in str(locate(plain, settings_of(lane), waits, lambda _task: 1))
+    assert "is paused" in str(locate(plain, settings_of(lane).lane, waits, lambda _task: 1))
     # Another task flows, and the next leader finds it so
     master.kill()
     lane.master("m2")

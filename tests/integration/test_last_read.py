@@ -35,7 +35,7 @@ class Reading:
     def __init__(self, server: EmbeddedServer, connection: Connection) -> None:
         app = Celery("shop", broker=server.url, set_as_current=False)
         settings = install(app).bridge.settings
-        self.own = settings.keys.queue("w1@here")
+        self.own = settings.lane.keys.queue("w1@here")
         self.redis = server.client(decode_responses=True)
         self.got: list[Any] = []
         queues = [Queue(name, Exchange(""), routing_key=name, no_ack=True) for name in (self.own, ORDINARY)]
@@ -45,7 +45,11 @@ class Reading:
         self.channel.connection.cycle._register_BRPOP(self.channel)
         self.consumer = SimpleNamespace(task_consumer=tasks, connection_errors=connection.connection_errors)
         self.member: Any = SimpleNamespace(
-            app=app, settings=settings, name="w1@here", shared=SimpleNamespace(incarnation="life1")
+            app=app,
+            lane=settings.lane,
+            url=settings.redis_url,
+            name="w1@here",
+            shared=SimpleNamespace(incarnation="life1"),
         )
 
     def end(self) -> None:

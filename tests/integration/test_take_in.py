@@ -61,9 +61,9 @@ def take_in(lane: LaneUnderTest, deed: Callable[[Leader], None]) -> Leader:
     app.conf.update(bridge_default_task="counter.append", bridge_leader_lease=30)
     app.task(name="counter.append")(never_run)
     settings = read_settings(app)
-    election = Election(settings, "in this process")
+    election = Election(settings.redis_url, settings.lane, "in this process")
     assert election.campaign()
-    leader = Leader(app, settings, election.take_term(), ServerClock(settings.lease))
+    leader = Leader(app, settings.redis_url, settings.lane, election.take_term(), ServerClock(settings.lane.lease))
 
     def goes_on() -> bool:
         deed(leader)

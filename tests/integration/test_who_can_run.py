@@ -49,7 +49,7 @@ class ServicesLane(LaneUnderTest):
 
     def locate(self, ticket: str) -> TicketFacts:
         """What `bridge ticket show` finds."""
-        return locate(self.asking, self.settings, ticket, lambda _task: 3)
+        return locate(self.asking, self.settings.lane, ticket, lambda _task: 3)
 
     def unserved(self) -> dict[str, UnservedTask]:
         """The tasks that messages wait for, as `bridge status` finds them."""

@@ -28,8 +28,8 @@ class Writing:
         settings = install(app).bridge.settings
         shared = Shared()
         shared.begin(LIFE, now_ns() + 60_000_000_000)
-        self.writer = OutcomeWriter(settings, shared)
-        self.outcomes = settings.keys.outcomes
+        self.writer = OutcomeWriter(settings.redis_url, settings.lane, shared)
+        self.outcomes = settings.lane.keys.outcomes
         self.redis = server.client(decode_responses=True)
         self.made_before = self._accepted()
 

@@ -14,6 +14,7 @@ from redis.exceptions import ResponseError
 from bridge.breaker import Breakers
 from bridge.envelope import Envelopes, Run
 from bridge.lane import Lane
+from bridge.lane_settings import LaneSettings
 from bridge.orderdesk import OrderDesk
 from bridge.outcomes import Kind, Outcome
 from bridge.picture import Consumer, Ticket
@@ -28,7 +29,6 @@ from bridge.routing.ids import id_key
 from bridge.routing.messages import EntryParser, Message, Refusal
 from bridge.routing.transitions import Batch, Read
 from bridge.routing.words import ReturnWord
-from bridge.settings import Settings
 from bridge.settling import Settling
 from bridge.traits import TaskTraits
 from bridge.undone import oldest_of, oldest_undone
@@ -217,7 +217,7 @@ class LaneWorld:
 
     def __init__(self, *, page: int = 1000, sliced: bool = False, **settings: Any) -> None:
         window = settings.pop("window", 100)
-        given = Settings(**{"redis_url": "redis://nowhere", "max_attempts": 3, **settings})
+        given = LaneSettings(**{"max_attempts": 3, **settings})
         # Smaller than a user may have it: a few messages fill it.
         self.settings = given.model_copy(update={"window": window})
         self.store = Store()

@@ -39,7 +39,7 @@ def test_the_first_app_has_the_lane_and_one_of_another_name_is_told_so(server: E
     # A name of its own, another group, or the old name under a new one
     arrive(redis, make(server, "billing", group="billing"))
     arrive(redis, make(server, "billing", app="shop"))
-    assert redis.hget(shop.bridge.settings.keys.about, "app") == b"shop"
+    assert redis.hget(shop.bridge.settings.lane.keys.about, "app") == b"shop"
 
 
 @pytest.mark.parametrize("name", [None, "__main__"])
@@ -57,7 +57,7 @@ def test_an_app_without_a_name_has_no_lane_and_is_refused_none(
 
 def test_a_newer_format_is_refused_and_an_older_one_is_not(server: EmbeddedServer, redis: Redis) -> None:
     app = make(server, "shop")
-    key = app.bridge.settings.keys.about
+    key = app.bridge.settings.lane.keys.about
     redis.hset(key, "format", LANE_FORMAT + 1)
     with pytest.raises(ConfigurationError, match=rf"a newer Ticket Bridge, in format {LANE_FORMAT + 1}.*upgrade it$"):
         arrive(redis, app)
@@ -68,9 +68,9 @@ def test_a_newer_format_is_refused_and_an_older_one_is_not(server: EmbeddedServe
 
 def test_a_lane_from_before_has_no_format_and_gets_one(server: EmbeddedServer, redis: Redis) -> None:
     app = make(server, "shop")
-    redis.hset(app.bridge.settings.keys.about, "app", "shop")
+    redis.hset(app.bridge.settings.lane.keys.about, "app", "shop")
     arrive(redis, app)
-    assert redis.hgetall(app.bridge.settings.keys.about) == {b"app": b"shop", b"format": b"%d" % LANE_FORMAT}
+    assert redis.hgetall(app.bridge.settings.lane.keys.about) == {b"app": b"shop", b"format": b"%d" % LANE_FORMAT}
 
 
 def test_what_differs_is_named_with_both_values(server: EmbeddedServer) -> None:

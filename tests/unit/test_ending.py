@@ -5,8 +5,6 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Iterator
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 from celery.worker import state
@@ -48,8 +46,7 @@ class Going:
         self.shared.begin(LIFE, now_ns() + 60_000_000_000)
         self.server = Server()
         self.ended = False
-        settings: Any = SimpleNamespace(redis_url="redis://localhost:1/0")
-        self.ending = ending.Ending(settings, self.shared)
+        self.ending = ending.Ending("redis://localhost:1/0", self.shared)
         self.ending._redis = self.server  # type: ignore[assignment]
 
     def end(self) -> None:

@@ -58,7 +58,7 @@ def test_a_success_that_is_committed_before_its_result_is_stored_says_when_it_be
     writer: Any = Writer()
     shared = Shared()
     shared.begin(LIFE, now_ns() + 60 * 10**9)
-    execution = Execution(app, app.bridge.settings, shared, writer, "w1@here")
+    execution = Execution(app, app.bridge.settings.lane, shared, writer, "w1@here")
     delivery = Delivery("T1", "5-0", 1000, 1, pay.name, ["T1", 3], {})
 
     before_us = time.time_ns() // 1000
@@ -112,7 +112,7 @@ def test_an_effect_that_comes_after_the_success_was_written_is_refused(has_effec
     writer: Any = Keeps()
     shared = Shared()
     shared.begin(LIFE, now_ns() + 60 * 10**9)
-    execution = Execution(app, app.bridge.settings, shared, writer, "w1@here")
+    execution = Execution(app, app.bridge.settings.lane, shared, writer, "w1@here")
     delivery = Delivery("T1", "5-0", 1000, 1, pay.name, ["T1", 3], {})
     request = {"id": "5-0", "task": pay.name, "delivery_info": {}, "hostname": "w1@here"}
     outcome, _ = execution.trace(delivery, LIFE, request)
@@ -145,7 +145,7 @@ def test_an_effect_of_a_task_that_a_task_calls_is_refused(way: str, itself: bool
     writer: Any = Writer()
     shared = Shared()
     shared.begin(LIFE, now_ns() + 60 * 10**9)
-    execution = Execution(app, app.bridge.settings, shared, writer, "w1@here")
+    execution = Execution(app, app.bridge.settings.lane, shared, writer, "w1@here")
     delivery = Delivery("T1", "5-0", 1000, 1, outer.name, ["T1", "outer"], {})
     request = {"id": "5-0", "task": outer.name, "delivery_info": {}, "hostname": "w1@here"}
     outcome, _ = execution.trace(delivery, LIFE, request)
@@ -194,7 +194,7 @@ def test_a_copy_that_a_task_forked_ends_where_it_comes_back(
     writer: Any = Writer()
     shared = Shared()
     shared.begin(LIFE, now_ns() + 60 * 10**9)
-    execution = Execution(app, app.bridge.settings, shared, writer, "w1@here")
+    execution = Execution(app, app.bridge.settings.lane, shared, writer, "w1@here")
     delivery = Delivery("T1", "5-0", 1000, 1, pay.name, ["T1", 3], {})
     request = {"id": "5-0", "task": pay.name, "delivery_info": {}, "hostname": "w1@here"}
     here = os.getpid()
@@ -233,7 +233,7 @@ def test_a_bundle_starts_nothing_when_the_lease_ended_while_it_wrote() -> None:
             return False
 
     writer: Any = AwayWriter()
-    execution = Execution(app, app.bridge.settings, shared, writer, "w1@here")
+    execution = Execution(app, app.bridge.settings.lane, shared, writer, "w1@here")
     runs = [["T1", 0, 1, [["5-0", pay.name, 3]]], ["T2", 1, 1, [["5-1", pay.name, 4]]]]
     request = {"id": "b", "task": BUNDLE_TASK, HEADER_BASE: 1000, HEADER_RUNS: runs, HEADER_INCARNATION: LIFE}
 
@@ -265,7 +265,7 @@ def test_a_message_does_not_begin_when_the_lease_ends_on_the_way_to_its_body(bun
             return True
 
     writer: Any = KeepingWriter()
-    execution = Execution(app, app.bridge.settings, shared, writer, "w1@here")
+    execution = Execution(app, app.bridge.settings.lane, shared, writer, "w1@here")
     runs: list[Any] = [["T1", 0, 1, [["7-0", pay.name, 3]]]]
     request = {"id": "b", "task": BUNDLE_TASK, HEADER_BASE: 1000, HEADER_RUNS: runs, HEADER_INCARNATION: LIFE}
 
@@ -305,7 +305,7 @@ def test_an_early_commit_is_in_the_name_of_the_life_that_the_message_was_dispatc
     app.finalize()
     # It asserts whose name it is asked to write in.
     writer: Any = Writer()
-    execution = Execution(app, app.bridge.settings, shared, writer, "w1@here")
+    execution = Execution(app, app.bridge.settings.lane, shared, writer, "w1@here")
     delivery = Delivery("T1", "5-0", 1000, 1, pay.name, ["T1", 3], {})
 
     request = {"id": "5-0", "task": pay.name, "delivery_info": {}, "hostname": "w1@here"}
@@ -346,7 +346,7 @@ def test_a_ticket_does_not_go_on_behind_effects_that_were_refused(word: ReturnWo
             return True
 
     writer: Any = RefusingWriter()
-    execution = Execution(app, app.bridge.settings, shared, writer, "w1@here")
+    execution = Execution(app, app.bridge.settings.lane, shared, writer, "w1@here")
     runs: list[Any] = [
         [ticket, offset, 1, [[f"{n}-{offset}", pay.name, n] for n in range(4)]]
         for ticket, offset in (("T1", 0), ("T2", 4))
@@ -379,7 +379,7 @@ def test_a_message_is_charged_for_the_end_of_its_process_unless_that_was_asked_t
             return True
 
     writer: Any = Keeping()
-    execution = Execution(app, app.bridge.settings, shared, writer, "w1@here")
+    execution = Execution(app, app.bridge.settings.lane, shared, writer, "w1@here")
     pid = os.fork()
     if pid == 0:
         try:
@@ -420,8 +420,8 @@ def running_bundle(app: Any, writer: Any, task: str, tickets: int, each: int, pa
     shared = Shared()
     shared.begin(LIFE, now_ns() + 60 * 10**9)
     # However slow the machine is, the bundle gives nothing back.
-    settings = app.bridge.settings.model_copy(update={"bundle_ms": 10_000.0})
-    execution = Execution(app, settings, shared, writer, "w1@here")
+    lane = app.bridge.settings.lane.model_copy(update={"bundle_ms": 10_000.0})
+    execution = Execution(app, lane, shared, writer, "w1@here")
     runs: list[Any] = [
         [f"T{t}", t * each, 1, [[f"{n}-{t}", task, payload if (n, t) == (0, 0) else 1] for n in range(each)]]
         for t in range(tickets)

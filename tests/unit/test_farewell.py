@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-from typing import Any
-
 import pytest
 from redis.exceptions import ConnectionError as Lost
 
+from bridge.lane_settings import LaneSettings
 from bridge.worker import farewell
 from bridge.worker.farewell import Farewell
 from bridge.worker.holdings import Holdings
@@ -20,9 +18,9 @@ class Leaving:
     def __init__(self, failures: int = 0) -> None:
         self.did: list[str] = []
         self._failures = failures
-        settings: Any = SimpleNamespace(redis_url="redis://localhost:1/0")
         self.farewell = Farewell(
-            settings,
+            "redis://localhost:1/0",
+            LaneSettings(),
             "w1@here",
             "life1",
             holdings=Holdings(),

@@ -10,7 +10,7 @@ from celery import Celery
 from bridge.installation import install
 from bridge.retries import Backoff
 from bridge.routing.errors import ConfigurationError
-from bridge.settings import Settings, read_settings
+from bridge.settings import NAMES, read_settings
 from bridge.task_options import check_task_options, check_tasks
 
 
@@ -34,9 +34,10 @@ def refusal(**settings: Any) -> str:
 
 def test_nothing_has_to_be_set() -> None:
     settings = read_settings(app())
-    assert (settings.stream, settings.group, settings.master) == ("ticket_stream", "concurrency_stream_group", "master")
-    assert (settings.lease, settings.max_attempts, settings.on_dead) == (6.0, 5, "skip")
-    assert settings.max_payload == 1024 * 1024
+    lane = settings.lane
+    assert (lane.stream, lane.group, lane.master) == ("ticket_stream", "concurrency_stream_group", "master")
+    assert (lane.lease, lane.max_attempts, lane.on_dead) == (6.0, 5, "skip")
+    assert lane.max_payload == 1024 * 1024
     assert settings.redis_url == "redis://127.0.0.1:6379/0"
 
 
@@ -52,13 +53,13 @@ def in_namespace(namespace: str, **settings: Any) -> Celery:
 def test_settings_are_read_in_the_apps_namespace(namespace: str) -> None:
     given = {f"{namespace}_BRIDGE_LEASE": 3, f"{namespace}_BRIDGE_BACKOFF": {"base": 2}}
     settings = read_settings(in_namespace(namespace, **given))
-    assert (settings.lease, settings.backoff.base, settings.redis_url) == (3.0, 2.0, "redis://127.0.0.1/0")
+    assert (settings.lane.lease, settings.lane.backoff.base, settings.redis_url) == (3.0, 2.0, "redis://127.0.0.1/0")
 
 
 def test_what_is_set_on_the_app_itself_comes_before_the_namespace() -> None:
     made = in_namespace("CELERY", CELERY_BRIDGE_LEASE=3)
     made.conf.bridge_lease = 4
-    assert read_settings(made).lease == 4.0
+    assert read_settings(made).lane.lease == 4.0
 
 
 @pytest.mark.parametrize(
@@ -93,10 +94,10 @@ def test_names_outside_the_namespace_are_never_passed_over(
 
 
 def test_settings_are_read_in_capitals_too() -> None:
-    assert read_settings(app(BRIDGE_STREAM="orders")).stream == "orders"
+    assert read_settings(app(BRIDGE_STREAM="orders")).lane.stream == "orders"
 
 
-@pytest.mark.parametrize("name", sorted(Settings.model_fields))
+@pytest.mark.parametrize("name", sorted(NAMES))
 def test_a_misspelt_setting_names_the_right_one(name: str) -> None:
     wrong = f"bridge_{name}s"
     assert refusal(**{wrong: 1}) == f"unknown setting {wrong}; did you mean bridge_{name}?"
@@ -140,8 +141,8 @@ def test_a_value_that_cannot_work_is_refused_with_its_setting(name: str, value: 
 
 def test_whole_numbers_are_seconds_and_names_are_policies() -> None:
     settings = read_settings(app(bridge_lease=3, bridge_policy="rendezvous", bridge_backoff={"base": 2}))
-    assert (settings.lease, settings.lease_ms, settings.policy.value) == (3.0, 3000, "rendezvous")
-    assert settings.backoff.base == 2.0
+    assert (settings.lane.lease, settings.lane.lease_ms, settings.lane.policy.value) == (3.0, 3000, "rendezvous")
+    assert settings.lane.backoff.base == 2.0
 
 
 @pytest.mark.parametrize("url", ["amqp://guest@localhost//", "sqs://", "memory://"])
@@ -176,7 +177,7 @@ def test_the_default_task_must_be_one_of_the_apps() -> None:
     with pytest.raises(
         ConfigurationError, match=r"bridge_default_task 'shop.updat' is not a task.*its tasks: .*shop.update"
     ):
-        check_tasks(shop, read_settings(shop))
+        check_tasks(shop, read_settings(shop).lane)
 
 
 @pytest.mark.parametrize(
@@ -213,7 +214,7 @@ def test_a_tasks_own_options_are_taken(options: dict[str, object]) -> None:
 
 def test_settings_cannot_be_changed() -> None:
     with pytest.raises(ValueError, match="frozen"):
-        read_settings(app()).lease = 1.0
+        read_settings(app()).lane.lease = 1.0
 
 
 def test_a_backoff_grows_to_its_limit_and_jitter_only_shortens_it() -> None:
@@ -237,4 +238,4 @@ def test_a_stream_whose_name_has_a_hash_tag_is_refused(name: str) -> None:
 @pytest.mark.parametrize("name", ["a b", "a:b", "a\nb", "'\"", "é" * 200, "x" * 512])
 def test_any_other_name_will_do(name: str) -> None:
     settings = read_settings(app(bridge_stream=name, bridge_group=name))
-    assert settings.keys.stream == name
+    assert settings.lane.keys.stream == name
