@@ -8,13 +8,13 @@ ticket's time has come it is *rising*, until its oldest message was read again (
 from __future__ import annotations
 
 from itertools import islice
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from bridge.picture import Ticket
 from bridge.routing.ids import id_key
 
 if TYPE_CHECKING:
-    from bridge.lane import Lane
+    from bridge.routing.messages import Message
 
 #: What is due sooner than this, in ms, is not worth reading again.
 NEAR_MS = 1000
@@ -22,10 +22,27 @@ NEAR_MS = 1000
 LATER = 16
 
 
+class RestingLane(Protocol):
+    """What `Resting` needs of its lane (`bridge.lane`)."""
+
+    @property
+    def spilled(self) -> set[Ticket]:
+        """The tickets of which messages are not in memory, and may be read again."""
+
+    def now_ms(self) -> int:
+        """Unix ms by the lane's clock."""
+
+    def drop_first(self, ticket: Ticket) -> Message:
+        """Takes the first message that waits out of the picture."""
+
+    def let_go(self, ticket: Ticket) -> None:
+        """Spills all messages of ``ticket`` that wait."""
+
+
 class Resting:
     """Works on one lane."""
 
-    def __init__(self, lane: Lane) -> None:
+    def __init__(self, lane: RestingLane) -> None:
         self._lane = lane
         #: Id of the oldest message -> ticket.
         self.tickets: dict[str, Ticket] = {}

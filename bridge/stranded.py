@@ -12,13 +12,10 @@ tells of them, and decides what becomes of those that have waited for too long.
 from __future__ import annotations
 
 import heapq
-from typing import TYPE_CHECKING
+from typing import Protocol
 
-from bridge.picture import Ticket
+from bridge.picture import Consumer, Ticket
 from bridge.routing.ids import id_key
-
-if TYPE_CHECKING:
-    from bridge.lane import Lane
 
 
 class Waiting:
@@ -58,10 +55,34 @@ class Waiting:
         return sum(ticket.behind for ticket in self.tickets)
 
 
+class StrandedLane(Protocol):
+    """What `Stranded` needs of its lane (`bridge.lane`)."""
+
+    @property
+    def consumers(self) -> dict[str, Consumer]:
+        """The consumers, by incarnation."""
+
+    @property
+    def spilled(self) -> set[Ticket]:
+        """The tickets of which messages are not in memory, and may be read again."""
+
+    def now_ms(self) -> int:
+        """Unix ms by the lane's clock."""
+
+    def let_go(self, ticket: Ticket) -> None:
+        """Spills all messages of ``ticket`` that wait."""
+
+    def end_solitude(self, consumer: Consumer) -> None:
+        """The suspect that had ``consumer`` for itself is done with it."""
+
+    def queue_anew(self) -> None:
+        """What the consumers can run has changed: asks again for each ticket that waits for a consumer."""
+
+
 class Stranded:
     """Works on one lane, which asks it before a ticket is queued for dispatch."""
 
-    def __init__(self, lane: Lane) -> None:
+    def __init__(self, lane: StrandedLane) -> None:
         self._lane = lane
         #: What those who are here can run; None: anything, or nobody is here who could be asked.
         self.runnable: frozenset[str] | None = None

@@ -43,6 +43,13 @@ LIBRARIES = (
     "pydantic", "redis.asyncio", "redis.sentinel",
 )  # fmt: skip
 
+#: The worker's part of the bridge, which Celery loads by name when a worker is made; all but the module that hears
+#: Celery's signals, which only a worker's process does.
+WORKERS_PART = (
+    "bridge.worker.arrival", "bridge.worker.execute", "bridge.worker.member",
+    "bridge.worker.pool_calls", "bridge.worker.revoking", "bridge.worker.strategy",
+)  # fmt: skip
+
 
 def preload(with_bridge: bool) -> None:
     """Import what programs need; with the bridge, what it imports for every app."""
@@ -54,6 +61,8 @@ def preload(with_bridge: bool) -> None:
         # By their public names: they import the modules behind them.
         for name in bridge.__all__:
             getattr(bridge, name)
+        for name in WORKERS_PART:
+            importlib.import_module(name)
         importlib.import_module("celery.bin.celery")
         commands = importlib.import_module("bridge.cli").COMMANDS
         for command in ("run", "status", "ticket", "consumer", "dead", "push"):
