@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from bridge.lane_settings import LaneSettings
 from bridge.routing.errors import ConfigurationError
-from bridge.settings import Settings
 from bridge.stack import Plan, Stack
 from bridge.stopping import StopRequest
 
@@ -17,9 +17,7 @@ def test_without_flower_a_stack_says_how_to_get_it_and_starts_nothing(
     # Python's own way to say that a module cannot be imported.
     monkeypatch.setitem(sys.modules, "flower", None)
     folder = tmp_path / "stack"
-    stack = Stack(
-        Plan("tasks", folder), Settings.model_validate({"redis_url": "redis://nowhere"}), StopRequest(), print
-    )
+    stack = Stack(Plan("tasks", folder), LaneSettings(), StopRequest(), print)
     with pytest.raises(ConfigurationError, match=r"^Flower is not installed: pip install 'ticket-bridge\[flower\]'"):
         stack.start()
     assert not folder.exists()
