@@ -3,7 +3,7 @@
 SHELL := /bin/sh
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
-.PHONY: help setup demo docs test long lint types unit scripts integration bench sparkbench failover chaos calibration soak lock clean
+.PHONY: help setup demo docs pages test long lint types unit scripts integration bench sparkbench failover chaos calibration soak lock clean
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -94,7 +94,10 @@ calibration: $(READY) ## Every invariant broken on purpose, and caught; also wha
 soak: $(READY) ## 300,000 messages of an incident log, 300 faults, a report (SOAK_ARGS="--log FILE --hours 1")
 	$(BIN)/python -m tests.chaos.soak $(SOAK_ARGS)
 
-docs: $(READY) ## The pages as HTML in docs/_build/html; a dead link or a missing reference is an error
+pages: $(READY) ## The generated parts of the reference pages, after a change of settings, commands, keys or errors
+	$(BIN)/python docs/generate.py
+
+docs: pages ## The pages as HTML in docs/_build/html; a dead link or a missing reference is an error
 	$(BIN)/python -m sphinx --quiet --fail-on-warning --keep-going --nitpicky -b html docs docs/_build/html
 	@echo "docs/_build/html/index.html"
 

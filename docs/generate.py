@@ -1,0 +1,260 @@
+"""Writes the parts of the reference pages that the code already says: settings, commands, keys, errors.
+
+``python docs/generate.py`` fills each block between ``<!-- generated: NAME -->`` and ``<!-- end of NAME -->``. The
+result is checked in, so the pages are whole on GitHub and in an editor; a test compares it with the code.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import get_args
+
+import click
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+from pydantic_core import PydanticUndefined
+
+DOCS = Path(__file__).parent
+sys.path.insert(0, str(DOCS.parent))
+
+from bridge import settings as settings_module  # noqa: E402 (the checkout's, wherever this is run from)
+from bridge.cli import cli  # noqa: E402
+from bridge.given import PREFIX  # noqa: E402
+from routing import errors, keys  # noqa: E402
+
+BLOCK = re.compile(r"<!-- generated: (?P<name>[^>]+?) -->\n.*?<!-- end of (?P=name) -->\n", re.DOTALL)
+
+
+# -- Markdown ---------------------------------------------------------------------------------------------------------
+
+
+def table(head: list[str], rows: list[list[str]]) -> str:
+    """A Markdown table; a bar in a cell is escaped."""
+    lines = [head, ["---"] * len(head), *([cell.replace("|", "\\|") for cell in row] for row in rows)]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines) + "\n"
+
+
+def prose(docstring: str | None) -> str:
+    """A docstring as one paragraph of Markdown."""
+    return " ".join(inspect.cleandoc(docstring or "").split()).replace("``", "`")
+
+
+# -- Settings ---------------------------------------------------------------------------------------------------------
+
+
+def models() -> list[type[BaseModel]]:
+    """The settings models of the app, in their order; the values that are models themselves are not among them."""
+    own = [
+        thing
+        for thing in vars(settings_module).values()
+        if inspect.isclass(thing) and issubclass(thing, BaseModel) and thing.__name__.endswith("Settings")
+    ]
+    return [one for one in own if not any(one is not other and issubclass(other, one) for other in own)]
+
+
+def value_models() -> dict[str, type[BaseModel]]:
+    """Setting -> the model of its value, such as that of `bridge_backoff`."""
+    found: dict[str, type[BaseModel]] = {}
+    for model in models():
+        for name, field in model.model_fields.items():
+            kind = field.annotation
+            if inspect.isclass(kind) and issubclass(kind, BaseModel) and not kind.__name__.endswith("Settings"):
+                found[name] = kind
+    return found
+
+
+def comments(model: type[BaseModel]) -> dict[str, str]:
+    """Field -> the ``#:`` comment above it, of a field that has no description."""
+    found: dict[str, str] = {}
+    above: list[str] = []
+    for line in inspect.getsource(model).splitlines():
+        text = line.strip()
+        if text.startswith("#:"):
+            above.append(text[2:].strip())
+            continue
+        if named := re.match(r"(\w+): ", text):
+            found.setdefault(named[1], " ".join(above))
+        above = []
+    return found
+
+
+def shown(value: object) -> str:
+    """A default as it is written in Python."""
+    if isinstance(value, BaseModel):
+        return "see below"
+    if hasattr(value, "value"):
+        value = value.value
+    return f"`{value!r}`"
+
+
+def kind_of(field: FieldInfo) -> str:
+    """A field's type in words."""
+    annotation = field.annotation
+    if inspect.isclass(annotation) and issubclass(annotation, BaseModel):
+        return "dict"
+    members = getattr(annotation, "__members__", None)
+    if members is not None:
+        return ", ".join(f"`{member.value!r}`" for member in members.values())
+    choices = get_args(annotation)
+    if choices and all(isinstance(one, str) for one in choices):
+        return ", ".join(f"`{one!r}`" for one in choices)
+    names = [one.__name__ for one in choices] or [getattr(annotation, "__name__", str(annotation))]
+    return " or ".join("None" if name == "NoneType" else name for name in names)
+
+
+def bounds(field: FieldInfo) -> str:
+    """The numbers that a field allows."""
+    least = next((one.ge for one in field.metadata if hasattr(one, "ge")), None)
+    most = next((one.le for one in field.metadata if hasattr(one, "le")), None)
+    return "" if least is None and most is None else f"{least:,} to {most:,}"
+
+
+def field_rows(model: type[BaseModel], prefix: str) -> Iterator[list[str]]:
+    """A row for each field: name, type, default, meaning."""
+    said = comments(model)
+    for name, field in model.model_fields.items():
+        default = "" if field.default is PydanticUndefined else shown(field.default)
+        kind = ", ".join(part for part in (kind_of(field), bounds(field)) if part)
+        yield [f"`{prefix}{name}`", kind, default, prose(field.description or said.get(name, ""))]
+
+
+def settings() -> str:
+    """All settings, then the keys of those that are dicts."""
+    nested = [one.__name__ for one in models()]
+    rows = [
+        row
+        for model in models()
+        for row in field_rows(model, PREFIX)
+        # A model within a model: its own rows are in the table.
+        if getattr(model.model_fields[row[0].strip("`").removeprefix(PREFIX)].annotation, "__name__", "") not in nested
+    ]
+    parts = [table(["setting", "type", "default", "meaning"], rows)]
+    for name, model in value_models().items():
+        parts.append(f"### {PREFIX}{name}\n\n{prose(model.__doc__)}\n")
+        parts.append(table(["key", "type", "default"], [row[:3] for row in field_rows(model, "")]))
+    return "\n".join(parts)
+
+
+# -- Commands ---------------------------------------------------------------------------------------------------------
+
+
+def walk(command: click.Command, context: click.Context) -> Iterator[tuple[str, click.Command, click.Context]]:
+    """Every command that does something, with its full name."""
+    if isinstance(command, click.Group):
+        for name in command.list_commands(context):
+            child = command.get_command(context, name)
+            assert child is not None
+            yield from walk(child, click.Context(child, info_name=name, parent=context))
+    else:
+        yield context.command_path, command, context
+
+
+def commands() -> dict[str, tuple[click.Command, click.Context]]:
+    """Full name -> command."""
+    context = click.Context(cli, info_name="bridge")
+    return {name: (command, context) for name, command, context in walk(cli, context)}
+
+
+def command_block(name: str) -> str:
+    """One command: its usage, its help, its options."""
+    command, context = commands()[name]
+    usage = " ".join([name, *command.collect_usage_pieces(context)])
+    parts = [f"```text\n{usage}\n```\n", prose((command.help or "").replace("\b", "")) + "\n"]
+    rows = []
+    for parameter in command.get_params(context):
+        record = parameter.get_help_record(context)
+        if record is not None and isinstance(parameter, click.Option) and "--help" not in parameter.opts:
+            rows.append([f"`{record[0]}`", " ".join(record[1].split())])
+    if rows:
+        parts.append(table(["option", "meaning"], rows))
+    return "\n".join(parts)
+
+
+# -- Keys and errors --------------------------------------------------------------------------------------------------
+
+
+def key_names() -> list[tuple[str, str]]:
+    """Each key of a lane, as a name with its variable parts in brackets, and its docstring."""
+    lane = keys.LaneKeys("STREAM", "GROUP")
+    found = []
+    for name, member in vars(keys.LaneKeys).items():
+        if hasattr(member, "attrname"):
+            found.append((str(getattr(lane, name)), member.__doc__))
+        elif inspect.isfunction(member) and not name.startswith("_") and name != "owner_of":
+            arguments = [f"<{one}>" for one in list(inspect.signature(member).parameters)[1:]]
+            found.append((getattr(lane, name)(*arguments), member.__doc__))
+    return [(key, prose(text)) for key, text in found if text]
+
+
+def lane_keys() -> str:
+    """The keys of one lane."""
+    return table(["key", "what it is"], [[f"`{key}`", text] for key, text in key_names()])
+
+
+def push_keys() -> str:
+    """The keys that pushes keep beside a stream."""
+    made = [
+        (keys.push_guard(keys.push_prefix("STREAM"), "RUN"), keys.push_guard),
+        (keys.push_once("STREAM", "KEY"), keys.push_once),
+        (keys.push_prefix("STREAM") + ":tickets:<period>", keys.push_tickets),
+        (keys.push_waiting("STREAM"), keys.push_waiting),
+    ]
+    return table(["key", "what it is"], [[f"`{key}`", prose(function.__doc__)] for key, function in made])
+
+
+def error_tree() -> str:
+    """All errors, with what they are kinds of."""
+    own = [one for one in vars(errors).values() if inspect.isclass(one) and one.__module__ == errors.__name__]
+    rows = []
+    for one in own:
+        base = one.__mro__[1].__name__
+        rows.append([f"`{one.__name__}`", f"`{base}`", str(getattr(one, "exit_code", "")), prose(one.__doc__)])
+    return table(["error", "is a", "exit code", "meaning"], rows)
+
+
+# -- Pages ------------------------------------------------------------------------------------------------------------
+
+BLOCKS: dict[str, Callable[[], str]] = {
+    "settings": settings,
+    "keys of a lane": lane_keys,
+    "keys of pushes": push_keys,
+    "errors": error_tree,
+}
+
+
+def block(name: str) -> str:
+    """The text of one block."""
+    return BLOCKS[name]() if name in BLOCKS else command_block(name)
+
+
+def filled(text: str) -> str:
+    """A page with all of its blocks as the code has them now."""
+
+    def replacement(found: re.Match[str]) -> str:
+        name = found["name"]
+        return f"<!-- generated: {name} -->\n{block(name)}<!-- end of {name} -->\n"
+
+    return BLOCK.sub(replacement, text)
+
+
+def pages() -> list[Path]:
+    """The pages that have generated parts."""
+    return [page for page in sorted((DOCS / "reference").glob("*.md")) if BLOCK.search(page.read_text("utf-8"))]
+
+
+def main() -> None:
+    """Writes the pages that are out of date, and names them."""
+    for page in pages():
+        before = page.read_text("utf-8")
+        after = filled(before)
+        if after != before:
+            page.write_text(after, "utf-8")
+            sys.stdout.write(f"{page.relative_to(DOCS.parent)}\n")
+
+
+if __name__ == "__main__":
+    main()
