@@ -3,7 +3,7 @@
 SHELL := /bin/sh
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
-.PHONY: help setup demo docs pages test long lint types unit scripts integration bench sparkbench failover chaos calibration soak lock clean
+.PHONY: help setup demo docs pages screenshots test long lint types unit scripts integration bench sparkbench failover chaos calibration soak lock clean
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -100,6 +100,9 @@ pages: $(READY) ## The generated parts of the reference pages, after a change of
 docs: pages ## The pages as HTML in docs/_build/html; a dead link or a missing reference is an error
 	$(BIN)/python -m sphinx --quiet --fail-on-warning --keep-going --nitpicky -b html docs docs/_build/html
 	@echo "docs/_build/html/index.html"
+
+screenshots: $(READY) ## The pictures of the pages, taken anew from a stack at work; needs Chromium
+	$(BIN)/python docs/screenshots.py
 
 bench: $(READY) ## The bridge against plain Celery and against a lock per ticket
 	$(BIN)/python -m benchmarks

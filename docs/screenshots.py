@@ -1,0 +1,136 @@
+"""Takes the pictures of the pages from a stack at work: ``make screenshots``. Needs Chromium, and a minute or two.
+
+The pictures are checked in, since not every machine has a browser.
+"""
+
+from __future__ import annotations
+
+import os
+import pty
+import re
+import select
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from pathlib import Path
+
+from rich.console import Console
+from rich.text import Text
+
+ROOT = Path(__file__).parents[1]
+PICTURES = ROOT / "docs" / "pictures"
+BIN = Path(sys.executable).parent
+COLUMNS = 86
+
+EVENTS = 60_000
+#: Seconds of work before the picture of a lane at work.
+AT_WORK_S = 4.0
+
+
+def free_port() -> int:
+    """A port that nothing listens on."""
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return int(one.getsockname()[1])
+
+
+def run(*arguments: str, env: dict[str, str]) -> None:
+    """Runs a program of the environment to its end."""
+    subprocess.run([str(BIN / arguments[0]), *arguments[1:]], cwd=ROOT, env=env, check=True)
+
+
+def on_a_terminal(*arguments: str, env: dict[str, str], lines: int = 40) -> str:
+    """What a program prints on a terminal, colours included."""
+    main, other = pty.openpty()
+    size = {"COLUMNS": str(COLUMNS), "LINES": str(lines), "TERM": "xterm-256color", "COLORTERM": "truecolor"}
+    process = subprocess.Popen(
+        [str(BIN / arguments[0]), *arguments[1:]], cwd=ROOT, env={**env, **size}, stdout=other, stderr=other
+    )
+    os.close(other)
+    seen = b""
+    while process.poll() is None or select.select([main], [], [], 0)[0]:
+        try:
+            seen += os.read(main, 65_536)
+        except OSError:  # the program has closed the terminal
+            break
+    process.wait()
+    os.close(main)
+    return seen.decode().replace("\r\n", "\n")
+
+
+def terminal_picture(text: str, title: str, to: Path) -> None:
+    """Output of a terminal as SVG, without the fonts that would have to come from the network."""
+    with Path(os.devnull).open("w") as nowhere:
+        console = Console(record=True, width=COLUMNS, file=nowhere, force_terminal=True)
+        console.print(Text.from_ansi(text.rstrip()))
+        svg = console.export_svg(title=title, unique_id="status")
+    svg = re.sub(r"@font-face \{.*?\}\s*", "", svg, flags=re.DOTALL).replace("Fira Code, monospace", "monospace")
+    to.write_text(re.sub(r"[ \t]+$", "", svg, flags=re.MULTILINE), "utf-8")
+
+
+def page_picture(url: str, to: Path, width: int, height: int) -> None:
+    """A page as a browser shows it."""
+    browser = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    if browser is None:
+        sys.exit("error: no Chromium found; install it (Debian, Ubuntu: the package chromium)")
+    with tempfile.TemporaryDirectory() as profile:
+        subprocess.run(
+            [browser, "--headless=new", "--no-sandbox", "--disable-gpu", "--hide-scrollbars",
+             f"--user-data-dir={profile}", f"--window-size={width},{height}", "--virtual-time-budget=8000",
+             f"--screenshot={to}", url],
+            check=True, capture_output=True, timeout=60,
+        )  # fmt: skip
+
+
+def answers(url: str) -> bool:
+    """Whether a page is served there."""
+    try:
+        with urllib.request.urlopen(url, timeout=2):  # noqa: S310 (an address of ours)
+            return True
+    except OSError:
+        return False
+
+
+def wait_for(url: str) -> None:
+    """Waits until a page is served."""
+    until = time.monotonic() + 60
+    while not answers(url):
+        if time.monotonic() > until:
+            sys.exit(f"error: {url} did not answer within a minute")
+        time.sleep(0.5)
+
+
+def main() -> None:
+    """Starts a stack, gives it work, and takes the pictures while it works and when it is done."""
+    PICTURES.mkdir(exist_ok=True)
+    with tempfile.TemporaryDirectory() as folder:
+        port, flower = free_port(), free_port()
+        env = {**os.environ, "BRIDGE_BROKER_URL": f"redis://127.0.0.1:{port}/0"}
+        stack = subprocess.Popen(
+            [str(BIN / "bridge"), "up", "--port", str(port), "--flower-port", str(flower), "--dir", f"{folder}/stack"],
+            cwd=ROOT, env=env, stdout=sys.stderr,
+        )  # fmt: skip
+        try:
+            wait_for(f"http://127.0.0.1:{flower}/")
+            run("python", "-m", "spark.generate", f"{folder}/events.csv", "--events", str(EVENTS), env=env)
+            run("bridge", "push", f"{folder}/events.csv", env=env)
+            time.sleep(AT_WORK_S)
+            seen = on_a_terminal("bridge", "status", env=env)
+            terminal_picture(seen, "bridge status --watch", PICTURES / "status.svg")
+            page_picture(f"http://127.0.0.1:{flower}/tasks", PICTURES / "flower.png", 1440, 640)
+            archive = f"{folder}/archive"
+            run("bridge", "spark", "archive", archive, "--only", "history", "--only", "dead", env=env)
+            run("bridge", "spark", "report", archive, "--out", f"{folder}/report", env=env)
+            page_picture(f"file://{folder}/report/report.html", PICTURES / "report.png", 1200, 1120)
+        finally:
+            stack.send_signal(signal.SIGINT)
+            stack.wait(60)
+
+
+if __name__ == "__main__":
+    main()
