@@ -24,7 +24,7 @@ sys.path.insert(0, str(DOCS.parent))
 from bridge import settings as settings_module  # noqa: E402 (the checkout's, wherever this is run from)
 from bridge.cli import cli  # noqa: E402
 from bridge.given import PREFIX  # noqa: E402
-from routing import errors, keys  # noqa: E402
+from bridge.routing import errors, keys  # noqa: E402
 
 BLOCK = re.compile(r"<!-- generated: (?P<name>[^>]+?) -->\n.*?<!-- end of (?P=name) -->\n", re.DOTALL)
 
