@@ -67,21 +67,6 @@ def value_models() -> dict[str, type[BaseModel]]:
     return found
 
 
-def comments(model: type[BaseModel]) -> dict[str, str]:
-    """Field -> the ``#:`` comment above it, of a field that has no description."""
-    found: dict[str, str] = {}
-    above: list[str] = []
-    for line in inspect.getsource(model).splitlines():
-        text = line.strip()
-        if text.startswith("#:"):
-            above.append(text[2:].strip())
-            continue
-        if named := re.match(r"(\w+): ", text):
-            found.setdefault(named[1], " ".join(above))
-        above = []
-    return found
-
-
 def shown(value: object) -> str:
     """A default as it is written in Python."""
     if isinstance(value, BaseModel):
@@ -115,11 +100,10 @@ def bounds(field: FieldInfo) -> str:
 
 def field_rows(model: type[BaseModel], prefix: str) -> Iterator[list[str]]:
     """A row for each field: name, type, default, meaning."""
-    said = comments(model)
     for name, field in model.model_fields.items():
         default = "" if field.default is PydanticUndefined else shown(field.default)
         kind = ", ".join(part for part in (kind_of(field), bounds(field)) if part)
-        yield [f"`{prefix}{name}`", kind, default, prose(field.description or said.get(name, ""))]
+        yield [f"`{prefix}{name}`", kind, default, prose(field.description)]
 
 
 def settings() -> str:
@@ -135,7 +119,7 @@ def settings() -> str:
     parts = [table(["setting", "type", "default", "meaning"], rows)]
     for name, model in value_models().items():
         parts.append(f"### {PREFIX}{name}\n\n{prose(model.__doc__)}\n")
-        parts.append(table(["key", "type", "default"], [row[:3] for row in field_rows(model, "")]))
+        parts.append(table(["key", "type", "default", "meaning"], list(field_rows(model, ""))))
     return "\n".join(parts)
 
 
