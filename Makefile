@@ -77,7 +77,7 @@ types: $(READY) ## mypy --strict, tests included
 	$(BIN)/mypy $(TYPED)
 
 unit: $(READY) ## Tests without a server
-	$(BIN)/python -m pytest tests/unit $(PYTEST_ARGS)
+	$(BIN)/python -m pytest tests/unit -m "not server" $(PYTEST_ARGS)
 
 scripts: $(READY) ## Lua transitions on Valkey 9.1 and Redis 6.2
 	$(BIN)/python -m pytest tests/scripts $(PYTEST_ARGS)

@@ -9,6 +9,8 @@
 
 Missing a server binary skips a test on a developer's machine, and fails it where `CI` is set.
 
+Tests that ask for one of these are marked ``server``; ``make unit`` leaves those out.
+
 Tests that are marked ``long`` are left out (``make test``), unless they are asked for: ``--tier long`` runs them alone,
 ``--tier all`` with the others, and a test that is named by its id always runs.
 """
@@ -19,6 +21,7 @@ import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 from zlib import crc32
 
 import hypothesis
@@ -38,6 +41,9 @@ os.environ.setdefault("SPARK_CONF_DIR", str(Path(__file__).parent / "sparkconf")
 hypothesis.settings.register_profile("any machine", hypothesis.settings.default, deadline=None, print_blob=True)
 hypothesis.settings.load_profile("any machine")
 
+#: Fixtures that every other one with a server asks for.
+NEED_A_SERVER = {"valkey_binary", "redis6_binary", "server"}
+
 VALKEY = "valkey-9.1"
 REDIS6 = "redis-6.2.14"
 
@@ -53,7 +59,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--tier", choices=("short", "long", "all"), default="short", help="tests that are marked `long`")
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    for item in items:
+        if NEED_A_SERVER.intersection(getattr(item, "fixturenames", ())):
+            item.add_marker("server")
     tier = config.getoption("--tier")
     if tier == "all" or any("::" in argument for argument in config.args):
         return
@@ -71,6 +81,16 @@ def _place(item: pytest.Item) -> tuple[bool, int]:
     folder, _, _ = item.nodeid.removeprefix("tests/").partition("/")
     processes = folder in ("adopters", "adversary", "calibration", "chaos", "integration")
     return not processes, crc32(item.nodeid.partition("::")[0].encode())
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> object:
+    """The one of this project, for ``--dist loadfile``."""
+    if config.getvalue("dist") != "loadfile":
+        return None
+    from tests.scheduling import Scheduling
+
+    return Scheduling(config, log)
 
 
 @pytest.fixture(scope="session")

@@ -184,89 +184,76 @@ TYPED: dict[str, Callable[[Effects], object]] = {
 }
 
 
-@pytest.mark.parametrize(
-    ("there", "wanted"), [(there, wanted) for there in SEEDS for wanted in TYPED if wanted != there]
-)
-@pytest.mark.parametrize("position", ["alone", "last"])
-def test_a_key_of_another_type_lets_nothing_be_applied(there: str, wanted: str, position: str, world: World) -> None:
-    # Given a key of another type, and effects before the one that needs it
-    world.client.execute_command(*SEEDS[there])
-    before = world.snapshot()
+@pytest.mark.parametrize("wanted", TYPED)
+def test_a_key_of_another_type_lets_nothing_be_applied(wanted: str, world: World) -> None:
+    for there, seed in SEEDS.items():
+        if there == wanted:
+            continue
+        # Given a key of another type, and effects that need another one, alone or after others
+        world.client.delete("user:wrong")
+        world.client.execute_command(*seed)
+        before = world.snapshot()
+        alone, last = Effects(), Effects()
+        last.set("user:first", "1")
+        last.hset("user:account", "balance", "0")
+        for effects in (alone, last):
+            TYPED[wanted](effects)
+            # Then the type that is there is named, and nothing at all changed
+            [(word, problem)] = run(world, success(world, effects.recorded()))
+            assert (word, problem.partition(": ")[2]) == (ReturnWord.ERR, f"the key holds a {there}, not a {wanted}")
+            assert world.snapshot() == before
 
-    def record(effects: Effects) -> None:
-        if position == "last":
-            effects.set("user:first", "1")
-            effects.hset("user:account", "balance", "0")
-        TYPED[wanted](effects)
 
-    # Then the type that is there is named, and nothing at all changed
-    [(word, problem)] = run(world, success(world, recorded(record)))
-    assert (word, problem.partition(": ")[2]) == (ReturnWord.ERR, f"the key holds a {there}, not a {wanted}")
-    assert world.snapshot() == before
+#: Value -> whether an integer, and a number with a fraction, can be added to it.
+ADDED_TO = {
+    "0": (True, True),
+    "-12": (True, True),
+    "9007199254740989": (True, True),
+    "9007199254740991": (False, False),
+    "9223372036854775807": (False, False),
+    "99999999999999999999": (False, False),
+    "007": (False, True),
+    "-0": (False, True),
+    "1.5": (False, True),
+    "-0.25": (False, True),
+    "1e3": (False, True),
+    "1e-07": (False, True),
+    "1e300": (False, False),
+    **dict.fromkeys(
+        ["", " 5", "5 ", "+5", "0x10", "nan", "inf", "-inf", "1e", ".5", "1.2.3", "text", "5\n"], (False, False)
+    ),
+}
+#: What is added to -> the key's value, what adds to it, whether with a fraction.
+ADDITIONS: dict[str, tuple[tuple[str, ...], Callable[[Effects], object], bool]] = {
+    "string": (("SET", "user:n"), lambda e: e.incrby("user:n", 2), False),
+    "hash, integer": (("HSET", "user:n", "f"), lambda e: e.hincrby("user:n", "f", 2), False),
+    "hash, fraction": (("HSET", "user:n", "f"), lambda e: e.hincrbyfloat("user:n", "f", 2.0), True),
+}
 
 
-@pytest.mark.parametrize(
-    ("value", "fits_int", "fits_float"),
-    [
-        ("0", True, True),
-        ("-12", True, True),
-        ("9007199254740989", True, True),
-        ("9007199254740991", False, False),
-        ("9223372036854775807", False, False),
-        ("99999999999999999999", False, False),
-        ("007", False, True),
-        ("-0", False, True),
-        ("1.5", False, True),
-        ("-0.25", False, True),
-        ("1e3", False, True),
-        ("1e-07", False, True),
-        ("1e300", False, False),
-        ("", False, False),
-        (" 5", False, False),
-        ("5 ", False, False),
-        ("+5", False, False),
-        ("0x10", False, False),
-        ("nan", False, False),
-        ("inf", False, False),
-        ("-inf", False, False),
-        ("1e", False, False),
-        (".5", False, False),
-        ("1.2.3", False, False),
-        ("text", False, False),
-        ("5\n", False, False),
-    ],
-)
-@pytest.mark.parametrize("place", ["string", "hash"])
-def test_a_number_is_checked_before_anything_is_added(
-    place: str, value: str, fits_int: bool, fits_float: bool, world: World
-) -> None:
-    kinds = [("int", fits_int), ("float", fits_float)] if place == "hash" else [("int", fits_int)]
-    for kind, fits in kinds:
+@pytest.mark.parametrize("place", ADDITIONS)
+def test_a_number_is_checked_before_anything_is_added(place: str, world: World) -> None:
+    seed, add, fraction = ADDITIONS[place]
+    for value, fits in ADDED_TO.items():
         # Given a value that is a number, or none
         world.client.delete("user:n", "user:first")
-        if place == "hash":
-            world.client.hset("user:n", "f", value)
-        else:
-            world.client.set("user:n", value)
+        world.client.execute_command(*seed, value)
+        world.client.hset(world.keys.applied, "busy", 90)
         effects = Effects()
         effects.set("user:first", "1")
-        if place == "hash":
-            effects.hincrby("user:n", "f", 2) if kind == "int" else effects.hincrbyfloat("user:n", "f", 2.0)
-        else:
-            effects.incrby("user:n", 2)
-        # When the message succeeded
+        add(effects)
         before = world.snapshot()
-        world.client.hset(world.keys.applied, "busy", 90)
+        # When the message succeeded
         [(word, problem)] = run(world, success(world, effects.recorded()))
         # Then it is added, or nothing at all happened
-        if fits:
-            assert word is ReturnWord.OK
-            there = world.client.hget("user:n", "f") if place == "hash" else world.client.get("user:n")
+        if fits[fraction]:
+            assert word is ReturnWord.OK, value
+            there = world.client.get("user:n") if place == "string" else world.client.hget("user:n", "f")
             assert float(there) == pytest.approx(float(value) + 2)
         else:
-            assert word is ReturnWord.ERR
+            assert word is ReturnWord.ERR, value
             assert "number" in problem
-            assert {**world.snapshot(), world.keys.applied: before[world.keys.applied]} == before
+            assert world.snapshot() == before
 
 
 def test_a_number_that_grows_too_large_is_not_added(world: World) -> None:
@@ -281,26 +268,26 @@ def test_a_number_that_grows_too_large_is_not_added(world: World) -> None:
     assert world.snapshot() == before
 
 
-@pytest.mark.parametrize("increment", ["x", "", "1.5", "nan", " 1", "1e3"])
-def test_an_increment_that_is_no_integer_lets_nothing_be_applied(increment: str, world: World) -> None:
-    # Given effects that no recorder of ours would make
-    bad = (Effect("", "", ("SET", "user:first", "1")), Effect("string", "int", ("INCRBY", "user:n", increment)))
+def test_an_increment_that_is_no_integer_lets_nothing_be_applied(world: World) -> None:
     before = world.snapshot()
-    [(word, problem)] = run(world, success(world, bad))
-    assert (word, problem) == (ReturnWord.ERR, "INCRBY: the increment is not a number")
-    assert world.snapshot() == before
+    for increment in ("x", "", "1.5", "nan", " 1", "1e3"):
+        # Given effects that no recorder of ours would make
+        bad = (Effect("", "", ("SET", "user:first", "1")), Effect("string", "int", ("INCRBY", "user:n", increment)))
+        [(word, problem)] = run(world, success(world, bad))
+        assert (word, problem) == (ReturnWord.ERR, "INCRBY: the increment is not a number"), increment
+        assert world.snapshot() == before
 
 
 # -- fences --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("fence", [0, 1, 99, 102, 103, 2**52])
-def test_a_fence_that_is_not_current_changes_nothing(fence: int, world: World) -> None:
+def test_a_fence_that_is_not_current_changes_nothing(world: World) -> None:
     # Given the run of "busy" with the fences 100 and 101
     before = world.snapshot()
-    words = run(world, success(world, recorded(lambda e: e.set("user:k", "v")), fence))
-    assert words == [(ReturnWord.STALE, "")]
-    assert world.snapshot() == before
+    for fence in (0, 1, 99, 102, 103, 2**52):
+        words = run(world, success(world, recorded(lambda e: e.set("user:k", "v")), fence))
+        assert words == [(ReturnWord.STALE, "")], fence
+        assert world.snapshot() == before
 
 
 @pytest.mark.parametrize("ticket", ["late", "nobody"])

@@ -17,6 +17,7 @@ from bridge.embedded import EmbeddedServer, OrphanGuard, find_server_binary, fre
 from bridge.routing.errors import PortInUse, ServerStartFailed
 from tests.waiting import wait_until
 
+pytestmark = pytest.mark.server
 ROOT = Path(__file__).parents[2]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 
 import pytest
 
@@ -75,3 +76,8 @@ def test_a_missing_server_fails_in_ci_and_skips_elsewhere(monkeypatch: pytest.Mo
     monkeypatch.delenv("CI")
     with pytest.raises(pytest.skip.Exception, match="no server"):
         missing("no server")
+
+
+def test_a_unit_that_is_not_marked_starts_no_server(tmp_path: Path) -> None:
+    with pytest.raises(pytest.fail.Exception, match="not marked `server`"):
+        EmbeddedServer(data_dir=tmp_path).start()

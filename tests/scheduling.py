@@ -1,0 +1,34 @@
+"""Which process takes which test file, when several take them side by side (``pytest -n``).
+
+A file stays whole. Each process that runs a file with Spark starts a Java machine, which compiles the same code for
+itself as every other; so two processes take those files first, and the others take what is left of them at the end.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from xdist.scheduler import LoadFileScheduling
+
+if TYPE_CHECKING:
+    from xdist.workermanage import WorkerController
+
+#: Processes that take files with Spark first.
+WITH_SPARK = 2
+
+
+def starts_spark(file: str) -> bool:
+    """Whether a file's tests share the Spark of their process."""
+    return Path(file).name.startswith("test_spark_") and "/integration/" in f"/{file}"
+
+
+class Scheduling(LoadFileScheduling):
+    """Files in their order, but those with Spark for the first two processes, and the others for the rest."""
+
+    def _assign_work_unit(self, node: WorkerController) -> None:
+        spark = self.nodes.index(node) < WITH_SPARK
+        fitting = [file for file in self.workqueue if starts_spark(file) == spark]
+        if fitting:
+            self.workqueue.move_to_end(fitting[0], last=False)
+        super()._assign_work_unit(node)
