@@ -22,14 +22,15 @@ from typing import TYPE_CHECKING
 
 from celery.utils.log import get_logger
 
-from bridge.pending import claim_back
 from bridge.regroup import Ends
 from bridge.routing.ids import id_before, id_key
 from bridge.routing.retention import done
 from bridge.routing.transitions import Batch
 
 if TYPE_CHECKING:
-    from bridge.leader import Leader
+    from bridge.pending import PendingList
+    from bridge.steps import Steps
+    from bridge.term import Term
 
 logger = get_logger(__name__)
 
@@ -40,11 +41,15 @@ PAGE = 500
 class Acknowledged:
     """Looks for them after ``floor`` and up to ``read_to``; ``spared`` are ids of which records tell."""
 
-    def __init__(self, leader: Leader, floor: str, read_to: str, spared: Collection[str]) -> None:
-        self._leader = leader
+    def __init__(
+        self, term: Term, steps: Steps, pending: PendingList, floor: str, read_to: str, spared: Collection[str]
+    ) -> None:
+        self._term = term
+        self._steps = steps
+        self._pending = pending
         self._read_to = read_to
         self._spared = spared
-        self._since = _told_since(leader, floor)
+        self._since = _told_since(term, floor)
         #: Of the last slice: after which id it begins, and what in it ended.
         self._slice_from = ""
         self._ended: set[str] = set()
@@ -63,12 +68,12 @@ class Acknowledged:
             if found and ends is None:
                 # Read once: what ends while the lane is being read was in memory, or in a record.
                 floor = id_before(id_key(found[0]))
-                ends = Ends(self._leader, floor)
+                ends = Ends(self._term, floor)
                 while ends.read_page():
                     yield since
             if ends and not ends.whole and any(id_ not in ends.ended for id_ in found):
                 # Not from the time of its own id on.
-                ends = Ends(self._leader, floor, whole=True)
+                ends = Ends(self._term, floor, whole=True)
                 while ends.read_page():
                     yield since
             undone = [id_ for id_ in found if ends and id_ not in ends.ended and id_key(id_) > ends.missing_to]
@@ -95,8 +100,8 @@ class Acknowledged:
 
     def _look(self, start: str, end: str) -> tuple[list[str], str, bool]:
         """What is not pending after ``start`` and was read; the last id that was looked at; whether there is more."""
-        keys = self._leader.settings.keys
-        look = done(self._leader.redis, keys.stream, f"({start}", end, PAGE, keys.group)
+        keys = self._term.keys
+        look = done(self._term.redis, keys.stream, f"({start}", end, PAGE, keys.group)
         return [id_ for id_ in look.ids if id_ not in self._spared], look.last, look.more
 
     def _claim(self, undone: list[str]) -> None:
@@ -105,11 +110,11 @@ class Acknowledged:
         logger.warning("%d entries were acknowledged by hand, and not done: they are pending again", len(undone))
         batch = Batch()
         batch.count("tampered", len(undone))
-        claim_back(self._leader, self._leader.settings.master, undone, batch)
-        self._leader.advance(batch)
+        self._pending.claim_back(self._term.master, undone, batch)
+        self._steps.advance(batch)
 
 
-def _told_since(leader: Leader, floor: str) -> str | None:
+def _told_since(term: Term, floor: str) -> str | None:
     """From where on, ``floor`` or later, the history has the end of all that ended; None: there is none."""
-    oldest = leader.wire.call("XRANGE", leader.settings.keys.history, "-", "+", "COUNT", 1)
+    oldest = term.wire.call("XRANGE", term.keys.history, "-", "+", "COUNT", 1)
     return max(floor, oldest[0][0].decode(), key=id_key) if oldest else None

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING
 import orjson
 from celery.utils.log import get_logger
 
+from bridge.bodies import message_of
 from bridge.picture import Ticket
-from bridge.rebuild import body_of
 from bridge.routing.ids import id_key, key_after
 from bridge.routing.messages import Refused
 from bridge.routing.text import duration
@@ -27,7 +27,13 @@ from bridge.stranded import Waiting
 from bridge.unserved import UnservedTask
 
 if TYPE_CHECKING:
-    from bridge.leader import Leader
+    from bridge.breaker import Breakers
+    from bridge.lane import Lane
+    from bridge.refill import Refill
+    from bridge.registration import Registrations
+    from bridge.settling import Settling
+    from bridge.steps import Steps
+    from bridge.term import Term
 
 logger = get_logger(__name__)
 
@@ -48,11 +54,25 @@ NOTED = 200
 class GivingUp:
     """Works on the leader's lane, on the leader's thread."""
 
-    def __init__(self, leader: Leader) -> None:
-        self._leader = leader
-        self._lane = leader.lane
-        self._keys = leader.settings.keys
-        self._after_s = leader.settings.unknown_after
+    def __init__(
+        self,
+        term: Term,
+        lane: Lane,
+        steps: Steps,
+        settling: Settling,
+        breakers: Breakers,
+        registrations: Registrations,
+        refill: Refill,
+    ) -> None:
+        self._term = term
+        self._lane = lane
+        self._steps = steps
+        self._settling = settling
+        self._breakers = breakers
+        self._registrations = registrations
+        self._refill = refill
+        self._keys = term.keys
+        self._after_s = term.settings.unknown_after
         #: Task -> Unix s when some consumer could run it, as noted.
         self._known: dict[str, int] = {}
         self._noted: set[str] = set()
@@ -61,7 +81,7 @@ class GivingUp:
 
     def recall(self) -> None:
         """What the leader before this one noted. Before the lane is read."""
-        redis = self._leader.redis
+        redis = self._term.redis
         self._known = {name.decode(): int(at) for name, at in redis.hgetall(self._keys.known).items()}
         for name, text in redis.hgetall(self._keys.unserved).items():
             told = orjson.loads(text)
@@ -69,7 +89,7 @@ class GivingUp:
             waiting = Waiting(int(told["since_ms"]), float(told["waited_s"]))
             self._lane.stranded.waiting[name.decode()] = waiting
             if breaker := told.get("breaker"):
-                self._leader.breakers.restore(name.decode(), breaker)
+                self._breakers.restore(name.decode(), breaker)
 
     def look(self) -> None:
         """Moves the clocks on, gives up what has waited for too long, and notes what waits."""
@@ -94,7 +114,7 @@ class GivingUp:
     def _learn(self) -> tuple[dict[str, int], list[str]]:
         """(tasks to note with the time, tasks to forget)."""
         now_s = self._lane.now_ms() // 1000
-        there = self._leader.registrations.known()
+        there = self._registrations.known()
         known = {task: now_s for task in there if now_s - self._known.get(task, 0) > NOTED_AGAIN_S}
         forgotten = [task for task, at in self._known.items() if now_s - at > KNOWN_S and task not in there]
         self._known |= known
@@ -115,16 +135,16 @@ class GivingUp:
         for task in sorted(self._noted)[:NOTED]:
             waiting = stranded.waiting[task]
             told[task] = self._describe(task, waiting).text(waiting.waited_s)
-        note_tasks(self._leader.redis, self._leader.leadership, known, forgotten, told)
+        note_tasks(self._term.redis, self._term.leadership, known, forgotten, told)
 
     def _describe(self, task: str, waiting: Waiting) -> UnservedTask:
         known = task in self._known
         longest = waiting.longest()
         dead_in_ms = None
-        breaker = self._leader.breakers.why(task)
+        breaker = self._breakers.why(task)
         if not (known or breaker) and longest is not None:
             dead_in_ms = max(0, int((self._after_s - longest[1]) * 1000))
-        queue = self._leader.registrations.meant_for(task)
+        queue = self._registrations.meant_for(task)
         told = (task, len(waiting.tickets), waiting.messages, waiting.since_ms, known, queue, dead_in_ms, breaker)
         return UnservedTask(*told)
 
@@ -138,8 +158,8 @@ class GivingUp:
             batch = Batch()
             for ticket in overdue:
                 self._condemn(ticket, batch)
-            self._leader.advance(batch)
-            self._leader.refill()
+            self._steps.advance(batch)
+            self._refill.run()
 
     def _overdue(self) -> list[Ticket]:
         found: list[Ticket] = []
@@ -157,7 +177,7 @@ class GivingUp:
         why = self._describe(task, lane.stranded.waiting[task]).why
         lane.stranded.drop(ticket)
         id_ = ticket.stranded_id
-        message = body_of(self._leader, ticket.id, id_)
+        message = message_of(self._term, ticket.id, id_)
         if more or ticket.front_id:
             lane.spilled.add(ticket)
             if ticket.spilled_from == id_key(id_):
@@ -167,4 +187,4 @@ class GivingUp:
         lane.put_first(ticket, message)
         error = f"{task}: {why}; it waited for {duration(int(self._after_s * 1000))} (bridge_unknown_after)"
         logger.warning("ticket %r: message %s is dead: %s", ticket.id, id_, error)
-        self._leader.settling.condemn(ticket, batch, error, reason=Refused.UNKNOWN_TASK.value)
+        self._settling.condemn(ticket, batch, error, reason=Refused.UNKNOWN_TASK.value)

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 from celery.utils.log import get_logger
 
 if TYPE_CHECKING:
-    from bridge.leader import Leader
-    from bridge.routing.transitions import Batch
+    from bridge.routing.transitions import Advanced, Batch
+    from bridge.term import Term
 
 logger = get_logger(__name__)
 
@@ -21,18 +21,18 @@ logger = get_logger(__name__)
 class Intake:
     """Works for the leader, on the leader's thread. ``open``: new entries may be read."""
 
-    def __init__(self, leader: Leader) -> None:
-        self._leader = leader
-        self._most = leader.settings.dead_max
+    def __init__(self, term: Term) -> None:
+        self._term = term
+        self._most = term.settings.dead_max
         self._letters = 0
         self.open = True
 
     def look(self) -> None:
         """Counts the letters: operators drop some."""
-        self._letters = int(self._leader.redis.xlen(self._leader.settings.keys.dead))
+        self._letters = int(self._term.redis.xlen(self._term.keys.dead))
         self._judge()
 
-    def settled(self, batch: Batch) -> None:
+    def settled(self, _done: Advanced, batch: Batch) -> None:
         """Takes note of the letters that a batch wrote."""
         if batch.dead or batch.revived:
             self._letters += len(batch.dead) - len(batch.revived)

@@ -97,6 +97,8 @@ class Lane:
         self.resting = Resting(self)
         #: Id up to which what is pending was taken in; a refill takes nothing newer, which would be handled twice.
         self.read_to = (0, 0)
+        #: Whether entries that were read before this term are not in the picture yet: those after `read_to`.
+        self.behind = False
         #: Tickets whose record the batch that is being made changes.
         self._touched: dict[Ticket, None] = {}
         #: Measured service time of each task, in ms.

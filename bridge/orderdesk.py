@@ -16,18 +16,23 @@ from celery.utils.log import get_logger
 from redis.exceptions import ResponseError
 
 from bridge.dead_letters import read_letter
+from bridge.inbox import Notice
 from bridge.names import WorkerWord
 from bridge.outcomes import is_id
-from bridge.pending import claim_back, pending_under
 from bridge.picture import Consumer, Ticket
 from bridge.routing.history import What
 from bridge.routing.ids import id_key
 from bridge.routing.messages import MAX_TICKET_BYTES, Message
 from bridge.routing.text import one_line
-from bridge.routing.transitions import Batch, unname
+from bridge.routing.transitions import Advanced, Batch, unname
 
 if TYPE_CHECKING:
-    from bridge.leader import Leader
+    from bridge.lane import Lane
+    from bridge.pending import PendingList
+    from bridge.queues import Queues
+    from bridge.steps import Steps
+    from bridge.strays import Strays
+    from bridge.term import Term
 
 logger = get_logger(__name__)
 
@@ -42,10 +47,18 @@ Answer = dict[str, Any]
 class OrderDesk:
     """Works on the leader's lane, on the leader's thread."""
 
-    def __init__(self, leader: Leader) -> None:
-        self._leader = leader
-        self._lane = leader.lane
-        self._keys = leader.settings.keys
+    def __init__(
+        self, term: Term, lane: Lane, steps: Steps, pending: PendingList, queues: Queues, strays: Strays
+    ) -> None:
+        self._term = term
+        self._lane = lane
+        self._steps = steps
+        self._pending = pending
+        self._queues = queues
+        self._strays = strays
+        self._keys = term.keys
+        steps.on_notice[b"order"] = self._take
+        steps.after_commit.append(self._answer)
         self._answers: list[tuple[str, Answer]] = []
         #: Names in the group that have nothing pending any more.
         self._emptied: list[str] = []
@@ -69,16 +82,20 @@ class OrderDesk:
         logger.info("order %s: %s", one_line(text.decode(errors="replace")), answer)
         self._answers.append((order_id, answer))
 
-    def answer(self) -> None:
-        """The batch is done: tells those who asked."""
+    def _take(self, notice: Notice, batch: Batch) -> None:
+        batch.orders.append(notice.id)
+        self.take(notice.who, notice.fields[3], batch)
+
+    def _answer(self, _done: Advanced, _batch: Batch) -> None:
+        """The batch is written: tells those who asked."""
         answers, self._answers = self._answers, []
         emptied, self._emptied = self._emptied, []
         for name in emptied:
-            unname(self._leader.redis, self._leader.leadership, name)
+            unname(self._term.redis, self._term.leadership, name)
         for order_id, answer in answers:
             key = self._keys.reply(order_id)
             try:
-                with self._leader.redis.pipeline(transaction=True) as pipe:
+                with self._term.redis.pipeline(transaction=True) as pipe:
                     pipe.rpush(key, orjson.dumps(answer))
                     pipe.expire(key, ANSWER_S)
                     pipe.execute()
@@ -116,12 +133,12 @@ class OrderDesk:
         shelf = lane.parked_name(name)
         # What this very batch has put there is not there yet.
         fresh = batch.shelved.pop(shelf, [])
-        ids = list(pending_under(self._leader, shelf))
+        ids = list(self._pending.under(shelf))
         if (short := ticket.shelved - len(fresh) - len(ids)) > 0:
             # Somebody took them from the pending list since that was looked at.
-            self._leader.strays.mend_parked({ticket: short})
-            ids = list(pending_under(self._leader, shelf))
-        claim_back(self._leader, lane.settings.master, ids, batch, spared={ticket.front_id})
+            self._strays.mend_parked({ticket: short})
+            ids = list(self._pending.under(shelf))
+        self._pending.claim_back(lane.settings.master, ids, batch, spared={ticket.front_id})
         lane.unpark(ticket, batch)
         self._emptied.append(shelf)
         return {"ok": True, "messages": len(ids) + len(fresh)}
@@ -136,7 +153,7 @@ class OrderDesk:
         text = orjson.dumps({"at_ms": self._lane.now_ms(), "started": started}).decode()
         batch.drains[consumer.name] = text
         consumer.draining = True
-        self._leader.queues.empty(consumer, batch)
+        self._queues.empty(consumer, batch)
         return {"ok": True, "in_flight": consumer.messages}
 
     def _resume(self, order: dict[str, Any], batch: Batch) -> Answer:
@@ -167,9 +184,9 @@ class OrderDesk:
             lane.make_ready(ticket)
         for ticket in flying:
             ticket.moving = to
-        moved = len(ready) + self._leader.queues.take_back(consumer, batch)
+        moved = len(ready) + self._queues.take_back(consumer, batch)
         if flying:
-            self._leader.say(consumer, WorkerWord.GIVE_BACK, batch)
+            self._steps.say(consumer, WorkerWord.GIVE_BACK, batch)
         return {"ok": True, "moved": moved, "running": sum(1 for ticket in flying if ticket.run)}
 
     def _consumer(self, name: Any) -> Consumer | None:
@@ -200,7 +217,7 @@ class OrderDesk:
             batch.given_back.append(message.id)
             batch.revived.append(letter_id)
             batch.count("replayed")
-            if self._leader.settings.history:
+            if self._term.settings.history:
                 row = [message.id, message.ticket, message.task, "", 0, 0, 0, 0, 0, What.REPLAYED.value]
                 batch.history.append(row)
             self._lane.replay(message, batch)
@@ -208,15 +225,15 @@ class OrderDesk:
 
     def _subject(self, letter_id: str) -> str | None:
         """Id of the message that a dead letter is about, as the letter says; None: there is no such letter."""
-        entries = self._leader.wire.call("XRANGE", self._keys.dead, letter_id, letter_id)
+        entries = self._term.wire.call("XRANGE", self._keys.dead, letter_id, letter_id)
         return read_letter(*entries[0]).message_id if entries else None
 
     def _dead_message(self, id_: str) -> Message | str:
         """The message that a dead letter is about, as its entry has it; or why there is none."""
-        entry = self._leader.wire.call("XRANGE", self._keys.stream, id_, id_)
+        entry = self._term.wire.call("XRANGE", self._keys.stream, id_, id_)
         if not entry:
             return "its entry has left the stream, so it cannot take its place again; push it anew"
-        message = self._leader.parser.parse(id_, entry[0][1])
+        message = self._term.parser.parse(id_, entry[0][1])
         if not isinstance(message, Message):
             return f"it can still not be processed: {message.reason.value}"
         lane = self._lane

@@ -28,46 +28,61 @@ from celery.utils.log import get_logger
 from redis.exceptions import ResponseError
 
 from bridge.acknowledged import Acknowledged
+from bridge.bodies import message_of, read_messages
 from bridge.connect import is_full
-from bridge.pending import (
-    NEVER,
-    PAGE,
-    claim_back,
-    group_read_to,
-    names_in_group,
-    owners,
-    pairs,
-    read_messages,
-    strange_between,
-)
+from bridge.pending import NEVER, PAGE, pairs
 from bridge.picture import Consumer, Parcel, Ticket
 from bridge.regroup import HALF_MADE, regroup_lane
 from bridge.routing import records
 from bridge.routing.errors import ConfigurationError
-from bridge.routing.ids import id_before, id_key, key_after
-from bridge.routing.messages import Message, ticket_of
-from bridge.routing.transitions import Batch, adopt
+from bridge.routing.ids import id_before, id_key, id_text, key_after
+from bridge.routing.messages import ticket_of
+from bridge.routing.transitions import Batch
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from bridge.leader import Leader
+    from bridge.consumers import Consumers
+    from bridge.fronts import Fronts
+    from bridge.lane import Lane
+    from bridge.pending import PendingList
+    from bridge.reading import Reading
+    from bridge.steps import Steps
+    from bridge.strays import Strays
+    from bridge.term import Term
+
 
 logger = get_logger(__name__)
 
 
 class Rebuild:
-    """One reading of the lane: `run`, and then `read_on` for as long as it is `behind`."""
+    """One reading of the lane: `run`, and then `read_on` for as long as the lane is behind (`Lane.behind`)."""
 
-    def __init__(self, leader: Leader) -> None:
-        self._leader = leader
-        self._lane = leader.lane
-        self._keys = leader.settings.keys
-        self._wire = leader.wire
+    def __init__(
+        self,
+        term: Term,
+        lane: Lane,
+        steps: Steps,
+        reading: Reading,
+        pending: PendingList,
+        fronts: Fronts,
+        strays: Strays,
+        consumers: Consumers,
+    ) -> None:
+        self._term = term
+        self._lane = lane
+        self._steps = steps
+        self._reading = reading
+        self._pending = pending
+        self._fronts = fronts
+        self._strays = strays
+        self._consumers = consumers
+        self._keys = term.keys
+        self._wire = term.wire
         #: Id -> ticket, of what records name: in flight, or to come again.
         self._named: dict[str, Ticket] = {}
         #: Those of these that await a retry, were not begun, and were not read yet.
-        self._fronts: set[str] = set()
+        self._front_ids: set[str] = set()
         #: Those that await a retry, are read by their ids when they are due, and were not seen to be pending yet.
         self._unseen: dict[str, Ticket] = {}
         #: Name in the group -> entries that are pending under it.
@@ -79,16 +94,15 @@ class Rebuild:
         #: None: nobody can tell what was acknowledged by hand.
         self._acknowledged: Acknowledged | None = None
         self._slices = self._take_in()
-        #: Whether entries that were read before this term are not in the picture yet: those after `Lane.read_to`.
-        self.behind = True
+        lane.behind = True
 
     def run(self) -> None:
         """What must be known before anything is settled or dispatched."""
         self._make_group()
-        self._leader.recovery.find_consumers()
+        self._consumers.find()
         self._read_records()
         self._find_fronts()
-        self._leader.strays.count_anew()
+        self._pending.count_anew()
         lane = self._lane
         logger.info(
             "read the records: %d messages in flight, %d tickets await a retry, %d consumers",
@@ -99,8 +113,8 @@ class Rebuild:
 
     def read_on(self) -> None:
         """Takes in a slice of what waits. Anything may happen between two, but for new reads of the stream."""
-        self.behind = next(self._slices, None) is not None
-        if not self.behind:
+        self._lane.behind = next(self._slices, None) is not None
+        if not self._lane.behind:
             self._named.clear()
             logger.info("read the lane: %d messages in memory", self._lane.held)
 
@@ -115,7 +129,7 @@ class Rebuild:
             self._wire.call("XGROUP", "CREATE", self._keys.stream, self._keys.group, start, "MKSTREAM")
         except ResponseError as exc:
             # A full server refuses before it looks: and the lane must go on, or room never comes.
-            there = is_full(exc) and group_read_to(self._leader) is not None
+            there = is_full(exc) and self._pending.read_to() is not None
             if str(exc).startswith("WRONGTYPE"):
                 raise ConfigurationError(
                     f"the key {self._keys.stream} is not a stream; name another one with bridge_stream, or delete it"
@@ -123,24 +137,24 @@ class Rebuild:
             if not there and not str(exc).startswith("BUSYGROUP"):
                 raise
         # Asked in any case: then it is seen at once when the permission for it is not there.
-        names = names_in_group(self._leader)
+        names = self._pending.names()
         if floor is not None:
             self._floor = id_key(floor.decode())
             self._mend_group(floor.decode(), names)
-        self._group_to = id_key(group_read_to(self._leader) or "0-0")
+        self._group_to = id_key(self._pending.read_to() or "0-0")
 
     def _mend_group(self, floor: str, names: set[str]) -> None:
-        read_to = group_read_to(self._leader) or HALF_MADE
+        read_to = self._pending.read_to() or HALF_MADE
         if id_key(read_to) < id_key(floor) or id_key(read_to) <= id_key(HALF_MADE):
-            regroup_lane(self._leader, floor, "was destroyed, or set back")
+            regroup_lane(self._term, floor, "was destroyed, or set back")
             return
-        if self._leader.settings.master not in names:
+        if self._term.master not in names:
             # With its name went what was pending under it; how far the group had read is still known.
-            regroup_lane(self._leader, floor, "has lost the master's name", read_to)
+            regroup_lane(self._term, floor, "has lost the master's name", read_to)
 
     def _read_records(self) -> None:
         lane = self._lane
-        self._owners = owners(self._leader)
+        self._owners = self._pending.owners()
         due = dict(pairs(self._wire.call("ZRANGE", self._keys.retries, 0, -1, "WITHSCORES")))
         cursor: Any = b"0"
         while True:
@@ -167,11 +181,11 @@ class Rebuild:
                         lane.resting.put(ticket, front)
                         self._unseen[front] = ticket
                     else:
-                        self._fronts.add(front)
+                        self._front_ids.add(front)
                     lane.hold_back(ticket, int(float(due.get(name, b"0"))))
                 self._named.update(dict.fromkeys(record.ids, ticket))
             named = [(ticket.id, id_) for ticket, id_ in flying]
-            for (ticket, _), message in zip(flying, read_messages(self._leader, named), strict=True):
+            for (ticket, _), message in zip(flying, read_messages(self._term, named), strict=True):
                 assert ticket.consumer is not None
                 lane.held += 1
                 lane.bytes += message.size
@@ -234,9 +248,9 @@ class Rebuild:
 
     def _mended(self) -> Iterator[tuple[int, int]]:
         """Up to where the pending list is as it must be, step by step."""
-        if self._leader.settings.history and self._floor is not None:
-            floor, read_to = (f"{ms}-{sequence}" for ms, sequence in (self._floor, self._group_to))
-            self._acknowledged = Acknowledged(self._leader, floor, read_to, self._named)
+        if self._term.settings.history and self._floor is not None:
+            floor, read_to = id_text(self._floor), id_text(self._group_to)
+            self._acknowledged = Acknowledged(self._term, self._steps, self._pending, floor, read_to, self._named)
             for id_ in self._acknowledged.mend():
                 yield id_key(id_)
         yield NEVER
@@ -244,19 +258,19 @@ class Rebuild:
     def _take_page(self, end: tuple[int, int]) -> bool:
         """Takes in a page of what is pending up to ``end``; whether there may be more."""
         lane = self._lane
-        after = "-".join(map(str, lane.read_to))
+        after = id_text(lane.read_to)
         if end != NEVER:
-            to = "-".join(map(str, end))
+            to = id_text(end)
             if not self._is_any_pending(after, to) and not self._mended_since(after, to):
                 lane.read_to = max(lane.read_to, end)
                 return False
         batch = Batch()
         full = lane.full
-        page = self._leader.read_on(after=after, names=full)
+        page = self._reading.read_on(after=after, names=full)
         # Now, and not before: so whatever is missing in the page is found.
         last = min(end, id_key(page.entries[-1][0].decode()) if page.more and page.entries else NEVER)
-        strange, reached = strange_between(self._leader, after, last)
-        if self._claimed(strange) or self._mended_since(after, "-".join(map(str, min(reached, self._group_to)))):
+        strange, reached = self._pending.strange_between(after, last)
+        if self._claimed(strange) or self._mended_since(after, id_text(min(reached, self._group_to))):
             # They have their places in this page: it is read again.
             return True
         for entry in page.entries:
@@ -266,7 +280,7 @@ class Rebuild:
             self._take(entry, full, batch)
             lane.read_to = key
         # Also when it is empty: what is ready now may have nothing else to wake the leader for it.
-        self._leader.advance(batch)
+        self._steps.advance(batch)
         if reached != NEVER:
             lane.read_to = max(lane.read_to, reached)
         return page.more or reached != last
@@ -277,8 +291,8 @@ class Rebuild:
             logger.warning("%d pending entries belong to no record: claimed back", len(strange))
             batch = Batch()
             batch.count("tampered", len(strange))
-            claim_back(self._leader, self._leader.settings.master, strange, batch, spared=self._named)
-            self._leader.advance(batch)
+            self._pending.claim_back(self._term.master, strange, batch, spared=self._named)
+            self._steps.advance(batch)
         return bool(strange)
 
     def _mended_since(self, after: str, upto: str) -> bool:
@@ -298,10 +312,10 @@ class Rebuild:
             # It is read when there is room for it; now it counts only that its ticket has it.
             lane.leave(name, id_, batch)
         elif len(entry) == 2 or not full:
-            self._leader.ingest(entry, batch)
+            self._reading.ingest(entry, batch)
         else:
             # Its ticket is not among its first fields, if it has one at all.
-            self._leader.ingest(self._leader.read_on(after=id_before(id_key(id_))).entries[0], batch)
+            self._reading.ingest(self._reading.read_on(after=id_before(id_key(id_))).entries[0], batch)
 
     def _is_known(self, id_: str, fields: Any, batch: Batch) -> bool:
         """Whether the message, which a record named, is in the picture already; one whose entry is gone is taken."""
@@ -313,8 +327,8 @@ class Rebuild:
             return True
         if ticket is not None and any(message.id == id_ for message in ticket.waiting):
             return True
-        if ticket is not None and id_ in self._fronts and not fields:
-            find_front(self._leader, ticket, id_, batch)
+        if ticket is not None and id_ in self._front_ids and not fields:
+            self._fronts.find(ticket, id_, batch)
             return True
         return False
 
@@ -327,11 +341,11 @@ class Rebuild:
     def _find_fronts(self) -> None:
         """What awaits a retry and was not begun is read in its place, if it is pending."""
         batch = Batch()
-        for id_ in self._missing(list(self._fronts)):
+        for id_ in self._missing(list(self._front_ids)):
             logger.warning("message %s awaits a retry, and was not pending", id_)
             batch.count("tampered")
-            find_front(self._leader, self._named[id_], id_, batch)
-        self._leader.advance(batch)
+            self._fronts.find(self._named[id_], id_, batch)
+        self._steps.advance(batch)
 
     def _find_unseen(self) -> None:
         """What rests, and was not among what is pending."""
@@ -342,20 +356,20 @@ class Rebuild:
             batch = Batch()
             batch.count("tampered", len(taken))
             # What is deleted, too, is dead when its time comes.
-            claim_back(self._leader, self._leader.settings.master, taken, batch, spared=taken)
-            self._leader.advance(batch)
+            self._pending.claim_back(self._term.master, taken, batch, spared=taken)
+            self._steps.advance(batch)
 
     def _find_parked(self) -> None:
         """The message that was begun before its ticket was parked."""
         begun = {ticket.front_id: ticket for ticket in self._lane.parked.values() if ticket.front_id}
         for id_ in self._missing(list(begun)):
             ticket = begun[id_]
-            if body_of(self._leader, ticket.id, id_).payload:
+            if message_of(self._term, ticket.id, id_).payload:
                 # What else was taken, and from where on, nobody knows: all of it comes after the floor.
                 ticket.parked_from = min(id_key(id_), ticket.parked_from or id_key(id_))
-                if self._leader.settings.history and self._floor is not None:
+                if self._term.settings.history and self._floor is not None:
                     ticket.parked_from = min(ticket.parked_from, key_after(self._floor))
-                self._leader.strays.mend_parked({ticket: 1})
+                self._strays.mend_parked({ticket: 1})
 
     def _missing(self, ids: list[str]) -> list[str]:
         """Those of ``ids`` that are pending under no name."""
@@ -365,26 +379,3 @@ class Rebuild:
             commands = [("XPENDING", self._keys.stream, self._keys.group, id_, id_, 1) for id_ in page]
             found += [id_ for id_, told in zip(page, self._wire.call_many(commands), strict=True) if not told]
         return found
-
-
-def find_front(leader: Leader, ticket: Ticket, id_: str, batch: Batch) -> None:
-    """The message that must come first was not among the pending entries that were read: it is read by its id, and goes
-    first. It is dead when its entry is gone.
-    """
-    message = body_of(leader, ticket.id, id_)
-    leader.lane.put_first(ticket, message)
-    if message.payload:
-        with leader.strays.adopting():
-            adopt(leader.redis, leader.leadership, leader.settings.master, [id_])
-    else:
-        leader.settling.condemn(ticket, batch, "its entry was deleted while it awaited a retry")
-
-
-def body_of(leader: Leader, ticket: str, id_: str) -> Message:
-    """The message ``id_``; without payload when its entry was deleted from the stream."""
-    entries = leader.wire.call("XRANGE", leader.settings.keys.stream, id_, id_)
-    if entries:
-        found = leader.parser.parse(id_, entries[0][1])
-        if isinstance(found, Message):
-            return found
-    return Message(id_, ticket, "", b"")

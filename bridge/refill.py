@@ -4,23 +4,41 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from bridge.pending import strange_between
 from bridge.picture import Ticket
-from bridge.rebuild import find_front
 from bridge.routing.ids import id_before, id_key, key_after
 from bridge.routing.messages import Refusal, ticket_of
 from bridge.routing.transitions import Batch
 
 if TYPE_CHECKING:
-    from bridge.leader import Leader
+    from bridge.fronts import Fronts
+    from bridge.lane import Lane
+    from bridge.pending import PendingList
+    from bridge.reading import Reading
+    from bridge.steps import Steps
+    from bridge.strays import Strays
+    from bridge.term import Term
 
 
 class Refill:
     """Works on the leader's lane, on the leader's thread."""
 
-    def __init__(self, leader: Leader) -> None:
-        self._leader = leader
-        self._lane = leader.lane
+    def __init__(
+        self,
+        term: Term,
+        lane: Lane,
+        steps: Steps,
+        reading: Reading,
+        pending: PendingList,
+        fronts: Fronts,
+        strays: Strays,
+    ) -> None:
+        self._term = term
+        self._lane = lane
+        self._steps = steps
+        self._reading = reading
+        self._pending = pending
+        self._fronts = fronts
+        self._strays = strays
 
     @property
     def waits(self) -> bool:
@@ -51,13 +69,13 @@ class Refill:
         for ticket in hungry:
             if ticket.front_id and not ticket.run:
                 # It comes first, whatever was put back before it, and although somebody may have acknowledged it.
-                find_front(self._leader, ticket, ticket.front_id, batch)
+                self._fronts.find(ticket, ticket.front_id, batch)
                 lane.make_ready(ticket)
         start = min((t.spilled_from for t in hungry if t.spilled_from is not None and t in lane.spilled), default=None)
         if start is not None:
             self._read_page(start, batch)
         # Also when it is empty: what is ready now may have nothing else to wake the leader for it.
-        self._leader.advance(batch)
+        self._steps.advance(batch)
 
     def _read_page(self, start: tuple[int, int], batch: Batch) -> None:
         lane = self._lane
@@ -65,15 +83,15 @@ class Refill:
         served = {t for t in lane.spilled if t.spilled_from is not None and t.spilled_from >= start and not t.front_id}
         satisfied: set[Ticket] = set()
         trimmed: list[Refusal] = []
-        found = self._leader.read_on(after=id_before(start))
-        if self._leader.strays.mend_taken():
+        found = self._reading.read_on(after=id_before(start))
+        if self._strays.mend_taken():
             # Some of them may not have been pending: they are now, and the page is read again.
             return
         last = id_key(found.entries[-1][0].decode()) if found.more and found.entries else lane.read_to
-        strange, reached = strange_between(self._leader, id_before(start), min(last, lane.read_to))
+        strange, reached = self._pending.strange_between(id_before(start), min(last, lane.read_to))
         if strange:
             # Somebody claimed them, and they are not in this page, nor may what comes after them be taken from it.
-            self._leader.strays.compare()
+            self._strays.compare()
             return
         # What is newer was not taken in by a read yet; taken here, before it, it could be handled twice.
         entries = [entry for entry in found.entries if id_key(entry[0].decode()) <= reached]
@@ -84,7 +102,7 @@ class Refill:
             name = ticket_of(fields)
             if name is not None and name not in lane.parked and lane.tickets.get(name) not in served:
                 continue
-            message = self._leader.parser.parse_entry(entry)
+            message = self._term.parser.parse_entry(entry)
             if isinstance(message, Refusal):
                 trimmed.append(message)
                 continue

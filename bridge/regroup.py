@@ -18,11 +18,11 @@ from celery.utils.log import get_logger
 from bridge.pending import NEVER
 from bridge.routing import records
 from bridge.routing.history import What, read_entry
-from bridge.routing.ids import id_key, younger_than
+from bridge.routing.ids import id_key, id_text, younger_than
 from bridge.routing.transitions import Batch, adopt, advance, regroup, survey
 
 if TYPE_CHECKING:
-    from bridge.leader import Leader
+    from bridge.term import Term
 
 logger = get_logger(__name__)
 
@@ -36,47 +36,47 @@ LAST = frozenset({What.DONE, What.DEAD, What.REFUSED})
 HALF_MADE = "0-1"
 
 
-def regroup_lane(leader: Leader, floor: str, why: str, read_to: str = "") -> None:
+def regroup_lane(term: Term, floor: str, why: str, read_to: str = "") -> None:
     """Gives the group the pending entries that it must have. ``why`` completes "the group …"; ``read_to``: how far it
     has read, if that is known.
     """
-    keys = leader.settings.keys
+    keys = term.keys
     logger.error("the group %s of %s %s: putting it right from %s on", keys.group, keys.stream, why, floor)
-    ended, replayed = ended_after(leader, floor)
-    named = _named_in_records(leader)
+    ended, replayed = ended_after(term, floor)
+    named = _named_in_records(term)
     newest = max(map(id_key, {floor, *ended, *named, *replayed}))
-    upto = read_to or f"{newest[0]}-{newest[1]}"
+    upto = read_to or id_text(newest)
     for at in range(0, len(replayed), PAGE):
-        adopt(leader.redis, leader.leadership, leader.settings.master, replayed[at : at + PAGE])
+        adopt(term.redis, term.leadership, term.master, replayed[at : at + PAGE])
     start, end = younger_than(floor, upto)
     undone = skipped = 0
-    for page in survey(leader.redis, keys.stream, start, end):
+    for page in survey(term.redis, keys.stream, start, end):
         mine = [id_ for id_, _ in page if id_ not in ended]
         skipped += len(page) - len(mine)
         if mine:
-            undone += adopt(leader.redis, leader.leadership, leader.settings.master, mine)
-    regroup(leader.redis, leader.leadership, upto)
+            undone += adopt(term.redis, term.leadership, term.master, mine)
+    regroup(term.redis, term.leadership, upto)
     logger.error("%d entries up to %s are undone, %d were done or dead before", undone, upto, skipped)
     batch = Batch()
     batch.count("regrouped")
-    advance(leader.redis, leader.leadership, "", batch)
+    advance(term.redis, term.leadership, "", batch)
 
 
-def _named_in_records(leader: Leader) -> list[str]:
+def _named_in_records(term: Term) -> list[str]:
     """Ids that a ticket record names: they were read."""
     found: list[str] = []
     cursor: Any = b"0"
     while True:
-        cursor, flat = leader.wire.call("HSCAN", leader.settings.keys.tickets, cursor, "COUNT", PAGE)
+        cursor, flat = term.wire.call("HSCAN", term.keys.tickets, cursor, "COUNT", PAGE)
         for text in flat[1::2]:
             found += records.parse(text).ids
         if cursor == b"0":
             return found
 
 
-def ended_after(leader: Leader, floor: str) -> tuple[set[str], list[str]]:
+def ended_after(term: Term, floor: str) -> tuple[set[str], list[str]]:
     """What `Ends` has when the history was read to its end."""
-    ends = Ends(leader, floor, whole=True)
+    ends = Ends(term, floor, whole=True)
     while ends.read_page():
         pass
     return ends.ended, list(ends.replayed)
@@ -89,8 +89,8 @@ class Ends:
     server's clock was set back between the two. Else only what was written from the time of ``floor`` on.
     """
 
-    def __init__(self, leader: Leader, floor: str, *, whole: bool = False) -> None:
-        self._leader = leader
+    def __init__(self, term: Term, floor: str, *, whole: bool = False) -> None:
+        self._term = term
         self._after = id_key(floor)
         #: Done or dead.
         self.ended: set[str] = set()
@@ -104,13 +104,13 @@ class Ends:
 
     def read_page(self) -> bool:
         """Reads on; whether there is more."""
-        history = self._leader.settings.keys.history
+        history = self._term.keys.history
         commands = (("-", "+", "COUNT", 1), (self._start, "+", "COUNT", ENTRIES))
-        oldest, page = self._leader.wire.call_many([("XRANGE", history, *words) for words in commands])
+        oldest, page = self._term.wire.call_many([("XRANGE", history, *words) for words in commands])
         begins = id_key(oldest[0][0].decode()) if oldest else NEVER
         if begins > self._position:
             if self._position == self._after:
-                floor = "-".join(map(str, self._after))
+                floor = id_text(self._after)
                 logger.warning("the history does not reach back to %s: what was done since then may come again", floor)
             self.missing_to = begins
         for id_, fields in page:

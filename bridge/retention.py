@@ -28,8 +28,9 @@ from bridge.routing.keys import LaneKeys
 from bridge.routing.retention import done, letters, remove
 
 if TYPE_CHECKING:
-    from bridge.leader import Leader
-    from bridge.routing.transitions import Batch
+    from bridge.routing.transitions import Advanced, Batch
+    from bridge.steps import Steps
+    from bridge.term import Term
 
 #: Ids that gather before they are removed; and the most entries in one page of a look.
 BATCH = 500
@@ -48,10 +49,11 @@ is_id = re.compile(r"\d{1,20}-\d{1,20}").fullmatch
 class Retention:
     """Works for the leader, on the leader's thread."""
 
-    def __init__(self, leader: Leader) -> None:
-        self._leader = leader
-        self._keys = leader.settings.keys
-        self._keep_s = leader.settings.retention
+    def __init__(self, term: Term, steps: Steps) -> None:
+        self._term = term
+        self._keys = term.keys
+        self._keep_s = term.settings.retention
+        steps.after_commit.append(self.settled)
         #: Acknowledged by this leader, and not dead: may go now.
         self._ready: list[str] = []
         #: Groups beside the lane's own; None: not known.
@@ -67,7 +69,7 @@ class Retention:
         #: The same messages in the order of their ids; None: not put in order yet.
         self._sorted: list[tuple[int, int]] | None = None
 
-    def settled(self, batch: Batch) -> None:
+    def settled(self, _done: Advanced, batch: Batch) -> None:
         """Takes note of what a batch acknowledged; removes it when it is enough for a call."""
         if self._keep_s != 0 or self._others:
             return
@@ -84,7 +86,7 @@ class Retention:
         """Removes what has gathered, unless the stream turns out to have another group."""
         if not self._ready:
             return
-        if remove(self._leader.redis, self._leader.leadership, (), self._ready) is None:
+        if remove(self._term.redis, self._term.leadership, (), self._ready) is None:
             # Going through the stream finds them again when the other group has done with them, too.
             self._others = None
             self._again_at = 0.0
@@ -102,16 +104,16 @@ class Retention:
             self._sorted = None
             self._read_to.clear()
         until = started + BUDGET_S
-        end = f"{max(0, int(self._leader.clock.server_ms() - self._keep_s * 1000))}-{2**64 - 1}"
+        end = f"{max(0, int(self._term.clock.server_ms() - self._keep_s * 1000))}-{2**64 - 1}"
         while time.monotonic() < until:
             spared = self._spared(BATCH)
-            found = done(self._leader.redis, self._keys.stream, self._cursor, end, BATCH, spared=spared)
+            found = done(self._term.redis, self._keys.stream, self._cursor, end, BATCH, spared=spared)
             self._others = found.groups - {self._keys.group.encode()}
             # After the entries: whatever of them is dead has its letter by now.
             if not self._know_letters(found.groups, until):
                 return
             ids = [id_ for id_ in found.ids if id_ not in self._dead]
-            if ids and remove(self._leader.redis, self._leader.leadership, self._others, ids) is None:
+            if ids and remove(self._term.redis, self._term.leadership, self._others, ids) is None:
                 return
             if found.last:
                 self._cursor = f"({found.last}"
@@ -138,7 +140,7 @@ class Retention:
                 # Another program's group.
                 continue
             while True:
-                ids, last = letters(self._leader.redis, key, self._read_to.get(key, ""), LETTERS)
+                ids, last = letters(self._term.redis, key, self._read_to.get(key, ""), LETTERS)
                 if ids:
                     self._dead.update(ids)
                     self._sorted = None

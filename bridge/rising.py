@@ -5,20 +5,23 @@ from __future__ import annotations
 from itertools import islice
 from typing import TYPE_CHECKING
 
-from bridge.pending import AT_ONCE, messages_of
+from bridge.bodies import AT_ONCE, messages_of
 from bridge.picture import Ticket
 from bridge.routing.transitions import READ_BYTES, Batch
 
 if TYPE_CHECKING:
-    from bridge.leader import Leader
+    from bridge.lane import Lane
+    from bridge.settling import Settling
+    from bridge.term import Term
 
 
 class Rising:
     """Works on the leader's lane, on the leader's thread."""
 
-    def __init__(self, leader: Leader) -> None:
-        self._leader = leader
-        self._lane = leader.lane
+    def __init__(self, term: Term, lane: Lane, settling: Settling) -> None:
+        self._term = term
+        self._lane = lane
+        self._settling = settling
         #: How many are read at once, after what the last ones were like.
         self._count = 4
 
@@ -31,9 +34,9 @@ class Rising:
         """Reads the next ones; what has no attempt left, or no entry any more, is dead."""
         if not self.waits:
             return
-        lane, settling = self._lane, self._leader.settling
+        lane, settling = self._lane, self._settling
         tickets: list[Ticket] = list(islice(lane.resting.rising, self._count))
-        found = messages_of(self._leader, [(ticket.id, ticket.front_id) for ticket in tickets])
+        found = messages_of(self._term, [(ticket.id, ticket.front_id) for ticket in tickets])
         largest = max(message.size for message in found)
         self._count = max(1, min(AT_ONCE, self._count * 2, READ_BYTES // largest))
         for ticket, message in zip(tickets, found, strict=True):

@@ -5,7 +5,7 @@ Whose attempt is charged:
 - a message that raised, or was cut off alone (its process died, its time limit struck): it;
 - a message that was never begun: nobody;
 - one that was cut off since its worker was told to end at once: nobody, but what it began is undone;
-- when a consumer ended, see `bridge.recovery`.
+- when a consumer ended, see `bridge.reroute`.
 """
 
 from __future__ import annotations

@@ -18,32 +18,27 @@ Each is counted as ``tampered``, the group as ``regrouped``.
 from __future__ import annotations
 
 import time
-from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from celery.utils.log import get_logger
 
-from bridge.pending import (
-    NEVER,
-    PAGE,
-    claim_back,
-    names_in_group,
-    owners,
-    pending_elsewhere,
-    pending_in_all,
-    pending_under,
-)
+from bridge.pending import NEVER
 from bridge.picture import Ticket
 from bridge.regroup import HALF_MADE, ended_after
 from bridge.routing.errors import LaneConflict
-from bridge.routing.ids import id_before, id_key, younger_than
-from bridge.routing.transitions import Advanced, Batch, adopt, floor, regroup, survey
+from bridge.routing.ids import id_before, id_key, id_text, younger_than
+from bridge.routing.transitions import Advanced, Batch, floor, regroup, survey
 from bridge.undone import oldest_undone
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from bridge.leader import Leader
+    from bridge.lane import Lane
+    from bridge.pending import PendingList
+    from bridge.retention import Retention
+    from bridge.steps import Steps
+    from bridge.term import Term
+
 
 logger = get_logger(__name__)
 
@@ -54,10 +49,14 @@ COMPARE_S = 2.0
 class Strays:
     """Works on the leader's lane, on the leader's thread."""
 
-    def __init__(self, leader: Leader) -> None:
-        self._leader = leader
-        self._lane = leader.lane
-        self._keys = leader.settings.keys
+    def __init__(self, term: Term, lane: Lane, steps: Steps, pending: PendingList, retention: Retention) -> None:
+        self._term = term
+        self._lane = lane
+        self._steps = steps
+        self._pending = pending
+        self._retention = retention
+        self._keys = term.keys
+        steps.after_commit.append(self.told)
         self._compare_at = time.monotonic() + COMPARE_S
         self._floor = ""
         self._tampered = 0
@@ -65,12 +64,10 @@ class Strays:
         self._deleted: set[str] = set()
         #: The same of what waits: how many.
         self._deleted_waiting = 0
-        #: Entries that are pending in the group, as the leader's own steps leave it.
-        self._pending = 0
 
     def told(self, done: Advanced, batch: Batch) -> None:
         """What a script found: entries that were not pending, and should have been."""
-        self._pending += done.mended - done.acknowledged
+        self._pending.expected += done.mended - done.acknowledged
         # What is revived from the dead letters was not pending, and rightly so.
         tampered = max(0, done.mended - len(batch.revived))
         if done.acknowledged < len(batch.acknowledged):
@@ -82,33 +79,22 @@ class Strays:
 
     def was_read(self, count: int) -> None:
         """The leader has read so many new entries."""
-        self._pending += count
-
-    def count_anew(self) -> None:
-        """Takes what is pending now for what must be."""
-        self._pending = pending_in_all(self._leader)
-
-    @contextmanager
-    def adopting(self) -> Iterator[None]:
-        """In it, the leader makes entries pending that may have been so before."""
-        before = pending_in_all(self._leader)
-        yield
-        self._pending += pending_in_all(self._leader) - before
+        self._pending.expected += count
 
     def mend_taken(self) -> bool:
         """Whether fewer entries are pending than the leader's own steps left, all names taken together: then what was
         read and is undone is pending again. What is in memory is missed by its name, too; what is spilled only by this
         number: so whoever reads that again asks here first, or would go on with what comes after what was taken.
         """
-        pending = pending_in_all(self._leader)
-        expected, self._pending = self._pending, pending
+        pending = self._pending.count()
+        expected, self._pending.expected = self._pending.expected, pending
         if pending >= expected:
             return False
         self._adopt_waiting()
         # What lies on a shelf is counted by its name (`compare`).
         self._shelve({t.id: t.spilled_from for t in self._lane.parked.values() if t.spilled_from is not None})
-        if self._pending > pending:
-            self._say("%d entries that wait were taken from the pending list: they are again", self._pending - pending)
+        if (mended := self._pending.expected - pending) > 0:
+            self._say("%d entries that wait were taken from the pending list: they are again", mended)
         return True
 
     def look(self) -> None:
@@ -116,23 +102,23 @@ class Strays:
         if self._tampered:
             batch = Batch()
             self._count(batch)
-            self._leader.advance(batch)
+            self._steps.advance(batch)
         if time.monotonic() < self._compare_at:
             return
         self._compare_at = time.monotonic() + COMPARE_S
-        if self.compare() and not self._leader.behind:
-            self._leader.retention.sweep()
+        if self.compare() and not self._lane.behind:
+            self._retention.sweep()
         self._note_floor()
 
     def compare(self) -> bool:
         """Compares, and mends; whether there was nothing to mend."""
         taken = self.mend_taken()
-        found = owners(self._leader)
+        found = self._pending.owners()
         if self._mend_in_flight(found):
             # What was counted before is not so any more: the rest is for the next time.
             return False
         waiting = self._lane.held - len(self._lane.in_flight)
-        missing = waiting - self._deleted_waiting - found.get(self._leader.settings.master, 0)
+        missing = waiting - self._deleted_waiting - found.get(self._term.master, 0)
         if missing > 0:
             self._mend_waiting(missing)
         short = {
@@ -158,11 +144,11 @@ class Strays:
         """What is undone of the parked tickets in ``since``, from the given id on, is pending under their own names."""
         lane = self._lane
         for name, ids in self._undone({name: key for name, key in since.items() if key != NEVER}):
-            self._adopt(lane.parked_name(name), ids)
+            self._pending.adopt(lane.parked_name(name), ids)
         for name in since:
             ticket = lane.parked[name]
             # What was deleted from the stream as well nothing can make pending.
-            ids = list(pending_under(self._leader, lane.parked_name(name)))
+            ids = list(self._pending.under(lane.parked_name(name)))
             ticket.shelved = len(ids)
             ticket.parked_from = id_key(ids[0]) if ids else ticket.parked_from
 
@@ -172,18 +158,18 @@ class Strays:
         Raises `LaneConflict` when more than that was done to it: the lane is read anew.
         """
         stream, group = self._keys.stream, self._keys.group
-        read_to = "-".join(map(str, self._lane.read_to))
-        known = names_in_group(self._leader)
-        further = self._leader.wire.call("XPENDING", stream, group, *younger_than(read_to), 1)
+        read_to = id_text(self._lane.read_to)
+        known = self._pending.names()
+        further = self._term.wire.call("XPENDING", stream, group, *younger_than(read_to), 1)
         if further:
             raise LaneConflict(why)
-        if self._leader.settings.master not in known or self._lane.parked:
+        if self._term.master not in known or self._lane.parked:
             # It may be another group than before, in which nothing of a parked ticket is pending.
-            regroup(self._leader.redis, self._leader.leadership, HALF_MADE)
+            regroup(self._term.redis, self._term.leadership, HALF_MADE)
             raise LaneConflict(why)
         logger.warning("%s: it is put back to %s", why, read_to)
         self._tampered += 1
-        regroup(self._leader.redis, self._leader.leadership, read_to)
+        regroup(self._term.redis, self._term.leadership, read_to)
 
     def _count(self, batch: Batch) -> None:
         if self._tampered:
@@ -193,18 +179,18 @@ class Strays:
     def _mend_in_flight(self, names: Iterable[str]) -> bool:
         """Whether there was anything to mend."""
         lane = self._lane
-        master = self._leader.settings.master
-        found = pending_elsewhere(self._leader, names)
+        master = self._term.master
+        found = self._pending.elsewhere(names)
         strange = [id_ for id_ in found if id_ not in lane.in_flight]
         if strange:
             self._say("%d pending entries belong to no record: claimed back", len(strange))
             batch = Batch()
-            claim_back(self._leader, master, strange, batch)
+            self._pending.claim_back(master, strange, batch)
             self._count(batch)
-            self._leader.advance(batch)
+            self._steps.advance(batch)
             known = {message.id for ticket in lane.tickets.values() for message in ticket.waiting}
             known.update(lane.in_flight)
-            if self._leader.behind:
+            if self._lane.behind:
                 known.update(id_ for id_ in strange if id_key(id_) > lane.read_to)
             if not known.issuperset(strange):
                 # Of tickets that are parked, or have messages that are not in memory, or of none that is known.
@@ -219,7 +205,7 @@ class Strays:
                 misplaced.setdefault(consumer, []).append(id_)
         for consumer, ids in misplaced.items():
             self._say("%d entries in flight were not pending where they belong: they are again", len(ids))
-            if self._adopt(consumer, ids) < len(ids):
+            if self._pending.adopt(consumer, ids) < len(ids):
                 self._deleted.update(ids)
         return bool(strange or misplaced)
 
@@ -231,12 +217,12 @@ class Strays:
     def _adopt_waiting(self) -> None:
         lane = self._lane
         here = [message.id for ticket in lane.tickets.values() for message in ticket.waiting]
-        self._deleted_waiting = len(here) - self._adopt(self._leader.settings.master, here)
+        self._deleted_waiting = len(here) - self._pending.adopt(self._term.master, here)
         spilled = {ticket.id: ticket.spilled_from for ticket in lane.spilled if ticket.spilled_from is not None}
         if not spilled:
             return
         for _, ids in self._undone(spilled):
-            self._adopt(self._leader.settings.master, ids)
+            self._pending.adopt(self._term.master, ids)
 
     def _undone(self, since: dict[str, tuple[int, int]]) -> Iterator[tuple[str, list[str]]]:
         """Of the tickets in ``since``, those entries from the given id on that were read and are neither done nor dead:
@@ -247,20 +233,13 @@ class Strays:
             return
         lane = self._lane
         first = min(since.values())
-        ended, _ = ended_after(self._leader, id_before(first))
-        start, end = (f"{ms}-{sequence}" for ms, sequence in (first, lane.read_to))
-        for page in survey(self._leader.redis, self._keys.stream, start, end):
+        ended, _ = ended_after(self._term, id_before(first))
+        for page in survey(self._term.redis, self._keys.stream, id_text(first), id_text(lane.read_to)):
             found: dict[str, list[str]] = {}
             for id_, name in page:
                 if name in since and id_key(id_) >= since[name] and id_ not in ended:
                     found.setdefault(name, []).append(id_)
             yield from found.items()
-
-    def _adopt(self, consumer: str, ids: list[str]) -> int:
-        """Makes ``ids`` pending under ``consumer``; how many could be."""
-        pages = [ids[start : start + PAGE] for start in range(0, len(ids), PAGE)]
-        with self.adopting():
-            return sum(adopt(self._leader.redis, self._leader.leadership, consumer, page) for page in pages)
 
     def _say(self, text: str, count: int) -> None:
         logger.warning(text, count)
@@ -270,7 +249,7 @@ class Strays:
         lane = self._lane
         oldest = oldest_undone(lane)
         # While a new leader is behind, what is in flight may be later than what it has not taken in.
-        text = "-".join(map(str, lane.read_to)) if oldest is None or oldest > lane.read_to else id_before(oldest)
+        text = id_text(lane.read_to) if oldest is None or oldest > lane.read_to else id_before(oldest)
         if id_key(text)[0] > 0 and text != self._floor:
-            floor(self._leader.redis, self._leader.leadership, text)
+            floor(self._term.redis, self._term.leadership, text)
             self._floor = text

@@ -161,7 +161,7 @@ MUTATIONS = [
         "long tasks",
         ("ledger: overlap",),
         (
-            Edit(RECOVERY, "judged = set() if amnesty else self.leases.over(left)", "judged = set(left)"),
+            Edit(RECOVERY, "judged = set() if amnesty else self._leases.over(left)", "judged = set(left)"),
             # Only of those that have tickets: who has none would be gone before it gets one.
             Edit(
                 RECOVERY, "for i, ms in left.items() if ms <= 0]", "for i in left if self._lane.consumers[i].tickets]"

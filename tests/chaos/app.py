@@ -22,7 +22,8 @@ from redis import Redis
 
 import bridge
 import bridge.acknowledged
-import bridge.leader
+import bridge.reading
+import bridge.steps
 from tests.chaos.recording import WATCHER, watch
 
 #: Seconds between two signs of life of a task at work.
@@ -46,7 +47,7 @@ app.conf.update(
     worker_cancel_long_running_tasks_on_connection_loss=False,
 )
 # So few that a new leader takes in what waits over many turns of its loop, and that faults fall between them.
-bridge.leader.READ_COUNT = bridge.acknowledged.PAGE = 20
+bridge.reading.READ_COUNT = bridge.steps.READ_COUNT = bridge.acknowledged.PAGE = 20
 _ledger = watch(Path(os.environ["CHAOS_LEDGER"])) if "CHAOS_LEDGER" in os.environ else None
 
 

@@ -15,7 +15,7 @@ from bridge.election import Election
 from bridge.embedded import EmbeddedServer
 from bridge.leader import Leader
 from bridge.orders import give
-from bridge.routing.ids import id_key
+from bridge.routing.ids import id_key, id_text
 from bridge.server_clock import ServerClock
 from bridge.settings import read_settings
 from tests.integration.lanes import LaneUnderTest
@@ -67,10 +67,10 @@ def take_in(lane: LaneUnderTest, deed: Callable[[Leader], None]) -> Leader:
 
     def goes_on() -> bool:
         deed(leader)
-        if not leader.behind:
+        if not leader.lane.behind:
             # What it has in memory it misses by itself.
             leader.strays.compare()
-        return leader.behind
+        return leader.lane.behind
 
     leader.run(goes_on)
     return leader
@@ -78,28 +78,28 @@ def take_in(lane: LaneUnderTest, deed: Callable[[Leader], None]) -> Leader:
 
 def acknowledge(lane: LaneUnderTest, leader: Leader, taken: set[str]) -> None:
     """A message that is not taken in yet, and will be soon."""
-    after = "-".join(map(str, leader.lane.read_to))
+    after = id_text(leader.lane.read_to)
     found: Any = lane.redis.xpending_range(lane.keys.stream, lane.keys.group, f"({after}", "+", 5)
     ids = [entry["message_id"] for entry in found if entry["message_id"] not in taken]
-    if leader.behind and ids:
+    if leader.lane.behind and ids:
         taken.add(ids[0])
         lane.redis.xack(lane.keys.stream, lane.keys.group, ids[0])
 
 
 def forget_master(lane: LaneUnderTest, leader: Leader, taken: set[str]) -> None:
     """With its name goes all that waits."""
-    if leader.behind:
-        taken.add("-".join(map(str, leader.lane.read_to)))
+    if leader.lane.behind:
+        taken.add(id_text(leader.lane.read_to))
         lane.redis.xgroup_delconsumer(lane.keys.stream, lane.keys.group, "master")
 
 
 def claim(lane: LaneUnderTest, leader: Leader, taken: set[str]) -> None:
     """A message that is not taken in yet is pending under a stranger's name."""
-    after = "-".join(map(str, leader.lane.read_to))
+    after = id_text(leader.lane.read_to)
     found: Any = lane.redis.xpending_range(
         lane.keys.stream, lane.keys.group, f"({after}", "+", 5, consumername="master"
     )
-    if leader.behind and found:
+    if leader.lane.behind and found:
         taken.add(found[-1]["message_id"])
         lane.redis.xclaim(lane.keys.stream, lane.keys.group, "stranger", 0, [found[-1]["message_id"]], justid=True)
 

@@ -44,7 +44,7 @@ class Guard(Enum):
     #: bridge/leases.py: a lease that the server's clock may have ended before its time is judged when its worker trusts
     #: in it no longer.
     CLOCKS_AGREE = "clocks agree"
-    #: bridge/recovery.py: a run that seems lost keeps its record and its fence; only its Celery message goes out again.
+    #: bridge/lost_runs.py: a run that seems lost keeps its record and fence; only its Celery message goes out again.
     SAME_FENCE = "resend with the same fence"
     #: bridge/queues.py: from a queue the leader takes back only what was sent since the server's last outage: after
     #: one, the queue may hold again what the worker took before.

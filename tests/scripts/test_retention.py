@@ -14,8 +14,11 @@ from bridge.routing.errors import NotLeading
 from bridge.routing.ids import LAST_ID
 from bridge.routing.keys import LaneKeys
 from bridge.routing.retention import done, letters, remove
-from bridge.routing.transitions import Batch
+from bridge.routing.transitions import Advanced, Batch
 from tests.scripts.world import MASTER, World, changes, id_key
+
+#: What a batch came to: retention needs nothing of it.
+WRITTEN = Advanced(0, 0, 0)
 
 pytestmark = pytest.mark.scripts
 
@@ -204,15 +207,16 @@ def keeper(world: World, seconds: float | None = 0.0, clock: Clock | None = None
     """The retention of a leader of this world."""
     settings = SimpleNamespace(keys=world.keys, retention=seconds)
     servers = SimpleNamespace(server_ms=lambda: int((clock or time).time() * 1000))
-    leader = SimpleNamespace(redis=world.client, leadership=world.lead, settings=settings, clock=servers)
-    return Retention(cast(Any, leader))
+    term = SimpleNamespace(redis=world.client, leadership=world.lead, keys=world.keys, settings=settings, clock=servers)
+    steps = SimpleNamespace(after_commit=[])
+    return Retention(cast(Any, term), cast(Any, steps))
 
 
 def test_what_was_acknowledged_leaves_and_what_is_dead_stays(fresh: World) -> None:
     ids = acknowledged(fresh, fresh.pushed("T", 4))
     retention = keeper(fresh)
     letter(fresh, ids[1])
-    retention.settled(Batch(acknowledged=ids[:3], dead=[["message_id", ids[1], "reason", "gave up"]]))
+    retention.settled(WRITTEN, Batch(acknowledged=ids[:3], dead=[["message_id", ids[1], "reason", "gave up"]]))
     # It gathers first.
     assert left(fresh) == ids
     retention.remove()
@@ -226,9 +230,9 @@ def test_many_leave_without_being_asked(fresh: World, monkeypatch: pytest.Monkey
     monkeypatch.setattr(bridge.retention, "BATCH", 10)
     ids = acknowledged(fresh, fresh.pushed("T", 12))
     retention = keeper(fresh)
-    retention.settled(Batch(acknowledged=ids[:4]))
+    retention.settled(WRITTEN, Batch(acknowledged=ids[:4]))
     assert len(left(fresh)) == 12
-    retention.settled(Batch(acknowledged=ids[4:10]))
+    retention.settled(WRITTEN, Batch(acknowledged=ids[4:10]))
     assert left(fresh) == ids[10:]
 
 
@@ -240,7 +244,7 @@ def test_an_entry_leaves_when_the_last_group_has_done_with_it(other: Any, fresh:
     fresh.read()
     acknowledged(fresh, ids)
     retention = keeper(fresh)
-    retention.settled(Batch(acknowledged=ids))
+    retention.settled(WRITTEN, Batch(acknowledged=ids))
     retention.remove()
     retention.sweep()
     assert left(fresh) == ids
@@ -304,7 +308,7 @@ def test_entries_stay_as_long_as_they_are_to_be_kept(fresh: World, clock: Clock)
     fresh.read()
     ids = acknowledged(fresh, ["1000-7", "2000-7", "3000-7"])
     retention = keeper(fresh, 997.5, clock)
-    retention.settled(Batch(acknowledged=ids))
+    retention.settled(WRITTEN, Batch(acknowledged=ids))
     retention.remove()
     assert left(fresh) == ids
     retention.sweep()
@@ -318,7 +322,7 @@ def test_entries_stay_as_long_as_they_are_to_be_kept(fresh: World, clock: Clock)
 def test_everything_stays_when_all_is_to_be_kept(fresh: World) -> None:
     ids = acknowledged(fresh, fresh.pushed("T", 3))
     retention = keeper(fresh, None)
-    retention.settled(Batch(acknowledged=ids))
+    retention.settled(WRITTEN, Batch(acknowledged=ids))
     retention.remove()
     retention.sweep()
     assert left(fresh) == ids

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any, cast
 from unittest.mock import patch
@@ -13,23 +13,28 @@ from redis.exceptions import ResponseError
 
 from bridge.breaker import Breakers
 from bridge.envelope import Envelopes, Run
+from bridge.fronts import Fronts
 from bridge.lane import Lane
 from bridge.lane_settings import LaneSettings
+from bridge.leases import Leases
 from bridge.orderdesk import OrderDesk
 from bridge.outcomes import Kind, Outcome
+from bridge.pending import PendingList
 from bridge.picture import Consumer, Ticket
 from bridge.planner import Planner
 from bridge.queues import Queues
 from bridge.rebuild import Rebuild
 from bridge.recovery import Recovery
 from bridge.refill import Refill
+from bridge.reroute import Reroute
 from bridge.rising import Rising
 from bridge.routing import records
 from bridge.routing.ids import id_key
 from bridge.routing.messages import EntryParser, Message, Refusal
-from bridge.routing.transitions import Batch, Read
+from bridge.routing.transitions import Batch, Leadership, Read
 from bridge.routing.words import ReturnWord
 from bridge.settling import Settling
+from bridge.term import Term
 from bridge.traits import TaskTraits
 from bridge.undone import oldest_of, oldest_undone
 
@@ -215,19 +220,19 @@ def begun(record: records.Record) -> bool:
 class LaneWorld:
     """Plays the leader: the same steps, without a socket."""
 
-    def __init__(self, *, page: int = 1000, sliced: bool = False, **settings: Any) -> None:
+    def __init__(self, *, page: int = 1000, sliced: bool = False, max_payload: int = 1000, **settings: Any) -> None:
         window = settings.pop("window", 100)
         given = LaneSettings(**{"max_attempts": 3, **settings})
         # Smaller than a user may have it: a few messages fill it.
         self.settings = given.model_copy(update={"window": window})
         self.store = Store()
         self.now = 1_000_000
-        self.wire = self.store
-        self.redis: Any = None
-        self.leadership: Any = None
         self.last_outcome = "0-0"
+        #: Nobody writes notices here, nor is anybody told of what was written.
+        self.on_notice: dict[bytes, Any] = {}
+        self.after_commit: list[Any] = []
         self.registered: dict[str, tuple[str, int]] = {}
-        self.parser = EntryParser(default_task="short", max_payload=1000, known_tasks=list(TASKS))
+        self.parser = EntryParser(default_task="short", max_payload=max_payload, known_tasks=list(TASKS))
         #: Entries that the server handed to the master, and the master has not looked at yet.
         self.reply: list[str] = []
         self.old_outcomes: list[Outcome] = []
@@ -259,33 +264,51 @@ class LaneWorld:
         )
         traits = {task: TRAITS.get(task, TaskTraits(True, (None, None))) for task in TASKS}
         self.planner = Planner(self.lane, cast("Envelopes", FakeEnvelopes()), traits.__getitem__)
-        leader = cast("Any", self)
-        self.desk = OrderDesk(leader)
+        #: Nothing is done by hand here.
+        self.strays = cast("Any", SimpleNamespace(mend_taken=lambda: False))
+        self.term = Term(
+            settings=self.settings,
+            leadership=Leadership(self.settings.keys, "1 master", MASTER),
+            redis=None,
+            wire=cast("Any", self.store),
+            parser=self.parser,
+            clock=cast("Any", self.clock),
+            own_tasks=frozenset(TASKS),
+            facts={},
+        )
+        term, lane, steps, settling = self.term, self.lane, cast("Any", self), self.settling
+        self.pending = PendingList(term, lane)
+        self.fronts = Fronts(term, lane, self.pending, settling)
+        self.queues = Queues(term, lane, steps, settling)
+        self.desk = OrderDesk(term, lane, steps, self.pending, self.queues, self.strays)
         # A letter has the id of its message here.
         self.desk._subject = str  # type: ignore[method-assign, assignment]
         self.desk._dead_message = self._dead_message  # type: ignore[method-assign]
-        #: Nothing is done by hand here.
-        self.strays = SimpleNamespace(mend_taken=lambda: False, count_anew=lambda: None, adopting=nullcontext)
-        self.queues = Queues(leader)
-        self.recovery: Any = Recovery(leader)
-        self.refill = Refill(leader)
-        self.rising = Rising(leader)
+        self.leases = Leases(term.clock, self.settings.lease)
+        self.consumers = SimpleNamespace(find=self._find_consumers)
+        self.reroute = Reroute(term, lane, steps, settling, self.leases)
+        #: Nothing is looked for in the workers' reports.
+        lost_runs = cast("Any", SimpleNamespace(find=lambda _consumers: None))
+        parts = (self.leases, cast("Any", self.consumers), self.reroute, self.queues, lost_runs)
+        self.recovery = Recovery(term, lane, steps, *parts)
+        self.refill = Refill(term, lane, steps, steps, self.pending, self.fronts, self.strays)
+        self.rising = Rising(term, lane, settling)
         self.rebuilding: Rebuild | None = None
         self.reply = []
 
     @property
     def behind(self) -> bool:
         """Whether the leader has not taken in yet all that those before it had read."""
-        return self.rebuilding is not None and self.rebuilding.behind
+        return self.lane.behind
 
     def rebuild(self) -> None:
         """A new leader reads the lane."""
         self.lead()
-        self.recovery = SimpleNamespace(find_consumers=self._find_consumers)
+        steps, consumers = cast("Any", self), cast("Any", self.consumers)
+        parts = (steps, steps, self.pending, self.fronts, self.strays, consumers)
         with self.adopting():
-            self.rebuilding = Rebuild(cast("Any", self))
+            self.rebuilding = Rebuild(self.term, self.lane, *parts)
             self.rebuilding.run()
-        self.recovery = Recovery(cast("Any", self))
         self.step()
         self._retire([c for c in self.lane.consumers.values() if not c.alive])
 
@@ -398,7 +421,7 @@ class LaneWorld:
         """The leader looks at the leases: those named have so many ms left, the others a whole lease."""
         self._ended(*(incarnation for incarnation, ms in left.items() if ms <= 0))
         seen = {incarnation: left.get(incarnation, self.settings.lease_ms) for incarnation in self.lane.consumers}
-        with self._recovering(), patch.object(self.recovery, "find_consumers", lambda: seen):
+        with self._recovering(), patch.object(self.consumers, "find", lambda: seen):
             self.recovery.look()
         self.step()
 
@@ -409,23 +432,19 @@ class LaneWorld:
 
     def _retire(self, consumers: list[Consumer]) -> None:
         with self._recovering():
-            self.recovery.retire(consumers)
+            self.reroute.retire(consumers, self.recovery.given_up)
         self.step()
 
     @contextmanager
     def _recovering(self) -> Iterator[None]:
-        """The scripts of recovery work on the store, and nothing is looked for in the workers' reports."""
+        """The scripts of recovery work on the store."""
         clock = SimpleNamespace(time=lambda: self.now / 1000, monotonic=lambda: self.now / 1000)
         with (
-            patch("bridge.recovery.reroute", self._reroute),
-            patch("bridge.recovery.forget", lambda *_: ReturnWord.OK),
+            patch("bridge.reroute.reroute", self._reroute),
+            patch("bridge.reroute.forget", lambda *_: ReturnWord.OK),
             patch("bridge.recovery.time", clock),
-            patch.object(self.recovery, "_find_lost", lambda _consumers: None),
         ):
             yield
-
-    def look_within(self, seconds: float) -> None:
-        """Tests say when the leader looks."""
 
     def learn_history_cap(self, _rows: int) -> int:
         return 1000
@@ -468,7 +487,7 @@ class LaneWorld:
     @contextmanager
     def adopting(self) -> Iterator[None]:
         """Entries that are claimed are those of the store."""
-        with patch("bridge.pending.adopt", self._adopt), patch("bridge.rebuild.adopt", self._adopt):
+        with patch("bridge.pending.adopt", self._adopt):
             yield
 
     def refill_now(self) -> None:

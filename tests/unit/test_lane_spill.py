@@ -6,7 +6,6 @@ import pytest
 
 from bridge.outcomes import Kind
 from bridge.routing.ids import id_key
-from bridge.routing.messages import EntryParser
 from tests.unit.lane_world import LaneWorld
 
 
@@ -192,8 +191,7 @@ def test_an_entry_that_was_deleted_while_it_was_spilled_is_a_dead_letter() -> No
 @pytest.mark.parametrize("tickets", [1, 5, 40])
 def test_what_is_in_memory_is_bounded_in_bytes(tickets: int) -> None:
     # Given far more bytes than may be in memory, of payloads of any size
-    world = LaneWorld(page=10, window=50_000, window_bytes=1024 * 1024)
-    world.parser = EntryParser(default_task="short", max_payload=200_000, known_tasks=["short"])
+    world = LaneWorld(page=10, max_payload=200_000, window=50_000, window_bytes=1024 * 1024)
     for n in range(400):
         world.push(f"T{n % tickets}", payload=b'"%b"' % (b"x" * (7919 * n % 60_000)))
     world.join("w1@h")

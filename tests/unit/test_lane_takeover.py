@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from bridge.outcomes import Kind
@@ -11,7 +13,7 @@ from tests.unit.lane_world import LaneWorld
 PAGE = 10
 
 
-def behind(**settings: object) -> LaneWorld:
+def behind(**settings: Any) -> LaneWorld:
     """A lane with 10 messages of a stuck ticket, then 20 of others, of which the new leader has taken in one page."""
     world = LaneWorld(page=PAGE, sliced=True, **settings)
     world.join("w1@h", slots=4)
