@@ -14,7 +14,7 @@ import orjson
 
 from benchmarks.simulated import POP_COUNT, Consumers, entries
 from benchmarks.stack import KEYS
-from bridge.names import BUNDLE_TASK, HEADER_RUNS
+from bridge.protocol.names import BUNDLE_TASK, HEADER_RUNS
 
 #: Seconds to wait when all queues are empty.
 IDLE_S = 0.002

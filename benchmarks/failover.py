@@ -46,7 +46,7 @@ DYING = 4
 APART_S = 0.3
 #: Seconds after which a ticket that did not come back is an error.
 PATIENCE_S = 60.0
-WATCHER = "bridge.worker.watcher"
+WATCHER = "bridge.worker.guard.watcher"
 
 
 def _alone(worker: psutil.Process) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 from celery import Celery
 
 from benchmarks.stack import KEYS
-from bridge.connect import Wire, client
+from bridge.link.connections import Wire, client
 
 #: Commands that go to the server in one piece.
 PIECE = 1000

@@ -16,7 +16,7 @@ from typing import Any
 from celery import Celery
 
 import bridge
-from bridge.embedded import EmbeddedServer
+from bridge.stack.embedded import EmbeddedServer
 
 #: Messages of one round.
 SINGLE, MANY = 3_000, 50_000

@@ -16,9 +16,9 @@ from typing import Any
 import orjson
 
 from benchmarks.stack import KEYS
-from bridge.connect import client
-from bridge.names import BUNDLE_TASK, HEADER_BASE, HEADER_RUNS
-from bridge.outcomes import Kind, Outcome
+from bridge.link.connections import client
+from bridge.protocol.names import BUNDLE_TASK, HEADER_BASE, HEADER_RUNS
+from bridge.protocol.outcomes import Kind, Outcome
 from bridge.routing.membership import register
 from bridge.routing.words import ReturnWord
 

@@ -26,9 +26,9 @@ from redis import ConnectionPool, Redis
 from redis._parsers import _RESP2Parser
 
 from benchmarks.peaks import Peaks
-from bridge.embedded import EmbeddedServer
 from bridge.spark.job.session import local_session
 from bridge.spark.wire.address import connect
+from bridge.stack.embedded import EmbeddedServer
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -25,8 +25,8 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.peaks import Peaks
-from bridge.embedded import EmbeddedServer
 from bridge.routing.errors import ConfigurationError, TicketBridgeError
+from bridge.stack.embedded import EmbeddedServer
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

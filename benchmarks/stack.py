@@ -18,9 +18,9 @@ import psutil
 from redis import Redis
 
 from benchmarks.tally import FOLDER, Reading
-from bridge.embedded import EmbeddedServer, OrphanGuard
 from bridge.routing.errors import TicketBridgeError
 from bridge.routing.keys import LaneKeys
+from bridge.stack.embedded import EmbeddedServer, OrphanGuard
 
 #: The checkout, where the apps under test are importable.
 ROOT = Path(__file__).resolve().parent.parent

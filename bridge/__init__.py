@@ -21,10 +21,10 @@ from bridge.routing.errors import (
 )
 
 if TYPE_CHECKING:
-    from bridge.installation import install
+    from bridge.app.context import TicketContext
+    from bridge.app.installation import install
+    from bridge.app.task import TicketTask
     from bridge.routing.records import LostAttempt
-    from bridge.worker.context import TicketContext
-    from bridge.worker.task import TicketTask
 
 __all__ = [
     "ConfigurationError",
@@ -42,9 +42,9 @@ __all__ = [
 # Loaded when they are asked for: the watcher beside each worker is of this package, and has no use for Celery.
 _LATE = {
     "LostAttempt": "bridge.routing.records",
-    "TicketContext": "bridge.worker.context",
-    "TicketTask": "bridge.worker.task",
-    "install": "bridge.installation",
+    "TicketContext": "bridge.app.context",
+    "TicketTask": "bridge.app.task",
+    "install": "bridge.app.installation",
 }
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bridge.cli import cli
+from bridge.cli.main import cli
 
 if __name__ == "__main__":
     cli(prog_name="python -m bridge")

@@ -21,10 +21,10 @@ from pydantic_core import PydanticUndefined
 DOCS = Path(__file__).parent
 sys.path.insert(0, str(DOCS.parent))
 
-from bridge import settings as settings_module  # noqa: E402 (the checkout's, wherever this is run from)
-from bridge.cli import cli  # noqa: E402
-from bridge.given import PREFIX  # noqa: E402
+from bridge.cli.main import cli  # noqa: E402
 from bridge.routing import errors, keys  # noqa: E402
+from bridge.settings import app as settings_module  # noqa: E402 (the checkout's, wherever this is run from)
+from bridge.settings.config_keys import PREFIX  # noqa: E402
 
 BLOCK = re.compile(r"<!-- generated: (?P<name>[^>]+?) -->\n.*?<!-- end of (?P=name) -->\n", re.DOTALL)
 

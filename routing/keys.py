@@ -98,7 +98,8 @@ class LaneKeys:
 
     @cached_property
     def about(self) -> str:
-        """Hash of what the lane's members must agree on (`bridge.about`): ``format``, ``app``, and ``master``, JSON.
+        """Hash of what the lane's members must agree on (`bridge.protocol.agreement`): ``format``, ``app``, and
+        ``master``, JSON.
 
         Who comes first writes the first two, the leader the last. Lives as long as the lane; a fixed set of fields.
         """
@@ -113,7 +114,8 @@ class LaneKeys:
 
     @cached_property
     def unserved(self) -> str:
-        """Hash task -> JSON (`bridge.unserved`): tasks that messages wait for, since nobody who is here can run them.
+        """Hash task -> JSON (`bridge.protocol.unserved`): tasks that messages wait for, since nobody who is here can
+        run them.
 
         The leader writes it anew every few seconds while there are any.
         """

@@ -15,7 +15,7 @@ from zlib import crc32
 
 from redis import Redis
 
-from bridge.worker.task import TicketTask
+from bridge.app.task import TicketTask
 from tasks import app
 
 State = dict[str, str]

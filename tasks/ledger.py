@@ -14,8 +14,8 @@ from typing import Any
 
 from celery import signals
 
-from bridge.ledger import Kind, Process, Record, file_name
-from bridge.worker.task import TicketTask
+from bridge.app.task import TicketTask
+from bridge.stack.demo.ledger import Kind, Process, Record, file_name
 
 
 class LedgerWriter:

@@ -17,13 +17,13 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from bridge.cli import cli
-from bridge.embedded import EmbeddedServer
+from bridge.cli.main import cli
 from bridge.routing import records
 from bridge.routing.keys import LaneKeys
 from bridge.routing.leadership import lead
 from bridge.routing.membership import register
 from bridge.routing.transitions import Batch, Dispatch, Leadership, advance
+from bridge.stack.embedded import EmbeddedServer
 
 MASTER = "master"
 OPENING = b'{"fence":'

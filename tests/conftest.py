@@ -27,8 +27,8 @@ from zlib import crc32
 import hypothesis
 import pytest
 
-from bridge.embedded import EmbeddedServer, find_server_binary
 from bridge.routing.errors import ServerStartFailed
+from bridge.stack.embedded import EmbeddedServer, find_server_binary
 
 # A shell lets what it starts in the background ignore Ctrl-C, and so would everything that tests send it to.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

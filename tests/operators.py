@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from bridge.embedded import EmbeddedServer
 from bridge.routing import records
+from bridge.stack.embedded import EmbeddedServer
 from tests.commands import MASTER, Lane
 
 Answer = Callable[[dict[str, Any]], dict[str, Any] | None]

@@ -10,9 +10,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from bridge.eager import Handled
-from bridge.installed import bridge_of
-from bridge.producer import payload_bytes, ticket_bytes
+from bridge.app.eager import Handled
+from bridge.app.installed import bridge_of
+from bridge.producer.push import payload_bytes, ticket_bytes
 from bridge.routing.records import LostAttempt
 
 __all__ = ["Handled", "LostAttempt", "handle", "recorded"]

@@ -17,10 +17,10 @@ from typing import Any, Self
 from celery.contrib.testing.worker import start_worker
 from redis import Redis
 
-from bridge.connect import client
-from bridge.embedded import EmbeddedServer
-from bridge.installed import bridge_of
-from bridge.master import Master
+from bridge.app.installed import bridge_of
+from bridge.link.connections import client
+from bridge.master.process import Master
+from bridge.stack.embedded import EmbeddedServer
 
 #: Seconds between two looks at the lane.
 LOOK_S = 0.02

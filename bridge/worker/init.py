@@ -19,10 +19,10 @@ import signal
 import sys
 from contextlib import suppress
 
-from bridge.worker.processes import PROC, parent_of
+from bridge.worker.guard.processes import PROC, parent_of
 
-#: What a watcher's command line holds: see `bridge.worker.watching`.
-WATCHER = b"bridge.worker.watcher"
+#: What a watcher's command line holds: see `bridge.worker.guard.watching`.
+WATCHER = b"bridge.worker.guard.watcher"
 #: From linux/prctl.h: what loses its parent becomes a child of this process.
 PR_SET_CHILD_SUBREAPER = 36
 #: Signals that are about this process, or cannot be caught.

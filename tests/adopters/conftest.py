@@ -8,7 +8,7 @@ from typing import Protocol
 
 import pytest
 
-from bridge.embedded import EmbeddedServer
+from bridge.stack.embedded import EmbeddedServer
 from tests.adopters.environments import FRAMEWORKS, Environment, make_environment
 from tests.adopters.stand import Stand
 from tests.nodes.yard import NodeYard

@@ -7,8 +7,8 @@ from typing import Any
 
 from redis import Redis
 
-from bridge.embedded import EmbeddedServer
 from bridge.routing.keys import LaneKeys
+from bridge.stack.embedded import EmbeddedServer
 from tests.adopters.environments import Environment
 from tests.nodes.process import ProcessNode
 from tests.nodes.yard import NodeYard

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from bridge.embedded import free_port
+from bridge.stack.embedded import free_port
 from tests.adopters.conftest import MakeStand
 from tests.adopters.environments import Environment
 from tests.waiting import wait_until

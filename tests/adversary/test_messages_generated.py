@@ -18,11 +18,11 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from bridge.audit import audit
-from bridge.embedded import EmbeddedServer
-from bridge.outcomes import Kind
+from bridge.audit.audit import audit
+from bridge.protocol.outcomes import Kind
 from bridge.routing.history import What
 from bridge.routing.keys import LaneKeys
+from bridge.stack.embedded import EmbeddedServer
 from tests.nodes.process import ROOT, python_module
 from tests.nodes.roles import MasterNode, WorkerNode, broker_environment
 from tests.nodes.yard import NodeYard

@@ -247,7 +247,7 @@ def kills_worker(self: Any, ticket_id: str, payload: Any) -> None:
     with ledger(self, ticket_id, payload):
         if payload.get("unnoticed"):
             for process in psutil.Process(os.getppid()).children():
-                if "bridge.worker.watcher" in process.cmdline():
+                if "bridge.worker.guard.watcher" in process.cmdline():
                     process.kill()
         os.kill(os.getppid(), signal.SIGKILL)
         time.sleep(60)

@@ -8,10 +8,10 @@ from typing import Any
 
 from celery.worker.request import Request
 
-from bridge.envelope import Envelopes
-from bridge.lane import Lane
+from bridge.leader.picture.lane import Lane
+from bridge.leader.picture.settling import Settling
+from bridge.protocol.envelope import Envelopes
 from bridge.routing.messages import EntryParser
-from bridge.settling import Settling
 from tests.apps.counter import app
 
 

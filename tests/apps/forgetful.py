@@ -6,8 +6,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from bridge.names import HEADER_RUNS
-from bridge.worker.member import Member
+from bridge.protocol.names import HEADER_RUNS
+from bridge.worker.main.member import Member
 from tests.apps.counter import app
 
 _take = Member.take

@@ -9,7 +9,7 @@ from contextlib import suppress
 from types import TracebackType
 from typing import Self
 
-from bridge.embedded import HOST
+from bridge.stack.embedded import HOST
 from tests.waiting import wait_until
 
 

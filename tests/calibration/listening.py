@@ -13,8 +13,8 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from itertools import islice
 
-from bridge.embedded import HOST
 from bridge.routing.keys import LaneKeys
+from bridge.stack.embedded import HOST
 
 #: Something that only the leader's scripts may write was written in another way.
 OUTSIDE = "outside a script"

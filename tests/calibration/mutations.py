@@ -9,10 +9,10 @@ APPLY = "routing/lua/apply.lua"
 READ = "routing/lua/read.lua"
 REGISTER = "routing/lua/register.lua"
 REROUTE = "routing/lua/reroute.lua"
-LANE = "bridge/lane.py"
-LEASES = "bridge/leases.py"
-RECOVERY = "bridge/recovery.py"
-SETTLING = "bridge/settling.py"
+LANE = "bridge/leader/picture/lane.py"
+LEASES = "bridge/leader/consumers/leases.py"
+RECOVERY = "bridge/leader/consumers/lease_watch.py"
+SETTLING = "bridge/leader/picture/settling.py"
 TRANSITIONS = "routing/transitions.py"
 
 #: How a leader's script asks who leads, and stops.
@@ -66,11 +66,11 @@ MUTATIONS = [
         ("ledger: started too early",),
         (
             Edit(
-                "bridge/worker/bundles.py",
+                "bridge/worker/pool/bundles.py",
                 "            if pending and now - last_write >",
                 "            if 0 and now >",
             ),
-            Edit("bridge/worker/bundles.py", "        if pending:\n", "        if pending and not going_on:\n"),
+            Edit("bridge/worker/pool/bundles.py", "        if pending:\n", "        if pending and not going_on:\n"),
         ),
         long=True,
     ),
@@ -79,7 +79,7 @@ MUTATIONS = [
         "I2",
         "steady",
         ("ledger: started too early",),
-        (Edit("bridge/worker/bundles.py", "                going_on.pop(one.ticket, None)\n", ""),),
+        (Edit("bridge/worker/pool/bundles.py", "                going_on.pop(one.ticket, None)\n", ""),),
     ),
     Mutation(
         "a ticket with a run in flight is ready for the next",
@@ -96,7 +96,7 @@ MUTATIONS = [
         "I2",
         "doubled",
         ("ledger: fence", "ledger: overlap"),
-        (Edit("bridge/worker/holdings.py", "if first <= self._newest.get(ticket, 0):", "if False:"),),
+        (Edit("bridge/consumer/holdings.py", "if first <= self._newest.get(ticket, 0):", "if False:"),),
         long=True,
     ),
     # -- I3: an acknowledgement follows a recorded outcome, in one step with the release ---------------------------
@@ -176,7 +176,7 @@ MUTATIONS = [
         ("ledger: overlap",),
         (
             Edit(
-                "bridge/worker/shared.py",
+                "bridge/worker/guard/shared_page.py",
                 "ended = now_ns() >= self._words[_DEADLINE]\n",
                 "return []\n        ended = 0\n",
             ),
@@ -190,7 +190,7 @@ MUTATIONS = [
         ("writes: outside a script",),
         (
             Edit(
-                "bridge/worker/lease.py",
+                "bridge/consumer/lease.py",
                 "pipe.pexpire(keys.lease(incarnation), lease_ms)",
                 "pipe.set(keys.lease(incarnation), self._name, px=lease_ms)",
             ),
@@ -225,7 +225,7 @@ MUTATIONS = [
         "I6",
         "late dispatch",
         ("ledger: lost", "scenario: stuck"),
-        (Edit("bridge/rebuild.py", "in self._mended():", "in ():"),),
+        (Edit("bridge/leader/takeover/rebuild.py", "in self._mended():", "in ():"),),
     ),
     Mutation(
         "what is parked is known to the leader only",
@@ -303,7 +303,7 @@ MUTATIONS = [
         "I8",
         "late read of its own",
         ("ledger: started too early",),
-        (Edit("bridge/election.py", "if self._taken:", "if False:"), _READ_ON),
+        (Edit("bridge/master/election.py", "if self._taken:", "if False:"), _READ_ON),
         long=True,
     ),
     # -- I9: no key without bound or owner -------------------------------------------------------------------------
@@ -335,7 +335,7 @@ MUTATIONS = [
         "I9",
         "steady",
         ("look: endless",),
-        (Edit("bridge/orderdesk.py", "                    pipe.expire(key, ANSWER_S)\n", ""),),
+        (Edit("bridge/leader/duties/operator_orders.py", "                    pipe.expire(key, ANSWER_S)\n", ""),),
         long=True,
     ),
     # -- promise 4: effects are applied in one step with the success, or not at all --------------------------------
@@ -346,7 +346,7 @@ MUTATIONS = [
         ("ledger: unexplained", "ledger: applied twice"),
         (
             Edit(
-                "bridge/worker/execute.py",
+                "bridge/worker/pool/execute.py",
                 "if outcome.kind is Kind.DONE and context is not None:",
                 "if context is not None:",
             ),

@@ -20,9 +20,9 @@ from typing import Any, Self
 import redis as redis_py
 from redis import Redis
 
-from bridge.audit import audit
-from bridge.embedded import EmbeddedServer
+from bridge.audit.audit import audit
 from bridge.routing.keys import LaneKeys
+from bridge.stack.embedded import EmbeddedServer
 from tests.calibration import agreement
 from tests.calibration.listening import Listener
 from tests.chaos import evidence

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import click
 
-from bridge.embedded import FsyncPolicy
+from bridge.stack.embedded import FsyncPolicy
 from tests.chaos.draw import ACTIONS, MIXED, PREFORK, Cast
 from tests.chaos.short import PACE_S, short_run, told
 

@@ -21,9 +21,9 @@ from celery import Celery
 from redis import Redis
 
 import bridge
-import bridge.acknowledged
-import bridge.reading
-import bridge.steps
+import bridge.leader.step.steps
+import bridge.leader.stream.reading
+import bridge.leader.takeover.acknowledged
 from tests.chaos.recording import WATCHER, watch
 
 #: Seconds between two signs of life of a task at work.
@@ -47,7 +47,9 @@ app.conf.update(
     worker_cancel_long_running_tasks_on_connection_loss=False,
 )
 # So few that a new leader takes in what waits over many turns of its loop, and that faults fall between them.
-bridge.reading.READ_COUNT = bridge.steps.READ_COUNT = bridge.acknowledged.PAGE = 20
+bridge.leader.stream.reading.READ_COUNT = bridge.leader.step.steps.READ_COUNT = (
+    bridge.leader.takeover.acknowledged.PAGE
+) = 20
 _ledger = watch(Path(os.environ["CHAOS_LEDGER"])) if "CHAOS_LEDGER" in os.environ else None
 
 

@@ -7,9 +7,9 @@ from typing import Any
 
 from redis import Redis
 
-from bridge.embedded import EmbeddedServer
 from bridge.routing.keys import LaneKeys
 from bridge.routing.records import parse
+from bridge.stack.embedded import EmbeddedServer
 from tests.chaos.facts import Notes
 from tests.chaos.ledger import LedgerReader, now_ns
 from tests.chaos.operator import Operator

@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import sys
 
-from bridge.embedded import HOST
+from bridge.stack.embedded import HOST
 
 READY = "the line is open"
 

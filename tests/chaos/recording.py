@@ -12,7 +12,7 @@ from tests.chaos.ledger import LedgerWriter
 #: Where the effects are: a stream for each ticket, since its ids tell when the server applied them.
 EFFECTS = "effects:"
 #: What the command line of the watcher beside a worker contains.
-WATCHER = "bridge.worker.watcher"
+WATCHER = "bridge.worker.guard.watcher"
 
 
 def place_of(payload: Any) -> int:

@@ -11,8 +11,8 @@ from typing import Any
 
 from redis import Redis
 
-from bridge.embedded import HOST, EmbeddedServer, FsyncPolicy, free_port
 from bridge.routing.keys import LaneKeys
+from bridge.stack.embedded import HOST, EmbeddedServer, FsyncPolicy, free_port
 from tests.chaos import evidence
 from tests.chaos.checks import STUCK, Violation, check_all
 from tests.chaos.conductor import Conductor

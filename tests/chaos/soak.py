@@ -19,8 +19,8 @@ import click
 import orjson
 from redis import Redis
 
-from bridge.stopping import StopRequest
-from bridge.verdict import compare_states
+from bridge.stack.demo.verdict import compare_states
+from bridge.stack.stopping import StopRequest
 from tests.chaos import draw, report
 from tests.chaos.incident_log import LogError, count_rounds, original, read_log, rounds
 from tests.chaos.result import Result

@@ -26,7 +26,7 @@ from pytest_celery import (
     RedisTestBackend,
 )
 
-from bridge.embedded import EmbeddedServer
+from bridge.stack.embedded import EmbeddedServer
 from tests.integration.sentinels import Sentinels
 from tests.nodes.containers import ProcessWorker, ValkeyContainer, WorkerContainer, write_content
 from tests.nodes.process import ROOT

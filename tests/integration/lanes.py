@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from redis import Redis
 
-from bridge.embedded import EmbeddedServer
 from bridge.routing.keys import LaneKeys
+from bridge.stack.embedded import EmbeddedServer
 from tests.nodes.roles import MasterNode, WorkerNode
 from tests.nodes.yard import NodeYard
 from tests.waiting import wait_until

@@ -8,7 +8,7 @@ import threading
 from types import TracebackType
 from typing import Self
 
-from bridge.embedded import HOST
+from bridge.stack.embedded import HOST
 
 
 class Proxy:

@@ -11,9 +11,9 @@ from redis import Redis
 from redis.exceptions import ResponseError
 from redis.sentinel import Sentinel
 
-from bridge.address import address_of
-from bridge.connect import client
-from bridge.embedded import HOST, free_port
+from bridge.link.connections import client
+from bridge.settings.address import address_of
+from bridge.stack.embedded import HOST, free_port
 from tests.nodes.yard import NodeYard
 from tests.waiting import wait_until
 

@@ -12,7 +12,7 @@ from typing import Self
 import redis
 from redis import Redis
 
-from bridge.embedded import HOST, EmbeddedServer
+from bridge.stack.embedded import HOST, EmbeddedServer
 from tests.integration.lanes import APP
 from tests.integration.proxies import Proxy
 from tests.nodes.process import ROOT, python_module

@@ -8,12 +8,12 @@ from collections.abc import Iterator
 import pyarrow as pa
 from pyspark.sql.types import LongType, StringType, StructField, StructType
 
-from bridge.embedded import EmbeddedServer
 from bridge.spark import RedisStreamDataSource
 from bridge.spark.write.layout import Layout
 from bridge.spark.write.options import parse
 from bridge.spark.write.partition import Written, write_partition
 from bridge.spark.write.writer import RedisStreamWriter
+from bridge.stack.embedded import EmbeddedServer
 
 STREAM = "{events}:stream"
 LOG = StructType(

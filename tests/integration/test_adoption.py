@@ -55,4 +55,4 @@ def test_a_retry_is_told_as_one_by_every_kind_of_task() -> None:
     for name in EXPECTED:
         task = app.tasks[name]
         assert callable(task.push), name
-        assert task.Strategy == "bridge.worker.strategy:strategy", name
+        assert task.Strategy == "bridge.worker.main.strategy:strategy", name

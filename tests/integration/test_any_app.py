@@ -8,7 +8,7 @@ import pytest
 from celery import states
 from celery.result import AsyncResult
 
-from bridge.embedded import EmbeddedServer
+from bridge.stack.embedded import EmbeddedServer
 from tests.integration.lanes import APP, LaneUnderTest
 from tests.nodes.yard import NodeYard
 from tests.waiting import wait_until

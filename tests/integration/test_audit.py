@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from bridge.audit import Audit, Verdict, audit
-from bridge.embedded import EmbeddedServer
-from bridge.orders import give
+from bridge.audit.audit import Audit, Verdict, audit
+from bridge.operate.orders import give
 from bridge.routing.history import Delivery, What
+from bridge.stack.embedded import EmbeddedServer
 from tests.integration.lanes import WITH_AND_WITHOUT_BUNDLES, LaneUnderTest
 from tests.nodes.yard import NodeYard
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from bridge.embedded import EmbeddedServer
+from bridge.stack.embedded import EmbeddedServer
 from tests.integration.lanes import LaneUnderTest
 from tests.nodes.yard import NodeYard
 from tests.waiting import wait_until

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from bridge.embedded import EmbeddedServer, free_port
 from bridge.routing.keys import LaneKeys
+from bridge.stack.embedded import EmbeddedServer, free_port
 from tests.nodes.process import ProcessNode
 from tests.nodes.yard import NodeYard
 from tests.waiting import wait_until

@@ -12,7 +12,7 @@ import pytest
 from celery import Celery, chain, chord, group
 from celery.result import AsyncResult
 
-from bridge.embedded import EmbeddedServer
+from bridge.stack.embedded import EmbeddedServer
 from tests.integration.lanes import QUICK, LaneUnderTest
 from tests.nodes.yard import NodeYard
 from tests.waiting import wait_until

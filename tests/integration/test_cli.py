@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 from redis import Redis
 
-from bridge.embedded import EmbeddedServer
 from bridge.routing.keys import LaneKeys
+from bridge.stack.embedded import EmbeddedServer
 from tests.commands import Lane, letter
 from tests.nodes import preloaded
 from tests.nodes.process import python_module
@@ -240,7 +240,7 @@ def test_a_large_file_is_pushed_in_bounded_memory(shell: Shell, redis: Redis) ->
         for n in range(20_000):
             file.write(f"T{n},{'x' * 1000}\n")
     script = (
-        "import resource, sys\nfrom bridge.cli import cli\n"
+        "import resource, sys\nfrom bridge.cli.main import cli\n"
         "try:\n    cli(['-A', 'shop', 'push', sys.argv[1], '--json', *sys.argv[2:]])\nfinally:\n"
         "    print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, file=sys.stderr)"
     )

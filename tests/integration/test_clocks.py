@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from bridge.embedded import EmbeddedServer
+from bridge.stack.embedded import EmbeddedServer
 from tests.integration.lanes import LaneUnderTest
 from tests.nodes.clocks import SettableClock
 from tests.nodes.yard import NodeYard

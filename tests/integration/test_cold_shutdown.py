@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from bridge.embedded import EmbeddedServer
+from bridge.stack.embedded import EmbeddedServer
 from tests.integration.lanes import WITH_AND_WITHOUT_BUNDLES, LaneUnderTest
 from tests.nodes.roles import WorkerNode
 from tests.nodes.yard import NodeYard

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from bridge.embedded import EmbeddedServer
+from bridge.stack.embedded import EmbeddedServer
 from tests.integration.lanes import LaneUnderTest
 from tests.nodes.pid_namespace import contained, first_process, why_not, worker_process
 from tests.nodes.roles import WorkerNode

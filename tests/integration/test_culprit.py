@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from bridge.embedded import EmbeddedServer
+from bridge.stack.embedded import EmbeddedServer
 from tests.integration.lanes import LaneUnderTest
 from tests.nodes.roles import WorkerNode
 from tests.nodes.yard import NodeYard

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from bridge.embedded import port_is_taken
 from bridge.spark.generate import incident_log, write_log
+from bridge.stack.embedded import port_is_taken
 from tests.nodes.process import ROOT, ProcessNode, python_module
 from tests.nodes.yard import NodeYard
 from tests.waiting import wait_until
@@ -77,7 +77,7 @@ class TestWithSpark:
         # gets another priority than its events say.
         (yard.folder / "dishonest.py").write_text(
             textwrap.dedent("""
-                from bridge.ledger import Kind, Record
+                from bridge.stack.demo.ledger import Kind, Record
                 from tasks import app
                 import tasks.incidents as incidents
 

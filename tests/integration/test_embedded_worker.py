@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from bridge.embedded import EmbeddedServer
+from bridge.stack.embedded import EmbeddedServer
 from tests.integration.lanes import LaneUnderTest
 from tests.nodes.process import ROOT
 from tests.nodes.roles import WATCHER, broker_environment

@@ -10,12 +10,12 @@ from celery import Celery
 from redis import Redis
 
 import bridge
-from bridge.apps import reach
-from bridge.audit import audit
-from bridge.embedded import EmbeddedServer
-from bridge.settings import Settings
-from bridge.status import look
-from bridge.ticket_search import locate
+from bridge.app.finding import reach
+from bridge.audit.audit import audit
+from bridge.inspect.status import look
+from bridge.inspect.ticket_search import locate
+from bridge.settings.app import Settings
+from bridge.stack.embedded import EmbeddedServer
 from tests.integration.lanes import LaneUnderTest
 from tests.nodes.yard import NodeYard
 from tests.waiting import wait_until

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import redis
 
-from bridge.embedded import HOST, free_port
+from bridge.stack.embedded import HOST, free_port
 from tests.nodes.process import python_module
 from tests.nodes.yard import NodeYard
 from tests.waiting import wait_until

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from bridge.embedded import EmbeddedServer
+from bridge.stack.embedded import EmbeddedServer
 from tests.integration.lanes import QUICK, LaneUnderTest
 from tests.nodes.yard import NodeYard
 from tests.waiting import wait_until

@@ -13,8 +13,8 @@ import pytest
 import yaml
 from celery import Celery
 
-from bridge.embedded import EmbeddedServer
-from bridge.health import EVERY_S
+from bridge.link.health import EVERY_S
+from bridge.stack.embedded import EmbeddedServer
 from tests.integration.lanes import LaneUnderTest
 from tests.nodes.process import ROOT, ProcessNode
 from tests.nodes.yard import NodeYard

@@ -13,9 +13,9 @@ import pytest
 from redis import Redis
 from redis.exceptions import ResponseError
 
-from bridge.embedded import EmbeddedServer
-from bridge.orders import give
-from bridge.replay import BATCH
+from bridge.operate.orders import give
+from bridge.operate.replay import BATCH
+from bridge.stack.embedded import EmbeddedServer
 from tests.integration.lanes import LaneUnderTest
 from tests.nodes.roles import MasterNode
 from tests.nodes.yard import NodeYard

@@ -14,10 +14,10 @@ import pytest
 from celery import Celery
 from kombu import Connection, Consumer, Exchange, Queue
 
-from bridge.embedded import EmbeddedServer
-from bridge.installation import install
-from bridge.names import HEADER_WORD
-from bridge.worker.last_read import end_last_read
+from bridge.app.installation import install
+from bridge.protocol.names import HEADER_WORD
+from bridge.stack.embedded import EmbeddedServer
+from bridge.worker.main.last_read import end_last_read
 from tests.integration.lanes import QUICK, LaneUnderTest
 from tests.nodes.yard import NodeYard
 from tests.waiting import holds_for, wait_until

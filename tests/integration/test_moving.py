@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from bridge.embedded import EmbeddedServer
-from bridge.orders import give
+from bridge.operate.orders import give
+from bridge.stack.embedded import EmbeddedServer
 from tests.integration.lanes import WITH_AND_WITHOUT_BUNDLES, LaneUnderTest
 from tests.nodes.yard import NodeYard
 from tests.waiting import holds_for, wait_until

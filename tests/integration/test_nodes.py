@@ -17,7 +17,7 @@ from celery.exceptions import TimeoutError as ResultTimeout
 from pytest_celery import CeleryTestSetup
 from pytest_celery.vendors.worker.tasks import add
 
-from bridge.embedded import EmbeddedServer
+from bridge.stack.embedded import EmbeddedServer
 from tests.nodes.containers import ProcessWorker, ValkeyContainer, WorkerContainer, signal_number
 from tests.nodes.process import ROOT, python_module
 from tests.nodes.roles import WorkerNode
@@ -177,7 +177,7 @@ class TestProcessNodes:
         yard = NodeYard(tmp_path, "redis://127.0.0.1:1/0")
         code = f"""
             import pathlib, time
-            from bridge.embedded import EmbeddedServer
+            from bridge.stack.embedded import EmbeddedServer
             server = EmbeddedServer(binary=pathlib.Path({str(valkey_binary)!r}), data_dir=pathlib.Path("data"))
             server.start()
             print("serving", flush=True)

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from redis import Redis
 
-from bridge.embedded import EmbeddedServer
 from bridge.routing.keys import LaneKeys
+from bridge.stack.embedded import EmbeddedServer
 from tests.nodes import preloaded
 from tests.nodes.process import ROOT, python_module
 from tests.nodes.roles import MasterNode, WorkerNode, broker_environment

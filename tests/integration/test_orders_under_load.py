@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from bridge.embedded import EmbeddedServer
-from bridge.orders import give
+from bridge.operate.orders import give
 from bridge.routing.errors import OrderFailed
+from bridge.stack.embedded import EmbeddedServer
 from tests.integration.lanes import WITH_AND_WITHOUT_BUNDLES, LaneUnderTest
 from tests.nodes.roles import MasterNode, WorkerNode
 from tests.nodes.yard import NodeYard

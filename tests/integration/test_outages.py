@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import redis
 
-from bridge.embedded import EmbeddedServer
+from bridge.stack.embedded import EmbeddedServer
 from tests.integration.lanes import OF_EACH_SERVER, LaneUnderTest
 from tests.integration.proxies import Proxy
 from tests.nodes.roles import MasterNode, WorkerNode

@@ -16,10 +16,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import bridge
-from bridge.embedded import EmbeddedServer
-from bridge.producer import PART_BYTES, PART_MESSAGES, Part
+from bridge.producer.push import PART_BYTES, PART_MESSAGES, Part
 from bridge.routing.errors import PayloadError, ServerUnavailable, Unanswered
 from bridge.routing.producing import IDEMPOTENCY_S
+from bridge.stack.embedded import EmbeddedServer
 from tests.integration.proxies import Proxy
 
 STREAM = "ticket_stream"

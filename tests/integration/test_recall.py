@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from bridge.embedded import EmbeddedServer
-from bridge.envelope import OPENING, Envelopes
-from bridge.names import WorkerWord
-from bridge.outcomes import Kind, Outcome, decode
+from bridge.protocol.envelope import OPENING, Envelopes
+from bridge.protocol.names import WorkerWord
+from bridge.protocol.outcomes import Kind, Outcome, decode
+from bridge.stack.embedded import EmbeddedServer
 from tests.apps.counter import app
 from tests.integration.lanes import WITH_AND_WITHOUT_BUNDLES, LaneUnderTest
 from tests.nodes.roles import MasterNode, WorkerNode

@@ -15,9 +15,9 @@ from celery import Celery, states
 from celery.backends.base import BaseBackend
 from celery.result import AsyncResult, GroupResult
 
-from bridge.embedded import EmbeddedServer
-from bridge.installation import install
+from bridge.app.installation import install
 from bridge.routing.keys import LaneKeys
+from bridge.stack.embedded import EmbeddedServer
 from tests.integration.lanes import LaneUnderTest
 from tests.nodes.yard import NodeYard
 

@@ -18,10 +18,10 @@ from celery import Celery
 from redis import Redis
 
 import bridge
-from bridge.connect import client
-from bridge.embedded import HOST, EmbeddedServer
+from bridge.app.effect_arguments import GRAMMAR
+from bridge.link.connections import client
 from bridge.routing.keys import LaneKeys
-from bridge.worker.effect_words import GRAMMAR
+from bridge.stack.embedded import HOST, EmbeddedServer
 from tests.integration.lanes import APP, OF_EACH_SERVER, QUICK, WITH_AND_WITHOUT_BUNDLES, LaneUnderTest
 from tests.integration.proxies import Proxy
 from tests.integration.servers import OWN_KEYS, Watched, make_user, rules_of, run_command, url_of

@@ -13,8 +13,8 @@ import pytest
 import redis
 from redis import Redis
 
-from bridge.connect import Wire, client, is_outage
-from bridge.embedded import HOST
+from bridge.link.connections import Wire, client, is_outage
+from bridge.stack.embedded import HOST
 from tests.integration.lanes import QUICK, LaneUnderTest
 from tests.integration.sentinels import PASSWORD, SENTINEL_PASSWORD, Sentinels, address
 from tests.integration.servers import run_command

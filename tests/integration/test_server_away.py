@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from bridge.embedded import HOST, EmbeddedServer
+from bridge.stack.embedded import HOST, EmbeddedServer
 from tests.integration.lanes import QUICK, LaneUnderTest
 from tests.nodes.roles import WorkerNode, broker_environment
 from tests.nodes.yard import NodeYard

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from celery import Celery
 
-from bridge.embedded import EmbeddedServer
+from bridge.stack.embedded import EmbeddedServer
 from tests.integration.lanes import LaneUnderTest
 from tests.nodes.roles import WorkerNode
 from tests.nodes.yard import NodeYard

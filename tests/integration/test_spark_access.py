@@ -10,7 +10,6 @@ import redis
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 from redis import Redis
 
-from bridge.embedded import HOST, EmbeddedServer
 from bridge.routing.errors import StreamFull, TicketBridgeError
 from bridge.routing.keys import LaneKeys, push_prefix
 from bridge.spark.job.progress import entries_added
@@ -21,6 +20,7 @@ from bridge.spark.read.stream_reader import RedisStreamStreamReader
 from bridge.spark.wire.address import check_server, connect
 from bridge.spark.write.guard import summary_of, waiting
 from bridge.spark.write.options import parse
+from bridge.stack.embedded import HOST, EmbeddedServer
 from tests.integration.servers import rules_of
 from tests.integration.spark_writes import log, partition, writer
 

@@ -19,11 +19,11 @@ import pyarrow.parquet as pq
 import pytest
 import redis
 
-from bridge.dead_letters import read_letter
-from bridge.embedded import EmbeddedServer
+from bridge.protocol.dead_letters import read_letter
 from bridge.routing.errors import ConfigurationError, EntriesLost
 from bridge.routing.history import What, read_entry
 from bridge.routing.keys import LaneKeys
+from bridge.stack.embedded import EmbeddedServer
 from tests.integration.lanes import APP
 from tests.integration.spark_jobs import command, said, submit
 from tests.integration.spark_session import session_of

@@ -18,8 +18,8 @@ import pyarrow.parquet as pq
 import pytest
 import redis
 
-from bridge.embedded import EmbeddedServer
 from bridge.spark.generate import incident_log
+from bridge.stack.embedded import EmbeddedServer
 from tests.integration.lanes import APP, LaneUnderTest
 from tests.nodes.process import ProcessNode, python_module
 from tests.nodes.yard import NodeYard

@@ -14,8 +14,8 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from bridge.embedded import EmbeddedServer
 from bridge.spark.job.java import find_java
+from bridge.stack.embedded import EmbeddedServer
 from tests.integration.archives import random_archive
 from tests.integration.spark_clusters import (
     EXECUTORS,

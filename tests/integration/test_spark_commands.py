@@ -19,8 +19,8 @@ import psutil
 import pytest
 from click.testing import CliRunner
 
-from bridge.embedded import EmbeddedServer
 from bridge.spark import archive, push, replay, report
+from bridge.stack.embedded import EmbeddedServer
 from tests.commands import CommandLine, command_line
 from tests.integration.spark_clusters import python_with
 from tests.integration.spark_jobs import command, said, submit
@@ -154,7 +154,7 @@ SHOW = """
 def test_exit_code_process_and_signals_are_the_jobs_own(tmp_path: Path) -> None:
     (tmp_path / "push.py").write_text(textwrap.dedent(SHOW))
     code = (
-        f"import sys, pathlib, bridge.cli, bridge.commands.spark as s\ns.JOBS = pathlib.Path({str(tmp_path)!r})\n"
+        f"import sys, pathlib, bridge.cli.main, bridge.cli.commands.spark as s\ns.JOBS = pathlib.Path({str(tmp_path)!r})\n"
         "sys.argv = ['bridge', *sys.argv[1:]]\nbridge.cli.main()"
     )
     yard = NodeYard(tmp_path, URL)

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from bridge.embedded import EmbeddedServer
 from bridge.routing.errors import ConfigurationError, InputError, PayloadError
 from bridge.spark.generate import incident_log, write_log
 from bridge.spark.incidents import expected_states, write_states
@@ -26,6 +25,7 @@ from bridge.spark.job.failures import one_line
 from bridge.spark.push import main
 from bridge.spark.pushing.messages import Mapping, to_messages
 from bridge.spark.write.order import in_ticket_order
+from bridge.stack.embedded import EmbeddedServer
 from tests.integration.spark_jobs import refused, run, said
 from tests.nodes.process import ROOT
 

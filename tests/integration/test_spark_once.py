@@ -14,7 +14,6 @@ import pyarrow as pa
 import pytest
 from pyspark.sql.types import StringType, StructField, StructType
 
-from bridge.embedded import EmbeddedServer
 from bridge.routing.errors import PayloadError, RowsMissing, RunChanged
 from bridge.routing.pushes import guard_of
 from bridge.spark import RedisStreamDataSource
@@ -23,6 +22,7 @@ from bridge.spark.write.guard import summary_of
 from bridge.spark.write.layout import Layout
 from bridge.spark.write.options import parse
 from bridge.spark.write.partition import settle, write_partition
+from bridge.stack.embedded import EmbeddedServer
 from tests.integration.proxies import Proxy
 from tests.integration.spark_writes import LOG, STREAM, batch, cut, entries, log, partition, sequence, writer
 from tests.keycheck import check_keys

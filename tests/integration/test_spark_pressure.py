@@ -11,10 +11,10 @@ from contextlib import contextmanager, suppress
 import pytest
 import redis
 
-from bridge.embedded import EmbeddedServer
 from bridge.routing.errors import StreamFull
 from bridge.spark.wire.address import RedisConnection, connect
 from bridge.spark.write.guard import waiting
+from bridge.stack.embedded import EmbeddedServer
 from tests.integration.spark_writes import STREAM, batch, cut, entries, log, partition, sequence
 from tests.waiting import wait_until
 

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 import pyarrow.parquet as pq
 import pytest
 
-from bridge.embedded import EmbeddedServer
 from bridge.routing.errors import PayloadError, RunChanged, StreamFull
 from bridge.spark.job.failures import one_line
 from bridge.spark.push import main, plan_of
 from bridge.spark.pushing.batch import push
 from bridge.spark.pushing.plan import PushPlan
+from bridge.stack.embedded import EmbeddedServer
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING, Any
 import pyarrow.parquet as pq
 import pytest
 
-from bridge.embedded import EmbeddedServer
 from bridge.routing.errors import ConfigurationError, InputError, PayloadError, StreamFull
 from bridge.spark.job.failures import Terminated, one_line
 from bridge.spark.push import main, plan_of
 from bridge.spark.pushing import follow as push_follow
 from bridge.spark.pushing.follow import follow
+from bridge.stack.embedded import EmbeddedServer
 from tests.integration.spark_jobs import refused
 from tests.waiting import wait_until
 

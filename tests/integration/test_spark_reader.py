@@ -11,7 +11,6 @@ import pytest
 import redis
 from pyspark.sql.types import StringType, StructField, StructType
 
-from bridge.embedded import EmbeddedServer
 from bridge.routing.errors import ConfigurationError, EntriesLost, ServerUnavailable
 from bridge.spark.read import fetch
 from bridge.spark.read.columns import default_schema
@@ -20,6 +19,7 @@ from bridge.spark.read.ranges import Range
 from bridge.spark.read.reader import RedisStreamReader
 from bridge.spark.wire.entry_ids import EntryId
 from bridge.spark.wire.replies import RefusedByServer
+from bridge.stack.embedded import EmbeddedServer
 
 STREAM = "{events}:stream"
 Row = dict[str, Any]

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from bridge.embedded import EmbeddedServer
 from bridge.routing.errors import InputError
 from bridge.routing.messages import payload_of_fields
 from bridge.spark.archiving.reading import Range
 from bridge.spark.archiving.selection import Counts, Selection
 from bridge.spark.job.failures import one_line
 from bridge.spark.replay import Replay, main, name_of, replay
+from bridge.stack.embedded import EmbeddedServer
 from tests.integration.archives import START_MS, Archive, Line, history, id_key, letter, message
 from tests.integration.spark_jobs import command, refused, said, submit
 from tests.nodes.yard import NodeYard

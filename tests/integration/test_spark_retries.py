@@ -17,12 +17,12 @@ import pyarrow.parquet as pq
 import pytest
 from pyspark import TaskContext
 
-from bridge.embedded import EmbeddedServer
 from bridge.routing.errors import PayloadError
 from bridge.spark.job.failures import one_line
 from bridge.spark.wire.address import connect
 from bridge.spark.write.guard import summary_of
 from bridge.spark.write.options import parse
+from bridge.stack.embedded import EmbeddedServer
 from tests.integration.spark_session import session_of
 from tests.waiting import wait_until
 

@@ -11,7 +11,6 @@ import pyarrow as pa
 import pytest
 import trustme
 
-from bridge.embedded import HOST, EmbeddedServer
 from bridge.routing.errors import RowsMissing, ServerUnavailable
 from bridge.spark import RedisStreamDataSource
 from bridge.spark.read.columns import default_schema
@@ -19,6 +18,7 @@ from bridge.spark.read.options import parse_read
 from bridge.spark.read.reader import RedisStreamReader
 from bridge.spark.wire.address import check_server, check_url
 from bridge.spark.write.options import parse
+from bridge.stack.embedded import HOST, EmbeddedServer
 from tests.integration.proxies import Proxy
 from tests.integration.sentinels import PASSWORD as DATA_PASSWORD
 from tests.integration.sentinels import SENTINEL_PASSWORD, Sentinels, address

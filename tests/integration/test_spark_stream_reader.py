@@ -12,11 +12,11 @@ import pytest
 import redis
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 
-from bridge.embedded import EmbeddedServer
 from bridge.routing.errors import ConfigurationError, EntriesLost
 from bridge.spark.read.columns import default_schema
 from bridge.spark.read.options import parse_read
 from bridge.spark.read.stream_reader import RedisStreamStreamReader
+from bridge.stack.embedded import EmbeddedServer
 
 STREAM = "events"
 Offset = dict[str, Any]

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 import pyarrow as pa
 import pytest
 
-from bridge.embedded import EmbeddedServer
 from bridge.routing.errors import ConfigurationError, PayloadError, ServerUnavailable, StreamFull
 from bridge.spark import RedisStreamDataSource
 from bridge.spark.wire.address import check_server, connect
@@ -16,6 +15,7 @@ from bridge.spark.write.layout import Layout
 from bridge.spark.write.options import parse
 from bridge.spark.write.sorting import sorted_rows
 from bridge.spark.write.writer import RedisStreamWriter
+from bridge.stack.embedded import EmbeddedServer
 from tests.integration.spark_writes import LOG, STREAM, batch, entries, log, writer
 
 

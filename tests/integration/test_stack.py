@@ -12,7 +12,7 @@ import psutil
 import pytest
 import redis
 
-from bridge.embedded import HOST, free_port, port_is_taken
+from bridge.stack.embedded import HOST, free_port, port_is_taken
 from tests.nodes.process import ProcessNode, python_module
 from tests.nodes.yard import NodeYard
 from tests.waiting import wait_until

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from bridge.embedded import EmbeddedServer
-from bridge.orders import give
+from bridge.operate.orders import give
+from bridge.stack.embedded import EmbeddedServer
 from tests.integration.lanes import APP, LaneUnderTest
 from tests.nodes.process import python_module
 from tests.nodes.roles import broker_environment

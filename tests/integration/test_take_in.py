@@ -11,13 +11,13 @@ import pytest
 from celery import Celery
 
 import bridge
-from bridge.election import Election
-from bridge.embedded import EmbeddedServer
-from bridge.leader import Leader
-from bridge.orders import give
+from bridge.leader.leader import Leader
+from bridge.link.server_clock import ServerClock
+from bridge.master.election import Election
+from bridge.operate.orders import give
 from bridge.routing.ids import id_key, id_text
-from bridge.server_clock import ServerClock
-from bridge.settings import read_settings
+from bridge.settings.app import read_settings
+from bridge.stack.embedded import EmbeddedServer
 from tests.integration.lanes import LaneUnderTest
 from tests.nodes.yard import NodeYard
 from tests.waiting import wait_until

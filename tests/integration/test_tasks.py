@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from bridge.embedded import EmbeddedServer
-from bridge.ledger import Kind, read_ledger
 from bridge.routing.keys import LaneKeys
+from bridge.stack.demo.ledger import Kind, read_ledger
+from bridge.stack.embedded import EmbeddedServer
 from tasks.incidents import State, fold, record_event
 from tests.nodes.yard import NodeYard
 from tests.waiting import wait_until

@@ -13,7 +13,7 @@ import pytest
 from celery import Celery, states
 from celery.exceptions import TimeLimitExceeded, WorkerLostError
 
-from bridge.embedded import EmbeddedServer
+from bridge.stack.embedded import EmbeddedServer
 from tests.integration.lanes import WITH_AND_WITHOUT_BUNDLES, LaneUnderTest
 from tests.nodes.yard import NodeYard
 from tests.waiting import wait_until

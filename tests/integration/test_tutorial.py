@@ -21,7 +21,7 @@ from pathlib import Path
 
 import pytest
 
-from bridge.embedded import EmbeddedServer
+from bridge.stack.embedded import EmbeddedServer
 from tests.nodes.process import ProcessNode
 from tests.nodes.yard import NodeYard
 from tests.waiting import wait_until

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from bridge.apps import load_app
-from bridge.embedded import EmbeddedServer
-from bridge.master import Master
+from bridge.app.finding import load_app
+from bridge.master.process import Master
 from bridge.routing.errors import ServerUnfit
 from bridge.spark.wire.address import check_server
+from bridge.stack.embedded import EmbeddedServer
 from tests.commands import CommandLine, command_line
 from tests.integration.test_bad_input import APP, QUICK, environment, error_of
 from tests.nodes.yard import NodeYard

@@ -12,16 +12,16 @@ from celery import Celery
 from redis import Redis
 
 import bridge
-from bridge.apps import reach
-from bridge.embedded import EmbeddedServer
-from bridge.installed import bridge_of
-from bridge.orders import give
+from bridge.app.finding import reach
+from bridge.app.installed import bridge_of
+from bridge.inspect.status import look
+from bridge.inspect.ticket_facts import TicketFacts
+from bridge.inspect.ticket_search import locate
+from bridge.operate.orders import give
+from bridge.protocol.unserved import UnservedTask
 from bridge.routing.errors import OrderFailed
-from bridge.settings import Settings
-from bridge.status import look
-from bridge.ticket_facts import TicketFacts
-from bridge.ticket_search import locate
-from bridge.unserved import UnservedTask
+from bridge.settings.app import Settings
+from bridge.stack.embedded import EmbeddedServer
 from tests.integration.lanes import QUICK, LaneUnderTest
 from tests.nodes.roles import MasterNode, WorkerNode
 from tests.nodes.yard import NodeYard

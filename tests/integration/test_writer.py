@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 from celery import Celery
 
-from bridge.embedded import EmbeddedServer
-from bridge.installation import install
-from bridge.outcomes import Kind, Outcome
-from bridge.worker.deadline import now_ns
-from bridge.worker.shared import Shared
-from bridge.worker.writer import OutcomeWriter
+from bridge.app.installation import install
+from bridge.consumer.deadline import now_ns
+from bridge.consumer.writer import OutcomeWriter
+from bridge.protocol.outcomes import Kind, Outcome
+from bridge.stack.embedded import EmbeddedServer
+from bridge.worker.guard.shared_page import Shared
 from tests.waiting import wait_until
 
 LIFE = "1" * 32
@@ -66,7 +66,7 @@ def test_threads_that_come_and_go_share_a_connection(writing: Writing) -> None:
 
 def test_threads_that_write_at_once_never_share_one(writing: Writing, monkeypatch: pytest.MonkeyPatch) -> None:
     # None is answered before all have asked, and none may take that for an outage and write once more.
-    monkeypatch.setattr("bridge.worker.writer.TIMEOUT_S", 60.0)
+    monkeypatch.setattr("bridge.consumer.writer.TIMEOUT_S", 60.0)
     writing.redis.client_pause(50_000, all=False)
     try:
         threads = [writing.on_a_thread(n) for n in range(1, 9)]

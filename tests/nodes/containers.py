@@ -19,7 +19,7 @@ from typing import Any
 import redis
 from pytest_celery import CeleryTestContainer, CeleryTestWorker, CeleryWorkerContainer
 
-from bridge.embedded import HOST, EmbeddedServer
+from bridge.stack.embedded import HOST, EmbeddedServer
 from tests.nodes.roles import WorkerNode
 
 RUNNING = "running"

@@ -46,8 +46,8 @@ LIBRARIES = (
 #: The worker's part of the bridge, which Celery loads by name when a worker is made; all but the module that hears
 #: Celery's signals, which only a worker's process does.
 WORKERS_PART = (
-    "bridge.worker.arrival", "bridge.worker.execute", "bridge.worker.member",
-    "bridge.worker.pool_calls", "bridge.worker.revoking", "bridge.worker.strategy",
+    "bridge.worker.main.arrival", "bridge.worker.pool.execute", "bridge.worker.main.member",
+    "bridge.worker.pool.calls", "bridge.worker.main.revoking", "bridge.worker.main.strategy",
 )  # fmt: skip
 
 
@@ -64,7 +64,7 @@ def preload(with_bridge: bool) -> None:
         for name in WORKERS_PART:
             importlib.import_module(name)
         importlib.import_module("celery.bin.celery")
-        commands = importlib.import_module("bridge.cli").COMMANDS
+        commands = importlib.import_module("bridge.cli.main").COMMANDS
         for command in ("run", "status", "ticket", "consumer", "dead", "push"):
             importlib.import_module(commands[command].partition(":")[0])
         sys.path.remove(str(ROOT))

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import psutil
 
-from bridge.embedded import OrphanGuard
+from bridge.stack.embedded import OrphanGuard
 from tests.nodes import preloaded
 from tests.nodes.fork_server import MARK
 from tests.waiting import wait_until

@@ -13,7 +13,7 @@ from tests.nodes.process import ROOT, ProcessNode, python_module
 from tests.waiting import wait_until
 
 #: The module that a watcher runs, as its command line shows it.
-WATCHER = "bridge.worker.watcher"
+WATCHER = "bridge.worker.guard.watcher"
 
 
 def _is_watcher(process: psutil.Process) -> bool:

@@ -32,52 +32,55 @@ class Guard(Enum):
     APPLIED_ONCE = "applied once"
 
     # -- in the leader
-    #: bridge/settling.py: an outcome with another fence than the current one changes nothing.
+    #: bridge/leader/picture/settling.py: an outcome with another fence than the current one changes nothing.
     OUTCOME_FENCE = "fence of outcomes"
-    #: bridge/settling.py: nothing is acknowledged before its outcome was read.
+    #: bridge/leader/picture/settling.py: nothing is acknowledged before its outcome was read.
     OUTCOME_FIRST = "outcome before XACK"
-    #: bridge/rebuild.py: a new leader reads what waits before it reads on in the stream.
+    #: bridge/leader/takeover/rebuild.py: a new leader reads what waits before it reads on in the stream.
     REBUILD = "read the lane first"
-    #: bridge/leader.py: whoever reads the lane anew does it in a term of its own, so that a script that it gave up, and
-    #: that is still on its way, is that of a deposed leader.
+    #: bridge/leader/leader.py: whoever reads the lane anew does it in a term of its own, so that a script that it gave
+    #: up, and that is still on its way, is that of a deposed leader.
     FRESH_TERM = "a term for each reading"
-    #: bridge/leases.py: a lease that the server's clock may have ended before its time is judged when its worker trusts
-    #: in it no longer.
+    #: bridge/leader/consumers/leases.py: a lease that the server's clock may have ended before its time is judged when
+    #: its worker trusts in it no longer.
     CLOCKS_AGREE = "clocks agree"
-    #: bridge/lost_runs.py: a run that seems lost keeps its record and fence; only its Celery message goes out again.
+    #: bridge/leader/consumers/lost_runs.py: a run that seems lost keeps its record and fence; only its Celery message
+    #: goes out again.
     SAME_FENCE = "resend with the same fence"
-    #: bridge/queues.py: from a queue the leader takes back only what was sent since the server's last outage: after
-    #: one, the queue may hold again what the worker took before.
+    #: bridge/leader/consumers/queues.py: from a queue the leader takes back only what was sent since the server's last
+    #: outage: after one, the queue may hold again what the worker took before.
     RECALL_OWN = "own messages recalled"
-    #: bridge/queues.py: and nothing that was sent twice.
+    #: bridge/leader/consumers/queues.py: and nothing that was sent twice.
     RECALL_SINGLE = "single messages recalled"
 
     # -- in the worker
-    #: bridge/worker/holdings.py: the fence is newer than all that were seen here of its ticket.
+    #: bridge/consumer/holdings.py: the fence is newer than all that were seen here of its ticket.
     NEWEST = "newest fence"
-    #: bridge/worker/execute.py: the lease of the incarnation that a message was dispatched to holds when it starts.
+    #: bridge/worker/pool/execute.py: the lease of the incarnation that a message was dispatched to holds when it
+    #: starts.
     START_LEASE = "lease at start"
-    #: bridge/worker/lease.py and the pool's children: past the deadline what runs is killed.
+    #: bridge/consumer/lease.py and the pool's children: past the deadline what runs is killed.
     SELF_FENCE = "self-fencing"
-    #: bridge/worker/lease.py: the worker's own deadline comes before the end of the key.
+    #: bridge/consumer/lease.py: the worker's own deadline comes before the end of the key.
     DEADLINE_FIRST = "own deadline first"
-    #: bridge/worker/lease.py: a renewal (SET XX) never revives a lease that ended.
+    #: bridge/consumer/lease.py: a renewal (SET XX) never revives a lease that ended.
     NEVER_REVIVE = "never revive"
-    #: bridge/worker/execute.py: the outcome of a message is written before the next one of its ticket starts.
+    #: bridge/worker/pool/execute.py: the outcome of a message is written before the next one of its ticket starts.
     WRITTEN_FIRST = "written before the next"
-    #: bridge/worker/execute.py: a failure ends its ticket's run.
+    #: bridge/worker/pool/execute.py: a failure ends its ticket's run.
     RUN_STOPS = "a failure ends the run"
-    #: bridge/worker/execute.py and farewell: a child notes a fence before it looks whether the worker is going.
+    #: bridge/worker/pool/execute.py and farewell: a child notes a fence before it looks whether the worker is going.
     NOTE_FIRST = "note before the look"
-    #: bridge/worker/farewell.py: from the queue a worker gives back only what is not here already: it may run.
+    #: bridge/worker/main/warm_shutdown.py: from the queue a worker gives back only what is not here already: it may
+    #: run.
     QUEUE_KNOWN = "known when given back"
-    #: bridge/worker/requests.py: a process that is killed at its time limit is gone before its loss is told.
+    #: bridge/worker/main/requests.py: a process that is killed at its time limit is gone before its loss is told.
     GONE_BEFORE_TOLD = "gone before told"
-    #: bridge/worker/watcher.py: a death notice is written only when all pool children are gone.
+    #: bridge/worker/guard/watcher.py: a death notice is written only when all pool children are gone.
     CHILDREN_GONE = "children gone"
 
     # -- second lines: what they keep out, another guard keeps out, too
-    #: bridge/worker/member.py: a Celery message for another incarnation is not taken.
+    #: bridge/worker/main/member.py: a Celery message for another incarnation is not taken.
     TAKE_LIFE = "incarnation when taken"
     #: register.lua: a new incarnation waits until the lease of the one before it is over.
     WAITS_OUT = "waits the old lease out"

@@ -202,7 +202,7 @@ def _rerouted(world: World, worker: int, life: int) -> Iterator[Change]:
 
 
 def settled(world: World, term: int, setup: Setup, dropped: AbstractSet[Guard]) -> Script:
-    """The script that settles all outcomes that there are, as `bridge.settling` would."""
+    """The script that settles all outcomes that there are, as `bridge.leader.picture.settling` would."""
     records: dict[int, Run | None] = {}
     moves: dict[int, list[tuple[str, int]]] = {}
     for out in world.outcomes:

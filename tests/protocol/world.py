@@ -46,7 +46,7 @@ class Run(NamedTuple):
 
 
 class Out(NamedTuple):
-    """An outcome in the outcome stream. ``kind``: that of `bridge.outcomes.Kind`."""
+    """An outcome in the outcome stream. ``kind``: that of `bridge.protocol.outcomes.Kind`."""
 
     worker: int
     life: int

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from bridge.connect import client
-from bridge.embedded import EmbeddedServer
+from bridge.link.connections import client
+from bridge.stack.embedded import EmbeddedServer
 from tests.keycheck import check_keys
 from tests.scripts.world import World
 

@@ -6,7 +6,7 @@ from unittest.mock import patch
 
 import orjson
 
-from bridge.outcomes import Kind, Outcome, decode
+from bridge.protocol.outcomes import Kind, Outcome, decode
 from bridge.routing import records, transitions
 from bridge.routing.leadership import lead, renew
 from bridge.routing.states import State

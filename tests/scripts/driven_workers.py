@@ -6,7 +6,7 @@ from typing import Any
 
 import orjson
 
-from bridge.outcomes import Kind, Outcome
+from bridge.protocol.outcomes import Kind, Outcome
 from bridge.routing.effects import Effect, Success, apply
 from bridge.routing.keys import LaneKeys
 from bridge.routing.membership import died, goodbye, register

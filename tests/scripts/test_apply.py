@@ -12,13 +12,13 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from redis.exceptions import DataError
 
-from bridge.connect import client
-from bridge.embedded import EmbeddedServer
-from bridge.outcomes import Kind, Outcome, decode
+from bridge.app.effects import ALLOWED, Effects
+from bridge.link.connections import client
+from bridge.protocol.outcomes import Kind, Outcome, decode
 from bridge.routing.effects import Effect, Success, apply
 from bridge.routing.errors import PayloadError
 from bridge.routing.words import ReturnWord
-from bridge.worker.effects import ALLOWED, Effects
+from bridge.stack.embedded import EmbeddedServer
 from tests.scripts.world import HOSTILE, World, changes, fields_of, snapshot
 
 pytestmark = pytest.mark.scripts

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from bridge.embedded import EmbeddedServer
+from bridge.app.effects import ALLOWED, Effects
 from bridge.routing.effects import apply
 from bridge.routing.words import ReturnWord
-from bridge.worker.effects import ALLOWED, Effects
+from bridge.stack.embedded import EmbeddedServer
 from tests.scripts.test_apply import INCARNATION, ON_WHAT_IS_THERE, WRITES, recorded, success
 from tests.scripts.world import World, changes
 

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import pytest
 import redis
 
-from bridge.access import commands_in
+from bridge.operate.permissions import commands_in
 from bridge.routing.effects import Effect, Success, apply, tell
 from bridge.routing.leadership import extend, lead, resign
 from bridge.routing.membership import goodbye

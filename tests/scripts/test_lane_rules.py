@@ -21,14 +21,14 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from bridge.connect import client
-from bridge.embedded import EmbeddedServer
-from bridge.outcomes import Kind
+from bridge.link.connections import client
+from bridge.protocol.outcomes import Kind
 from bridge.routing.errors import LaneConflict, NotLeading
 from bridge.routing.leadership import extend, renew, resign
 from bridge.routing.states import State
 from bridge.routing.transitions import Batch, Leadership, adopt, advance, forget, read, recall, reroute, resend
 from bridge.routing.words import ReturnWord
+from bridge.stack.embedded import EmbeddedServer
 from tests.keycheck import check_keys
 from tests.scripts.driven_lane import BROKEN, DrivenLane
 from tests.scripts.lane_reference import Consumer

@@ -8,10 +8,10 @@ import re
 import pytest
 from hypothesis import Phase
 
-from bridge.connect import client
-from bridge.embedded import EmbeddedServer
+from bridge.link.connections import client
 from bridge.routing import effects, leadership, membership, transitions
 from bridge.routing.scripts import Script
+from bridge.stack.embedded import EmbeddedServer
 from tests.scripts.test_lane_rules import explore
 
 pytestmark = pytest.mark.scripts

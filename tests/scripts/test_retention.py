@@ -1,4 +1,4 @@
-"""What leaves the stream (done.lua, letters.lua, remove.lua, `bridge.retention`), and what stays."""
+"""What leaves the stream (done.lua, letters.lua, remove.lua, `bridge.leader.stream.retention`), and what stays."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any, cast
 
 import pytest
 
-import bridge.retention
-from bridge.retention import Retention
+import bridge.leader.stream.retention
+from bridge.leader.stream.retention import Retention
 from bridge.routing.errors import NotLeading
 from bridge.routing.ids import LAST_ID
 from bridge.routing.keys import LaneKeys
@@ -199,7 +199,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    monkeypatch.setattr(bridge.retention, "time", clock)
+    monkeypatch.setattr(bridge.leader.stream.retention, "time", clock)
     return clock
 
 
@@ -227,7 +227,7 @@ def test_what_was_acknowledged_leaves_and_what_is_dead_stays(fresh: World) -> No
 
 
 def test_many_leave_without_being_asked(fresh: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bridge.retention, "BATCH", 10)
+    monkeypatch.setattr(bridge.leader.stream.retention, "BATCH", 10)
     ids = acknowledged(fresh, fresh.pushed("T", 12))
     retention = keeper(fresh)
     retention.settled(WRITTEN, Batch(acknowledged=ids[:4]))
@@ -251,27 +251,27 @@ def test_an_entry_leaves_when_the_last_group_has_done_with_it(other: Any, fresh:
     # When the other one reads all, and acknowledges one
     fresh.client.execute_command("XREADGROUP", "GROUP", other, MASTER, "STREAMS", fresh.keys.stream, ">")
     fresh.client.xack(fresh.keys.stream, other, ids[1])
-    clock.now_s += bridge.retention.AGAIN_S
+    clock.now_s += bridge.leader.stream.retention.AGAIN_S
     retention.sweep()
     assert left(fresh) == [ids[0], ids[2]]
     # And when that lane gives one up: it may be replayed there
     if other == NEAR:
         fresh.client.xack(fresh.keys.stream, other, ids[0])
         letter(fresh, ids[0], NEAR)
-        clock.now_s += bridge.retention.AGAIN_S
+        clock.now_s += bridge.leader.stream.retention.AGAIN_S
         retention.sweep()
         assert left(fresh) == [ids[0], ids[2]]
 
 
 def test_a_dropped_letter_lets_its_entry_go(fresh: World, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bridge.retention, "LETTERS", 2)
+    monkeypatch.setattr(bridge.leader.stream.retention, "LETTERS", 2)
     ids = acknowledged(fresh, fresh.pushed("T", 5))
     letter_ids = [letter(fresh, id_) for id_ in ids]
     retention = keeper(fresh)
     retention.sweep()
     assert left(fresh) == ids
     fresh.client.xdel(fresh.keys.dead, letter_ids[3])
-    clock.now_s += bridge.retention.AGAIN_S
+    clock.now_s += bridge.leader.stream.retention.AGAIN_S
     retention.sweep()
     assert left(fresh) == [*ids[:3], ids[4]]
 
@@ -280,16 +280,16 @@ def test_no_entry_goes_while_there_are_letters_that_were_not_read(
     fresh: World, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Given more letters than there is time to read in one look
-    monkeypatch.setattr(bridge.retention, "LETTERS", 2)
+    monkeypatch.setattr(bridge.leader.stream.retention, "LETTERS", 2)
     ids = acknowledged(fresh, fresh.pushed("T", 7))
     for id_ in ids[:6]:
         letter(fresh, id_)
 
     def slow(*arguments: Any) -> Any:
-        clock.now_s += bridge.retention.BUDGET_S
+        clock.now_s += bridge.leader.stream.retention.BUDGET_S
         return letters(*arguments)
 
-    monkeypatch.setattr(bridge.retention, "letters", slow)
+    monkeypatch.setattr(bridge.leader.stream.retention, "letters", slow)
     retention = keeper(fresh)
     seen = []
     for _ in range(9):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from bridge.embedded import EmbeddedServer
+from bridge.stack.embedded import EmbeddedServer
 
 
 @pytest.fixture(autouse=True)

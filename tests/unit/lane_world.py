@@ -11,32 +11,32 @@ from unittest.mock import patch
 
 from redis.exceptions import ResponseError
 
-from bridge.breaker import Breakers
-from bridge.envelope import Envelopes, Run
-from bridge.fronts import Fronts
-from bridge.lane import Lane
-from bridge.lane_settings import LaneSettings
-from bridge.leases import Leases
-from bridge.orderdesk import OrderDesk
-from bridge.outcomes import Kind, Outcome
-from bridge.pending import PendingList
-from bridge.picture import Consumer, Ticket
-from bridge.planner import Planner
-from bridge.queues import Queues
-from bridge.rebuild import Rebuild
-from bridge.recovery import Recovery
-from bridge.refill import Refill
-from bridge.reroute import Reroute
-from bridge.rising import Rising
+from bridge.app.traits import TaskTraits
+from bridge.leader.consumers.lease_watch import Recovery
+from bridge.leader.consumers.leases import Leases
+from bridge.leader.consumers.queues import Queues
+from bridge.leader.consumers.reroute import Reroute
+from bridge.leader.duties.operator_orders import OrderDesk
+from bridge.leader.duties.refill import Refill
+from bridge.leader.picture.breaker import Breakers
+from bridge.leader.picture.lane import Lane
+from bridge.leader.picture.oldest_undone import oldest_of, oldest_undone
+from bridge.leader.picture.pieces import Consumer, Ticket
+from bridge.leader.picture.planner import Planner
+from bridge.leader.picture.settling import Settling
+from bridge.leader.step.term import Term
+from bridge.leader.stream.backoffs_over import Rising
+from bridge.leader.stream.first_messages import Fronts
+from bridge.leader.stream.pending import PendingList
+from bridge.leader.takeover.rebuild import Rebuild
+from bridge.protocol.envelope import Envelopes, Run
+from bridge.protocol.outcomes import Kind, Outcome
 from bridge.routing import records
 from bridge.routing.ids import id_key
 from bridge.routing.messages import EntryParser, Message, Refusal
 from bridge.routing.transitions import Batch, Leadership, Read
 from bridge.routing.words import ReturnWord
-from bridge.settling import Settling
-from bridge.term import Term
-from bridge.traits import TaskTraits
-from bridge.undone import oldest_of, oldest_undone
+from bridge.settings.lane import LaneSettings
 
 #: Task -> measured service time in ms.
 TASKS = {"short": 0.1, "middle": 8.0, "long": 50.0, "alone": 0.1, "limited": 0.1}
@@ -440,9 +440,9 @@ class LaneWorld:
         """The scripts of recovery work on the store."""
         clock = SimpleNamespace(time=lambda: self.now / 1000, monotonic=lambda: self.now / 1000)
         with (
-            patch("bridge.reroute.reroute", self._reroute),
-            patch("bridge.reroute.forget", lambda *_: ReturnWord.OK),
-            patch("bridge.recovery.time", clock),
+            patch("bridge.leader.consumers.reroute.reroute", self._reroute),
+            patch("bridge.leader.consumers.reroute.forget", lambda *_: ReturnWord.OK),
+            patch("bridge.leader.consumers.lease_watch.time", clock),
         ):
             yield
 
@@ -480,14 +480,14 @@ class LaneWorld:
         """The scripts that orders call by themselves work on the store."""
         with (
             self.adopting(),
-            patch("bridge.queues.recall", lambda *_: []),
+            patch("bridge.leader.consumers.queues.recall", lambda *_: []),
         ):
             yield
 
     @contextmanager
     def adopting(self) -> Iterator[None]:
         """Entries that are claimed are those of the store."""
-        with patch("bridge.pending.adopt", self._adopt):
+        with patch("bridge.leader.stream.pending.adopt", self._adopt):
             yield
 
     def refill_now(self) -> None:

@@ -8,9 +8,9 @@ from celery import Celery
 from redis import Redis
 
 import bridge
-from bridge.about import LANE_FORMAT, app_name, arrive, differences, facts, package_version
-from bridge.embedded import EmbeddedServer
+from bridge.protocol.agreement import LANE_FORMAT, app_name, arrive, differences, facts, package_version
 from bridge.routing.errors import ConfigurationError
+from bridge.stack.embedded import EmbeddedServer
 
 
 def make(server: EmbeddedServer, name: str | None, **settings: object) -> Celery:

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from bridge.access import Role, commands_in, commands_of_scripts, literal
-from bridge.embedded import EmbeddedServer
+from bridge.operate.permissions import Role, commands_in, commands_of_scripts, literal
+from bridge.stack.embedded import EmbeddedServer
 from tests.commands import CommandLine
 
 

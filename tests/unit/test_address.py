@@ -10,10 +10,10 @@ from celery import Celery
 from redis.connection import SSLConnection, UnixDomainSocketConnection
 from redis.sentinel import SentinelManagedConnection, SentinelManagedSSLConnection
 
-from bridge.address import without_password
-from bridge.connect import client
+from bridge.link.connections import client
 from bridge.routing.errors import ConfigurationError
-from bridge.settings import read_settings
+from bridge.settings.address import without_password
+from bridge.settings.app import read_settings
 
 CA = "/etc/ca.pem"
 

@@ -12,12 +12,12 @@ import pytest
 from celery import Celery, Task
 from celery.exceptions import Retry
 
-from bridge.adoption import STRATEGY, adopt_all
-from bridge.installation import install
+from bridge.app.adoption import STRATEGY, adopt_all
+from bridge.app.context import TicketContext
+from bridge.app.installation import install
+from bridge.app.task import TicketTask
 from bridge.routing.errors import ConfigurationError
 from bridge.routing.records import LostAttempt
-from bridge.worker.context import TicketContext
-from bridge.worker.task import TicketTask
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

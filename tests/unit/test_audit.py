@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from redis import Redis
 from redis.client import Pipeline
 
-from bridge.audit import NO_GROUP, Audit, Check, audit
-from bridge.auditing import pages
-from bridge.embedded import EmbeddedServer
+from bridge.audit import pages
+from bridge.audit.audit import NO_GROUP, Audit, Check, audit
 from bridge.routing.connection import with_raw_replies
 from bridge.routing.history import What
+from bridge.stack.embedded import EmbeddedServer
 from tests.scripts.world import snapshot
 from tests.unit.true_history import Event, Happening, TrueLane, happenings
 from tests.unit.written_history import WrittenLane

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
-from bridge.audit import Auditor, Check
+from bridge.audit.audit import Auditor, Check
 from bridge.routing.history import Delivery, What
 from bridge.routing.ids import id_key
 from tests.unit.true_history import Happening, TrueLane, happenings

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from bridge.retries import Backoff
+from bridge.settings.retries import Backoff
 
 SEED = 7
 NAN = float("nan")

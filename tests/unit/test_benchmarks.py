@@ -22,8 +22,8 @@ from benchmarks.results import DISTURBANCE, Metrics, Results
 from benchmarks.simulated import entries
 from benchmarks.stack import BenchmarkFailed
 from benchmarks.tally import Reading, Tally
-from bridge.names import BUNDLE_TASK, HEADER_BASE, HEADER_RUNS
-from bridge.outcomes import decode
+from bridge.protocol.names import BUNDLE_TASK, HEADER_BASE, HEADER_RUNS
+from bridge.protocol.outcomes import decode
 
 
 def results(**variants: list[float]) -> Results:

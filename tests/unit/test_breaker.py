@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from bridge.breaker import Breakers
-from bridge.outcomes import Kind
+from bridge.leader.picture.breaker import Breakers
+from bridge.protocol.outcomes import Kind
 from bridge.routing.ids import id_key
 from tests.unit.lane_world import LaneWorld
 
@@ -142,7 +142,7 @@ def test_the_next_leader_finds_it_open() -> None:
     why = world.breakers.why(BROKEN)
     assert "20 tickets failed" in why
     assert world.lane.stranded.waiting[BROKEN].tickets or world.lane.backoffs
-    # As `bridge.giving_up` reads it from what the one before noted
+    # As `bridge.leader.duties.unknown_tasks` reads it from what the one before noted
     world.lead()
     world.breakers = Breakers(world.lane)
     world.breakers.restore(BROKEN, why)

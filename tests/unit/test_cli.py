@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from bridge.cli import COMMANDS, cli
-from bridge.embedded import EmbeddedServer
+from bridge.cli.main import COMMANDS, cli
+from bridge.stack.embedded import EmbeddedServer
 from tests.commands import CommandLine, Lane, checked, command_line
 
 

@@ -15,9 +15,9 @@ import pytest
 from click.testing import CliRunner
 from redis import Redis
 
-from bridge.audit import Check
-from bridge.cli import cli
-from bridge.embedded import EmbeddedServer
+from bridge.audit.audit import Check
+from bridge.cli.main import cli
+from bridge.stack.embedded import EmbeddedServer
 from tests.commands import CommandLine, command_line
 from tests.unit.test_audit import EVENTFUL
 from tests.unit.true_history import Event, TrueLane

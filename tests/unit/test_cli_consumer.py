@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from bridge.embedded import EmbeddedServer
-from bridge.names import HEADER_WORD, WorkerWord
+from bridge.protocol.names import HEADER_WORD, WorkerWord
+from bridge.stack.embedded import EmbeddedServer
 from tests.commands import CommandLine, Lane, command_line
 from tests.operators import fake_leader, order_drain
 from tests.waiting import holds_for, wait_until

@@ -7,8 +7,8 @@ from typing import Any, cast
 
 import pytest
 
-import bridge.commands.dead
-from bridge.embedded import EmbeddedServer
+import bridge.cli.commands.dead
+from bridge.stack.embedded import EmbeddedServer
 from tests.commands import CommandLine, Lane, command_line, letter
 from tests.operators import fake_leader
 from tests.waiting import wait_until
@@ -291,7 +291,7 @@ def test_at_a_terminal_a_selection_is_asked_for(
     shell: CommandLine, lane: Lane, monkeypatch: pytest.MonkeyPatch, said: str, left: int
 ) -> None:
     buried(lane, "A")
-    monkeypatch.setattr(bridge.commands.dead, "_at_a_terminal", lambda: True)
+    monkeypatch.setattr(bridge.cli.commands.dead, "_at_a_terminal", lambda: True)
     result = shell("dead", "drop", "--all", stdin=said)
     assert result.exit_code == 0
     assert "drop 1 dead letter?" in result.stderr
@@ -379,7 +379,7 @@ def test_a_letter_that_went_while_it_was_dropped_is_told(
         lane.redis.delete(lane.keys.dead)
         return True
 
-    monkeypatch.setattr(bridge.commands.dead, "_at_a_terminal", gone_meanwhile)
+    monkeypatch.setattr(bridge.cli.commands.dead, "_at_a_terminal", gone_meanwhile)
     result = shell("dead", "drop", "--all", stdin="y\n")
     assert result.exit_code == 1
     assert f"not dropped: {id_}: it is not there any more" in result.stdout

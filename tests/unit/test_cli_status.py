@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-import bridge.status
-from bridge.embedded import EmbeddedServer, free_port
-from bridge.names import HEADER_WORD, WorkerWord
+import bridge.inspect.status
+from bridge.protocol.names import HEADER_WORD, WorkerWord
 from bridge.routing.ids import LAST_ID
 from bridge.routing.transitions import read
+from bridge.stack.embedded import EmbeddedServer, free_port
 from tests.commands import CommandLine, Lane, calls_of, command_line, letter
 from tests.operators import order_drain, park
 
@@ -91,7 +91,7 @@ def test_unread_messages_are_counted_although_what_is_done_leaves_the_stream(
     leading = lane.lead()
     if not shell.json("status")["server"].startswith("Redis 6"):
         # It is the server that counts, however many they are.
-        monkeypatch.setattr(bridge.status, "COUNTED", 1)
+        monkeypatch.setattr(bridge.inspect.status, "COUNTED", 1)
     read_to = "0-0"
     left = 30
     while left:
@@ -117,7 +117,7 @@ def test_where_nobody_knows_how_much_is_unread_the_most_that_it_can_be_is_told(
     lane.redis.xdel(lane.keys.stream, ids[15])
     seen = shell.json("status")
     assert (seen["unread"], seen["unread_why"]) == (9, ""), "few are counted"
-    monkeypatch.setattr(bridge.status, "COUNTED", 5)
+    monkeypatch.setattr(bridge.inspect.status, "COUNTED", 5)
     seen = shell.json("status")
     assert seen["unread"] == 9
     assert seen["unread_why"]
@@ -224,7 +224,7 @@ def test_parked_tickets_and_what_waits_for_them_are_counted_apart(shell: Command
 def test_more_records_than_are_looked_at_make_the_number_of_parked_tickets_a_lower_bound(
     shell: CommandLine, lane: Lane, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(bridge.status, "RECORDS", 10)
+    monkeypatch.setattr(bridge.inspect.status, "RECORDS", 10)
     lane.make_group()
     ids = lane.add(*(f"T{n}" for n in range(700)))
     lane.read()

@@ -7,12 +7,12 @@ from typing import Any
 import orjson
 import pytest
 
-import bridge.scans
-from bridge.embedded import EmbeddedServer
+import bridge.inspect.scans
+from bridge.inspect.ticket_state import TicketState
 from bridge.routing import records
 from bridge.routing.records import LostAttempt
 from bridge.routing.states import State
-from bridge.ticket_state import TicketState
+from bridge.stack.embedded import EmbeddedServer
 from tests.commands import CommandLine, Lane, calls_of, command_line, letter
 from tests.operators import fake_leader, park
 
@@ -193,7 +193,7 @@ def test_an_unknown_ticket_exits_1_and_every_known_one_0(shell: CommandLine, lan
 def test_a_search_that_stopped_early_says_how_far_it_looked(
     shell: CommandLine, lane: Lane, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(bridge.scans, "LIMIT", 120)
+    monkeypatch.setattr(bridge.inspect.scans, "LIMIT", 120)
     lane.add("A", *["B"] * 150, "A")
     lane.read()
     lane.add(*["C"] * 150, "A")
@@ -211,7 +211,7 @@ def test_a_search_that_stopped_early_says_how_far_it_looked(
 def test_a_search_that_ends_exactly_at_its_bound_is_complete(
     shell: CommandLine, lane: Lane, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(bridge.scans, "LIMIT", 120)
+    monkeypatch.setattr(bridge.inspect.scans, "LIMIT", 120)
     lane.add(*["B"] * 119, "A")
     lane.read()
     found = shell.json("ticket", "show", "A")["waiting"]
@@ -221,8 +221,8 @@ def test_a_search_that_ends_exactly_at_its_bound_is_complete(
 def test_large_payloads_bound_a_search_by_their_bytes(
     shell: CommandLine, lane: Lane, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(bridge.scans, "LIMIT_BYTES", 100_000)
-    monkeypatch.setattr(bridge.scans, "PAGE_BYTES", 20_000)
+    monkeypatch.setattr(bridge.inspect.scans, "LIMIT_BYTES", 100_000)
+    monkeypatch.setattr(bridge.inspect.scans, "PAGE_BYTES", 20_000)
     lane.add(*["B"] * 200, payload='"' + "x" * 2000 + '"')
     lane.read()
     found = shell.json("ticket", "show", "A")["waiting"]
@@ -257,7 +257,7 @@ def test_a_found_message_is_counted_once_however_many_pages_there_are(shell: Com
     lane.read()
     found = shell.json("ticket", "show", "A")["waiting"]
     assert (found["count"], found["looked_at"], found["complete"]) == (700, 1400, True)
-    assert len(found["ids"]) == bridge.scans.IDS_KEPT
+    assert len(found["ids"]) == bridge.inspect.scans.IDS_KEPT
 
 
 # -- parked ----------------------------------------------------------------------------------------------------------
@@ -291,12 +291,12 @@ def test_a_parked_ticket_counts_what_waits_under_the_masters_name_too(shell: Com
 def test_a_parked_ticket_with_more_messages_than_a_search_may_look_at_is_counted_whole(
     shell: CommandLine, lane: Lane, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(bridge.scans, "LIMIT", 20)
+    monkeypatch.setattr(bridge.inspect.scans, "LIMIT", 20)
     ids = lane.add(*"A" * 50)
     lane.read()
     park(lane, "A", ids, "r")
     found = shell.json("ticket", "show", "A")["waiting"]
-    assert (found["count"], found["complete"], found["ids"]) == (50, True, ids[: bridge.scans.IDS_KEPT])
+    assert (found["count"], found["complete"], found["ids"]) == (50, True, ids[: bridge.inspect.scans.IDS_KEPT])
 
 
 def test_a_parked_ticket_without_messages_is_parked_all_the_same(shell: CommandLine, lane: Lane) -> None:

@@ -15,7 +15,7 @@ import click
 import pytest
 import yaml
 
-from bridge.embedded import EmbeddedServer
+from bridge.stack.embedded import EmbeddedServer
 from tests.nodes.roles import MasterNode, WorkerNode
 
 ROOT = Path(__file__).parents[2]
@@ -152,7 +152,7 @@ class TestCommands:
         assert made in command[3].split(":-")[1]
 
     def test_the_bridge_s_commands_exist(self, services: dict[str, Service]) -> None:
-        cli = pytest.importorskip("bridge.cli").cli
+        cli = pytest.importorskip("bridge.cli.main").cli
         words = services["master"]["command"]
         program, app_option, app, command, *options = words
         assert (program, app_option, app) == ("bridge", "-A", "tasks")

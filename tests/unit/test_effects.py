@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from redis.exceptions import DataError
 
+from bridge.app.effect_arguments import GRAMMAR, MAX_NUMBER, MAX_WORDS
+from bridge.app.effects import ALLOWED, Effects
 from bridge.routing.effects import Effect
 from bridge.routing.errors import PayloadError
-from bridge.worker.effect_words import GRAMMAR, MAX_NUMBER, MAX_WORDS
-from bridge.worker.effects import ALLOWED, Effects
 
 
 def test_commands_are_recorded_in_order_and_return_nothing() -> None:

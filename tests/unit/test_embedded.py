@@ -13,8 +13,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from bridge.embedded import EmbeddedServer, OrphanGuard, find_server_binary, free_port, port_is_taken
 from bridge.routing.errors import PortInUse, ServerStartFailed
+from bridge.stack.embedded import EmbeddedServer, OrphanGuard, find_server_binary, free_port, port_is_taken
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.server
@@ -93,7 +93,7 @@ def test_a_chosen_port_is_chosen_again_when_somebody_was_faster(
     valkey: EmbeddedServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ports = iter([valkey.port, free_port()])
-    monkeypatch.setattr("bridge.embedded.free_port", lambda: next(ports))
+    monkeypatch.setattr("bridge.stack.embedded.free_port", lambda: next(ports))
     with EmbeddedServer() as server:
         assert server.port != valkey.port
 
@@ -154,7 +154,7 @@ def test_a_paused_server_answers_again_when_resumed_and_can_be_stopped_frozen(ow
 
 def test_nothing_outlives_a_killed_parent(tmp_path: Path) -> None:
     script = (
-        "import sys, time; from pathlib import Path; from bridge.embedded import EmbeddedServer\n"
+        "import sys, time; from pathlib import Path; from bridge.stack.embedded import EmbeddedServer\n"
         "server = EmbeddedServer(data_dir=Path(sys.argv[1])); server.start()\n"
         "print(server.pid, flush=True); time.sleep(600)"
     )

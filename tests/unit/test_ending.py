@@ -11,10 +11,11 @@ from celery.worker import state
 from redis.exceptions import ConnectionError as Lost
 from redis.exceptions import ResponseError
 
-from bridge.names import HEADER_BASE
-from bridge.worker import beside, ending
-from bridge.worker.deadline import now_ns
-from bridge.worker.shared import Shared
+from bridge.consumer.deadline import now_ns
+from bridge.protocol.names import HEADER_BASE
+from bridge.worker.guard.shared_page import Shared
+from bridge.worker.main import forced_end as ending
+from bridge.worker.main import threads as beside
 from tests.waiting import holds_for, wait_until
 
 LIFE = "1" * 32

@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 from kombu import Connection
 from kombu.transport.virtual import Message as VirtualMessage
 
-from bridge.envelope import OPENING, SHOWN, Envelopes, Limits, Run, returned
-from bridge.installation import install
-from bridge.names import BUNDLE_TASK, HEADER_BASE, HEADER_INCARNATION, HEADER_RUNS
-from bridge.outcomes import Kind, Outcome
+from bridge.app.installation import install
+from bridge.protocol.envelope import OPENING, SHOWN, Envelopes, Limits, Run, returned
+from bridge.protocol.names import BUNDLE_TASK, HEADER_BASE, HEADER_INCARNATION, HEADER_RUNS
+from bridge.protocol.outcomes import Kind, Outcome
 from bridge.routing.messages import EntryParser, Message
 
 BASE = 1_750_000_000_000_000

@@ -16,18 +16,18 @@ from celery import Celery, signals
 from celery.result import allow_join_result
 from redis.exceptions import ResponseError
 
-from bridge.installation import install
-from bridge.names import BUNDLE_TASK, HEADER_BASE, HEADER_INCARNATION, HEADER_RUNS
-from bridge.outcomes import Kind, Outcome
+from bridge.app import forked_copies as copies_of_tasks
+from bridge.app.installation import install
+from bridge.consumer.deadline import now_ns
+from bridge.protocol.names import BUNDLE_TASK, HEADER_BASE, HEADER_INCARNATION, HEADER_RUNS
+from bridge.protocol.outcomes import Kind, Outcome
 from bridge.routing.errors import PayloadError
 from bridge.routing.words import ReturnWord
-from bridge.worker import bundles
-from bridge.worker import copies as copies_of_tasks
-from bridge.worker.bundles import WRITE_AFTER_S, run_bundle
-from bridge.worker.deadline import now_ns
-from bridge.worker.delivery import Delivery
-from bridge.worker.execute import ASKED_TO_END, Execution
-from bridge.worker.shared import Shared
+from bridge.worker.guard.shared_page import Shared
+from bridge.worker.pool import bundles
+from bridge.worker.pool.bundles import WRITE_AFTER_S, run_bundle
+from bridge.worker.pool.delivery import Delivery
+from bridge.worker.pool.execute import ASKED_TO_END, Execution
 
 LIFE = "1" * 32
 

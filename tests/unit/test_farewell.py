@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 from redis.exceptions import ConnectionError as Lost
 
-from bridge.lane_settings import LaneSettings
-from bridge.worker import farewell
-from bridge.worker.farewell import Farewell
-from bridge.worker.holdings import Holdings
+from bridge.consumer.holdings import Holdings
+from bridge.settings.lane import LaneSettings
+from bridge.worker.main import warm_shutdown as farewell
+from bridge.worker.main.warm_shutdown import Farewell
 from tests.waiting import wait_until
 
 

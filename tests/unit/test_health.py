@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from bridge.health import EVERY_S, Health
+from bridge.link.health import EVERY_S, Health
 from bridge.routing.errors import ConfigurationError
 
 LONG_AGO = 1_000_000_000
@@ -17,7 +17,7 @@ LONG_AGO = 1_000_000_000
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     now = [100.0]
-    monkeypatch.setattr("bridge.health.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("bridge.link.health.time.monotonic", lambda: now[0])
     return now
 
 

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 import pytest
 from celery import Celery
 
-import bridge.heartbeats
-from bridge.embedded import EmbeddedServer
-from bridge.heartbeats import Heartbeats
+import bridge.master.heartbeats
+from bridge.master.heartbeats import Heartbeats
+from bridge.stack.embedded import EmbeddedServer
 from tests.waiting import wait_until
 
 
@@ -36,7 +36,7 @@ def looks() -> Looks:
 
 @pytest.fixture
 def heartbeats(app: Celery, looks: Looks, monkeypatch: pytest.MonkeyPatch) -> Iterator[Heartbeats]:
-    monkeypatch.setattr(bridge.heartbeats, "INTERVAL_S", 0.5)
+    monkeypatch.setattr(bridge.master.heartbeats, "INTERVAL_S", 0.5)
     made = Heartbeats(app, looks)
     made.start()
     yield made

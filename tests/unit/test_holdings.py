@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bridge.worker import holdings as module
-from bridge.worker.holdings import Holdings, Taking
+from bridge.consumer import holdings as module
+from bridge.consumer.holdings import Holdings, Taking
 
 SEED = 11
 

@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, precondition, rule, run_state_machine_as_test
 
-from bridge.outcomes import Kind
+from bridge.protocol.outcomes import Kind
 from bridge.routing.policies import PolicyName
 from tests.unit.lane_world import TASKS, LaneWorld
 from tests.unit.test_lane_machine import LaneMachine
@@ -54,7 +54,7 @@ class EligibilityMachine(LaneMachine):
 
 
 def test_nobody_is_sent_what_it_cannot_run_and_everything_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("bridge.pending.PAGE", 10)
+    monkeypatch.setattr("bridge.leader.stream.pending.PAGE", 10)
     run_state_machine_as_test(
         EligibilityMachine,
         settings=settings(

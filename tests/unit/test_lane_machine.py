@@ -15,7 +15,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from bridge.outcomes import Kind, Outcome
+from bridge.protocol.outcomes import Kind, Outcome
 from bridge.routing.policies import PolicyName
 from tests.unit.lane_world import TASKS, LaneWorld
 

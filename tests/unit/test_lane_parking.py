@@ -6,10 +6,10 @@ import json
 
 import pytest
 
-from bridge.outcomes import Kind
+from bridge.leader.picture.oldest_undone import oldest_undone
+from bridge.protocol.outcomes import Kind
 from bridge.routing.ids import id_key
 from bridge.routing.transitions import Batch
-from bridge.undone import oldest_undone
 from tests.unit.lane_world import LaneWorld
 
 

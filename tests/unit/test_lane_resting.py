@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from bridge.outcomes import Kind
+from bridge.protocol.outcomes import Kind
 from bridge.routing.ids import id_key
 from tests.unit.lane_world import LaneWorld
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from bridge.outcomes import Kind
+from bridge.protocol.outcomes import Kind
 from bridge.routing.ids import id_key
 from tests.unit.lane_world import LaneWorld
 

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from bridge.ledger import Kind, Ledger, Process, Record, file_name, read_ledger
 from bridge.routing.errors import InputError
-from bridge.verdict import Findings, Reroute, Verdict, compare_states, judge, time_to_reroute
+from bridge.stack.demo.ledger import Kind, Ledger, Process, Record, file_name, read_ledger
+from bridge.stack.demo.verdict import Findings, Reroute, Verdict, compare_states, judge, time_to_reroute
 
 MS = 1_000_000
 HERE = 100

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from bridge.outcomes import Kind
-from bridge.picture import SUSPECT_AFTER
+from bridge.leader.picture.pieces import SUSPECT_AFTER
+from bridge.protocol.outcomes import Kind
 from tests.unit.lane_world import LaneWorld
 
 #: Of a lease of 6 s: renewed lately, and not renewed since the moment in which others were lost.

@@ -9,9 +9,9 @@ from unittest.mock import patch
 
 import pytest
 
-from bridge.outcomes import Kind
-from bridge.picture import Consumer, Ticket
-from bridge.room import Room
+from bridge.leader.picture.capacity import Room
+from bridge.leader.picture.pieces import Consumer, Ticket
+from bridge.protocol.outcomes import Kind
 from bridge.routing.policies import PolicyName, Ring
 from bridge.routing.transitions import Batch
 from tests.unit.lane_world import LaneWorld

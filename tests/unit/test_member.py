@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from bridge.worker.deadline import now_ns
-from bridge.worker.member import Member
-from bridge.worker.shared import Shared
+from bridge.consumer.deadline import now_ns
+from bridge.worker.guard.shared_page import Shared
+from bridge.worker.main.member import Member
 from tests.unit.test_shared import LIFE, Child, runs
 from tests.waiting import holds_for, wait_until
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from bridge.embedded import EmbeddedServer
-from bridge.misplaced import types_of
+from bridge.link.key_types import types_of
 from bridge.routing.keys import LaneKeys
+from bridge.stack.embedded import EmbeddedServer
 from tests.commands import CommandLine, command_line
 
 KEYS = LaneKeys("ticket_stream", "concurrency_stream_group")

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-import bridge.orders
-from bridge.embedded import EmbeddedServer
-from bridge.orders import give
+import bridge.operate.orders
+from bridge.operate.orders import give
 from bridge.routing.errors import OrderFailed
+from bridge.stack.embedded import EmbeddedServer
 from tests.commands import Lane
 from tests.operators import fake_leader
 from tests.waiting import wait_until
@@ -68,7 +68,7 @@ def test_without_a_leader_nothing_is_ordered(lane: Lane) -> None:
 
 
 def test_a_change_of_master_is_waited_out(server: EmbeddedServer, lane: Lane, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bridge.orders, "LEADER_S", 10.0)
+    monkeypatch.setattr(bridge.operate.orders, "LEADER_S", 10.0)
     lane.depose()
     threading.Timer(0.4, lane.lead).start()
     with fake_leader(server, lane, lambda _: {"ok": True}):
@@ -84,7 +84,7 @@ def test_an_order_that_nobody_takes_is_withdrawn(lane: Lane) -> None:
 def test_an_order_that_was_taken_and_never_answered_is_told_as_such(
     server: EmbeddedServer, lane: Lane, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(bridge.orders, "LAST_S", 0.2)
+    monkeypatch.setattr(bridge.operate.orders, "LAST_S", 0.2)
     with (
         fake_leader(server, lane, lambda _: None),
         pytest.raises(OrderFailed, match="ended before it could answer"),
@@ -126,7 +126,7 @@ def test_an_interrupted_order_is_withdrawn(lane: Lane, monkeypatch: pytest.Monke
     def interrupted(*_: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(bridge.orders, "_await", interrupted)
+    monkeypatch.setattr(bridge.operate.orders, "_await", interrupted)
     with pytest.raises(OrderFailed, match="interrupted; the order was withdrawn"):
         give(lane.redis, lane.keys, ORDER)
     assert lane.redis.xlen(lane.keys.outcomes) == 0
@@ -136,8 +136,8 @@ def test_an_order_waits_longer_than_the_clients_own_time_limit(
     server: EmbeddedServer, lane: Lane, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # No read of it runs into that limit: an answer that comes just then would be lost with the connection.
-    monkeypatch.setattr(bridge.orders, "UNAVAILABLE", ())
-    monkeypatch.setattr(bridge.orders, "SLICE_S", 0.2)
+    monkeypatch.setattr(bridge.operate.orders, "UNAVAILABLE", ())
+    monkeypatch.setattr(bridge.operate.orders, "SLICE_S", 0.2)
     with server.client(protocol=2, socket_timeout=1.5) as client:
 
         def late(order: dict[str, Any]) -> dict[str, Any]:
@@ -149,7 +149,7 @@ def test_an_order_waits_longer_than_the_clients_own_time_limit(
 
 
 def test_an_order_is_json_under_an_id_of_its_own(lane: Lane, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bridge.orders, "LAST_S", 0.2)
+    monkeypatch.setattr(bridge.operate.orders, "LAST_S", 0.2)
     seen: list[Any] = []
 
     def look() -> None:

@@ -10,10 +10,10 @@ import pytest
 import redis
 from redis.exceptions import ResponseError
 
-import bridge.outage
-from bridge.connect import Wire, client, error_code, is_full, is_outage
-from bridge.embedded import EmbeddedServer
-from bridge.outage import CALM_S, Outage
+import bridge.link.outage
+from bridge.link.connections import Wire, client, error_code, is_full, is_outage
+from bridge.link.outage import CALM_S, Outage
+from bridge.stack.embedded import EmbeddedServer
 from tests.waiting import wait_until
 
 
@@ -155,7 +155,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     made = Clock()
-    monkeypatch.setattr(bridge.outage, "time", made)
+    monkeypatch.setattr(bridge.link.outage, "time", made)
     return made
 
 

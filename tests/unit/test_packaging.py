@@ -66,13 +66,13 @@ def place(folder: str) -> str:
 def test_the_commands_are_declared(wheel: zipfile.ZipFile) -> None:
     name = next(name for name in wheel.namelist() if name.endswith("entry_points.txt"))
     declared = wheel.read(name).decode()
-    assert "[console_scripts]\nbridge = bridge.cli:main" in declared
-    assert "[celery.commands]\nbridge = bridge.cli:cli" in declared
+    assert "[console_scripts]\nbridge = bridge.cli.main:main" in declared
+    assert "[celery.commands]\nbridge = bridge.cli.main:cli" in declared
 
 
 def test_celery_shows_the_bridge_s_commands_as_one_of_its_own() -> None:
     """Celery adds what the entry point loads under that object's own name, and hides a broken one behind a dagger."""
-    cli = pytest.importorskip("bridge.cli").cli
+    cli = pytest.importorskip("bridge.cli.main").cli
     from celery.bin.celery import celery
 
     assert cli.name == "bridge"

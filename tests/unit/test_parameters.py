@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from bridge.embedded import EmbeddedServer
+from bridge.stack.embedded import EmbeddedServer
 from tests.commands import CommandLine, Lane, command_line, letter
 
 HUGE = "9" * 30

@@ -15,11 +15,11 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from bridge.ingestion import Rules, rows
-from bridge.producer import parts_of, payload_bytes, ticket_bytes
+from bridge.producer.push import parts_of, payload_bytes, ticket_bytes
+from bridge.producer.rows import Rules, rows
+from bridge.producer.sources import Source
 from bridge.routing.errors import InputError, PayloadError
 from bridge.routing.messages import MAX_DEPTH, EntryParser, Message
-from bridge.sources import Source
 
 MAX = 1 << 20
 RULES = Rules("ticket_id", None, "shop.update", frozenset(), MAX)

@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from bridge.outcomes import Kind
-from bridge.picture import Consumer, Ticket
+from bridge.app.traits import TaskTraits
+from bridge.leader.picture.pieces import Consumer, Ticket
+from bridge.protocol.outcomes import Kind
 from bridge.routing.ids import id_key
 from bridge.routing.messages import EntryParser
 from bridge.routing.policies import PolicyName
-from bridge.traits import TaskTraits
 from tests.unit.lane_world import TASKS, TRAITS, LaneWorld, Parcel
 
 
@@ -511,8 +511,8 @@ def size_of(lane: LaneWorld, parcel: Parcel) -> int:
 @pytest.mark.parametrize("tickets", [1, 7, 400])
 def test_what_goes_out_at_once_is_bounded_in_bytes(tickets: int, monkeypatch: pytest.MonkeyPatch) -> None:
     # Given short tasks with payloads of any size, for more slots than may have them at once
-    monkeypatch.setattr("bridge.room.PARCEL_BYTES", 20_000)
-    monkeypatch.setattr("bridge.room.STEP_BYTES", 50_000)
+    monkeypatch.setattr("bridge.leader.picture.capacity.PARCEL_BYTES", 20_000)
+    monkeypatch.setattr("bridge.leader.picture.capacity.STEP_BYTES", 50_000)
     lane = world(window=50_000, max_payload=10_000)
     lane.parser = EntryParser(default_task="short", max_payload=10_000, known_tasks=list(TASKS))
     for n in range(400):

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from bridge.worker import processes
-from bridge.worker.processes import gone, kill, start_time
+from bridge.worker.guard import processes
+from bridge.worker.guard.processes import gone, kill, start_time
 from tests.waiting import wait_until
 
 

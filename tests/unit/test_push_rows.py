@@ -9,9 +9,9 @@ from typing import BinaryIO, cast
 
 import pytest
 
-from bridge.ingestion import Format, Row, Rules, format_of, rows
+from bridge.producer.rows import Format, Row, Rules, format_of, rows
+from bridge.producer.sources import Source, opened
 from bridge.routing.errors import ConfigurationError, InputError
-from bridge.sources import Source, opened
 
 RULES = Rules("ticket_id", None, "shop.update", ("shop.update", "shop.once"), 1000)
 

@@ -13,12 +13,12 @@ from typing import Any
 import pytest
 from redis import Redis
 
-import bridge.apps
-import bridge.commands.push
-import bridge.connect
-import bridge.pusher
-from bridge.embedded import EmbeddedServer
-from bridge.ingestion import Row
+import bridge.app.finding
+import bridge.cli.commands.push
+import bridge.link.connections
+import bridge.producer.pusher
+from bridge.producer.rows import Row
+from bridge.stack.embedded import EmbeddedServer
 from tests.commands import CommandLine, command_line
 
 
@@ -171,7 +171,7 @@ def test_a_dry_run_needs_no_server(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 def test_a_file_that_changes_while_it_is_checked_is_refused(
     shell: CommandLine, redis: Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    check = bridge.commands.push._check
+    check = bridge.cli.commands.push._check
 
     def check_and_write(*arguments: Any, **options: Any) -> int:
         number = check(*arguments, **options)
@@ -179,7 +179,7 @@ def test_a_file_that_changes_while_it_is_checked_is_refused(
             file.write("oops")
         return number
 
-    monkeypatch.setattr(bridge.commands.push, "_check", check_and_write)
+    monkeypatch.setattr(bridge.cli.commands.push, "_check", check_and_write)
     result = shell("push", write("a.jsonl", lines(3)))
     assert result.exit_code == 1
     assert "changed while it was checked" in result.stderr
@@ -207,7 +207,7 @@ def test_a_full_server_is_told_as_such(shell: CommandLine, redis: Redis) -> None
 def test_a_connection_lost_on_the_way_says_which_rows_are_uncertain(
     shell: CommandLine, redis: Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    add = bridge.pusher._add
+    add = bridge.producer.pusher._add
     batches = 0
 
     def add_and_cut(*arguments: Any) -> None:
@@ -217,8 +217,8 @@ def test_a_connection_lost_on_the_way_says_which_rows_are_uncertain(
             redis.execute_command("CLIENT", "PAUSE", 3_000, "ALL")
         add(*arguments)
 
-    monkeypatch.setattr(bridge.pusher, "_add", add_and_cut)
-    monkeypatch.setattr(bridge.apps, "client", lambda url: bridge.connect.client(url, timeout_s=1))
+    monkeypatch.setattr(bridge.producer.pusher, "_add", add_and_cut)
+    monkeypatch.setattr(bridge.app.finding, "client", lambda url: bridge.link.connections.client(url, timeout_s=1))
     result = shell("push", write("a.jsonl", lines(25)), "--batch", "10", "--json")
     redis.execute_command("CLIENT", "UNPAUSE")
     assert result.exit_code == 1
@@ -229,15 +229,15 @@ def test_a_connection_lost_on_the_way_says_which_rows_are_uncertain(
 
 
 def test_a_batch_is_bounded_by_its_bytes(shell: CommandLine, redis: Redis, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bridge.pusher, "BATCH_BYTES", 100)
+    monkeypatch.setattr(bridge.producer.pusher, "BATCH_BYTES", 100)
     sizes: list[int] = []
-    add = bridge.pusher._add
+    add = bridge.producer.pusher._add
 
     def add_and_weigh(client: Redis, stream: str, batch: list[Row], *arguments: Any) -> None:
         sizes.append(sum(len(row.payload) for row in batch))
         add(client, stream, batch, *arguments)
 
-    monkeypatch.setattr(bridge.pusher, "_add", add_and_weigh)
+    monkeypatch.setattr(bridge.producer.pusher, "_add", add_and_weigh)
     assert shell("push", write("a.jsonl", lines(100))).exit_code == 0
     assert len(tickets(redis)) == 100
     assert max(sizes) < 120

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from bridge.leases import Leases
-from bridge.server_clock import ServerClock
+from bridge.leader.consumers.leases import Leases
+from bridge.link.server_clock import ServerClock
 
 LEASE_S = 6.0
 

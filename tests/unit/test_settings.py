@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 from celery import Celery
 
-from bridge.installation import install
-from bridge.retries import Backoff
+from bridge.app.installation import install
+from bridge.app.task_options import check_task_options, check_tasks
 from bridge.routing.errors import ConfigurationError
-from bridge.settings import NAMES, read_settings
-from bridge.task_options import check_task_options, check_tasks
+from bridge.settings.app import NAMES, read_settings
+from bridge.settings.retries import Backoff
 
 
 def app(broker: str | None = "redis://127.0.0.1:6379/0", **settings: Any) -> Celery:

@@ -10,11 +10,11 @@ from collections.abc import Callable
 
 import pytest
 
+from bridge.consumer.deadline import now_ns
 from bridge.routing.errors import ConfigurationError
-from bridge.worker import shared as module
-from bridge.worker.deadline import now_ns
-from bridge.worker.processes import start_time
-from bridge.worker.shared import EVERYTHING, INCARNATION_CHARS, Row, Shared
+from bridge.worker.guard import shared_page as module
+from bridge.worker.guard.processes import start_time
+from bridge.worker.guard.shared_page import EVERYTHING, INCARNATION_CHARS, Row, Shared
 
 LIFE = "a" * INCARNATION_CHARS
 OTHER = "b" * INCARNATION_CHARS
@@ -317,7 +317,7 @@ def test_what_a_living_process_runs_was_not_cut_off() -> None:
 def test_a_revoked_id_is_known_to_every_process_also_when_old_ones_were_written_over(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("bridge.worker.shared.REVOKED_MAX", 8)
+    monkeypatch.setattr("bridge.worker.guard.shared_page.REVOKED_MAX", 8)
     shared = Shared()
     assert not shared.has_revoked
     assert not shared.is_revoked("1-0")

@@ -7,11 +7,11 @@ from unittest.mock import patch
 
 import pytest
 
-from bridge import lane as picture_of
-from bridge import slack as under_test
-from bridge.lane import SATED_PER_SLOT, Lane
-from bridge.outcomes import Kind
-from bridge.slack import GATHER_S, WORTH_S, Slack
+from bridge.leader.picture import lane as picture_of
+from bridge.leader.picture import slack as under_test
+from bridge.leader.picture.lane import SATED_PER_SLOT, Lane
+from bridge.leader.picture.slack import GATHER_S, WORTH_S, Slack
+from bridge.protocol.outcomes import Kind
 from tests.unit.lane_world import LaneWorld
 from tests.unit.test_many_consumers import MANY, crowd
 

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from bridge.lane_settings import LaneSettings
 from bridge.routing.errors import ConfigurationError
-from bridge.stack import Plan, Stack
-from bridge.stopping import StopRequest
+from bridge.settings.lane import LaneSettings
+from bridge.stack.stack import Plan, Stack
+from bridge.stack.stopping import StopRequest
 
 
 def test_without_flower_a_stack_says_how_to_get_it_and_starts_nothing(

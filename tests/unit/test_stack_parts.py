@@ -13,13 +13,13 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from bridge.child import Child, end_all
-from bridge.commands.stack import run_directory
-from bridge.progress import Counts, ProgressView
+from bridge.cli.commands.stack import run_directory
 from bridge.routing.errors import ServerStartFailed
-from bridge.stopping import Stopped, StopRequest
-from bridge.verdict import Findings, Reroute, Verdict
-from bridge.verdict_table import verdict_table
+from bridge.stack.child import Child, end_all
+from bridge.stack.demo.progress import Counts, ProgressView
+from bridge.stack.demo.verdict import Findings, Reroute, Verdict
+from bridge.stack.demo.verdict_table import verdict_table
+from bridge.stack.stopping import Stopped, StopRequest
 from tests.waiting import wait_until
 
 
@@ -107,7 +107,7 @@ class TestChild:
         assert child.exit_code == 0
 
     def test_a_stubborn_one_ends_too(self, tmp_path: Path, stop: StopRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("bridge.child.ESCALATION", ((signal.SIGTERM, 0.2), (signal.SIGQUIT, 0.2)))
+        monkeypatch.setattr("bridge.stack.child.ESCALATION", ((signal.SIGTERM, 0.2), (signal.SIGQUIT, 0.2)))
         stubborn = (
             "import signal\n"
             "for number in (15, 3): signal.signal(number, signal.SIG_IGN)\n"

@@ -5,9 +5,9 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bridge.lane import SUSPECTS_SHARE
-from bridge.outcomes import Kind
-from bridge.picture import SUSPECT_AFTER
+from bridge.leader.picture.lane import SUSPECTS_SHARE
+from bridge.leader.picture.pieces import SUSPECT_AFTER
+from bridge.protocol.outcomes import Kind
 from tests.unit.lane_world import LaneWorld
 
 #: How long everything takes, in ms.

@@ -12,13 +12,13 @@ import pytest
 from celery import Celery
 from celery.exceptions import Ignore, MaxRetriesExceededError, Reject, Retry
 
-from bridge.installation import install
-from bridge.outcomes import Kind, Outcome, decode
+from bridge.app.context import TicketContext
+from bridge.app.installation import install
+from bridge.app.task import LONGEST_DELAY_MS, retry_delay_ms
+from bridge.protocol.outcomes import Kind, Outcome, decode
 from bridge.routing.errors import StaleFence
 from bridge.routing.records import LostAttempt
-from bridge.worker.context import TicketContext
-from bridge.worker.delivery import Delivery
-from bridge.worker.task import LONGEST_DELAY_MS, retry_delay_ms
+from bridge.worker.pool.delivery import Delivery
 
 
 def make_app() -> Any:

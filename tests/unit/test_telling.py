@@ -10,8 +10,8 @@ import pytest
 from billiard.exceptions import WorkerLostError
 from celery.exceptions import TimeLimitExceeded
 
-from bridge.outcomes import Kind
-from bridge.worker.requests import TicketPart
+from bridge.protocol.outcomes import Kind
+from bridge.worker.main.requests import TicketPart
 
 
 @pytest.mark.parametrize("exc", [WorkerLostError("died"), TimeLimitExceeded(3)], ids=["lost", "time-limit"])

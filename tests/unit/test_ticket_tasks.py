@@ -6,9 +6,9 @@ from typing import Any
 
 from celery import Celery
 
-from bridge.installation import install
-from bridge.names import BUNDLE_TASK
-from bridge.ticket_tasks import is_ticket_task, ticket_tasks
+from bridge.app.installation import install
+from bridge.app.ticket_tasks import is_ticket_task, ticket_tasks
+from bridge.protocol.names import BUNDLE_TASK
 
 
 class Foreign:

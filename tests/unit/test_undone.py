@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from bridge import undone
-from bridge.outcomes import Kind
-from bridge.picture import Ticket
+from bridge.leader.picture import oldest_undone as undone
+from bridge.leader.picture.pieces import Ticket
+from bridge.protocol.outcomes import Kind
 from bridge.routing.ids import id_key
 from tests.unit.lane_world import LaneWorld
 

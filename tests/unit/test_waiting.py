@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from bridge.embedded import EmbeddedServer
+from bridge.stack.embedded import EmbeddedServer
 from tests.conftest import missing
 from tests.waiting import WaitTimeout, holds_for, wait_until
 

@@ -1,0 +1,165 @@
+"""Adopts the tasks of an app: in whatever way a task comes into the registry, its messages are handled in order.
+
+Celery fills the registry in many ways: ``@app.task``, ``shared_task``, ``register_task`` of a class or an instance, a
+registry of another app, tasks that were declared before `install`, or after the app was finalised. All end in the
+registry's ``__setitem__``, so that is where a task is adopted. Its class is then, from the outside in:
+
+1. the task's own class, whose ``__call__`` is the bridge's (`bridge.app.task.enter`) and whose strategy is, too;
+2. what the user wrote, with whatever ``__call__``, ``retry`` or handlers it has;
+3. `TicketTask`, then Celery's ``Task``.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from inspect import getattr_static
+from types import FunctionType, new_class
+from typing import TYPE_CHECKING, Any
+
+from celery import Task
+from celery.app.registry import TaskRegistry
+from celery.app.trace import task_has_custom
+from celery.utils.imports import symbol_by_name
+
+from bridge.app.eager import with_ticket_when_called
+from bridge.app.task import TicketTask, before_start, enter, undo_in_run
+from bridge.routing.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from celery import Celery
+
+STRATEGY = "bridge.worker.main.strategy:strategy"
+
+#: What the outermost class has of its own.
+OUTERMOST = {"__call__", "before_start"}
+
+#: More attempts than these are none that anybody counts.
+MOST_ATTEMPTS = 1_000_000
+
+#: Celery's own tasks carry no tickets.
+CELERYS = "celery."
+
+
+def with_tickets(base: type) -> type:
+    """``base`` with `TicketTask` before Celery's ``Task``, and behind all that the user wrote."""
+    if issubclass(base, TicketTask):
+        return base
+    if issubclass(TicketTask, base):
+        return TicketTask
+    return _subclass(base, (base, TicketTask))
+
+
+def adopt(task: Any) -> None:
+    """Makes ``task`` one of whom messages can be handled. Raises `TypeError` when its class cannot be extended."""
+    cls = type(task)
+    if "_outermost" in cls.__dict__ or not isinstance(task, Task):
+        return
+    # Celery made this class for this task alone; any other may be the class of several, or of another app's tasks.
+    own = "_decorated" in cls.__dict__ and issubclass(cls, TicketTask) and not OUTERMOST & cls.__dict__.keys()
+    outermost: Any = cls if own else _subclass(cls, (cls,) if issubclass(cls, TicketTask) else (cls, TicketTask))
+    outermost._outermost = outermost
+    outermost._ordinary_strategy = outermost.Strategy
+    outermost.Strategy = STRATEGY
+    outermost._calls_run = _next_call(outermost) is TicketTask
+    outermost.__call__ = enter
+    with_ticket_when_called(outermost)
+    if task_has_custom(task, "before_start"):
+        outermost.before_start = before_start
+    _take_max_retries(outermost)
+    task.__class__ = outermost
+    # It was made for the class before.
+    task.__dict__.pop("__trace__", None)
+
+
+def adopt_all(app: Celery) -> None:
+    """Adopts what the registry of ``app`` holds, however it came there. Raises `ConfigurationError` for what cannot be
+    adopted: no message may be sent to a task that does not answer.
+    """
+    for name, task in app.tasks.items():
+        if name.startswith(CELERYS):
+            continue
+        try:
+            adopt(task)
+        except TypeError as exc:
+            raise ConfigurationError(
+                f"task {name}: its class {type(task).__name__} cannot be extended: {exc}"
+            ) from None
+        if isinstance(task, TicketTask):
+            # `task_annotations` come later than the task.
+            _take_max_retries(type(task))
+            rollback = getattr_static(type(task), "bridge_rollback") is not None
+            if rollback and not (task._calls_run or task._undoes_in_run or type(task)._body is Task.run):
+                undo_in_run(task)
+        else:
+            raise ConfigurationError(f"task {name} is {type(task).__name__}, which is no subclass of celery.Task")
+
+
+def adopt_from_now_on(app: Celery) -> None:
+    """Adopts the tasks that ``app`` has, and each that comes."""
+    base = app.__dict__.pop("Task", None) or app.task_cls
+    app.task_cls = with_tickets(symbol_by_name(base))
+
+    make = app._task_from_fun
+
+    def with_ticket(fun: Any, name: Any = None, base: Any = None, bind: bool = False, **options: Any) -> Any:
+        return make(fun, name=name, base=with_tickets(base or app.Task), bind=bind, **options)
+
+    app._task_from_fun = _as_celerys(with_ticket)
+
+    register = app.register_task
+
+    def register_task(task: Any, **options: Any) -> Any:
+        # Celery binds the class that was given; another instance of it, made later, shall know its app as before.
+        given: Any = task if isinstance(task, type) else type(task)
+        given.bind(app)
+        return register(task, **options)
+
+    app.register_task = _as_celerys(register_task)
+
+    registry = app._tasks
+    registry.__class__ = (
+        AdoptingRegistry if type(registry) is TaskRegistry else _subclass(type(registry), (_Adopting, type(registry)))
+    )
+    for name, task in list(registry.items()):
+        registry[name] = task
+
+
+def _as_celerys(function: Any) -> Any:
+    """``function`` in a module of Celery's name: a warning of Celery's is to point to the user's line, and Celery takes
+    the first one outside of its own modules for that.
+    """
+    told = {**function.__globals__, "__name__": "celery.app.base"}
+    return FunctionType(function.__code__, told, function.__name__, function.__defaults__, function.__closure__)
+
+
+class _Adopting:
+    """Mixed into the registry of an app."""
+
+    def __setitem__(self, name: str, task: Any) -> None:
+        if not name.startswith(CELERYS):
+            # What cannot be adopted is refused at start, in one line; here it would end the import of a user's module.
+            with suppress(TypeError):
+                adopt(task)
+        super().__setitem__(name, task)  # type: ignore[misc]
+
+
+class AdoptingRegistry(_Adopting, TaskRegistry):
+    """A registry that adopts what is put into it."""
+
+
+def _take_max_retries(cls: Any) -> None:
+    """Where the user says how often a task may be retried, and not how many attempts it has, that is one more."""
+    says = any("max_retries" in one.__dict__ for one in cls.__mro__[: cls.__mro__.index(TicketTask)])
+    if says and (cls.bridge_max_attempts is None or "_attempts_of_retries" in cls.__dict__):
+        cls._attempts_of_retries = True
+        cls.bridge_max_attempts = MOST_ATTEMPTS if cls.max_retries is None else int(cls.max_retries) + 1
+
+
+def _next_call(cls: type) -> type:
+    """The class whose ``__call__`` comes next after that of ``cls`` itself."""
+    return next(one for one in cls.__mro__[1:] if "__call__" in one.__dict__)
+
+
+def _subclass(cls: type, bases: tuple[type, ...]) -> type:
+    told = {"__module__": cls.__module__, "__qualname__": cls.__qualname__, "__doc__": cls.__doc__}
+    return new_class(cls.__name__, bases, exec_body=lambda namespace: namespace.update(told))

@@ -1,0 +1,280 @@
+"""Messages without a server: where Celery runs tasks eagerly (``task_always_eager``), and for tasks that are called.
+
+A push runs its task here and now, with a ticket whose effects are recorded and applied nowhere. What a lane promises
+holds: the messages of a ticket succeed in the order of their pushes, one at a time; so what a task pushes while it runs
+is handled after it. A message that fails comes again at once, without its backoff, up to its last attempt.
+
+``task.apply(…)`` and ``task.run(…)`` have such a ticket too, where their first argument can be one. These are plain
+calls: errors and retries are Celery's own.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import orjson
+from celery import states
+from celery._state import _task_stack
+from celery.utils.log import get_logger
+
+from bridge.app.context import TicketContext
+from bridge.app.effects import Effects
+from bridge.app.signature import is_not_run
+from bridge.routing.errors import PayloadError, TicketBridgeError
+
+if TYPE_CHECKING:
+    from celery import Celery
+
+    from bridge.routing.records import LostAttempt
+    from bridge.settings.lane import LaneSettings
+
+logger = get_logger(__name__)
+
+#: The ticket of the message that is about to be handled, from its push to the task's call.
+_coming: ContextVar[TicketContext | None] = ContextVar("bridge_coming", default=None)
+
+
+#: Why a call in a worker records no effects.
+NOWHERE = (
+    "this task was called by apply or run, and is no message: its effects would be applied nowhere; push a message, or "
+    "record them in the task that calls"
+)
+
+
+class CalledTicket(TicketContext):
+    """The ticket of ``apply`` and ``run``: no push is behind it, so a retry is Celery's own."""
+
+    pushed = False
+
+    def refuse_effects(self) -> None:
+        """From now on a recorded effect is a `PayloadError`."""
+        self._effects = Effects(NOWHERE)
+
+
+@dataclass(frozen=True)
+class Handled:
+    """What became of one attempt of one message.
+
+    ``state``: ``done``, ``retried`` (it comes again), or ``dead`` (given up). ``effects``: the commands that would be
+    applied, such as ``("HSET", "account:T42", "amount", "3")``; none unless it is done.
+    """
+
+    task: str
+    ticket_id: str
+    message_id: str
+    payload: Any
+    attempt: int
+    state: str
+    result: Any = None
+    error: BaseException | None = None
+    effects: tuple[tuple[str, ...], ...] = ()
+
+
+@dataclass
+class _Message:
+    task: Any
+    ticket_id: str
+    payload: bytes
+    id: str
+
+
+class Eager:
+    """What an app keeps of its eager messages. Safe to use from several threads: one of them handles at a time."""
+
+    def __init__(self, app: Celery) -> None:
+        self._app = app
+        self._lock = threading.RLock()
+        self._queue: deque[_Message] = deque()
+        self._handling = False
+        self._last = 0
+        self._keys: dict[str, tuple[bytes, list[str]]] = {}
+        self._parked: set[str] = set()
+        #: Called with each attempt that was handled.
+        self.listeners: list[Callable[[Handled], None]] = []
+
+    def push(self, task: str, messages: list[tuple[str, bytes]], key: str | None) -> list[str]:
+        """Handles the messages, or queues them behind what is being handled; their ids.
+
+        Raises the error of the first that was given up, where ``task_eager_propagates`` is set.
+        """
+        told = orjson.dumps([task, [(ticket, payload.decode()) for ticket, payload in messages]])
+        with self._lock:
+            if key is not None and key in self._keys:
+                known, ids = self._keys[key]
+                if known != told:
+                    raise PayloadError(f"other messages were pushed under the idempotency key {key!r}")
+                return list(ids)
+            found = self._app.tasks[task]
+            new = [_Message(found, ticket, payload, self.next_id()) for ticket, payload in messages]
+            if key is not None:
+                self._keys[key] = (told, [message.id for message in new])
+            self._queue += new
+            if not self._handling:
+                self._drain()
+        return [message.id for message in new]
+
+    def next_id(self) -> str:
+        """The next message id."""
+        # Of the form of a stream's ids: milliseconds since 1970, and a number.
+        self._last = max(self._last + 1, time.time_ns() // 1_000_000)
+        return f"{self._last}-0"
+
+    def _drain(self) -> None:
+        first: BaseException | None = None
+        self._handling = True
+        try:
+            while self._queue:
+                message = self._queue.popleft()
+                if message.ticket_id in self._parked:
+                    logger.warning("ticket %s is parked: message %s is not handled", message.ticket_id, message.id)
+                    continue
+                handled = self._to_its_end(message)
+                if handled.state == "dead":
+                    logger.error("message %s of ticket %s is dead: %r", message.id, message.ticket_id, handled.error)
+                    first = first or handled.error
+        finally:
+            self._queue.clear()
+            self._handling = False
+        if first is not None and self._app.conf.task_eager_propagates:
+            raise first
+
+    def _to_its_end(self, message: _Message) -> Handled:
+        attempt = 1
+        while (handled := self.handle(message.task, message.ticket_id, message.payload, message.id, attempt)).state == (
+            "retried"
+        ):
+            attempt += 1
+        if handled.state == "dead" and (message.task.bridge_on_dead or self._lane.on_dead) == "park":
+            self._parked.add(message.ticket_id)
+        return handled
+
+    def handle(
+        self,
+        task: Any,
+        ticket_id: str,
+        payload: bytes,
+        message_id: str,
+        attempt: int,
+        lost: LostAttempt | None = None,
+    ) -> Handled:
+        """One attempt of one message. ``payload``: JSON."""
+        most = task.bridge_max_attempts or self._lane.max_attempts
+        ticket = TicketContext(ticket_id, message_id, attempt, _fence(), most, _commit, lambda: True, lost)
+        content = orjson.loads(payload)
+        token = _coming.set(ticket)
+        try:
+            result = task.apply((ticket_id, content), task_id=message_id, retries=attempt - 1, throw=False)
+        finally:
+            _coming.reset(token)
+        if result.state in (states.SUCCESS, states.IGNORED):
+            value = result.result if result.state == states.SUCCESS else None
+            told: dict[str, Any] = {"state": "done", "result": value, "effects": commands_of(ticket)}
+        else:
+            again = result.state == states.RETRY or getattr(result.result, "requeue", False)
+            error = getattr(result.result, "exc", None) or result.result
+            told = {"state": "retried" if again and attempt < most else "dead", "error": error}
+        handled = Handled(task.name, ticket_id, message_id, content, attempt, **told)
+        for listener in list(self.listeners):
+            listener(handled)
+        return handled
+
+    @property
+    def _lane(self) -> LaneSettings:
+        found: LaneSettings = self._app.bridge.settings.lane
+        return found
+
+
+def commands_of(ticket: TicketContext) -> tuple[tuple[str, ...], ...]:
+    """The effects that were recorded of ``ticket``, as text; bytes that are no UTF-8 as escapes."""
+    return tuple(
+        tuple(word.decode(errors="backslashreplace") if isinstance(word, bytes) else str(word) for word in effect.words)
+        for effect in ticket.effects.recorded()
+    )
+
+
+def ticket_of_call(task: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> TicketContext | None:
+    """The ticket of a call that no worker made: that of the eager message which it handles, else one of the call's own;
+    None where its first argument cannot be a ticket.
+    """
+    coming = _coming.get()
+    if coming is not None:
+        _coming.set(None)
+        return coming
+    first = args[0] if args else kwargs.get("ticket_id")
+    if isinstance(first, bool) or not isinstance(first, str | int):
+        return None
+    try:
+        most = task.bridge_max_attempts or task.app.bridge.settings.lane.max_attempts
+    except TicketBridgeError:
+        # A call needs no server, and so no address of one.
+        most = task.bridge_max_attempts or 1
+    id_ = f"{time.time_ns() // 1_000_000}-0"
+    ticket = CalledTicket(str(first), id_, task.request.retries + 1, _fence(), most, _commit, lambda: True)
+    ticket.entered = True
+    if _is_in_worker():
+        ticket.refuse_effects()
+    return ticket
+
+
+def _is_in_worker() -> bool:
+    """Whether this call comes from a task that a worker runs, and not from a test."""
+    return any(
+        not (request.is_eager or request.called_directly)
+        for task in _task_stack.stack
+        for request in task.request_stack.stack
+    )
+
+
+def with_ticket_when_called(cls: Any) -> None:
+    """Gives ``run`` of a task's class a ticket where it is called as a function, which only tests do."""
+    body = inspect.getattr_static(cls, "run")
+    written = body.__func__ if isinstance(body, staticmethod | classmethod) else body
+    cls._body = _refusing(body) if is_not_run(written) else body
+
+    @functools.wraps(written)
+    def run(self: Any, *args: Any, **kwargs: Any) -> Any:
+        # With a request on the stack it was called by Celery, or as ``task(…)``.
+        ticket = None if self.request_stack.top is not None else ticket_of_call(self, args, kwargs)
+        if ticket is None:
+            return self._body(*args, **kwargs)
+        self.push_request(bridge_ticket=ticket, called_directly=True)
+        try:
+            return self._body(*args, **kwargs)
+        finally:
+            self.pop_request()
+
+    if written is not body:
+        # What has no ``self`` is shown as if it had one, since it is looked up through an instance.
+        told = inspect.signature(written)
+        first = inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY)
+        run.__signature__ = told.replace(parameters=[first, *told.parameters.values()])  # type: ignore[attr-defined]
+    cls.run = run
+
+
+def _refusing(body: Any) -> Any:
+    def refuse(self: Any, *args: Any, **kwargs: Any) -> Any:
+        ticket = self.request.__dict__.get("bridge_ticket")
+        if ticket is not None and ticket.pushed:
+            # It would be taken for done; see `bridge.app.signature`, which says why it is refused.
+            raise TypeError("the body would not be run")
+        return body.__get__(self, type(self))(*args, **kwargs)
+
+    return refuse
+
+
+def _fence() -> int:
+    return time.time_ns() // 1000
+
+
+def _commit(ticket: TicketContext) -> None:
+    # As in a worker: a handler's effects would come too late there.
+    ticket.seal()
+    ticket.committed = True

@@ -1,0 +1,119 @@
+"""Finds the Celery app that a command is for, as ``celery -A`` does, and the server that the app is for."""
+
+from __future__ import annotations
+
+import sys
+import sysconfig
+import traceback
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from celery.app.utils import find_app
+from celery.exceptions import ImproperlyConfigured
+
+from bridge.app.installed import bridge_of
+from bridge.link.connections import check_server, client
+from bridge.link.key_types import refuse_misplaced
+from bridge.routing.connection import with_raw_replies
+from bridge.routing.errors import ConfigurationError, TicketBridgeError
+
+if TYPE_CHECKING:
+    from celery import Celery
+    from redis import Redis
+
+#: Folders of code that is not the user's.
+INSTALLED = tuple(sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib"))
+
+
+def load_app(name: str) -> Celery:
+    """The app ``name`` (module, or module:attribute), which must have the bridge. Raises `ConfigurationError`."""
+    here = str(Path.cwd())
+    if here not in sys.path:
+        # As celery does: an app is looked for where the command was typed.
+        sys.path.insert(0, here)
+    module = name.partition(":")[0]
+    try:
+        app: Celery = find_app(name)
+        # Celery reads the configuration late; a module that it names and that is not there would surprise later.
+        app.conf.broker_url  # noqa: B018
+    except TicketBridgeError:
+        raise
+    except ModuleNotFoundError as exc:
+        if exc.name == name and ":" in name:
+            raise ConfigurationError(
+                f"there is no Celery app {name.partition(':')[2]!r} in {module!r}; name it with -A MODULE:NAME"
+            ) from None
+        if exc.name is None or not (module == exc.name or module.startswith(f"{exc.name}.")):
+            raise ConfigurationError(f"the Celery app {name!r} fails to load: {exc}{_place(exc)}") from None
+        raise ConfigurationError(
+            f"cannot load the Celery app {name!r}: {exc}; run this where the module is, or name another one with -A"
+        ) from None
+    except AttributeError as exc:
+        if _in_user_code(exc):
+            raise ConfigurationError(f"the Celery app {name!r} fails to load: {exc}{_place(exc)}") from None
+        raise ConfigurationError(f"there is no Celery app in {name!r} ({exc}); name it with -A MODULE:NAME") from None
+    except ImproperlyConfigured as exc:
+        said = " ".join(str(exc).split())
+        raise ConfigurationError(f"the configuration of the Celery app {name!r} cannot work: {said}") from None
+    except Exception as exc:
+        raise ConfigurationError(
+            f"the Celery app {name!r} fails to load: {type(exc).__name__}: {_said(exc)}{_place(exc)}"
+        ) from None
+    bridge_of(app)
+    return app
+
+
+def load_tasks(app: Celery) -> None:
+    """Imports the modules that hold the app's tasks, so that their names are known. Raises `ConfigurationError`."""
+    try:
+        app.loader.import_default_modules()
+        app.finalize()
+    except TicketBridgeError:
+        raise
+    except Exception as exc:
+        raise ConfigurationError(
+            f"the tasks of the Celery app fail to load: {type(exc).__name__}: {_said(exc)}{_place(exc)}"
+        ) from None
+
+
+def reach(app: Celery) -> Redis:
+    """A client for the lane's server, which answered and is fit. It gives entries of streams as they come.
+
+    Raises `ConfigurationError`, `ServerUnavailable`, `ServerTooOld` or `ServerUnfit`, one line each.
+    """
+    url = bridge_of(app).settings.redis_url
+    redis = client(url)
+    check_server(redis, url)
+    return with_raw_replies(redis)
+
+
+def reach_lane(app: Celery) -> Redis:
+    """The same for a command that looks at the lane, or changes it.
+
+    Raises `ConfigurationError`, too, when a key of the lane holds something else.
+    """
+    redis = reach(app)
+    refuse_misplaced(redis, bridge_of(app).settings.lane.keys)
+    return redis
+
+
+def _said(exc: Exception) -> str:
+    # Some errors have many lines; the first says what is wrong.
+    lines = [line.strip() for line in str(exc).splitlines() if line.strip()]
+    return lines[0] if lines else "(no message)"
+
+
+def _place(exc: Exception) -> str:
+    if isinstance(exc, SyntaxError) and exc.filename:
+        return f" ({exc.filename}:{exc.lineno})"
+    frames = [f for f in traceback.extract_tb(exc.__traceback__) if not f.filename.startswith("<")]
+    # The last frame outside of Python and of installed packages is where the user can do something about it.
+    own = [f for f in frames if not f.filename.startswith(INSTALLED)]
+    frame = (own or frames)[-1]
+    return f" ({frame.filename}:{frame.lineno})"
+
+
+def _in_user_code(exc: Exception) -> bool:
+    """Whether ``exc`` comes out of the module that was imported, rather than from looking into it."""
+    frames = traceback.extract_tb(exc.__traceback__)
+    return any(frame.filename.startswith("<frozen importlib") for frame in frames)

@@ -1,0 +1,75 @@
+"""What `bridge.install` puts on an app: its settings, and the clients that producers of this process share."""
+
+from __future__ import annotations
+
+import asyncio
+from functools import cached_property
+from typing import TYPE_CHECKING
+from weakref import WeakKeyDictionary
+
+from redis import Redis
+
+from bridge.app.eager import Eager
+from bridge.link.connections import client, require_fit
+from bridge.routing.async_connection import async_client
+from bridge.routing.errors import ConfigurationError
+from bridge.settings.app import Settings, read_settings
+
+if TYPE_CHECKING:
+    from celery import Celery
+    from redis.asyncio import Redis as AsyncRedis
+
+
+class Bridge:
+    """What `install` puts on an app, as ``app.bridge``."""
+
+    def __init__(self, app: Celery) -> None:
+        self._app = app
+        self._async_clients: WeakKeyDictionary[asyncio.AbstractEventLoop, AsyncRedis] = WeakKeyDictionary()
+
+    @cached_property
+    def settings(self) -> Settings:
+        """The validated settings; read late, so that the app may be configured after `install`."""
+        return read_settings(self._app)
+
+    @cached_property
+    def eager(self) -> Eager:
+        """Handles messages here and now, where Celery runs tasks eagerly."""
+        return Eager(self._app)
+
+    @cached_property
+    def client(self) -> Redis:
+        """The client that producers of this process share. Raises `ServerUnfit`, and redis errors: asked once."""
+        made = client(self.settings.redis_url)
+        require_fit(made, self.settings.redis_url)
+        return made
+
+    async def async_client(self) -> AsyncRedis:
+        """The client that producers share in the event loop that runs: its connections are bound to that loop.
+
+        Raises as `client` does.
+        """
+        if "client" not in self.__dict__:
+            # It asks whether the server is fit, and waits for the answer.
+            await asyncio.to_thread(lambda: self.client)
+        loop = asyncio.get_running_loop()
+        found = self._async_clients.get(loop)
+        if found is None:
+            found = self._async_clients[loop] = async_client(self.settings.redis_url)
+        return found
+
+    async def aclose(self) -> None:
+        """Closes the connections of `apush` in the event loop that runs: for the end of a server's lifespan."""
+        found = self._async_clients.pop(asyncio.get_running_loop(), None)
+        if found is not None:
+            await found.aclose(close_connection_pool=True)
+
+
+def bridge_of(app: Celery) -> Bridge:
+    """The bridge of ``app``. Raises `ConfigurationError` when it has none."""
+    found = getattr(app, "bridge", None)
+    if not isinstance(found, Bridge):
+        raise ConfigurationError(
+            f"the Celery app {app.main or app!r} has no bridge: call bridge.install(app) where it is made"
+        )
+    return found

@@ -1,0 +1,133 @@
+"""Results of messages in an app's result backend: apart from those of other lanes.
+
+A message's id is its Celery task id, and two streams give out the same ids. So what belongs to a message id is stored
+and found under a name that has the lane in it; `AsyncResult` and whatever else knows the id alone finds it through the
+app, whose lane it is. Ids of ordinary calls are left as they are, and so is the ``task_id`` within what is stored.
+
+The lane that is there when nothing is set (stream and group by their default names) has no name in it: its results are
+where any Celery app finds them that has the same result backend, also one that knows nothing of the bridge.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import threading
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+from celery import current_app
+from celery.backends.base import BaseKeyValueStoreBackend, DisabledBackend
+
+from bridge.settings.lane import LaneSettings
+
+if TYPE_CHECKING:
+    from celery import Celery
+
+#: A stream id.
+_MESSAGE_ID = re.compile(r"[0-9]{1,20}-[0-9]{1,20}")
+#: What may stand in the names of all backends: in a file's name, a key of memcached, a column of 155 characters. With
+#: `_BETWEEN` stream and group can be told apart.
+_PLAIN = re.compile(r"[A-Za-z0-9_.-]+(:[A-Za-z0-9_.-]+)*")
+_BETWEEN = "::"
+_LONGEST = 100
+_DEFAULT_LANE = (LaneSettings.model_fields["stream"].default, LaneSettings.model_fields["group"].default)
+
+
+def keep_apart(app: Celery) -> None:
+    """Makes each result backend of ``app``, made from now on, keep the results of messages under the lane's name."""
+    make = app._get_backend
+
+    def with_lane() -> Any:
+        return _of_lane(make())
+
+    app._get_backend = with_lane
+    # One that was made before: whoever waits for a result has it, and keeps it.
+    app._backend_cache = None
+    app._local = threading.local()
+
+
+class _OfLane:
+    """Mixed into the class of a backend."""
+
+    app: Any
+
+    def _lane_id(self, task_id: Any) -> Any:
+        """What ``task_id`` is called in the backend."""
+        if isinstance(task_id, str) and _MESSAGE_ID.fullmatch(task_id):
+            return f"{self._lane_prefix}{task_id}"
+        return task_id
+
+    @property
+    def _lane_prefix(self) -> str:
+        lane = self.app.bridge.settings.lane
+        return _prefix_of(lane.stream, lane.group)
+
+    def __reduce__(self, *args: Any, **kwargs: Any) -> Any:
+        # The class was made here, and cannot be found by its name.
+        reduced: Any = super().__reduce__(*args, **kwargs)
+        rebuild, (cls, *more), *state = reduced
+        return (_rebuilt, (rebuild, cls.__bases__[1], *more), *state)
+
+
+class _Keyed(_OfLane):
+    """Of backends that have a key for each task."""
+
+    def get_key_for_task(self, task_id: Any, key: Any = "") -> Any:
+        return super().get_key_for_task(self._lane_id(task_id), key)  # type: ignore[misc]
+
+    def _strip_prefix(self, key: Any) -> str:
+        stripped: str = super()._strip_prefix(key)  # type: ignore[misc]
+        id_ = stripped.removeprefix(self._lane_prefix)
+        return id_ if _MESSAGE_ID.fullmatch(id_) else stripped
+
+
+class _Other(_OfLane):
+    """Of the others (databases): by the three hooks that Celery has for each backend."""
+
+    def _store_result(self, task_id: Any, *args: Any, **kwargs: Any) -> Any:
+        return super()._store_result(self._lane_id(task_id), *args, **kwargs)  # type: ignore[misc]
+
+    def _get_task_meta_for(self, task_id: Any) -> Any:
+        meta = super()._get_task_meta_for(self._lane_id(task_id))  # type: ignore[misc]
+        if isinstance(meta, dict) and "task_id" in meta:
+            meta = {**meta, "task_id": task_id}
+        return meta
+
+    def _forget(self, task_id: Any) -> Any:
+        return super()._forget(self._lane_id(task_id))  # type: ignore[misc]
+
+
+def _of_lane(backend: Any) -> Any:
+    """``backend``, with the lane in the names that it gives to results of messages."""
+    if isinstance(backend, DisabledBackend | _OfLane):
+        return backend
+    cls: Any = type(backend)
+    backend.__class__ = _class_of_lane(cls)
+    consumer: Any = getattr(backend, "result_consumer", None)
+    if hasattr(consumer, "_get_key_for_task"):
+        # That of Redis remembers the method of the class that was.
+        consumer._get_key_for_task = backend.get_key_for_task
+    return backend
+
+
+@cache
+def _class_of_lane(cls: type) -> type:
+    part = _Keyed if issubclass(cls, BaseKeyValueStoreBackend) else _Other
+    return type(cls.__name__, (part, cls), {"__module__": cls.__module__, "__doc__": cls.__doc__})
+
+
+@cache
+def _prefix_of(stream: str, group: str) -> str:
+    if (stream, group) == _DEFAULT_LANE:
+        return ""
+    name = f"{stream}{_BETWEEN}{group}"
+    if len(name) > _LONGEST or not (_PLAIN.fullmatch(stream) and _PLAIN.fullmatch(group)):
+        name = hashlib.blake2s(f"{len(stream)} {stream} {group}".encode(), digest_size=16).hexdigest()
+    return f"{name}:"
+
+
+def _rebuilt(rebuild: Any, cls: type, *args: Any) -> Any:
+    """A backend that was pickled, for the current app (see `celery.backends.base.unpickle_backend`)."""
+    backend = rebuild(cls, *args)
+    return _of_lane(backend) if hasattr(current_app, "bridge") else backend

@@ -1,0 +1,321 @@
+"""The task class of an app with the bridge: ``push``, ``self.ticket``, and failures that end in the bridge's retry."""
+
+from __future__ import annotations
+
+import inspect
+import math
+import time
+from datetime import UTC, datetime
+from functools import wraps
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import orjson
+from celery import Task
+from celery.exceptions import Ignore, Reject, Retry
+from celery.utils.time import maybe_make_aware
+
+from bridge.app import forked_copies as copies
+from bridge.app.eager import ticket_of_call
+from bridge.app.signature import mismatch, require_match
+from bridge.producer.push import apush_many, payload_bytes, push, push_many, refuse_delay, ticket_bytes
+from bridge.routing.errors import ConfigurationError, StaleFence
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from bridge.app.context import TicketContext
+
+
+class TicketTask(Task):  # type: ignore[misc, unused-ignore]
+    """In the class of every task of the app, before Celery's ``Task`` (see `bridge.app.adoption`). A task that was
+    called without the bridge behaves as before.
+    """
+
+    #: Attempts of this task's messages before they are given up; None: the setting `bridge_max_attempts`.
+    bridge_max_attempts: int | None = None
+    #: False: messages of this task always travel as Celery messages of their own.
+    bridge_bundle: bool | None = None
+    #: ``skip`` or ``park``: what becomes of the ticket of a dead message; None: the setting `bridge_on_dead`.
+    bridge_on_dead: str | None = None
+    #: ``undo(self, lost, ticket_id, payload)``: called before the task when the last attempt of this message was cut
+    #: off half way; ``lost`` is the `bridge.routing.records.LostAttempt`. When it raises, the attempt fails, and it is
+    #: called again before the next one.
+    bridge_rollback: Callable[..., Any] | None = None
+
+    _undoes_in_run = False
+
+    @property
+    def ticket(self) -> TicketContext | Any:
+        """The message that this call handles, a `TicketContext`; None when the task was called without the bridge.
+
+        To a type checker it is "or anything", so that a task that is only ever pushed need not ask for None.
+        """
+        return ticket_of(self)
+
+    def push(
+        self,
+        ticket_id: str | int,
+        payload: Any = None,
+        *,
+        delay: float | None = None,
+        idempotency_key: str | None = None,
+    ) -> str:
+        """Adds a message for this task to the stream; returns its id, which is also its Celery task id.
+
+        ``idempotency_key``: a push with the same key, ticket and payload within a day adds nothing, and returns the id
+        of the first one: so a push whose answer did not come can be tried again.
+
+        Raises `PayloadError` when ticket or payload cannot be sent, `ServerUnavailable` when Redis refuses or cannot be
+        reached (the message is not in), and its kind `Unanswered` when no answer came (it may be in).
+        """
+        require_match(self)
+        return push(self.app, self.name, ticket_id, payload, delay=delay, idempotency_key=idempotency_key)
+
+    def push_many(
+        self,
+        messages: Iterable[tuple[str | int, Any]],
+        *,
+        delay: float | None = None,
+        idempotency_key: str | None = None,
+    ) -> list[str]:
+        """Adds a message for each ``(ticket_id, payload)``, in their order; returns their ids.
+
+        All are checked before the first is sent. They go in parts of up to 500 messages or 1 MiB, each taken whole or
+        not at all. ``idempotency_key`` stands for the whole call. Raises as `push` does; ``error.pushed`` has the ids
+        of the messages that are in for certain, which are the first ones.
+        """
+        refuse_delay(delay)
+        require_match(self)
+        return push_many(self.app, self.name, messages, idempotency_key=idempotency_key)
+
+    async def apush(
+        self,
+        ticket_id: str | int,
+        payload: Any = None,
+        *,
+        delay: float | None = None,
+        idempotency_key: str | None = None,
+    ) -> str:
+        """As `push`, for asyncio."""
+        [id_] = await self.apush_many([(ticket_id, payload)], delay=delay, idempotency_key=idempotency_key)
+        return id_
+
+    async def apush_many(
+        self,
+        messages: Iterable[tuple[str | int, Any]],
+        *,
+        delay: float | None = None,
+        idempotency_key: str | None = None,
+    ) -> list[str]:
+        """As `push_many`, for asyncio."""
+        refuse_delay(delay)
+        require_match(self)
+        return await apush_many(self.app, self.name, messages, idempotency_key=idempotency_key)
+
+    def push_on_commit(
+        self,
+        ticket_id: str | int,
+        payload: Any = None,
+        *,
+        delay: float | None = None,
+        idempotency_key: str | None = None,
+        using: str | None = None,
+    ) -> None:
+        """Pushes when Django's transaction (of the database ``using``) commits; at once outside of one.
+
+        What cannot be sent is refused now, while the transaction can still be rolled back. Raises
+        `ConfigurationError` without Django.
+        """
+        try:
+            from django.db import transaction
+        except ImportError:
+            raise ConfigurationError("push_on_commit needs Django, which is not installed") from None
+        refuse_delay(delay)
+        require_match(self)
+        ticket_bytes(ticket_id)
+        # As it is now: the caller may go on changing it.
+        given = orjson.loads(payload_bytes(payload, self.app.bridge.settings.lane.max_payload))
+        transaction.on_commit(lambda: self.push(ticket_id, given, idempotency_key=idempotency_key), using=using)
+
+    def retry(
+        self,
+        args: Any = None,
+        kwargs: Any = None,
+        exc: BaseException | None = None,
+        throw: bool = True,
+        eta: datetime | None = None,
+        countdown: float | None = None,
+        max_retries: int | None = None,
+        **options: Any,
+    ) -> Any:
+        """As Celery's, but the message stays first of its ticket and waits in Redis: nothing is sent again.
+
+        ``countdown`` and ``eta`` are kept. ``max_retries`` may give up sooner than the attempts that the task has; it
+        cannot add any. Raises `ConfigurationError` where it is asked to change the message, or the way it goes.
+        """
+        ticket = ticket_of(self)
+        if ticket is None or not ticket.pushed:
+            return super().retry(args, kwargs, exc, throw, eta, countdown, max_retries, **options)
+        changed = [
+            name for name, value in (("args", args), ("kwargs", kwargs)) if value and not self._is_given(name, value)
+        ]
+        if changed or options:
+            ticket.gave_up = True
+            raise ConfigurationError(
+                f"retry({', '.join([*changed, *options])}=…): a message comes again as it is, first of its ticket; "
+                "push another one instead"
+            )
+        if max_retries is not None and ticket.attempt > max_retries:
+            ticket.gave_up = True
+        if ticket.gave_up or ticket.is_last_attempt:
+            if exc is not None:
+                raise exc
+            raise self.MaxRetriesExceededError(f"gave up after {ticket.attempt} attempts")
+        when: Any = eta if eta is not None else countdown
+        if when is None:
+            when = self.default_retry_delay
+        retry = Retry(exc=exc, when=when)
+        if throw:
+            raise retry
+        return retry
+
+    def replace(self, sig: Any) -> Any:
+        """As Celery's. Raises `ConfigurationError` in a message: what replaced it would run beside its ticket."""
+        ticket = ticket_of(self)
+        if ticket is None or not ticket.pushed:
+            return super().replace(sig)
+        ticket.gave_up = True
+        raise ConfigurationError(
+            f"replace({sig}): what replaced a message would run beside its ticket, in no order; push another message, "
+            "or call apply_async for what needs no order"
+        )
+
+    def _is_given(self, name: str, value: Any) -> bool:
+        """Whether ``value`` is what this call was given as ``args`` or ``kwargs``."""
+        given = getattr(self.request, name)
+        return bool(dict(value) == given if name == "kwargs" else list(value) == list(given))
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        ticket = ticket_of(self)
+        if ticket is None or not ticket.entered or ticket.begun:
+            return super().__call__(*args, **kwargs)
+        # Here end the `__call__` of base classes: Celery's own would put a request without a ticket over this one.
+        ticket.begun = True
+        return self.run(*args, **kwargs)
+
+    def _roll_back(self, ticket: TicketContext, args: Any, kwargs: Any) -> None:
+        if ticket.lost is None or ticket.undone:
+            return
+        ticket.undone = True
+        # As it was given: of the class's attributes, Python would bind a function to the task, but no other callable.
+        undo: Any = inspect.getattr_static(type(self), "bridge_rollback", None)
+        if isinstance(undo, staticmethod):
+            undo = undo.__func__
+        if undo is None:
+            return
+        ticket.undo_failed = True
+        undo(self, ticket.lost, *args, **kwargs)
+        ticket.undo_failed = False
+
+
+def ticket_of(task: Any) -> TicketContext | None:
+    """The message that ``task`` handles; its class may have a ``ticket`` of its own."""
+    found: TicketContext | None = task.request.__dict__.get("bridge_ticket")
+    return found
+
+
+def enter(self: Any, *args: Any, **kwargs: Any) -> Any:
+    """The outermost ``__call__`` of every task: what stands between a message and whatever the task's classes do."""
+    ticket = ticket_of(self)
+    if ticket is None and self.request.is_eager:
+        ticket = self.request.bridge_ticket = ticket_of_call(self, args, kwargs)
+    if ticket is None or ticket.entered:
+        return super(self._outermost, self).__call__(*args, **kwargs)
+    ticket.entered = True
+    if not ticket.may_begin():
+        # Between the look at the lease and here, handlers of signals and, with `task_track_started`, a write to the
+        # result backend may have waited for long. Somebody else may have the ticket by now.
+        ticket.late = True
+        raise Ignore("the lease ended before the task began")
+    depth = copies.depth
+    try:
+        try:
+            if not self._undoes_in_run:
+                self._roll_back(ticket, args, kwargs)
+            # Straight to the body where no base class has a call of its own, as in Celery: it spares looks at the
+            # request. Tests, and Celery's autoretry, put another one on the task itself.
+            body = self.__dict__.get("run") or self._body
+            call = body if self._calls_run else super(self._outermost, self).__call__
+            result = call(*args, **kwargs)
+        finally:
+            if copies.depth != depth and not self.request.is_eager:
+                copies.end_copy(self.name)
+        if ticket.recorded is not None and not self.ignore_result:
+            # Whoever waits for the result must find the effects applied.
+            ticket.commit()
+        return result
+    except (Ignore, Reject, Retry, StaleFence):
+        raise
+    except Exception as exc:
+        raise_as_told(self, ticket, exc)
+
+
+def undo_in_run(task: Any) -> None:
+    """Makes the rollback of ``task`` a part of its ``run``: where its base classes open a context, it has that, too."""
+    run = task.run
+
+    @wraps(run)
+    def undo_and_run(*args: Any, **kwargs: Any) -> Any:
+        ticket = ticket_of(task)
+        if ticket is not None:
+            task._roll_back(ticket, args, kwargs)
+        return run(*args, **kwargs)
+
+    task.run = undo_and_run
+    task._undoes_in_run = True
+
+
+def before_start(self: Any, *args: Any) -> None:
+    """The outermost ``before_start`` of a task that has one: what it raises fails the attempt as the body would."""
+    try:
+        super(self._outermost, self).before_start(*args)
+    except (Ignore, Reject, Retry):
+        raise
+    except Exception as exc:
+        ticket = ticket_of(self)
+        if ticket is None:
+            raise
+        raise_as_told(self, ticket, exc)
+
+
+def raise_as_told(task: Any, ticket: TicketContext, exc: Exception) -> NoReturn:
+    """Raises ``exc`` where the message does not come again, and Celery's `Retry` where it does."""
+    if isinstance(exc, TypeError) and mismatch(task):
+        # No attempt will do better.
+        ticket.gave_up = True
+        raise ConfigurationError(mismatch(task)) from None
+    if ticket.gave_up or ticket.is_last_attempt:
+        raise exc
+    lane = task.app.bridge.settings.lane
+    raise Retry(exc=exc, when=lane.backoff.delay_ms(ticket.attempt) / 1000) from exc
+
+
+#: Longest wait that is kept as it was asked for: a hundred years. What is larger may fit no outcome, and be lost there.
+LONGEST_DELAY_MS = 100 * 365 * 86_400_000
+
+
+def retry_delay_ms(retry: Retry) -> int | None:
+    """How long a `Retry` asks to wait, in ms from now; None when it does not say."""
+    when = retry.when
+    if isinstance(when, datetime):
+        return max(0, int((maybe_make_aware(when, UTC).timestamp() - time.time()) * 1000))
+    if isinstance(when, int | float) and not math.isnan(when):
+        return int(max(0, min(when * 1000, LONGEST_DELAY_MS)))
+    return None
+
+
+def is_over(expires: float | datetime, message_id: str) -> bool:
+    """Whether the time of a message is over: ``expires`` is a date, or seconds since it was added to the stream."""
+    if isinstance(expires, datetime):
+        return bool(time.time() >= maybe_make_aware(expires, UTC).timestamp())
+    return time.time() >= int(message_id.partition("-")[0]) / 1000 + expires

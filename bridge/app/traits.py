@@ -1,0 +1,83 @@
+"""What is to be known of each task: how often it is tried, whether it travels in bundles, its time limits.
+
+A master asks its own app. Of a task that only consumers have (a deploy is under way), it takes what they told when they
+registered; of one that nobody has, the defaults.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from celery import Celery
+
+    from bridge.protocol.registration import Registrations
+    from bridge.settings.lane import LaneSettings
+
+
+class TaskTraits:
+    """What the planner must know of a task: whether it may travel in a bundle, and its (hard, soft) time limits."""
+
+    __slots__ = ("bundled", "limits")
+
+    def __init__(self, bundled: bool, limits: tuple[float | None, float | None]) -> None:
+        self.bundled = bundled
+        self.limits = limits
+
+
+def traits_of(task: Any) -> dict[str, Any]:
+    """What ``task`` has of its own, where it is not as by default: see `bridge.protocol.registration.TRAITS`."""
+    found: dict[str, Any] = {}
+    if getattr(task, "bridge_max_attempts", None):
+        found["max_attempts"] = int(task.bridge_max_attempts)
+    if getattr(task, "bridge_on_dead", None):
+        found["on_dead"] = task.bridge_on_dead
+    # In a bundle a message may have run to its end and be lost with it, and nobody would know to undo it.
+    undone = getattr(task, "bridge_rollback", None) is not None
+    if getattr(task, "bridge_bundle", None) is False or task.rate_limit or undone:
+        found["bundle"] = False
+    if task.time_limit or task.soft_time_limit:
+        found["limits"] = [task.time_limit, task.soft_time_limit]
+    if task.ignore_result:
+        found["ignore_result"] = True
+    return found
+
+
+class Traits:
+    """Answers for the tasks of one lane."""
+
+    def __init__(self, app: Celery, settings: LaneSettings, registrations: Registrations) -> None:
+        self._app = app
+        self._settings = settings
+        self._registrations = registrations
+        self._found: dict[str, TaskTraits] = {}
+
+    def of(self, name: str) -> TaskTraits:
+        """What the planner must know of it."""
+        found = self._found.get(name)
+        if found is None:
+            told = self._told(name)
+            hard, soft = told.get("limits") or (None, None)
+            found = self._found[name] = TaskTraits(told.get("bundle") is not False, (hard, soft))
+        return found
+
+    def max_attempts(self, name: str) -> int:
+        """Attempts of its messages before they are given up."""
+        return int(self._told(name).get("max_attempts") or self._settings.max_attempts)
+
+    def parks(self, name: str) -> bool:
+        """Whether a dead message of it parks its ticket."""
+        return (self._told(name).get("on_dead") or self._settings.on_dead) == "park"
+
+    def ignores_result(self, name: str) -> bool:
+        """Whether nobody wants its results."""
+        return bool(self._told(name).get("ignore_result"))
+
+    def forget(self) -> None:
+        """Consumers have told something new."""
+        self._found.clear()
+
+    def _told(self, name: str) -> Mapping[str, Any]:
+        task = self._app.tasks.get(name)
+        return self._registrations.traits(name) if task is None else traits_of(task)

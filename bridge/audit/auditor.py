@@ -1,0 +1,444 @@
+"""The rows of a history, one step after another, in; violations out. Pure: reads nothing, writes nothing.
+
+The rows of a ticket are in the order in which the leader settled its deliveries; it is this order that is judged.
+Entries of the stream, given before the first row that could concern them, add what ought to have come before: with them
+a message that was jumped over is found even if it never gets a row.
+
+Memory: what is undone at a time, a few numbers for each ticket, and the ids of what is dead. Never the whole history.
+
+A history is capped, so its beginning is cut off somewhere. `Auditor.cut` says so, and nothing is then concluded from
+the absence of a row that may have been dropped. A message is *covered* when it is younger than the cut: all its rows
+were written later, so all of them are here.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Sequence
+
+from bridge.audit.checks import Check, Finding
+from bridge.audit.trail import NONE, Trail
+from bridge.routing.history import Delivery, What
+from bridge.routing.ids import IdKey, id_key
+
+#: Findings of each check that are kept in words; all are counted.
+EXAMPLES = 5
+#: Clocks of two machines may differ by so much, in ms.
+CLOCK_SKEW_MS = 100
+#: The start is cut to whole us, the duration is rounded: so far may two executions seem to overlap and not do so.
+ROUNDING_US = 2
+#: Fences run ahead of the server's clock by as many us as a script gives out fences; none gives out more.
+FENCES_AHEAD_US = 50_000
+#: So many of the fences that were given back are remembered.
+GIVEN_BACK = 100_000
+#: More than any fence, and less than any.
+UNBOUNDED, BEFORE_ALL = 2**63, 1
+
+_RAN = (What.DONE, What.FAILED, What.DEAD)
+
+
+class Auditor:
+    """Give it, in this order: `cut` if the history has no beginning; then, for each step of the history, first the
+    entries of the stream up to the largest id that the step names (`entry`, in id order; optional), then its rows
+    (`step`); at last what is pending (`at_rest`), when nothing moves any more.
+
+    ``since``: entries before this id were never this lane's business. ``only``: findings of this ticket alone count.
+    ``on_finding``: called with each finding, not only with those that are kept.
+    """
+
+    def __init__(
+        self,
+        *,
+        clock_skew_ms: float = CLOCK_SKEW_MS,
+        since: str = "0-0",
+        examples: int = EXAMPLES,
+        only: str | None = None,
+        on_finding: Callable[[Finding], None] | None = None,
+    ) -> None:
+        self._skew_us = round(clock_skew_ms * 1000)
+        self._since = id_key(since)
+        self._examples = examples
+        self._only = only
+        self._on_finding = on_finding
+        #: Unix ms by the server's clock: rows that were written before may be missing. None: none is.
+        self._cut_ms: int | None = None
+        self._replays_hidden = False
+        self._covered_from = self._since
+        #: Unix ms: of older messages the first attempts may be missing.
+        self._attempts_from_ms: int | None = None
+        self._trails: dict[str, Trail] = {}
+        #: Undone message -> its ticket's trail; None: an entry that names no ticket.
+        self._open: dict[str, Trail | None] = {}
+        #: Undone message that has rows -> (least and largest attempt to come, the first fence that was seen of it).
+        self._tries: dict[str, tuple[int, int, int]] = {}
+        #: Dead and refused messages that were not replayed.
+        self._dead: set[str] = set()
+        #: Fences that consumers gave back as never begun, the latest ones -> ticket.
+        self._given_back: dict[int, str] = {}
+        #: The youngest entry that was given.
+        self._entries_to: IdKey = NONE
+        #: Rows of each kind.
+        self.rows: Counter[What] = Counter()
+        self.steps = 0
+        #: Deliveries beyond the first of a message, all of them explained by a row.
+        self.repeats = 0
+        self.first_ms = 0
+        self.last_ms = 0
+        self.counts: Counter[Check] = Counter()
+        self.examples: list[Finding] = []
+        #: A few executions of frozen processes, whose effects were refused.
+        self.stale: list[Delivery] = []
+
+    # -- what is asked of it -------------------------------------------------------------------------------------
+
+    @property
+    def clean(self) -> bool:
+        """Whether nothing was found."""
+        return not self.counts
+
+    @property
+    def tickets(self) -> int:
+        """Tickets of which there was an entry or a row."""
+        return len(self._trails)
+
+    @property
+    def cut_ms(self) -> int | None:
+        """Rows written before this (Unix ms by the server's clock) may be missing; None: none is."""
+        return self._cut_ms
+
+    @property
+    def undone(self) -> Collection[str]:
+        """Ids of the messages that have no last row, as far as entries and rows were given."""
+        return self._open.keys()
+
+    def is_undone(self, id_: str) -> bool:
+        """Whether the message is among `undone`."""
+        return id_ in self._open
+
+    def is_dead(self, id_: str) -> bool:
+        """Whether the message's last row is that of its death."""
+        return id_ in self._dead
+
+    def ticket_of(self, id_: str) -> str:
+        """The ticket of an undone message; '' when it is not known."""
+        trail = self._open.get(id_)
+        return "" if trail is None else trail.name
+
+    @property
+    def covered_from(self) -> IdKey:
+        """Of messages from this id on all rows are here."""
+        if self._cut_ms is None:
+            return self._since
+        # The clock of a server's replica may be behind by the skew, too.
+        return max(self._since, (self._cut_ms + self._skew_us // 1000 + 1, 0))
+
+    def covers(self, key: IdKey) -> bool:
+        """Whether all rows of the message with this id are here, if there are any."""
+        return key >= self._covered_from
+
+    # -- what is given to it -------------------------------------------------------------------------------------
+
+    def cut(self, at_ms: int, *, replays_hidden: bool = True) -> None:
+        """Rows that were written up to ``at_ms`` may be missing: the history was capped. To be called before its first
+        step, and in the middle when rows were dropped faster than they were read. ``replays_hidden``: rows of
+        replays may be among them.
+        """
+        self._cut_ms = at_ms
+        self._covered_from = self.covered_from
+        self._replays_hidden = replays_hidden
+        self._open.clear()
+        self._tries.clear()
+        self._dead.clear()
+        for trail in self._trails.values():
+            trail.forget_messages()
+
+    def begins(self, at_ms: int) -> None:
+        """All last rows and all replays are here; but rows of other attempts that were written up to ``at_ms``
+        may be missing. To be called before the first step.
+        """
+        self._attempts_from_ms = at_ms
+
+    def entry(self, id_: str, ticket: str | None) -> None:
+        """An entry that the group has read. ``ticket``: None when it names none that can be read."""
+        key = id_key(id_)
+        self._entries_to = key
+        if not self.covers(key):
+            return
+        if ticket is None:
+            self._open[id_] = None
+            return
+        trail = self._trail(ticket)
+        self._open[id_] = trail
+        trail.undone.append(id_)
+
+    def step(self, rows: Sequence[Delivery]) -> None:
+        """The rows of one step, as one entry of the history holds them."""
+        self.steps += 1
+        returned: list[Delivery] = []
+        stale: list[Delivery] = []
+        for row in rows:
+            self.rows[row.what] += 1
+            if row.what is What.STALE:
+                stale.append(row)
+            elif row.what is What.REFUSED:
+                self._refused(row)
+            elif row.what is What.REPLAYED:
+                self._replayed(row)
+            else:
+                self._delivered(row)
+                if row.what is What.RETURNED:
+                    returned.append(row)
+        if returned:
+            self._note_returned(rows, returned)
+        for row in stale:
+            # What was given back in this very step must not have run, either.
+            self._stale(row)
+        if rows:
+            self.first_ms = self.first_ms or rows[0].written_ms
+            self.last_ms = rows[-1].written_ms
+
+    def at_rest(self, pending: Iterable[str]) -> None:
+        """Nothing moves any more, and these messages are pending: whatever else is undone is lost, and what is done
+        must not be among them.
+        """
+        waiting = set(pending)
+        for id_ in list(self._open):
+            if id_ not in waiting:
+                self.lost(id_)
+        for id_ in waiting:
+            if id_ not in self._open and self.covers(id_key(id_)) and id_key(id_) <= self._entries_to:
+                self.still_pending(id_)
+
+    def lost(self, id_: str, more: str = "") -> None:
+        """A finding: the undone message is not pending."""
+        text = "the group has read it; it is neither pending nor done nor dead"
+        if id_ in self._tries:
+            text = "it had been delivered, is not done or dead, and is not pending"
+        self.report(Check.LOST, self.ticket_of(id_), id_, text + more)
+
+    def still_pending(self, id_: str) -> None:
+        """A finding: a message is pending whose last row is written."""
+        self.report(Check.DISAGREEING, "", id_, "it has its last row, and is still pending")
+
+    def report(self, check: Check, ticket: str, id_: str, text: str) -> None:
+        """Notes a finding."""
+        if self._only is not None and ticket != self._only:
+            return
+        finding = Finding(check, ticket, id_, text)
+        self.counts[check] += 1
+        if self.counts[check] <= self._examples:
+            self.examples.append(finding)
+        if self._on_finding is not None:
+            self._on_finding(finding)
+
+    # -- rows ----------------------------------------------------------------------------------------------------
+
+    def _delivered(self, row: Delivery) -> None:
+        id_ = row.message_id
+        key = id_key(id_)
+        trail = self._trail(row.ticket)
+        known = self._open.get(id_)
+        late = trail.replayed is not None and id_ in trail.replayed
+        new = id_ not in self._open
+        if known is not None and known is not trail:
+            text = f"its row names ticket {row.ticket!r}, its entry {known.name!r}"
+            self.report(Check.DISAGREEING, row.ticket, id_, text)
+        if new and not late:
+            self._check_last(trail, row, key)
+        if row.what in _RAN and not late:
+            self._check_order(trail, row, key)
+        self._check_attempt(row, key)
+        self._check_fence(trail, row)
+        self._check_times(trail, row)
+        if row.what in _RAN and key > trail.last:
+            trail.last = key
+        if row.what is What.DONE or row.what is What.DEAD:
+            self._finish(id_)
+            if row.what is What.DEAD:
+                self._dead.add(id_)
+            return
+        if new:
+            self._open[id_] = trail
+            if self._cut_ms is not None and self._replays_hidden and not self.covers(key):
+                # It may have been replayed, in a row that is not here: then it need not come in its order.
+                self._late(trail, id_, UNBOUNDED)
+            else:
+                trail.add(id_, key)
+
+    def _refused(self, row: Delivery) -> None:
+        """An entry that could not be processed; its ticket does not wait for it, so no order is broken by it."""
+        id_ = row.message_id
+        if id_ in self._dead:
+            self.report(Check.REPEATED, row.ticket, id_, "it was refused, and was dead already")
+        self._finish(id_)
+        self._dead.add(id_)
+
+    def _replayed(self, row: Delivery) -> None:
+        id_ = row.message_id
+        key = id_key(id_)
+        trail = self._trail(row.ticket)
+        if id_ not in self._dead and (id_ in self._open or self._cut_ms is None or self.covers(key)):
+            self.report(Check.REPEATED, row.ticket, id_, "it was replayed, and was not dead")
+        self._dead.discard(id_)
+        self._open[id_] = trail
+        self._tries[id_] = (1, 1, 0)
+        # A fence is the server's clock in us; what was dispatched later has a larger one.
+        self._late(trail, id_, (row.written_ms + 1) * 1000 + FENCES_AHEAD_US)
+
+    def _late(self, trail: Trail, id_: str, bound: int) -> None:
+        if trail.replayed is None:
+            trail.replayed = {}
+        trail.replayed[id_] = bound
+
+    def _finish(self, id_: str) -> None:
+        trail = self._open.pop(id_, None)
+        self._tries.pop(id_, None)
+        if trail is not None and trail.replayed is not None:
+            trail.replayed.pop(id_, None)
+
+    def _note_returned(self, rows: Sequence[Delivery], returned: Sequence[Delivery]) -> None:
+        cut_off = {row.ticket for row in rows if row.what is What.LOST}
+        for row in returned:
+            # Only now: the rows of a run that is given back may stand in any order.
+            trail = self._trail(row.ticket)
+            trail.fence = max(trail.fence, row.fence)
+            # Of a run that was cut off nobody has said so: a frozen process may go on with it.
+            if row.ticket not in cut_off:
+                self._given_back[row.fence] = row.ticket
+        while len(self._given_back) > GIVEN_BACK:
+            del self._given_back[next(iter(self._given_back))]
+
+    def _stale(self, row: Delivery) -> None:
+        """`Check.REPEATED`: what was given back as never begun must not run."""
+        ticket = self._given_back.get(row.fence)
+        if ticket is not None:
+            text = f"it ran under fence {row.fence}, which had been given back as never begun"
+            self.report(Check.REPEATED, ticket, row.message_id, text)
+        elif len(self.stale) < self._examples and self._only in (None, row.ticket):
+            self.stale.append(row)
+
+    # -- checks --------------------------------------------------------------------------------------------------
+
+    def _check_last(self, trail: Trail, row: Delivery, key: IdKey) -> None:
+        """`Check.REPEATED`, and `Check.REORDERED` where no entry tells that it was handled before.
+
+        A message that is not known as undone, and not younger than all that ran of its ticket, was handled before (then
+        this is a second time), or is late. It is neither only if its replay is not to be seen any more.
+        """
+        id_ = row.message_id
+        if id_ in self._dead:
+            self.report(
+                Check.REPEATED, trail.name, id_, f"{row.what.value}, after it was dead and had not been replayed"
+            )
+        elif key == trail.last:
+            self.report(Check.REPEATED, trail.name, id_, f"{row.what.value}, after it had its last row")
+        elif key < trail.last:
+            covered = self.covers(key)
+            if self._cut_ms is not None and not covered and self._replays_hidden:
+                return
+            if covered and key <= self._entries_to:
+                text = f"{row.what.value}, after it had its last row, and younger ones of its ticket, too"
+                self.report(Check.REPEATED, trail.name, id_, text)
+            else:
+                text = f"{row.what.value} after {_id(trail.last)} of its ticket: late, or a second time"
+                self.report(Check.REORDERED, trail.name, id_, text)
+
+    def _check_order(self, trail: Trail, row: Delivery, key: IdKey) -> None:
+        """`Check.REORDERED`: against what is undone, and against what was replayed."""
+        undone = trail.undone
+        replayed = trail.replayed
+        while undone and (undone[0] not in self._open or (replayed is not None and undone[0] in replayed)):
+            undone.popleft()
+        if undone and undone[0] != row.message_id and id_key(undone[0]) < key:
+            text = f"{row.what.value}, while the older message {undone[0]} of its ticket was undone"
+            self.report(Check.REORDERED, trail.name, row.message_id, text)
+        if not replayed or not row.fence:
+            return
+        tried = self._tries.get(row.message_id)
+        if tried is None and not self._begins_here(key):
+            return  # it may have begun before the replay, in rows that are not here
+        first_fence = row.fence if tried is None or not tried[2] else tried[2]
+        passed = [id_ for id_, bound in replayed.items() if first_fence > bound]
+        if passed:
+            text = f"dispatched after the replay of {passed[0]}, and {row.what.value} before it"
+            self.report(Check.REORDERED, trail.name, row.message_id, text)
+
+    def _check_attempt(self, row: Delivery, key: IdKey) -> None:
+        """`Check.ATTEMPTS`. A message that dies without being in flight (fence 0) has no attempt."""
+        id_, attempt = row.message_id, row.attempt
+        tried = self._tries.get(id_)
+        if row.fence:
+            if tried is not None:
+                least, most, _ = tried
+                if not least <= attempt <= most:
+                    wanted = str(least) if least == most else f"{least} or {most}"
+                    text = f"{row.what.value} in attempt {attempt}; {wanted} would follow from the row before"
+                    self.report(Check.ATTEMPTS, row.ticket, id_, text)
+            elif attempt != 1 and self._begins_here(key):
+                self.report(Check.ATTEMPTS, row.ticket, id_, f"its first row is of attempt {attempt}")
+        if tried is not None and tried[2]:
+            self.repeats += 1
+        if row.what is What.FAILED:
+            least, most = attempt + 1, attempt + 1
+        elif row.what is What.LOST:
+            least, most = attempt, attempt + 1
+        elif row.what is What.RETURNED:
+            least = most = attempt
+        else:
+            return
+        if tried is not None and tried[2]:
+            first_fence = tried[2]
+        else:
+            # Of a message that may have begun in rows that are not here, it is before all others.
+            first_fence = row.fence if tried is not None or self._begins_here(key) else BEFORE_ALL
+        self._tries[id_] = (least, most, first_fence)
+
+    def _begins_here(self, key: IdKey) -> bool:
+        """Whether the first row of the message is here, whatever it is."""
+        if self._cut_ms is not None:
+            return self.covers(key)
+        from_ms = self._attempts_from_ms
+        return from_ms is None or key[0] > from_ms + self._skew_us // 1000
+
+    def _check_fence(self, trail: Trail, row: Delivery) -> None:
+        """`Check.FENCES`."""
+        fence = row.fence
+        if not fence:
+            return
+        if fence <= trail.fence:
+            text = f"fence {fence} does not grow: one of its ticket before it is {trail.fence}"
+            self.report(Check.FENCES, trail.name, row.message_id, text)
+        elif row.what is not What.RETURNED:
+            trail.fence = fence
+
+    def _check_times(self, trail: Trail, row: Delivery) -> None:
+        """`Check.OVERLAPPED`."""
+        if not row.started_us:
+            return
+        host = host_of(row.consumer)
+        finished_us = row.finished_us
+        if trail.finished_us:
+            allowed = ROUNDING_US if host == trail.host else self._skew_us
+            early = trail.finished_us - row.started_us
+            if early > allowed:
+                text = f"began {early / 1000:.3f} ms before {trail.finished_id} had ended"
+                if host != trail.host:
+                    text += f", on another host ({host}, {trail.host})"
+                self.report(Check.OVERLAPPED, trail.name, row.message_id, text)
+        if host != trail.host or finished_us > trail.finished_us:
+            trail.host, trail.finished_us, trail.finished_id = host, finished_us, row.message_id
+
+    def _trail(self, ticket: str) -> Trail:
+        trail = self._trails.get(ticket)
+        if trail is None:
+            trail = self._trails[ticket] = Trail(ticket)
+        return trail
+
+
+def host_of(consumer: str) -> str:
+    """The machine of a consumer: of a Celery node's name what follows the ``@``."""
+    return consumer.rpartition("@")[2]
+
+
+def _id(key: IdKey) -> str:
+    return f"{key[0]}-{key[1]}"

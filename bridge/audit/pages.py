@@ -1,0 +1,227 @@
+"""Reads what an audit needs of a lane, a page at a time. Only reads."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from redis import Redis
+from redis.exceptions import ResponseError
+
+from bridge.audit.trail import NONE
+from bridge.inspect.scans import ticket_of
+from bridge.protocol.dead_letters import read_letter
+from bridge.routing import records
+from bridge.routing.connection import with_raw_replies
+from bridge.routing.groups import Group, group_in
+from bridge.routing.history import Delivery, read_entry
+from bridge.routing.ids import IdKey, id_key, younger_than
+from bridge.routing.messages import MAX_TICKET_BYTES
+
+if TYPE_CHECKING:
+    from bridge.routing.keys import LaneKeys
+
+#: Entries of the history in one page; each holds the rows of a whole step.
+HISTORY_PAGE = 100
+#: Entries of the stream in one page: as many as fit in `PAGE_BYTES`, going by those read so far.
+PAGE_MAX = 1000
+PAGE_BYTES = 4 * 1024 * 1024
+#: Ids of pending entries, or ticket records, in one page.
+PENDING_PAGE = 1000
+#: Dead letters in one page: each may hold a whole payload and a traceback.
+LETTERS_PAGE = 100
+
+
+def raw_client(redis: Redis) -> Redis:
+    """A client on the connections of ``redis`` whose replies are as the server sends them, in bytes."""
+    if redis.get_encoder().decode_responses:
+        raise ValueError("the audit needs a client without decode_responses: entries need not be UTF-8")
+    return with_raw_replies(Redis(connection_pool=redis.connection_pool))
+
+
+def group_of(redis: Redis, keys: LaneKeys) -> Group | None:
+    """The lane's group; None when it, or the stream, does not exist."""
+    try:
+        reply: Any = redis.execute_command("XINFO", "GROUPS", keys.stream)
+    except ResponseError as exc:
+        reply = exc
+    return group_in(reply, keys.group)
+
+
+def counted(redis: Redis, keys: LaneKeys) -> tuple[dict[str, int], str | None, str]:
+    """The lane's counters, and the first and the last entry of the history at that very moment; None: it has none."""
+    with redis.pipeline(transaction=True) as pipe:
+        with_raw_replies(pipe)
+        pipe.hgetall(keys.counts)
+        pipe.execute_command("XRANGE", keys.history, "-", "+", "COUNT", 1)
+        pipe.execute_command("XREVRANGE", keys.history, "+", "-", "COUNT", 1)
+        counts, first, last = pipe.execute()
+    told = {_text(name): int(value) for name, value in counts.items()}
+    return (told, _text(first[0][0]), _text(last[0][0])) if first else (told, None, "")
+
+
+def is_whole(redis: Redis, key: str) -> bool:
+    """Whether certainly no entry of the stream was ever dropped; a server before 7.0 does not know."""
+    told: Any = redis.xinfo_stream(key)
+    return bool(told.get("entries-added") == told["length"])
+
+
+class HistoryPages:
+    """The steps of a history from its first entry on, also while it grows, and is capped, meanwhile."""
+
+    def __init__(self, redis: Redis, key: str, end: str = "+") -> None:
+        self._redis = redis
+        self._key = key
+        self._end = end
+        #: The last entry that was read; '' before the first.
+        self.at = ""
+        #: The entry that was first when the first page was read; None: there was none, or no page was read.
+        self.began_at: str | None = None
+        #: The first entry when the last page was read.
+        self.first = ""
+        #: Set when entries were dropped faster than they were read: Unix ms up to which rows are missing.
+        self.torn_ms: int | None = None
+        #: Entries that are no rows of a history.
+        self.unreadable: list[str] = []
+
+    def next(self) -> list[list[Delivery]]:
+        """The rows of each of the next steps; empty at the end. Look at `torn_ms` before they are taken in."""
+        start = f"({self.at}" if self.at else "-"
+        with self._redis.pipeline(transaction=True) as pipe:
+            with_raw_replies(pipe)
+            pipe.execute_command("XRANGE", self._key, "-", "+", "COUNT", 1)
+            pipe.execute_command("XRANGE", self._key, start, self._end, "COUNT", HISTORY_PAGE)
+            first, page = pipe.execute()
+        self.torn_ms = None
+        self.first = _text(first[0][0]) if first else ""
+        if self.at and self.first and id_key(self.first) > id_key(self.at):
+            # What was read last is gone, and so may be what came after it.
+            self.torn_ms = id_key(self.first)[0]
+        if self.began_at is None and self.first:
+            self.began_at = self.first
+        steps = []
+        for raw_id, fields in page:
+            self.at = _text(raw_id)
+            try:
+                steps.append(read_entry(raw_id, dict(zip(fields[::2], fields[1::2], strict=True))[b"d"]))
+            except (ValueError, TypeError, KeyError):
+                self.unreadable.append(self.at)
+                steps.append([])
+        return steps
+
+
+class StreamPages:
+    """The entries of a stream, in order, as far as they are asked for."""
+
+    def __init__(self, redis: Redis, key: str, start: str) -> None:
+        self._redis = redis
+        self._key = key
+        self._start = start
+        #: All entries up to this one were given.
+        self.to: IdKey = NONE
+        self._entries = 0
+        self._bytes = 0
+
+    def up_to(self, key: IdKey) -> Iterator[tuple[str, str | None]]:
+        """(id, ticket) of each entry that was not given before, up to ``key``. Ticket None: it names none."""
+        while self.to < key:
+            size = PAGE_MAX
+            if self._entries:
+                size = max(1, min(PAGE_MAX, PAGE_BYTES // max(1, self._bytes // self._entries)))
+            end = f"{key[0]}-{key[1]}"
+            page = self._redis.execute_command("XRANGE", self._key, self._start, end, "COUNT", size)
+            for raw_id, fields in page:
+                self._entries += 1
+                self._bytes += sum(map(len, fields))
+                yield _text(raw_id), _ticket(fields)
+            if page:
+                self._start = f"({_text(page[-1][0])}"
+            if len(page) < size or _text(page[-1][0]) == end:
+                # Of what is younger than the largest id a server refuses to speak.
+                self.to = key
+                self._start = f"({end}"
+
+
+def present(redis: Redis, stream: str, ids: list[str]) -> set[str]:
+    """Those of ``ids`` whose entries are in ``stream``."""
+    found: set[str] = set()
+    for start in range(0, len(ids), PENDING_PAGE):
+        part = ids[start : start + PENDING_PAGE]
+        with redis.pipeline(transaction=False) as pipe:
+            with_raw_replies(pipe)
+            for id_ in part:
+                pipe.execute_command("XRANGE", stream, id_, id_)
+            found.update(id_ for id_, entries in zip(part, pipe.execute(), strict=True) if entries)
+    return found
+
+
+def oldest_pending(redis: Redis, keys: LaneKeys) -> IdKey | None:
+    """The oldest entry that is pending in the group; None when there is none, or no group."""
+    try:
+        page = redis.execute_command("XPENDING", keys.stream, keys.group, "-", "+", 1)
+    except ResponseError as exc:
+        if "NOGROUP" in str(exc):
+            return None
+        raise
+    return id_key(_text(page[0][0])) if page else None
+
+
+def pending_ids(redis: Redis, keys: LaneKeys) -> Iterator[str]:
+    """Ids of all entries that are pending in the group, oldest first."""
+    start, end = "-", "+"
+    while True:
+        page = redis.execute_command("XPENDING", keys.stream, keys.group, start, end, PENDING_PAGE)
+        for line in page:
+            yield _text(line[0])
+        if len(page) < PENDING_PAGE:
+            return
+        start, end = younger_than(_text(page[-1][0]))
+
+
+def named_by_records(redis: Redis, keys: LaneKeys) -> dict[str, str]:
+    """Message id -> ticket, for each message that a ticket's record names."""
+    found: dict[str, str] = {}
+    for ticket, text in redis.hscan_iter(keys.tickets, count=PENDING_PAGE):
+        try:
+            record = records.parse(text)
+        except (ValueError, TypeError):
+            continue  # a record of another version; the leader will say so
+        for id_ in record.ids:
+            found[id_] = _text(ticket)
+    return found
+
+
+class LetterPages:
+    """The dead letters of a lane, also those that come later. Of each only two ids are kept."""
+
+    def __init__(self, redis: Redis, key: str) -> None:
+        self._redis = redis
+        self._key = key
+        self._start = "-"
+        #: Id of the letter -> id of its message.
+        self.letters: dict[str, str] = {}
+
+    def read(self) -> None:
+        """Reads those that were not read before."""
+        while True:
+            page = self._redis.execute_command("XRANGE", self._key, self._start, "+", "COUNT", LETTERS_PAGE)
+            for raw_id, fields in page:
+                self.letters[_text(raw_id)] = read_letter(raw_id, fields).message_id
+            if page:
+                self._start = f"({_text(page[-1][0])}"
+            if len(page) < LETTERS_PAGE:
+                return
+
+
+def _ticket(fields: Any) -> str | None:
+    raw = ticket_of(fields)
+    if raw is None or not 0 < len(raw) <= MAX_TICKET_BYTES:
+        return None
+    try:
+        return raw.decode()
+    except UnicodeDecodeError:
+        return None
+
+
+def _text(value: bytes | str) -> str:
+    return value.decode() if isinstance(value, bytes) else value

@@ -1,1 +1,0 @@
-"""Proofs from the history of a lane; `bridge.audit` is the door to it."""

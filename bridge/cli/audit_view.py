@@ -1,0 +1,217 @@
+"""An audit as people read it, and as programs do."""
+
+from __future__ import annotations
+
+import time
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+import click
+from rich.table import Table
+from rich.text import Text
+
+from bridge.audit.checks import Check, Finding
+from bridge.audit.verdict import Verdict, row_document
+from bridge.cli.terminal import console, echo_json
+from bridge.routing.history import What
+from bridge.routing.text import count, duration, one_line
+
+if TYPE_CHECKING:
+    from bridge.audit.auditor import Auditor
+    from bridge.routing.history import Delivery
+
+#: Seconds between two lines of progress.
+PROGRESS_S = 5.0
+#: Different violations that are remembered, so that none is shown twice.
+REMEMBERED = 10_000
+
+
+class Shown:
+    """Shows an audit while it goes on, and what it comes to."""
+
+    def __init__(self, *, ticket: str | None, as_json: bool, follow: bool) -> None:
+        self._ticket = ticket
+        self._as_json = as_json
+        self._follow = follow
+        self._life: list[Delivery] = []
+        self._ids: set[str] = set()
+        self._told: set[Finding] = set()
+        self._progress_at = time.monotonic() + PROGRESS_S
+        self._read = 0
+        #: Whether any violation was found, also in a part of the audit that had to begin anew.
+        self.found = False
+
+    def rows(self, rows: list[Delivery]) -> None:
+        """Takes the rows of one step."""
+        self._read += len(rows)
+        if not self._follow and time.monotonic() >= self._progress_at:
+            self._progress_at = time.monotonic() + PROGRESS_S
+            click.echo(f"{count(self._read, 'row')} read …", err=True)
+        if self._ticket is None:
+            return
+        for row in rows:
+            # A refused outcome does not name its ticket.
+            if row.ticket != self._ticket and not (not row.ticket and row.message_id in self._ids):
+                continue
+            self._ids.add(row.message_id)
+            if not self._follow:
+                self._life.append(row)
+            elif self._as_json:
+                echo_json({"row": row_document(row)}, pretty=False)
+            else:
+                click.echo("  ".join(str(cell) for cell in _cells(row)))
+
+    def finding(self, finding: Finding) -> None:
+        """Takes a violation, and shows it at once when the audit follows."""
+        self.found = True
+        if not self._follow or finding in self._told:
+            return
+        if len(self._told) < REMEMBERED:
+            self._told.add(finding)
+        if self._as_json:
+            echo_json({"violation": finding.document()}, pretty=False)
+        else:
+            click.echo(_line(finding))
+
+    def progress(self, auditor: Auditor) -> None:
+        """Shows how far it is, now and then."""
+        if time.monotonic() < self._progress_at:
+            return
+        self._progress_at = time.monotonic() + PROGRESS_S
+        deliveries = sum(auditor.rows.values())
+        undone = len(auditor.undone)
+        if self._as_json:
+            told = {"deliveries": deliveries, "undone": undone, "violations": sum(auditor.counts.values())}
+            echo_json({"progress": told}, pretty=False)
+            return
+        at = datetime.now().astimezone().strftime("%H:%M:%S")
+        found = sum(auditor.counts.values())
+        rows = f"{count(deliveries, 'row')}, {count(auditor.rows[What.DONE], 'message')} done, {undone:,} undone"
+        click.echo(f"{at}  {rows}, {count(found, 'violation') if found else 'no violation'}")
+
+    def note(self, text: str) -> None:
+        """Says what happened to the audit itself."""
+        if self._as_json:
+            echo_json({"note": text}, pretty=False)
+        else:
+            click.echo(text, err=True)
+
+    def nothing(self, text: str) -> None:
+        """Says that there is nothing to audit."""
+        if self._as_json:
+            echo_json({"ok": False, "error": text}, pretty=not self._follow)
+        else:
+            click.echo(f"Error: {text}", err=True)
+
+    def verdict(self, verdict: Verdict) -> None:
+        """Shows what it comes to; of one ticket its life, too."""
+        if self._as_json:
+            document = verdict.document()
+            if self._ticket is not None and not self._follow:
+                document = {"ticket": self._ticket, "life": [row_document(row) for row in self._life], **document}
+            echo_json({"verdict": document} if self._follow else document, pretty=not self._follow)
+            return
+        out = console()
+        if self._ticket is not None and not self._follow:
+            if self._life:
+                out.print(_table(self._life))
+            else:
+                click.echo(f"the history has no row of ticket {one_line(self._ticket, 100)}")
+            click.echo()
+        _print(verdict, self._ticket)
+
+
+def explained(*, as_json: bool) -> None:
+    """What each check proves, and what it cannot."""
+    if as_json:
+        echo_json({check.value: {"proves": check.proves, "cannot": check.cannot} for check in Check})
+        return
+    for check in Check:
+        click.echo(f"{check.value}\n  proves: {check.proves}\n  cannot: {check.cannot}")
+
+
+def _print(verdict: Verdict, ticket: str | None) -> None:
+    rows = verdict.rows
+    messages = rows[What.DONE] + rows[What.DEAD] + rows[What.REFUSED]
+    span = duration(verdict.last_ms - verdict.first_ms)
+    click.echo(
+        f"audited {count(verdict.deliveries, 'row')}: {count(messages, 'message')} that ended, "
+        f"{count(verdict.tickets, 'ticket')}, over {span}, until {_clock(verdict.last_ms)}"
+    )
+    covered = verdict.coverage
+    if covered.complete:
+        click.echo(f"the history is complete, from message {covered.from_id} on")
+    else:
+        click.echo(f"the history was capped: it is complete for messages from {covered.from_id} on")
+    if covered.older:
+        click.echo("  the stream has older entries: whether one of them was lost is not covered")
+    for note in verdict.notes:
+        click.echo(f"  {note}")
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=False)
+    table.add_column(no_wrap=True)
+    table.add_column(justify="right", no_wrap=True)
+    table.add_column(no_wrap=True)
+    for check, found in verdict.counts.items():
+        table.add_row(check.value, Text(f"{found:,}", style="bold red" if found else ""), "")
+    causes = ", ".join(f"{what.value} {rows[what]:,}" for what in _CAUSES if rows[what])
+    table.add_row("repeats", f"{verdict.repeats:,}", f"explained: {causes}" if verdict.repeats else "")
+    table.add_row("dead", f"{rows[What.DEAD] + rows[What.REFUSED]:,}", "")
+    table.add_row("undone", f"{verdict.undone:,}", "read by the group, not done or dead yet" if verdict.undone else "")
+    if rows[What.STALE]:
+        table.add_row("stale", f"{rows[What.STALE]:,}", "came under a fence that was over: effects were refused")
+    console().print(table)
+    for finding in verdict.examples:
+        click.echo(_line(finding))
+    if verdict.violations > len(verdict.examples):
+        click.echo(f"… {len(verdict.examples):,} of {count(verdict.violations, 'violation')} shown")
+    of = "" if ticket is None else f" of ticket {one_line(ticket, 100)}"
+    if verdict.clean:
+        click.echo(f"nothing{of} was lost, reordered, overlapped, or repeated without a cause")
+    else:
+        click.echo(f"FOUND {count(verdict.violations, 'violation')}{of}")
+
+
+#: What makes a message come again.
+_CAUSES = (What.FAILED, What.LOST, What.RETURNED, What.REPLAYED)
+
+
+def _line(finding: Finding) -> str:
+    of = f" (ticket {one_line(finding.ticket, 100)})" if finding.ticket else ""
+    return f"{finding.check.value}: {finding.message_id or 'the history'}{of}: {one_line(finding.text, 500)}"
+
+
+def _table(life: list[Delivery]) -> Table:
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for name in _COLUMNS:
+        table.add_column(name, no_wrap=True, justify="right" if name in ("attempt", "fence", "ran") else "left")
+    for row in life:
+        table.add_row(*map(str, _cells(row)))
+    return table
+
+
+_COLUMNS = ("message", "what", "attempt", "enqueued", "dispatched", "started", "ran", "settled", "consumer", "fence")
+
+
+def _cells(row: Delivery) -> tuple[Any, ...]:
+    return (
+        row.message_id,
+        row.what.value,
+        row.attempt or "",
+        _clock(int(row.message_id.partition("-")[0])),
+        _clock(row.dispatched_ms),
+        _clock(row.started_us / 1000),
+        f"{row.service_ms:.1f} ms" if row.started_us else "",
+        _clock(row.written_ms),
+        one_line(row.consumer, 60),
+        row.fence or "",
+    )
+
+
+def _clock(ms: float) -> str:
+    """A time of day to the ms, in the local zone; '' for never."""
+    if not ms:
+        return ""
+    try:
+        return datetime.fromtimestamp(ms / 1000).astimezone().isoformat(sep=" ", timespec="milliseconds")[:23]
+    except (OverflowError, ValueError, OSError):
+        return "?"  # an id that is no time

@@ -1,0 +1,55 @@
+"""``bridge acl``: the least permissions of a Redis user for its part in the lane."""
+
+from __future__ import annotations
+
+import json
+
+import click
+
+from bridge.cli.main import Target
+from bridge.cli.parameters import WORDS
+from bridge.operate.permissions import Role, access
+
+#: What a user's name may not hold, since neither an ACL file nor redis-cli can say it.
+NOT_IN_NAMES = frozenset(" \t\r\n\"'\\\0")
+
+
+@click.command()
+@click.argument("role", type=click.Choice([role.value for role in Role]))
+@click.option("--user", type=WORDS, metavar="NAME", help="The name of the user.  [default: bridge-ROLE]")
+@click.option(
+    "--own-keys",
+    type=WORDS,
+    metavar="PATTERN",
+    multiple=True,
+    help="Keys of your own that the tasks' effects touch, as an ACL pattern; for workers, may be repeated.",
+)
+@click.option("--pushes", is_flag=True, help="For workers whose tasks push messages themselves.")
+@click.option("--aclfile", is_flag=True, help="A line for an ACL file, instead of a command for redis-cli.")
+@click.option("--json", "as_json", is_flag=True, help="The parts as JSON.")
+@click.pass_obj
+def acl(
+    target: Target, role: str, user: str | None, own_keys: tuple[str, ...], pushes: bool, aclfile: bool, as_json: bool
+) -> None:
+    """Prints the least permissions (ACL) that a Redis user needs as ROLE in this lane.
+
+    The user gets no password from it, so nobody can log in before you add one: `ACL SETUSER NAME '>PASSWORD'`.
+    Needs no server.
+    """
+    name = user or f"bridge-{role}"
+    if NOT_IN_NAMES & set(name):
+        raise click.BadParameter("must not contain spaces, quotes or backslashes", param_hint="--user")
+    if own_keys and role != Role.WORKER:
+        raise click.BadParameter("is for the role worker: only the tasks' effects touch them", param_hint="--own-keys")
+    if pushes and role != Role.WORKER:
+        raise click.BadParameter("is for the role worker", param_hint="--pushes")
+    for pattern in own_keys:
+        if (NOT_IN_NAMES - {"\\"}) & set(pattern):
+            raise click.BadParameter("must not contain spaces or quotes; ? stands for one", param_hint="--own-keys")
+    found = access(target.app, target.lane, Role(role), own_keys=own_keys, pushes=pushes)
+    if as_json:
+        parts = {"keys": found.keys, "channels": found.channels, "commands": found.commands, "rules": found.rules}
+        click.echo(json.dumps({"user": name, "role": role, **parts}))
+        return
+    words = ("user", name) if aclfile else ("ACL", "SETUSER", name)
+    click.echo(" ".join([*words, *found.rules]))

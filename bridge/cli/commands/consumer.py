@@ -1,0 +1,152 @@
+"""``bridge consumer``: who works, and orders to one of them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+from rich.table import Table
+from rich.text import Text
+
+from bridge.cli.main import Target
+from bridge.cli.parameters import Number
+from bridge.cli.terminal import console, echo_json
+from bridge.routing.text import count, duration, printable
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from redis import Redis
+
+    from bridge.inspect.roster import ConsumerStatus
+    from bridge.routing.keys import LaneKeys
+
+
+@click.group()
+def consumer() -> None:
+    """Who works, and what each is allowed to."""
+
+
+@consumer.command("list")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@click.pass_obj
+def list_(target: Target, as_json: bool) -> None:
+    """Lists the consumers of the lane, with the state of each."""
+    from bridge.app.finding import reach_lane
+    from bridge.inspect.status import look
+
+    found = look(reach_lane(target.app), target.settings).consumers
+    if as_json:
+        echo_json({"consumers": found})
+    elif found:
+        console().print(table(found))
+    else:
+        click.echo("no consumers: start a worker with `celery -A APP worker -n w1@%h`")
+
+
+@consumer.command()
+@click.argument("name")
+@click.option("--timeout", "timeout_s", metavar="S", type=Number(0), help="Wait so many seconds at most; for ever.")
+@click.option("--no-wait", is_flag=True, help="Do not wait until it is empty.")
+@click.pass_obj
+def drain(target: Target, name: str, timeout_s: float | None, no_wait: bool) -> None:
+    """Lets the consumer NAME take nothing new, and waits until it has finished what runs.
+
+    What it has not begun goes to others. NAME may lack its @host where that is clear.
+    """
+    from bridge.operate.draining import wait_empty
+    from bridge.operate.orders import give
+    from bridge.routing.errors import OrderFailed
+
+    redis, keys, name = _of(target, name)
+    left = give(redis, keys, {"do": "drain", "consumer": name})["in_flight"]
+    shown = printable(name)
+    if no_wait or not left:
+        click.echo(f"{shown} takes nothing new; " + (f"{count(left, 'message')} in flight" if left else "it is empty"))
+        return
+    click.echo(f"{shown} takes nothing new; waiting for what it has in flight")
+    try:
+        wait_empty(redis, keys, name, timeout_s, lambda left: click.echo(f"{count(left, 'message')} in flight"))
+    except KeyboardInterrupt:
+        ends = f"`bridge consumer resume {shown}` ends that"
+        raise OrderFailed(f"interrupted; {shown} goes on draining, and {ends}") from None
+    click.echo(f"{shown} is empty")
+
+
+@consumer.command()
+@click.argument("name")
+@click.pass_obj
+def resume(target: Target, name: str) -> None:
+    """Lets the consumer NAME take work again, after `drain`."""
+    from bridge.operate.orders import give
+
+    redis, keys, name = _of(target, name)
+    give(redis, keys, {"do": "resume", "consumer": name})
+    click.echo(f"{printable(name)} takes work again")
+
+
+@consumer.command()
+@click.argument("name")
+@click.option("--to", "to", metavar="OTHER", help="Move them to this consumer; without it to whoever has room.")
+@click.option("--ticket", "tickets", metavar="ID", multiple=True, help="Move this ticket only; may be given often.")
+@click.pass_obj
+def transfer(target: Target, name: str, to: str | None, tickets: tuple[str, ...]) -> None:
+    """Moves the tickets of the consumer NAME to others, each between two of its messages.
+
+    NAME goes on taking new tickets; `drain` ends that.
+    """
+    from bridge.inspect.roster import full_name
+    from bridge.operate.orders import give
+    from bridge.producer.push import ticket_bytes
+
+    for ticket in tickets:
+        ticket_bytes(ticket)
+    redis, keys, name = _of(target, name)
+    if to is not None:
+        to = full_name(redis, keys, to)
+        if to == name:
+            raise click.UsageError(f"--to names {printable(name)} itself")
+    order = {"do": "transfer", "consumer": name, "to": to, "tickets": list(tickets) or None}
+    answer = give(redis, keys, order)
+    click.echo(f"moved {count(answer['moved'], 'ticket')}")
+    if answer["running"]:
+        click.echo(f"{count(answer['running'], 'ticket')} more when what runs of them is done")
+
+
+def _of(target: Target, name: str) -> tuple[Redis, LaneKeys, str]:
+    """(client, keys, the whole name of the consumer)."""
+    from bridge.app.finding import reach_lane
+    from bridge.inspect.roster import full_name
+
+    keys = target.lane.keys
+    redis = reach_lane(target.app)
+    return redis, keys, full_name(redis, keys, name)
+
+
+def table(found: Iterable[ConsumerStatus]) -> Table:
+    """The consumers, a row each."""
+    made = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    made.add_column("consumer", no_wrap=True)
+    for name in ("state", "pool", "slots", "in flight", "tickets", "queued", "lease", "up"):
+        made.add_column(name, justify="left" if name in ("state", "pool") else "right", no_wrap=True)
+    for one in found:
+        made.add_row(
+            printable(one.name),
+            _state(one),
+            "?" if one.pool is None else printable(one.pool),
+            "?" if one.slots is None else str(one.slots),
+            f"{one.in_flight:,}",
+            "?" if one.tickets is None else f"{one.tickets:,}",
+            f"{one.queued:,}",
+            duration(one.lease_ms) if one.alive else "over",
+            "?" if one.up_ms is None else duration(one.up_ms),
+        )
+    return made
+
+
+def _state(one: ConsumerStatus) -> Text:
+    from bridge.inspect.roster import ConsumerState
+
+    colour = {ConsumerState.OPEN: "", ConsumerState.DRAINING: "yellow", ConsumerState.LEAVING: "yellow"}
+    words = one.state.value if one.registered else f"{one.state.value}, not registered"
+    return Text(words, colour.get(one.state, "red"))

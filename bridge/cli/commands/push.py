@@ -1,0 +1,194 @@
+"""``bridge push``: a file into the stream."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import click
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+from bridge.cli.main import Target
+from bridge.cli.terminal import console, echo_json
+from bridge.producer.rows import FORMATS, Rules, format_of, rows
+from bridge.producer.sources import Fingerprint, opened, readable_twice
+from bridge.routing.errors import ConfigurationError, InputError, TicketBridgeError
+from bridge.routing.text import count, duration
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from bridge.producer.pusher import Pushed
+    from bridge.producer.rows import Format
+
+#: Seconds between two lines of progress where there is no terminal.
+PLAIN_EVERY_S = 10.0
+
+
+@click.command()
+@click.argument("file")
+@click.option(
+    "--key", default="ticket_id", show_default=True, metavar="COLUMN", help="The column that names the ticket."
+)
+@click.option("--task", metavar="NAME", help="The task of rows that name none.  [default: bridge_default_task]")
+@click.option("--format", "kind", type=click.Choice(FORMATS), help="By default the file's name tells.")
+@click.option("--delimiter", default=",", show_default=True, help="What separates the cells of a CSV.")
+@click.option(
+    "--batch", default=1000, show_default=True, type=click.IntRange(1, 100_000), help="Rows in one round trip."
+)
+@click.option("--dry-run", is_flag=True, help="Only check the file.")
+@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON, and no progress.")
+@click.pass_obj
+def push(
+    target: Target,
+    file: str,
+    key: str,
+    task: str | None,
+    kind: Format | None,
+    delimiter: str,
+    batch: int,
+    dry_run: bool,
+    as_json: bool,
+) -> None:
+    """Pushes FILE into the stream, a message for each row: CSV or JSON lines, gzipped or not; - is standard input.
+
+    A file is checked as a whole before the first message is pushed. What comes from a pipe is checked on the way.
+    """
+    from bridge.app.finding import load_tasks, reach
+    from bridge.app.ticket_tasks import ticket_tasks
+    from bridge.producer.pusher import Pushed, push_rows
+
+    kind = kind or format_of(file)
+    if delimiter == "\\t":
+        delimiter = "\t"
+    if len(delimiter) != 1:
+        raise ConfigurationError(f"--delimiter must be one character, not {delimiter!r}")
+    app, lane = target.app, target.lane
+    load_tasks(app)
+    tasks = ticket_tasks(app)
+    if task is not None and task not in tasks:
+        known = ", ".join(sorted(tasks)) or "none"
+        raise ConfigurationError(f"--task {task}: there is no such task; this app's tasks: {known}")
+    rules = Rules(key, task, lane.default_task, tasks, lane.max_payload, delimiter)
+
+    # Before the check, which may take a while.
+    client = None if dry_run else reach(app)
+    total = None
+    if readable_twice(file):
+        before = Fingerprint(file)
+        total = _check(file, kind, rules, quiet=as_json)
+        if before != Fingerprint(file):
+            raise InputError(
+                f"{file} changed while it was checked: try again when nobody writes to it; nothing was pushed"
+            )
+    if client is None:
+        total = _check(file, kind, rules, quiet=as_json) if total is None else total
+        if as_json:
+            echo_json({"rows": total, "pushed": 0, "stream": lane.stream, "dry_run": True})
+        else:
+            click.echo(f"{file} is fine: {count(total, 'row')}; nothing was pushed (--dry-run)")
+        return
+
+    pushed = Pushed()
+    began = time.monotonic()
+    error = ""
+    code = 0
+    try:
+        with _progress("pushing", total, quiet=as_json) as told, opened(file) as source:
+            push_rows(client, lane.stream, rows(source, kind, rules), batch, pushed, told)
+    except TicketBridgeError as exc:
+        error, code = str(exc), exc.exit_code
+    except KeyboardInterrupt:
+        error, code = "interrupted", 1
+    _report(pushed, lane.stream, time.monotonic() - began, error, as_json)
+    sys.exit(code)
+
+
+def _report(pushed: Pushed, stream: str, seconds: float, error: str, as_json: bool) -> None:
+    rate = pushed.rows / seconds if seconds > 0 else 0.0
+    if as_json:
+        echo_json(
+            {
+                "stream": stream,
+                "pushed": pushed.rows,
+                "uncertain": pushed.uncertain,
+                "first_id": pushed.first_id,
+                "last_id": pushed.last_id,
+                "seconds": round(seconds, 3),
+                "rows_per_second": round(rate),
+                "error": error or None,
+            }
+        )
+    if error:
+        what = f"{count(pushed.rows, 'row')} before it {'was' if pushed.rows == 1 else 'were'} pushed"
+        if pushed.uncertain:
+            what = f"{count(pushed.rows, 'row')} pushed for certain, {pushed.uncertain:,} more may be in"
+        click.echo(f"Error: {error}; {what}", err=True)
+    elif not as_json:
+        click.echo(f"pushed {count(pushed.rows, 'message')} to {stream} in {duration(seconds * 1000)} ({rate:,.0f}/s)")
+
+
+def _check(file: str, kind: Format, rules: Rules, *, quiet: bool) -> int:
+    """The number of rows of ``file``, all of which can be pushed. Raises `InputError`: nothing was pushed."""
+    number = 0
+    try:
+        with _progress("checking", None, quiet=quiet) as told, opened(file) as source:
+            for number, _ in enumerate(rows(source, kind, rules), 1):
+                if number % 1000 == 0:
+                    told(1000)
+            told(number % 1000)
+    except InputError as exc:
+        raise InputError(f"{exc}; nothing was pushed") from None
+    return number
+
+
+@contextmanager
+def _progress(what: str, total: int | None, *, quiet: bool) -> Iterator[Callable[[int], None]]:
+    """Shows progress on standard error; gives what to call with each number of rows that are done."""
+    out = console(err=True)
+    if quiet:
+        yield lambda _: None
+        return
+    if not out.is_terminal:
+        yield _PlainProgress(what, total)
+        return
+    columns: list[Any] = [SpinnerColumn(), TextColumn("{task.description}")]
+    if total is not None:
+        columns += [BarColumn(), MofNCompleteColumn()]
+    else:
+        columns += [TextColumn("{task.completed:,} rows")]
+    columns += [TextColumn("{task.fields[rate]}"), TimeElapsedColumn()]
+    with Progress(*columns, console=out, transient=True) as progress:
+        task = progress.add_task(what, total=total, rate="")
+        began = time.monotonic()
+        done = 0
+
+        def told(number: int) -> None:
+            nonlocal done
+            done += number
+            rate = done / max(0.001, time.monotonic() - began)
+            progress.update(task, completed=done, rate=f"{rate:,.0f}/s")
+
+        yield told
+
+
+class _PlainProgress:
+    """A line every now and then."""
+
+    def __init__(self, what: str, total: int | None) -> None:
+        self._what = what
+        self._total = total
+        self._done = 0
+        self._began = self._shown = time.monotonic()
+
+    def __call__(self, number: int) -> None:
+        self._done += number
+        now = time.monotonic()
+        if now - self._shown < PLAIN_EVERY_S:
+            return
+        self._shown = now
+        of = "" if self._total is None else f" of {self._total:,}"
+        click.echo(f"{self._what}: {self._done:,}{of} rows, {self._done / (now - self._began):,.0f}/s", err=True)

@@ -1,0 +1,169 @@
+"""``bridge up`` and ``bridge demo``: the whole stack on this machine, without and with data."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from bridge.cli.main import Target
+from bridge.cli.parameters import Number
+from bridge.cli.terminal import console, echo_json
+from bridge.routing.errors import ServerStartFailed
+
+if TYPE_CHECKING:
+    from bridge.settings.lane import LaneSettings
+    from bridge.stack.stack import Plan, Stack
+
+PORT = click.IntRange(0, 65535)
+
+#: Options that both commands have.
+SHARED: tuple[Callable[[Any], Any], ...] = (
+    click.option("--workers", default=3, show_default=True, type=click.IntRange(1, 100), help="Celery workers."),
+    click.option(
+        "--concurrency",
+        type=click.IntRange(1, 256),
+        help="Processes of each worker.  [default: as many as the cores are enough for, at least 1]",
+    ),
+    click.option("--masters", default=2, show_default=True, type=click.IntRange(1, 20), help="Masters; one leads."),
+    click.option("--port", default=0, type=PORT, help="The server's port.  [default: a free one]"),
+    click.option("--flower-port", default=0, type=PORT, help="Flower's port.  [default: a free one]"),
+    click.option("--no-flower", is_flag=True, help="Without Flower."),
+    click.option(
+        "--lease",
+        type=Number(0.5, 3600),
+        help="Seconds that a worker may go unheard before its tickets move.  [default: the app's]",
+    ),
+    click.option(
+        "--dir",
+        "directory",
+        type=click.Path(file_okay=False, path_type=Path),
+        help="Where logs and data go.  [default: a new folder under ./run]",
+    ),
+)
+
+
+def shared_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """The options that both commands have, in the order above."""
+    for option in reversed(SHARED):
+        command = option(command)
+    return command
+
+
+@click.command()
+@shared_options
+@click.pass_obj
+def up(target: Target, /, **options: Any) -> None:
+    """Runs the whole stack on this machine, without data, until Ctrl-C.
+
+    The data stays in the folder of the run: --dir with the same folder goes on with it.
+    """
+    from bridge.stack.stack import Stack
+    from bridge.stack.stopping import Stopped, StopRequest
+
+    say = console().print
+    plan = plan_of(target, "up", options)
+    with (
+        StopRequest() as stop,
+        contextlib.suppress(Stopped),
+        Stack(plan, settings_of(target, plan.env), stop, say) as stack,
+    ):
+        stack.start()
+        until_stopped(stack, say)
+    say("stopped")
+
+
+@click.command()
+@click.option("--events", metavar="FILE", help="An incident log.  [default: a generated one, 20,000 events]")
+@click.option("--keep", is_flag=True, help="Leave the stack up after the verdict, until Ctrl-C.")
+@click.option("--json", "as_json", is_flag=True, help="The verdict as JSON on standard output, all else on the other.")
+@shared_options
+@click.pass_context
+def demo(ctx: click.Context, /, events: str | None, keep: bool, as_json: bool, **options: Any) -> None:
+    """Runs the whole stack with data, kills a worker on the way, and judges the result.
+
+    Exits with 0 when nothing was lost, reordered or overlapped and every incident is in the state that Spark computed
+    from the log; else with 1.
+    """
+    from bridge.stack.demo.demo import Demo
+    from bridge.stack.stopping import Stopped, StopRequest
+
+    target: Target = ctx.obj
+    shown = console(err=as_json)
+    plan = plan_of(target, "demo", options)
+    with StopRequest() as stop:
+        try:
+            with Demo(plan, settings_of(target, plan.env), events, stop, shown) as run:
+                verdict = run.run()
+                if as_json:
+                    echo_json(verdict.as_dict())
+                if keep:
+                    with contextlib.suppress(Stopped):
+                        until_stopped(run.stack, shown.print)
+        except Stopped:
+            shown.print("stopped before the end: no verdict")
+            ctx.exit(130)
+    ctx.exit(0 if verdict.ok else 1)
+
+
+def plan_of(target: Target, kind: str, options: Mapping[str, Any]) -> Plan:
+    """The plan that the options describe."""
+    from bridge.stack.stack import Plan
+
+    lease = options["lease"]
+    directory = options["directory"]
+    return Plan(
+        app=target.name,
+        directory=directory.resolve() if directory is not None else run_directory(kind),
+        workers=options["workers"],
+        # More processes than cores only make each other wait.
+        concurrency=options["concurrency"] or max(1, (os.cpu_count() or 1) // options["workers"]),
+        masters=options["masters"],
+        port=options["port"],
+        flower=not options["no_flower"],
+        flower_port=options["flower_port"],
+        env={} if lease is None else {"BRIDGE_LEASE": f"{lease:g}"},
+    )
+
+
+def run_directory(kind: str) -> Path:
+    """A folder for one run that nobody has used, under ``./run``."""
+    stamp = time.strftime("%Y%m%d-%H%M%S")
+    for suffix in ("", *(f"-{n}" for n in range(2, 100))):
+        directory = Path("run") / f"{kind}-{stamp}{suffix}"
+        try:
+            directory.mkdir(parents=True)
+        except FileExistsError:
+            continue
+        except OSError as exc:
+            raise ServerStartFailed(f"cannot make {directory}: {exc.strerror}; name another place with --dir") from None
+        return directory.resolve()
+    raise ServerStartFailed("cannot find a free name under ./run; name a place with --dir")
+
+
+def settings_of(target: Target, env: Mapping[str, str]) -> LaneSettings:
+    """The lane's settings, as the children will have them."""
+    from bridge.app.installed import bridge_of
+
+    lane = bridge_of(target.app).settings.lane
+    return lane.model_copy(update={"lease": float(env["BRIDGE_LEASE"])}) if "BRIDGE_LEASE" in env else lane
+
+
+def until_stopped(stack: Stack, say: Callable[[str], None]) -> None:
+    """Says where everything is and what to do with it, and keeps watch. Raises `Stopped`, or `StackFailed`."""
+    url = stack.server.url
+    app = "" if stack.plan.app == "tasks" else f" -A {stack.plan.app}"
+    say("")
+    say(f"Redis     {url}")
+    if stack.plan.flower:
+        say(f"Flower    {stack.flower_url}")
+    say(f"push      BRIDGE_BROKER_URL={url} bridge{app} push FILE")
+    say(f"status    BRIDGE_BROKER_URL={url} bridge{app} status --watch")
+    say(f"logs      {stack.plan.directory}")
+    say("Ctrl-C stops everything.")
+    stack.wait_for(lambda: False, "Ctrl-C", poll_s=0.2)

@@ -1,0 +1,182 @@
+"""``bridge ticket``: where a ticket is, and orders to let it stand still and go on."""
+
+from __future__ import annotations
+
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+import click
+from rich.table import Table
+
+from bridge.cli.main import Target
+from bridge.cli.parameters import LIMIT, WORDS
+from bridge.cli.terminal import console, echo_json
+from bridge.inspect.ticket_state import TicketState
+from bridge.routing.text import count, duration, one_line
+
+if TYPE_CHECKING:
+    from bridge.inspect.scans import Scan
+    from bridge.inspect.ticket_facts import TicketFacts
+
+#: Characters of an operator's reason: it is written with every record of the ticket.
+MAX_REASON = 200
+
+
+@click.group()
+def ticket() -> None:
+    """Where a ticket is; let it stand still, and go on."""
+
+
+@ticket.command()
+@click.argument("ticket_id")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@click.pass_context
+def show(ctx: click.Context, ticket_id: str, as_json: bool) -> None:
+    """Shows where TICKET_ID is and why it does not move.
+
+    Exits 1 when nothing is known of it.
+    """
+    from bridge.app.finding import load_tasks, reach_lane
+    from bridge.inspect.ticket_search import locate
+    from bridge.producer.push import ticket_bytes
+
+    target: Target = ctx.obj
+    app, lane = target.app, target.lane
+    ticket_bytes(ticket_id)
+    load_tasks(app)
+
+    def max_attempts(name: str | None) -> int:
+        task = app.tasks.get(name or lane.default_task or "")
+        return int(getattr(task, "bridge_max_attempts", None) or lane.max_attempts)
+
+    found = locate(reach_lane(app), lane, ticket_id, max_attempts)
+    if as_json:
+        echo_json(found.document())
+    else:
+        _print(found)
+    ctx.exit(0 if found.state is not None else 1)
+
+
+@ticket.command("list")
+@click.option("--parked", is_flag=True, help="Only tickets that are parked.")
+@click.option("--limit", default=1000, show_default=True, type=LIMIT, help="Show so many at most.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@click.pass_obj
+def list_(target: Target, parked: bool, limit: int, as_json: bool) -> None:
+    """Lists the tickets that are in flight, await a retry, or are parked."""
+    from bridge.app.finding import reach_lane
+    from bridge.inspect.recorded import recorded
+
+    found = recorded(reach_lane(target.app), target.lane, parked_only=parked)
+    shown = list(islice(found, limit))
+    more = next(found, None) is not None
+    shown.sort(key=lambda one: one.ticket_id)
+    if as_json:
+        echo_json({"tickets": shown, "more": more})
+        return
+    if not shown:
+        click.echo("no ticket is parked" if parked else "no ticket is in flight, awaits a retry, or is parked")
+        return
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for name in ("ticket", "state", "for"):
+        table.add_column(name, no_wrap=True)
+    table.add_column("waiting", justify="right", no_wrap=True)
+    table.add_column("why", overflow="fold", min_width=20)
+    for one in shown:
+        table.add_row(
+            one_line(one.ticket_id, 512),
+            one.state.value,
+            duration(one.since_ms),
+            "?" if one.waiting is None else f"{one.waiting:,}",
+            one_line(f"on {one.consumer}" if one.state is TicketState.IN_FLIGHT else one.cause, 160),
+        )
+    console().print(table)
+    if more:
+        click.echo(f"{len(shown):,} shown, there are more: --limit N shows more")
+
+
+@ticket.command()
+@click.argument("ticket_id")
+@click.option(
+    "--reason", default="parked by an operator", show_default=True, type=WORDS, metavar="TEXT", help="Why; one line."
+)
+@click.pass_obj
+def park(target: Target, ticket_id: str, reason: str) -> None:
+    """Lets TICKET_ID stand still, with all of its messages, until it is released.
+
+    What runs of it is finished first.
+    """
+    reason = one_line(reason, MAX_REASON)
+    running = _ordered(target, {"do": "park", "ticket": ticket_id, "reason": reason})["in_flight"]
+    shown = one_line(ticket_id, 512)
+    if running:
+        click.echo(f"{shown} stands still when what runs of it is done: {count(running, 'message')}")
+    else:
+        click.echo(f"{shown} is parked")
+
+
+@ticket.command()
+@click.argument("ticket_id")
+@click.pass_obj
+def release(target: Target, ticket_id: str) -> None:
+    """Lets TICKET_ID go on, which was parked."""
+    messages = _ordered(target, {"do": "release", "ticket": ticket_id})["messages"]
+    click.echo(f"{one_line(ticket_id, 512)} goes on, with {count(messages, 'message')} that waited")
+
+
+def _ordered(target: Target, order: dict[str, Any]) -> dict[str, Any]:
+    """The leader's answer to an order for a ticket."""
+    from bridge.app.finding import reach_lane
+    from bridge.operate.orders import give
+    from bridge.producer.push import ticket_bytes
+
+    ticket_bytes(order["ticket"])
+    return give(reach_lane(target.app), target.lane.keys, order)
+
+
+def _print(found: TicketFacts) -> None:
+    def fact(name: str, value: str) -> None:
+        click.echo(f"{name:<10}{one_line(value, 2000)}")
+
+    fact("ticket", found.ticket)
+    fact("state", "unknown" if found.state is None else found.state.value)
+    fact("why", found.why)
+    if found.in_flight is not None:
+        run = found.in_flight
+        alive = f"alive, lease {duration(run.lease_ms)} left" if run.consumer_alive else "its lease is over"
+        fact("consumer", f"{run.consumer} ({alive}), incarnation {run.incarnation}")
+        fact("messages", ", ".join(run.message_ids))
+        fact("attempt", str(run.attempt))
+        fact("fence", str(run.fence))
+        fact("since", f"{duration(run.since_ms)} ago")
+    if found.retry is not None:
+        retry = found.retry
+        due = f"in {duration(retry.due_in_ms)}" if retry.due_in_ms > 0 else "now"
+        fact("retry", f"message {retry.message_id}, attempt {retry.attempt} of {retry.max_attempts}, due {due}")
+        if retry.last_error:
+            fact("error", retry.last_error)
+    if found.parked is not None:
+        fact("since", f"{duration(found.parked.since_ms)} ago")
+        fact("parked", found.parked.reason or "(no reason given)")
+        if found.parked.message_id is not None:
+            fact(
+                "oldest", f"message {found.parked.message_id}, attempt {found.parked.attempt} comes when it is released"
+            )
+    if found.losses:
+        ended = f"{count(found.losses, 'consumer')} ended while its oldest message may have been running"
+        fact("suspect", ended)
+    if found.lost is not None:
+        lost = found.lost
+        fact("cut off", f"attempt {lost.attempt} on {lost.consumer}, fence {lost.fence}: {lost.cause}")
+    fact("waiting", _scan(found.waiting, "of what waits"))
+    fact("unread", _scan(found.unread, "of the unread entries"))
+    for letter in found.letters:
+        fact("dead", f"{letter.message_id}: {letter.reason}{': ' + letter.error if letter.error else ''}")
+    fact("leader", found.leader or "none")
+    fact("alive", count(found.consumers_alive, "consumer"))
+
+
+def _scan(scan: Scan, where: str) -> str:
+    if scan.complete:
+        return f"{scan.count:,}"
+    return f"at least {scan.count:,} (looked at the first {scan.looked_at:,} {where})"

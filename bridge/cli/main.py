@@ -1,0 +1,140 @@
+"""The command ``bridge``: also ``python -m bridge``, and ``celery -A tasks bridge …`` as a plugin of Celery's.
+
+Every celery command loads this file, so it imports little; the commands themselves are loaded when they are called.
+
+Exit codes: 0 done, 1 failed or found something, 2 wrong usage. An error is one line on standard error.
+"""
+
+from __future__ import annotations
+
+import sys
+from difflib import get_close_matches
+from importlib import import_module
+from io import TextIOWrapper
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from celery import Celery
+
+    from bridge.settings.app import Settings
+    from bridge.settings.lane import LaneSettings
+
+#: Command -> where it is.
+COMMANDS = {
+    "run": "bridge.cli.commands.run:run",
+    "up": "bridge.cli.commands.stack:up",
+    "demo": "bridge.cli.commands.stack:demo",
+    "push": "bridge.cli.commands.push:push",
+    "status": "bridge.cli.commands.status:status",
+    "ticket": "bridge.cli.commands.ticket:ticket",
+    "consumer": "bridge.cli.commands.consumer:consumer",
+    "dead": "bridge.cli.commands.dead:dead",
+    "audit": "bridge.cli.commands.audit:audit",
+    "acl": "bridge.cli.commands.acl:acl",
+    "spark": "bridge.cli.commands.spark:spark",
+}
+
+#: The app of a command that names none.
+DEFAULT_APP = "tasks"
+
+
+class Commands(click.Group):
+    """Loads a command when it is called for, and shows what goes wrong in it as one line."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 (click's signature)
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002 (click's signature)
+        place = COMMANDS.get(cmd_name)
+        if place is None:
+            return None
+        module, _, name = place.partition(":")
+        command: click.Command = getattr(import_module(module), name)
+        return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        near = get_close_matches(args[0], COMMANDS, n=1)
+        if near and args[0] not in COMMANDS:
+            raise click.UsageError(f"there is no command {args[0]!r}; did you mean {near[0]!r}?", ctx)
+        return super().resolve_command(ctx, args)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        if isinstance(sys.stdout, TextIOWrapper) and sys.stdout.errors == "strict":
+            # Names hold what not every terminal's encoding has: written out (``\xdc``), as standard error has it.
+            sys.stdout.reconfigure(errors="backslashreplace")
+        try:
+            return super().invoke(ctx)
+        except click.NoSuchOption as exc:
+            if exc.option_name in ("-A", "--app"):
+                usage = f"put it before the command: {ctx.command_path} {exc.option_name} APP …"
+                raise click.UsageError(f"{exc.option_name} is an option of {ctx.command_path}; {usage}", ctx) from None
+            raise
+        except (click.ClickException, click.exceptions.Exit, click.Abort):
+            raise
+        except Exception as exc:
+            from bridge.link.failures import translated
+
+            shown = translated(exc)
+            if shown is None:
+                raise
+            click.echo(f"Error: {shown}", err=True)
+            ctx.exit(shown.exit_code)
+
+
+class Target:
+    """The Celery app that a command is for, loaded when it is asked for."""
+
+    def __init__(self, name: str, app: Celery | None = None) -> None:
+        self.name = name
+        self._app = app
+
+    @property
+    def app(self) -> Celery:
+        """The app, which has the bridge. Raises `ConfigurationError`."""
+        from bridge.app.finding import load_app
+        from bridge.app.installed import bridge_of
+
+        if self._app is None:
+            self._app = load_app(self.name)
+        bridge_of(self._app)
+        return self._app
+
+    @property
+    def settings(self) -> Settings:
+        """The app's validated settings. Raises `ConfigurationError`."""
+        settings: Settings = self.app.bridge.settings
+        return settings
+
+    @property
+    def lane(self) -> LaneSettings:
+        """The settings of the lane that the command is for. Raises `ConfigurationError`."""
+        return self.settings.lane
+
+
+def _app_of_celery(ctx: click.Context) -> Celery | None:
+    """The app that ``celery -A APP bridge …`` has loaded; None where Celery was called without one, or not at all."""
+    if ctx.parent is None or not ctx.parent.params.get("app"):
+        # Without -A Celery makes an app of its own, which nobody has ever configured.
+        return None
+    app: Celery | None = getattr(ctx.parent.obj, "app", None)
+    return app
+
+
+@click.command(name="bridge", cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
+@click.option(
+    "-A", "--app", "name", default=None, metavar="APP", help="The Celery app, as for celery -A.  [default: tasks]"
+)
+@click.pass_context
+def cli(ctx: click.Context, name: str | None) -> None:
+    """Ticket Bridge: strict per-ticket order for Celery, on the Redis you already run."""
+    ctx.obj = Target(name or DEFAULT_APP, _app_of_celery(ctx) if name is None else None)
+
+
+def main() -> None:
+    """The console script."""
+    cli(prog_name="bridge")
+    sys.exit(0)

@@ -1,0 +1,256 @@
+"""The lease of a worker: who may run tickets, by whose clock, and what happens when it ends.
+
+Contract:
+
+- Redis is authoritative: the key of the incarnation is there, or it is not. Its expiry runs on Redis's clock.
+- The worker trusts it until a deadline on its own clock, which goes on while the machine is suspended: the moment
+  *before* the renewal was sent, plus the lease, less a margin. So the worker's deadline always comes before the key's
+  end, however long the reply took.
+- Past the deadline the worker starts nothing, kills the pool processes that run tickets, forgets what it had, and
+  registers as a new incarnation once Redis answers. Each child also checks the deadline itself before every message,
+  and ends itself when it passes in the middle of one; the watcher does the same from outside
+  (`bridge.worker.guard.fencing`).
+- A lease that ended stays ended: renewal (PEXPIRE) never revives a missing key. It needs no memory, so a full server
+  takes it; what the worker holds may go unreported then, which costs nothing but time.
+- A name has one living incarnation: a worker that starts while the lease of its name holds waits it out, and when that
+  lease goes on being renewed, there are two workers of one name, and it stops.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+import uuid
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import orjson
+from celery.utils.log import get_logger
+from celery.worker import state
+from redis import Redis
+from redis.exceptions import RedisError
+
+from bridge.consumer.deadline import MARGIN, now_ns
+from bridge.consumer.registering import tell_changes
+from bridge.link.connections import UNAVAILABLE, client, is_full, is_outage
+from bridge.link.outage import Outage
+from bridge.protocol.agreement import differences, leaders_facts
+from bridge.routing.errors import DuplicateConsumer
+from bridge.routing.membership import goodbye, register
+from bridge.routing.words import ReturnWord
+
+if TYPE_CHECKING:
+    from bridge.consumer.deadline import Deadline
+    from bridge.settings.lane import LaneSettings
+
+logger = get_logger(__name__)
+
+#: Renewals in one lease: two may be lost.
+RENEWALS = 3
+#: Seconds between two tries while the server is away.
+RETRY_S = 0.1
+
+
+class Lease:
+    """Holds the lease of one worker, on a thread of its own so that no task or event loop can delay it.
+
+    ``held``: the fences of what the worker holds, sent along with each renewal. ``lost``: called on this thread when
+    the lease ended while the worker lived. ``going``: whether the worker was asked to stop. ``beat``: called on it with
+    each renewal. ``standing``: of what it registered with, all that may change; asked with each renewal, told when it
+    did.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        lane: LaneSettings,
+        name: str,
+        registration: dict[str, object],
+        deadline: Deadline,
+        *,
+        held: Callable[[], list[int]],
+        lost: Callable[[], None],
+        going: Callable[[], bool] = lambda: False,
+        beat: Callable[[], None] = lambda: None,
+        standing: Callable[[], dict[str, Any]] = dict,
+    ) -> None:
+        self._lane = lane
+        self._name = name
+        self._registration = registration
+        self._deadline = deadline
+        self._held = held
+        self._lost = lost
+        self._going = going
+        self._beat = beat
+        self._standing = standing
+        self._outage = Outage(logger, "renewing the lease as soon as it is back")
+        self._redis: Redis = client(url, timeout_s=max(0.2, lane.lease / (2 * RENEWALS)))
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="bridge-lease", daemon=True)
+        self._reports = 0
+        #: What the master that leads says of itself (`bridge.protocol.agreement.facts`).
+        self._master = b""
+
+    def begin(self) -> None:
+        """Registers a first incarnation, waiting out another one's lease, and starts the renewals.
+
+        Raises `DuplicateConsumer` when that lease goes on being renewed, redis errors when the server is away.
+        """
+        while True:
+            try:
+                self._register(patience_s=1.5 * self._lane.lease, starting=True)
+                break
+            except RedisError as exc:
+                # Celery starts its consumer again when the server was away, but not when it was full or loading.
+                if isinstance(exc, UNAVAILABLE) or not is_outage(exc):
+                    raise
+                self._outage.met(exc)
+                state.maybe_shutdown()
+                self._stop.wait(RETRY_S)
+        self._outage.over()
+        self._thread.start()
+
+    def end(self) -> None:
+        """Gives the lease up: the worker runs nothing any more."""
+        self._stop.set()
+        if self._thread.is_alive():
+            self._thread.join(timeout=2 * self._lane.lease)
+        incarnation = self._deadline.incarnation
+        self._deadline.end()
+        if incarnation:
+            try:
+                goodbye(self._redis, self._lane.keys, self._name, incarnation)
+            except (RedisError, OSError) as exc:
+                logger.warning("could not say good-bye, the lease will run out by itself: %s", exc)
+
+    def _register(self, patience_s: float, *, starting: bool = False) -> None:
+        keys = self._lane.keys
+        waited_until = time.monotonic() + patience_s
+        waits = False
+        while not self._stop.is_set():
+            found_raw = self._redis.hget(keys.consumers, self._name)
+            found = (found_raw, orjson.loads(found_raw)["incarnation"]) if found_raw else None
+            incarnation = uuid.uuid4().hex
+            told = {"incarnation": incarnation, "since": time.time(), "lease_ms": self._lane.lease_ms}
+            registration = orjson.dumps({**self._registration, **told})
+            sent = now_ns()
+            word, left_ms = register(
+                self._redis, keys, self._name, incarnation, self._lane.lease_ms, registration, found
+            )
+            if word is ReturnWord.OK:
+                self._deadline.begin(incarnation, self._deadline_after(sent))
+                logger.info("registered as %s, incarnation %s", self._name, incarnation)
+                return
+            if word is ReturnWord.HELD:
+                if time.monotonic() > waited_until:
+                    raise DuplicateConsumer(
+                        f"another worker named {self._name} is running and renews its lease; "
+                        "give this one a name of its own (celery worker -n NAME@%h)"
+                    )
+                if not waits:
+                    logger.warning("the lease of another %s holds for %d ms more: waiting", self._name, left_ms)
+                    waits = True
+                # A lease that is not renewed ends after what it has left; look again a little later, or often
+                # enough to see it end early.
+                self._stop.wait(min(0.25, left_ms / 1000 + 0.01))
+                if starting:
+                    # On Celery's own thread, which nobody else could tell that the worker shall stop.
+                    state.maybe_shutdown()
+
+    def _deadline_after(self, sent: int) -> int:
+        return sent + int(self._lane.lease * (1 - MARGIN) * 1e9)
+
+    def _run(self) -> None:
+        period = self._lane.lease / RENEWALS
+        wait = period
+        while not self._stop.wait(wait):
+            wait = period
+            sent = now_ns()
+            try:
+                renewed = self._renew()
+                self._outage.over()
+            except Exception as exc:
+                if isinstance(exc, (RedisError, OSError)) and is_outage(exc):
+                    self._outage.met(exc)
+                else:
+                    logger.exception("cannot renew the lease")
+                if sent < self._deadline.deadline_ns:
+                    wait = min(RETRY_S, max(0.0, self._deadline.left_s))
+                    continue
+                renewed = False
+            if renewed:
+                self._deadline.extend(self._deadline_after(sent))
+                self._quietly(self._follow)
+                self._quietly(self._beat)
+                continue
+            what = "it was going anyway" if self._going() else "coming back as a new incarnation"
+            logger.error("the lease of %s ended: stopping what runs; %s", self._name, what)
+            self._deadline.end()
+            self._quietly(self._lost)
+            while not self._going() and not self._come_back() and not self._stop.wait(RETRY_S):
+                pass
+            if self._going():
+                # A new life would be sent tickets that this worker takes no more.
+                return
+
+    def _renew(self) -> bool:
+        incarnation = self._deadline.incarnation
+        keys = self._lane.keys
+        self._reports += 1
+        report = orjson.dumps({"n": self._reports, "fences": self._held()})
+        lease_ms = self._lane.lease_ms
+        with self._redis.pipeline(transaction=False) as pipe:
+            pipe.pexpire(keys.lease(incarnation), lease_ms)
+            pipe.set(keys.held(incarnation), report, px=lease_ms)
+            pipe.hget(keys.about, "master")
+            there, reported, master = pipe.execute(raise_on_error=False)
+        for reply in (there, reported):
+            if isinstance(reply, Exception) and not (reply is reported and is_full(reply)):
+                raise reply
+        if master != self._master and isinstance(master, bytes):
+            self._master = master
+            self._quietly(self._compare)
+        return bool(there)
+
+    def _compare(self) -> None:
+        """Another master leads, or the first that this worker knows: says what differs."""
+        for difference in differences(self._registration, leaders_facts(self._master)):
+            logger.warning("this worker differs from the master that leads: %s", difference)
+
+    def _follow(self) -> None:
+        """The pool may have grown or shrunk, and the queues may be others."""
+        if self._going():
+            # Celery has closed its pool, or is about to.
+            return
+        before = self._registration
+        changed = {name: value for name, value in self._standing().items() if value != before[name]}
+        if not changed:
+            return
+        try:
+            tell_changes(self._redis, self._lane.keys, self._name, self._deadline.incarnation, changed)
+        except (RedisError, OSError) as exc:
+            logger.debug("cannot tell yet what changed: %s", exc)
+            return
+        if "slots" in changed:
+            logger.info("the pool runs %d messages at once now; before, %d", changed["slots"], before["slots"])
+        if "queues" in changed:
+            logger.info("consumes %s now; before, %s", changed["queues"], before["queues"])
+        before.update(changed)
+
+    @staticmethod
+    def _quietly(call: Callable[[], None]) -> None:
+        try:
+            call()
+        except Exception:
+            # Whatever it was, the lease must go on, or come back.
+            logger.exception("%r failed", call)
+
+    def _come_back(self) -> bool:
+        """Registers anew; False when the server is still away."""
+        try:
+            self._register(patience_s=float("inf"))
+        except (RedisError, OSError) as exc:
+            self._outage.met(exc)
+            return False
+        self._outage.over()
+        return True

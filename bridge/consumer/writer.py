@@ -1,0 +1,161 @@
+"""Writes outcomes: one XADD for many, or, where there are effects, one script.
+
+Each pool process has connections of its own, as many as write at the same time. While the server is away the writer
+tries again until the lease ends: until then nobody else may have the tickets, so waiting loses nothing; after that the
+outcome is worth nothing.
+
+A full server (OOM) refuses the XADD. Then the outcome goes through a script that such a server lets pass: it is what
+leads to an acknowledgement, and so to room.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from celery.utils.log import get_logger
+from redis import Redis
+from redis.exceptions import RedisError, ResponseError
+
+from bridge.link.connections import Wire, client, is_full, is_outage
+from bridge.link.outage import Outage
+from bridge.protocol.outcomes import Outcome
+from bridge.routing.effects import Effect, Success, apply, tell
+from bridge.routing.words import ReturnWord
+
+if TYPE_CHECKING:
+    from bridge.consumer.deadline import Deadline
+    from bridge.settings.lane import LaneSettings
+
+logger = get_logger(__name__)
+
+#: Seconds between two tries while the server is away.
+RETRY_S = 0.05
+#: Seconds that one write may take before it is tried on a new connection.
+TIMEOUT_S = 2.0
+
+
+def at_limit(exc: BaseException | None) -> bool:
+    """Whether ``exc`` says that this process, not the server, cannot go on: it has no file descriptor left, mostly."""
+    while exc is not None:
+        if isinstance(exc, OSError) and exc.errno in (errno.EMFILE, errno.ENFILE):
+            return True
+        exc = exc.__cause__ or exc.__context__
+    return False
+
+
+class OutcomeWriter:
+    """Writes outcomes of one process, from any of its threads.
+
+    Connections are kept for whoever writes next: with gevent every message has a thread of its own, which would begin
+    with a connection and end with it.
+    """
+
+    def __init__(self, url: str, lane: LaneSettings, deadline: Deadline) -> None:
+        self._url = url
+        self._keys = lane.keys
+        self._deadline = deadline
+        self._pid = os.getpid()
+        #: Connections that nobody uses now.
+        self._idle: list[Wire] = []
+        self._made_client: Redis | None = None
+        self._known_head = ("", b"")
+        self._outage = Outage(logger, "trying to write an outcome until the lease ends")
+
+    def write(self, incarnation: str, outcomes: Sequence[Outcome]) -> bool:
+        """Writes ``outcomes`` in one entry. False: the lease ended first, and they are void."""
+        data = b"[" + b",".join(outcome.encode() for outcome in outcomes) + b"]"
+        packed = b"%b$%d\r\n%b\r\n" % (self._head(incarnation), len(data), data)
+
+        def send() -> None:
+            try:
+                self._call(packed)
+            except RedisError as exc:
+                if not is_full(exc):
+                    raise
+                tell(self._client(), self._keys, incarnation, data)
+
+        return self._until_lease_ends(incarnation, send)
+
+    def _head(self, incarnation: str) -> bytes:
+        """The command (RESP) up to the outcomes: the same for every write of an incarnation."""
+        known, head = self._known_head
+        if known != incarnation:
+            words = ("XADD", self._keys.outcomes, "*", "i", incarnation, "o")
+            encoded = [word.encode() for word in words]
+            head = b"*7\r\n" + b"".join(b"$%d\r\n%b\r\n" % (len(word), word) for word in encoded)
+            self._known_head = (incarnation, head)
+        return head
+
+    def apply(
+        self, incarnation: str, items: Sequence[tuple[str, Outcome, tuple[Effect, ...]]]
+    ) -> list[tuple[ReturnWord, str]]:
+        """Applies effects and writes successes, of (ticket, outcome, effects). A word for each; STALE for all when the
+        lease ended first.
+        """
+        successes = [
+            Success(ticket, outcome.fence, outcome.encode().decode(), effects) for ticket, outcome, effects in items
+        ]
+        words: list[tuple[ReturnWord, str]] = []
+
+        def send() -> None:
+            words[:] = apply(self._client(), self._keys, incarnation, successes)
+
+        if not self._until_lease_ends(incarnation, send):
+            return [(ReturnWord.STALE, "")] * len(items)
+        return words
+
+    def _until_lease_ends(self, incarnation: str, send: Any) -> bool:
+        while True:
+            try:
+                send()
+            except (RedisError, OSError) as exc:
+                if not is_outage(exc):
+                    raise
+                if at_limit(exc) and not self._deadline.in_main:
+                    logger.critical("no connection can be made in this pool process, which ends: %s", exc)
+                    os._exit(os.EX_OSERR)
+                self._outage.met(exc)
+            else:
+                self._outage.over()
+                return True
+            if not self._deadline.holds(incarnation):
+                return False
+            time.sleep(RETRY_S)
+
+    def _call(self, packed: bytes) -> None:
+        self._check_process()
+        try:
+            # One step for Python: no two threads get the same one.
+            wire = self._idle.pop()
+        except IndexError:
+            wire = Wire(self._url, timeout_s=TIMEOUT_S)
+        try:
+            wire.call_packed(packed)
+        except ResponseError:
+            # Its reply was read.
+            self._idle.append(wire)
+            raise
+        except BaseException:
+            # A lost connection, most often: then the others are lost as well. Or a time limit that struck just here.
+            lost, self._idle = [wire, *self._idle], []
+            for one in lost:
+                one.close()
+            raise
+        self._idle.append(wire)
+
+    def _client(self) -> Redis:
+        self._check_process()
+        if self._made_client is None:
+            self._made_client = client(self._url, timeout_s=TIMEOUT_S)
+        return self._made_client
+
+    def _check_process(self) -> None:
+        # A connection that was open when the process forked belongs to the parent.
+        if self._pid != os.getpid():
+            self._pid = os.getpid()
+            self._idle = []
+            self._made_client = None

@@ -1,0 +1,54 @@
+"""Finds dead letters in a lane: what was given up, and why. Never writes. `bridge.protocol.dead_letters` has their
+form.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+
+from bridge.protocol.dead_letters import Letter, read_letter
+
+if TYPE_CHECKING:
+    from redis import Redis
+
+    from bridge.routing.keys import LaneKeys
+
+#: Letters in one page: each may hold a whole payload and 16 KiB of traceback.
+PAGE = 100
+
+
+def newest_first(redis: Redis, keys: LaneKeys) -> Iterator[Letter]:
+    """All letters of the lane, the newest first, a page at a time. Raises redis errors."""
+    end = "+"
+    while True:
+        page = redis.execute_command("XREVRANGE", keys.dead, end, "-", "COUNT", PAGE)
+        for id_, flat in page:
+            yield read_letter(id_, flat)
+        if len(page) < PAGE:
+            return
+        end = f"({page[-1][0].decode()}"
+
+
+def of_message(redis: Redis, keys: LaneKeys, id_: str) -> list[Letter]:
+    """The letters of message ``id_``, oldest first; or the one letter whose own id that is.
+
+    Reads the dead letters once: there is no index by message, and nobody looks up many.
+    """
+    found = [letter for letter in newest_first(redis, keys) if id_ in (letter.message_id, letter.id)]
+    return found[::-1]
+
+
+def chosen(
+    letters: Iterator[Letter], *, ticket: str | None = None, task: str | None = None, reason: str | None = None
+) -> Iterator[Letter]:
+    """Those of ``letters`` that have this ticket, this task, and this text somewhere in their reason or error."""
+    tests: list[Callable[[Letter], bool]] = []
+    if ticket is not None:
+        tests.append(lambda letter: letter.ticket_id == ticket)
+    if task is not None:
+        tests.append(lambda letter: letter.task == task)
+    if reason is not None:
+        wanted = reason.casefold()
+        tests.append(lambda letter: wanted in letter.reason.casefold() or wanted in letter.error.casefold())
+    return (letter for letter in letters if all(test(letter) for test in tests))

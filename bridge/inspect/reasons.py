@@ -1,0 +1,125 @@
+"""Why a ticket does not move: one sentence, from what was found of it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from bridge.inspect.ticket_state import TicketState
+from bridge.routing.text import count, duration
+
+if TYPE_CHECKING:
+    from bridge.inspect.scans import Scan
+    from bridge.inspect.ticket_facts import InFlight, Parked, Retry, TicketFacts
+
+NO_LEADER = "no master leads, so nothing is dispatched or settled: start one with `bridge run`"
+NO_CONSUMER = "no consumer is alive: start a worker with `celery -A APP worker -n w1@%h`"
+
+
+def why(found: TicketFacts) -> str:
+    """The sentence. It names what stands in the way first, and what to do where something can be done."""
+    behind = _behind(found)
+    if found.in_flight is not None:
+        return _in_flight(found, found.in_flight) + behind
+    if found.parked is not None:
+        return _parked(found, found.parked)
+    if found.retry is not None:
+        return _retry(found, found.retry) + behind
+    if found.state is TicketState.WAITING:
+        return _waiting(found)
+    if found.state is TicketState.UNREAD:
+        # An older one may be among what waits, beyond what was looked at.
+        return _unread(found) + _not_looked_at(found)
+    return _at_rest(found) + _not_looked_at(found)
+
+
+def _at_rest(found: TicketFacts) -> str:
+    if found.state is TicketState.DEAD:
+        letter = found.letters[0]
+        error = f": {letter.error}" if letter.error else ""
+        return (
+            f"nothing undone was found; its last message {letter.message_id} is a dead letter: {letter.reason}{error}"
+        )
+    if found.state is TicketState.DONE:
+        return f"nothing undone found; its last message {found.last_done} is done"
+    return (
+        "nothing was found of it: no record, nothing waiting, nothing unread, no dead letter, and none of the newest "
+        f"entries that were read is its{'' if found.has_group else ' (nobody has ever read this stream)'}"
+    )
+
+
+def _not_looked_at(found: TicketFacts) -> str:
+    """What a search left out, which may well hold messages of the ticket."""
+    parts = []
+    for scan, where in ((found.waiting, "messages that wait"), (found.unread, "unread messages")):
+        if not scan.complete:
+            parts.append(f"only the first {scan.looked_at:,} {where} were looked at, there are more")
+    return f"; {', and '.join(parts)}" if parts else ""
+
+
+def _in_flight(found: TicketFacts, run: InFlight) -> str:
+    what = f"{count(len(run.message_ids), 'message')} in flight on {run.consumer} for {duration(run.since_ms)}"
+    attempt = f", attempt {run.attempt}" if run.attempt > 1 else ""
+    if run.park_reason is not None:
+        attempt += f"; the ticket is to be parked after it: {run.park_reason}"
+    if found.leader is None:
+        return f"{what}{attempt}; {NO_LEADER}"
+    if not run.consumer_alive:
+        end = "whose lease is over: the leader moves the ticket"
+        if not found.consumers_alive:
+            return f"{what}{attempt}, {end} as soon as there is a consumer; {NO_CONSUMER}"
+        return f"{what}{attempt}, {end} to another consumer"
+    return f"{what}{attempt}; it is alive (lease {duration(run.lease_ms)} left), so the task runs there or is about to"
+
+
+def _parked(found: TicketFacts, parked: Parked) -> str:
+    reason = f": {parked.reason}" if parked.reason else ""
+    held = [f"{_many(found.waiting, 'message')} waiting for it"]
+    if found.unread.count:
+        held.append(f"{_many(found.unread, 'message')} not read yet")
+    what = f"parked for {duration(parked.since_ms)}{reason}"
+    return f"{what}; it stands still until somebody releases it, `bridge ticket release ID` ({', '.join(held)})"
+
+
+def _retry(found: TicketFacts, retry: Retry) -> str:
+    cause = f": {retry.last_error}" if retry.last_error else ""
+    if retry.due_in_ms > 0:
+        what = f"attempt {retry.attempt} of {retry.max_attempts} is due in {duration(retry.due_in_ms)}{cause}"
+    else:
+        what = f"attempt {retry.attempt} of {retry.max_attempts} is due now{cause}"
+    stop = _stop(found)
+    if stop:
+        return f"{what}; {stop}"
+    return what if retry.due_in_ms > 0 else f"{what}; it goes out as soon as a consumer has room"
+
+
+def _waiting(found: TicketFacts) -> str:
+    what = f"{_many(found.waiting, 'message')} waiting to be dispatched, the oldest is {found.waiting.ids[0]}"
+    return f"{what}; {_stop(found) or 'it goes out as soon as a consumer that takes work has room'}"
+
+
+def _unread(found: TicketFacts) -> str:
+    what = f"{_many(found.unread, 'message')} not read yet, the oldest is {found.unread.ids[0]}"
+    if not found.has_group:
+        return f"{what}; no master has ever led this lane: start one with `bridge run`"
+    return f"{what}; {_stop(found) or 'the master reads on when it has dispatched what it has read'}"
+
+
+def _stop(found: TicketFacts) -> str:
+    if found.leader is None:
+        return NO_LEADER
+    if not found.consumers_alive:
+        return NO_CONSUMER
+    return found.nobody_runs
+
+
+def _behind(found: TicketFacts) -> str:
+    parts = []
+    if found.waiting.count:
+        parts.append(f"{_many(found.waiting, 'message')} waiting behind")
+    if found.unread.count:
+        parts.append(f"{_many(found.unread, 'message')} not read yet")
+    return f" ({', '.join(parts)})" if parts else ""
+
+
+def _many(scan: Scan, thing: str) -> str:
+    return ("" if scan.complete else "at least ") + count(scan.count, thing)

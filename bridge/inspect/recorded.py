@@ -1,0 +1,86 @@
+"""The tickets that have a record: in flight, awaiting a retry, or parked. For `bridge ticket list`. Never writes.
+
+The lane moves on meanwhile: a ticket whose record comes or goes between two pages may be in the list or not; one that
+stands still is in it for certain.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from bridge.inspect.roster import Pending, registrations_of
+from bridge.inspect.ticket_state import TicketState
+from bridge.routing import records
+
+if TYPE_CHECKING:
+    from redis import Redis
+
+    from bridge.settings.lane import LaneSettings
+
+#: Records in one page, about.
+PAGE = 1000
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """One ticket. ``since_ms``: how long its record says so; ``cause``: why it is parked, or comes again."""
+
+    ticket_id: str
+    state: TicketState
+    since_ms: int
+    consumer: str
+    cause: str
+    #: Its oldest messages, in flight or to come again; of a parked one those that were begun before.
+    message_ids: tuple[str, ...]
+    #: Messages that were put aside for a parked ticket; None for another one: nobody counts those.
+    waiting: int | None
+
+
+def recorded(redis: Redis, settings: LaneSettings, *, parked_only: bool) -> Iterator[Recorded]:
+    """All of them, in no order. Raises redis errors."""
+    keys = settings.keys
+    seconds, micros = redis.time()
+    now_ms = seconds * 1000 + micros // 1000
+    aside = _aside(redis, settings)
+    known: set[bytes] = set()
+    cursor = 0
+    while True:
+        found: Any = redis.hscan(keys.tickets, cursor, count=PAGE)
+        cursor, page = found
+        for name, text in page.items():
+            # A scan may give a field twice.
+            if name in known:
+                continue
+            known.add(name)
+            record = records.parse(text)
+            if parked_only and not record.parked:
+                continue
+            yield Recorded(
+                ticket_id=name.decode(),
+                state=_state(record),
+                since_ms=max(0, now_ms - record.at_ms),
+                consumer=record.consumer,
+                cause=record.cause,
+                message_ids=record.ids,
+                waiting=aside.get(name.decode(), 0) if record.parked else None,
+            )
+        if cursor == 0:
+            return
+
+
+def _state(record: records.Record) -> TicketState:
+    if record.parked:
+        return TicketState.PARKED
+    return TicketState.IN_FLIGHT if record.in_flight else TicketState.AWAITING_RETRY
+
+
+def _aside(redis: Redis, settings: LaneSettings) -> dict[str, int]:
+    keys = settings.keys
+    if not redis.exists(keys.tickets):
+        # Nor need there be a group.
+        return {}
+    summary: Any = redis.execute_command("XPENDING", keys.stream, keys.group)
+    registered: Any = redis.hgetall(keys.consumers)
+    return Pending.of(summary, settings, registrations_of(registered)).of_parked

@@ -1,0 +1,192 @@
+"""The consumers of a lane, as anybody can see them: who is there, what state each is in, what it has in flight."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import TYPE_CHECKING, Any
+
+import orjson
+
+from bridge.protocol.names import HEADER_WORD, WorkerWord
+from bridge.routing.errors import InputError
+from bridge.routing.text import printable
+
+if TYPE_CHECKING:
+    from redis import Redis
+
+    from bridge.routing.keys import LaneKeys
+    from bridge.settings.lane import LaneSettings
+
+
+class ConsumerState(Enum):
+    """What a consumer may be sent; the value is the word that is shown."""
+
+    #: It takes work.
+    OPEN = "open"
+    #: It takes nothing new, by an operator's order.
+    DRAINING = "draining"
+    #: It shuts down.
+    LEAVING = "leaving"
+    #: Its lease holds, and it takes nothing from its queue: the leader has put a probe there, and it stays.
+    STALLED = "stalled"
+    #: It is gone, or about to come back as a new incarnation.
+    OVER = "lease over"
+
+
+@dataclass(frozen=True)
+class ConsumerStatus:
+    """One consumer of the lane. None stands for what is not known."""
+
+    name: str
+    state: ConsumerState
+    #: Its lease holds.
+    alive: bool
+    #: It is registered; False: only its name is left in the group, with what it had in flight.
+    registered: bool
+    #: An operator's order holds that it takes nothing new.
+    draining: bool
+    #: Pool processes.
+    slots: int | None
+    pool: str | None
+    pid: int | None
+    incarnation: str | None
+    #: Messages pending under its name.
+    in_flight: int
+    #: Tickets that it held when it last renewed its lease; None before the first renewal.
+    tickets: int | None
+    #: Celery messages that it has not fetched yet.
+    queued: int
+    #: What is left of its lease, in ms.
+    lease_ms: int
+    #: How long it has been here, in ms.
+    up_ms: int | None
+    #: Of this package.
+    version: str | None = None
+    #: Celery queues that it consumes beside its own; None: it did not tell.
+    queues: tuple[str, ...] | None = None
+
+
+@dataclass(frozen=True)
+class Pending:
+    """The group's pending entries, by whose they are."""
+
+    first_ms: int | None
+    of_master: int
+    of_consumers: dict[str, int]
+    #: Ticket -> messages that are put aside for it while it is parked.
+    of_parked: dict[str, int]
+
+    @classmethod
+    def of(cls, summary: Any, settings: LaneSettings, registered: Collection[str]) -> Pending:
+        """From the reply of XPENDING without a range; None where there is no group."""
+        if not summary or not summary[0]:
+            return cls(None, 0, {}, {})
+        aside = settings.keys.parked_consumer(settings.master, "")
+        of_master, of_consumers, of_parked = 0, {}, {}
+        for raw, number in summary[3] or ():
+            name = raw.decode(errors="replace")
+            if name == settings.master:
+                of_master = int(number)
+            elif name.startswith(aside) and name not in registered:
+                of_parked[name.removeprefix(aside)] = int(number)
+            else:
+                of_consumers[name] = int(number)
+        return cls(int(summary[1].decode().partition("-")[0]), of_master, of_consumers, of_parked)
+
+
+def registrations_of(reply: dict[bytes, bytes]) -> dict[str, dict[str, Any]]:
+    """Consumer -> what it registered with, from the reply of HGETALL."""
+    return {name.decode(): orjson.loads(text) for name, text in reply.items()}
+
+
+def draining(registration: dict[str, Any], order: bytes | None) -> bool:
+    """Whether the order to drain, a value of the hash ``drains``, is for this life of the consumer.
+
+    An order ends with the process that it was for: who restarts a drained worker wants it to work.
+    """
+    return order is not None and orjson.loads(order).get("started") == registration.get("started")
+
+
+def ask(pipe: Any, keys: LaneKeys, registrations: dict[str, dict[str, Any]]) -> None:
+    """Puts the questions into ``pipe`` whose answers `consumers` takes."""
+    for name, told in registrations.items():
+        pipe.pttl(keys.lease(told["incarnation"]))
+        pipe.get(keys.held(told["incarnation"]))
+        pipe.llen(keys.queue(name))
+        # The oldest, which the consumer takes next.
+        pipe.lindex(keys.queue(name), -1)
+
+
+def consumers(
+    registrations: dict[str, dict[str, Any]],
+    answers: Sequence[Any],
+    drains: dict[bytes, bytes],
+    pending: Pending,
+    now_ms: int,
+) -> tuple[ConsumerStatus, ...]:
+    """All consumers by name, the unregistered ones with messages in flight too."""
+    found = []
+    for i, (name, told) in enumerate(registrations.items()):
+        lease_ms, held, queued, oldest = answers[4 * i : 4 * i + 4]
+        since = told.get("since")
+        ordered = draining(told, drains.get(name.encode()))
+        state = ConsumerState.DRAINING if ordered else ConsumerState.OPEN
+        if lease_ms <= 0:
+            state = ConsumerState.OVER
+        elif told.get("leaving"):
+            state = ConsumerState.LEAVING
+        elif _is_probe(oldest):
+            state = ConsumerState.STALLED
+        found.append(
+            ConsumerStatus(
+                name=name,
+                state=state,
+                alive=lease_ms > 0,
+                registered=True,
+                draining=ordered,
+                slots=told.get("slots"),
+                pool=told.get("pool"),
+                pid=told.get("pid"),
+                incarnation=told["incarnation"],
+                in_flight=pending.of_consumers.get(name, 0),
+                tickets=len(orjson.loads(held)["fences"]) if held else None,
+                queued=queued,
+                lease_ms=max(0, lease_ms),
+                up_ms=None if since is None else max(0, now_ms - int(since * 1000)),
+                version=told.get("version"),
+                queues=tuple(told["queues"]) if "queues" in told else None,
+            )
+        )
+    for name, number in pending.of_consumers.items():
+        if name not in registrations and number:
+            gone = (ConsumerState.OVER, False, False, False, None, None, None, None)
+            found.append(ConsumerStatus(name, *gone, number, None, 0, 0, None))
+    return tuple(sorted(found, key=lambda consumer: consumer.name))
+
+
+def _is_probe(text: bytes | None) -> bool:
+    """Whether a Celery message is the leader's question whether the consumer takes anything."""
+    if text is None or HEADER_WORD.encode() not in text:
+        return False
+    headers: dict[str, Any] = orjson.loads(text)["headers"]
+    return headers.get(HEADER_WORD) == WorkerWord.PROBE.value
+
+
+def full_name(redis: Redis, keys: LaneKeys, name: str) -> str:
+    """The registered consumer that ``name`` stands for: its name, or the part before the @ when only one has it.
+
+    Raises `InputError` when there is none, or more than one.
+    """
+    registered: Any = redis.hkeys(keys.consumers)
+    names: list[str] = sorted(raw.decode() for raw in registered)
+    if name in names:
+        return name
+    matching = [one for one in names if one.partition("@")[0] == name]
+    if len(matching) == 1:
+        return matching[0]
+    if matching:
+        raise InputError(f"{printable(name)} may be any of {printable(', '.join(matching))}: give the whole name")
+    there = f"there are {printable(', '.join(names))}" if names else "none is registered"
+    raise InputError(f"there is no consumer {printable(name)} ({there})")

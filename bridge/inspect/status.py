@@ -1,0 +1,278 @@
+"""One look at a lane: who leads, who works, how much is where. For `bridge status`.
+
+Two round trips, whatever the backlog: what the lane's keys say of themselves (lengths and summaries), in one MULTI so
+that the numbers belong together; then lease, report and queue of each consumer, and the records of tickets up to
+`RECORDS`, since only they tell which are parked. Nothing else here grows with the number of messages or tickets.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from redis.exceptions import ResponseError
+
+from bridge.inspect.roster import ConsumerState, ConsumerStatus, Pending, ask, consumers, registrations_of
+from bridge.link.connections import without_password
+from bridge.protocol.agreement import differences, leaders_facts
+from bridge.protocol.unserved import UnservedTask, read_unserved
+from bridge.routing.groups import Group, group_in
+from bridge.routing.ids import id_key, younger_than
+from bridge.routing.records import PARKED
+from bridge.routing.text import count, duration, one_line
+
+if TYPE_CHECKING:
+    from redis import Redis
+
+    from bridge.routing.keys import LaneKeys
+    from bridge.settings.app import Settings
+
+#: Unread entries that are counted one by one where the server does not know their number, and bytes of them, about.
+COUNTED = 1000
+COUNTED_BYTES = 4 * 1024 * 1024
+#: Ticket records that are read to count the parked ones, about. There are as many as tickets are in flight, await a
+#: retry, or are parked.
+RECORDS = 10_000
+#: How the record of a parked ticket begins.
+_PARKED = f"[{PARKED},".encode()
+#: Counters of what should not happen, in the order of their weight.
+TROUBLE = ("lost", "suspect", "rerouted", "stale", "tampered", "stalled", "regrouped", "unknown")
+
+
+@dataclass(frozen=True)
+class Leading:
+    """Who leads the lane. ``lease_ms``: what is left of the lead, in ms."""
+
+    holder: str
+    term: int
+    lease_ms: int
+
+
+@dataclass(frozen=True)
+class LaneStatus:
+    """What `look` saw. Counts are of messages; ages in ms by the server's clock."""
+
+    stream: str
+    group: str
+    url: str
+    server: str
+    #: Entries in the stream, handled ones too.
+    length: int
+    #: The consumer group exists.
+    has_group: bool
+    leader: Leading | None
+    unread: int
+    #: Why that is only the most that it can be; empty: it is exact.
+    unread_why: str
+    waiting: int
+    in_flight: int
+    awaiting_retry: int
+    dead: int
+    #: Tickets, and the messages that wait for their release.
+    parked: int
+    parked_messages: int
+    #: False: there are more records than were looked at, so more may be parked.
+    parked_complete: bool
+    #: Age of the oldest message that is neither done nor dead; None when there is none.
+    oldest_undone_ms: int | None
+    #: Outcomes that the leader has not settled yet.
+    outcomes: int
+    counters: dict[str, int]
+    consumers: tuple[ConsumerStatus, ...]
+    #: The Celery app that has the lane, and the format of what it keeps (`bridge.protocol.agreement`); None: nobody has
+    #: said so.
+    app: str | None = None
+    format: int | None = None
+    #: Version and settings of the master that leads, or led last.
+    master: dict[str, Any] = field(default_factory=dict)
+    #: Tasks that messages wait for, since nobody who is here can run them.
+    unserved: tuple[UnservedTask, ...] = field(default=())
+    #: What keeps the lane from moving, a sentence each, with what to do.
+    problems: tuple[str, ...] = field(default=())
+
+
+def look(redis: Redis, settings: Settings) -> LaneStatus:
+    """Looks at the lane of ``settings``. Raises redis errors."""
+    lane, keys = settings.lane, settings.lane.keys
+    with redis.pipeline(transaction=True) as pipe:
+        pipe.time()
+        pipe.info("server")
+        pipe.get(keys.leader)
+        pipe.pttl(keys.leader)
+        pipe.zcard(keys.retries)
+        pipe.xlen(keys.dead)
+        pipe.xlen(keys.outcomes)
+        pipe.xlen(keys.stream)
+        pipe.hgetall(keys.counts)
+        pipe.hgetall(keys.consumers)
+        pipe.hgetall(keys.drains)
+        pipe.hgetall(keys.unserved)
+        pipe.hgetall(keys.about)
+        pipe.execute_command("XINFO", "STREAM", keys.stream)
+        pipe.execute_command("XINFO", "GROUPS", keys.stream)
+        pipe.execute_command("XPENDING", keys.stream, keys.group)
+        replies = pipe.execute(raise_on_error=False)
+    # A stream or a group that nobody has made yet is a state, not an error.
+    pending_raw = _unless_missing(replies.pop())
+    group = group_in(replies.pop(), keys.group)
+    stream = _as_dict(_unless_missing(replies.pop()) or [])
+    for reply in replies:
+        if isinstance(reply, Exception):
+            raise reply
+    time_, info, token, leader_left, retries, dead, outcomes, length, *hashes = replies
+    counts, registered, drains, unserved, about = hashes
+    now_ms = time_[0] * 1000 + time_[1] // 1000
+    registrations = registrations_of(registered)
+    pending = Pending.of(pending_raw, lane, registrations)
+
+    last_delivered = group.read_to if group else "0-0"
+    with redis.pipeline(transaction=False) as pipe:
+        pipe.execute_command("XRANGE", keys.stream, *younger_than(last_delivered), "COUNT", 1)
+        pipe.execute_command("HSCAN", keys.tickets, 0, "COUNT", RECORDS)
+        ask(pipe, keys, registrations)
+        next_unread, (cursor, records), *of_consumers = pipe.execute()
+
+    unread, why = length, ""
+    if group is not None:
+        # Without a group: its first master will make it from the stream's beginning.
+        pending_count = int(pending_raw[0]) if pending_raw else 0
+        unread, why = _unread(redis, keys, group, stream, next_unread, length - pending_count)
+    leader = None
+    if token is not None:
+        term, _, holder = token.decode().partition(" ")
+        leader = Leading(holder, int(term), max(0, leader_left))
+    oldest = pending.first_ms
+    if oldest is None and next_unread:
+        oldest = _ms_of(next_unread[0][0])
+    parked = {name.decode() for name, record in _as_dict(records).items() if record.startswith(_PARKED)}
+    seen = LaneStatus(
+        stream=keys.stream,
+        group=keys.group,
+        url=without_password(settings.redis_url),
+        server=_server(info),
+        length=length,
+        has_group=group is not None,
+        leader=leader,
+        unread=unread,
+        unread_why=why,
+        waiting=max(0, pending.of_master - retries),
+        in_flight=sum(pending.of_consumers.values()),
+        awaiting_retry=retries,
+        dead=dead,
+        # Those beyond the records that were read are known when something waits for them.
+        parked=len(parked | pending.of_parked.keys() if cursor else parked),
+        parked_messages=sum(pending.of_parked.values()),
+        parked_complete=not cursor,
+        oldest_undone_ms=None if oldest is None else max(0, now_ms - oldest),
+        outcomes=outcomes,
+        counters={name.decode(): int(value) for name, value in sorted(counts.items())},
+        consumers=consumers(registrations, of_consumers, drains, pending, now_ms),
+        unserved=read_unserved(unserved),
+        app=about[b"app"].decode() if b"app" in about else None,
+        format=int(about[b"format"]) if b"format" in about else None,
+        master=leaders_facts(about.get(b"master")),
+    )
+    waits = (_unserved(one, now_ms) for one in seen.unserved)
+    problems = (*_problems(seen, lane.dead_max), *waits, *_differing(seen, registrations))
+    return replace(seen, problems=problems)
+
+
+def _unread(
+    redis: Redis, keys: LaneKeys, group: Group, stream: dict[bytes, Any], next_unread: Any, at_most: int
+) -> tuple[int, str]:
+    """(messages that the group has not read, why they may be fewer)."""
+    if not next_unread:
+        return 0, ""
+    # Never below what is seen: what is counted here was asked one after the other.
+    if group.lag is not None:
+        return max(1, group.lag), ""
+    read, added = group.entries_read, stream.get(b"entries-added")
+    last, deleted = group.read_to, stream.get(b"max-deleted-entry-id", b"").decode()
+    if read is not None and added is not None and id_key(deleted) <= id_key(last):
+        # The server is more careful than it must be: what was deleted had been read.
+        return max(1, int(added) - read), ""
+    size = sum(map(len, next_unread[0][1])) + 1
+    count = max(1, min(COUNTED, COUNTED_BYTES // size))
+    found = redis.execute_command("XRANGE", keys.stream, *younger_than(last), "COUNT", count)
+    if len(found) < count:
+        return max(1, len(found)), ""
+    return max(count, at_most), "the most that it can be: some of it may be done and not removed yet"
+
+
+def _problems(seen: LaneStatus, dead_max: int) -> list[str]:
+    problems = []
+    if seen.leader is None:
+        problems.append("no master leads: nothing is dispatched or settled; start one with `bridge run`")
+    alive = [consumer for consumer in seen.consumers if consumer.alive]
+    if not alive:
+        problems.append("no consumer is alive: nothing can run; start a worker with `celery -A APP worker -n w1@%h`")
+    elif not any(consumer.state is ConsumerState.OPEN for consumer in alive):
+        problems.append("no consumer takes anything new: start another worker, or `bridge consumer resume NAME`")
+    if not seen.has_group:
+        problems.append("the consumer group does not exist yet: the first master to lead makes it")
+    lost = [c.name for c in seen.consumers if not c.alive and c.in_flight]
+    if lost:
+        problems.append(f"gone with messages in flight: {', '.join(lost)}; the leader moves them to others")
+    stalled = [c.name for c in alive if c.state is ConsumerState.STALLED]
+    if stalled:
+        problems.append(f"alive, and taking nothing from the queue: {', '.join(stalled)}; look at the log, restart it")
+    if seen.dead >= dead_max:
+        problems.append(
+            f"{count(seen.dead, 'dead letter')}, and bridge_dead_max is {dead_max:,}: nothing new is read; "
+            "`bridge dead list`, then replay or drop some"
+        )
+    if seen.parked:
+        held = f", with {count(seen.parked_messages, 'message')} waiting" if seen.parked_messages else ""
+        problems.append(f"{count(seen.parked, 'ticket')} parked{held}: `bridge ticket list --parked` says why")
+    return problems
+
+
+def _unserved(one: UnservedTask, now_ms: int) -> str:
+    waits = f"{count(one.messages, 'message')} of {count(one.tickets, 'ticket')}"
+    verb = "waits" if one.messages == 1 else "wait"
+    what = f"{waits} {verb} for {one_line(one.task)} since {duration(max(0, now_ms - one.since_ms))}: {one.why}"
+    if one.breaker:
+        return f"{what}; when one that is tried succeeds, they go on"
+    if one.dead_in_ms is None:
+        return f"{what}; start a worker that runs it"
+    return f"{what}; start a worker that runs it, or the first is a dead letter in {duration(one.dead_in_ms)}"
+
+
+def _differing(seen: LaneStatus, registrations: dict[str, dict[str, Any]]) -> list[str]:
+    """Consumers whose version or settings are not those of the master that leads."""
+    differ: dict[str, list[str]] = {}
+    for one in seen.consumers:
+        if one.alive:
+            for difference in differences(registrations[one.name], seen.master):
+                differ.setdefault(difference, []).append(one.name)
+    found = []
+    for difference, names in differ.items():
+        who = ", ".join(names[:5]) + (" and others" if len(names) > 5 else "")
+        found.append(f"{who}: {difference.replace('there', 'the master:', 1)}; start all members with the same")
+    return found
+
+
+def _server(info: dict[str, Any]) -> str:
+    if info.get("server_name") == "valkey":
+        return f"Valkey {info['valkey_version']}"
+    return f"Redis {info['redis_version']}"
+
+
+def _unless_missing(reply: Any) -> Any:
+    """A reply; None when it is the error that the stream or the group is not there."""
+    if isinstance(reply, ResponseError) and ("no such key" in str(reply) or "NOGROUP" in str(reply)):
+        return None
+    if isinstance(reply, Exception):
+        raise reply
+    return reply
+
+
+def _as_dict(flat: Any) -> dict[bytes, Any]:
+    if isinstance(flat, dict):
+        return {key if isinstance(key, bytes) else key.encode(): value for key, value in flat.items()}
+    return {flat[i]: flat[i + 1] for i in range(0, len(flat), 2)}
+
+
+def _ms_of(id_: bytes | str) -> int:
+    text = id_.decode() if isinstance(id_, bytes) else id_
+    return int(text.partition("-")[0])

@@ -1,0 +1,98 @@
+"""What was found of one ticket: where its messages are, and what they wait for. No I/O."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from bridge.inspect.scans import Scan
+from bridge.inspect.ticket_state import TicketState
+from bridge.protocol.dead_letters import Letter
+from bridge.routing import records
+
+
+@dataclass(frozen=True)
+class InFlight:
+    """The ticket's run. Times in ms by the server's clock."""
+
+    consumer: str
+    incarnation: str
+    message_ids: tuple[str, ...]
+    attempt: int
+    #: Of the first message; the others follow.
+    fence: int
+    since_ms: int
+    consumer_alive: bool
+    lease_ms: int
+    #: Why the ticket is to be parked when this run is over; None: it is not.
+    park_reason: str | None = None
+
+
+@dataclass(frozen=True)
+class Retry:
+    """What the ticket's oldest message waits for. ``attempt``: the one to come; ``due_in_ms``: negative: overdue."""
+
+    message_id: str
+    attempt: int
+    max_attempts: int
+    due_in_ms: int
+    last_error: str
+
+
+@dataclass(frozen=True)
+class Parked:
+    """The ticket stands still until somebody releases it. ``since_ms``: for how long it has."""
+
+    reason: str
+    since_ms: int
+    #: Its oldest message, where that was begun before, and the attempt to come.
+    message_id: str | None
+    attempt: int
+
+
+@dataclass(frozen=True)
+class TicketFacts:
+    """What was found of one ticket."""
+
+    ticket: str
+    #: None: nothing is known of it.
+    state: TicketState | None
+    why: str
+    leader: str | None
+    consumers_alive: int
+    in_flight: InFlight | None
+    retry: Retry | None
+    parked: Parked | None
+    #: Consumers that ended while its oldest message may have been running: it is suspected of having ended them.
+    losses: int
+    #: The attempt of its oldest message that was cut off half way, if one was.
+    lost: records.LostAttempt | None
+    #: Whether the consumer group exists.
+    has_group: bool
+    waiting: Scan
+    unread: Scan
+    letters: tuple[Letter, ...]
+    #: Why nobody who is here can run its oldest message; '': somebody can, as far as that is known.
+    nobody_runs: str = ""
+    #: The newest message of the ticket that is neither pending nor unread; looked for when nothing else was found.
+    last_done: str | None = None
+
+    def document(self) -> dict[str, Any]:
+        """All of it, for JSON."""
+        return {
+            "ticket_id": self.ticket,
+            "state": None if self.state is None else self.state.value,
+            "why": self.why,
+            "leader": self.leader,
+            "consumers_alive": self.consumers_alive,
+            "in_flight": None if self.in_flight is None else asdict(self.in_flight),
+            "retry": None if self.retry is None else asdict(self.retry),
+            "parked": None if self.parked is None else asdict(self.parked),
+            "losses": self.losses,
+            "lost_attempt": None if self.lost is None else asdict(self.lost),
+            "waiting": asdict(self.waiting),
+            "unread": asdict(self.unread),
+            "dead": [letter.summary() for letter in self.letters],
+            "nobody_runs": self.nobody_runs,
+            "last_done": self.last_done,
+        }

@@ -1,0 +1,254 @@
+"""Where one ticket is, and why it does not move. For `bridge ticket show`. Never writes.
+
+What is in flight or awaits a retry is in the ticket's record: one look. What waits is in the master's pending list,
+what was not read yet in the stream; neither has an index by ticket, so both are searched from where the ticket's
+messages can be, up to a bound, and the answer says how far that went.
+
+Nothing stands still meanwhile: a message may move on between two looks. When the looks together saw nothing undone,
+the record is read once more, and all is done again if it is there now.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+from bridge.inspect.dead_letters import chosen, newest_first
+from bridge.inspect.reasons import why
+from bridge.inspect.scans import Scan, backwards, last_ended, of_name, of_pending, of_stream, together
+from bridge.inspect.ticket_facts import InFlight, Parked, Retry, TicketFacts
+from bridge.inspect.ticket_state import TicketState
+from bridge.protocol.dead_letters import Letter
+from bridge.protocol.registration import Registration, Registrations
+from bridge.protocol.unserved import read_unserved
+from bridge.routing import records
+from bridge.routing.groups import group_in
+from bridge.routing.ids import id_key
+from bridge.routing.records import PARK_AFTER
+from bridge.routing.text import duration
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from redis import Redis
+
+    from bridge.settings.lane import LaneSettings
+
+#: Dead letters that are looked through for the ticket's, newest first, and those of it that are shown.
+LETTERS_LOOKED_AT = 1000
+LETTERS_SHOWN = 3
+#: Times that a ticket which moved on between two looks is looked for anew.
+LOOKS = 3
+
+
+@dataclass
+class _Lane:
+    """What the first look saw."""
+
+    now_ms: int
+    leader: str | None
+    record: records.Record | None
+    due_ms: int | None
+    registrations: dict[bytes, Registration]
+    last_delivered: str | None
+    leases: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def alive(self) -> list[Registration]:
+        return [one for one in self.registrations.values() if self.leases.get(one.incarnation, -1) > 0]
+
+
+def locate(redis: Redis, settings: LaneSettings, ticket: str, max_attempts: Callable[[str | None], int]) -> TicketFacts:
+    """Looks for ``ticket``. ``max_attempts`` answers for a task's name; None: the default task. Raises redis errors."""
+    found = _locate(redis, settings, ticket, max_attempts)
+    for _ in range(LOOKS - 1):
+        if found.state not in (TicketState.DEAD, TicketState.DONE, None):
+            break
+        if not redis.hexists(settings.keys.tickets, ticket):
+            break
+        found = _locate(redis, settings, ticket, max_attempts)
+    return found
+
+
+def _locate(
+    redis: Redis, settings: LaneSettings, ticket: str, max_attempts: Callable[[str | None], int]
+) -> TicketFacts:
+    keys = settings.keys
+    lane = _look(redis, settings, ticket)
+    record = lane.record
+    wanted = ticket.encode()
+    nothing = Scan((), 0, 0, True)
+    waiting = unread = nothing
+    if lane.last_delivered is not None:
+        waiting = _waiting(redis, settings, ticket, record)
+    unread = of_stream(redis, keys, wanted, lane.last_delivered or "0-0")
+    letters = _letters(redis, settings, ticket)
+
+    in_flight = retry = parked = None
+    if record is not None and record.in_flight:
+        state: TicketState | None = TicketState.IN_FLIGHT
+        in_flight = _in_flight(lane, record)
+    elif record is not None and record.parked:
+        state = TicketState.PARKED
+        since_ms = max(0, lane.now_ms - record.at_ms)
+        parked = Parked(record.cause, since_ms, record.ids[0] if record.ids else None, record.attempt)
+    elif record is not None:
+        state = TicketState.AWAITING_RETRY
+        retry = _retry(redis, settings, lane, record, max_attempts)
+    elif waiting.count:
+        state = TicketState.WAITING
+    elif unread.count:
+        state = TicketState.UNREAD
+    else:
+        state = None
+    last_done = None
+    if state is None:
+        dead_ids = {letter.message_id for letter in letters}
+        if lane.last_delivered is not None:
+            # What is done has left the stream, but for what is to be kept for a time, or has a letter.
+            ended = (backwards(redis, keys, wanted, lane.last_delivered), last_ended(redis, keys, ticket))
+            last_done = max((id_ for id_ in ended if id_ is not None), key=id_key, default=None)
+        if letters and (last_done is None or last_done in dead_ids):
+            state = TicketState.DEAD
+        elif last_done is not None:
+            state = TicketState.DONE
+    found = TicketFacts(
+        ticket=ticket,
+        state=state,
+        why="",
+        leader=lane.leader,
+        consumers_alive=len(lane.alive),
+        in_flight=in_flight,
+        retry=retry,
+        parked=parked,
+        losses=0 if record is None else record.losses,
+        lost=None if record is None else record.lost,
+        has_group=lane.last_delivered is not None,
+        waiting=waiting,
+        unread=unread,
+        letters=letters,
+        nobody_runs=_nobody_runs(redis, settings, lane, record, waiting),
+        last_done=last_done,
+    )
+    return replace(found, why=why(found))
+
+
+def _look(redis: Redis, settings: LaneSettings, ticket: str) -> _Lane:
+    keys = settings.keys
+    with redis.pipeline(transaction=True) as pipe:
+        pipe.time()
+        pipe.get(keys.leader)
+        pipe.hget(keys.tickets, ticket)
+        pipe.zscore(keys.retries, ticket)
+        pipe.hgetall(keys.consumers)
+        pipe.execute_command("XINFO", "GROUPS", keys.stream)
+        replies = pipe.execute(raise_on_error=False)
+    group = group_in(replies.pop(), keys.group)
+    for reply in replies:
+        if isinstance(reply, Exception):
+            raise reply
+    time_, token, text, due, registered = replies
+    lane = _Lane(
+        now_ms=time_[0] * 1000 + time_[1] // 1000,
+        leader=None if token is None else token.decode().partition(" ")[2],
+        record=None if text is None else records.parse(text),
+        due_ms=None if due is None else int(due),
+        registrations=Registrations().read(registered),
+        last_delivered=None if group is None else group.read_to,
+    )
+    asked = [one.incarnation for one in lane.registrations.values()]
+    if lane.record is not None and lane.record.in_flight:
+        asked.append(lane.record.incarnation)
+    with redis.pipeline(transaction=False) as pipe:
+        for incarnation in asked:
+            pipe.pttl(keys.lease(incarnation))
+        leases = pipe.execute()
+    lane.leases = dict(zip(asked, leases, strict=True))
+    return lane
+
+
+def _waiting(redis: Redis, settings: LaneSettings, ticket: str, record: records.Record | None) -> Scan:
+    """What waits of the ticket, beside what its record names."""
+    keys, master, wanted = settings.keys, settings.master, ticket.encode()
+    if record is None:
+        return of_pending(redis, keys, master, wanted)
+    if record.parked:
+        # Beside what was put aside, some may still be under the master's name: what it never had in its memory.
+        return together(
+            of_name(redis, keys, keys.parked_consumer(master, ticket)), of_pending(redis, keys, master, wanted)
+        )
+    # Most of what waits came after what the record names; what came before it was dead, and put back.
+    return together(
+        of_pending(redis, keys, master, wanted, after=record.ids[-1]),
+        of_pending(redis, keys, master, wanted, before=record.ids[-1]),
+    )
+
+
+def _in_flight(lane: _Lane, record: records.Record) -> InFlight:
+    lease_ms = lane.leases.get(record.incarnation, -2)
+    return InFlight(
+        consumer=record.consumer,
+        incarnation=record.incarnation,
+        message_ids=record.ids,
+        attempt=record.attempt,
+        fence=record.fence,
+        since_ms=max(0, lane.now_ms - record.at_ms),
+        consumer_alive=lease_ms > 0,
+        lease_ms=max(0, lease_ms),
+        park_reason=record.cause.removeprefix(PARK_AFTER) if record.cause.startswith(PARK_AFTER) else None,
+    )
+
+
+def _retry(
+    redis: Redis, settings: LaneSettings, lane: _Lane, record: records.Record, max_attempts: Callable[[str | None], int]
+) -> Retry:
+    id_ = record.ids[0]
+    return Retry(
+        message_id=id_,
+        attempt=record.attempt,
+        max_attempts=max_attempts(_task_of(redis, settings, id_)),
+        due_in_ms=(lane.due_ms or lane.now_ms) - lane.now_ms,
+        last_error=record.cause,
+    )
+
+
+def _task_of(redis: Redis, settings: LaneSettings, id_: str) -> str | None:
+    """The task that message ``id_`` names; None: it names none, or is gone."""
+    entries = redis.execute_command("XRANGE", settings.keys.stream, id_, id_)
+    if not entries:
+        return None
+    fields = entries[0][1]
+    named = dict(zip(fields[::2], fields[1::2], strict=True)).get(b"task")
+    return None if named is None else named.decode(errors="replace")
+
+
+def _nobody_runs(
+    redis: Redis, settings: LaneSettings, lane: _Lane, record: records.Record | None, waiting: Scan
+) -> str:
+    """Why nobody who is here can run the oldest message of a ticket that is not in flight."""
+    oldest = record.ids[0] if record is not None and record.ids else next(iter(waiting.ids), None)
+    if oldest is None or not lane.alive or (record is not None and record.in_flight):
+        return ""
+    task = _task_of(redis, settings, oldest) or settings.default_task
+    if task is None:
+        return ""
+    # What the leader has noted says more: whether it is known, and what becomes of it.
+    text: Any = redis.hget(settings.keys.unserved, task)
+    why = ""
+    if text is not None:
+        [noted] = read_unserved({task.encode(): text})
+        if noted.breaker:
+            return f"its task {task} is paused: {noted.breaker}"
+        why = f": {noted.why}"
+        if noted.dead_in_ms is not None:
+            why += f"; the message that has waited for longest is a dead letter in {duration(noted.dead_in_ms)}"
+    if any(one.tasks is None or task in one.tasks for one in lane.alive):
+        return ""
+    return f"no consumer that is alive can run its task {task}{why}"
+
+
+def _letters(redis: Redis, settings: LaneSettings, ticket: str) -> tuple[Letter, ...]:
+    """The ticket's newest letters, among the newest letters of the lane."""
+    letters = islice(newest_first(redis, settings.keys), LETTERS_LOOKED_AT)
+    return tuple(islice(chosen(letters, ticket=ticket), LETTERS_SHOWN))

@@ -1,0 +1,50 @@
+"""Whether new entries are read: not while there are as many dead letters as ``bridge_dead_max``.
+
+A broken producer, or tasks that fail while nobody looks, must not fill the server with letters, and none of them is
+dropped to make room. What was read before goes on; a message whose last attempt fails meanwhile keeps that attempt, and
+is tried again after its backoff. Reading goes on when letters were dropped or replayed.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from celery.utils.log import get_logger
+
+if TYPE_CHECKING:
+    from bridge.leader.step.term import Term
+    from bridge.routing.transitions import Advanced, Batch
+
+logger = get_logger(__name__)
+
+
+class Intake:
+    """Works for the leader, on the leader's thread. ``open``: new entries may be read."""
+
+    def __init__(self, term: Term) -> None:
+        self._term = term
+        self._most = term.settings.dead_max
+        self._letters = 0
+        self.open = True
+
+    def look(self) -> None:
+        """Counts the letters: operators drop some."""
+        self._letters = int(self._term.redis.xlen(self._term.keys.dead))
+        self._judge()
+
+    def settled(self, _done: Advanced, batch: Batch) -> None:
+        """Takes note of the letters that a batch wrote."""
+        if batch.dead or batch.revived:
+            self._letters += len(batch.dead) - len(batch.revived)
+            self._judge()
+
+    def _judge(self) -> None:
+        was, self.open = self.open, self._letters < self._most
+        if was and not self.open:
+            logger.error(
+                "%d dead letters, and bridge_dead_max is %d: nothing new is read until some are replayed or dropped "
+                "(`bridge dead list`)",
+                *(self._letters, self._most),
+            )
+        elif self.open and not was:
+            logger.warning("there is room for dead letters again: new entries are read")

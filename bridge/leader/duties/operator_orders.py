@@ -1,0 +1,258 @@
+"""What operators ask of the leader: park, release, drain, resume, transfer, replay.
+
+Orders come through the outcome stream, so that they are in line with what workers say, and only a leader acts on them.
+What an order changes is written in the very step that settles its entry: when the leader dies before, the next one
+reads the order again; after it, the order is done, and only its answer is missing. Whoever gave it may withdraw it
+until then: the step does nothing when the entry is gone, and the lane is read anew. `bridge.operate.orders` is the
+other side.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import orjson
+from celery.utils.log import get_logger
+from redis.exceptions import ResponseError
+
+from bridge.leader.picture.pieces import Consumer, Ticket
+from bridge.leader.step.inbox import Notice
+from bridge.protocol.dead_letters import read_letter
+from bridge.protocol.names import WorkerWord
+from bridge.protocol.outcomes import is_id
+from bridge.routing.history import What
+from bridge.routing.ids import id_key
+from bridge.routing.messages import MAX_TICKET_BYTES, Message
+from bridge.routing.text import one_line
+from bridge.routing.transitions import Advanced, Batch, unname
+
+if TYPE_CHECKING:
+    from bridge.leader.consumers.queues import Queues
+    from bridge.leader.picture.lane import Lane
+    from bridge.leader.repair.by_hand import Strays
+    from bridge.leader.step.steps import Steps
+    from bridge.leader.step.term import Term
+    from bridge.leader.stream.pending import PendingList
+
+logger = get_logger(__name__)
+
+#: Seconds that an answer waits for whoever asked.
+ANSWER_S = 60
+#: Characters of a reason that a ticket's record keeps.
+REASON_CHARS = 500
+
+Answer = dict[str, Any]
+
+
+class OrderDesk:
+    """Works on the leader's lane, on the leader's thread."""
+
+    def __init__(
+        self, term: Term, lane: Lane, steps: Steps, pending: PendingList, queues: Queues, strays: Strays
+    ) -> None:
+        self._term = term
+        self._lane = lane
+        self._steps = steps
+        self._pending = pending
+        self._queues = queues
+        self._strays = strays
+        self._keys = term.keys
+        steps.on_notice[b"order"] = self._take
+        steps.after_commit.append(self._answer)
+        self._answers: list[tuple[str, Answer]] = []
+        #: Names in the group that have nothing pending any more.
+        self._emptied: list[str] = []
+        self._known: dict[str, Callable[[dict[str, Any], Batch], Answer]] = {
+            "park": self._park,
+            "release": self._release,
+            "drain": self._drain,
+            "resume": self._resume,
+            "transfer": self._transfer,
+            "replay": self._replay,
+        }
+
+    def take(self, order_id: str, text: bytes, batch: Batch) -> None:
+        """Does what the order says, into the batch."""
+        try:
+            order = _checked(orjson.loads(text))
+            do = self._known[order["do"]]
+            answer = do(order, batch)
+        except (KeyError, TypeError, ValueError, AttributeError) as exc:
+            answer = {"error": f"this master does not understand the order: {exc!r}"}
+        logger.info("order %s: %s", one_line(text.decode(errors="replace")), answer)
+        self._answers.append((order_id, answer))
+
+    def _take(self, notice: Notice, batch: Batch) -> None:
+        batch.orders.append(notice.id)
+        self.take(notice.who, notice.fields[3], batch)
+
+    def _answer(self, _done: Advanced, _batch: Batch) -> None:
+        """The batch is written: tells those who asked."""
+        answers, self._answers = self._answers, []
+        emptied, self._emptied = self._emptied, []
+        for name in emptied:
+            unname(self._term.redis, self._term.leadership, name)
+        for order_id, answer in answers:
+            key = self._keys.reply(order_id)
+            try:
+                with self._term.redis.pipeline(transaction=True) as pipe:
+                    pipe.rpush(key, orjson.dumps(answer))
+                    pipe.expire(key, ANSWER_S)
+                    pipe.execute()
+            except ResponseError as exc:
+                # A full server. What was asked for is done; whoever asked learns that nobody answered.
+                logger.warning("cannot answer order %s: %s", order_id, exc)
+
+    # -- tickets ---------------------------------------------------------------------------------------------------
+
+    def _park(self, order: dict[str, Any], batch: Batch) -> Answer:
+        lane = self._lane
+        name = str(order["ticket"])
+        if name in lane.parked:
+            return {"error": f"ticket {name} is parked already"}
+        ticket = lane.tickets.get(name)
+        if ticket is None:
+            # Nothing of it is undone: what comes will wait.
+            ticket = lane.tickets[name] = Ticket(name)
+        lane.park(ticket, str(order.get("reason") or "parked by an operator")[:REASON_CHARS], batch)
+        return {"ok": True, "in_flight": len(ticket.run)}
+
+    def _release(self, order: dict[str, Any], batch: Batch) -> Answer:
+        lane = self._lane
+        name = str(order["ticket"])
+        ticket = lane.tickets.get(name)
+        if ticket is not None and ticket.park_reason is not None:
+            # It was to be parked when what runs is done.
+            lane.touch(ticket, batch)
+            ticket.park_reason = None
+            lane.make_ready(ticket)
+            return {"ok": True, "messages": 0}
+        ticket = lane.parked.get(name)
+        if ticket is None:
+            return {"error": f"ticket {name} is not parked"}
+        shelf = lane.parked_name(name)
+        # What this very batch has put there is not there yet.
+        fresh = batch.shelved.pop(shelf, [])
+        ids = list(self._pending.under(shelf))
+        if (short := ticket.shelved - len(fresh) - len(ids)) > 0:
+            # Somebody took them from the pending list since that was looked at.
+            self._strays.mend_parked({ticket: short})
+            ids = list(self._pending.under(shelf))
+        self._pending.claim_back(lane.settings.master, ids, batch, spared={ticket.front_id})
+        lane.unpark(ticket, batch)
+        self._emptied.append(shelf)
+        return {"ok": True, "messages": len(ids) + len(fresh)}
+
+    # -- consumers -------------------------------------------------------------------------------------------------
+
+    def _drain(self, order: dict[str, Any], batch: Batch) -> Answer:
+        consumer = self._consumer(order["consumer"])
+        if consumer is None:
+            return {"error": f"there is no consumer {order['consumer']}"}
+        started = orjson.loads(consumer.registration).get("started")
+        text = orjson.dumps({"at_ms": self._lane.now_ms(), "started": started}).decode()
+        batch.drains[consumer.name] = text
+        consumer.draining = True
+        self._queues.empty(consumer, batch)
+        return {"ok": True, "in_flight": consumer.messages}
+
+    def _resume(self, order: dict[str, Any], batch: Batch) -> Answer:
+        consumer = self._consumer(order["consumer"])
+        if consumer is None:
+            return {"error": f"there is no consumer {order['consumer']}"}
+        batch.drains[consumer.name] = ""
+        consumer.draining = False
+        self._lane.stranded.fit()
+        return {"ok": True, "in_flight": consumer.messages}
+
+    def _transfer(self, order: dict[str, Any], batch: Batch) -> Answer:
+        lane = self._lane
+        consumer = self._consumer(order["consumer"])
+        if consumer is None:
+            return {"error": f"there is no consumer {order['consumer']}"}
+        to = order.get("to") or ""
+        others = [c for c in lane.consumers.values() if c.open and c is not consumer and to in ("", c.name)]
+        if not others:
+            return {"error": f"{to or 'no other consumer'} {'takes no tickets' if to else 'can take them'} now"}
+        chosen = order.get("tickets")
+        names = None if chosen is None else {str(name) for name in chosen}
+        ready = [ticket for ticket in consumer.ready if names is None or ticket.id in names]
+        flying = [ticket for ticket in consumer.tickets if names is None or ticket.id in names]
+        for ticket in ready:
+            lane.unqueue(ticket)
+            ticket.moving = to
+            lane.make_ready(ticket)
+        for ticket in flying:
+            ticket.moving = to
+        moved = len(ready) + self._queues.take_back(consumer, batch)
+        if flying:
+            self._steps.say(consumer, WorkerWord.GIVE_BACK, batch)
+        return {"ok": True, "moved": moved, "running": sum(1 for ticket in flying if ticket.run)}
+
+    def _consumer(self, name: Any) -> Consumer | None:
+        found = [c for c in self._lane.consumers.values() if c.name == name and c.alive]
+        return found[-1] if found else None
+
+    # -- dead letters ----------------------------------------------------------------------------------------------
+
+    def _replay(self, order: dict[str, Any], batch: Batch) -> Answer:
+        refused: list[tuple[str, str]] = []
+        named: list[tuple[str, str]] = []
+        for letter_id in order["letters"]:
+            message_id = self._subject(letter_id)
+            if message_id is None:
+                refused.append((letter_id, "there is no such dead letter"))
+            elif is_id(message_id):
+                named.append((letter_id, message_id))
+            else:
+                refused.append((letter_id, "it names no message"))
+        replayed: list[str] = []
+        # One message at a time: each may be large.
+        for letter_id, message_id in sorted(named, key=lambda pair: id_key(pair[1])):
+            message = self._dead_message(message_id)
+            if not isinstance(message, Message):
+                refused.append((letter_id, message))
+                continue
+            replayed.append(letter_id)
+            batch.given_back.append(message.id)
+            batch.revived.append(letter_id)
+            batch.count("replayed")
+            if self._term.settings.history:
+                row = [message.id, message.ticket, message.task, "", 0, 0, 0, 0, 0, What.REPLAYED.value]
+                batch.history.append(row)
+            self._lane.replay(message, batch)
+        return {"ok": True, "replayed": replayed, "refused": refused}
+
+    def _subject(self, letter_id: str) -> str | None:
+        """Id of the message that a dead letter is about, as the letter says; None: there is no such letter."""
+        entries = self._term.wire.call("XRANGE", self._keys.dead, letter_id, letter_id)
+        return read_letter(*entries[0]).message_id if entries else None
+
+    def _dead_message(self, id_: str) -> Message | str:
+        """The message that a dead letter is about, as its entry has it; or why there is none."""
+        entry = self._term.wire.call("XRANGE", self._keys.stream, id_, id_)
+        if not entry:
+            return "its entry has left the stream, so it cannot take its place again; push it anew"
+        message = self._term.parser.parse(id_, entry[0][1])
+        if not isinstance(message, Message):
+            return f"it can still not be processed: {message.reason.value}"
+        lane = self._lane
+        ticket = lane.tickets.get(message.ticket)
+        if message.id in lane.in_flight or (ticket is not None and any(m.id == message.id for m in ticket.waiting)):
+            return "it is not dead: it waits or runs"
+        return message
+
+
+def _checked(order: dict[str, Any]) -> dict[str, Any]:
+    """``order``, whose parts are what they are called. Raises `ValueError`."""
+    names = [order[name] for name in ("ticket", "consumer") if name in order]
+    names += order.get("tickets") or []
+    if not all(isinstance(name, str) and name for name in names):
+        raise ValueError("a ticket, or a consumer, that is not named by a text")
+    for ticket in (*([order["ticket"]] if "ticket" in order else ()), *(order.get("tickets") or ())):
+        if len(ticket.encode()) > MAX_TICKET_BYTES:
+            raise ValueError(f"a ticket of more than {MAX_TICKET_BYTES} bytes")
+    if not all(isinstance(id_, str) and is_id(id_) for id_ in order.get("letters") or ()):
+        raise ValueError("a letter that is not named by an id")
+    return order

@@ -1,0 +1,150 @@
+"""Reads spilled messages again: those of tickets that have worked off most of what they had in memory."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from bridge.leader.picture.pieces import Ticket
+from bridge.routing.ids import id_before, id_key, key_after
+from bridge.routing.messages import Refusal, ticket_of
+from bridge.routing.transitions import Batch
+
+if TYPE_CHECKING:
+    from bridge.leader.picture.lane import Lane
+    from bridge.leader.repair.by_hand import Strays
+    from bridge.leader.step.steps import Steps
+    from bridge.leader.step.term import Term
+    from bridge.leader.stream.first_messages import Fronts
+    from bridge.leader.stream.pending import PendingList
+    from bridge.leader.stream.reading import Reading
+
+
+class Refill:
+    """Works on the leader's lane, on the leader's thread."""
+
+    def __init__(
+        self,
+        term: Term,
+        lane: Lane,
+        steps: Steps,
+        reading: Reading,
+        pending: PendingList,
+        fronts: Fronts,
+        strays: Strays,
+    ) -> None:
+        self._term = term
+        self._lane = lane
+        self._steps = steps
+        self._reading = reading
+        self._pending = pending
+        self._fronts = fronts
+        self._strays = strays
+
+    @property
+    def waits(self) -> bool:
+        """Whether there is a page to read, and room for it."""
+        return bool(self._hungry())
+
+    def _hungry(self) -> list[Ticket]:
+        """The tickets for which the next page is read; none when that is not worth it yet, or there is no room."""
+        lane = self._lane
+        if not lane.spilled or lane.full:
+            return []
+        few, little = lane.cap // 4, lane.byte_cap // 4
+        hungry = [t for t in lane.spilled if len(t.waiting) <= few and t.bytes <= little and not (t.front_id and t.run)]
+        # A page serves all: so it waits until it serves many, or somebody has nothing left.
+        if len(hungry) > len(lane.spilled) // 4 or any(not t.waiting for t in hungry):
+            return hungry
+        return []
+
+    def run(self) -> None:
+        """Reads one page of spilled messages, where tickets have worked off most of what they had in memory. How far
+        each ticket was read is in the ticket, so anything may happen between two pages.
+        """
+        lane = self._lane
+        hungry = self._hungry()
+        if not hungry:
+            return
+        batch = Batch()
+        for ticket in hungry:
+            if ticket.front_id and not ticket.run:
+                # It comes first, whatever was put back before it, and although somebody may have acknowledged it.
+                self._fronts.find(ticket, ticket.front_id, batch)
+                lane.make_ready(ticket)
+        start = min((t.spilled_from for t in hungry if t.spilled_from is not None and t in lane.spilled), default=None)
+        if start is not None:
+            self._read_page(start, batch)
+        # Also when it is empty: what is ready now may have nothing else to wake the leader for it.
+        self._steps.advance(batch)
+
+    def _read_page(self, start: tuple[int, int], batch: Batch) -> None:
+        lane = self._lane
+        # Only these are read from their first spilled message on.
+        served = {t for t in lane.spilled if t.spilled_from is not None and t.spilled_from >= start and not t.front_id}
+        satisfied: set[Ticket] = set()
+        trimmed: list[Refusal] = []
+        found = self._reading.read_on(after=id_before(start))
+        if self._strays.mend_taken():
+            # Some of them may not have been pending: they are now, and the page is read again.
+            return
+        last = id_key(found.entries[-1][0].decode()) if found.more and found.entries else lane.read_to
+        strange, reached = self._pending.strange_between(id_before(start), min(last, lane.read_to))
+        if strange:
+            # Somebody claimed them, and they are not in this page, nor may what comes after them be taken from it.
+            self._strays.compare()
+            return
+        # What is newer was not taken in by a read yet; taken here, before it, it could be handled twice.
+        entries = [entry for entry in found.entries if id_key(entry[0].decode()) <= reached]
+        for entry in entries:
+            id_, fields = entry[0].decode(), entry[1]
+            if id_ in lane.in_flight or id_ in lane.resting.tickets:
+                continue
+            name = ticket_of(fields)
+            if name is not None and name not in lane.parked and lane.tickets.get(name) not in served:
+                continue
+            message = self._term.parser.parse_entry(entry)
+            if isinstance(message, Refusal):
+                trimmed.append(message)
+                continue
+            ticket = lane.tickets.get(message.ticket)
+            if ticket is None and message.ticket in lane.parked:
+                # It was spilled when its ticket was parked: nobody shall have to read it again until then.
+                lane.shelve(lane.parked[message.ticket], [id_], batch)
+                continue
+            if ticket not in served or ticket in satisfied or ticket.spilled_from is None:
+                continue
+            if id_key(id_) < ticket.spilled_from or (ticket.waiting and ticket.waiting[0].id == id_):
+                # The one that comes first may have been read by its id before.
+                continue
+            if lane.has_enough(ticket, message.size):
+                ticket.spilled_from = id_key(id_)
+                satisfied.add(ticket)
+                continue
+            lane.append(ticket, message)
+            lane.make_ready(ticket)
+            if ticket.stranded:
+                # Nobody can run this one: it, and what follows it, is read again when somebody can.
+                ticket.behind += 1
+                satisfied.add(ticket)
+        if reached < min(last, lane.read_to) or (found.more and last <= lane.read_to):
+            next_one = key_after(reached)
+            for ticket in served - satisfied:
+                ticket.spilled_from = max(ticket.spilled_from or (0, 0), next_one)
+        else:
+            # Read to the end: what was not satisfied has all it has in memory.
+            for ticket in served - satisfied:
+                ticket.spilled_from = None
+                lane.spilled.discard(ticket)
+                lane.drop_if_done(ticket)
+        self._refuse_trimmed(trimmed, batch)
+
+    def _refuse_trimmed(self, refusals: list[Refusal], batch: Batch) -> None:
+        """Entries that were deleted from the stream while they were spilled are dead letters; those that are in memory
+        are handled as if they were there.
+        """
+        if not refusals:
+            return
+        known = {message.id for ticket in self._lane.tickets.values() for message in ticket.waiting}
+        for refusal in refusals:
+            if refusal.id not in known:
+                self._lane.refuse(refusal, batch)

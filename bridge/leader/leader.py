@@ -1,0 +1,244 @@
+"""The leader of one lane: reads messages and outcomes, and moves the lane on, one script for each batch.
+
+One thread, one loop. It sleeps in two blocking reads at once (the stream, the outcome stream), on two connections that
+it polls together, so that it wakes within a round trip of anything that happens and costs nothing while nothing does.
+Under load whatever came in while the last script ran makes up the next batch.
+
+Whatever goes wrong between the picture and Redis (a lost reply, a refused record) is answered in one way: the picture
+is thrown away and read anew.
+"""
+
+from __future__ import annotations
+
+import selectors
+import socket
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+import orjson
+
+from bridge.app.traits import Traits
+from bridge.leader.consumers.lease_watch import Recovery
+from bridge.leader.consumers.leases import Leases
+from bridge.leader.consumers.lost_runs import LostRuns
+from bridge.leader.consumers.membership import Consumers
+from bridge.leader.consumers.queues import Queues
+from bridge.leader.consumers.reroute import Reroute
+from bridge.leader.duties.intake import Intake
+from bridge.leader.duties.operator_orders import OrderDesk
+from bridge.leader.duties.refill import Refill
+from bridge.leader.duties.unknown_tasks import GivingUp
+from bridge.leader.picture.breaker import Breakers
+from bridge.leader.picture.lane import Lane
+from bridge.leader.picture.planner import Planner
+from bridge.leader.picture.settling import Settling
+from bridge.leader.picture.slack import Slack
+from bridge.leader.repair.by_hand import Strays
+from bridge.leader.step.steps import Steps
+from bridge.leader.step.term import Term
+from bridge.leader.stream.backoffs_over import Rising
+from bridge.leader.stream.first_messages import Fronts
+from bridge.leader.stream.pending import PendingList
+from bridge.leader.stream.reading import Reading
+from bridge.leader.stream.retention import Retention
+from bridge.leader.takeover.rebuild import Rebuild
+from bridge.link.connections import Wire
+from bridge.protocol.agreement import arrive
+from bridge.protocol.envelope import Envelopes
+from bridge.protocol.registration import Registrations
+from bridge.routing.errors import GroupMoved
+from bridge.routing.ids import id_key, id_text
+from bridge.routing.transitions import Batch, introduce
+
+if TYPE_CHECKING:
+    from celery import Celery
+
+    from bridge.link.server_clock import ServerClock
+    from bridge.settings.lane import LaneSettings
+
+#: Longest sleep, in seconds: how late a timer may be when nothing else happens.
+BLOCK_S = 5.0
+#: Seconds between two looks at the leases.
+LOOK_S = 1.0
+
+
+class Leader:
+    """Leads a lane for one term; `run` returns when it was asked to stop, and raises when it cannot go on.
+
+    It puts the parts together, each of which is given what it needs, and runs the loop.
+    """
+
+    def __init__(self, app: Celery, url: str, settings: LaneSettings, token: str, clock: ServerClock) -> None:
+        self._app = app
+        term = self._term = Term.begin(app, url, settings, token, clock)
+        lane = self.lane = Lane(settings, now_ms=clock.lane_ms)
+        registrations = Registrations()
+        traits = Traits(app, settings, registrations)
+        envelopes = Envelopes(app, traits.ignores_result)
+        self._breakers = Breakers(lane)
+        self._intake = Intake(term)
+        settling = Settling(
+            lane,
+            max_attempts=traits.max_attempts,
+            delay_ms=settings.backoff.delay_ms,
+            parks=traits.parks,
+            breakers=self._breakers,
+            letters_full=lambda: not self._intake.open,
+        )
+        self._planner = Planner(lane, envelopes, traits.of)
+        self._slack = Slack(lane)
+        steps = self._steps = Steps(term, lane, self._planner, envelopes, settling)
+        steps.after_commit.append(self._intake.settled)
+        reading = self._reading = Reading(term, lane)
+        pending = PendingList(term, lane)
+        fronts = Fronts(term, lane, pending, settling)
+        self._queues = Queues(term, lane, steps, settling)
+        leases = Leases(clock, settings.lease)
+        consumers = Consumers(term, lane, steps, leases, registrations, traits)
+        reroute = Reroute(term, lane, steps, settling, leases)
+        lost_runs = LostRuns(term, steps, self._queues)
+        self.recovery = Recovery(term, lane, steps, leases, consumers, reroute, self._queues, lost_runs)
+        self._retention = Retention(term, steps)
+        self.strays = Strays(term, lane, steps, pending, self._retention)
+        self._desk = OrderDesk(term, lane, steps, pending, self._queues, self.strays)
+        self._rebuild = Rebuild(term, lane, steps, reading, pending, fronts, self.strays, consumers)
+        self._refill = Refill(term, lane, steps, reading, pending, fronts, self.strays)
+        self._giving_up = GivingUp(term, lane, steps, settling, self._breakers, registrations, self._refill)
+        self._rising = Rising(term, lane, settling)
+        self._entries = Wire(url)
+        self._outcomes = Wire(url)
+        self._registered: dict[Wire, Any] = {}
+        self._wake_here, self._wake_there = socket.socketpair()
+        self._wake_here.setblocking(False)
+        self._stop = False
+        #: Whether there may be more to read without being woken.
+        self._more = True
+        #: When the outcome stream is read next (monotonic).
+        self._ask_at = 0.0
+
+    # -- control from other threads --------------------------------------------------------------------------------
+
+    def stop(self) -> None:
+        """Ends `run` soon. Safe in signal handlers and other threads."""
+        self._stop = True
+        self._wake()
+
+    def look(self) -> None:
+        """Looks at the leases now (a heartbeat is missing, a worker said that it goes offline)."""
+        self.recovery.look_at = 0.0
+        self._wake()
+
+    def _wake(self) -> None:
+        with suppress(OSError):
+            self._wake_there.send(b"!")
+
+    # -- the loop --------------------------------------------------------------------------------------------------
+
+    def run(self, led: Callable[[], bool]) -> None:
+        """Leads until `stop`, or until ``led`` says that the leader's lease is over.
+
+        Raises `NotLeading`, `LaneConflict`, redis errors: the caller starts over with a new `Leader`.
+        """
+        try:
+            self._look_around()
+            self._giving_up.recall()
+            self._intake.look()
+            self._rebuild.run()
+            with selectors.DefaultSelector() as selector:
+                selector.register(self._wake_here, selectors.EVENT_READ)
+                while not self._stop and led():
+                    self._turn(selector)
+        finally:
+            self._entries.close()
+            self._outcomes.close()
+            self._term.close()
+            self._wake_here.close()
+            self._wake_there.close()
+
+    def _look_around(self) -> None:
+        term = self._term
+        # A newer version may have had the lane meanwhile.
+        arrive(term.redis, self._app)
+        introduce(term.redis, term.leadership, orjson.dumps(term.facts))
+        uptime_s = int(term.redis.info("server").get("uptime_in_seconds", 0))
+        if uptime_s < term.settings.lease:
+            # Everything starts at once: the workers could not renew while the server was away.
+            self.recovery.grant_amnesty()
+        self._queues.know_server(uptime_s)
+        if not term.settings.history:
+            # A history with a hole in it would look like one of a lane that lost messages.
+            term.wire.call("DEL", term.keys.history)
+
+    def _turn(self, selector: selectors.BaseSelector) -> None:
+        lane = self.lane
+        block_ms = int(BLOCK_S * 1000)
+        pause = self._ask_at - time.monotonic()
+        if not self._outcomes.asked and pause <= 0:
+            self._outcomes.ask(*self._steps.question("BLOCK", block_ms))
+        hungry = self._intake.open and not lane.behind and not lane.sated
+        if hungry and not self._more and not self._entries.asked:
+            # Only to be woken: entries are read by a script, which reads for the leader of the current term alone, and
+            # only on from where the group has read to. So whatever is newer than that is news.
+            read_to = id_text(lane.read_to)
+            self._entries.ask("XREAD", "COUNT", 1, "BLOCK", block_ms, "STREAMS", self._term.keys.stream, read_to)
+        for wire in (self._entries, self._outcomes):
+            if wire.asked and self._registered.get(wire) is not wire.file:
+                selector.register(wire.file, selectors.EVENT_READ)
+                self._registered[wire] = wire.file
+        now_ms = lane.now_ms()
+        timeout = max(0.0, min(BLOCK_S, self.recovery.look_at - time.monotonic()))
+        waits = self._planner.left_some or self._rising.waits or self._refill.waits
+        if waits or lane.behind or (hungry and self._more):
+            timeout = 0.0
+        if pause > 0:
+            timeout = min(timeout, pause)
+        if lane.backoffs:
+            timeout = max(0.0, min(timeout, (lane.backoffs[0][0] - now_ms) / 1000))
+        ready = {key.fileobj for key, _ in selector.select(timeout)}
+        if self._wake_here in ready:
+            self._wake_here.recv(4096)
+        batch = Batch()
+        settled = False
+        if self._outcomes.asked and self._outcomes.file in ready:
+            self._steps.settle(self._outcomes.answer(), batch)
+            settled = True
+        lane.wake(lane.now_ms())
+        self._rising.run(batch)
+        woken = self._entries.asked and self._entries.file in ready and bool(self._entries.answer())
+        self._more = self._more or woken
+        if hungry and self._more:
+            self._read_entries(batch)
+        self._steps.advance(batch)
+        if settled:
+            pause_s = self._slack.seconds()
+            self._ask_at = time.monotonic() + pause_s if pause_s else 0.0
+        if time.monotonic() >= self.recovery.look_at:
+            self.recovery.look_at = time.monotonic() + LOOK_S
+            self._intake.look()
+            self.recovery.look()
+            self._breakers.look()
+            self._giving_up.look()
+            self.strays.look()
+            self._retention.remove()
+            # The group may have been set back by hand, which wakes nobody.
+            self._more = True
+        if lane.behind:
+            self._rebuild.read_on()
+        self._refill.run()
+
+    def _read_entries(self, batch: Batch) -> None:
+        try:
+            found = self._reading.read_on(id_text(self.lane.read_to))
+        except GroupMoved as exc:
+            self.strays.put_group_back(str(exc))
+            return
+        self._more = found.more
+        if not found.entries:
+            # What woke this was deleted since.
+            return
+        self.strays.was_read(len(found.entries))
+        for entry in found.entries:
+            self._reading.ingest(entry, batch)
+        self.lane.read_to = id_key(found.entries[-1][0].decode())

@@ -1,0 +1,104 @@
+"""Tickets that wait out a backoff: each costs the picture a ticket without messages. No I/O.
+
+None of a resting ticket's messages is in memory: its oldest one is known by its id, as the ticket's record names it,
+and the later ones are spilled. So however many rest, they fill no window, and reading goes on past them. When a
+ticket's time has come it is *rising*, until its oldest message was read again (`bridge.leader.stream.backoffs_over`).
+"""
+
+from __future__ import annotations
+
+from itertools import islice
+from typing import TYPE_CHECKING, Protocol
+
+from bridge.leader.picture.pieces import Ticket
+from bridge.routing.ids import id_key
+
+if TYPE_CHECKING:
+    from bridge.routing.messages import Message
+
+#: What is due sooner than this, in ms, is not worth reading again.
+NEAR_MS = 1000
+#: Ids of later messages that are kept of one ticket: should it be parked, these are put aside with it.
+LATER = 16
+
+
+class RestingLane(Protocol):
+    """What `Resting` needs of its lane (`bridge.leader.picture.lane`)."""
+
+    @property
+    def spilled(self) -> set[Ticket]:
+        """The tickets of which messages are not in memory, and may be read again."""
+
+    def now_ms(self) -> int:
+        """Unix ms by the lane's clock."""
+
+    def drop_first(self, ticket: Ticket) -> Message:
+        """Takes the first message that waits out of the picture."""
+
+    def let_go(self, ticket: Ticket) -> None:
+        """Spills all messages of ``ticket`` that wait."""
+
+
+class Resting:
+    """Works on one lane."""
+
+    def __init__(self, lane: RestingLane) -> None:
+        self._lane = lane
+        #: Id of the oldest message -> ticket.
+        self.tickets: dict[str, Ticket] = {}
+        #: Ids of the next messages of some; there may be more that are not named.
+        self._later: dict[Ticket, list[str]] = {}
+        #: Those whose time has come, in that order.
+        self.rising: dict[Ticket, None] = {}
+
+    def rests(self, ticket: Ticket) -> bool:
+        return self.tickets.get(ticket.front_id) is ticket
+
+    def put(self, ticket: Ticket, front_id: str) -> None:
+        """``ticket``, of which nothing is in memory, rests; the id of its oldest message is ``front_id``."""
+        ticket.front_id = front_id
+        self.tickets[front_id] = ticket
+
+    def rest(self, ticket: Ticket) -> None:
+        """``ticket``, whose oldest message was begun before and is in memory, rests if it has to wait for long."""
+        lane = self._lane
+        if ticket.front_id or not ticket.waiting or ticket.due_ms <= lane.now_ms() + NEAR_MS:
+            return
+        self.put(ticket, lane.drop_first(ticket).id)
+        if ticket.waiting:
+            self._later[ticket] = [message.id for message in islice(ticket.waiting, LATER)]
+        lane.let_go(ticket)
+        lane.spilled.discard(ticket)
+
+    def known(self, ticket: Ticket) -> list[str]:
+        """Ids of the messages of a resting ticket, as far as they are known."""
+        return [ticket.front_id, *self._later.get(ticket, ())]
+
+    def wake(self, ticket: Ticket) -> bool:
+        """The backoff of ``ticket`` is over; whether it rested, and has to be read first."""
+        if not self.rests(ticket):
+            return False
+        self.rising[ticket] = None
+        return True
+
+    def drop(self, ticket: Ticket) -> bool:
+        """``ticket`` rests no more; whether it did. Its oldest message is not in memory yet."""
+        if not self.rests(ticket):
+            return False
+        del self.tickets[ticket.front_id]
+        self._later.pop(ticket, None)
+        self.rising.pop(ticket, None)
+        if ticket.spilled_from is not None:
+            self._lane.spilled.add(ticket)
+        return True
+
+    def leave(self, ticket: Ticket, from_id: str) -> bool:
+        """A message of ``ticket`` was read, or put back; whether it rests, and the message is left where it is."""
+        if not self.rests(ticket):
+            return False
+        later = self._later.setdefault(ticket, [])
+        if len(later) < LATER:
+            later.append(from_id)
+        key = id_key(from_id)
+        ticket.spilled_from = min(key, ticket.spilled_from or key)
+        return True

@@ -1,0 +1,171 @@
+"""A circuit breaker for each task: when it fails for everybody (its database is down), its messages wait.
+
+A circuit opens when within ``seconds`` messages of at least ``tickets`` different tickets failed, and at most one
+outcome of so many (``share``) was a success: one bad message that fails again and again does not open it. While it is
+open, messages of the task are not dispatched; they wait as if nobody could run them (`bridge.leader.picture.stranded`):
+in order, at no cost in memory, and other tasks flow. Every ``probe`` seconds one of them goes out; when one succeeds,
+the circuit closes.
+
+A failure while the circuit is open kills nothing and uses up no attempt. Only a probe's failure counts up, and never
+beyond the last attempt: a task that asks for a retry first must be able to come to its second attempt.
+
+The leader notes what waits, and why, in the lane (`bridge.leader.duties.unknown_tasks`); the next leader finds the
+circuit open there.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from celery.utils.log import get_logger
+
+from bridge.leader.picture.pieces import Ticket
+from bridge.leader.picture.stranded import Waiting
+
+if TYPE_CHECKING:
+    from bridge.leader.picture.lane import Lane
+
+logger = get_logger(__name__)
+
+#: Characters of the last error that are told.
+ERROR_CHARS = 200
+
+
+class Circuit:
+    """What was seen of one task, in two halves of the time: this one and the one before."""
+
+    def __init__(self, now_ms: int) -> None:
+        self.turned_ms = now_ms
+        self.failed: set[str] = set()
+        self.failed_before: set[str] = set()
+        self.succeeded = 0
+        self.succeeded_before = 0
+        #: Why it is open; '': it is not.
+        self.why = ""
+        self.probe: Ticket | None = None
+        self.probe_at_ms = 0
+        #: The probe that failed last, and whether it is to be tried once more before another one is.
+        self.last: Ticket | None = None
+        self.again = True
+
+    def turn(self, now_ms: int, half_ms: float) -> None:
+        """Forgets what is too old."""
+        while now_ms - self.turned_ms >= half_ms:
+            idle = now_ms - self.turned_ms >= 2 * half_ms
+            self.turned_ms = now_ms if idle else int(self.turned_ms + half_ms)
+            self.failed_before, self.failed = (set() if idle else self.failed), set()
+            self.succeeded_before, self.succeeded = (0 if idle else self.succeeded), 0
+
+
+class Breakers:
+    """Works on one lane, on the leader's thread."""
+
+    def __init__(self, lane: Lane) -> None:
+        self._lane = lane
+        self._limits = lane.settings.breaker
+        #: Tasks of which something failed lately. Empty while all goes well: then nothing is counted.
+        self.circuits: dict[str, Circuit] = {}
+
+    def restore(self, task: str, why: str) -> None:
+        """The leader before this one left the circuit of ``task`` open."""
+        circuit = self.circuits[task] = Circuit(self._lane.now_ms())
+        circuit.why = why
+        self._lane.stranded.paused.add(task)
+
+    def why(self, task: str) -> str:
+        """Why the circuit of ``task`` is open; '': it is not."""
+        circuit = self.circuits.get(task)
+        return "" if circuit is None else circuit.why
+
+    def succeeded(self, task: str) -> None:
+        """A message of ``task`` succeeded."""
+        circuit = self.circuits.get(task)
+        if circuit is None:
+            return
+        circuit.succeeded += 1
+        if circuit.why:
+            self._close(task, circuit)
+
+    def failed(self, task: str, ticket: Ticket, error: str) -> bool:
+        """The oldest message of ``ticket`` failed; whether that is to be charged."""
+        if self._limits.share == 0:
+            return True
+        now_ms = self._lane.now_ms()
+        circuit = self.circuits.get(task)
+        if circuit is None:
+            circuit = self.circuits[task] = Circuit(now_ms)
+        circuit.turn(now_ms, self._limits.seconds * 500)
+        if circuit.why:
+            return self._probe_failed(circuit, ticket, now_ms)
+        if len(circuit.failed) < self._limits.tickets:
+            circuit.failed.add(ticket.id)
+        failed = len(circuit.failed | circuit.failed_before)
+        succeeded = circuit.succeeded + circuit.succeeded_before
+        if failed < self._limits.tickets or failed < self._limits.share * (failed + succeeded):
+            return True
+        self._open(task, circuit, failed, error)
+        return False
+
+    def look(self) -> None:
+        """Sends a probe of each open circuit whose time has come, and forgets circuits of which nothing is left."""
+        now_ms = self._lane.now_ms()
+        for task, circuit in list(self.circuits.items()):
+            if circuit.why:
+                self._probe(task, circuit, now_ms)
+                continue
+            circuit.turn(now_ms, self._limits.seconds * 500)
+            if not (circuit.failed or circuit.failed_before):
+                del self.circuits[task]
+
+    def _open(self, task: str, circuit: Circuit, failed: int, error: str) -> None:
+        lane = self._lane
+        circuit.why = (
+            f"its circuit breaker is open: {failed} tickets failed within {self._limits.seconds:g} s and "
+            f"{circuit.succeeded + circuit.succeeded_before} messages succeeded; the last error: {error[:ERROR_CHARS]}"
+        )
+        circuit.probe_at_ms = lane.now_ms() + int(self._limits.probe * 1000)
+        told = (task, circuit.why, self._limits.probe)
+        logger.error("task %s: %s. Its messages wait, in order; every %g s one is tried", *told)
+        lane.stranded.paused.add(task)
+        # Also while none waits: so it is told, and the next leader knows.
+        lane.stranded.waiting.setdefault(task, Waiting(lane.now_ms()))
+        for consumer in list(lane.crowded):
+            lane.free_ready(consumer)
+        lane.queue_anew()
+
+    def _close(self, task: str, circuit: Circuit) -> None:
+        logger.warning("task %s: a message succeeded, its circuit breaker is closed", task)
+        del self.circuits[task]
+        stranded = self._lane.stranded
+        stranded.paused.discard(task)
+        if circuit.probe is not None:
+            stranded.probes.discard(circuit.probe)
+        stranded.release(task)
+
+    def _probe(self, task: str, circuit: Circuit, now_ms: int) -> None:
+        stranded = self._lane.stranded
+        probe = circuit.probe
+        if probe is not None:
+            read_again = probe.spilled_from is not None and not (probe.stranded or probe.parked)
+            if probe.run or probe.queued or probe.due_ms or read_again:
+                return
+            stranded.probes.discard(probe)
+            circuit.probe = None
+        waiting = stranded.waiting.get(task)
+        if now_ms < circuit.probe_at_ms or waiting is None or not waiting.tickets:
+            return
+        # The one that failed goes once more, then the others have their turn: it may be a bad one.
+        circuit.again = not circuit.again and circuit.last in waiting.tickets
+        chosen = circuit.last if circuit.again and circuit.last is not None else next(iter(waiting.tickets))
+        circuit.probe = circuit.last = chosen
+        circuit.probe_at_ms = now_ms + int(self._limits.probe * 1000)
+        stranded.probes.add(chosen)
+        stranded.free(chosen)
+
+    def _probe_failed(self, circuit: Circuit, ticket: Ticket, now_ms: int) -> bool:
+        if ticket is not circuit.probe:
+            return False
+        circuit.probe = None
+        circuit.probe_at_ms = now_ms + int(self._limits.probe * 1000)
+        self._lane.stranded.probes.discard(ticket)
+        return True

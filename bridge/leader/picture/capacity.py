@@ -1,0 +1,190 @@
+"""Who has room, known without asking everybody: kept from step to step, and mended where something changed.
+
+A lane may have hundreds of consumers, and a step often dispatches one message. So a step looks only at consumers of
+which the lane says that something changed (`Lane.stirred`), and at all of them only when who may be sent anything did
+(`Consumer.changes`).
+
+Room is time and bytes, not numbers: a consumer gets about ``ahead_ms`` of work for each slot of its pool, by the
+measured service time, so that it never waits and little has to move when it dies. An idle slot always gets something.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Sequence
+
+from bridge.leader.picture.lane import Lane
+from bridge.leader.picture.pieces import Consumer, Ticket
+from bridge.routing.policies import Policy, PolicyName, policy
+
+#: Parcels' worth of work that each slot has ahead.
+AHEAD = 2
+#: Bytes of the payloads in one bundle, where one message alone is not more. Far below what the server takes in one word
+#: (proto-max-bulk-len), also when every byte of it is escaped.
+PARCEL_BYTES = 1024 * 1024
+#: Bytes of the payloads in one step: what the server copies at once. The rest goes in the next one.
+STEP_BYTES = 4 * 1024 * 1024
+
+#: What consumers can run; None: anything.
+Tasks = frozenset[str] | None
+
+
+class _Group:
+    """The consumers with room that can run the same: a heap by load, and a list. Entries of the heap may be outdated:
+    only the one whose number ``current`` names counts.
+    """
+
+    def __init__(self) -> None:
+        self.heap: list[tuple[float, float, int, Consumer]] = []
+        self.current: dict[Consumer, int] = {}
+        self.members: list[Consumer] = []
+        self.places: dict[Consumer, int] = {}
+
+    def remove(self, consumer: Consumer) -> None:
+        self.current.pop(consumer, None)
+        place = self.places.pop(consumer, None)
+        if place is not None:
+            last = self.members.pop()
+            if last is not consumer:
+                self.members[place] = last
+                self.places[last] = place
+
+
+class Room:
+    """Works for the planner of one lane. What a step has chosen counts as if it were there already, until it is."""
+
+    def __init__(self, lane: Lane, ahead_ms: float) -> None:
+        self._lane = lane
+        self._ahead_ms = ahead_ms
+        self._by_load = lane.settings.policy is PolicyName.LEAST_LOADED
+        self._policy: Policy[Consumer] | None = None if self._by_load else policy(lane.settings.policy)
+        self._groups: dict[Tasks, _Group] = {}
+        #: Task -> groups that can run it.
+        self._able: dict[str, list[_Group]] = {}
+        #: `Consumer.changes` at the last look at all of them.
+        self.seen = -1
+        self._sequence = 0
+        #: Open consumers that have an idle slot.
+        self.idle: dict[Consumer, None] = {}
+        #: Open consumers.
+        self.open: dict[str, Consumer] = {}
+        #: What this step has chosen for whom, and what that is expected to cost, in ms.
+        self.chosen: dict[Consumer, list[Ticket]] = {}
+        self._promised: dict[Consumer, float] = {}
+        #: Bytes that this step dispatches, in all and to each consumer.
+        self.planned = 0
+        self._planned_to: dict[Consumer, int] = {}
+        #: Whether this step, or the last one, left something for the next, which can go out at once.
+        self.left_some = False
+
+    def is_current(self) -> bool:
+        """Whether nobody came, went, or opened since the last look."""
+        return self.seen == Consumer.changes
+
+    def begin(self) -> None:
+        """A step begins."""
+        self.planned = 0
+        self.left_some = False
+
+    def fits(self) -> bool:
+        """Whether more may go out in this step, to anybody, as far as bytes are concerned."""
+        if self.planned >= STEP_BYTES:
+            self.left_some = True
+            return False
+        lane = self._lane
+        # Half of the memory is for what waits: else what is in flight could keep the next messages out.
+        return lane.flying + self.planned < lane.settings.window_bytes // 2
+
+    def look(self) -> list[Consumer]:
+        """Takes in what changed since the last look; those of the changed that are open."""
+        lane = self._lane
+        if self.is_current():
+            changed = [consumer for consumer in lane.stirred if consumer.open]
+        else:
+            self.seen = Consumer.changes
+            changed = [consumer for consumer in lane.consumers.values() if consumer.open]
+            self._groups = {}
+            self._able = {}
+            self.idle = {}
+            self.open = {consumer.name: consumer for consumer in changed}
+        lane.stirred.clear()
+        for consumer in changed:
+            self._rate(consumer)
+        return changed
+
+    def has(self, consumer: Consumer) -> bool:
+        """Whether ``consumer`` has room."""
+        if consumer.parcels + len(self.chosen.get(consumer, ())) < consumer.slots:
+            return True
+        if consumer.bytes + self._planned_to.get(consumer, 0) >= consumer.slots * AHEAD * PARCEL_BYTES:
+            return False
+        return consumer.backlog_ms + self._promised.get(consumer, 0.0) < consumer.slots * self._ahead_ms
+
+    def choose(self, consumer: Consumer, ticket: Ticket, cost_ms: float) -> None:
+        """``ticket`` goes to ``consumer`` in this step."""
+        self.chosen.setdefault(consumer, []).append(ticket)
+        self._promised[consumer] = self._promised.get(consumer, 0.0) + cost_ms
+        size = ticket.waiting[0].size
+        self.planned += size
+        self._planned_to[consumer] = self._planned_to.get(consumer, 0) + size
+        self._rate(consumer)
+
+    def clear(self) -> None:
+        """What was chosen is on its way, and counted by the consumers themselves."""
+        for consumer in self.chosen:
+            self._lane.stirred[consumer] = None
+        self.chosen = {}
+        self._promised.clear()
+        self._planned_to.clear()
+
+    def for_ticket(self, ticket: Ticket) -> Consumer | None:
+        """The consumer with room that the policy chooses for ``ticket``; None: nobody who can run it has room."""
+        groups = self._of(ticket.waiting[0].task)
+        if self._policy is None:
+            best = None
+            for group in groups:
+                heap = group.heap
+                while heap and group.current.get(heap[0][3]) != heap[0][2]:
+                    heapq.heappop(heap)
+                if heap and (best is None or heap[0] < best):
+                    best = heap[0]
+            return None if best is None else best[3]
+        roomy: Sequence[Consumer] = groups[0].members if len(groups) == 1 else [c for g in groups for c in g.members]
+        return self._policy(ticket.id, roomy) if roomy else None
+
+    def _of(self, task: str) -> list[_Group]:
+        found = self._able.get(task)
+        if found is None:
+            found = self._able[task] = [
+                group for tasks, group in self._groups.items() if tasks is None or task in tasks
+            ]
+        return found
+
+    def _rate(self, consumer: Consumer) -> None:
+        """Notes how much room ``consumer``, which is open, has now."""
+        chosen = len(self.chosen.get(consumer, ()))
+        slots = consumer.slots
+        if consumer.parcels + chosen < slots:
+            self.idle[consumer] = None
+        else:
+            self.idle.pop(consumer, None)
+        group = self._groups.get(consumer.tasks)
+        if group is None:
+            group = self._groups[consumer.tasks] = _Group()
+            self._able = {}
+        if not self.has(consumer):
+            group.remove(consumer)
+            return
+        if not self._by_load:
+            if consumer not in group.places:
+                group.places[consumer] = len(group.members)
+                group.members.append(consumer)
+            return
+        self._sequence += 1
+        group.current[consumer] = self._sequence
+        if len(group.heap) > 8 * len(group.current) + 64:
+            group.heap = [entry for entry in group.heap if group.current.get(entry[3]) == entry[2]]
+            heapq.heapify(group.heap)
+        # As the policy, but counting what this very step has promised.
+        load = consumer.load + self._promised.get(consumer, 0.0) / slots
+        heapq.heappush(group.heap, (load, chosen / slots, self._sequence, consumer))

@@ -1,0 +1,624 @@
+"""The leader's picture of its lane: tickets, what waits, what is in flight. No I/O.
+
+Everything here can be rebuilt from Redis (invariant I6): what is in flight from the ticket records, what waits from
+the master's own pending entries. The leader fills a `Batch` from this picture, sends it as one script, and only then
+(`committed`) takes the new fences into the picture. When the script is refused or its reply is lost, the whole picture
+is thrown away and read anew: it is never mended by guessing.
+
+Memory is bounded, in messages and in bytes. A ticket keeps only its oldest messages here (`Lane.has_enough`); the later
+ones are *spilled*: they stay where they are, in the master's pending list, and are read again, by id, when the ticket
+has worked off most of what it has here. A parked ticket keeps none: its messages are pending under a name of their own
+until it is released.
+
+The order of a ticket's messages is that of their ids, with one exception: a message that was begun before stays first,
+also when an older one, which was dead, is put back (`replay`).
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+from bridge.leader.picture.backoffs import Resting
+from bridge.leader.picture.pieces import Consumer, Ticket
+from bridge.leader.picture.stranded import Stranded
+from bridge.protocol.dead_letters import as_it_came
+from bridge.routing import records
+from bridge.routing.history import What
+from bridge.routing.ids import id_key
+from bridge.routing.messages import Message, Refusal
+from bridge.routing.policies import PolicyName
+from bridge.routing.transitions import Batch
+from bridge.settings.lane import LaneSettings
+
+#: Most messages of one ticket in memory.
+TICKET_CAP = 1000
+#: Fewest, when many tickets are blocked.
+TICKET_FLOOR = 16
+#: Bytes of one ticket that may be in memory, when many tickets are blocked.
+TICKET_FLOOR_BYTES = 64 * 1024
+#: Messages in memory below which reading goes on in any case.
+SATED = 4000
+#: Tickets ready for dispatch, for each slot of the consumers, above which reading stops.
+SATED_PER_SLOT = 128
+#: One consumer of so many may be a suspect's own while other work waits (`bridge.leader.picture.suspects`).
+SUSPECTS_SHARE = 4
+#: How the record of a ticket that awaits a retry begins.
+AWAITING = f"[{records.AWAITING},"
+
+
+class Lane:
+    """The picture. ``now_ms`` is Unix time by the leader's clock."""
+
+    def __init__(self, settings: LaneSettings, *, now_ms: Callable[[], int]) -> None:
+        self.settings = settings
+        self.now_ms = now_ms
+        self._pinned = settings.policy is PolicyName.RENDEZVOUS
+        #: Whether the history of the lane is kept.
+        self._historical = settings.history > 0
+        #: In the order in which they came: by their `Ticket.since`.
+        self.tickets: dict[str, Ticket] = {}
+        #: Those of them that may have an older message than that order tells: of one that was put back, or parked.
+        self.older: set[Ticket] = set()
+        #: Tickets that stand still; not among ``tickets``.
+        self.parked: dict[str, Ticket] = {}
+        #: Message id -> ticket, of what is in flight.
+        self.in_flight: dict[str, Ticket] = {}
+        self.consumers: dict[str, Consumer] = {}
+        #: Those whose room, or whose queue here, changed since the planner looked.
+        self.stirred: dict[Consumer, None] = {}
+        #: Those of whose work in flight something landed or went out since `bridge.leader.picture.slack` looked.
+        self.shifted: dict[Consumer, None] = {}
+        #: Those for whose room tickets wait, and maybe some for which none do any more.
+        self.crowded: dict[Consumer, None] = {}
+        #: What `_open_slots` tells, and `Consumer.changes` when it was counted.
+        self._slots: dict[frozenset[str] | None, int] = {}
+        self._slots_seen = -1
+        #: Tickets without a consumer that can be dispatched, oldest first.
+        self.ready: deque[Ticket] = deque()
+        #: Those whose oldest message is a suspect: they go out alone.
+        self.suspects: deque[Ticket] = deque()
+        #: Until then (ms) other work goes before suspects.
+        self.rest_until = 0
+        #: (due ms, sequence, ticket): tickets that wait out a backoff.
+        self.backoffs: list[tuple[int, int, Ticket]] = []
+        self._backoff_sequence = 0
+        #: Messages in memory, what they cost there, and what those of them that are in flight do.
+        self.held = 0
+        self.bytes = 0
+        self.flying = 0
+        self._turn = 0
+        self.spilled: set[Ticket] = set()
+        #: Those whose oldest message nobody who is here can run.
+        self.stranded = Stranded(self)
+        #: Those that wait out a backoff, and are not in memory.
+        self.resting = Resting(self)
+        #: Id up to which what is pending was taken in; a refill takes nothing newer, which would be handled twice.
+        self.read_to = (0, 0)
+        #: Whether entries that were read before this term are not in the picture yet: those after `read_to`.
+        self.behind = False
+        #: Tickets whose record the batch that is being made changes.
+        self._touched: dict[Ticket, None] = {}
+        #: Measured service time of each task, in ms.
+        self.service_ms: dict[str, float] = {}
+
+    # -- bounds --------------------------------------------------------------------------------------------------
+
+    @property
+    def cap(self) -> int:
+        """Messages that one ticket may have in memory now."""
+        return max(TICKET_FLOOR, min(TICKET_CAP, self.settings.window // self._awake))
+
+    @property
+    def _awake(self) -> int:
+        """Tickets that want to have messages in memory, and the next one."""
+        return len(self.tickets) - len(self.resting.tickets) + 1
+
+    @property
+    def byte_cap(self) -> int:
+        """Bytes that the messages of one ticket may have in memory now, beside the first one."""
+        window = self.settings.window_bytes
+        return max(TICKET_FLOOR_BYTES, min(window // 4, window // self._awake))
+
+    def has_enough(self, ticket: Ticket, size: int) -> bool:
+        """Whether one more message, of ``size`` bytes, of the ticket shall not be in memory."""
+        count = len(ticket.waiting)
+        if count >= TICKET_FLOOR and count >= self.cap:
+            return True
+        return ticket.bytes > TICKET_FLOOR_BYTES and ticket.bytes + size > self.byte_cap
+
+    @property
+    def full(self) -> bool:
+        """Whether no more may be in memory."""
+        return self.held >= self.settings.window or self.bytes >= self.settings.window_bytes
+
+    @property
+    def sated(self) -> bool:
+        """Whether reading on would not help: there is work in memory that only waits for room. The rest stays in the
+        stream, unread. While all that is in memory is blocked by what is in flight, free tickets may be further on.
+        """
+        if self.held < SATED or self.full:
+            return self.full
+        slots = self._open_slots()
+        if self.stranded.mixed:
+            return self._each_sated(slots)
+        enough = SATED_PER_SLOT * sum(slots.values())
+        return len(self.ready) > enough or len(self.ready) + sum(len(one.ready) for one in self.crowded) > enough
+
+    def _each_sated(self, slots: dict[frozenset[str] | None, int]) -> bool:
+        """The same where consumers differ: what waits for some of them must not keep the others from their work."""
+        ready = dict.fromkeys(slots, 0)
+        for consumer in self.crowded:
+            if consumer.open:
+                ready[consumer.tasks] += len(consumer.ready)
+        return all(ready[tasks] > SATED_PER_SLOT * slots[tasks] for tasks in slots)
+
+    def _open_slots(self) -> dict[frozenset[str] | None, int]:
+        """What open consumers can run -> their slots. Counted anew only when one came, went, or opened."""
+        if self._slots_seen != Consumer.changes:
+            self._slots_seen = Consumer.changes
+            self._slots = {}
+            for consumer in self.consumers.values():
+                if consumer.open:
+                    self._slots[consumer.tasks] = self._slots.get(consumer.tasks, 0) + consumer.slots
+        return self._slots
+
+    # -- messages come in ------------------------------------------------------------------------------------------
+
+    def ingest(self, message: Message, batch: Batch) -> None:
+        """A message that is pending under the master's name; of each ticket in id order."""
+        if self.parked and message.ticket in self.parked:
+            self.shelve(self.parked[message.ticket], [message.id], batch)
+            return
+        ticket = self.tickets.get(message.ticket)
+        if ticket is None:
+            ticket = self.tickets[message.ticket] = Ticket(message.ticket, since=message.id)
+        elif ticket.spilled_from is not None:
+            ticket.behind += 1
+            return
+        elif self.resting.leave(ticket, message.id):
+            return
+        elif self.has_enough(ticket, message.size):
+            self.spill(ticket, message.id)
+            return
+        self.append(ticket, message)
+        self.make_ready(ticket)
+
+    def leave(self, ticket_id: str, id_: str, batch: Batch) -> None:
+        """A message that is pending under the master's name, of each ticket in id order, is left where it is."""
+        if ticket_id in self.parked:
+            self.shelve(self.parked[ticket_id], [id_], batch)
+            return
+        ticket = self.tickets.get(ticket_id)
+        if ticket is None:
+            ticket = self.tickets[ticket_id] = Ticket(ticket_id, since=id_)
+        if ticket.spilled_from is not None:
+            ticket.behind += 1
+        elif not self.resting.leave(ticket, id_):
+            self.spill(ticket, id_)
+
+    def append(self, ticket: Ticket, message: Message) -> None:
+        """The next message of ``ticket``, by its id, takes its place."""
+        if ticket.front_id == message.id:
+            self.put_first(ticket, message)
+            return
+        ticket.waiting.append(message)
+        self._keep(ticket, message)
+
+    def _keep(self, ticket: Ticket, message: Message) -> None:
+        size = message.size
+        self.held += 1
+        self.bytes += size
+        ticket.bytes += size
+
+    def drop_first(self, ticket: Ticket) -> Message:
+        """Takes the first message that waits out of the picture."""
+        message = ticket.waiting.popleft()
+        self._drop(ticket, message)
+        return message
+
+    def _drop(self, ticket: Ticket, message: Message) -> None:
+        size = message.size
+        self.held -= 1
+        self.bytes -= size
+        ticket.bytes -= size
+
+    def put_first(self, ticket: Ticket, message: Message) -> None:
+        """The message that was begun before comes first, whatever was put back meanwhile."""
+        ticket.front_id = ""
+        ticket.waiting.appendleft(message)
+        self._keep(ticket, message)
+
+    def replay(self, message: Message, batch: Batch) -> None:
+        """A message that was dead is pending again, under the master's name: it goes before everything of its ticket
+        that was not begun.
+        """
+        ticket = self.parked.get(message.ticket)
+        if ticket is not None:
+            self.shelve(ticket, [message.id], batch)
+            return
+        key = id_key(message.id)
+        if key > self.read_to:
+            # A new leader has not come to its place yet, where it is taken in.
+            return
+        ticket = self.tickets.get(message.ticket)
+        if ticket is None:
+            ticket = self.tickets[message.ticket] = Ticket(message.ticket)
+        self.older.add(ticket)
+        # It may be of another task, and it comes first.
+        self.stranded.free(ticket)
+        if ticket.spilled_from is not None and key >= ticket.spilled_from:
+            # It is read with those that are not in memory, in its place; taken here, too, it would be there twice.
+            return
+        if self.resting.leave(ticket, message.id):
+            return
+        at = 1 if ticket.waiting and ticket.begun and not (ticket.run or ticket.front_id) else 0
+        while at < len(ticket.waiting) and id_key(ticket.waiting[at].id) < key:
+            at += 1
+        if self.full or self.has_enough(ticket, message.size):
+            # It is left where it is, and so is what comes after it: whoever replays much fills no memory.
+            while len(ticket.waiting) > at:
+                self._drop(ticket, ticket.waiting.pop())
+            if not ticket.waiting:
+                self.unqueue(ticket)
+            self.spill(ticket, message.id)
+            return
+        ticket.waiting.insert(at, message)
+        self._keep(ticket, message)
+        self.make_ready(ticket)
+
+    def spill(self, ticket: Ticket, from_id: str) -> None:
+        """Leaves the messages of ``ticket`` from ``from_id`` on in Redis."""
+        ticket.spilled_from = id_key(from_id)
+        self.spilled.add(ticket)
+
+    def let_go(self, ticket: Ticket) -> None:
+        """No message of ``ticket`` that waits is in memory any more: they are spilled, all of them."""
+        ids = [id_key(message.id) for message in ticket.waiting]
+        if not ids:
+            return
+        if ticket.begun and not ticket.front_id:
+            ticket.front_id = ticket.waiting[0].id
+        if ticket.spilled_from is not None:
+            ids.append(ticket.spilled_from)
+        ticket.spilled_from = min(ids)
+        self.spilled.add(ticket)
+        self._forget_waiting(ticket)
+
+    def _forget_waiting(self, ticket: Ticket) -> None:
+        self.held -= len(ticket.waiting)
+        self.bytes -= ticket.bytes
+        ticket.bytes = 0
+        ticket.waiting.clear()
+
+    def refuse(self, refusal: Refusal, batch: Batch) -> None:
+        """An entry that can never be processed: a dead letter at once, and its ticket does not wait for it."""
+        words: list[Any] = ["message_id", refusal.id, "reason", refusal.reason.value, "error", refusal.detail]
+        words += ["traceback", "", "attempts", 0, "at_ms", self.now_ms()]
+        batch.dead.append(words + as_it_came(refusal.fields))
+        batch.acknowledged.append(refusal.id)
+        batch.count("dead")
+        if self._historical:
+            batch.history.append([refusal.id, "", "", "", 0, 0, 0, 0, 0, What.REFUSED.value])
+
+    def parked_name(self, ticket_id: str) -> str:
+        """The name under which the messages of a parked ticket are pending."""
+        return self.settings.keys.parked_consumer(self.settings.master, ticket_id)
+
+    # -- what can go out -------------------------------------------------------------------------------------------
+
+    def make_ready(self, ticket: Ticket, *, first: bool = False) -> None:
+        """Queues the ticket for dispatch if nothing stands in the way; ``first``: before all that wait already."""
+        if ticket.queued or ticket.run or ticket.due_ms or not ticket.waiting:
+            return
+        if ticket.front_id or ticket.park_reason is not None:
+            return
+        if (self.stranded.runnable is not None or self.stranded.paused) and self.stranded.holds(ticket):
+            self.stranded.add(ticket)
+            return
+        ticket.queued = True
+        consumer = ticket.consumer
+        if ticket.moving is not None:
+            consumer = self._open_consumer(ticket.moving, consumer, ticket.waiting[0].task)
+            ticket.consumer = consumer
+            ticket.moving = None
+        elif self._pinned:
+            consumer = None
+        if ticket.suspect:
+            ticket.consumer = None
+            ready = self.suspects
+        elif consumer is not None and consumer.open and consumer.runs(ticket.waiting[0].task):
+            ready = consumer.ready
+            self.crowded[consumer] = self.stirred[consumer] = None
+        else:
+            ticket.consumer = None
+            ready = self.ready
+        self._turn += 1
+        if first:
+            ticket.turn = -self._turn
+            ready.appendleft(ticket)
+        else:
+            ticket.turn = self._turn
+            ready.append(ticket)
+
+    def _open_consumer(self, name: str, instead_of: Consumer | None, task: str) -> Consumer | None:
+        """The open consumer with that name that can run ``task``; without a name the least loaded one but
+        ``instead_of``.
+        """
+        others = [c for c in self.consumers.values() if c.open and c is not instead_of and c.runs(task)]
+        if name:
+            others = [c for c in others if c.name == name]
+        return min(others, key=lambda c: (c.load, len(c.ready)), default=None)
+
+    def unqueue(self, ticket: Ticket) -> None:
+        """The ticket does not wait for room any more."""
+        if not ticket.queued:
+            return
+        ticket.queued = False
+        queues = [self.ready, self.suspects]
+        if ticket.consumer is not None:
+            queues.append(ticket.consumer.ready)
+        for queue in queues:
+            if ticket in queue:
+                queue.remove(ticket)
+        for consumer in self.consumers.values():
+            if consumer.alone is ticket:
+                self.end_solitude(consumer)
+
+    def free_ready(self, consumer: Consumer) -> None:
+        """Tickets that wait for room at ``consumer`` wait for anybody's, before all that have only waited their turn.
+
+        They have waited already, and a backlog would else add its own length to the time in which a worker that leaves
+        is to be free of them. But behind what was lost, given back or retried, to which a crowd would else add its own,
+        and behind what was freed earlier.
+        """
+        ahead = []
+        while self.ready and self.ready[0].turn <= 0:
+            ahead.append(self.ready.popleft())
+        while consumer.ready:
+            ticket = consumer.ready.pop()
+            ticket.queued = False
+            ticket.consumer = None
+            self.make_ready(ticket, first=True)
+            if ticket.consumer is None:
+                ticket.turn = 0
+        self.ready.extendleft(reversed(ahead))
+
+    def queue_anew(self) -> None:
+        """What those who are here can run has changed: each ticket that waits for anybody is asked for again."""
+        for queue in (self.ready, self.suspects):
+            tickets = list(queue)
+            queue.clear()
+            for ticket in tickets:
+                ticket.queued = False
+                turn = ticket.turn
+                self.make_ready(ticket)
+                if ticket.queued:
+                    ticket.turn = turn
+
+    def wake(self, now_ms: int) -> None:
+        """Tickets whose backoff is over become ready, before all others: they have waited for long enough.
+
+        A backlog would else add its own length to every backoff, and to the time that a lost worker's tickets stand
+        still, which is to be bounded by the lease.
+        """
+        while self.backoffs and self.backoffs[0][0] <= now_ms:
+            due, _, ticket = heapq.heappop(self.backoffs)
+            if ticket.due_ms == due:
+                ticket.due_ms = 0
+                if not self.resting.wake(ticket):
+                    self.make_ready(ticket, first=True)
+
+    def hold_back(self, ticket: Ticket, due_ms: int) -> None:
+        """The oldest message of ``ticket`` waits until ``due_ms``."""
+        ticket.due_ms = max(1, due_ms)
+        self._backoff_sequence += 1
+        heapq.heappush(self.backoffs, (ticket.due_ms, self._backoff_sequence, ticket))
+
+    def fly(self, ticket: Ticket, consumer: Consumer, message: Message) -> None:
+        """``message``, whose bytes are in memory, is the next one of the run of ``ticket`` at ``consumer``."""
+        size = message.size
+        self.flying += size
+        consumer.messages += 1
+        consumer.bytes += size
+        ticket.run.append(message)
+        self.in_flight[message.id] = ticket
+
+    # -- what comes back -------------------------------------------------------------------------------------------
+
+    def take_back(self, ticket: Ticket) -> None:
+        """What is left of the run goes back to the front of what waits."""
+        count = len(ticket.run)
+        while ticket.run:
+            message = ticket.run.pop()
+            self.landed(ticket, message)
+            ticket.waiting.appendleft(message)
+            self._keep(ticket, message)
+        self.run_over(ticket)
+        if (
+            count
+            and len(ticket.waiting) > count
+            and id_key(ticket.waiting[count].id) < id_key(ticket.waiting[count - 1].id)
+        ):
+            # An older message was put back while these were in flight: it goes before those that were not begun.
+            first = [ticket.waiting.popleft()] if ticket.begun else []
+            rest = sorted(ticket.waiting, key=lambda message: id_key(message.id))
+            ticket.waiting = deque([*first, *rest])
+        if ticket.spilled_from is not None:
+            # One that was put back meanwhile, and had no room here, goes before those that were not begun, too.
+            while len(ticket.waiting) > ticket.begun and id_key(ticket.waiting[-1].id) > ticket.spilled_from:
+                self._drop(ticket, ticket.waiting.pop())
+
+    def landed(self, ticket: Ticket, message: Message) -> None:
+        """A message is not in flight any more, nor in memory."""
+        del self.in_flight[message.id]
+        size = message.size
+        self.held -= 1
+        self.bytes -= size
+        self.flying -= size
+        parcel = ticket.parcel
+        if parcel is None:
+            return
+        consumer = parcel.consumer
+        self.stirred[consumer] = self.shifted[consumer] = None
+        consumer.messages -= 1
+        consumer.bytes -= size
+        consumer.backlog_ms -= parcel.share_ms
+        parcel.left -= 1
+        if parcel.left == 0:
+            consumer.parcels -= 1
+            if consumer.parcels == 0:
+                consumer.backlog_ms = 0.0
+
+    def run_over(self, ticket: Ticket) -> None:
+        """Nothing of ``ticket`` is in flight any more."""
+        consumer = ticket.consumer
+        if consumer is not None:
+            consumer.tickets.discard(ticket)
+            if consumer.alone is ticket:
+                self.end_solitude(consumer)
+        ticket.fence = ticket.run_fence = 0
+        ticket.parcel = None
+        ticket.tail = ""
+
+    def end_solitude(self, consumer: Consumer) -> None:
+        """The suspect that had ``consumer`` for itself is done with it. Where consumers are few, other work has its
+        turn now, for long enough to keep the suspects' share.
+        """
+        consumer.alone = None
+        alike = sum(1 for other in self.consumers.values() if other.serving and other.tasks == consumer.tasks)
+        now_ms = self.now_ms()
+        spent_ms = now_ms - consumer.alone_since
+        self.rest_until = max(self.rest_until, now_ms + int(spent_ms * max(0.0, SUSPECTS_SHARE / max(1, alike) - 1)))
+
+    # -- standing still --------------------------------------------------------------------------------------------
+
+    def park(self, ticket: Ticket, reason: str, batch: Batch) -> None:
+        """The ticket stands still as soon as nothing of it runs, until it is released."""
+        self.touch(ticket, batch)
+        self.unqueue(ticket)
+        ticket.park_reason = reason
+
+    def shelve(self, ticket: Ticket, ids: list[str], batch: Batch) -> None:
+        """Messages of a parked ticket are pending under a name of their own."""
+        batch.shelve(self.parked_name(ticket.id), ids)
+        ticket.shelved += len(ids)
+        oldest = min(map(id_key, ids), default=None)
+        if oldest is not None and (ticket.parked_from is None or oldest < ticket.parked_from):
+            ticket.parked_from = oldest
+
+    def _stand_still(self, ticket: Ticket, batch: Batch) -> None:
+        """Writes into the batch that the ticket is parked, and forgets its messages: it holds no window."""
+        ids = [message.id for message in ticket.waiting]
+        if self.resting.rests(ticket):
+            ids = self.resting.known(ticket)
+            self.resting.drop(ticket)
+        self.shelve(ticket, ids, batch)
+        if ticket.record.startswith(AWAITING):
+            batch.due.append(ticket.id)
+        if not ticket.begun:
+            ticket.front_id = ""
+        elif ticket.waiting and not ticket.front_id:
+            # Else it was not read again since the ticket was released.
+            ticket.front_id = ticket.waiting[0].id
+        begun = [ticket.front_id] if ticket.front_id else []
+        reason = ticket.park_reason or ""
+        tail = records.tail("", "", ticket.attempt, begun, self.now_ms(), reason, ticket.losses, ticket.lost)
+        ticket.record = records.record(records.PARKED, tail)
+        batch.records += (ticket.id, ticket.record)
+        self._forget_waiting(ticket)
+        ticket.due_ms = 0
+        ticket.park_reason = None
+        ticket.parked = True
+        ticket.consumer = None
+        self.spilled.discard(ticket)
+        self.stranded.drop(ticket)
+        self._forget(ticket)
+        self.parked[ticket.id] = ticket
+        batch.count("parked")
+
+    def unpark(self, ticket: Ticket, batch: Batch) -> None:
+        """The messages of the ticket are pending under the master's name again: they are read like those that were
+        spilled.
+        """
+        del self.parked[ticket.id]
+        ticket.parked = False
+        self.tickets[ticket.id] = ticket
+        self.older.add(ticket)
+        if ticket.parked_from is not None:
+            ticket.spilled_from = min(ticket.parked_from, ticket.spilled_from or ticket.parked_from)
+        ticket.parked_from = None
+        ticket.shelved = 0
+        if ticket.front_id:
+            # Also when nothing is pending there: somebody acknowledged it by hand, which the refill finds out.
+            front = id_key(ticket.front_id)
+            ticket.spilled_from = min(front, ticket.spilled_from or front)
+        if ticket.spilled_from is not None:
+            self.spilled.add(ticket)
+        self.touch(ticket, batch)
+
+    # -- a batch is made and committed -------------------------------------------------------------------------------
+
+    def touch(self, ticket: Ticket, batch: Batch) -> None:
+        """Notes that the batch changes the record of ``ticket``, and what it must be until then."""
+        if ticket not in self._touched:
+            self._touched[ticket] = None
+            batch.expected[ticket.id] = ticket.record
+
+    def close(self, batch: Batch, dispatched: set[Ticket]) -> None:
+        """Writes into the batch what becomes of the records of all tickets that it touches."""
+        for ticket in self._touched:
+            if ticket in dispatched:
+                continue
+            if ticket.run:
+                self._close_run(ticket, batch)
+            elif ticket.park_reason is not None:
+                self._stand_still(ticket, batch)
+            elif (ticket.due_ms and (ticket.waiting or ticket.front_id)) or ticket.begun:
+                # Also when it is due and nobody has room for it: what it has behind it must outlive this leader.
+                front = ticket.front_id or ticket.waiting[0].id
+                told = (ticket.cause, ticket.losses, ticket.lost)
+                tail = records.tail("", "", ticket.attempt, [front], self.now_ms(), *told)
+                ticket.record = records.record(records.AWAITING, tail)
+                batch.records += (ticket.id, ticket.record)
+                batch.retries += (ticket.due_ms or self.now_ms(), ticket.id)
+                if ticket.begun:
+                    self.resting.rest(ticket)
+            else:
+                if ticket.record:
+                    batch.released.append(ticket.id)
+                    if ticket.record.startswith(AWAITING):
+                        batch.due.append(ticket.id)
+                ticket.record = ""
+                self.drop_if_done(ticket)
+
+    def _close_run(self, ticket: Ticket, batch: Batch) -> None:
+        consumer = ticket.consumer
+        assert consumer is not None
+        ids = [message.id for message in ticket.run]
+        cause = "" if ticket.park_reason is None else records.PARK_AFTER + ticket.park_reason
+        told = (cause, ticket.losses, ticket.lost)
+        ticket.tail = records.tail(
+            consumer.name, consumer.incarnation, ticket.attempt, ids, ticket.dispatched_ms, *told
+        )
+        ticket.record = records.record(ticket.fence, ticket.tail)
+        batch.records += (ticket.id, ticket.record)
+
+    def committed(self, dispatched: dict[Ticket, int], base: int) -> None:
+        """The script did it: ``dispatched`` maps tickets to their fence offsets."""
+        self._touched.clear()
+        for ticket, offset in dispatched.items():
+            ticket.fence = ticket.run_fence = base + offset
+            ticket.record = records.record(ticket.fence, ticket.tail)
+
+    def drop_if_done(self, ticket: Ticket) -> None:
+        """Forgets a ticket that has nothing undone."""
+        if not (ticket.waiting or ticket.run or ticket.due_ms or ticket.spilled_from or ticket.front_id):
+            self._forget(ticket)
+
+    def _forget(self, ticket: Ticket) -> None:
+        self.tickets.pop(ticket.id, None)
+        self.older.discard(ticket)
+        self.stranded.drop(ticket)

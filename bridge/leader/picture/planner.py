@@ -1,0 +1,245 @@
+"""Decides what goes out in one step: which tickets to whom (`bridge.leader.picture.assignment`), and in which Celery
+messages.
+
+What one consumer gets is packed into parcels (Celery messages): first one for each idle slot, then as many as it takes
+for each to last about ``bridge_bundle_ms``. A parcel of one message travels as an ordinary task.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
+from math import ceil
+
+from bridge.app.traits import TaskTraits
+from bridge.leader.picture import capacity as limits
+from bridge.leader.picture.assignment import Assignment
+from bridge.leader.picture.faults import MessageAtFault
+from bridge.leader.picture.lane import AWAITING, Lane
+from bridge.leader.picture.pieces import Consumer, Parcel, Ticket
+from bridge.leader.picture.suspects import Isolation
+from bridge.protocol.envelope import OPENING, Envelopes, Run
+from bridge.routing import records
+from bridge.routing.messages import Message
+from bridge.routing.transitions import Batch, Dispatch
+
+#: Longest run of one ticket in a bundle, in messages.
+RUN_MAX = 256
+#: How many times a bundle's time the run of one ticket may last while there is a process for each ticket: nobody waits
+#: for it then, and the way to the master and back is paid once.
+STREAK = 8
+#: What one message costs beside its own service time, in ms: alone, and in a bundle.
+ALONE_MS = 0.7
+MATE_MS = 0.03
+#: Assumed service time of a task that was never measured, in ms.
+UNKNOWN_MS = 5.0
+#: Work ahead for each slot when bundles are off, in ms.
+PLAIN_AHEAD_MS = 20.0
+
+
+class Planner:
+    """Plans one lane."""
+
+    def __init__(self, lane: Lane, envelopes: Envelopes, traits: Callable[[str], TaskTraits]) -> None:
+        self._lane = lane
+        self._envelopes = envelopes
+        self._traits = traits
+        self._isolation = Isolation(lane)
+        self._bundle_ms = lane.settings.bundle_ms
+        self._ahead_ms = limits.AHEAD * self._bundle_ms if self._bundle_ms else PLAIN_AHEAD_MS
+        self._assignment = Assignment(lane, self._ahead_ms, self._cost)
+
+    @property
+    def left_some(self) -> bool:
+        """Whether the last step left something for the next one, which can go out at once."""
+        return self._assignment.room.left_some
+
+    def plan(self, batch: Batch, now_ms: int) -> dict[Ticket, int]:
+        """Fills the dispatches of ``batch``; the tickets dispatched, with the fence offsets of their runs."""
+        dispatched: dict[Ticket, int] = {}
+        lane = self._lane
+        for consumer, tickets in self._assignment.run().items():
+            self._pack(consumer, tickets, batch, dispatched, now_ms)
+        self._assignment.sent()
+        if lane.suspects:
+            self._isolation.run(now_ms, lambda c, ticket: self._send(c, [(ticket, 1)], batch, dispatched, now_ms))
+        return dispatched
+
+    # -- what it costs -----------------------------------------------------------------------------------------------
+
+    def _cost(self, message: Message) -> float:
+        service = self._lane.service_ms.get(message.task, UNKNOWN_MS)
+        return service + (MATE_MS if self._bundled(message, service) else ALONE_MS)
+
+    def _bundled(self, message: Message, service_ms: float) -> bool:
+        # Up to twice the bundle's time: two of those in a row still save a round trip to the master.
+        return (
+            self._bundle_ms > 0
+            and service_ms <= 2 * self._bundle_ms
+            and message.task in self._lane.service_ms
+            and self._traits(message.task).bundled
+        )
+
+    # -- in which parcels --------------------------------------------------------------------------------------------
+
+    def _pack(
+        self, consumer: Consumer, tickets: list[Ticket], batch: Batch, dispatched: dict[Ticket, int], now_ms: int
+    ) -> None:
+        alone: list[Ticket] = []
+        mates: list[Ticket] = []
+        for ticket in tickets:
+            ticket.queued = False
+            head = ticket.waiting[0]
+            service = self._lane.service_ms.get(head.task, UNKNOWN_MS)
+            # What was cut off half way travels alone: its rollback comes first, and is nobody else's business.
+            bundled = ticket.lost is None and self._bundled(head, service)
+            (mates if bundled else alone).append(ticket)
+        for ticket in alone:
+            self._send(consumer, [(ticket, 1)], batch, dispatched, now_ms)
+        if not mates:
+            return
+        # Share of the room for each ticket, so that few tickets make long runs and many make short ones.
+        room_ms = max(consumer.slots * self._ahead_ms - consumer.backlog_ms, self._bundle_ms)
+        share_ms = min(room_ms / len(mates), self._bundle_ms)
+        if consumer.parcels + len(mates) <= consumer.slots:
+            share_ms = STREAK * self._bundle_ms
+        runs: list[tuple[Ticket, int]] = []
+        total_ms = 0.0
+        for ticket in mates:
+            cost = self._cost(ticket.waiting[0])
+            length = 1
+            if len(ticket.waiting) > 1:
+                length = self._run_length(ticket, consumer, max(1, min(RUN_MAX, round(share_ms / cost))))
+            runs.append((ticket, length))
+            total_ms += cost * length
+        idle = max(0, consumer.slots - consumer.parcels)
+        parcels = min(len(runs), max(ceil(total_ms / self._bundle_ms), min(idle, len(runs)), 1))
+        for i in range(parcels):
+            for some in _parcels_of(runs[i::parcels]):
+                self._send(consumer, some, batch, dispatched, now_ms)
+
+    def _run_length(self, ticket: Ticket, consumer: Consumer, wanted: int) -> int:
+        room = self._assignment.room
+        length = size = 0
+        paused = self._lane.stranded.paused
+        for message in ticket.waiting:
+            if length == wanted or not self._bundled(message, self._lane.service_ms.get(message.task, UNKNOWN_MS)):
+                break
+            if not consumer.runs(message.task) or (length and message.task in paused):
+                break
+            if length:
+                size += message.size
+                if size > limits.PARCEL_BYTES or room.planned + size > limits.STEP_BYTES:
+                    size -= message.size
+                    break
+            else:
+                # It was counted when it was promised.
+                size = message.size
+            length += 1
+        if length > 1:
+            room.planned += size - ticket.waiting[0].size
+        return max(1, length)
+
+    def _send(
+        self,
+        consumer: Consumer,
+        runs: Sequence[tuple[Ticket, int]],
+        batch: Batch,
+        dispatched: dict[Ticket, int],
+        now_ms: int,
+    ) -> None:
+        """One parcel."""
+        lane = self._lane
+        to = batch.dispatches.get(consumer.name)
+        if to is None:
+            to = batch.dispatches[consumer.name] = Dispatch(consumer.name, consumer.queue)
+        count = sum(length for _, length in runs)
+        parcel = Parcel(consumer, count, 0.0)
+        cost_ms = 0.0
+        packed: list[Run] = []
+        at = time.monotonic()
+        for ticket, length in runs:
+            lane.touch(ticket, batch)
+            waiting = ticket.waiting
+            run = ticket.run
+            ids = []
+            for _ in range(length):
+                message = waiting.popleft()
+                ticket.bytes -= message.size
+                lane.fly(ticket, consumer, message)
+                ids.append(message.id)
+            cost_ms += self._cost(run[0]) * length
+            if ticket.record.startswith(AWAITING):
+                batch.due.append(ticket.id)
+            offset = batch.fences
+            batch.fences += length
+            told = ("", ticket.losses, ticket.lost)
+            ticket.tail = records.tail(consumer.name, consumer.incarnation, ticket.attempt, ids, now_ms, *told)
+            ticket.dispatched_ms = now_ms
+            to.ids += ids
+            to.runs.append((ticket.id, offset, ticket.tail))
+            ticket.consumer = consumer
+            ticket.parcel = parcel
+            ticket.dispatched_at = at
+            consumer.tickets.add(ticket)
+            dispatched[ticket] = offset
+            packed.append((ticket.id, offset, ticket.attempt, False, run))
+        parcel.share_ms = cost_ms / count
+        consumer.parcels += 1
+        consumer.backlog_ms += cost_ms
+        lane.shifted[consumer] = None
+        to_whom = (consumer.incarnation, consumer.queue)
+        try:
+            if count == 1:
+                _, offset, attempt, doubt, messages = packed[0]
+                text = self._envelopes.plain(*to_whom, messages[0], offset, attempt, doubt, runs[0][0].lost)
+            else:
+                text = self._envelopes.bundle(*to_whom, packed, self._limits(packed))
+        except Exception as exc:
+            self._find_at_fault(consumer, packed)
+            raise MessageAtFault(packed[0][4][0].id, exc) from exc
+        to.texts.append(text)
+
+    def _find_at_fault(self, consumer: Consumer, packed: Sequence[Run]) -> None:
+        """Raises `MessageAtFault` for the first message of which no text can be made."""
+        for _, offset, attempt, doubt, messages in packed:
+            for message in messages:
+                try:
+                    self._envelopes.plain(consumer.incarnation, consumer.queue, message, offset, attempt, doubt)
+                except Exception as exc:
+                    raise MessageAtFault(message.id, exc) from exc
+
+    def text_again(self, ticket: Ticket, consumer: Consumer) -> bytes:
+        """The whole text for a run that is in flight, with the fences that it has, marked as in doubt."""
+        run = ticket.run
+        opening = f"{OPENING}{ticket.fence}".encode()
+        if len(run) == 1:
+            told = (run[0], 0, ticket.attempt, True, ticket.lost)
+            return opening + self._envelopes.plain(consumer.incarnation, consumer.queue, *told)
+        packed = [(ticket.id, 0, ticket.attempt, True, run)]
+        return opening + self._envelopes.bundle(consumer.incarnation, consumer.queue, packed, self._limits(packed))
+
+    def _limits(self, packed: Sequence[Run]) -> tuple[float | None, float | None]:
+        """The smallest limits of the tasks in a bundle, and the time that the bundle itself may take on top."""
+        names = {message.task for run in packed for message in run[4]}
+        grace = 5 * self._bundle_ms / 1000
+        smallest: list[float | None] = []
+        for which in (0, 1):
+            limits = [limit for name in names if (limit := self._traits(name).limits[which])]
+            smallest.append(min(limits) + grace if limits else None)
+        return smallest[0], smallest[1]
+
+
+def _parcels_of(runs: list[tuple[Ticket, int]]) -> Iterator[list[tuple[Ticket, int]]]:
+    """The runs of one parcel, or of several where they have too many bytes for one."""
+    some: list[tuple[Ticket, int]] = []
+    total = 0
+    for ticket, length in runs:
+        size = sum(message.size for message in islice(ticket.waiting, length))
+        if some and total + size > limits.PARCEL_BYTES:
+            yield some
+            some, total = [], 0
+        some.append((ticket, length))
+        total += size
+    yield some

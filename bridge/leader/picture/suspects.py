@@ -1,0 +1,68 @@
+"""Suspects: messages that may be what ended their consumers. Each goes out alone, to a consumer that has nothing else:
+if that one ends too, it is clear why.
+
+That costs a whole consumer for as long as it takes to empty it and to run the message. All suspects together may cost
+the lane a quarter (`SUSPECTS_SHARE`) while other work waits: of four consumers or more, every fourth one at a time; of
+fewer, one, and then none for as much longer as it takes to make that a quarter. The other suspects wait.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import islice
+
+from bridge.leader.picture.lane import SUSPECTS_SHARE, Lane
+from bridge.leader.picture.pieces import Consumer, Ticket
+
+#: Suspects that are looked at in one step.
+LOOKED_AT = 64
+
+
+class Isolation:
+    """Works on the planner's lane."""
+
+    def __init__(self, lane: Lane) -> None:
+        self._lane = lane
+
+    def run(self, now_ms: int, send: Callable[[Consumer, Ticket], None]) -> None:
+        """Sends what can go out alone now, by ``send``, and keeps consumers empty for what is next. To be called when
+        the other work has been planned: what of it waits still has no room.
+        """
+        lane = self._lane
+        for consumer in lane.consumers.values():
+            if consumer.alone is not None and not consumer.alone.run and not consumer.serving:
+                lane.end_solitude(consumer)
+        taken = [consumer for consumer in lane.consumers.values() if consumer.alone is not None]
+        kept_for = {consumer.alone for consumer in taken}
+        full: set[str] = set()
+        for ticket in list(islice(lane.suspects, LOOKED_AT)):
+            if ticket in kept_for:
+                continue
+            if not self._may_begin(now_ms):
+                break
+            task = ticket.waiting[0].task
+            own = None if task in full else self._choose(task)
+            if own is None:
+                full.add(task)
+                continue
+            own.alone = ticket
+            own.alone_since = now_ms
+            lane.free_ready(own)
+            taken.append(own)
+        for consumer in taken:
+            suspect = consumer.alone
+            if suspect is not None and not (suspect.run or consumer.parcels or consumer.doubted):
+                lane.suspects.remove(suspect)
+                suspect.queued = False
+                send(consumer, suspect)
+
+    def _choose(self, task: str) -> Consumer | None:
+        """The consumer that a suspect of ``task`` may have for itself: an idle one, or the one that soon is."""
+        able = [c for c in self._lane.consumers.values() if c.serving and c.runs(task)]
+        if sum(1 for c in able if c.alone is not None) >= max(1, len(able) // SUSPECTS_SHARE):
+            return None
+        return min((c for c in able if c.open), key=lambda c: (c.parcels > 0, len(c.ready), c.load), default=None)
+
+    def _may_begin(self, now_ms: int) -> bool:
+        lane = self._lane
+        return now_ms >= lane.rest_until or not (lane.ready or any(c.ready for c in lane.crowded))

@@ -1,0 +1,106 @@
+"""The steps of a leader: outcomes are settled, what can be dispatched is planned, and one script writes it all.
+
+Other parts of the leader join two lists when they are made: `Steps.on_notice` has who is told of an entry of the
+outcome stream that is no outcome, by its kind, and `Steps.after_commit` who is told of each batch that was written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from bridge.leader.step.inbox import Inbox, Notice
+from bridge.protocol.envelope import OPENING, Envelopes
+from bridge.routing.ids import id_key
+from bridge.routing.transitions import Advanced, Batch, Dispatch, advance
+
+if TYPE_CHECKING:
+    from bridge.leader.picture.lane import Lane
+    from bridge.leader.picture.pieces import Consumer, Ticket
+    from bridge.leader.picture.planner import Planner
+    from bridge.leader.picture.settling import Settling
+    from bridge.leader.step.term import Term
+    from bridge.protocol.names import WorkerWord
+
+#: Outcome entries in one read.
+READ_COUNT = 500
+
+
+class Steps:
+    """Of one term, on the leader's thread."""
+
+    def __init__(self, term: Term, lane: Lane, planner: Planner, envelopes: Envelopes, settling: Settling) -> None:
+        self._term = term
+        self._lane = lane
+        self._planner = planner
+        self._envelopes = envelopes
+        #: Kind of a notice -> who takes it into the picture and the batch.
+        self.on_notice: dict[bytes, Callable[[Notice, Batch], None]] = {}
+        #: Who is told of a batch that was written, and of what it came to.
+        self.after_commit: list[Callable[[Advanced, Batch], None]] = []
+        self._inbox = Inbox(lane, settling, self.on_notice)
+        #: Id of the last entry of the outcome stream that was read and settled.
+        self.last_outcome = "0-0"
+        #: Deliveries in one entry of the history, on average.
+        self._rows_per_entry = 1.0
+
+    def question(self, *options: Any) -> tuple[Any, ...]:
+        """The command that reads on in the outcome stream; ``options``: how it blocks."""
+        return ("XREAD", "COUNT", READ_COUNT, *options, "STREAMS", self._term.keys.outcomes, self.last_outcome)
+
+    def settle(self, reply: Any, batch: Batch) -> int:
+        """Settles what a read of the outcome stream brought; the number of entries."""
+        if not reply:
+            return 0
+        entries = reply[0][1]
+        # Another read may have brought these before, while this one was waiting.
+        if id_key(entries[0][0].decode()) <= id_key(self.last_outcome):
+            known = id_key(self.last_outcome)
+            entries = [entry for entry in entries if id_key(entry[0].decode()) > known]
+            if not entries:
+                return 0
+        self.last_outcome = self._inbox.take(entries, batch)
+        return len(entries)
+
+    def settle_all(self) -> None:
+        """Reads the outcome stream to its end: before anything is judged lost."""
+        while True:
+            reply = self._term.wire.call(*self.question())
+            batch = Batch()
+            count = self.settle(reply, batch)
+            self.advance(batch)
+            if count < READ_COUNT:
+                return
+
+    def advance(self, batch: Batch) -> None:
+        """Plans what can be dispatched, sends the batch, and takes the result into the picture."""
+        lane = self._lane
+        dispatched: dict[Ticket, int] = self._planner.plan(batch, lane.now_ms())
+        lane.close(batch, set(dispatched))
+        if not batch:
+            lane.committed({}, 0)
+            return
+        batch.history_cap = self.learn_history_cap(len(batch.history))
+        done = advance(self._term.redis, self._term.leadership, OPENING, batch)
+        lane.committed(dispatched, done.base)
+        for listener in self.after_commit:
+            listener(done, batch)
+
+    def learn_history_cap(self, rows: int) -> int:
+        """Learns from a batch with so many rows how many an entry of the history has on average (none: nothing to
+        learn); the entries that it may have, so that it holds about ``bridge_history`` deliveries.
+        """
+        if rows:
+            self._rows_per_entry += (rows - self._rows_per_entry) * 0.02
+        return max(1, int(self._term.settings.history / self._rows_per_entry))
+
+    def text_again(self, ticket: Ticket, consumer: Consumer) -> bytes:
+        """The Celery message of a run in flight, once more: with the fences that it has, and marked as in doubt."""
+        return self._planner.text_again(ticket, consumer)
+
+    def say(self, consumer: Consumer, word: WorkerWord, batch: Batch) -> None:
+        """Sends a word to a worker, through its queue."""
+        to = batch.dispatches.setdefault(consumer.name, Dispatch(consumer.name, consumer.queue))
+        # The script puts a fence into every text; no message has this one.
+        batch.fences += 1
+        to.texts.append(self._envelopes.word(consumer.incarnation, consumer.queue, word))

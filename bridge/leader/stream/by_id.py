@@ -1,0 +1,41 @@
+"""Reads messages from the stream by their ids, for the leader."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from bridge.routing.messages import Message
+from bridge.routing.transitions import READ_BYTES
+
+if TYPE_CHECKING:
+    from bridge.leader.step.term import Term
+
+#: Messages that are read at once.
+AT_ONCE = 64
+
+
+def messages_of(term: Term, named: Sequence[tuple[str, str]]) -> list[Message]:
+    """The messages that are named by their ticket and id; without payload where there is none, or none any more."""
+    replies = term.wire.call_many([("XRANGE", term.keys.stream, id_, id_) for _, id_ in named])
+    messages = []
+    for (ticket, id_), entries in zip(named, replies, strict=True):
+        found = term.parser.parse(id_, entries[0][1]) if entries else None
+        messages.append(found if isinstance(found, Message) else Message(id_, ticket, "", b""))
+    return messages
+
+
+def message_of(term: Term, ticket: str, id_: str) -> Message:
+    """The message ``id_``; without payload when its entry was deleted from the stream."""
+    [message] = messages_of(term, [(ticket, id_)])
+    return message
+
+
+def read_messages(term: Term, named: Sequence[tuple[str, str]]) -> Iterator[Message]:
+    """The same as `messages_of`, some at a time: as many as the bytes of the last ones allow."""
+    at, count = 0, 4
+    while at < len(named):
+        found = messages_of(term, named[at : at + count])
+        yield from found
+        at += count
+        count = max(1, min(AT_ONCE, count * 2, READ_BYTES // max(message.size for message in found)))

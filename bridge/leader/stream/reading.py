@@ -1,0 +1,63 @@
+"""Reads entries of the stream for the leader, and takes them into the picture: new ones, and its own pending ones."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from celery.utils.log import get_logger
+
+from bridge.leader.picture.faults import MessageAtFault, fault_of
+from bridge.routing.errors import LaneConflict
+from bridge.routing.messages import Message, unreadable
+from bridge.routing.transitions import READ_BYTES, Batch, Read, read
+
+if TYPE_CHECKING:
+    from bridge.leader.picture.lane import Lane
+    from bridge.leader.step.term import Term
+
+logger = get_logger(__name__)
+
+#: Entries in one read of the stream.
+READ_COUNT = 500
+#: Bytes of fields beside the payload with which an entry is handed over whole.
+BESIDE_BYTES = 64 * 1024
+#: Bytes of an entry that is handed over whole where only names are wanted.
+NAMES_BYTES = 4096
+
+
+class Reading:
+    """Of one term, on the leader's thread."""
+
+    def __init__(self, term: Term, lane: Lane) -> None:
+        self._term = term
+        self._lane = lane
+        #: Bytes of the largest entry of the last read; until then nothing is known.
+        self._largest = READ_BYTES
+
+    def read_on(self, read_to: str = "", *, after: str = ">", names: bool = False) -> Read:
+        """Reads as `bridge.routing.transitions.read` does, as many as it can be after what the last read brought.
+        ``names``: of what is large only the beginnings are wanted.
+        """
+        term = self._term
+        first = 16 if self._largest <= BESIDE_BYTES else 1
+        limit = NAMES_BYTES if names else term.settings.max_payload + BESIDE_BYTES
+        found = read(term.redis, term.leadership, READ_COUNT, read_to, after=after, limit=limit, first=first)
+        if found.entries:
+            self._largest = found.largest
+        return found
+
+    def ingest(self, entry: Any, batch: Batch) -> None:
+        """Takes one pending entry, as a read brings it, into the picture."""
+        id_ = entry[0].decode()
+        fault = fault_of(id_)
+        try:
+            found = self._term.parser.parse_entry(entry) if fault is None else unreadable(entry, fault)
+            if isinstance(found, Message):
+                self._lane.ingest(found, batch)
+            else:
+                self._lane.refuse(found, batch)
+        except LaneConflict:
+            raise
+        except Exception as exc:
+            logger.exception("cannot take in message %s", id_)
+            raise MessageAtFault(id_, exc) from exc

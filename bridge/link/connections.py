@@ -1,0 +1,137 @@
+"""Connections to the Redis of a lane: clients, and raw connections for blocking reads and one cheap write.
+
+How a client is made, and what an outage is, is in `bridge.routing.connection`, which the Spark side uses as well.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import redis
+from redis import Redis
+from redis.exceptions import ResponseError
+
+from bridge.routing.connection import UNAVAILABLE, client, error_code, is_full, is_outage
+from bridge.routing.errors import ServerTooOld, ServerUnavailable, ServerUnfit
+from bridge.routing.server import unfit
+from bridge.settings.address import without_password
+
+__all__ = [
+    "UNAVAILABLE",
+    "Wire",
+    "check_server",
+    "client",
+    "error_code",
+    "is_full",
+    "is_outage",
+    "require_fit",
+    "without_password",
+]
+
+#: The oldest server that has XAUTOCLAIM, XTRIM MINID and XGROUP CREATECONSUMER.
+OLDEST = (6, 2, 0)
+
+
+class Wire:
+    """One raw connection: replies as they come, and a blocking read that can be waited for with a selector."""
+
+    def __init__(self, url: str, *, timeout_s: float | None = None) -> None:
+        # Kept, since with sentinels the connection asks its pool where the primary is.
+        self._pool: Any = client(url, timeout_s=timeout_s).connection_pool
+        self._connection: Any = self._pool.make_connection()
+        #: Whether a question was asked whose answer was not read.
+        self.asked = False
+
+    @property
+    def file(self) -> Any:
+        """The socket, for a selector. redis-py has no public name for it; kombu relies on the same one."""
+        return self._connection._sock
+
+    def call(self, *words: Any) -> Any:
+        """The reply to one command. Raises redis errors; the connection is fresh after one."""
+        self.ask(*words)
+        return self.answer()
+
+    def call_many(self, commands: Sequence[Sequence[Any]]) -> list[Any]:
+        """The replies to several commands, which go out together. Few enough for the server to keep their replies."""
+        for words in commands:
+            self.ask(*words)
+        return [self.answer() for _ in commands]
+
+    def ask(self, *words: Any) -> None:
+        """Sends a command; `answer` reads its reply."""
+        try:
+            if not self._connection.is_connected:
+                self._connection.connect()
+            self._connection.send_packed_command(self._connection.pack_command(*words), check_health=False)
+        except BaseException:
+            self.close()
+            raise
+        self.asked = True
+
+    def call_packed(self, packed: bytes) -> Any:
+        """The same for a command that the caller has encoded already: the cheapest way to ask."""
+        try:
+            if not self._connection.is_connected:
+                self._connection.connect()
+            self._connection.send_packed_command((packed,), check_health=False)
+        except BaseException:
+            self.close()
+            raise
+        return self.answer()
+
+    def answer(self) -> Any:
+        """The reply to what was asked. An error reply is raised, and leaves the connection as it is."""
+        self.asked = False
+        try:
+            return self._connection.read_response()
+        except ResponseError:
+            raise
+        except BaseException:
+            # Also when a time limit strikes in the middle: a reply that was not read must not be taken for the
+            # next one.
+            self.close()
+            raise
+
+    def close(self) -> None:
+        self.asked = False
+        self._connection.disconnect()
+
+
+def check_server(client_: Redis, url: str) -> tuple[int, ...]:
+    """The version of the server behind ``client_``.
+
+    Raises `ServerUnavailable`, `ServerTooOld` or `ServerUnfit`, one line each.
+    """
+    shown = without_password(url)
+    try:
+        # All sections that are given unasked: version, memory, cluster.
+        info: dict[str, Any] = client_.info()
+    except redis.exceptions.AuthenticationError as exc:
+        raise ServerUnavailable(f"Redis at {shown} refuses the login: {exc}") from None
+    except UNAVAILABLE as exc:
+        raise ServerUnavailable(f"cannot reach Redis at {shown}: {exc}; is it running?") from None
+    except redis.exceptions.RedisError as exc:
+        raise ServerUnavailable(f"Redis at {shown} does not answer as expected: {exc}") from None
+    # Valkey reports the Redis version that it is compatible with as redis_version.
+    version = tuple(int(part) for part in re.findall(r"\d+", str(info["redis_version"]))[:3])
+    if version < OLDEST:
+        raise ServerTooOld(f"Redis at {shown} is {info['redis_version']}; the bridge needs 6.2 or newer")
+    if (why := unfit(info)) is not None:
+        raise ServerUnfit(f"Redis at {shown} {why}")
+    return version
+
+
+def require_fit(client_: Redis, url: str) -> None:
+    """For who only adds to the stream, and may be allowed nothing else: a server that does not tell is taken as it is.
+
+    Raises `ServerUnfit`, and redis errors of a server that is away.
+    """
+    try:
+        info: dict[str, Any] = client_.info()
+    except ResponseError:
+        return
+    if (why := unfit(info)) is not None:
+        raise ServerUnfit(f"Redis at {without_password(url)} {why}")

@@ -1,0 +1,300 @@
+"""The least that a Redis user needs for its part in a lane, as ACL rules.
+
+Six roles: who pushes messages (`producer`), who does so from Spark, each once (`spark`), who reads them and what became
+of them into Spark (`spark-reader`), who leads (`master`), who runs tasks (`worker`), who looks and gives orders
+(`operator`). Of the bridge's own Lua scripts the commands are read off their text, so that a script that changes takes
+its permission along. What kombu and Celery do beside the bridge is listed here, by hand.
+
+The rules are those of Redis 6.2: no selectors, no read-only keys. So a user may use each of its commands on each of its
+keys. `docs/howto/secure-it.md` says what that means.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import cache
+from typing import TYPE_CHECKING
+
+from bridge.app.effect_arguments import GRAMMAR
+from bridge.routing import effects, leadership, membership, producing, pushes, retention, transitions
+from bridge.routing.keys import push_prefix
+from bridge.routing.scripts import Script
+from bridge.routing.words import ReturnWord
+from bridge.settings.address import database_of, parsed
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from celery import Celery
+
+    from bridge.settings.lane import LaneSettings
+
+
+class Role(StrEnum):
+    """Whose permissions."""
+
+    PRODUCER = "producer"
+    MASTER = "master"
+    WORKER = "worker"
+    OPERATOR = "operator"
+    SPARK = "spark"
+    SPARK_READER = "spark-reader"
+
+
+#: Whose scripts are in which modules.
+SCRIPTS_OF = {
+    Role.PRODUCER: (producing,),
+    Role.MASTER: (leadership, transitions, retention),
+    Role.WORKER: (effects, membership),
+    Role.SPARK: (pushes,),
+}
+
+#: What any connection may need. HELLO and AUTH need no permission; CLIENT SETINFO may be refused.
+CONNECTION = ("ping", "info", "select")
+TRANSACTION = ("multi", "exec")
+SCRIPTS = ("eval", "evalsha", "script|load", "script|exists")
+#: How kombu makes a queue and hears what is published for it: events, remote control.
+HEARING = (
+    *TRANSACTION,
+    *SCRIPTS,
+    "del",
+    "llen",
+    "psubscribe",
+    "punsubscribe",
+    "sadd",
+    "smembers",
+    "srem",
+    "time",
+    "zadd",
+    "zrangebyscore",
+    "zrem",
+)
+#: How it publishes and receives tasks beside the bridge's own, with or without acknowledgement.
+RECEIVING = (
+    "brpop",
+    "hdel",
+    "hget",
+    "hset",
+    "lpush",
+    "publish",
+    "rpush",
+    "set",
+    "unwatch",
+    "watch",
+    "zrange",
+    "zrevrangebyscore",
+)
+#: How a result is stored.
+RESULTS = ("del", "expire", "get", "mget", "publish", "set", "setex", "subscribe", "unsubscribe")
+#: How a result is waited for.
+WAITING = ("get", "mget", "subscribe", "unsubscribe")
+
+#: Where kombu keeps which queue gets what.
+BINDINGS = ("_kombu.binding.*", "_kombu.binding_*")
+
+#: What the bridge does outside of its scripts.
+OWN: dict[Role, tuple[str, ...]] = {
+    # Scripts: for many at once, and for each once.
+    Role.PRODUCER: (*CONNECTION, "evalsha", "script|load"),
+    # What is asked before and while it writes, beside the scripts: what the key is, how far the write is, who waits.
+    Role.SPARK: (
+        *CONNECTION,
+        "evalsha",
+        "eval",
+        "script|load",
+        "hget",
+        "hgetall",
+        "time",
+        "type",
+        "xinfo|stream",
+    ),
+    # What the key is, how the stream stands, its ends, and its pages.
+    Role.SPARK_READER: (*CONNECTION, "type", "xinfo|stream", "xrange", "xrevrange"),
+    Role.MASTER: (
+        *CONNECTION,
+        *TRANSACTION,
+        *SCRIPTS,
+        "exists",
+        "expire",
+        "get",
+        "hgetall",
+        "hkeys",
+        "hscan",
+        "lindex",
+        "llen",
+        "pttl",
+        "rpush",
+        "type",
+        "xgroup|create",
+        "xinfo|consumers",
+        "xinfo|groups",
+        "xlen",
+        "xpending",
+        "xrange",
+        "xread",
+        "zrange",
+    ),
+    Role.WORKER: (*CONNECTION, *SCRIPTS, "hget", "pexpire", "set", "xadd"),
+    Role.OPERATOR: (
+        *CONNECTION,
+        *TRANSACTION,
+        "blpop",
+        "exists",
+        "get",
+        "hexists",
+        "hget",
+        "hgetall",
+        "hkeys",
+        "hscan",
+        "hlen",
+        "lindex",
+        "llen",
+        "pttl",
+        "time",
+        "type",
+        "xadd",
+        "xdel",
+        "xinfo|groups",
+        "xinfo|stream",
+        "xlen",
+        "xpending",
+        "xrange",
+        "xread",
+        "xrevrange",
+        "zcard",
+        "zscore",
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Access:
+    """What one user may do: patterns of keys and channels, and commands."""
+
+    role: Role
+    keys: tuple[str, ...]
+    channels: tuple[str, ...]
+    commands: tuple[str, ...]
+
+    @property
+    def rules(self) -> list[str]:
+        """As ACL SETUSER and an ACL file take them, from nothing: the order matters."""
+        return [
+            "on",
+            "resetkeys",
+            "resetchannels",
+            "-@all",
+            *(f"~{key}" for key in self.keys),
+            *(f"&{channel}" for channel in self.channels),
+            *(f"+{command}" for command in self.commands),
+        ]
+
+
+def access(
+    app: Celery, settings: LaneSettings, role: Role, *, own_keys: Sequence[str] = (), pushes: bool = False
+) -> Access:
+    """What ``role`` needs in the lane of ``settings``.
+
+    For workers only: ``own_keys``, patterns of the keys that the tasks' effects touch; ``pushes``: whether tasks push
+    messages themselves.
+    """
+    keys = settings.keys
+    lane = (literal(keys.stream), f"{literal(keys.prefix)}:*")
+    results = _results_here(app)
+    if role is Role.PRODUCER:
+        wanted, channels = [lane[0], _pushed_once(keys.stream)], list[str]()
+        commands = {*OWN[role], *commands_of_scripts(role)}
+        if results:
+            wanted += results
+            channels += results
+            commands |= set(WAITING)
+        return _access(role, wanted, channels, commands)
+    if role is Role.SPARK:
+        guards = f"{literal(push_prefix(keys.stream))}:*"
+        return _access(role, (lane[0], guards), (), {*OWN[role], *commands_of_scripts(role)})
+    if role is Role.SPARK_READER:
+        archived = (keys.stream, keys.history, keys.dead)
+        return _access(role, map(literal, archived), (), OWN[role])
+    if role is Role.OPERATOR:
+        return _access(role, lane, (), OWN[role])
+    fanout = _fanout(app)
+    if role is Role.MASTER:
+        # Of Celery only the workers' heartbeats. Who subscribes to a pattern needs this very pattern.
+        heard = [f"{fanout}celeryev/worker.*"]
+        commands = {*OWN[role], *HEARING, *commands_of_scripts(role)}
+        return _access(role, (*lane, *BINDINGS, "celeryev.*"), heard, commands)
+    # A queue has a list for each priority: its name, kombu's separator (two control characters), a digit.
+    queues = [pattern for name in app.amqp.queues for pattern in (literal(name), f"{literal(name)}??[0-9]")]
+    theirs = (*BINDINGS, "unacked*", "*.reply.celery.pidbox*", "*.celery.pidbox*", "celeryev.*")
+    # The last one for workers that listen to each other (gossip): who subscribes to a pattern needs this very pattern.
+    channels = [f"{fanout}celery.pidbox", f"{fanout}celeryev/*", f"{fanout}celeryev/worker.*"]
+    commands = {*OWN[role], *HEARING, *RECEIVING, *commands_of_scripts(role)}
+    commands |= {command.lower() for command in GRAMMAR}
+    if results:
+        commands |= set(RESULTS)
+        channels += results
+    stream: tuple[str, ...] = lane[1:]
+    if pushes:
+        stream = (*lane, _pushed_once(keys.stream))
+        commands |= {*OWN[Role.PRODUCER], *commands_of_scripts(Role.PRODUCER)}
+    return _access(role, (*stream, *queues, *theirs, *results, *own_keys), channels, commands)
+
+
+def _pushed_once(stream: str) -> str:
+    """Pattern of what is kept of pushes with an idempotency key."""
+    return f"{literal(push_prefix(stream))}:once:*"
+
+
+def _access(role: Role, keys: Iterable[str], channels: Iterable[str], commands: Iterable[str]) -> Access:
+    return Access(role, tuple(dict.fromkeys(keys)), tuple(dict.fromkeys(channels)), tuple(sorted(set(commands))))
+
+
+@cache
+def commands_of_scripts(role: Role) -> frozenset[str]:
+    """The commands that the scripts of ``role`` call, in lower case, with the subcommand where there is one."""
+    scripts = [value for module in SCRIPTS_OF[role] for value in vars(module).values() if isinstance(value, Script)]
+    return frozenset(command for script in scripts for command in commands_in(script.text))
+
+
+def commands_in(script: str) -> set[str]:
+    """The commands in the text of one of our scripts: first words of calls, or of the tables that become calls."""
+    code = re.sub(r"--.*", "", script)
+    found = set()
+    for command, sub in re.findall(r"[({]'([A-Z]{3,})'(?:, '([A-Z]+)')?", code):
+        if command in ReturnWord.__members__:
+            continue
+        container = command in ("XGROUP", "XINFO")
+        found.add(f"{command}|{sub}".lower() if container else command.lower())
+    return found
+
+
+def literal(name: str) -> str:
+    """``name`` as an ACL pattern that matches it, and hardly anything else: neither an ACL file nor redis-cli can say a
+    space, a quote or a control character, so any one byte may stand in its place.
+    """
+    escaped = re.sub(r"([*?\[\]\\])", r"\\\1", name)
+    return "".join("?" if char in "\"'" or char.isspace() or not char.isprintable() else char for char in escaped)
+
+
+def _fanout(app: Celery) -> str:
+    """What kombu puts before the names of its channels."""
+    prefix = (app.conf.broker_transport_options or {}).get("fanout_prefix", True)
+    if isinstance(prefix, str):
+        return literal(prefix)
+    url = app.bridge.settings.redis_url
+    if not prefix:
+        return ""
+    if url.startswith("sentinel://"):
+        return f"/{url.partition('?')[0].rpartition('/')[2]}."
+    return f"/{database_of(parsed(url))}."
+
+
+def _results_here(app: Celery) -> list[str]:
+    """Patterns of the result backend's keys, when it is a Redis: it is likely to be this one."""
+    backend = app.backend
+    prefixes = [getattr(backend, name, None) for name in ("task_keyprefix", "group_keyprefix", "chord_keyprefix")]
+    if not type(backend).__module__.startswith("celery.backends.redis"):
+        return []
+    return [f"{literal(p.decode() if isinstance(p, bytes) else p)}*" for p in prefixes if p]

@@ -1,0 +1,362 @@
+"""Adds messages to the stream: one, or many in one round trip for some hundred; also for asyncio.
+
+What a caller may rely on:
+
+- Everything is checked before anything is sent: a `PayloadError` means that nothing is in.
+- Messages are in the stream in the order in which they were given. Of many, a part is taken whole or not at all.
+- An error says what is in: `ServerUnavailable` is a refusal (no connection, or an answer that says no),
+  `Unanswered` means that the answer did not come. Both name the messages that are in for certain (``pushed``).
+- With an idempotency key the same push can be tried again: what was in is not added again, and the ids are the same.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import math
+from collections.abc import Iterable, Iterator, Mapping, Set
+from contextlib import contextmanager
+from dataclasses import dataclass, is_dataclass
+from dataclasses import fields as dataclass_fields
+from enum import Enum
+from typing import TYPE_CHECKING, Any
+
+import orjson
+import redis
+from redis.exceptions import NoScriptError
+
+from bridge.link.connections import UNAVAILABLE, is_full, without_password
+from bridge.routing import producing
+from bridge.routing.connection import was_not_sent
+from bridge.routing.errors import ConfigurationError, PayloadError, ServerUnavailable, Unanswered
+from bridge.routing.messages import MAX_DEPTH, MAX_TICKET_BYTES, Refused, is_deep
+from bridge.routing.words import text_of
+
+if TYPE_CHECKING:
+    from celery import Celery
+    from redis import Redis
+    from redis.asyncio import Redis as AsyncRedis
+
+    from bridge.settings.app import Settings
+
+#: Messages, and bytes of them, in one call of the server: it serves nobody else meanwhile, for a millisecond or so.
+PART_MESSAGES = 500
+PART_BYTES = 1024 * 1024
+#: What a push that the server does not take, or does not answer, fails with.
+FAILURES = (*UNAVAILABLE, redis.exceptions.ResponseError)
+#: Longest idempotency key, in bytes of UTF-8.
+MAX_KEY_BYTES = 512
+
+
+@dataclass(frozen=True)
+class Part:
+    """Messages that go into the stream in one step.
+
+    ``first``: the number of the first one, from 0; ``packed``: ticket and payload of each in turn, as RESP.
+    """
+
+    first: int
+    count: int
+    packed: bytes
+
+    def call(self, stream: str, task: str, key: str | None, total: int) -> bytes:
+        """The call of the script that appends them. ``total``: how many messages the whole push has."""
+        words = 2 * self.count
+        if key is None:
+            return producing.many_opening(stream, task, words) + self.packed
+        # With what the part alone does not tell: the same words for another task, or at the beginning of another push.
+        seen = hashlib.blake2b(f"{total} {task}\n".encode(), digest_size=8)
+        seen.update(self.packed)
+        return producing.once_opening(stream, task, words, key, self.first, seen.hexdigest()) + self.packed
+
+
+def push(
+    app: Celery, task: str, ticket_id: str | int, payload: Any, *, delay: float | None, idempotency_key: str | None
+) -> str:
+    """One message for ``task``; returns its id. See `TicketTask.push`."""
+    settings: Settings = app.bridge.settings
+    refuse_delay(delay)
+    if idempotency_key is not None:
+        [id_] = push_many(app, task, [(ticket_id, payload)], idempotency_key=idempotency_key)
+        return id_
+    ticket, content = ticket_bytes(ticket_id), payload_bytes(payload, settings.lane.max_payload)
+    if app.conf.task_always_eager:
+        here: list[str] = app.bridge.eager.push(task, [(ticket.decode(), content)], None)
+        return here[0]
+    try:
+        added = app.bridge.client.xadd(settings.lane.stream, {"ticket_id": ticket, "task": task, "payload": content})
+    except FAILURES as exc:
+        raise _told_of(exc, settings, [], 1) from None
+    return text_of(added)
+
+
+def push_many(
+    app: Celery, task: str, messages: Iterable[tuple[str | int, Any]], *, idempotency_key: str | None
+) -> list[str]:
+    """Many messages for ``task``; returns their ids. See `TicketTask.push_many`."""
+    push = _Push(app, task, messages, idempotency_key)
+    if push.total:
+        with _told(push.settings, push.ids, push.total), _connection(app.bridge.client) as connection:
+            # All over one connection: to take one anew costs as much as twenty messages.
+            for call in push.calls():
+                try:
+                    reply = _answer(connection, call)
+                except NoScriptError:
+                    for loading in producing.LOADING:
+                        connection.send_command(*loading)
+                        connection.read_response()
+                    reply = _answer(connection, call)
+                push.take(reply)
+    return push.ids
+
+
+async def apush_many(
+    app: Celery, task: str, messages: Iterable[tuple[str | int, Any]], *, idempotency_key: str | None
+) -> list[str]:
+    """As `push_many`, for asyncio."""
+    push = _Push(app, task, messages, idempotency_key)
+    for call in push.calls():
+        with _told(push.settings, push.ids, push.total):
+            client = await app.bridge.async_client()
+            try:
+                reply = await _answer_async(client, call)
+            except NoScriptError:
+                for loading in producing.LOADING:
+                    await client.execute_command(*loading)
+                reply = await _answer_async(client, call)
+        push.take(reply)
+    return push.ids
+
+
+class _Push:
+    """One push of many messages: what is sent, and the ids of what is in. All is checked when it is made."""
+
+    def __init__(self, app: Celery, task: str, messages: Iterable[tuple[str | int, Any]], key: str | None) -> None:
+        self.settings: Settings = app.bridge.settings
+        self._task = task
+        self._key = None if key is None else checked_key(key)
+        self.ids: list[str] = []
+        self._parts: list[Part] = []
+        self.total = 0
+        if app.conf.task_always_eager:
+            self.ids = app.bridge.eager.push(task, _checked(messages, self.settings.lane.max_payload), self._key)
+        else:
+            self._parts, self.total = parts_of(messages, self.settings.lane.max_payload)
+
+    def calls(self) -> Iterator[bytes]:
+        """What is to be sent, one after the other was answered."""
+        return (part.call(self.settings.lane.stream, self._task, self._key, self.total) for part in self._parts)
+
+    def take(self, reply: Any) -> None:
+        """Takes the answer to a call in. Raises `PayloadError` when the key was used for other messages."""
+        self.ids += producing.ids_in(reply, self._key or "")
+
+
+@contextmanager
+def _connection(client: Redis) -> Iterator[Any]:
+    pool = client.connection_pool
+    connection = pool.get_connection()
+    try:
+        yield connection
+    finally:
+        # One that failed in the middle has disconnected itself.
+        pool.release(connection)
+
+
+def _answer(connection: Any, call: bytes) -> Any:
+    connection.send_packed_command((call,), check_health=False)
+    return connection.read_response()
+
+
+async def _answer_async(client: AsyncRedis, call: bytes) -> Any:
+    pool = client.connection_pool
+    connection = await pool.get_connection()
+    try:
+        await connection.send_packed_command((call,), check_health=False)
+        return await connection.read_response()
+    except asyncio.CancelledError:
+        await connection.disconnect(nowait=True)
+        raise
+    finally:
+        await pool.release(connection)
+
+
+def parts_of(messages: Iterable[tuple[str | int, Any]], max_payload: int) -> tuple[list[Part], int]:
+    """``messages`` as they go into the stream, and how many they are. Raises `PayloadError`, which names the first
+    that cannot be sent by its place, 0 for the first.
+    """
+    parts: list[Part] = []
+    words: list[int | bytes] = []
+    size = first = 0
+    number = -1
+    dumps = orjson.dumps
+    short = min(max_payload, MAX_DEPTH)
+    for number, message in _numbered(messages):
+        ticket_id, payload = message if type(message) is tuple and len(message) == 2 else _pair(number, message)
+        # Most are plain, and are checked right here: calls for it would cost as much as the rest.
+        try:
+            ticket = ticket_id.encode() if type(ticket_id) is str else b""
+            content = dumps(payload)
+            plain = 0 < len(ticket) <= MAX_TICKET_BYTES and len(content) <= short and b"null" not in content
+        except (TypeError, UnicodeEncodeError):
+            plain = False
+        if not plain:
+            ticket, content = _encoded(number, ticket_id, payload, max_payload)
+        length = len(content)
+        if words and (number - first >= PART_MESSAGES or size + length > PART_BYTES):
+            parts.append(_part(first, words))
+            first, words, size = number, [], 0
+        words += (len(ticket), ticket, length, content)
+        size += length
+    if words:
+        parts.append(_part(first, words))
+    return parts, number + 1
+
+
+def _part(first: int, words: list[int | bytes]) -> Part:
+    count = len(words) // 4
+    # All at once: one by one costs twice as much.
+    return Part(first, count, (b"$%d\r\n%b\r\n$%d\r\n%b\r\n" * count) % tuple(words))
+
+
+def _numbered(messages: Any) -> Iterator[tuple[int, Any]]:
+    try:
+        return enumerate(messages)
+    except TypeError:
+        raise PayloadError(
+            f"messages must be pairs of ticket_id and payload, one after another, not {messages!r:.80}; "
+            "nothing was pushed"
+        ) from None
+
+
+def _pair(number: int, message: Any) -> tuple[Any, Any]:
+    try:
+        # Of these, two letters, names or members without an order would be a pair to Python.
+        if isinstance(message, str | bytes | Mapping | Set):
+            raise TypeError
+        ticket_id, payload = message
+    except (TypeError, ValueError):
+        raise PayloadError(
+            f"message {number} must be a pair of ticket_id and payload, not {message!r:.80}; nothing was pushed"
+        ) from None
+    return ticket_id, payload
+
+
+def _encoded(number: int, ticket_id: Any, payload: Any, max_payload: int) -> tuple[bytes, bytes]:
+    try:
+        return ticket_bytes(ticket_id), payload_bytes(payload, max_payload)
+    except PayloadError as exc:
+        raise PayloadError(f"message {number}: {exc}; nothing was pushed") from None
+
+
+def _checked(messages: Iterable[tuple[str | int, Any]], max_payload: int) -> list[tuple[str, bytes]]:
+    found = []
+    for number, message in _numbered(messages):
+        ticket, content = _encoded(number, *_pair(number, message), max_payload)
+        found.append((ticket.decode(), content))
+    return found
+
+
+@contextmanager
+def _told(settings: Settings, pushed: list[str], total: int) -> Iterator[None]:
+    """Says what became of a push that fails in the block. ``pushed``: ids of what is in, of ``total`` messages."""
+    try:
+        yield
+    except FAILURES as exc:
+        raise _told_of(exc, settings, pushed, total) from None
+
+
+def _told_of(exc: Exception, settings: Settings, pushed: list[str], total: int) -> ServerUnavailable:
+    url = without_password(settings.redis_url)
+    said = " ".join(str(exc).split()) or type(exc).__name__
+    before = f"{len(pushed):,} of {total:,} messages are in, in order, and "
+    if not was_not_sent(exc) and not isinstance(exc, redis.exceptions.ResponseError):
+        rest = "the message may or may not be in" if total == 1 else f"{before}some after them may be"
+        return Unanswered(
+            f"no answer from Redis at {url}: {said}; {rest}; with an idempotency_key the same push can be tried again",
+            pushed,
+        )
+    rest = "the message is not in" if total == 1 else f"{before}none after them"
+    if is_full(exc):
+        return ServerUnavailable(
+            f"Redis is full: {said}; {rest}; what is there goes on, push again when there is room", pushed
+        )
+    if isinstance(exc, UNAVAILABLE):
+        return ServerUnavailable(f"cannot reach Redis at {url}: {said}; {rest}", pushed)
+    return ServerUnavailable(f"Redis refused: {said}; {rest}", pushed)
+
+
+def refuse_delay(delay: float | None) -> None:
+    """Delayed messages are not there yet. Raises `ConfigurationError`."""
+    if delay is not None:
+        raise ConfigurationError("push(delay=…) is not available yet; push the message when it is due")
+
+
+def checked_key(key: Any) -> str:
+    """An idempotency key. Raises `PayloadError`."""
+    if not isinstance(key, str) or not key:
+        raise PayloadError(f"an idempotency_key must be a string that is not empty, not {key!r:.80}")
+    try:
+        size = len(key.encode())
+    except UnicodeEncodeError:
+        raise PayloadError(f"the idempotency_key {key!r:.80} cannot be written as UTF-8") from None
+    if size > MAX_KEY_BYTES:
+        raise PayloadError(f"an idempotency_key must have at most {MAX_KEY_BYTES} bytes, not {size}")
+    return key
+
+
+def ticket_bytes(ticket_id: Any) -> bytes:
+    """``ticket_id`` as it goes into the stream. Raises `PayloadError`."""
+    if not isinstance(ticket_id, str):
+        if not isinstance(ticket_id, int) or isinstance(ticket_id, bool):
+            raise PayloadError(f"ticket_id must be a string or a whole number, not {type(ticket_id).__name__}")
+        # 42 and "42" are one ticket, also to `bridge push`.
+        try:
+            ticket_id = int.__repr__(ticket_id)
+        except ValueError as exc:
+            raise PayloadError(f"ticket_id is too large a number: {exc}") from None
+    try:
+        raw: bytes = ticket_id.encode()
+    except UnicodeEncodeError:
+        raise PayloadError(f"ticket_id {ticket_id!r} cannot be written as UTF-8") from None
+    if not 0 < len(raw) <= MAX_TICKET_BYTES:
+        raise PayloadError(f"ticket_id must have 1 to {MAX_TICKET_BYTES} bytes, not {len(raw)}")
+    return raw
+
+
+def payload_bytes(payload: Any, max_payload: int) -> bytes:
+    """``payload`` as JSON. Raises `PayloadError`."""
+    try:
+        raw = orjson.dumps(payload)
+    except TypeError as exc:
+        if "Recursion limit" in str(exc):
+            raise PayloadError(f"the {Refused.TOO_DEEP.value}") from None
+        raise PayloadError(f"the payload cannot be written as JSON: {exc}") from None
+    # JSON has no such numbers, and they would silently become null: looked for where there is one.
+    if b"null" in raw and (number := not_finite(payload)) is not None:
+        raise PayloadError(f"the payload cannot be written as JSON: it holds {number}, which is no number there")
+    # Whatever has fewer bytes is not that deep: most need not be looked through.
+    if len(raw) > MAX_DEPTH and is_deep(raw):
+        raise PayloadError(f"the {Refused.TOO_DEEP.value}")
+    if len(raw) > max_payload:
+        raise PayloadError(f"the payload has {len(raw)} bytes of JSON; bridge_max_payload allows {max_payload}")
+    return raw
+
+
+def not_finite(payload: Any) -> float | None:
+    """A number in ``payload``, which can be written otherwise, that JSON does not have (NaN, Infinity); None: none."""
+    left = [payload]
+    while left:
+        one = left.pop()
+        if isinstance(one, float):
+            if not math.isfinite(one):
+                return one
+        elif isinstance(one, dict):
+            left += one.values()
+        elif isinstance(one, list | tuple):
+            left += one
+        elif isinstance(one, Enum):
+            left.append(one.value)
+        elif is_dataclass(one):
+            left += [getattr(one, field.name, None) for field in dataclass_fields(one)]
+    return None

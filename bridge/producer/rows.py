@@ -1,0 +1,316 @@
+"""Rows of a file as messages: CSV or JSON lines. A row that cannot be a message is refused, with its place named.
+
+Of each row one column (``key``) names the ticket and ``task``, if there is one, the task. The payload is the column
+``payload`` where there is one, else an object of all other columns: strings in a CSV, as in the file, and whatever they
+are in JSON lines.
+"""
+
+from __future__ import annotations
+
+import csv
+import difflib
+import json
+import math
+import re
+from collections.abc import Collection, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import orjson
+
+from bridge.producer.sources import Source
+from bridge.routing.errors import ConfigurationError, InputError
+from bridge.routing.messages import MAX_TICKET_BYTES, Refused, is_deep, why_refused
+from bridge.routing.text import count
+
+Format = Literal["csv", "json"]
+FORMATS: tuple[Format, ...] = ("csv", "json")
+_SUFFIXES: dict[str, Format] = {".csv": "csv", ".json": "json", ".jsonl": "json", ".ndjson": "json"}
+
+TASK = "task"
+PAYLOAD = "payload"
+#: A line may have more than its payload: names, quotes, escapes. What it may have at least, in bytes.
+LINE_ROOM = 1024 * 1024
+#: A number that may not fit 64 bits, and that orjson would round.
+_LONG_NUMBER = re.compile(r"\d{19}")
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One message to be. ``line``: where the row begins, from 1. ``task``: None for the lane's default."""
+
+    line: int
+    ticket: bytes
+    task: str | None
+    payload: bytes
+
+    def fields(self) -> dict[str, bytes | str]:
+        """The fields of its stream entry."""
+        if self.task is None:
+            return {"ticket_id": self.ticket, "payload": self.payload}
+        return {"ticket_id": self.ticket, "task": self.task, "payload": self.payload}
+
+
+@dataclass(frozen=True)
+class Rules:
+    """What a row must be like. ``task``: of rows that name none; ``tasks``: those that there are; ``default_task``: the
+    lane's; ``max_payload``: bytes of JSON.
+    """
+
+    key: str
+    task: str | None
+    default_task: str | None
+    tasks: Collection[str]
+    max_payload: int
+    delimiter: str = ","
+
+    @property
+    def longest_line(self) -> int:
+        # Each byte of a payload may be six characters of JSON in the file (\\u0041).
+        return max(LINE_ROOM, 6 * self.max_payload) + LINE_ROOM
+
+
+def format_of(path: str) -> Format:
+    """The format that the name of a file tells. Raises `ConfigurationError` when it tells none."""
+    suffixes = [suffix.lower() for suffix in Path(path).suffixes]
+    if suffixes and suffixes[-1] == ".gz":
+        suffixes.pop()
+    found = _SUFFIXES.get(suffixes[-1]) if suffixes else None
+    if found is None:
+        shown = "standard input" if path == "-" else path
+        raise ConfigurationError(f"cannot tell the format of {shown} from its name: add --format csv or --format json")
+    return found
+
+
+def rows(source: Source, kind: Format, rules: Rules) -> Iterator[Row]:
+    """The rows of ``source``, one by one. Raises `InputError` at the first that cannot be a message."""
+    return _Rows(source, rules).of_csv() if kind == "csv" else _Rows(source, rules).of_json()
+
+
+class _Rows:
+    def __init__(self, source: Source, rules: Rules) -> None:
+        self._source = source
+        self._rules = rules
+
+    # -- CSV ---------------------------------------------------------------------------------------------------------
+
+    def of_csv(self) -> Iterator[Row]:
+        source, rules = self._source, self._rules
+        # The limit is the module's, not the reader's. It is also what ends a quote that nobody closed.
+        csv.field_size_limit(max(rules.max_payload, MAX_TICKET_BYTES) + 1)
+        reader = csv.reader(source.lines(rules.longest_line), strict=True, delimiter=rules.delimiter)
+        header = self._next(reader, 1)
+        if header is None:
+            return
+        self._check_header(header)
+        width = len(header)
+        key = header.index(rules.key)
+        task = header.index(TASK) if TASK in header else None
+        payload = header.index(PAYLOAD) if PAYLOAD in header else None
+        rest = [(i, name) for i, name in enumerate(header) if i not in (key, task)]
+        while True:
+            line = source.line + 1
+            cells = self._next(reader, line)
+            if cells is None:
+                return
+            if not cells:
+                continue  # an empty line
+            if len(cells) != width:
+                problem = f"the row has {count(len(cells), 'cell')}, the header has {count(width, 'column')}"
+                if len(cells) > width:
+                    raise source.refusal(f"{problem}; the first cell too many is {_shown(cells[width])}", line=line)
+                raise source.refusal(f"{problem}: column {header[len(cells)]!r} is missing", line=line)
+            if payload is not None:
+                body = self._json_text(cells[payload], line)
+            else:
+                body = orjson.dumps({name: cells[i] for i, name in rest})
+            named = cells[task] if task is not None else ""
+            yield self._row(line, cells[key], named or None, body)
+
+    def _next(self, reader: Any, line: int) -> list[str] | None:
+        try:
+            cells: list[str] = next(reader)
+        except StopIteration:
+            return None
+        except csv.Error as exc:
+            said = str(exc)
+            if "field larger than field limit" in said or "unexpected end of data" in said:
+                said = f"a quoted cell does not end, or is longer than {csv.field_size_limit()} characters"
+            raise self._source.refusal(f"not CSV: {said}", line=line) from None
+        return cells
+
+    def _check_header(self, header: list[str]) -> None:
+        source, key = self._source, self._rules.key
+        for at, name in enumerate(header):
+            if name in header[:at]:
+                raise source.refusal(f"column {name!r} is there twice", line=1)
+        if key not in header:
+            raise source.refusal(
+                f"there is no column {key!r}{_nearest(key, header)}; name the ticket's with --key", line=1
+            )
+
+    def _json_text(self, text: str, line: int) -> bytes:
+        raw = text.encode()
+        try:
+            found = orjson.loads(raw)
+        except orjson.JSONDecodeError as exc:
+            flaw = _flaw("the cell", raw, exc)
+            raise self._source.refusal(
+                f"column {PAYLOAD!r}: {flaw}, at character {exc.colno} of the cell {_shown(text)}", line=line
+            ) from None
+        doubled = _doubled(text, found)
+        if doubled is not None:
+            raise self._source.refusal(f"column {PAYLOAD!r}: key {doubled!r} is there twice", line=line)
+        return raw
+
+    # -- JSON lines --------------------------------------------------------------------------------------------------
+
+    def of_json(self) -> Iterator[Row]:
+        source, rules = self._source, self._rules
+        for text in source.lines(rules.longest_line):
+            if not text.strip():
+                continue
+            found = self._object(text)
+            ticket = found.pop(rules.key, None)
+            if isinstance(ticket, int) and not isinstance(ticket, bool):
+                ticket = str(ticket)
+            if ticket is None:
+                raise source.refusal(
+                    f"there is no {rules.key!r}{_nearest(rules.key, list(found))}; name the ticket's key with --key"
+                )
+            if not isinstance(ticket, str):
+                raise source.refusal(f"key {rules.key!r}: a ticket is a string or a whole number, not {_shown(ticket)}")
+            task = found.pop(TASK, None)
+            if not isinstance(task, str | None):
+                raise source.refusal(f"key {TASK!r}: a task's name is a string, not {_shown(task)}")
+            payload = found.get(PAYLOAD, found)
+            yield self._row(source.line, ticket, task or None, self._dump(payload))
+
+    def _object(self, text: str) -> dict[str, Any]:
+        try:
+            # orjson is many times faster, but turns whole numbers beyond 64 bits into fractions.
+            found = (
+                json.loads(text, parse_constant=_refuse_constant, parse_float=_finite)
+                if _LONG_NUMBER.search(text)
+                else orjson.loads(text)
+            )
+        except (ValueError, RecursionError) as exc:
+            raise self._not_an_object(text, exc) from None
+        if not isinstance(found, dict):
+            raise self._source.refusal(f"a line must hold a JSON object, not {_shown(found)}")
+        doubled = _doubled(text, found)
+        if doubled is not None:
+            raise self._source.refusal(f"key {doubled!r} is there twice")
+        return found
+
+    def _not_an_object(self, text: str, exc: Exception) -> InputError:
+        said = getattr(exc, "msg", "nested too deeply")
+        try:
+            orjson.loads(text)
+        except orjson.JSONDecodeError as told:
+            return self._source.refusal(_flaw("the line", text.encode(), told, said), column=told.colno)
+        # What this parser takes, and Python's does not.
+        return self._source.refusal(said)
+
+    def _dump(self, payload: Any) -> bytes:
+        try:
+            return orjson.dumps(payload)
+        except (TypeError, orjson.JSONEncodeError):
+            # A number beyond 64 bits; see `_object`.
+            try:
+                raw = json.dumps(payload, ensure_ascii=False, separators=(",", ":")).encode()
+                orjson.loads(raw)
+            except UnicodeEncodeError:
+                raise self._source.refusal("a text has half of a surrogate pair, which is not UTF-8") from None
+            except orjson.JSONDecodeError as exc:
+                # A master would refuse it.
+                raise self._source.refusal(_flaw("the line", raw, exc)) from None
+            return raw
+
+    # -- both --------------------------------------------------------------------------------------------------------
+
+    def _row(self, line: int, ticket: str, task: str | None, payload: bytes) -> Row:
+        source, rules = self._source, self._rules
+        try:
+            raw = ticket.encode()
+        except UnicodeEncodeError:
+            raise source.refusal(f"column {rules.key!r}: the ticket cannot be written as UTF-8", line=line) from None
+        if not 0 < len(raw) <= MAX_TICKET_BYTES:
+            what = f"{len(raw)} bytes long, at most {MAX_TICKET_BYTES} are allowed" if raw else "empty"
+            raise source.refusal(f"column {rules.key!r}: the ticket is {what}", line=line)
+        if task is not None and task not in rules.tasks:
+            raise source.refusal(
+                f"column {TASK!r}: there is no task {_shown(task)}{_nearest(task, rules.tasks)}", line=line
+            )
+        task = task or rules.task
+        if task is None and rules.default_task is None:
+            raise source.refusal("the row names no task: add --task NAME, or set bridge_default_task", line=line)
+        if is_deep(payload):
+            raise source.refusal(f"the {Refused.TOO_DEEP.value}", line=line)
+        if len(payload) > rules.max_payload:
+            raise source.refusal(
+                f"the payload has {len(payload)} bytes of JSON, bridge_max_payload allows {rules.max_payload}",
+                line=line,
+            )
+        return Row(line, raw, task, payload)
+
+
+def _nearest(wanted: str, there: Collection[str]) -> str:
+    near = difflib.get_close_matches(wanted, list(there), n=1)
+    if near:
+        return f"; did you mean {near[0]!r}?"
+    names = [name for name in there if not name.startswith(("celery.", "bridge."))]
+    if not names:
+        return ""
+    return f" (there are {', '.join(map(repr, names[:8]))}{', …' if len(names) > 8 else ''})"
+
+
+def _flaw(what: str, text: bytes, exc: orjson.JSONDecodeError, said: str = "") -> str:
+    """What is wrong with ``text``, of which the parser says ``exc``; ``said``: what another one says."""
+    reason = why_refused(text, exc)
+    if reason is Refused.BAD_JSON:
+        return f"not JSON: {said or exc.msg}"
+    return f"{what} {reason.value.removeprefix('payload ')}"
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}…"
+
+
+def _doubled(text: str, found: Any) -> str | None:
+    """A name that an object of ``text``, which was read as ``found``, has twice: parsers keep the last and say nothing.
+
+    Looking takes far longer than reading, so it is done where the text has more quotes than what was read of it.
+    """
+    if "\\u0022" not in text:  # one that is written otherwise
+        try:
+            if text.count('"') == orjson.dumps(found).count(b'"'):
+                return None
+        except (TypeError, orjson.JSONEncodeError):
+            pass  # a number beyond 64 bits, or half of a surrogate pair
+
+    doubled: list[str] = []
+
+    def look(pairs: list[tuple[str, Any]]) -> None:
+        names = [name for name, _ in pairs]
+        if len(set(names)) < len(names):
+            doubled.append(next(name for at, name in enumerate(names) if name in names[:at]))
+
+    # What is nested too deeply for it is refused with its payload.
+    with suppress(RecursionError):
+        json.loads(text, object_pairs_hook=look, parse_int=str, parse_float=str)
+    return doubled[0] if doubled else None
+
+
+def _finite(text: str) -> float:
+    number = float(text)
+    if math.isinf(number):
+        raise json.JSONDecodeError(f"{text} is too large for a number", "", 0)
+    return number
+
+
+def _refuse_constant(name: str) -> Any:
+    raise json.JSONDecodeError(f"{name} is not JSON", "", 0)

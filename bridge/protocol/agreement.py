@@ -1,0 +1,96 @@
+"""What the members of a lane, workers and masters, must agree on: whose lane it is, its format, versions and settings.
+
+- The **format** of what a lane keeps in Redis is a number. Who finds a newer one than it knows stops, with one line:
+  it could not read what is there. All versions of Ticket Bridge with one format work together.
+- The **app**: a lane belongs to the Celery app whose member came first. Another one stops: each would take the other's
+  messages. The name is ``bridge_app``, or the app's own; an app without a name says nothing.
+- **Versions and settings** that differ are told once, on both sides and by `bridge status`; the lane goes on.
+
+They are kept in the lane's hash ``about``, and each consumer registers its own (`bridge.protocol.registration`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
+from typing import TYPE_CHECKING, Any
+
+import orjson
+
+from bridge.routing.errors import ConfigurationError
+from bridge.routing.membership import meet
+from bridge.routing.words import ReturnWord
+
+if TYPE_CHECKING:
+    from celery import Celery
+    from redis import Redis
+
+
+#: The format of what a lane keeps in Redis. It grows when a version that knows the last one could not read it.
+LANE_FORMAT = 1
+#: Settings that workers use as masters do.
+SHARED = ("lease", "max_attempts", "max_payload", "bundle_ms")
+#: Settings that only masters use, which may take each other's place.
+OF_MASTERS = (
+    *("master", "default_task", "policy", "leader_lease", "on_dead", "unknown_after", "history", "retention", "window"),
+)
+#: Names of an app that say nothing.
+NAMELESS = (None, "", "__main__")
+
+
+@cache
+def package_version() -> str:
+    """The version of this package; 'unknown' where it is not installed."""
+    try:
+        return version("ticket-bridge")
+    except PackageNotFoundError:
+        return "unknown"
+
+
+def app_name(app: Celery) -> str:
+    """The name under which ``app`` takes part; '' when it has none."""
+    name = app.bridge.settings.app or app.main
+    return "" if name in NAMELESS else str(name)
+
+
+def arrive(redis: Redis, app: Celery) -> None:
+    """Before a member of ``app`` begins. Raises `ConfigurationError`, one line, when the lane is not for it, and redis
+    errors.
+    """
+    keys, name = app.bridge.settings.lane.keys, app_name(app)
+    word, found = meet(redis, keys, LANE_FORMAT, name)
+    lane = f"the lane of stream {keys.stream}, group {keys.group},"
+    if word is ReturnWord.NEWER:
+        raise ConfigurationError(
+            f"{lane} is kept by a newer Ticket Bridge, in format {found}; this version, {package_version()}, knows "
+            f"format {LANE_FORMAT}: upgrade it"
+        )
+    if word is ReturnWord.OTHER:
+        raise ConfigurationError(
+            f"{lane} belongs to the app {found!r}, and this is {name!r}: give it a stream or a group of its own "
+            f"(bridge_stream, bridge_group), or, if it is the same app under a new name, set bridge_app = {found!r}"
+        )
+
+
+def facts(app: Celery, *, master: bool) -> dict[str, Any]:
+    """What a member of ``app`` says of itself."""
+    names = (*SHARED, *OF_MASTERS) if master else SHARED
+    told = app.bridge.settings.lane.model_dump(mode="json", include=set(names))
+    return {"app": app_name(app), "version": package_version(), "format": LANE_FORMAT, "settings": told}
+
+
+def differences(mine: Mapping[str, Any], theirs: Mapping[str, Any]) -> list[str]:
+    """What differs between two members' facts, as far as both tell it: ``bridge_lease is 6.0 (there 3.0)``."""
+    found = []
+    if theirs.get("version") and mine.get("version") != theirs["version"]:
+        found.append(f"the version is {mine.get('version')} (there {theirs['version']})")
+    ours, others = mine.get("settings") or {}, theirs.get("settings") or {}
+    both = [name for name in ours if name in others]
+    found += [f"bridge_{name} is {ours[name]} (there {others[name]})" for name in both if ours[name] != others[name]]
+    return found
+
+
+def leaders_facts(text: bytes | None) -> dict[str, Any]:
+    """The facts in the field ``master`` of the hash ``about``; empty when nobody has led."""
+    return {} if text is None else dict(orjson.loads(text))

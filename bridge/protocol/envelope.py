@@ -1,0 +1,221 @@
+"""Celery messages (protocol 2), made by Celery and kombu once for each task, then filled as text for each message.
+
+A message is published into kombu's in-memory transport, and what arrives there is taken apart at marked places. So it
+is what the installed Celery and kombu would send, at the price of joining a few strings. The body stays plain UTF-8:
+the Redis transport decodes it only when ``body_encoding`` says that it must.
+
+Every text starts with `OPENING`, then the fence base, which the script puts there: it alone knows it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from functools import cache, lru_cache
+from typing import TYPE_CHECKING, Any
+
+import orjson
+from kombu import Connection, Producer
+
+from bridge.protocol.names import (
+    BUNDLE_TASK,
+    HEADER_BASE,
+    HEADER_INCARNATION,
+    HEADER_LOST,
+    HEADER_RUNS,
+    HEADER_WORD,
+    WorkerWord,
+)
+from bridge.protocol.outcomes import Kind, Outcome
+from bridge.routing.messages import Message
+from bridge.routing.records import LostAttempt
+
+if TYPE_CHECKING:
+    from celery import Celery
+
+#: How each Celery message begins, up to the fence base.
+OPENING = f'{{"headers":{{"{HEADER_BASE}":'
+
+#: Characters of a payload that are shown in Flower.
+SHOWN = 120
+
+_MARK = "@@{}@@"
+
+
+class Envelopes:
+    """Makes the text of Celery messages for the tasks of one app. ``ignores_result`` answers for a task that only
+    consumers have.
+    """
+
+    def __init__(self, app: Celery, ignores_result: Callable[[str], bool] = lambda _task: True) -> None:
+        self._app = app
+        self._ignores_result = ignores_result
+        self._template = lru_cache(maxsize=4096)(self._make_template)
+        self._embed = self._sample("x", True)[1]
+
+    def plain(
+        self,
+        incarnation: str,
+        queue: str,
+        message: Message,
+        offset: int,
+        attempt: int,
+        doubt: bool,
+        lost: LostAttempt | None = None,
+    ) -> bytes:
+        """The text, after the opening and the base, of one message that travels as an ordinary Celery message."""
+        ticket = orjson.dumps(message.ticket)
+        payload = message.payload
+        shown = f"({message.ticket!r}, {payload[:SHOWN].decode(errors='replace')}{'…' if len(payload) > SHOWN else ''})"
+        body = b"[[" + ticket + b"," + payload + b"],{}," + self._embed + b"]"
+        runs = b"[[%b,%d,1,%d,%d]]" % (ticket, offset, attempt, doubt)
+        if lost is not None:
+            told = orjson.dumps([lost.attempt, lost.fence, lost.consumer, lost.cause])
+            runs += b',"%b":%b' % (HEADER_LOST.encode(), told)
+        parts = self._template(message.task, queue, incarnation)
+        quoted = message.id.encode()
+        return b"".join(
+            (
+                parts[0],
+                runs,
+                parts[1],
+                quoted,
+                parts[2],
+                b"%d" % (attempt - 1),
+                parts[3],
+                quoted,
+                parts[4],
+                orjson.dumps(shown),
+                parts[5],
+                quoted,
+                parts[6],
+                orjson.dumps(body.decode()),
+                parts[7],
+            )
+        )
+
+    def bundle(self, incarnation: str, queue: str, runs: Sequence[Run], limits: Limits) -> bytes:
+        """The same for a bundle."""
+        heads = []
+        bodies = []
+        for ticket, offset, attempt, doubt, messages in runs:
+            name = orjson.dumps(ticket)
+            heads.append(b"[%b,%d,%d,%d,%d]" % (name, offset, len(messages), attempt, doubt))
+            items = b",".join(b'["%b",%b,%b]' % (m.id.encode(), _quoted_task(m.task), m.payload) for m in messages)
+            bodies.append(b"[%b,%d,%d,[%b]]" % (name, offset, attempt, items))
+        count = sum(len(run[4]) for run in runs)
+        parts = self._template(BUNDLE_TASK, queue, incarnation, limits)
+        own_id = b"bundle-" + runs[0][4][0].id.encode()
+        return b"".join(
+            (
+                parts[0],
+                b"[" + b",".join(heads) + b"]",
+                parts[1],
+                own_id,
+                parts[2],
+                b"0",
+                parts[3],
+                own_id,
+                parts[4],
+                b'"%d messages of %d tickets"' % (count, len(runs)),
+                parts[5],
+                own_id,
+                parts[6],
+                orjson.dumps((b"[" + b",".join(bodies) + b"]").decode()),
+                parts[7],
+            )
+        )
+
+    def word(self, incarnation: str, queue: str, word: WorkerWord) -> bytes:
+        """The same for a message that carries no run, but a word to the worker itself."""
+        parts = self._template(BUNDLE_TASK, queue, incarnation)
+        head = b'[],"%b":%b' % (HEADER_WORD.encode(), orjson.dumps(word.value))
+        own_id = b"word"
+        body = orjson.dumps((b"[[],{}," + self._embed + b"]").decode())
+        told = (head, own_id, b"0", own_id, orjson.dumps(word.value), own_id, body)
+        return b"".join(piece for pair in zip(parts, (*told, b""), strict=True) for piece in pair)
+
+    def _sample(self, name: str, ignore_result: bool, limits: Limits = (None, None)) -> tuple[dict[str, Any], bytes]:
+        mark = _MARK.format
+        sent = self._app.amqp.as_task_v2(
+            mark("ID"),
+            name,
+            args=[mark("ARGS")],
+            argsrepr=mark("SHOWN"),
+            ignore_result=ignore_result,
+            time_limit=limits[0],
+            soft_time_limit=limits[1],
+        )
+        with Connection("memory://") as memory, memory.channel() as channel:
+            channel.queue_declare("sample")
+            Producer(channel, serializer="json", auto_declare=False).publish(
+                sent.body, exchange="", routing_key="sample", headers=sent.headers, delivery_mode=2, **sent.properties
+            )
+            raw: dict[str, Any] = channel._get("sample")
+        return raw, json.dumps(sent.body[2], separators=(",", ":")).encode()
+
+    def _make_template(self, task: str, queue: str, incarnation: str, limits: Limits = (None, None)) -> list[bytes]:
+        known = self._app.tasks.get(task)
+        ignore = bool(known.ignore_result) if known is not None else self._ignores_result(task)
+        raw, _ = self._sample(task, ignore, limits)
+        mark = _MARK.format
+        headers = {HEADER_BASE: None, HEADER_RUNS: mark("RUNS"), HEADER_INCARNATION: incarnation}
+        raw["headers"] = {**headers, **raw["headers"], "retries": mark("RETRIES"), "root_id": mark("ROOT")}
+        raw["headers"]["id"] = mark("ID")
+        properties = raw["properties"]
+        properties.pop("body_encoding", None)
+        properties["delivery_info"] = {"exchange": "", "routing_key": queue}
+        # The queue is consumed without acknowledgements, so the tag names nothing; kombu wants one.
+        properties["delivery_tag"] = "0"
+        properties["correlation_id"] = mark("CORRELATION")
+        raw["body"] = mark("BODY")
+        ordered = {"headers": raw.pop("headers"), "properties": raw.pop("properties"), **raw}
+        ordered["body"] = ordered.pop("body")
+        text = json.dumps(ordered, separators=(",", ":"))
+        opening = OPENING + "null"
+        if not text.startswith(opening):
+            raise AssertionError("a Celery message does not begin as the script expects")
+        parts = []
+        rest = text.removeprefix(opening)
+        for name in ("RUNS", "ID", "RETRIES", "ROOT", "SHOWN", "CORRELATION", "BODY"):
+            # Ids are filled in between the quotes, the rest comes as JSON.
+            marker = mark(name) if name in ("ID", "ROOT", "CORRELATION") else f'"{mark(name)}"'
+            before, found, rest = rest.partition(marker)
+            if not found:
+                raise AssertionError(f"the template of a Celery message has no {name}")
+            parts.append(before.encode())
+        return [*parts, rest.encode()]
+
+
+def returned(message: dict[str, Any], incarnation: str) -> list[Outcome]:
+    """Outcomes that give back what a Celery message (as the broker holds it) carries.
+
+    The rest of a run goes back with its first message.
+    """
+    headers = message["headers"]
+    if headers.get(HEADER_INCARNATION) != incarnation or HEADER_WORD in headers:
+        return []
+    base = headers[HEADER_BASE]
+    if headers["task"] != BUNDLE_TASK:
+        return [Outcome(headers["id"], base + headers[HEADER_RUNS][0][1], Kind.RETURNED)]
+    try:
+        return [
+            Outcome(messages[0][0], base + offset, Kind.RETURNED)
+            for _, offset, _, messages in json.loads(message["body"])
+        ]
+    except (ValueError, TypeError, LookupError, RecursionError):
+        # No bundle's body: of one message alone the headers tell as much.
+        [ticket_run, *others] = headers[HEADER_RUNS]
+        alone = not others and ticket_run[2] == 1
+        return [Outcome(headers["id"], base + ticket_run[1], Kind.RETURNED)] if alone else []
+
+
+#: Ticket, fence offset, attempt of its first message, whether it is in doubt, messages.
+Run = tuple[str, int, int, bool, Sequence[Message]]
+#: (hard, soft) time limit in seconds; None: the task's own.
+Limits = tuple[float | None, float | None]
+
+
+@cache
+def _quoted_task(name: str) -> bytes:
+    return orjson.dumps(name)

@@ -1,0 +1,177 @@
+"""The form of an outcome on its way from a worker to the leader.
+
+An entry of the outcome stream has a field ``i`` (the incarnation that wrote it) and one more:
+
+- ``o``: a JSON array of outcomes;
+- ``joined``, ``leaving`` or ``gone``: a consumer's name;
+- ``died``: a consumer's name, of a death notice; then a third field ``ran``, a JSON array of the fences that ran.
+- ``order``: an operator's order (JSON, see `bridge.operate.orders`); ``i`` is then the order's own id.
+
+An outcome is an array::
+
+    [message id, fence, kind, service ms, started us]                                      done, returned
+    [message id, fence, kind, service ms, started us, error, traceback, delay ms | null]   all others
+
+What is behind these is of a newer version, and passed over.
+
+``started us`` is when the task began: Unix time in microseconds by the clock of the worker's machine, 0 for never.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+import orjson
+
+#: Characters of a traceback that are kept: its end, where the cause is.
+TRACEBACK_CHARS = 16_384
+ERROR_CHARS = 2_048
+
+
+#: What an id looks like, and what a number stays below, so that all that deals with them can.
+_ID = re.compile(r"[0-9]{1,20}-[0-9]{1,20}")
+LARGEST = 1 << 60
+LARGEST_MS = 1 << 50
+
+
+class Kind(Enum):
+    """What became of one delivery."""
+
+    DONE = "S"
+    #: It raised: an attempt is charged.
+    FAILED = "F"
+    #: It was cut off half way (its process died, its time limit struck): an attempt is charged.
+    LOST = "L"
+    #: It was cut off since its worker was told to end at once: no attempt is charged, and it is undone all the same.
+    INTERRUPTED = "I"
+    #: The rollback of an attempt that was cut off failed: an attempt is charged, and the rollback is still owed.
+    UNDO_FAILED = "U"
+    #: It asked never to come again (`Reject`, a revoked task, a task that the worker does not know).
+    DEAD = "D"
+    #: It was never started: no attempt is charged.
+    RETURNED = "B"
+
+
+_KINDS: dict[str, Kind] = {kind.value: kind for kind in Kind}
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What became of one delivery of one message."""
+
+    message_id: str
+    fence: int
+    kind: Kind
+    service_ms: float = 0.0
+    started_us: int = 0
+    error: str = ""
+    traceback: str = ""
+    delay_ms: int | None = None
+
+    def encode(self) -> bytes:
+        """The outcome as JSON."""
+        if self.kind is Kind.DONE or self.kind is Kind.RETURNED:
+            return b'["%b",%d,"%b",%.3f,%d]' % (
+                self.message_id.encode(),
+                self.fence,
+                self.kind.value.encode(),
+                self.service_ms,
+                self.started_us,
+            )
+        return orjson.dumps(
+            [
+                self.message_id,
+                self.fence,
+                self.kind.value,
+                self.service_ms,
+                self.started_us,
+                _printable(self.error[:ERROR_CHARS]),
+                _printable(self.traceback[-TRACEBACK_CHARS:]),
+                self.delay_ms,
+            ]
+        )
+
+
+def is_id(text: str) -> bool:
+    """Whether ``text`` is the id of an entry."""
+    return _ID.fullmatch(text) is not None
+
+
+def _printable(text: str) -> str:
+    # An exception's text may hold lone surrogates, which are no UTF-8.
+    return text.encode(errors="replace").decode()
+
+
+class NotUnderstood(ValueError):
+    """An entry, or an outcome, that is not of this version's making. ``newer``: a later version's, maybe."""
+
+    def __init__(self, why: str, *, newer: bool = False) -> None:
+        super().__init__(why)
+        self.newer = newer
+
+
+def decode(data: bytes) -> list[Outcome]:
+    """The outcomes of one entry. Raises `NotUnderstood`."""
+    found, problems = read(data)
+    if problems:
+        raise problems[0]
+    return found
+
+
+def read(data: bytes) -> tuple[list[Outcome], list[NotUnderstood]]:
+    """The outcomes of one entry, and what is wrong with those that cannot be read."""
+    try:
+        rows = orjson.loads(data)
+    except orjson.JSONDecodeError as exc:
+        return [], [NotUnderstood(f"outcomes that are not JSON: {exc.msg}")]
+    if not isinstance(rows, list):
+        return [], [NotUnderstood("outcomes that are not a list")]
+    found: list[Outcome] = []
+    problems: list[NotUnderstood] = []
+    for row in rows:
+        try:
+            found.append(_outcome(row))
+        except NotUnderstood as exc:
+            problems.append(exc)
+        except (TypeError, ValueError):
+            problems.append(NotUnderstood("an outcome that is not in the form of one"))
+    return found, problems
+
+
+def _outcome(row: Any) -> Outcome:
+    id_, fence, kind, service_ms, started_us, *more = row
+    error, traceback, delay_ms = (*more[:3], "", "", None)[:3] if len(more) < 3 else more[:3]
+    if not (
+        type(id_) is str
+        and _ID.fullmatch(id_)
+        and type(fence) is int
+        and 0 <= fence < LARGEST
+        and type(started_us) is int
+        and 0 <= started_us < LARGEST
+        and (type(service_ms) is float or type(service_ms) is int)
+        and 0 <= service_ms < LARGEST
+        and type(error) is str
+        and type(traceback) is str
+        and (delay_ms is None or (type(delay_ms) is int and 0 <= delay_ms < LARGEST_MS))
+    ):
+        raise NotUnderstood("an outcome with a part that is of the wrong kind, or too large")
+    known = _KINDS.get(kind)
+    if known is None:
+        raise NotUnderstood(f"an outcome of the kind {kind!r:.20}", newer=True)
+    told = (error[:ERROR_CHARS], traceback[-TRACEBACK_CHARS:]) if error or traceback else ("", "")
+    return Outcome(id_, fence, known, service_ms, started_us, *told, delay_ms)
+
+
+def fences_of(fields: Sequence[bytes]) -> frozenset[int]:
+    """What ran, of a death notice. Raises `NotUnderstood`."""
+    try:
+        ran = orjson.loads(fields[5])
+    except (IndexError, orjson.JSONDecodeError):
+        ran = None
+    if not isinstance(ran, list) or not all(type(fence) is int for fence in ran):
+        raise NotUnderstood("a death notice that does not tell what ran")
+    return frozenset(ran)

@@ -1,0 +1,128 @@
+"""The ``bridge_…`` settings of a Celery app: one frozen, validated object, made once at start."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from bridge.routing.connection import check_options
+from bridge.routing.errors import ConfigurationError
+from bridge.settings.address import address_of, database_of, normalised, parsed
+from bridge.settings.config_keys import PREFIX, given_settings
+from bridge.settings.lane import BreakerLimits, LaneSettings
+from bridge.settings.retries import Backoff
+
+if TYPE_CHECKING:
+    from celery import Celery
+
+#: Of URLs that name one server.
+SCHEMES = ("redis", "rediss", "redis+socket", "unix")
+
+
+class Settings(BaseModel):
+    """The settings of an app, without their prefix, with default and unit. Those of its lane are in `lane`."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    redis_url: str = Field(
+        description="The server that holds the stream. It must be the broker's server and database, since a dispatch "
+        "writes the record and the Celery message in one step. Default: the broker's URL."
+    )
+    app: str | None = Field(
+        default=None,
+        min_length=1,
+        max_length=512,
+        description="The name under which the app takes part in its lane, which belongs to one app. None: its own.",
+    )
+    lane: LaneSettings = LaneSettings()
+    health_file: str | None = Field(
+        default=None,
+        min_length=1,
+        description="A file that the loop of a master or a worker touches as it turns; a supervisor looks at its age. "
+        "None: no file.",
+    )
+
+
+#: The name of every setting that an app may have.
+NAMES = (*(name for name in Settings.model_fields if name != "lane"), *LaneSettings.model_fields)
+
+
+def read_settings(app: Celery) -> Settings:
+    """The settings of ``app``. Raises `ConfigurationError`, one line, for whatever cannot work."""
+    found = given_settings(app, NAMES)
+    given: dict[str, Any] = {"redis_url": "", "lane": {}}
+    for name, (_, value) in found.items():
+        (given["lane"] if name in LaneSettings.model_fields else given)[name] = value
+    try:
+        settings = Settings(**given)
+    except ValidationError as exc:
+        raise ConfigurationError(_one_line(exc, {name: key for name, (key, _) in found.items()})) from None
+    try:
+        url = _check_url(app, settings.redis_url)
+        check_options(url)
+    except ConfigurationError:
+        if not app.conf.task_always_eager:
+            raise
+        # Nothing is ever sent.
+        url = ""
+    return settings.model_copy(update={"redis_url": url})
+
+
+def _check_url(app: Celery, url: str) -> str:
+    """The address of the lane's server: the broker's, with what else Celery's settings say of it. Raises
+    `ConfigurationError`; ``url`` is `bridge_redis_url`, empty when it is not set.
+    """
+    broker = address_of(app)
+    for one in (broker, url or broker):
+        scheme = one.partition("://")[0]
+        if scheme not in (*SCHEMES, "sentinel"):
+            raise ConfigurationError(
+                "the broker's URL (or bridge_redis_url) must be redis://, rediss://, redis+socket:// or sentinel://, "
+                f"not {scheme if scheme != one else 'empty'}://"
+            )
+    if not url or url == app.conf.broker_url:
+        return broker
+    if "sentinel://" in (broker[:11], url[:11]):
+        raise ConfigurationError("with sentinels there is no bridge_redis_url: leave it unset, broker_url says it all")
+    ours, theirs = parsed(url), parsed(broker)
+    if (ours.hostname, ours.port or 6379, database_of(ours)) != (
+        theirs.hostname,
+        theirs.port or 6379,
+        database_of(theirs),
+    ):
+        raise ConfigurationError(
+            "bridge_redis_url must be the broker's server and database: a dispatch writes the record and the Celery "
+            "message in one step; leave bridge_redis_url unset"
+        )
+    return normalised(url)
+
+
+def _one_line(exc: ValidationError, keys: Mapping[str, str]) -> str:
+    problems = []
+    for error in exc.errors(include_url=False, include_context=False):
+        parts = [str(part) for part in error["loc"]]
+        if parts[:1] == ["lane"]:
+            # To users all settings are of one kind.
+            del parts[0]
+        where = ".".join(parts)
+        name = where.partition(".")[0]
+        if name:
+            where = keys.get(name, PREFIX + name) + where.removeprefix(name)
+        message = error["msg"].removeprefix("Value error, ")
+        if not where:
+            # Such a message names the setting itself.
+            problems.append(message)
+            continue
+        if error["type"] == "extra_forbidden":
+            fields = BreakerLimits.model_fields if parts[0] == "breaker" else Backoff.model_fields
+            near = difflib.get_close_matches(parts[-1], fields, n=1, cutoff=0)
+            problems.append(f"unknown setting {where}; did you mean {where.rpartition('.')[0]}.{near[0]}?")
+            continue
+        shown = repr(error.get("input"))
+        # A URL may hold a password.
+        given = "" if "url" in where or len(shown) > 80 else f" (it is {shown})"
+        problems.append(f"{where}: {message[0].lower()}{message[1:]}{given}")
+    return "; ".join(problems)

@@ -1,0 +1,199 @@
+"""The settings of one lane: what its masters, its consumers and its producers must agree on, or each needs to know.
+
+`bridge.settings.app` reads them from an app's ``bridge_…`` settings. The descriptions here are what the reference says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cached_property
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+from bridge.routing.keys import LaneKeys
+from bridge.routing.policies import PolicyName
+from bridge.settings.retries import Backoff
+
+
+class BreakerLimits(BaseModel):
+    """A task's circuit breaker opens when within ``seconds`` messages of at least ``tickets`` different tickets failed,
+    and they are at least this ``share`` of all outcomes of the task; then one message is tried every ``probe`` seconds.
+    A ``share`` of 0 turns breakers off.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    share: float = Field(
+        default=0.9, ge=0, le=1, description="Share of the task's outcomes that must be failures. 0 turns breakers off."
+    )
+    tickets: int = Field(default=20, ge=2, le=100_000, description="Different tickets whose messages must have failed.")
+    seconds: float = Field(default=60.0, ge=1, le=86_400, description="Seconds that are looked back.")
+    probe: float = Field(
+        default=5.0,
+        ge=1,
+        le=86_400,
+        description="Seconds between two tries while the breaker is open.",
+    )
+
+
+class LaneSettings(BaseModel):
+    """The settings of one lane, without their prefix, with default and unit."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    stream: str = Field(
+        default="ticket_stream", min_length=1, max_length=512, description="The Redis stream that messages come from."
+    )
+    group: str = Field(
+        default="concurrency_stream_group",
+        min_length=1,
+        max_length=512,
+        description="The consumer group on the stream. Several groups on one stream never meet.",
+    )
+    master: str = Field(
+        default="master",
+        min_length=1,
+        max_length=512,
+        description="The consumer of the group under whose name the master reads, and keeps the messages that wait.",
+    )
+    default_task: str | None = Field(
+        default=None, description="The task of messages that name none. None: such a message is dead."
+    )
+    policy: PolicyName = Field(
+        default=PolicyName.LEAST_LOADED,
+        description="How the consumer of a ticket that has none is chosen: least_loaded, rendezvous (by a hash of the "
+        "ticket), round_robin or random.",
+    )
+    lease: float = Field(
+        default=6.0,
+        ge=0.5,
+        le=3600,
+        description="Seconds that a worker may go unheard before its tickets move. Masters and workers need the same.",
+    )
+    leader_lease: float = Field(
+        default=5.0,
+        ge=0.5,
+        le=3600,
+        description="Seconds that a leading master may go unheard before a standby takes over.",
+    )
+    max_attempts: int = Field(
+        default=5,
+        ge=1,
+        le=1_000_000,
+        description="Attempts before a message becomes a dead letter. A task may have its own.",
+    )
+    backoff: Backoff = Field(default=Backoff(), description="How long a failed message waits before its next attempt.")
+    breaker: BreakerLimits = Field(
+        default=BreakerLimits(), description="When messages of a task that fails for every ticket are held back."
+    )
+    dead_max: int = Field(
+        default=100_000,
+        ge=1,
+        le=1_000_000_000,
+        description="Dead letters at which the master reads nothing new, until some are replayed or dropped.",
+    )
+    on_dead: Literal["skip", "park"] = Field(
+        default="skip",
+        description="What becomes of the ticket of a dead message. skip: it goes on with the next message; park: it "
+        "stands still until an operator releases it. A task may have its own.",
+    )
+    unknown_after: float = Field(
+        default=600.0,
+        ge=0,
+        le=365 * 86_400,
+        description="Seconds that a message waits for a consumer that has its task, when none has had it so far. After "
+        "them it becomes a dead letter.",
+    )
+    max_payload: int = Field(
+        default=1024 * 1024,
+        ge=2,
+        le=256 * 1024 * 1024,
+        description="Bytes of a message's payload, as JSON. A larger message becomes a dead letter at once.",
+    )
+    bundle_ms: float = Field(
+        default=10.0,
+        ge=0,
+        le=10_000,
+        description="How long a bundle of short tasks lasts, in ms, about. 0 turns bundles off.",
+    )
+    history: int = Field(
+        default=100_000,
+        ge=0,
+        le=100_000_000,
+        description="Deliveries that the history keeps, about; each takes some 130 bytes. 0 turns the history off.",
+    )
+    retention: float | None = Field(
+        default=0.0,
+        ge=0,
+        le=100 * 365 * 86_400,
+        description="Seconds that an entry stays in the stream after it was added, also when all groups have "
+        "acknowledged it. None: for ever. An entry with a dead letter stays.",
+    )
+    window: int = Field(
+        default=50_000,
+        ge=100,
+        le=10_000_000,
+        description="Messages that the leading master keeps in memory. The rest waits in Redis.",
+    )
+    window_bytes: int = Field(
+        default=128 * 1024 * 1024,
+        ge=1024 * 1024,
+        le=64 * 1024**3,
+        description="Bytes of the messages that the leading master keeps in memory, about. Half may be in flight.",
+    )
+
+    @field_validator("policy", mode="before")
+    @classmethod
+    def _policy_by_value(cls, value: object) -> object:
+        if isinstance(value, str):
+            try:
+                return PolicyName(value)
+            except ValueError:
+                names = ", ".join(p.value for p in PolicyName)
+                raise ValueError(f"must be one of {names}") from None
+        return value
+
+    @field_validator("lease", "leader_lease", "bundle_ms", "retention", "unknown_after", mode="before")
+    @classmethod
+    def _whole_seconds(cls, value: object) -> object:
+        return float(value) if isinstance(value, int) and not isinstance(value, bool) else value
+
+    @field_validator("backoff", "breaker", mode="before")
+    @classmethod
+    def _of_mapping(cls, value: object) -> object:
+        if isinstance(value, Mapping):
+            return {
+                k: float(v) if isinstance(v, int) and not isinstance(v, bool) and k != "tickets" else v
+                for k, v in value.items()
+            }
+        return value
+
+    @field_validator("stream")
+    @classmethod
+    def _no_hash_tag_of_its_own(cls, value: str) -> str:
+        # The lane's keys begin with {stream}: a brace in it would change their slot, or make them another lane's.
+        if "{" in value or "}" in value:
+            raise ValueError("must not contain { or }; the lane's keys put it in braces themselves")
+        return value
+
+    @model_validator(mode="after")
+    def _consumers_differ_from_master(self) -> LaneSettings:
+        if "@" in self.master:
+            raise ValueError("bridge_master must not contain '@', or it could be a worker's node name")
+        return self
+
+    @cached_property
+    def keys(self) -> LaneKeys:
+        """The keys of the lane."""
+        return LaneKeys(self.stream, self.group)
+
+    @property
+    def lease_ms(self) -> int:
+        """The lease of a consumer, in ms."""
+        return int(self.lease * 1000)
+
+    @property
+    def leader_lease_ms(self) -> int:
+        """The lease of a leader, in ms."""
+        return int(self.leader_lease * 1000)

@@ -1,0 +1,276 @@
+"""``bridge demo``: the stack with data, a worker killed on the way, and a verdict.
+
+1. Spark computes, from the log alone, the state that every incident must end in, while the stack comes up.
+2. Spark pushes the log; the workers handle it meanwhile.
+3. When 40 % is handled, one worker gets SIGKILL and another one is started.
+4. When everything is handled, the ledger of what ran and the states in Redis are compared with what must be.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+import orjson
+from rich.console import Console
+
+from bridge.link.connections import UNAVAILABLE
+from bridge.routing.errors import ConfigurationError, InputError
+from bridge.routing.records import parse
+from bridge.stack.child import Child
+from bridge.stack.demo.ledger import read_ledger
+from bridge.stack.demo.progress import Counts, ProgressView, read_counts
+from bridge.stack.demo.verdict import EXAMPLES, Verdict, compare_states, judge, time_to_reroute
+from bridge.stack.demo.verdict_table import verdict_table
+from bridge.stack.stack import Plan, Stack
+
+if TYPE_CHECKING:
+    from bridge.settings.lane import LaneSettings
+    from bridge.stack.stopping import StopRequest
+
+GENERATED_EVENTS, GENERATED_TICKETS = 20_000, 3_500
+#: Share of the messages that are handled when a worker is killed.
+KILL_AT = 0.4
+#: Seconds without any progress after which the run counts as stuck, once the push has begun.
+PATIENCE_S = 60.0
+#: Longest time for the jobs that read or make the log, and for the push until it begins (Java starts), in seconds.
+JOB_TIMEOUT_S = 900.0
+#: Seconds between two looks: until the kill, which should be in time, and after it.
+QUICK_S, CALM_S = 0.02, 0.2
+#: Tickets in one round trip when the states are read.
+CHUNK = 1000
+
+
+class Kill:
+    """What is known of the killed worker at the moment of its death."""
+
+    def __init__(self, name: str, replacement: str) -> None:
+        self.name = name
+        self.replacement = replacement
+        self.pid = 0
+        self.at_ns = 0
+        #: Ticket -> (first fence, messages) of the run that was in flight there.
+        self.stranded: dict[str, tuple[int, int]] = {}
+
+
+class Demo:
+    """One run; a context manager that stops its stack."""
+
+    def __init__(
+        self, plan: Plan, settings: LaneSettings, events: str | None, stop: StopRequest, console: Console
+    ) -> None:
+        """Describe it. ``events``: the log; None generates one.
+
+        Raises `InputError` for a log that is not there, `ConfigurationError` for what can be seen to fail.
+        """
+        if importlib.util.find_spec("pyspark") is None:
+            raise ConfigurationError("the demo needs Spark: pip install 'ticket-bridge[spark,java]'")
+        if events is not None and "://" not in events and not Path(events).exists():
+            raise InputError(f"there is no file {events}")
+        if plan.directory.exists() and any(plan.directory.iterdir()):
+            raise ConfigurationError(f"the demo needs a folder of its own, and {plan.directory} is not empty")
+        self.ledger_dir = plan.directory / "ledger"
+        self.states_file = plan.directory / "states.jsonl"
+        ledgered = Plan(**{**vars(plan), "env": {**plan.env, "BRIDGE_LEDGER_DIR": str(self.ledger_dir)}})
+        self.stack = Stack(ledgered, settings, stop, self._say)
+        self._settings = settings
+        self._events = events
+        self._console = console
+        self._push_began = False
+        self._pushed: dict[str, Any] = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stack.close()
+
+    def run(self) -> Verdict:
+        """The whole run; prints the verdict and returns it.
+
+        Raises `InputError`, `StackFailed`, and `Stopped`, when there can be no verdict.
+        """
+        self.ledger_dir.mkdir(parents=True)
+        self._say(f"logs      {self.stack.plan.directory}")
+        log = self._events or self._generate()
+        spark_log = self.stack.plan.directory / "spark-incidents.log"
+        computing = self.stack.start_job(
+            "expected", "bridge.spark.incidents", log, "--out", str(self.states_file), "--spark-log", str(spark_log)
+        )
+        self.stack.start()
+        with self._console.status("Spark computes the state that every incident must end in"):
+            self._await(computing)
+        expected = self._expected_states()
+        total = sum(int(state["events"]) for state in expected.values())
+        self._say(f"log       {total:,} events of {len(expected):,} incidents")
+        kill, problems = self._handle(log, total)
+        verdict = self._judge(expected, kill, problems)
+        self._print(verdict)
+        told = orjson.dumps(verdict.as_dict(), option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE)
+        (self.stack.plan.directory / "verdict.json").write_bytes(told)
+        return verdict
+
+    # -- the steps ---------------------------------------------------------------------------------------------------
+
+    def _generate(self) -> str:
+        out = str(self.stack.plan.directory / "events.csv.gz")
+        words = (out, "--events", str(GENERATED_EVENTS), "--tickets", str(GENERATED_TICKETS))
+        self._await(self.stack.start_job("generate", "bridge.spark.generate", *words))
+        return out
+
+    def _await(self, job: Child) -> None:
+        """Waits for a job's end. Raises `InputError` with its own words when it fails."""
+        self.stack.wait_for(lambda: job.finished() == 0, f"the job {job.name} to end", JOB_TIMEOUT_S, CALM_S)
+
+    def _expected_states(self) -> dict[str, dict[str, str]]:
+        states = {}
+        with self.states_file.open("rb") as lines:
+            for line in lines:
+                told = orjson.loads(line)
+                states[told["ticket_id"]] = told["state"]
+        return states
+
+    def _handle(self, log: str, total: int) -> tuple[Kill, list[str]]:
+        """Pushes the log and waits until it is handled, killing a worker on the way; the kill, and what went wrong."""
+        kill = Kill("", f"w{len(self.stack.workers) + 1}")
+        problems: list[str] = []
+        pushing = self._start_push(log)
+        moved_at = time.monotonic()
+        last: tuple[int, bool] | None = None
+        with ProgressView(self._console, total) as view:
+
+            def look() -> bool:
+                nonlocal moved_at, last
+                if problems:
+                    return True
+                try:
+                    counts = read_counts(self.stack.redis, self._settings)
+                except UNAVAILABLE:
+                    # If the server is gone, the next look at the processes says so.
+                    return False
+                view.show(counts)
+                if not kill.pid and counts.settled >= KILL_AT * total:
+                    self._kill(kill, counts)
+                now = (counts.settled + counts.pushed, self._push_began)
+                if now != last:
+                    last, moved_at = now, time.monotonic()
+                patience_s = PATIENCE_S if self._push_began else JOB_TIMEOUT_S
+                if time.monotonic() - moved_at > patience_s:
+                    problems.append(_stuck(counts, patience_s))
+                    return True
+                return pushing.finished() == 0 and counts.settled >= counts.pushed and bool(kill.pid)
+
+            self.stack.wait_for(lambda: look() or bool(kill.pid), "40 % to be handled", poll_s=QUICK_S)
+            self.stack.wait_for(look, "everything to be handled", poll_s=CALM_S)
+        if pushing.finished() == 0 and self._pushed.get("rows") != total:
+            problems.append(f"Spark says that it pushed {self._pushed.get('rows')} messages; the log has {total}")
+        return kill, problems
+
+    def _start_push(self, log: str) -> Child:
+        def on_line(line: str) -> None:
+            told = orjson.loads(line)
+            if told.get("event") == "started":
+                self._push_began = True
+            if told.get("event") == "done":
+                self._pushed.update(told)
+
+        spark_log = self.stack.plan.directory / "spark-push.log"
+        words = ("--url", self.stack.server.url, "--stream", self._settings.stream, "--order", "timestamp")
+        return self.stack.start_job(
+            "push",
+            "bridge.spark.push",
+            log,
+            *words,
+            "--progress",
+            "json",
+            "--spark-log",
+            str(spark_log),
+            on_line=on_line,
+        )
+
+    def _kill(self, kill: Kill, counts: Counts) -> None:
+        """SIGKILL to the worker that has most to do; another one is started at once, under a name of its own."""
+        busy = {name: counts.in_flight.get(self.stack.worker_name(name), 0) for name in self.stack.workers}
+        kill.name = max(busy, key=lambda name: busy[name])
+        kill.at_ns = time.monotonic_ns()
+        kill.pid = self.stack.kill_worker(kill.name)
+        consumer = self.stack.worker_name(kill.name)
+        records: Any = self.stack.redis.hgetall(self._settings.keys.tickets)
+        for ticket, raw in records.items():
+            record = parse(raw)
+            if record.in_flight and record.consumer == consumer:
+                kill.stranded[ticket.decode()] = (record.fence, len(record.ids))
+        self._say(
+            f"kill -9   {kill.name} (pid {kill.pid}) with {len(kill.stranded)} tickets in flight; "
+            f"{kill.replacement} is started in its place"
+        )
+        self.stack.add_workers([kill.replacement], wait=False)
+
+    # -- the end -----------------------------------------------------------------------------------------------------
+
+    def _judge(self, expected: dict[str, dict[str, str]], kill: Kill, problems: list[str]) -> Verdict:
+        counts = read_counts(self.stack.redis, self._settings)
+        ledger = read_ledger(self.ledger_dir)
+        processes = ledger.children_of(kill.pid)
+        findings = judge(
+            ledger,
+            {ticket: int(state["events"]) for ticket, state in expected.items()},
+            dict.fromkeys(processes, kill.at_ns),
+        )
+        equal, differences = compare_states(expected, self._actual_states(list(expected)))
+        return Verdict(
+            messages=sum(int(state["events"]) for state in expected.values()),
+            tickets=len(expected),
+            done=counts.done,
+            dead=counts.dead,
+            findings=findings,
+            states_equal=equal,
+            problems=(*problems, *findings.examples, *differences, *self._dead_letters()),
+            reroute=time_to_reroute(ledger, kill.stranded, processes, kill.at_ns),
+            killed=kill.name,
+            lease_s=self._settings.lease,
+        )
+
+    def _dead_letters(self) -> list[str]:
+        """The first few, in words."""
+        found: Any = self.stack.redis.xrange(self._settings.keys.dead, count=EXAMPLES)
+        letters = [{name.decode(): value.decode(errors="replace") for name, value in f.items()} for _, f in found]
+        return [
+            f"dead: message {one.get('message_id')} of {one.get('ticket_id')}: {one.get('reason')}; {one.get('error')}"
+            for one in letters
+        ]
+
+    def _actual_states(self, tickets: list[str]) -> dict[str, dict[str, str]]:
+        states: dict[str, dict[str, str]] = {}
+        for start in range(0, len(tickets), CHUNK):
+            chunk = tickets[start : start + CHUNK]
+            with self.stack.redis.pipeline(transaction=False) as pipe:
+                for ticket in chunk:
+                    pipe.hgetall(f"incident:{ticket}")
+                for ticket, found in zip(chunk, pipe.execute(), strict=True):
+                    states[ticket] = {name.decode(): value.decode() for name, value in found.items()}
+        return states
+
+    def _print(self, verdict: Verdict) -> None:
+        self._console.print(verdict_table(verdict))
+        for problem in verdict.problems:
+            self._say(f"wrong: {problem}")
+        self._say("PASSED" if verdict.ok else "FAILED")
+
+    def _say(self, line: str) -> None:
+        self._console.print(line)
+
+
+def _stuck(counts: Counts, for_s: float) -> str:
+    """What stands still, in words."""
+    flying = ", ".join(f"{n:,} on {name}" for name, n in counts.in_flight.items() if n) or "none"
+    return (
+        f"nothing moved for {for_s:g} s: pushed {counts.pushed:,}, done {counts.done:,}, dead {counts.dead:,}, "
+        f"waiting {counts.waiting:,}, in flight {flying}, tickets that await a retry {counts.retrying:,}, "
+        f"leader {counts.leader or 'none'}"
+    )

@@ -1,0 +1,147 @@
+"""How far a lane is: counts at the price of one round trip, whatever the backlog, and how a run shows them."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from dataclasses import dataclass
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+from redis import Redis
+from redis.exceptions import ResponseError
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
+
+if TYPE_CHECKING:
+    from bridge.settings.lane import LaneSettings
+
+#: Seconds between two plain lines, where there is no terminal.
+LINE_EVERY_S = 2.0
+#: Seconds that the rate looks back.
+RATE_OVER_S = 3.0
+
+
+@dataclass(frozen=True)
+class Counts:
+    """Where the messages of a lane are, now."""
+
+    #: Ever added to the stream.
+    pushed: int
+    done: int
+    dead: int
+    #: Consumer -> messages dispatched to it whose outcome is not recorded.
+    in_flight: dict[str, int]
+    #: Tickets that wait out a backoff.
+    retrying: int
+    leader: str | None
+
+    @property
+    def settled(self) -> int:
+        """Done or dead: nothing more will happen to these."""
+        return self.done + self.dead
+
+    @property
+    def flying(self) -> int:
+        return sum(self.in_flight.values())
+
+    @property
+    def waiting(self) -> int:
+        """Not dispatched yet, read by the master or not."""
+        return max(0, self.pushed - self.settled - self.flying)
+
+
+def read_counts(redis: Redis, settings: LaneSettings) -> Counts:
+    """The counts of a lane. Raises redis errors; a lane that does not exist yet has none of anything."""
+    keys = settings.keys
+    with redis.pipeline(transaction=False) as pipe:
+        pipe.hmget(keys.counts, ["done", "dead"])
+        pipe.execute_command("XINFO STREAM", keys.stream)
+        pipe.xpending(keys.stream, keys.group)
+        pipe.zcard(keys.retries)
+        pipe.get(keys.leader)
+        counts, stream, pending, retrying, leader = pipe.execute(raise_on_error=False)
+    for reply in (counts, retrying, leader):
+        if isinstance(reply, Exception):
+            raise reply
+    for reply in (stream, pending):
+        # No such stream, or no such group: not yet.
+        if isinstance(reply, Exception) and not isinstance(reply, ResponseError):
+            raise reply
+    consumers = pending["consumers"] if isinstance(pending, dict) else []
+    return Counts(
+        pushed=_added(stream),
+        done=int(counts[0] or 0),
+        dead=int(counts[1] or 0),
+        in_flight={_text(c["name"]): c["pending"] for c in consumers if _text(c["name"]) != settings.master},
+        retrying=int(retrying),
+        leader=_text(leader).partition(" ")[2] if leader else None,
+    )
+
+
+def _added(stream: Any) -> int:
+    if not isinstance(stream, dict):
+        return 0
+    # Servers before 7.0 do not count what was ever added; nothing that the bridge does shortens the stream.
+    return int(stream["entries-added"] if "entries-added" in stream else stream["length"])
+
+
+def _text(value: bytes | str) -> str:
+    return value.decode() if isinstance(value, bytes) else value
+
+
+class ProgressView:
+    """Shows a run's counts: bars on a terminal, a line now and then elsewhere."""
+
+    def __init__(self, console: Console, total: int) -> None:
+        self._console = console
+        self._total = total
+        self._said_at = 0.0
+        self._said = ""
+        self._history: deque[tuple[float, int]] = deque()
+        self._bars: Progress | None = None
+        if console.is_terminal:
+            columns = (
+                TextColumn("{task.description:>7}"),
+                BarColumn(),
+                TaskProgressColumn(),
+                TextColumn("{task.fields[told]}"),
+                TimeElapsedColumn(),
+            )
+            self._bars = Progress(*columns, console=console)
+            self._pushed = self._bars.add_task("pushed", total=total, told="")
+            self._done = self._bars.add_task("done", total=total, told="")
+
+    def __enter__(self) -> Self:
+        if self._bars is not None:
+            self._bars.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._bars is not None:
+            self._bars.stop()
+
+    def show(self, counts: Counts) -> None:
+        """Shows the counts."""
+        rate = self._rate(counts.settled)
+        moving = f"waiting {counts.waiting:,}, in flight {counts.flying:,}, {rate:,.0f} per second"
+        if self._bars is not None:
+            self._bars.update(self._pushed, completed=counts.pushed, told=f"{counts.pushed:,}")
+            self._bars.update(self._done, completed=counts.settled, told=f"{counts.settled:,}; {moving}")
+            return
+        said = f"pushed {counts.pushed:,}, done {counts.settled:,} of {self._total:,}, {moving}"
+        now = time.monotonic()
+        if said != self._said and now - self._said_at >= LINE_EVERY_S:
+            self._said, self._said_at = said, now
+            self._console.print(said, highlight=False)
+
+    def _rate(self, settled: int) -> float:
+        now = time.monotonic()
+        history = self._history
+        history.append((now, settled))
+        while len(history) > 2 and now - history[0][0] > RATE_OVER_S:
+            history.popleft()
+        (then, before) = history[0]
+        return (settled - before) / (now - then) if now > then else 0.0

@@ -1,0 +1,43 @@
+"""The verdict of a run as a table for people: what must be 0 or all, what was, and what it cost."""
+
+from __future__ import annotations
+
+from rich.table import Table
+from rich.text import Text
+
+from bridge.stack.demo.verdict import Verdict
+
+
+def verdict_table(verdict: Verdict) -> Table:
+    """The table; a number that is not what it must be is red."""
+    table = Table(title="Verdict", title_justify="left", show_header=False)
+    table.add_column(style="bold", no_wrap=True)
+    table.add_column(justify="right")
+    table.add_column()
+
+    def row(name: str, value: int, wanted: int | None = None, note: str = "") -> None:
+        bad = wanted is not None and value != wanted
+        table.add_row(name, Text(f"{value:,}", style="bold red" if bad else ""), note)
+
+    findings = verdict.findings
+    row("messages handled", verdict.done, verdict.messages, f"of {verdict.messages:,}")
+    row("tickets", verdict.tickets)
+    row("lost", findings.lost, 0)
+    row("reordered", findings.reordered, 0)
+    row("overlapped", findings.overlapped, 0)
+    row("unexpected", findings.unexpected, 0, "ran, and nobody had pushed it")
+    row("dead", verdict.dead, 0)
+    row("repeated", findings.repeated, None, "what the killed worker was running may run again")
+    row("states as Spark's", verdict.states_equal, verdict.tickets, f"of {verdict.tickets:,}")
+    row("throughput", round(verdict.throughput), None, f"messages per second, over {findings.seconds:.1f} s")
+    found = verdict.reroute
+    if found is None:
+        table.add_row("time to re-route", "", f"no ticket was in flight on {verdict.killed or 'a killed worker'}")
+        return table
+    table.add_row(
+        "time to re-route",
+        f"{found.median_s:.2f} s",
+        f"median of {found.tickets} tickets of {verdict.killed}, at most {found.max_s:.2f} s; "
+        f"bounded by the lease ({verdict.lease_s:g} s) and the time until the master looks (1 s)",
+    )
+    return table

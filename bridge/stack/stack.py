@@ -1,0 +1,292 @@
+"""The whole stack on one machine, as child processes: server, masters, workers, Flower.
+
+- Started in the order in which they need each other, each looked at until it does its work: the server answers, a
+  master of ours leads, each worker is registered by its process id, Flower answers HTTP.
+- A child that ends without having been told to is an error of the whole stack.
+- Stopped in the reverse order, so that nobody loses what it still needs in order to finish.
+- Whatever happens to this process, no child outlives it (`bridge.stack.embedded.OrphanGuard`).
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import sys
+import urllib.request
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib.util import find_spec
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import orjson
+from redis import Redis
+
+from bridge.link.connections import client
+from bridge.routing.errors import ConfigurationError, InputError, PortInUse, StackFailed
+from bridge.settings.lane import LaneSettings
+from bridge.stack.child import Child, end_all
+from bridge.stack.embedded import HOST, EmbeddedServer, free_port, port_is_taken
+from bridge.stack.stopping import StopRequest
+
+#: Seconds that a process may take until it does its work. Generous: a small machine starts them all at once.
+READY_TIMEOUT_S = 90.0
+#: Flower's own choice leaves the arguments out, where the ticket is.
+FLOWER_COLUMNS = "name,uuid,state,args,received,runtime,worker"
+#: Seconds between two questions whether Flower answers.
+ASK_FLOWER_S = 0.25
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a stack consists of."""
+
+    #: The app's name, as for ``celery -A``.
+    app: str
+    #: Where logs and data go; made when it does not exist.
+    directory: Path
+    workers: int = 3
+    #: Processes of each worker.
+    concurrency: int = 1
+    masters: int = 2
+    #: 0 takes a free one.
+    port: int = 0
+    flower: bool = True
+    #: 0 takes a free one.
+    flower_port: int = 0
+    #: On top of this process's environment, for masters and workers.
+    env: Mapping[str, str] = field(default_factory=dict)
+
+
+class Stack:
+    """Starts, watches and stops the processes of a plan; a context manager that stops them."""
+
+    def __init__(self, plan: Plan, settings: LaneSettings, stop: StopRequest, say: Callable[[str], None]) -> None:
+        """Describe it; `start` starts it. ``say`` gets a line for each step."""
+        self.plan = plan
+        self.settings = settings
+        self.stop = stop
+        self._say = say
+        self.server = EmbeddedServer(
+            port=plan.port, data_dir=plan.directory / "data", log_file=plan.directory / "server.log"
+        )
+        self.masters: list[Child] = []
+        self.workers: dict[str, Child] = {}
+        self.flower: Child | None = None
+        self.flower_port = plan.flower_port
+        self.jobs: list[Child] = []
+        #: Children whose end is no surprise.
+        self._ended: set[Child] = set()
+        self._redis: Redis | None = None
+        self._serving = False
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    # -- where things are --------------------------------------------------------------------------------------------
+
+    @property
+    def redis(self) -> Redis:
+        """A client of the server, while it runs."""
+        if self._redis is None:
+            self._redis = client(self.server.url)
+        return self._redis
+
+    @property
+    def flower_url(self) -> str:
+        return f"http://{HOST}:{self.flower_port}"
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """Where the children find the server: the project's own variable, and Celery's for any other app."""
+        url = self.server.url
+        where = {"BRIDGE_BROKER_URL": url, "CELERY_BROKER_URL": url, "CELERY_RESULT_BACKEND": url}
+        # Events that nobody looks at cost as much as those that somebody does.
+        events = {} if self.plan.flower else {"BRIDGE_TASK_EVENTS": "0"}
+        return {**events, **self.plan.env, **where}
+
+    def worker_name(self, short: str) -> str:
+        """The node name under which the lane knows a worker."""
+        return f"{short}@{socket.gethostname()}"
+
+    # -- start -------------------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Starts everything; returns when all of it does its work.
+
+        Raises `PortInUse`, `ServerStartFailed`, `StackFailed`, and `Stopped` when the user does not want it any more.
+        """
+        plan = self.plan
+        if plan.flower and find_spec("flower") is None:
+            raise ConfigurationError("Flower is not installed: pip install 'ticket-bridge[flower]', or add --no-flower")
+        self._choose_ports()
+        try:
+            plan.directory.mkdir(parents=True, exist_ok=True)
+        except OSError as exc:
+            raise ConfigurationError(f"cannot make {plan.directory}: {exc.strerror}") from None
+        self.server.start()
+        self._serving = True
+        self._say(f"server    {self.server.url}")
+        self.masters = [self._child(f"m{n}", "bridge", "run", log_level=None) for n in range(1, plan.masters + 1)]
+        for master in self.masters:
+            master.start()
+        self.wait_for(self._a_master_leads, "a master to lead", READY_TIMEOUT_S)
+        self._say(f"masters   {plan.masters}: one leads, the others stand by")
+        self.add_workers([f"w{n}" for n in range(1, plan.workers + 1)], wait=False)
+        if plan.flower:
+            self.flower = self._child(
+                "flower",
+                "celery",
+                *("flower", f"--address={HOST}", f"--port={self.flower_port}", f"--tasks_columns={FLOWER_COLUMNS}"),
+                log_level="WARNING",
+            )
+            self.flower.start()
+        self.wait_for(self._workers_are_registered, "all workers to register", READY_TIMEOUT_S)
+        self._say(f"workers   {', '.join(self.workers)}, {plan.concurrency} processes each")
+        if plan.flower:
+            self.wait_for(self._flower_answers, "Flower to answer", READY_TIMEOUT_S, poll_s=ASK_FLOWER_S)
+            self._say(f"Flower    {self.flower_url}")
+
+    def add_workers(self, names: Sequence[str], *, wait: bool = True) -> None:
+        """Starts more workers."""
+        for name in names:
+            worker = self._child(
+                name,
+                "celery",
+                *("worker", "-n", f"{name}@%h", "-c", str(self.plan.concurrency)),
+                *(["-E"] if self.plan.flower else []),
+                # At INFO Celery writes two lines for each message.
+                log_level="WARNING",
+            )
+            self.workers[name] = worker
+            worker.start()
+        if wait:
+            self.wait_for(self._workers_are_registered, f"{', '.join(names)} to register", READY_TIMEOUT_S)
+
+    def start_job(self, name: str, module: str, *words: str, on_line: Callable[[str], None] | None = None) -> Child:
+        """Starts a program that ends by itself, ``python -m module``."""
+        job = Child(
+            name,
+            [sys.executable, "-m", module, *words],
+            log_file=self.plan.directory / f"{name}.log",
+            on_line=on_line,
+        )
+        self.jobs.append(job)
+        job.start()
+        return job
+
+    # -- while it runs -----------------------------------------------------------------------------------------------
+
+    def check(self) -> None:
+        """Raises `StackFailed` when a process ended that should run, `InputError` with its words when a job failed."""
+        if self._serving and not self.server.running:
+            raise StackFailed(f"the server ended; its log {self.server.log_file} ends with: {self.server.log_tail()}")
+        for job in self.jobs:
+            if job.exit_code:
+                job.finished()
+                told = job.log_tail(1).strip().removeprefix("error: ")
+                raise InputError(f"{told} (said by the job {job.name}, see {job.log_file})")
+        everybody = [*self.masters, *self.workers.values(), *([self.flower] if self.flower else [])]
+        for child in everybody:
+            if child in self._ended or child.running or not child.pid:
+                continue
+            how = _how(child)
+            raise StackFailed(f"{child.name} ended {how}; its log {child.log_file} ends with:\n{child.log_tail()}")
+
+    def wait_for(
+        self, predicate: Callable[[], bool], what: str, timeout_s: float | None = None, poll_s: float = 0.05
+    ) -> None:
+        """Waits, watching the processes. Raises `StackFailed` when the time is over, `Stopped` when asked to stop."""
+
+        def look() -> bool:
+            self.check()
+            return predicate()
+
+        if not self.stop.wait(look, timeout_s, poll_s):
+            raise StackFailed(f"waited {timeout_s:g} s for {what}; the logs are in {self.plan.directory}")
+
+    def kill_worker(self, name: str) -> int:
+        """SIGKILL to the main process of a worker, as the kernel does it when memory is short; its process id.
+
+        The time is taken by the caller. The pool processes end by themselves: Celery has the kernel see to that.
+        """
+        worker = self.workers[name]
+        self._ended.add(worker)
+        os.kill(worker.pid, signal.SIGKILL)
+        return worker.pid
+
+    # -- stop --------------------------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Stops everything that runs, those first who need the others."""
+        running = [*self.masters, *self.workers.values(), *self.jobs, *([self.flower] if self.flower else [])]
+        if any(child.running for child in running):
+            self._say("stopping …")
+        self._ended.update(running)
+        end_all([*self.jobs, *([self.flower] if self.flower else [])], self.stop)
+        end_all(list(self.workers.values()), self.stop)
+        end_all(self.masters, self.stop)
+        if self._redis is not None:
+            self._redis.close()
+            self._redis = None
+        if self.stop.hurry:
+            self.server.kill()
+        self.server.close()
+
+    # -- details -----------------------------------------------------------------------------------------------------
+
+    def _child(self, name: str, module: str, *words: str, log_level: str | None) -> Child:
+        command = [sys.executable, "-m", module, "-A", self.plan.app, *words]
+        if log_level is not None:
+            command.append(f"--loglevel={log_level}")
+        return Child(name, command, log_file=self.plan.directory / f"{name}.log", env=self.environment)
+
+    def _choose_ports(self) -> None:
+        plan = self.plan
+        for port, option in ((plan.port, "--port"), (plan.flower_port if plan.flower else 0, "--flower-port")):
+            if port and port_is_taken(port):
+                raise PortInUse(
+                    f"port {port} on {HOST} is in use: stop what listens there, or choose another one with {option}"
+                )
+        if plan.flower and not self.flower_port:
+            self.flower_port = free_port()
+            while self.flower_port == plan.port:
+                self.flower_port = free_port()
+
+    def _a_master_leads(self) -> bool:
+        leader: Any = self.redis.get(self.settings.keys.leader)
+        # "<term> <host>:<pid>:<random>"
+        holder = leader.decode().partition(" ")[2] if leader else ""
+        return any(holder.startswith(f"{socket.gethostname()}:{master.pid}:") for master in self.masters)
+
+    def _workers_are_registered(self) -> bool:
+        keys = self.settings.keys
+        for name, worker in self.workers.items():
+            if worker in self._ended:
+                continue
+            found: Any = self.redis.hget(keys.consumers, self.worker_name(name))
+            registration = orjson.loads(found) if found else {}
+            if registration.get("pid") != worker.pid:
+                return False
+            if not self.redis.exists(keys.lease(registration["incarnation"])):
+                return False
+        return True
+
+    def _flower_answers(self) -> bool:
+        try:
+            with urllib.request.urlopen(f"{self.flower_url}/healthcheck", timeout=2.0) as answer:  # noqa: S310 - our own
+                return bool(answer.status == 200)
+        except OSError:
+            return False
+
+
+def _how(child: Child) -> str:
+    code = child.exit_code or 0
+    return f"by signal {signal.Signals(-code).name}" if code < 0 else f"with code {code}"

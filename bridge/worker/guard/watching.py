@@ -1,0 +1,92 @@
+"""The main process's side of the watcher (`bridge.worker.guard.watcher`): starts it, keeps it, and says farewell to it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from celery.utils.log import get_logger
+
+from bridge.worker.guard.watcher import FAREWELL
+
+if TYPE_CHECKING:
+    from bridge.settings.lane import LaneSettings
+    from bridge.worker.guard.shared_page import Shared
+
+logger = get_logger(__name__)
+
+#: Where the packages are: the worker may have been started in a folder that the watcher would not find them from.
+_HOME = str(Path(__file__).parents[2])
+
+
+class Watch:
+    """Made before the pool forks, so that every pool child holds the writing end of the pipe.
+
+    The main process keeps the reading end, too: a watcher that was killed is followed by another one on the same pipe.
+    """
+
+    def __init__(self, url: str, lane: LaneSettings, name: str, shared: Shared) -> None:
+        self._url = url
+        self._lane = lane
+        self._name = name
+        self._shared = shared
+        self._reading, self._writing = os.pipe()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._told = False
+
+    def ensure(self) -> None:
+        """Starts a watcher when there is none. Called at start and with each renewal of the lease."""
+        if self._process is not None and self._process.poll() is None:
+            return
+        if self._process is not None:
+            logger.warning("the watcher of %s ended with %d: starting another", self._name, self._process.returncode)
+        try:
+            self._process = self._start()
+        except OSError as exc:
+            if not self._told:
+                self._told = True
+                logger.warning("cannot start a watcher, a crash will be noticed when the lease is over: %s", exc)
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        config = {
+            "pipe": self._reading,
+            "page": self._shared.fd,
+            "url": self._url,
+            "stream": self._lane.stream,
+            "group": self._lane.group,
+            "name": self._name,
+            "lease": self._lane.lease,
+        }
+        path = os.pathsep.join(filter(None, (_HOME, os.environ.get("PYTHONPATH"))))
+        process = subprocess.Popen(
+            # The name is there for whoever reads the list of processes.
+            [sys.executable, "-m", "bridge.worker.guard.watcher", self._name],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            pass_fds=(self._reading, self._shared.fd),
+            start_new_session=True,
+            env={**os.environ, "PYTHONPATH": path},
+        )
+        assert process.stdin is not None
+        # Not on the command line: the URL may hold a password.
+        with contextlib.suppress(BrokenPipeError), process.stdin:
+            process.stdin.write(json.dumps(config).encode() + b"\n")
+        return process
+
+    def farewell(self) -> None:
+        """The worker ends by itself: no notice. Twice is once."""
+        if self._writing < 0:
+            return
+        with contextlib.suppress(BrokenPipeError, BlockingIOError):
+            os.write(self._writing, FAREWELL)
+        if self._process is not None:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(timeout=1.0)
+        os.close(self._writing)
+        os.close(self._reading)
+        self._writing = self._reading = -1

@@ -1,0 +1,112 @@
+"""A bundle in the worker's main process: each of its messages is announced, told and revoked by itself.
+
+Which of them ran when the pool process ended is known from the shared page: that one is charged, or comes again, or is
+dead; the others go back.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+from billiard.common import TERM_SIGNAME
+from celery.app.task import Context
+from celery.platforms import signals
+from celery.worker.state import task_ready
+
+from bridge.protocol.envelope import SHOWN
+from bridge.protocol.outcomes import Kind
+from bridge.worker.main.requests import Carried, Part, Revoked
+from bridge.worker.pool.bundles import request_of_bundle
+from bridge.worker.pool.delivery import REVOKED
+
+
+class BundlePart(Part):
+    """A bundle: its messages are announced one by one, so that Flower shows each."""
+
+    carries_many = True
+    #: Ids of messages that an operator does not want any more.
+    unwanted: frozenset[str] = frozenset()
+
+    def undone(self) -> list[Carried]:
+        """The messages that have not ended yet, as far as can be told: those from the one that runs on."""
+        place = {one.fence: (one.place, n) for n, one in enumerate(self.carried())}
+        running = self.member.shared.running_fences() & place.keys()
+        begin = min((place[fence] for fence in running), default=(0, 0))
+        return [one for one in self.carried() if place[one.fence] >= begin]
+
+    def end(self, pool: Any, ids: frozenset[str], signal: Any) -> None:
+        """An operator does not want messages of this: what runs of them is ended, and does not come again; nor does
+        what has not begun. What runs beside them in this bundle is not ended.
+        """
+        self.unwanted |= ids
+        running = self.member.shared.running_fences()
+        if any(one.id in ids and one.fence in running for one in self.carried()):
+            self._unwanted = True
+            pool.terminate_job(self.worker_pid, signals.signum(signal or TERM_SIGNAME))
+            if self.member.forks:
+                self.lost(Kind.DEAD, Revoked("terminated"))
+
+    def _became(self, kind: Kind, one: Carried, running: int) -> Kind:
+        if one.fence != running:
+            return Kind.RETURNED
+        if kind is Kind.DEAD and one.id not in self.unwanted:
+            # The one that was meant had just ended.
+            return Kind.INTERRUPTED
+        return kind
+
+    def _announce_revoked(self, reason: str, terminated: bool, signum: Any, expired: bool) -> None:
+        """The bundle itself is no task of anybody's."""
+        del terminated, signum, expired
+        task_ready(self)
+        self._already_revoked = True
+        self.lost(Kind.DEAD, Revoked(reason))
+
+    def carried(self) -> Iterator[Carried]:
+        base = self._base_fence
+        for ticket, offset, attempt, messages in json.loads(self._message.body):
+            for i, (id_, name, payload) in enumerate(messages):
+                yield Carried(id_, name, ticket, payload, base + offset + i, attempt if i == 0 else 1, i)
+
+    def context_of(self, one: Carried) -> Context:
+        own = {"id": one.id, "root_id": one.id, "correlation_id": one.id, "task": one.task, "retries": one.attempt - 1}
+        ignores = bool(self._app.tasks[one.task].ignore_result)
+        arguments = {"args": [one.ticket, one.payload], "kwargs": {}, "ignore_result": ignores}
+        return Context({**request_of_bundle(self._request_dict, self._hostname), **own, **arguments})
+
+    def announce(self) -> None:
+        if not self._watched:
+            return
+        for one in self.carried():
+            shown = f"({one.ticket!r}, {json.dumps(one.payload, ensure_ascii=False)[:SHOWN]})"
+            self._eventer.send(
+                "task-received", uuid=one.id, name=one.task, args=shown, kwargs="{}", retries=one.attempt - 1
+            )
+
+    @property
+    def _watched(self) -> bool:
+        return bool(self._eventer and self._eventer.enabled)
+
+    def send_event(self, kind: str, **fields: Any) -> None:
+        """The bundle itself is no task of anybody's: it is not shown."""
+
+    def on_success(self, failed__retval__runtime: Any, **kwargs: Any) -> Any:
+        if not isinstance(failed__retval__runtime, tuple):
+            # What a pool within the main process tells of what is no `Exception`.
+            return super().on_success(failed__retval__runtime, **kwargs)
+        failed, events, _ = failed__retval__runtime
+        if not failed and self.member.shared.has_revoked:
+            gone = {id_ for id_, kind, *_ in events or () if kind == REVOKED}
+            for one in self.carried() if gone else ():
+                if one.id in gone:
+                    self._tale_of(one, Revoked("revoked")).revoked(terminated=False)
+            events = [event for event in events or () if event[0] not in gone]
+        if not failed and events and self._watched:
+            for id_, kind, shown, more in events:
+                self._eventer.send("task-started", uuid=id_)
+                if kind == "succeeded":
+                    self._eventer.send("task-succeeded", uuid=id_, result=shown, runtime=more)
+                else:
+                    self._eventer.send(f"task-{kind}", uuid=id_, exception=shown, traceback=more)
+        return super().on_success((failed, None, 0.0) if not failed else failed__retval__runtime, **kwargs)

@@ -1,0 +1,60 @@
+"""Ends what a worker still runs when it was told to end at once, and says what became of it."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+from billiard.exceptions import Terminated
+
+from bridge.protocol.outcomes import Kind
+from bridge.worker.guard.processes import gone, kill
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+    from threading import Thread
+
+    from bridge.worker.guard.shared_page import Shared
+
+#: Seconds between two looks at processes that are being ended.
+LOOK_S = 0.002
+#: Seconds that the kernel has to end a process that was killed.
+PATIENCE_S = 2.0
+
+
+def cut_off_the_rest(
+    shared: Shared, pool: Any, requests: Collection[Any], settling: Collection[Thread], *, forks: bool, can_end: bool
+) -> bool:
+    """Ends what still runs, and says so; False where that cannot be done for certain.
+
+    It is called when Celery has ended its pool. Of pool processes nothing runs then, but what they were running when
+    they were ended may not have been told yet. Greenlets may not have heard of their end. Threads cannot be ended.
+    """
+    main, _ = shared.main
+    deadline = time.monotonic() + PATIENCE_S
+    if can_end and not forks:
+        _end_greenlets(shared, pool, requests, deadline)
+    for row in list(shared.rows()):
+        if not row.fence:
+            continue
+        if row.pid == main:
+            return False
+        kill(row.pid, row.started)
+        while not gone(row.pid, row.started):
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(LOOK_S)
+    for request in list(requests):
+        request.lost(Kind.INTERRUPTED, Terminated("the worker was told to end at once"))
+    for thread in list(settling):
+        thread.join(timeout=max(0.0, shared.left_s))
+    return True
+
+
+def _end_greenlets(shared: Shared, pool: Any, requests: Collection[Any], deadline: float) -> None:
+    for request in list(requests):
+        if request.worker_pid:
+            pool.terminate_job(request.worker_pid)
+    # Where there are greenlets, this lets them run.
+    while shared.running_fences() and time.monotonic() < deadline:
+        time.sleep(LOOK_S)

@@ -1,0 +1,186 @@
+"""How a Celery worker becomes a consumer of the lane: the steps that `bridge.install` names to Celery.
+
+By bootsteps, which every worker has: one that the command line starts, and one that a program or a test starts within
+itself (``celery.contrib.testing``, Celery's fixture ``celery_worker``). The signals are for what only the command line
+does, such as asking a worker to stop.
+
+What is wrong ends a worker of the command line with one line. Within somebody else's program it is raised.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from celery import bootsteps, signals
+from celery.utils.log import get_logger
+from kombu import Exchange, Queue
+
+from bridge.app.adoption import adopt_all
+from bridge.app.task_options import check_tasks
+from bridge.link.health import EVERY_S, Health
+from bridge.routing.errors import TicketBridgeError
+from bridge.worker.celery_patches.broker import outlast_outages, pass_over_dead_children
+from bridge.worker.celery_patches.last_results import hear_out
+from bridge.worker.main import strategy
+from bridge.worker.main.arrival import check_arrival, end, fail
+from bridge.worker.main.cold_shutdown import end_in_order
+from bridge.worker.main.last_read import end_last_read
+from bridge.worker.main.member import Member
+from bridge.worker.main.revoking import hear_revokes
+from bridge.worker.pool import calls as pool_calls
+from bridge.worker.pool.execute import Execution
+
+if TYPE_CHECKING:
+    from celery import Celery
+
+logger = get_logger(__name__)
+
+#: The member of each worker of this process (there is one, but for workers within a program).
+_members: dict[str, Member] = {}
+
+
+class JoinStep(bootsteps.StartStopStep):
+    """Makes the worker a member: when it is set up, before its pool starts any process."""
+
+    def create(self, parent: Any) -> None:
+        """The worker is set up, and has not begun."""
+        try:
+            _join(parent.app, parent)
+        except TicketBridgeError as exc:
+            end(parent, exc)
+
+    def start(self, parent: Any) -> None:
+        """The worker begins; who heard Celery's signals may have chosen its queues anew."""
+        member = _members.get(parent.hostname)
+        if member is not None:
+            _consume(parent.app, member)
+
+
+class MemberStep(bootsteps.StartStopStep):
+    """Takes the lease when Celery's consumer is ready to receive, and gives it up when the pool is done."""
+
+    requires = ("celery.worker.consumer.tasks:Tasks",)
+
+    def __init__(self, parent: Any, **kwargs: Any) -> None:
+        super().__init__(parent, **kwargs)
+        self.consumer = parent
+        outlast_outages(parent)
+        pass_over_dead_children()
+        hear_out(parent)
+        self._turning: Any = None
+
+    def start(self, parent: Any) -> None:
+        member = _members.get(parent.hostname)
+        if member is None:
+            return
+        # Celery forgets its timers when it connects anew.
+        if self._turning is not None:
+            self._turning.cancel()
+        try:
+            health = Health(member.app.bridge.settings.health_file)
+            self._turning = parent.timer.call_repeatedly(EVERY_S, self._turn, (member, health))
+            member.start(parent)
+        except TicketBridgeError as exc:
+            end(parent.controller, exc)
+
+    @staticmethod
+    def _turn(member: Member, health: Health) -> None:
+        health.turn()
+        member.look_at_queues()
+
+    def close(self, parent: Any) -> None:
+        """The loop is over and does not begin again: the worker stops. A lost connection does not come here."""
+        member = _members.get(parent.hostname)
+        if member is not None and member.lease is not None:
+            # Already, unless nobody sent a signal: an operator's remote command stops it, or an error.
+            member.going()
+            member.recall_all()
+            end_last_read(member, parent)
+
+
+def _join(app: Celery, worker: Any) -> None:
+    """Raises `TicketBridgeError`, one line, when the worker cannot take part."""
+    adopt_all(app)
+    check_tasks(app, app.bridge.settings.lane)
+    # `ServerStep` waits where that is wanted.
+    check_arrival(app)
+    member = _members[worker.hostname] = Member(app, worker.hostname)
+    end_in_order(worker, member)
+    _stop_after(worker)
+    member.watch.ensure()
+    _consume(app, member)
+    strategy.set_member(member)
+    pool_calls.set_current(Execution(app, member.lane, member.shared, member.writer, member.name))
+
+
+def _consume(app: Celery, member: Member) -> None:
+    """The worker takes from its own queue, beside those that it has anyway."""
+    name = member.lane.keys.queue(member.name)
+    if name in app.amqp.queues.consume_from:
+        return
+    queue = app.amqp.queues.select_add(Queue(name, routing_key=name, no_ack=True))
+    # No exchange, so no binding that would stay behind in Redis: only the leader pushes to this queue, by name.
+    queue.exchange = Exchange("")
+
+
+def _leave(app: Celery, member: Member) -> None:
+    """The worker has ended. Its program may go on, and start another one."""
+    queues = app.amqp.queues
+    name = member.lane.keys.queue(member.name)
+    for chosen in (queues, queues._consume_from, getattr(queues, "_default_consume_from", None)):
+        if chosen is not None:
+            chosen.pop(name, None)
+
+
+def _stop_after(worker: Any) -> None:
+    """A worker that is terminated within a program says nothing when it has ended; nor does one that never began."""
+    terminate = worker.terminate
+
+    def terminate_and_leave(in_sighandler: bool = False) -> None:
+        terminate(in_sighandler)
+        member = _members.pop(worker.hostname, None)
+        if member is not None:
+            _leave(worker.app, member)
+
+    worker.terminate = terminate_and_leave
+
+
+def check_settings(app: Celery) -> None:
+    """Ends a worker of the command line whose settings cannot work, with one line."""
+    try:
+        _ = app.bridge.settings
+    except TicketBridgeError as exc:
+        fail(exc)
+
+
+# Celery sends these signals in every process of a worker. There is nobody to hear them in a process that is none, and
+# there this module is not loaded.
+
+
+@signals.worker_process_init.connect(weak=False)  # type: ignore[untyped-decorator, unused-ignore]
+def _child_started(**_: Any) -> None:
+    for member in _members.values():
+        member.child_started()
+
+
+@signals.worker_shutting_down.connect(weak=False)  # type: ignore[untyped-decorator, unused-ignore]
+def _shutting_down(**_: Any) -> None:
+    for member in _members.values():
+        member.going()
+        member.ending.start()
+
+
+@signals.worker_shutdown.connect(weak=False)  # type: ignore[untyped-decorator, unused-ignore]
+def _stopped(sender: Any, **_: Any) -> None:
+    member = _members.pop(getattr(sender, "hostname", ""), None)
+    if member is not None:
+        member.stop()
+        _leave(member.app, member)
+
+
+@signals.task_unknown.connect(weak=False)  # type: ignore[untyped-decorator, unused-ignore]
+def _unknown(message: Any, name: str, **_: Any) -> None:
+    strategy.unknown_task(message, name)
+
+
+hear_revokes(_members)

@@ -1,0 +1,137 @@
+"""How the worker's main process takes ticket messages and bundles: a Celery strategy.
+
+An ordinary message of the same task (``apply_async`` without the bridge) goes untouched to the strategy that the task
+had before, mostly Celery's default.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from celery import signals
+from celery.exceptions import NotRegistered
+from celery.utils.functional import noop
+from celery.utils.imports import symbol_by_name
+from celery.utils.log import get_logger
+from celery.worker.request import create_request_cls
+from celery.worker.state import task_reserved
+
+from bridge.protocol.names import BUNDLE_TASK, HEADER_BASE, HEADER_INCARNATION, HEADER_RUNS, HEADER_WORD
+from bridge.protocol.outcomes import Kind, Outcome
+from bridge.worker.main.bundle_requests import BundlePart
+from bridge.worker.main.requests import TicketPart
+from bridge.worker.pool.calls import run_bundle, run_ticket
+
+if TYPE_CHECKING:
+    from bridge.worker.main.member import Member
+
+logger = get_logger(__name__)
+
+#: The member (the bridge's part of this worker process), set at start.
+_member: Member | None = None
+
+
+def set_member(member: Member) -> None:
+    """Makes ``member`` the one whose messages this process takes."""
+    global _member
+    _member = member
+
+
+def strategy(task: Any, app: Any, consumer: Any, **kwargs: Any) -> Any:
+    """Celery's hook: the handler for messages of ``task``."""
+    ordinary = symbol_by_name(task._ordinary_strategy)(task, app, consumer, **kwargs)
+    if _member is None:
+        return ordinary
+    member = _member
+    eventer = consumer.event_dispatcher
+    bundle = task.name == BUNDLE_TASK
+    base = create_request_cls(
+        symbol_by_name(task.Request),
+        task,
+        consumer.pool,
+        consumer.hostname,
+        eventer,
+        app=app,
+        trace=run_bundle if bundle else run_ticket,
+    )
+    request_cls: Any = type(
+        "BundleRequest" if bundle else "TicketRequest", (BundlePart if bundle else TicketPart, base), {}
+    )
+    connection_errors = consumer.connection_errors
+    #: What is nobody's fault: Celery starts its consumer again, and the lane finds what was dropped.
+    passed_on = (*connection_errors, *consumer.channel_errors)
+    bucket_of = consumer.task_buckets.__getitem__
+    rate_limits = not consumer.disable_rate_limits
+
+    def handle(message: Any, body: Any, ack: Any, reject: Any, callbacks: Any, **extra: Any) -> Any:
+        headers = message.headers
+        if HEADER_BASE not in headers:
+            return ordinary(message, body, ack, reject, callbacks, **extra)
+        if HEADER_WORD in headers:
+            member.hear(headers)
+            return None
+        try:
+            return take(message, headers, callbacks)
+        except passed_on:
+            raise
+        except Exception as exc:
+            # Whatever a message makes raise here is its failure, and the worker lives.
+            logger.exception("cannot take %s", headers.get("id"))
+            member.refuse(headers, message.body, f"the worker could not take it: {exc!r}")
+            return None
+
+    def take(message: Any, headers: Any, callbacks: Any) -> Any:
+        if not member.take(headers, message.body):
+            return None
+        if member.is_going:
+            # Kombu's last blocking read had this already. The pool closes, and may neither take it nor say so.
+            member.decline(headers, message.body)
+            return None
+        request = request_cls(
+            message,
+            # The queue is consumed without acknowledgements: kombu would still make a round trip for each.
+            on_ack=noop,
+            on_reject=noop,
+            app=app,
+            hostname=consumer.hostname,
+            eventer=eventer,
+            task=task,
+            connection_errors=connection_errors,
+            # The payload is not parsed here: the pool process does that, once.
+            body=((), {}, {}),
+            headers=headers,
+            decoded=True,
+        )
+        member.received(request)
+        if request.revoked():
+            return None
+        signals.task_received.send(sender=consumer, request=request)
+        request.announce()
+        bucket = bucket_of(task.name) if rate_limits else None
+        if bucket:
+            return consumer._limit_task(request, bucket, 1)
+        task_reserved(request)
+        for callback in callbacks or ():
+            callback(request)
+        try:
+            return consumer.on_task_request(request)
+        except passed_on:
+            raise
+        except Exception:
+            # The pool, not the message: and it may have it.
+            logger.exception("cannot give %s to the pool", headers.get("id"))
+            member.in_doubt(request)
+            return None
+
+    return handle
+
+
+def unknown_task(message: Any, name: str) -> None:
+    """A ticket message of a task that this worker does not have: dead, with that reason."""
+    headers = message.headers or {}
+    if _member is None or HEADER_BASE not in headers or name == BUNDLE_TASK:
+        return
+    offset = headers[HEADER_RUNS][0][1]
+    error = f"{NotRegistered.__name__}: the worker does not know the task {name}"
+    outcome = Outcome(headers["id"], headers[HEADER_BASE] + offset, Kind.DEAD, error=error)
+    _member.write(headers[HEADER_INCARNATION], [outcome])

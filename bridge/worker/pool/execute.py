@@ -1,0 +1,283 @@
+"""Runs messages in a pool process. One that came alone here; those of a bundle in `bridge.worker.pool.bundles`, by
+this.
+
+The order of steps for one message, on either path:
+
+1. Its fence is noted in shared memory: if this process dies now, whoever is left knows whom to charge.
+2. The lease of the incarnation that it was dispatched to holds, and it is not wanted back: else it is given back.
+3. Celery's own tracer runs the task, whose body looks at the lease once more: signals and results come before it.
+4. The outcome is written, with the effects in the same step; only then the next message of its ticket starts.
+
+The lease is checked against memory, never against Redis: nothing stands between two messages but one write, and in a
+bundle one for a whole round.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from billiard.common import TERM_SIGNAL
+from billiard.einfo import ExceptionInfo
+from billiard.exceptions import WorkerLostError
+from celery.app.task import Context
+from celery.app.trace import build_tracer
+from celery.exceptions import Ignore, Reject, Retry
+from celery.utils.log import get_logger
+from redis.exceptions import ResponseError
+
+from bridge.app.context import TicketContext
+from bridge.app.effects import Effects
+from bridge.app.task import is_over, retry_delay_ms
+from bridge.protocol.names import HEADER_BASE, HEADER_INCARNATION, HEADER_LOST, HEADER_RUNS
+from bridge.protocol.outcomes import Kind, Outcome
+from bridge.routing.errors import PayloadError, StaleFence
+from bridge.routing.records import LostAttempt
+from bridge.routing.words import ReturnWord
+from bridge.worker.pool.celery_notices import Tale
+from bridge.worker.pool.delivery import (
+    CUT_OFF,
+    REVOKED_ERROR,
+    Delivery,
+    Traced,
+    failed,
+    ignored,
+    revoked,
+    unwrapped,
+    why_cut_off,
+)
+
+if TYPE_CHECKING:
+    from bridge.consumer.writer import OutcomeWriter
+    from bridge.settings.lane import LaneSettings
+    from bridge.worker.guard.shared_page import Shared
+
+logger = get_logger(__name__)
+
+#: With what a pool process exits that Celery asks to end, in the middle of what it runs.
+ASKED_TO_END = TERM_SIGNAL - 256
+
+
+class CutOff(NamedTuple):
+    """What ended a Celery message half way, and the fence that ran in it then; 0: none."""
+
+    fence: int
+    exc: BaseException
+
+
+class Execution:
+    """What a pool process needs to run messages; made before the pool forks."""
+
+    def __init__(self, app: Any, lane: LaneSettings, shared: Shared, writer: OutcomeWriter, hostname: str) -> None:
+        self.app = app
+        self.lane = lane
+        self.shared = shared
+        self.writer = writer
+        self.hostname = hostname
+        #: By the first fence of a Celery message; for pools within this process.
+        self.cut_off: dict[int, CutOff] = {}
+        stream = lane.stream.encode()
+        Effects.own = (stream, (b"{%b}:" % stream, b"{%b}/" % stream))
+
+    @contextmanager
+    def row(self, first_fence: int) -> Iterator[int]:
+        """A row of the shared page, for as long as one Celery message runs."""
+        row = self.shared.take_row()
+        try:
+            yield row
+        except BaseException as exc:
+            if isinstance(exc, SystemExit) and exc.code == ASKED_TO_END:
+                self.shared.asked_to_end(row)
+            # Cut off. The main process asks what ran: it finds that in the row of a pool child, which has no other line
+            # of execution; within the main process the row is needed by others.
+            if self.shared.in_main:
+                self.cut_off[first_fence] = CutOff(self.shared.fence_in(row), exc)
+                self.shared.running(row, 0)
+            raise
+        else:
+            self.shared.running(row, 0)
+        finally:
+            self.shared.give_row(row)
+
+    # -- one message ---------------------------------------------------------------------------------------------
+
+    def trace(self, delivery: Delivery, incarnation: str, request: dict[str, Any]) -> tuple[Outcome, Traced]:
+        """Runs one message through Celery's tracer. The outcome is not written yet, unless it was committed early."""
+        task = self.app.tasks.get(delivery.task)
+        if task is None:
+            return delivery.outcome(Kind.DEAD, error=f"unknown task {delivery.task}"), ignored("unknown task")
+        if task.expires is not None and is_over(task.expires, delivery.message_id):
+            if not task.ignore_result:
+                task.backend.mark_as_revoked(delivery.message_id, "expired")
+            return delivery.outcome(Kind.DEAD, error=f"Revoked: expired ({task.expires})"), ignored("expired")
+        if task.__trace__ is None:
+            # Pools that do not fork build tracers late.
+            task.__trace__ = build_tracer(task.name, task, app=self.app, hostname=self.hostname)
+        max_attempts = task.bridge_max_attempts or self.lane.max_attempts
+        context = TicketContext(
+            delivery.ticket,
+            delivery.message_id,
+            delivery.attempt,
+            delivery.fence,
+            max_attempts,
+            partial(self._commit_early, incarnation),
+            partial(self.shared.holds, incarnation),
+            delivery.lost,
+        )
+        request["bridge_ticket"] = context
+        delivery.context = context
+        delivery.started_us = context.started_us = time.time_ns() // 1000
+        started = time.perf_counter()
+        info: Any
+        try:
+            result, info, runtime, shown = task.__trace__(delivery.message_id, delivery.args, delivery.kwargs, request)
+        except Exception as exc:
+            # Outside the task's body: in Celery's tracer (a result that cannot be stored), or a time limit that struck
+            # there. It is this message's failure, and no bundle mate's.
+            _, result, runtime = failed(exc)
+            info, shown = exc, None
+        if context.late:
+            delivery.started_us = 0
+            return delivery.outcome(Kind.RETURNED), ignored("the lease ended before the task began")
+        delivery.service_ms = (time.perf_counter() - started) * 1000
+        if info is None:
+            return delivery.outcome(Kind.DONE), (0, shown, runtime)
+        if context.committed:
+            # Success and effects are written: what went wrong after it, as with the result, takes nothing back.
+            return delivery.outcome(Kind.DONE), (1, result, runtime)
+        return self._failure(delivery, result), (1, result, runtime)
+
+    def _failure(self, delivery: Delivery, einfo: ExceptionInfo) -> Outcome:
+        exc = unwrapped(einfo)
+        if isinstance(exc, Retry):
+            cause = exc.exc
+            error = f"{type(cause).__name__}: {cause}" if cause is not None else (exc.excs or str(exc))
+            return delivery.outcome(Kind.FAILED, error, str(einfo.traceback), retry_delay_ms(exc))
+        if isinstance(exc, Ignore):
+            return delivery.outcome(Kind.DONE)
+        if isinstance(exc, Reject):
+            kind = Kind.FAILED if exc.requeue else Kind.DEAD
+            return delivery.outcome(kind, f"Reject: {exc.reason!r}", str(einfo.traceback))
+        gave_up = delivery.context is not None and delivery.context.gave_up
+        kind = Kind.DEAD if gave_up else Kind.FAILED
+        return delivery.outcome(kind, f"{type(exc).__name__}: {exc}", str(einfo.traceback))
+
+    def _commit_early(self, incarnation: str, context: TicketContext) -> None:
+        # As far as it has come: Celery stores the result after this, and nothing of it is written any more.
+        service_ms = max(0, time.time_ns() // 1000 - context.started_us) / 1000
+        outcome = Outcome(context.message_id, context.fence, Kind.DONE, service_ms, context.started_us)
+        effects = context.seal()
+        # In the name of the life that it was dispatched to, which in a pool that cannot be killed may be over by now:
+        # who takes the tickets of that life back looks for outcomes in its name first.
+        [(word, problem)] = self.writer.apply(incarnation, [(context.id, outcome, effects)])
+        if word is ReturnWord.STALE:
+            raise StaleFence(f"ticket {context.id} was taken over while fence {context.fence} ran; nothing was applied")
+        if word is ReturnWord.ERR:
+            raise PayloadError(f"the effects cannot be applied: {problem}")
+        context.committed = True
+
+    def write(self, incarnation: str, done: list[tuple[Delivery, Outcome]]) -> dict[int, Traced]:
+        """Writes the outcomes of ``done``. Effects that cannot be applied turn a success into a failure.
+
+        Returns the successes that are none, by their fence, with what Celery is to be told instead. Nothing later of
+        their tickets may begin.
+        """
+        plain = []
+        with_effects = []
+        refused: dict[int, Traced] = {}
+        for delivery, outcome in done:
+            context = delivery.context
+            if outcome.kind is Kind.DONE and context is not None:
+                if context.committed:
+                    continue
+                effects = context.seal()
+                if effects:
+                    with_effects.append((context, outcome, effects))
+                    continue
+            plain.append(outcome)
+        if with_effects:
+            words = self._apply(
+                incarnation, [(context.id, outcome, effects) for context, outcome, effects in with_effects]
+            )
+            for (context, outcome, _), (word, problem) in zip(with_effects, words, strict=True):
+                fence = outcome.fence
+                if word is ReturnWord.STALE:
+                    logger.warning("ticket %s: fence %d is stale, its effects were refused", context.id, fence)
+                    refused[fence] = ignored("the effects came under a stale fence")
+                elif word is ReturnWord.ERR:
+                    exc = PayloadError(f"the effects cannot be applied: {problem}")
+                    refused[fence] = failed(exc if context.is_last_attempt else Retry(exc=exc))
+                    times = (outcome.service_ms, outcome.started_us)
+                    plain.append(
+                        Outcome(outcome.message_id, fence, Kind.FAILED, *times, f"{type(exc).__name__}: {exc}")
+                    )
+        if plain:
+            self.writer.write(incarnation, plain)
+        return refused
+
+    def _apply(self, incarnation: str, items: list[tuple[str, Outcome, Any]]) -> list[tuple[ReturnWord, str]]:
+        try:
+            return self.writer.apply(incarnation, items)
+        except ResponseError as exc:
+            if len(items) == 1:
+                # Of these effects, which passed all checks: nobody else's failure.
+                return [(ReturnWord.ERR, str(exc))]
+        # What was applied before it answers so, and is not applied again.
+        return [word for item in items for word in self._apply(incarnation, [item])]
+
+    def tell_cut_off(self, delivery: Delivery, request: dict[str, Any], *, asked: bool) -> None:
+        """Tells Celery's world of an attempt whose process ended before Celery knew that it had it: the main process
+        knows nothing of it. Before the outcome is written, so that it is told before what comes of the next attempt.
+        """
+        task = self.app.tasks.get(delivery.task)
+        if task is None:
+            return
+        tale = Tale(task, Context(request), WorkerLostError(CUT_OFF), None)
+        if asked or delivery.attempt < (task.bridge_max_attempts or self.lane.max_attempts):
+            tale.retried()
+        else:
+            tale.failed()
+
+    # -- alone -----------------------------------------------------------------------------------------------------
+
+    def run_alone(self, request: dict[str, Any], task: str, body: str) -> Traced:
+        """A message that came as a Celery message of its own."""
+        incarnation = request[HEADER_INCARNATION]
+        ticket, offset, _, attempt, _ = request[HEADER_RUNS][0]
+        fence = request[HEADER_BASE] + offset
+        message_id = request["id"]
+        try:
+            args, kwargs, embed = json.loads(body)
+        except (ValueError, TypeError, RecursionError) as exc:
+            unread = Outcome(message_id, fence, Kind.FAILED, error=f"the payload cannot be read: {exc!r}")
+            self.writer.write(incarnation, [unread])
+            return failed(ValueError(unread.error))
+        told = request.get(HEADER_LOST)
+        lost = LostAttempt(*told) if told else None
+        delivery = Delivery(ticket, message_id, fence, attempt, task, args, kwargs, lost)
+        with self.row(fence) as row:
+            # Noted before the looks: whoever ends the lease, or wants it back, then sees that it runs.
+            self.shared.running(row, fence)
+            if not self.shared.holds(incarnation):
+                return ignored("the lease that this was dispatched under is over")
+            if fence <= self.shared.recalled_to:
+                self.shared.running(row, 0)
+                self.writer.write(incarnation, [delivery.outcome(Kind.RETURNED)])
+                return ignored("the message was wanted back; given back")
+            cut_off, asked = self.shared.cut_off(fence, fence)
+            if cut_off:
+                self.shared.running(row, 0)
+                self.tell_cut_off(delivery, {**request, "args": args, "kwargs": kwargs}, asked=asked)
+                self.writer.write(incarnation, [delivery.outcome(*why_cut_off(asked))])
+                return ignored(CUT_OFF)
+            if self.shared.is_revoked(message_id):
+                self.shared.running(row, 0)
+                self.writer.write(incarnation, [delivery.outcome(Kind.DEAD, error=REVOKED_ERROR)])
+                return revoked()
+            request.update(embed, args=args, kwargs=kwargs, hostname=self.hostname, is_eager=False)
+            outcome, traced = self.trace(delivery, incarnation, request)
+            return self.write(incarnation, [(delivery, outcome)]).get(fence, traced)
