@@ -154,8 +154,9 @@ SHOW = """
 def test_exit_code_process_and_signals_are_the_jobs_own(tmp_path: Path) -> None:
     (tmp_path / "push.py").write_text(textwrap.dedent(SHOW))
     code = (
-        f"import sys, pathlib, bridge.cli.main, bridge.cli.commands.spark as s\ns.JOBS = pathlib.Path({str(tmp_path)!r})\n"
-        "sys.argv = ['bridge', *sys.argv[1:]]\nbridge.cli.main()"
+        "import sys, pathlib, bridge.cli.main, bridge.cli.commands.spark as s\n"
+        f"s.JOBS = pathlib.Path({str(tmp_path)!r})\n"
+        "sys.argv = ['bridge', *sys.argv[1:]]\nbridge.cli.main.main()"
     )
     yard = NodeYard(tmp_path, URL)
     try:

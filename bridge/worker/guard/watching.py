@@ -1,4 +1,4 @@
-"""The main process's side of the watcher (`bridge.worker.guard.watcher`): starts it, keeps it, and says farewell to it."""
+"""The main process's side of the watcher (`bridge.worker.guard.watcher`): starts it, keeps it, and ends it."""
 
 from __future__ import annotations
 
