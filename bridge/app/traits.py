@@ -47,9 +47,9 @@ def traits_of(task: Any) -> dict[str, Any]:
 class Traits:
     """Answers for the tasks of one lane."""
 
-    def __init__(self, app: Celery, settings: LaneSettings, registrations: Registrations) -> None:
+    def __init__(self, app: Celery, lane: LaneSettings, registrations: Registrations) -> None:
         self._app = app
-        self._settings = settings
+        self._lane = lane
         self._registrations = registrations
         self._found: dict[str, TaskTraits] = {}
 
@@ -64,11 +64,11 @@ class Traits:
 
     def max_attempts(self, name: str) -> int:
         """Attempts of its messages before they are given up."""
-        return int(self._told(name).get("max_attempts") or self._settings.max_attempts)
+        return int(self._told(name).get("max_attempts") or self._lane.max_attempts)
 
     def parks(self, name: str) -> bool:
         """Whether a dead message of it parks its ticket."""
-        return (self._told(name).get("on_dead") or self._settings.on_dead) == "park"
+        return (self._told(name).get("on_dead") or self._lane.on_dead) == "park"
 
     def ignores_result(self, name: str) -> bool:
         """Whether nobody wants its results."""

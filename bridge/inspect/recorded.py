@@ -38,12 +38,12 @@ class Recorded:
     waiting: int | None
 
 
-def recorded(redis: Redis, settings: LaneSettings, *, parked_only: bool) -> Iterator[Recorded]:
+def recorded(redis: Redis, lane: LaneSettings, *, parked_only: bool) -> Iterator[Recorded]:
     """All of them, in no order. Raises redis errors."""
-    keys = settings.keys
+    keys = lane.keys
     seconds, micros = redis.time()
     now_ms = seconds * 1000 + micros // 1000
-    aside = _aside(redis, settings)
+    aside = _aside(redis, lane)
     known: set[bytes] = set()
     cursor = 0
     while True:
@@ -76,11 +76,11 @@ def _state(record: records.Record) -> TicketState:
     return TicketState.IN_FLIGHT if record.in_flight else TicketState.AWAITING_RETRY
 
 
-def _aside(redis: Redis, settings: LaneSettings) -> dict[str, int]:
-    keys = settings.keys
+def _aside(redis: Redis, lane: LaneSettings) -> dict[str, int]:
+    keys = lane.keys
     if not redis.exists(keys.tickets):
         # Nor need there be a group.
         return {}
     summary: Any = redis.execute_command("XPENDING", keys.stream, keys.group)
     registered: Any = redis.hgetall(keys.consumers)
-    return Pending.of(summary, settings, registrations_of(registered)).of_parked
+    return Pending.of(summary, lane, registrations_of(registered)).of_parked

@@ -79,15 +79,15 @@ class Pending:
     of_parked: dict[str, int]
 
     @classmethod
-    def of(cls, summary: Any, settings: LaneSettings, registered: Collection[str]) -> Pending:
+    def of(cls, summary: Any, lane: LaneSettings, registered: Collection[str]) -> Pending:
         """From the reply of XPENDING without a range; None where there is no group."""
         if not summary or not summary[0]:
             return cls(None, 0, {}, {})
-        aside = settings.keys.parked_consumer(settings.master, "")
+        aside = lane.keys.parked_consumer(lane.master, "")
         of_master, of_consumers, of_parked = 0, {}, {}
         for raw, number in summary[3] or ():
             name = raw.decode(errors="replace")
-            if name == settings.master:
+            if name == lane.master:
                 of_master = int(number)
             elif name.startswith(aside) and name not in registered:
                 of_parked[name.removeprefix(aside)] = int(number)

@@ -63,10 +63,10 @@ class Plan:
 class Stack:
     """Starts, watches and stops the processes of a plan; a context manager that stops them."""
 
-    def __init__(self, plan: Plan, settings: LaneSettings, stop: StopRequest, say: Callable[[str], None]) -> None:
+    def __init__(self, plan: Plan, lane: LaneSettings, stop: StopRequest, say: Callable[[str], None]) -> None:
         """Describe it; `start` starts it. ``say`` gets a line for each step."""
         self.plan = plan
-        self.settings = settings
+        self.lane = lane
         self.stop = stop
         self._say = say
         self.server = EmbeddedServer(
@@ -261,13 +261,13 @@ class Stack:
                 self.flower_port = free_port()
 
     def _a_master_leads(self) -> bool:
-        leader: Any = self.redis.get(self.settings.keys.leader)
+        leader: Any = self.redis.get(self.lane.keys.leader)
         # "<term> <host>:<pid>:<random>"
         holder = leader.decode().partition(" ")[2] if leader else ""
         return any(holder.startswith(f"{socket.gethostname()}:{master.pid}:") for master in self.masters)
 
     def _workers_are_registered(self) -> bool:
-        keys = self.settings.keys
+        keys = self.lane.keys
         for name, worker in self.workers.items():
             if worker in self._ended:
                 continue

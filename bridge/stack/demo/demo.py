@@ -59,9 +59,7 @@ class Kill:
 class Demo:
     """One run; a context manager that stops its stack."""
 
-    def __init__(
-        self, plan: Plan, settings: LaneSettings, events: str | None, stop: StopRequest, console: Console
-    ) -> None:
+    def __init__(self, plan: Plan, lane: LaneSettings, events: str | None, stop: StopRequest, console: Console) -> None:
         """Describe it. ``events``: the log; None generates one.
 
         Raises `InputError` for a log that is not there, `ConfigurationError` for what can be seen to fail.
@@ -75,8 +73,8 @@ class Demo:
         self.ledger_dir = plan.directory / "ledger"
         self.states_file = plan.directory / "states.jsonl"
         ledgered = Plan(**{**vars(plan), "env": {**plan.env, "BRIDGE_LEDGER_DIR": str(self.ledger_dir)}})
-        self.stack = Stack(ledgered, settings, stop, self._say)
-        self._settings = settings
+        self.stack = Stack(ledgered, lane, stop, self._say)
+        self._lane = lane
         self._events = events
         self._console = console
         self._push_began = False
@@ -149,7 +147,7 @@ class Demo:
                 if problems:
                     return True
                 try:
-                    counts = read_counts(self.stack.redis, self._settings)
+                    counts = read_counts(self.stack.redis, self._lane)
                 except UNAVAILABLE:
                     # If the server is gone, the next look at the processes says so.
                     return False
@@ -180,7 +178,7 @@ class Demo:
                 self._pushed.update(told)
 
         spark_log = self.stack.plan.directory / "spark-push.log"
-        words = ("--url", self.stack.server.url, "--stream", self._settings.stream, "--order", "timestamp")
+        words = ("--url", self.stack.server.url, "--stream", self._lane.stream, "--order", "timestamp")
         return self.stack.start_job(
             "push",
             "bridge.spark.push",
@@ -200,7 +198,7 @@ class Demo:
         kill.at_ns = time.monotonic_ns()
         kill.pid = self.stack.kill_worker(kill.name)
         consumer = self.stack.worker_name(kill.name)
-        records: Any = self.stack.redis.hgetall(self._settings.keys.tickets)
+        records: Any = self.stack.redis.hgetall(self._lane.keys.tickets)
         for ticket, raw in records.items():
             record = parse(raw)
             if record.in_flight and record.consumer == consumer:
@@ -214,7 +212,7 @@ class Demo:
     # -- the end -----------------------------------------------------------------------------------------------------
 
     def _judge(self, expected: dict[str, dict[str, str]], kill: Kill, problems: list[str]) -> Verdict:
-        counts = read_counts(self.stack.redis, self._settings)
+        counts = read_counts(self.stack.redis, self._lane)
         ledger = read_ledger(self.ledger_dir)
         processes = ledger.children_of(kill.pid)
         findings = judge(
@@ -233,12 +231,12 @@ class Demo:
             problems=(*problems, *findings.examples, *differences, *self._dead_letters()),
             reroute=time_to_reroute(ledger, kill.stranded, processes, kill.at_ns),
             killed=kill.name,
-            lease_s=self._settings.lease,
+            lease_s=self._lane.lease,
         )
 
     def _dead_letters(self) -> list[str]:
         """The first few, in words."""
-        found: Any = self.stack.redis.xrange(self._settings.keys.dead, count=EXAMPLES)
+        found: Any = self.stack.redis.xrange(self._lane.keys.dead, count=EXAMPLES)
         letters = [{name.decode(): value.decode(errors="replace") for name, value in f.items()} for _, f in found]
         return [
             f"dead: message {one.get('message_id')} of {one.get('ticket_id')}: {one.get('reason')}; {one.get('error')}"

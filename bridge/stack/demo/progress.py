@@ -51,9 +51,9 @@ class Counts:
         return max(0, self.pushed - self.settled - self.flying)
 
 
-def read_counts(redis: Redis, settings: LaneSettings) -> Counts:
+def read_counts(redis: Redis, lane: LaneSettings) -> Counts:
     """The counts of a lane. Raises redis errors; a lane that does not exist yet has none of anything."""
-    keys = settings.keys
+    keys = lane.keys
     with redis.pipeline(transaction=False) as pipe:
         pipe.hmget(keys.counts, ["done", "dead"])
         pipe.execute_command("XINFO STREAM", keys.stream)
@@ -73,7 +73,7 @@ def read_counts(redis: Redis, settings: LaneSettings) -> Counts:
         pushed=_added(stream),
         done=int(counts[0] or 0),
         dead=int(counts[1] or 0),
-        in_flight={_text(c["name"]): c["pending"] for c in consumers if _text(c["name"]) != settings.master},
+        in_flight={_text(c["name"]): c["pending"] for c in consumers if _text(c["name"]) != lane.master},
         retrying=int(retrying),
         leader=_text(leader).partition(" ")[2] if leader else None,
     )
