@@ -7,14 +7,15 @@ ticket's time has come it is *rising*, until its oldest message was read again (
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import islice
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from bridge.leader.picture.pieces import Ticket
 from bridge.routing.ids import id_key
 
 if TYPE_CHECKING:
-    from bridge.routing.messages import Message
+    from bridge.window import Window
 
 #: What is due sooner than this, in ms, is not worth reading again.
 NEAR_MS = 1000
@@ -22,30 +23,14 @@ NEAR_MS = 1000
 LATER = 16
 
 
-class RestingLane(Protocol):
-    """What `Resting` needs of its lane (`bridge.leader.picture.lane`)."""
-
-    @property
-    def spilled(self) -> set[Ticket]:
-        """The tickets of which messages are not in memory, and may be read again."""
-
-    def now_ms(self) -> int:
-        """Unix ms by the lane's clock."""
-
-    def drop_first(self, ticket: Ticket) -> Message:
-        """Takes the first message that waits out of the picture."""
-
-    def let_go(self, ticket: Ticket) -> None:
-        """Spills all messages of ``ticket`` that wait."""
-
-
 class Resting:
     """Works on one lane."""
 
-    def __init__(self, lane: RestingLane) -> None:
-        self._lane = lane
+    def __init__(self, window: Window, now_ms: Callable[[], int]) -> None:
+        self._window = window
+        self._now_ms = now_ms
         #: Id of the oldest message -> ticket.
-        self.tickets: dict[str, Ticket] = {}
+        self.tickets = window.rested
         #: Ids of the next messages of some; there may be more that are not named.
         self._later: dict[Ticket, list[str]] = {}
         #: Those whose time has come, in that order.
@@ -61,14 +46,14 @@ class Resting:
 
     def rest(self, ticket: Ticket) -> None:
         """``ticket``, whose oldest message was begun before and is in memory, rests if it has to wait for long."""
-        lane = self._lane
-        if ticket.front_id or not ticket.waiting or ticket.due_ms <= lane.now_ms() + NEAR_MS:
+        window = self._window
+        if ticket.front_id or not ticket.waiting or ticket.due_ms <= self._now_ms() + NEAR_MS:
             return
-        self.put(ticket, lane.drop_first(ticket).id)
+        self.put(ticket, window.drop_first(ticket).id)
         if ticket.waiting:
             self._later[ticket] = [message.id for message in islice(ticket.waiting, LATER)]
-        lane.let_go(ticket)
-        lane.spilled.discard(ticket)
+        window.let_go(ticket)
+        window.spilled.discard(ticket)
 
     def known(self, ticket: Ticket) -> list[str]:
         """Ids of the messages of a resting ticket, as far as they are known."""
@@ -89,7 +74,7 @@ class Resting:
         self._later.pop(ticket, None)
         self.rising.pop(ticket, None)
         if ticket.spilled_from is not None:
-            self._lane.spilled.add(ticket)
+            self._window.spilled.add(ticket)
         return True
 
     def leave(self, ticket: Ticket, from_id: str) -> bool:

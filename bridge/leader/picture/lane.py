@@ -5,10 +5,8 @@ the master's own pending entries. The leader fills a `Batch` from this picture, 
 (`committed`) takes the new fences into the picture. When the script is refused or its reply is lost, the whole picture
 is thrown away and read anew: it is never mended by guessing.
 
-Memory is bounded, in messages and in bytes. A ticket keeps only its oldest messages here (`Lane.has_enough`); the later
-ones are *spilled*: they stay where they are, in the master's pending list, and are read again, by id, when the ticket
-has worked off most of what it has here. A parked ticket keeps none: its messages are pending under a name of their own
-until it is released.
+Memory is bounded (`bridge.window`). A parked ticket has no message here: its messages are pending under a name of their
+own until it is released.
 
 The order of a ticket's messages is that of their ids, with one exception: a message that was begun before stays first,
 also when an older one, which was dead, is put back (`replay`).
@@ -32,13 +30,8 @@ from bridge.routing.messages import Message, Refusal
 from bridge.routing.policies import PolicyName
 from bridge.routing.transitions import Batch
 from bridge.settings.lane import LaneSettings
+from bridge.window import Window
 
-#: Most messages of one ticket in memory.
-TICKET_CAP = 1000
-#: Fewest, when many tickets are blocked.
-TICKET_FLOOR = 16
-#: Bytes of one ticket that may be in memory, when many tickets are blocked.
-TICKET_FLOOR_BYTES = 64 * 1024
 #: Messages in memory below which reading goes on in any case.
 SATED = 4000
 #: Tickets ready for dispatch, for each slot of the consumers, above which reading stops.
@@ -49,17 +42,15 @@ SUSPECTS_SHARE = 4
 AWAITING = f"[{records.AWAITING},"
 
 
-class Lane:
+class Lane(Window):
     """The picture. ``now_ms`` is Unix time by the leader's clock."""
 
     def __init__(self, settings: LaneSettings, *, now_ms: Callable[[], int]) -> None:
-        self.settings = settings
+        super().__init__(settings)
         self.now_ms = now_ms
         self._pinned = settings.policy is PolicyName.RENDEZVOUS
         #: Whether the history of the lane is kept.
         self._historical = settings.history > 0
-        #: In the order in which they came: by their `Ticket.since`.
-        self.tickets: dict[str, Ticket] = {}
         #: Those of them that may have an older message than that order tells: of one that was put back, or parked.
         self.older: set[Ticket] = set()
         #: Tickets that stand still; not among ``tickets``.
@@ -85,16 +76,11 @@ class Lane:
         #: (due ms, sequence, ticket): tickets that wait out a backoff.
         self.backoffs: list[tuple[int, int, Ticket]] = []
         self._backoff_sequence = 0
-        #: Messages in memory, what they cost there, and what those of them that are in flight do.
-        self.held = 0
-        self.bytes = 0
-        self.flying = 0
         self._turn = 0
-        self.spilled: set[Ticket] = set()
         #: Those whose oldest message nobody who is here can run.
         self.stranded = Stranded(self)
         #: Those that wait out a backoff, and are not in memory.
-        self.resting = Resting(self)
+        self.resting = Resting(self, now_ms)
         #: Id up to which what is pending was taken in; a refill takes nothing newer, which would be handled twice.
         self.read_to = (0, 0)
         #: Whether entries that were read before this term are not in the picture yet: those after `read_to`.
@@ -105,34 +91,6 @@ class Lane:
         self.service_ms: dict[str, float] = {}
 
     # -- bounds --------------------------------------------------------------------------------------------------
-
-    @property
-    def cap(self) -> int:
-        """Messages that one ticket may have in memory now."""
-        return max(TICKET_FLOOR, min(TICKET_CAP, self.settings.window // self._awake))
-
-    @property
-    def _awake(self) -> int:
-        """Tickets that want to have messages in memory, and the next one."""
-        return len(self.tickets) - len(self.resting.tickets) + 1
-
-    @property
-    def byte_cap(self) -> int:
-        """Bytes that the messages of one ticket may have in memory now, beside the first one."""
-        window = self.settings.window_bytes
-        return max(TICKET_FLOOR_BYTES, min(window // 4, window // self._awake))
-
-    def has_enough(self, ticket: Ticket, size: int) -> bool:
-        """Whether one more message, of ``size`` bytes, of the ticket shall not be in memory."""
-        count = len(ticket.waiting)
-        if count >= TICKET_FLOOR and count >= self.cap:
-            return True
-        return ticket.bytes > TICKET_FLOOR_BYTES and ticket.bytes + size > self.byte_cap
-
-    @property
-    def full(self) -> bool:
-        """Whether no more may be in memory."""
-        return self.held >= self.settings.window or self.bytes >= self.settings.window_bytes
 
     @property
     def sated(self) -> bool:
@@ -199,38 +157,6 @@ class Lane:
         elif not self.resting.leave(ticket, id_):
             self.spill(ticket, id_)
 
-    def append(self, ticket: Ticket, message: Message) -> None:
-        """The next message of ``ticket``, by its id, takes its place."""
-        if ticket.front_id == message.id:
-            self.put_first(ticket, message)
-            return
-        ticket.waiting.append(message)
-        self._keep(ticket, message)
-
-    def _keep(self, ticket: Ticket, message: Message) -> None:
-        size = message.size
-        self.held += 1
-        self.bytes += size
-        ticket.bytes += size
-
-    def drop_first(self, ticket: Ticket) -> Message:
-        """Takes the first message that waits out of the picture."""
-        message = ticket.waiting.popleft()
-        self._drop(ticket, message)
-        return message
-
-    def _drop(self, ticket: Ticket, message: Message) -> None:
-        size = message.size
-        self.held -= 1
-        self.bytes -= size
-        ticket.bytes -= size
-
-    def put_first(self, ticket: Ticket, message: Message) -> None:
-        """The message that was begun before comes first, whatever was put back meanwhile."""
-        ticket.front_id = ""
-        ticket.waiting.appendleft(message)
-        self._keep(ticket, message)
-
     def replay(self, message: Message, batch: Batch) -> None:
         """A message that was dead is pending again, under the master's name: it goes before everything of its ticket
         that was not begun.
@@ -260,38 +186,14 @@ class Lane:
         if self.full or self.has_enough(ticket, message.size):
             # It is left where it is, and so is what comes after it: whoever replays much fills no memory.
             while len(ticket.waiting) > at:
-                self._drop(ticket, ticket.waiting.pop())
+                self.drop(ticket, ticket.waiting.pop())
             if not ticket.waiting:
                 self.unqueue(ticket)
             self.spill(ticket, message.id)
             return
         ticket.waiting.insert(at, message)
-        self._keep(ticket, message)
+        self.keep(ticket, message)
         self.make_ready(ticket)
-
-    def spill(self, ticket: Ticket, from_id: str) -> None:
-        """Leaves the messages of ``ticket`` from ``from_id`` on in Redis."""
-        ticket.spilled_from = id_key(from_id)
-        self.spilled.add(ticket)
-
-    def let_go(self, ticket: Ticket) -> None:
-        """No message of ``ticket`` that waits is in memory any more: they are spilled, all of them."""
-        ids = [id_key(message.id) for message in ticket.waiting]
-        if not ids:
-            return
-        if ticket.begun and not ticket.front_id:
-            ticket.front_id = ticket.waiting[0].id
-        if ticket.spilled_from is not None:
-            ids.append(ticket.spilled_from)
-        ticket.spilled_from = min(ids)
-        self.spilled.add(ticket)
-        self._forget_waiting(ticket)
-
-    def _forget_waiting(self, ticket: Ticket) -> None:
-        self.held -= len(ticket.waiting)
-        self.bytes -= ticket.bytes
-        ticket.bytes = 0
-        ticket.waiting.clear()
 
     def refuse(self, refusal: Refusal, batch: Batch) -> None:
         """An entry that can never be processed: a dead letter at once, and its ticket does not wait for it."""
@@ -435,7 +337,7 @@ class Lane:
             message = ticket.run.pop()
             self.landed(ticket, message)
             ticket.waiting.appendleft(message)
-            self._keep(ticket, message)
+            self.keep(ticket, message)
         self.run_over(ticket)
         if (
             count
@@ -449,7 +351,7 @@ class Lane:
         if ticket.spilled_from is not None:
             # One that was put back meanwhile, and had no room here, goes before those that were not begun, too.
             while len(ticket.waiting) > ticket.begun and id_key(ticket.waiting[-1].id) > ticket.spilled_from:
-                self._drop(ticket, ticket.waiting.pop())
+                self.drop(ticket, ticket.waiting.pop())
 
     def landed(self, ticket: Ticket, message: Message) -> None:
         """A message is not in flight any more, nor in memory."""
@@ -528,7 +430,7 @@ class Lane:
         tail = records.tail("", "", ticket.attempt, begun, self.now_ms(), reason, ticket.losses, ticket.lost)
         ticket.record = records.record(records.PARKED, tail)
         batch.records += (ticket.id, ticket.record)
-        self._forget_waiting(ticket)
+        self.forget_waiting(ticket)
         ticket.due_ms = 0
         ticket.park_reason = None
         ticket.parked = True
