@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import subprocess
 import threading
@@ -15,6 +16,7 @@ from redis import Redis
 from bridge.stack.embedded import HOST, EmbeddedServer
 from tests.integration.lanes import APP
 from tests.integration.proxies import Proxy
+from tests.nodes import preloaded
 from tests.nodes.process import ROOT, python_module
 from tests.nodes.roles import broker_environment
 
@@ -30,14 +32,8 @@ def url_of(role: str, port: int) -> str:
 
 def rules_of(role: str, *options: str) -> list[str]:
     """What ``bridge acl`` prints for the app of the tests, as words."""
-    done = subprocess.run(
-        python_module("bridge", "-A", APP, "acl", role, *options),
-        env={"PATH": "/usr/bin:/bin", **broker_environment("redis://localhost:1/0")},
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    done = run_command(broker_environment("redis://localhost:1/0"), "acl", role, *options)
+    assert done.returncode == 0, done.stderr
     return done.stdout.split()
 
 
@@ -49,16 +45,9 @@ def make_user(admin: Redis, role: str, *options: str) -> None:
 
 
 def run_command(environment: dict[str, str], *arguments: str, app: str = APP) -> subprocess.CompletedProcess[str]:
-    """One command of the bridge's, run to its end."""
-    return subprocess.run(
-        python_module("bridge", "-A", app, *arguments),
-        env=environment,
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=60,
-    )
+    """One command of the bridge's, run to its end; of this process's environment, it sees nothing of the bridge's."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(preloaded.READ_LATER)}
+    return preloaded.run(python_module("bridge", "-A", app, *arguments), cwd=ROOT, env={**kept, **environment})
 
 
 class Watched:

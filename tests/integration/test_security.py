@@ -93,7 +93,7 @@ class GuardedLane:
         return client(url_of(role, self.server.port))
 
     def command(self, role: str, *arguments: str, check: bool = True) -> subprocess.CompletedProcess[str]:
-        done = run_command({"PATH": "/usr/bin:/bin", **self.env(role)}, *arguments)
+        done = run_command(self.env(role), *arguments)
         assert done.returncode == 0 or not check, done.stderr
         return done
 
@@ -307,7 +307,7 @@ def test_a_whole_lane_speaks_tls(
         lane.assert_logs(10, 20)
 
         def command(url: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-            environment = {"PATH": "/usr/bin:/bin", **broker_environment(url)}
+            environment = broker_environment(url)
             return run_command(environment, *arguments)
 
         shown = command(url, "status")
@@ -393,7 +393,7 @@ def test_nothing_shows_the_password_of_a_lane_at_work(secret_server: EmbeddedSer
         lane.push_many(5, 20)
         lane.push("D", {"n": 0, "until": 9}, "counter.flaky")
         lane.wait_done(101)
-        environment = {"PATH": "/usr/bin:/bin", **broker_environment(url)}
+        environment = broker_environment(url)
         for arguments in (["status"], ["status", "--json"], ["ticket", "show", "D"], ["dead", "list", "--json"]):
             done = run_command(environment, *arguments)
             assert done.returncode == 0
@@ -454,7 +454,7 @@ def test_names_of_any_kind_are_data(bundle_ms: str, own_server: EmbeddedServer, 
         assert lane.redis.xlen(lane.keys.dead) == 4
         lane.assert_at_rest()
         # The commands show them, and none trips over one.
-        environment = {"PATH": "/usr/bin:/bin", **broker_environment(own_server.url), **lane.env}
+        environment = {**broker_environment(own_server.url), **lane.env}
         for arguments in (["status"], ["status", "--json"], ["ticket", "show", "dead {"], ["dead", "list"]):
             done = run_command(environment, *arguments, app=ANYWHERE)
             assert done.returncode == 0, done.stderr

@@ -107,7 +107,7 @@ def test_a_lane_follows_its_primary(how: str, lease: str, sentinels: Sentinels, 
             assert SENTINEL_PASSWORD not in said
         for master in masters:
             assert "Traceback" not in master.log_file.read_text(errors="replace")
-        environment = {"PATH": "/usr/bin:/bin", **broker_environment(sentinels.url), **lane.env}
+        environment = {**broker_environment(sentinels.url), **lane.env}
         shown = run_command(environment, "status", app=APP)
         assert shown.returncode == 0, shown.stderr
         assert worker.hostname in shown.stdout
@@ -116,7 +116,7 @@ def test_a_lane_follows_its_primary(how: str, lease: str, sentinels: Sentinels, 
 
 def test_sentinels_that_cannot_be_reached_are_named_in_one_line(tmp_path: Path) -> None:
     conf = {"broker_transport_options": {"master_name": "m"}}
-    environment = {"PATH": "/usr/bin:/bin", **broker_environment(f"sentinel://:{PASSWORD}@{HOST}:1/0")}
+    environment = {**broker_environment(f"sentinel://:{PASSWORD}@{HOST}:1/0")}
     found = run_command({**environment, "ANYWHERE_CONF": json.dumps(conf)}, "status", app=APP)
     assert found.returncode == 1
     assert len(found.stderr.splitlines()) == 1, found.stderr
