@@ -1,4 +1,4 @@
-"""The job that keeps a lane: its history, its dead letters and its messages, as Parquet that stays.
+"""The job that archives a lane: its history, its dead letters and its messages, as Parquet.
 
     python -m bridge.spark.archive OUT --url redis://localhost:6379/0
     python -m bridge.spark.archive OUT --follow --every 300
@@ -8,12 +8,12 @@
     OUT/dead/…                                               the dead letters
     OUT/messages/…                                           the messages themselves
 
-Run it again, with the same folder, and it goes on where it was, each row once, however the last run ended. It reads; no
-consumer group is touched. With ``--progress json`` standard output is JSON lines, for a supervisor:
+Run again with the same folder, it goes on where it was, with each row once, however the last run ended. It only reads;
+no consumer group is touched. With ``--progress json`` standard output is JSON lines, for a supervisor:
 
     {"event": "started", "out": …, "stream": …, "group": …, "tables": ["history", "dead", "messages"]}
     {"event": "archived", "table": "history", "epoch": 3, "rows": 1200}      the files of an epoch are in place
-    {"event": "missing", "table": "messages", "epoch": 3, "entries": 12}     had left before: with --allow-data-loss
+    {"event": "missing", "table": "messages", "epoch": 3, "entries": 12}     had left the stream: with --allow-data-loss
     {"event": "done", "rows": {"history": 1200, …}, "missing": {"messages": 12}, "seconds": 9.1}
     {"event": "failed", "error": "…"}                                        instead of "done"
 """
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 DEFAULT_GROUP = "concurrency_stream_group"
 #: Entries of one epoch: some hundred MB of Parquet at most, for messages of a usual size.
 DEFAULT_MAX_ROWS = 200_000
-#: Seconds between two epochs of an archive that follows: each epoch makes files, and small ones read slowly.
+#: Seconds between two epochs with --follow: each epoch makes files, and many small files are slow to read.
 DEFAULT_EVERY_S = 60.0
 
 
@@ -54,7 +54,9 @@ DEFAULT_EVERY_S = 60.0
 @click.option("--stream", default=DEFAULT_STREAM, show_default=True, help="The stream of the lane.")
 @click.option("--group", default=DEFAULT_GROUP, show_default=True, help="The consumer group of the lane.")
 @click.option("--only", multiple=True, type=click.Choice([*COLUMNS]), help="This table only; may be repeated.")
-@click.option("--follow", is_flag=True, help="Go on until SIGTERM or Ctrl-C [default: archive what is there, and end].")
+@click.option(
+    "--follow", is_flag=True, help="Go on until SIGTERM or Ctrl-C [default: archive the present entries, and end]."
+)
 @click.option(
     "--every", type=click.FloatRange(min=0.1), default=DEFAULT_EVERY_S, show_default=True,
     help="With --follow: seconds between two epochs.",
@@ -87,7 +89,7 @@ def main(
     with errors_in_one_line(as_json=progress == "json"):
         place = ArchivePlace(out)
         url = check_url(url, called="--url")
-        # What fails here fails at once, not after the seconds that Java takes to start.
+        # Checked first, since Java takes seconds to start.
         check_server(url, stream)
         configuration = parse_conf(conf)
         from bridge.spark.archiving.run import Archive, archive

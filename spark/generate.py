@@ -190,7 +190,7 @@ def _activities(rng: random.Random, count: int) -> list[str]:
 def _pause(rng: random.Random, before: str, hot: bool) -> timedelta:
     """Time to the next event, in whole minutes. None at all for one in eight: only ``seq`` orders those."""
     if before == "Resolved" and rng.random() < 0.8:
-        return timedelta(days=5)  # closed by itself when nobody objects
+        return timedelta(days=5)  # closed automatically when the caller does not object
     if rng.random() < 0.125:
         return timedelta(0)
     hours = 0.2 if hot else 6.0

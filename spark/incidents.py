@@ -1,9 +1,9 @@
-"""The job that computes, from an incident log alone, the state that every incident must end in.
+"""The job that computes the final state of every incident from an incident log alone.
 
     python -m bridge.spark.incidents events.csv.gz --out states.jsonl
 
-It shares no code with the workers that keep the same state event by event: two ways to one answer, so that a mistake in
-either shows. Everything is built from Spark's own functions, over each ticket's events as a sorted array.
+The workers keep the same state event by event. This job shares no code with them, so a mistake in either shows.
+Everything is built from Spark's own functions, over each ticket's events as a sorted array.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ COLUMNS = (
     "priority",
     "made_sla",
 )
-#: The clock of the service level stands still in these states, and in all that begin with the word below.
+#: The clock of the service level stops in these states, and in all that begin with the word below.
 DONE_STATES = ("Resolved", "Closed")
 WAITING_PREFIX = "Awaiting"
 
@@ -145,9 +145,9 @@ def write_states(states: DataFrame, out: str) -> int:
 @click.option("--out", required=True, help="File for the JSON lines; - for standard output.")
 @click.option("--format", "kind", type=click.Choice(FORMATS), help="Format of EVENTS [default: by its name].")
 @click.option("--master", help="Spark master [default: local[*]].")
-@click.option("--spark-log", type=click.Path(path_type=Path), help="Keep what Spark says in this file.")
+@click.option("--spark-log", type=click.Path(path_type=Path), help="Keep Spark's own output in this file.")
 def main(events: str, out: str, kind: str | None, master: str | None, spark_log: Path | None) -> None:
-    """Compute from EVENTS the state that every incident must end in, as JSON lines {"ticket_id": …, "state": {…}}."""
+    """Compute the final state of every incident in EVENTS, as JSON lines {"ticket_id": …, "state": {…}}."""
     with errors_in_one_line():
         kind = kind or format_of(events)
         check_readable(events)

@@ -1,4 +1,4 @@
-"""The job that pushes a log, a table or a growing folder into a ticket stream, each ticket in order, each event once.
+"""The job that pushes a log, a table or a growing folder into a ticket stream: each ticket in order, each event once.
 
     python -m bridge.spark.push events.csv.gz --url redis://localhost:6379/0
     python -m bridge.spark.push /landing --format json --follow --checkpoint /var/lib/push
@@ -54,34 +54,37 @@ POSITIVE = click.IntRange(min=1)
 @click.option("--payload-column", help="Column that holds the payload, as JSON [default: made of the other columns].")
 @click.option("--map", "renamed", multiple=True, metavar="MEMBER=COLUMN", help="A column's name in the payload.")
 @click.option("--exclude", "excluded", multiple=True, metavar="COLUMN", help="Column that the payload leaves out.")
-@click.option("--rejects", metavar="FOLDER", help="Where bad rows go; without it one of them refuses all.")
+@click.option("--rejects", metavar="FOLDER", help="Folder for bad rows; without it, one bad row stops the push.")
 @click.option(
-    "--run-id", help="Names this push: what was pushed under its name is not pushed again [default: by content]."
+    "--run-id",
+    help="Name of this push: rows that a push of this name has written are not pushed again [default: by content].",
 )
-@click.option("--again", is_flag=True, help="Push once more what was pushed before.")
-@click.option("--idempotence", help="watermark, ticket or none: what keeps an event from being there twice.")
-@click.option("--high-water", help="Wait while the stream holds as many entries.")
-@click.option("--max-wait", help="Seconds to wait at most without any progress.")
+@click.option("--again", is_flag=True, help="Push again rows that were pushed before.")
+@click.option("--idempotence", help="watermark, ticket or none: how an event is kept from being pushed twice.")
+@click.option("--high-water", help="Wait while the stream holds this many entries.")
+@click.option("--max-wait", help="Most seconds to wait without progress.")
 @click.option("--chunk-size", help="Rows per send.")
 @click.option("--window", help="Sends that may be unanswered at once.")
 @click.option("--max-payload", help="Largest payload in bytes.")
-@click.option("--guard-ttl", help="Seconds for which it is remembered what was written.")
+@click.option("--guard-ttl", help="Seconds for which the server remembers what was written.")
 @click.option("--partitions", type=POSITIVE, help="Connections that write at once [default: as many as cores].")
-@click.option("--follow", is_flag=True, help="FILE is a folder: push what appears there, until SIGTERM or Ctrl-C.")
-@click.option("--available-now", is_flag=True, help="With --follow: only what is there and not pushed yet.")
-@click.option("--checkpoint", metavar="FOLDER", help="With --follow: where it is kept what was pushed.")
-@click.option("--schema", metavar="DDL", help="With --follow: the columns [default: of the files that are there].")
+@click.option("--follow", is_flag=True, help="FILE is a folder: push files that appear there, until SIGTERM or Ctrl-C.")
+@click.option(
+    "--available-now", is_flag=True, help="With --follow: push the present files that are not pushed yet, and end."
+)
+@click.option("--checkpoint", metavar="FOLDER", help="With --follow: the folder that remembers what was pushed.")
+@click.option("--schema", metavar="DDL", help="With --follow: the columns [default: those of the present files].")
 @click.option("--files", type=POSITIVE, default=100, show_default=True, help="With --follow: most files in one epoch.")
 @job_options
 def main(**given: Any) -> None:
     """Push the events of FILE into a stream, each ticket in order.
 
     FILE is a CSV, JSON lines (both also .gz) or Parquet, a folder of such, or with --format table the name of a table.
-    The same push a second time adds nothing: it goes on where the first one ended.
+    The same push again adds nothing: it goes on where the first one ended.
     """
     with errors_in_one_line(as_json=given["progress"] == "json"):
         plan = plan_of(given)
-        # What fails here fails at once, not after the seconds that Java takes to start.
+        # Checked first, since Java takes seconds to start.
         if plan.kind != TABLE:
             check_readable(plan.source)
             if plan.follow is not None and Path(plan.source).is_file():
@@ -98,7 +101,7 @@ def main(**given: Any) -> None:
 
 
 def plan_of(given: dict[str, Any]) -> PushPlan:
-    """The push as asked for. Raises ``ConfigurationError`` for what cannot work, without having looked at anything."""
+    """The push from the options. Raises ``ConfigurationError`` for options that cannot work; reads no file."""
     writer = {name: given[option] for name, option in WRITER_OPTIONS.items() if given[option] is not None}
     if given["again"] and given["run_id"]:
         raise ConfigurationError("--again makes a new name, and --run-id gives one: leave one of them out")
@@ -129,7 +132,7 @@ def plan_of(given: dict[str, Any]) -> PushPlan:
         progress=given["progress"],
         log=given["spark_log"],
     )
-    # seqColumn: there always is one; which, the log tells.
+    # There is always a seqColumn. The log says which.
     parse({**plan.writer_options("seq"), **({"runId": plan.run_id} if plan.run_id else {})})
     if follow is not None and plan.kind == TABLE:
         raise ConfigurationError("--follow is for folders: name one, or push the table without it")
@@ -146,10 +149,10 @@ def _follow(given: dict[str, Any]) -> Follow | None:
         if given[option]:
             raise ConfigurationError(
                 f"--{option.replace('_', '-')} does not go with --follow: its checkpoint names the push; "
-                "another --checkpoint begins anew"
+                "another --checkpoint starts again"
             )
     if not given["checkpoint"]:
-        raise ConfigurationError("--follow needs --checkpoint: a folder of its own, where it is kept what was pushed")
+        raise ConfigurationError("--follow needs --checkpoint: a folder of its own, which remembers what was pushed")
     if given["kind"] is None:
         raise ConfigurationError(f"--follow needs --format {'|'.join(FORMATS)}")
     return Follow(given["checkpoint"], given["available_now"], given["schema"], given["files"])

@@ -4,9 +4,9 @@
     python -m bridge.spark.replay archive --stream ticket_stream --dead-only --task shop.apply --dry-run
     spark-submit spark/replay.py archive --stream ticket_stream … --master yarn
 
-They get new ids, and their tasks see the same ticket, task and payload as before. A replay has a name, made from the
-archive, the selection and the stream: started again, after a crash or by mistake, it goes on where it was, and adds
-nothing twice. ``--again`` is for a deliberate second time.
+The messages get new ids. Their tasks see the same ticket, task and payload as before. A replay has a name, made from
+the archive, the selection and the stream. When it is started again, after a crash or by mistake, it goes on where it
+was and adds nothing twice. ``--again`` is for a deliberate second time.
 
 With ``--progress json`` standard output is JSON lines, for a supervisor:
 
@@ -56,7 +56,7 @@ _DIGITS = 32
 
 @dataclass(frozen=True)
 class Replay:
-    """One replay, as asked for."""
+    """The options of one replay."""
 
     archive: str
     selection: Selection
@@ -83,8 +83,8 @@ class Replay:
 @click.option("--ticket", "tickets", multiple=True, help="Messages of this ticket; may be given several times.")
 @click.option("--task", "tasks", multiple=True, help="Messages of this task; may be given several times.")
 @click.option("--dead-only", is_flag=True, help="Messages that ended in the dead letters.")
-@click.option("--dry-run", is_flag=True, help="Tell what would be replayed, and write nothing.")
-@click.option("--allow-missing", is_flag=True, help="Go on without the messages whose bodies the archive lacks.")
+@click.option("--dry-run", is_flag=True, help="Show what would be replayed, and write nothing.")
+@click.option("--allow-missing", is_flag=True, help="Leave out messages whose bodies are not in the archive.")
 @click.option("--run-id", help="Name of this replay [default: made from archive, selection and stream].")
 @click.option("--again", is_flag=True, help="A deliberate second time: under a new name.")
 @click.option("--partitions", type=click.IntRange(min=1), help="Connections that write at once [default: cores].")
@@ -121,7 +121,7 @@ def main(
     """Put messages of ARCHIVE back into a stream, each ticket in order, once."""
     with errors_in_one_line(as_json=progress == "json"):
         if stream is None and not dry_run:
-            raise ConfigurationError("--stream is missing: into which stream? its tasks will run; --dry-run only looks")
+            raise ConfigurationError("--stream is missing: name the stream whose tasks are to run, or use --dry-run")
         if again and run_id:
             raise ConfigurationError("--again and --run-id exclude each other: --again makes a new name")
         tuning = {
@@ -136,7 +136,7 @@ def main(
         given = {name: value for name, value in tuning.items() if value is not None}
         for name, value in given.items():
             OPTIONS[name][1](name, value)
-        # What fails here fails at once, not after the seconds that Java takes to start.
+        # Checked first, since Java takes seconds to start.
         check_archive(archive)
         if not dry_run:
             check_server(check_url(url, called="--url"), stream or "")
@@ -157,9 +157,7 @@ def main(
 
 
 def name_of(archive: str, selection: Selection, stream: str) -> str:
-    """The name of a replay: the same for the same selection of the same archive into the same stream, however it is
-    written down.
-    """
+    """The name of a replay. The same selection of the same archive into the same stream has the same name."""
     place = archive if "://" in archive else str(Path(archive).resolve())
     what = {"recipe": 1, "archive": place.rstrip("/"), "stream": stream, **asdict(selection)}
     text = json.dumps(what, sort_keys=True)
@@ -167,7 +165,7 @@ def name_of(archive: str, selection: Selection, stream: str) -> str:
 
 
 def replay(session: SparkSession, asked: Replay, progress: Progress = "none") -> Counts:
-    """Replay, reporting as asked; returns what was selected.
+    """Replay, with progress as asked for. Returns the counts of what was selected.
 
     Raises ``InputError`` before anything is written when nothing is selected, or bodies are missing and that is not
     allowed.
@@ -178,7 +176,7 @@ def replay(session: SparkSession, asked: Replay, progress: Progress = "none") ->
 
     options = asked.parsed
     rows = selected(session, asked.archive, asked.selection, max_payload=options.max_payload)
-    # Counted and then written: both see the same rows, whatever is archived meanwhile.
+    # Kept, so that counting and writing see the same rows even if the archive grows meanwhile.
     rows = rows.persist(StorageLevel.MEMORY_AND_DISK)
     try:
         counts = count(rows)
@@ -206,7 +204,7 @@ def _write(session: SparkSession, rows: DataFrame, asked: Replay, counts: Counts
     connection = connect(options.url)
     try:
         already = min(marked_rows(connection, options, asked.run), counts.replayable)
-        # As before, whatever machine this is: the rows of a partition must be the same ones again.
+        # The number of the first run, since each partition must have the same rows again, also on another machine.
         before = marked_partitions(connection, options, asked.run)
     finally:
         connection.disconnect()
@@ -228,16 +226,16 @@ def _write(session: SparkSession, rows: DataFrame, asked: Replay, counts: Counts
         fresh = counts.replayable - already
         print(f"replayed {fresh:,} messages into {asked.stream} in {seconds:.1f} s, as {asked.run}", flush=True)
         if already:
-            print(f"{already:,} were there already, from an earlier run of the same replay; --again replays them anew")
+            print(f"{already:,} were there already, from an earlier run of the same replay; --again replays them again")
 
 
 def _advised(error: Exception, run: str) -> Exception:
-    """What to do about a guard that knows other rows is another thing here than for a write of one's own."""
+    """The error with advice for a replay, if its guard knows other rows."""
     if not isinstance(one_line(error), RunChanged):
         return error
     return RunChanged(
-        f"{run} was begun with other messages, or with another number of partitions: the archive has grown within the "
-        "selection? end it with --to, or begin anew with --again"
+        f"{run} began with other messages, or with another number of partitions. If the archive has grown within the "
+        "selection, end the selection with --to, or start again with --again"
     )
 
 

@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -44,20 +43,20 @@ if TYPE_CHECKING:
 
     from bridge.spark.job.progress import Progress
 
-#: What the last line of a job says of everything.
+#: The totals in the last line of output as JSON.
 _TOLD = ("messages", "tickets", "done", "dead", "refused", "undone", "executions", "retries", "failures", "losses")
 
 
 @dataclass(frozen=True)
 class Asked:
-    """One report, as asked for."""
+    """The options of one report."""
 
     archive: str
     out: Path
     within: Range
     #: Rows of a table that the terminal and the page show; Parquet has them all.
     top: int = 20
-    #: What the page says of the range.
+    #: The range as the user wrote it, for the page.
     start: str | None = None
     end: str | None = None
 
@@ -84,7 +83,7 @@ def main(
     with errors_in_one_line(as_json=progress == "json"):
         asked = Asked(archive, out, Range.of(start, end), top, start, end)
         configuration = parse_conf(conf)
-        # What fails here fails at once, not after the seconds that Java takes to start.
+        # Checked first, since Java takes seconds to start.
         check_archive(archive)
         check_out(out)
         if importlib.util.find_spec("jinja2") is None:
@@ -93,13 +92,17 @@ def main(
         began = time.monotonic()
         if progress == "json":
             emit(event="started", archive=archive, out=str(out))
+        from bridge.spark.job.progress import Display
+
+        display = Display(progress)
         with job_session("ticket-bridge report", master=master, log=spark_log, conf=configuration) as session:
-            found = report(session, asked, _teller(progress))
+            found = report(session, asked, display.table)
+        display.close()
         _tell_end(found, asked, progress, time.monotonic() - began)
 
 
 def check_out(out: Path) -> None:
-    """Make the folder; raises ``InputError`` when that cannot be, or nothing can be written into it."""
+    """Make the folder. Raises ``InputError`` when that fails, or the folder cannot be written to."""
     try:
         out.mkdir(parents=True, exist_ok=True)
         probe = out / ".report.html.new"
@@ -110,10 +113,10 @@ def check_out(out: Path) -> None:
 
 
 def report(session: SparkSession, asked: Asked, tell: Callable[[str, int], None] | None = None) -> dict[str, Any]:
-    """Compute and write the report; returns what the page shows: rows by table, each at most ``asked.top`` of them.
+    """Compute and write the report. Returns the rows that the page shows, by table, at most ``asked.top`` of each.
 
-    ``tell`` is called with each table's name and number of rows when it is written. Raises ``InputError`` when the
-    archive holds no history of the range.
+    ``tell`` is called with the name and the number of rows of each table that was written. Raises ``InputError`` when
+    the archive holds no history of the range.
     """
     from bridge.spark.reporting.page import page
     from bridge.spark.reporting.results import results
@@ -127,18 +130,6 @@ def report(session: SparkSession, asked: Asked, tell: Callable[[str, int], None]
     return found
 
 
-def _teller(progress: Progress) -> Callable[[str, int], None]:
-    live = progress == "text" and sys.stdout.isatty()
-
-    def tell(name: str, rows: int) -> None:
-        if progress == "json":
-            emit(event="table", name=name, rows=rows)
-        elif live:
-            print(f"\r\033[K{name}: {rows:,} rows", end="", flush=True)
-
-    return tell
-
-
 def _tell_end(found: dict[str, Any], asked: Asked, progress: Progress, seconds: float) -> None:
     page = str(asked.out / "report.html")
     if progress == "json":
@@ -147,8 +138,6 @@ def _tell_end(found: dict[str, Any], asked: Asked, progress: Progress, seconds: 
     elif progress == "text":
         from bridge.spark.reporting.terminal import show
 
-        if sys.stdout.isatty():
-            print("\r\033[K", end="")
         show(found)
         print(f"the page: {page}\nthe tables: {asked.out / 'tables'}/<name>, Parquet", flush=True)
 

@@ -1,16 +1,16 @@
-"""The folder of an archive: whose it is, who writes to it now, and which epochs of it are whole.
+"""The folder of an archive: its lane, the process that writes to it now, and which epochs are complete.
 
     OUT/history/date=2026-03-14/batch=7/part-….parquet       also OUT/dead/…, OUT/messages/…
     OUT/_checkpoints/history/…                               Spark's: how far the archive has come
     OUT/_checkpoints/history.written/7                       the last epoch whose files are all in place
-    OUT/_checkpoints/lane.json                               the lane that this is the archive of
+    OUT/_checkpoints/lane.json                               the lane of this archive
     OUT/_lock                                                held while an archive runs
 
-An epoch's files of one date appear together, by one rename of their folder. So a folder that is there is whole, and an
-epoch that is run again after a crash writes only the dates that are not there; once its mark is there, none at all.
-That also holds when entries of it have left the stream meanwhile: what is archived is never replaced by less.
+An epoch's files of one date appear together, by one rename of their folder. So a folder that exists is complete. An
+epoch that runs again after a crash writes only the missing dates, and none once its mark exists. So archived entries
+are never replaced by fewer, even if some of them have left the stream meanwhile.
 
-What begins with ``_`` or ``.`` is not read by Spark, Arrow, DuckDB and others when they read a table's folder.
+Spark, Arrow, DuckDB and others ignore files and folders that begin with ``_`` or ``.`` when they read a table's folder.
 """
 
 from __future__ import annotations
@@ -35,20 +35,20 @@ class ArchivePlace:
     """One archive, in a folder that this machine sees as a folder (a disk, or a mounted file system)."""
 
     def __init__(self, out: str) -> None:
-        """Raises ``ConfigurationError`` for an address that is no folder of this machine."""
+        """Raises ``ConfigurationError`` for an address that is not a folder of this machine."""
         scheme, separator, path = out.partition("://")
         if separator and scheme != "file":
             raise ConfigurationError(
                 f"an archive is written to a folder, not to {scheme}://: renaming a folder must be one step; write it "
-                "to a disk and copy what is there"
+                "to a disk and copy the folder"
             )
         self.root = Path(path if separator else out).absolute()
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """Nobody else archives into this folder meanwhile.
+        """While the block runs, no other process archives into this folder.
 
-        The lock is the kernel's and ends with this process, however it ends. Raises ``ConfigurationError`` when it is
+        The kernel holds the lock, and ends it with this process. Raises ``ConfigurationError`` when it is
         held, and ``InputError`` for a folder that cannot be written to.
         """
         try:
@@ -73,16 +73,16 @@ class ArchivePlace:
     def claim(self, stream: str, group: str, tables: list[str], *, database: int) -> None:
         """Make this the archive of one lane.
 
-        Of the server only the number of the database is kept: its address may change, and it has no name of its own.
-        Raises ``ConfigurationError`` when it is another lane's, or when a table has files but its checkpoint is gone:
-        all would be archived a second time.
+        Of the server's address only the number of the database is kept: the rest may change. Raises
+        ``ConfigurationError`` when the folder belongs to another lane, or when a table has files but no checkpoint: all
+        would be archived a second time.
         """
         lane: dict[str, str | int] = {"stream": stream, "group": group, "database": database}
         checkpoints = self.root / _CHECKPOINTS
         checkpoints.mkdir(exist_ok=True)
         known = checkpoints / "lane.json"
         kept = json.loads(known.read_text()) if known.exists() else {}
-        # A folder that was begun before it kept the database takes the first that comes.
+        # An older folder did not keep the database: it takes the present one.
         found = lane | kept
         if found != lane:
             raise ConfigurationError(
@@ -97,11 +97,11 @@ class ArchivePlace:
             if not self.checkpoint(table).exists() and any(self.table(table).glob("date=*/batch=*")):
                 raise ConfigurationError(
                     f"{self.table(table)} has files but {self.checkpoint(table)} is gone: archive into another folder, "
-                    "or all would be there twice"
+                    "or all rows would be archived twice"
                 )
 
     def tidy(self, table: str) -> None:
-        """Remove what an archive that was killed had not finished; only while the folder is held."""
+        """Remove unfinished files of a run that was killed. Only while the folder is held."""
         for left in [*self.table(table).glob(".spark-staging-*"), self.table(table) / "_temporary"]:
             shutil.rmtree(left, ignore_errors=True)
 
@@ -114,15 +114,15 @@ class ArchivePlace:
         return self.root / _CHECKPOINTS / table
 
     def is_whole(self, table: str, epoch: int) -> bool:
-        """Whether all files of an epoch are in place."""
+        """Whether all files of an epoch are written."""
         return (self._marks(table) / str(epoch)).exists()
 
     def dates_of(self, table: str, epoch: int) -> list[str]:
-        """The dates whose files of this epoch are in place."""
+        """The dates whose files of this epoch are written."""
         return [folder.parent.name.partition("=")[2] for folder in self.table(table).glob(f"date=*/batch={epoch}")]
 
     def mark(self, table: str, epoch: int) -> None:
-        """All files of ``epoch`` are in place. Spark runs no earlier epoch again, so one mark is enough."""
+        """Note that all files of ``epoch`` are written. Spark runs no earlier epoch again, so one mark is enough."""
         marks = self._marks(table)
         marks.mkdir(exist_ok=True)
         (marks / str(epoch)).touch()

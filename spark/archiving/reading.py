@@ -1,8 +1,8 @@
-"""What the jobs that read an archive share: its tables as DataFrames, and ranges of message ids.
+"""Reading an archive: its tables as DataFrames, and ranges of message ids.
 
-An archive is what ``bridge.spark.archive`` writes: ``history``, ``dead`` and ``messages``, each a folder of Parquet
-files by date and batch. All times are UTC. A message id is ``<ms>-<seq>``, both whole numbers of up to 64 bits without
-sign: they are compared as numbers, since as text ``9-0`` would come after ``10-0``.
+``bridge.spark.archive`` writes the tables ``history``, ``dead`` and ``messages``, each a folder of Parquet files by
+date and batch. All times are UTC. A message id is ``<ms>-<seq>``, two unsigned 64-bit numbers. They are compared as
+numbers: as text, ``9-0`` would come after ``10-0``.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ class Range:
     def of(cls, start: str | None, end: str | None) -> Range:
         """The range between two times or ids as a user writes them.
 
-        From ``start`` on. Up to, and without, an ``end`` that is a time, so that neighbouring days share no message; up
-        to and with one that is an id, as in XRANGE. Raises ``ConfigurationError`` for what is neither, and for a range
-        that can hold nothing.
+        ``start`` is included. An ``end`` that is a time is excluded, so that neighbouring days share no message. An
+        ``end`` that is an id is included, as in XRANGE. Raises ``ConfigurationError`` for a text that is neither a time
+        nor an id, and for an empty range.
         """
         found = cls(_bound("--from", start, after=False), _bound("--to", end, after=True))
         if found.start is not None and found.end is not None and found.start >= found.end:
@@ -49,7 +49,7 @@ class Range:
         return found
 
     def holds(self, message_id: Column) -> Column:
-        """Whether the id in a column is within."""
+        """Whether the id in a column is in the range."""
         from pyspark.sql import functions as fn
 
         ms, seq = id_numbers(message_id)
@@ -80,12 +80,12 @@ def _bound(option: str, text: str | None, *, after: bool) -> tuple[int, int] | N
             f"{option} must be a time (2026-03-14T09:00, UTC unless it names its zone) or a message id, not {text!r}"
         ) from None
     passed = (time if time.tzinfo else time.replace(tzinfo=UTC)) - _EPOCH
-    # Upwards: ids are whole milliseconds, and none in between belongs to a time before this one.
+    # Rounded up to whole milliseconds, which ids are: an earlier id is before this time.
     return (-(-passed // timedelta(milliseconds=1)), 0)
 
 
 def id_numbers(message_id: Column) -> tuple[Column, Column]:
-    """The two numbers of an id, which compare as ids do."""
+    """The two numbers of an id. Compared as numbers, they have the order of ids."""
     from pyspark.sql import functions as fn
 
     ms = fn.substring_index(message_id, "-", 1)
@@ -93,19 +93,19 @@ def id_numbers(message_id: Column) -> tuple[Column, Column]:
 
 
 def check_archive(archive: str) -> None:
-    """Raise ``InputError`` when a local archive is not there; other file systems Spark asks."""
+    """Raise ``InputError`` when a local archive does not exist. Spark checks other file systems."""
     if "://" in archive:
         return
     if not Path(archive).is_dir():
         raise InputError(f"there is no archive at {archive}; `python -m bridge.spark.archive` makes one")
     if not any((Path(archive) / name).is_dir() for name in COLUMNS):
-        raise InputError(f"{archive} is no archive: it has none of {', '.join(COLUMNS)}; was bridge.spark.archive run?")
+        raise InputError(f"{archive} is not an archive: it has none of {', '.join(COLUMNS)}")
 
 
 def read_table(session: SparkSession, archive: str, name: str) -> DataFrame:
-    """One table of an archive, with exactly ``COLUMNS[name]``; empty when nothing was archived of it yet.
+    """One table of an archive, with exactly the columns ``COLUMNS[name]``; empty if nothing was archived of it yet.
 
-    Raises ``InputError`` for a table that lacks a column: nulls in its place would be wrong numbers.
+    Raises ``InputError`` for a table that lacks a column: with nulls instead, numbers would be wrong.
     """
     from pyspark.errors import AnalysisException
     from pyspark.sql import functions as fn

@@ -1,7 +1,7 @@
-"""One archive run: a streaming query per table, each epoch once in its files, and told what was missing.
+"""One run of an archive: a streaming query per table, which writes each epoch once and reports missing entries.
 
-A query's checkpoint says which entries an epoch is, before any of it is read; ``bridge.spark.archiving.place`` says how
-an epoch that is run again leaves its files as they are.
+A query's checkpoint says which entries an epoch has, before any of them is read. ``bridge.spark.archiving.place`` says
+why an epoch that runs again leaves finished files unchanged.
 """
 
 from __future__ import annotations
@@ -35,21 +35,21 @@ if TYPE_CHECKING:
 
     from bridge.spark.job.progress import Progress
 
-#: What an archive needs of a session.
+#: Settings of a session that archives.
 CONF = {
-    # Spark's default of old is a type that others read without its timezone, if at all.
+    # Spark's default is an old type that other tools read without its timezone, or not.
     "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
     "spark.sql.adaptive.enabled": "false",
 }
 #: Seconds between two looks at the queries.
 LOOK_S = 1
-#: Seconds that epochs under way have to end after the first signal.
+#: Seconds that running epochs have to end after the first signal.
 GRACE_S = 20.0
 
 
 @dataclass(frozen=True)
 class Archive:
-    """One run, as asked for."""
+    """The options of one run."""
 
     place: ArchivePlace
     #: Where the server is. Never printed: it may hold a password.
@@ -59,10 +59,10 @@ class Archive:
     tables: tuple[Table, ...]
     #: Entries of one epoch at most.
     max_rows: int
-    #: Fail when entries left the server before they were archived; otherwise say how many. None: fail, but for tables
-    #: whose entries leave as a matter of course.
+    #: Whether to fail when entries left the server before they were archived; otherwise their number is reported. None:
+    #: fail, except for tables whose entries leave regularly.
     fail_on_data_loss: bool | None
-    #: Seconds between two epochs while following; None: archive what is there, and end.
+    #: Seconds between two epochs while following; None: archive the present entries, and end.
     every_s: float | None
     progress: Progress
     master: str | None = None
@@ -76,10 +76,10 @@ class Archive:
 
 
 def archive(asked: Archive) -> dict[str, int]:
-    """Archive with a session of its own, reporting as asked; returns the rows written to each table.
+    """Archive with a session of its own, with progress as asked for. Returns the rows written to each table.
 
     Raises ``EntriesLost`` for entries that left before they were archived, ``Terminated`` and ``KeyboardInterrupt``
-    when a run that was to end by itself was stopped, and what ended a query.
+    when a run without ``every_s`` was stopped, and the error that ended a query.
     """
     with asked.place.held():
         asked.claim()
@@ -89,13 +89,13 @@ def archive(asked: Archive) -> dict[str, int]:
 
 
 class _TableRun:
-    """The query of one table, and what is known of it."""
+    """The query of one table, and its counts."""
 
-    def __init__(self, session: SparkSession, asked: Archive, table: Table, told: Callable[..., None]) -> None:
+    def __init__(self, session: SparkSession, asked: Archive, table: Table, tell: Callable[..., None]) -> None:
         self.table = table
         self._place = asked.place
-        self._tell = told
-        self._told: set[int] = set()
+        self._tell = tell
+        self._reported: set[int] = set()
         #: Epochs whose files were in place already: nothing was read for them.
         self._skipped: set[int] = set()
         #: Rows written, and entries found missing, in this run.
@@ -121,7 +121,7 @@ class _TableRun:
         self.query: StreamingQuery = writer.start()
 
     def _write(self, entries: DataFrame, epoch: int) -> None:
-        """Put the files of one epoch in place; called again for the last epoch of a run that was killed."""
+        """Write the files of one epoch. Spark calls this again for the last epoch of a run that was killed."""
         name = self.table.name
         if self._place.is_whole(name, epoch):
             self._skipped.add(epoch)
@@ -136,7 +136,7 @@ class _TableRun:
             rows.withColumn("batch", fn.lit(epoch))
             .observe(written, fn.count(fn.lit(1)).alias("rows"))
             .write.mode("overwrite")
-            # Stages everything, then puts each folder in place with one rename.
+            # Stages all files, then moves each folder to its place with one rename.
             .option("partitionOverwriteMode", "dynamic")
             .option("mapreduce.fileoutputcommitter.marksuccessfuljobs", "false")
             .partitionBy("date", "batch")
@@ -148,24 +148,24 @@ class _TableRun:
         self._tell(event="archived", table=name, epoch=epoch, rows=rows_written)
 
     def has_begun(self) -> bool:
-        """Whether its first epoch is done, or there was none to do."""
+        """Whether its first epoch is done, or it had none."""
         return self.query.lastProgress is not None or not self.query.isActive
 
-    def look(self) -> None:
-        """Tell what the epochs that ended meanwhile found missing."""
+    def report_missing(self) -> None:
+        """Report the missing entries of epochs that have ended since the last call."""
         for progress in self.query.recentProgress:
-            if progress.batchId in self._told or not progress.sources:
+            if progress.batchId in self._reported or not progress.sources:
                 continue
             missing = self._missing(progress.batchId, progress.sources[0])
             if missing is None:
                 continue
-            self._told.add(progress.batchId)
+            self._reported.add(progress.batchId)
             if missing:
                 self.missing += missing
                 self._tell(event="missing", table=self.table.name, epoch=progress.batchId, entries=missing)
 
     def _missing(self, epoch: int, source: SourceProgress) -> int | None:
-        """Entries that an epoch should have had, and that nobody will see; None before it has ended."""
+        """How many entries of an epoch are gone; None before the epoch has ended."""
         begin, end = _offset(source.startOffset), _offset(source.endOffset)
         if end is None:
             return None
@@ -189,7 +189,7 @@ class Run:
             tables: list[_TableRun] = []
             try:
                 for wanted in asked.tables:
-                    # One after the other: each starts processes of its own, for which Spark waits ten seconds only.
+                    # One after the other: each starts processes, for which Spark waits only ten seconds.
                     if stop.number is None:
                         tables.append(_TableRun(self._session, asked, wanted, self._tell))
                         self._watch(tables, stop, until=tables[-1].has_begun)
@@ -198,7 +198,7 @@ class Run:
                 for table in tables:
                     table.query.stop()
         if stop.number is not None and asked.every_s is None:
-            # Not everything that was there is archived: this is no success.
+            # Some entries are not archived: this is a failure.
             raise Terminated if stop.number == signal.SIGTERM else KeyboardInterrupt
         rows = {table.table.name: table.rows for table in tables}
         missing = {table.table.name: table.missing for table in tables if table.missing}
@@ -206,13 +206,13 @@ class Run:
         return rows
 
     def _watch(self, tables: list[_TableRun], stop: StopSignal, until: Callable[[], bool] = lambda: False) -> None:
-        """Look at the queries until they end, one of them fails, they are told to end, or ``until`` is true."""
+        """Watch the queries until they end, one of them fails, a signal arrives, or ``until`` is true."""
         deadline = None
         while True:
-            # A query that ended is looked at once more, since its last epoch is told after it.
+            # A query that has ended is looked at once more: its last epoch is reported after its end.
             active = [table for table in tables if table.query.isActive]
             for table in tables:
-                table.look()
+                table.report_missing()
                 _raise_failure(table)
             if not active or until():
                 return
@@ -237,13 +237,13 @@ def _raise_failure(table: _TableRun) -> None:
     failure = table.query.exception()
     if failure is None:
         return
-    told = one_line(failure)
-    if isinstance(told, EntriesLost):
+    error = one_line(failure)
+    if isinstance(error, EntriesLost):
         advice = "archive more often, set bridge_retention, or use --allow-data-loss to go on without them"
-        # The reader's own advice names an option that this job has not.
-        what = str(told).rpartition("; ")[0] or str(told)
+        # The reader's advice names an option that this job does not have.
+        what = str(error).rpartition("; ")[0] or str(error)
         raise EntriesLost(f"{table.table.name}: {what}; {advice}")
-    raise told
+    raise error
 
 
 def _offset(text: str | None) -> Offset | None:
@@ -251,7 +251,7 @@ def _offset(text: str | None) -> Offset | None:
 
 
 def _line(event: str, **about: Any) -> str:
-    """An event as a person reads it."""
+    """The line of text for an event."""
     match event:
         case "started":
             return f"archiving {', '.join(about['tables'])} of {about['stream']} into {about['out']}"
@@ -259,7 +259,9 @@ def _line(event: str, **about: Any) -> str:
             return f"{about['table']}: {about['rows']:,} rows (epoch {about['epoch']})"
         case "missing":
             gone = about["entries"]
-            return f"{about['table']}: {gone:,} {'entry' if gone == 1 else 'entries'} had left before, and are missing"
+            return (
+                f"{about['table']}: {gone:,} {'entry' if gone == 1 else 'entries'} had left before they were archived"
+            )
     rows = ", ".join(f"{count:,} of {table}" for table, count in about["rows"].items())
     missing = ", ".join(f"{count:,} of {table}" for table, count in about["missing"].items())
     return f"archived {rows} in {about['seconds']:.1f} s" + (f"; missing: {missing}" if missing else "")

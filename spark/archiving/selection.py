@@ -1,12 +1,14 @@
-"""Which messages of an archive a replay takes, and what it makes of each.
+"""Which messages of an archive a replay takes, and what it sends for each.
 
-A message is known by its entry (``messages``), by a row of its history, or by its dead letter, and any of the three may
-be missing: a stream lets acknowledged entries go, a history is capped. Its body is the entry's; of a message whose
-entry left the stream before it was archived, the one in its dead letter. One that has neither is **missing**.
+A message is known from its entry (``messages``), from a row of its history, or from its dead letter. Any of the three
+may be missing: a stream drops acknowledged entries, and a history is capped. The body of a message is that of its
+entry. If the entry left the stream before it was archived, the body is that of its dead letter. A message with neither
+is
+**missing**.
 
-What is sent is what the tasks got: ticket, task (none where the entry named none: then the lane's default decides
-again) and payload. An entry without ``payload`` has its other fields as payload, as an object of strings: so does the
-bridge read it, and so is it sent.
+A replay sends what the tasks got: ticket, task and payload. If the entry named no task, none is sent, and the lane's
+default decides again. The payload of an entry without ``payload`` is its other fields, as an object of strings, as the
+bridge reads it.
 """
 
 from __future__ import annotations
@@ -30,12 +32,12 @@ from bridge.spark.write.rejects import Checks, refusal
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
-#: The place of a message in its ticket; it orders what is written and is not sent.
+#: The place of a message in its ticket. It orders the writing and is not sent.
 PLACE = "place"
 _TIME = "__time"
 _BESIDE = What.STALE.value
 _GIVEN_UP = (What.DEAD.value, What.REFUSED.value)
-#: What was refused for these is no message of any ticket, or a part of it is no text: an archive holds text only.
+#: Reasons for which a refused entry is not a message of a ticket, or has a part that is not text, as an archive holds.
 _NO_MESSAGE = tuple(reason.value for reason in (Refused.NO_TICKET, Refused.BAD_TICKET, Refused.NOT_UTF8))
 
 
@@ -52,13 +54,13 @@ class Selection:
 
 @dataclass(frozen=True)
 class Counts:
-    """What a selection comes to."""
+    """How many messages a selection has."""
 
     #: Messages that were selected …
     selected: int
     #: … and of those: without a body in the archive,
     missing: int
-    #: with one that no lane could process (no ticket, not text, too large),
+    #: with a body that no lane can process (no ticket, not text, too large),
     unusable: int
     #: and how many tickets the others have.
     tickets: int
@@ -105,10 +107,10 @@ def selected(session: SparkSession, archive: str, selection: Selection, *, max_p
 
 
 def count(rows: DataFrame) -> Counts:
-    """What `selected` found."""
+    """The counts of what `selected` found."""
     usable = ~fn.col("missing") & ~fn.col("unusable")
     place = fn.struct(*id_numbers(fn.col("message_id")))
-    told = rows.agg(
+    counts = rows.agg(
         fn.count(fn.lit(1)).alias("selected"),
         fn.count(fn.when(fn.col("missing"), 1)).alias("missing"),
         fn.count(fn.when(fn.col("unusable"), 1)).alias("unusable"),
@@ -116,19 +118,19 @@ def count(rows: DataFrame) -> Counts:
         fn.min_by("message_id", place).alias("first_id"),
         fn.max_by("message_id", place).alias("last_id"),
     ).first()
-    assert told is not None
-    return Counts(**told.asDict())
+    assert counts is not None
+    return Counts(**counts.asDict())
 
 
 def in_replay_order(rows: DataFrame, *, partitions: int, max_payload: int) -> DataFrame:
-    """The messages that can be sent, each ticket in the order of its ids, tickets interleaved by time as they were.
+    """The messages that can be sent: each ticket in the order of its ids, tickets interleaved by time as before.
 
-    The order is the same each time: no two rows of a partition compare equal, and no retry mixes them.
+    The order is the same each time: no two rows of a partition compare equal.
     """
     usable = rows.filter(~fn.col("missing") & ~fn.col("unusable"))
     ms, seq = id_numbers(fn.col("message_id"))
     place = fn.row_number().over(Window.partitionBy(KEY_FIELD).orderBy(ms, seq)).cast("long")
-    # An id that is no time leaves its ticket's clock where it was.
+    # An id that is not a time leaves its ticket's clock unchanged.
     time = fn.when(ms <= LAST_TIME_MS, fn.timestamp_millis(ms.try_cast("long")))
     sent = usable.select(KEY_FIELD, TASK, PAYLOAD, place.alias(PLACE), time.alias(_TIME))
     return in_ticket_order(
@@ -142,7 +144,7 @@ def in_replay_order(rows: DataFrame, *, partitions: int, max_payload: int) -> Da
 
 
 def _fates(history: DataFrame) -> DataFrame:
-    """Per message its ticket, its task and the last row that says how it stands."""
+    """For each message its ticket, its task, and its state by the last row that has one."""
     place = fn.struct(*id_numbers(fn.col("history_id")), "row")
 
     def last(name: str) -> Column:
@@ -153,7 +155,7 @@ def _fates(history: DataFrame) -> DataFrame:
 
 
 def _letters(dead: DataFrame) -> DataFrame:
-    """The newest letter of each message: one that was replayed and died again has several."""
+    """The newest letter of each message. A message that was replayed and died again has several."""
     place = fn.struct(*id_numbers(fn.col("letter_id")))
     kept = ("ticket_id", "task", PAYLOAD, "fields", "reason")
     newest = dead.groupBy("message_id").agg(fn.max_by(fn.struct(*kept), place).alias("letter"))
@@ -161,7 +163,7 @@ def _letters(dead: DataFrame) -> DataFrame:
 
 
 def _body(table: str) -> Column:
-    """The payload; else the other fields as one; null for a payload that is no text, which the archive keeps there."""
+    """The payload, or else the other fields as one. Null for a payload that is not text, which is among the fields."""
     fields = fn.coalesce(fn.col(f"{table}.fields"), fn.create_map().cast("map<string,string>"))
     rest = fn.map_filter(fields, lambda name, _: ~name.isin(KEY_FIELD, TASK))
     made = fn.when(~fn.map_contains_key(fields, fn.lit(PAYLOAD)), fn.to_json(rest))

@@ -54,7 +54,7 @@ class Table:
     time: str
     #: What is done with the entries before the columns are made.
     prepare: Callable[[DataFrame], DataFrame] = lambda entries: entries
-    #: Whether entries leave its stream as a matter of course: what is done leaves a lane (`bridge_retention`).
+    #: Whether entries leave its stream regularly: a lane drops messages that are done (`bridge_retention`).
     leaves: bool = False
 
     @property
@@ -98,7 +98,7 @@ def _col(name: str) -> Callable[[], Column]:
 
 
 def _text(value: Column) -> Column:
-    """Bytes as text; null where they are none."""
+    """Bytes as text; null where they are not text."""
     return fn.try_validate_utf8(value.cast("string"))
 
 
@@ -107,12 +107,12 @@ def _hex(value: Column) -> Column:
 
 
 def _shown(value: Column) -> Column:
-    """Bytes as text; in hexadecimal where they are none."""
+    """Bytes as text; in hexadecimal where they are not text."""
     return fn.coalesce(_text(value), _hex(value))
 
 
 def _with_payload(fields: Column) -> Column:
-    """The fields, with the payload among them where it has no column since it is no text."""
+    """The fields. A payload that is not text has no column, and is among them."""
     payload = fn.col(_PAYLOAD)
     lacking = payload.isNotNull() & _text(payload).isNull()
     return fn.when(lacking, fn.map_concat(fields, fn.create_map(fn.lit(_PAYLOAD), _hex(payload)))).otherwise(fields)

@@ -1,7 +1,7 @@
-"""Event logs as DataFrames: CSV, JSON lines (both also gzipped), Parquet and tables, read the same way by every job.
+"""Event logs as DataFrames: CSV, JSON lines (both also gzipped), Parquet and tables, read in the same way by every job.
 
-A CSV has no types, so none are invented: every cell is a string exactly as in the file, and an empty one is the empty
-string. JSON lines, Parquet and tables keep their types.
+A CSV has no types: every cell is a string exactly as in the file, and an empty cell is the empty string. JSON lines,
+Parquet and tables keep their types.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from bridge.spark.write.columns import column, in_one_line
 from bridge.spark.write.limits import REFUSED
 
 FORMATS = ("csv", "json", "parquet")
-#: Not a file: the name of a table or view that the session knows.
+#: The kind of a log that is no file, but a table or view of the session.
 TABLE = "table"
-#: A CSV cell may hold line breaks in quotes and quotes by doubling, as spreadsheets write them. The header of each file
-#: is compared with the columns: two files whose columns are in another order would otherwise be mixed up in silence.
+#: A CSV cell may hold line breaks in quotes, and doubled quotes, as spreadsheets write them. The header of each file is
+#: compared with the columns: otherwise files with another order of columns would be mixed up in silence.
 CSV_OPTIONS = {"header": "true", "inferSchema": "false", "multiLine": "true", "escape": '"', "enforceSchema": "false"}
 _SUFFIXES = {
     ".csv": "csv",
@@ -39,13 +39,13 @@ _SUFFIXES = {
 }
 _COMPRESSED = (".gz", ".bz2", ".zst")
 _Named = TypeVar("_Named", DataFrame, StructType)
-#: What Spark puts where bytes of a CSV are no UTF-8.
+#: What Spark puts in place of bytes of a CSV that are not UTF-8.
 _UNDECODED = "\ufffd"
 _NO_FILES = "UNABLE_TO_INFER_SCHEMA"
 
 
 def format_of(path: str) -> str:
-    """``csv``, ``json`` or ``parquet``, from the name. Raises ``ConfigurationError`` when the name does not tell."""
+    """``csv``, ``json`` or ``parquet``, from the name. Raises ``ConfigurationError`` for other names."""
     suffixes = [suffix.lower() for suffix in Path(path).suffixes]
     if suffixes and suffixes[-1] in _COMPRESSED:
         suffixes.pop()
@@ -56,19 +56,19 @@ def format_of(path: str) -> str:
 
 
 def check_readable(path: str) -> None:
-    """Raise ``InputError`` when a local path does not exist or cannot be read; other file systems Spark asks.
+    """Raise ``InputError`` when a local path does not exist or cannot be read. Spark checks other file systems.
 
-    So it does for a folder within a folder, unless it names a column (``day=2026-11-22``): Spark would pass it over.
+    Also for a folder within the folder, unless its name is that of a column (``day=2026-11-22``): Spark would skip it.
     """
     if "://" in path:
         return
     local = Path(path)
     try:
         if local.is_dir():
-            passed_over = _passed_over(local)
-            if passed_over is not None:
+            skipped = _skipped_folder(local)
+            if skipped is not None:
                 raise InputError(
-                    f"the files in {passed_over} would not be read: give that folder by itself, or name it column=value"
+                    f"the files in {skipped} would not be read: give that folder by itself, or name it column=value"
                 )
         else:
             with local.open("rb"):
@@ -79,11 +79,11 @@ def check_readable(path: str) -> None:
         raise InputError(f"cannot read {path}: {error.strerror}") from None
 
 
-def _passed_over(folder: Path) -> Path | None:
-    """A folder with files somewhere below this one that Spark does not read."""
+def _skipped_folder(folder: Path) -> Path | None:
+    """A folder below this one whose files Spark does not read."""
     for child in _seen(folder):
         if child.is_dir():
-            found = _passed_over(child) if "=" in child.name else child if _has_files(child) else None
+            found = _skipped_folder(child) if "=" in child.name else child if _has_files(child) else None
             if found is not None:
                 return found
     return None
@@ -94,7 +94,7 @@ def _has_files(folder: Path) -> bool:
 
 
 def _seen(folder: Path) -> list[Path]:
-    """What is in a folder, but for what Spark takes for no data, by its name."""
+    """The files and folders in a folder, without those whose names tell Spark to ignore them."""
     names = (child.name for child in folder.iterdir())
     return [folder / name for name in sorted(names) if name[0] != "." and (name[0] != "_" or "=" in name)]
 
@@ -102,9 +102,9 @@ def _seen(folder: Path) -> list[Path]:
 def read_events(session: SparkSession, path: str, kind: str | None = None, *, tolerant: bool = False) -> DataFrame:
     """The events of a log.
 
-    ``kind`` is one of ``FORMATS`` or ``TABLE``; by default the name tells. A malformed row is an error when the
-    DataFrame is used, not a row that is quietly dropped or filled up; a ``tolerant`` read has it, with its text in
-    the column ``MALFORMED``. Raises ``InputError`` for a file or a table that is not there.
+    ``kind`` is one of ``FORMATS`` or ``TABLE``; by default it follows from the name. A malformed row is an error when
+    the DataFrame is used; it is never dropped or filled up in silence. A ``tolerant`` read keeps it, with its text in
+    the column ``MALFORMED``. Raises ``InputError`` for a file or a table that does not exist.
     """
     try:
         return _read(session, path, kind or format_of(path), tolerant)
@@ -145,9 +145,9 @@ def follow_events(
 ) -> DataFrame:
     """The events of the files that appear in a folder, as a stream: the oldest first, ``files`` in an epoch at most.
 
-    ``schema`` names the columns as DDL; None: they are those of the files that are there. A later CSV or JSON line with
-    other ones is malformed. Raises ``InputError`` when there are no files, and ``ConfigurationError`` for a schema that
-    cannot be read.
+    ``schema`` names the columns as DDL; None: they are those of the present files. A later CSV or JSON line with other
+    columns is malformed. Raises ``InputError`` when there are no files, and ``ConfigurationError`` for an invalid
+    schema.
     """
     check_readable(folder)
     columns = _columns_of(session, folder, kind, tolerant) if schema is None else _declared(schema)
@@ -166,9 +166,9 @@ def follow_events(
 
 
 def _check_header(session: SparkSession, events: DataFrame) -> None:
-    """Raise ``InputError`` for a header that has a name twice, or none: Spark makes names up then.
+    """Raise ``InputError`` for a header with a name twice, or with an empty one, which Spark replaces.
 
-    Those end in the number of the column. Where one does, the header of the first local file is read as it is.
+    Spark's names end in the number of the column. If a name does, the header of the first local file is read again.
     """
     if not any(name.endswith(str(number)) for number, name in enumerate(events.columns)):
         return
@@ -190,7 +190,7 @@ def _check_header(session: SparkSession, events: DataFrame) -> None:
 
 
 def _with_free_names(events: _Named) -> _Named:
-    """The events, or their columns, none of which has a name that is used here. Raises ``InputError``."""
+    """The events, or their columns. Raises ``InputError`` for a column with a name that is used here."""
     names = events.names if isinstance(events, StructType) else events.columns
     for name in names:
         if name.lower() in OWN_NAMES:
@@ -215,13 +215,15 @@ def _columns_of(session: SparkSession, folder: str, kind: str, tolerant: bool) -
     except AnalysisException as error:
         if error.getCondition() not in (_NO_FILES, "PATH_NOT_FOUND"):
             raise
-    raise InputError(f"there is no file in {folder} to tell its columns; name them with --schema, or put one there")
+    raise InputError(
+        f"there is no file in {folder} to take the columns from; name them with --schema, or put a file there"
+    )
 
 
 def _of_utf8(events: DataFrame) -> DataFrame:
-    """A CSV's events without such as were not UTF-8: those are malformed.
+    """A CSV's events, in which rows that are not UTF-8 are malformed.
 
-    Spark puts U+FFFD where it cannot decode, whatever was there: two tickets would become one.
+    Spark puts U+FFFD in place of any bytes that it cannot decode: two tickets would become one.
     """
     if any(_UNDECODED in name for name in events.columns):
         raise InputError("the header of a CSV is not valid UTF-8: convert the file (iconv -t UTF-8)")
@@ -244,7 +246,7 @@ def _of_utf8(events: DataFrame) -> DataFrame:
 
 
 def filled(events: DataFrame) -> DataFrame:
-    """A CSV's events with the empty string where a cell is empty."""
+    """A CSV's events, with the empty string for an empty cell."""
     cells = [
         fn.coalesce(column(field.name), fn.lit("")).alias(field.name)
         if isinstance(field.dataType, StringType) and field.name != MALFORMED
@@ -255,12 +257,13 @@ def filled(events: DataFrame) -> DataFrame:
 
 
 def with_position(events: DataFrame) -> DataFrame:
-    """The events with the columns ``POSITION``: sorted by them, they stand as in the files, those by their names.
+    """The events with the columns ``POSITION``. Sorted by them, rows have the order of their file, and files are sorted
+    by name.
 
     Raises ``InputError`` for a table that is not made of files.
     """
     name, block, row = POSITION
-    # Rows of one piece of a file are numbered in their order, whichever task reads it beside which other pieces.
+    # Rows of one piece of a file have rising numbers, whichever task reads the piece.
     try:
         return events.withColumns(
             {
@@ -283,4 +286,4 @@ def _table(session: SparkSession, name: str) -> DataFrame:
     except AnalysisException as error:
         if error.getCondition() not in ("TABLE_OR_VIEW_NOT_FOUND", "SCHEMA_NOT_FOUND"):
             raise
-        raise InputError(f"there is no table {name}; where its catalog is, --conf key=value says") from None
+        raise InputError(f"there is no table {name}; --conf key=value configures a catalog") from None

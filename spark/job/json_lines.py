@@ -1,4 +1,4 @@
-"""JSON lines as events, none of which loses anything on the way: each line is one object and nothing else."""
+"""JSON lines as events. Nothing of a line is lost: a line that is not exactly one object is malformed."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from bridge.spark.write.limits import REFUSED
 
 #: An object with members of any kind, each as text.
 _MEMBERS = "map<string,string>"
-#: An object of which nothing is wanted.
+#: An object whose members are not read.
 _NOTHING = "struct<__nothing: int>"
 _TWICE = "COLUMN_ALREADY_EXISTS"
 
 
 def infer_columns(session: SparkSession, path: str, lines: DataFrame, *, tolerant: bool) -> tuple[StructType, bool]:
-    """The columns of JSON lines, with those types that Spark finds in all of them; and whether a line has one twice."""
+    """The columns of JSON lines, with the types that Spark infers; and whether a line has a member twice."""
     doubled = False
     reader = session.read.option("mode", "FAILFAST")
     if tolerant:
@@ -32,8 +32,8 @@ def infer_columns(session: SparkSession, path: str, lines: DataFrame, *, toleran
             if not tolerant or error.getCondition() != _TWICE:
                 raise
             doubled = True
-            # A line that says a member twice is put aside. What becomes null of the others is no object, or none that
-            # says one twice.
+            # A line that has a member twice is put aside. Lines of which nothing is left are no objects, or have a
+            # member twice.
             text = column(LINE)
             found = reader.json(lines.where(fn.try_parse_json(text).isNotNull()).select(text)).schema
             known = set(found.names)
@@ -51,11 +51,11 @@ def infer_columns(session: SparkSession, path: str, lines: DataFrame, *, toleran
 
 
 def parsed_lines(lines: DataFrame, columns: StructType, *, tolerant: bool, compare_members: bool = True) -> DataFrame:
-    """Lines of text (the first column) as the JSON objects that they are; other columns are those of folders.
+    """Lines of text (the first column) as JSON objects. Other columns come from the names of folders.
 
-    Spark's own reader drops in silence what is behind the first value of a line, what is not among the columns that it
-    was told, however deep, and all but the last of members of one name. Here such a line is malformed. Without
-    ``compare_members``, for columns that were inferred from these very lines, what it was told is not looked at again.
+    Spark's own reader drops in silence: what follows the first value of a line, members that are no columns, at any
+    depth, and all but the last of several members with one name. Here such a line is malformed. Columns that were
+    inferred from these lines need no comparison of members (``compare_members``).
     """
     line, *others = lines.columns
     text = column(line)
@@ -69,24 +69,24 @@ def parsed_lines(lines: DataFrame, columns: StructType, *, tolerant: bool, compa
     if compare_members:
         wrong = wrong.otherwise(_wrong_within(text, columns))
     given = lines.where(text.rlike(r"\S"))
-    told = [
+    wanted = [
         (column(field.name).cast(field.dataType) if field.name in others else column(ROW)[field.name]).alias(field.name)
         for field in columns.fields
     ]
     row = fn.from_json(text, schema, options).alias(ROW)
     if tolerant:
         rows = given.select(*map(column, others), row, fn.when(wrong.isNotNull(), text).alias(WRONG))
-        return rows.select(*told, fn.coalesce(column(ROW)[MALFORMED], column(WRONG)).alias(MALFORMED))
+        return rows.select(*wanted, fn.coalesce(column(ROW)[MALFORMED], column(WRONG)).alias(MALFORMED))
     said = fn.concat(fn.lit(f"{REFUSED}a line "), wrong, fn.lit(": "), in_one_line(fn.substring(text, 1, 60)))
-    # A filter, since nothing that is left out of a payload takes it away.
+    # A filter, since Spark may remove a column that the payload leaves out, but no filter.
     checked = given.where(fn.when(wrong.isNotNull(), fn.raise_error(said)).otherwise(fn.lit(True)))
-    return checked.select(*map(column, others), row).select(*told)
+    return checked.select(*map(column, others), row).select(*wanted)
 
 
 def _is_one_object(text: Column) -> Column:
-    """Whether a text is one JSON object, as Spark reads such (NaN and single quotes are fine), and nothing else.
+    """Whether a text is exactly one JSON object, as Spark reads them (NaN and single quotes are allowed).
 
-    A text that is the one member of an array and the one of an object, too, is one value. Nothing of it is kept.
+    A text that parses as the only element of an array, and as the only member of an object, is exactly one value.
     """
     listed = fn.from_json(fn.concat(fn.lit("["), text, fn.lit("]")), f"array<{_NOTHING}>")
     named = fn.from_json(fn.concat(fn.lit('{"":'), text, fn.lit("}")), f"map<string,{_NOTHING}>")
@@ -95,12 +95,12 @@ def _is_one_object(text: Column) -> Column:
 
 
 def _wrong_members(members: Column, columns: StructType) -> Column:
-    """What is wrong with an object's members (text by name), in words; null when nothing is."""
+    """What is wrong with an object's members (text by name); null when nothing is."""
     names = fn.map_keys(members)
     new = fn.get(fn.array_except(names, fn.array(*map(fn.lit, columns.names))), 0)
-    # Of a null, nothing is joined, and nothing is said.
+    # If `new` is null, the text is null.
     unknown = fn.concat(
-        fn.lit("has a member '"), in_one_line(new), fn.lit("' that is no column; start anew, or name it in --schema")
+        fn.lit("has a member '"), in_one_line(new), fn.lit("' that is no column; start again, or name it in --schema")
     )
     within = [
         _wrong_within(fn.element_at(members, field.name), field.dataType)
@@ -121,8 +121,8 @@ def _holds_objects(kind: DataType) -> bool:
 
 
 def _wrong_within(text: Column, kind: DataType) -> Column:
-    """The same for a value that holds objects."""
-    # What is parsed is bound by a lambda: it is parsed once, however often it is asked.
+    """What is wrong within a value that holds objects; null when nothing is."""
+    # The parsed value is the argument of a lambda, so that it is parsed only once.
     if isinstance(kind, StructType):
         columns = kind
         object_ = fn.array(fn.from_json(text, _MEMBERS))

@@ -1,4 +1,4 @@
-"""The options that every job has: how Spark runs it, and how it tells of itself."""
+"""The options that every job has: how Spark runs it, and how it reports progress."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _OPTIONS = (
     click.option("--master", help="Spark master [default: local[*]]."),
     click.option("--conf", multiple=True, metavar="KEY=VALUE", help="Spark's configuration (catalogs, file systems)."),
     click.option("--progress", type=click.Choice(["text", "json", "none"]), default="text", show_default=True),
-    click.option("--spark-log", type=click.Path(path_type=Path), help="Keep what Spark says in this file."),
+    click.option("--spark-log", type=click.Path(path_type=Path), help="Keep Spark's own output in this file."),
 )
 
 

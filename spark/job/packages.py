@@ -1,10 +1,8 @@
-"""The packages that the executors of a cluster get from the driver: they need not have this project installed.
+"""The packages that executors of a cluster get from the driver, so that this project need not be installed there.
 
-They go as one archive. Spark refuses a folder wherever executors are on other machines, and an executor's Python
-imports from an archive by itself. Executors import ``bridge.spark`` and ``bridge.routing``, and nothing else of
-``bridge``.
-
-So does the Python that plans reads and writes beside the driver, which is the executors' and not the driver's own.
+They are sent as one archive: Spark refuses a folder where executors are on other machines, and Python imports from an
+archive. Executors import ``bridge.spark`` and ``bridge.routing``, and nothing else of ``bridge``. The same holds for
+the process that plans reads and writes beside the driver: its Python is that of the executors.
 """
 
 from __future__ import annotations
@@ -26,26 +24,26 @@ if TYPE_CHECKING:
 
 #: The folder that these packages are imported from.
 HOME = Path(__file__).absolute().parents[__name__.count(".")]
-#: What an executor imports, and the kinds of files that are read there: modules, and Lua by ``bridge.routing.scripts``.
+#: The packages that an executor imports, and the files that it reads: modules, and Lua (``bridge.routing.scripts``).
 PACKAGES = ("bridge.routing", "bridge.spark")
 _KINDS = (".py", ".lua")
-#: The time of every file in the archive; it can hold no earlier one. So the same files are the same bytes.
+#: The time of every file in the archive, so that the same files make the same bytes. Earlier times are not possible.
 _TIME = (1980, 1, 1, 0, 0, 0)
 
 
 def send_packages(context: SparkContext) -> None:
-    """Give them to all that Spark starts for this context from now on."""
+    """Send the packages to every process that Spark starts for this context from now on."""
     made = str(zipped_packages())
     context.addPyFile(made)
-    # What plans the reads of a stream looks for sent files in a folder that Spark has not put them into. On another
-    # machine nothing is there, and Python passes over it.
+    # The process that plans the reads of a stream looks for sent files in a folder in which Spark has not put them. So
+    # the archive is on its path. On another machine the path does not exist, and Python skips it.
     paths = context.environment.get("PYTHONPATH", "").split(os.pathsep)
     context.environment["PYTHONPATH"] = os.pathsep.join([*filter(None, paths), made])
 
 
 @cache
 def zipped_packages() -> Path:
-    """The archive, made when it is first asked for; removed when this process ends, since executors may come late."""
+    """The archive. It is made once, and removed when this process ends: executors may start late."""
     folder = Path(tempfile.mkdtemp(prefix="ticket-bridge-packages-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     made = folder / "ticket_bridge.zip"
@@ -60,7 +58,7 @@ def zipped_packages() -> Path:
 
 
 def _files(folder: Traversable, name: str) -> Iterator[tuple[str, Traversable]]:
-    """Files below a folder with their names in the archive, in one order; the folder may be in an archive itself."""
+    """The files below a folder with their names in the archive, sorted. The folder may be in an archive itself."""
     for entry in sorted(folder.iterdir(), key=lambda found: found.name):
         inside = f"{name}/{entry.name}"
         if entry.is_dir():

@@ -1,6 +1,6 @@
-"""Local paths for Spark's readers, which take a path for a pattern: of a name with ``[1]`` in it, another file's.
+"""Local paths for Spark's readers. They read a path as a pattern, so a name with ``[1]`` would mean another file.
 
-Only for reading. Writers, checkpoints among them, take a path as it is.
+Only for reading: writers and checkpoints take a path literally.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ _OF_PATTERNS = re.compile(r"([\[\]{}*?])")
 
 
 def to_read(path: str | Path) -> str:
-    """A path for a reader: of a local one exactly this file or folder; one of another file system as it is.
+    """A path for a reader. A local path means exactly this file or folder; other file systems' paths are unchanged.
 
-    Raises ``InputError`` for a backslash, which Hadoop takes for an escape even where it is escaped itself.
+    Raises ``InputError`` for a backslash, which Hadoop always reads as an escape.
     """
     if "://" in str(path):
         return str(path)
     name = str(Path(path).resolve())
     if "\\" in name:
         raise InputError(f"a path with a backslash cannot be read by Spark: rename {path}")
-    # Said outright: without a scheme a path is of the file system that Spark was configured with.
+    # With the scheme: without one, Spark uses its configured file system.
     return "file://" + _OF_PATTERNS.sub(r"\\\1", name)

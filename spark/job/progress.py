@@ -1,9 +1,9 @@
-"""Progress of a write, seen from the server: how many entries it has added, and what it waits for.
+"""Progress of a job, and of a write as the server sees it: how many rows it has added, and what it waits for.
 
-Spark tells a driver nothing about rows that a running task has written. The server does, at the price of two small
-commands per report, and it does so from any cluster: the guard of the push counts its rows, and the writers note beside
-it what they wait for. Without a guard the stream itself tells how many entries it has got; those that others add
-meanwhile are counted too. So this is what a person watches; the number at the end of a job is Spark's own count.
+Spark does not tell a driver how many rows a running task has written. The server does, with two small commands per
+report and from any cluster: the guard of the push counts its rows, and the writers note what they wait for. Without a
+guard, the new entries of the stream are counted, those of others too. This is for a person who watches. The number at
+the end of a job is Spark's own count.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from bridge.spark.wire.address import RedisConnection, connect
 from bridge.spark.write.guard import waiting
 from bridge.spark.write.options import WriteOptions
 
-#: How a job tells how far it is: for a person, for a program, or not at all.
+#: How a job reports progress: for a person, for a program, or not at all.
 Progress = Literal["text", "json", "none"]
 #: Seconds between two reports.
 INTERVAL_S = 0.5
 
 
 class Display:
-    """Where progress is shown: one line that is written over on a terminal, else a line whenever there is news."""
+    """Shows progress: on a terminal one line that is replaced, elsewhere a new line for each change."""
 
     def __init__(self, progress: Progress) -> None:
         self.wanted = progress != "none"
@@ -41,20 +41,20 @@ class Display:
         self._shown = ""
 
     def rows(self, rows: int, rate: float) -> None:
-        """So many rows are written, at this rate per second."""
+        """The number of written rows, and the rate per second."""
         if self._json:
             emit(event="pushed", rows=rows, rows_per_s=round(rate, 1))
         else:
             self._show(f"{rows:,} events, {rate:,.0f} per second")
 
     def waiting(self, rows: int, reason: str, seconds: float) -> None:
-        """Nothing is written for this reason, for so long."""
+        """Nothing was written for so many seconds, for this reason."""
         if self._json:
             emit(event="waiting", reason=reason, seconds=round(seconds, 1))
         elif self._live:
             self._show(f"{rows:,} events, waiting for {seconds:,.0f} s: {reason}")
         else:
-            # Once for each reason, not twice a second.
+            # Without the seconds, so that each reason is shown once and not twice a second.
             self._show(f"waiting: {reason}")
 
     def epoch(self, epoch: int, rows: int, seconds: float) -> None:
@@ -64,8 +64,15 @@ class Display:
         else:
             self._show(f"epoch {epoch}: {rows:,} events in {seconds:.1f} s")
 
+    def table(self, name: str, rows: int) -> None:
+        """A table is written. A person sees this on a terminal only."""
+        if self._json:
+            emit(event="table", name=name, rows=rows)
+        elif self._live:
+            self._show(f"{name}: {rows:,} rows")
+
     def close(self) -> None:
-        """Leave nothing of the live line behind."""
+        """Remove the live line."""
         if self._live and self._shown:
             print("\r\033[K", end="", flush=True)
         self._shown = ""
@@ -75,16 +82,16 @@ class Display:
             return
         self._shown = line
         if self._live:
-            # A line that wraps cannot be written over.
+            # A line that wraps cannot be replaced.
             print(f"\r{line[: shutil.get_terminal_size().columns - 1]}\033[K", end="", flush=True)
         else:
             print(line, flush=True)
 
 
 class WriteWatch:
-    """Reports while its ``with`` block runs. Trouble with the server ends the reports, never the write.
+    """Reports while its ``with`` block runs. An error of the server ends the reports, never the write.
 
-    ``run`` names the guard that counts the rows; without one all new entries of the stream are counted.
+    ``run`` names the guard that counts the rows. Without it all new entries of the stream are counted.
     """
 
     def __init__(self, options: WriteOptions, run: str | None, display: Display) -> None:
@@ -121,7 +128,7 @@ class WriteWatch:
         while not self._over.wait(INTERVAL_S):
             before, counted = counted, self._count(connection)
             now = time.monotonic()
-            # A streaming query's guard forgets what is before its last epoch: then it counts less, and nothing is new.
+            # The guard of a streaming query drops earlier epochs. Then it counts less than before, and no row is new.
             fresh = max(0, counted - before)
             total += fresh
             if fresh:
@@ -142,13 +149,13 @@ class WriteWatch:
 
 
 def marked_rows(connection: RedisConnection, options: WriteOptions, run: str) -> int:
-    """How many rows of a batch are written, by its guard; of a streaming query, of its last epochs."""
+    """How many rows of a batch its guard counts; of a streaming query, those of its last epochs."""
     marks = _marks(connection, options, run)
     return sum(int(value.split(b" ")[0]) for field, value in marks.items() if field.rpartition(b"/")[2].isdigit())
 
 
 def marked_partitions(connection: RedisConnection, options: WriteOptions, run: str) -> int | None:
-    """In how many partitions a batch of this name was written before; None when there was none."""
+    """The number of partitions in which a batch of this name was written before; None if there was none."""
     found = _marks(connection, options, run).get(b"0/of")
     return int(found) if found else None
 
@@ -160,11 +167,11 @@ def _marks(connection: RedisConnection, options: WriteOptions, run: str) -> dict
 
 
 def entries_added(connection: RedisConnection, stream: str) -> int:
-    """How many entries the stream has ever got; before version 7.0, which does not know, how many it has."""
+    """How many entries were ever added to the stream. Servers before 7.0 do not know: how many it has."""
     connection.send_command("XINFO", "STREAM", stream)
     try:
         answer = cast(list[object], connection.read_response(disable_decoding=True))
     except redis.ResponseError:
         return 0
-    told = dict(zip(answer[::2], answer[1::2], strict=False))
-    return cast(int, told.get(b"entries-added", told.get(b"length", 0)))
+    values = dict(zip(answer[::2], answer[1::2], strict=False))
+    return cast(int, values.get(b"entries-added", values.get(b"length", 0)))

@@ -1,4 +1,4 @@
-"""A push of what is there now: one Spark job, or two where bad rows have a place to go."""
+"""A push of the present rows: one Spark job, or two if bad rows go to a folder."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ if TYPE_CHECKING:
 
 
 def push(session: SparkSession, plan: PushPlan) -> None:
-    """Push, reporting as asked. Raises ``InputError`` and ``PayloadError`` before anything was written."""
+    """Push, with progress as asked for. Raises ``InputError`` and ``PayloadError`` before anything is written."""
     _Batch(session, plan).run()
 
 
 class _Batch:
-    """The log as messages, and the name under which they are pushed."""
+    """The log as messages, and the name of their push."""
 
     def __init__(self, session: SparkSession, plan: PushPlan) -> None:
         self._plan = plan
@@ -44,26 +44,26 @@ class _Batch:
         if named is None and not plan.again and (watermark or plan.rejects is not None):
             named = run_id_of(session, events, plan.mapping, stream=plan.stream)
         self._name = named or f"push-{uuid.uuid4().hex}"
-        #: Whether the same push again is known for what it is.
+        #: Whether the same push again would be recognised.
         self._known_again = named is not None or plan.again or not watermark
-        #: The name that the data source is told: only what counts rows knows names, sequence numbers need none.
+        #: The name for the data source. Only the watermark needs one; sequence numbers of tickets do not.
         self._run = self._name if watermark else None
         if watermark:
             options["runId"] = self._name
         self._options = options
         self._parsed: WriteOptions = parse(options)
-        #: Rows of this push that are there already, and in how many partitions they were written.
+        #: Rows of this push that are in the stream already, and the number of partitions in which they were written.
         self._already, partitions = self._before()
         if partitions and plan.partitions and partitions != plan.partitions:
             raise RunChanged(
                 f"this push began with --partitions {partitions}: leave the option out to go on, or push all of "
-                "it once more with --again"
+                "it again with --again"
             )
-        # As before, whatever machine this is: the rows of a partition must be the same ones again.
+        # The number of the first run, since each partition must have the same rows again, also on another machine.
         self._partitions = plan.partitions or partitions or session.sparkContext.defaultParallelism
 
     def run(self) -> None:
-        """Push, and say so. The rejected rows first: they are put aside even when the push is broken off."""
+        """Push. Rejected rows are written first, so that they are kept even if the push fails."""
         plan, messages = self._plan, self._messages
         self._tell_start()
         rejected = 0
@@ -91,14 +91,14 @@ class _Batch:
             connection.disconnect()
 
     def _write(self, messages: Messages) -> int:
-        """Write; returns how many rows there are, written now or before."""
+        """Write; returns the number of rows, those written before included."""
         ordered = in_ticket_order(
             messages.frame,
             key=messages.key,
             sequence=messages.sequence,
             time=messages.time,
             partitions=self._partitions,
-            # Whether it is JSON was asked of all of it before; once more would be two more parses of each.
+            # The payloads were checked before. Another check would parse each of them twice more.
             checks=replace(messages.checks(self._parsed.max_payload), json=False),
         )
         counted = Observation("written")
@@ -123,7 +123,7 @@ class _Batch:
 
     def _tell_end(self, total: int, rejected: int, seconds: float) -> None:
         plan = self._plan
-        # By the tickets' last numbers each chunk is asked for on its own, and no guard counts what was there.
+        # With idempotence=ticket, no guard counts the rows that were in the stream already.
         counted = self._parsed.idempotence is not Idempotence.TICKET
         already = min(self._already, total)
         fresh = total - already
@@ -143,10 +143,12 @@ class _Batch:
         done = f"pushed {fresh:,} events into" if counted else f"offered {fresh:,} events to"
         print(f"{done} {plan.stream} in {seconds:.1f} s, {rate:,.0f} per second", flush=True)
         if not counted:
-            print("of these, what is not above the last number of its ticket was there already, and is not added")
+            print("events whose number is not above the last one of their ticket are there already, and are not added")
         if already:
-            print(f"{already:,} events were there already, from an earlier push of the same; --again pushes them anew")
+            print(f"{already:,} events were there already, from an earlier run of this push; --again pushes them again")
         if rejected:
-            print(f"{rejected:,} rows could not be pushed: {plan.rejects} has them, each with the reason")
+            print(f"{rejected:,} rows could not be pushed: they are in {plan.rejects}, each with its reason")
         if not self._known_again:
-            print("what this table holds has no name of its own: the same push again adds it again; --run-id names it")
+            print(
+                "the push of a table has no name by itself: the same push again adds all rows again; --run-id names it"
+            )

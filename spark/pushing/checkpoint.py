@@ -1,7 +1,7 @@
-"""The checkpoint of a push that follows a folder: beside what Spark keeps there, which stream it tells of.
+"""The checkpoint of a push that follows a folder: beside Spark's files, it keeps the stream of the push.
 
-Spark's own checkpoint knows the folder and not where its rows went: with another stream a push would go on there in
-the middle, and everything before would be missing.
+Spark's own checkpoint knows the folder of the files, and not the stream. With another stream, a push would go on in the
+middle of the folder, and earlier rows would be missing there.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ _FILE = "stream.json"
 def claim(session: SparkSession, checkpoint: str, *, url: str, stream: str) -> None:
     """Make this the checkpoint of pushes into one stream, in any file system that Spark writes to.
 
-    Of the server only the number of the database is kept, as an archive keeps it: its address may change. One that was
-    begun before this was kept takes the first stream that comes. Raises ``ConfigurationError`` for another stream's.
+    Of the server's address only the number of the database is kept: the rest may change. An older checkpoint did not
+    keep the stream: it takes the present one. Raises ``ConfigurationError`` for the checkpoint of another stream.
     """
     asked = {"stream": stream, "database": database(url)}
     assert session._jvm is not None
@@ -34,7 +34,7 @@ def claim(session: SparkSession, checkpoint: str, *, url: str, stream: str) -> N
         writing = files.create(fresh, True)
         writing.write(bytearray(f"{json.dumps(asked)}\n".encode()))
         writing.close()
-        # There as a whole or not at all.
+        # The file appears complete, or not.
         files.rename(fresh, place)
         return
     opened = files.open(place)
@@ -45,7 +45,7 @@ def claim(session: SparkSession, checkpoint: str, *, url: str, stream: str) -> N
         of = f"pushes into stream {kept['stream']!r} in database {kept['database']}"
     except (ValueError, KeyError, TypeError):
         raise ConfigurationError(
-            f"{place} does not tell of a push; is {checkpoint} a --checkpoint? Another one begins anew"
+            f"{place} is not of a push; is {checkpoint} a --checkpoint? With another one the push starts again"
         ) from None
     if kept != asked:
         raise ConfigurationError(f"the checkpoint {checkpoint} is of {of}; another stream needs another --checkpoint")

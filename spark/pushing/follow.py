@@ -1,8 +1,8 @@
-"""A push that follows a folder: what appears there is written epoch by epoch, until it is told to end.
+"""A push that follows a folder: files that appear there are written epoch by epoch, until a signal ends it.
 
-The checkpoint says which files are done, and the guard on the server how much of the epoch after them; so whatever
-ends this process, kill -9 too, the next one with the same checkpoint goes on and writes nothing twice. A signal only
-makes it quicker: the epoch under way gets a few seconds to end by itself.
+The checkpoint says which files are done, and the guard on the server how much of the next epoch is written. So however
+this process ends, kill -9 included, the next one with the same checkpoint goes on and writes nothing twice. After a
+signal the running epoch has a few seconds to end.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ if TYPE_CHECKING:
 
 #: Seconds between two looks into the folder, and between two looks at the query.
 EVERY_S, LOOK_S = 1, 1
-#: Seconds that the epoch under way has to end after the first signal.
+#: Seconds that the running epoch has to end after the first signal.
 GRACE_S = 10.0
 _WRITTEN = "written"
 
 
 def follow(session: SparkSession, plan: PushPlan) -> None:
-    """Push what appears, reporting as asked, until a signal; with ``available_now``, what is there.
+    """Push files that appear, with progress as asked for, until a signal; with ``available_now``, the present files.
 
-    Raises what ended the query; ``Terminated`` and ``KeyboardInterrupt`` only where there was an end to come by itself.
+    Raises the error that ended the query; ``Terminated`` and ``KeyboardInterrupt`` only with ``available_now``.
     """
     assert plan.follow is not None
     partitions = plan.partitions or session.sparkContext.defaultParallelism
@@ -47,7 +47,7 @@ def follow(session: SparkSession, plan: PushPlan) -> None:
 
 
 class _Following:
-    """The queries of one push: one that writes, and one for the rejected rows where they have a place to go."""
+    """The queries of one push: one that writes, and one for rejected rows if they go to a folder."""
 
     def __init__(self, session: SparkSession, plan: PushPlan, how: Follow, partitions: int) -> None:
         tolerant = plan.rejects is not None
@@ -57,13 +57,13 @@ class _Following:
         self._options = plan.writer_options(self._messages.sequence, self._messages.fields)
         self._parsed: WriteOptions = parse_streaming(self._options)
         self._display = Display(plan.progress)
-        self._told = -1
+        self._reported = -1
         self._rows = 0
         self._epochs = 0
 
     def run(self) -> None:
         plan, started = self._plan, time.monotonic()
-        # Now that all else is known to be in order: what is refused before must not claim it.
+        # After all checks: a push that is refused must not claim the checkpoint.
         claim(self._session, self._how.checkpoint, url=plan.url, stream=plan.stream)
         if plan.progress == "json":
             emit(
@@ -81,7 +81,7 @@ class _Following:
         seconds = time.monotonic() - started
         self._display.close()
         if stop.number is not None and self._how.available_now:
-            # Not everything that was there is pushed: this is no success.
+            # Some present files are not pushed: this is a failure.
             raise Terminated if stop.number == signal.SIGTERM else KeyboardInterrupt
         self._tell(seconds)
 
@@ -93,7 +93,7 @@ class _Following:
             queries.append(
                 self._query(rejects, "rejects").format(table_format(self._plan.rejects)).start(self._plan.rejects)
             )
-        # Each ticket on one connection. The writer sorts: a stream cannot be sorted before.
+        # Each ticket on one connection. The writer sorts, since a streaming DataFrame cannot be sorted.
         placed = by_ticket(
             messages.frame,
             key=messages.key,
@@ -113,12 +113,12 @@ class _Following:
         return writer.trigger(processingTime=f"{EVERY_S} seconds")
 
     def _watch(self, queries: list[StreamingQuery], stop: StopSignal) -> None:
-        """Look at the queries until they end, or until they were told to."""
+        """Watch the queries until they end, or until a signal ends them."""
         deadline = None
         try:
             with WriteWatch(self._parsed, queries[0].id, self._display):
-                while _looked(queries):
-                    self._epochs_told(queries[0])
+                while _still_running(queries):
+                    self._report_epochs(queries[0])
                     if stop.number is None:
                         continue
                     deadline = deadline or time.monotonic() + GRACE_S
@@ -126,22 +126,22 @@ class _Following:
                     if not busy or stop.count > 1 or time.monotonic() > deadline:
                         break
         except Exception as error:
-            # Ctrl-C goes to the whole process group, Spark's workers too, and their end is the end of the epoch.
+            # Ctrl-C goes to the whole process group, Spark's workers included. Their end makes the epoch fail.
             if stop.number is None or _has_a_reason(error):
                 raise
         finally:
             for query in queries:
                 query.stop()
-        self._epochs_told(queries[0])
+        self._report_epochs(queries[0])
 
-    def _epochs_told(self, query: StreamingQuery) -> None:
+    def _report_epochs(self, query: StreamingQuery) -> None:
         for progress in query.recentProgress:
             observed = progress.observedMetrics.get(_WRITTEN)
             rows = int(observed["rows"]) if observed is not None else 0
-            # While nothing appears, Spark tells again and again of the epoch that is to come, without rows.
-            if progress.batchId <= self._told or not rows:
+            # While no file appears, Spark reports the next epoch again and again, without rows.
+            if progress.batchId <= self._reported or not rows:
                 continue
-            self._told = progress.batchId
+            self._reported = progress.batchId
             self._rows += rows
             self._epochs += 1
             self._display.epoch(progress.batchId, rows, progress.batchDuration / 1000)
@@ -150,23 +150,23 @@ class _Following:
         if self._plan.progress == "json":
             emit(event="done", rows=self._rows, epochs=self._epochs, seconds=round(seconds, 3))
         elif self._plan.progress == "text":
-            # By the tickets' last numbers nobody counts what was there already.
+            # With idempotence=ticket, rows that were in the stream already are not counted.
             offered = self._parsed.idempotence is Idempotence.TICKET
             done = f"offered {self._rows:,} events to" if offered else f"pushed {self._rows:,} events into"
             print(f"{done} {self._plan.stream} in {self._epochs:,} epochs", flush=True)
 
 
 def _has_a_reason(error: Exception) -> bool:
-    """Whether a query ended by what the job knows a reason for, not by the end of a process that worked for it."""
+    """Whether the error that ended a query has a known reason, other than the end of one of its processes."""
     try:
         return type(one_line(error)) is not TicketBridgeError
     except Exception:
-        # What Spark throws asks Java for its words, and Java has ended, too.
+        # Spark's errors ask Java for their messages, and Java has ended too.
         return False
 
 
-def _looked(queries: list[StreamingQuery]) -> bool:
-    """Wait a little; whether any of the queries still runs. Raises what ended one of them."""
+def _still_running(queries: list[StreamingQuery]) -> bool:
+    """Wait for a moment, then say whether any query still runs. Raises the error that ended a query."""
     running = [query for query in queries if query.isActive]
     if running:
         running[0].awaitTermination(LOOK_S)

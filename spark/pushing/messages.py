@@ -34,18 +34,18 @@ from bridge.spark.write.columns import column
 from bridge.spark.write.refusals import PAYLOAD, TASK
 from bridge.spark.write.rejects import REASON, ROW, Checks
 
-#: The column that orders the events of a ticket, where the user names none and the log has it.
+#: The column that orders the events of a ticket, if the log has it and the user names no other.
 USUAL_SEQUENCE = "seq"
 _TIME = "__time"
 _PLACE = "place in the file"
-#: Names that messages and rejected rows have for themselves, as Spark compares names: in any capitals. One that begins
-#: with two underscores is of this package, too.
+#: Names of columns that messages and rejected rows use. Spark compares names without regard to capitals. Names that
+#: begin with two underscores are reserved too.
 _RESERVED = (KEY_FIELD, PAYLOAD, TASK, REASON, ROW)
 _WHOLE = (ByteType, ShortType, IntegerType, LongType)
 _BROKEN = (FloatType, DoubleType, DecimalType)
 _OBJECTS = (StructType, ArrayType, MapType, VariantType)
 _INSTANTS = (TimestampType, TimestampNTZType, DateType)
-#: How a payload has times: Spark has microseconds, and would write milliseconds.
+#: Formats of times in a payload, with microseconds: Spark has them, and would write milliseconds.
 _TIMES = {
     "timestampFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX",
     "timestampNTZFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSS",
@@ -54,7 +54,7 @@ _TIMES = {
 
 @dataclass(frozen=True)
 class Mapping:
-    """Which column of a log becomes what. None of it names a file: it is the same for a log and its next piece."""
+    """Which column of a log becomes what. It names no file, so it is the same for a log and its next piece."""
 
     key: str = KEY_FIELD
     #: None: the column ``seq`` where there is one, else the order of times, else that of the file.
@@ -71,7 +71,7 @@ class Mapping:
     excluded: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        """Raises ``ConfigurationError`` for what excludes each other."""
+        """Raises ``ConfigurationError`` for options that exclude each other."""
         if self.task and self.task_column:
             raise ConfigurationError("--task and --task-column exclude each other")
         if self.payload_column and (self.renamed or self.excluded):
@@ -89,21 +89,21 @@ class Messages:
     frame: DataFrame
     key: str
     sequence: str
-    #: The column that tickets interleave by; None when none was asked for.
+    #: The column by which tickets interleave; None if there is none.
     time: str | None
     #: The columns that are fields of an entry, beside the ticket.
     fields: list[str]
     #: What orders the events of a ticket, in words.
     ordered_by: str
-    #: Whether two events of a ticket may have the same number; places in a file cannot.
+    #: Whether two events of a ticket may have the same number. Places in a file are always different.
     may_tie: bool
-    #: Whether the payload is text that somebody else made, and may be no JSON.
+    #: Whether the payload comes from the log as text, and may not be JSON.
     foreign_json: bool
-    #: What is said of a row that has no number: which column is not what.
+    #: The refusal of a row without a number: which column is not a number or a time.
     unplaced: str
 
     def checks(self, max_payload: int) -> Checks:
-        """What these messages are checked for; ``max_payload`` is in bytes."""
+        """The checks of these messages; ``max_payload`` is in bytes."""
         return Checks(self.fields, max_payload, self.foreign_json, self.unplaced)
 
 
@@ -121,12 +121,12 @@ def parse_map(words: Iterable[str]) -> tuple[tuple[str, str], ...]:
 def to_messages(events: DataFrame, mapping: Mapping) -> Messages:
     """The messages of a log.
 
-    The payload is a JSON object of all columns but the ticket's, the task's and the excluded ones. CSV cells are
-    strings in it, empty ones too; of JSON lines, Parquet and tables, columns that are null in a row are left out of its
-    object. A column ``MALFORMED`` is kept beside the messages.
+    The payload is a JSON object of all columns except the ticket's, the task's and the excluded ones. CSV cells, even
+    empty ones, are strings in it. Of JSON lines, Parquet and tables, null values are left out of a row's object. A
+    column ``MALFORMED`` is kept beside the messages.
 
-    Raises ``InputError`` for a column that is not there. The sequence is read as a whole number: as text, 10 would come
-    before 9. One that is none becomes null, which the data source refuses, naming the ticket.
+    Raises ``InputError`` for a column that does not exist. The sequence is read as a whole number: as text, 10 would
+    come before 9. A value that is not a number becomes null, which the data source refuses, naming the ticket.
     """
     for option, name in _named(mapping):
         require(events, option, name)
@@ -134,7 +134,7 @@ def to_messages(events: DataFrame, mapping: Mapping) -> Messages:
             raise InputError(f"{option}: the column {name!r} holds objects or lists, not names")
     members = [] if mapping.payload_column else _members(events, mapping)
     placed = _placed(events, mapping)
-    # Under its own name where that is free, since refusals name it.
+    # Under its own name if that is free, since refusals name the column.
     free = placed.name.lower() not in _RESERVED and not placed.name.startswith("__")
     sequence = placed.name if free else f"{placed.name} (sequence)"
     columns = [column(mapping.key).cast("string").alias(KEY_FIELD), placed.number.alias(sequence)]
@@ -214,15 +214,15 @@ class _Placed:
     events: DataFrame
     number: Column
     name: str
-    #: In words, for the user.
+    #: What orders the events, in words for the user.
     words: str
     may_tie: bool
-    #: What is said of a row without a number.
+    #: The refusal of a row without a number.
     unplaced: str
 
 
 def _placed(events: DataFrame, mapping: Mapping) -> _Placed:
-    """By the sequence; where there is none by time, and where there is none either by the place in the file.
+    """The events with their number: of the sequence, else by time, else by the place in the file.
 
     Several events of a ticket may have one time: in files their places tell then, in other tables nothing does, and
     the tie is refused.
@@ -255,7 +255,7 @@ def _placed(events: DataFrame, mapping: Mapping) -> _Placed:
 
 
 def _whole_number(events: DataFrame, name: str) -> Column:
-    """A column as a whole number: times in microseconds, everything else as it says; null for what is none.
+    """A column as a whole number, times in microseconds; null for a value that is not a whole number.
 
     Raises ``InputError`` for a column whose type has no numbers.
     """
@@ -264,7 +264,7 @@ def _whole_number(events: DataFrame, name: str) -> Column:
         return fn.unix_micros(column(name).cast("timestamp"))
     number = column(name).try_cast("long")
     if isinstance(kind, _BROKEN):
-        # A cast alone would cut 1.5 to 1, beside another 1.
+        # A cast alone would make 1 of 1.5, beside another 1.
         return fn.when(number == column(name), number)
     if not isinstance(kind, (*_WHOLE, StringType)):
         raise InputError(f"--seq: the column {name!r} is {kind.simpleString()}: whole numbers or times order a ticket")

@@ -1,4 +1,4 @@
-"""A push as asked for: what is pushed where, and how."""
+"""The options of a push: what is pushed where, and how."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from bridge.spark.job.progress import Progress
     from bridge.spark.pushing.messages import Mapping, Messages
 
-#: Option of the data source -> parameter of the command, for those that are passed on as they are.
+#: Option of the data source -> parameter of the command, for options that are passed on unchanged.
 WRITER_OPTIONS = {
     "idempotence": "idempotence",
     "highWater": "high_water",
@@ -28,12 +28,12 @@ WRITER_OPTIONS = {
 
 @dataclass(frozen=True)
 class Follow:
-    """What only a push that follows a folder has."""
+    """The options that only a push that follows a folder has."""
 
     checkpoint: str
-    #: To end when everything that was there at the start is pushed.
+    #: End when the files that were present at the start are pushed.
     available_now: bool = False
-    #: The columns as DDL; None: those of the files that are there.
+    #: The columns as DDL; None: those of the present files.
     schema: str | None = None
     #: Files in one epoch at most.
     files: int = 100
@@ -41,7 +41,7 @@ class Follow:
 
 @dataclass(frozen=True)
 class PushPlan:
-    """One push. The URL may hold a password, and the configuration anything: neither is shown."""
+    """One push. The URL may hold a password, and the configuration may hold secrets: neither is shown."""
 
     #: File, folder or name of a table.
     source: str
@@ -52,7 +52,7 @@ class PushPlan:
     mapping: Mapping
     #: Options of the data source, by their names there.
     writer: Dictionary[str, str]
-    #: Folder for rows that cannot be pushed; None: one such row refuses them all.
+    #: Folder for rows that cannot be pushed; None: one such row stops the push.
     rejects: str | None = None
     run_id: str | None = None
     again: bool = False
@@ -70,13 +70,13 @@ class PushPlan:
         return self.writer.get("idempotence", "").strip().lower() != "none"
 
     def writer_options(self, sequence: str, fields: list[str] | None = None) -> dict[str, str]:
-        """What the data source is told, but for the name of the run."""
+        """The options of the data source, without the name of the run."""
         options = {"url": self.url, "stream": self.stream, "seqColumn": sequence, **self.writer}
         return options if fields is None else {**options, "fields": ",".join(fields)}
 
 
 def sent(messages: Messages, frame: DataFrame) -> DataFrame:
-    """Of a DataFrame of messages, what the data source needs."""
+    """The columns that the data source needs, of a DataFrame of messages."""
     from bridge.spark.write.columns import column
 
     return frame.select(column(messages.key), column(messages.sequence), *map(column, messages.fields))

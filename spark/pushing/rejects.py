@@ -1,7 +1,7 @@
-"""Rows that cannot be pushed: told by name, or put aside into a table with the reason.
+"""Rows that cannot be pushed: named in an error, or put into a table with the reason.
 
-Both look at the whole log before anything is written. A bad row that is found half way would leave a beginning of the
-log in the stream, and the log that was corrected is another one, whose push would write that beginning again.
+Both check the whole log before anything is written. If a bad row were found half way, the first part of the log would
+be in the stream. The corrected log is another log, and its push would write that part again.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ _TIMES = "__times"
 def divided(messages: Messages, *, limit: int) -> tuple[Messages, DataFrame]:
     """The messages that can be pushed, and a table of those that cannot, with a column ``reason``.
 
-    ``limit`` is the largest payload in bytes. Of rows of a ticket that have one sequence number, one can be pushed: the
-    one whose payload sorts first. A stream of rows is not searched for such.
+    ``limit`` is the largest payload in bytes. If several rows of a ticket have one sequence number, the row whose
+    payload sorts first can be pushed. A streaming DataFrame is not searched for such rows.
     """
     frame = messages.frame
     aside = []
@@ -37,7 +37,7 @@ def divided(messages: Messages, *, limit: int) -> tuple[Messages, DataFrame]:
         frame = frame.where(~bad)
     good, rejects = split_rejects(frame, key=messages.key, sequence=messages.sequence, checks=messages.checks(limit))
     if not frame.isStreaming and messages.may_tie:
-        # By all that is sent: which of them goes must not change from one push of the same log to the next.
+        # Sorted by all that is sent, so that each push of the same log chooses the same row.
         others = (column(name) for name in messages.fields if name != PAYLOAD)
         same = Window.partitionBy(column(messages.key), column(messages.sequence)).orderBy(column(PAYLOAD), *others)
         numbered = good.withColumn(_TIMES, fn.row_number().over(same))
@@ -49,32 +49,32 @@ def divided(messages: Messages, *, limit: int) -> tuple[Messages, DataFrame]:
 
 
 def first_reasons(messages: Messages, *, limit: int) -> str:
-    """Why these messages cannot be pushed as they are, the first few reasons in words; empty when they can.
+    """The first few reasons why these messages cannot be pushed; empty if they can.
 
-    Raises what Spark raises for a row that cannot be read.
+    Raises Spark's error for a row that cannot be read.
     """
     why = refusal(messages.frame, key=messages.key, sequence=messages.sequence, checks=messages.checks(limit))
     rows = messages.frame.withColumn(REASON, why)
     if messages.may_tie:
-        # One pass for both questions.
+        # One pass for both checks.
         alike = rows.groupBy(column(messages.key), column(messages.sequence)).agg(
             fn.max(REASON).alias(REASON), fn.count(fn.lit(1)).alias(_TIMES)
         )
         tie = fn.when(column(_TIMES) > 1, _tie(messages))
         rows = alike.select(fn.coalesce(column(REASON), tie).alias(REASON))
     found = [str(row[REASON]) for row in rows.where(column(REASON).isNotNull()).take(NAMED + 1)]
-    told = "; ".join(found[:NAMED])
-    return f"{told}; and more" if len(found) > NAMED else told
+    reasons = "; ".join(found[:NAMED])
+    return f"{reasons}; and more" if len(found) > NAMED else reasons
 
 
 def keep_rejects(rejects: DataFrame, folder: str, *, run: str) -> int:
-    """Write the rows into ``folder``, as a table of its own for each run; returns how many.
+    """Write the rows into ``folder``, each run as a table of its own; returns how many.
 
-    A push of the same name replaces what an earlier one put there, and touches nothing else. Parquet, or JSON lines
-    when the folder's name ends so. Without bad rows there is no table. The run's name is quoted: whatever is in it, it
-    names one folder in this one.
+    A push of the same name replaces the table of the earlier one, and nothing else. The format is Parquet, or JSON
+    lines if the folder's name ends in ``.jsonl``. Without bad rows there is no table. The run's name is quoted, so that
+    any name makes one folder within this one.
     """
-    # Not isEmpty, which reads no column at all: Spark refuses that where malformed rows are kept.
+    # Not isEmpty, which reads no column: Spark refuses that where malformed rows are kept.
     if not rejects.take(1):
         return 0
     counted = Observation("rejected")

@@ -1,10 +1,10 @@
-"""The name of a push, made from what is pushed where, so that the same push again is known for what it is.
+"""The name of a push, made from its content and its stream, so that the same push is recognised when it runs again.
 
-A push that broke half way is simply started again, and a cron job that runs twice does no harm: the same content,
-mapped the same way into the same stream, has the same name, and what a push of that name has written is not written
-again. Neither the name of the file nor its times count: a copy, or a second download, is the same log. What says how
-it is written (partitions, chunk sizes, the order in which tickets interleave) is left out as well: a second push that
-goes about it otherwise must be noticed, not taken for another one.
+A push that failed half way is simply started again, and a cron job that runs twice does no harm: the same content,
+mapped in the same way into the same stream, has the same name, and rows that a push of that name has written are not
+written again. The name of the file and its times do not count: a copy, or a second download, is the same log. Settings
+of the write (partitions, chunk sizes, the order in which tickets interleave) do not count either: a second push with
+other settings must be noticed, and not be taken for another push.
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ from bridge.spark.pushing.messages import USUAL_SEQUENCE, Mapping
 
 #: Hexadecimal digits of a name.
 _DIGITS = 32
-#: How a name's recipe is known: another recipe must not give the name of this one.
+#: The version of the recipe below. It is part of the name, so that another recipe makes other names.
 _RECIPE = 2
 
 
 def run_id_of(session: SparkSession, events: DataFrame, mapping: Mapping, *, stream: str) -> str | None:
-    """The name of a push of these events; None when they are not made of files, so that nobody can say what they are.
+    """The name of a push of these events; None if they are not made of files, since then their content is not known.
 
-    Reads every local file once. Files elsewhere (HDFS, object stores) count with path, size and time of modification.
-    Raises ``InputError`` for a file that went away.
+    Reads every local file once. Of files elsewhere (HDFS, object stores), path, size and time of modification count.
+    Raises ``InputError`` for a file that was removed.
     """
     files = sorted(events.inputFiles())
     if not files:
         return None
     contents = [_content(session, uri) for uri in files]
     if len(files) > 1:
-        # In a folder a name may say something: the order of files, the value of a column.
+        # In a folder, names count: they may give the order of files, or the value of a column.
         shared = len(_folder(files))
         contents = [[uri[shared:], *content] for uri, content in zip(files, contents, strict=True)]
     columns = [name for name in events.columns if name != MALFORMED]
@@ -49,7 +49,7 @@ def run_id_of(session: SparkSession, events: DataFrame, mapping: Mapping, *, str
 
 
 def _meaning(mapping: Mapping, columns: list[str]) -> dict[str, Any]:
-    """What decides what an entry says. Without ``order``, unless it decides the sequence, too."""
+    """The part of the mapping that decides the content of entries. ``order`` counts only if it makes the sequence."""
     meaning = asdict(mapping)
     if mapping.seq is not None or USUAL_SEQUENCE in columns:
         del meaning["order"]
@@ -75,7 +75,7 @@ def _digest(path: Path) -> list[Any]:
 
 
 def _folder(files: list[str]) -> str:
-    """The folder that all of these are below, as text that each of them begins with."""
+    """The common folder of all files, as the text with which each of them begins."""
     first, last = files[0], files[-1]
     same = next((at for at, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), len(first))
     return first[: first.rfind("/", 0, same) + 1]

@@ -54,14 +54,14 @@ def as_text(values: pa.Array) -> pa.Array:
     try:
         return values.cast(pa.string())
     except pa.ArrowInvalid:
-        told = [None if value is None else value.decode(errors="backslashreplace") for value in values.to_pylist()]
-        return pa.array(told, pa.string())
+        texts = [None if value is None else value.decode(errors="backslashreplace") for value in values.to_pylist()]
+        return pa.array(texts, pa.string())
 
 
 def times(ids: pa.Array) -> pa.Array:
     """When entries of these ids were enqueued; null where an id is not a time that Spark can hold."""
-    behind = pc.binary_slice(ids, _USUAL_DIGITS, _USUAL_DIGITS + 1)
-    if pc.all(pc.equal(behind, pa.scalar(b"-", pa.binary()))).as_py() is not False:
+    following = pc.binary_slice(ids, _USUAL_DIGITS, _USUAL_DIGITS + 1)
+    if pc.all(pc.equal(following, pa.scalar(b"-", pa.binary()))).as_py() is not False:
         ms = pc.binary_slice(ids, 0, _USUAL_DIGITS).cast(pa.string()).cast(pa.int64())
     else:
         each = (EntryId.of(id_).ms for id_ in ids.to_pylist())

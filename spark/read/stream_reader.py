@@ -1,9 +1,9 @@
 """Reading a stream as a streaming query: epochs of ids, planned on the driver, read in the tasks.
 
-An epoch is the entries between two offsets (``bridge.spark.read.offsets``), which are in the query's checkpoint before
-anything of it is read. So an epoch that is run again after a crash is the same ids; and since the offsets say how many
-entries those are, an epoch from which entries vanished meanwhile is noticed, by whoever reads it. No consumer group is
-touched, and nothing is written to the server.
+An epoch is the entries between two offsets (``bridge.spark.read.offsets``), which the query's checkpoint has before
+anything of the epoch is read. So an epoch that runs again after a crash has the same ids. The offsets also say how many
+entries those are, so a task that reads the epoch notices when some have vanished. No consumer group is touched, and
+nothing is written to the server.
 """
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ except ImportError:
 
 log = logging.getLogger(__name__)
 
-#: Entries of one task where nobody knows beforehand how many there are in all.
+#: Entries of one task where the number of all entries is not known in advance.
 _UNKNOWN_SHARE = 50_000
 _ADVICE = "read more often, keep more in the stream, or set failOnDataLoss to false to go on without them"
 
 
 class RedisStreamStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Plans epochs on the driver, in a process of its own, and reads them in the tasks. Spark pickles it."""
+    """Plans epochs beside the driver, in another process, and reads them in the tasks. Spark pickles it."""
 
     def __init__(self, options: ReadOptions, schema: StructType) -> None:
         """Raises ``ConfigurationError`` for a schema that a stream cannot fill, and for options of a batch."""
@@ -56,9 +56,9 @@ class RedisStreamStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNo
             raise ConfigurationError("endingId is for a batch read; a streaming query has no end")
         self._options = options
         self._columns = Columns.of(schema)
-        #: Where a query that only catches up ends: the last id, and the counter, when it began.
+        #: Where a query with the trigger availableNow ends: the last id, and the counter, at its start.
         self._goal: Offset | None = None
-        #: The ranges of the epoch planned last, where they were counted in planning it.
+        #: The ranges of the epoch that was planned last, if planning has counted them.
         self._counted: tuple[EntryId, EntryId, Sequence[Range]] | None = None
         self._doubted = False
 
@@ -73,7 +73,7 @@ class RedisStreamStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNo
         if begin is None:
             return Offset(info.last_generated, info.added).to_json()
         if begin == ZERO:
-            # What was gone before the query began is no loss.
+            # Entries that were gone before the query began are not lost.
             gone = None if info.added is None else info.added - info.length
             return Offset(ZERO, gone).to_json()
         return Offset(begin.before(), None).to_json()
@@ -84,7 +84,7 @@ class RedisStreamStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNo
         return ReadAllAvailable() if most is None else ReadMaxRows(most)
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
-        """From now on, plan nothing that is added later."""
+        """From now on, plan no entry that is added later."""
         info = self._info()
         self._goal = Offset(info.last_generated, info.added)
 
@@ -96,7 +96,7 @@ class RedisStreamStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNo
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
         """The end of the next epoch; ``start`` itself when there is nothing to read.
 
-        Raises ``EntriesLost`` when entries behind ``start`` are gone, unless ``failOnDataLoss`` is false.
+        Raises ``EntriesLost`` when entries after ``start`` are gone, unless ``failOnDataLoss`` is false.
         """
         begin = Offset.of(start)
         info = self._info()
@@ -104,8 +104,8 @@ class RedisStreamStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNo
             if not info.length and not self._options.fail_on_data_loss:
                 return start
             self._lost(
-                f"stream {self._options.stream!r} was deleted or made anew: it went to {begin.id} at least, "
-                f"and goes to {info.last_generated} now"
+                f"stream {self._options.stream!r} was deleted or created again: its last id was {begin.id} or later, "
+                f"and is {info.last_generated} now"
             )
             kept = begin.id <= info.last_generated
             begin = replace(begin, id=begin.id if kept else ZERO, position=None)
@@ -117,17 +117,17 @@ class RedisStreamStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNo
         return self._plan(begin, info, last, end, most).to_json()
 
     def _plan(self, begin: Offset, info: StreamInfo, last: EntryId, goal: Offset | None, most: int | None) -> Offset:
-        """The end of the epoch that begins behind ``begin``: at ``last``, or after ``most`` entries."""
+        """The end of the epoch that begins after ``begin``: at ``last``, or after ``most`` entries."""
         present = present_after(info, begin.id, begin.position)
         beyond = 0 if goal is None else present_after(info, goal.id, goal.position)
         self._counted = None
         if info.added is not None and present is None:
-            # Counted to the very end, so that what is missing is known, and not only of this epoch.
+            # Counted to the end of the stream: the missing entries follow from the number of all entries.
             present = survey(*self._place, begin.id.after(), info.last_generated, each=ONE_RANGE).rows
         missing = 0 if present is None else missing_after(info, begin, present)
         if missing < 0:
-            # More than were ever added behind the offset: the counter and the ids are another stream's.
-            self._lost(f"stream {self._options.stream!r} was deleted and made anew since {begin.id} was read")
+            # More entries than were added after the offset: counter and ids are those of another stream.
+            self._lost(f"stream {self._options.stream!r} was deleted and created again since {begin.id} was read")
             missing = 0
         if present is None or beyond is None or (most is not None and present - beyond > most):
             first = begin.id.after()
@@ -140,7 +140,7 @@ class RedisStreamStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNo
             rows = present - beyond
         if missing:
             gone = f"{missing:,} {'entry' if missing == 1 else 'entries'}"
-            self._lost(f"{gone} behind {begin.id} left stream {self._options.stream!r} before they were read")
+            self._lost(f"{gone} after {begin.id} left stream {self._options.stream!r} before they were read")
         elif info.added is None:
             self._doubt(info, begin)
         position = None if present is None or info.added is None else info.added - (present - rows)
@@ -154,7 +154,7 @@ class RedisStreamStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNo
             return []
         if self._counted is not None and self._counted[:2] == (begin.id, last.id):
             return list(self._counted[2])
-        # A stream that was made anew may begin with smaller ids than the old one ended with.
+        # A stream that was created again may begin with smaller ids than the old one ended with.
         first, share = begin.id.after() if begin.id < last.id else ZERO, self._share(rows)
         if share >= rows:
             return [Range(first, last.id, rows=rows)]
@@ -178,7 +178,7 @@ class RedisStreamStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNo
             self._lost(_vanished(self._options.stream, partition, rows))
 
     def commit(self, end: Mapping[str, Any]) -> None:
-        """Nothing: the checkpoint knows how far the query is, and the server need not."""
+        """Does nothing: the checkpoint says how far the query is."""
 
     @property
     def _place(self) -> tuple[str, str]:
@@ -192,7 +192,7 @@ class RedisStreamStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNo
             connection.disconnect()
 
     def _share(self, rows: int | None) -> int:
-        """Entries of one task, of an epoch of so many."""
+        """Entries of one task, in an epoch with this number of entries."""
         if rows is None:
             return ONE_RANGE if self._options.partitions in (None, 1) else _UNKNOWN_SHARE
         return max(1, -(-rows // (self._options.partitions or tasks_for(rows))))
@@ -203,12 +203,12 @@ class RedisStreamStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNo
         log.warning("%s; the query goes on without them", what)
 
     def _doubt(self, info: StreamInfo, begin: Offset) -> None:
-        """Say once what cannot be known of a server that does not count."""
+        """Warn once of what cannot be known of a server that does not count."""
         if begin.rows and not self._doubted and (info.first is None or info.first > begin.id):
             self._doubted = True
             log.warning(
-                "stream %r was trimmed up to %s at least; the server is older than 7.0 and cannot tell whether entries "
-                "behind it, not read yet, went too", self._options.stream, begin.id,
+                "stream %r was trimmed up to %s at least; the server is older than 7.0 and cannot tell whether later "
+                "entries, not read yet, were trimmed too", self._options.stream, begin.id,
             )  # fmt: skip
 
 

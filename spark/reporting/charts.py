@@ -14,7 +14,7 @@ from datetime import UTC, datetime, timedelta
 
 from bridge.spark.reporting.numbers import duration, significant
 
-#: Places in the pictures, about a pixel each on a wide screen.
+#: Size of the pictures, in units of about a pixel on a wide screen.
 WIDTH, HEIGHT = 560, 240
 _NARROW = 380
 _LEFT, _RIGHT, _TOP, _BOTTOM = 58, 12, 14, 34
@@ -50,7 +50,7 @@ class Mark:
 
 @dataclass(frozen=True)
 class Bucket:
-    """One bucket of time: its start in Unix seconds, its marks, and what its tooltip says."""
+    """One bucket of time: its start in Unix seconds, its marks, and its tooltip."""
 
     start_s: float
     marks: Sequence[Mark]
@@ -59,24 +59,24 @@ class Bucket:
 
 @dataclass(frozen=True)
 class Bar:
-    """One bar: its name, what it says at its end, its parts (value, class), and its tooltip."""
+    """One bar: its name, the text at its end, its parts (value, class), and its tooltip."""
 
     name: str
-    told: str
+    label: str
     parts: Sequence[tuple[float, str]]
     title: str
 
 
 @dataclass(frozen=True)
 class Scale:
-    """From values to places, with the values that get a line and a label."""
+    """Turns values into places. ``ticks`` are the values with a line and a label."""
 
     place: Callable[[float], float]
     ticks: Sequence[tuple[float, str]]
 
 
 def rounded(shown: str) -> str:
-    """A number on an axis, without the zeros behind its point: ``10 ms`` for ``10.0 ms``."""
+    """A number on an axis, without the zeros after its point: ``10 ms`` for ``10.0 ms``."""
     return _ZEROS.sub("", shown)
 
 
@@ -97,7 +97,7 @@ def linear(highest: float, shown: Callable[[float], str]) -> Scale:
 
 
 def logarithmic(lowest: float, highest: float) -> Scale:
-    """Upwards in decades, for times in ms. What is below a microsecond is drawn at its foot."""
+    """Upwards in decades, for times in ms. Times below a microsecond are drawn at the bottom."""
     low = math.floor(math.log10(max(lowest, 1e-3)) + 1e-9)
     high = max(low + 1, math.ceil(math.log10(max(highest, 1e-3)) - 1e-9))
     height = HEIGHT - _TOP - _BOTTOM
@@ -158,7 +158,7 @@ def bars(rows: Sequence[Bar], label: str, *, line: tuple[float, str] | None = No
             if wide > 0:
                 drawn.append(_rect(look, x, y + 5, max(wide, 0.75), 16, rx=2))
             x += wide
-        drawn.append(_text("told", x + 8, y + 17, row.told))
+        drawn.append(_text("told", x + 8, y + 17, row.label))
         pieces.append(_titled(row.title, drawn))
     if line:
         x = name_width + line[0] / most * width
@@ -226,7 +226,7 @@ def _time_ticks(first: float, last: float) -> list[tuple[float, str]]:
             text = f"{time:%H:%M}" if last - first < 86_400 else f"{time:%m-%d %H:%M}"
         else:
             text = f"{time:%H:%M:%S}" if step >= 1 else f"{time:%H:%M:%S.%f}"[:-3]
-        # Not where its text would leave the picture.
+        # Not where the text would leave the picture.
         if 0.02 < (at - first) / (last - first) < 0.97:
             found.append((at, text))
         at += step

@@ -1,6 +1,6 @@
 """What the words of a report mean. The page shows this list; the modules that compute refer to it.
 
-The list is here once: whoever changes what is counted changes the words with it.
+The list is here once: a change of what is counted changes the words here.
 """
 
 from __future__ import annotations

@@ -39,7 +39,7 @@ def deliveries(history: DataFrame, within: Range) -> DataFrame:
     what = fn.col("what")
     begun = what.isin(What.DONE.value, *_CAME_AGAIN) | ((what == What.DEAD.value) & (fn.col("fence") != 0))
     written = id_numbers(fn.col("history_id"))
-    # An entry that was no list of rows is in an archive too; it names no message.
+    # An archive also has entries that were not lists of rows. They name no message.
     known = fn.col("message_id").isNotNull() & within.holds(fn.col("message_id"))
     rows = history.filter(known).select(
         "message_id",
@@ -113,7 +113,7 @@ def how_many(condition: Column) -> Column:
 
 
 def _named(name: str) -> Column:
-    """A name as it is in the history, where '' stands for none."""
+    """A name in the history, where '' means that there is none."""
     return fn.when(fn.col(name) != "", fn.col(name))
 
 

@@ -1,11 +1,11 @@
-"""Numbers as people read them: three significant digits, a unit that fits, and a dash where there is no number."""
+"""Numbers for people: three significant digits, a fitting unit, and a dash where there is no number."""
 
 from __future__ import annotations
 
 import unicodedata
 from datetime import UTC, datetime
 
-#: What stands where there is no number.
+#: Shown where there is no number.
 NONE = "\N{EN DASH}"
 _DAY_S = 86_400
 
@@ -75,7 +75,7 @@ def moment(time: datetime | None) -> str:
 
 
 def visible(text: str) -> str:
-    """A name from outside, with what cannot be seen, steers a terminal or turns the writing round written out."""
+    """A name from outside, with escapes for characters that are invisible or control a terminal or the direction."""
     if text.isprintable():
         return text
     return "".join(_shown(character) for character in text)
@@ -89,7 +89,7 @@ def _shown(character: str) -> str:
 
 
 def short(text: str, limit: int) -> str:
-    """At most ``limit`` characters, with the cut shown; combining marks stay with their letters."""
+    """At most ``limit`` characters, with … at a cut. Combining marks stay with their letters."""
     if len(text) <= limit:
         return text
     cut = limit - 1

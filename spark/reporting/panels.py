@@ -18,11 +18,11 @@ _MOST_BARS = 12
 
 @dataclass(frozen=True)
 class Panel:
-    """A chart with its title, what is said of it, and its legend: class of the style sheet and name."""
+    """A chart with its title, a note, and its legend: class of the style sheet and name."""
 
     title: str
     chart: Shape
-    told: str
+    note: str
     keys: Sequence[tuple[str, str]] = ()
 
 
@@ -52,9 +52,9 @@ def over_time(rows: Sequence[Row], bucket_us: int) -> Panels:
         if row["enqueued"]:
             come = row["enqueued"] / bucket_s
             marks.append(Mark(come, come, "orange"))
-        told = f"{when}\ndone {count(row['done'])} ({rate(done)}), enqueued {count(row['enqueued'])}"
-        told += f", failures {count(row['failures'])}, losses {count(row['losses'])}"
-        counts.append(Bucket(at.timestamp(), marks, told))
+        tip = f"{when}\ndone {count(row['done'])} ({rate(done)}), enqueued {count(row['enqueued'])}"
+        tip += f", failures {count(row['failures'])}, losses {count(row['losses'])}"
+        counts.append(Bucket(at.timestamp(), marks, tip))
         p50, p90, p99 = (row[f"waiting_{name}_ms"] for name in ("p50", "p90", "p99"))
         bands = []
         if p50 is not None:
@@ -64,8 +64,8 @@ def over_time(rows: Sequence[Row], bucket_us: int) -> Panels:
             if p99 > p90:
                 bands.append(Mark(p90, p99, "pale"))
             bands.append(Mark(p50, p50, "teal"))
-        told = f"{when}\nwaiting p50 {duration(p50)}, p90 {duration(p90)}, p99 {duration(p99)}"
-        waits.append(Bucket(at.timestamp(), bands, told))
+        tip = f"{when}\nwaiting p50 {duration(p50)}, p90 {duration(p90)}, p99 {duration(p99)}"
+        waits.append(Bucket(at.timestamp(), bands, tip))
     highest = max((mark.high for bucket in counts for mark in bucket.marks), default=1.0)
     first = Panel(
         "Throughput",
@@ -85,7 +85,7 @@ def over_time(rows: Sequence[Row], bucket_us: int) -> Panels:
 
 
 def distributions(rows: Sequence[Row], totals: Row) -> Panels:
-    """How often a time was how long; the three on one axis, so that they compare."""
+    """The distributions of the three times, on one axis so that they can be compared."""
     if not rows:
         return Panels([])
     between = (min(row["from_ms"] for row in rows), max(row["to_ms"] for row in rows))

@@ -1,7 +1,7 @@
 """Computes the tables of a report, writes each as Parquet, and reads back the few rows that are shown.
 
-What is shown is read from what was written, so page and tables cannot differ. The tables are written beside their
-places and put there when all are done: a report that fails leaves the one that was there before as it is.
+The shown rows are read from the written tables, so page and tables cannot differ. The tables are written beside their
+places, and moved there when all are done: a report that fails leaves an earlier one unchanged.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 Row = dict[str, Any]
 
-#: Most rows that are read back of the tables that are shown whole: each is bounded by what it is made of.
+#: Most rows that are read back of the tables that are shown whole. Such tables are small by their nature.
 WHOLE = 1000
 _TIMESTAMPS = "spark.sql.parquet.outputTimestampType"
 
@@ -43,13 +43,13 @@ def results(
     folder: Path,
     tell: Callable[[str, int], None] | None = None,
 ) -> dict[str, Any]:
-    """Write all tables below ``folder``, in place of those that are there; returns what is shown.
+    """Write all tables below ``folder``, in place of earlier ones; returns what is shown.
 
     Keys: ``totals`` (one row, with ``imbalance``), ``tasks``, ``slowest_tickets``, ``hot_tickets``, ``consumers``,
     ``dead_letters`` (lists of at most ``top`` rows each), ``over_time`` and ``distribution`` (whole), ``rows`` (how
     many each table has) and ``bucket_us``. Raises ``InputError`` when the history has nothing of the range.
     """
-    # Spark's own default is a type that has no zone, and that other tools give up one by one.
+    # Spark's default is a type without a zone, which other tools stop supporting.
     before = session.conf.get(_TIMESTAMPS)
     session.conf.set(_TIMESTAMPS, "TIMESTAMP_MICROS")
     rows = deliveries(read_table(session, archive, HISTORY), within).persist(StorageLevel.MEMORY_AND_DISK)
@@ -107,12 +107,12 @@ def _first(table: DataFrame, count: int, *order: Any) -> list[Row]:
 
 
 def _in_utc(row: Row) -> Row:
-    """PySpark hands times over in the zone of the process, without saying so."""
+    """The row with its times in UTC. PySpark gives them in the zone of the process, without naming it."""
     return {name: value.astimezone(UTC) if isinstance(value, datetime) else value for name, value in row.items()}
 
 
 class _Writer:
-    """Writes tables beside their places in one folder, counts their rows, and puts them there."""
+    """Writes tables beside their places in one folder, counts their rows, and moves them there."""
 
     def __init__(self, session: SparkSession, folder: Path, tell: Callable[[str, int], None] | None) -> None:
         self._session = session
@@ -120,7 +120,7 @@ class _Writer:
         self._tell = tell
         #: Rows of each table written so far.
         self.rows: dict[str, int] = {}
-        #: Where those are that are not in place yet, by name.
+        #: Tables that are not in their place yet, by name.
         self._made: dict[str, Path] = {}
 
     def write(self, name: str, table: DataFrame, *, small: bool = True) -> DataFrame:
@@ -136,7 +136,7 @@ class _Writer:
         return self._session.read.schema(table.schema).parquet(to_read(made))
 
     def put_in_place(self) -> None:
-        """Put the tables where they are looked for. What was read from them before must not be read again."""
+        """Move the tables to their places. DataFrames that were read before must not be read again."""
         for name, made in self._made.items():
             place = self._folder / name
             if place.exists():
@@ -145,6 +145,6 @@ class _Writer:
         self._made = {}
 
     def clear(self) -> None:
-        """Leave nothing of tables that are not in place."""
+        """Remove the tables that are not in their places."""
         for made in self._made.values():
             shutil.rmtree(made, ignore_errors=True)

@@ -47,7 +47,7 @@ class Facts:
 
 @dataclass(frozen=True)
 class Whole:
-    """What shares are shares of, from `totals`. Times in ms."""
+    """The totals of which shares are computed. Times in ms."""
 
     messages: int
     waiting_ms: float
@@ -74,7 +74,7 @@ def totals(facts: Facts) -> DataFrame:
     )
     letters = facts.letters.agg(fn.count(fn.lit(1)).alias("letters"))
     found = counted.crossJoin(served).crossJoin(letters)
-    # What the buckets of time are cut from; ids that are no times are not asked.
+    # Where the buckets of time begin. Ids that are not times do not count.
     first = fn.least("first_us", "first_written_us")
     return _with_throughput(found).withColumn("first_us", first).drop("first_written_us")
 
@@ -82,7 +82,7 @@ def totals(facts: Facts) -> DataFrame:
 def per(facts: Facts, key: str, whole: Whole) -> DataFrame:
     """One row per ticket (``ticket_id``) or per ``task``. Shares are of all messages and of all waiting time."""
     outcome = fn.col("outcome")
-    # A second grouping by the same key would only cost time.
+    # Per ticket, the number of tickets is 1.
     tickets = [] if key == "ticket_id" else [fn.count_distinct("ticket_id").alias("tickets")]
     counted = (
         facts.messages.filter(fn.col(key).isNotNull())
@@ -123,7 +123,7 @@ def consumers(facts: Facts, whole: Whole) -> DataFrame:
     edges = ran.select("consumer", fn.col("started_us").alias("at"), fn.lit(1).alias("step")).union(
         ran.select("consumer", fn.col("ended_us").alias("at"), fn.lit(-1).alias("step"))
     )
-    # What ends at the very moment when another starts does not overlap it: ends come first.
+    # An execution that ends when another starts does not overlap it: ends come first.
     so_far = (
         Window.partitionBy("consumer").orderBy("at", "step").rowsBetween(Window.unboundedPreceding, Window.currentRow)
     )
@@ -192,7 +192,7 @@ def over_time(facts: Facts, bucket: int) -> DataFrame:
 
 def distribution(facts: Facts) -> DataFrame:
     """How often a time was how long, for ``waiting``, ``service`` and ``turnaround``, in bars that grow by 10^(1/5):
-    columns ``measure``, ``from_ms``, ``to_ms``, ``n``. What is under a microsecond is in the bar of a microsecond.
+    columns ``measure``, ``from_ms``, ``to_ms``, ``n``. Times under a microsecond are in the bar of a microsecond.
     """
     begun = facts.deliveries.filter(fn.col("begun"))
     waiting, turnaround = (facts.messages.select(fn.col(f"{name}_us")) for name in ("waiting", "turnaround"))

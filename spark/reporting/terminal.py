@@ -11,7 +11,7 @@ from rich.table import Table
 from bridge.spark.reporting.numbers import NONE, count, duration, rate, ratio, short, visible
 from bridge.spark.reporting.table_columns import CONSUMERS, DEAD_LETTERS, HOT, SLOWEST, TASKS, Column, Row
 
-#: Columns of what goes to a file or a pipe: nobody's lines shall be cut to fit a terminal that is not there.
+#: Width of output to a file or a pipe, in which lines are not cut.
 _PIPE_WIDTH = 1000
 #: Columns of the page that a terminal has no room for.
 _LEFT_OUT = ("waiting p90", "waiting max", "service p90", "service max", "turnaround p99", "first", "of busy")
@@ -39,8 +39,8 @@ def show(found: dict[str, Any]) -> None:
     for heading in ("", "p50", "p90", "p99", "max"):
         times.add_column(heading, justify="right" if heading else "left")
     for measure in ("waiting", "service", "turnaround"):
-        told = (duration(totals.get(f"{measure}_{name}_ms")) for name in ("p50", "p90", "p99", "max"))
-        times.add_row(measure, *told)
+        shown = (duration(totals.get(f"{measure}_{name}_ms")) for name in ("p50", "p90", "p99", "max"))
+        times.add_row(measure, *shown)
     console.print(times)
     for title, name, columns in (
         ("tasks", "tasks", TASKS),

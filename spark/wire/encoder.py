@@ -110,8 +110,8 @@ class EncodedRows:
         """A ``1`` or ``0`` for each value of these rows, whether it exists; empty when all do."""
         if not self._present:
             return b""
-        told = bytes(self._present[start * self._columns : end * self._columns])
-        return told if b"0" in told else b""
+        marks = bytes(self._present[start * self._columns : end * self._columns])
+        return marks if b"0" in marks else b""
 
     def fitting(self, start: int, rows: int, size: int) -> int:
         """Where a piece from ``start`` on ends: at most ``rows`` rows and ``size`` bytes, but one row at least."""
@@ -155,9 +155,9 @@ def _presence(values: list[pa.Array]) -> memoryview:
     if not any(column.null_count for column in values):
         return memoryview(b"")
     marks = [pc.if_else(pc.is_valid(column), _scalar(b"1"), _scalar(b"0")) for column in values]
-    told = _join(marks)
-    start = told.offset * len(values)
-    return memoryview(told.buffers()[2])[start : start + len(told) * len(values)]
+    joined = _join(marks)
+    start = joined.offset * len(values)
+    return memoryview(joined.buffers()[2])[start : start + len(joined) * len(values)]
 
 
 def _scalar(value: bytes) -> pa.Scalar:

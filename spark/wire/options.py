@@ -86,7 +86,7 @@ def nearest(name: str, known: list[str]) -> str:
     close = get_close_matches(name.lower(), list(lower), n=1)
     if close:
         return f"; did you mean {lower[close[0]]}?"
-    return f"; known are {', '.join(known)}" if known else "; there is none at all"
+    return f"; known are {', '.join(known)}" if known else "; there is none"
 
 
 def check_names(given: Mapping[str, str]) -> None:

@@ -56,7 +56,7 @@ class Chunk:
         """The same rows as two chunks, the first with ``rows`` rows."""
         assert self.rows is not None
         cut = self.start + rows
-        middle = self.before.behind(self.rows.wire(self.start, cut), rows, names)
+        middle = self.before.after(self.rows.wire(self.start, cut), rows, names)
         first = Chunk(self.rows, self.start, cut, self.before, middle)
         return first, Chunk(self.rows, cut, self.end, middle, self.after)
 
@@ -112,7 +112,7 @@ class Appending:
                 start += self._compare(rows, start, self._ahead)
                 continue
             end = rows.fitting(start, self._chunk_rows, MAX_CHUNK_BYTES)
-            after = self._here.behind(rows.wire(start, end), end - start, self._names)
+            after = self._here.after(rows.wire(start, end), end - start, self._names)
             chunk = Chunk(rows, start, end, self._here, after)
             self._here = after
             self._unanswered.append(chunk)
@@ -242,7 +242,7 @@ class Appending:
         count = min(len(rows) - start, ahead.rows - self._here.rows)
         if not count:
             raise self._changed(f"it was complete with {ahead.rows} rows, and this attempt has more")
-        self._here = self._here.behind(rows.wire(start, start + count), count, self._names)
+        self._here = self._here.after(rows.wire(start, start + count), count, self._names)
         self._same(self._here, ahead)
         if self._here.rows == ahead.rows and not ahead.over:
             self._ahead = None

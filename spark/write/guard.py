@@ -37,7 +37,7 @@ class Mark:
     #: Whether the partition is complete.
     over: bool = False
 
-    def behind(self, wire: memoryview, rows: int, names: bytes) -> Mark:
+    def after(self, wire: memoryview, rows: int, names: bytes) -> Mark:
         """The mark when ``rows`` more rows with these bytes are written; ``names`` are the names of their fields."""
         before = self.digest if self.rows else zlib.crc32(names)
         return Mark(self.rows + rows, zlib.crc32(wire, before))

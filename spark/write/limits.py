@@ -10,7 +10,7 @@ MAX_SEQUENCE = 2**53
 MAX_FIELDS = 3900
 #: Rows of a chunk: a server works on one chunk at a time, for about 3 µs a row.
 MAX_CHUNK_ROWS = 10_000
-#: Ten years, in seconds: what is kept for longer is kept for ever, and servers refuse times that are too large.
+#: Ten years, in seconds: what is kept for longer is kept forever, and servers refuse times that are too large.
 MAX_GUARD_TTL_S = 10 * 366 * 24 * 3600
 #: How an error begins that Spark SQL raises for a row that cannot be written. Spark adds words of its own around it,
 #: and ``bridge.spark.job.failures`` finds the row's error by this beginning.

@@ -66,7 +66,7 @@ class PerTicket:
                 answer = self._link.answer()
             except Trouble as trouble:
                 why = str(trouble)
-                self._patience.wait(why, self._full if trouble.full else lambda told: given_up(self._url, told))
+                self._patience.wait(why, self._full if trouble.full else lambda reason: given_up(self._url, reason))
                 continue
             if answer.word is ReturnWord.OK:
                 self._patience.progress()

@@ -244,7 +244,7 @@ def test_what_left_before_it_was_archived_is_an_error_or_counted(
             client.xdel(KEYS.stream, f"{BEGIN_MS + number}-{number % 3}")
         # Then a run fails and says how many, and what to do
         with pytest.raises(
-            EntriesLost, match=r"^messages: 10 entries behind .* bridge_retention, or use --allow-data-loss"
+            EntriesLost, match=r"^messages: 10 entries after .* bridge_retention, or use --allow-data-loss"
         ):
             archived(session, valkey, tmp_path)
         capsys.readouterr()

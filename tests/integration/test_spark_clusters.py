@@ -167,7 +167,7 @@ class TestMatrix:
     @pytest.mark.parametrize("job", ["push", "follow", "archive", "replay"])
     @pytest.mark.parametrize(
         ("python", "said"),
-        [("empty", "has no module "), ("nowhere", "which is not there"), ("other", "and the driver's is 3.")],
+        [("empty", "has no module "), ("nowhere", "which does not exist"), ("other", "and the driver's is 3.")],
     )
     def test_a_python_that_does_not_do_is_one_line(
         self, valkey: EmbeddedServer, job: str, python: str, said: str, tmp_path: Path

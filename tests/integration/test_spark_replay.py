@@ -113,7 +113,7 @@ def test_a_selection_that_is_not_what_it_was_is_refused_and_adds_nothing(
         replay(session, asked)
     # Then it says so in one line, and the stream is as it was
     told = str(one_line(failed.value))
-    assert told.startswith(f"{asked.run} was begun with other messages")
+    assert told.startswith(f"{asked.run} began with other messages")
     assert "\n" not in told
     assert entries(valkey) == before
 

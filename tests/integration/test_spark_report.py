@@ -253,8 +253,8 @@ def test_the_job_that_is_submitted_makes_the_whole_report_and_says_so_in_json_li
     ("words", "code", "said"),
     [
         (["nowhere", "--out", "{out}"], 1, "there is no archive at nowhere"),
-        (["docs", "--out", "{out}"], 1, "docs is no archive"),
-        ([".", "--out", "/proc/report"], 1, "is no archive"),
+        (["docs", "--out", "{out}"], 1, "docs is not an archive"),
+        ([".", "--out", "/proc/report"], 1, "is not an archive"),
         ([".", "--out", "{out}", "--from", "yesterday"], 2, "--from must be a time"),
         ([".", "--out", "{out}", "--from", "20260314"], 2, "--from 20260314 could be a date or a message id"),
         ([".", "--out", "{out}", "--to", "2026"], 2, "--to 2026 could be a date or a message id"),

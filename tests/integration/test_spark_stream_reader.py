@@ -178,7 +178,7 @@ def test_what_is_gone_before_it_was_read_is_noticed_and_counted_once(
     if counts:
         for _ in range(2):
             with pytest.raises(
-                EntriesLost, match=rf"^{lost} entr(y|ies) behind 5-0 left stream 'events' .*failOnDataLoss"
+                EntriesLost, match=rf"^{lost} entr(y|ies) after 5-0 left stream 'events' .*failOnDataLoss"
             ):
                 strict.plan(3)
     # And one that was told to go on reads what is left, in epochs or at once, and counts them once
@@ -260,10 +260,10 @@ def test_a_stream_made_anew_is_noticed(server: EmbeddedServer, client: redis.Red
     assert strict.epoch() == lenient.epoch() == list(range(101, 121))
     # When the stream is deleted
     client.delete(STREAM)
-    with pytest.raises(EntriesLost, match="deleted or made anew: it went to 120-0 at least"):
+    with pytest.raises(EntriesLost, match="deleted or created again: its last id was 120-0 or later"):
         strict.plan()
     assert lenient.epoch() == []
-    # And made anew
+    # And created again
     add(client, 1, 3)
     with pytest.raises(EntriesLost, match="goes to 3-0 now"):
         strict.plan()
@@ -280,7 +280,7 @@ def test_a_stream_made_anew_with_more_than_was_read_is_noticed(valkey: EmbeddedS
         assert strict.epoch() == lenient.epoch() == list(range(1, 101))
         client.delete(STREAM)
         add(client, 1001, 1150)
-    with pytest.raises(EntriesLost, match="was deleted and made anew since 100-0 was read"):
+    with pytest.raises(EntriesLost, match="was deleted and created again since 100-0 was read"):
         strict.plan()
     assert lenient.epoch() == list(range(1001, 1151))
     assert lenient.at["lost"] == 0

@@ -61,7 +61,7 @@ NO_START = "Error from python worker:\n  Traceback:\n    File x\n  SyntaxError: 
         ),
         (
             'x\n: java.io.IOException: Cannot run program "/x/python": error=2, No such',
-            "is to be '/x/python', which is",
+            "should be '/x/python', which does",
         ),
         (NO_MODULE, "has no module 'redis'"),
         (
@@ -367,7 +367,7 @@ with errors_in_one_line(as_json=True):
     job.stdout.close()
     job.stdin.write("\n")
     job.stdin.close()
-    assert job.stderr.read() == "error: nobody reads standard output any more\n"
+    assert job.stderr.read() == "error: the reader of standard output has gone\n"
     assert job.wait(30) == 1
     job.stderr.close()
 

@@ -11,6 +11,7 @@ import pytest
 from pyspark import SparkContext
 
 from bridge.routing.errors import TicketBridgeError
+from bridge.spark.job import java_process
 from bridge.spark.job import session as session_module
 from bridge.spark.job.session import job_session
 
@@ -81,7 +82,7 @@ def test_a_java_that_does_not_end_is_ended(
     gateway = start(*STUBBORN)
     assert gateway.proc is not None
     if ended_by is None:
-        monkeypatch.setattr(session_module, "JAVA_ENDS_S", 0.1)
+        monkeypatch.setattr(java_process, "JAVA_ENDS_S", 0.1)
     else:
         # Somebody is impatient while it is waited for.
         waited: list[Any] = []

@@ -23,7 +23,7 @@ from bridge.spark.job.session import _why
             "All masters are unresponsive! Giving up.",
         ),
         ("Error occurred during initialization of VM\n\n", "Error occurred during initialization of VM"),
-        ("", "it said nothing"),
+        ("", "its log is empty"),
     ],
 )
 def test_the_line_that_tells_is_found(text: str, said: str, tmp_path: Path) -> None:
@@ -32,5 +32,5 @@ def test_the_line_that_tells_is_found(text: str, said: str, tmp_path: Path) -> N
     assert _why(log) == said
 
 
-def test_a_log_that_is_not_there_said_nothing(tmp_path: Path) -> None:
-    assert _why(tmp_path / "log") == "it said nothing"
+def test_a_log_that_does_not_exist_is_empty(tmp_path: Path) -> None:
+    assert _why(tmp_path / "log") == "its log is empty"

@@ -145,7 +145,7 @@ class Parcel:
 T = TypeVar("T")
 
 
-class StreamInfo(property, Generic[T]):
+class Standing(property, Generic[T]):
     """An attribute of a consumer on which it depends who may be sent what. Whoever keeps such knowledge looks at
     `Consumer.changes` and need not ask everybody. It is read for each message, so without a call into Python.
     """
@@ -251,15 +251,15 @@ class Consumer:
         self.missed: dict[int, int] = {}
         self.judge()
 
-    alive = StreamInfo[bool]("alive")
-    leaving = StreamInfo[bool]("leaving")
-    draining = StreamInfo[bool]("draining")
-    empty = StreamInfo[bool]("empty")
-    stalled = StreamInfo[bool]("stalled")
-    doubted = StreamInfo[bool]("doubted")
-    alone = StreamInfo["Ticket | None"]("alone")
-    slots = StreamInfo[int]("slots")
-    tasks = StreamInfo["frozenset[str] | None"]("tasks")
+    alive = Standing[bool]("alive")
+    leaving = Standing[bool]("leaving")
+    draining = Standing[bool]("draining")
+    empty = Standing[bool]("empty")
+    stalled = Standing[bool]("stalled")
+    doubted = Standing[bool]("doubted")
+    alone = Standing["Ticket | None"]("alone")
+    slots = Standing[int]("slots")
+    tasks = Standing["frozenset[str] | None"]("tasks")
 
     def judge(self) -> None:
         """Something changed of what it depends on whether it may be sent anything."""
