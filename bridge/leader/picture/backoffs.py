@@ -15,7 +15,7 @@ from bridge.leader.picture.pieces import Ticket
 from bridge.routing.ids import id_key
 
 if TYPE_CHECKING:
-    from bridge.window import Window
+    from bridge.leader.picture.window import Window
 
 #: What is due sooner than this, in ms, is not worth reading again.
 NEAR_MS = 1000

@@ -5,8 +5,8 @@ the master's own pending entries. The leader fills a `Batch` from this picture, 
 (`committed`) takes the new fences into the picture. When the script is refused or its reply is lost, the whole picture
 is thrown away and read anew: it is never mended by guessing.
 
-Memory is bounded (`bridge.window`). A parked ticket has no message here: its messages are pending under a name of their
-own until it is released.
+Memory is bounded (`bridge.leader.picture.window`). A parked ticket has no message here: its messages are pending under
+a name of their own until it is released.
 
 The order of a ticket's messages is that of their ids, with one exception: a message that was begun before stays first,
 also when an older one, which was dead, is put back (`replay`).
@@ -22,6 +22,7 @@ from typing import Any
 from bridge.leader.picture.backoffs import Resting
 from bridge.leader.picture.pieces import Consumer, Ticket
 from bridge.leader.picture.stranded import Stranded
+from bridge.leader.picture.window import Window
 from bridge.protocol.dead_letters import as_it_came
 from bridge.routing import records
 from bridge.routing.history import What
@@ -30,7 +31,6 @@ from bridge.routing.messages import Message, Refusal
 from bridge.routing.policies import PolicyName
 from bridge.routing.transitions import Batch
 from bridge.settings.lane import LaneSettings
-from bridge.window import Window
 
 #: Messages in memory below which reading goes on in any case.
 SATED = 4000
