@@ -69,9 +69,10 @@ test: $(READY) ## Lint, strict types and the tests, beside each other: everythin
 long: $(READY) ## What make test leaves out: the same in other modes, pools and on other servers, and longer looks
 	$(BIN)/python -m pytest $(BESIDE) --tier long tests $(PYTEST_ARGS)
 
-lint: $(READY) ## ruff: rules and format
+lint: $(READY) ## ruff: rules and format; import-linter: imports run one way
 	$(BIN)/ruff check $(CODE)
 	$(BIN)/ruff format --check $(CODE)
+	$(BIN)/lint-imports --no-logo
 
 types: $(READY) ## mypy --strict, tests included
 	$(BIN)/mypy $(TYPED)

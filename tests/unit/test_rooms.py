@@ -1,0 +1,42 @@
+"""The rooms of the code: few at the top, each with a page of its own. Which may import which, `make lint` checks."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+from tests.nodes.process import ROOT
+
+TOPS = ("bridge", "spark")
+#: More entries than this are a hall, and nobody sees where a thing belongs.
+ENTRIES = 20
+ROOMS = sorted(
+    path.parent.relative_to(ROOT)
+    for top in TOPS
+    for path in (ROOT / top).rglob("__init__.py")
+    if path.parent != ROOT / top and ROOT / "bridge" / "spark" not in path.parents
+)
+
+
+@pytest.mark.parametrize("top", TOPS)
+def test_the_top_stays_small(top: str) -> None:
+    entries = {path.name for path in (ROOT / top).iterdir() if path.name != "__pycache__"}
+    assert len(entries) <= ENTRIES, sorted(entries)
+
+
+@pytest.mark.parametrize("room", ROOMS, ids=str)
+def test_a_room_says_what_it_may_import_and_holds_no_code_itself(room: Path) -> None:
+    tree = ast.parse((ROOT / room / "__init__.py").read_text(encoding="utf-8"))
+    text = ast.get_docstring(tree)
+    assert text is not None
+    # `bridge.testing` is what users import.
+    if room != Path("bridge/testing"):
+        assert "mport" in text
+        assert len(tree.body) == 1
+
+
+def test_no_module_stands_outside_of_a_room() -> None:
+    modules = {path.stem for path in (ROOT / "bridge").glob("*.py")}
+    assert modules == {"__init__", "__main__"}
