@@ -1,4 +1,4 @@
-"""Writes the parts of the reference pages that the code already says: settings, commands, keys, errors.
+"""Writes the parts of pages that the code already says: settings, commands, keys, errors, rooms.
 
 ``python docs/generate.py`` fills each block between ``<!-- generated: NAME -->`` and ``<!-- end of NAME -->``. The
 result is checked in, so the pages are whole on GitHub and in an editor; a test compares it with the code.
@@ -6,6 +6,7 @@ result is checked in, so the pages are whole on GitHub and in an editor; a test 
 
 from __future__ import annotations
 
+import ast
 import inspect
 import re
 import sys
@@ -200,6 +201,23 @@ def error_tree() -> str:
     return table(["error", "is a", "exit code", "meaning"], rows)
 
 
+# -- Rooms ------------------------------------------------------------------------------------------------------------
+
+
+def rooms() -> str:
+    """Every room of the package, and the first sentence of what it says of itself."""
+    package = DOCS.parent / "bridge"
+    rows = []
+    for init in sorted([*package.glob("*/__init__.py"), *package.glob("leader/*/__init__.py")]):
+        folder = init.parent
+        # The links that make the top-level folders part of the package.
+        shown = folder.resolve() if folder.is_symlink() else folder
+        said = ast.get_docstring(ast.parse(init.read_text("utf-8"))) or ""
+        sentence = re.split(r"(?<=\.)\s", prose(said))[0]
+        rows.append([f"`{shown.relative_to(DOCS.parent)}/`", sentence])
+    return table(["room", "what lives there"], rows)
+
+
 # -- Pages ------------------------------------------------------------------------------------------------------------
 
 BLOCKS: dict[str, Callable[[], str]] = {
@@ -207,6 +225,7 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "keys of a lane": lane_keys,
     "keys of pushes": push_keys,
     "errors": error_tree,
+    "rooms": rooms,
 }
 
 
@@ -227,7 +246,7 @@ def filled(text: str) -> str:
 
 def pages() -> list[Path]:
     """The pages that have generated parts."""
-    return [page for page in sorted((DOCS / "reference").glob("*.md")) if BLOCK.search(page.read_text("utf-8"))]
+    return [page for page in sorted(DOCS.rglob("*.md")) if BLOCK.search(page.read_text("utf-8"))]
 
 
 def main() -> None:
