@@ -29,8 +29,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if __name__ == "__main__":
-    # Before all other imports. `start` says what for.
-    importlib.import_module(f"{__package__}.start" if __package__ else "start")
+    # Before all other imports. `start` says what for. A cluster may have a copy of this file alone, and the package.
+    beside = not __package__ and Path(__file__).with_name("start.py").exists()
+    importlib.import_module("start" if beside else "bridge.spark.start")
 
 import click
 

@@ -385,3 +385,16 @@ def test_an_event_is_one_write_so_that_no_other_thread_writes_into_its_line(monk
     monkeypatch.setattr(sys, "stdout", Out())
     failures.emit(event="pushed", rows=1)
     assert written == ['{"event": "pushed", "rows": 1}\n']
+
+
+@pytest.mark.parametrize("job", ["push", "archive", "report", "replay", "generate", "incidents"])
+def test_a_copy_of_a_program_alone_runs_where_the_package_is_installed(job: str, tmp_path: Path) -> None:
+    # As `spark-submit --deploy-mode cluster` takes it to the machine that it runs on.
+    copy = tmp_path / f"{job}.py"
+    copy.write_bytes((ROOT / "spark" / f"{job}.py").read_bytes())
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    ended = subprocess.run(
+        [sys.executable, str(copy), "--help"], cwd=tmp_path, env=env, capture_output=True, text=True, check=False
+    )
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert f"{job}.py" in ended.stdout
