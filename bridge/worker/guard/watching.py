@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 logger = get_logger(__name__)
 
 #: Where the packages are: the worker may have been started in a folder that the watcher would not find them from.
-_HOME = str(Path(__file__).parents[2])
+_HOME = str(Path(__file__).absolute().parents[__name__.count(".")])
 
 
 class Watch:
