@@ -1,15 +1,15 @@
-"""What the words of an effect may be: everything that would make Redis refuse the command is found here, at the call.
+"""The commands that may be effects, and what their words may be. What Redis would refuse is refused at the call.
 
 Redis has no rollback: a command that fails after others of the same message were applied would leave half of them. The
-script checks the types of keys and the numbers that are there; this checks what can be told from the words alone, of
-one command (`check`) and of all commands of one message together (`Harmony`). The oldest server's grammar counts.
+script checks the types of keys and the numbers that are there. This checks the words of one command, by the grammar of
+the oldest server, and `bridge.app.effect_harmony` what the commands of one message do to each other.
 """
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Callable
+from typing import NamedTuple
 
 from bridge.routing.errors import PayloadError
 
@@ -37,20 +37,20 @@ def check(name: str, words: Words) -> None:
     try:
         if len(words) >= MAX_WORDS:
             raise _Unfit(f"{len(words)} words are too many for one call; make several of at most {MAX_WORDS - 1}")
-        GRAMMAR[name](words)
+        COMMANDS[name].grammar(words)
     except _Unfit as exc:
         raise PayloadError(f"effects.{name.lower()}: {exc}") from None
 
 
 def _integer(word: bytes, low: int = -(2**63), high: int = 2**63 - 1) -> int:
     if not _INTEGER.fullmatch(word) or not low <= int(word) <= high:
-        raise _Unfit(f"{_shown(word)} is not an integer from {low} to {high}")
+        raise _Unfit(f"{shown(word)} is not an integer from {low} to {high}")
     return int(word)
 
 
 def _decimal(word: bytes, low: float = -1e300, high: float = 1e300) -> float:
     if not _DECIMAL.fullmatch(word) or not low <= float(word) <= high:
-        raise _Unfit(f"{_shown(word)} is not a number from {low:g} to {high:g}")
+        raise _Unfit(f"{shown(word)} is not a number from {low:g} to {high:g}")
     return float(word)
 
 
@@ -59,7 +59,8 @@ def _score(word: bytes) -> None:
         _decimal(word)
 
 
-def _shown(word: bytes) -> str:
+def shown(word: bytes) -> str:
+    """A word, or the beginning of it, as errors show it."""
     return repr(word[:40].decode(errors="replace"))
 
 
@@ -117,7 +118,7 @@ def _set(words: Words) -> None:
         elif option in (b"NX", b"XX"):
             conditions += 1
         else:
-            raise _Unfit(f"{_shown(word)} is not possible here: an effect returns nothing and runs on Redis 6.2, too")
+            raise _Unfit(f"{shown(word)} is not possible here: an effect returns nothing and runs on Redis 6.2, too")
     if ends > 1 or conditions > 1:
         raise _Unfit("options exclude each other")
 
@@ -222,7 +223,7 @@ def _xadd(words: Words) -> None:
         if not by_id:
             _integer(threshold, 0)
         elif not _ID.fullmatch(threshold):
-            raise _Unfit(f"{_shown(threshold)} is not a stream id")
+            raise _Unfit(f"{shown(threshold)} is not a stream id")
         rest = rest[1:]
         if rest[:1] and rest[0].upper() == b"LIMIT":
             if not about:
@@ -234,93 +235,67 @@ def _xadd(words: Words) -> None:
     _groups(rest[1:], 2)
 
 
-#: Command -> what its words, without its name, must be like.
-GRAMMAR: dict[str, Callable[[Words], None]] = {
-    "SET": _set,
-    "SETEX": _setex(MAX_TTL_S),
-    "PSETEX": _setex(MAX_TTL_S * 1000),
-    "SETNX": _exactly(2),
-    "MSET": _mset,
-    "APPEND": _exactly(2),
-    "INCR": _exactly(1),
-    "INCRBY": _add_at(1, _whole),
-    "DECRBY": _add_at(1, _whole),
-    "DECR": _exactly(1),
-    "DEL": _at_least(1),
-    "UNLINK": _at_least(1),
-    "EXPIRE": _expire(MAX_TTL_S),
-    "PEXPIRE": _expire(MAX_TTL_S * 1000),
-    "PERSIST": _exactly(1),
-    "HSET": _hset,
-    "HSETNX": _exactly(3),
-    "HDEL": _at_least(2),
-    "HINCRBY": _add_at(2, _whole),
-    "HINCRBYFLOAT": _add_at(2, _fraction),
-    "LPUSH": _at_least(2),
-    "RPUSH": _at_least(2),
-    "LTRIM": _range,
-    "LREM": _lrem,
-    "SADD": _at_least(2),
-    "SREM": _at_least(2),
-    "ZADD": _zadd,
-    "ZINCRBY": _zincrby,
-    "ZREM": _at_least(2),
-    "ZREMRANGEBYRANK": _range,
-    "ZREMRANGEBYSCORE": _by_score,
-    "XADD": _xadd,
-    "PUBLISH": _exactly(2),
-    "SETBIT": _setbit,
-    "GEOADD": _geoadd,
+def _first(words: Words) -> Words:
+    return words[:1]
+
+
+def _all(words: Words) -> Words:
+    return words
+
+
+def _every_second(words: Words) -> Words:
+    return words[::2]
+
+
+class Command(NamedTuple):
+    """What there is to know of a command that may be an effect."""
+
+    #: Raises when its words, without its name, are not as Redis takes them.
+    grammar: Callable[[Words], None]
+    #: The type that its key must have; '': any.
+    kind: str = ""
+    #: 'int' or 'float', when it adds its last word to a number; '': it does not.
+    increment: str = ""
+    #: Which of its words are keys.
+    keys: Callable[[Words], Words] = _first
+
+
+#: The commands that may be effects.
+COMMANDS = {
+    "SET": Command(_set),
+    "SETEX": Command(_setex(MAX_TTL_S)),
+    "PSETEX": Command(_setex(MAX_TTL_S * 1000)),
+    "SETNX": Command(_exactly(2)),
+    "MSET": Command(_mset, keys=_every_second),
+    "APPEND": Command(_exactly(2), "string"),
+    "INCR": Command(_exactly(1), "string", "int"),
+    "INCRBY": Command(_add_at(1, _whole), "string", "int"),
+    # Not INCRBYFLOAT: in a script it makes Redis 6.2 write past its own memory. HINCRBYFLOAT does not.
+    "DECRBY": Command(_add_at(1, _whole), "string", "int"),
+    "DECR": Command(_exactly(1), "string", "int"),
+    "DEL": Command(_at_least(1), keys=_all),
+    "UNLINK": Command(_at_least(1), keys=_all),
+    "EXPIRE": Command(_expire(MAX_TTL_S)),
+    "PEXPIRE": Command(_expire(MAX_TTL_S * 1000)),
+    "PERSIST": Command(_exactly(1)),
+    "HSET": Command(_hset, "hash"),
+    "HSETNX": Command(_exactly(3), "hash"),
+    "HDEL": Command(_at_least(2), "hash"),
+    "HINCRBY": Command(_add_at(2, _whole), "hash", "int"),
+    "HINCRBYFLOAT": Command(_add_at(2, _fraction), "hash", "float"),
+    "LPUSH": Command(_at_least(2), "list"),
+    "RPUSH": Command(_at_least(2), "list"),
+    "LTRIM": Command(_range, "list"),
+    "LREM": Command(_lrem, "list"),
+    "SADD": Command(_at_least(2), "set"),
+    "SREM": Command(_at_least(2), "set"),
+    "ZADD": Command(_zadd, "zset"),
+    "ZINCRBY": Command(_zincrby, "zset"),
+    "ZREM": Command(_at_least(2), "zset"),
+    "ZREMRANGEBYRANK": Command(_range, "zset"),
+    "ZREMRANGEBYSCORE": Command(_by_score, "zset"),
+    "XADD": Command(_xadd, "stream"),
+    "PUBLISH": Command(_exactly(2)),
+    "SETBIT": Command(_setbit, "string"),
+    "GEOADD": Command(_geoadd, "zset"),
 }
-
-#: Commands that make their keys strings, whatever they were.
-_MAKE_STRINGS = ("SET", "SETEX", "PSETEX", "SETNX", "MSET")
-
-
-class Harmony:
-    """The commands of one message together: none may make a later one fail, since the script looks at what is there
-    before the first of them.
-    """
-
-    def __init__(self) -> None:
-        self._kinds: dict[bytes, str] = {}
-        #: (key, field) -> 'int', 'float', or 'written' by something else than an increment.
-        self._values: dict[tuple[bytes, bytes], str] = {}
-        self._sums: dict[tuple[bytes, bytes], int] = {}
-
-    def add(self, name: str, kind: str, increment: str, words: Words) -> None:
-        """Takes one command in. Raises `PayloadError` when one before it could make it fail."""
-        if name == "PUBLISH":
-            return
-        if name in _MAKE_STRINGS:
-            kind = "string"
-        keys = words[::2] if name == "MSET" else words if name in ("DEL", "UNLINK") else words[:1]
-        for key in keys:
-            if kind and self._kinds.setdefault(key, kind) != kind:
-                known = self._kinds[key]
-                raise PayloadError(f"effects.{name.lower()}: an effect before it makes {_shown(key)} a {known}")
-        if increment:
-            self._add_up(name, increment, words)
-            return
-        for key in keys:
-            for field in self._fields(name, words):
-                self._values[key, field] = "written"
-
-    @staticmethod
-    def _fields(name: str, words: Words) -> Words:
-        if name == "HSET":
-            return words[1::2]
-        if name == "HSETNX":
-            return words[1:2]
-        return [b""] if name in (*_MAKE_STRINGS, "APPEND", "SETBIT") else []
-
-    def _add_up(self, name: str, increment: str, words: Words) -> None:
-        value = (words[0], words[1] if name.startswith("H") else b"")
-        before = self._values.setdefault(value, increment)
-        if before != increment:
-            how = "sets" if before == "written" else f"adds a {before} to"
-            raise PayloadError(f"effects.{name.lower()}: an effect before it {how} the same value")
-        by = words[-1] if len(words) > 1 else b"1"
-        self._sums[value] = self._sums.get(value, 0) + math.ceil(abs(float(by)))
-        if self._sums[value] > MAX_NUMBER:
-            raise PayloadError(f"effects.{name.lower()}: the effects of one message add too much to one value")

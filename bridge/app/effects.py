@@ -2,8 +2,8 @@
 
 They are recorded, not executed: a command returns nothing. Redis has no rollback, so a command may only be here when
 everything that can make it fail is checked before the first one is applied: its key's type and, where it adds to a
-number, that number, by the script (``routing/lua/apply.lua``); its own words, and what the commands of one message do
-to each other, by `bridge.app.effect_arguments`.
+number, that number, by the script (``routing/lua/apply.lua``); its own words by `bridge.app.effect_arguments`, and what
+the commands of one message do to each other by `bridge.app.effect_harmony`.
 """
 
 from __future__ import annotations
@@ -14,49 +14,10 @@ from redis._parsers import Encoder
 from redis.commands import CoreCommands
 from redis.exceptions import DataError
 
-from bridge.app.effect_arguments import Harmony, check
+from bridge.app.effect_arguments import COMMANDS, check
+from bridge.app.effect_harmony import Harmony
 from bridge.routing.effects import Effect
 from bridge.routing.errors import PayloadError
-
-#: Command -> (type that its key must have, '' = any; check of the number that it adds to).
-ALLOWED: dict[str, tuple[str, str]] = {
-    "SET": ("", ""),
-    "SETEX": ("", ""),
-    "PSETEX": ("", ""),
-    "SETNX": ("", ""),
-    "MSET": ("", ""),
-    "APPEND": ("string", ""),
-    "INCR": ("string", "int"),
-    "INCRBY": ("string", "int"),
-    # Not INCRBYFLOAT: in a script it makes Redis 6.2 write past its own memory. HINCRBYFLOAT does not.
-    "DECRBY": ("string", "int"),
-    "DECR": ("string", "int"),
-    "DEL": ("", ""),
-    "UNLINK": ("", ""),
-    "EXPIRE": ("", ""),
-    "PEXPIRE": ("", ""),
-    "PERSIST": ("", ""),
-    "HSET": ("hash", ""),
-    "HSETNX": ("hash", ""),
-    "HDEL": ("hash", ""),
-    "HINCRBY": ("hash", "int"),
-    "HINCRBYFLOAT": ("hash", "float"),
-    "LPUSH": ("list", ""),
-    "RPUSH": ("list", ""),
-    "LTRIM": ("list", ""),
-    "LREM": ("list", ""),
-    "SADD": ("set", ""),
-    "SREM": ("set", ""),
-    "ZADD": ("zset", ""),
-    "ZINCRBY": ("zset", ""),
-    "ZREM": ("zset", ""),
-    "ZREMRANGEBYRANK": ("zset", ""),
-    "ZREMRANGEBYSCORE": ("zset", ""),
-    "XADD": ("stream", ""),
-    "PUBLISH": ("", ""),
-    "SETBIT": ("string", ""),
-    "GEOADD": ("zset", ""),
-}
 
 #: Why none is recorded any more when the others are being written.
 WRITTEN = "the success of this message is written already; record effects in its task, not in what runs after it"
@@ -111,8 +72,8 @@ class Effects(_Commands):
         name = str(args[0]).upper()
         if self._refusal:
             raise PayloadError(f"effects.{name.lower()}: {self._refusal}")
-        if name not in ALLOWED:
-            known = ", ".join(sorted(command.lower() for command in ALLOWED))
+        if name not in COMMANDS:
+            known = ", ".join(sorted(command.lower() for command in COMMANDS))
             raise PayloadError(f"effects cannot {name.lower()}: it could fail half way; these can: {known}")
         try:
             words: list[bytes] = [_ENCODER.encode(word) for word in args[1:]]
@@ -121,17 +82,17 @@ class Effects(_Commands):
         check(name, words)
         if self.own is not None and name != "PUBLISH":
             self._spare_lane(name, words)
-        kind, increment = ALLOWED[name]
+        command = COMMANDS[name]
         if name == "DECRBY":
             # Written as an increment, so that the script adds in one way only.
             name, words = "INCRBY", [words[0], str(-int(words[1])).encode()]
-        self._harmony.add(name, kind, increment, words)
-        self._recorded.append(Effect(kind, increment, (name, *words)))
+        self._harmony.add(name, words)
+        self._recorded.append(Effect(command.kind, command.increment, (name, *words)))
 
     def _spare_lane(self, name: str, words: list[bytes]) -> None:
         assert self.own is not None
         stream, beginnings = self.own
-        for key in words if name in ("DEL", "UNLINK") else words[::2] if name == "MSET" else words[:1]:
+        for key in COMMANDS[name].keys(words):
             # A message that is pushed with the success of another one is what a task may want.
             if key.startswith(beginnings) or (key == stream and name != "XADD"):
                 raise PayloadError(

@@ -17,7 +17,7 @@ from enum import StrEnum
 from functools import cache
 from typing import TYPE_CHECKING
 
-from bridge.app.effect_arguments import GRAMMAR
+from bridge.app.effect_arguments import COMMANDS
 from bridge.routing import effects, leadership, membership, producing, pushes, retention, transitions
 from bridge.routing.keys import push_prefix
 from bridge.routing.scripts import Script
@@ -231,7 +231,7 @@ def access(
     # The last one for workers that listen to each other (gossip): who subscribes to a pattern needs this very pattern.
     channels = [f"{fanout}celery.pidbox", f"{fanout}celeryev/*", f"{fanout}celeryev/worker.*"]
     commands = {*OWN[role], *HEARING, *RECEIVING, *commands_of_scripts(role)}
-    commands |= {command.lower() for command in GRAMMAR}
+    commands |= {command.lower() for command in COMMANDS}
     if results:
         commands |= set(RESULTS)
         channels += results

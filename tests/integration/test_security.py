@@ -18,7 +18,7 @@ from celery import Celery
 from redis import Redis
 
 import bridge
-from bridge.app.effect_arguments import GRAMMAR
+from bridge.app.effect_arguments import COMMANDS
 from bridge.link.connections import client
 from bridge.routing.keys import LaneKeys
 from bridge.stack.embedded import HOST, EmbeddedServer
@@ -39,7 +39,7 @@ OUT_OF_MEMORY = {"xdel"}  # what lets a script go on on a full server
 KOMBU_ENDS = {"smembers", "srem", "punsubscribe", "zrem"}  # how kombu ends a queue
 ORDINARY_TASKS = {"hdel", "lpush", "rpush", "watch", "unwatch", "zrem", "zrevrangebyscore"}  # acknowledged, restored
 RESULTS = {"mget", "subscribe", "unsubscribe", "expire", "get"}  # of groups and chords, and waiting for a result
-EFFECTS = {command.lower() for command in GRAMMAR}
+EFFECTS = {command.lower() for command in COMMANDS}
 RARE = {
     "hkeys",
     "lindex",

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from bridge.app.effects import ALLOWED, Effects
+from bridge.app.effect_arguments import COMMANDS
+from bridge.app.effects import Effects
 from bridge.routing.effects import apply
 from bridge.routing.words import ReturnWord
 from bridge.stack.embedded import EmbeddedServer
@@ -50,7 +51,7 @@ def every_command() -> dict[str, Callable[[Effects], object]]:
 
 def test_each_command_that_may_be_an_effect_is_called_here() -> None:
     # DECRBY is written as an increment.
-    assert set(every_command()) == set(ALLOWED) - {"DECRBY"}
+    assert set(every_command()) == set(COMMANDS) - {"DECRBY"}
 
 
 @pytest.mark.parametrize("command", sorted(every_command()))

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from redis.exceptions import DataError
 
-from bridge.app.effect_arguments import GRAMMAR, MAX_NUMBER, MAX_WORDS
-from bridge.app.effects import ALLOWED, Effects
+from bridge.app.effect_arguments import MAX_NUMBER, MAX_WORDS
+from bridge.app.effects import Effects
 from bridge.routing.effects import Effect
 from bridge.routing.errors import PayloadError
 
@@ -30,10 +30,6 @@ def test_commands_are_recorded_in_order_and_return_nothing() -> None:
 def test_an_empty_recorder_is_there() -> None:
     assert Effects()
     assert len(Effects()) == 0
-
-
-def test_each_allowed_command_has_a_grammar_and_no_other_has_one() -> None:
-    assert set(GRAMMAR) == set(ALLOWED)
 
 
 REFUSED: dict[str, Callable[[Effects], Any]] = {

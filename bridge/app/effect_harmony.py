@@ -1,0 +1,61 @@
+"""What the effects of one message do to each other: none may make a later one fail.
+
+The script looks at what is there before it applies the first of them, so it cannot find that out.
+"""
+
+from __future__ import annotations
+
+import math
+
+from bridge.app.effect_arguments import COMMANDS, MAX_NUMBER, Words, shown
+from bridge.routing.errors import PayloadError
+
+#: Commands that make their keys strings, whatever they were.
+_MAKE_STRINGS = ("SET", "SETEX", "PSETEX", "SETNX", "MSET")
+
+
+class Harmony:
+    """The commands of one message."""
+
+    def __init__(self) -> None:
+        self._kinds: dict[bytes, str] = {}
+        #: (key, field) -> 'int', 'float', or 'written' by something else than an increment.
+        self._values: dict[tuple[bytes, bytes], str] = {}
+        self._sums: dict[tuple[bytes, bytes], int] = {}
+
+    def add(self, name: str, words: Words) -> None:
+        """Takes one command in. Raises `PayloadError` when one before it could make it fail."""
+        if name == "PUBLISH":
+            return
+        command = COMMANDS[name]
+        kind = "string" if name in _MAKE_STRINGS else command.kind
+        keys = command.keys(words)
+        for key in keys:
+            if kind and self._kinds.setdefault(key, kind) != kind:
+                known = self._kinds[key]
+                raise PayloadError(f"effects.{name.lower()}: an effect before it makes {shown(key)} a {known}")
+        if command.increment:
+            self._add_up(name, command.increment, words)
+            return
+        for key in keys:
+            for field in self._fields(name, words):
+                self._values[key, field] = "written"
+
+    @staticmethod
+    def _fields(name: str, words: Words) -> Words:
+        if name == "HSET":
+            return words[1::2]
+        if name == "HSETNX":
+            return words[1:2]
+        return [b""] if name in (*_MAKE_STRINGS, "APPEND", "SETBIT") else []
+
+    def _add_up(self, name: str, increment: str, words: Words) -> None:
+        value = (words[0], words[1] if name.startswith("H") else b"")
+        before = self._values.setdefault(value, increment)
+        if before != increment:
+            how = "sets" if before == "written" else f"adds a {before} to"
+            raise PayloadError(f"effects.{name.lower()}: an effect before it {how} the same value")
+        by = words[-1] if len(words) > 1 else b"1"
+        self._sums[value] = self._sums.get(value, 0) + math.ceil(abs(float(by)))
+        if self._sums[value] > MAX_NUMBER:
+            raise PayloadError(f"effects.{name.lower()}: the effects of one message add too much to one value")
