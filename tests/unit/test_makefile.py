@@ -121,11 +121,11 @@ def test_an_install_that_fails_leaves_no_stamp(machine: Machine) -> None:
     assert not (machine.checkout / ".venv" / ".ready").exists()
 
 
-@pytest.mark.parametrize("failing", ["", "ruff", "mypy", "python"])
+@pytest.mark.parametrize("failing", ["", "ruff", "lint-imports", "mypy", "python"])
 def test_the_tests_and_the_checks_beside_them_fail_together(machine: Machine, failing: str) -> None:
     machine.python("python3.11")
     assert machine.make("setup").returncode == 0
-    for name in ("ruff", "mypy", "python"):
+    for name in ("ruff", "lint-imports", "mypy", "python"):
         tool = machine.checkout / ".venv" / "bin" / name
         tool.write_text(f'#!/bin/sh\necho "{name} $1 $2"\nexit {int(name == failing)}\n')
         tool.chmod(0o755)
