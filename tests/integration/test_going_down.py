@@ -265,7 +265,7 @@ STAGES: dict[str, list[Cell]] = {
 }
 
 
-@pytest.fixture(params=["bundles", "alone"])
+@pytest.fixture
 def lane(request: pytest.FixtureRequest, nodes: NodeYard, own_server: EmbeddedServer, tmp_path: Path) -> LaneUnderTest:
     # One attempt: whatever is charged is dead. A lease that outlasts the start of so many processes on a busy machine.
     bundle_ms = "10" if request.param == "bundles" else "0"
@@ -274,8 +274,18 @@ def lane(request: pytest.FixtureRequest, nodes: NodeYard, own_server: EmbeddedSe
     )
 
 
+#: On every change: all of the often ones with bundles, and the ends without.
+SHORT = {("bundles", "often"), ("bundles", "often-lives"), ("alone", "often")}
+
+
 @pytest.mark.parametrize(
-    "name", [name if name.startswith("often") else pytest.param(name, marks=pytest.mark.long) for name in STAGES]
+    ("lane", "name"),
+    [
+        pytest.param(way, name, id=f"{way}-{name}", marks=() if (way, name) in SHORT else pytest.mark.long)
+        for way in ("bundles", "alone")
+        for name in STAGES
+    ],
+    indirect=["lane"],
 )
 def test_nothing_is_lost_and_nothing_dies(lane: LaneUnderTest, name: str) -> None:
     stage = Stage(lane, STAGES[name], "counter.held_late" if "losses" in name else "counter.held")
