@@ -22,7 +22,7 @@ from celery.app.trace import task_has_custom
 from celery.utils.imports import symbol_by_name
 
 from bridge.app.eager import with_ticket_when_called
-from bridge.app.task import TicketTask, before_start, enter, undo_in_run
+from bridge.app.task import TicketTask, before_start, enter, roll_back_in_run
 from bridge.routing.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -88,8 +88,8 @@ def adopt_all(app: Celery) -> None:
             # `task_annotations` come later than the task.
             _take_max_retries(type(task))
             rollback = getattr_static(type(task), "bridge_rollback") is not None
-            if rollback and not (task._calls_run or task._undoes_in_run or type(task)._body is Task.run):
-                undo_in_run(task)
+            if rollback and not (task._calls_run or task._rolls_back_in_run or type(task)._body is Task.run):
+                roll_back_in_run(task)
         else:
             raise ConfigurationError(f"task {name} is {type(task).__name__}, which is no subclass of celery.Task")
 
@@ -128,8 +128,8 @@ def _as_celerys(function: Any) -> Any:
     """``function`` in a module of Celery's name: a warning of Celery's is to point to the user's line, and Celery takes
     the first one outside of its own modules for that.
     """
-    told = {**function.__globals__, "__name__": "celery.app.base"}
-    return FunctionType(function.__code__, told, function.__name__, function.__defaults__, function.__closure__)
+    names = {**function.__globals__, "__name__": "celery.app.base"}
+    return FunctionType(function.__code__, names, function.__name__, function.__defaults__, function.__closure__)
 
 
 class _Adopting:
@@ -161,5 +161,5 @@ def _next_call(cls: type) -> type:
 
 
 def _subclass(cls: type, bases: tuple[type, ...]) -> type:
-    told = {"__module__": cls.__module__, "__qualname__": cls.__qualname__, "__doc__": cls.__doc__}
-    return new_class(cls.__name__, bases, exec_body=lambda namespace: namespace.update(told))
+    attributes = {"__module__": cls.__module__, "__qualname__": cls.__qualname__, "__doc__": cls.__doc__}
+    return new_class(cls.__name__, bases, exec_body=lambda namespace: namespace.update(attributes))

@@ -32,20 +32,20 @@ class TicketContext:
         "_commit",
         "_effects",
         "attempt",
-        "begun",
+        "body_reached",
         "committed",
         "entered",
         "fence",
         "gave_up",
         "id",
-        "late",
+        "lease_holds",
+        "lease_was_over",
         "lost",
         "max_attempts",
-        "may_begin",
         "message_id",
+        "rollback_failed",
+        "rolled_back",
         "started_us",
-        "undo_failed",
-        "undone",
     )
 
     def __init__(
@@ -56,7 +56,7 @@ class TicketContext:
         fence: int,
         max_attempts: int,
         commit: Callable[[TicketContext], None],
-        may_begin: Callable[[], bool],
+        lease_holds: Callable[[], bool],
         lost: LostAttempt | None = None,
     ) -> None:
         self.id = id_
@@ -68,17 +68,17 @@ class TicketContext:
         #: When this attempt began, Unix time in us; 0: not begun.
         self.started_us = 0
         #: Whether the task's rollback of the lost attempt raised: it is still owed.
-        self.undo_failed = False
+        self.rollback_failed = False
         #: Whether it was called.
-        self.undone = False
+        self.rolled_back = False
         #: Whether the task was called: a task that calls itself, or another one, is called directly then.
         self.entered = False
         #: Whether the calls of its base classes, if it has any, have come to its body.
-        self.begun = False
+        self.body_reached = False
         #: Whether the lease that the message was dispatched under still holds.
-        self.may_begin = may_begin
+        self.lease_holds = lease_holds
         #: Whether it was over when the task's body was about to be entered, which it then was not.
-        self.late = False
+        self.lease_was_over = False
         #: Whether the task said that no attempt will do better: the message is dead, whatever attempts are left.
         self.gave_up = False
         #: Whether effects and success were written before Celery stored the result.

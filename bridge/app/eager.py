@@ -27,7 +27,7 @@ from celery.utils.log import get_logger
 
 from bridge.app.context import TicketContext
 from bridge.app.effects import Effects
-from bridge.app.signature import is_not_run
+from bridge.app.signature import is_async_or_generator
 from bridge.routing.errors import PayloadError, TicketBridgeError
 
 if TYPE_CHECKING:
@@ -39,11 +39,11 @@ if TYPE_CHECKING:
 logger = get_logger(__name__)
 
 #: The ticket of the message that is about to be handled, from its push to the task's call.
-_coming: ContextVar[TicketContext | None] = ContextVar("bridge_coming", default=None)
+_next_ticket: ContextVar[TicketContext | None] = ContextVar("bridge_next_ticket", default=None)
 
 
 #: Why a call in a worker records no effects.
-NOWHERE = (
+NO_EFFECTS_IN_CALLS = (
     "this task was called by apply or run, and is no message: its effects would be applied nowhere; push a message, or "
     "record them in the task that calls"
 )
@@ -56,7 +56,7 @@ class CalledTicket(TicketContext):
 
     def refuse_effects(self) -> None:
         """From now on a recorded effect is a `PayloadError`."""
-        self._effects = Effects(NOWHERE)
+        self._effects = Effects(NO_EFFECTS_IN_CALLS)
 
 
 @dataclass(frozen=True)
@@ -105,17 +105,17 @@ class Eager:
 
         Raises the error of the first that was given up, where ``task_eager_propagates`` is set.
         """
-        told = orjson.dumps([task, [(ticket, payload.decode()) for ticket, payload in messages]])
+        content = orjson.dumps([task, [(ticket, payload.decode()) for ticket, payload in messages]])
         with self._lock:
             if key is not None and key in self._keys:
                 known, ids = self._keys[key]
-                if known != told:
+                if known != content:
                     raise PayloadError(f"other messages were pushed under the idempotency key {key!r}")
                 return list(ids)
             found = self._app.tasks[task]
             new = [_Message(found, ticket, payload, self.next_id()) for ticket, payload in messages]
             if key is not None:
-                self._keys[key] = (told, [message.id for message in new])
+                self._keys[key] = (content, [message.id for message in new])
             self._queue += new
             if not self._handling:
                 self._drain()
@@ -136,7 +136,7 @@ class Eager:
                 if message.ticket_id in self._parked:
                     logger.warning("ticket %s is parked: message %s is not handled", message.ticket_id, message.id)
                     continue
-                handled = self._to_its_end(message)
+                handled = self._handle_all_attempts(message)
                 if handled.state == "dead":
                     logger.error("message %s of ticket %s is dead: %r", message.id, message.ticket_id, handled.error)
                     first = first or handled.error
@@ -146,7 +146,7 @@ class Eager:
         if first is not None and self._app.conf.task_eager_propagates:
             raise first
 
-    def _to_its_end(self, message: _Message) -> Handled:
+    def _handle_all_attempts(self, message: _Message) -> Handled:
         attempt = 1
         while (handled := self.handle(message.task, message.ticket_id, message.payload, message.id, attempt)).state == (
             "retried"
@@ -169,19 +169,19 @@ class Eager:
         most = task.bridge_max_attempts or self._lane.max_attempts
         ticket = TicketContext(ticket_id, message_id, attempt, _fence(), most, _commit, lambda: True, lost)
         content = orjson.loads(payload)
-        token = _coming.set(ticket)
+        token = _next_ticket.set(ticket)
         try:
             result = task.apply((ticket_id, content), task_id=message_id, retries=attempt - 1, throw=False)
         finally:
-            _coming.reset(token)
+            _next_ticket.reset(token)
         if result.state in (states.SUCCESS, states.IGNORED):
             value = result.result if result.state == states.SUCCESS else None
-            told: dict[str, Any] = {"state": "done", "result": value, "effects": commands_of(ticket)}
+            fields: dict[str, Any] = {"state": "done", "result": value, "effects": commands_of(ticket)}
         else:
             again = result.state == states.RETRY or getattr(result.result, "requeue", False)
             error = getattr(result.result, "exc", None) or result.result
-            told = {"state": "retried" if again and attempt < most else "dead", "error": error}
-        handled = Handled(task.name, ticket_id, message_id, content, attempt, **told)
+            fields = {"state": "retried" if again and attempt < most else "dead", "error": error}
+        handled = Handled(task.name, ticket_id, message_id, content, attempt, **fields)
         for listener in list(self.listeners):
             listener(handled)
         return handled
@@ -204,9 +204,9 @@ def ticket_of_call(task: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
     """The ticket of a call that no worker made: that of the eager message which it handles, else one of the call's own;
     None where its first argument cannot be a ticket.
     """
-    coming = _coming.get()
+    coming = _next_ticket.get()
     if coming is not None:
-        _coming.set(None)
+        _next_ticket.set(None)
         return coming
     first = args[0] if args else kwargs.get("ticket_id")
     if isinstance(first, bool) or not isinstance(first, str | int):
@@ -237,7 +237,7 @@ def with_ticket_when_called(cls: Any) -> None:
     """Gives ``run`` of a task's class a ticket where it is called as a function, which only tests do."""
     body = inspect.getattr_static(cls, "run")
     written = body.__func__ if isinstance(body, staticmethod | classmethod) else body
-    cls._body = _refusing(body) if is_not_run(written) else body
+    cls._body = _refusing_messages(body) if is_async_or_generator(written) else body
 
     @functools.wraps(written)
     def run(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -253,13 +253,13 @@ def with_ticket_when_called(cls: Any) -> None:
 
     if written is not body:
         # What has no ``self`` is shown as if it had one, since it is looked up through an instance.
-        told = inspect.signature(written)
+        signature = inspect.signature(written)
         first = inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY)
-        run.__signature__ = told.replace(parameters=[first, *told.parameters.values()])  # type: ignore[attr-defined]
+        run.__signature__ = signature.replace(parameters=[first, *signature.parameters.values()])  # type: ignore[attr-defined]
     cls.run = run
 
 
-def _refusing(body: Any) -> Any:
+def _refusing_messages(body: Any) -> Any:
     def refuse(self: Any, *args: Any, **kwargs: Any) -> Any:
         ticket = self.request.__dict__.get("bridge_ticket")
         if ticket is not None and ticket.pushed:

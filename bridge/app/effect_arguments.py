@@ -2,7 +2,7 @@
 
 Redis has no rollback: a command that fails after others of the same message were applied would leave half of them. The
 script checks the types of keys and the numbers that are there. This checks the words of one command, by the grammar of
-the oldest server, and `bridge.app.effect_harmony` what the commands of one message do to each other.
+the oldest server, and `bridge.app.effect_conflicts` what the commands of one message do to each other.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _ID = re.compile(rb"[0-9]{1,19}(-[0-9]{1,19})?")
 _INFINITE = (b"inf", b"+inf", b"-inf")
 
 
-class _Unfit(Exception):
+class _BadArgument(Exception):
     """Why; becomes a `PayloadError` that names the command."""
 
 
@@ -36,21 +36,21 @@ def check(name: str, words: Words) -> None:
     """Raises `PayloadError` when Redis could refuse the command ``name`` with the words after it."""
     try:
         if len(words) >= MAX_WORDS:
-            raise _Unfit(f"{len(words)} words are too many for one call; make several of at most {MAX_WORDS - 1}")
+            raise _BadArgument(f"{len(words)} words are too many for one call; make several of at most {MAX_WORDS - 1}")
         COMMANDS[name].grammar(words)
-    except _Unfit as exc:
+    except _BadArgument as exc:
         raise PayloadError(f"effects.{name.lower()}: {exc}") from None
 
 
 def _integer(word: bytes, low: int = -(2**63), high: int = 2**63 - 1) -> int:
     if not _INTEGER.fullmatch(word) or not low <= int(word) <= high:
-        raise _Unfit(f"{shown(word)} is not an integer from {low} to {high}")
+        raise _BadArgument(f"{shown(word)} is not an integer from {low} to {high}")
     return int(word)
 
 
 def _decimal(word: bytes, low: float = -1e300, high: float = 1e300) -> float:
     if not _DECIMAL.fullmatch(word) or not low <= float(word) <= high:
-        raise _Unfit(f"{shown(word)} is not a number from {low:g} to {high:g}")
+        raise _BadArgument(f"{shown(word)} is not a number from {low:g} to {high:g}")
     return float(word)
 
 
@@ -67,7 +67,7 @@ def shown(word: bytes) -> str:
 def _exactly(count: int) -> Callable[[Words], None]:
     def grammar(words: Words) -> None:
         if len(words) != count:
-            raise _Unfit(f"takes {count} words, not {len(words)}")
+            raise _BadArgument(f"takes {count} words, not {len(words)}")
 
     return grammar
 
@@ -75,14 +75,14 @@ def _exactly(count: int) -> Callable[[Words], None]:
 def _at_least(count: int) -> Callable[[Words], None]:
     def grammar(words: Words) -> None:
         if len(words) < count:
-            raise _Unfit(f"takes at least {count} words, not {len(words)}")
+            raise _BadArgument(f"takes at least {count} words, not {len(words)}")
 
     return grammar
 
 
 def _groups(words: Words, size: int) -> None:
     if not words or len(words) % size:
-        raise _Unfit(f"takes groups of {size} words, not {len(words)} words")
+        raise _BadArgument(f"takes groups of {size} words, not {len(words)} words")
 
 
 def _options(words: Words, known: tuple[bytes, ...]) -> tuple[set[bytes], Words]:
@@ -98,7 +98,7 @@ def _options(words: Words, known: tuple[bytes, ...]) -> tuple[set[bytes], Words]
 def _one_of(found: set[bytes], *exclusive: bytes) -> None:
     both = sorted(found.intersection(exclusive))
     if len(both) > 1:
-        raise _Unfit(f"{' and '.join(option.decode() for option in both)} exclude each other")
+        raise _BadArgument(f"{' and '.join(option.decode() for option in both)} exclude each other")
 
 
 _SET_ENDS = {b"EX": MAX_TTL_S, b"PX": MAX_TTL_S * 1000, b"EXAT": 2 * MAX_TTL_S, b"PXAT": 2 * MAX_TTL_S * 1000}
@@ -118,9 +118,11 @@ def _set(words: Words) -> None:
         elif option in (b"NX", b"XX"):
             conditions += 1
         else:
-            raise _Unfit(f"{shown(word)} is not possible here: an effect returns nothing and runs on Redis 6.2, too")
+            raise _BadArgument(
+                f"{shown(word)} is not possible here: an effect returns nothing and runs on Redis 6.2, too"
+            )
     if ends > 1 or conditions > 1:
-        raise _Unfit("options exclude each other")
+        raise _BadArgument("options exclude each other")
 
 
 def _setex(seconds: int) -> Callable[[Words], None]:
@@ -223,15 +225,15 @@ def _xadd(words: Words) -> None:
         if not by_id:
             _integer(threshold, 0)
         elif not _ID.fullmatch(threshold):
-            raise _Unfit(f"{shown(threshold)} is not a stream id")
+            raise _BadArgument(f"{shown(threshold)} is not a stream id")
         rest = rest[1:]
         if rest[:1] and rest[0].upper() == b"LIMIT":
             if not about:
-                raise _Unfit("a limit needs approximate=True")
+                raise _BadArgument("a limit needs approximate=True")
             _integer(rest[1] if len(rest) > 1 else b"", 0)
             rest = rest[2:]
     if rest[:1] != [b"*"]:
-        raise _Unfit("leave the id to Redis ('*'); any other could be refused")
+        raise _BadArgument("leave the id to Redis ('*'); any other could be refused")
     _groups(rest[1:], 2)
 
 

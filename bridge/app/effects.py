@@ -3,7 +3,7 @@
 They are recorded, not executed: a command returns nothing. Redis has no rollback, so a command may only be here when
 everything that can make it fail is checked before the first one is applied: its key's type and, where it adds to a
 number, that number, by the script (``routing/lua/apply.lua``); its own words by `bridge.app.effect_arguments`, and what
-the commands of one message do to each other by `bridge.app.effect_harmony`.
+the commands of one message do to each other by `bridge.app.effect_conflicts`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from redis.commands import CoreCommands
 from redis.exceptions import DataError
 
 from bridge.app.effect_arguments import COMMANDS, check
-from bridge.app.effect_harmony import Harmony
+from bridge.app.effect_conflicts import CommandConflicts
 from bridge.routing.effects import Effect
 from bridge.routing.errors import PayloadError
 
@@ -46,7 +46,7 @@ class Effects(_Commands):
 
     def __init__(self, refusal: str = "") -> None:
         self._recorded: list[Effect] = []
-        self._harmony = Harmony()
+        self._conflicts = CommandConflicts()
         #: Why none is recorded (any more); "": they are.
         self._refusal = refusal
 
@@ -81,15 +81,15 @@ class Effects(_Commands):
             raise PayloadError(f"effects.{name.lower()}: {exc}") from None
         check(name, words)
         if self.own is not None and name != "PUBLISH":
-            self._spare_lane(name, words)
+            self._refuse_lane_keys(name, words)
         command = COMMANDS[name]
         if name == "DECRBY":
             # Written as an increment, so that the script adds in one way only.
             name, words = "INCRBY", [words[0], str(-int(words[1])).encode()]
-        self._harmony.add(name, words)
+        self._conflicts.add(name, words)
         self._recorded.append(Effect(command.kind, command.increment, (name, *words)))
 
-    def _spare_lane(self, name: str, words: list[bytes]) -> None:
+    def _refuse_lane_keys(self, name: str, words: list[bytes]) -> None:
         assert self.own is not None
         stream, beginnings = self.own
         for key in COMMANDS[name].keys(words):

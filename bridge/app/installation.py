@@ -9,7 +9,7 @@ from celery.utils.imports import symbol_by_name
 
 from bridge.app.adoption import adopt_from_now_on
 from bridge.app.installed import Bridge
-from bridge.app.results import keep_apart
+from bridge.app.results import keep_results_apart
 from bridge.producer.push import push
 from bridge.protocol.names import BUNDLE_TASK, PUSH_TASK
 from bridge.routing.errors import ConfigurationError
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 #: The steps of Celery's worker that make it a member of the lane. They are named, not imported: Celery loads them when
 #: a worker is made, and a process that only produces never loads the worker's part.
 STEPS = {
-    "worker": ("bridge.worker.main.arrival:ServerStep", "bridge.worker.main.steps:JoinStep"),
+    "worker": ("bridge.worker.main.server_check:ServerStep", "bridge.worker.main.steps:JoinStep"),
     "consumer": ("bridge.worker.main.steps:MemberStep",),
 }
 #: What looks at the settings before Celery does, in a worker of the command line; loaded when it is needed, too.
@@ -42,7 +42,7 @@ def install(app: Celery) -> TicketApp:
 def _install(app: Celery) -> None:
     app.bridge = Bridge(app)
     adopt_from_now_on(app)
-    keep_apart(app)
+    keep_results_apart(app)
 
     # shared=False: other apps of the process, which may know nothing of the bridge, shall not get it.
     @app.task(name=BUNDLE_TASK, ignore_result=True, shared=False, bridge_bundle=False)

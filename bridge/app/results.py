@@ -34,12 +34,12 @@ _LONGEST = 100
 _DEFAULT_LANE = (LaneSettings.model_fields["stream"].default, LaneSettings.model_fields["group"].default)
 
 
-def keep_apart(app: Celery) -> None:
+def keep_results_apart(app: Celery) -> None:
     """Makes each result backend of ``app``, made from now on, keep the results of messages under the lane's name."""
     make = app._get_backend
 
     def with_lane() -> Any:
-        return _of_lane(make())
+        return _with_lane_names(make())
 
     app._get_backend = with_lane
     # One that was made before: whoever waits for a result has it, and keeps it.
@@ -47,7 +47,7 @@ def keep_apart(app: Celery) -> None:
     app._local = threading.local()
 
 
-class _OfLane:
+class _LaneNames:
     """Mixed into the class of a backend."""
 
     app: Any
@@ -67,10 +67,10 @@ class _OfLane:
         # The class was made here, and cannot be found by its name.
         reduced: Any = super().__reduce__(*args, **kwargs)
         rebuild, (cls, *more), *state = reduced
-        return (_rebuilt, (rebuild, cls.__bases__[1], *more), *state)
+        return (_unpickled, (rebuild, cls.__bases__[1], *more), *state)
 
 
-class _Keyed(_OfLane):
+class _KeyValueLaneNames(_LaneNames):
     """Of backends that have a key for each task."""
 
     def get_key_for_task(self, task_id: Any, key: Any = "") -> Any:
@@ -82,7 +82,7 @@ class _Keyed(_OfLane):
         return id_ if _MESSAGE_ID.fullmatch(id_) else stripped
 
 
-class _Other(_OfLane):
+class _OtherLaneNames(_LaneNames):
     """Of the others (databases): by the three hooks that Celery has for each backend."""
 
     def _store_result(self, task_id: Any, *args: Any, **kwargs: Any) -> Any:
@@ -98,12 +98,12 @@ class _Other(_OfLane):
         return super()._forget(self._lane_id(task_id))  # type: ignore[misc]
 
 
-def _of_lane(backend: Any) -> Any:
+def _with_lane_names(backend: Any) -> Any:
     """``backend``, with the lane in the names that it gives to results of messages."""
-    if isinstance(backend, DisabledBackend | _OfLane):
+    if isinstance(backend, DisabledBackend | _LaneNames):
         return backend
     cls: Any = type(backend)
-    backend.__class__ = _class_of_lane(cls)
+    backend.__class__ = _class_with_lane_names(cls)
     consumer: Any = getattr(backend, "result_consumer", None)
     if hasattr(consumer, "_get_key_for_task"):
         # That of Redis remembers the method of the class that was.
@@ -112,8 +112,8 @@ def _of_lane(backend: Any) -> Any:
 
 
 @cache
-def _class_of_lane(cls: type) -> type:
-    part = _Keyed if issubclass(cls, BaseKeyValueStoreBackend) else _Other
+def _class_with_lane_names(cls: type) -> type:
+    part = _KeyValueLaneNames if issubclass(cls, BaseKeyValueStoreBackend) else _OtherLaneNames
     return type(cls.__name__, (part, cls), {"__module__": cls.__module__, "__doc__": cls.__doc__})
 
 
@@ -127,7 +127,7 @@ def _prefix_of(stream: str, group: str) -> str:
     return f"{name}:"
 
 
-def _rebuilt(rebuild: Any, cls: type, *args: Any) -> Any:
+def _unpickled(rebuild: Any, cls: type, *args: Any) -> Any:
     """A backend that was pickled, for the current app (see `celery.backends.base.unpickle_backend`)."""
     backend = rebuild(cls, *args)
-    return _of_lane(backend) if hasattr(current_app, "bridge") else backend
+    return _with_lane_names(backend) if hasattr(current_app, "bridge") else backend

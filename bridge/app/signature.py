@@ -22,13 +22,13 @@ def require_match(task: Any) -> None:
         raise ConfigurationError(mismatch(task))
 
 
-def is_not_run(body: Any) -> bool:
+def is_async_or_generator(body: Any) -> bool:
     """Whether a call of ``body`` would only make a coroutine or a generator of it, which Celery never runs."""
     return inspect.iscoroutinefunction(body) or inspect.isgeneratorfunction(body) or inspect.isasyncgenfunction(body)
 
 
 def _mismatch(task: Any) -> str:
-    if is_not_run(inspect.unwrap(task.run)):
+    if is_async_or_generator(inspect.unwrap(task.run)):
         return (
             f"no message can be for the task {task.name}: Celery would not run its body, which is async or a generator"
         )

@@ -14,7 +14,7 @@ from celery import Task
 from celery.exceptions import Ignore, Reject, Retry
 from celery.utils.time import maybe_make_aware
 
-from bridge.app import forked_copies as copies
+from bridge.app import forked_children
 from bridge.app.eager import ticket_of_call
 from bridge.app.signature import mismatch, require_match
 from bridge.producer.push import apush_many, payload_bytes, push, push_many, refuse_delay, ticket_bytes
@@ -42,7 +42,7 @@ class TicketTask(Task):  # type: ignore[misc, unused-ignore]
     #: called again before the next one.
     bridge_rollback: Callable[..., Any] | None = None
 
-    _undoes_in_run = False
+    _rolls_back_in_run = False
 
     @property
     def ticket(self) -> TicketContext | Any:
@@ -197,25 +197,25 @@ class TicketTask(Task):  # type: ignore[misc, unused-ignore]
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         ticket = ticket_of(self)
-        if ticket is None or not ticket.entered or ticket.begun:
+        if ticket is None or not ticket.entered or ticket.body_reached:
             return super().__call__(*args, **kwargs)
         # Here end the `__call__` of base classes: Celery's own would put a request without a ticket over this one.
-        ticket.begun = True
+        ticket.body_reached = True
         return self.run(*args, **kwargs)
 
     def _roll_back(self, ticket: TicketContext, args: Any, kwargs: Any) -> None:
-        if ticket.lost is None or ticket.undone:
+        if ticket.lost is None or ticket.rolled_back:
             return
-        ticket.undone = True
+        ticket.rolled_back = True
         # As it was given: of the class's attributes, Python would bind a function to the task, but no other callable.
         undo: Any = inspect.getattr_static(type(self), "bridge_rollback", None)
         if isinstance(undo, staticmethod):
             undo = undo.__func__
         if undo is None:
             return
-        ticket.undo_failed = True
+        ticket.rollback_failed = True
         undo(self, ticket.lost, *args, **kwargs)
-        ticket.undo_failed = False
+        ticket.rollback_failed = False
 
 
 def ticket_of(task: Any) -> TicketContext | None:
@@ -232,15 +232,15 @@ def enter(self: Any, *args: Any, **kwargs: Any) -> Any:
     if ticket is None or ticket.entered:
         return super(self._outermost, self).__call__(*args, **kwargs)
     ticket.entered = True
-    if not ticket.may_begin():
+    if not ticket.lease_holds():
         # Between the look at the lease and here, handlers of signals and, with `task_track_started`, a write to the
         # result backend may have waited for long. Somebody else may have the ticket by now.
-        ticket.late = True
+        ticket.lease_was_over = True
         raise Ignore("the lease ended before the task began")
-    depth = copies.depth
+    fork_depth = forked_children.fork_depth
     try:
         try:
-            if not self._undoes_in_run:
+            if not self._rolls_back_in_run:
                 self._roll_back(ticket, args, kwargs)
             # Straight to the body where no base class has a call of its own, as in Celery: it spares looks at the
             # request. Tests, and Celery's autoretry, put another one on the task itself.
@@ -248,8 +248,8 @@ def enter(self: Any, *args: Any, **kwargs: Any) -> Any:
             call = body if self._calls_run else super(self._outermost, self).__call__
             result = call(*args, **kwargs)
         finally:
-            if copies.depth != depth and not self.request.is_eager:
-                copies.end_copy(self.name)
+            if forked_children.fork_depth != fork_depth and not self.request.is_eager:
+                forked_children.exit_forked_child(self.name)
         if ticket.recorded is not None and not self.ignore_result:
             # Whoever waits for the result must find the effects applied.
             ticket.commit()
@@ -257,22 +257,22 @@ def enter(self: Any, *args: Any, **kwargs: Any) -> Any:
     except (Ignore, Reject, Retry, StaleFence):
         raise
     except Exception as exc:
-        raise_as_told(self, ticket, exc)
+        raise_or_retry(self, ticket, exc)
 
 
-def undo_in_run(task: Any) -> None:
+def roll_back_in_run(task: Any) -> None:
     """Makes the rollback of ``task`` a part of its ``run``: where its base classes open a context, it has that, too."""
     run = task.run
 
     @wraps(run)
-    def undo_and_run(*args: Any, **kwargs: Any) -> Any:
+    def roll_back_and_run(*args: Any, **kwargs: Any) -> Any:
         ticket = ticket_of(task)
         if ticket is not None:
             task._roll_back(ticket, args, kwargs)
         return run(*args, **kwargs)
 
-    task.run = undo_and_run
-    task._undoes_in_run = True
+    task.run = roll_back_and_run
+    task._rolls_back_in_run = True
 
 
 def before_start(self: Any, *args: Any) -> None:
@@ -285,10 +285,10 @@ def before_start(self: Any, *args: Any) -> None:
         ticket = ticket_of(self)
         if ticket is None:
             raise
-        raise_as_told(self, ticket, exc)
+        raise_or_retry(self, ticket, exc)
 
 
-def raise_as_told(task: Any, ticket: TicketContext, exc: Exception) -> NoReturn:
+def raise_or_retry(task: Any, ticket: TicketContext, exc: Exception) -> NoReturn:
     """Raises ``exc`` where the message does not come again, and Celery's `Retry` where it does."""
     if isinstance(exc, TypeError) and mismatch(task):
         # No attempt will do better.
@@ -314,7 +314,7 @@ def retry_delay_ms(retry: Retry) -> int | None:
     return None
 
 
-def is_over(expires: float | datetime, message_id: str) -> bool:
+def has_expired(expires: float | datetime, message_id: str) -> bool:
     """Whether the time of a message is over: ``expires`` is a date, or seconds since it was added to the stream."""
     if isinstance(expires, datetime):
         return bool(time.time() >= maybe_make_aware(expires, UTC).timestamp())

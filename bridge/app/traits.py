@@ -57,27 +57,27 @@ class Traits:
         """What the planner must know of it."""
         found = self._found.get(name)
         if found is None:
-            told = self._told(name)
-            hard, soft = told.get("limits") or (None, None)
-            found = self._found[name] = TaskTraits(told.get("bundle") is not False, (hard, soft))
+            facts = self._facts_of(name)
+            hard, soft = facts.get("limits") or (None, None)
+            found = self._found[name] = TaskTraits(facts.get("bundle") is not False, (hard, soft))
         return found
 
     def max_attempts(self, name: str) -> int:
         """Attempts of its messages before they are given up."""
-        return int(self._told(name).get("max_attempts") or self._lane.max_attempts)
+        return int(self._facts_of(name).get("max_attempts") or self._lane.max_attempts)
 
     def parks(self, name: str) -> bool:
         """Whether a dead message of it parks its ticket."""
-        return (self._told(name).get("on_dead") or self._lane.on_dead) == "park"
+        return (self._facts_of(name).get("on_dead") or self._lane.on_dead) == "park"
 
     def ignores_result(self, name: str) -> bool:
         """Whether nobody wants its results."""
-        return bool(self._told(name).get("ignore_result"))
+        return bool(self._facts_of(name).get("ignore_result"))
 
     def forget(self) -> None:
         """Consumers have told something new."""
         self._found.clear()
 
-    def _told(self, name: str) -> Mapping[str, Any]:
+    def _facts_of(self, name: str) -> Mapping[str, Any]:
         task = self._app.tasks.get(name)
         return self._registrations.traits(name) if task is None else traits_of(task)

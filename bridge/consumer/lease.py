@@ -31,7 +31,7 @@ from redis import Redis
 from redis.exceptions import RedisError
 
 from bridge.consumer.deadline import MARGIN, now_ns
-from bridge.consumer.registering import tell_changes
+from bridge.consumer.registering import update_registration
 from bridge.link.connections import UNAVAILABLE, client, is_full, is_outage
 from bridge.link.outage import Outage
 from bridge.protocol.agreement import differences, leaders_facts
@@ -54,10 +54,12 @@ RETRY_S = 0.1
 class Lease:
     """Holds the lease of one worker, on a thread of its own so that no task or event loop can delay it.
 
-    ``held``: the fences of what the worker holds, sent along with each renewal. ``lost``: called on this thread when
-    the lease ended while the worker lived. ``going``: whether the worker was asked to stop. ``beat``: called on it with
-    each renewal. ``standing``: of what it registered with, all that may change; asked with each renewal, told when it
-    did.
+    - ``held`` returns the fences of the runs that the worker holds. Each renewal sends them.
+    - ``on_lost`` is called on the lease's thread when the lease ended while the worker lives.
+    - ``is_stopping`` says whether the worker was asked to stop.
+    - ``on_renewal`` is called on the lease's thread with each renewal.
+    - ``changing_facts`` returns the part of the registration that may change. Each renewal compares it, and sends what
+      differs.
     """
 
     def __init__(
@@ -69,20 +71,20 @@ class Lease:
         deadline: Deadline,
         *,
         held: Callable[[], list[int]],
-        lost: Callable[[], None],
-        going: Callable[[], bool] = lambda: False,
-        beat: Callable[[], None] = lambda: None,
-        standing: Callable[[], dict[str, Any]] = dict,
+        on_lost: Callable[[], None],
+        is_stopping: Callable[[], bool] = lambda: False,
+        on_renewal: Callable[[], None] = lambda: None,
+        changing_facts: Callable[[], dict[str, Any]] = dict,
     ) -> None:
         self._lane = lane
         self._name = name
         self._registration = registration
         self._deadline = deadline
         self._held = held
-        self._lost = lost
-        self._going = going
-        self._beat = beat
-        self._standing = standing
+        self._on_lost = on_lost
+        self._is_stopping = is_stopping
+        self._on_renewal = on_renewal
+        self._changing_facts = changing_facts
         self._outage = Outage(logger, "renewing the lease as soon as it is back")
         self._redis: Redis = client(url, timeout_s=max(0.2, lane.lease / (2 * RENEWALS)))
         self._stop = threading.Event()
@@ -131,8 +133,8 @@ class Lease:
             found_raw = self._redis.hget(keys.consumers, self._name)
             found = (found_raw, orjson.loads(found_raw)["incarnation"]) if found_raw else None
             incarnation = uuid.uuid4().hex
-            told = {"incarnation": incarnation, "since": time.time(), "lease_ms": self._lane.lease_ms}
-            registration = orjson.dumps({**self._registration, **told})
+            new_fields = {"incarnation": incarnation, "since": time.time(), "lease_ms": self._lane.lease_ms}
+            registration = orjson.dumps({**self._registration, **new_fields})
             sent = now_ns()
             word, left_ms = register(
                 self._redis, keys, self._name, incarnation, self._lane.lease_ms, registration, found
@@ -180,16 +182,16 @@ class Lease:
                 renewed = False
             if renewed:
                 self._deadline.extend(self._deadline_after(sent))
-                self._quietly(self._follow)
-                self._quietly(self._beat)
+                self._quietly(self._report_changes)
+                self._quietly(self._on_renewal)
                 continue
-            what = "it was going anyway" if self._going() else "coming back as a new incarnation"
+            what = "it was going anyway" if self._is_stopping() else "coming back as a new incarnation"
             logger.error("the lease of %s ended: stopping what runs; %s", self._name, what)
             self._deadline.end()
-            self._quietly(self._lost)
-            while not self._going() and not self._come_back() and not self._stop.wait(RETRY_S):
+            self._quietly(self._on_lost)
+            while not self._is_stopping() and not self._register_again() and not self._stop.wait(RETRY_S):
                 pass
-            if self._going():
+            if self._is_stopping():
                 # A new life would be sent tickets that this worker takes no more.
                 return
 
@@ -209,25 +211,25 @@ class Lease:
                 raise reply
         if master != self._master and isinstance(master, bytes):
             self._master = master
-            self._quietly(self._compare)
+            self._quietly(self._warn_of_differences)
         return bool(there)
 
-    def _compare(self) -> None:
+    def _warn_of_differences(self) -> None:
         """Another master leads, or the first that this worker knows: says what differs."""
         for difference in differences(self._registration, leaders_facts(self._master)):
             logger.warning("this worker differs from the master that leads: %s", difference)
 
-    def _follow(self) -> None:
+    def _report_changes(self) -> None:
         """The pool may have grown or shrunk, and the queues may be others."""
-        if self._going():
+        if self._is_stopping():
             # Celery has closed its pool, or is about to.
             return
         before = self._registration
-        changed = {name: value for name, value in self._standing().items() if value != before[name]}
+        changed = {name: value for name, value in self._changing_facts().items() if value != before[name]}
         if not changed:
             return
         try:
-            tell_changes(self._redis, self._lane.keys, self._name, self._deadline.incarnation, changed)
+            update_registration(self._redis, self._lane.keys, self._name, self._deadline.incarnation, changed)
         except (RedisError, OSError) as exc:
             logger.debug("cannot tell yet what changed: %s", exc)
             return
@@ -245,7 +247,7 @@ class Lease:
             # Whatever it was, the lease must go on, or come back.
             logger.exception("%r failed", call)
 
-    def _come_back(self) -> bool:
+    def _register_again(self) -> bool:
         """Registers anew; False when the server is still away."""
         try:
             self._register(patience_s=float("inf"))

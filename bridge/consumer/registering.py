@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from bridge.routing.keys import LaneKeys
 
 
-def tell_changes(redis: Redis, keys: LaneKeys, name: str, incarnation: str, changed: dict[str, Any]) -> None:
+def update_registration(redis: Redis, keys: LaneKeys, name: str, incarnation: str, changed: dict[str, Any]) -> None:
     """Puts what ``changed`` into the registration, if it is still this incarnation's, and wakes the leader up.
 
     Raises ``WatchError`` when somebody changed a registration meanwhile: then it is to be told again.
@@ -20,10 +20,10 @@ def tell_changes(redis: Redis, keys: LaneKeys, name: str, incarnation: str, chan
     with redis.pipeline(transaction=True) as pipe:
         pipe.watch(keys.consumers)
         found: Any = pipe.hget(keys.consumers, name)
-        told = orjson.loads(found) if found else {}
-        if told.get("incarnation") != incarnation:
+        registration = orjson.loads(found) if found else {}
+        if registration.get("incarnation") != incarnation:
             return
         pipe.multi()
-        pipe.hset(keys.consumers, name, orjson.dumps({**told, **changed}).decode())
+        pipe.hset(keys.consumers, name, orjson.dumps({**registration, **changed}).decode())
         pipe.xadd(keys.outcomes, {"i": incarnation, "joined": name})
         pipe.execute()

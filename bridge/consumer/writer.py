@@ -38,7 +38,7 @@ RETRY_S = 0.05
 TIMEOUT_S = 2.0
 
 
-def at_limit(exc: BaseException | None) -> bool:
+def has_no_file_descriptor(exc: BaseException | None) -> bool:
     """Whether ``exc`` says that this process, not the server, cannot go on: it has no file descriptor left, mostly."""
     while exc is not None:
         if isinstance(exc, OSError) and exc.errno in (errno.EMFILE, errno.ENFILE):
@@ -115,7 +115,7 @@ class OutcomeWriter:
             except (RedisError, OSError) as exc:
                 if not is_outage(exc):
                     raise
-                if at_limit(exc) and not self._deadline.in_main:
+                if has_no_file_descriptor(exc) and not self._deadline.in_main:
                     logger.critical("no connection can be made in this pool process, which ends: %s", exc)
                     os._exit(os.EX_OSERR)
                 self._outage.met(exc)

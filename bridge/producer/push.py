@@ -86,7 +86,7 @@ def push(
     try:
         added = app.bridge.client.xadd(settings.lane.stream, {"ticket_id": ticket, "task": task, "payload": content})
     except FAILURES as exc:
-        raise _told_of(exc, settings, [], 1) from None
+        raise _failure_of(exc, settings, [], 1) from None
     return text_of(added)
 
 
@@ -96,7 +96,7 @@ def push_many(
     """Many messages for ``task``; returns their ids. See `TicketTask.push_many`."""
     push = _Push(app, task, messages, idempotency_key)
     if push.total:
-        with _told(push.settings, push.ids, push.total), _connection(app.bridge.client) as connection:
+        with _translated_failures(push.settings, push.ids, push.total), _connection(app.bridge.client) as connection:
             # All over one connection: to take one anew costs as much as twenty messages.
             for call in push.calls():
                 try:
@@ -116,7 +116,7 @@ async def apush_many(
     """As `push_many`, for asyncio."""
     push = _Push(app, task, messages, idempotency_key)
     for call in push.calls():
-        with _told(push.settings, push.ids, push.total):
+        with _translated_failures(push.settings, push.ids, push.total):
             client = await app.bridge.async_client()
             try:
                 reply = await _answer_async(client, call)
@@ -258,15 +258,15 @@ def _checked(messages: Iterable[tuple[str | int, Any]], max_payload: int) -> lis
 
 
 @contextmanager
-def _told(settings: Settings, pushed: list[str], total: int) -> Iterator[None]:
+def _translated_failures(settings: Settings, pushed: list[str], total: int) -> Iterator[None]:
     """Says what became of a push that fails in the block. ``pushed``: ids of what is in, of ``total`` messages."""
     try:
         yield
     except FAILURES as exc:
-        raise _told_of(exc, settings, pushed, total) from None
+        raise _failure_of(exc, settings, pushed, total) from None
 
 
-def _told_of(exc: Exception, settings: Settings, pushed: list[str], total: int) -> ServerUnavailable:
+def _failure_of(exc: Exception, settings: Settings, pushed: list[str], total: int) -> ServerUnavailable:
     url = without_password(settings.redis_url)
     said = " ".join(str(exc).split()) or type(exc).__name__
     before = f"{len(pushed):,} of {total:,} messages are in, in order, and "

@@ -160,7 +160,7 @@ class _Rows:
             raise self._source.refusal(
                 f"column {PAYLOAD!r}: {flaw}, at character {exc.colno} of the cell {_shown(text)}", line=line
             ) from None
-        doubled = _doubled(text, found)
+        doubled = _duplicate_name(text, found)
         if doubled is not None:
             raise self._source.refusal(f"column {PAYLOAD!r}: key {doubled!r} is there twice", line=line)
         return raw
@@ -200,7 +200,7 @@ class _Rows:
             raise self._not_an_object(text, exc) from None
         if not isinstance(found, dict):
             raise self._source.refusal(f"a line must hold a JSON object, not {_shown(found)}")
-        doubled = _doubled(text, found)
+        doubled = _duplicate_name(text, found)
         if doubled is not None:
             raise self._source.refusal(f"key {doubled!r} is there twice")
         return found
@@ -209,8 +209,8 @@ class _Rows:
         said = getattr(exc, "msg", "nested too deeply")
         try:
             orjson.loads(text)
-        except orjson.JSONDecodeError as told:
-            return self._source.refusal(_flaw("the line", text.encode(), told, said), column=told.colno)
+        except orjson.JSONDecodeError as refusal:
+            return self._source.refusal(_flaw("the line", text.encode(), refusal, said), column=refusal.colno)
         # What this parser takes, and Python's does not.
         return self._source.refusal(said)
 
@@ -280,7 +280,7 @@ def _shown(value: Any) -> str:
     return text if len(text) <= 60 else f"{text[:57]}…"
 
 
-def _doubled(text: str, found: Any) -> str | None:
+def _duplicate_name(text: str, found: Any) -> str | None:
     """A name that an object of ``text``, which was read as ``found``, has twice: parsers keep the last and say nothing.
 
     Looking takes far longer than reading, so it is done where the text has more quotes than what was read of it.

@@ -21,7 +21,7 @@ from contextlib import suppress
 
 from bridge.worker.guard.processes import PROC, parent_of
 
-#: What a watcher's command line holds: see `bridge.worker.guard.watching`.
+#: What a watcher's command line holds: see `bridge.worker.guard.watcher_process`.
 WATCHER = b"bridge.worker.guard.watcher"
 #: From linux/prctl.h: what loses its parent becomes a child of this process.
 PR_SET_CHILD_SUBREAPER = 36
@@ -61,7 +61,7 @@ def run(command: list[str]) -> int:
             signal.signal(number, lambda number, _frame: _pass_on(worker, number))
     signal.pthread_sigmask(signal.SIG_UNBLOCK, passed_on)
     code: int | None = None
-    while code is None or _watched():
+    while code is None or _has_watcher():
         try:
             ended, status = os.waitpid(-1, 0)
         except ChildProcessError:
@@ -81,7 +81,7 @@ def _pass_on(worker: int, number: int) -> None:
             os.kill(worker, number)
 
 
-def _watched() -> bool:
+def _has_watcher() -> bool:
     """Whether a watcher is a child of this process: its worker has ended, and it has not."""
     own = os.getpid()
     for entry in PROC.iterdir():

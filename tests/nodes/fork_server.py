@@ -46,7 +46,7 @@ LIBRARIES = (
 #: The worker's part of the bridge, which Celery loads by name when a worker is made; all but the module that hears
 #: Celery's signals, which only a worker's process does.
 WORKERS_PART = (
-    "bridge.worker.main.arrival", "bridge.worker.pool.execute", "bridge.worker.main.member",
+    "bridge.worker.main.server_check", "bridge.worker.pool.execute", "bridge.worker.main.member",
     "bridge.worker.pool.calls", "bridge.worker.main.revoking", "bridge.worker.main.strategy",
 )  # fmt: skip
 

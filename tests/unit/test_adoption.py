@@ -163,7 +163,7 @@ def test_a_rollback_has_the_context_that_the_base_class_opens() -> None:
         context.lost = LostAttempt(1, 900, "w1@a", "died")
         task("T1")
     assert calls == [("before", "T1"), ("undo", "T1"), ("body", "T1"), ("after", "T1")]
-    assert not context.undo_failed
+    assert not context.rollback_failed
 
 
 def test_a_lease_that_is_over_is_seen_before_any_call() -> None:
@@ -172,7 +172,7 @@ def test_a_lease_that_is_over_is_seen_before_any_call() -> None:
     task = app.task(nothing, name="shop.pay", shared=False, lazy=False, base=type("Mine", (Calls,), {}))
     type(task).calls = calls
     with on_ticket(task) as context:
-        context.may_begin = lambda: False
+        context.lease_holds = lambda: False
         with pytest.raises(Exception, match="the lease ended"):
             task()
     assert calls == []

@@ -16,7 +16,7 @@ from celery import Celery, signals
 from celery.result import allow_join_result
 from redis.exceptions import ResponseError
 
-from bridge.app import forked_copies as copies_of_tasks
+from bridge.app import forked_children
 from bridge.app.installation import install
 from bridge.consumer.deadline import now_ns
 from bridge.protocol.names import BUNDLE_TASK, HEADER_BASE, HEADER_INCARNATION, HEADER_RUNS
@@ -175,7 +175,7 @@ def test_a_copy_that_a_task_forked_ends_where_it_comes_back(
     app: Any = install(Celery("shop", broker="redis://localhost:1/0", backend="cache+memory://", set_as_current=False))
     copies: list[int] = []
     lines = tmp_path / "lines"
-    monkeypatch.setattr(copies_of_tasks.logger, "error", lambda text, *args: lines.write_text(text % args))
+    monkeypatch.setattr(forked_children.logger, "error", lambda text, *args: lines.write_text(text % args))
 
     @app.task(bind=True, name="shop.pay", lazy=False, shared=False)
     def pay(self: Any, ticket_id: str, payload: Any) -> None:

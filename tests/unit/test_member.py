@@ -18,14 +18,14 @@ from tests.waiting import holds_for, wait_until
 
 
 class Waiting:
-    """`Member.wait_over` on a thread of its own, for a page alone."""
+    """`Member.wait_for_end` on a thread of its own, for a page alone."""
 
     def __init__(self, shared: Shared, pid: int, fences: set[int], *, killed: bool) -> None:
         self.said: list[bool] = []
         member: Any = SimpleNamespace(shared=shared)
 
         def wait() -> None:
-            self.said.append(Member.wait_over(member, pid, fences, LIFE, killed=killed))
+            self.said.append(Member.wait_for_end(member, pid, fences, LIFE, killed=killed))
 
         threading.Thread(target=wait, daemon=True).start()
 

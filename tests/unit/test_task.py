@@ -147,7 +147,7 @@ def test_what_was_cut_off_is_undone_before_the_task_begins(kind: str) -> None:
     undone, begun = calls
     assert undone[:2] == (task, LOST)
     assert len(begun) == 2
-    assert not context.undo_failed
+    assert not context.rollback_failed
 
 
 def test_without_a_lost_attempt_nothing_is_undone() -> None:
@@ -172,7 +172,7 @@ def test_a_rollback_that_fails_fails_the_attempt_before_the_task_begins() -> Non
         task()
     assert isinstance(told.value.exc, KeyError)
     assert not begun
-    assert context.undo_failed
+    assert context.rollback_failed
     # And the outcome says so, for a failure only
     delivery = Delivery("T1", "5-0", 1000, 2, "shop.task", [], {}, LOST)
     delivery.context = context
@@ -184,7 +184,7 @@ def test_an_error_of_the_task_itself_owes_no_rollback() -> None:
     task = make_task(fails, bridge_rollback=lambda *_: None)
     with on_ticket(task, attempt=2, lost=LOST) as (context, _), pytest.raises(Retry):
         task()
-    assert not context.undo_failed
+    assert not context.rollback_failed
 
 
 # -- self.retry ----------------------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ from redis.exceptions import ResponseError
 from bridge.link.connections import is_outage
 
 
-def pass_over_dead_children() -> None:
+def ignore_dead_children() -> None:
     """Keeps Celery's prefork pool from ending the worker when it watches its children anew after a lost connection, and
     one of them has just died: it has no sentinel then, which Celery takes for an error of its own.
     """
@@ -38,7 +38,7 @@ def pass_over_dead_children() -> None:
     AsynPool._track_child_process = track_if_it_lives
 
 
-def outlast_outages(consumer: Any) -> None:
+def reconnect_on_outage_replies(consumer: Any) -> None:
     """Makes ``consumer`` (Celery's) take replies that pass by themselves for a lost connection."""
     blueprint = consumer.blueprint
     start = blueprint.start

@@ -13,7 +13,7 @@ from __future__ import annotations
 from typing import Any
 
 
-def hear_out(consumer: Any) -> None:
+def keep_unanswered_jobs(consumer: Any) -> None:
     """Makes ``consumer`` (Celery's) keep, when it closes for good, what its pool's processes still have to answer.
 
     Pools without processes have nothing of the kind, and stay as they are.

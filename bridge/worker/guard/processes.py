@@ -25,7 +25,7 @@ def _stat(pid: int) -> list[bytes] | None:
     return text.rpartition(b")")[2].split()
 
 
-def _there(pid: int) -> bool:
+def _exists(pid: int) -> bool:
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
@@ -58,7 +58,7 @@ def gone(pid: int, started: int) -> bool:
     fields = _stat(pid)
     if fields is None:
         # On a machine without /proc no process seems to be there; of a number that nobody has, nobody runs.
-        return not _there(pid)
+        return not _exists(pid)
     if int(fields[19]) != started:
         return True
     if fields[0] not in _ENDED:

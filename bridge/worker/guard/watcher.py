@@ -37,7 +37,7 @@ from bridge.worker.guard.processes import gone
 from bridge.worker.guard.shared_page import Shared
 
 #: What the worker writes into the pipe when it ends by itself.
-FAREWELL = b"F"
+ENDS_BY_ITSELF = b"F"
 
 #: Seconds between two looks at processes that are not gone yet: at first, and at most.
 LOOK_S = (0.0005, 0.05)
@@ -72,7 +72,7 @@ def _ended_alone(pipe: int, shared: Shared, lease_s: float) -> bool:
     poll.register(pipe, select.POLLIN)
     while True:
         if poll.poll(1000 * (wait_s(shared, lease_s) if shared.incarnation else lease_s / 2)):
-            return os.read(pipe, 1) != FAREWELL
+            return os.read(pipe, 1) != ENDS_BY_ITSELF
         if shared.left_s <= 0:
             kill_overdue(shared)
             if gone(*shared.main):

@@ -17,41 +17,41 @@ from celery.worker.state import task_ready
 
 from bridge.protocol.envelope import SHOWN
 from bridge.protocol.outcomes import Kind
-from bridge.worker.main.requests import Carried, Part, Revoked
+from bridge.worker.main.requests import BridgeRequest, CarriedMessage, Revoked
 from bridge.worker.pool.bundles import request_of_bundle
 from bridge.worker.pool.delivery import REVOKED
 
 
-class BundlePart(Part):
+class BundleRequest(BridgeRequest):
     """A bundle: its messages are announced one by one, so that Flower shows each."""
 
     carries_many = True
     #: Ids of messages that an operator does not want any more.
-    unwanted: frozenset[str] = frozenset()
+    terminated_ids: frozenset[str] = frozenset()
 
-    def undone(self) -> list[Carried]:
+    def unfinished(self) -> list[CarriedMessage]:
         """The messages that have not ended yet, as far as can be told: those from the one that runs on."""
-        place = {one.fence: (one.place, n) for n, one in enumerate(self.carried())}
+        place = {one.fence: (one.place, n) for n, one in enumerate(self.messages())}
         running = self.member.shared.running_fences() & place.keys()
         begin = min((place[fence] for fence in running), default=(0, 0))
-        return [one for one in self.carried() if place[one.fence] >= begin]
+        return [one for one in self.messages() if place[one.fence] >= begin]
 
     def end(self, pool: Any, ids: frozenset[str], signal: Any) -> None:
         """An operator does not want messages of this: what runs of them is ended, and does not come again; nor does
         what has not begun. What runs beside them in this bundle is not ended.
         """
-        self.unwanted |= ids
+        self.terminated_ids |= ids
         running = self.member.shared.running_fences()
-        if any(one.id in ids and one.fence in running for one in self.carried()):
-            self._unwanted = True
+        if any(one.id in ids and one.fence in running for one in self.messages()):
+            self._terminated_by_operator = True
             pool.terminate_job(self.worker_pid, signals.signum(signal or TERM_SIGNAME))
             if self.member.forks:
                 self.lost(Kind.DEAD, Revoked("terminated"))
 
-    def _became(self, kind: Kind, one: Carried, running: int) -> Kind:
+    def _outcome_kind(self, kind: Kind, one: CarriedMessage, running: int) -> Kind:
         if one.fence != running:
             return Kind.RETURNED
-        if kind is Kind.DEAD and one.id not in self.unwanted:
+        if kind is Kind.DEAD and one.id not in self.terminated_ids:
             # The one that was meant had just ended.
             return Kind.INTERRUPTED
         return kind
@@ -63,29 +63,29 @@ class BundlePart(Part):
         self._already_revoked = True
         self.lost(Kind.DEAD, Revoked(reason))
 
-    def carried(self) -> Iterator[Carried]:
+    def messages(self) -> Iterator[CarriedMessage]:
         base = self._base_fence
         for ticket, offset, attempt, messages in json.loads(self._message.body):
             for i, (id_, name, payload) in enumerate(messages):
-                yield Carried(id_, name, ticket, payload, base + offset + i, attempt if i == 0 else 1, i)
+                yield CarriedMessage(id_, name, ticket, payload, base + offset + i, attempt if i == 0 else 1, i)
 
-    def context_of(self, one: Carried) -> Context:
+    def context_of(self, one: CarriedMessage) -> Context:
         own = {"id": one.id, "root_id": one.id, "correlation_id": one.id, "task": one.task, "retries": one.attempt - 1}
         ignores = bool(self._app.tasks[one.task].ignore_result)
         arguments = {"args": [one.ticket, one.payload], "kwargs": {}, "ignore_result": ignores}
         return Context({**request_of_bundle(self._request_dict, self._hostname), **own, **arguments})
 
     def announce(self) -> None:
-        if not self._watched:
+        if not self._events_enabled:
             return
-        for one in self.carried():
+        for one in self.messages():
             shown = f"({one.ticket!r}, {json.dumps(one.payload, ensure_ascii=False)[:SHOWN]})"
             self._eventer.send(
                 "task-received", uuid=one.id, name=one.task, args=shown, kwargs="{}", retries=one.attempt - 1
             )
 
     @property
-    def _watched(self) -> bool:
+    def _events_enabled(self) -> bool:
         return bool(self._eventer and self._eventer.enabled)
 
     def send_event(self, kind: str, **fields: Any) -> None:
@@ -98,11 +98,11 @@ class BundlePart(Part):
         failed, events, _ = failed__retval__runtime
         if not failed and self.member.shared.has_revoked:
             gone = {id_ for id_, kind, *_ in events or () if kind == REVOKED}
-            for one in self.carried() if gone else ():
+            for one in self.messages() if gone else ():
                 if one.id in gone:
-                    self._tale_of(one, Revoked("revoked")).revoked(terminated=False)
+                    self._notice_of(one, Revoked("revoked")).revoked(terminated=False)
             events = [event for event in events or () if event[0] not in gone]
-        if not failed and events and self._watched:
+        if not failed and events and self._events_enabled:
             for id_, kind, shown, more in events:
                 self._eventer.send("task-started", uuid=id_)
                 if kind == "succeeded":

@@ -13,15 +13,15 @@ if TYPE_CHECKING:
     from bridge.worker.main.member import Member
 
 
-def end_in_order(worker: Any, member: Member) -> None:
+def hook_cold_shutdown(worker: Any, member: Member) -> None:
     """Makes ``worker`` (Celery's) tell ``member`` when a cold shutdown begins, and when it is over."""
     wait_for_soft_shutdown = worker.wait_for_soft_shutdown
     terminate = worker.terminate
 
     def tell_and_wait() -> None:
         member.shared.end_now()
-        member.going()
-        member.ending.start()
+        member.begin_shutdown()
+        member.forced_end.start()
         wait_for_soft_shutdown()
 
     def terminate_and_stop(in_sighandler: bool = False) -> None:

@@ -22,8 +22,14 @@ LOOK_S = 0.002
 PATIENCE_S = 2.0
 
 
-def cut_off_the_rest(
-    shared: Shared, pool: Any, requests: Collection[Any], settling: Collection[Thread], *, forks: bool, can_end: bool
+def end_running_tasks(
+    shared: Shared,
+    pool: Any,
+    requests: Collection[Any],
+    waiting_threads: Collection[Thread],
+    *,
+    forks: bool,
+    can_end: bool,
 ) -> bool:
     """Ends what still runs, and says so; False where that cannot be done for certain.
 
@@ -46,7 +52,7 @@ def cut_off_the_rest(
             time.sleep(LOOK_S)
     for request in list(requests):
         request.lost(Kind.INTERRUPTED, Terminated("the worker was told to end at once"))
-    for thread in list(settling):
+    for thread in list(waiting_threads):
         thread.join(timeout=max(0.0, shared.left_s))
     return True
 

@@ -29,7 +29,7 @@ from redis.exceptions import RedisError
 
 from bridge.link.connections import client, is_outage
 from bridge.protocol.names import HEADER_BASE
-from bridge.worker.main.threads import run_beside
+from bridge.worker.main.threads import run_in_thread
 
 if TYPE_CHECKING:
     from bridge.worker.guard.shared_page import Shared
@@ -43,7 +43,7 @@ ASK_S = 0.5
 TIMEOUT_S = 1.0
 
 
-class Ending:
+class ForcedEnd:
     """Runs on a thread of its own from `start` to the end of the process."""
 
     def __init__(self, url: str, shared: Shared) -> None:
@@ -55,7 +55,7 @@ class Ending:
         """The worker was asked to stop. Safe in a signal handler; asking twice changes nothing."""
         if not self._started:
             self._started = True
-            run_beside(self._run)
+            run_in_thread(self._run)
 
     def _run(self) -> None:
         answered = time.monotonic()

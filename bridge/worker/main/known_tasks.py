@@ -27,7 +27,7 @@ def queues_of(app: Celery, own: str) -> frozenset[str]:
     return frozenset(app.amqp.queues.consume_from) - {own}
 
 
-def repertoire(app: Celery, queues: frozenset[str]) -> dict[str, Any]:
+def runnable_tasks(app: Celery, queues: frozenset[str]) -> dict[str, Any]:
     """What a worker of ``app`` that consumes ``queues`` tells of its tasks: see `bridge.protocol.registration`."""
     router = Router(app.amqp.routes, _Queues(app.amqp.queues), app=app)
     tasks, elsewhere, traits = [], {}, {}

@@ -23,12 +23,12 @@ from bridge.routing.errors import ConfigurationError
 from bridge.worker.guard.fencing import kill_overdue, watch_own_deadline
 from bridge.worker.guard.processes import gone
 from bridge.worker.guard.shared_page import EVERYTHING, Shared
-from bridge.worker.guard.watching import Watch
-from bridge.worker.main.cutting_off import cut_off_the_rest
-from bridge.worker.main.forced_end import Ending
-from bridge.worker.main.known_tasks import queues_of, repertoire
+from bridge.worker.guard.watcher_process import WatcherProcess
+from bridge.worker.main.cutting_off import end_running_tasks
+from bridge.worker.main.forced_end import ForcedEnd
+from bridge.worker.main.known_tasks import queues_of, runnable_tasks
 from bridge.worker.main.slots import slots_of
-from bridge.worker.main.warm_shutdown import Farewell
+from bridge.worker.main.warm_shutdown import WarmShutdown
 
 if TYPE_CHECKING:
     from celery import Celery
@@ -59,34 +59,34 @@ class Member:
         self.shared = Shared()
         self.holdings = Holdings()
         self.writer = OutcomeWriter(self.url, self.lane, self.shared)
-        self.watch = Watch(self.url, self.lane, name, self.shared)
-        self.ending = Ending(self.url, self.shared)
+        self.watcher = WatcherProcess(self.url, self.lane, name, self.shared)
+        self.forced_end = ForcedEnd(self.url, self.shared)
         #: Celery's pool.
         self.pool: Any = None
         #: How many messages it takes now.
         self._slots: Callable[[], int] = lambda: 1
         #: The Celery queues that it consumes beside its own, and what it can run therefore.
         self._queues: frozenset[str] | None = None
-        self._repertoire: dict[str, Any] = {}
+        self._runnable_tasks: dict[str, Any] = {}
         #: Whether tasks run in pool processes, which can be killed.
         self.forks = False
         #: Whether Celery can end a task that runs: pool processes and greenlets.
         self.can_end = False
         self.lease: Lease | None = None
-        self._farewell: Farewell | None = None
+        self._warm_shutdown: WarmShutdown | None = None
         #: First fence -> request, of what is here and not finished.
         self.requests: dict[int, Any] = {}
         #: The same, of what no pool process has accepted yet.
         self.unaccepted: dict[int, Any] = {}
         #: Threads that wait for the end of something, and say then what became of it.
-        self.settling: set[threading.Thread] = set()
+        self.waiting_threads: set[threading.Thread] = set()
         #: The same, of what Celery may have dropped when its connection was lost; and since when (monotonic).
         self._dropped: dict[int, Any] = {}
         self._dropped_at = 0.0
         #: The newest fence that was received.
         self._newest = 0
-        #: Whether the worker was asked to stop. The page says so a moment later: see `Farewell`.
-        self._going = False
+        #: Whether the worker was asked to stop. The page says so a moment later: see `WarmShutdown`.
+        self._is_stopping = False
 
     # -- what the strategy asks --------------------------------------------------------------------------------------
 
@@ -164,7 +164,7 @@ class Member:
         if outcomes and self.shared.holds(incarnation):
             self.writer.write(incarnation, outcomes)
 
-    def hear(self, headers: dict[str, Any]) -> None:
+    def handle_leader_request(self, headers: dict[str, Any]) -> None:
         """The leader asks something of this worker."""
         word = headers[HEADER_WORD]
         if word != WorkerWord.GIVE_BACK.value or headers[HEADER_INCARNATION] != self.shared.incarnation:
@@ -184,7 +184,7 @@ class Member:
         # Not on Celery's own thread, which a server that is away would stop here.
         threading.Thread(target=later, name="bridge-recall", daemon=True).start()
 
-    def wait_over(self, pid: int, fences: set[int], incarnation: str, *, killed: bool) -> bool:
+    def wait_for_end(self, pid: int, fences: set[int], incarnation: str, *, killed: bool) -> bool:
         """Waits until pool process ``pid`` runs none of ``fences`` any more; for one that is being ``killed``, until it
         is gone. False: the lease ended first.
         """
@@ -220,7 +220,7 @@ class Member:
         pool = type(consumer.pool).__module__.rpartition(".")[2]
         self.pool = consumer.pool
         self._slots = slots_of(consumer, self.name)
-        self.look_at_queues()
+        self.refresh_tasks()
         self.forks = pool == "prefork"
         self.can_end = self.forks or pool in ("gevent", "eventlet")
         if not self.forks:
@@ -236,7 +236,7 @@ class Member:
             )
         registration: dict[str, object] = {
             "queue": self.lane.keys.queue(self.name),
-            **self._standing(),
+            **self._changing_facts(),
             "pool": pool,
             "pid": os.getpid(),
             "started": self.started,
@@ -249,42 +249,42 @@ class Member:
             registration,
             self.shared,
             held=self.report,
-            lost=self._stop_tickets,
-            going=lambda: self._going,
-            beat=self._beat,
-            standing=self._standing,
+            on_lost=self._stop_tickets,
+            is_stopping=lambda: self._is_stopping,
+            on_renewal=self._on_renewal,
+            changing_facts=self._changing_facts,
         )
         lease.begin()
         # Only now: when the server is away, Celery starts its consumer again, and this with it.
         self.lease = lease
 
-    def look_at_queues(self) -> None:
+    def refresh_tasks(self) -> None:
         """An operator may have told the worker to consume others (``add_consumer``, ``cancel_consumer``). Called every
         second on Celery's own thread: a router of the app's must not hold up the lease.
         """
         queues = queues_of(self.app, self.lane.keys.queue(self.name))
-        if queues != self._queues and not self._going:
-            self._repertoire = repertoire(self.app, queues)
+        if queues != self._queues and not self._is_stopping:
+            self._runnable_tasks = runnable_tasks(self.app, queues)
             self._queues = queues
 
-    def _standing(self) -> dict[str, Any]:
+    def _changing_facts(self) -> dict[str, Any]:
         """Of what the worker registers with, all that may change while it lives."""
-        return {"slots": self._slots(), **self._repertoire}
+        return {"slots": self._slots(), **self._runnable_tasks}
 
-    def _beat(self) -> None:
+    def _on_renewal(self) -> None:
         """Called with each renewal of the lease, on its thread."""
-        self.watch.ensure()
-        if self.unaccepted and not self._going and self._slots() < 1:
+        self.watcher.ensure()
+        if self.unaccepted and not self._is_stopping and self._slots() < 1:
             logger.warning("the pool was shrunk to nothing: giving back what has not begun")
             self._recall()
 
     def report(self) -> list[int]:
         """The fences of what this worker holds; called with each renewal of the lease, on its thread."""
         if self._dropped and time.monotonic() - self._dropped_at > DROPPED_AFTER_S:
-            self._settle_dropped()
+            self._give_back_dropped()
         return self.holdings.report()
 
-    def _settle_dropped(self) -> None:
+    def _give_back_dropped(self) -> None:
         """Gives back what Celery dropped with its connection, through the gate for all that is wanted back.
 
         Nobody can know that it was dropped: it may lie in a pipe to a pool process that is about to start. So first the
@@ -303,15 +303,15 @@ class Member:
             if fence not in self.unaccepted:
                 del self._dropped[fence]
 
-    def going(self) -> None:
+    def begin_shutdown(self) -> None:
         """The worker was asked to stop: what has not started goes back."""
-        if self._going:
+        if self._is_stopping:
             return
-        self._going = True
+        self._is_stopping = True
         if self.lease is None:
             self.recall_all()
             return
-        self._farewell = Farewell(
+        self._warm_shutdown = WarmShutdown(
             self.url,
             self.lane,
             self.name,
@@ -321,12 +321,12 @@ class Member:
             recall_all=self.recall_all,
             give_back_unstarted=self.give_back_unstarted,
         )
-        self._farewell.start()
+        self._warm_shutdown.start()
 
     @property
-    def is_going(self) -> bool:
+    def is_stopping(self) -> bool:
         """Whether the worker was asked to stop: its pool is about to close, and may neither run anything nor say so."""
-        return self._going
+        return self._is_stopping
 
     def recall_all(self) -> None:
         """Whatever has not begun shall not begin any more."""
@@ -346,22 +346,24 @@ class Member:
 
     def stop(self) -> None:
         """The worker runs nothing any more, unless it ends at once: then what runs is ended first. Twice is once."""
-        farewell, self._farewell = self._farewell, None
-        if farewell is not None:
-            farewell.stop()
-        for thread in list(self.settling):
+        shutdown, self._warm_shutdown = self._warm_shutdown, None
+        if shutdown is not None:
+            shutdown.stop()
+        for thread in list(self.waiting_threads):
             thread.join(timeout=max(0.0, self.shared.left_s))
-        if self.shared.ends_now and not self._cut_off_the_rest():
+        if self.shared.ends_now and not self._end_running_tasks():
             # Nobody can be sure of it: so no good-bye. The watcher gives notice, or the lease decides.
             return
         lease, self.lease = self.lease, None
         if lease is not None:
             lease.end()
-        self.watch.farewell()
+        self.watcher.end()
 
-    def _cut_off_the_rest(self) -> bool:
-        requests, settling = self.requests.values(), self.settling
-        return cut_off_the_rest(self.shared, self.pool, requests, settling, forks=self.forks, can_end=self.can_end)
+    def _end_running_tasks(self) -> bool:
+        requests, waiting_threads = self.requests.values(), self.waiting_threads
+        return end_running_tasks(
+            self.shared, self.pool, requests, waiting_threads, forks=self.forks, can_end=self.can_end
+        )
 
     def _stop_tickets(self) -> None:
         """The lease is over: kills the pool processes that run tickets, so that none runs on beside its successor."""

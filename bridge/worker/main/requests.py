@@ -6,10 +6,10 @@ comes first in the stream, and the second one then has a stale fence and changes
 Which end means what:
 
 - a hard time limit, a process that died: the message that ran is charged with an attempt (``LOST``);
-- Celery ends what runs since the worker was told to end at once (`Part.cancel`): the message that ran comes again, and
-  is charged nothing (``INTERRUPTED``). When Celery lost its connection it wants the same, and nothing happens: the
-  lease holds, so nobody else gets the message, and its outcome goes another way;
-- an operator revokes (`Part.terminate`): the message is dead.
+- a cold shutdown, in which Celery ends the running tasks (`BridgeRequest.cancel`): the message that ran comes again,
+  and is not charged (``INTERRUPTED``). Celery also calls `cancel` when it lost its connection. Then nothing happens:
+  the lease holds, so no other worker gets the message, and its outcome does not need Celery's connection;
+- an operator revokes the message (`BridgeRequest.terminate`): it is dead.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from celery.worker.state import task_ready
 from bridge.protocol.names import HEADER_BASE, HEADER_INCARNATION, HEADER_RUNS
 from bridge.protocol.outcomes import Kind, Outcome
 from bridge.worker.pool.calls import cut_off_in
-from bridge.worker.pool.celery_notices import Tale
+from bridge.worker.pool.celery_notices import CeleryNotice
 from bridge.worker.pool.delivery import RevokedHere
 from bridge.worker.pool.exceptions import stand_in
 
@@ -48,7 +48,7 @@ logger = get_logger(__name__)
 CUT_OFF = (TimeLimitExceeded, WorkerLostError)
 
 
-class Carried(NamedTuple):
+class CarriedMessage(NamedTuple):
     """One message of a Celery message."""
 
     id: str
@@ -61,15 +61,15 @@ class Carried(NamedTuple):
     place: int = 0
 
 
-class Part(_Base):
+class BridgeRequest(_Base):
     """What both kinds of request add to Celery's."""
 
     member: Member
     _finished = False
     #: Whether what became of this was told, or is about to be.
-    _told = False
+    _outcomes_reported = False
     #: Whether an operator does not want what runs any more.
-    _unwanted = False
+    _terminated_by_operator = False
     #: Whether it is a bundle.
     carries_many = False
 
@@ -93,7 +93,7 @@ class Part(_Base):
         runs = self._request_dict[HEADER_RUNS]
         return {base + offset + i for _, offset, count, *_ in runs for i in range(count)}
 
-    def carried(self) -> Iterator[Carried]:
+    def messages(self) -> Iterator[CarriedMessage]:
         """The messages. It parses the body: for what is rare."""
         raise NotImplementedError
 
@@ -101,7 +101,7 @@ class Part(_Base):
         """Tells who watches that it was received."""
         raise NotImplementedError
 
-    def context_of(self, one: Carried) -> Context:
+    def context_of(self, one: CarriedMessage) -> Context:
         """The request of one message, as its task would see it."""
         raise NotImplementedError
 
@@ -109,9 +109,9 @@ class Part(_Base):
 
     def give_back(self) -> None:
         """It has not begun, and shall not."""
-        if not self._told:
-            self._told = True
-            self.report([Outcome(one.id, one.fence, Kind.RETURNED) for one in self.carried()])
+        if not self._outcomes_reported:
+            self._outcomes_reported = True
+            self.report([Outcome(one.id, one.fence, Kind.RETURNED) for one in self.messages()])
         self.finish()
 
     def on_accepted(self, pid: int, time_accepted: float) -> Any:
@@ -136,36 +136,38 @@ class Part(_Base):
 
     def lost(self, kind: Kind, exc: BaseException) -> None:
         """The pool could not run this to its end."""
-        if self._told or self._finished:
+        if self._outcomes_reported or self._finished:
             return
-        self._told = True
+        self._outcomes_reported = True
         if not (self.member.forks and self.worker_pid):
             cut_off = cut_off_in(self.first_fence)
             running = cut_off.fence if cut_off is not None else 0
-            self._tell(kind, exc, running)
-            self._settle(kind, exc, running)
+            self._notify_celery(kind, exc, running)
+            self._write_outcomes(kind, exc, running)
             return
-        self._tell(kind, exc, self._running())
+        self._notify_celery(kind, exc, self._running())
         if kind is Kind.FAILED:
             # The pool process has come back from it.
-            self._settle_in_process(kind, exc)
+            self._write_outcomes_of_process(kind, exc)
             return
         # Celery reports a time limit, and an operator's revoke, before the process has ended: told now, the next
         # execution could begin beside this one. Not waited for here, where Celery's own thread would stand still.
-        thread = threading.Thread(target=self._settle_when_over, args=(kind, exc), name="bridge-lost", daemon=True)
-        self.member.settling.add(thread)
+        thread = threading.Thread(
+            target=self._write_outcomes_when_ended, args=(kind, exc), name="bridge-lost", daemon=True
+        )
+        self.member.waiting_threads.add(thread)
         thread.start()
 
-    def _settle_when_over(self, kind: Kind, exc: BaseException) -> None:
+    def _write_outcomes_when_ended(self, kind: Kind, exc: BaseException) -> None:
         try:
             incarnation = self._request_dict[HEADER_INCARNATION]
-            self.member.wait_over(self.worker_pid, self.fences(), incarnation, killed=kind is Kind.LOST)
-            self._settle_in_process(kind, exc)
+            self.member.wait_for_end(self.worker_pid, self.fences(), incarnation, killed=kind is Kind.LOST)
+            self._write_outcomes_of_process(kind, exc)
         finally:
-            self.member.settling.discard(threading.current_thread())
+            self.member.waiting_threads.discard(threading.current_thread())
 
-    def _settle_in_process(self, kind: Kind, exc: BaseException) -> None:
-        self._settle(kind, exc, self._running())
+    def _write_outcomes_of_process(self, kind: Kind, exc: BaseException) -> None:
+        self._write_outcomes(kind, exc, self._running())
         self.member.shared.forget(self.worker_pid)
 
     def _running(self) -> int:
@@ -173,29 +175,29 @@ class Part(_Base):
         row = self.member.shared.row_of(self.worker_pid)
         return row.fence if row is not None and row.fence in self.fences() else 0
 
-    def _tell(self, kind: Kind, exc: BaseException, running: int) -> None:
+    def _notify_celery(self, kind: Kind, exc: BaseException, running: int) -> None:
         """Tells Celery's world. On Celery's own thread, and before the outcome is written: a process that is forked
         while another thread stores a result would inherit its locks, and a retry that is told late could follow its
         success.
         """
-        for one in self.carried():
-            became = self._became(kind, one, running)
+        for one in self.messages():
+            became = self._outcome_kind(kind, one, running)
             if became is Kind.RETURNED:
                 continue
             if became is Kind.DEAD:
                 # Of one that came alone Celery says so itself.
                 if self.carries_many:
-                    self._tale_of(one, exc).revoked(terminated=True)
+                    self._notice_of(one, exc).revoked(terminated=True)
             elif became is Kind.INTERRUPTED or one.attempt < self.member.max_attempts(self._app.tasks[one.task]):
-                self._tale_of(one, exc).retried()
+                self._notice_of(one, exc).retried()
             else:
-                self._tale_of(one, exc).failed()
+                self._notice_of(one, exc).failed()
 
-    def _settle(self, kind: Kind, exc: BaseException, running: int) -> None:
+    def _write_outcomes(self, kind: Kind, exc: BaseException, running: int) -> None:
         """Says what became of the messages when ``running`` is the fence that ran (0: none)."""
         outcomes = []
-        for one in self.carried():
-            became = self._became(kind, one, running)
+        for one in self.messages():
+            became = self._outcome_kind(kind, one, running)
             # Those that were settled before have stale fences now, and of a run only what is after the message that ran
             # goes back: the leader reads in order.
             error = "" if became is Kind.RETURNED else f"{type(exc).__name__}: {exc}"
@@ -203,17 +205,17 @@ class Part(_Base):
         self.report(outcomes)
         self.finish()
 
-    def _became(self, kind: Kind, one: Carried, running: int) -> Kind:
+    def _outcome_kind(self, kind: Kind, one: CarriedMessage, running: int) -> Kind:
         """What became of one message, when the pool could not run this to its end for the reason ``kind``."""
         raise NotImplementedError
 
-    def _tale_of(self, one: Carried, exc: BaseException) -> Tale:
-        return Tale(self._app.tasks[one.task], self.context_of(one), exc, self._eventer)
+    def _notice_of(self, one: CarriedMessage, exc: BaseException) -> CeleryNotice:
+        return CeleryNotice(self._app.tasks[one.task], self.context_of(one), exc, self._eventer)
 
     @property
-    def _settling(self) -> bool:
+    def _waits_for_end(self) -> bool:
         """Whether a thread waits for the end of this."""
-        return self._told and not self._finished
+        return self._outcomes_reported and not self._finished
 
     # -- what Celery calls -------------------------------------------------------------------------------------------
 
@@ -221,21 +223,21 @@ class Part(_Base):
         if not self.member.forks and (cut_off := cut_off_in(self.first_fence)) is not None:
             # A greenlet that was killed ends like one that came to its end. One that nobody asked to end was ended by
             # what it ran (`sys.exit` in a task), as threads may be.
-            self._told = True
+            self._outcomes_reported = True
             task_ready(self)
-            if self._unwanted or self._already_revoked or self.member.shared.ends_now:
+            if self._terminated_by_operator or self._already_revoked or self.member.shared.ends_now:
                 why, exc = self._why_ended, Terminated("ended by Celery")
             else:
                 # What stands for it can be stored, and raised again in whoever waits for the result.
                 why, exc = Kind.FAILED, stand_in(cut_off.exc)
                 logger.error("%s[%s] ended its line of execution: %r", self.name, self.id, cut_off.exc)
-            self._tell(why, exc, cut_off.fence)
-            self._settle(why, exc, cut_off.fence)
+            self._notify_celery(why, exc, cut_off.fence)
+            self._write_outcomes(why, exc, cut_off.fence)
             return None
         try:
             return super().on_success(failed__retval__runtime, **kwargs)
         finally:
-            if not self._settling:
+            if not self._waits_for_end:
                 self.finish()
 
     def on_failure(self, exc_info: Any, send_failed_event: bool = True, return_ok: bool = False) -> Any:
@@ -246,11 +248,11 @@ class Part(_Base):
             try:
                 if isinstance(exc, RevokedHere):
                     # The pool process has written it.
-                    self._told = True
+                    self._outcomes_reported = True
                     return self._announce_revoked("revoked", False, None, False)
                 return super().on_failure(exc_info, send_failed_event=send_failed_event, return_ok=return_ok)
             finally:
-                if not self._settling:
+                if not self._waits_for_end:
                     self.finish()
         task_ready(self)
         if isinstance(exc, Terminated):
@@ -261,7 +263,7 @@ class Part(_Base):
             kind = Kind.LOST if isinstance(exc, CUT_OFF) else Kind.FAILED
             if self.member.shared.ends_now and isinstance(exc, WorkerLostError):
                 kind = Kind.INTERRUPTED
-            if not self._told:
+            if not self._outcomes_reported:
                 logger.error("the pool could not run %s[%s] to its end: %r", self.name, self.id, exc)
         self.lost(kind, exc)
         return None
@@ -269,19 +271,19 @@ class Part(_Base):
     @property
     def _why_ended(self) -> Kind:
         """Why Celery ended what ran here: by an operator's revoke the message shall not come again."""
-        return Kind.DEAD if self._unwanted or self._already_revoked else Kind.INTERRUPTED
+        return Kind.DEAD if self._terminated_by_operator or self._already_revoked else Kind.INTERRUPTED
 
     def on_timeout(self, soft: bool, timeout: float) -> Any:
         if soft:
             return super().on_timeout(soft, timeout)
         task_ready(self)
-        if not self._told:
+        if not self._outcomes_reported:
             logger.error("hard time limit (%g s) exceeded for %s[%s]", timeout, self.name, self.id)
         self.lost(Kind.LOST, TimeLimitExceeded(timeout))
         return None
 
     def terminate(self, pool: Any, signal: Any = None) -> Any:
-        self._unwanted = True
+        self._terminated_by_operator = True
         return super().terminate(pool, signal)
 
     def cancel(self, pool: Any, signal: Any = None, emit_retry: bool = True) -> Any:
@@ -304,18 +306,18 @@ class Revoked(Exception):
     """An operator does not want the message."""
 
 
-class TicketPart(Part):
+class TicketRequest(BridgeRequest):
     """A message that travels alone."""
 
     @property
     def args(self) -> Any:
         return json.loads(self._message.body)[0]
 
-    def carried(self) -> Iterator[Carried]:
+    def messages(self) -> Iterator[CarriedMessage]:
         ticket, _, _, attempt, _ = self._request_dict[HEADER_RUNS][0]
-        yield Carried(self.id, self.name, ticket, self.args[1], self.first_fence, attempt)
+        yield CarriedMessage(self.id, self.name, ticket, self.args[1], self.first_fence, attempt)
 
-    def context_of(self, one: Carried) -> Context:
+    def context_of(self, one: CarriedMessage) -> Context:
         del one
         return Context({**self._request_dict, "args": self.args, "kwargs": {}})
 
@@ -339,7 +341,7 @@ class TicketPart(Part):
         if self._eventer and self._eventer.enabled and self.task.send_events:
             self._eventer.send(kind, uuid=uuid, **fields)
 
-    def _became(self, kind: Kind, one: Carried, running: int) -> Kind:
+    def _outcome_kind(self, kind: Kind, one: CarriedMessage, running: int) -> Kind:
         if kind in (Kind.LOST, Kind.INTERRUPTED) and self.member.forks and running != one.fence:
             # The process ended before it had begun this, or after it had written what became of it.
             return Kind.RETURNED

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 logger = get_logger(__name__)
 
 
-def hear_revokes(members: Mapping[str, Member]) -> None:
+def hook_revokes(members: Mapping[str, Member]) -> None:
     """Makes Celery's remote commands ``revoke`` and ``terminate`` tell the one of ``members`` that they come to."""
     ordinary: Callable[..., Any] = Panel.data["revoke"]
     if getattr(ordinary, "of_ticket_bridge", False):
@@ -50,7 +50,7 @@ def _end(member: Member, pool: Any, ids: frozenset[str], signal: Any) -> list[st
     """Ends messages that are in bundles here; which ones were there and had not ended."""
     found: list[str] = []
     for request in list(member.requests.values()):
-        if request.carries_many and (mine := [one.id for one in request.undone() if one.id in ids]):
+        if request.carries_many and (mine := [one.id for one in request.unfinished() if one.id in ids]):
             logger.info("terminating %s, in a bundle", ", ".join(mine))
             request.end(pool, frozenset(mine), signal)
             found += mine

@@ -19,14 +19,14 @@ from bridge.app.adoption import adopt_all
 from bridge.app.task_options import check_tasks
 from bridge.link.health import EVERY_S, Health
 from bridge.routing.errors import TicketBridgeError
-from bridge.worker.celery_patches.broker import outlast_outages, pass_over_dead_children
-from bridge.worker.celery_patches.last_results import hear_out
+from bridge.worker.celery_patches.broker import ignore_dead_children, reconnect_on_outage_replies
+from bridge.worker.celery_patches.last_results import keep_unanswered_jobs
 from bridge.worker.main import strategy
-from bridge.worker.main.arrival import check_arrival, end, fail
-from bridge.worker.main.cold_shutdown import end_in_order
+from bridge.worker.main.cold_shutdown import hook_cold_shutdown
 from bridge.worker.main.last_read import end_last_read
 from bridge.worker.main.member import Member
-from bridge.worker.main.revoking import hear_revokes
+from bridge.worker.main.revoking import hook_revokes
+from bridge.worker.main.server_check import check_lane_server, end_worker, exit_with_error
 from bridge.worker.pool import calls as pool_calls
 from bridge.worker.pool.execute import Execution
 
@@ -47,7 +47,7 @@ class JoinStep(bootsteps.StartStopStep):
         try:
             _join(parent.app, parent)
         except TicketBridgeError as exc:
-            end(parent, exc)
+            end_worker(parent, exc)
 
     def start(self, parent: Any) -> None:
         """The worker begins; who heard Celery's signals may have chosen its queues anew."""
@@ -64,36 +64,36 @@ class MemberStep(bootsteps.StartStopStep):
     def __init__(self, parent: Any, **kwargs: Any) -> None:
         super().__init__(parent, **kwargs)
         self.consumer = parent
-        outlast_outages(parent)
-        pass_over_dead_children()
-        hear_out(parent)
-        self._turning: Any = None
+        reconnect_on_outage_replies(parent)
+        ignore_dead_children()
+        keep_unanswered_jobs(parent)
+        self._timer: Any = None
 
     def start(self, parent: Any) -> None:
         member = _members.get(parent.hostname)
         if member is None:
             return
         # Celery forgets its timers when it connects anew.
-        if self._turning is not None:
-            self._turning.cancel()
+        if self._timer is not None:
+            self._timer.cancel()
         try:
             health = Health(member.app.bridge.settings.health_file)
-            self._turning = parent.timer.call_repeatedly(EVERY_S, self._turn, (member, health))
+            self._timer = parent.timer.call_repeatedly(EVERY_S, self._every_second, (member, health))
             member.start(parent)
         except TicketBridgeError as exc:
-            end(parent.controller, exc)
+            end_worker(parent.controller, exc)
 
     @staticmethod
-    def _turn(member: Member, health: Health) -> None:
+    def _every_second(member: Member, health: Health) -> None:
         health.turn()
-        member.look_at_queues()
+        member.refresh_tasks()
 
     def close(self, parent: Any) -> None:
         """The loop is over and does not begin again: the worker stops. A lost connection does not come here."""
         member = _members.get(parent.hostname)
         if member is not None and member.lease is not None:
             # Already, unless nobody sent a signal: an operator's remote command stops it, or an error.
-            member.going()
+            member.begin_shutdown()
             member.recall_all()
             end_last_read(member, parent)
 
@@ -103,11 +103,11 @@ def _join(app: Celery, worker: Any) -> None:
     adopt_all(app)
     check_tasks(app, app.bridge.settings.lane)
     # `ServerStep` waits where that is wanted.
-    check_arrival(app)
+    check_lane_server(app)
     member = _members[worker.hostname] = Member(app, worker.hostname)
-    end_in_order(worker, member)
-    _stop_after(worker)
-    member.watch.ensure()
+    hook_cold_shutdown(worker, member)
+    _leave_when_terminated(worker)
+    member.watcher.ensure()
     _consume(app, member)
     strategy.set_member(member)
     pool_calls.set_current(Execution(app, member.lane, member.shared, member.writer, member.name))
@@ -132,7 +132,7 @@ def _leave(app: Celery, member: Member) -> None:
             chosen.pop(name, None)
 
 
-def _stop_after(worker: Any) -> None:
+def _leave_when_terminated(worker: Any) -> None:
     """A worker that is terminated within a program says nothing when it has ended; nor does one that never began."""
     terminate = worker.terminate
 
@@ -150,7 +150,7 @@ def check_settings(app: Celery) -> None:
     try:
         _ = app.bridge.settings
     except TicketBridgeError as exc:
-        fail(exc)
+        exit_with_error(exc)
 
 
 # Celery sends these signals in every process of a worker. There is nobody to hear them in a process that is none, and
@@ -166,8 +166,8 @@ def _child_started(**_: Any) -> None:
 @signals.worker_shutting_down.connect(weak=False)  # type: ignore[untyped-decorator, unused-ignore]
 def _shutting_down(**_: Any) -> None:
     for member in _members.values():
-        member.going()
-        member.ending.start()
+        member.begin_shutdown()
+        member.forced_end.start()
 
 
 @signals.worker_shutdown.connect(weak=False)  # type: ignore[untyped-decorator, unused-ignore]
@@ -183,4 +183,4 @@ def _unknown(message: Any, name: str, **_: Any) -> None:
     strategy.unknown_task(message, name)
 
 
-hear_revokes(_members)
+hook_revokes(_members)

@@ -18,8 +18,8 @@ from celery.worker.state import task_reserved
 
 from bridge.protocol.names import BUNDLE_TASK, HEADER_BASE, HEADER_INCARNATION, HEADER_RUNS, HEADER_WORD
 from bridge.protocol.outcomes import Kind, Outcome
-from bridge.worker.main.bundle_requests import BundlePart
-from bridge.worker.main.requests import TicketPart
+from bridge.worker.main.bundle_requests import BundleRequest
+from bridge.worker.main.requests import TicketRequest
 from bridge.worker.pool.calls import run_bundle, run_ticket
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ def strategy(task: Any, app: Any, consumer: Any, **kwargs: Any) -> Any:
         trace=run_bundle if bundle else run_ticket,
     )
     request_cls: Any = type(
-        "BundleRequest" if bundle else "TicketRequest", (BundlePart if bundle else TicketPart, base), {}
+        "BundleRequest" if bundle else "TicketRequest", (BundleRequest if bundle else TicketRequest, base), {}
     )
     connection_errors = consumer.connection_errors
     #: What is nobody's fault: Celery starts its consumer again, and the lane finds what was dropped.
@@ -68,7 +68,7 @@ def strategy(task: Any, app: Any, consumer: Any, **kwargs: Any) -> Any:
         if HEADER_BASE not in headers:
             return ordinary(message, body, ack, reject, callbacks, **extra)
         if HEADER_WORD in headers:
-            member.hear(headers)
+            member.handle_leader_request(headers)
             return None
         try:
             return take(message, headers, callbacks)
@@ -83,7 +83,7 @@ def strategy(task: Any, app: Any, consumer: Any, **kwargs: Any) -> Any:
     def take(message: Any, headers: Any, callbacks: Any) -> Any:
         if not member.take(headers, message.body):
             return None
-        if member.is_going:
+        if member.is_stopping:
             # Kombu's last blocking read had this already. The pool closes, and may neither take it nor say so.
             member.decline(headers, message.body)
             return None

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable
 
 
-def run_beside(run: Callable[[], None]) -> threading.Event:
+def run_in_thread(run: Callable[[], None]) -> threading.Event:
     """Runs ``run`` on a thread of its own, which does not keep the process alive; the event says that it returned.
 
     `threading.Thread.start` waits until the thread runs. With gevent the handler may be called in the event loop

@@ -21,7 +21,7 @@ from bridge.link.connections import client
 from bridge.protocol.envelope import returned
 from bridge.protocol.names import HEADER_INCARNATION, HEADER_RUNS
 from bridge.protocol.outcomes import Outcome
-from bridge.worker.main.threads import run_beside
+from bridge.worker.main.threads import run_in_thread
 
 if TYPE_CHECKING:
     from bridge.settings.lane import LaneSettings
@@ -34,7 +34,7 @@ LOOK_S = 0.1
 TAKE = 100
 
 
-class Farewell:
+class WarmShutdown:
     """Runs on a thread of its own from `start` to `stop`.
 
     ``holdings``: what came here before; ``write``: writes outcomes of an incarnation; ``recall_all``: says to whoever
@@ -67,7 +67,7 @@ class Farewell:
 
     def start(self) -> None:
         """Begins. Safe in a signal handler."""
-        self._over = run_beside(self._run)
+        self._over = run_in_thread(self._run)
 
     def stop(self) -> None:
         """The worker is done; its lease ends, and with it this."""
@@ -76,11 +76,11 @@ class Farewell:
             self._over.wait(timeout=5.0)
 
     def _run(self) -> None:
-        told = self._quietly(self._tell)
+        announced = self._quietly(self._announce_leaving)
         # Not before: what comes back sooner than the leader knows would be sent here again.
         self._recall_all()
         while not self._stop.is_set():
-            told = told or self._quietly(self._tell)
+            announced = announced or self._quietly(self._announce_leaving)
             self._quietly(self._empty_queue)
             if not self._stop.wait(LOOK_S):
                 self._give_back_unstarted()
@@ -98,7 +98,7 @@ class Farewell:
         while self._give_back():
             pass
 
-    def _tell(self) -> None:
+    def _announce_leaving(self) -> None:
         """In the registration, for a leader that comes later; in the outcome stream, for the one that is there."""
         keys = self._lane.keys
         found: Any = self._redis.hget(keys.consumers, self._name)
@@ -116,13 +116,13 @@ class Farewell:
         texts: Any = self._redis.rpop(self._lane.keys.queue(self._name), TAKE)
         outcomes: list[Outcome] = []
         for text in texts or ():
-            outcomes += self._untaken(json.loads(text))
+            outcomes += self._outcomes_of(json.loads(text))
         if outcomes:
             logger.info("giving back %d runs that this worker did not take", len(outcomes))
             self._write(self._incarnation, outcomes)
         return bool(texts)
 
-    def _untaken(self, message: dict[str, Any]) -> list[Outcome]:
+    def _outcomes_of(self, message: dict[str, Any]) -> list[Outcome]:
         """What of a Celery message may go back. Not what came before, and may be running here: a server that lost its
         last second gives popped messages out again.
         """

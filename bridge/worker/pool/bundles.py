@@ -16,10 +16,10 @@ from bridge.worker.pool.delivery import (
     REVOKED_ERROR,
     Delivery,
     Traced,
+    cut_off_outcome,
     event_of,
     failed,
     ignored,
-    why_cut_off,
 )
 
 if TYPE_CHECKING:
@@ -61,14 +61,14 @@ def _run(execution: Execution, row: int, request: dict[str, Any], body: str) -> 
         for deliveries in runs:
             for one in deliveries:
                 if one.fence == cut_off:
-                    execution.tell_cut_off(one, _request_of(execution, one, template), asked=asked)
+                    execution.report_cut_off(one, _request_of(execution, one, template), asked=asked)
         # What was done before has stale fences now; of each run, the rest goes back with the first that is not.
-        told = [
-            one.outcome(*why_cut_off(asked)) if one.fence == cut_off else one.outcome(Kind.RETURNED)
+        outcomes = [
+            one.outcome(*cut_off_outcome(asked)) if one.fence == cut_off else one.outcome(Kind.RETURNED)
             for deliveries in runs
             for one in deliveries
         ]
-        execution.writer.write(incarnation, told)
+        execution.writer.write(incarnation, outcomes)
         return ignored(CUT_OFF)
     #: Of each message that ran, by its fence.
     events: dict[int, tuple[Any, ...] | None] = {}

@@ -10,7 +10,7 @@ from celery.exceptions import WorkerShutdown, WorkerTerminate
 from bridge.protocol.names import HEADER_BASE, HEADER_RUNS
 from bridge.worker.pool import bundles
 from bridge.worker.pool.delivery import Traced
-from bridge.worker.pool.exceptions import crossing, stand_in
+from bridge.worker.pool.exceptions import picklable, stand_in
 from bridge.worker.pool.execute import ASKED_TO_END, CutOff, Execution
 
 #: Whose exceptions end a greenlet.
@@ -34,7 +34,7 @@ def run_ticket(name: str, uuid: str, request: dict[str, Any], body: str, *_: Any
     del uuid
     execution = _execution()
     try:
-        return crossing(execution.run_alone(request, name, body))
+        return picklable(execution.run_alone(request, name, body))
     except BaseException as exc:
         return _raised(execution, request, exc)
 
@@ -44,7 +44,7 @@ def run_bundle(name: str, uuid: str, request: dict[str, Any], body: str, *_: Any
     del name, uuid
     execution = _execution()
     try:
-        return crossing(bundles.run_bundle(execution, request, body))
+        return picklable(bundles.run_bundle(execution, request, body))
     except BaseException as exc:
         return _raised(execution, request, exc)
 

@@ -21,7 +21,7 @@ from kombu.utils.encoding import safe_repr
 logger = get_logger(__name__)
 
 
-class Tale:
+class CeleryNotice:
     """One attempt of one message. ``request``: Celery's context of it; ``eventer``: None where nobody watches."""
 
     def __init__(self, task: Any, request: Any, exc: BaseException, eventer: Any) -> None:
@@ -71,10 +71,10 @@ class Tale:
         task, request = self._task, self._request
         reason = "terminated" if terminated else "revoked"
         self._quietly(task.backend.mark_as_revoked, request.id, reason, request=request, store_result=self._stores)
-        told = {"terminated": terminated, "signum": None, "expired": False}
-        self._quietly(task_revoked.send, sender=task, request=request, **told)
+        fields = {"terminated": terminated, "signum": None, "expired": False}
+        self._quietly(task_revoked.send, sender=task, request=request, **fields)
         if self._eventer and self._eventer.enabled and task.send_events:
-            self._eventer.send("task-revoked", uuid=request.id, **told)
+            self._eventer.send("task-revoked", uuid=request.id, **fields)
 
     @property
     def _stores(self) -> bool:

@@ -70,7 +70,7 @@ class Delivery:
 
     def outcome(self, kind: Kind, error: str = "", traceback: str = "", delay_ms: int | None = None) -> Outcome:
         """What became of it."""
-        if kind is Kind.FAILED and self.context is not None and self.context.undo_failed:
+        if kind is Kind.FAILED and self.context is not None and self.context.rollback_failed:
             kind = Kind.UNDO_FAILED
         return Outcome(self.message_id, self.fence, kind, self.service_ms, self.started_us, error, traceback, delay_ms)
 
@@ -118,7 +118,7 @@ def revoked() -> Traced:
         return (1, ExceptionInfo(), 0.0)
 
 
-def why_cut_off(asked: bool) -> tuple[Kind, str]:
+def cut_off_outcome(asked: bool) -> tuple[Kind, str]:
     """What became of a message whose process ended before Celery knew that it had it. One that was asked to end (a pool
     that shrinks, and took it for idle) did not end of it.
     """

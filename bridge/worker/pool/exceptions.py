@@ -27,21 +27,21 @@ class RaisedInPool(Exception):
         return str(self.args[0])
 
 
-def crossing(traced: Traced) -> Traced:
+def picklable(traced: Traced) -> Traced:
     """``traced`` as it may be pickled here and unpickled there."""
     failed, result, runtime = traced
     if not failed or not isinstance(result, ExceptionInfo):
         return traced
     exc = unwrapped(result)
-    told = _told(exc)
-    if told is not exc:
-        result.type = type(told)
+    picklable_exc = _picklable_exception(exc)
+    if picklable_exc is not exc:
+        result.type = type(picklable_exc)
         wrapped = isinstance(result.exception, ExceptionWithTraceback)
-        result.exception = ExceptionWithTraceback(told, str(result.traceback)) if wrapped else told
+        result.exception = ExceptionWithTraceback(picklable_exc, str(result.traceback)) if wrapped else picklable_exc
     return (failed, result, runtime)
 
 
-def _told(exc: BaseException) -> Any:
+def _picklable_exception(exc: BaseException) -> Any:
     if type(exc) in (Ignore, RevokedHere) and all(type(word) is str for word in exc.args):
         return exc
     if isinstance(exc, Retry):

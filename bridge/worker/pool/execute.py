@@ -32,23 +32,23 @@ from redis.exceptions import ResponseError
 
 from bridge.app.context import TicketContext
 from bridge.app.effects import Effects
-from bridge.app.task import is_over, retry_delay_ms
+from bridge.app.task import has_expired, retry_delay_ms
 from bridge.protocol.names import HEADER_BASE, HEADER_INCARNATION, HEADER_LOST, HEADER_RUNS
 from bridge.protocol.outcomes import Kind, Outcome
 from bridge.routing.errors import PayloadError, StaleFence
 from bridge.routing.records import LostAttempt
 from bridge.routing.words import ReturnWord
-from bridge.worker.pool.celery_notices import Tale
+from bridge.worker.pool.celery_notices import CeleryNotice
 from bridge.worker.pool.delivery import (
     CUT_OFF,
     REVOKED_ERROR,
     Delivery,
     Traced,
+    cut_off_outcome,
     failed,
     ignored,
     revoked,
     unwrapped,
-    why_cut_off,
 )
 
 if TYPE_CHECKING:
@@ -110,7 +110,7 @@ class Execution:
         task = self.app.tasks.get(delivery.task)
         if task is None:
             return delivery.outcome(Kind.DEAD, error=f"unknown task {delivery.task}"), ignored("unknown task")
-        if task.expires is not None and is_over(task.expires, delivery.message_id):
+        if task.expires is not None and has_expired(task.expires, delivery.message_id):
             if not task.ignore_result:
                 task.backend.mark_as_revoked(delivery.message_id, "expired")
             return delivery.outcome(Kind.DEAD, error=f"Revoked: expired ({task.expires})"), ignored("expired")
@@ -140,7 +140,7 @@ class Execution:
             # there. It is this message's failure, and no bundle mate's.
             _, result, runtime = failed(exc)
             info, shown = exc, None
-        if context.late:
+        if context.lease_was_over:
             delivery.started_us = 0
             return delivery.outcome(Kind.RETURNED), ignored("the lease ended before the task began")
         delivery.service_ms = (time.perf_counter() - started) * 1000
@@ -229,18 +229,18 @@ class Execution:
         # What was applied before it answers so, and is not applied again.
         return [word for item in items for word in self._apply(incarnation, [item])]
 
-    def tell_cut_off(self, delivery: Delivery, request: dict[str, Any], *, asked: bool) -> None:
+    def report_cut_off(self, delivery: Delivery, request: dict[str, Any], *, asked: bool) -> None:
         """Tells Celery's world of an attempt whose process ended before Celery knew that it had it: the main process
         knows nothing of it. Before the outcome is written, so that it is told before what comes of the next attempt.
         """
         task = self.app.tasks.get(delivery.task)
         if task is None:
             return
-        tale = Tale(task, Context(request), WorkerLostError(CUT_OFF), None)
+        notice = CeleryNotice(task, Context(request), WorkerLostError(CUT_OFF), None)
         if asked or delivery.attempt < (task.bridge_max_attempts or self.lane.max_attempts):
-            tale.retried()
+            notice.retried()
         else:
-            tale.failed()
+            notice.failed()
 
     # -- alone -----------------------------------------------------------------------------------------------------
 
@@ -256,8 +256,8 @@ class Execution:
             unread = Outcome(message_id, fence, Kind.FAILED, error=f"the payload cannot be read: {exc!r}")
             self.writer.write(incarnation, [unread])
             return failed(ValueError(unread.error))
-        told = request.get(HEADER_LOST)
-        lost = LostAttempt(*told) if told else None
+        attempt_fields = request.get(HEADER_LOST)
+        lost = LostAttempt(*attempt_fields) if attempt_fields else None
         delivery = Delivery(ticket, message_id, fence, attempt, task, args, kwargs, lost)
         with self.row(fence) as row:
             # Noted before the looks: whoever ends the lease, or wants it back, then sees that it runs.
@@ -271,8 +271,8 @@ class Execution:
             cut_off, asked = self.shared.cut_off(fence, fence)
             if cut_off:
                 self.shared.running(row, 0)
-                self.tell_cut_off(delivery, {**request, "args": args, "kwargs": kwargs}, asked=asked)
-                self.writer.write(incarnation, [delivery.outcome(*why_cut_off(asked))])
+                self.report_cut_off(delivery, {**request, "args": args, "kwargs": kwargs}, asked=asked)
+                self.writer.write(incarnation, [delivery.outcome(*cut_off_outcome(asked))])
                 return ignored(CUT_OFF)
             if self.shared.is_revoked(message_id):
                 self.shared.running(row, 0)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from celery.utils.log import get_logger
 
-from bridge.worker.guard.watcher import FAREWELL
+from bridge.worker.guard.watcher import ENDS_BY_ITSELF
 
 if TYPE_CHECKING:
     from bridge.settings.lane import LaneSettings
@@ -24,7 +24,7 @@ logger = get_logger(__name__)
 _HOME = str(Path(__file__).absolute().parents[__name__.count(".")])
 
 
-class Watch:
+class WatcherProcess:
     """Made before the pool forks, so that every pool child holds the writing end of the pipe.
 
     The main process keeps the reading end, too: a watcher that was killed is followed by another one on the same pipe.
@@ -37,7 +37,7 @@ class Watch:
         self._shared = shared
         self._reading, self._writing = os.pipe()
         self._process: subprocess.Popen[bytes] | None = None
-        self._told = False
+        self._warned = False
 
     def ensure(self) -> None:
         """Starts a watcher when there is none. Called at start and with each renewal of the lease."""
@@ -48,8 +48,8 @@ class Watch:
         try:
             self._process = self._start()
         except OSError as exc:
-            if not self._told:
-                self._told = True
+            if not self._warned:
+                self._warned = True
                 logger.warning("cannot start a watcher, a crash will be noticed when the lease is over: %s", exc)
 
     def _start(self) -> subprocess.Popen[bytes]:
@@ -78,12 +78,12 @@ class Watch:
             process.stdin.write(json.dumps(config).encode() + b"\n")
         return process
 
-    def farewell(self) -> None:
+    def end(self) -> None:
         """The worker ends by itself: no notice. Twice is once."""
         if self._writing < 0:
             return
         with contextlib.suppress(BrokenPipeError, BlockingIOError):
-            os.write(self._writing, FAREWELL)
+            os.write(self._writing, ENDS_BY_ITSELF)
         if self._process is not None:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(timeout=1.0)

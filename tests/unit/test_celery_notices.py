@@ -11,7 +11,7 @@ from billiard.exceptions import WorkerLostError
 from celery.exceptions import TimeLimitExceeded
 
 from bridge.protocol.outcomes import Kind
-from bridge.worker.main.requests import TicketPart
+from bridge.worker.main.requests import TicketRequest
 
 
 @pytest.mark.parametrize("exc", [WorkerLostError("died"), TimeLimitExceeded(3)], ids=["lost", "time-limit"])
@@ -19,20 +19,20 @@ def test_it_is_told_on_the_thread_that_forks_and_before_the_outcome_is_written(
     exc: Exception, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Told by another thread, a process that is forked meanwhile would inherit the locks of the telling
-    part: Any = TicketPart.__new__(TicketPart)
-    part.member = SimpleNamespace(forks=True, settling=set())
+    part: Any = TicketRequest.__new__(TicketRequest)
+    part.member = SimpleNamespace(forks=True, waiting_threads=set())
     part.worker_pid = 7
     steps: list[tuple[str, threading.Thread]] = []
 
     def step(name: str) -> Any:
         return lambda *_: steps.append((name, threading.current_thread()))
 
-    monkeypatch.setattr(TicketPart, "_running", lambda _: 1)
-    monkeypatch.setattr(TicketPart, "_tell", step("told"))
-    monkeypatch.setattr(TicketPart, "_settle_when_over", step("settled"))
+    monkeypatch.setattr(TicketRequest, "_running", lambda _: 1)
+    monkeypatch.setattr(TicketRequest, "_notify_celery", step("told"))
+    monkeypatch.setattr(TicketRequest, "_write_outcomes_when_ended", step("settled"))
 
     part.lost(Kind.LOST, exc)
-    for thread in list(part.member.settling):
+    for thread in list(part.member.waiting_threads):
         thread.join(5)
 
     (first, teller), (second, settler) = steps

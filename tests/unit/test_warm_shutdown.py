@@ -7,8 +7,8 @@ from redis.exceptions import ConnectionError as Lost
 
 from bridge.consumer.holdings import Holdings
 from bridge.settings.lane import LaneSettings
-from bridge.worker.main import warm_shutdown as farewell
-from bridge.worker.main.warm_shutdown import Farewell
+from bridge.worker.main import warm_shutdown as shutdown
+from bridge.worker.main.warm_shutdown import WarmShutdown
 from tests.waiting import wait_until
 
 
@@ -18,7 +18,7 @@ class Leaving:
     def __init__(self, failures: int = 0) -> None:
         self.did: list[str] = []
         self._failures = failures
-        self.farewell = Farewell(
+        self.shutdown = WarmShutdown(
             "redis://localhost:1/0",
             LaneSettings(),
             "w1@here",
@@ -28,10 +28,10 @@ class Leaving:
             recall_all=lambda: self.did.append("recall"),
             give_back_unstarted=lambda: self.did.append("give back"),
         )
-        self.farewell._tell = self._tell  # type: ignore[method-assign]
-        self.farewell._give_back = self._empty  # type: ignore[method-assign]
+        self.shutdown._announce_leaving = self._announce_leaving  # type: ignore[method-assign]
+        self.shutdown._give_back = self._empty  # type: ignore[method-assign]
 
-    def _tell(self) -> None:
+    def _announce_leaving(self) -> None:
         self._failures -= 1
         if self._failures >= 0:
             self.did.append("cannot tell")
@@ -45,13 +45,13 @@ class Leaving:
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(farewell, "LOOK_S", 0.001)
+    monkeypatch.setattr(shutdown, "LOOK_S", 0.001)
 
 
 def ran(leaving: Leaving) -> list[str]:
-    leaving.farewell.start()
+    leaving.shutdown.start()
     wait_until(lambda: leaving.did.count("give back") >= 2, description="two looks")
-    leaving.farewell.stop()
+    leaving.shutdown.stop()
     return leaving.did
 
 

@@ -14,8 +14,7 @@ from redis.exceptions import ResponseError
 from bridge.consumer.deadline import now_ns
 from bridge.protocol.names import HEADER_BASE
 from bridge.worker.guard.shared_page import Shared
-from bridge.worker.main import forced_end as ending
-from bridge.worker.main import threads as beside
+from bridge.worker.main import forced_end, threads
 from tests.waiting import holds_for, wait_until
 
 LIFE = "1" * 32
@@ -47,8 +46,8 @@ class Going:
         self.shared.begin(LIFE, now_ns() + 60_000_000_000)
         self.server = Server()
         self.ended = False
-        self.ending = ending.Ending("redis://localhost:1/0", self.shared)
-        self.ending._redis = self.server  # type: ignore[assignment]
+        self.forced_end = forced_end.ForcedEnd("redis://localhost:1/0", self.shared)
+        self.forced_end._redis = self.server  # type: ignore[assignment]
 
     def end(self) -> None:
         self.ended = True
@@ -63,10 +62,10 @@ class Going:
 
 @pytest.fixture
 def going(monkeypatch: pytest.MonkeyPatch) -> Iterator[Going]:
-    monkeypatch.setattr(ending, "AWAY_S", 0.05)
-    monkeypatch.setattr(ending, "ASK_S", 0.01)
+    monkeypatch.setattr(forced_end, "AWAY_S", 0.05)
+    monkeypatch.setattr(forced_end, "ASK_S", 0.01)
     found = Going()
-    monkeypatch.setattr(ending, "_end", found.end)
+    monkeypatch.setattr(forced_end, "_end", found.end)
     yield found
     # So that no thread of this test goes on.
     found.server.sign = Lost("gone")
@@ -76,14 +75,14 @@ def going(monkeypatch: pytest.MonkeyPatch) -> Iterator[Going]:
 
 
 def test_it_ends_when_the_server_is_silent_and_nothing_runs(going: Going) -> None:
-    going.ending.start()
+    going.forced_end.start()
     going.assert_ends()
 
 
 @pytest.mark.parametrize("sign", [None, ResponseError("NOPERM this user has no permissions")])
 def test_it_does_not_end_while_the_server_answers(going: Going, sign: Exception | None) -> None:
     going.server.sign = sign
-    going.ending.start()
+    going.forced_end.start()
     going.assert_stays()
 
 
@@ -92,7 +91,7 @@ def test_a_ticket_that_runs_counts_until_the_lease_is_over(going: Going) -> None
     going.shared.running(row, 5)
     request = Request(HEADER_BASE)
     state.active_requests.add(request)
-    going.ending.start()
+    going.forced_end.start()
     going.assert_stays()
     going.shared.end()
     going.assert_ends()
@@ -102,7 +101,7 @@ def test_a_task_beside_the_bridges_counts_until_it_is_done(going: Going) -> None
     going.shared.end()
     request = Request("id")
     state.active_requests.add(request)
-    going.ending.start()
+    going.forced_end.start()
     going.assert_stays()
     state.active_requests.discard(request)
     going.assert_ends()
@@ -113,9 +112,9 @@ def test_with_gevent_it_can_be_started_where_nothing_may_wait() -> None:
     script = f"""
 from gevent import monkey; monkey.patch_all()
 import os, signal, subprocess, threading
-from {beside.__name__} import run_beside
+from {threads.__name__} import run_in_thread
 ran = threading.Event()
-signal.signal(signal.SIGUSR1, lambda *_: run_beside(ran.set))
+signal.signal(signal.SIGUSR1, lambda *_: run_in_thread(ran.set))
 subprocess.Popen(["/bin/sh", "-c", f"sleep 0.3; kill -USR1 {{os.getpid()}}"])
 assert ran.wait(10)
 """

@@ -15,18 +15,18 @@ from typing import NoReturn
 logger = logging.getLogger(__name__)
 
 #: How many forks are between this process and the one that began. To ask for the process id costs a call of the kernel.
-depth = 0
+fork_depth = 0
 
 
 def _count() -> None:
-    global depth
-    depth += 1
+    global fork_depth
+    fork_depth += 1
 
 
 os.register_at_fork(after_in_child=_count)
 
 
-def end_copy(task: str) -> NoReturn:
+def exit_forked_child(task: str) -> NoReturn:
     """Ends this process, which ``task`` made and which came back from its body; with the code of its ``sys.exit``, else
     with 1 and a line that says so.
     """

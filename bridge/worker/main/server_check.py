@@ -40,27 +40,27 @@ class ServerStep(bootsteps.StartStopStep):
         app = parent.app
         outage = Outage(logger, "waiting for it")
         with _client_of(app) as redis:
-            while waits(app) and (sign := sign_of_absence(redis)) is not None:
+            while waits_for_server(app) and (sign := outage_error(redis)) is not None:
                 outage.met(sign)
                 # Nobody else could tell this thread that the worker shall stop.
                 state.maybe_shutdown()
                 time.sleep(LOOK_S)
         outage.over()
         try:
-            check_arrival(app)
+            check_lane_server(app)
         except TicketBridgeError as exc:
-            end(parent, exc)
+            end_worker(parent, exc)
 
 
-def waits(app: Celery) -> bool:
+def waits_for_server(app: Celery) -> bool:
     """Whether a worker of ``app`` waits for a server that is away."""
     return app.conf.broker_connection_retry_on_startup is True
 
 
-def check_arrival(app: Celery) -> None:
+def check_lane_server(app: Celery) -> None:
     """Raises `TicketBridgeError` when the server is of no use, or away and not waited for."""
     with _client_of(app) as redis:
-        if waits(app) and sign_of_absence(redis) is not None:
+        if waits_for_server(app) and outage_error(redis) is not None:
             return
         check_server(redis, app.bridge.settings.redis_url)
         try:
@@ -71,7 +71,7 @@ def check_arrival(app: Celery) -> None:
                 raise
 
 
-def sign_of_absence(redis: Redis) -> Exception | None:
+def outage_error(redis: Redis) -> Exception | None:
     """What says that the server is away or loading; None when it answers, with whatever."""
     try:
         redis.ping()
@@ -83,10 +83,10 @@ def sign_of_absence(redis: Redis) -> Exception | None:
     return None
 
 
-def end(worker: Any, exc: TicketBridgeError) -> NoReturn:
+def end_worker(worker: Any, exc: TicketBridgeError) -> NoReturn:
     """Ends a worker (Celery's) that cannot take part. Within somebody else's program it raises ``exc``."""
     if isinstance(worker, Worker):
-        fail(exc)
+        exit_with_error(exc)
     started = getattr(worker, "_on_started", None)
     if started is not None:
         # Celery's worker for tests: who started it waits for this, for ever.
@@ -94,7 +94,7 @@ def end(worker: Any, exc: TicketBridgeError) -> NoReturn:
     raise exc
 
 
-def fail(exc: Exception) -> NoReturn:
+def exit_with_error(exc: Exception) -> NoReturn:
     """Ends the worker of the command line with one line."""
     print(f"Error: {exc}", file=sys.stderr, flush=True)
     raise SystemExit(getattr(exc, "exit_code", 1))

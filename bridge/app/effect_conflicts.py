@@ -14,7 +14,7 @@ from bridge.routing.errors import PayloadError
 _MAKE_STRINGS = ("SET", "SETEX", "PSETEX", "SETNX", "MSET")
 
 
-class Harmony:
+class CommandConflicts:
     """The commands of one message."""
 
     def __init__(self) -> None:
