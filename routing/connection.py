@@ -5,10 +5,12 @@ Also the one place that tells an outage, which is waited out, from an error (`is
 
 from __future__ import annotations
 
+import codecs
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
+from urllib.parse import parse_qs
 
 import redis
 from redis import Connection, ConnectionPool, Redis, SSLConnection, UnixDomainSocketConnection
@@ -111,6 +113,32 @@ def was_not_sent(exc: BaseException) -> bool:
 #: How redis-py names an option that it does not know, or whose value it cannot read.
 _OPTION = re.compile(r"(?:unexpected keyword argument|Invalid value for) '(\w+)'")
 
+#: Options of redis-py whose value is a Python object. A URL can only hold text, which fails at the first command.
+_OBJECTS = frozenset(
+    {
+        "cache_factory",
+        "command_packer",
+        "connection_class",
+        "credential_provider",
+        "driver_info",
+        "encoder_class",
+        "event_dispatcher",
+        "himport_registry",
+        "maint_notifications_config",
+        "maint_notifications_pool_handler",
+        "maintenance_state",
+        "oss_cluster_maint_notifications_handler",
+        "parser_class",
+        "queue_class",
+        "redis_connect_func",
+        "retry",
+        "retry_on_error",
+        "socket_keepalive_options",
+        "socket_type",
+        "ssl_ocsp_context",
+    }
+)
+
 #: RESP2 and no decoding, whatever a URL says: the hot paths read raw replies, of the same form from every version.
 _RAW: dict[str, Any] = {"protocol": 2, "decode_responses": False}
 
@@ -201,17 +229,23 @@ def check_options(url: str) -> None:
 
     Redis-py finds out with its first connection only, in words for programmers.
     """
+    cannot = "the broker's URL has an option that cannot work"
+    if found := sorted(_OBJECTS.intersection(parse_qs(url.partition("?")[2]))):
+        raise ConfigurationError(f"{cannot}: {found[0]} needs an object, and a URL holds text only")
     try:
         # Made, not opened: a connection knows which options there are.
-        made = client(url).connection_pool.make_connection()
+        made: Any = client(url).connection_pool.make_connection()
+        codecs.lookup(made.encoder.encoding)
     except ConfigurationError:
         raise
+    except LookupError:
+        raise ConfigurationError(f"{cannot}: encoding is no name of an encoding") from None
     except (AttributeError, TypeError, ValueError) as exc:
-        raise ConfigurationError(f"the broker's URL has an option that cannot work{_option(url, exc)}") from None
+        raise ConfigurationError(f"{cannot}{_option(url, exc)}") from None
     for name in ("socket_timeout", "socket_connect_timeout"):
         value = getattr(made, name, None)
         if value is not None and not value > 0:
-            raise ConfigurationError(f"the broker's URL has an option that cannot work: {name} must be above 0")
+            raise ConfigurationError(f"{cannot}: {name} must be above 0")
 
 
 def _option(url: str, exc: Exception) -> str:

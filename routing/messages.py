@@ -36,6 +36,7 @@ class Refused(Enum):
     TOO_DEEP = f"payload is nested more than {MAX_DEPTH} levels deep"
     TOO_LARGE = "payload is larger than bridge_max_payload"
     UNKNOWN_TASK = "unknown task"
+    EMPTY_TASK = "the field task is empty"
     NO_TASK = "names no task, and bridge_default_task is not set"
     FAULT = "it made a master raise"
     TRIMMED = "the entry was deleted from the stream before it was handled"
@@ -130,6 +131,8 @@ class EntryParser:
             if self._default_task is None:
                 return Refusal(id_, Refused.NO_TASK, "", fields)
             task: str | None = self._default_task
+        elif not task_raw:
+            return Refusal(id_, Refused.EMPTY_TASK, "", fields)
         else:
             task = self._tasks.get(task_raw) or self._foreign_name(task_raw)
             if task is None:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import inspect
 import math
 import time
-from datetime import UTC, datetime
+from datetime import UTC, date, datetime
 from functools import wraps
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import orjson
 from celery import Task
 from celery.exceptions import Ignore, Reject, Retry
-from celery.utils.time import maybe_make_aware
+from celery.utils.time import maybe_iso8601, maybe_make_aware
 
 from bridge.app import forked_children
 from bridge.app.eager import ticket_of_call
@@ -314,8 +314,11 @@ def retry_delay_ms(retry: Retry) -> int | None:
     return None
 
 
-def has_expired(expires: float | datetime, message_id: str) -> bool:
-    """Whether the time of a message is over: ``expires`` is a date, or seconds since it was added to the stream."""
-    if isinstance(expires, datetime):
-        return bool(time.time() >= maybe_make_aware(expires, UTC).timestamp())
+def has_expired(expires: float | date | str, message_id: str) -> bool:
+    """Whether a message has expired. ``expires``: a time, also as ISO 8601 text, or seconds since the message was added
+    to the stream.
+    """
+    if isinstance(expires, date | str):
+        at = expires if isinstance(expires, datetime) else maybe_iso8601(str(expires))
+        return bool(time.time() >= maybe_make_aware(at, UTC).timestamp())
     return time.time() >= int(message_id.partition("-")[0]) / 1000 + expires

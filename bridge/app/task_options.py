@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 import difflib
+import inspect
+from contextlib import suppress
+from datetime import date
+from numbers import Real
 from typing import TYPE_CHECKING, Any
 
-from bridge.app.signature import require_match
+from celery.utils.time import maybe_iso8601
+
+from bridge.app.signature import is_async_or_generator, require_match
 from bridge.app.ticket_tasks import ticket_tasks
 from bridge.routing.errors import ConfigurationError
 from bridge.settings.config_keys import PREFIX
@@ -17,6 +23,9 @@ if TYPE_CHECKING:
 
 #: What may become of the ticket of a dead message.
 ON_DEAD = ("skip", "park")
+
+#: How a rollback is called.
+ROLLBACK = "(self, lost, ticket_id, payload)"
 
 #: What a task may override or add, as an attribute with the prefix, and its type.
 TASK_OVERRIDES: dict[str, type[Any]] = {"max_attempts": int, "bundle": bool, "on_dead": str, "rollback": object}
@@ -36,7 +45,8 @@ def check_tasks(app: Celery, lane: LaneSettings) -> None:
 
 
 def check_task_options(name: str, task: Any) -> None:
-    """Refuses ``bridge_…`` options of a task that are unknown or of the wrong type."""
+    """Refuses ``bridge_…`` options of a task that are unknown or cannot work, and an ``expires`` that cannot."""
+    _check_expires(name, getattr(task, "expires", None))
     for attribute in dir(type(task)):
         if not attribute.startswith(PREFIX):
             continue
@@ -49,10 +59,7 @@ def check_task_options(name: str, task: Any) -> None:
         if value is None:
             continue
         if option == "rollback":
-            if not callable(value):
-                raise ConfigurationError(
-                    f"task {name}: bridge_rollback must be a function (self, lost, ticket_id, payload), not {value!r}"
-                )
+            _check_rollback(name, inspect.getattr_static(type(task), attribute))
             continue
         if type(value) is not kind:
             raise ConfigurationError(f"task {name}: {attribute} must be {kind.__name__}, not {value!r}")
@@ -60,3 +67,35 @@ def check_task_options(name: str, task: Any) -> None:
             raise ConfigurationError(f"task {name}: bridge_max_attempts must be at least 1, not {value}")
         if option == "on_dead" and value not in ON_DEAD:
             raise ConfigurationError(f"task {name}: bridge_on_dead must be {' or '.join(ON_DEAD)}, not {value!r}")
+
+
+def _check_rollback(name: str, value: Any) -> None:
+    """Refuses a rollback that cannot be called as `bridge.app.task` calls it."""
+    function = value.__func__ if isinstance(value, staticmethod) else value
+    if not callable(function):
+        raise ConfigurationError(f"task {name}: bridge_rollback must be a function {ROLLBACK}, not {value!r}")
+    if is_async_or_generator(inspect.unwrap(function)):
+        raise ConfigurationError(f"task {name}: bridge_rollback is async or a generator, so its body would not run")
+    try:
+        signature = inspect.signature(function)
+    except ValueError:
+        # Python cannot tell the signature of some builtins.
+        return
+    try:
+        signature.bind("self", "lost", "ticket", "payload")
+    except TypeError:
+        takes = ", ".join(str(one.replace(annotation=one.empty)) for one in signature.parameters.values())
+        raise ConfigurationError(
+            f"task {name}: bridge_rollback takes ({takes}), and is called with {ROLLBACK}"
+        ) from None
+
+
+def _check_expires(name: str, value: Any) -> None:
+    """Refuses an ``expires`` that Celery could not use for a call either."""
+    if value is None or isinstance(value, date) or (not isinstance(value, bool) and isinstance(value, Real)):
+        return
+    if isinstance(value, str) and value:
+        with suppress(ValueError):
+            maybe_iso8601(value)
+            return
+    raise ConfigurationError(f"task {name}: expires must be seconds, a datetime or an ISO 8601 time, not {value!r}")

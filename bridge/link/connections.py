@@ -6,8 +6,11 @@ How a client is made, and what an outage is, is in `bridge.routing.connection`, 
 from __future__ import annotations
 
 import re
+import ssl
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
+from urllib.parse import parse_qs
 
 import redis
 from redis import Redis
@@ -27,9 +30,14 @@ __all__ = [
     "is_full",
     "is_outage",
     "require_fit",
+    "why_unreachable",
     "without_password",
 ]
 
+#: Options of a URL that name files.
+FILES = ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile")
+#: What OpenSSL says of an answer that is not TLS. A server without TLS answers the first bytes so, or waits for more.
+NO_TLS = ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "PACKET_LENGTH_TOO_LONG")
 #: The oldest server that has XAUTOCLAIM, XTRIM MINID and XGROUP CREATECONSUMER.
 OLDEST = (6, 2, 0)
 
@@ -112,7 +120,7 @@ def check_server(client_: Redis, url: str) -> tuple[int, ...]:
     except redis.exceptions.AuthenticationError as exc:
         raise ServerUnavailable(f"Redis at {shown} refuses the login: {exc}") from None
     except UNAVAILABLE as exc:
-        raise ServerUnavailable(f"cannot reach Redis at {shown}: {exc}; is it running?") from None
+        raise ServerUnavailable(f"cannot reach Redis at {shown}: {why_unreachable(exc, url)}") from None
     except redis.exceptions.RedisError as exc:
         raise ServerUnavailable(f"Redis at {shown} does not answer as expected: {exc}") from None
     # Valkey reports the Redis version that it is compatible with as redis_version.
@@ -122,6 +130,39 @@ def check_server(client_: Redis, url: str) -> tuple[int, ...]:
     if (why := unfit(info)) is not None:
         raise ServerUnfit(f"Redis at {shown} {why}")
     return version
+
+
+def why_unreachable(exc: BaseException, url: str) -> str:
+    """Why no connection to ``url`` came about, and what to look at. ``exc``: what the client raised."""
+    said = " ".join(str(exc).split()) or type(exc).__name__
+    if not url.startswith("rediss://"):
+        return f"{said}; is it running?"
+    cause = exc.__cause__ or exc.__context__
+    if isinstance(cause, FileNotFoundError | PermissionError | IsADirectoryError | NotADirectoryError):
+        return _unreadable_file(url) or said
+    if isinstance(cause, ssl.SSLCertVerificationError):
+        return f"{said}; check ssl_ca_certs in the broker's URL"
+    if "handshake" in str(cause) or getattr(cause, "reason", None) in NO_TLS or isinstance(cause, ssl.SSLEOFError):
+        return "it does not answer in TLS; is it a server without TLS, for which the broker's URL is redis://?"
+    if isinstance(cause, ssl.SSLError):
+        return f"{said}; check the ssl_ options in the broker's URL"
+    return f"{said}; is it running?"
+
+
+def _unreadable_file(url: str) -> str:
+    """The first file that the options of ``url`` name and that cannot be read; '' when there is none."""
+    query = url.partition("?")[2]
+    options = parse_qs(query)
+    for name in FILES:
+        for path in options.get(name, ()):
+            try:
+                with Path(path).open("rb"):
+                    pass
+            except OSError as exc:
+                # Before an @ it may be a piece of a password.
+                shown = "the file" if "@" in query else path
+                return f"cannot read {shown}, which {name} in the broker's URL names: {exc.strerror}"
+    return ""
 
 
 def require_fit(client_: Redis, url: str) -> None:

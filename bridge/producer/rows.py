@@ -144,6 +144,8 @@ class _Rows:
     def _check_header(self, header: list[str]) -> None:
         source, key = self._source, self._rules.key
         for at, name in enumerate(header):
+            if not name.strip():
+                raise source.refusal(f"column {at + 1} has no name", line=1)
             if name in header[:at]:
                 raise source.refusal(f"column {name!r} is there twice", line=1)
         if key not in header:

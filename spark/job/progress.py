@@ -20,6 +20,7 @@ import redis
 
 from bridge.routing.errors import TicketBridgeError
 from bridge.routing.pushes import guard_of
+from bridge.routing.text import count
 from bridge.spark.job.failures import emit
 from bridge.spark.wire.address import RedisConnection, connect
 from bridge.spark.write.guard import waiting
@@ -45,14 +46,14 @@ class Display:
         if self._json:
             emit(event="pushed", rows=rows, rows_per_s=round(rate, 1))
         else:
-            self._show(f"{rows:,} events, {rate:,.0f} per second")
+            self._show(f"{count(rows, 'event')}, {rate:,.0f} per second")
 
     def waiting(self, rows: int, reason: str, seconds: float) -> None:
         """Nothing was written for so many seconds, for this reason."""
         if self._json:
             emit(event="waiting", reason=reason, seconds=round(seconds, 1))
         elif self._live:
-            self._show(f"{rows:,} events, waiting for {seconds:,.0f} s: {reason}")
+            self._show(f"{count(rows, 'event')}, waiting for {seconds:,.0f} s: {reason}")
         else:
             # Without the seconds, so that each reason is shown once and not twice a second.
             self._show(f"waiting: {reason}")
@@ -62,14 +63,14 @@ class Display:
         if self._json:
             emit(event="epoch", epoch=epoch, rows=rows, seconds=round(seconds, 3))
         else:
-            self._show(f"epoch {epoch}: {rows:,} events in {seconds:.1f} s")
+            self._show(f"epoch {epoch}: {count(rows, 'event')} in {seconds:.1f} s")
 
     def table(self, name: str, rows: int) -> None:
         """A table is written. A person sees this on a terminal only."""
         if self._json:
             emit(event="table", name=name, rows=rows)
         elif self._live:
-            self._show(f"{name}: {rows:,} rows")
+            self._show(f"{name}: {count(rows, 'row')}")
 
     def close(self) -> None:
         """Remove the live line."""

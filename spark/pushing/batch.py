@@ -11,6 +11,7 @@ from pyspark.sql import Observation
 from pyspark.sql import functions as fn
 
 from bridge.routing.errors import PayloadError, RunChanged
+from bridge.routing.text import count
 from bridge.spark.job.eventlog import read_events
 from bridge.spark.job.failures import emit
 from bridge.spark.job.progress import Display, WriteWatch, marked_partitions, marked_rows
@@ -140,14 +141,18 @@ class _Batch:
             )
         if plan.progress != "text":
             return
-        done = f"pushed {fresh:,} events into" if counted else f"offered {fresh:,} events to"
+        done = f"pushed {count(fresh, 'event')} into" if counted else f"offered {count(fresh, 'event')} to"
         print(f"{done} {plan.stream} in {seconds:.1f} s, {rate:,.0f} per second", flush=True)
         if not counted:
             print("events whose number is not above the last one of their ticket are there already, and are not added")
         if already:
-            print(f"{already:,} events were there already, from an earlier run of this push; --again pushes them again")
+            were = "was" if already == 1 else "were"
+            print(
+                f"{count(already, 'event')} {were} there already, from an earlier run of this push; "
+                "--again pushes them again"
+            )
         if rejected:
-            print(f"{rejected:,} rows could not be pushed: they are in {plan.rejects}, each with its reason")
+            print(f"{count(rejected, 'row')} could not be pushed: see {plan.rejects}, with a reason for each")
         if not self._known_again:
             print(
                 "the push of a table has no name by itself: the same push again adds all rows again; --run-id names it"

@@ -15,6 +15,7 @@ from pyspark.sql import functions as fn
 
 from bridge.routing.errors import TicketBridgeError
 from bridge.routing.stop_signal import StopSignal
+from bridge.routing.text import count
 from bridge.spark.job.eventlog import follow_events
 from bridge.spark.job.failures import Terminated, emit, one_line
 from bridge.spark.job.progress import Display, WriteWatch
@@ -152,8 +153,9 @@ class _Following:
         elif self._plan.progress == "text":
             # With idempotence=ticket, rows that were in the stream already are not counted.
             offered = self._parsed.idempotence is Idempotence.TICKET
-            done = f"offered {self._rows:,} events to" if offered else f"pushed {self._rows:,} events into"
-            print(f"{done} {self._plan.stream} in {self._epochs:,} epochs", flush=True)
+            events = count(self._rows, "event")
+            done = f"offered {events} to" if offered else f"pushed {events} into"
+            print(f"{done} {self._plan.stream} in {count(self._epochs, 'epoch')}", flush=True)
 
 
 def _has_a_reason(error: Exception) -> bool:

@@ -60,7 +60,7 @@ REFUSALS: dict[str, tuple[Refused, tuple[bytes, ...], dict[str, Any]]] = {
     "two tasks": (Refused.TWICE, (b"task", b"x", b"ticket_id", b"T", b"task", b"x"), {}),
     "a field of the payload twice": (Refused.TWICE, (b"ticket_id", b"T", b"a", b"1", b"a", b"1"), {}),
     "unknown task": (Refused.UNKNOWN_TASK, (b"ticket_id", b"T", b"task", b"shop.other", b"payload", b"1"), {}),
-    "an empty task": (Refused.UNKNOWN_TASK, (b"ticket_id", b"T", b"task", b"", b"payload", b"1"), {}),
+    "an empty task": (Refused.EMPTY_TASK, (b"ticket_id", b"T", b"task", b"", b"payload", b"1"), {}),
     "a task not UTF-8": (Refused.UNKNOWN_TASK, (b"ticket_id", b"T", b"task", b"\xff", b"payload", b"1"), {}),
     "no task": (Refused.NO_TASK, (b"ticket_id", b"T", b"payload", b"1"), {"default": None}),
     "deleted from the stream": (Refused.TRIMMED, (), {}),
@@ -77,6 +77,11 @@ def test_every_reason_is_seen_here() -> None:
     unforeseen = unreadable([b"5-1", [b"a", b"1"]], "ValueError()")
     assert (unforeseen.reason, unforeseen.id, unforeseen.fields) == (Refused.FAULT, "5-1", [b"a", b"1"])
     assert {reason for reason, _, _ in REFUSALS.values()} == set(Refused) - {Refused.FAULT}
+
+
+def test_an_empty_task_is_refused_as_empty_and_not_as_unknown() -> None:
+    # It comes from a producer that fills the field from a variable which nobody has set.
+    assert refused(b"ticket_id", b"T", b"task", b"", b"payload", b"1").reason.value == "the field task is empty"
 
 
 def test_the_detail_says_what_was_wrong() -> None:

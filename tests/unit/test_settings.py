@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -22,6 +23,10 @@ def app(broker: str | None = "redis://127.0.0.1:6379/0", **settings: Any) -> Cel
 
 def nothing() -> None:
     """A task."""
+
+
+async def waits(self: Any, lost: Any, ticket_id: str, payload: Any) -> None:
+    """A rollback that Python would not run when it is called."""
 
 
 def refusal(**settings: Any) -> str:
@@ -190,6 +195,13 @@ def test_the_default_task_must_be_one_of_the_apps() -> None:
         ({"bridge_on_dead": "wait"}, "must be skip or park"),
         ({"bridge_on_dead": True}, "must be str"),
         ({"bridge_rollback": "undo"}, "must be a function"),
+        ({"bridge_rollback": lambda _self, _lost: None}, "bridge_rollback takes (_self, _lost), and is called with"),
+        ({"bridge_rollback": lambda _lost, _ticket, _load: None}, "bridge_rollback takes (_lost, _ticket, _load), and"),
+        ({"bridge_rollback": lambda _a, _b, _c, _d, _e: None}, "bridge_rollback takes (_a, _b, _c, _d, _e), and is"),
+        ({"bridge_rollback": waits}, "bridge_rollback is async or a generator, so its body would not run"),
+        ({"expires": "tomorrow"}, "expires must be seconds, a datetime or an ISO 8601 time, not 'tomorrow'"),
+        ({"expires": True}, "expires must be seconds, a datetime or an ISO 8601 time, not True"),
+        ({"expires": timedelta(hours=1)}, "expires must be seconds, a datetime or an ISO 8601 time, not datetime"),
     ],
 )
 def test_a_tasks_own_options_are_checked(options: dict[str, object], said: str) -> None:
@@ -203,7 +215,21 @@ def test_a_tasks_own_options_are_checked(options: dict[str, object], said: str) 
 
 
 @pytest.mark.parametrize(
-    "options", [{"bridge_on_dead": "skip"}, {"bridge_on_dead": "park"}, {"bridge_rollback": print}, {}], ids=repr
+    "options",
+    [
+        {"bridge_on_dead": "skip"},
+        {"bridge_on_dead": "park"},
+        {"bridge_rollback": print},
+        {"bridge_rollback": lambda _self, _lost, _ticket_id, _payload: None},
+        {"bridge_rollback": lambda _self, _lost, *_given: None},
+        {"bridge_rollback": staticmethod(lambda _self, _lost, _ticket_id, _payload=None: None)},
+        {"expires": 10},
+        {"expires": 0.5},
+        {"expires": datetime(2100, 1, 1, tzinfo=UTC)},
+        {"expires": "2100-01-01T00:00:00Z"},
+        {},
+    ],
+    ids=repr,
 )
 def test_a_tasks_own_options_are_taken(options: dict[str, object]) -> None:
     shop = app()

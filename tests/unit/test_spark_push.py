@@ -119,6 +119,13 @@ def test_elsewhere_a_reason_to_wait_is_told_once(capsys: pytest.CaptureFixture[s
     ]
 
 
+def test_one_event_is_not_called_events(capsys: pytest.CaptureFixture[str]) -> None:
+    display = Display("text")
+    display.rows(1, 10.0)
+    display.epoch(0, 1, 2.0)
+    assert capsys.readouterr().out.splitlines() == ["1 event, 10 per second", "epoch 0: 1 event in 2.0 s"]
+
+
 def test_a_supervisor_gets_lines_of_json_and_whoever_wants_none_gets_none(capsys: pytest.CaptureFixture[str]) -> None:
     for progress in ("json", "none"):
         display = Display(progress)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, date, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -14,7 +14,7 @@ from celery.exceptions import Ignore, MaxRetriesExceededError, Reject, Retry
 
 from bridge.app.context import TicketContext
 from bridge.app.installation import install
-from bridge.app.task import LONGEST_DELAY_MS, retry_delay_ms
+from bridge.app.task import LONGEST_DELAY_MS, has_expired, retry_delay_ms
 from bridge.protocol.outcomes import Kind, Outcome, decode
 from bridge.routing.errors import StaleFence
 from bridge.routing.records import LostAttempt
@@ -260,6 +260,24 @@ def test_any_delay_fits_an_outcome(when: Any, delay_ms: int | None) -> None:
     # Then the outcome that carries it can be written and read
     outcome = Outcome("1-0", 1, Kind.FAILED, 0.0, 0, "", "", asked)
     assert decode(b"[" + outcome.encode() + b"]") == [outcome]
+
+
+@pytest.mark.parametrize(
+    ("expires", "over"),
+    [
+        (5, True),
+        (1e9, False),
+        (datetime(2020, 1, 1, tzinfo=UTC), True),
+        (date(2020, 1, 1), True),
+        (date(2100, 1, 1), False),
+        ("2020-01-01T00:00:00", True),
+        ("2100-01-01T00:00:00Z", False),
+    ],
+    ids=repr,
+)
+def test_a_message_expires_after_seconds_or_at_a_time_in_any_form_that_celery_takes(expires: Any, over: bool) -> None:
+    id_ = f"{int((time.time() - 10) * 1000)}-0"
+    assert has_expired(expires, id_) is over
 
 
 def test_a_date_far_in_the_future_fits_too() -> None:
