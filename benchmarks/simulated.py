@@ -20,7 +20,7 @@ from bridge.link.connections import client
 from bridge.protocol.names import BUNDLE_TASK, HEADER_BASE, HEADER_RUNS
 from bridge.protocol.outcomes import Kind, Outcome
 from bridge.routing.membership import register
-from bridge.routing.words import ReturnWord
+from bridge.routing.return_codes import ReturnCode
 
 #: Celery messages that are popped from one queue at a time.
 POP_COUNT = 200
@@ -43,9 +43,9 @@ class Consumers:
             queue = KEYS.queue(name)
             told = {"queue": queue, "slots": slots, "pool": "simulated", "pid": os.getpid(), "since": time.time()}
             registration = orjson.dumps({**told, "incarnation": incarnation})
-            word, _ = register(self._redis, KEYS, name, incarnation, lease_ms, registration, None)
-            if word is not ReturnWord.OK:
-                raise AssertionError(f"{name} cannot register: {word.value}")
+            code, _ = register(self._redis, KEYS, name, incarnation, lease_ms, registration, None)
+            if code is not ReturnCode.OK:
+                raise AssertionError(f"{name} cannot register: {code.value}")
             self._queues[queue] = incarnation
 
     def run(self) -> None:

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from redis import Redis
 
 from bridge.routing.keys import LaneKeys
+from bridge.routing.return_codes import ReturnCode, code_of, text_of
 from bridge.routing.scripts import Script, Word
-from bridge.routing.words import ReturnWord, text_of, word_of
 
 _APPLY = Script("apply")
 _TELL = Script("tell")
@@ -40,7 +40,7 @@ class Success:
 
 def apply(
     client: Redis, keys: LaneKeys, incarnation: str, successes: Sequence[Success]
-) -> list[tuple[ReturnWord, str]]:
+) -> list[tuple[ReturnCode, str]]:
     """Applies effects and writes outcomes; for each message the word, and for ERR what cannot be applied."""
     args: list[Word] = [incarnation, len(successes)]
     for success in successes:
@@ -50,9 +50,9 @@ def apply(
             args += effect.words
     nothing = keys.lease("none")
     reply = _APPLY.run(client, [keys.tickets, keys.applied, keys.outcomes, nothing], args)
-    return [(word_of(word), text_of(word).partition(" ")[2]) for word in reply]
+    return [(code_of(word), text_of(word).partition(" ")[2]) for word in reply]
 
 
-def tell(client: Redis, keys: LaneKeys, incarnation: str, outcomes: bytes) -> ReturnWord:
+def tell(client: Redis, keys: LaneKeys, incarnation: str, outcomes: bytes) -> ReturnCode:
     """Writes ``outcomes`` (a JSON list) also into a full server."""
-    return word_of(_TELL.run(client, [keys.outcomes], [incarnation, outcomes]))
+    return code_of(_TELL.run(client, [keys.outcomes], [incarnation, outcomes]))

@@ -33,8 +33,8 @@ def group_in(reply: Any, name: str) -> Group | None:
     for flat in reply:
         # A client that does not know the raw reply makes a dict of it, with names as text.
         pairs = flat.items() if isinstance(flat, dict) else zip(flat[::2], flat[1::2], strict=True)
-        told = {key.encode() if isinstance(key, str) else key: value for key, value in pairs}
-        if told[b"name"] == wanted:
-            read_to = told[b"last-delivered-id"].decode()
-            return Group(read_to, int(told[b"pending"]), told.get(b"lag"), told.get(b"entries-read"))
+        facts = {key.encode() if isinstance(key, str) else key: value for key, value in pairs}
+        if facts[b"name"] == wanted:
+            read_to = facts[b"last-delivered-id"].decode()
+            return Group(read_to, int(facts[b"pending"]), facts.get(b"lag"), facts.get(b"entries-read"))
     return None

@@ -5,8 +5,8 @@ from __future__ import annotations
 from redis import Redis
 
 from bridge.routing.keys import LaneKeys
+from bridge.routing.return_codes import ReturnCode, code_for_leader, code_of, text_of
 from bridge.routing.scripts import Script
-from bridge.routing.words import ReturnWord, text_of, word_for_leader, word_of
 
 _LEAD = Script("lead")
 _EXTEND = Script("extend")
@@ -17,23 +17,23 @@ _RENEW = Script("renew")
 def lead(client: Redis, keys: LaneKeys, holder: str, lease_ms: int) -> tuple[bool, str, int]:
     """(elected, token, ms left of the leader that is there): tries to lead the lane."""
     reply = _LEAD.run(client, [keys.leader, keys.term], [holder, lease_ms])
-    if word_of(reply[0]) is ReturnWord.ELECTED:
+    if code_of(reply[0]) is ReturnCode.ELECTED:
         return True, text_of(reply[1]), lease_ms
     return False, text_of(reply[1]), int(reply[2])
 
 
 def extend(client: Redis, keys: LaneKeys, token: str, lease_ms: int) -> bool:
     """Renews the leader's lease; False when it is over."""
-    return word_of(_EXTEND.run(client, [keys.leader], [token, lease_ms])) is ReturnWord.OK
+    return code_of(_EXTEND.run(client, [keys.leader], [token, lease_ms])) is ReturnCode.OK
 
 
 def renew(client: Redis, keys: LaneKeys, token: str, holder: str, lease_ms: int) -> str:
     """The token of a new term for who leads under ``token``. Raises `NotLeading`."""
     reply = _RENEW.run(client, [keys.leader, keys.term], [token, holder, lease_ms])
-    word_for_leader(reply[0], keys)
+    code_for_leader(reply[0], keys)
     return text_of(reply[1])
 
 
 def resign(client: Redis, keys: LaneKeys, token: str) -> bool:
     """Ends the leadership under ``token``; False when it was over already."""
-    return word_of(_RESIGN.run(client, [keys.leader], [token])) is ReturnWord.OK
+    return code_of(_RESIGN.run(client, [keys.leader], [token])) is ReturnCode.OK

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from redis import Redis
 
 from bridge.routing.keys import LaneKeys
+from bridge.routing.return_codes import ReturnCode, code_of, text_of
 from bridge.routing.scripts import Script, Word
-from bridge.routing.words import ReturnWord, text_of, word_of
 
 _REGISTER = Script("register")
 _GOODBYE = Script("goodbye")
@@ -24,7 +24,7 @@ def register(
     lease_ms: int,
     registration: Word,
     found: tuple[Word, str] | None,
-) -> tuple[ReturnWord, int]:
+) -> tuple[ReturnCode, int]:
     """Begins an incarnation. ``found``: the registration that is there now and its incarnation, None if none is.
 
     Returns the word, and for HELD the ms that the other lease has left.
@@ -35,17 +35,17 @@ def register(
         [keys.consumers, keys.lease(incarnation), keys.lease(old_incarnation), keys.queue(consumer), keys.outcomes],
         [consumer, incarnation, lease_ms, registration, old_registration],
     )
-    word = word_of(reply[0])
-    return word, int(reply[1]) if word is ReturnWord.HELD else 0
+    code = code_of(reply[0])
+    return code, int(reply[1]) if code is ReturnCode.HELD else 0
 
 
-def meet(client: Redis, keys: LaneKeys, format_: int, app: str) -> tuple[ReturnWord, str]:
+def meet(client: Redis, keys: LaneKeys, format_: int, app: str) -> tuple[ReturnCode, str]:
     """Looks whether the lane is for a member of ``app`` that writes ``format_``; who comes first says so.
 
     OK; NEWER with the lane's format; OTHER with the name of the app that has it.
     """
     reply = _MEET.run(client, [keys.about], [format_, app])
-    return word_of(reply[0]), text_of(reply[1]) if len(reply) > 1 else ""
+    return code_of(reply[0]), text_of(reply[1]) if len(reply) > 1 else ""
 
 
 def goodbye(client: Redis, keys: LaneKeys, consumer: str, incarnation: str) -> None:
@@ -55,13 +55,13 @@ def goodbye(client: Redis, keys: LaneKeys, consumer: str, incarnation: str) -> N
 
 def died(
     client: Redis, keys: LaneKeys, consumer: str, incarnation: str, ran: Sequence[int], *, asked: bool = False
-) -> ReturnWord:
+) -> ReturnCode:
     """Ends the lease of an incarnation that is certainly gone. ``ran``: the fences that it was running; ``asked``:
     whether it was told to end at once, so that none of them is to blame.
 
     LATE: the lease was over already; nothing was written.
     """
-    return word_of(
+    return code_of(
         _DIED.run(
             client,
             [keys.lease(incarnation), keys.held(incarnation), keys.outcomes],

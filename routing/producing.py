@@ -13,8 +13,8 @@ from redis import Redis
 
 from bridge.routing.errors import PayloadError
 from bridge.routing.keys import push_once as push_once_key
+from bridge.routing.return_codes import ReturnCode, code_of, text_of
 from bridge.routing.scripts import Script, Word
-from bridge.routing.words import ReturnWord, text_of, word_of
 
 _PUSH_MANY = Script("push_many")
 _PUSH_ONCE = Script("push_once")
@@ -56,7 +56,7 @@ def once_opening(stream: str, task: str, words: int, key: str, first: int, diges
 
 def ids_in(reply: Sequence[bytes], key: str) -> list[str]:
     """The ids in a script's reply. Raises `PayloadError` as `push_once` does."""
-    if word_of(reply[0]) is ReturnWord.CHANGED:
+    if code_of(reply[0]) is ReturnCode.CHANGED:
         raise PayloadError(f"other messages were pushed under the idempotency key {key!r}: use a key for each push")
     return text_of(reply[1]).split(" ")
 

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from redis import Redis
 
 from bridge.routing.keys import push_guard, push_prefix, push_tickets, push_waiting
+from bridge.routing.return_codes import ReturnCode, code_of, text_of
 from bridge.routing.scripts import Script, Word
-from bridge.routing.words import ReturnWord, text_of, word_of
 
 _APPEND_ONCE = Script("append_once")
 _APPEND_PER_TICKET = Script("append_per_ticket")
@@ -29,16 +29,16 @@ NOTE_LIFE_S = 30
 
 @dataclass(frozen=True)
 class Answer:
-    """What became of a chunk. ``detail``: the mark, the entries, or the partitions, as the word has it."""
+    """What became of a chunk. ``detail``: the mark, the entries, or the partitions, as `code` says."""
 
-    word: ReturnWord
+    code: ReturnCode
     detail: str = ""
 
     @classmethod
     def of(cls, reply: Sequence[bytes | int]) -> Answer:
         first, *rest = reply
         assert isinstance(first, bytes)
-        return cls(word_of(first), " ".join(text_of(part) if isinstance(part, bytes) else str(part) for part in rest))
+        return cls(code_of(first), " ".join(text_of(part) if isinstance(part, bytes) else str(part) for part in rest))
 
 
 @dataclass(frozen=True)
@@ -74,8 +74,8 @@ class Partition:
     def words(self, before: str, after: str, present: bytes, columns: Columns) -> tuple[list[Word], list[Word]]:
         """Keys and arguments of a chunk that moves the mark from ``before`` to ``after``, up to its values."""
         keys: list[Word] = [self.stream, self.guard]
-        told: list[Word] = [self.epoch, self.number, _or_none(self.count), before, after]
-        return keys, [*told, _or_none(self.high_water), self.guard_ttl_s, present, *columns.words()]
+        args: list[Word] = [self.epoch, self.number, _or_none(self.count), before, after]
+        return keys, [*args, _or_none(self.high_water), self.guard_ttl_s, present, *columns.words()]
 
 
 @dataclass(frozen=True)
@@ -139,9 +139,9 @@ def note_wait(client: Redis, stream: str, who: str, why: str, waiting_ms: int) -
     _NOTE_WAIT.run(client, [push_waiting(stream)], [who, why, waiting_ms, NOTE_LIFE_S])
 
 
-def settle_push(client: Redis, guard: str, epoch: int, partitions: int, told: str, life_s: int) -> ReturnWord:
+def settle_push(client: Redis, guard: str, epoch: int, partitions: int, outcome: str, life_s: int) -> ReturnCode:
     """Notes that an epoch is committed and what it came to (JSON); forgets older ones."""
-    return word_of(_SETTLE_PUSH.run(client, [guard], [epoch, partitions, told, life_s]))
+    return code_of(_SETTLE_PUSH.run(client, [guard], [epoch, partitions, outcome, life_s]))
 
 
 def guard_of(stream: str, run: str, prefix: str | None = None) -> str:

@@ -82,8 +82,8 @@ def tail(
     text = f",{len(ids)},{names},{attempt},[{quoted}],{at_ms},{why}"
     if not losses and lost is None:
         return text + "]"
-    told = None if lost is None else [lost.attempt, lost.fence, lost.consumer, lost.cause]
-    return f"{text},{losses},{orjson.dumps(told).decode()}]"
+    lost_fields = None if lost is None else [lost.attempt, lost.fence, lost.consumer, lost.cause]
+    return f"{text},{losses},{orjson.dumps(lost_fields).decode()}]"
 
 
 def record(fence: int, rest: str) -> str:
@@ -97,5 +97,5 @@ def parse(text: bytes | str) -> Record:
     if count != len(ids):
         raise ValueError(f"a ticket record says {count} messages and names {len(ids)}")
     losses, lost = more or (0, None)
-    told = LostAttempt(*lost) if lost is not None else None
-    return Record(fence, consumer, incarnation, attempt, tuple(ids), at_ms, cause, losses, told)
+    lost_attempt = LostAttempt(*lost) if lost is not None else None
+    return Record(fence, consumer, incarnation, attempt, tuple(ids), at_ms, cause, losses, lost_attempt)

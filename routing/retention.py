@@ -10,9 +10,9 @@ from dataclasses import dataclass
 
 from redis import Redis
 
+from bridge.routing.return_codes import ReturnCode, code_for_leader, text_of
 from bridge.routing.scripts import Script
 from bridge.routing.transitions import Leadership
-from bridge.routing.words import ReturnWord, text_of, word_for_leader
 
 _DONE = Script("done")
 _LETTERS = Script("letters")
@@ -65,5 +65,5 @@ def remove(client: Redis, lead: Leadership, others: Collection[bytes], ids: Sequ
     """
     keys = lead.keys
     reply = _REMOVE.run(client, [keys.leader, keys.stream], [lead.token, keys.group, len(others), *others, *ids])
-    word = word_for_leader(reply[0], keys)
-    return None if word is ReturnWord.CHANGED else int(reply[1])
+    code = code_for_leader(reply[0], keys)
+    return None if code is ReturnCode.CHANGED else int(reply[1])

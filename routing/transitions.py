@@ -16,8 +16,8 @@ from redis import Redis
 from bridge.routing.errors import GroupMoved, LaneConflict
 from bridge.routing.keys import LaneKeys
 from bridge.routing.messages import MAX_TICKET_BYTES
+from bridge.routing.return_codes import ReturnCode, code_for_leader, text_of
 from bridge.routing.scripts import Script, Word
-from bridge.routing.words import ReturnWord, text_of, word_for_leader
 
 _READ = Script("read")
 _ADVANCE = Script("advance")
@@ -30,7 +30,7 @@ _SURVEY = Script("survey")
 _RESEND = Script("resend")
 _DRAIN = Script("drain")
 _FLOOR = Script("floor")
-_REGROUP = Script("regroup")
+_SET_READ_TO = Script("set_read_to")
 _UNNAME = Script("unname")
 _NOTE_TASKS = Script("note_tasks")
 _SHORTEN = Script("shorten")
@@ -216,12 +216,12 @@ def advance(client: Redis, lead: Leadership, opening: Word, batch: Batch) -> Adv
         args.append(len(to.texts))
         args += to.texts
     reply = _ADVANCE.run(client, names, args)
-    word = word_for_leader(reply[0], keys)
-    if word is ReturnWord.CONFLICT:
+    code = code_for_leader(reply[0], keys)
+    if code is ReturnCode.CONFLICT:
         raise LaneConflict(f"ticket {text_of(reply[1])!r} is not where this master thought it was")
-    if word is ReturnWord.WITHDRAWN:
+    if code is ReturnCode.WITHDRAWN:
         raise LaneConflict("an order was withdrawn before it was carried out")
-    if word is ReturnWord.NOGROUP:
+    if code is ReturnCode.NOGROUP:
         raise LaneConflict(f"the group {keys.group} of {keys.stream} is gone")
     return Advanced(int(reply[1]), int(reply[2]), int(reply[3]))
 
@@ -247,10 +247,10 @@ def read(
     keys = lead.keys
     args: list[Word] = [lead.token, keys.group, lead.master, count, read_to, READ_BYTES, limit, first, after]
     reply = _READ.run(client, [keys.leader, keys.stream], args)
-    word = word_for_leader(reply[0], keys)
-    if word is ReturnWord.CHANGED:
+    code = code_for_leader(reply[0], keys)
+    if code is ReturnCode.CHANGED:
         raise GroupMoved(f"somebody set the group {keys.group} of {keys.stream} to another entry")
-    if word is ReturnWord.NOGROUP:
+    if code is ReturnCode.NOGROUP:
         raise LaneConflict(f"the group {keys.group} of {keys.stream} is gone")
     return Read(reply[1], int(reply[2]), bool(reply[3]))
 
@@ -264,7 +264,7 @@ def reroute(
     ids: Sequence[str],
     history: Sequence[list[Any]] = (),
     history_cap: int = 0,
-) -> ReturnWord:
+) -> ReturnCode:
     """Takes back ``tickets`` (ticket, expected record, new record, due ms) and ``ids`` of an ended incarnation;
     ``history``: rows that say so. Raises `NotLeading`.
     """
@@ -275,14 +275,14 @@ def reroute(
     rows = orjson.dumps(list(history)) if history else ""
     args: list[Word] = [lead.token, keys.group, lead.master, incarnation, last_outcome]
     args += (history_cap, rows, len(flat) // 4)
-    return word_for_leader(_REROUTE.run(client, names, [*args, *flat, len(ids), *ids]), keys)
+    return code_for_leader(_REROUTE.run(client, names, [*args, *flat, len(ids), *ids]), keys)
 
 
-def forget(client: Redis, lead: Leadership, consumer: str, incarnation: str, registration: Word) -> ReturnWord:
+def forget(client: Redis, lead: Leadership, consumer: str, incarnation: str, registration: Word) -> ReturnCode:
     """Removes registration, queue and group name of a consumer whose ``incarnation`` is over. Raises `NotLeading`."""
     keys = lead.keys
     names = [keys.leader, keys.consumers, keys.stream, keys.lease(incarnation), keys.queue(consumer)]
-    return word_for_leader(_FORGET.run(client, names, [lead.token, keys.group, consumer, registration]), keys)
+    return code_for_leader(_FORGET.run(client, names, [lead.token, keys.group, consumer, registration]), keys)
 
 
 def adopt(client: Redis, lead: Leadership, consumer: str, ids: Sequence[str]) -> int:
@@ -292,19 +292,19 @@ def adopt(client: Redis, lead: Leadership, consumer: str, ids: Sequence[str]) ->
     """
     keys = lead.keys
     reply = _ADOPT.run(client, [keys.leader, keys.stream], [lead.token, keys.group, consumer, *ids])
-    if word_for_leader(reply[0], keys) is ReturnWord.NOGROUP:
+    if code_for_leader(reply[0], keys) is ReturnCode.NOGROUP:
         raise LaneConflict(f"the group {keys.group} of {keys.stream} is gone")
     return int(reply[1])
 
 
-def resend(client: Redis, lead: Leadership, consumer: str, ticket: str, expected: str, text: Word) -> ReturnWord:
+def resend(client: Redis, lead: Leadership, consumer: str, ticket: str, expected: str, text: Word) -> ReturnCode:
     """Puts the Celery message of a run that seems lost into its consumer's queue again, with the fences that it has.
 
     CONFLICT: the record is not ``expected`` any more; nothing was sent. Raises `NotLeading`.
     """
     keys = lead.keys
     names = [keys.leader, keys.tickets, keys.queue(consumer)]
-    return word_for_leader(_RESEND.run(client, names, [lead.token, ticket, expected, text]), keys)
+    return code_for_leader(_RESEND.run(client, names, [lead.token, ticket, expected, text]), keys)
 
 
 def recall(client: Redis, lead: Leadership, consumer: str, count: int) -> list[bytes]:
@@ -313,7 +313,7 @@ def recall(client: Redis, lead: Leadership, consumer: str, count: int) -> list[b
     """
     keys = lead.keys
     reply = _RECALL.run(client, [keys.leader, keys.queue(consumer)], [lead.token, count, READ_BYTES])
-    word_for_leader(reply[0], keys)
+    code_for_leader(reply[0], keys)
     texts: list[bytes] = reply[1]
     return texts
 
@@ -344,25 +344,25 @@ def survey(client: Redis, stream: str, start: str, end: str) -> Iterator[list[tu
 def shorten(client: Redis, lead: Leadership, incarnation: str, lease_ms: int) -> None:
     """Cuts the lease of ``incarnation`` to ``lease_ms``, if it has more left. Raises `NotLeading`."""
     keys = lead.keys
-    word_for_leader(_SHORTEN.run(client, [keys.leader, keys.lease(incarnation)], [lead.token, lease_ms]), keys)
+    code_for_leader(_SHORTEN.run(client, [keys.leader, keys.lease(incarnation)], [lead.token, lease_ms]), keys)
 
 
 def drain(client: Redis, lead: Leadership, consumer: str, order: str) -> None:
     """Notes that ``consumer`` takes nothing new; with an empty ``order``, that it does again. Raises `NotLeading`."""
     keys = lead.keys
-    word_for_leader(_DRAIN.run(client, [keys.leader, keys.drains], [lead.token, consumer, order]), keys)
+    code_for_leader(_DRAIN.run(client, [keys.leader, keys.drains], [lead.token, consumer, order]), keys)
 
 
 def floor(client: Redis, lead: Leadership, id_: str) -> None:
     """Notes that all entries up to ``id_`` are done or dead. Raises `NotLeading`."""
     keys = lead.keys
-    word_for_leader(_FLOOR.run(client, [keys.leader, keys.floor], [lead.token, id_]), keys)
+    code_for_leader(_FLOOR.run(client, [keys.leader, keys.floor], [lead.token, id_]), keys)
 
 
 def introduce(client: Redis, lead: Leadership, facts: Word) -> None:
     """Says which version and settings the leader has (JSON). Raises `NotLeading`."""
     keys = lead.keys
-    word_for_leader(_INTRODUCE.run(client, [keys.leader, keys.about], [lead.token, facts]), keys)
+    code_for_leader(_INTRODUCE.run(client, [keys.leader, keys.about], [lead.token, facts]), keys)
 
 
 def note_tasks(
@@ -376,21 +376,21 @@ def note_tasks(
     for pair in known.items():
         args += pair
     args += [len(forgotten), *forgotten, len(unserved)]
-    for told in unserved.items():
-        args += told
-    word_for_leader(_NOTE_TASKS.run(client, [keys.leader, keys.known, keys.unserved], args), keys)
+    for note in unserved.items():
+        args += note
+    code_for_leader(_NOTE_TASKS.run(client, [keys.leader, keys.known, keys.unserved], args), keys)
 
 
-def regroup(client: Redis, lead: Leadership, read_to: str) -> None:
+def set_read_to(client: Redis, lead: Leadership, read_to: str) -> None:
     """Makes the group of the lane anew, as one that has read up to ``read_to``. Raises `NotLeading`."""
     keys = lead.keys
-    word_for_leader(_REGROUP.run(client, [keys.leader, keys.stream], [lead.token, keys.group, read_to]), keys)
+    code_for_leader(_SET_READ_TO.run(client, [keys.leader, keys.stream], [lead.token, keys.group, read_to]), keys)
 
 
 def unname(client: Redis, lead: Leadership, name: str) -> None:
     """Removes a name that has nothing pending from the group. Raises `NotLeading`."""
     keys = lead.keys
-    word_for_leader(_UNNAME.run(client, [keys.leader, keys.stream], [lead.token, keys.group, name]), keys)
+    code_for_leader(_UNNAME.run(client, [keys.leader, keys.stream], [lead.token, keys.group, name]), keys)
 
 
 def _folded(letter: list[Word]) -> list[Word]:

@@ -1,6 +1,7 @@
 """Proves from the history of a lane, message by message, that the promise was kept. Never writes.
 
-`audit` reads a lane while it works, or at rest, and returns a `Verdict`; `Audit` does the same in steps, for following.
+`audit` reads a lane while it works, or at rest, and returns an
+`AuditVerdict`; `Audit` does the same in steps, for following.
 `Auditor` is the judge alone: rows in, findings out (`bridge.audit.auditor`). `Check` says what each check proves.
 
 Nothing stands still meanwhile, and still nothing is reported that is not so. Every step that takes an entry from the
@@ -30,7 +31,7 @@ from redis.exceptions import ResponseError
 from bridge.audit import pages
 from bridge.audit.auditor import CLOCK_SKEW_MS, Auditor
 from bridge.audit.checks import Check, Finding
-from bridge.audit.verdict import Coverage, Verdict
+from bridge.audit.verdict import AuditVerdict, Coverage
 from bridge.routing.history import Delivery, What
 from bridge.routing.ids import IdKey, id_key
 
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
 
     from bridge.routing.keys import LaneKeys
 
-__all__ = ["Audit", "Auditor", "Check", "Coverage", "Finding", "Verdict", "audit"]
+__all__ = ["Audit", "AuditVerdict", "Auditor", "Check", "Coverage", "Finding", "audit"]
 
 #: Times that messages are looked at again which moved on between two looks.
 LOOKS = 3
@@ -55,7 +56,7 @@ def audit(
     clock_skew_ms: float = CLOCK_SKEW_MS,
     since: str | None = None,
     ticket: str | None = None,
-) -> Verdict:
+) -> AuditVerdict:
     """Audits the lane of ``keys`` once. ``redis``: a client without ``decode_responses``. Raises redis errors.
 
     ``since``: entries from this id on are the lane's own, so that even the first of them is missed ("0": all); None:
@@ -99,14 +100,14 @@ class Audit:
         self._notes: list[str] = []
         self.auditor = self._judge("0-0")
 
-    def run(self) -> Verdict:
+    def run(self) -> AuditVerdict:
         """From the first row to the last, and then against the lane as it is."""
         self.compare()
         return self.verdict()
 
-    def verdict(self) -> Verdict:
+    def verdict(self) -> AuditVerdict:
         """The verdict on what was read so far."""
-        return Verdict.of(self.auditor, self._coverage(), tuple(self._notes))
+        return AuditVerdict.of(self.auditor, self._coverage(), tuple(self._notes))
 
     # -- the history ---------------------------------------------------------------------------------------------
 

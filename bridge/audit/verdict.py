@@ -23,7 +23,7 @@ class Coverage:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class AuditVerdict:
     """All that an audit says."""
 
     coverage: Coverage
@@ -46,7 +46,7 @@ class Verdict:
     notes: tuple[str, ...]
 
     @classmethod
-    def of(cls, auditor: Auditor, coverage: Coverage, notes: tuple[str, ...] = ()) -> Verdict:
+    def of(cls, auditor: Auditor, coverage: Coverage, notes: tuple[str, ...] = ()) -> AuditVerdict:
         """The verdict of what ``auditor`` was given."""
         return cls(
             coverage=coverage,

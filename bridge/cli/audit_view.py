@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from bridge.audit.checks import Check, Finding
-from bridge.audit.verdict import Verdict, row_document
+from bridge.audit.verdict import AuditVerdict, row_document
 from bridge.cli.terminal import console, echo_json
 from bridge.routing.history import What
 from bridge.routing.text import count, duration, one_line
@@ -103,7 +103,7 @@ class Shown:
         else:
             click.echo(f"Error: {text}", err=True)
 
-    def verdict(self, verdict: Verdict) -> None:
+    def verdict(self, verdict: AuditVerdict) -> None:
         """Shows what it comes to; of one ticket its life, too."""
         if self._as_json:
             document = verdict.document()
@@ -130,7 +130,7 @@ def explained(*, as_json: bool) -> None:
         click.echo(f"{check.value}\n  proves: {check.proves}\n  cannot: {check.cannot}")
 
 
-def _print(verdict: Verdict, ticket: str | None) -> None:
+def _print(verdict: AuditVerdict, ticket: str | None) -> None:
     rows = verdict.rows
     messages = rows[What.DONE] + rows[What.DEAD] + rows[What.REFUSED]
     span = duration(verdict.last_ms - verdict.first_ms)

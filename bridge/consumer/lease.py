@@ -37,7 +37,7 @@ from bridge.link.outage import Outage
 from bridge.protocol.agreement import differences, leaders_facts
 from bridge.routing.errors import DuplicateConsumer
 from bridge.routing.membership import goodbye, register
-from bridge.routing.words import ReturnWord
+from bridge.routing.return_codes import ReturnCode
 
 if TYPE_CHECKING:
     from bridge.consumer.deadline import Deadline
@@ -136,14 +136,14 @@ class Lease:
             new_fields = {"incarnation": incarnation, "since": time.time(), "lease_ms": self._lane.lease_ms}
             registration = orjson.dumps({**self._registration, **new_fields})
             sent = now_ns()
-            word, left_ms = register(
+            code, left_ms = register(
                 self._redis, keys, self._name, incarnation, self._lane.lease_ms, registration, found
             )
-            if word is ReturnWord.OK:
+            if code is ReturnCode.OK:
                 self._deadline.begin(incarnation, self._deadline_after(sent))
                 logger.info("registered as %s, incarnation %s", self._name, incarnation)
                 return
-            if word is ReturnWord.HELD:
+            if code is ReturnCode.HELD:
                 if time.monotonic() > waited_until:
                     raise DuplicateConsumer(
                         f"another worker named {self._name} is running and renews its lease; "

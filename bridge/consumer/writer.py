@@ -24,7 +24,7 @@ from bridge.link.connections import Wire, client, is_full, is_outage
 from bridge.link.outage import Outage
 from bridge.protocol.outcomes import Outcome
 from bridge.routing.effects import Effect, Success, apply, tell
-from bridge.routing.words import ReturnWord
+from bridge.routing.return_codes import ReturnCode
 
 if TYPE_CHECKING:
     from bridge.consumer.deadline import Deadline
@@ -92,21 +92,21 @@ class OutcomeWriter:
 
     def apply(
         self, incarnation: str, items: Sequence[tuple[str, Outcome, tuple[Effect, ...]]]
-    ) -> list[tuple[ReturnWord, str]]:
+    ) -> list[tuple[ReturnCode, str]]:
         """Applies effects and writes successes, of (ticket, outcome, effects). A word for each; STALE for all when the
         lease ended first.
         """
         successes = [
             Success(ticket, outcome.fence, outcome.encode().decode(), effects) for ticket, outcome, effects in items
         ]
-        words: list[tuple[ReturnWord, str]] = []
+        codes: list[tuple[ReturnCode, str]] = []
 
         def send() -> None:
-            words[:] = apply(self._client(), self._keys, incarnation, successes)
+            codes[:] = apply(self._client(), self._keys, incarnation, successes)
 
         if not self._until_lease_ends(incarnation, send):
-            return [(ReturnWord.STALE, "")] * len(items)
-        return words
+            return [(ReturnCode.STALE, "")] * len(items)
+        return codes
 
     def _until_lease_ends(self, incarnation: str, send: Any) -> bool:
         while True:

@@ -20,26 +20,26 @@ from typing import TYPE_CHECKING, Any
 import orjson
 
 from bridge.app.traits import Traits
-from bridge.leader.consumers.lease_watch import Recovery
+from bridge.leader.consumers.lease_watch import LeaseWatch
 from bridge.leader.consumers.leases import Leases
 from bridge.leader.consumers.lost_runs import LostRuns
 from bridge.leader.consumers.membership import Consumers
 from bridge.leader.consumers.queues import Queues
 from bridge.leader.consumers.reroute import Reroute
 from bridge.leader.duties.intake import Intake
-from bridge.leader.duties.operator_orders import OrderDesk
+from bridge.leader.duties.operator_orders import OperatorOrders
 from bridge.leader.duties.refill import Refill
-from bridge.leader.duties.unknown_tasks import GivingUp
+from bridge.leader.duties.unknown_tasks import UnknownTasks
 from bridge.leader.picture.breaker import Breakers
 from bridge.leader.picture.lane import Lane
+from bridge.leader.picture.outcome_pause import OutcomePause
 from bridge.leader.picture.planner import Planner
 from bridge.leader.picture.settling import Settling
-from bridge.leader.picture.slack import Slack
-from bridge.leader.repair.by_hand import Strays
+from bridge.leader.repair.manual_changes import ManualChanges
 from bridge.leader.step.steps import Steps
 from bridge.leader.step.term import Term
-from bridge.leader.stream.backoffs_over import Rising
-from bridge.leader.stream.first_messages import Fronts
+from bridge.leader.stream.backoffs_over import BackoffsOver
+from bridge.leader.stream.first_messages import FirstMessages
 from bridge.leader.stream.pending import PendingList
 from bridge.leader.stream.reading import Reading
 from bridge.leader.stream.retention import Retention
@@ -61,7 +61,7 @@ if TYPE_CHECKING:
 #: Longest sleep, in seconds: how late a timer may be when nothing else happens.
 BLOCK_S = 5.0
 #: Seconds between two looks at the leases.
-LOOK_S = 1.0
+LEASE_CHECK_S = 1.0
 
 
 class Leader:
@@ -88,25 +88,25 @@ class Leader:
             letters_full=lambda: not self._intake.open,
         )
         self._planner = Planner(lane, envelopes, traits.of)
-        self._slack = Slack(lane)
+        self._outcome_pause = OutcomePause(lane)
         steps = self._steps = Steps(term, lane, self._planner, envelopes, settling)
         steps.after_commit.append(self._intake.settled)
         reading = self._reading = Reading(term, lane)
         pending = PendingList(term, lane)
-        fronts = Fronts(term, lane, pending, settling)
+        first_messages = FirstMessages(term, lane, pending, settling)
         self._queues = Queues(term, lane, steps, settling)
         leases = Leases(clock, settings.lease)
         consumers = Consumers(term, lane, steps, leases, registrations, traits)
         reroute = Reroute(term, lane, steps, settling, leases)
         lost_runs = LostRuns(term, steps, self._queues)
-        self.recovery = Recovery(term, lane, steps, leases, consumers, reroute, self._queues, lost_runs)
+        self.lease_watch = LeaseWatch(term, lane, steps, leases, consumers, reroute, self._queues, lost_runs)
         self._retention = Retention(term, steps)
-        self.strays = Strays(term, lane, steps, pending, self._retention)
-        self._desk = OrderDesk(term, lane, steps, pending, self._queues, self.strays)
-        self._rebuild = Rebuild(term, lane, steps, reading, pending, fronts, self.strays, consumers)
-        self._refill = Refill(term, lane, steps, reading, pending, fronts, self.strays)
-        self._giving_up = GivingUp(term, lane, steps, settling, self._breakers, registrations, self._refill)
-        self._rising = Rising(term, lane, settling)
+        self.manual_changes = ManualChanges(term, lane, steps, pending, self._retention)
+        self._operator_orders = OperatorOrders(term, lane, steps, pending, self._queues, self.manual_changes)
+        self._rebuild = Rebuild(term, lane, steps, reading, pending, first_messages, self.manual_changes, consumers)
+        self._refill = Refill(term, lane, steps, reading, pending, first_messages, self.manual_changes)
+        self._unknown_tasks = UnknownTasks(term, lane, steps, settling, self._breakers, registrations, self._refill)
+        self._backoffs_over = BackoffsOver(term, lane, settling)
         self._entries = Wire(url)
         self._outcomes = Wire(url)
         self._registered: dict[Wire, Any] = {}
@@ -127,7 +127,7 @@ class Leader:
 
     def look(self) -> None:
         """Looks at the leases now (a heartbeat is missing, a worker said that it goes offline)."""
-        self.recovery.look_at = 0.0
+        self.lease_watch.look_at = 0.0
         self._wake()
 
     def _wake(self) -> None:
@@ -143,7 +143,7 @@ class Leader:
         """
         try:
             self._look_around()
-            self._giving_up.recall()
+            self._unknown_tasks.recall()
             self._intake.look()
             self._rebuild.run()
             with selectors.DefaultSelector() as selector:
@@ -165,7 +165,7 @@ class Leader:
         uptime_s = int(term.redis.info("server").get("uptime_in_seconds", 0))
         if uptime_s < term.settings.lease:
             # Everything starts at once: the workers could not renew while the server was away.
-            self.recovery.grant_amnesty()
+            self.lease_watch.grant_amnesty()
         self._queues.know_server(uptime_s)
         if not term.settings.history:
             # A history with a hole in it would look like one of a lane that lost messages.
@@ -177,7 +177,7 @@ class Leader:
         pause = self._ask_at - time.monotonic()
         if not self._outcomes.asked and pause <= 0:
             self._outcomes.ask(*self._steps.question("BLOCK", block_ms))
-        hungry = self._intake.open and not lane.behind and not lane.sated
+        hungry = self._intake.open and not lane.behind and not lane.has_enough_work
         if hungry and not self._more and not self._entries.asked:
             # Only to be woken: entries are read by a script, which reads for the leader of the current term alone, and
             # only on from where the group has read to. So whatever is newer than that is news.
@@ -188,8 +188,8 @@ class Leader:
                 selector.register(wire.file, selectors.EVENT_READ)
                 self._registered[wire] = wire.file
         now_ms = lane.now_ms()
-        timeout = max(0.0, min(BLOCK_S, self.recovery.look_at - time.monotonic()))
-        waits = self._planner.left_some or self._rising.waits or self._refill.waits
+        timeout = max(0.0, min(BLOCK_S, self.lease_watch.look_at - time.monotonic()))
+        waits = self._planner.left_some or self._backoffs_over.waits or self._refill.waits
         if waits or lane.behind or (hungry and self._more):
             timeout = 0.0
         if pause > 0:
@@ -205,22 +205,22 @@ class Leader:
             self._steps.settle(self._outcomes.answer(), batch)
             settled = True
         lane.wake(lane.now_ms())
-        self._rising.run(batch)
+        self._backoffs_over.run(batch)
         woken = self._entries.asked and self._entries.file in ready and bool(self._entries.answer())
         self._more = self._more or woken
         if hungry and self._more:
             self._read_entries(batch)
         self._steps.advance(batch)
         if settled:
-            pause_s = self._slack.seconds()
+            pause_s = self._outcome_pause.seconds()
             self._ask_at = time.monotonic() + pause_s if pause_s else 0.0
-        if time.monotonic() >= self.recovery.look_at:
-            self.recovery.look_at = time.monotonic() + LOOK_S
+        if time.monotonic() >= self.lease_watch.look_at:
+            self.lease_watch.look_at = time.monotonic() + LEASE_CHECK_S
             self._intake.look()
-            self.recovery.look()
+            self.lease_watch.look()
             self._breakers.look()
-            self._giving_up.look()
-            self.strays.look()
+            self._unknown_tasks.look()
+            self.manual_changes.look()
             self._retention.remove()
             # The group may have been set back by hand, which wakes nobody.
             self._more = True
@@ -232,13 +232,13 @@ class Leader:
         try:
             found = self._reading.read_on(id_text(self.lane.read_to))
         except GroupMoved as exc:
-            self.strays.put_group_back(str(exc))
+            self.manual_changes.put_group_back(str(exc))
             return
         self._more = found.more
         if not found.entries:
             # What woke this was deleted since.
             return
-        self.strays.was_read(len(found.entries))
+        self.manual_changes.was_read(len(found.entries))
         for entry in found.entries:
             self._reading.ingest(entry, batch)
         self.lane.read_to = id_key(found.entries[-1][0].decode())

@@ -92,7 +92,7 @@ class Election:
 
         Raises redis errors that do not pass by themselves.
         """
-        told = ""
+        announced = ""
         while not self._stop.is_set():
             self._health.turn()
             try:
@@ -113,8 +113,8 @@ class Election:
                 self._deadline_s = self._deadline(sent)
                 return True
             self._outage.over()
-            if token != told:
-                told = token
+            if token != announced:
+                announced = token
                 logger.info("standing by: %s leads", token.partition(" ")[2])
             self._stop.wait(min(ASK_S, max(0.01, left_ms / 1000)))
         return False

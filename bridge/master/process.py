@@ -76,8 +76,8 @@ class Master:
 
     def _compare(self, redis: Redis) -> None:
         """Says what differs from the master that led last: each may take the other's place."""
-        told: Any = redis.hget(self._lane.keys.about, "master")
-        theirs = leaders_facts(told)
+        text: Any = redis.hget(self._lane.keys.about, "master")
+        theirs = leaders_facts(text)
         for difference in differences(facts(self._app, master=True), theirs):
             logger.warning("this master differs from the one that led last: %s", difference)
 
@@ -150,7 +150,7 @@ class Master:
                 if self._spared < self._outage.count:
                     # The workers could not renew their leases, either.
                     self._spared = self._outage.count
-                    leader.recovery.grant_amnesty()
+                    leader.lease_watch.grant_amnesty()
                 if self._stop.is_set():
                     return
                 leader.run(self._leads())

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from bridge.routing.keys import LaneKeys
 
 #: Seconds between two looks.
-LOOK_S = 0.2
+DRAIN_CHECK_S = 0.2
 
 
 def wait_empty(redis: Redis, keys: LaneKeys, name: str, timeout_s: float | None, tell: Callable[[int], None]) -> None:
@@ -50,7 +50,7 @@ def wait_empty(redis: Redis, keys: LaneKeys, name: str, timeout_s: float | None,
                 f"{name} has {_messages(left)} after {duration((timeout_s or 0) * 1000)}; it goes on draining, and "
                 f"`bridge consumer resume {name}` ends that"
             )
-        time.sleep(LOOK_S)
+        time.sleep(DRAIN_CHECK_S)
 
 
 def _look(redis: Redis, keys: LaneKeys, name: str) -> tuple[int, bool]:

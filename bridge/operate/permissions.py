@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING
 from bridge.app.effect_arguments import COMMANDS
 from bridge.routing import effects, leadership, membership, producing, pushes, retention, transitions
 from bridge.routing.keys import push_prefix
+from bridge.routing.return_codes import ReturnCode
 from bridge.routing.scripts import Script
-from bridge.routing.words import ReturnWord
 from bridge.settings.address import database_of, parsed
 
 if TYPE_CHECKING:
@@ -263,7 +263,7 @@ def commands_in(script: str) -> set[str]:
     code = re.sub(r"--.*", "", script)
     found = set()
     for command, sub in re.findall(r"[({]'([A-Z]{3,})'(?:, '([A-Z]+)')?", code):
-        if command in ReturnWord.__members__:
+        if command in ReturnCode.__members__:
             continue
         container = command in ("XGROUP", "XINFO")
         found.add(f"{command}|{sub}".lower() if container else command.lower())

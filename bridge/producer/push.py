@@ -30,7 +30,7 @@ from bridge.routing import producing
 from bridge.routing.connection import was_not_sent
 from bridge.routing.errors import ConfigurationError, PayloadError, ServerUnavailable, Unanswered
 from bridge.routing.messages import MAX_DEPTH, MAX_TICKET_BYTES, Refused, is_deep
-from bridge.routing.words import text_of
+from bridge.routing.return_codes import text_of
 
 if TYPE_CHECKING:
     from celery import Celery

@@ -20,7 +20,7 @@ import orjson
 
 from bridge.routing.errors import ConfigurationError
 from bridge.routing.membership import meet
-from bridge.routing.words import ReturnWord
+from bridge.routing.return_codes import ReturnCode
 
 if TYPE_CHECKING:
     from celery import Celery
@@ -59,14 +59,14 @@ def arrive(redis: Redis, app: Celery) -> None:
     errors.
     """
     keys, name = app.bridge.settings.lane.keys, app_name(app)
-    word, found = meet(redis, keys, LANE_FORMAT, name)
+    code, found = meet(redis, keys, LANE_FORMAT, name)
     lane = f"the lane of stream {keys.stream}, group {keys.group},"
-    if word is ReturnWord.NEWER:
+    if code is ReturnCode.NEWER:
         raise ConfigurationError(
             f"{lane} is kept by a newer Ticket Bridge, in format {found}; this version, {package_version()}, knows "
             f"format {LANE_FORMAT}: upgrade it"
         )
-    if word is ReturnWord.OTHER:
+    if code is ReturnCode.OTHER:
         raise ConfigurationError(
             f"{lane} belongs to the app {found!r}, and this is {name!r}: give it a stream or a group of its own "
             f"(bridge_stream, bridge_group), or, if it is the same app under a new name, set bridge_app = {found!r}"

@@ -23,7 +23,7 @@ from bridge.master.process import Master
 from bridge.stack.embedded import EmbeddedServer
 
 #: Seconds between two looks at the lane.
-LOOK_S = 0.02
+LANE_CHECK_S = 0.02
 #: What of an app's settings the lane replaces.
 REPLACED = ("broker_url", "result_backend", "task_always_eager", "broker_read_url", "broker_write_url")
 
@@ -75,7 +75,7 @@ class Lane:
         while (left := self._undone()) is not None:
             if time.monotonic() > end:
                 raise TimeoutError(f"after {timeout_s:g} s the lane has {left}")
-            time.sleep(LOOK_S)
+            time.sleep(LANE_CHECK_S)
 
     def dead_letters(self) -> list[dict[str, str]]:
         """The messages that were given up, oldest first, with the fields of their letters."""

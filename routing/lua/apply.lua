@@ -19,7 +19,7 @@
 redis.call('XDEL', KEYS[3], '0-1')
 
 local at = 2
-local words, accepted = {}, {}
+local codes, accepted = {}, {}
 
 local function number(text, check)
   -- The number in the text, if Redis reads it as one, too: Lua's tonumber takes more.
@@ -167,21 +167,21 @@ for m = 1, tonumber(ARGV[2]) do
     at = at + 3 + n
   end
   if not current then
-    words[m] = 'STALE'
+    codes[m] = 'STALE'
   elseif fence <= done then
-    words[m] = fence == done and 'AGAIN' or 'STALE'
+    codes[m] = fence == done and 'AGAIN' or 'STALE'
   else
     err = err or applied(calls, publications)
     if err then
-      words[m] = 'ERR ' .. err
+      codes[m] = 'ERR ' .. err
     else
       redis.call('HSET', KEYS[2], ticket, string.format('%.0f', fence))
       accepted[#accepted + 1] = outcome
-      words[m] = 'OK'
+      codes[m] = 'OK'
     end
   end
 end
 if #accepted > 0 then
   redis.call('XADD', KEYS[3], '*', 'i', ARGV[1], 'o', '[' .. table.concat(accepted, ',') .. ']')
 end
-return words
+return codes

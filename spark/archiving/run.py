@@ -42,7 +42,7 @@ CONF = {
     "spark.sql.adaptive.enabled": "false",
 }
 #: Seconds between two looks at the queries.
-LOOK_S = 1
+QUERY_CHECK_S = 1
 #: Seconds that running epochs have to end after the first signal.
 GRACE_S = 20.0
 
@@ -222,7 +222,7 @@ class Run:
                 if not busy or stop.count > 1 or time.monotonic() > deadline:
                     return
             try:
-                active[0].query.awaitTermination(LOOK_S)
+                active[0].query.awaitTermination(QUERY_CHECK_S)
             except StreamingQueryException:
                 continue
 

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
 
 #: Seconds between two looks into the folder, and between two looks at the query.
-EVERY_S, LOOK_S = 1, 1
+EVERY_S, QUERY_CHECK_S = 1, 1
 #: Seconds that the running epoch has to end after the first signal.
 GRACE_S = 10.0
 _WRITTEN = "written"
@@ -171,8 +171,8 @@ def _still_running(queries: list[StreamingQuery]) -> bool:
     """Wait for a moment, then say whether any query still runs. Raises the error that ended a query."""
     running = [query for query in queries if query.isActive]
     if running:
-        running[0].awaitTermination(LOOK_S)
+        running[0].awaitTermination(QUERY_CHECK_S)
     for query in queries:
         if not query.isActive:
-            query.awaitTermination(LOOK_S)
+            query.awaitTermination(QUERY_CHECK_S)
     return bool(running)

@@ -23,7 +23,7 @@ import redis
 
 from bridge.routing.errors import RowsMissing, RunChanged, StreamFull, TicketBridgeError
 from bridge.routing.pushes import Answer, Columns, Partition, once_opening
-from bridge.routing.words import ReturnWord
+from bridge.routing.return_codes import ReturnCode
 from bridge.spark.wire.encoder import EncodedRows
 from bridge.spark.wire.replies import Link, Trouble, given_up
 from bridge.spark.write.guard import Mark, mark_of
@@ -150,7 +150,7 @@ class Appending:
         except Trouble as trouble:
             self._recover(trouble)
             return
-        if answer.word is ReturnWord.OK:
+        if answer.code is ReturnCode.OK:
             self._taken()
         else:
             self._recover(answer)
@@ -174,7 +174,7 @@ class Appending:
                 # The oldest chunk goes alone: until it is taken, the others need not be sent.
                 self._send(self._unanswered[0])
                 answer = self._link.answer()
-                if answer.word is not ReturnWord.OK:
+                if answer.code is not ReturnCode.OK:
                     met = answer
                     continue
                 self._taken()
@@ -195,12 +195,12 @@ class Appending:
         """Waits where waiting helps, else raises."""
         if isinstance(met, Trouble):
             self._patience.wait(str(met), self._full if met.full else lambda why: given_up(self._url, why))
-        elif met is not None and met.word is ReturnWord.WAIT:
+        elif met is not None and met.code is ReturnCode.WAIT:
             limit = self._at.high_water or 0
             self._patience.wait(f"the stream holds {int(met.detail):,} entries (highWater {limit:,})", self._full)
-        elif met is not None and met.word is ReturnWord.CONFLICT:
+        elif met is not None and met.code is ReturnCode.CONFLICT:
             raise self._other_count(met.detail)
-        elif met is not None and met.word is ReturnWord.LATE:
+        elif met is not None and met.code is ReturnCode.LATE:
             raise RunChanged(f"{self._name}: a later epoch is committed already; this attempt is a straggler")
 
     def _mark(self) -> Mark:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 
 from bridge.routing.errors import StreamFull, TicketBridgeError
 from bridge.routing.pushes import Answer, Columns, Tickets, per_ticket_opening
-from bridge.routing.words import ReturnWord
+from bridge.routing.return_codes import ReturnCode
 from bridge.spark.wire.encoder import EncodedRows
 from bridge.spark.wire.replies import Link, Trouble, given_up
 from bridge.spark.write.appending import MAX_CHUNK_BYTES
@@ -68,7 +68,7 @@ class PerTicket:
                 why = str(trouble)
                 self._patience.wait(why, self._full if trouble.full else lambda reason: given_up(self._url, reason))
                 continue
-            if answer.word is ReturnWord.OK:
+            if answer.code is ReturnCode.OK:
                 self._patience.progress()
                 return int(answer.detail)
             self._wait_for_room(answer, at.high_water or 0)

@@ -131,8 +131,8 @@ MUTATIONS = [
             Edit(TRANSITIONS, "    args += batch.acknowledged\n", "    args[-1] = 0\n"),
             Edit(
                 TRANSITIONS,
-                "    reply = _ADVANCE.run(client, names, args)\n    word = word_for_leader(reply[0], keys)\n",
-                "    reply = _ADVANCE.run(client, names, args)\n    word = word_for_leader(reply[0], keys)\n"
+                "    reply = _ADVANCE.run(client, names, args)\n    code = code_for_leader(reply[0], keys)\n",
+                "    reply = _ADVANCE.run(client, names, args)\n    code = code_for_leader(reply[0], keys)\n"
                 "    if batch.acknowledged:\n        client.xack(keys.stream, keys.group, *batch.acknowledged)\n",
             ),
         ),
@@ -214,8 +214,8 @@ MUTATIONS = [
         (
             Edit(
                 LANE,
-                'tail = records.tail("", "", ticket.attempt, [front], self.now_ms(), *told)',
-                'tail = records.tail("", "", 1, [front], self.now_ms(), *told)',
+                'tail = records.tail("", "", ticket.attempt, [front], self.now_ms(), *why)',
+                'tail = records.tail("", "", 1, [front], self.now_ms(), *why)',
             ),
         ),
         long=True,

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from bridge.audit.audit import Audit, Verdict, audit
+from bridge.audit.audit import Audit, AuditVerdict, audit
 from bridge.operate.orders import give
 from bridge.routing.history import Delivery, What
 from bridge.stack.embedded import EmbeddedServer
@@ -20,7 +20,7 @@ def lane(request: pytest.FixtureRequest, nodes: NodeYard, own_server: EmbeddedSe
     return LaneUnderTest(nodes, own_server, tmp_path, COUNTER_BUNDLE_MS=request.param)
 
 
-def audited(lane: LaneUnderTest, *, since: str | None = "0") -> Verdict:
+def audited(lane: LaneUnderTest, *, since: str | None = "0") -> AuditVerdict:
     with lane.server.client(protocol=2) as client:
         return audit(client, lane.keys, since=since)
 

@@ -69,7 +69,7 @@ def take_in(lane: LaneUnderTest, deed: Callable[[Leader], None]) -> Leader:
         deed(leader)
         if not leader.lane.behind:
             # What it has in memory it misses by itself.
-            leader.strays.compare()
+            leader.manual_changes.compare()
         return leader.lane.behind
 
     leader.run(goes_on)

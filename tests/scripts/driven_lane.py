@@ -9,9 +9,9 @@ import orjson
 from bridge.protocol.outcomes import Kind, Outcome, decode
 from bridge.routing import records, transitions
 from bridge.routing.leadership import lead, renew
+from bridge.routing.return_codes import ReturnCode
 from bridge.routing.states import State
 from bridge.routing.transitions import Batch, Dispatch, Leadership, adopt, advance, read, recall, reroute, resend
-from bridge.routing.words import ReturnWord
 from tests.scripts.driven_workers import DrivenWorkers
 from tests.scripts.lane_reference import Consumer
 from tests.scripts.world import LEASE_MS, MASTER, OPENING, Client, entries_of, id_key, text
@@ -81,7 +81,7 @@ class DrivenLane(DrivenWorkers):
             self.step(settle=True, picks=[])
             for life in sorted({r.incarnation for t in self.reference.in_flight() if (r := self.reference.record(t))}):
                 if life != self.consumers["w1@a"].incarnation:
-                    assert self.reroute(life) is ReturnWord.OK
+                    assert self.reroute(life) is ReturnCode.OK
             self.step(settle=False, picks=[(ticket, 3, "w1@a") for ticket in tickets])
             if not self.reference.queues.get("w1@a"):
                 return
@@ -265,7 +265,7 @@ class DrivenLane(DrivenWorkers):
             told = orjson.dumps([ticket, offset, ids, consumer.incarnation]).decode()
             ref.queues.setdefault(consumer.name, []).append(f'{OPENING}{base},"run":{told}}}}}')
 
-    def reroute(self, incarnation: str, *, last: str | None = None, wrong: bool = False) -> ReturnWord:
+    def reroute(self, incarnation: str, *, last: str | None = None, wrong: bool = False) -> ReturnCode:
         """Takes the tickets of an incarnation back, as far as the server lets it."""
         ref = self.reference
         moves: list[tuple[str, str, str, int]] = []
@@ -278,15 +278,15 @@ class DrivenLane(DrivenWorkers):
                 moves.append((ticket, expected, self._awaiting(record.ids[0], record.attempt), DUE_MS))
                 ids += record.ids
         seen = self._last_outcome if last is None else last
-        word = reroute(self.client, self.lead, incarnation, seen, moves, ids)
-        if word is ReturnWord.OK:
+        code = reroute(self.client, self.lead, incarnation, seen, moves, ids)
+        if code is ReturnCode.OK:
             for ticket, _, new, _ in moves:
                 record = ref.record(ticket)
                 assert record is not None
                 for i, id_ in enumerate(record.ids):
                     ref.move(id_, "rest" if i else "re-route", MASTER)
                 ref.records[ticket] = new
-        return word
+        return code
 
     def resend(self, ticket: str) -> None:
         """The run of the ticket goes out again, as it is."""
@@ -295,8 +295,8 @@ class DrivenLane(DrivenWorkers):
         assert record is not None
         told = orjson.dumps([ticket, 0, list(record.ids), record.incarnation]).decode()
         message = f'{OPENING}{record.fence},"run":{told}}}}}'
-        word = resend(self.client, self.lead, record.consumer, ticket, ref.records[ticket], message)
-        assert word is ReturnWord.OK
+        code = resend(self.client, self.lead, record.consumer, ticket, ref.records[ticket], message)
+        assert code is ReturnCode.OK
         ref.queues.setdefault(record.consumer, []).append(message)
 
     def recall(self, name: str, count: int) -> None:

@@ -10,7 +10,7 @@ from bridge.protocol.outcomes import Kind, Outcome
 from bridge.routing.effects import Effect, Success, apply
 from bridge.routing.keys import LaneKeys
 from bridge.routing.membership import died, goodbye, register
-from bridge.routing.words import ReturnWord
+from bridge.routing.return_codes import ReturnCode
 from tests.scripts.lane_reference import Consumer, Execution, Reference
 from tests.scripts.world import LEASE_MS, Client, text
 
@@ -26,7 +26,7 @@ class DrivenWorkers:
         self.executions: list[Execution] = []
         self._lives = 0
 
-    def join(self, name: str) -> ReturnWord:
+    def join(self, name: str) -> ReturnCode:
         """A new incarnation of ``name``, if the server lets it begin."""
         old = self.consumers.get(name)
         self._lives += 1
@@ -34,14 +34,14 @@ class DrivenWorkers:
         told = orjson.dumps({"incarnation": incarnation, "slots": 1, "queue": self.keys.queue(name)})
         registered = self.client.hget(self.keys.consumers, name)
         found = (registered, orjson.loads(registered)["incarnation"]) if registered else None
-        word, _ = register(self.client, self.keys, name, incarnation, LEASE_MS, told, found)
-        expected = ReturnWord.HELD if registered and old is not None and old.alive else ReturnWord.OK
-        assert word is expected
-        if word is ReturnWord.OK:
+        code, _ = register(self.client, self.keys, name, incarnation, LEASE_MS, told, found)
+        expected = ReturnCode.HELD if registered and old is not None and old.alive else ReturnCode.OK
+        assert code is expected
+        if code is ReturnCode.OK:
             self.consumers[name] = Consumer(name, incarnation, told)
             self.reference.queues.pop(name, None)
             self._told_last()
-        return word
+        return code
 
     def ends(self, name: str, how: str) -> None:
         """The lease of a consumer ends: by its time, by a good-bye, or by a death notice."""
@@ -52,9 +52,9 @@ class DrivenWorkers:
             goodbye(self.client, self.keys, name, consumer.incarnation)
             self._told_last()
         else:
-            word = died(self.client, self.keys, name, consumer.incarnation, [1, 2])
-            assert word is (ReturnWord.OK if consumer.alive else ReturnWord.LATE)
-            if word is ReturnWord.OK:
+            code = died(self.client, self.keys, name, consumer.incarnation, [1, 2])
+            assert code is (ReturnCode.OK if consumer.alive else ReturnCode.LATE)
+            if code is ReturnCode.OK:
                 self._told_last()
         consumer.alive = False
 
@@ -90,7 +90,7 @@ class DrivenWorkers:
         self._told_last()
         execution.at = execution.at + 1 if kind is Kind.DONE else len(execution.ids)
 
-    def succeed(self, execution: Execution, *, twice: bool) -> ReturnWord:
+    def succeed(self, execution: Execution, *, twice: bool) -> ReturnCode:
         """A worker hands effects over with its success; ``twice``: the reply was lost, and it does so again."""
         ref = self.reference
         id_, fence = execution.current
@@ -100,8 +100,8 @@ class DrivenWorkers:
         effect = Effect("list", "", ("RPUSH", f"user:{ticket}", id_))
         data = Outcome(id_, fence, Kind.DONE).encode().decode()
         success = Success(ticket, fence, data, (effect,))
-        words = [word for word, _ in apply(self.client, self.keys, execution.incarnation, [success])]
-        assert words == [ReturnWord.OK if current else ReturnWord.AGAIN if again else ReturnWord.STALE]
+        codes = [code for code, _ in apply(self.client, self.keys, execution.incarnation, [success])]
+        assert codes == [ReturnCode.OK if current else ReturnCode.AGAIN if again else ReturnCode.STALE]
         if current:
             assert id_ not in ref.effects.get(ticket, []), f"promise 4: the effects of {id_} were applied twice"
             ref.effects.setdefault(ticket, []).append(id_)
@@ -109,10 +109,10 @@ class DrivenWorkers:
             ref.won.add(id_)
             self._told_last()
             if twice:
-                [(word, _)] = apply(self.client, self.keys, execution.incarnation, [success])
-                assert word is ReturnWord.AGAIN
+                [(code, _)] = apply(self.client, self.keys, execution.incarnation, [success])
+                assert code is ReturnCode.AGAIN
         execution.at += 1
-        return words[0]
+        return codes[0]
 
     def _is_current(self, execution: Execution) -> bool:
         record = self.reference.record(execution.ticket)

@@ -18,7 +18,7 @@ from bridge.link.connections import client
 from bridge.protocol.outcomes import Kind, Outcome, decode
 from bridge.routing.effects import Effect, Success, apply
 from bridge.routing.errors import PayloadError
-from bridge.routing.words import ReturnWord
+from bridge.routing.return_codes import ReturnCode
 from bridge.stack.embedded import EmbeddedServer
 from tests.scripts.world import HOSTILE, World, changes, fields_of, snapshot
 
@@ -41,7 +41,7 @@ def recorded(record: Callable[[Effects], object]) -> tuple[Effect, ...]:
     return effects.recorded()
 
 
-def run(world: World, *successes: Success) -> list[tuple[ReturnWord, str]]:
+def run(world: World, *successes: Success) -> list[tuple[ReturnCode, str]]:
     return apply(world.client, world.keys, INCARNATION, successes)
 
 
@@ -107,7 +107,7 @@ def test_an_allowed_command_is_applied_with_its_success(name: str, world: World)
     kind, record, value = WRITES[name]
     before = world.snapshot()
     # When the only effect is this command
-    assert run(world, success(world, recorded(record))) == [(ReturnWord.OK, "")]
+    assert run(world, success(world, recorded(record))) == [(ReturnCode.OK, "")]
     after = world.snapshot()
     # Then the world is the one before with the value, the outcome and the fence that was applied
     assert (after["user:k"]["type"], after["user:k"]["value"]) == (kind, value)
@@ -124,7 +124,7 @@ def test_an_allowed_command_changes_what_is_there(name: str, world: World) -> No
     seed, record, value = ON_WHAT_IS_THERE[name]
     world.client.execute_command(*seed)
     before = world.snapshot()
-    assert run(world, success(world, recorded(record))) == [(ReturnWord.OK, "")]
+    assert run(world, success(world, recorded(record))) == [(ReturnCode.OK, "")]
     after = world.snapshot()
     assert after.get("user:k", {}).get("value") == value
     assert changes(before, after) == {world.keys.outcomes, world.keys.applied, "user:k"}
@@ -146,7 +146,7 @@ def test_times_to_live_streams_places_and_publications_are_effects_too(world: Wo
             effects.geoadd("user:g", (13.4, 52.5, "Berlin"))
             effects.publish("user:channel", "hello")
 
-        assert run(world, success(world, recorded(record))) == [(ReturnWord.OK, "")]
+        assert run(world, success(world, recorded(record))) == [(ReturnCode.OK, "")]
         after = world.snapshot()
         assert after["user:k"]["expires"]
         assert not after["user:p"]["expires"]
@@ -200,8 +200,8 @@ def test_a_key_of_another_type_lets_nothing_be_applied(wanted: str, world: World
         for effects in (alone, last):
             TYPED[wanted](effects)
             # Then the type that is there is named, and nothing at all changed
-            [(word, problem)] = run(world, success(world, effects.recorded()))
-            assert (word, problem.partition(": ")[2]) == (ReturnWord.ERR, f"the key holds a {there}, not a {wanted}")
+            [(code, problem)] = run(world, success(world, effects.recorded()))
+            assert (code, problem.partition(": ")[2]) == (ReturnCode.ERR, f"the key holds a {there}, not a {wanted}")
             assert world.snapshot() == before
 
 
@@ -245,14 +245,14 @@ def test_a_number_is_checked_before_anything_is_added(place: str, world: World) 
         add(effects)
         before = world.snapshot()
         # When the message succeeded
-        [(word, problem)] = run(world, success(world, effects.recorded()))
+        [(code, problem)] = run(world, success(world, effects.recorded()))
         # Then it is added, or nothing at all happened
         if fits[fraction]:
-            assert word is ReturnWord.OK, value
+            assert code is ReturnCode.OK, value
             there = world.client.get("user:n") if place == "string" else world.client.hget("user:n", "f")
             assert float(there) == pytest.approx(float(value) + 2)
         else:
-            assert word is ReturnWord.ERR, value
+            assert code is ReturnCode.ERR, value
             assert "number" in problem
             assert world.snapshot() == before
 
@@ -264,7 +264,7 @@ def test_a_number_that_grows_too_large_is_not_added(world: World) -> None:
     effects.incrby("user:n", 10)
     before = world.snapshot()
     assert run(world, success(world, effects.recorded())) == [
-        (ReturnWord.ERR, "INCRBY: the number would be too large"),
+        (ReturnCode.ERR, "INCRBY: the number would be too large"),
     ]
     assert world.snapshot() == before
 
@@ -274,8 +274,8 @@ def test_an_increment_that_is_no_integer_lets_nothing_be_applied(world: World) -
     for increment in ("x", "", "1.5", "nan", " 1", "1e3"):
         # Given effects that no recorder of ours would make
         bad = (Effect("", "", ("SET", "user:first", "1")), Effect("string", "int", ("INCRBY", "user:n", increment)))
-        [(word, problem)] = run(world, success(world, bad))
-        assert (word, problem) == (ReturnWord.ERR, "INCRBY: the increment is not a number"), increment
+        [(code, problem)] = run(world, success(world, bad))
+        assert (code, problem) == (ReturnCode.ERR, "INCRBY: the increment is not a number"), increment
         assert world.snapshot() == before
 
 
@@ -286,8 +286,8 @@ def test_a_fence_that_is_not_current_changes_nothing(world: World) -> None:
     # Given the run of "busy" with the fences 100 and 101
     before = world.snapshot()
     for fence in (0, 1, 99, 102, 103, 2**52):
-        words = run(world, success(world, recorded(lambda e: e.set("user:k", "v")), fence))
-        assert words == [(ReturnWord.STALE, "")], fence
+        codes = run(world, success(world, recorded(lambda e: e.set("user:k", "v")), fence))
+        assert codes == [(ReturnCode.STALE, "")], fence
         assert world.snapshot() == before
 
 
@@ -296,17 +296,17 @@ def test_a_ticket_that_is_not_in_flight_has_no_current_fence(ticket: str, world:
     before = world.snapshot()
     for fence in (0, 1, FENCE):
         one = success(world, recorded(lambda e: e.set("user:k", "v")), fence, ticket)
-        assert run(world, one) == [(ReturnWord.STALE, "")]
+        assert run(world, one) == [(ReturnCode.STALE, "")]
     assert world.snapshot() == before
 
 
 def test_a_repeat_of_the_same_call_is_applied_once(world: World) -> None:
     # Given effects that were applied, and a reply that was lost
     one = success(world, recorded(lambda e: e.incr("user:k")))
-    assert run(world, one) == [(ReturnWord.OK, "")]
+    assert run(world, one) == [(ReturnCode.OK, "")]
     before = world.snapshot()
     # When the worker sends them again
-    assert run(world, one) == [(ReturnWord.AGAIN, "")]
+    assert run(world, one) == [(ReturnCode.AGAIN, "")]
     # Then nothing changes: neither the value nor the outcomes
     assert world.snapshot() == before
 
@@ -314,9 +314,9 @@ def test_a_repeat_of_the_same_call_is_applied_once(world: World) -> None:
 def test_a_run_applies_its_messages_in_order_and_none_behind_the_last_one(world: World) -> None:
     first = success(world, recorded(lambda e: e.append("user:k", "1")), 100)
     second = success(world, recorded(lambda e: e.append("user:k", "2")), 101)
-    assert [word for word, _ in run(world, first, second)] == [ReturnWord.OK, ReturnWord.OK]
+    assert [code for code, _ in run(world, first, second)] == [ReturnCode.OK, ReturnCode.OK]
     before = world.snapshot()
-    assert [word for word, _ in run(world, first, second)] == [ReturnWord.STALE, ReturnWord.AGAIN]
+    assert [code for code, _ in run(world, first, second)] == [ReturnCode.STALE, ReturnCode.AGAIN]
     assert world.snapshot() == before
     assert before["user:k"]["value"] == "12"
 
@@ -327,7 +327,7 @@ def test_each_message_of_a_call_stands_for_itself(world: World) -> None:
     effects = recorded(lambda e: e.hincrby("user:account", "balance", 1))
     bad = recorded(lambda e: (e.set("user:never", "1"), e.incr("user:wrong")))
     before = world.snapshot()
-    words = run(
+    codes = run(
         world,
         success(world, effects, 100),
         success(world, bad, 101),
@@ -335,7 +335,7 @@ def test_each_message_of_a_call_stands_for_itself(world: World) -> None:
         Success("other", 200, '["o",200,"S",0.0]', effects),
     )
     # Then each has its own word, and the outcomes of those that were applied are one entry
-    assert [word for word, _ in words] == [ReturnWord.OK, ReturnWord.ERR, ReturnWord.STALE, ReturnWord.OK]
+    assert [code for code, _ in codes] == [ReturnCode.OK, ReturnCode.ERR, ReturnCode.STALE, ReturnCode.OK]
     after = world.snapshot()
     expected = deepcopy(before)
     expected["user:account"]["value"]["balance"] = "12"
@@ -348,7 +348,7 @@ def test_each_message_of_a_call_stands_for_itself(world: World) -> None:
 
 def test_a_message_without_effects_is_applied_too(world: World) -> None:
     before = world.snapshot()
-    assert run(world, success(world, ())) == [(ReturnWord.OK, "")]
+    assert run(world, success(world, ())) == [(ReturnCode.OK, "")]
     assert changes(before, world.snapshot()) == {world.keys.outcomes, world.keys.applied}
 
 
@@ -356,20 +356,20 @@ def test_a_message_without_effects_is_applied_too(world: World) -> None:
 def test_a_ticket_id_is_data_for_effects_too(ticket: str, fresh: World) -> None:
     fresh.in_flight(ticket, fresh.pushed(ticket), "w1@a", 2**50 + 1)
     one = Success(ticket, 2**50 + 1, "[]", recorded(lambda e: e.set(f"user:{ticket}", b"\xff\0\r\n")))
-    assert run(fresh, one) == [(ReturnWord.OK, "")]
+    assert run(fresh, one) == [(ReturnCode.OK, "")]
     assert fresh.client.hget(fresh.keys.applied, ticket) == str(2**50 + 1).encode()
     assert fresh.client.get(f"user:{ticket}") == b"\xff\0\r\n"
-    assert run(fresh, one) == [(ReturnWord.AGAIN, "")]
+    assert run(fresh, one) == [(ReturnCode.AGAIN, "")]
 
 
 @pytest.mark.parametrize("base", [2**50 + 1, 2**52 + 1, 2**53 - 3])
 def test_large_fences_are_told_apart_exactly(base: int, fresh: World) -> None:
     fresh.in_flight("t", fresh.pushed("t", 2), "w1@a", base)
     effects = recorded(lambda e: e.incr("user:n"))
-    words = [
+    codes = [
         run(fresh, Success("t", fence, "[]", effects))[0][0] for fence in (base - 1, base, base, base + 1, base + 2)
     ]
-    assert words == [ReturnWord.STALE, ReturnWord.OK, ReturnWord.AGAIN, ReturnWord.OK, ReturnWord.STALE]
+    assert codes == [ReturnCode.STALE, ReturnCode.OK, ReturnCode.AGAIN, ReturnCode.OK, ReturnCode.STALE]
     assert fresh.client.hget(fresh.keys.applied, "t") == str(base + 1).encode()
 
 
@@ -487,15 +487,15 @@ def test_effects_are_all_applied_or_none(worlds: EmbeddedServer, calls: list[Cal
                 continue
         before = world.snapshot()
         # When they come with a success
-        [(word, problem)] = run(world, success(world, effects.recorded()))
+        [(code, problem)] = run(world, success(world, effects.recorded()))
         after = world.snapshot()
-        if word is ReturnWord.ERR:
+        if code is ReturnCode.ERR:
             # Then either nothing changed, and the reason is told
             assert problem
             assert after == before
             return
         # Or all of it did: as when each is sent by itself
-        assert word is ReturnWord.OK
+        assert code is ReturnCode.OK
         connected.flushall()
         for i in sorted(seeds):
             connected.execute_command(*SEED_COMMANDS[i])

@@ -11,7 +11,7 @@ import pytest
 from bridge.app.effect_arguments import COMMANDS
 from bridge.app.effects import Effects
 from bridge.routing.effects import apply
-from bridge.routing.words import ReturnWord
+from bridge.routing.return_codes import ReturnCode
 from bridge.stack.embedded import EmbeddedServer
 from tests.scripts.test_apply import INCARNATION, ON_WHAT_IS_THERE, WRITES, recorded, success
 from tests.scripts.world import World, changes
@@ -68,13 +68,13 @@ def test_a_command_that_is_not_permitted_lets_nothing_be_applied(
     asked = success(world, recorded(effects))
     before = world.snapshot()
     with restricted(server, f"-{command.lower()}") as connected:
-        [(word, problem)] = apply(connected, world.keys, INCARNATION, [asked])
-    assert word is ReturnWord.ERR
+        [(code, problem)] = apply(connected, world.keys, INCARNATION, [asked])
+    assert code is ReturnCode.ERR
     assert problem.startswith(f"{command}: ")
     assert changes(before, world.snapshot()) == set()
     # And the same call is applied where it is permitted.
     with restricted(server) as connected:
-        assert apply(connected, world.keys, INCARNATION, [asked]) == [(ReturnWord.OK, "")]
+        assert apply(connected, world.keys, INCARNATION, [asked]) == [(ReturnCode.OK, "")]
 
 
 KEYS: dict[str, Callable[[Effects], object]] = {
@@ -102,8 +102,8 @@ def test_a_key_that_is_not_permitted_lets_nothing_be_applied_and_hurts_no_other_
     before = world.snapshot()
     lane = f"~{world.keys.prefix}:*"
     with restricted(server, "resetkeys", "resetchannels", lane, "~user:*", "&user:*") as connected:
-        (word, problem), (other, _) = apply(connected, world.keys, INCARNATION, asked)
-    assert word is ReturnWord.ERR
+        (code, problem), (other, _) = apply(connected, world.keys, INCARNATION, asked)
+    assert code is ReturnCode.ERR
     assert problem
-    assert other is ReturnWord.OK
+    assert other is ReturnCode.OK
     assert changes(before, world.snapshot()) == {"user:other", world.keys.applied, world.keys.outcomes}

@@ -10,8 +10,8 @@ import pytest
 
 from bridge.routing.errors import NotLeading
 from bridge.routing.membership import died, goodbye, register
+from bridge.routing.return_codes import ReturnCode
 from bridge.routing.transitions import forget, shorten
-from bridge.routing.words import ReturnWord
 from tests.scripts.test_advance import deposed, without_a_leader
 from tests.scripts.world import LEASE_MS, World, changes, fields_of, incarnation
 
@@ -24,7 +24,7 @@ def end_lease(world: World, name: str) -> None:
     world.client.delete(world.keys.lease(incarnation(name)))
 
 
-def begin(world: World, name: str, found: Any) -> tuple[ReturnWord, int]:
+def begin(world: World, name: str, found: Any) -> tuple[ReturnCode, int]:
     return register(world.client, world.keys, name, NEW, LEASE_MS, b'{"incarnation":"a-new-life"}', found)
 
 
@@ -34,7 +34,7 @@ def begin(world: World, name: str, found: Any) -> tuple[ReturnWord, int]:
 def test_a_new_consumer_registers_with_a_lease(world: World) -> None:
     keys = world.keys
     before = world.snapshot()
-    assert begin(world, "w3@c", None) == (ReturnWord.OK, 0)
+    assert begin(world, "w3@c", None) == (ReturnCode.OK, 0)
     after = world.snapshot()
     expected = deepcopy(before)
     expected[keys.consumers]["value"]["w3@c"] = '{"incarnation":"a-new-life"}'
@@ -51,7 +51,7 @@ def test_a_name_whose_lease_is_over_begins_anew_with_an_empty_queue(world: World
     end_lease(world, "w1@a")
     before = world.snapshot()
     # When it comes back
-    assert begin(world, "w1@a", (world.registrations["w1@a"], incarnation("w1@a"))) == (ReturnWord.OK, 0)
+    assert begin(world, "w1@a", (world.registrations["w1@a"], incarnation("w1@a"))) == (ReturnCode.OK, 0)
     # Then the queue is gone, its registration is new, and its tickets are still where the leader finds them
     after = world.snapshot()
     assert changes(before, after) == {keys.consumers, keys.lease(NEW), keys.queue("w1@a"), keys.outcomes}
@@ -61,8 +61,8 @@ def test_a_name_whose_lease_is_over_begins_anew_with_an_empty_queue(world: World
 
 def test_while_the_other_lease_holds_it_waits(world: World) -> None:
     before = world.snapshot()
-    word, left_ms = begin(world, "w1@a", (world.registrations["w1@a"], incarnation("w1@a")))
-    assert word is ReturnWord.HELD
+    code, left_ms = begin(world, "w1@a", (world.registrations["w1@a"], incarnation("w1@a")))
+    assert code is ReturnCode.HELD
     assert 0 < left_ms <= LEASE_MS
     assert world.snapshot() == before
 
@@ -76,22 +76,22 @@ def test_a_name_that_was_registered_meanwhile_is_looked_at_again(found: Any, wor
     # Given somebody who saw another registration than the one that is there, whose lease is over
     end_lease(world, "w1@a")
     before = world.snapshot()
-    assert begin(world, "w1@a", found) == (ReturnWord.CHANGED, 0)
+    assert begin(world, "w1@a", found) == (ReturnCode.CHANGED, 0)
     assert world.snapshot() == before
 
 
 def test_a_name_that_was_forgotten_meanwhile_is_looked_at_again(world: World) -> None:
     world.client.hdel(world.keys.consumers, "w1@a")
     before = world.snapshot()
-    assert begin(world, "w1@a", (world.registrations["w1@a"], incarnation("w1@a"))) == (ReturnWord.CHANGED, 0)
+    assert begin(world, "w1@a", (world.registrations["w1@a"], incarnation("w1@a"))) == (ReturnCode.CHANGED, 0)
     assert world.snapshot() == before
 
 
 def test_of_two_that_start_under_one_name_one_wins(world: World) -> None:
-    assert begin(world, "w3@c", None)[0] is ReturnWord.OK
+    assert begin(world, "w3@c", None)[0] is ReturnCode.OK
     before = world.snapshot()
     second = register(world.client, world.keys, "w3@c", "another-life", LEASE_MS, b"{}", None)
-    assert second == (ReturnWord.CHANGED, 0)
+    assert second == (ReturnCode.CHANGED, 0)
     assert world.snapshot() == before
 
 
@@ -117,7 +117,7 @@ def test_a_goodbye_ends_the_lease_and_tells_the_leader(world: World) -> None:
 def test_a_death_notice_ends_the_lease_and_names_what_ran(world: World) -> None:
     keys = world.keys
     before = world.snapshot()
-    assert died(world.client, keys, "w1@a", incarnation("w1@a"), [2**52 + 1, 7]) is ReturnWord.OK
+    assert died(world.client, keys, "w1@a", incarnation("w1@a"), [2**52 + 1, 7]) is ReturnCode.OK
     after = world.snapshot()
     expected = deepcopy(before)
     del expected[keys.lease(incarnation("w1@a"))]
@@ -129,27 +129,27 @@ def test_a_death_notice_ends_the_lease_and_names_what_ran(world: World) -> None:
 
 
 def test_a_death_notice_says_that_it_was_told_to_end(world: World) -> None:
-    assert died(world.client, world.keys, "w1@a", incarnation("w1@a"), [7], asked=True) is ReturnWord.OK
+    assert died(world.client, world.keys, "w1@a", incarnation("w1@a"), [7], asked=True) is ReturnCode.OK
     notice = {"i": incarnation("w1@a"), "died": "w1@a", "ran": "[7]", "asked": "1"}
     assert fields_of(world.snapshot(), world.keys.outcomes)[-1] == notice
 
 
 def test_a_death_notice_may_name_nothing(world: World) -> None:
-    assert died(world.client, world.keys, "w1@a", incarnation("w1@a"), []) is ReturnWord.OK
+    assert died(world.client, world.keys, "w1@a", incarnation("w1@a"), []) is ReturnCode.OK
     assert fields_of(world.snapshot(), world.keys.outcomes)[-1]["ran"] == "[]"
 
 
 def test_a_death_notice_comes_too_late_when_the_lease_is_over(world: World) -> None:
     end_lease(world, "w1@a")
     before = world.snapshot()
-    assert died(world.client, world.keys, "w1@a", incarnation("w1@a"), [7]) is ReturnWord.LATE
+    assert died(world.client, world.keys, "w1@a", incarnation("w1@a"), [7]) is ReturnCode.LATE
     assert world.snapshot() == before
 
 
 def test_a_second_death_notice_says_nothing(world: World) -> None:
-    assert died(world.client, world.keys, "w1@a", incarnation("w1@a"), [7]) is ReturnWord.OK
+    assert died(world.client, world.keys, "w1@a", incarnation("w1@a"), [7]) is ReturnCode.OK
     before = world.snapshot()
-    assert died(world.client, world.keys, "w1@a", incarnation("w1@a"), [7]) is ReturnWord.LATE
+    assert died(world.client, world.keys, "w1@a", incarnation("w1@a"), [7]) is ReturnCode.LATE
     assert world.snapshot() == before
 
 
@@ -162,11 +162,11 @@ def test_a_full_server_still_takes_comings_and_goings(how: str, world: World) ->
     world.client.config_set("maxmemory", 1)
     try:
         if how == "died":
-            assert died(world.client, keys, "w1@a", incarnation("w1@a"), [7]) is ReturnWord.OK
+            assert died(world.client, keys, "w1@a", incarnation("w1@a"), [7]) is ReturnCode.OK
         elif how == "goodbye":
             goodbye(world.client, keys, "w1@a", incarnation("w1@a"))
         else:
-            assert begin(world, "w1@a", (world.registrations["w1@a"], incarnation("w1@a"))) == (ReturnWord.OK, 0)
+            assert begin(world, "w1@a", (world.registrations["w1@a"], incarnation("w1@a"))) == (ReturnCode.OK, 0)
     finally:
         world.client.config_set("maxmemory", 0)
     assert not world.client.exists(keys.lease(incarnation("w1@a")))
@@ -175,7 +175,7 @@ def test_a_full_server_still_takes_comings_and_goings(how: str, world: World) ->
 # -- forget --------------------------------------------------------------------------------------------------------
 
 
-def forgotten(world: World, name: str) -> ReturnWord:
+def forgotten(world: World, name: str) -> ReturnCode:
     return forget(world.client, world.lead, name, incarnation(name), world.registrations[name])
 
 
@@ -186,7 +186,7 @@ def test_a_consumer_without_pending_entries_is_forgotten_completely(world: World
     world.client.xack(keys.stream, keys.group, *world.busy[:2])
     before = world.snapshot()
     # When the leader forgets it
-    assert forgotten(world, "w1@a") is ReturnWord.OK
+    assert forgotten(world, "w1@a") is ReturnCode.OK
     # Then registration, queue and name are gone, and nothing else
     expected = deepcopy(before)
     del expected[keys.consumers]["value"]["w1@a"]
@@ -199,7 +199,7 @@ def test_a_name_with_pending_entries_stays_in_the_group(world: World) -> None:
     # Given one whose pending entries were not taken back: deleting its name would lose them
     end_lease(world, "w1@a")
     before = world.snapshot()
-    assert forgotten(world, "w1@a") is ReturnWord.OK
+    assert forgotten(world, "w1@a") is ReturnCode.OK
     after = world.snapshot()
     assert after[world.keys.stream] == before[world.keys.stream]
     assert changes(before, after) == {world.keys.consumers, world.keys.queue("w1@a")}
@@ -207,24 +207,24 @@ def test_a_name_with_pending_entries_stays_in_the_group(world: World) -> None:
 
 def test_forgetting_twice_changes_nothing_more(world: World) -> None:
     end_lease(world, "w1@a")
-    assert forgotten(world, "w1@a") is ReturnWord.OK
+    assert forgotten(world, "w1@a") is ReturnCode.OK
     before = world.snapshot()
-    assert forgotten(world, "w1@a") is ReturnWord.OK
+    assert forgotten(world, "w1@a") is ReturnCode.OK
     assert world.snapshot() == before
 
 
 def test_one_that_lives_is_not_forgotten(world: World) -> None:
     before = world.snapshot()
-    assert forgotten(world, "w1@a") is ReturnWord.ALIVE
+    assert forgotten(world, "w1@a") is ReturnCode.ALIVE
     assert world.snapshot() == before
 
 
 def test_one_that_came_back_under_a_new_incarnation_is_not_forgotten(world: World) -> None:
     end_lease(world, "w1@a")
-    assert begin(world, "w1@a", (world.registrations["w1@a"], incarnation("w1@a")))[0] is ReturnWord.OK
+    assert begin(world, "w1@a", (world.registrations["w1@a"], incarnation("w1@a")))[0] is ReturnCode.OK
     world.client.lpush(world.keys.queue("w1@a"), "a message for the new one")
     before = world.snapshot()
-    assert forgotten(world, "w1@a") is ReturnWord.CHANGED
+    assert forgotten(world, "w1@a") is ReturnCode.CHANGED
     assert world.snapshot() == before
 
 

@@ -16,9 +16,9 @@ from bridge.operate.permissions import commands_in
 from bridge.routing.effects import Effect, Success, apply, tell
 from bridge.routing.leadership import extend, lead, resign
 from bridge.routing.membership import goodbye
+from bridge.routing.return_codes import ReturnCode
 from bridge.routing.scripts import FOLDER
 from bridge.routing.transitions import Batch, advance, drain, floor, read
-from bridge.routing.words import ReturnWord
 from tests.nodes.process import ROOT
 from tests.scripts.test_reroute import end_lease, move
 from tests.scripts.world import OPENING, TOKEN, World
@@ -61,7 +61,7 @@ def test_no_script_begins_with_a_write_that_a_full_server_refuses(name: str, fre
 def test_outcomes_get_into_a_full_server(full: World) -> None:
     keys = full.keys
     before = full.client.xlen(keys.outcomes)
-    assert tell(full.client, keys, "x", b"[]") is ReturnWord.OK
+    assert tell(full.client, keys, "x", b"[]") is ReturnCode.OK
     assert full.client.xlen(keys.outcomes) == before + 1
 
 
@@ -69,7 +69,7 @@ def test_effects_get_into_a_full_server_with_the_outcome(full: World) -> None:
     fence = int(full.busy_record[1:].partition(",")[0])
     effect = Effect("list", "", ("RPUSH", "user:log", "1"))
     found = apply(full.client, full.keys, "x", [Success("busy", fence, "[]", (effect,))])
-    assert found == [(ReturnWord.OK, "")]
+    assert found == [(ReturnCode.OK, "")]
     assert full.client.lrange("user:log", 0, -1) == [b"1"]
 
 
@@ -86,7 +86,7 @@ def test_the_leader_settles_and_dispatches_on_a_full_server(full: World) -> None
 
 def test_tickets_move_on_a_full_server(full: World) -> None:
     end_lease(full)
-    assert move(full) is ReturnWord.OK
+    assert move(full) is ReturnCode.OK
 
 
 def test_masters_come_and_go_on_a_full_server(full: World) -> None:

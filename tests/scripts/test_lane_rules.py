@@ -25,9 +25,9 @@ from bridge.link.connections import client
 from bridge.protocol.outcomes import Kind
 from bridge.routing.errors import LaneConflict, NotLeading
 from bridge.routing.leadership import extend, renew, resign
+from bridge.routing.return_codes import ReturnCode
 from bridge.routing.states import State
 from bridge.routing.transitions import Batch, Leadership, adopt, advance, forget, read, recall, reroute, resend
-from bridge.routing.words import ReturnWord
 from bridge.stack.embedded import EmbeddedServer
 from tests.keycheck import check_keys
 from tests.scripts.driven_lane import BROKEN, DrivenLane
@@ -96,9 +96,9 @@ class LaneRules(RuleBasedStateMachine):
         alive = any(c.incarnation == life and c.alive for c in lane.consumers.values())
         unread = any(fields["i"] == life for id_, fields in entries_of(lane.client, lane.keys.outcomes))
         before = snapshot(lane.client) if alive or unread else {}
-        word = lane.reroute(life)
-        assert word is (ReturnWord.ALIVE if alive else ReturnWord.UNREAD if unread else ReturnWord.OK)
-        assert word is ReturnWord.OK or snapshot(lane.client) == before
+        code = lane.reroute(life)
+        assert code is (ReturnCode.ALIVE if alive else ReturnCode.UNREAD if unread else ReturnCode.OK)
+        assert code is ReturnCode.OK or snapshot(lane.client) == before
 
     @precondition(lambda self: self.lane.reference.in_flight())
     @rule(data=st.data())
@@ -133,7 +133,7 @@ class LaneRules(RuleBasedStateMachine):
         execution = data.draw(st.sampled_from(lane.present()))
         lane.ends(execution.consumer, "expires")
         lane.step(settle=True, picks=[])
-        assert lane.reroute(execution.incarnation) is ReturnWord.OK
+        assert lane.reroute(execution.incarnation) is ReturnCode.OK
         lane.join(execution.consumer)
         lane.step(settle=True, picks=[(execution.ticket, data.draw(st.integers(0, 2)), execution.consumer)])
 
@@ -163,8 +163,8 @@ class LaneRules(RuleBasedStateMachine):
     @precondition(lambda self: self.lane.overtaken())
     @rule(data=st.data())
     def succeed_under_an_old_fence(self, data: st.DataObject) -> None:
-        word = self.lane.succeed(data.draw(st.sampled_from(self.lane.overtaken())), twice=False)
-        assert word is ReturnWord.STALE
+        code = self.lane.succeed(data.draw(st.sampled_from(self.lane.overtaken())), twice=False)
+        assert code is ReturnCode.STALE
 
     # -- what must change nothing --------------------------------------------------------------------------------
 
@@ -209,13 +209,13 @@ class LaneRules(RuleBasedStateMachine):
         lane = self.lane
         consumer = data.draw(st.sampled_from([lane.consumers[name] for name in sorted(lane.consumers)]))
         registration = b"another one" if old else consumer.registration
-        word = forget(lane.client, lane.lead, consumer.name, consumer.incarnation, registration)
+        code = forget(lane.client, lane.lead, consumer.name, consumer.incarnation, registration)
         if consumer.alive:
-            assert word is ReturnWord.ALIVE
+            assert code is ReturnCode.ALIVE
         elif old and lane.client.hexists(lane.keys.consumers, consumer.name):
-            assert word is ReturnWord.CHANGED
+            assert code is ReturnCode.CHANGED
         else:
-            assert word is ReturnWord.OK
+            assert code is ReturnCode.OK
             lane.reference.queues.pop(consumer.name, None)
 
     # -- what holds ----------------------------------------------------------------------------------------------

@@ -13,6 +13,7 @@ from bridge.routing.membership import died, goodbye, meet, register
 from bridge.routing.producing import push_many, push_once
 from bridge.routing.pushes import Columns, Partition, Tickets, append_once, append_per_ticket, note_wait, settle_push
 from bridge.routing.retention import done, letters, remove
+from bridge.routing.return_codes import ReturnCode
 from bridge.routing.scripts import Script
 from bridge.routing.transitions import (
     Batch,
@@ -26,14 +27,13 @@ from bridge.routing.transitions import (
     oldest,
     read,
     recall,
-    regroup,
     reroute,
     resend,
+    set_read_to,
     shorten,
     survey,
     unname,
 )
-from bridge.routing.words import ReturnWord
 from tests.nodes.process import ROOT
 from tests.scripts.world import OPENING, TOKEN, World, incarnation
 
@@ -58,7 +58,7 @@ CALLS: dict[str, Callable[[World], object]] = {
     "survey": lambda w: list(survey(w.client, w.keys.stream, "-", "9-0")),
     "drain": lambda w: drain(w.client, w.lead, "w1@a", "{}"),
     "floor": lambda w: floor(w.client, w.lead, "1-0"),
-    "regroup": lambda w: regroup(w.client, w.lead, "1-0"),
+    "set_read_to": lambda w: set_read_to(w.client, w.lead, "1-0"),
     "shorten": lambda w: shorten(w.client, w.lead, incarnation("w1@a"), 1000),
     "introduce": lambda w: introduce(w.client, w.lead, "{}"),
     "note_tasks": lambda w: note_tasks(w.client, w.lead, {"shop.task": 1}, [], {}),
@@ -119,4 +119,4 @@ def test_an_error_of_the_script_itself_is_not_taken_for_a_missing_one(world: Wor
 
 
 def test_words_are_the_enums(world: World) -> None:
-    assert forget(world.client, world.lead, "w1@a", incarnation("w1@a"), "") is ReturnWord.ALIVE
+    assert forget(world.client, world.lead, "w1@a", incarnation("w1@a"), "") is ReturnCode.ALIVE

@@ -1,4 +1,4 @@
-"""The small scripts of orders and of mending (recall, drain, floor, regroup, unname), and what others do for them."""
+"""The small scripts of orders and repairs (recall, drain, floor, set_read_to, unname), and what others do for them."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import orjson
 import pytest
 
 from bridge.routing.errors import GroupMoved, LaneConflict, NotLeading
+from bridge.routing.return_codes import ReturnCode
 from bridge.routing.states import State
-from bridge.routing.transitions import Batch, advance, drain, floor, read, recall, regroup, reroute, unname
-from bridge.routing.words import ReturnWord
+from bridge.routing.transitions import Batch, advance, drain, floor, read, recall, reroute, set_read_to, unname
 from tests.scripts.test_advance import deposed, without_a_leader
 from tests.scripts.world import MASTER, OPENING, World, incarnation
 
@@ -24,7 +24,7 @@ CALLS: dict[str, Callable[[World], Any]] = {
     "recall": lambda w: recall(w.client, w.lead, "w1@a", 10),
     "drain": lambda w: drain(w.client, w.lead, "w1@a", "{}"),
     "floor": lambda w: floor(w.client, w.lead, "1-0"),
-    "regroup": lambda w: regroup(w.client, w.lead, "1-0"),
+    "set_read_to": lambda w: set_read_to(w.client, w.lead, "1-0"),
     "unname": lambda w: unname(w.client, w.lead, "nobody"),
 }
 
@@ -101,7 +101,7 @@ def test_how_far_all_is_done_may_go_back_when_a_dead_message_comes_again(world: 
 
 def test_a_group_says_again_how_far_it_has_read(world: World) -> None:
     before = world.snapshot()
-    regroup(world.client, world.lead, world.unread[0])
+    set_read_to(world.client, world.lead, world.unread[0])
     before[world.keys.stream]["value"]["groups"][world.keys.group]["last"] = world.unread[0]
     assert world.snapshot() == before
     assert [id_.decode() for id_, _ in read(world.client, world.lead, 10).entries] == world.unread[1:]
@@ -117,7 +117,7 @@ def test_of_a_group_that_somebody_moved_nothing_is_read(world: World, to: str) -
         read(world.client, world.lead, 10, known)
     assert world.snapshot() == before
     # Put where it was, it reads on
-    regroup(world.client, world.lead, known)
+    set_read_to(world.client, world.lead, known)
     assert [id_.decode() for id_, _ in read(world.client, world.lead, 10, known).entries] == world.unread
 
 
@@ -189,9 +189,9 @@ def test_a_re_route_tells_the_history_of_it(world: World) -> None:
     gone = incarnation("w1@a")
     row = [world.busy[0], "busy", "t", "w1@a", 1, 100, 5, 0, 0, "lost"]
     moves = [("busy", world.busy_record, '[0,1,"","",1,["x"],5,""]', 77)]
-    assert reroute(world.client, world.lead, gone, "2-0", moves, world.busy[:2], [row], 10) is ReturnWord.ALIVE
+    assert reroute(world.client, world.lead, gone, "2-0", moves, world.busy[:2], [row], 10) is ReturnCode.ALIVE
     assert not world.client.exists(keys.history)
     world.client.delete(keys.lease(gone))
-    assert reroute(world.client, world.lead, gone, "2-0", moves, world.busy[:2], [row], 10) is ReturnWord.OK
+    assert reroute(world.client, world.lead, gone, "2-0", moves, world.busy[:2], [row], 10) is ReturnCode.OK
     [(_, fields)] = world.client.xrange(keys.history)
     assert orjson.loads(fields[b"d"]) == [row]

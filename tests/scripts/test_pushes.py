@@ -20,7 +20,7 @@ from bridge.routing.pushes import (
     note_wait,
     settle_push,
 )
-from bridge.routing.words import ReturnWord
+from bridge.routing.return_codes import ReturnCode
 from tests.scripts.world import World, changes, entries_of
 
 pytestmark = pytest.mark.scripts
@@ -43,14 +43,14 @@ def tickets_in(world: World) -> list[str]:
 
 
 def test_a_chunk_is_appended_with_its_mark_and_never_a_second_time(empty: World) -> None:
-    assert append_once(empty.client, AT, "0 0", "2 77", TWO, rows("A", "B")).word is ReturnWord.OK
+    assert append_once(empty.client, AT, "0 0", "2 77", TWO, rows("A", "B")).code is ReturnCode.OK
     before = empty.snapshot()
     # The same chunk again, and one behind a chunk that was not taken
     for expected, after in (("0 0", "2 77"), ("4 99", "5 11")):
-        assert append_once(empty.client, AT, expected, after, TWO, rows("A")) == Answer(ReturnWord.CHANGED, "2 77")
+        assert append_once(empty.client, AT, expected, after, TWO, rows("A")) == Answer(ReturnCode.CHANGED, "2 77")
     assert empty.snapshot() == before
     # The next one
-    assert append_once(empty.client, AT, "2 77", "3 88", TWO, rows("C")).word is ReturnWord.OK
+    assert append_once(empty.client, AT, "2 77", "3 88", TWO, rows("C")).code is ReturnCode.OK
     assert tickets_in(empty) == ["A", "B", "C"]
     assert empty.client.hgetall(AT.guard) == {b"0/3": b"3 88", b"0/of": b"4"}
     assert 0 < empty.client.ttl(AT.guard) <= LIFE_S
@@ -58,7 +58,7 @@ def test_a_chunk_is_appended_with_its_mark_and_never_a_second_time(empty: World)
 
 def test_partitions_and_epochs_have_marks_of_their_own(empty: World) -> None:
     for at in (AT, replace(AT, number=0), replace(AT, epoch=1)):
-        assert append_once(empty.client, at, "0 0", "1 5", TWO, rows("A")).word is ReturnWord.OK
+        assert append_once(empty.client, at, "0 0", "1 5", TWO, rows("A")).code is ReturnCode.OK
     assert len(tickets_in(empty)) == 3
 
 
@@ -66,34 +66,34 @@ def test_another_number_of_partitions_is_refused_and_changes_nothing(empty: Worl
     append_once(empty.client, AT, "0 0", "1 5", TWO, rows("A"))
     before = empty.snapshot()
     other = append_once(empty.client, replace(AT, count=5, number=1), "0 0", "1 5", TWO, rows("B"))
-    assert other == Answer(ReturnWord.CONFLICT, "4")
+    assert other == Answer(ReturnCode.CONFLICT, "4")
     assert empty.snapshot() == before
     # Who does not know it is not asked
     assert (
-        append_once(empty.client, replace(AT, count=None, number=1), "0 0", "1 5", TWO, rows("B")).word is ReturnWord.OK
+        append_once(empty.client, replace(AT, count=None, number=1), "0 0", "1 5", TWO, rows("B")).code is ReturnCode.OK
     )
 
 
 def test_a_straggler_of_an_epoch_that_is_over_is_refused(empty: World) -> None:
     for epoch in (0, 1):
         append_once(empty.client, replace(AT, epoch=epoch), "0 0", "1 5", TWO, rows("A"))
-    assert settle_push(empty.client, AT.guard, 1, 4, '{"rows": 2}', LIFE_S) is ReturnWord.OK
+    assert settle_push(empty.client, AT.guard, 1, 4, '{"rows": 2}', LIFE_S) is ReturnCode.OK
     assert set(empty.client.hgetall(AT.guard)) == {b"1/3", b"1/of", b"floor", b"told"}
     before = empty.snapshot()
-    assert append_once(empty.client, AT, "1 5", "2 6", TWO, rows("B")).word is ReturnWord.LATE
-    assert settle_push(empty.client, AT.guard, 0, 4, "{}", LIFE_S) is ReturnWord.LATE
+    assert append_once(empty.client, AT, "1 5", "2 6", TWO, rows("B")).code is ReturnCode.LATE
+    assert settle_push(empty.client, AT.guard, 0, 4, "{}", LIFE_S) is ReturnCode.LATE
     assert empty.snapshot() == before
     # The epoch itself may be replayed, and finds its marks
     again = append_once(empty.client, replace(AT, epoch=1), "0 0", "1 5", TWO, rows("A"))
-    assert again == Answer(ReturnWord.CHANGED, "1 5")
+    assert again == Answer(ReturnCode.CHANGED, "1 5")
 
 
 def test_what_was_said_of_the_partitions_stays_however_many_tasks_there_were(empty: World) -> None:
     append_once(empty.client, AT, "0 0", "1 5", TWO, rows("A"))
-    assert settle_push(empty.client, AT.guard, 0, 2, "{}", LIFE_S) is ReturnWord.OK
+    assert settle_push(empty.client, AT.guard, 0, 2, "{}", LIFE_S) is ReturnCode.OK
     # Another attempt says the same again
     again = append_once(empty.client, AT, "1 5", "2 6", TWO, rows("B"))
-    assert again.word is ReturnWord.OK
+    assert again.code is ReturnCode.OK
     # Where nobody said it, it is what the tasks came to
     nameless = replace(AT, guard=guard_of(STREAM, "nameless"), count=None)
     append_once(empty.client, nameless, "0 0", "1 5", TWO, rows("A"))
@@ -117,22 +117,22 @@ def test_a_user_who_may_not_write_the_guard_appends_no_row(empty: World) -> None
 
 def test_a_stream_at_its_high_water_takes_no_chunk_and_never_more_than_one_above(empty: World) -> None:
     at = replace(AT, high_water=3)
-    assert append_once(empty.client, at, "0 0", "2 1", TWO, rows("A", "B")).word is ReturnWord.OK
-    assert append_once(empty.client, at, "2 1", "5 2", TWO, rows("C", "D", "E")).word is ReturnWord.OK
+    assert append_once(empty.client, at, "0 0", "2 1", TWO, rows("A", "B")).code is ReturnCode.OK
+    assert append_once(empty.client, at, "2 1", "5 2", TWO, rows("C", "D", "E")).code is ReturnCode.OK
     before = empty.snapshot()
-    assert append_once(empty.client, at, "5 2", "6 3", TWO, rows("F")) == Answer(ReturnWord.WAIT, "5")
+    assert append_once(empty.client, at, "5 2", "6 3", TWO, rows("F")) == Answer(ReturnCode.WAIT, "5")
     assert empty.snapshot() == before
     # Its end needs no room
-    assert append_once(empty.client, at, "5 2", "5 2 end", TWO, []).word is ReturnWord.OK
+    assert append_once(empty.client, at, "5 2", "5 2 end", TWO, []).code is ReturnCode.OK
     # And there is room again when entries have left
     empty.client.xtrim(STREAM, maxlen=2, approximate=False)
     other = replace(at, number=1)
-    assert append_once(empty.client, other, "0 0", "1 9", TWO, rows("F")).word is ReturnWord.OK
+    assert append_once(empty.client, other, "0 0", "1 9", TWO, rows("F")).code is ReturnCode.OK
 
 
 def test_values_that_are_not_there_leave_their_field_out(empty: World) -> None:
     values = [b"A", b"", b"1", b"B", b"shop.work", b"\xff\r\n"]
-    assert append_once(empty.client, AT, "0 0", "2 1", THREE, values, b"101111").word is ReturnWord.OK
+    assert append_once(empty.client, AT, "0 0", "2 1", THREE, values, b"101111").code is ReturnCode.OK
     found = [fields for _, fields in empty.client.xrange(STREAM)]
     assert found == [
         {b"ticket_id": b"A", b"payload": b"1"},
@@ -142,9 +142,9 @@ def test_values_that_are_not_there_leave_their_field_out(empty: World) -> None:
 
 def test_a_chunk_may_be_as_large_as_a_writer_makes_it(empty: World) -> None:
     many = 10_000
-    assert append_once(empty.client, AT, "0 0", f"{many} 1", TWO, rows(*["T"] * many)).word is ReturnWord.OK
+    assert append_once(empty.client, AT, "0 0", f"{many} 1", TWO, rows(*["T"] * many)).code is ReturnCode.OK
     numbered = [word for number in range(many) for word in (b"%d" % number, b"T%d" % (number % 5000), b"1")]
-    assert append_per_ticket(empty.client, TICKETS, TWO, numbered) == Answer(ReturnWord.OK, str(many))
+    assert append_per_ticket(empty.client, TICKETS, TWO, numbered) == Answer(ReturnCode.OK, str(many))
     assert empty.client.xlen(STREAM) == 2 * many
 
 
@@ -169,10 +169,10 @@ def test_only_numbers_that_are_larger_than_their_tickets_last_are_appended(empty
 def test_rows_that_are_there_already_need_no_room(empty: World) -> None:
     full = replace(TICKETS, high_water=1)
     chunk = [b"1", b"A", b"1"]
-    assert append_per_ticket(empty.client, full, TWO, chunk) == Answer(ReturnWord.OK, "1")
-    assert append_per_ticket(empty.client, full, TWO, chunk) == Answer(ReturnWord.OK, "0")
+    assert append_per_ticket(empty.client, full, TWO, chunk) == Answer(ReturnCode.OK, "1")
+    assert append_per_ticket(empty.client, full, TWO, chunk) == Answer(ReturnCode.OK, "0")
     before = empty.snapshot()
-    assert append_per_ticket(empty.client, full, TWO, [b"2", b"A", b"1"]) == Answer(ReturnWord.WAIT, "1")
+    assert append_per_ticket(empty.client, full, TWO, [b"2", b"A", b"1"]) == Answer(ReturnCode.WAIT, "1")
     assert empty.snapshot() == before
 
 

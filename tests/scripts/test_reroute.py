@@ -9,9 +9,9 @@ import pytest
 
 from bridge.routing import records
 from bridge.routing.errors import LaneConflict, NotLeading
+from bridge.routing.return_codes import ReturnCode
 from bridge.routing.states import State
 from bridge.routing.transitions import Batch, adopt, advance, read, reroute
-from bridge.routing.words import ReturnWord
 from tests.scripts.test_advance import deposed, without_a_leader
 from tests.scripts.world import HOSTILE, MASTER, OPENING, World, incarnation
 
@@ -24,7 +24,7 @@ def waiting_record(world: World, ticket: str, id_: str) -> str:
     return records.record(0, records.tail("", "", 1, [id_], 5, f"lost with w1@a: {ticket}"))
 
 
-def move(world: World, last_outcome: str = "2-0", expected: str | None = None) -> ReturnWord:
+def move(world: World, last_outcome: str = "2-0", expected: str | None = None) -> ReturnCode:
     """Takes "busy" back from w1@a."""
     new = waiting_record(world, "busy", world.busy[0])
     held = world.busy_record if expected is None else expected
@@ -39,7 +39,7 @@ def test_the_tickets_of_an_ended_incarnation_move(world: World) -> None:
     keys = world.keys
     end_lease(world)
     before = world.snapshot()
-    assert move(world) is ReturnWord.OK
+    assert move(world) is ReturnCode.OK
     expected = deepcopy(before)
     expected[keys.tickets]["value"]["busy"] = waiting_record(world, "busy", world.busy[0])
     expected[keys.retries]["value"]["busy"] = 77.0
@@ -52,30 +52,30 @@ def test_the_tickets_of_an_ended_incarnation_move(world: World) -> None:
 
 def test_while_the_lease_holds_nothing_moves(world: World) -> None:
     before = world.snapshot()
-    assert move(world) is ReturnWord.ALIVE
+    assert move(world) is ReturnCode.ALIVE
     assert world.snapshot() == before
 
 
 def test_a_lease_that_is_renewed_in_the_last_moment_holds(world: World) -> None:
     world.client.pexpire(world.keys.lease(GONE), 60_000)
-    assert move(world) is ReturnWord.ALIVE
+    assert move(world) is ReturnCode.ALIVE
 
 
 def test_an_outcome_that_was_not_read_yet_comes_first(world: World) -> None:
     # Given a consumer that died after it wrote the outcome 2-0
     end_lease(world)
     before = world.snapshot()
-    assert move(world, last_outcome="1-0") is ReturnWord.UNREAD
+    assert move(world, last_outcome="1-0") is ReturnCode.UNREAD
     assert world.snapshot() == before
     # When the leader has read it
-    assert move(world, last_outcome="2-0") is ReturnWord.OK
+    assert move(world, last_outcome="2-0") is ReturnCode.OK
 
 
 def test_the_outcomes_of_others_do_not_stop_the_move(world: World) -> None:
     end_lease(world)
     world.client.xadd(world.keys.outcomes, {"i": incarnation("w2@b"), "o": f'["{GONE}"]'})
     world.client.xadd(world.keys.outcomes, {"i": "x", "gone": GONE})
-    assert move(world, last_outcome="2-0") is ReturnWord.OK
+    assert move(world, last_outcome="2-0") is ReturnCode.OK
 
 
 def test_its_outcome_is_found_behind_thousands_of_others(world: World) -> None:
@@ -87,7 +87,7 @@ def test_its_outcome_is_found_behind_thousands_of_others(world: World) -> None:
         pipe.xadd(world.keys.outcomes, {"i": GONE, "o": "[]"})
         pipe.execute()
     before = world.client.hgetall(world.keys.tickets)
-    assert move(world, last_outcome="2-0") is ReturnWord.UNREAD
+    assert move(world, last_outcome="2-0") is ReturnCode.UNREAD
     assert world.client.hgetall(world.keys.tickets) == before
 
 
@@ -97,10 +97,10 @@ def test_a_record_that_is_not_as_expected_moves_nothing(world: World) -> None:
     new = waiting_record(world, "busy", world.busy[0])
     moves = [("busy", world.busy_record, new, 77), ("other", "[1,1]", new, 78)]
     before = world.snapshot()
-    word = reroute(world.client, world.lead, GONE, "2-0", moves, world.busy[:2])
-    assert word is ReturnWord.CONFLICT
+    code = reroute(world.client, world.lead, GONE, "2-0", moves, world.busy[:2])
+    assert code is ReturnCode.CONFLICT
     assert world.snapshot() == before
-    assert move(world, expected="") is ReturnWord.CONFLICT
+    assert move(world, expected="") is ReturnCode.CONFLICT
     assert world.snapshot() == before
 
 
@@ -118,7 +118,7 @@ def test_a_message_that_was_acknowledged_by_hand_comes_again(world: World) -> No
     # Only its outcome makes a message done: nothing is lost because somebody used XACK
     end_lease(world)
     world.client.xack(world.keys.stream, world.keys.group, world.busy[0])
-    assert move(world) is ReturnWord.OK
+    assert move(world) is ReturnCode.OK
     pending = world.snapshot()[world.keys.stream]["value"]["groups"][world.keys.group]["pending"]
     assert pending[world.busy[0]] == MASTER
 
@@ -133,7 +133,7 @@ def test_many_tickets_move_in_one_step(fresh: World) -> None:
     fresh.client.hset(fresh.keys.tickets, mapping=dict(zip(names, held, strict=True)))
     new = [waiting_record(fresh, "t", id_) for id_ in ids]
     moves = [(names[i], held[i], new[i], i) for i in range(2000)]
-    assert reroute(fresh.client, fresh.lead, GONE, "0-0", moves, ids) is ReturnWord.OK
+    assert reroute(fresh.client, fresh.lead, GONE, "0-0", moves, ids) is ReturnCode.OK
     after = fresh.snapshot()
     assert after[fresh.keys.tickets]["value"] == dict(zip(names, new, strict=True))
     assert after[fresh.keys.retries]["value"] == {name: float(i) for i, name in enumerate(names)}
@@ -185,8 +185,8 @@ def test_without_the_group_nothing_is_adopted_or_moved_or_read(world: World) -> 
     world.client.delete(world.keys.lease(incarnation("w1@a")))
     before = world.snapshot()
     moves = [("busy", world.busy_record, "[0,whatever]", 1)]
-    word = reroute(world.client, world.lead, incarnation("w1@a"), "2-0", moves, world.busy[:2])
-    assert word is ReturnWord.NOGROUP
+    code = reroute(world.client, world.lead, incarnation("w1@a"), "2-0", moves, world.busy[:2])
+    assert code is ReturnCode.NOGROUP
     assert world.snapshot() == before
 
 

@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterable
 import pytest
 
 from bridge.routing import records
+from bridge.routing.return_codes import ReturnCode
 from bridge.routing.states import EDGES, State
 from bridge.routing.transitions import Batch, adopt, advance, reroute
-from bridge.routing.words import ReturnWord
 from tests.scripts.world import MASTER, OPENING, World, incarnation
 
 pytestmark = pytest.mark.scripts
@@ -67,7 +67,7 @@ def re_route(world: World) -> Iterable[str]:
     world.client.delete(world.keys.lease(life))
     record = records.record(0, records.tail("", "", 1, world.busy[:1], 5, "lost with w1@a"))
     moves = [("busy", world.busy_record, record, 5)]
-    assert reroute(world.client, world.lead, life, "2-0", moves, world.busy[:2]) is ReturnWord.OK
+    assert reroute(world.client, world.lead, life, "2-0", moves, world.busy[:2]) is ReturnCode.OK
     return world.busy[:1]
 
 
@@ -202,7 +202,7 @@ def test_a_whole_life_is_in_one_state_at_every_step(fresh: World) -> None:
     second = go(failed, 2)
     lost = records.record(0, records.tail("", "", 2, [id_], 5, "lost"))
     moves = [("T", second, lost, 5)]
-    assert reroute(world.client, world.lead, incarnation("w1@a"), "0-0", moves, [id_]) is ReturnWord.OK
+    assert reroute(world.client, world.lead, incarnation("w1@a"), "0-0", moves, [id_]) is ReturnCode.OK
     seen.append(world.state(id_))
     third = go(lost, 2)
     step(Batch(expected={"T": third}, acknowledged=[id_], released=["T"]))

@@ -12,11 +12,11 @@ from unittest.mock import patch
 from redis.exceptions import ResponseError
 
 from bridge.app.traits import TaskTraits
-from bridge.leader.consumers.lease_watch import Recovery
+from bridge.leader.consumers.lease_watch import LeaseWatch
 from bridge.leader.consumers.leases import Leases
 from bridge.leader.consumers.queues import Queues
 from bridge.leader.consumers.reroute import Reroute
-from bridge.leader.duties.operator_orders import OrderDesk
+from bridge.leader.duties.operator_orders import OperatorOrders
 from bridge.leader.duties.refill import Refill
 from bridge.leader.picture.breaker import Breakers
 from bridge.leader.picture.lane import Lane
@@ -25,8 +25,8 @@ from bridge.leader.picture.pieces import Consumer, Ticket
 from bridge.leader.picture.planner import Planner
 from bridge.leader.picture.settling import Settling
 from bridge.leader.step.term import Term
-from bridge.leader.stream.backoffs_over import Rising
-from bridge.leader.stream.first_messages import Fronts
+from bridge.leader.stream.backoffs_over import BackoffsOver
+from bridge.leader.stream.first_messages import FirstMessages
 from bridge.leader.stream.pending import PendingList
 from bridge.leader.takeover.rebuild import Rebuild
 from bridge.protocol.envelope import Envelopes, Run
@@ -34,8 +34,8 @@ from bridge.protocol.outcomes import Kind, Outcome
 from bridge.routing import records
 from bridge.routing.ids import id_key
 from bridge.routing.messages import EntryParser, Message, Refusal
+from bridge.routing.return_codes import ReturnCode
 from bridge.routing.transitions import Batch, Leadership, Read
-from bridge.routing.words import ReturnWord
 from bridge.settings.lane import LaneSettings
 
 #: Task -> measured service time in ms.
@@ -265,7 +265,7 @@ class LaneWorld:
         traits = {task: TRAITS.get(task, TaskTraits(True, (None, None))) for task in TASKS}
         self.planner = Planner(self.lane, cast("Envelopes", FakeEnvelopes()), traits.__getitem__)
         #: Nothing is done by hand here.
-        self.strays = cast("Any", SimpleNamespace(mend_taken=lambda: False))
+        self.manual_changes = cast("Any", SimpleNamespace(mend_taken=lambda: False))
         self.term = Term(
             settings=self.settings,
             leadership=Leadership(self.settings.keys, "1 master", MASTER),
@@ -278,21 +278,21 @@ class LaneWorld:
         )
         term, lane, steps, settling = self.term, self.lane, cast("Any", self), self.settling
         self.pending = PendingList(term, lane)
-        self.fronts = Fronts(term, lane, self.pending, settling)
+        self.first_messages = FirstMessages(term, lane, self.pending, settling)
         self.queues = Queues(term, lane, steps, settling)
-        self.desk = OrderDesk(term, lane, steps, self.pending, self.queues, self.strays)
+        self.operator_orders = OperatorOrders(term, lane, steps, self.pending, self.queues, self.manual_changes)
         # A letter has the id of its message here.
-        self.desk._subject = str  # type: ignore[method-assign, assignment]
-        self.desk._dead_message = self._dead_message  # type: ignore[method-assign]
+        self.operator_orders._subject = str  # type: ignore[method-assign, assignment]
+        self.operator_orders._dead_message = self._dead_message  # type: ignore[method-assign]
         self.leases = Leases(term.clock, self.settings.lease)
         self.consumers = SimpleNamespace(find=self._find_consumers)
         self.reroute = Reroute(term, lane, steps, settling, self.leases)
         #: Nothing is looked for in the workers' reports.
         lost_runs = cast("Any", SimpleNamespace(find=lambda _consumers: None))
         parts = (self.leases, cast("Any", self.consumers), self.reroute, self.queues, lost_runs)
-        self.recovery = Recovery(term, lane, steps, *parts)
-        self.refill = Refill(term, lane, steps, steps, self.pending, self.fronts, self.strays)
-        self.rising = Rising(term, lane, settling)
+        self.lease_watch = LeaseWatch(term, lane, steps, *parts)
+        self.refill = Refill(term, lane, steps, steps, self.pending, self.first_messages, self.manual_changes)
+        self.backoffs_over = BackoffsOver(term, lane, settling)
         self.rebuilding: Rebuild | None = None
         self.reply = []
 
@@ -305,7 +305,7 @@ class LaneWorld:
         """A new leader reads the lane."""
         self.lead()
         steps, consumers = cast("Any", self), cast("Any", self.consumers)
-        parts = (steps, steps, self.pending, self.fronts, self.strays, consumers)
+        parts = (steps, steps, self.pending, self.first_messages, self.manual_changes, consumers)
         with self.adopting():
             self.rebuilding = Rebuild(self.term, self.lane, *parts)
             self.rebuilding.run()
@@ -354,7 +354,7 @@ class LaneWorld:
                 self.failures[outcome.message_id] = self.failures.get(outcome.message_id, 0) + 1
             self.old_outcomes.append(outcome)
         self.lane.wake(self.now)
-        self.rising.run(batch)
+        self.backoffs_over.run(batch)
         self.advance(batch)
         self.refill_now()
 
@@ -396,7 +396,7 @@ class LaneWorld:
             self.lane.read_to = id_key(id_)
         self.reply = []
         self.lane.wake(self.now)
-        self.rising.run(batch)
+        self.backoffs_over.run(batch)
         self.advance(batch)
         self.refill_now()
 
@@ -422,7 +422,7 @@ class LaneWorld:
         self._ended(*(incarnation for incarnation, ms in left.items() if ms <= 0))
         seen = {incarnation: left.get(incarnation, self.settings.lease_ms) for incarnation in self.lane.consumers}
         with self._recovering(), patch.object(self.consumers, "find", lambda: seen):
-            self.recovery.look()
+            self.lease_watch.look()
         self.step()
 
     def _ended(self, *incarnations: str) -> None:
@@ -432,16 +432,16 @@ class LaneWorld:
 
     def _retire(self, consumers: list[Consumer]) -> None:
         with self._recovering():
-            self.reroute.retire(consumers, self.recovery.given_up)
+            self.reroute.retire(consumers, self.lease_watch.given_up)
         self.step()
 
     @contextmanager
     def _recovering(self) -> Iterator[None]:
-        """The scripts of recovery work on the store."""
+        """The scripts of lease_watch work on the store."""
         clock = SimpleNamespace(time=lambda: self.now / 1000, monotonic=lambda: self.now / 1000)
         with (
             patch("bridge.leader.consumers.reroute.reroute", self._reroute),
-            patch("bridge.leader.consumers.reroute.forget", lambda *_: ReturnWord.OK),
+            patch("bridge.leader.consumers.reroute.forget", lambda *_: ReturnCode.OK),
             patch("bridge.leader.consumers.lease_watch.time", clock),
         ):
             yield
@@ -451,7 +451,7 @@ class LaneWorld:
 
     def _reroute(
         self, _c: Any, _l: Any, _i: str, _o: str, moves: Any, ids: Sequence[str], _rows: Any, _cap: int
-    ) -> ReturnWord:
+    ) -> ReturnCode:
         for ticket, expected, record, due_ms in moves:
             assert self.store.tickets.get(ticket) == expected
             self.store.tickets[ticket] = record
@@ -460,7 +460,7 @@ class LaneWorld:
             self.store.retries[ticket] = due_ms
         for id_ in ids:
             self.store._claim(id_, MASTER)
-        return ReturnWord.OK
+        return ReturnCode.OK
 
     # -- operators ---------------------------------------------------------------------------------------------------
 
@@ -468,9 +468,9 @@ class LaneWorld:
         """The leader does an order; its answer."""
         batch = Batch(keep_outcomes_from="1-0")
         with self.patched():
-            self.desk.take("order", json.dumps(order).encode(), batch)
-            _, answer = self.desk._answers.pop()
-            self.desk._emptied.clear()
+            self.operator_orders.take("order", json.dumps(order).encode(), batch)
+            _, answer = self.operator_orders._answers.pop()
+            self.operator_orders._emptied.clear()
             self.advance(batch)
             self.refill_now()
         return answer
@@ -622,8 +622,8 @@ class LaneWorld:
         assert lane.held == held
         for ticket in lane.tickets.values():
             assert ticket.bytes == sum(message.size for message in ticket.waiting)
-        assert lane.flying == sum(m.size for t in lane.tickets.values() for m in t.run)
-        assert lane.bytes == lane.flying + sum(t.bytes for t in lane.tickets.values())
+        assert lane.bytes_in_flight == sum(m.size for t in lane.tickets.values() for m in t.run)
+        assert lane.bytes == lane.bytes_in_flight + sum(t.bytes for t in lane.tickets.values())
         assert set(lane.in_flight) == {m.id for t in lane.tickets.values() for m in t.run}
         for consumer in lane.consumers.values():
             flying = [t for t in lane.tickets.values() if t.run and t.consumer is consumer]
@@ -645,7 +645,7 @@ class LaneWorld:
                 assert any(due == ticket.due_ms and t is ticket for due, _, t in lane.backoffs)
             rests = lane.resting.rests(ticket)
             assert ticket.waiting or ticket.run or ticket.spilled_from or ticket.due_ms or rests, f"{ticket} is empty"
-            assert ticket in lane.resting.rising if rests and not ticket.due_ms else ticket not in lane.resting.rising
+            assert ticket in lane.resting.due if rests and not ticket.due_ms else ticket not in lane.resting.due
             assert ticket.park_reason is None or ticket.run, f"{ticket} is to be parked, and nothing of it runs"
         if lane.suspects:
             # One of them is on its way, or a consumer is kept empty for it, or it is the turn of those that wait

@@ -22,7 +22,7 @@ from bridge.consumer.deadline import now_ns
 from bridge.protocol.names import BUNDLE_TASK, HEADER_BASE, HEADER_INCARNATION, HEADER_RUNS
 from bridge.protocol.outcomes import Kind, Outcome
 from bridge.routing.errors import PayloadError
-from bridge.routing.words import ReturnWord
+from bridge.routing.return_codes import ReturnCode
 from bridge.worker.guard.shared_page import Shared
 from bridge.worker.pool import bundles
 from bridge.worker.pool.bundles import WRITE_AFTER_S, run_bundle
@@ -38,10 +38,10 @@ class Writer:
     def __init__(self) -> None:
         self.applied: list[Outcome] = []
 
-    def apply(self, incarnation: str, items: Any) -> list[tuple[ReturnWord, str]]:
+    def apply(self, incarnation: str, items: Any) -> list[tuple[ReturnCode, str]]:
         assert incarnation == LIFE
         self.applied += [outcome for _, outcome, _ in items]
-        return [(ReturnWord.OK, "")] * len(items)
+        return [(ReturnCode.OK, "")] * len(items)
 
 
 def test_a_success_that_is_committed_before_its_result_is_stored_says_when_it_began() -> None:
@@ -100,7 +100,7 @@ def test_an_effect_that_comes_after_the_success_was_written_is_refused(has_effec
     class Keeps(Writer):
         """Keeps the effects, too."""
 
-        def apply(self, incarnation: str, items: Any) -> list[tuple[ReturnWord, str]]:
+        def apply(self, incarnation: str, items: Any) -> list[tuple[ReturnCode, str]]:
             keys.extend(str(effect.words[1]) for _, _, effects in items for effect in effects)
             return super().apply(incarnation, items)
 
@@ -315,9 +315,9 @@ def test_an_early_commit_is_in_the_name_of_the_life_that_the_message_was_dispatc
     assert [(told.message_id, told.fence) for told in writer.applied] == [("5-0", 1000)]
 
 
-@pytest.mark.parametrize("word", [ReturnWord.ERR, ReturnWord.STALE])
+@pytest.mark.parametrize("code", [ReturnCode.ERR, ReturnCode.STALE])
 @pytest.mark.parametrize("written_early", [False, True], ids=["at the end of the round", "in the middle of it"])
-def test_a_ticket_does_not_go_on_behind_effects_that_were_refused(word: ReturnWord, written_early: bool) -> None:
+def test_a_ticket_does_not_go_on_behind_effects_that_were_refused(code: ReturnCode, written_early: bool) -> None:
     app: Any = install(Celery("shop", broker="redis://localhost:1/0", set_as_current=False))
     begun: list[str] = []
 
@@ -336,9 +336,9 @@ def test_a_ticket_does_not_go_on_behind_effects_that_were_refused(word: ReturnWo
     class RefusingWriter(Writer):
         """Refuses the second message of T1."""
 
-        def apply(self, incarnation: str, items: Any) -> list[tuple[ReturnWord, str]]:
+        def apply(self, incarnation: str, items: Any) -> list[tuple[ReturnCode, str]]:
             super().apply(incarnation, items)
-            return [(word, "RPUSH") if outcome.fence == 1001 else (ReturnWord.OK, "") for _, outcome, _ in items]
+            return [(code, "RPUSH") if outcome.fence == 1001 else (ReturnCode.OK, "") for _, outcome, _ in items]
 
         def write(self, incarnation: str, outcomes: Any) -> bool:
             assert incarnation == LIFE
@@ -358,7 +358,7 @@ def test_a_ticket_does_not_go_on_behind_effects_that_were_refused(word: ReturnWo
     assert not failed
     assert begun == ["T1:0", "T2:0", "T1:1", "T2:1", "T2:2", "T2:3"]
     # Of a ticket that was taken away there is nothing to be said.
-    refused = [(1001, Kind.FAILED)] if word is ReturnWord.ERR else []
+    refused = [(1001, Kind.FAILED)] if code is ReturnCode.ERR else []
     assert [(outcome.fence, outcome.kind) for outcome in written] == refused
     # Flower is not told of a success that there was not.
     assert [kind for id_, kind, *_ in events if id_ == "1-0"] == (["retried"] if refused else [])
@@ -505,7 +505,7 @@ def test_effects_that_the_server_refuses_after_all_are_their_own_messages_failur
     app.finalize()
 
     class Server(KeepingWriter):
-        def apply(self, incarnation: str, items: Any) -> list[tuple[ReturnWord, str]]:
+        def apply(self, incarnation: str, items: Any) -> list[tuple[ReturnCode, str]]:
             if any(ticket == "T1" for ticket, _, _ in items):
                 raise ResponseError("ERR the script broke")
             return super().apply(incarnation, items)

@@ -88,7 +88,7 @@ def test_what_was_never_begun_at_a_lost_consumer_gives_way(window: int) -> None:
     # Given two runs at a worker, of which the notice of its death names one
     world, ids = begin(3, dead=1, window=window)
     [consumer] = world.lane.consumers.values()
-    world.recovery.gave_up("life1", frozenset())
+    world.lease_watch.gave_up("life1", frozenset())
     world.order(do="replay", letters=[ids[0]])
     assert consumer.messages == 1
     # When it is lost, then what did not run waits for the older one
@@ -132,8 +132,8 @@ def test_a_replay_in_the_step_that_releases_its_ticket_is_not_handled_twice(wind
     batch = Batch(keep_outcomes_from="1-0")
     with world.patched():
         for order in ({"do": "release", "ticket": "T"}, {"do": "replay", "letters": [ids[1]]}):
-            world.desk.take("order", json.dumps(order).encode(), batch)
-    world.desk._emptied.clear()
+            world.operator_orders.take("order", json.dumps(order).encode(), batch)
+    world.operator_orders._emptied.clear()
     world.advance(batch)
     world.refill_now()
     world.check()

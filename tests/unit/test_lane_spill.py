@@ -197,7 +197,7 @@ def test_what_is_in_memory_is_bounded_in_bytes(tickets: int) -> None:
     world.join("w1@h")
     # When they are read, as long as the lane wants any, and worked off
     for _ in range(1000):
-        while not world.lane.sated and world.store.unread():
+        while not world.lane.has_enough_work and world.store.unread():
             world.read(10)
             assert world.lane.bytes <= 1024 * 1024 + 10 * 61_000
         finish_some(world)
@@ -205,7 +205,7 @@ def test_what_is_in_memory_is_bounded_in_bytes(tickets: int) -> None:
             break
     # Then nothing is missing, and each ticket's were done in order
     assert sorted(world.store.done, key=id_key) == list(world.store.entries)
-    assert (world.lane.bytes, world.lane.flying) == (0, 0)
+    assert (world.lane.bytes, world.lane.bytes_in_flight) == (0, 0)
 
 
 def finish_some(world: LaneWorld) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from bridge.routing.errors import InputError
 from bridge.stack.demo.ledger import Kind, Ledger, Process, Record, file_name, read_ledger
-from bridge.stack.demo.verdict import Findings, Reroute, Verdict, compare_states, judge, time_to_reroute
+from bridge.stack.demo.verdict import DemoVerdict, Findings, Reroute, compare_states, judge, time_to_reroute
 
 MS = 1_000_000
 HERE = 100
@@ -116,8 +116,8 @@ class TestTheVerdictIsRed:
     def test_for_everything_that_the_ledger_does_not_show(self, fault: str) -> None:
         good = {"messages": 9, "tickets": 3, "done": 9, "dead": 0, "states_equal": 3, "findings": Findings()}
         worse = {"dead": 1, "done": 8, "states_equal": 2, "problems": ("something",)}
-        assert Verdict(**good).ok  # type: ignore[arg-type]
-        assert not Verdict(**{**good, fault: worse[fault]}).ok  # type: ignore[arg-type]
+        assert DemoVerdict(**good).ok  # type: ignore[arg-type]
+        assert not DemoVerdict(**{**good, fault: worse[fault]}).ok  # type: ignore[arg-type]
 
 
 class TestTimeToReroute:

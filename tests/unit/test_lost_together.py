@@ -116,7 +116,7 @@ def test_a_late_renewal_alone_stops_nobody() -> None:
 def test_a_consumer_gets_nothing_after_the_word_that_it_ended() -> None:
     # Given the death notice of one consumer that is read with others, before the look
     world, (dead, lives) = lane_of(2)
-    world.recovery.gave_up(dead, frozenset())
+    world.lease_watch.gave_up(dead, frozenset())
     for parcel, ticket in [pair for pair in world.running() if pair[0].incarnation == lives]:
         world.push(f"next of {ticket}", "long")
         world.read()

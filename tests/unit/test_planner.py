@@ -523,7 +523,7 @@ def test_what_goes_out_at_once_is_bounded_in_bytes(tickets: int, monkeypatch: py
     while lane.store.parcels:
         before = list(lane.store.parcels)
         assert all(size_of(lane, parcel) <= 20_000 for parcel in before)
-        assert lane.lane.flying <= 8 * 2 * 20_000 + 8_256
+        assert lane.lane.bytes_in_flight <= 8 * 2 * 20_000 + 8_256
         lane.step([lane.outcome(parcel, ticket, Kind.DONE) for parcel, ticket in lane.running()])
         fresh = [parcel for parcel in lane.store.parcels if parcel not in before]
         assert sum(size_of(lane, parcel) for parcel in fresh) <= 50_000 + 8_000
@@ -545,7 +545,7 @@ def test_no_more_bytes_are_in_flight_than_half_of_the_window() -> None:
     while lane.running():
         while lane.planner.left_some:
             lane.step()
-        assert lane.lane.flying <= 512 * 1024 + 61_000
+        assert lane.lane.bytes_in_flight <= 512 * 1024 + 61_000
         running = lane.running()
         assert len(running) >= min(8, 60 - done)
         done += len(running)

@@ -1,4 +1,4 @@
-"""The Lua files against their own headers, the enum of return words, and their typed wrappers."""
+"""The Lua files against their own headers, the enum of return codes, and their typed wrappers."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from bridge.routing.words import ReturnWord
+from bridge.routing.return_codes import ReturnCode
 
 ROOT = Path(__file__).parents[2]
 LUA = ROOT / "routing" / "lua"
@@ -32,7 +32,7 @@ def section(header: str, label: str) -> str:
     return header[start : min(ends, default=len(header))].strip()
 
 
-def words_in(text: str) -> set[str]:
+def codes_in(text: str) -> set[str]:
     """Quoted upper-case words: what a script may return."""
     return set(re.findall(r"'([A-Z]+)(?: \.\.\.)?'", text))
 
@@ -54,31 +54,31 @@ def test_a_script_opens_with_its_contract(path: Path) -> None:
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
 def test_the_keys_of_the_header_are_those_of_the_code(path: Path) -> None:
     header, code = split(path)
-    told = section(header, "KEYS:")
-    numbered = [int(n) for n in re.findall(r"(?:^|[ ,])(\d+)(?:\.\.)? ", f" {told} ")]
-    assert numbered == list(range(1, len(numbered) + 1)), told
+    stated = section(header, "KEYS:")
+    numbered = [int(n) for n in re.findall(r"(?:^|[ ,])(\d+)(?:\.\.)? ", f" {stated} ")]
+    assert numbered == list(range(1, len(numbered) + 1)), stated
     used = {int(n) for n in re.findall(r"KEYS\[(\d+)\]", code)}
     # The last one may be open-ended: used by an index, or as keys of words in ARGV.
-    open_ended = bool(re.search(r"\d\.\.", told))
+    open_ended = bool(re.search(r"\d\.\.", stated))
     assert used <= set(numbered)
     assert set(numbered) - used <= ({numbered[-1]} if open_ended else set())
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
-def test_every_return_word_is_told_and_every_told_word_is_returned(path: Path) -> None:
+def test_every_return_code_is_stated_and_every_stated_code_is_returned(path: Path) -> None:
     header, code = split(path)
-    told = words_in(section(header, "Returns:"))
+    stated = codes_in(section(header, "Returns:"))
     returned = set()
-    for statement in re.findall(r"(?:return|words\[m\] =)\s+(.+)", code):
-        returned |= {word.strip() for word in re.findall(r"'([A-Z]+ ?)'", statement.split("redis.call")[0])}
-    assert told == returned
-    assert told <= {word.value for word in ReturnWord}
+    for statement in re.findall(r"(?:return|codes\[m\] =)\s+(.+)", code):
+        returned |= {found.strip() for found in re.findall(r"'([A-Z]+ ?)'", statement.split("redis.call")[0])}
+    assert stated == returned
+    assert stated <= {one.value for one in ReturnCode}
 
 
-def test_every_word_of_the_enum_is_returned_by_some_script() -> None:
-    told = set().union(*(words_in(section(split(path)[0], "Returns:")) for path in FILES))
-    assert told == {word.value for word in ReturnWord}
-    assert all(word.name == word.value for word in ReturnWord)
+def test_every_code_of_the_enum_is_returned_by_some_script() -> None:
+    stated = set().union(*(codes_in(section(split(path)[0], "Returns:")) for path in FILES))
+    assert stated == {one.value for one in ReturnCode}
+    assert all(one.name == one.value for one in ReturnCode)
 
 
 def test_every_script_has_exactly_one_typed_wrapper() -> None:
@@ -155,7 +155,7 @@ def test_lua_builds_no_key_names(path: Path) -> None:
         assert re.fullmatch(r"KEYS\[[\w +]+\]|key", key), f"{path.name}: {command} {key}"
     # A list that becomes a command names its key first, from KEYS
     for made in re.findall(r"\{('[A-Z]+', [^}]*)\}", code):
-        if re.match(r"'([A-Z]+)'", made)[1] in ReturnWord.__members__:  # type: ignore[index]
+        if re.match(r"'([A-Z]+)'", made)[1] in ReturnCode.__members__:  # type: ignore[index]
             continue
         assert re.match(r"'[A-Z]+', KEYS\[\d+\]", made), made
     # And a key that is a variable is a word of ARGV, as it came

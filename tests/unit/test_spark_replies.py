@@ -7,7 +7,7 @@ import redis
 
 from bridge.routing.errors import ServerUnavailable
 from bridge.routing.pushes import Answer
-from bridge.routing.words import ReturnWord
+from bridge.routing.return_codes import ReturnCode
 from bridge.spark.wire.replies import Link, RefusedByServer, Trouble
 
 SECRET = "hunter2"
@@ -76,10 +76,10 @@ def test_a_server_that_is_not_there_is_trouble() -> None:
 @pytest.mark.parametrize(
     ("reply", "answer"),
     [
-        ([b"OK"], Answer(ReturnWord.OK)),
-        ([b"OK", 7], Answer(ReturnWord.OK, "7")),
-        ([b"WAIT", 20], Answer(ReturnWord.WAIT, "20")),
-        ([b"CHANGED", b"3 4 end"], Answer(ReturnWord.CHANGED, "3 4 end")),
+        ([b"OK"], Answer(ReturnCode.OK)),
+        ([b"OK", 7], Answer(ReturnCode.OK, "7")),
+        ([b"WAIT", 20], Answer(ReturnCode.WAIT, "20")),
+        ([b"CHANGED", b"3 4 end"], Answer(ReturnCode.CHANGED, "3 4 end")),
     ],
 )
 def test_an_answer_is_a_word_and_what_it_tells(reply: list[bytes | int], answer: Answer) -> None:

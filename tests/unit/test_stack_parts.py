@@ -17,7 +17,7 @@ from bridge.cli.commands.stack import run_directory
 from bridge.routing.errors import ServerStartFailed
 from bridge.stack.child import Child, end_all
 from bridge.stack.demo.progress import Counts, ProgressView
-from bridge.stack.demo.verdict import Findings, Reroute, Verdict
+from bridge.stack.demo.verdict import DemoVerdict, Findings, Reroute
 from bridge.stack.demo.verdict_table import verdict_table
 from bridge.stack.stopping import Stopped, StopRequest
 from tests.waiting import wait_until
@@ -150,16 +150,16 @@ class TestProgress:
 
 
 class TestVerdictTable:
-    def shown(self, verdict: Verdict) -> str:
+    def shown(self, verdict: DemoVerdict) -> str:
         out = io.StringIO()
         Console(file=out, width=200, force_terminal=True, color_system="standard", no_color=False).print(
             verdict_table(verdict)
         )
         return out.getvalue()
 
-    def verdict(self, lost: int = 0, reroute: Reroute | None = None) -> Verdict:
+    def verdict(self, lost: int = 0, reroute: Reroute | None = None) -> DemoVerdict:
         findings = Findings(lost=lost, seconds=2.0)
-        return Verdict(10, 3, 10, 0, findings, 3, reroute=reroute, killed="w2", lease_s=6.0)
+        return DemoVerdict(10, 3, 10, 0, findings, 3, reroute=reroute, killed="w2", lease_s=6.0)
 
     def test_a_number_that_must_not_be_is_red(self) -> None:
         assert re.search(r"lost.*\x1b\[1;31m *7", self.shown(self.verdict(lost=7)))

@@ -45,7 +45,7 @@ class Leaving:
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shutdown, "LOOK_S", 0.001)
+    monkeypatch.setattr(shutdown, "QUEUE_CHECK_S", 0.001)
 
 
 def ran(leaving: Leaving) -> list[str]:

@@ -15,7 +15,7 @@ from bridge.cli.parameters import Number
 from bridge.stack.stopping import Stopped, StopRequest
 
 if TYPE_CHECKING:
-    from bridge.audit.audit import Audit, Verdict
+    from bridge.audit.audit import Audit, AuditVerdict
     from bridge.cli.audit_view import Shown
 
 #: Seconds between two comparisons of the history with the lane, of --follow.
@@ -97,7 +97,7 @@ def audit(
     ctx.exit(0 if verdict.ok and not shown.found else 1)
 
 
-def _follow(begin: Callable[[], Audit], shown: Shown) -> Verdict:
+def _follow(begin: Callable[[], Audit], shown: Shown) -> AuditVerdict:
     """Audits what is there, and what comes, until it is told to stop."""
     from bridge.link.failures import translated
 

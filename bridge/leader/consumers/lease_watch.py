@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 DOUBTED = 0.5
 
 
-class Recovery:
+class LeaseWatch:
     """Of one term, on the leader's thread."""
 
     def __init__(

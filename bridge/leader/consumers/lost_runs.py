@@ -17,8 +17,8 @@ from celery.utils.log import get_logger
 
 from bridge.leader.picture.pieces import Consumer, Ticket
 from bridge.routing.errors import LaneConflict
+from bridge.routing.return_codes import ReturnCode
 from bridge.routing.transitions import Batch, oldest, resend
-from bridge.routing.words import ReturnWord
 
 if TYPE_CHECKING:
     from bridge.leader.consumers.queues import Queues
@@ -59,8 +59,8 @@ class LostRuns:
                 # Without a report nothing is known; what is in the queue may be what is missing.
                 consumer.missed.clear()
                 continue
-            told = orjson.loads(report)
-            held = set(told["fences"])
+            holdings = orjson.loads(report)
+            held = set(holdings["fences"])
             # A run is held by the fence that it was sent with: its first one, or a later one if it was sent again.
             missing = {
                 ticket.run_fence: ticket
@@ -69,7 +69,7 @@ class LostRuns:
             }
             consumer.missed = {f: n for f, n in consumer.missed.items() if f in missing}
             for fence, ticket in missing.items():
-                if consumer.missed.setdefault(fence, told["n"]) < told["n"]:
+                if consumer.missed.setdefault(fence, holdings["n"]) < holdings["n"]:
                     suspects.append(ticket)
         if not suspects:
             return
@@ -84,8 +84,8 @@ class LostRuns:
 
     def _resend(self, ticket: Ticket, consumer: Consumer, batch: Batch) -> None:
         text = self._steps.text_again(ticket, consumer)
-        word = resend(self._term.redis, self._term.leadership, consumer.name, ticket.id, ticket.record, text)
-        if word is not ReturnWord.OK:
+        code = resend(self._term.redis, self._term.leadership, consumer.name, ticket.id, ticket.record, text)
+        if code is not ReturnCode.OK:
             raise LaneConflict(f"ticket {ticket.id!r} is not where this master thought it was")
         logger.warning(
             "ticket %s: its run (fence %d) is not known to %s: it goes out again",

@@ -57,8 +57,8 @@ class Consumers:
             pipe.hgetall(keys.consumers)
             pipe.hgetall(keys.drains)
             registrations, drains = pipe.execute()
-        told = self._registrations.read(registrations)
-        for name, registration in told.items():
+        registered = self._registrations.read(registrations)
+        for name, registration in registered.items():
             consumer = self._register(name.decode(), registration)
             self._leases.know(registration.incarnation, registration.lease_ms)
             if registration.leaving:
@@ -67,7 +67,7 @@ class Consumers:
             # The order is for one life of the process, which may have several incarnations.
             consumer.draining = order is not None and order["started"] == registration.started
         for name, text in drains.items():
-            self._forget_drain(name, orjson.loads(text), told.get(name))
+            self._forget_drain(name, orjson.loads(text), registered.get(name))
         left = self._leases.ask(self._term.redis, self._term.leadership, lane.consumers)
         for incarnation, ms in left.items():
             consumer = lane.consumers[incarnation]
@@ -88,8 +88,8 @@ class Consumers:
         tasks = registration.tasks if registration.tasks is not None else self._term.own_tasks
         known = lane.consumers.get(registration.incarnation)
         if known is None:
-            told = (name, registration.incarnation, registration.queue, registration.slots, registration.text, tasks)
-            consumer = lane.consumers[registration.incarnation] = Consumer(*told)
+            facts = (name, registration.incarnation, registration.queue, registration.slots, registration.text, tasks)
+            consumer = lane.consumers[registration.incarnation] = Consumer(*facts)
             consumer.alive = False  # until its lease was seen
             self._traits.forget()
             self._compare(name, registration)

@@ -22,8 +22,8 @@ from bridge.routing import records
 from bridge.routing.errors import LaneConflict
 from bridge.routing.history import What
 from bridge.routing.records import LostAttempt
+from bridge.routing.return_codes import ReturnCode
 from bridge.routing.transitions import Batch, forget, reroute
-from bridge.routing.words import ReturnWord
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -73,30 +73,30 @@ class Reroute:
         """Moves the tickets of ``consumer``, and forgets it."""
         lane = self._lane
         while consumer.tickets:
-            word = self._reroute(consumer, given_up)
-            if word is ReturnWord.UNREAD:
+            code = self._reroute(consumer, given_up)
+            if code is ReturnCode.UNREAD:
                 self._steps.settle_all()
-            elif word is ReturnWord.ALIVE:
+            elif code is ReturnCode.ALIVE:
                 consumer.alive = True
                 lane.stranded.fit()
                 return
-            elif word is not ReturnWord.OK:  # a record, or the group, is not as it was
+            elif code is not ReturnCode.OK:  # a record, or the group, is not as it was
                 raise LaneConflict(f"the tickets of {consumer.name} are not where this master thought they were")
         if consumer.registration:
             forget(self._term.redis, self._term.leadership, consumer.name, consumer.incarnation, consumer.registration)
         del lane.consumers[consumer.incarnation]
         logger.warning("consumer %s is gone (incarnation %s)", consumer.name, consumer.incarnation)
 
-    def _reroute(self, consumer: Consumer, given_up: Mapping[str, GivenUp]) -> ReturnWord:
+    def _reroute(self, consumer: Consumer, given_up: Mapping[str, GivenUp]) -> ReturnCode:
         lane = self._lane
         now_ms = self._lane.now_ms()
-        told = given_up.get(consumer.incarnation)
-        ran = told.ran if told is not None else None
+        end = given_up.get(consumer.incarnation)
+        ran = end.ran if end is not None else None
         tickets: list[Ticket] = sorted(consumer.tickets, key=lambda ticket: ticket.run_fence)
         cut_off = {ticket for ticket in tickets if ran is None or ticket.fence in ran}
         cause = f"lost with {consumer.name}"
         # What ran when somebody set the clock, or told its worker to end at once, did not end it.
-        blameless = told.asked if told is not None else self._leases.was_ended(consumer.incarnation)
+        blameless = end.asked if end is not None else self._leases.was_ended(consumer.incarnation)
         notes = Batch()
         moves = []
         verdicts: dict[Ticket, tuple[int, int, LostAttempt | None, str]] = {}
@@ -116,7 +116,7 @@ class Reroute:
             tail = records.tail("", "", attempt, [ticket.run[0].id], now_ms, *why)
             verdicts[ticket] = (attempt, losses, lost, records.record(records.AWAITING, tail))
             moves.append((ticket.id, ticket.record, verdicts[ticket][3], now_ms))
-        word = reroute(
+        code = reroute(
             self._term.redis,
             self._term.leadership,
             consumer.incarnation,
@@ -126,8 +126,8 @@ class Reroute:
             notes.history,
             self._steps.learn_history_cap(len(notes.history)),
         )
-        if word is not ReturnWord.OK:
-            return word
+        if code is not ReturnCode.OK:
+            return code
         for ticket in tickets:
             # First what it has behind it, which says whether a message that was put back may go before it.
             ticket.attempt, ticket.losses, ticket.lost, ticket.record = verdicts[ticket]
@@ -141,7 +141,7 @@ class Reroute:
             "re-routed %d tickets (%d messages, %d may have been running) of %s",
             *(len(tickets), len(ids), len(cut_off), consumer.name),
         )
-        return word
+        return code
 
     def _after_reroute(self, tickets: list[Ticket], cause: str) -> None:
         """What cannot come again is dead; a ticket that was to be parked stands still."""

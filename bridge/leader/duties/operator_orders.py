@@ -30,7 +30,7 @@ from bridge.routing.transitions import Advanced, Batch, unname
 if TYPE_CHECKING:
     from bridge.leader.consumers.queues import Queues
     from bridge.leader.picture.lane import Lane
-    from bridge.leader.repair.by_hand import Strays
+    from bridge.leader.repair.manual_changes import ManualChanges
     from bridge.leader.step.steps import Steps
     from bridge.leader.step.term import Term
     from bridge.leader.stream.pending import PendingList
@@ -45,18 +45,18 @@ REASON_CHARS = 500
 Answer = dict[str, Any]
 
 
-class OrderDesk:
+class OperatorOrders:
     """Works on the leader's lane, on the leader's thread."""
 
     def __init__(
-        self, term: Term, lane: Lane, steps: Steps, pending: PendingList, queues: Queues, strays: Strays
+        self, term: Term, lane: Lane, steps: Steps, pending: PendingList, queues: Queues, manual_changes: ManualChanges
     ) -> None:
         self._term = term
         self._lane = lane
         self._steps = steps
         self._pending = pending
         self._queues = queues
-        self._strays = strays
+        self._manual_changes = manual_changes
         self._keys = term.keys
         steps.on_notice[b"order"] = self._take
         steps.after_commit.append(self._answer)
@@ -137,7 +137,7 @@ class OrderDesk:
         ids = list(self._pending.under(shelf))
         if (short := ticket.shelved - len(fresh) - len(ids)) > 0:
             # Somebody took them from the pending list since that was looked at.
-            self._strays.mend_parked({ticket: short})
+            self._manual_changes.mend_parked({ticket: short})
             ids = list(self._pending.under(shelf))
         self._pending.claim_back(lane.settings.master, ids, batch, spared={ticket.front_id})
         lane.unpark(ticket, batch)

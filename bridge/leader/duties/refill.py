@@ -11,10 +11,10 @@ from bridge.routing.transitions import Batch
 
 if TYPE_CHECKING:
     from bridge.leader.picture.lane import Lane
-    from bridge.leader.repair.by_hand import Strays
+    from bridge.leader.repair.manual_changes import ManualChanges
     from bridge.leader.step.steps import Steps
     from bridge.leader.step.term import Term
-    from bridge.leader.stream.first_messages import Fronts
+    from bridge.leader.stream.first_messages import FirstMessages
     from bridge.leader.stream.pending import PendingList
     from bridge.leader.stream.reading import Reading
 
@@ -29,16 +29,16 @@ class Refill:
         steps: Steps,
         reading: Reading,
         pending: PendingList,
-        fronts: Fronts,
-        strays: Strays,
+        first_messages: FirstMessages,
+        manual_changes: ManualChanges,
     ) -> None:
         self._term = term
         self._lane = lane
         self._steps = steps
         self._reading = reading
         self._pending = pending
-        self._fronts = fronts
-        self._strays = strays
+        self._first_messages = first_messages
+        self._manual_changes = manual_changes
 
     @property
     def waits(self) -> bool:
@@ -69,7 +69,7 @@ class Refill:
         for ticket in hungry:
             if ticket.front_id and not ticket.run:
                 # It comes first, whatever was put back before it, and although somebody may have acknowledged it.
-                self._fronts.find(ticket, ticket.front_id, batch)
+                self._first_messages.find(ticket, ticket.front_id, batch)
                 lane.make_ready(ticket)
         start = min((t.spilled_from for t in hungry if t.spilled_from is not None and t in lane.spilled), default=None)
         if start is not None:
@@ -84,14 +84,14 @@ class Refill:
         satisfied: set[Ticket] = set()
         trimmed: list[Refusal] = []
         found = self._reading.read_on(after=id_before(start))
-        if self._strays.mend_taken():
+        if self._manual_changes.mend_taken():
             # Some of them may not have been pending: they are now, and the page is read again.
             return
         last = id_key(found.entries[-1][0].decode()) if found.more and found.entries else lane.read_to
         strange, reached = self._pending.strange_between(id_before(start), min(last, lane.read_to))
         if strange:
             # Somebody claimed them, and they are not in this page, nor may what comes after them be taken from it.
-            self._strays.compare()
+            self._manual_changes.compare()
             return
         # What is newer was not taken in by a read yet; taken here, before it, it could be handled twice.
         entries = [entry for entry in found.entries if id_key(entry[0].decode()) <= reached]

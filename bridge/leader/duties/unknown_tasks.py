@@ -51,7 +51,7 @@ STEPS = 10
 NOTED = 200
 
 
-class GivingUp:
+class UnknownTasks:
     """Works on the leader's lane, on the leader's thread."""
 
     def __init__(
@@ -84,11 +84,11 @@ class GivingUp:
         redis = self._term.redis
         self._known = {name.decode(): int(at) for name, at in redis.hgetall(self._keys.known).items()}
         for name, text in redis.hgetall(self._keys.unserved).items():
-            told = orjson.loads(text)
+            note = orjson.loads(text)
             self._noted.add(name.decode())
-            waiting = Waiting(int(told["since_ms"]), float(told["waited_s"]))
+            waiting = Waiting(int(note["since_ms"]), float(note["waited_s"]))
             self._lane.stranded.waiting[name.decode()] = waiting
-            if breaker := told.get("breaker"):
+            if breaker := note.get("breaker"):
                 self._breakers.restore(name.decode(), breaker)
 
     def look(self) -> None:
@@ -131,11 +131,11 @@ class GivingUp:
                 continue
             logger.warning("messages wait for a consumer that can run %r: %s", task, one.why)
         self._noted = set(stranded.waiting)
-        told = {}
+        notes = {}
         for task in sorted(self._noted)[:NOTED]:
             waiting = stranded.waiting[task]
-            told[task] = self._describe(task, waiting).text(waiting.waited_s)
-        note_tasks(self._term.redis, self._term.leadership, known, forgotten, told)
+            notes[task] = self._describe(task, waiting).text(waiting.waited_s)
+        note_tasks(self._term.redis, self._term.leadership, known, forgotten, notes)
 
     def _describe(self, task: str, waiting: Waiting) -> UnservedTask:
         known = task in self._known
@@ -145,8 +145,8 @@ class GivingUp:
         if not (known or breaker) and longest is not None:
             dead_in_ms = max(0, int((self._after_s - longest[1]) * 1000))
         queue = self._registrations.meant_for(task)
-        told = (task, len(waiting.tickets), waiting.messages, waiting.since_ms, known, queue, dead_in_ms, breaker)
-        return UnservedTask(*told)
+        facts = (task, len(waiting.tickets), waiting.messages, waiting.since_ms, known, queue, dead_in_ms, breaker)
+        return UnservedTask(*facts)
 
     # -- what has waited for too long --------------------------------------------------------------------------------
 

@@ -75,7 +75,7 @@ class Assignment:
                     # Tickets that always have work must not keep out one that waits for any consumer at all.
                     break
                 if not room.fits():
-                    lane.stirred[consumer] = None
+                    lane.room_changed[consumer] = None
                     break
                 ticket = ready.popleft()
                 room.choose(consumer, ticket, self._cost(ticket.waiting[0]))

@@ -34,7 +34,7 @@ class Resting:
         #: Ids of the next messages of some; there may be more that are not named.
         self._later: dict[Ticket, list[str]] = {}
         #: Those whose time has come, in that order.
-        self.rising: dict[Ticket, None] = {}
+        self.due: dict[Ticket, None] = {}
 
     def rests(self, ticket: Ticket) -> bool:
         return self.tickets.get(ticket.front_id) is ticket
@@ -63,7 +63,7 @@ class Resting:
         """The backoff of ``ticket`` is over; whether it rested, and has to be read first."""
         if not self.rests(ticket):
             return False
-        self.rising[ticket] = None
+        self.due[ticket] = None
         return True
 
     def drop(self, ticket: Ticket) -> bool:
@@ -72,7 +72,7 @@ class Resting:
             return False
         del self.tickets[ticket.front_id]
         self._later.pop(ticket, None)
-        self.rising.pop(ticket, None)
+        self.due.pop(ticket, None)
         if ticket.spilled_from is not None:
             self._window.spilled.add(ticket)
         return True

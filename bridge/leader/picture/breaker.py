@@ -124,8 +124,8 @@ class Breakers:
             f"{circuit.succeeded + circuit.succeeded_before} messages succeeded; the last error: {error[:ERROR_CHARS]}"
         )
         circuit.probe_at_ms = lane.now_ms() + int(self._limits.probe * 1000)
-        told = (task, circuit.why, self._limits.probe)
-        logger.error("task %s: %s. Its messages wait, in order; every %g s one is tried", *told)
+        details = (task, circuit.why, self._limits.probe)
+        logger.error("task %s: %s. Its messages wait, in order; every %g s one is tried", *details)
         lane.stranded.paused.add(task)
         # Also while none waits: so it is told, and the next leader knows.
         lane.stranded.waiting.setdefault(task, Waiting(lane.now_ms()))

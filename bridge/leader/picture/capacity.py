@@ -1,8 +1,8 @@
 """Who has room, known without asking everybody: kept from step to step, and mended where something changed.
 
 A lane may have hundreds of consumers, and a step often dispatches one message. So a step looks only at consumers of
-which the lane says that something changed (`Lane.stirred`), and at all of them only when who may be sent anything did
-(`Consumer.changes`).
+which the lane says that something changed (`Lane.room_changed`), and at all of them only when who may be sent anything
+did (`Consumer.changes`).
 
 Room is time and bytes, not numbers: a consumer gets about ``ahead_ms`` of work for each slot of its pool, by the
 measured service time, so that it never waits and little has to move when it dies. An idle slot always gets something.
@@ -93,13 +93,13 @@ class Room:
             return False
         lane = self._lane
         # Half of the memory is for what waits: else what is in flight could keep the next messages out.
-        return lane.flying + self.planned < lane.settings.window_bytes // 2
+        return lane.bytes_in_flight + self.planned < lane.settings.window_bytes // 2
 
     def look(self) -> list[Consumer]:
         """Takes in what changed since the last look; those of the changed that are open."""
         lane = self._lane
         if self.is_current():
-            changed = [consumer for consumer in lane.stirred if consumer.open]
+            changed = [consumer for consumer in lane.room_changed if consumer.open]
         else:
             self.seen = Consumer.changes
             changed = [consumer for consumer in lane.consumers.values() if consumer.open]
@@ -107,7 +107,7 @@ class Room:
             self._able = {}
             self.idle = {}
             self.open = {consumer.name: consumer for consumer in changed}
-        lane.stirred.clear()
+        lane.room_changed.clear()
         for consumer in changed:
             self._rate(consumer)
         return changed
@@ -132,7 +132,7 @@ class Room:
     def clear(self) -> None:
         """What was chosen is on its way, and counted by the consumers themselves."""
         for consumer in self.chosen:
-            self._lane.stirred[consumer] = None
+            self._lane.room_changed[consumer] = None
         self.chosen = {}
         self._promised.clear()
         self._planned_to.clear()

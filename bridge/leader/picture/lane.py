@@ -33,9 +33,9 @@ from bridge.routing.transitions import Batch
 from bridge.settings.lane import LaneSettings
 
 #: Messages in memory below which reading goes on in any case.
-SATED = 4000
+ENOUGH_MESSAGES = 4000
 #: Tickets ready for dispatch, for each slot of the consumers, above which reading stops.
-SATED_PER_SLOT = 128
+READY_PER_SLOT = 128
 #: One consumer of so many may be a suspect's own while other work waits (`bridge.leader.picture.suspects`).
 SUSPECTS_SHARE = 4
 #: How the record of a ticket that awaits a retry begins.
@@ -59,9 +59,10 @@ class Lane(Window):
         self.in_flight: dict[str, Ticket] = {}
         self.consumers: dict[str, Consumer] = {}
         #: Those whose room, or whose queue here, changed since the planner looked.
-        self.stirred: dict[Consumer, None] = {}
-        #: Those of whose work in flight something landed or went out since `bridge.leader.picture.slack` looked.
-        self.shifted: dict[Consumer, None] = {}
+        self.room_changed: dict[Consumer, None] = {}
+        #: Those of whose work in flight something landed or went out since `bridge.leader.picture.outcome_pause`
+        #: looked.
+        self.flight_changed: dict[Consumer, None] = {}
         #: Those for whose room tickets wait, and maybe some for which none do any more.
         self.crowded: dict[Consumer, None] = {}
         #: What `_open_slots` tells, and `Consumer.changes` when it was counted.
@@ -93,25 +94,25 @@ class Lane(Window):
     # -- bounds --------------------------------------------------------------------------------------------------
 
     @property
-    def sated(self) -> bool:
+    def has_enough_work(self) -> bool:
         """Whether reading on would not help: there is work in memory that only waits for room. The rest stays in the
         stream, unread. While all that is in memory is blocked by what is in flight, free tickets may be further on.
         """
-        if self.held < SATED or self.full:
+        if self.held < ENOUGH_MESSAGES or self.full:
             return self.full
         slots = self._open_slots()
         if self.stranded.mixed:
-            return self._each_sated(slots)
-        enough = SATED_PER_SLOT * sum(slots.values())
+            return self._each_has_enough_work(slots)
+        enough = READY_PER_SLOT * sum(slots.values())
         return len(self.ready) > enough or len(self.ready) + sum(len(one.ready) for one in self.crowded) > enough
 
-    def _each_sated(self, slots: dict[frozenset[str] | None, int]) -> bool:
+    def _each_has_enough_work(self, slots: dict[frozenset[str] | None, int]) -> bool:
         """The same where consumers differ: what waits for some of them must not keep the others from their work."""
         ready = dict.fromkeys(slots, 0)
         for consumer in self.crowded:
             if consumer.open:
                 ready[consumer.tasks] += len(consumer.ready)
-        return all(ready[tasks] > SATED_PER_SLOT * slots[tasks] for tasks in slots)
+        return all(ready[tasks] > READY_PER_SLOT * slots[tasks] for tasks in slots)
 
     def _open_slots(self) -> dict[frozenset[str] | None, int]:
         """What open consumers can run -> their slots. Counted anew only when one came, went, or opened."""
@@ -233,7 +234,7 @@ class Lane(Window):
             ready = self.suspects
         elif consumer is not None and consumer.open and consumer.runs(ticket.waiting[0].task):
             ready = consumer.ready
-            self.crowded[consumer] = self.stirred[consumer] = None
+            self.crowded[consumer] = self.room_changed[consumer] = None
         else:
             ticket.consumer = None
             ready = self.ready
@@ -319,10 +320,10 @@ class Lane(Window):
         self._backoff_sequence += 1
         heapq.heappush(self.backoffs, (ticket.due_ms, self._backoff_sequence, ticket))
 
-    def fly(self, ticket: Ticket, consumer: Consumer, message: Message) -> None:
+    def put_in_flight(self, ticket: Ticket, consumer: Consumer, message: Message) -> None:
         """``message``, whose bytes are in memory, is the next one of the run of ``ticket`` at ``consumer``."""
         size = message.size
-        self.flying += size
+        self.bytes_in_flight += size
         consumer.messages += 1
         consumer.bytes += size
         ticket.run.append(message)
@@ -335,7 +336,7 @@ class Lane(Window):
         count = len(ticket.run)
         while ticket.run:
             message = ticket.run.pop()
-            self.landed(ticket, message)
+            self.take_from_flight(ticket, message)
             ticket.waiting.appendleft(message)
             self.keep(ticket, message)
         self.run_over(ticket)
@@ -353,18 +354,18 @@ class Lane(Window):
             while len(ticket.waiting) > ticket.begun and id_key(ticket.waiting[-1].id) > ticket.spilled_from:
                 self.drop(ticket, ticket.waiting.pop())
 
-    def landed(self, ticket: Ticket, message: Message) -> None:
+    def take_from_flight(self, ticket: Ticket, message: Message) -> None:
         """A message is not in flight any more, nor in memory."""
         del self.in_flight[message.id]
         size = message.size
         self.held -= 1
         self.bytes -= size
-        self.flying -= size
+        self.bytes_in_flight -= size
         parcel = ticket.parcel
         if parcel is None:
             return
         consumer = parcel.consumer
-        self.stirred[consumer] = self.shifted[consumer] = None
+        self.room_changed[consumer] = self.flight_changed[consumer] = None
         consumer.messages -= 1
         consumer.bytes -= size
         consumer.backlog_ms -= parcel.share_ms
@@ -481,8 +482,8 @@ class Lane(Window):
             elif (ticket.due_ms and (ticket.waiting or ticket.front_id)) or ticket.begun:
                 # Also when it is due and nobody has room for it: what it has behind it must outlive this leader.
                 front = ticket.front_id or ticket.waiting[0].id
-                told = (ticket.cause, ticket.losses, ticket.lost)
-                tail = records.tail("", "", ticket.attempt, [front], self.now_ms(), *told)
+                why = (ticket.cause, ticket.losses, ticket.lost)
+                tail = records.tail("", "", ticket.attempt, [front], self.now_ms(), *why)
                 ticket.record = records.record(records.AWAITING, tail)
                 batch.records += (ticket.id, ticket.record)
                 batch.retries += (ticket.due_ms or self.now_ms(), ticket.id)
@@ -501,10 +502,8 @@ class Lane(Window):
         assert consumer is not None
         ids = [message.id for message in ticket.run]
         cause = "" if ticket.park_reason is None else records.PARK_AFTER + ticket.park_reason
-        told = (cause, ticket.losses, ticket.lost)
-        ticket.tail = records.tail(
-            consumer.name, consumer.incarnation, ticket.attempt, ids, ticket.dispatched_ms, *told
-        )
+        why = (cause, ticket.losses, ticket.lost)
+        ticket.tail = records.tail(consumer.name, consumer.incarnation, ticket.attempt, ids, ticket.dispatched_ms, *why)
         ticket.record = records.record(ticket.fence, ticket.tail)
         batch.records += (ticket.id, ticket.record)
 

@@ -145,7 +145,7 @@ class Parcel:
 T = TypeVar("T")
 
 
-class Standing(property, Generic[T]):
+class Eligibility(property, Generic[T]):
     """An attribute of a consumer on which it depends who may be sent what. Whoever keeps such knowledge looks at
     `Consumer.changes` and need not ask everybody. It is read for each message, so without a call into Python.
     """
@@ -157,7 +157,7 @@ class Standing(property, Generic[T]):
         def write(consumer: Consumer, value: T) -> None:
             if read(consumer) != value:
                 setattr(consumer, slot, value)
-                consumer.judge()
+                consumer.update_open()
 
         super().__init__(read, write)
 
@@ -249,19 +249,19 @@ class Consumer:
         self.bytes = 0
         #: Runs that the consumer's last report did not name: run fence -> number of that report.
         self.missed: dict[int, int] = {}
-        self.judge()
+        self.update_open()
 
-    alive = Standing[bool]("alive")
-    leaving = Standing[bool]("leaving")
-    draining = Standing[bool]("draining")
-    empty = Standing[bool]("empty")
-    stalled = Standing[bool]("stalled")
-    doubted = Standing[bool]("doubted")
-    alone = Standing["Ticket | None"]("alone")
-    slots = Standing[int]("slots")
-    tasks = Standing["frozenset[str] | None"]("tasks")
+    alive = Eligibility[bool]("alive")
+    leaving = Eligibility[bool]("leaving")
+    draining = Eligibility[bool]("draining")
+    empty = Eligibility[bool]("empty")
+    stalled = Eligibility[bool]("stalled")
+    doubted = Eligibility[bool]("doubted")
+    alone = Eligibility["Ticket | None"]("alone")
+    slots = Eligibility[int]("slots")
+    tasks = Eligibility["frozenset[str] | None"]("tasks")
 
-    def judge(self) -> None:
+    def update_open(self) -> None:
         """Something changed of what it depends on whether it may be sent anything."""
         self.open = self.serving and not self._doubted and self._alone is None
         Consumer.changes += 1

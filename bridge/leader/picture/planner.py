@@ -167,15 +167,15 @@ class Planner:
             for _ in range(length):
                 message = waiting.popleft()
                 ticket.bytes -= message.size
-                lane.fly(ticket, consumer, message)
+                lane.put_in_flight(ticket, consumer, message)
                 ids.append(message.id)
             cost_ms += self._cost(run[0]) * length
             if ticket.record.startswith(AWAITING):
                 batch.due.append(ticket.id)
             offset = batch.fences
             batch.fences += length
-            told = ("", ticket.losses, ticket.lost)
-            ticket.tail = records.tail(consumer.name, consumer.incarnation, ticket.attempt, ids, now_ms, *told)
+            why = ("", ticket.losses, ticket.lost)
+            ticket.tail = records.tail(consumer.name, consumer.incarnation, ticket.attempt, ids, now_ms, *why)
             ticket.dispatched_ms = now_ms
             to.ids += ids
             to.runs.append((ticket.id, offset, ticket.tail))
@@ -188,7 +188,7 @@ class Planner:
         parcel.share_ms = cost_ms / count
         consumer.parcels += 1
         consumer.backlog_ms += cost_ms
-        lane.shifted[consumer] = None
+        lane.flight_changed[consumer] = None
         to_whom = (consumer.incarnation, consumer.queue)
         try:
             if count == 1:
@@ -215,8 +215,8 @@ class Planner:
         run = ticket.run
         opening = f"{OPENING}{ticket.fence}".encode()
         if len(run) == 1:
-            told = (run[0], 0, ticket.attempt, True, ticket.lost)
-            return opening + self._envelopes.plain(consumer.incarnation, consumer.queue, *told)
+            details = (run[0], 0, ticket.attempt, True, ticket.lost)
+            return opening + self._envelopes.plain(consumer.incarnation, consumer.queue, *details)
         packed = [(ticket.id, 0, ticket.attempt, True, run)]
         return opening + self._envelopes.bundle(consumer.incarnation, consumer.queue, packed, self._limits(packed))
 

@@ -79,7 +79,7 @@ class Settling:
         """It succeeded: the next one of the run is in flight already, or the ticket is ready for another run."""
         lane = self._lane
         message = ticket.run.popleft()
-        lane.landed(ticket, message)
+        lane.take_from_flight(ticket, message)
         self._measure(message.task, outcome.service_ms)
         if self._breakers.circuits:
             self._breakers.succeeded(message.task)

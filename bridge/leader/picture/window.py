@@ -38,7 +38,7 @@ class Window:
         #: Messages in memory, what they cost there, and what those of them that are in flight do.
         self.held = 0
         self.bytes = 0
-        self.flying = 0
+        self.bytes_in_flight = 0
         #: Those of whose messages the later ones are not in memory.
         self.spilled: set[Ticket] = set()
 

@@ -19,7 +19,7 @@ from bridge.leader.stream.pending import NEVER
 from bridge.routing import records
 from bridge.routing.history import What, read_entry
 from bridge.routing.ids import id_key, id_text, younger_than
-from bridge.routing.transitions import Batch, adopt, advance, regroup, survey
+from bridge.routing.transitions import Batch, adopt, advance, set_read_to, survey
 
 if TYPE_CHECKING:
     from bridge.leader.step.term import Term
@@ -36,7 +36,7 @@ LAST = frozenset({What.DONE, What.DEAD, What.REFUSED})
 HALF_MADE = "0-1"
 
 
-def regroup_lane(term: Term, floor: str, why: str, read_to: str = "") -> None:
+def repair_group(term: Term, floor: str, why: str, read_to: str = "") -> None:
     """Gives the group the pending entries that it must have. ``why`` completes "the group …"; ``read_to``: how far it
     has read, if that is known.
     """
@@ -55,7 +55,7 @@ def regroup_lane(term: Term, floor: str, why: str, read_to: str = "") -> None:
         skipped += len(page) - len(mine)
         if mine:
             undone += adopt(term.redis, term.leadership, term.master, mine)
-    regroup(term.redis, term.leadership, upto)
+    set_read_to(term.redis, term.leadership, upto)
     logger.error("%d entries up to %s are undone, %d were done or dead before", undone, upto, skipped)
     batch = Batch()
     batch.count("regrouped")

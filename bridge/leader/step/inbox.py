@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from celery.utils.log import get_logger
 
-from bridge.leader.step.unknown_entries import Strangers
+from bridge.leader.step.unknown_entries import UnknownEntries
 from bridge.protocol.outcomes import NotUnderstood, Outcome, read
 from bridge.routing.errors import LaneConflict
 from bridge.routing.ids import id_key, id_text, key_after
@@ -49,7 +49,7 @@ class Inbox:
         self._lane = lane
         self._settling = settling
         self._listeners = listeners
-        self._strangers = Strangers()
+        self._unknown_entries = UnknownEntries()
 
     def take(self, entries: Sequence[tuple[bytes, Sequence[bytes]]], batch: Batch) -> str:
         """Takes ``entries``, of which none is read again; the id of the last one."""
@@ -59,9 +59,9 @@ class Inbox:
             try:
                 self._take(last, fields, batch)
             except NotUnderstood as exc:
-                self._strangers.pass_over(last, fields, str(exc), batch, newer=exc.newer)
+                self._unknown_entries.pass_over(last, fields, str(exc), batch, newer=exc.newer)
         following = id_text(key_after(id_key(last)))
-        batch.keep_outcomes_from = self._strangers.keep_from(following, self._lane.now_ms())
+        batch.keep_outcomes_from = self._unknown_entries.keep_from(following, self._lane.now_ms())
         return last
 
     def _take(self, id_: str, fields: Sequence[bytes], batch: Batch) -> None:
@@ -74,7 +74,7 @@ class Inbox:
             for at, outcome in enumerate(outcomes):
                 self._settle(id_, at, outcome, batch)
             for problem in problems:
-                self._strangers.pass_over(id_, fields, str(problem), batch, newer=problem.newer)
+                self._unknown_entries.pass_over(id_, fields, str(problem), batch, newer=problem.newer)
             return
         try:
             who = fields[1].decode()
@@ -87,7 +87,7 @@ class Inbox:
 
     def _settle(self, id_: str, at: int, outcome: Outcome, batch: Batch) -> None:
         if (id_, at) in _unsettled:
-            self._strangers.pass_over(id_, (), "an outcome that could not be settled", batch)
+            self._unknown_entries.pass_over(id_, (), "an outcome that could not be settled", batch)
             return
         try:
             self._settling.settle(outcome, batch)

@@ -32,7 +32,7 @@ SHOWN_CHARS = 120
 _said: set[str] = set()
 
 
-class Strangers:
+class UnknownEntries:
     """Of one leader."""
 
     def __init__(self) -> None:

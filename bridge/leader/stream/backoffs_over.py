@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from bridge.leader.step.term import Term
 
 
-class Rising:
+class BackoffsOver:
     """Works on the leader's lane, on the leader's thread."""
 
     def __init__(self, term: Term, lane: Lane, settling: Settling) -> None:
@@ -28,14 +28,14 @@ class Rising:
     @property
     def waits(self) -> bool:
         """Whether there is something to read, and room for it."""
-        return bool(self._lane.resting.rising) and not self._lane.full
+        return bool(self._lane.resting.due) and not self._lane.full
 
     def run(self, batch: Batch) -> None:
         """Reads the next ones; what has no attempt left, or no entry any more, is dead."""
         if not self.waits:
             return
         lane, settling = self._lane, self._settling
-        tickets: list[Ticket] = list(islice(lane.resting.rising, self._count))
+        tickets: list[Ticket] = list(islice(lane.resting.due, self._count))
         found = messages_of(self._term, [(ticket.id, ticket.front_id) for ticket in tickets])
         largest = max(message.size for message in found)
         self._count = max(1, min(AT_ONCE, self._count * 2, READ_BYTES // largest))

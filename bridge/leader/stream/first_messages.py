@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from bridge.routing.transitions import Batch
 
 
-class Fronts:
+class FirstMessages:
     """Of one term, on the leader's thread."""
 
     def __init__(self, term: Term, lane: Lane, pending: PendingList, settling: Settling) -> None:

@@ -1,8 +1,8 @@
 """What is pending in the lane's group, and how far the group has read: the leader's reads of it, and how it claims.
 
 The pending list is where the order of what waits and the ownership of what runs are written down.
-`bridge.leader.takeover.rebuild` reads a lane from it, `bridge.leader.repair.by_hand` holds it against the picture,
-`bridge.leader.duties.operator_orders` and `bridge.leader.duties.refill` fetch from it.
+`bridge.leader.takeover.rebuild` reads a lane from it, `bridge.leader.repair.manual_changes` holds it against the
+picture, `bridge.leader.duties.operator_orders` and `bridge.leader.duties.refill` fetch from it.
 """
 
 from __future__ import annotations
@@ -151,7 +151,7 @@ class PendingList:
         """The names that the group knows, whether anything is pending under them or not."""
         keys = self._term.keys
         replies = self._term.wire.call("XINFO", "CONSUMERS", keys.stream, keys.group)
-        return {dict(pairs(told))[b"name"].decode(errors="surrogateescape") for told in replies}
+        return {dict(pairs(consumer))[b"name"].decode(errors="surrogateescape") for consumer in replies}
 
     def _group(self) -> Group | None:
         keys = self._term.keys

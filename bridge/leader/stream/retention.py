@@ -12,7 +12,7 @@ Two ways lead there. While nothing is to be kept for a time and the stream has o
 acknowledged are removed as they are: no look at the stream is needed. All the rest (another group was slower, a letter
 was dropped, another leader was deposed, entries that are old enough now) is found by going through the stream, a page
 at a time, again and again; and only in a turn in which the pending list was compared with the picture and agreed
-(`bridge.leader.repair.by_hand`), as it was held against the history when the lane was read
+(`bridge.leader.repair.manual_changes`), as it was held against the history when the lane was read
 (`bridge.leader.takeover.acknowledged`): an XACK by hand does not make a message done, and must not cost its entry.
 """
 

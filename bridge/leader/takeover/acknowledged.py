@@ -1,10 +1,10 @@
 """What somebody acknowledged by hand while no master led: entries that were read, are not pending, and were never done.
 
-A leader sees such a thing by its picture (`bridge.leader.repair.by_hand`). One that reads the lane anew has no picture
-yet, and to it such an entry looks like one that is done. Only the history tells the two apart: every end is written to
-it in the very step that acknowledges. So an entry after the *floor* that the group has read and has not pending, and
-whose end the history should have and has not, is undone, and is pending again before anything of its ticket is
-dispatched.
+A leader sees such a thing by its picture (`bridge.leader.repair.manual_changes`). One that reads the lane anew has no
+picture yet, and to it such an entry looks like one that is done. Only the history tells the two apart: every end is
+written to it in the very step that acknowledges. So an entry after the *floor* that the group has read and has not
+pending, and whose end the history should have and has not, is undone, and is pending again before anything of its
+ticket is dispatched.
 
 Where the history says nothing, nothing is concluded: before its oldest row, and where it is turned off. It has no
 holes, since a leader without history deletes what there is. And where a producer chose an id that is later than the

@@ -28,7 +28,7 @@ from celery.utils.log import get_logger
 from redis.exceptions import ResponseError
 
 from bridge.leader.picture.pieces import Consumer, Parcel, Ticket
-from bridge.leader.repair.group import HALF_MADE, regroup_lane
+from bridge.leader.repair.group import HALF_MADE, repair_group
 from bridge.leader.stream.by_id import message_of, read_messages
 from bridge.leader.stream.pending import NEVER, PAGE, pairs
 from bridge.leader.takeover.acknowledged import Acknowledged
@@ -44,10 +44,10 @@ if TYPE_CHECKING:
 
     from bridge.leader.consumers.membership import Consumers
     from bridge.leader.picture.lane import Lane
-    from bridge.leader.repair.by_hand import Strays
+    from bridge.leader.repair.manual_changes import ManualChanges
     from bridge.leader.step.steps import Steps
     from bridge.leader.step.term import Term
-    from bridge.leader.stream.first_messages import Fronts
+    from bridge.leader.stream.first_messages import FirstMessages
     from bridge.leader.stream.pending import PendingList
     from bridge.leader.stream.reading import Reading
 
@@ -65,8 +65,8 @@ class Rebuild:
         steps: Steps,
         reading: Reading,
         pending: PendingList,
-        fronts: Fronts,
-        strays: Strays,
+        first_messages: FirstMessages,
+        manual_changes: ManualChanges,
         consumers: Consumers,
     ) -> None:
         self._term = term
@@ -74,8 +74,8 @@ class Rebuild:
         self._steps = steps
         self._reading = reading
         self._pending = pending
-        self._fronts = fronts
-        self._strays = strays
+        self._first_messages = first_messages
+        self._manual_changes = manual_changes
         self._consumers = consumers
         self._keys = term.keys
         self._wire = term.wire
@@ -101,7 +101,7 @@ class Rebuild:
         self._make_group()
         self._consumers.find()
         self._read_records()
-        self._find_fronts()
+        self._find_first_messages()
         self._pending.count_anew()
         lane = self._lane
         logger.info(
@@ -146,11 +146,11 @@ class Rebuild:
     def _mend_group(self, floor: str, names: set[str]) -> None:
         read_to = self._pending.read_to() or HALF_MADE
         if id_key(read_to) < id_key(floor) or id_key(read_to) <= id_key(HALF_MADE):
-            regroup_lane(self._term, floor, "was destroyed, or set back")
+            repair_group(self._term, floor, "was destroyed, or set back")
             return
         if self._term.master not in names:
             # With its name went what was pending under it; how far the group had read is still known.
-            regroup_lane(self._term, floor, "has lost the master's name", read_to)
+            repair_group(self._term, floor, "has lost the master's name", read_to)
 
     def _read_records(self) -> None:
         lane = self._lane
@@ -189,7 +189,7 @@ class Rebuild:
                 assert ticket.consumer is not None
                 lane.held += 1
                 lane.bytes += message.size
-                lane.fly(ticket, ticket.consumer, message)
+                lane.put_in_flight(ticket, ticket.consumer, message)
             if cursor == b"0":
                 break
         self._find_parked_from()
@@ -322,13 +322,13 @@ class Rebuild:
         lane = self._lane
         self._unseen.pop(id_, None)
         ticket = lane.tickets.get(self._named[id_].id)
-        # In flight and pending here: moved by hand, or the group was made anew. `Strays` puts it right.
+        # In flight and pending here: moved by hand, or the group was made anew. `ManualChanges` puts it right.
         if id_ in lane.in_flight or id_ in lane.resting.tickets:
             return True
         if ticket is not None and any(message.id == id_ for message in ticket.waiting):
             return True
         if ticket is not None and id_ in self._front_ids and not fields:
-            self._fronts.find(ticket, id_, batch)
+            self._first_messages.find(ticket, id_, batch)
             return True
         return False
 
@@ -338,13 +338,13 @@ class Rebuild:
 
     # -- what records say, and the pending list does not: somebody acknowledged or deleted it ------------------------
 
-    def _find_fronts(self) -> None:
+    def _find_first_messages(self) -> None:
         """What awaits a retry and was not begun is read in its place, if it is pending."""
         batch = Batch()
         for id_ in self._missing(list(self._front_ids)):
             logger.warning("message %s awaits a retry, and was not pending", id_)
             batch.count("tampered")
-            self._fronts.find(self._named[id_], id_, batch)
+            self._first_messages.find(self._named[id_], id_, batch)
         self._steps.advance(batch)
 
     def _find_unseen(self) -> None:
@@ -369,7 +369,7 @@ class Rebuild:
                 ticket.parked_from = min(id_key(id_), ticket.parked_from or id_key(id_))
                 if self._term.settings.history and self._floor is not None:
                     ticket.parked_from = min(ticket.parked_from, key_after(self._floor))
-                self._strays.mend_parked({ticket: 1})
+                self._manual_changes.mend_parked({ticket: 1})
 
     def _missing(self, ids: list[str]) -> list[str]:
         """Those of ``ids`` that are pending under no name."""
@@ -377,5 +377,5 @@ class Rebuild:
         for start in range(0, len(ids), PAGE):
             page = ids[start : start + PAGE]
             commands = [("XPENDING", self._keys.stream, self._keys.group, id_, id_, 1) for id_ in page]
-            found += [id_ for id_, told in zip(page, self._wire.call_many(commands), strict=True) if not told]
+            found += [id_ for id_, rows in zip(page, self._wire.call_many(commands), strict=True) if not rows]
         return found

@@ -23,7 +23,7 @@ from bridge.routing.records import parse
 from bridge.stack.child import Child
 from bridge.stack.demo.ledger import read_ledger
 from bridge.stack.demo.progress import Counts, ProgressView, read_counts
-from bridge.stack.demo.verdict import EXAMPLES, Verdict, compare_states, judge, time_to_reroute
+from bridge.stack.demo.verdict import EXAMPLES, DemoVerdict, compare_states, judge, time_to_reroute
 from bridge.stack.demo.verdict_table import verdict_table
 from bridge.stack.stack import Plan, Stack
 
@@ -88,7 +88,7 @@ class Demo:
     ) -> None:
         self.stack.close()
 
-    def run(self) -> Verdict:
+    def run(self) -> DemoVerdict:
         """The whole run; prints the verdict and returns it.
 
         Raises `InputError`, `StackFailed`, and `Stopped`, when there can be no verdict.
@@ -211,7 +211,7 @@ class Demo:
 
     # -- the end -----------------------------------------------------------------------------------------------------
 
-    def _judge(self, expected: dict[str, dict[str, str]], kill: Kill, problems: list[str]) -> Verdict:
+    def _judge(self, expected: dict[str, dict[str, str]], kill: Kill, problems: list[str]) -> DemoVerdict:
         counts = read_counts(self.stack.redis, self._lane)
         ledger = read_ledger(self.ledger_dir)
         processes = ledger.children_of(kill.pid)
@@ -221,7 +221,7 @@ class Demo:
             dict.fromkeys(processes, kill.at_ns),
         )
         equal, differences = compare_states(expected, self._actual_states(list(expected)))
-        return Verdict(
+        return DemoVerdict(
             messages=sum(int(state["events"]) for state in expected.values()),
             tickets=len(expected),
             done=counts.done,
@@ -254,7 +254,7 @@ class Demo:
                     states[ticket] = {name.decode(): value.decode() for name, value in found.items()}
         return states
 
-    def _print(self, verdict: Verdict) -> None:
+    def _print(self, verdict: DemoVerdict) -> None:
         self._console.print(verdict_table(verdict))
         for problem in verdict.problems:
             self._say(f"wrong: {problem}")

@@ -52,7 +52,7 @@ class Reroute:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class DemoVerdict:
     """All that a run is judged by."""
 
     messages: int

@@ -5,10 +5,10 @@ from __future__ import annotations
 from rich.table import Table
 from rich.text import Text
 
-from bridge.stack.demo.verdict import Verdict
+from bridge.stack.demo.verdict import DemoVerdict
 
 
-def verdict_table(verdict: Verdict) -> Table:
+def verdict_table(verdict: DemoVerdict) -> Table:
     """The table; a number that is not what it must be is red."""
     table = Table(title="Verdict", title_justify="left", show_header=False)
     table.add_column(style="bold", no_wrap=True)

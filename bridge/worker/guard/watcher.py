@@ -40,7 +40,7 @@ from bridge.worker.guard.shared_page import Shared
 ENDS_BY_ITSELF = b"F"
 
 #: Seconds between two looks at processes that are not gone yet: at first, and at most.
-LOOK_S = (0.0005, 0.05)
+EXIT_CHECK_S = (0.0005, 0.05)
 #: Seconds between two tries to reach the server, and for each.
 RETRY_S = 0.05
 TIMEOUT_S = 1.0
@@ -83,7 +83,7 @@ def _ended_alone(pipe: int, shared: Shared, lease_s: float) -> bool:
 def _all_gone(shared: Shared) -> bool:
     """Waits until every process of the worker is gone; False when the lease is over before."""
     processes = {shared.main, *((row.pid, row.started) for row in shared.rows())}
-    pause, longest = LOOK_S
+    pause, longest = EXIT_CHECK_S
     while processes := {(pid, started) for pid, started in processes if not gone(pid, started)}:
         if shared.left_s <= 0:
             return False

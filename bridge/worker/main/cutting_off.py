@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from bridge.worker.guard.shared_page import Shared
 
 #: Seconds between two looks at processes that are being ended.
-LOOK_S = 0.002
+EXIT_CHECK_S = 0.002
 #: Seconds that the kernel has to end a process that was killed.
 PATIENCE_S = 2.0
 
@@ -49,7 +49,7 @@ def end_running_tasks(
         while not gone(row.pid, row.started):
             if time.monotonic() > deadline:
                 return False
-            time.sleep(LOOK_S)
+            time.sleep(EXIT_CHECK_S)
     for request in list(requests):
         request.lost(Kind.INTERRUPTED, Terminated("the worker was told to end at once"))
     for thread in list(waiting_threads):
@@ -63,4 +63,4 @@ def _end_greenlets(shared: Shared, pool: Any, requests: Collection[Any], deadlin
             pool.terminate_job(request.worker_pid)
     # Where there are greenlets, this lets them run.
     while shared.running_fences() and time.monotonic() < deadline:
-        time.sleep(LOOK_S)
+        time.sleep(EXIT_CHECK_S)

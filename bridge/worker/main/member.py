@@ -42,7 +42,7 @@ DROPPED_AFTER_S = 1.0
 #: Seconds between saying that messages are wanted back and taking those that nobody runs: see `give_back_unstarted`.
 RECALL_S = 0.1
 #: Seconds between two looks at a pool process that is being ended.
-LOOK_S = 0.002
+EXIT_CHECK_S = 0.002
 
 
 class Member:
@@ -192,7 +192,7 @@ class Member:
             row = self.shared.row_of(pid)
             if row is None or gone(pid, row.started) or not (killed or row.fence in fences):
                 return True
-            time.sleep(LOOK_S)
+            time.sleep(EXIT_CHECK_S)
         return False
 
     # -- life --------------------------------------------------------------------------------------------------------

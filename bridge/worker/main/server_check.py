@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 logger = get_logger(__name__)
 
 #: Seconds between two looks, and for an answer.
-LOOK_S = 0.25
+SERVER_CHECK_S = 0.25
 TIMEOUT_S = 5.0
 
 
@@ -44,7 +44,7 @@ class ServerStep(bootsteps.StartStopStep):
                 outage.met(sign)
                 # Nobody else could tell this thread that the worker shall stop.
                 state.maybe_shutdown()
-                time.sleep(LOOK_S)
+                time.sleep(SERVER_CHECK_S)
         outage.over()
         try:
             check_lane_server(app)

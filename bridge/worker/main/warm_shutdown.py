@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 logger = get_logger(__name__)
 
 #: Seconds between two looks into the queue.
-LOOK_S = 0.1
+QUEUE_CHECK_S = 0.1
 #: Celery messages taken from the queue at once.
 TAKE = 100
 
@@ -82,7 +82,7 @@ class WarmShutdown:
         while not self._stop.is_set():
             announced = announced or self._quietly(self._announce_leaving)
             self._quietly(self._empty_queue)
-            if not self._stop.wait(LOOK_S):
+            if not self._stop.wait(QUEUE_CHECK_S):
                 self._give_back_unstarted()
 
     def _quietly(self, do: Callable[[], None]) -> bool:

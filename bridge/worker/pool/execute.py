@@ -37,7 +37,7 @@ from bridge.protocol.names import HEADER_BASE, HEADER_INCARNATION, HEADER_LOST, 
 from bridge.protocol.outcomes import Kind, Outcome
 from bridge.routing.errors import PayloadError, StaleFence
 from bridge.routing.records import LostAttempt
-from bridge.routing.words import ReturnWord
+from bridge.routing.return_codes import ReturnCode
 from bridge.worker.pool.celery_notices import CeleryNotice
 from bridge.worker.pool.delivery import (
     CUT_OFF,
@@ -173,10 +173,10 @@ class Execution:
         effects = context.seal()
         # In the name of the life that it was dispatched to, which in a pool that cannot be killed may be over by now:
         # who takes the tickets of that life back looks for outcomes in its name first.
-        [(word, problem)] = self.writer.apply(incarnation, [(context.id, outcome, effects)])
-        if word is ReturnWord.STALE:
+        [(code, problem)] = self.writer.apply(incarnation, [(context.id, outcome, effects)])
+        if code is ReturnCode.STALE:
             raise StaleFence(f"ticket {context.id} was taken over while fence {context.fence} ran; nothing was applied")
-        if word is ReturnWord.ERR:
+        if code is ReturnCode.ERR:
             raise PayloadError(f"the effects cannot be applied: {problem}")
         context.committed = True
 
@@ -200,15 +200,15 @@ class Execution:
                     continue
             plain.append(outcome)
         if with_effects:
-            words = self._apply(
+            codes = self._apply(
                 incarnation, [(context.id, outcome, effects) for context, outcome, effects in with_effects]
             )
-            for (context, outcome, _), (word, problem) in zip(with_effects, words, strict=True):
+            for (context, outcome, _), (code, problem) in zip(with_effects, codes, strict=True):
                 fence = outcome.fence
-                if word is ReturnWord.STALE:
+                if code is ReturnCode.STALE:
                     logger.warning("ticket %s: fence %d is stale, its effects were refused", context.id, fence)
                     refused[fence] = ignored("the effects came under a stale fence")
-                elif word is ReturnWord.ERR:
+                elif code is ReturnCode.ERR:
                     exc = PayloadError(f"the effects cannot be applied: {problem}")
                     refused[fence] = failed(exc if context.is_last_attempt else Retry(exc=exc))
                     times = (outcome.service_ms, outcome.started_us)
@@ -219,15 +219,15 @@ class Execution:
             self.writer.write(incarnation, plain)
         return refused
 
-    def _apply(self, incarnation: str, items: list[tuple[str, Outcome, Any]]) -> list[tuple[ReturnWord, str]]:
+    def _apply(self, incarnation: str, items: list[tuple[str, Outcome, Any]]) -> list[tuple[ReturnCode, str]]:
         try:
             return self.writer.apply(incarnation, items)
         except ResponseError as exc:
             if len(items) == 1:
                 # Of these effects, which passed all checks: nobody else's failure.
-                return [(ReturnWord.ERR, str(exc))]
+                return [(ReturnCode.ERR, str(exc))]
         # What was applied before it answers so, and is not applied again.
-        return [word for item in items for word in self._apply(incarnation, [item])]
+        return [code for item in items for code in self._apply(incarnation, [item])]
 
     def report_cut_off(self, delivery: Delivery, request: dict[str, Any], *, asked: bool) -> None:
         """Tells Celery's world of an attempt whose process ended before Celery knew that it had it: the main process

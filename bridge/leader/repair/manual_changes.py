@@ -28,7 +28,7 @@ from bridge.leader.repair.group import HALF_MADE, ended_after
 from bridge.leader.stream.pending import NEVER
 from bridge.routing.errors import LaneConflict
 from bridge.routing.ids import id_before, id_key, id_text, younger_than
-from bridge.routing.transitions import Advanced, Batch, floor, regroup, survey
+from bridge.routing.transitions import Advanced, Batch, floor, set_read_to, survey
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -46,7 +46,7 @@ logger = get_logger(__name__)
 COMPARE_S = 2.0
 
 
-class Strays:
+class ManualChanges:
     """Works on the leader's lane, on the leader's thread."""
 
     def __init__(self, term: Term, lane: Lane, steps: Steps, pending: PendingList, retention: Retention) -> None:
@@ -56,7 +56,7 @@ class Strays:
         self._pending = pending
         self._retention = retention
         self._keys = term.keys
-        steps.after_commit.append(self.told)
+        steps.after_commit.append(self.check_commit)
         self._compare_at = time.monotonic() + COMPARE_S
         self._floor = ""
         self._tampered = 0
@@ -65,7 +65,7 @@ class Strays:
         #: The same of what waits: how many.
         self._deleted_waiting = 0
 
-    def told(self, done: Advanced, batch: Batch) -> None:
+    def check_commit(self, done: Advanced, batch: Batch) -> None:
         """What a script found: entries that were not pending, and should have been."""
         self._pending.expected += done.mended - done.acknowledged
         # What is revived from the dead letters was not pending, and rightly so.
@@ -165,11 +165,11 @@ class Strays:
             raise LaneConflict(why)
         if self._term.master not in known or self._lane.parked:
             # It may be another group than before, in which nothing of a parked ticket is pending.
-            regroup(self._term.redis, self._term.leadership, HALF_MADE)
+            set_read_to(self._term.redis, self._term.leadership, HALF_MADE)
             raise LaneConflict(why)
         logger.warning("%s: it is put back to %s", why, read_to)
         self._tampered += 1
-        regroup(self._term.redis, self._term.leadership, read_to)
+        set_read_to(self._term.redis, self._term.leadership, read_to)
 
     def _count(self, batch: Batch) -> None:
         if self._tampered:

@@ -8,7 +8,7 @@ from bridge.routing.errors import NotLeading
 from bridge.routing.keys import LaneKeys
 
 
-class ReturnWord(Enum):
+class ReturnCode(Enum):
     """Every word that a script returns."""
 
     OK = "OK"
@@ -36,14 +36,14 @@ def text_of(value: bytes | str) -> str:
     return value.decode() if isinstance(value, bytes) else value
 
 
-def word_of(value: bytes | str) -> ReturnWord:
+def code_of(value: bytes | str) -> ReturnCode:
     """The word that a reply begins with."""
-    return ReturnWord(text_of(value).split(" ", 1)[0])
+    return ReturnCode(text_of(value).split(" ", 1)[0])
 
 
-def word_for_leader(value: bytes | str, keys: LaneKeys) -> ReturnWord:
+def code_for_leader(value: bytes | str, keys: LaneKeys) -> ReturnCode:
     """The word of a script that only the leader of the lane may run. Raises `NotLeading` where another master leads."""
-    word = word_of(value)
-    if word is ReturnWord.DEPOSED:
+    code = code_of(value)
+    if code is ReturnCode.DEPOSED:
         raise NotLeading(f"another master leads {keys.stream} as {keys.group}")
-    return word
+    return code

@@ -1,7 +1,7 @@
 """For how long no worker will want for work: so long may outcomes gather, and be settled in fewer, larger steps.
 
 It is asked after every step, and there may be hundreds of consumers. So it looks only at those of which something
-landed or went out (`Lane.shifted`), and at nobody else once it found one that has nothing left to wait with.
+landed or went out (`Lane.flight_changed`), and at nobody else once it found one that has nothing left to wait with.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ GATHER_S = 0.002
 WORTH_S = GATHER_S / 4
 
 
-class Slack:
+class OutcomePause:
     """Works on one lane."""
 
     def __init__(self, lane: Lane) -> None:
@@ -35,33 +35,33 @@ class Slack:
             self._seen = Consumer.changes
             self._short = {}
             self._wanting = None
-            lane.shifted = dict.fromkeys(lane.consumers.values())
-        if self._wanting is not None and _slack_s(self._wanting) < WORTH_S:
+            lane.flight_changed = dict.fromkeys(lane.consumers.values())
+        if self._wanting is not None and _pause_s(self._wanting) < WORTH_S:
             return 0.0
-        while lane.shifted:
-            consumer, _ = lane.shifted.popitem()
-            slack_s = _slack_s(consumer)
-            if slack_s >= GATHER_S:
+        while lane.flight_changed:
+            consumer, _ = lane.flight_changed.popitem()
+            pause_s = _pause_s(consumer)
+            if pause_s >= GATHER_S:
                 self._short.pop(consumer, None)
                 continue
-            self._short[consumer] = slack_s
-            if slack_s < WORTH_S:
+            self._short[consumer] = pause_s
+            if pause_s < WORTH_S:
                 self._wanting = consumer
                 return 0.0
-        slack_s = min(self._short.values(), default=GATHER_S)
-        return slack_s if slack_s >= WORTH_S else 0.0
+        pause_s = min(self._short.values(), default=GATHER_S)
+        return pause_s if pause_s >= WORTH_S else 0.0
 
 
-def _slack_s(consumer: Consumer) -> float:
+def _pause_s(consumer: Consumer) -> float:
     if not consumer.tickets:
         return GATHER_S
     slots = consumer.slots
     if consumer.parcels >= 2 * slots:
         # Every process has something ahead; half of it is left for what follows.
         return consumer.backlog_ms / slots / 2000 / 2
-    slack_s = GATHER_S
+    pause_s = GATHER_S
     for parcel in {ticket.parcel for ticket in consumer.tickets}:
         if parcel is None or parcel.left < 2:
             return 0.0
-        slack_s = min(slack_s, (parcel.left - 1) * parcel.share_ms / 2000)
-    return slack_s
+        pause_s = min(pause_s, (parcel.left - 1) * parcel.share_ms / 2000)
+    return pause_s
