@@ -1,7 +1,7 @@
-"""Until when a consumer may run messages, as a lease and a writer of outcomes need to know it. No I/O.
+"""The deadline: until when a consumer may run messages. No I/O.
 
-A consumer's lease sets the deadline; whatever runs its messages looks at it. Where several processes must see it, it is
-in memory that they share (`bridge.worker.guard.shared_page`).
+A consumer's lease sets the deadline. The code that runs messages, and the writer of outcomes, read it. A Celery worker
+keeps it in memory that its processes share (`bridge.worker.guard.shared_page`).
 """
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ from __future__ import annotations
 import time
 from typing import Protocol
 
-#: Share of the lease by which the consumer's deadline comes before the key's end: for clocks that run apart, and for
-#: the time that it takes to kill what runs.
+#: The consumer's deadline comes this share of the lease before the key expires. The margin covers clocks that run at
+#: different rates, and the time to kill running tasks.
 MARGIN = 0.05
 
 #: This clock goes on while the machine is suspended, as the server's clock does.
@@ -18,12 +18,12 @@ _CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
 
 def now_ns() -> int:
-    """The clock of the deadline, in ns. All processes of one machine share it."""
+    """The time of the deadline's clock, in ns. All processes of one machine share this clock."""
     return time.clock_gettime_ns(_CLOCK)
 
 
 class Deadline(Protocol):
-    """The deadline of the lease that a consumer has."""
+    """The deadline of a consumer's lease."""
 
     def begin(self, incarnation: str, deadline_ns: int) -> None:
         """A new incarnation holds the lease until ``deadline_ns``."""
@@ -43,7 +43,7 @@ class Deadline(Protocol):
 
     @property
     def deadline_ns(self) -> int:
-        """By the clock of `now_ns`; 0 when the lease is over."""
+        """The deadline, by the clock of `now_ns`; 0 when the lease is over."""
 
     @property
     def left_s(self) -> float:
@@ -51,4 +51,4 @@ class Deadline(Protocol):
 
     @property
     def in_main(self) -> bool:
-        """Whether this process is the consumer's main process; any other one can be replaced."""
+        """Whether this process is the consumer's main process. Any other process can be replaced."""

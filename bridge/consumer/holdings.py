@@ -1,9 +1,9 @@
-"""What a worker holds: the runs that it received and has not finished; and the newest fence it saw of each ticket.
+"""The runs that a worker holds (received and not finished), and the newest fence that it saw of each ticket.
 
-This is the local half of "one at a time": while the lease holds, nobody else may have the ticket, so a look into this
-process's own memory suffices. A fence that is not newer than what was seen is a Celery message that came twice: a
-server that lost its last second gives a popped message out again, and the leader sends again, with the same fences,
-what seems to be lost.
+This is the worker's half of "one at a time". While its lease holds, no other worker may have the ticket. So the check
+needs this process's memory only. A fence that is not newer than the newest one seen means that a Celery message came
+twice. That happens in two cases: a server that lost its last second of writes delivers a popped message again, or the
+leader sent a run again, with the same fences, since it seemed to be lost.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ REMEMBERED = 100_000
 
 
 class Taking(Enum):
-    """What becomes of a run that arrives."""
+    """The decision about a run that arrives."""
 
     #: It is new here.
     TAKEN = "taken"
-    #: It came before: what became of it is told by its outcomes, or will be.
+    #: It came before. Its outcomes are written, or will be.
     REFUSED = "refused"
-    #: It came before, and is not here any more. Whatever outcomes it had are written: if it has none, it was forgotten.
+    #: It came before, and is not here any more. If it has no outcome by now, it was lost here.
     FORGOTTEN = "forgotten"
 
 
 class Holdings:
-    """Used by the main process's event loop, and while the worker goes by the thread that empties its queue."""
+    """Used by the main process's event loop. While the worker stops, the thread that empties its queue uses it too."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -36,11 +36,11 @@ class Holdings:
         self._newest: OrderedDict[str, int] = OrderedDict()
 
     def take(self, ticket: str, first: int, last: int, doubt: bool) -> Taking:
-        """Takes a run with the fences ``first`` to ``last`` if it is newer than all of its ticket that were seen here.
+        """Takes a run with the fences ``first`` to ``last`` if it is newer than every fence of its ticket seen here.
 
-        The leader sends the next run when it has read the last outcome of the one before, which is often sooner than
-        the pool process has told the main process that it is done: so a run that is held still does not stand in the
-        way. ``doubt``: the leader sends it again, since it seems to be lost.
+        The ticket's previous run may still be held, and is no reason to refuse. The leader sends the next run when it
+        has read the last outcome. That is often before the pool process has told the main process that it is done.
+        ``doubt``: the leader sends the run again, since it seems to be lost.
         """
         with self._lock:
             if first <= self._newest.get(ticket, 0):
@@ -58,9 +58,9 @@ class Holdings:
             del self._held[ticket]
 
     def forget(self) -> None:
-        """The lease ended: whatever was held is held no more."""
+        """The lease ended: nothing is held any more."""
         self._held = {}
 
     def report(self) -> list[int]:
-        """The fences of what is held."""
+        """The first fences of the runs that are held."""
         return list(self._held.copy().values())

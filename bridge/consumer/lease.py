@@ -1,19 +1,20 @@
-"""The lease of a worker: who may run tickets, by whose clock, and what happens when it ends.
+"""The lease of a worker: how it is taken, renewed and lost.
 
 Contract:
 
-- Redis is authoritative: the key of the incarnation is there, or it is not. Its expiry runs on Redis's clock.
-- The worker trusts it until a deadline on its own clock, which goes on while the machine is suspended: the moment
-  *before* the renewal was sent, plus the lease, less a margin. So the worker's deadline always comes before the key's
-  end, however long the reply took.
-- Past the deadline the worker starts nothing, kills the pool processes that run tickets, forgets what it had, and
-  registers as a new incarnation once Redis answers. Each child also checks the deadline itself before every message,
-  and ends itself when it passes in the middle of one; the watcher does the same from outside
+- Redis is authoritative: the worker holds the lease while the key of its incarnation exists. The key expires by Redis's
+  clock.
+- The worker trusts the lease until a deadline on its own clock: the moment *before* it sent the renewal, plus the lease,
+  less a margin. That clock goes on while the machine is suspended. So the deadline always comes before the key expires,
+  however long the reply took.
+- After the deadline the worker starts no message, kills the pool processes that run tickets, and forgets what it held.
+  When Redis answers again, it registers as a new incarnation. Each pool child also checks the deadline before every
+  message, and kills itself when the deadline passes during one. The watcher does the same from outside
   (`bridge.worker.guard.fencing`).
-- A lease that ended stays ended: renewal (PEXPIRE) never revives a missing key. It needs no memory, so a full server
-  takes it; what the worker holds may go unreported then, which costs nothing but time.
-- A name has one living incarnation: a worker that starts while the lease of its name holds waits it out, and when that
-  lease goes on being renewed, there are two workers of one name, and it stops.
+- A lease that ended stays ended: a renewal (PEXPIRE) never revives a missing key. PEXPIRE needs no memory, so a full
+  server accepts it. Such a server may refuse the list of held runs. That delays repairs, and does no harm.
+- A name has one living incarnation. A worker that starts while the lease of its name holds waits until that lease is
+  over. If the lease goes on being renewed, another worker uses the name, and this one stops with an error.
 """
 
 from __future__ import annotations
@@ -90,11 +91,11 @@ class Lease:
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="bridge-lease", daemon=True)
         self._reports = 0
-        #: What the master that leads says of itself (`bridge.protocol.agreement.facts`).
+        #: The facts that the leader published about itself (`bridge.protocol.agreement.facts`).
         self._master = b""
 
     def begin(self) -> None:
-        """Registers a first incarnation, waiting out another one's lease, and starts the renewals.
+        """Registers the first incarnation, and starts the renewals. Waits for the end of an older incarnation's lease.
 
         Raises `DuplicateConsumer` when that lease goes on being renewed, redis errors when the server is away.
         """
@@ -103,7 +104,7 @@ class Lease:
                 self._register(patience_s=1.5 * self._lane.lease, starting=True)
                 break
             except RedisError as exc:
-                # Celery starts its consumer again when the server was away, but not when it was full or loading.
+                # When the server is away, Celery restarts its consumer. When it is full or loading, Celery would not.
                 if isinstance(exc, UNAVAILABLE) or not is_outage(exc):
                     raise
                 self._outage.met(exc)
@@ -113,7 +114,7 @@ class Lease:
         self._thread.start()
 
     def end(self) -> None:
-        """Gives the lease up: the worker runs nothing any more."""
+        """Gives the lease up. The worker must not run any message any more."""
         self._stop.set()
         if self._thread.is_alive():
             self._thread.join(timeout=2 * self._lane.lease)
@@ -123,7 +124,7 @@ class Lease:
             try:
                 goodbye(self._redis, self._lane.keys, self._name, incarnation)
             except (RedisError, OSError) as exc:
-                logger.warning("could not say good-bye, the lease will run out by itself: %s", exc)
+                logger.warning("cannot end the lease, it will expire by itself: %s", exc)
 
     def _register(self, patience_s: float, *, starting: bool = False) -> None:
         keys = self._lane.keys
@@ -152,11 +153,11 @@ class Lease:
                 if not waits:
                     logger.warning("the lease of another %s holds for %d ms more: waiting", self._name, left_ms)
                     waits = True
-                # A lease that is not renewed ends after what it has left; look again a little later, or often
-                # enough to see it end early.
+                # A lease that is not renewed ends after the time it has left. Look again just after that, and at
+                # least four times a second, since it may be given up earlier.
                 self._stop.wait(min(0.25, left_ms / 1000 + 0.01))
                 if starting:
-                    # On Celery's own thread, which nobody else could tell that the worker shall stop.
+                    # This is Celery's own thread. While it waits here, no other code checks for a shutdown.
                     state.maybe_shutdown()
 
     def _deadline_after(self, sent: int) -> int:
@@ -185,14 +186,14 @@ class Lease:
                 self._quietly(self._report_changes)
                 self._quietly(self._on_renewal)
                 continue
-            what = "it was going anyway" if self._is_stopping() else "coming back as a new incarnation"
-            logger.error("the lease of %s ended: stopping what runs; %s", self._name, what)
+            what = "it was stopping anyway" if self._is_stopping() else "coming back as a new incarnation"
+            logger.error("the lease of %s ended: killing its running tickets; %s", self._name, what)
             self._deadline.end()
             self._quietly(self._on_lost)
             while not self._is_stopping() and not self._register_again() and not self._stop.wait(RETRY_S):
                 pass
             if self._is_stopping():
-                # A new life would be sent tickets that this worker takes no more.
+                # The leader would send tickets to a new incarnation, and this worker takes none any more.
                 return
 
     def _renew(self) -> bool:
@@ -215,14 +216,14 @@ class Lease:
         return bool(there)
 
     def _warn_of_differences(self) -> None:
-        """Another master leads, or the first that this worker knows: says what differs."""
+        """Logs how this worker differs from the leader. Called when the worker sees a new leader."""
         for difference in differences(self._registration, leaders_facts(self._master)):
             logger.warning("this worker differs from the master that leads: %s", difference)
 
     def _report_changes(self) -> None:
-        """The pool may have grown or shrunk, and the queues may be others."""
+        """Updates the registration: the pool may have grown or shrunk, and the queues may have changed."""
         if self._is_stopping():
-            # Celery has closed its pool, or is about to.
+            # Celery has closed its pool, or will do so soon.
             return
         before = self._registration
         changed = {name: value for name, value in self._changing_facts().items() if value != before[name]}
@@ -231,7 +232,7 @@ class Lease:
         try:
             update_registration(self._redis, self._lane.keys, self._name, self._deadline.incarnation, changed)
         except (RedisError, OSError) as exc:
-            logger.debug("cannot tell yet what changed: %s", exc)
+            logger.debug("cannot update the registration yet: %s", exc)
             return
         if "slots" in changed:
             logger.info("the pool runs %d messages at once now; before, %d", changed["slots"], before["slots"])
@@ -244,11 +245,11 @@ class Lease:
         try:
             call()
         except Exception:
-            # Whatever it was, the lease must go on, or come back.
+            # The renewals must go on, whatever failed.
             logger.exception("%r failed", call)
 
     def _register_again(self) -> bool:
-        """Registers anew; False when the server is still away."""
+        """Registers as a new incarnation. False: the server is still away."""
         try:
             self._register(patience_s=float("inf"))
         except (RedisError, OSError) as exc:

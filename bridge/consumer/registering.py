@@ -1,4 +1,4 @@
-"""How a consumer says what changed since it registered: its slots, its tasks, its queues."""
+"""Updates a consumer's registration: its slots, its tasks or its queues changed."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ if TYPE_CHECKING:
 
 
 def update_registration(redis: Redis, keys: LaneKeys, name: str, incarnation: str, changed: dict[str, Any]) -> None:
-    """Puts what ``changed`` into the registration, if it is still this incarnation's, and wakes the leader up.
+    """Writes the fields ``changed`` into the registration, if it is still this incarnation's, and wakes the leader.
 
-    Raises ``WatchError`` when somebody changed a registration meanwhile: then it is to be told again.
+    Raises ``WatchError`` when another process changed a registration meanwhile: then try again.
     """
     with redis.pipeline(transaction=True) as pipe:
         pipe.watch(keys.consumers)

@@ -1,11 +1,11 @@
-"""Writes outcomes: one XADD for many, or, where there are effects, one script.
+"""Writes outcomes: one XADD for many outcomes, or one script where there are effects.
 
-Each pool process has connections of its own, as many as write at the same time. While the server is away the writer
-tries again until the lease ends: until then nobody else may have the tickets, so waiting loses nothing; after that the
-outcome is worth nothing.
+Each process has its own connections, as many as it has concurrent writers. While the server is away, the writer tries
+again until the lease ends. Until then no other worker may have the tickets, so waiting loses nothing. After that the
+outcome is void.
 
-A full server (OOM) refuses the XADD. Then the outcome goes through a script that such a server lets pass: it is what
-leads to an acknowledgement, and so to room.
+A full server (OOM) refuses the XADD. Then the outcome is written by a script that a full server accepts. The outcome
+leads to an acknowledgement, and an acknowledgement frees memory.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ logger = get_logger(__name__)
 
 #: Seconds between two tries while the server is away.
 RETRY_S = 0.05
-#: Seconds that one write may take before it is tried on a new connection.
+#: Timeout of one write, in seconds. Then it is tried again on a new connection.
 TIMEOUT_S = 2.0
 
 
 def has_no_file_descriptor(exc: BaseException | None) -> bool:
-    """Whether ``exc`` says that this process, not the server, cannot go on: it has no file descriptor left, mostly."""
+    """Whether ``exc`` was raised since no file descriptor was left: the fault is this process's, not the server's."""
     while exc is not None:
         if isinstance(exc, OSError) and exc.errno in (errno.EMFILE, errno.ENFILE):
             return True
@@ -50,8 +50,8 @@ def has_no_file_descriptor(exc: BaseException | None) -> bool:
 class OutcomeWriter:
     """Writes outcomes of one process, from any of its threads.
 
-    Connections are kept for whoever writes next: with gevent every message has a thread of its own, which would begin
-    with a connection and end with it.
+    Connections are kept for the next writer, and are not bound to threads. With gevent every message has a greenlet of
+    its own, and would open a connection each time.
     """
 
     def __init__(self, url: str, lane: LaneSettings, deadline: Deadline) -> None:
@@ -59,7 +59,7 @@ class OutcomeWriter:
         self._keys = lane.keys
         self._deadline = deadline
         self._pid = os.getpid()
-        #: Connections that nobody uses now.
+        #: Connections that are not in use now.
         self._idle: list[Wire] = []
         self._made_client: Redis | None = None
         self._known_head = ("", b"")
@@ -81,7 +81,7 @@ class OutcomeWriter:
         return self._until_lease_ends(incarnation, send)
 
     def _head(self, incarnation: str) -> bytes:
-        """The command (RESP) up to the outcomes: the same for every write of an incarnation."""
+        """The command (RESP) up to the outcomes. It is the same for every write of an incarnation."""
         known, head = self._known_head
         if known != incarnation:
             words = ("XADD", self._keys.outcomes, "*", "i", incarnation, "o")
@@ -93,8 +93,9 @@ class OutcomeWriter:
     def apply(
         self, incarnation: str, items: Sequence[tuple[str, Outcome, tuple[Effect, ...]]]
     ) -> list[tuple[ReturnCode, str]]:
-        """Applies effects and writes successes, of (ticket, outcome, effects). A word for each; STALE for all when the
-        lease ended first.
+        """Applies effects and writes successes. ``items``: (ticket, outcome, effects).
+
+        Returns a return word and an error for each item. All are STALE when the lease ended first.
         """
         successes = [
             Success(ticket, outcome.fence, outcome.encode().decode(), effects) for ticket, outcome, effects in items
@@ -129,18 +130,18 @@ class OutcomeWriter:
     def _call(self, packed: bytes) -> None:
         self._check_process()
         try:
-            # One step for Python: no two threads get the same one.
+            # This is atomic in Python: two threads never get the same connection.
             wire = self._idle.pop()
         except IndexError:
             wire = Wire(self._url, timeout_s=TIMEOUT_S)
         try:
             wire.call_packed(packed)
         except ResponseError:
-            # Its reply was read.
+            # The reply was read, so the connection is in order.
             self._idle.append(wire)
             raise
         except BaseException:
-            # A lost connection, most often: then the others are lost as well. Or a time limit that struck just here.
+            # Most often the connection was lost, and then the idle ones are lost as well. Or a time limit struck here.
             lost, self._idle = [wire, *self._idle], []
             for one in lost:
                 one.close()
@@ -154,7 +155,7 @@ class OutcomeWriter:
         return self._made_client
 
     def _check_process(self) -> None:
-        # A connection that was open when the process forked belongs to the parent.
+        # Connections that were open when this process was forked belong to the parent.
         if self._pid != os.getpid():
             self._pid = os.getpid()
             self._idle = []

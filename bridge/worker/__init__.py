@@ -1,5 +1,5 @@
-"""The consumer that is a Celery worker: `main` its main process, `pool` where tasks run, `guard` who ends both in time.
+"""The consumer that is a Celery worker: `main` is its main process, `pool` runs tasks, `guard` stops both in time.
 
-`celery_patches` has what Celery itself would do otherwise. Imports `bridge.consumer`, `bridge.app` and what is below
-them; `main` imports `pool`, and both import `guard`. Who decides what a worker gets is `bridge.leader`.
+`celery_patches` changes Celery where it would lose or delay a message. Imports `bridge.consumer`, `bridge.app` and the
+rooms below them; `main` imports `pool`, and both import `guard`. `bridge.leader` decides what a worker gets.
 """

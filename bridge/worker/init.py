@@ -1,14 +1,15 @@
 """The first process of a container whose program is a worker: ``python -m bridge.worker.init celery -A APP worker …``.
 
-The kernel ends every process of a container with its first one. If that is the worker, its watcher dies with it, before
-it can give notice of the death; a plain init ends as soon as the worker has, which is too soon, too. This one
+When the first process of a container ends, the kernel kills all others. If the first process is the worker, the kernel
+kills the watcher before it can write its death notice. A usual init is no help: it ends as soon as the worker has
+ended. This init
 
-- starts the worker, and sends it every signal that it gets itself;
-- takes up whatever lost its parent, the watcher of a dead worker above all;
-- ends when the worker has ended *and* its watcher has said what it had to say, which is when the lease is over at the
-  latest; with the worker's exit code, 128 and the signal's number for one that was killed.
+- starts the worker, and passes on every signal that it gets;
+- adopts processes that lost their parent, above all the watcher of a dead worker;
+- ends when the worker *and* its watcher have ended. The watcher ends at the latest when the lease is over;
+- exits with the worker's exit code, or with 128 plus the signal's number if a signal killed the worker.
 
-It does the same where it is not the first process (under another init, or in a container with several).
+It also works where it is not the first process (under another init, or in a container with several programs).
 """
 
 from __future__ import annotations
@@ -23,23 +24,23 @@ from bridge.worker.guard.processes import PROC, parent_of
 
 #: What a watcher's command line holds: see `bridge.worker.guard.watcher_process`.
 WATCHER = b"bridge.worker.guard.watcher"
-#: From linux/prctl.h: what loses its parent becomes a child of this process.
+#: From linux/prctl.h: a descendant that loses its parent becomes a child of this process.
 PR_SET_CHILD_SUBREAPER = 36
-#: Signals that are about this process, or cannot be caught.
+#: Signals that concern this process alone, or that cannot be caught.
 OWN = {
     signal.SIGKILL, signal.SIGSTOP, signal.SIGCHLD, signal.SIGTTIN, signal.SIGTTOU, signal.SIGPIPE,
     signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGABRT, signal.SIGTRAP, signal.SIGSYS,
 }  # fmt: skip
-#: As shells have it.
+#: Exit codes, as shells use them.
 NOT_FOUND, CANNOT_RUN, KILLED = 127, 126, 128
 
 
 def run(command: list[str]) -> int:
-    """Runs ``command`` to its end and its watcher's; the exit code for this process."""
+    """Runs ``command`` until it and its watcher have ended. Returns the exit code for this process."""
     with suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     passed_on = signal.valid_signals() - OWN
-    # None may come between the start of the worker and the note of its number.
+    # Blocked until the worker's pid is known: a signal that came before could not be passed on.
     signal.pthread_sigmask(signal.SIG_BLOCK, passed_on)
     try:
         worker = os.posix_spawnp(
@@ -47,16 +48,17 @@ def run(command: list[str]) -> int:
             command,
             os.environ,
             setsigmask=[],
-            # What Python ignores, the worker is to find as usual.
+            # Python ignores these. The worker shall have their default actions.
             setsigdef=[signal.SIGPIPE, signal.SIGXFSZ],
-            # Of its own, so that Ctrl-C on a terminal comes once: a second one would end a worker cold.
+            # A process group of its own. Else a Ctrl-C on a terminal would reach the worker twice, from the terminal
+            # and from this process, and the second one is a cold shutdown.
             setpgroup=0,
         )
     except OSError as exc:
         print(f"error: cannot start {command[0]}: {exc.strerror}", file=sys.stderr)
         return NOT_FOUND if isinstance(exc, FileNotFoundError) else CANNOT_RUN
     for number in passed_on:
-        # Some belong to the C library.
+        # The C library reserves some signals.
         with suppress(OSError, ValueError):
             signal.signal(number, lambda number, _frame: _pass_on(worker, number))
     signal.pthread_sigmask(signal.SIG_UNBLOCK, passed_on)
@@ -68,7 +70,7 @@ def run(command: list[str]) -> int:
             break
         if ended == worker:
             code = os.waitstatus_to_exitcode(status)
-            # Its number may become another's.
+            # The kernel may give its pid to another process now.
             worker = 0
     if code is None:
         return 1
@@ -82,19 +84,19 @@ def _pass_on(worker: int, number: int) -> None:
 
 
 def _has_watcher() -> bool:
-    """Whether a watcher is a child of this process: its worker has ended, and it has not."""
+    """Whether a watcher is a child of this process: its worker has ended, and the watcher still runs."""
     own = os.getpid()
     for entry in PROC.iterdir():
         if entry.name.isdigit() and parent_of(int(entry.name)) == own:
             with suppress(OSError):
-                # Of a process that has ended it is empty.
+                # The file is empty when the process has ended.
                 if WATCHER in (entry / "cmdline").read_bytes().split(b"\0"):
                     return True
     return False
 
 
 def main() -> None:
-    """What ``python -m bridge.worker.init COMMAND …`` does."""
+    """The program ``python -m bridge.worker.init COMMAND …``."""
     if len(sys.argv) < 2:
         print("error: which program? python -m bridge.worker.init celery -A APP worker -n NAME@%h", file=sys.stderr)
         raise SystemExit(2)

@@ -1,5 +1,5 @@
-"""Where Celery's own way would lose or delay a message: each module changes one thing, and says which.
+"""Changes to Celery where it would lose or delay a message: each module makes one change, and says why.
 
-Imports `bridge.protocol` and what is below it. Remove a module when Celery no longer needs it. What belongs to the
-bridge itself is in `bridge.worker.main`.
+Imports `bridge.protocol` and what is below it. Remove a module when Celery no longer needs it. The bridge's own part of
+a worker is in `bridge.worker.main`.
 """

@@ -1,9 +1,9 @@
-"""Keeps a Celery worker alive when its broker answers, but not in order.
+"""Keeps a Celery worker alive when its broker replies with an error that will pass.
 
-Celery's consumer reconnects when the connection is lost. An error *reply* ends the worker, however soon it passes: a
-primary that became a replica (UNBLOCKED, READONLY), a full server (OOM), a disk that refuses snapshots (MISCONF). Here
-such replies become what Celery reconnects for. Its own switch, ``broker_channel_error_retry``, would also retry
-for ever what never passes, such as a missing permission.
+Celery's consumer reconnects when the connection is lost. But an error *reply* ends the worker, even if the error passes
+within a second: a primary that became a replica (UNBLOCKED, READONLY), a full server (OOM), a disk that refuses
+snapshots (MISCONF). This module turns such replies into a lost connection, for which Celery reconnects. Celery's own
+switch, ``broker_channel_error_retry``, would also retry errors that never pass, such as a missing permission.
 """
 
 from __future__ import annotations
@@ -17,8 +17,10 @@ from bridge.link.connections import is_outage
 
 
 def ignore_dead_children() -> None:
-    """Keeps Celery's prefork pool from ending the worker when it watches its children anew after a lost connection, and
-    one of them has just died: it has no sentinel then, which Celery takes for an error of its own.
+    """Lets a worker survive a pool child that dies while Celery reconnects.
+
+    After a lost connection Celery's prefork pool tracks all its children again. A child that has just died has no
+    sentinel, and Celery would end the worker with an error.
     """
     from celery.concurrency.asynpool import AsynPool
 
@@ -32,14 +34,14 @@ def ignore_dead_children() -> None:
         except (ValueError, AttributeError):
             if process.exitcode is None and getattr(process, "_sentinel_poll", 0) is not None:
                 raise
-            # Its end is noticed elsewhere: the pool looks after its processes all the time.
+            # The child is dead. The pool checks its processes all the time, and will notice that.
 
     track_if_it_lives.of_ticket_bridge = True  # type: ignore[attr-defined]
     AsynPool._track_child_process = track_if_it_lives
 
 
 def reconnect_on_outage_replies(consumer: Any) -> None:
-    """Makes ``consumer`` (Celery's) take replies that pass by themselves for a lost connection."""
+    """Makes ``consumer`` (Celery's) treat error replies that will pass as a lost connection."""
     blueprint = consumer.blueprint
     start = blueprint.start
 

@@ -1,11 +1,11 @@
-"""Keeps Celery reading what pool processes say until they have ended, when a worker stops.
+"""Makes Celery read the last results of its pool processes when a worker stops.
 
-When its consumer closes, Celery (5.7) forgets every task that no process was heard to have begun, as if it were in
-nobody's hands. But one that was written to a process is begun there, or given back, and the process says so; and when
-Celery knows of no other, it reads no more of that. The process then waits for its last words to be read, for 30 s, and
-the worker with it. So what was written to a process that lives stays known until that process has answered.
+When its consumer closes, Celery (5.7) forgets every task that no pool process has accepted yet. But such a task may
+already be in the pipe of a process. That process will run it or give it back, and will report so. If Celery knows of no
+other task, it does not read that report. Then the process waits 30 s for a reader, and the worker waits with it. So
+this module makes Celery remember each task that was written to a living process, until that process has answered.
 
-On a lost connection, where Celery does the same and the worker goes on, nothing is changed.
+Celery does the same when it loses its connection and the worker goes on. There nothing is changed.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from typing import Any
 
 
 def keep_unanswered_jobs(consumer: Any) -> None:
-    """Makes ``consumer`` (Celery's) keep, when it closes for good, what its pool's processes still have to answer.
+    """Makes ``consumer`` (Celery's) keep the jobs that its pool processes still have to answer, when it closes.
 
-    Pools without processes have nothing of the kind, and stay as they are.
+    Pools without processes have no such jobs. They are not changed.
     """
     on_close = consumer.blueprint.on_close
 
     def close() -> None:
-        # Celery has no public names for what a pool is waiting for, and whom it gave it to.
+        # Celery has no public names for the jobs of a pool, and for the process that has a job.
         known = getattr(getattr(consumer.pool, "_pool", None), "_cache", {})
         written = {number: job for number, job in known.items() if getattr(job, "_write_to", None) is not None}
         on_close()

@@ -1,8 +1,13 @@
-"""How a worker stops itself: nothing runs on when the lease that it was dispatched under is over.
+"""How a worker stops itself: no task runs on after the lease that it was dispatched under.
 
-Whoever still can does it: the main process when it notices, each pool child by a thread of its own (also while the main
-process is frozen), and the watcher from outside (also while a task holds Python's lock, or a child is frozen). Only
-pool children are killed: where the main process runs the tasks itself, nobody is, and the fence is the guard.
+Three parties check the deadline and kill pool children that run past it. Each covers cases in which others cannot act:
+
+- the main process, when it notices that the lease ended;
+- a thread in each pool child, also while the main process is frozen;
+- the watcher, also while a task holds Python's lock or a child is frozen.
+
+Only pool children are killed. Where tasks run in the main process (threads, greenlets), no process is killed. There
+only the fence guards: outcomes and effects of a stale fence are refused.
 """
 
 from __future__ import annotations
@@ -21,23 +26,23 @@ if TYPE_CHECKING:
 
 
 def kill_overdue(shared: Shared) -> list[int]:
-    """Kills the pool children that run something although the lease is over; which ones."""
+    """Kills the pool children that run a message although its lease is over. Returns their pids."""
     main, _ = shared.main
     return [row.pid for row in shared.overdue() if row.pid != main and kill(row.pid, row.started)]
 
 
 def wait_s(shared: Shared, lease_s: float) -> float:
-    """How long whoever watches the deadline may sleep."""
+    """How many seconds a thread that watches the deadline may sleep."""
     left = shared.left_s
     if left > 0:
-        # Sleep does not count the time that the machine is suspended: so never for all of it.
+        # Sleep does not count the time while the machine is suspended. So it never sleeps for the whole rest.
         return min(left, lease_s / 2)
-    # Past it: a lease that is renewed late may end again soon.
+    # The deadline has passed. A lease that is renewed late may end again soon, so look often.
     return max(0.02, lease_s * MARGIN / 2)
 
 
 def watch_own_deadline(shared: Shared, lease_s: float) -> None:
-    """Starts the thread by which a pool child ends itself when it runs something past the deadline."""
+    """Starts the thread by which a pool child kills itself when it runs a message past the deadline."""
 
     def watch() -> None:
         own = os.getpid()

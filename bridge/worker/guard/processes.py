@@ -1,6 +1,7 @@
-"""Whether a process is gone, for certain: its number may belong to another one by now, and a zombie may still run.
+"""Says for certain whether a process is gone.
 
-A process is known by its number and its start time; the two together never come again while the machine runs.
+The kernel reuses pids, so a pid may belong to another process by now. And a zombie may still have running threads. So a
+process is identified by its pid and its start time: the two together never come again while the machine runs.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ def _stat(pid: int) -> list[bytes] | None:
         text = (PROC / str(pid) / "stat").read_bytes()
     except (FileNotFoundError, ProcessLookupError):
         return None
-    # The name stands in parentheses before, and may hold spaces and parentheses itself.
+    # The field before the state is the name in parentheses. It may contain spaces and parentheses.
     return text.rpartition(b")")[2].split()
 
 
@@ -36,7 +37,7 @@ def _exists(pid: int) -> bool:
 
 
 def start_time(pid: int) -> int:
-    """When process ``pid`` started, in clock ticks since the machine did; 0 when there is none, or no ``/proc``."""
+    """When process ``pid`` started, in clock ticks since boot; 0 when there is no such process, or no ``/proc``."""
     try:
         fields = _stat(pid)
     except OSError:
@@ -45,7 +46,7 @@ def start_time(pid: int) -> int:
 
 
 def parent_of(pid: int) -> int:
-    """The process that ``pid`` is a child of; 0 when there is none, or no such process."""
+    """The pid of the parent of process ``pid``; 0 when it has none, or when there is no such process."""
     try:
         fields = _stat(pid)
     except OSError:
@@ -54,16 +55,16 @@ def parent_of(pid: int) -> int:
 
 
 def gone(pid: int, started: int) -> bool:
-    """Whether the process that started at ``started`` runs nothing any more. False when in doubt."""
+    """Whether process ``pid``, which started at ``started``, runs no code any more. False when in doubt."""
     fields = _stat(pid)
     if fields is None:
-        # On a machine without /proc no process seems to be there; of a number that nobody has, nobody runs.
+        # Without /proc every process looks gone. So ask the kernel whether the pid is in use at all.
         return not _exists(pid)
     if int(fields[19]) != started:
         return True
     if fields[0] not in _ENDED:
         return False
-    # A process whose first thread has ended is a zombie too, while its other threads run on.
+    # A process whose first thread has ended is a zombie too, even while its other threads run.
     try:
         return len(list((PROC / str(pid) / "task").iterdir())) <= 1
     except (FileNotFoundError, ProcessLookupError):
@@ -71,14 +72,14 @@ def gone(pid: int, started: int) -> bool:
 
 
 def kill(pid: int, started: int) -> bool:
-    """SIGKILL to the process that started at ``started``, and to no other one; whether it was there."""
+    """Sends SIGKILL to process ``pid`` if it started at ``started``. Returns whether it did."""
     if not hasattr(os, "pidfd_open"):
         if start_time(pid) != started:
             return False
         os.kill(pid, signal.SIGKILL)
         return True
     try:
-        # Held first, then looked at: the number cannot become another process's in between.
+        # Open a handle first, then look at the start time: so the pid cannot pass to another process in between.
         held = os.pidfd_open(pid)
     except ProcessLookupError:
         return False

@@ -1,12 +1,12 @@
-"""What a worker's main process, its pool children and its watcher must all see at once: one page of shared memory.
+"""The shared page: memory that a worker's main process, its pool children and its watcher all see.
 
-The main process writes the lease (deadline and incarnation), which messages it wants back, and what an operator
-revoked; whoever runs messages writes which fence it is running, into a row of its own. A child therefore checks the
-lease itself, without asking anybody, even when the main process is frozen; and when a child or the whole worker dies,
-whoever is left knows what it was running.
+- The main process writes the lease (deadline and incarnation), which messages it recalls, and which messages an
+  operator revoked. A child reads the lease here, so it can check it even when the main process is frozen.
+- Each thread, greenlet or process that runs messages has a row. There it writes the fence that it is running. When a
+  child or the whole worker dies, the others read here what it was running.
 
-Every number is one aligned word, written in one go: nobody ever sees half of one. The deadline is on a clock that all
-processes of one machine share, and that goes on while the machine is suspended, as the server's clock does.
+Each number is one aligned 8-byte word, written at once. So no reader sees half of a number. The deadline is on a clock
+that all processes of a machine share. That clock goes on while the machine is suspended, as the server's clock does.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from bridge.consumer.deadline import now_ns
 from bridge.routing.errors import ConfigurationError
 from bridge.worker.guard.processes import gone, start_time
 
-#: Rows: most messages that one worker may run at the same time, and some for processes that died.
+#: Number of rows: the most messages that one worker may run at the same time. Rows of dead processes count.
 ROWS = 8192
 
 #: Length of an incarnation id, in characters.
 INCARNATION_CHARS = 32
 
-#: `Shared.recalled_to` of a worker that is going: newer than every fence.
+#: `Shared.recalled_to` of a worker that is stopping: newer than every fence.
 EVERYTHING = 2**63 - 1
 
 # Words of the page, 8 bytes each.
@@ -39,7 +39,7 @@ _INCARNATION = slice(64, 64 + INCARNATION_CHARS)  # bytes
 _FIRST_ROW = 16
 _ROW = 5
 _PID, _START, _FENCE, _ROW_LIFE, _ASKED = range(_ROW)
-#: Revoked ids that the page holds: the newest ones, as many as Celery keeps by default.
+#: How many revoked ids the page holds: the newest ones, as many as Celery keeps by default.
 REVOKED_MAX = 50_000
 _DIGEST = 16  # bytes
 _FIRST_REVOKED = 8 * (_FIRST_ROW + ROWS * _ROW)  # bytes
@@ -48,7 +48,9 @@ _SIZE = _FIRST_REVOKED + REVOKED_MAX * _DIGEST
 
 @dataclass(frozen=True)
 class Row:
-    """Who runs what: process, its start time, the fence (0: none), and the life of the worker that it belongs to."""
+    """One row: a process, its start time, the fence that it runs (0: none), and the number of the incarnation
+    (``life``) under which it runs that fence.
+    """
 
     pid: int
     started: int
@@ -57,7 +59,7 @@ class Row:
 
 
 class Shared:
-    """The page. Made by the main process before its pool forks; `attach` is for a process that got the file."""
+    """The page. The main process makes it before its pool forks. The watcher gets the file, and calls `attach`."""
 
     def __init__(self, fd: int | None = None) -> None:
         self.fd = _memory_file() if fd is None else fd
@@ -66,9 +68,9 @@ class Shared:
         self._words = self._bytes.cast("q")
         self._pid = os.getpid()
         self._lock = threading.Lock()
-        #: Rows of this process that nobody uses now.
+        #: Rows of this process that are not in use now.
         self._free: list[int] = []
-        #: What this process knows of the revoked ids, and how many there were when it looked.
+        #: The revoked ids that this process has read, and how many there were when it read them.
         self._revoked: set[bytes] = set()
         self._revoked_seen = 0
         if fd is None:
@@ -84,13 +86,15 @@ class Shared:
 
     def begin(self, incarnation: str, deadline_ns: int) -> None:
         """A new incarnation holds the lease until ``deadline_ns``."""
-        # Deadline 0 first: a child must never see the new incarnation with the old deadline, or the reverse.
+        # The deadline is 0 in between: a child must never see the new incarnation with the old deadline, or the
+        # old incarnation with the new deadline.
         self._words[_DEADLINE] = 0
         self._words[_LIFE] += 1
         self._bytes[_INCARNATION] = incarnation.encode().ljust(INCARNATION_CHARS, b"\0")
         self._words[_DEADLINE] = deadline_ns
 
     def extend(self, deadline_ns: int) -> None:
+        """The lease was renewed, until ``deadline_ns``."""
         self._words[_DEADLINE] = deadline_ns
 
     def end(self) -> None:
@@ -99,10 +103,12 @@ class Shared:
 
     @property
     def incarnation(self) -> str:
+        """The newest incarnation; '' before the first."""
         return bytes(self._bytes[_INCARNATION]).rstrip(b"\0").decode()
 
     @property
     def deadline_ns(self) -> int:
+        """The deadline, by the clock of `now_ns`; 0 when the lease is over."""
         return self._words[_DEADLINE]
 
     @property
@@ -114,11 +120,11 @@ class Shared:
         """Whether ``incarnation`` holds the lease right now, as far as this machine may trust it."""
         return now_ns() < self._words[_DEADLINE] and self.incarnation == incarnation
 
-    # -- what the main process wants back --------------------------------------------------------------------------
+    # -- what the main process recalls -----------------------------------------------------------------------------
 
     @property
     def recalled_to(self) -> int:
-        """A message with this fence or an older one shall not begin any more, but go back."""
+        """A message with this fence or an older one must not start any more: it goes back to the leader."""
         return self._words[_RECALLED]
 
     @recalled_to.setter
@@ -127,17 +133,17 @@ class Shared:
 
     @property
     def ends_now(self) -> bool:
-        """Whether the worker was told to end without waiting for what runs (a cold shutdown)."""
+        """Whether the worker is in a cold shutdown: it ends without waiting for running tasks."""
         return bool(self._words[_ENDS_NOW])
 
     def end_now(self) -> None:
-        """It was. What it cuts off did not end it, however that comes about."""
+        """A cold shutdown began. The messages that it cuts off are not to blame for the worker's end."""
         self._words[_ENDS_NOW] = 1
 
     # -- what an operator revoked ----------------------------------------------------------------------------------
 
     def revoke(self, ids: Iterable[str]) -> None:
-        """Tells whoever runs messages here that these shall not begin. For the main process."""
+        """Notes that the messages ``ids`` must not start. Only the main process calls this."""
         self._learn_revoked()
         for id_ in ids:
             digest = _digest(id_)
@@ -150,7 +156,7 @@ class Shared:
 
     @property
     def has_revoked(self) -> bool:
-        """Whether anything was revoked at all: it costs one look."""
+        """Whether any message was revoked at all. It reads one word."""
         return self._words[_REVOKED] > 0
 
     def is_revoked(self, id_: str) -> bool:
@@ -165,7 +171,7 @@ class Shared:
     def _learn_revoked(self) -> None:
         count = self._words[_REVOKED]
         if len(self._revoked) > 2 * REVOKED_MAX:
-            # Half of them were written over long ago.
+            # The page has overwritten half of them long ago.
             self._revoked.clear()
             self._revoked_seen = 0
         for n in range(max(self._revoked_seen, count - REVOKED_MAX), count):
@@ -173,12 +179,12 @@ class Shared:
             self._revoked.add(bytes(self._bytes[at : at + _DIGEST]))
         self._revoked_seen = count
 
-    # -- who runs what ---------------------------------------------------------------------------------------------
+    # -- rows: which process runs which fence ----------------------------------------------------------------------
 
     def take_row(self) -> int:
-        """A row for one line of execution of this process. Raises `ConfigurationError` when all are taken."""
+        """A row for one thread or greenlet of this process. Raises `ConfigurationError` when all are taken."""
         if self._pid != os.getpid():
-            # Forked: what was free belongs to the parent, and its lock may be held for ever.
+            # This process was forked. The free rows belong to the parent, and its lock may never be released here.
             self._pid = os.getpid()
             self._lock = threading.Lock()
             self._free = []
@@ -186,11 +192,11 @@ class Shared:
             return self._free.pop() if self._free else self._claim()
 
     def give_row(self, row: int) -> None:
-        """The row is free for another line of execution of this process; what it says stays until then."""
+        """The row is free for another thread or greenlet of this process. Its content stays until then."""
         self._free.append(row)
 
     def _claim(self) -> int:
-        # Processes exclude each other by a lock that ends with its holder.
+        # A file lock excludes the other processes. The kernel releases it if its holder dies.
         fcntl.lockf(self.fd, fcntl.LOCK_EX)
         try:
             row = self._unclaimed()
@@ -204,13 +210,13 @@ class Shared:
 
     def _unclaimed(self) -> int:
         used = self._words[_USED]
-        # A dead process's row is kept while it says what it ran; main settles that, see `forget`.
+        # The row of a dead process is kept while it has a fence. The main process clears it, see `forget`.
         for row in range(used):
             at = _FIRST_ROW + _ROW * row
             pid, started = self._words[at + _PID], self._words[at + _START]
             if self._words[at + _FENCE] or pid == self._pid or not started or not gone(pid, started):
                 continue
-            # Looked at again: between the two looks it may have begun something, and died of it.
+            # Read the fence again: the process may have started a message after the first read, and died then.
             if not self._words[at + _FENCE]:
                 return row
         if used >= ROWS:
@@ -219,14 +225,14 @@ class Shared:
         return used
 
     def running(self, row: int, fence: int) -> None:
-        """The line of execution with this row runs the message with ``fence``; 0: none."""
+        """The owner of ``row`` runs the message with ``fence``; 0: none."""
         at = _FIRST_ROW + _ROW * row
-        # In this order: whoever sees the fence sees its life.
+        # In this order, so that a reader that sees the fence also sees its life.
         self._words[at + _ROW_LIFE] = self._words[_LIFE]
         self._words[at + _FENCE] = fence
 
     def fence_in(self, row: int) -> int:
-        """What the line of execution with this row runs, or ran when it was cut off."""
+        """The fence that the owner of ``row`` runs, or ran when it was cut off; 0: none."""
         return self._words[_FIRST_ROW + _ROW * row + _FENCE]
 
     @property
@@ -235,7 +241,7 @@ class Shared:
         return self._words[_MAIN_PID] == os.getpid()
 
     def rows(self) -> Iterator[Row]:
-        """All rows that were ever claimed."""
+        """All rows that were ever taken."""
         for row in range(self._words[_USED]):
             at = _FIRST_ROW + _ROW * row
             fence = self._words[at + _FENCE]
@@ -243,11 +249,11 @@ class Shared:
 
     @property
     def main(self) -> tuple[int, int]:
-        """Process and start time of the main process."""
+        """Pid and start time of the main process."""
         return self._words[_MAIN_PID], self._words[_MAIN_START]
 
     def row_of(self, pid: int) -> Row | None:
-        """The row of pool child ``pid``, or what its end left of it; the busy one, when the number came twice."""
+        """The row of pool child ``pid``, alive or dead. If several processes had this pid: the row with a fence."""
         found = None
         for row in self.rows():
             if row.pid == pid and (found is None or row.fence):
@@ -255,25 +261,25 @@ class Shared:
         return found
 
     def forget(self, pid: int) -> None:
-        """What pool child ``pid`` ran when it ended is settled."""
+        """Clears the fences of the dead pool child ``pid``: their outcomes are written."""
         for row, found in enumerate(self.rows()):
             if found.pid == pid and found.fence and gone(pid, found.started):
                 self._words[_FIRST_ROW + _ROW * row + _FENCE] = 0
 
     def asked_to_end(self, row: int) -> None:
-        """What the line of execution with this row runs is cut off since its process was asked to end."""
+        """The owner of ``row`` is cut off since its process was asked to end, not since the message crashed it."""
         self._words[_FIRST_ROW + _ROW * row + _ASKED] = 1
 
     def cut_off(self, first: int, last: int) -> tuple[int, bool]:
-        """The fence from ``first`` to ``last`` that a process which is gone was running (0: there is none), and whether
-        it was asked to end. Once.
+        """Finds a fence from ``first`` to ``last`` that a dead process was running, and clears it.
 
-        Celery gives a Celery message to another process when the first one died before it could say that it had begun.
-        It may well have begun.
+        Returns the fence (0: there is none), and whether the process was asked to end. This closes a race: when a pool
+        process dies before it has told Celery that it accepted a message, Celery gives the message to another process.
+        But the first process may have started it.
         """
         words = self._words
         if words[_MAIN_PID] == os.getpid():
-            # A pool within the main process: nothing of it can be gone while this runs.
+            # The tasks run in the main process. It is alive, since it runs this.
             return 0, False
         for row in range(words[_USED]):
             at = _FIRST_ROW + _ROW * row
@@ -284,11 +290,11 @@ class Shared:
         return 0, False
 
     def running_fences(self) -> set[int]:
-        """The fences that run now, or ran when their process ended."""
+        """The fences of all rows: they run now, or ran when their process ended."""
         return {row.fence for row in self.rows() if row.fence}
 
     def overdue(self) -> list[Row]:
-        """Rows of what runs although its lease is over."""
+        """The rows with a fence whose lease is over."""
         ended = now_ns() >= self._words[_DEADLINE]
         return [row for row in self.rows() if row.fence and (ended or row.life != self._words[_LIFE])]
 
@@ -298,7 +304,7 @@ def _digest(id_: str) -> bytes:
 
 
 def _memory_file() -> int:
-    """A file that lives in memory only, and as long as somebody has it open."""
+    """A file in memory. It lives as long as a process has it open."""
     if hasattr(os, "memfd_create"):
         fd = os.memfd_create("ticket-bridge", os.MFD_CLOEXEC)
     else:

@@ -1,20 +1,22 @@
-"""The watcher: a small process beside each worker that gives notice when the worker died.
+"""The watcher: a small process beside each worker. It writes a death notice when the worker died.
 
-It is started by exec, in a session of its own, and has nothing of the worker but the reading end of a pipe and the
-shared page. The worker's main process and every pool child hold the writing end from before they run anything; the
-kernel closes it when the last of them is beyond running anything. Then the watcher
+The watcher is started by exec, in a session of its own. It gets two things from the worker: the reading end of a pipe
+and the shared page. The worker's main process and all its pool children hold the writing end of the pipe. The kernel
+closes it when the last of these processes has ended. Then the watcher does three steps:
 
-1. says nothing when the worker had said that it ends by itself, or never had a lease;
-2. makes sure that the main process and every process of the page are gone: no such process, a zombie without living
-   threads, or another start time. While one is not, it waits, until the lease is over: then the lease decides;
-3. ends the lease in Redis, with the fences that were running (`died.lua`), unless it is over already; and says whether
-   the worker was told to end at once, as by a third Ctrl-C while its threads ran: then nothing that ran is to blame.
+1. It ends without a notice if the worker announced its own end through the pipe, or never had a lease.
+2. It makes sure that the main process and every process of the page are gone: there is no such process, or it is a
+   zombie without living threads, or the pid has another start time. It waits until they are. If the lease is over
+   before, it gives no notice, and the lease decides.
+3. It ends the lease in Redis (`died.lua`), unless the lease is over already. The notice names the fences that were
+   running, so that only these messages are charged with an attempt. It also says whether the worker was in a cold
+   shutdown (as by a third Ctrl-C while its threads ran): then no message is charged.
 
-So there is no notice while anything of the worker could still run. A process that a task forked without exec holds the
-pipe too: then there is no notice as long as it lives, and the lease decides.
+So there is no notice while any process of the worker could still run a task. A process that a task forked without exec
+also holds the pipe. While that process lives there is no notice, and the lease decides.
 
-It sleeps otherwise, but for a look at the deadline when that comes: pool children that run past it are killed from
-here, too, whatever keeps them and the main process from doing that themselves.
+While the worker lives, the watcher sleeps until the deadline of the lease. Then it kills pool children that run past
+the deadline, in case neither they nor the main process can do that.
 """
 
 from __future__ import annotations
@@ -36,19 +38,19 @@ from bridge.worker.guard.fencing import kill_overdue, wait_s
 from bridge.worker.guard.processes import gone
 from bridge.worker.guard.shared_page import Shared
 
-#: What the worker writes into the pipe when it ends by itself.
+#: The worker writes this into the pipe to announce that it ends by itself.
 ENDS_BY_ITSELF = b"F"
 
-#: Seconds between two looks at processes that are not gone yet: at first, and at most.
+#: Seconds between two checks of processes that are not gone yet: the first pause, and the longest.
 EXIT_CHECK_S = (0.0005, 0.05)
-#: Seconds between two tries to reach the server, and for each.
+#: Seconds between two tries to reach the server, and the timeout of one try.
 RETRY_S = 0.05
 TIMEOUT_S = 1.0
 
 
 def watch(pipe: int, shared: Shared, config: dict[str, Any]) -> None:
-    """Returns when the worker has ended and everything is said."""
-    # Made now, connected later: nothing is left to be loaded when it matters.
+    """Waits for the worker's end, and writes the death notice if one is needed."""
+    # The client is made now and connects later: so no module has to be loaded when the worker is dead.
     redis = client(config["url"], timeout_s=TIMEOUT_S)
     keys = LaneKeys(config["stream"], config["group"])
     if not _ended_alone(pipe, shared, config["lease"]):
@@ -62,12 +64,12 @@ def watch(pipe: int, shared: Shared, config: dict[str, Any]) -> None:
             died(redis, keys, config["name"], incarnation, ran, asked=shared.ends_now)
             return
         except (RedisError, OSError):
-            # Whatever it is: while the lease holds, a notice is better than none, and after that it is not needed.
+            # Try again whatever the error is. After the end of the lease the notice is not needed any more.
             time.sleep(RETRY_S)
 
 
 def _ended_alone(pipe: int, shared: Shared, lease_s: float) -> bool:
-    """Waits for the end of the worker; whether it came without a farewell."""
+    """Waits for the end of the worker. Returns whether the worker ended without announcing it."""
     poll = select.poll()
     poll.register(pipe, select.POLLIN)
     while True:
@@ -76,12 +78,12 @@ def _ended_alone(pipe: int, shared: Shared, lease_s: float) -> bool:
         if shared.left_s <= 0:
             kill_overdue(shared)
             if gone(*shared.main):
-                # Something of it holds the pipe, but nobody waits for a notice any more.
+                # Another process still holds the pipe. But the lease is over, so no notice is needed.
                 return False
 
 
 def _all_gone(shared: Shared) -> bool:
-    """Waits until every process of the worker is gone; False when the lease is over before."""
+    """Waits until every process of the worker is gone. False: the lease was over before that."""
     processes = {shared.main, *((row.pid, row.started) for row in shared.rows())}
     pause, longest = EXIT_CHECK_S
     while processes := {(pid, started) for pid, started in processes if not gone(pid, started)}:
@@ -93,8 +95,8 @@ def _all_gone(shared: Shared) -> bool:
 
 
 def main() -> None:
-    """What ``python -m bridge.worker.guard.watcher NAME`` does; the rest comes as a line of JSON."""
-    # A supervisor that ends the worker may signal everything that belongs to it; the watcher ends when the worker has.
+    """The program ``python -m bridge.worker.guard.watcher NAME``. It reads its configuration from stdin, as JSON."""
+    # A supervisor may send its signals to all processes of the worker. The watcher must outlive the worker.
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
         signal.signal(number, signal.SIG_IGN)
     config = json.loads(sys.stdin.readline())

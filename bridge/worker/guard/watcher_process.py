@@ -1,4 +1,4 @@
-"""The main process's side of the watcher (`bridge.worker.guard.watcher`): starts it, keeps it, and ends it."""
+"""The main process's handle of its watcher (`bridge.worker.guard.watcher`): starts it, restarts it, and ends it."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ if TYPE_CHECKING:
 
 logger = get_logger(__name__)
 
-#: Where the packages are: the worker may have been started in a folder that the watcher would not find them from.
+#: The folder that contains the package `bridge`, for the watcher's PYTHONPATH: the worker may have found it otherwise.
 _HOME = str(Path(__file__).absolute().parents[__name__.count(".")])
 
 
 class WatcherProcess:
-    """Made before the pool forks, so that every pool child holds the writing end of the pipe.
+    """Must be made before the pool forks, so that every pool child holds the writing end of the pipe.
 
-    The main process keeps the reading end, too: a watcher that was killed is followed by another one on the same pipe.
+    The main process also keeps the reading end. So it can start a new watcher on the same pipe when one was killed.
     """
 
     def __init__(self, url: str, lane: LaneSettings, name: str, shared: Shared) -> None:
@@ -40,7 +40,7 @@ class WatcherProcess:
         self._warned = False
 
     def ensure(self) -> None:
-        """Starts a watcher when there is none. Called at start and with each renewal of the lease."""
+        """Starts a watcher when none is running. Called at start and with each renewal of the lease."""
         if self._process is not None and self._process.poll() is None:
             return
         if self._process is not None:
@@ -64,7 +64,7 @@ class WatcherProcess:
         }
         path = os.pathsep.join(filter(None, (_HOME, os.environ.get("PYTHONPATH"))))
         process = subprocess.Popen(
-            # The name is there for whoever reads the list of processes.
+            # The name is shown in lists of processes.
             [sys.executable, "-m", "bridge.worker.guard.watcher", self._name],
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
@@ -79,7 +79,7 @@ class WatcherProcess:
         return process
 
     def end(self) -> None:
-        """The worker ends by itself: no notice. Twice is once."""
+        """Announces that the worker ends by itself, so that the watcher gives no notice. May be called twice."""
         if self._writing < 0:
             return
         with contextlib.suppress(BrokenPipeError, BlockingIOError):
