@@ -4,9 +4,9 @@ Contract:
 
 - Redis is authoritative: the worker holds the lease while the key of its incarnation exists. The key expires by Redis's
   clock.
-- The worker trusts the lease until a deadline on its own clock: the moment *before* it sent the renewal, plus the lease,
-  less a margin. That clock goes on while the machine is suspended. So the deadline always comes before the key expires,
-  however long the reply took.
+- The worker trusts the lease until a deadline on its own clock: the moment *before* it sent the renewal, plus the
+  lease, less a margin. That clock goes on while the machine is suspended. So the deadline always comes before the key
+  expires, however long the reply took.
 - After the deadline the worker starts no message, kills the pool processes that run tickets, and forgets what it held.
   When Redis answers again, it registers as a new incarnation. Each pool child also checks the deadline before every
   message, and kills itself when the deadline passes during one. The watcher does the same from outside

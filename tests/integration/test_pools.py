@@ -17,7 +17,7 @@ from tests.waiting import wait_until
 
 TICKETS = 12
 EACH = 20
-CANNOT_KILL = "pool cannot end a task that runs"
+CANNOT_KILL = "pool cannot end a running task"
 
 
 @pytest.fixture(params=["prefork", "solo", "threads", "gevent"])

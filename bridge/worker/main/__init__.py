@@ -1,5 +1,5 @@
-"""A worker's main process: it joins the lane, takes messages to the pool, and says what became of them.
+"""A worker's main process: it joins the lane, gives messages to the pool, and reports what the pool could not finish.
 
-Imports the other rooms of `bridge.worker` and what is below. How a task is run is in `bridge.worker.pool`; `steps`
-is where Celery begins and ends all this, and `member` holds it together.
+Imports the other rooms of `bridge.worker` and the rooms below them. `steps` is where Celery starts and stops this part,
+and `member` holds it together. A task runs in `bridge.worker.pool`.
 """

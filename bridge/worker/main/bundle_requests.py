@@ -1,7 +1,7 @@
-"""A bundle in the worker's main process: each of its messages is announced, told and revoked by itself.
+"""A bundle in the worker's main process. Each of its messages has its own events, reports and revokes.
 
-Which of them ran when the pool process ended is known from the shared page: that one is charged, or comes again, or is
-dead; the others go back.
+When the pool process ends, the shared page says which message was running. That message is charged, comes again, or is
+dead. The others go back to the leader.
 """
 
 from __future__ import annotations
@@ -23,22 +23,23 @@ from bridge.worker.pool.delivery import REVOKED
 
 
 class BundleRequest(BridgeRequest):
-    """A bundle: its messages are announced one by one, so that Flower shows each."""
+    """The request of a bundle. It sends events for each message, so that Flower shows each."""
 
     carries_many = True
-    #: Ids of messages that an operator does not want any more.
+    #: Ids of messages that an operator terminated.
     terminated_ids: frozenset[str] = frozenset()
 
     def unfinished(self) -> list[CarriedMessage]:
-        """The messages that have not ended yet, as far as can be told: those from the one that runs on."""
+        """The messages that have not ended, as far as is known: the one that runs, and all after it."""
         place = {one.fence: (one.place, n) for n, one in enumerate(self.messages())}
         running = self.member.shared.running_fences() & place.keys()
         begin = min((place[fence] for fence in running), default=(0, 0))
         return [one for one in self.messages() if place[one.fence] >= begin]
 
     def end(self, pool: Any, ids: frozenset[str], signal: Any) -> None:
-        """An operator does not want messages of this: what runs of them is ended, and does not come again; nor does
-        what has not begun. What runs beside them in this bundle is not ended.
+        """An operator terminated the messages ``ids`` of this bundle. If one of them runs, its process is ended.
+
+        None of them comes again. Another message of the bundle that runs now goes on.
         """
         self.terminated_ids |= ids
         running = self.member.shared.running_fences()
@@ -52,12 +53,12 @@ class BundleRequest(BridgeRequest):
         if one.fence != running:
             return Kind.RETURNED
         if kind is Kind.DEAD and one.id not in self.terminated_ids:
-            # The one that was meant had just ended.
+            # The operator meant another message of the bundle, which had just ended. This one comes again.
             return Kind.INTERRUPTED
         return kind
 
     def _announce_revoked(self, reason: str, terminated: bool, signum: Any, expired: bool) -> None:
-        """The bundle itself is no task of anybody's."""
+        """The bundle itself is not shown as a task: its messages are reported."""
         del terminated, signum, expired
         task_ready(self)
         self._already_revoked = True
@@ -89,11 +90,11 @@ class BundleRequest(BridgeRequest):
         return bool(self._eventer and self._eventer.enabled)
 
     def send_event(self, kind: str, **fields: Any) -> None:
-        """The bundle itself is no task of anybody's: it is not shown."""
+        """Sends nothing: the bundle itself is not shown as a task."""
 
     def on_success(self, failed__retval__runtime: Any, **kwargs: Any) -> Any:
         if not isinstance(failed__retval__runtime, tuple):
-            # What a pool within the main process tells of what is no `Exception`.
+            # A pool within the main process reports this for an error that is no `Exception`.
             return super().on_success(failed__retval__runtime, **kwargs)
         failed, events, _ = failed__retval__runtime
         if not failed and self.member.shared.has_revoked:

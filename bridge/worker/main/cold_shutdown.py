@@ -1,8 +1,11 @@
-"""How a worker ends that was told to end at once: what Celery calls a cold shutdown (SIGQUIT, a second Ctrl-C).
+"""Cold shutdown: Celery's name for a worker that must end at once (SIGQUIT, a second Ctrl-C).
 
-Celery first waits for ``worker_soft_shutdown_timeout``, then ends what runs, and tells its signals only after that. So
-the bridge looks in where it begins: what has not begun goes back at once, and the leader sends nothing more. What runs
-has the time of a soft shutdown, and comes again if it is cut off: uncharged, since it did nothing wrong.
+Celery first waits for ``worker_soft_shutdown_timeout``, then ends the running tasks. It sends its signals only after
+that, which is too late. So the bridge hooks into the two methods of the worker:
+
+- At the start, messages that have not started go back, and the leader sends nothing more.
+- Running tasks have the time of the soft shutdown. A message that is cut off comes again. It is not charged with an
+  attempt, since it is not to blame.
 """
 
 from __future__ import annotations
@@ -14,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def hook_cold_shutdown(worker: Any, member: Member) -> None:
-    """Makes ``worker`` (Celery's) tell ``member`` when a cold shutdown begins, and when it is over."""
+    """Makes ``worker`` (Celery's) call ``member`` at the start and at the end of a cold shutdown."""
     wait_for_soft_shutdown = worker.wait_for_soft_shutdown
     terminate = worker.terminate
 
@@ -27,7 +30,7 @@ def hook_cold_shutdown(worker: Any, member: Member) -> None:
     def terminate_and_stop(in_sighandler: bool = False) -> None:
         member.shared.end_now()
         terminate(in_sighandler)
-        # Celery says that a worker has ended (`worker_shutdown`) only when nobody hurried it.
+        # Celery sends `worker_shutdown` only after a warm shutdown.
         member.stop()
 
     worker.wait_for_soft_shutdown = tell_and_wait

@@ -1,4 +1,4 @@
-"""Ends what a worker still runs when it was told to end at once, and says what became of it."""
+"""Ends the tasks that still run in a cold shutdown, and writes their outcomes."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 
     from bridge.worker.guard.shared_page import Shared
 
-#: Seconds between two looks at processes that are being ended.
+#: Seconds between two checks of processes that are ending.
 EXIT_CHECK_S = 0.002
-#: Seconds that the kernel has to end a process that was killed.
+#: Longest wait for the end of a killed process or greenlet, in seconds.
 PATIENCE_S = 2.0
 
 
@@ -31,10 +31,13 @@ def end_running_tasks(
     forks: bool,
     can_end: bool,
 ) -> bool:
-    """Ends what still runs, and says so; False where that cannot be done for certain.
+    """Ends the tasks that still run, and writes their outcomes. False: a task may still run.
 
-    It is called when Celery has ended its pool. Of pool processes nothing runs then, but what they were running when
-    they were ended may not have been told yet. Greenlets may not have heard of their end. Threads cannot be ended.
+    It is called after Celery has ended its pool. What that means depends on the pool:
+
+    - Pool processes have ended. The outcomes of the messages that they were running may not be written yet.
+    - Greenlets may still run, and are killed here.
+    - Threads cannot be ended.
     """
     main, _ = shared.main
     deadline = time.monotonic() + PATIENCE_S
@@ -61,6 +64,6 @@ def _end_greenlets(shared: Shared, pool: Any, requests: Collection[Any], deadlin
     for request in list(requests):
         if request.worker_pid:
             pool.terminate_job(request.worker_pid)
-    # Where there are greenlets, this lets them run.
+    # With greenlets, each sleep lets them run, and end.
     while shared.running_fences() and time.monotonic() < deadline:
         time.sleep(EXIT_CHECK_S)

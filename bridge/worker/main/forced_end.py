@@ -1,17 +1,17 @@
-"""The end that a worker comes to when it was asked to stop and its server does not answer.
+"""Forced end: ends a worker that was asked to stop while its server does not answer.
 
-Celery, kombu and redis-py wait for a server in many places, and in some of them without a limit: a last heartbeat that
-is published again and again, a queue that is deleted, a reply that is read. So a worker whose server is away could hang
-in the middle of its shutdown for as long as the server does. Nothing would be gained by that: what it has not begun it
-cannot give back, and what it cannot write is void when its lease is over.
+Celery, kombu and redis-py wait for the server in many places, and in some without a limit: a last heartbeat, the
+deletion of a queue, the reading of a reply. So a shutdown could hang as long as the server is away. Waiting would be of
+no use: without a server the worker cannot give messages back, and after its lease its outcomes are void.
 
-Contract: after the signal, once the server has not answered for `AWAY_S`, the process ends as soon as nothing runs in
-it that could still count: no task beside the bridge's, and no ticket under a lease that holds. Tickets that run on when
-the lease is over are void; a pool of processes has killed them by then, and of the other pools this is the one way to
-end them. It ends without a good-bye and without Celery's last steps, as in a crash: so its watcher gives notice that
-nothing of it runs any more, if the server is back before the lease is over. Else the lease decides.
+Contract, after the worker was asked to stop:
 
-A server that answers is never given up: then Celery's own shutdown takes as long as it takes.
+- When the server has not answered for `AWAY_S`, the process ends as soon as no running task can count any more. An
+  ordinary Celery task counts until it ends. A ticket counts until the lease is over. After that, pool processes are
+  killed, and for other pools this end is the only way to stop the task.
+- The process ends as in a crash: it does not end its lease, and skips Celery's last steps. So if the server is back
+  before the lease is over, the watcher writes a death notice. Else the lease decides.
+- While the server answers, this does nothing: Celery's own shutdown may take any time.
 """
 
 from __future__ import annotations
@@ -36,15 +36,15 @@ if TYPE_CHECKING:
 
 logger = get_logger(__name__)
 
-#: Seconds without an answer after which nothing is expected any more.
+#: The process may end when the server has not answered for this many seconds.
 AWAY_S = 5.0
-#: Seconds between two questions to the server, and for an answer.
+#: Seconds between two pings of the server, and the timeout of one.
 ASK_S = 0.5
 TIMEOUT_S = 1.0
 
 
 class ForcedEnd:
-    """Runs on a thread of its own from `start` to the end of the process."""
+    """Watches the server on a thread of its own, from `start` to the end of the process."""
 
     def __init__(self, url: str, shared: Shared) -> None:
         self._shared = shared
@@ -52,7 +52,7 @@ class ForcedEnd:
         self._started = False
 
     def start(self) -> None:
-        """The worker was asked to stop. Safe in a signal handler; asking twice changes nothing."""
+        """Starts the thread: the worker was asked to stop. Safe in a signal handler. May be called twice."""
         if not self._started:
             self._started = True
             run_in_thread(self._run)
@@ -64,7 +64,7 @@ class ForcedEnd:
                 answered = time.monotonic()
             away_s = time.monotonic() - answered
             if away_s > AWAY_S and self._nothing_counts():
-                logger.warning("Redis has not answered for %.0f s and nothing runs here: ending as it is", away_s)
+                logger.warning("Redis has not answered for %.0f s and no task runs here: ending without it", away_s)
                 _end()
             time.sleep(ASK_S)
 
@@ -81,7 +81,7 @@ class ForcedEnd:
         try:
             running = list(state.active_requests)
         except RuntimeError:
-            # It changed while it was read.
+            # The set changed while it was read.
             return False
         return all(_of_a_ticket(request) for request in running)
 
@@ -94,5 +94,5 @@ def _end() -> None:
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError, ValueError):
             stream.flush()
-    # It was asked to stop, and stops. Pool processes end with this one.
+    # The worker was asked to stop, so this is a success. Its pool processes end with it.
     os._exit(os.EX_OK)

@@ -1,8 +1,8 @@
-"""Which tasks a worker can run, as it tells when it registers.
+"""Which tasks a worker can run. The worker writes them into its registration.
 
-That is what its app knows, less what Celery's routes (``task_routes``, a task's own ``queue``) send to a queue that
-this worker does not consume: such a task is meant for other workers, and its ticket messages go there, too. The message
-itself travels through the worker's own queue, as all of a lane do.
+These are the tasks of its app, without those that Celery's routes (``task_routes``, a task's own ``queue``) send to a
+queue that this worker does not consume. Such a task is meant for other workers, so its ticket messages go to them too.
+The ticket messages themselves always travel through a worker's own queue.
 """
 
 from __future__ import annotations
@@ -23,12 +23,14 @@ logger = get_logger(__name__)
 
 
 def queues_of(app: Celery, own: str) -> frozenset[str]:
-    """The Celery queues that this worker consumes now, without its ``own`` one for tickets."""
+    """The Celery queues that this worker consumes now, except its ``own`` queue for tickets."""
     return frozenset(app.amqp.queues.consume_from) - {own}
 
 
 def runnable_tasks(app: Celery, queues: frozenset[str]) -> dict[str, Any]:
-    """What a worker of ``app`` that consumes ``queues`` tells of its tasks: see `bridge.protocol.registration`."""
+    """The part of the registration about tasks, for a worker of ``app`` that consumes ``queues``: see
+    `bridge.protocol.registration`.
+    """
     router = Router(app.amqp.routes, _Queues(app.amqp.queues), app=app)
     tasks, elsewhere, traits = [], {}, {}
     for name in sorted(ticket_tasks(app)):
@@ -45,23 +47,25 @@ def runnable_tasks(app: Celery, queues: frozenset[str]) -> dict[str, Any]:
 
 
 def _queue_of(task: Any, router: Router, queues: frozenset[str]) -> str | None:
-    """The queue that ``task`` is meant for, when it is none of ``queues``; None: it may run here."""
+    """The queue that ``task`` is routed to, if it is none of ``queues``; None: the task may run here."""
     try:
         route = router.route(dict(task._get_exec_options()), task.name, task_type=task)
     except Exception as exc:
-        # A router of the app's own, which may look at arguments.
+        # The app's own router failed. It may need the arguments of a call.
         logger.warning("cannot tell which queue the task %s is routed to, so it may run here: %r", task.name, exc)
         return None
     found = route.get("queue")
     if found is None:
-        # By exchange and routing key: which queues that reaches is the broker's business.
+        # The route names an exchange and a routing key. Only the broker knows to which queues these lead.
         return None
     name = found.name if isinstance(found, Queue) else str(found)
     return None if name in queues else name
 
 
 class _Queues:
-    """The app's queues for a router, which would declare a queue that is missing, and a worker would consume it."""
+    """The app's queues, for a router. Given Celery's own object, it would declare missing queues, which the worker
+    would then consume.
+    """
 
     def __init__(self, queues: Any) -> None:
         self._queues = queues

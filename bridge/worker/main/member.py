@@ -1,4 +1,9 @@
-"""The bridge's part of one worker process: what `bridge.install` hooks into ``celery worker``."""
+"""The bridge's part of one Celery worker, in its main process: a member of the lane.
+
+`Member` owns the worker's shared page, lease, watcher and holdings. It takes runs, gives runs back, and handles the
+shutdown. Contract for what is given back: a message goes back only if no pool process can start it any more. For that,
+a recall is written to the shared page first, and the fences that run are read a while after (`give_back_unstarted`).
+"""
 
 from __future__ import annotations
 
@@ -37,24 +42,24 @@ if TYPE_CHECKING:
 
 logger = get_logger(__name__)
 
-#: Seconds after which a pool process that got a message has said so.
+#: Within this many seconds a pool process reports that it accepted a message.
 DROPPED_AFTER_S = 1.0
-#: Seconds between saying that messages are wanted back and taking those that nobody runs: see `give_back_unstarted`.
+#: Seconds between a recall and the check which of the recalled messages run: see `give_back_unstarted`.
 RECALL_S = 0.1
-#: Seconds between two looks at a pool process that is being ended.
+#: Seconds between two checks of a pool process that is ending.
 EXIT_CHECK_S = 0.002
 
 
 class Member:
-    """A worker that takes part in a lane."""
+    """A worker that is a consumer of a lane."""
 
     def __init__(self, app: Celery, name: str) -> None:
         self.app = app
         self.name = name
         self.lane: LaneSettings = app.bridge.settings.lane
-        #: Of the lane's server.
+        #: The URL of the lane's server.
         self.url: str = app.bridge.settings.redis_url
-        #: Unix time in seconds: tells one life of this worker from the next, over all of its incarnations.
+        #: Start of this worker, Unix time in seconds. It is the same for all incarnations of this process.
         self.started = time.time()
         self.shared = Shared()
         self.holdings = Holdings()
@@ -63,37 +68,35 @@ class Member:
         self.forced_end = ForcedEnd(self.url, self.shared)
         #: Celery's pool.
         self.pool: Any = None
-        #: How many messages it takes now.
+        #: Returns how many messages the worker takes now.
         self._slots: Callable[[], int] = lambda: 1
-        #: The Celery queues that it consumes beside its own, and what it can run therefore.
+        #: The Celery queues that the worker consumes beside its own, and the tasks that it can run therefore.
         self._queues: frozenset[str] | None = None
         self._runnable_tasks: dict[str, Any] = {}
         #: Whether tasks run in pool processes, which can be killed.
         self.forks = False
-        #: Whether Celery can end a task that runs: pool processes and greenlets.
+        #: Whether Celery can end a running task: in pool processes and greenlets it can, in threads not.
         self.can_end = False
         self.lease: Lease | None = None
         self._warm_shutdown: WarmShutdown | None = None
-        #: First fence -> request, of what is here and not finished.
+        #: First fence -> request, of all unfinished requests.
         self.requests: dict[int, Any] = {}
-        #: The same, of what no pool process has accepted yet.
+        #: First fence -> request, of those that no pool process has accepted yet.
         self.unaccepted: dict[int, Any] = {}
-        #: Threads that wait for the end of something, and say then what became of it.
+        #: Threads that wait for the end of a pool process, and then write the outcomes of its request.
         self.waiting_threads: set[threading.Thread] = set()
-        #: The same, of what Celery may have dropped when its connection was lost; and since when (monotonic).
+        #: First fence -> request, of those that Celery may have dropped with a lost connection; and when (monotonic).
         self._dropped: dict[int, Any] = {}
         self._dropped_at = 0.0
-        #: The newest fence that was received.
+        #: The newest fence that was taken.
         self._newest = 0
-        #: Whether the worker was asked to stop. The page says so a moment later: see `WarmShutdown`.
+        #: Whether the worker was asked to stop. The recall is on the page a moment later: see `WarmShutdown`.
         self._is_stopping = False
 
-    # -- what the strategy asks --------------------------------------------------------------------------------------
+    # -- called by the strategy and by requests ------------------------------------------------------------------------
 
     def take(self, headers: dict[str, Any], body: str | bytes) -> bool:
-        """Whether this worker runs what the Celery message carries; False: it belongs to a lease that is over, or came
-        twice, and nobody waits for it.
-        """
+        """Takes the runs of a Celery message. False: its lease is over, or it came twice, so this worker ignores it."""
         if headers[HEADER_INCARNATION] != self.shared.incarnation:
             logger.debug("refused a message of another incarnation")
             return False
@@ -106,7 +109,7 @@ class Member:
             took = self.holdings.take(ticket, first, first + count - 1, bool(doubt))
             if took is Taking.FORGOTTEN:
                 logger.warning("fence %d of ticket %s came before, and is not here any more: given back", first, ticket)
-                # What is in doubt comes alone. If it had an outcome, that one is in the stream before this one.
+                # A run that is sent again travels alone. If it had an outcome, that comes first in the stream.
                 incarnation = self.shared.incarnation
                 self.write(incarnation, returned({"headers": headers, "body": body}, incarnation))
                 return False
@@ -114,14 +117,14 @@ class Member:
                 logger.warning(
                     "refused fence %d of ticket %s: it came twice, or is not the newest", base + offset, ticket
                 )
-                # A Celery message is taken whole or not at all; the runs taken from it are still undone elsewhere.
+                # A Celery message is taken whole or not at all. The leader will send its other runs again.
                 for taken, off, *_ in runs[:i]:
                     self.holdings.drop(taken, base + off)
                 return False
         return True
 
     def received(self, request: Any) -> None:
-        """What was taken is about to go to the pool."""
+        """Notes a request that will go to the pool next."""
         request.member = self
         self.requests[request.first_fence] = self.unaccepted[request.first_fence] = request
 
@@ -130,19 +133,21 @@ class Member:
         return int(task.bridge_max_attempts or self.lane.max_attempts)
 
     def decline(self, headers: dict[str, Any], body: str | bytes) -> None:
-        """Gives back what was taken from the queue just now and no pool process will get."""
+        """Gives back a Celery message that was just taken, and that no pool process will get."""
         incarnation = headers[HEADER_INCARNATION]
         self.write(incarnation, returned({"headers": headers, "body": body}, incarnation))
         self.drop(headers)
 
     def in_doubt(self, request: Any) -> None:
-        """It was about to go to the pool, and may be there or not: it goes through the gate for what was dropped."""
+        """Notes a request that the pool may have or not, since the pool failed: see `_give_back_dropped`."""
         self._dropped[request.first_fence] = request
         self._dropped_at = time.monotonic()
 
     def refuse(self, headers: dict[str, Any], body: str | bytes, error: str) -> None:
-        """What was taken from the queue just now made this process raise. Which message of a bundle did, nobody can
-        know: the first of each run is charged, and travels alone from then on.
+        """Fails a Celery message that was just taken, and that caused an error in this process.
+
+        If it is a bundle, the faulty message is unknown. So the first message of each run is charged with an attempt,
+        and travels alone from then on.
         """
         incarnation = headers[HEADER_INCARNATION]
         heads = returned({"headers": headers, "body": body}, incarnation)
@@ -154,39 +159,40 @@ class Member:
         self.drop(headers)
 
     def drop(self, headers: dict[str, Any]) -> None:
-        """What the Celery message carried is finished."""
+        """The worker does not hold the runs of a Celery message any more."""
         base = headers[HEADER_BASE]
         for ticket, offset, *_ in headers[HEADER_RUNS]:
             self.holdings.drop(ticket, base + offset)
 
     def write(self, incarnation: str, outcomes: list[Outcome]) -> None:
-        """Writes outcomes from the main process; void when the lease that they belong to is over."""
+        """Writes outcomes from the main process. They are void when their lease is over."""
         if outcomes and self.shared.holds(incarnation):
             self.writer.write(incarnation, outcomes)
 
     def handle_leader_request(self, headers: dict[str, Any]) -> None:
-        """The leader asks something of this worker."""
+        """Handles a request of the leader, which came instead of a message."""
         word = headers[HEADER_WORD]
         if word != WorkerWord.GIVE_BACK.value or headers[HEADER_INCARNATION] != self.shared.incarnation:
-            # A probe, or of no concern: that it left the queue is the answer.
+            # A probe needs no answer: the leader sees that it left the queue. Another incarnation's request is ignored.
             return
-        logger.info("the leader wants back what has not begun")
+        logger.info("the leader recalls the messages that have not started")
         self._recall()
 
     def _recall(self) -> None:
-        """Gives back what has come so far and not begun."""
+        """Gives back the messages taken so far that have not started."""
         newest = self.shared.recalled_to = self._newest
 
         def later() -> None:
             time.sleep(RECALL_S)
             self.give_back_unstarted(newest)
 
-        # Not on Celery's own thread, which a server that is away would stop here.
+        # On a thread of its own: a server that is away would stop Celery's own thread here.
         threading.Thread(target=later, name="bridge-recall", daemon=True).start()
 
     def wait_for_end(self, pid: int, fences: set[int], incarnation: str, *, killed: bool) -> bool:
-        """Waits until pool process ``pid`` runs none of ``fences`` any more; for one that is being ``killed``, until it
-        is gone. False: the lease ended first.
+        """Waits until pool process ``pid`` runs none of ``fences`` any more. ``killed``: waits until it is gone.
+
+        Returns False when the lease ended first.
         """
         while self.shared.holds(incarnation):
             row = self.shared.row_of(pid)
@@ -198,22 +204,25 @@ class Member:
     # -- life --------------------------------------------------------------------------------------------------------
 
     def child_started(self) -> None:
-        """A process of the pool has begun. Called in it, before it gets any message."""
+        """A pool process has started. Called in that process, before it gets any message."""
         main, _ = self.shared.main
         if os.getpid() == main:
             return
         if os.getppid() != main:
-            # The main process died before this one had asked to be ended with it: nobody would.
+            # The main process died before this process had asked the kernel to end together with it.
             os._exit(1)
         self.shared.give_row(self.shared.take_row())
         watch_own_deadline(self.shared, self.lane.lease)
 
     def start(self, consumer: Any) -> None:
-        """The worker is about to consume: takes the lease. Once; Celery restarts its consumer on a lost connection."""
-        # What its neighbours know, or what it knew before it was restarted.
+        """Takes the lease: the worker will consume next. After a lost connection Celery calls this again.
+
+        Then the lease is kept, and only the messages that Celery may have dropped are noted.
+        """
+        # Celery learned revoked ids from other workers, or kept them over a restart.
         self.shared.revoke(state.revoked)
         if self.lease is not None:
-            # Celery empties the pool's queue when it loses its connection, expecting the broker to deliver again.
+            # When Celery loses its connection it empties the pool's queue, since a broker would deliver again.
             self._dropped = dict(self.unaccepted)
             self._dropped_at = time.monotonic()
             return
@@ -225,8 +234,8 @@ class Member:
         self.can_end = self.forks or pool in ("gevent", "eventlet")
         if not self.forks:
             logger.warning(
-                "the %s pool cannot end a task that runs when this worker loses its lease: it runs on, and its fence "
-                "is what refuses its effects",
+                "the %s pool cannot end a running task when this worker loses its lease: the task runs on, and its "
+                "effects are refused by its fence",
                 pool,
             )
         elif get_start_method() != "fork":
@@ -255,12 +264,13 @@ class Member:
             changing_facts=self._changing_facts,
         )
         lease.begin()
-        # Only now: when the server is away, Celery starts its consumer again, and this with it.
+        # Set last: when the server is away, `begin` raises, and Celery will call this again.
         self.lease = lease
 
     def refresh_tasks(self) -> None:
-        """An operator may have told the worker to consume others (``add_consumer``, ``cancel_consumer``). Called every
-        second on Celery's own thread: a router of the app's must not hold up the lease.
+        """Computes the runnable tasks again if an operator changed the queues (``add_consumer``, ``cancel_consumer``).
+
+        Called every second on Celery's own thread, and not on the lease's: the app's router may be slow.
         """
         queues = queues_of(self.app, self.lane.keys.queue(self.name))
         if queues != self._queues and not self._is_stopping:
@@ -268,28 +278,28 @@ class Member:
             self._queues = queues
 
     def _changing_facts(self) -> dict[str, Any]:
-        """Of what the worker registers with, all that may change while it lives."""
+        """The fields of the registration that may change while the worker lives."""
         return {"slots": self._slots(), **self._runnable_tasks}
 
     def _on_renewal(self) -> None:
         """Called with each renewal of the lease, on its thread."""
         self.watcher.ensure()
         if self.unaccepted and not self._is_stopping and self._slots() < 1:
-            logger.warning("the pool was shrunk to nothing: giving back what has not begun")
+            logger.warning("the pool was shrunk to nothing: giving back the messages that have not started")
             self._recall()
 
     def report(self) -> list[int]:
-        """The fences of what this worker holds; called with each renewal of the lease, on its thread."""
+        """The first fences of the runs that this worker holds. Called with each renewal of the lease, on its thread."""
         if self._dropped and time.monotonic() - self._dropped_at > DROPPED_AFTER_S:
             self._give_back_dropped()
         return self.holdings.report()
 
     def _give_back_dropped(self) -> None:
-        """Gives back what Celery dropped with its connection, through the gate for all that is wanted back.
+        """Gives back the messages that Celery dropped with its connection.
 
-        Nobody can know that it was dropped: it may lie in a pipe to a pool process that is about to start. So first the
-        page says that it is wanted back, and a process that gets it after all gives it back itself; what does not run
-        when this looks again, one renewal later, is not begun any more.
+        It is not known whether a message was dropped: it may be in the pipe to a pool process. So the first call
+        recalls these messages on the shared page. A pool process that gets one after that gives it back itself. The
+        next call, one renewal later, gives back those that do not run: they cannot start any more.
         """
         newest = max((max(request.fences()) for request in self._dropped.values()), default=0)
         if self.shared.recalled_to < newest:
@@ -304,7 +314,7 @@ class Member:
                 del self._dropped[fence]
 
     def begin_shutdown(self) -> None:
-        """The worker was asked to stop: what has not started goes back."""
+        """The worker was asked to stop: starts the warm shutdown. May be called twice."""
         if self._is_stopping:
             return
         self._is_stopping = True
@@ -325,18 +335,19 @@ class Member:
 
     @property
     def is_stopping(self) -> bool:
-        """Whether the worker was asked to stop: its pool is about to close, and may neither run anything nor say so."""
+        """Whether the worker was asked to stop. Its pool will close, and may drop messages without a report."""
         return self._is_stopping
 
     def recall_all(self) -> None:
-        """Whatever has not begun shall not begin any more."""
+        """Recalls all messages: none may start any more."""
         self.shared.recalled_to = EVERYTHING
 
     def give_back_unstarted(self, newest: int = EVERYTHING) -> None:
-        """Gives back what waits in the pool's queue, up to the fence ``newest``: it may wait behind a long task.
+        """Gives back the messages that wait in the pool's queue, up to the fence ``newest``.
 
-        A pool process notes the fence of a message *before* it looks whether it is wanted back, and this looks for
-        fences a while *after* the page said so: so a message either shows here, or is not begun any more.
+        Precondition: they were recalled a while ago. A pool process notes the fence of a message *before* it reads the
+        recall, and this reads the fences a while *after* the recall was written. So if a message has started, its fence
+        is seen here. If its fence is not seen, it cannot start any more.
         """
         running = self.shared.running_fences()
         for request in list(self.unaccepted.values()):
@@ -345,14 +356,17 @@ class Member:
                 request.give_back()
 
     def stop(self) -> None:
-        """The worker runs nothing any more, unless it ends at once: then what runs is ended first. Twice is once."""
+        """Ends the worker's part in the lane, after its pool has ended. May be called twice.
+
+        In a cold shutdown, tasks may still run. They are ended first. If that fails, the lease is not given up.
+        """
         shutdown, self._warm_shutdown = self._warm_shutdown, None
         if shutdown is not None:
             shutdown.stop()
         for thread in list(self.waiting_threads):
             thread.join(timeout=max(0.0, self.shared.left_s))
         if self.shared.ends_now and not self._end_running_tasks():
-            # Nobody can be sure of it: so no good-bye. The watcher gives notice, or the lease decides.
+            # A task may still run, so the lease is not given up. The watcher gives notice, or the lease decides.
             return
         lease, self.lease = self.lease, None
         if lease is not None:
@@ -366,9 +380,9 @@ class Member:
         )
 
     def _stop_tickets(self) -> None:
-        """The lease is over: kills the pool processes that run tickets, so that none runs on beside its successor."""
+        """The lease is over: kills the pool processes that run tickets, before other workers get these tickets."""
         self.holdings.forget()
         for pid in kill_overdue(self.shared):
-            logger.error("killed pool process %d: it ran a ticket under a lease that is over", pid)
+            logger.error("killed pool process %d: it ran a ticket after its lease ended", pid)
         if not self.forks and self.shared.overdue():
-            logger.warning("this pool cannot end what runs; when it ends, its fence refuses it")
+            logger.warning("this pool cannot end running tasks; their outcomes will be refused by their fences")

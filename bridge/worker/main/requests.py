@@ -1,11 +1,12 @@
-"""A Celery message of the bridge in the worker's main process: what Celery's pool reports of it becomes outcomes here.
+"""A Celery message of the bridge in the worker's main process: turns failures that Celery's pool reports into outcomes.
 
-The pool process that ran it cannot write them any more: it died, or was ended. An outcome that it had written before
-comes first in the stream, and the second one then has a stale fence and changes nothing.
+Usually the pool process writes the outcomes. When it died or was ended, it cannot, and the main process writes them. If
+the pool process had written an outcome before, that one comes first in the stream. The second one then has a stale
+fence, and changes nothing.
 
-Which end means what:
+What each end means:
 
-- a hard time limit, a process that died: the message that ran is charged with an attempt (``LOST``);
+- a hard time limit, or a pool process that died: the message that ran is charged with an attempt (``LOST``);
 - a cold shutdown, in which Celery ends the running tasks (`BridgeRequest.cancel`): the message that ran comes again,
   and is not charged (``INTERRUPTED``). Celery also calls `cancel` when it lost its connection. Then nothing happens:
   the lease holds, so no other worker gets the message, and its outcome does not need Celery's connection;
@@ -44,12 +45,12 @@ else:
 
 logger = get_logger(__name__)
 
-#: What Celery says of an execution that was cut off half way.
+#: The errors by which Celery reports an execution that was cut off half way.
 CUT_OFF = (TimeLimitExceeded, WorkerLostError)
 
 
 class CarriedMessage(NamedTuple):
-    """One message of a Celery message."""
+    """One message within a Celery message."""
 
     id: str
     task: str
@@ -57,25 +58,25 @@ class CarriedMessage(NamedTuple):
     payload: Any
     fence: int
     attempt: int
-    #: How many messages of its run come before it.
+    #: How many messages of its run precede it.
     place: int = 0
 
 
 class BridgeRequest(_Base):
-    """What both kinds of request add to Celery's."""
+    """Mixed into Celery's request class: the base of `TicketRequest` and `BundleRequest`."""
 
     member: Member
     _finished = False
-    #: Whether what became of this was told, or is about to be.
+    #: Whether the outcomes of this request are written here, or will be.
     _outcomes_reported = False
-    #: Whether an operator does not want what runs any more.
+    #: Whether an operator terminated the message that runs.
     _terminated_by_operator = False
     #: Whether it is a bundle.
     carries_many = False
 
     @property
     def body(self) -> Any:
-        """The message's own text; the parsed form of the base class is a stand-in."""
+        """The raw text of the Celery message. The base class only has a stand-in for its parsed form."""
         return self._message.body
 
     @property
@@ -84,31 +85,31 @@ class BridgeRequest(_Base):
 
     @property
     def first_fence(self) -> int:
-        """The fence of the first message; names the request among those of this worker."""
+        """The fence of the first message. It identifies the request within this worker."""
         return self._base_fence + int(self._request_dict[HEADER_RUNS][0][1])
 
     def fences(self) -> set[int]:
-        """The fences of all messages that this carries."""
+        """The fences of all messages of this request."""
         base = self._base_fence
         runs = self._request_dict[HEADER_RUNS]
         return {base + offset + i for _, offset, count, *_ in runs for i in range(count)}
 
     def messages(self) -> Iterator[CarriedMessage]:
-        """The messages. It parses the body: for what is rare."""
+        """The messages of this request. It parses the body, so it is for rare cases only."""
         raise NotImplementedError
 
     def announce(self) -> None:
-        """Tells who watches that it was received."""
+        """Sends the events for received messages."""
         raise NotImplementedError
 
     def context_of(self, one: CarriedMessage) -> Context:
-        """The request of one message, as its task would see it."""
+        """The request context of one message, as its task would see it."""
         raise NotImplementedError
 
-    # -- beginning and end -------------------------------------------------------------------------------------------
+    # -- start and end -----------------------------------------------------------------------------------------------
 
     def give_back(self) -> None:
-        """It has not begun, and shall not."""
+        """Gives the messages back: none has started, and none will."""
         if not self._outcomes_reported:
             self._outcomes_reported = True
             self.report([Outcome(one.id, one.fence, Kind.RETURNED) for one in self.messages()])
@@ -119,7 +120,7 @@ class BridgeRequest(_Base):
         return super().on_accepted(pid, time_accepted)
 
     def finish(self) -> None:
-        """The worker does not hold these runs any more."""
+        """Ends the request: the worker does not hold its runs any more."""
         if not self._finished:
             self._finished = True
             first = self.first_fence
@@ -129,13 +130,13 @@ class BridgeRequest(_Base):
             cut_off_in(first)
 
     def report(self, outcomes: list[Outcome]) -> None:
-        """Writes outcomes from the main process, unless the lease that they belong to is over."""
+        """Writes outcomes from the main process, unless their lease is over."""
         self.member.write(self._request_dict[HEADER_INCARNATION], outcomes)
 
-    # -- what the pool could not run to its end ----------------------------------------------------------------------
+    # -- messages that the pool could not run to their end -------------------------------------------------------------
 
     def lost(self, kind: Kind, exc: BaseException) -> None:
-        """The pool could not run this to its end."""
+        """The pool could not run this request to its end. Reports that to Celery, and writes the outcomes."""
         if self._outcomes_reported or self._finished:
             return
         self._outcomes_reported = True
@@ -147,11 +148,12 @@ class BridgeRequest(_Base):
             return
         self._notify_celery(kind, exc, self._running())
         if kind is Kind.FAILED:
-            # The pool process has come back from it.
+            # The pool process lives, and has left the message.
             self._write_outcomes_of_process(kind, exc)
             return
-        # Celery reports a time limit, and an operator's revoke, before the process has ended: told now, the next
-        # execution could begin beside this one. Not waited for here, where Celery's own thread would stand still.
+        # Celery reports a time limit, and an operator's revoke, before the process has ended. If the outcome were
+        # written now, the next execution could overlap this one. A thread waits for the end, since Celery's own thread
+        # must not stand still.
         thread = threading.Thread(
             target=self._write_outcomes_when_ended, args=(kind, exc), name="bridge-lost", daemon=True
         )
@@ -171,21 +173,22 @@ class BridgeRequest(_Base):
         self.member.shared.forget(self.worker_pid)
 
     def _running(self) -> int:
-        """The fence of this that its pool process runs, or ran when it ended; 0: none."""
+        """The fence of this request that its pool process runs, or ran when it ended; 0: none."""
         row = self.member.shared.row_of(self.worker_pid)
         return row.fence if row is not None and row.fence in self.fences() else 0
 
     def _notify_celery(self, kind: Kind, exc: BaseException, running: int) -> None:
-        """Tells Celery's world. On Celery's own thread, and before the outcome is written: a process that is forked
-        while another thread stores a result would inherit its locks, and a retry that is told late could follow its
-        success.
+        """Reports the end to Celery: results, handlers, signals, events.
+
+        Must be called on Celery's own thread: if another thread stored a result during a fork, the new process would
+        inherit its locks. And before the outcome is written: else the report of a retry could follow the success.
         """
         for one in self.messages():
             became = self._outcome_kind(kind, one, running)
             if became is Kind.RETURNED:
                 continue
             if became is Kind.DEAD:
-                # Of one that came alone Celery says so itself.
+                # For a message that travelled alone Celery reports this itself.
                 if self.carries_many:
                     self._notice_of(one, exc).revoked(terminated=True)
             elif became is Kind.INTERRUPTED or one.attempt < self.member.max_attempts(self._app.tasks[one.task]):
@@ -194,19 +197,19 @@ class BridgeRequest(_Base):
                 self._notice_of(one, exc).failed()
 
     def _write_outcomes(self, kind: Kind, exc: BaseException, running: int) -> None:
-        """Says what became of the messages when ``running`` is the fence that ran (0: none)."""
+        """Writes the outcomes of the messages, and ends the request. ``running``: the fence that ran; 0: none."""
         outcomes = []
         for one in self.messages():
             became = self._outcome_kind(kind, one, running)
-            # Those that were settled before have stale fences now, and of a run only what is after the message that ran
-            # goes back: the leader reads in order.
+            # A message that was settled before has a stale fence now, so its outcome changes nothing. The leader reads
+            # in order: of a run, only the messages after the one that ran go back.
             error = "" if became is Kind.RETURNED else f"{type(exc).__name__}: {exc}"
             outcomes.append(Outcome(one.id, one.fence, became, error=error))
         self.report(outcomes)
         self.finish()
 
     def _outcome_kind(self, kind: Kind, one: CarriedMessage, running: int) -> Kind:
-        """What became of one message, when the pool could not run this to its end for the reason ``kind``."""
+        """The outcome of one message, when the pool could not run this request to its end for the reason ``kind``."""
         raise NotImplementedError
 
     def _notice_of(self, one: CarriedMessage, exc: BaseException) -> CeleryNotice:
@@ -214,23 +217,23 @@ class BridgeRequest(_Base):
 
     @property
     def _waits_for_end(self) -> bool:
-        """Whether a thread waits for the end of this."""
+        """Whether a thread waits for the pool process, and will end the request."""
         return self._outcomes_reported and not self._finished
 
-    # -- what Celery calls -------------------------------------------------------------------------------------------
+    # -- called by Celery ----------------------------------------------------------------------------------------------
 
     def on_success(self, failed__retval__runtime: Any, **kwargs: Any) -> Any:
         if not self.member.forks and (cut_off := cut_off_in(self.first_fence)) is not None:
-            # A greenlet that was killed ends like one that came to its end. One that nobody asked to end was ended by
-            # what it ran (`sys.exit` in a task), as threads may be.
+            # For Celery, a greenlet that was killed looks like one that succeeded. If neither an operator nor a
+            # shutdown ended it, its task did (`sys.exit` in a task). The task of a thread can do that too.
             self._outcomes_reported = True
             task_ready(self)
             if self._terminated_by_operator or self._already_revoked or self.member.shared.ends_now:
                 why, exc = self._why_ended, Terminated("ended by Celery")
             else:
-                # What stands for it can be stored, and raised again in whoever waits for the result.
+                # The stand-in can be stored as a result, and raised again where a caller waits for the result.
                 why, exc = Kind.FAILED, stand_in(cut_off.exc)
-                logger.error("%s[%s] ended its line of execution: %r", self.name, self.id, cut_off.exc)
+                logger.error("%s[%s] ended its thread or greenlet: %r", self.name, self.id, cut_off.exc)
             self._notify_celery(why, exc, cut_off.fence)
             self._write_outcomes(why, exc, cut_off.fence)
             return None
@@ -247,7 +250,7 @@ class BridgeRequest(_Base):
         if return_ok or self._finished or isinstance(exc, Ignore):
             try:
                 if isinstance(exc, RevokedHere):
-                    # The pool process has written it.
+                    # The pool process has written the outcome.
                     self._outcomes_reported = True
                     return self._announce_revoked("revoked", False, None, False)
                 return super().on_failure(exc_info, send_failed_event=send_failed_event, return_ok=return_ok)
@@ -270,7 +273,7 @@ class BridgeRequest(_Base):
 
     @property
     def _why_ended(self) -> Kind:
-        """Why Celery ended what ran here: by an operator's revoke the message shall not come again."""
+        """The outcome of the message that Celery ended. After an operator's revoke it must not come again."""
         return Kind.DEAD if self._terminated_by_operator or self._already_revoked else Kind.INTERRUPTED
 
     def on_timeout(self, soft: bool, timeout: float) -> Any:
@@ -287,7 +290,7 @@ class BridgeRequest(_Base):
         return super().terminate(pool, signal)
 
     def cancel(self, pool: Any, signal: Any = None, emit_retry: bool = True) -> Any:
-        # Told when it is over, and not at once, as Celery does: see `lost`.
+        # Celery reports a retry at once. Here it is reported when the process has ended: see `lost`.
         del emit_retry
         if not self.member.shared.ends_now or not self.member.can_end or not self.time_start:
             return
@@ -303,11 +306,11 @@ class BridgeRequest(_Base):
 
 
 class Revoked(Exception):
-    """An operator does not want the message."""
+    """An operator revoked the message."""
 
 
 class TicketRequest(BridgeRequest):
-    """A message that travels alone."""
+    """The request of a message that travels alone."""
 
     @property
     def args(self) -> Any:
@@ -343,6 +346,6 @@ class TicketRequest(BridgeRequest):
 
     def _outcome_kind(self, kind: Kind, one: CarriedMessage, running: int) -> Kind:
         if kind in (Kind.LOST, Kind.INTERRUPTED) and self.member.forks and running != one.fence:
-            # The process ended before it had begun this, or after it had written what became of it.
+            # The process ended before it started this message, or after it had written its outcome.
             return Kind.RETURNED
         return kind

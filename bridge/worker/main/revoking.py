@@ -1,8 +1,8 @@
-"""An operator revokes messages (``app.control.revoke``, Flower): what Celery does not know of those in bundles.
+"""Revokes (``app.control.revoke``, Flower) for messages that travel in bundles.
 
-Celery keeps revoked ids in the main process, and looks at the id of a Celery message. The messages of a bundle have ids
-of their own, and wait in a pool process. So the ids go into the page that pool processes look at before each message,
-and what is to be terminated is looked for in bundles, too.
+Celery keeps revoked ids in the main process, and compares them with the ids of Celery messages. But the messages of a
+bundle have their own ids, and wait in a pool process. So two things are added. Revoked ids go into the shared page,
+which a pool process reads before each message. And ``terminate`` also looks into bundles.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ logger = get_logger(__name__)
 
 
 def hook_revokes(members: Mapping[str, Member]) -> None:
-    """Makes Celery's remote commands ``revoke`` and ``terminate`` tell the one of ``members`` that they come to."""
+    """Extends Celery's remote commands ``revoke`` and ``terminate`` for the workers ``members``."""
     ordinary: Callable[..., Any] = Panel.data["revoke"]
     if getattr(ordinary, "of_ticket_bridge", False):
         return
@@ -47,7 +47,7 @@ def hook_revokes(members: Mapping[str, Member]) -> None:
 
 
 def _end(member: Member, pool: Any, ids: frozenset[str], signal: Any) -> list[str]:
-    """Ends messages that are in bundles here; which ones were there and had not ended."""
+    """Ends those of the messages ``ids`` that are in bundles here. Returns the ids that it found unfinished."""
     found: list[str] = []
     for request in list(member.requests.values()):
         if request.carries_many and (mine := [one.id for one in request.unfinished() if one.id in ids]):

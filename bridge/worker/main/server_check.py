@@ -1,8 +1,8 @@
-"""What a worker needs before it begins: a server that answers, lets it in, and is new enough.
+"""Checks the server before a worker starts: it must answer, let the worker in, and be new enough.
 
-Where Celery is told to wait for its broker at start (``broker_connection_retry_on_startup = True``), a server that is
-away is waited for; whoever it turns out to be is looked at when it is there. A server that is there and of no use ends
-the worker at once, with one line. So does one that is away, where Celery is not told so.
+- A server that answers and is not fit ends the worker at once, with a one-line error.
+- A server that does not answer ends the worker too, unless Celery is set to wait for its broker at start
+  (``broker_connection_retry_on_startup = True``). Then the worker waits, and checks the server when it answers.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ if TYPE_CHECKING:
 
 logger = get_logger(__name__)
 
-#: Seconds between two looks, and for an answer.
+#: Seconds between two pings, and the timeout of one.
 SERVER_CHECK_S = 0.25
 TIMEOUT_S = 5.0
 
 
 class ServerStep(bootsteps.StartStopStep):
-    """Waits for the server, before Celery's consumer asks for it."""
+    """Waits for the server and checks it, before Celery's consumer connects to it."""
 
     def start(self, parent: Any) -> None:
         app = parent.app
@@ -42,7 +42,7 @@ class ServerStep(bootsteps.StartStopStep):
         with _client_of(app) as redis:
             while waits_for_server(app) and (sign := outage_error(redis)) is not None:
                 outage.met(sign)
-                # Nobody else could tell this thread that the worker shall stop.
+                # While this thread waits here, no other code checks for a shutdown.
                 state.maybe_shutdown()
                 time.sleep(SERVER_CHECK_S)
         outage.over()
@@ -58,7 +58,7 @@ def waits_for_server(app: Celery) -> bool:
 
 
 def check_lane_server(app: Celery) -> None:
-    """Raises `TicketBridgeError` when the server is of no use, or away and not waited for."""
+    """Raises `TicketBridgeError` when the server is not fit, or when it is away and the app does not wait for it."""
     with _client_of(app) as redis:
         if waits_for_server(app) and outage_error(redis) is not None:
             return
@@ -66,17 +66,17 @@ def check_lane_server(app: Celery) -> None:
         try:
             arrive(redis, app)
         except (RedisError, OSError) as exc:
-            # It went away just now: what waits for it looks again.
+            # The server went away just now. `ServerStep` waits for it, or Celery reports it.
             if not is_outage(exc):
                 raise
 
 
 def outage_error(redis: Redis) -> Exception | None:
-    """What says that the server is away or loading; None when it answers, with whatever."""
+    """The error that shows that the server is away or loading; None when it answers, also with another error."""
     try:
         redis.ping()
     except AuthenticationError:
-        # To redis-py that is a kind of a lost connection.
+        # The server answers. In redis-py this error is a subclass of ConnectionError.
         return None
     except (RedisError, OSError) as exc:
         return exc if is_outage(exc) else None
@@ -84,18 +84,18 @@ def outage_error(redis: Redis) -> Exception | None:
 
 
 def end_worker(worker: Any, exc: TicketBridgeError) -> NoReturn:
-    """Ends a worker (Celery's) that cannot take part. Within somebody else's program it raises ``exc``."""
+    """Ends a worker (Celery's) that cannot join the lane. If a program or a test started it, this raises ``exc``."""
     if isinstance(worker, Worker):
         exit_with_error(exc)
     started = getattr(worker, "_on_started", None)
     if started is not None:
-        # Celery's worker for tests: who started it waits for this, for ever.
+        # This is Celery's worker for tests. The code that started it waits for this event, without a limit.
         started.set()
     raise exc
 
 
 def exit_with_error(exc: Exception) -> NoReturn:
-    """Ends the worker of the command line with one line."""
+    """Ends a worker of the command line with a one-line error."""
     print(f"Error: {exc}", file=sys.stderr, flush=True)
     raise SystemExit(getattr(exc, "exit_code", 1))
 

@@ -1,7 +1,8 @@
-"""How many messages a worker takes at once: as many as its pool, which may grow and shrink while it runs.
+"""How many messages a worker takes at once (its slots): the size of its pool, which may grow and shrink.
 
-With ``--autoscale`` that is the largest pool: Celery grows it by what has arrived, so what fills it must arrive. Of a
-pool that was shrunk to nothing it is 0: the worker gets nothing, and gives back what it has, until it grows.
+With ``--autoscale`` it is the largest size: Celery grows the pool by the number of messages that have arrived, so
+enough messages must arrive to fill it. For a pool that was shrunk to nothing it is 0. Then the leader sends nothing,
+and the worker gives back what it has, until the pool grows.
 """
 
 from __future__ import annotations
@@ -14,9 +15,9 @@ from bridge.worker.guard.shared_page import ROWS
 
 
 def slots_of(consumer: Any, name: str) -> Callable[[], int]:
-    """What answers for the pool of ``consumer`` (Celery's) how many messages it takes now.
+    """A function that returns how many messages the pool of ``consumer`` (Celery's) takes now.
 
-    Raises `ConfigurationError` when they are more than the bridge can run.
+    Raises `ConfigurationError` when that is more than the bridge can run.
     """
 
     def now() -> int:

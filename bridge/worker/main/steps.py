@@ -1,10 +1,10 @@
-"""How a Celery worker becomes a consumer of the lane: the steps that `bridge.install` names to Celery.
+"""How a Celery worker becomes a consumer of the lane: the bootsteps that `bridge.install` gives to Celery.
 
-By bootsteps, which every worker has: one that the command line starts, and one that a program or a test starts within
-itself (``celery.contrib.testing``, Celery's fixture ``celery_worker``). The signals are for what only the command line
-does, such as asking a worker to stop.
+Celery runs bootsteps in every worker: in one that the command line starts, and in one that a program or a test starts
+(``celery.contrib.testing``, Celery's fixture ``celery_worker``). Celery's signals are used for events that only the
+command line has, such as a request to stop.
 
-What is wrong ends a worker of the command line with one line. Within somebody else's program it is raised.
+An error ends a worker of the command line with one line. In a worker that a program or a test started it is raised.
 """
 
 from __future__ import annotations
@@ -35,29 +35,29 @@ if TYPE_CHECKING:
 
 logger = get_logger(__name__)
 
-#: The member of each worker of this process (there is one, but for workers within a program).
+#: Worker name -> member. A process usually has one worker; a program may start several.
 _members: dict[str, Member] = {}
 
 
 class JoinStep(bootsteps.StartStopStep):
-    """Makes the worker a member: when it is set up, before its pool starts any process."""
+    """Makes the worker a member of the lane, before its pool starts any process."""
 
     def create(self, parent: Any) -> None:
-        """The worker is set up, and has not begun."""
+        """Celery sets the worker up. It has not started yet."""
         try:
             _join(parent.app, parent)
         except TicketBridgeError as exc:
             end_worker(parent, exc)
 
     def start(self, parent: Any) -> None:
-        """The worker begins; who heard Celery's signals may have chosen its queues anew."""
+        """Celery starts the worker. A handler of Celery's signals may have chosen other queues since `create`."""
         member = _members.get(parent.hostname)
         if member is not None:
             _consume(parent.app, member)
 
 
 class MemberStep(bootsteps.StartStopStep):
-    """Takes the lease when Celery's consumer is ready to receive, and gives it up when the pool is done."""
+    """Takes the lease when Celery's consumer is ready to receive messages. Prepares the shutdown when it closes."""
 
     requires = ("celery.worker.consumer.tasks:Tasks",)
 
@@ -73,7 +73,7 @@ class MemberStep(bootsteps.StartStopStep):
         member = _members.get(parent.hostname)
         if member is None:
             return
-        # Celery forgets its timers when it connects anew.
+        # Celery forgets its timers when it reconnects.
         if self._timer is not None:
             self._timer.cancel()
         try:
@@ -89,20 +89,20 @@ class MemberStep(bootsteps.StartStopStep):
         member.refresh_tasks()
 
     def close(self, parent: Any) -> None:
-        """The loop is over and does not begin again: the worker stops. A lost connection does not come here."""
+        """The worker stops: Celery's loop has ended for good. After a lost connection Celery does not call this."""
         member = _members.get(parent.hostname)
         if member is not None and member.lease is not None:
-            # Already, unless nobody sent a signal: an operator's remote command stops it, or an error.
+            # After a signal this was done before. Without one (a remote command, an error) it is done here.
             member.begin_shutdown()
             member.recall_all()
             end_last_read(member, parent)
 
 
 def _join(app: Celery, worker: Any) -> None:
-    """Raises `TicketBridgeError`, one line, when the worker cannot take part."""
+    """Creates the worker's member. Raises `TicketBridgeError`, one line, when the worker cannot join the lane."""
     adopt_all(app)
     check_tasks(app, app.bridge.settings.lane)
-    # `ServerStep` waits where that is wanted.
+    # If the server is away, `ServerStep` waits for it later, where the app is set so.
     check_lane_server(app)
     member = _members[worker.hostname] = Member(app, worker.hostname)
     hook_cold_shutdown(worker, member)
@@ -114,17 +114,17 @@ def _join(app: Celery, worker: Any) -> None:
 
 
 def _consume(app: Celery, member: Member) -> None:
-    """The worker takes from its own queue, beside those that it has anyway."""
+    """Makes the worker consume its own queue for tickets, beside its other queues."""
     name = member.lane.keys.queue(member.name)
     if name in app.amqp.queues.consume_from:
         return
     queue = app.amqp.queues.select_add(Queue(name, routing_key=name, no_ack=True))
-    # No exchange, so no binding that would stay behind in Redis: only the leader pushes to this queue, by name.
+    # Without an exchange there is no binding that would stay in Redis. Only the leader pushes to this queue, by name.
     queue.exchange = Exchange("")
 
 
 def _leave(app: Celery, member: Member) -> None:
-    """The worker has ended. Its program may go on, and start another one."""
+    """Removes the worker's queue from the app: the worker has ended, and its program may start another one."""
     queues = app.amqp.queues
     name = member.lane.keys.queue(member.name)
     for chosen in (queues, queues._consume_from, getattr(queues, "_default_consume_from", None)):
@@ -133,7 +133,7 @@ def _leave(app: Celery, member: Member) -> None:
 
 
 def _leave_when_terminated(worker: Any) -> None:
-    """A worker that is terminated within a program says nothing when it has ended; nor does one that never began."""
+    """Cleans up after a worker that is terminated, or that never started: Celery sends no signal for these."""
     terminate = worker.terminate
 
     def terminate_and_leave(in_sighandler: bool = False) -> None:
@@ -146,15 +146,14 @@ def _leave_when_terminated(worker: Any) -> None:
 
 
 def check_settings(app: Celery) -> None:
-    """Ends a worker of the command line whose settings cannot work, with one line."""
+    """Ends a worker of the command line with a one-line error if its settings are wrong."""
     try:
         _ = app.bridge.settings
     except TicketBridgeError as exc:
         exit_with_error(exc)
 
 
-# Celery sends these signals in every process of a worker. There is nobody to hear them in a process that is none, and
-# there this module is not loaded.
+# Celery sends these signals in every process of a worker. A process without a worker does not load this module.
 
 
 @signals.worker_process_init.connect(weak=False)  # type: ignore[untyped-decorator, unused-ignore]

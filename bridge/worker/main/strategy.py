@@ -1,7 +1,7 @@
-"""How the worker's main process takes ticket messages and bundles: a Celery strategy.
+"""How the worker's main process takes ticket messages and bundles from its queue: a Celery strategy.
 
-An ordinary message of the same task (``apply_async`` without the bridge) goes untouched to the strategy that the task
-had before, mostly Celery's default.
+Ordinary messages of the same task (``apply_async`` without the bridge) go unchanged to the strategy that the task had
+before. That is usually Celery's default.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ if TYPE_CHECKING:
 
 logger = get_logger(__name__)
 
-#: The member (the bridge's part of this worker process), set at start.
+#: The member (the bridge's part of this worker process). It is set at start.
 _member: Member | None = None
 
 
 def set_member(member: Member) -> None:
-    """Makes ``member`` the one whose messages this process takes."""
+    """Sets the member for which this process takes messages."""
     global _member
     _member = member
 
 
 def strategy(task: Any, app: Any, consumer: Any, **kwargs: Any) -> Any:
-    """Celery's hook: the handler for messages of ``task``."""
+    """Returns the handler for messages of ``task``. Celery calls this for each task."""
     ordinary = symbol_by_name(task._ordinary_strategy)(task, app, consumer, **kwargs)
     if _member is None:
         return ordinary
@@ -58,7 +58,7 @@ def strategy(task: Any, app: Any, consumer: Any, **kwargs: Any) -> Any:
         "BundleRequest" if bundle else "TicketRequest", (BundleRequest if bundle else TicketRequest, base), {}
     )
     connection_errors = consumer.connection_errors
-    #: What is nobody's fault: Celery starts its consumer again, and the lane finds what was dropped.
+    #: Errors of the connection: Celery restarts its consumer, and the member gives back the messages that it dropped.
     passed_on = (*connection_errors, *consumer.channel_errors)
     bucket_of = consumer.task_buckets.__getitem__
     rate_limits = not consumer.disable_rate_limits
@@ -75,7 +75,7 @@ def strategy(task: Any, app: Any, consumer: Any, **kwargs: Any) -> Any:
         except passed_on:
             raise
         except Exception as exc:
-            # Whatever a message makes raise here is its failure, and the worker lives.
+            # An error that a message causes here is that message's failure. The worker lives on.
             logger.exception("cannot take %s", headers.get("id"))
             member.refuse(headers, message.body, f"the worker could not take it: {exc!r}")
             return None
@@ -84,12 +84,12 @@ def strategy(task: Any, app: Any, consumer: Any, **kwargs: Any) -> Any:
         if not member.take(headers, message.body):
             return None
         if member.is_stopping:
-            # Kombu's last blocking read had this already. The pool closes, and may neither take it nor say so.
+            # The message came with kombu's last read. The pool is closing, and might drop it without a report.
             member.decline(headers, message.body)
             return None
         request = request_cls(
             message,
-            # The queue is consumed without acknowledgements: kombu would still make a round trip for each.
+            # The queue is consumed without acknowledgements. Kombu would still make a round trip for each one.
             on_ack=noop,
             on_reject=noop,
             app=app,
@@ -97,7 +97,7 @@ def strategy(task: Any, app: Any, consumer: Any, **kwargs: Any) -> Any:
             eventer=eventer,
             task=task,
             connection_errors=connection_errors,
-            # The payload is not parsed here: the pool process does that, once.
+            # The payload is not parsed here. Only the pool process parses it.
             body=((), {}, {}),
             headers=headers,
             decoded=True,
@@ -118,7 +118,7 @@ def strategy(task: Any, app: Any, consumer: Any, **kwargs: Any) -> Any:
         except passed_on:
             raise
         except Exception:
-            # The pool, not the message: and it may have it.
+            # The pool failed, not the message. The pool may have the message or not.
             logger.exception("cannot give %s to the pool", headers.get("id"))
             member.in_doubt(request)
             return None
@@ -127,7 +127,7 @@ def strategy(task: Any, app: Any, consumer: Any, **kwargs: Any) -> Any:
 
 
 def unknown_task(message: Any, name: str) -> None:
-    """A ticket message of a task that this worker does not have: dead, with that reason."""
+    """Handles a ticket message whose task this worker does not have: it is dead, with that reason."""
     headers = message.headers or {}
     if _member is None or HEADER_BASE not in headers or name == BUNDLE_TASK:
         return

@@ -8,10 +8,10 @@ from collections.abc import Callable
 
 
 def run_in_thread(run: Callable[[], None]) -> threading.Event:
-    """Runs ``run`` on a thread of its own, which does not keep the process alive; the event says that it returned.
+    """Runs ``run`` on a daemon thread. The event is set when ``run`` has returned.
 
-    `threading.Thread.start` waits until the thread runs. With gevent the handler may be called in the event loop
-    itself, which must not wait: it raises there, and what was to be done after it is not done.
+    `threading.Thread.start` waits until the thread runs. With gevent a signal handler may be called in the event loop,
+    where a wait raises an error, and the rest of the handler would not run.
     """
     over = threading.Event()
 

@@ -1,7 +1,10 @@
-"""What a worker does for its tickets while it shuts down: tells the leader, and gives back what it will not take.
+"""Warm shutdown: a stopping worker tells the leader that it leaves, and gives back the messages that it will not run.
 
-From SIGTERM to its end a worker may still run a long task. It consumes nothing more meanwhile, so the leader must send
-it nothing more, and what is in its queue already must go back: by nobody's timeout, and charged to nobody.
+After SIGTERM a worker may still run a long task, and consumes nothing more meanwhile. So the leader must send it
+nothing more. And the messages in its queue must go back at once, without a timeout and without a charged attempt.
+
+The order closes a race: the leader learns that the worker leaves *before* the first message goes back. Else it could
+send that message to this worker again.
 """
 
 from __future__ import annotations
@@ -28,7 +31,7 @@ if TYPE_CHECKING:
 
 logger = get_logger(__name__)
 
-#: Seconds between two looks into the queue.
+#: Seconds between two reads of the queue.
 QUEUE_CHECK_S = 0.1
 #: Celery messages taken from the queue at once.
 TAKE = 100
@@ -37,9 +40,11 @@ TAKE = 100
 class WarmShutdown:
     """Runs on a thread of its own from `start` to `stop`.
 
-    ``holdings``: what came here before; ``write``: writes outcomes of an incarnation; ``recall_all``: says to whoever
-    runs messages here that none shall begin any more; ``give_back_unstarted``: gives back what the main process took
-    and no pool process has begun. It is called a while after ``recall_all``, see `Member.give_back_unstarted`.
+    - ``holdings``: the runs that came here before.
+    - ``write`` writes outcomes of an incarnation.
+    - ``recall_all`` recalls all messages: pool processes start none any more.
+    - ``give_back_unstarted`` gives back the messages that the main process took and that no pool process has started.
+      It is called a while after ``recall_all``, see `Member.give_back_unstarted`.
     """
 
     def __init__(
@@ -66,18 +71,18 @@ class WarmShutdown:
         self._over: threading.Event | None = None
 
     def start(self) -> None:
-        """Begins. Safe in a signal handler."""
+        """Starts the thread. Safe in a signal handler."""
         self._over = run_in_thread(self._run)
 
     def stop(self) -> None:
-        """The worker is done; its lease ends, and with it this."""
+        """Stops the thread: all tasks have ended, and the lease ends next."""
         self._stop.set()
         if self._over is not None:
             self._over.wait(timeout=5.0)
 
     def _run(self) -> None:
         announced = self._quietly(self._announce_leaving)
-        # Not before: what comes back sooner than the leader knows would be sent here again.
+        # Only now: a message that goes back before the leader knows that this worker leaves could come here again.
         self._recall_all()
         while not self._stop.is_set():
             announced = announced or self._quietly(self._announce_leaving)
@@ -86,7 +91,7 @@ class WarmShutdown:
                 self._give_back_unstarted()
 
     def _quietly(self, do: Callable[[], None]) -> bool:
-        """Whether it could be done; when the server is away, the next look tries again."""
+        """Calls ``do``. Returns False when the server is away: then it is tried again."""
         try:
             do()
         except (RedisError, OSError) as exc:
@@ -99,7 +104,7 @@ class WarmShutdown:
             pass
 
     def _announce_leaving(self) -> None:
-        """In the registration, for a leader that comes later; in the outcome stream, for the one that is there."""
+        """Writes it into the registration, for later leaders, and into the outcome stream, for the present leader."""
         keys = self._lane.keys
         found: Any = self._redis.hget(keys.consumers, self._name)
         registration = orjson.loads(found) if found else {}
@@ -112,7 +117,7 @@ class WarmShutdown:
             pipe.execute()
 
     def _give_back(self) -> bool:
-        """Takes Celery messages from the queue and gives back what they carry; whether there were any."""
+        """Takes Celery messages from the queue, and gives back the runs in them. Returns whether there were any."""
         texts: Any = self._redis.rpop(self._lane.keys.queue(self._name), TAKE)
         outcomes: list[Outcome] = []
         for text in texts or ():
@@ -123,8 +128,10 @@ class WarmShutdown:
         return bool(texts)
 
     def _outcomes_of(self, message: dict[str, Any]) -> list[Outcome]:
-        """What of a Celery message may go back. Not what came before, and may be running here: a server that lost its
-        last second gives popped messages out again.
+        """The outcomes that give back the runs of a Celery message.
+
+        A run that came here before is left out, since it may be running: a server that lost its last second of writes
+        delivers popped messages again.
         """
         headers = message["headers"]
         if headers.get(HEADER_INCARNATION) != self._incarnation:

@@ -1,4 +1,13 @@
-"""Runs a bundle in a pool process: in rounds, one message of each ticket a round."""
+"""Runs a bundle in a pool process: in rounds, one message of each ticket per round.
+
+Contract:
+
+- The outcomes of a round are written before the next round starts. So after a crash at most one message of a ticket
+  runs again. They are also written between two messages when the last write is `WRITE_AFTER_S` ago.
+- A message that fails ends its ticket's run in this bundle. The rest of the run was never started.
+- The bundle stops, and gives back what it has not started, when the leader recalled its messages or when it takes far
+  longer than planned (`OVERTIME`). It also stops when the lease ends. Then the outcomes not yet written are void.
+"""
 
 from __future__ import annotations
 
@@ -25,24 +34,24 @@ from bridge.worker.pool.delivery import (
 if TYPE_CHECKING:
     from bridge.worker.pool.execute import Execution
 
-#: Nobody waits longer than this, in seconds, for the outcomes of bundle mates.
+#: An outcome waits at most this long, in seconds, for the other outcomes of its round.
 WRITE_AFTER_S = 0.005
 
-#: A bundle that lasts this many times its share gives back what it has not started.
+#: A bundle that takes this many times `bridge_bundle_ms` gives back what it has not started.
 OVERTIME = 16
 
-#: In the place of a payload.
+#: Stands for a payload that cannot be read.
 UNREADABLE = object()
 
 
 def run_bundle(execution: Execution, request: dict[str, Any], body: str) -> Traced:
-    """Runs the bundle's messages; the outcomes of a round are written before the next."""
+    """Runs the bundle's messages. Returns what Celery's pool expects; the result is the events for Flower."""
     with execution.row(request[HEADER_BASE] + request[HEADER_RUNS][0][1]) as row:
         return _run(execution, row, request, body)
 
 
 def _run(execution: Execution, row: int, request: dict[str, Any], body: str) -> Traced:
-    # ``row``: where the shared page says what runs.
+    # ``row``: this process's row of the shared page. It holds the fence that runs.
     shared = execution.shared
     incarnation = request[HEADER_INCARNATION]
     base = request[HEADER_BASE]
@@ -62,7 +71,8 @@ def _run(execution: Execution, row: int, request: dict[str, Any], body: str) -> 
             for one in deliveries:
                 if one.fence == cut_off:
                     execution.report_cut_off(one, _request_of(execution, one, template), asked=asked)
-        # What was done before has stale fences now; of each run, the rest goes back with the first that is not.
+        # Outcomes of messages that the dead process had settled have stale fences, and change nothing. The first other
+        # message of a run goes back, and the rest of its run with it.
         outcomes = [
             one.outcome(*cut_off_outcome(asked)) if one.fence == cut_off else one.outcome(Kind.RETURNED)
             for deliveries in runs
@@ -70,9 +80,9 @@ def _run(execution: Execution, row: int, request: dict[str, Any], body: str) -> 
         ]
         execution.writer.write(incarnation, outcomes)
         return ignored(CUT_OFF)
-    #: Of each message that ran, by its fence.
+    #: Fence -> event, of each message that ran.
     events: dict[int, tuple[Any, ...] | None] = {}
-    #: By ticket, the runs whose message of this round succeeded, and is written by the end of it.
+    #: Ticket -> run, of the runs that go on in the next round: their message of this round succeeded.
     going_on: dict[str, list[Delivery]] = {}
     started = last_write = time.monotonic()
     give_up_at = started + max(OVERTIME * execution.lane.bundle_ms / 1000, 2 * WRITE_AFTER_S)
@@ -82,7 +92,7 @@ def _run(execution: Execution, row: int, request: dict[str, Any], body: str) -> 
     stopping = False
 
     def write() -> None:
-        """Writes what is pending. A ticket whose success was refused does not go on: the rest was never started."""
+        """Writes the pending outcomes. If a success was refused, its ticket does not go on."""
         refused = execution.write(incarnation, pending)
         for one, _ in pending if refused else ():
             if one.fence in refused:
@@ -96,14 +106,15 @@ def _run(execution: Execution, row: int, request: dict[str, Any], body: str) -> 
             delivery = deliveries[position]
             now = time.monotonic()
             if pending and now - last_write > WRITE_AFTER_S and not stopping:
-                # Before the looks: where the server is away it waits, until the lease is over.
+                # Before the lease is checked: while the server is away, this waits until the lease is over.
                 write()
                 now = last_write = time.monotonic()
-            # Noted before the looks: whoever ends the lease, or wants it back, then sees that it runs.
+            # The fence is noted before the lease and the recall are checked. A process that ends the lease or recalls
+            # messages reads the fences afterwards. So either it sees this fence, or this check sees the change.
             shared.running(row, delivery.fence)
             if not stopping:
                 if not shared.holds(incarnation):
-                    # Void: what is pending cannot be written under a lease that is over, either.
+                    # The pending outcomes are void: they cannot be written after the lease.
                     return ignored("the lease ended in the middle of a bundle")
                 stopping = delivery.fence <= shared.recalled_to or now > give_up_at
             if stopping:
@@ -120,7 +131,7 @@ def _run(execution: Execution, row: int, request: dict[str, Any], body: str) -> 
             if outcome.kind is Kind.DONE and position + 1 < len(deliveries):
                 going_on[delivery.ticket] = deliveries
         if stopping:
-            # The last one noted was not begun.
+            # The message whose fence was noted last was not started.
             shared.running(row, 0)
         if pending:
             write()
@@ -143,7 +154,7 @@ def _traced(
     try:
         return execution.trace(delivery, incarnation, wanted)
     except Exception as exc:
-        # Outside the task's body and Celery's tracer: a time limit may strike anywhere.
+        # It came from outside the task's body and Celery's tracer. A time limit, for example, may strike anywhere.
         return delivery.outcome(Kind.FAILED, f"{type(exc).__name__}: {exc}"), failed(exc)
 
 
@@ -159,7 +170,7 @@ def _request_of(execution: Execution, delivery: Delivery, template: dict[str, An
 
 
 def _parsed(body: str) -> Any:
-    """The runs of a bundle; a payload that cannot be read is `UNREADABLE`, and takes no bundle mate with it."""
+    """The runs of a bundle. A payload that cannot be read becomes `UNREADABLE`, so that only its message fails."""
     try:
         return json.loads(body)
     except (ValueError, RecursionError):
@@ -174,7 +185,7 @@ def _parsed(body: str) -> Any:
 
 
 def request_of_bundle(request: dict[str, Any], hostname: str) -> dict[str, Any]:
-    """The request fields that all messages of a bundle share, as an ordinary Celery message would have them."""
+    """The request fields that all messages of a bundle share. They are the same as in an ordinary Celery message."""
     return {
         "lang": "py",
         "shadow": None,

@@ -1,4 +1,4 @@
-"""What Celery's pool calls in a pool process, and what it is told of errors that came out of a message."""
+"""The functions that Celery's pool calls to run a message or a bundle, and how their exceptions reach the pool."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from bridge.worker.pool.delivery import Traced
 from bridge.worker.pool.exceptions import picklable, stand_in
 from bridge.worker.pool.execute import ASKED_TO_END, CutOff, Execution
 
-#: Whose exceptions end a greenlet.
+#: Packages whose exceptions end a greenlet.
 GREEN = ("greenlet", "gevent", "eventlet")
 
-#: What Celery's pools of greenlets tell of one that was killed.
+#: The result that Celery's pools of greenlets report for a greenlet that was killed.
 CUT_OFF_WITHIN_MAIN: Traced = (0, None, 0.0)
 
 #: The execution of this process, set before the pool forks.
@@ -30,7 +30,7 @@ def set_current(execution: Execution) -> None:
 
 
 def run_ticket(name: str, uuid: str, request: dict[str, Any], body: str, *_: Any, **__: Any) -> Traced:
-    """What the pool calls for a message that came alone; the signature is that of Celery's own trace function."""
+    """Runs a message that travelled alone. Celery's pool calls this as it calls Celery's own trace function."""
     del uuid
     execution = _execution()
     try:
@@ -40,7 +40,7 @@ def run_ticket(name: str, uuid: str, request: dict[str, Any], body: str, *_: Any
 
 
 def run_bundle(name: str, uuid: str, request: dict[str, Any], body: str, *_: Any, **__: Any) -> Traced:
-    """What the pool calls for a bundle."""
+    """Runs a bundle. Celery's pool calls this as it calls Celery's own trace function."""
     del name, uuid
     execution = _execution()
     try:
@@ -50,11 +50,12 @@ def run_bundle(name: str, uuid: str, request: dict[str, Any], body: str, *_: Any
 
 
 def _raised(execution: Execution, request: dict[str, Any], exc: BaseException) -> Traced:
-    """What the pool is told of ``exc``, which came out of a Celery message: of a task that raises what is no
-    `Exception`, as `sys.exit` does, or from outside of any task. A process ends by it only where it was asked to.
+    """Handles ``exc``, which ended a Celery message: a task raised something that is no `Exception` (as `sys.exit`
+    does), or the error came from outside of any task. It ends the process only if Celery asked the process to end.
 
-    A pool process hands a stand-in to its main process. Pools within that drop an error, and the message would run for
-    ever; by what is no `Exception` Celery ends, or takes it for a success. So it is kept here, for `cut_off_in`.
+    A pool process raises a stand-in, which its main process reads. Pools within the main process are different: they
+    drop an error, and then the message would seem to run for ever. If it is no `Exception`, Celery ends, or takes it
+    for a success. So there the error is kept for `cut_off_in`.
     """
     if not execution.shared.in_main:
         if isinstance(exc, SystemExit) and exc.code == ASKED_TO_END:
@@ -68,15 +69,15 @@ def _raised(execution: Execution, request: dict[str, Any], exc: BaseException) -
 
 
 def _is_the_pools(exc: BaseException) -> bool:
-    """Whether Celery waits for it: the end and the time limit of a greenlet, a signal that ends the worker."""
+    """Whether Celery's pool must get ``exc``: the end or time limit of a greenlet, or a signal that ends the worker."""
     if isinstance(exc, (WorkerShutdown, WorkerTerminate)):
-        # Celery raises them in handlers of signals.
+        # Celery raises these in signal handlers, which run on the main thread. Else a task raised it.
         return threading.current_thread() is threading.main_thread()
     return not isinstance(exc, Exception) and type(exc).__module__.partition(".")[0] in GREEN
 
 
 def cut_off_in(first_fence: int) -> CutOff | None:
-    """What cut a Celery message off within this process. Answers once."""
+    """What cut off the Celery message with ``first_fence`` within this process, or None. Answers once."""
     return _current.cut_off.pop(first_fence, None) if _current is not None else None
 
 

@@ -1,9 +1,12 @@
-"""Tells Celery's world of what was cut off or revoked, as Celery itself would: result, handlers, signals, event.
+"""Reports an attempt that was cut off or revoked, as Celery itself would: result, handlers, signals, event.
 
-An attempt that comes again is a retry to everybody: whoever waits for the result goes on waiting. Only the last one is
-a failure. The process that ran the task is gone, so this is done in the worker's main process, on the thread that also
-forks the process that takes the dead one's place: a lock that another thread holds at a fork (of Celery's result
-backend, of a handler of the user's) would stay taken in the new process for ever.
+An attempt that will be repeated is reported as a retry, so that a caller who waits for the result goes on waiting. Only
+the last attempt is reported as a failure.
+
+The process that ran the task is gone. So the worker's main process makes the report, on the thread that also forks the
+replacement of the dead process. On another thread a lock (of the result backend, or of a user's handler) could be held
+during the fork. In the new process that lock would stay taken for ever. (A pool process reports only what the main
+process does not know of: `Execution.report_cut_off`.)
 """
 
 from __future__ import annotations
@@ -22,7 +25,7 @@ logger = get_logger(__name__)
 
 
 class CeleryNotice:
-    """One attempt of one message. ``request``: Celery's context of it; ``eventer``: None where nobody watches."""
+    """The report of one attempt of one message. ``request``: its Celery context. ``eventer``: None to send no event."""
 
     def __init__(self, task: Any, request: Any, exc: BaseException, eventer: Any) -> None:
         self._task = task
@@ -35,7 +38,7 @@ class CeleryNotice:
             self._einfo = ExceptionInfo()
 
     def retried(self) -> None:
-        """It was cut off, and comes again."""
+        """The attempt was cut off, and the message comes again."""
         task, request = self._task, self._request
         if self._stores:
             self._quietly(task.backend.mark_as_retry, request.id, self._exc, self._einfo.traceback, request=request)
@@ -45,7 +48,7 @@ class CeleryNotice:
         self._event("task-retried")
 
     def failed(self) -> None:
-        """It was cut off, and was the last."""
+        """The attempt was cut off, and was the last one."""
         task, request, exc = self._task, self._request, self._exc
         self._quietly(
             *(task.backend.mark_as_failure, request.id, exc, self._einfo.traceback),
@@ -67,7 +70,7 @@ class CeleryNotice:
         self._event("task-failed")
 
     def revoked(self, *, terminated: bool) -> None:
-        """An operator does not want the message."""
+        """An operator revoked the message. ``terminated``: it was running."""
         task, request = self._task, self._request
         reason = "terminated" if terminated else "revoked"
         self._quietly(task.backend.mark_as_revoked, request.id, reason, request=request, store_result=self._stores)
@@ -91,7 +94,7 @@ class CeleryNotice:
         try:
             call(*args, **kwargs)
         except Exception:
-            # The message goes its way, whatever a result backend or a handler of the user's does.
-            logger.exception("cannot tell what became of %s[%s]", self._task.name, self._request.id)
+            # An error of a result backend or of a user's handler must not stop the message.
+            logger.exception("cannot report the end of %s[%s]", self._task.name, self._request.id)
         finally:
             self._task.request_stack.pop()

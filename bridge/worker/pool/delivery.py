@@ -1,4 +1,4 @@
-"""One message as a pool process sees it, and what Celery's pool is told of its end."""
+"""One delivery of a message in a pool process, and the results that Celery's pool gets for it."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ if TYPE_CHECKING:
 #: What Celery's pool expects of a traced task: (failed, result or ExceptionInfo, seconds).
 Traced = tuple[int, Any, float]
 
-#: What is said of a message whose process died before Celery's main process knew that it had it.
+#: The error of a message whose pool process died before Celery knew that it had accepted the message.
 CUT_OFF = "WorkerLostError: the pool process died as it began"
 
-#: The same, when Celery had asked the process to end.
+#: The error when Celery had asked that process to end.
 ENDED = "Terminated: the pool process was asked to end as it began"
 
-#: What is told of a message that an operator revoked before it began; and what its dead letter says.
+#: The event of a message that an operator revoked before it started, and the error in its dead letter.
 REVOKED = "revoked"
 REVOKED_ERROR = "Revoked: revoked"
 
 
 class Delivery:
-    """One delivery of one message. ``lost``: the attempt before it, when that was cut off half way."""
+    """One delivery of one message. ``lost``: the attempt before it, if that was cut off half way."""
 
     __slots__ = (
         "args",
@@ -65,18 +65,18 @@ class Delivery:
         self.lost = lost
         self.context: TicketContext | None = None
         self.service_ms = 0.0
-        #: Unix time in us; 0: not begun.
+        #: When it started, Unix time in us; 0: not started.
         self.started_us = 0
 
     def outcome(self, kind: Kind, error: str = "", traceback: str = "", delay_ms: int | None = None) -> Outcome:
-        """What became of it."""
+        """The outcome ``kind`` of this delivery."""
         if kind is Kind.FAILED and self.context is not None and self.context.rollback_failed:
             kind = Kind.UNDO_FAILED
         return Outcome(self.message_id, self.fence, kind, self.service_ms, self.started_us, error, traceback, delay_ms)
 
 
 def event_of(delivery: Delivery, traced: Traced) -> tuple[Any, ...] | None:
-    """What the main process needs for the events of one message of a bundle; None: Celery tells nothing of its end."""
+    """What the main process needs to send the events of one message of a bundle; None: Celery sends no event."""
     failed, result, runtime = traced
     if not failed:
         return (delivery.message_id, "succeeded", result, runtime)
@@ -88,18 +88,18 @@ def event_of(delivery: Delivery, traced: Traced) -> tuple[Any, ...] | None:
 
 
 def unwrapped(einfo: ExceptionInfo) -> BaseException:
-    """The exception itself."""
+    """The exception in ``einfo``, without billiard's wrapper."""
     exc: Any = einfo.exception
     return exc.exc if isinstance(exc, ExceptionWithTraceback) else exc  # type: ignore[no-any-return]
 
 
 def ignored(why: str) -> Traced:
-    """What tells Celery that nothing is to be done: neither a success nor a failure."""
+    """The result by which Celery reports neither a success nor a failure."""
     return failed(Ignore(why))
 
 
 def failed(exc: Exception) -> Traced:
-    """What tells Celery that a task ended with ``exc``."""
+    """The result by which Celery reports that a task failed with ``exc``."""
     try:
         raise exc
     except Exception:
@@ -107,11 +107,11 @@ def failed(exc: Exception) -> Traced:
 
 
 class RevokedHere(Ignore):
-    """An operator revoked the message, and it had not begun: the main process is to say so."""
+    """An operator revoked the message before it started. The main process must report that."""
 
 
 def revoked() -> Traced:
-    """What tells the main process that the message was revoked."""
+    """The result that tells the main process that the message was revoked."""
     try:
         raise RevokedHere
     except RevokedHere:
@@ -119,7 +119,9 @@ def revoked() -> Traced:
 
 
 def cut_off_outcome(asked: bool) -> tuple[Kind, str]:
-    """What became of a message whose process ended before Celery knew that it had it. One that was asked to end (a pool
-    that shrinks, and took it for idle) did not end of it.
+    """The outcome of a message whose pool process ended before Celery knew that it had accepted the message.
+
+    ``asked``: Celery asked the process to end, since the pool shrinks and the process seemed idle. Then the message is
+    not to blame.
     """
     return (Kind.INTERRUPTED, ENDED) if asked else (Kind.LOST, CUT_OFF)

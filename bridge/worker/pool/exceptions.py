@@ -1,8 +1,9 @@
-"""What a pool process hands over to the worker's main process of an exception: its text, and nothing of its class.
+"""Makes exceptions safe to send from a pool process to the worker's main process: their text, without their class.
 
-The main process unpickles whatever comes back. A class that only the pool process has (a module that the task imported)
-or one that does something while it is built would end the main process, and with it the worker; Celery itself raises
-again what says that memory, or the process, is at its end. All that is needed there is what is logged and shown.
+The main process unpickles every result. Two kinds of exception classes would end it, and the worker with it: a class
+that only the pool process has (from a module that the task imported), and a class whose constructor has side effects.
+Celery also raises some exceptions again in the main process, such as `MemoryError` and `SystemExit`. The main process
+needs the text only, for logs and events.
 """
 
 from __future__ import annotations
@@ -21,14 +22,14 @@ SHOWN_CHARS = 10_000
 
 
 class RaisedInPool(Exception):
-    """Stands for what a task raised; it looks the same in logs and events."""
+    """Stands for the exception that a task raised. It looks the same in logs and events."""
 
     def __repr__(self) -> str:
         return str(self.args[0])
 
 
 def picklable(traced: Traced) -> Traced:
-    """``traced`` as it may be pickled here and unpickled there."""
+    """``traced`` with an exception that is safe to pickle here and to unpickle in the main process."""
     failed, result, runtime = traced
     if not failed or not isinstance(result, ExceptionInfo):
         return traced
@@ -55,7 +56,7 @@ def _picklable_exception(exc: BaseException) -> Any:
 
 
 def stand_in(exc: BaseException) -> RaisedInPool:
-    """What has the text of ``exc``, and nothing of its class."""
+    """An exception with the text of ``exc``, and without its class."""
     return RaisedInPool(_shown(exc))
 
 

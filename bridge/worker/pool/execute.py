@@ -1,15 +1,17 @@
-"""Runs messages in a pool process. One that came alone here; those of a bundle in `bridge.worker.pool.bundles`, by
-this.
+"""Runs messages in a pool process: a message that travels alone, and by `Execution.trace` each message of a bundle.
 
-The order of steps for one message, on either path:
+The steps for one message are the same on both paths (`bridge.worker.pool.bundles` is the other one):
 
-1. Its fence is noted in shared memory: if this process dies now, whoever is left knows whom to charge.
-2. The lease of the incarnation that it was dispatched to holds, and it is not wanted back: else it is given back.
-3. Celery's own tracer runs the task, whose body looks at the lease once more: signals and results come before it.
-4. The outcome is written, with the effects in the same step; only then the next message of its ticket starts.
+1. Note its fence in shared memory. If this process dies now, the watcher or the main process knows which message to
+   charge.
+2. Check that the lease of its incarnation holds, and that the message was not recalled. A message whose lease is over
+   is dropped. A recalled one is given back.
+3. Run the task by Celery's own tracer. Signals and result backends may take long before the task's body starts, so the
+   lease is checked again there (`bridge.app.task.enter`).
+4. Write the outcome, with the effects in the same step. Only then the ticket's next message may start.
 
-The lease is checked against memory, never against Redis: nothing stands between two messages but one write, and in a
-bundle one for a whole round.
+The lease is checked in memory, never in Redis. So the only Redis command between two messages is one write, and in a
+bundle one write per round.
 """
 
 from __future__ import annotations
@@ -58,19 +60,19 @@ if TYPE_CHECKING:
 
 logger = get_logger(__name__)
 
-#: With what a pool process exits that Celery asks to end, in the middle of what it runs.
+#: The exit code of a pool process that Celery asked to end while it runs a message.
 ASKED_TO_END = TERM_SIGNAL - 256
 
 
 class CutOff(NamedTuple):
-    """What ended a Celery message half way, and the fence that ran in it then; 0: none."""
+    """What ended a Celery message half way, and the fence that it was running; 0: none."""
 
     fence: int
     exc: BaseException
 
 
 class Execution:
-    """What a pool process needs to run messages; made before the pool forks."""
+    """What a pool process needs to run messages. It is made before the pool forks."""
 
     def __init__(self, app: Any, lane: LaneSettings, shared: Shared, writer: OutcomeWriter, hostname: str) -> None:
         self.app = app
@@ -78,22 +80,22 @@ class Execution:
         self.shared = shared
         self.writer = writer
         self.hostname = hostname
-        #: By the first fence of a Celery message; for pools within this process.
+        #: First fence of a Celery message -> what cut it off. For pools within the main process.
         self.cut_off: dict[int, CutOff] = {}
         stream = lane.stream.encode()
         Effects.own = (stream, (b"{%b}:" % stream, b"{%b}/" % stream))
 
     @contextmanager
     def row(self, first_fence: int) -> Iterator[int]:
-        """A row of the shared page, for as long as one Celery message runs."""
+        """A row of the shared page, while one Celery message runs."""
         row = self.shared.take_row()
         try:
             yield row
         except BaseException as exc:
             if isinstance(exc, SystemExit) and exc.code == ASKED_TO_END:
                 self.shared.asked_to_end(row)
-            # Cut off. The main process asks what ran: it finds that in the row of a pool child, which has no other line
-            # of execution; within the main process the row is needed by others.
+            # The message was cut off, and the main process needs the fence that ran. A pool child leaves it in its row.
+            # In the main process other threads or greenlets need the row, so the fence is kept in `cut_off`.
             if self.shared.in_main:
                 self.cut_off[first_fence] = CutOff(self.shared.fence_in(row), exc)
                 self.shared.running(row, 0)
@@ -106,7 +108,10 @@ class Execution:
     # -- one message ---------------------------------------------------------------------------------------------
 
     def trace(self, delivery: Delivery, incarnation: str, request: dict[str, Any]) -> tuple[Outcome, Traced]:
-        """Runs one message through Celery's tracer. The outcome is not written yet, unless it was committed early."""
+        """Runs one message by Celery's tracer. Returns its outcome, and the result for Celery.
+
+        The outcome is not written yet, unless the task has a result that is stored: see `_commit_early`.
+        """
         task = self.app.tasks.get(delivery.task)
         if task is None:
             return delivery.outcome(Kind.DEAD, error=f"unknown task {delivery.task}"), ignored("unknown task")
@@ -136,8 +141,8 @@ class Execution:
         try:
             result, info, runtime, shown = task.__trace__(delivery.message_id, delivery.args, delivery.kwargs, request)
         except Exception as exc:
-            # Outside the task's body: in Celery's tracer (a result that cannot be stored), or a time limit that struck
-            # there. It is this message's failure, and no bundle mate's.
+            # It came from Celery's tracer: a result that cannot be stored, or a time limit that struck there. Only this
+            # message fails, and not the others of its bundle.
             _, result, runtime = failed(exc)
             info, shown = exc, None
         if context.lease_was_over:
@@ -147,7 +152,7 @@ class Execution:
         if info is None:
             return delivery.outcome(Kind.DONE), (0, shown, runtime)
         if context.committed:
-            # Success and effects are written: what went wrong after it, as with the result, takes nothing back.
+            # Success and effects are written. A later error, as in storing the result, changes nothing.
             return delivery.outcome(Kind.DONE), (1, result, runtime)
         return self._failure(delivery, result), (1, result, runtime)
 
@@ -167,12 +172,12 @@ class Execution:
         return delivery.outcome(kind, f"{type(exc).__name__}: {exc}", str(einfo.traceback))
 
     def _commit_early(self, incarnation: str, context: TicketContext) -> None:
-        # As far as it has come: Celery stores the result after this, and nothing of it is written any more.
+        # Celery stores the result after this. That time is not part of the service time.
         service_ms = max(0, time.time_ns() // 1000 - context.started_us) / 1000
         outcome = Outcome(context.message_id, context.fence, Kind.DONE, service_ms, context.started_us)
         effects = context.seal()
-        # In the name of the life that it was dispatched to, which in a pool that cannot be killed may be over by now:
-        # who takes the tickets of that life back looks for outcomes in its name first.
+        # The outcome carries the incarnation that the message was dispatched to. In a pool that cannot be killed, it
+        # may be over by now. Before the leader takes its tickets back, it reads the outcomes that carry it.
         [(code, problem)] = self.writer.apply(incarnation, [(context.id, outcome, effects)])
         if code is ReturnCode.STALE:
             raise StaleFence(f"ticket {context.id} was taken over while fence {context.fence} ran; nothing was applied")
@@ -181,10 +186,9 @@ class Execution:
         context.committed = True
 
     def write(self, incarnation: str, done: list[tuple[Delivery, Outcome]]) -> dict[int, Traced]:
-        """Writes the outcomes of ``done``. Effects that cannot be applied turn a success into a failure.
+        """Writes the outcomes ``done``. A success whose effects cannot be applied becomes a failure.
 
-        Returns the successes that are none, by their fence, with what Celery is to be told instead. Nothing later of
-        their tickets may begin.
+        Returns these failures: fence -> the result for Celery. No later message of their tickets may start.
         """
         plain = []
         with_effects = []
@@ -224,14 +228,16 @@ class Execution:
             return self.writer.apply(incarnation, items)
         except ResponseError as exc:
             if len(items) == 1:
-                # Of these effects, which passed all checks: nobody else's failure.
+                # The server refused these effects although they passed all checks. Only their message fails.
                 return [(ReturnCode.ERR, str(exc))]
-        # What was applied before it answers so, and is not applied again.
+        # The server refused one of several. Try them one by one: an item that was applied before is not applied again.
         return [code for item in items for code in self._apply(incarnation, [item])]
 
     def report_cut_off(self, delivery: Delivery, request: dict[str, Any], *, asked: bool) -> None:
-        """Tells Celery's world of an attempt whose process ended before Celery knew that it had it: the main process
-        knows nothing of it. Before the outcome is written, so that it is told before what comes of the next attempt.
+        """Reports an attempt whose pool process ended before Celery knew that it had accepted the message.
+
+        The main process knows nothing of that attempt. This is called before the outcome is written, so that this
+        report comes before any report of the next attempt.
         """
         task = self.app.tasks.get(delivery.task)
         if task is None:
@@ -245,7 +251,7 @@ class Execution:
     # -- alone -----------------------------------------------------------------------------------------------------
 
     def run_alone(self, request: dict[str, Any], task: str, body: str) -> Traced:
-        """A message that came as a Celery message of its own."""
+        """Runs a message that travelled as a Celery message of its own, and writes its outcome."""
         incarnation = request[HEADER_INCARNATION]
         ticket, offset, _, attempt, _ = request[HEADER_RUNS][0]
         fence = request[HEADER_BASE] + offset
@@ -260,14 +266,14 @@ class Execution:
         lost = LostAttempt(*attempt_fields) if attempt_fields else None
         delivery = Delivery(ticket, message_id, fence, attempt, task, args, kwargs, lost)
         with self.row(fence) as row:
-            # Noted before the looks: whoever ends the lease, or wants it back, then sees that it runs.
+            # The fence is noted before the lease and the recall are checked: see `bridge.worker.pool.bundles`.
             self.shared.running(row, fence)
             if not self.shared.holds(incarnation):
                 return ignored("the lease that this was dispatched under is over")
             if fence <= self.shared.recalled_to:
                 self.shared.running(row, 0)
                 self.writer.write(incarnation, [delivery.outcome(Kind.RETURNED)])
-                return ignored("the message was wanted back; given back")
+                return ignored("the message was recalled, and is given back")
             cut_off, asked = self.shared.cut_off(fence, fence)
             if cut_off:
                 self.shared.running(row, 0)
