@@ -1,11 +1,11 @@
-"""The leader of one lane: reads messages and outcomes, and moves the lane on, one script for each batch.
+"""The leader of one lane: it reads messages and outcomes, and writes each batch with one script.
 
-One thread, one loop. It sleeps in two blocking reads at once (the stream, the outcome stream), on two connections that
-it polls together, so that it wakes within a round trip of anything that happens and costs nothing while nothing does.
-Under load whatever came in while the last script ran makes up the next batch.
+The leader has one thread and one loop. The loop waits in two blocking reads at once: one of the stream, one of the
+outcome stream. They use two connections that one selector polls. So the leader wakes up within one round trip, and an
+idle lane costs nothing. Under load, all that arrives while a script runs goes into the next batch.
 
-Whatever goes wrong between the picture and Redis (a lost reply, a refused record) is answered in one way: the picture
-is thrown away and read anew.
+The leader keeps a picture of its lane in memory. When the picture may differ from Redis (a lost reply, a refused
+record), the leader throws the picture away and reads the lane again.
 """
 
 from __future__ import annotations
@@ -58,16 +58,16 @@ if TYPE_CHECKING:
     from bridge.link.server_clock import ServerClock
     from bridge.settings.lane import LaneSettings
 
-#: Longest sleep, in seconds: how late a timer may be when nothing else happens.
+#: Longest sleep of the loop, in seconds. A timer may be late by this much when nothing else happens.
 BLOCK_S = 5.0
-#: Seconds between two looks at the leases.
+#: Seconds between two checks of the leases, and of everything else that is checked at intervals.
 LEASE_CHECK_S = 1.0
 
 
 class Leader:
-    """Leads a lane for one term; `run` returns when it was asked to stop, and raises when it cannot go on.
+    """Leads a lane for one term. It builds the parts, gives each of them what it needs, and runs the loop.
 
-    It puts the parts together, each of which is given what it needs, and runs the loop.
+    `run` returns when it was asked to stop, and raises when it cannot go on.
     """
 
     def __init__(self, app: Celery, url: str, settings: LaneSettings, token: str, clock: ServerClock) -> None:
@@ -113,20 +113,20 @@ class Leader:
         self._wake_here, self._wake_there = socket.socketpair()
         self._wake_here.setblocking(False)
         self._stop = False
-        #: Whether there may be more to read without being woken.
+        #: Whether the stream may have new entries that no blocking read has reported.
         self._more = True
-        #: When the outcome stream is read next (monotonic).
+        #: When to read the outcome stream next (monotonic seconds).
         self._ask_at = 0.0
 
     # -- control from other threads --------------------------------------------------------------------------------
 
     def stop(self) -> None:
-        """Ends `run` soon. Safe in signal handlers and other threads."""
+        """Makes `run` return soon. Safe in signal handlers and other threads."""
         self._stop = True
         self._wake()
 
     def look(self) -> None:
-        """Looks at the leases now (a heartbeat is missing, a worker said that it goes offline)."""
+        """Checks the leases now: a heartbeat is missing, or a worker went offline."""
         self.lease_watch.look_at = 0.0
         self._wake()
 
@@ -137,9 +137,9 @@ class Leader:
     # -- the loop --------------------------------------------------------------------------------------------------
 
     def run(self, led: Callable[[], bool]) -> None:
-        """Leads until `stop`, or until ``led`` says that the leader's lease is over.
+        """Leads until `stop`, or until ``led`` returns False: the leader's lease is over.
 
-        Raises `NotLeading`, `LaneConflict`, redis errors: the caller starts over with a new `Leader`.
+        Raises `NotLeading`, `LaneConflict` and redis errors. The caller then starts over with a new `Leader`.
         """
         try:
             self._look_around()
@@ -159,16 +159,16 @@ class Leader:
 
     def _look_around(self) -> None:
         term = self._term
-        # A newer version may have had the lane meanwhile.
+        # A newer version may have used the lane in the meantime.
         arrive(term.redis, self._app)
         introduce(term.redis, term.leadership, orjson.dumps(term.facts))
         uptime_s = int(term.redis.info("server").get("uptime_in_seconds", 0))
         if uptime_s < term.settings.lease:
-            # Everything starts at once: the workers could not renew while the server was away.
+            # The server has just started. Workers could not renew their leases while it was away.
             self.lease_watch.grant_amnesty()
         self._queues.know_server(uptime_s)
         if not term.settings.history:
-            # A history with a hole in it would look like one of a lane that lost messages.
+            # The history is off now. An old history with a gap would look as if messages were lost.
             term.wire.call("DEL", term.keys.history)
 
     def _turn(self, selector: selectors.BaseSelector) -> None:
@@ -179,8 +179,8 @@ class Leader:
             self._outcomes.ask(*self._steps.question("BLOCK", block_ms))
         hungry = self._intake.open and not lane.behind and not lane.has_enough_work
         if hungry and not self._more and not self._entries.asked:
-            # Only to be woken: entries are read by a script, which reads for the leader of the current term alone, and
-            # only on from where the group has read to. So whatever is newer than that is news.
+            # This read only wakes the loop. A script reads the entries, because a script can check the term first. The
+            # script reads from where the group stands, so any newer entry is a reason to wake up.
             read_to = id_text(lane.read_to)
             self._entries.ask("XREAD", "COUNT", 1, "BLOCK", block_ms, "STREAMS", self._term.keys.stream, read_to)
         for wire in (self._entries, self._outcomes):
@@ -222,7 +222,7 @@ class Leader:
             self._unknown_tasks.look()
             self.manual_changes.look()
             self._retention.remove()
-            # The group may have been set back by hand, which wakes nobody.
+            # Someone may have set the group back by hand. No blocking read reports that.
             self._more = True
         if lane.behind:
             self._rebuild.read_on()
@@ -236,7 +236,7 @@ class Leader:
             return
         self._more = found.more
         if not found.entries:
-            # What woke this was deleted since.
+            # The entry that woke the loop was deleted in the meantime.
             return
         self.manual_changes.was_read(len(found.entries))
         for entry in found.entries:

@@ -1,8 +1,8 @@
 """Decides which tickets go to which consumer in one step.
 
 A ticket without a consumer gets one by the lane's policy, among those with room (`bridge.leader.picture.capacity`). A
-ticket that has one stays there; only when it waits for room while another consumer has an idle process does it move:
-nothing of it is in flight then.
+ticket with a consumer stays there. It moves only when it waits for room while another consumer has an idle slot. No
+message of it is in flight then.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from bridge.leader.picture.pieces import Consumer, Ticket
 from bridge.routing.messages import Message
 from bridge.routing.policies import PolicyName, Ring
 
-#: Tickets at the end of a consumer's queue among which one is looked for that an idle consumer can run.
+#: Most tickets at the end of a consumer's queue that are searched for one that an idle consumer can run.
 LOOKED_AT = 64
 
 
 class Assignment:
-    """Works on one lane. ``cost`` tells what a message is expected to cost, in ms."""
+    """Assigns the tickets of one lane. ``cost``: message -> its expected cost in ms."""
 
     def __init__(self, lane: Lane, ahead_ms: float, cost: Callable[[Message], float]) -> None:
         self._lane = lane
@@ -28,19 +28,19 @@ class Assignment:
         self.room = Room(lane, ahead_ms)
         self._pinned = lane.settings.policy is PolicyName.RENDEZVOUS
         self._ring = Ring()
-        #: `Consumer.changes` when it was brought up to date.
+        #: `Consumer.changes` when the ring was updated last.
         self._ringed = -1
         self._turn = 0
-        #: Task -> consumers at which its tickets may wait, and `Room.seen` when they were looked for.
+        #: Task -> consumers at which its tickets may wait, and `Room.seen` when that was found out.
         self._able: dict[str, list[Consumer]] = {}
         self._able_seen = -1
 
     def run(self) -> dict[Consumer, list[Ticket]]:
-        """What each consumer gets now. To be followed by `sent`."""
+        """The tickets that each consumer gets now. To be followed by `sent`."""
         lane, room = self._lane, self.room
         room.begin()
         if not (lane.ready or lane.crowded):
-            # What changed is looked at when somebody wants room.
+            # No ticket needs room now. The next run looks at what changed.
             return {}
         changed: Iterable[Consumer] = room.look()
         self._take(changed)
@@ -51,18 +51,18 @@ class Assignment:
                 self._spread_by_task()
             else:
                 self._spread()
-            # Those that were behind a ticket without a consumer, when there is room left for them.
+            # Tickets that were behind one without a consumer, if there is room left for them.
             self._take(changed)
         if lane.crowded and room.idle and not self._pinned:
             self._move()
         return room.chosen
 
     def sent(self) -> None:
-        """What `run` chose is on its way."""
+        """The tickets that `run` chose are sent."""
         self.room.clear()
 
     def _take(self, consumers: Iterable[Consumer]) -> None:
-        """Those of ``consumers`` that have room take from what waits for them."""
+        """Gives those of ``consumers`` that have room the tickets that wait for them."""
         lane, room = self._lane, self.room
         unassigned = lane.ready
         for consumer in consumers:
@@ -72,7 +72,7 @@ class Assignment:
                 continue
             while ready and room.has(consumer):
                 if unassigned and not self._pinned and unassigned[0].turn < ready[0].turn:
-                    # Tickets that always have work must not keep out one that waits for any consumer at all.
+                    # Tickets that always have work must not keep out one without a consumer that has waited longer.
                     break
                 if not room.fits():
                     lane.room_changed[consumer] = None
@@ -88,8 +88,10 @@ class Assignment:
             room.choose(consumer, ticket, self._cost(ticket.waiting[0]))
 
     def _spread_by_task(self) -> None:
-        """The same where consumers differ in what they can run. No ticket stays without a consumer: it would stand
-        before others that somebody else has room for. Without room it waits at one that can run it.
+        """Like `_spread`, where consumers differ in the tasks that they can run.
+
+        No ticket stays without a consumer, because it could block tickets that another consumer has room for. When no
+        consumer has room for it, it waits at one that can run it.
         """
         lane, room = self._lane, self.room
         ready = lane.ready
@@ -104,7 +106,7 @@ class Assignment:
                 ticket.queued = False
                 lane.stranded.add(ticket)
                 continue
-            # The less crowded of two, in turn: nobody asks all of them for each ticket.
+            # The one of two with the shorter queue. Asking all consumers for each ticket would cost too much.
             self._turn += 1
             pair = (those[self._turn % len(those)], those[(self._turn * 7 + 3) % len(those)])
             self._wait_at(min(pair, key=lambda c: len(c.ready) / c.slots), ticket)
@@ -116,13 +118,15 @@ class Assignment:
         those = self._able.get(task)
         if those is None:
             those = [c for c in self.room.open.values() if c.runs(task)]
-            # One that is kept for a message alone takes others again, by and by.
+            # A consumer that is kept for a suspect takes other tickets again later.
             those = those or [c for c in self._lane.consumers.values() if c.serving and c.runs(task)]
             self._able[task] = those
         return those
 
     def _pin(self) -> dict[Consumer, None]:
-        """The policy names one consumer whatever its load, and the ticket waits for that one; who got tickets."""
+        """Assigns each ticket to the consumer that the ring names, whatever its load. Returns the consumers that got
+        tickets and are open.
+        """
         lane, room = self._lane, self.room
         ready = lane.ready
         if self._ringed != Consumer.changes:
@@ -156,23 +160,23 @@ class Assignment:
         self._lane.crowded[consumer] = None
 
     def _move(self) -> None:
-        """Tickets that wait for room at one consumer go to another that has an idle slot."""
+        """Moves tickets that wait for room at one consumer to another one that has an idle slot."""
         lane, room = self._lane, self.room
         crowded = sorted(lane.crowded, key=lambda c: len(c.ready), reverse=True)
-        #: What idle consumers can run, of whom it is known that nothing waits elsewhere.
+        #: Sets of tasks for which no ticket waits elsewhere.
         vain: set[Tasks] = set()
         for idle in list(room.idle):
             while idle in room.idle and idle.tasks not in vain and room.fits():
                 ticket = self._movable(idle, crowded)
                 if ticket is None:
-                    # Another idle consumer might take what waits at this one.
+                    # Another idle consumer may take a ticket that waits at this one.
                     if not idle.ready:
                         vain.add(idle.tasks)
                     break
                 room.choose(idle, ticket, self._cost(ticket.waiting[0]))
 
     def _movable(self, idle: Consumer, crowded: list[Consumer]) -> Ticket | None:
-        """Of the last tickets that wait at others, one that ``idle`` can run."""
+        """A ticket that ``idle`` can run, from the end of another consumer's queue; None: there is none."""
         lane = self._lane
         at_others = 0
         while at_others < len(crowded):

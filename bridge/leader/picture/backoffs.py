@@ -1,8 +1,8 @@
-"""Tickets that wait out a backoff: each costs the picture a ticket without messages. No I/O.
+"""Resting tickets: they wait for the end of a backoff, with no message in memory. No I/O.
 
-None of a resting ticket's messages is in memory: its oldest one is known by its id, as the ticket's record names it,
-and the later ones are spilled. So however many rest, they fill no window, and reading goes on past them. When a
-ticket's time has come it is *rising*, until its oldest message was read again (`bridge.leader.stream.backoffs_over`).
+The ticket's record names its oldest message, so only the id of that message is kept here. The later messages are
+spilled. So resting tickets do not use up the window, however many there are, and reading goes on past them. When its
+backoff is over, a ticket is *due* until its oldest message was read again (`bridge.leader.stream.backoffs_over`).
 """
 
 from __future__ import annotations
@@ -17,35 +17,35 @@ from bridge.routing.ids import id_key
 if TYPE_CHECKING:
     from bridge.leader.picture.window import Window
 
-#: What is due sooner than this, in ms, is not worth reading again.
+#: Shortest backoff, in ms, for which a ticket rests. A shorter one does not justify reading its messages again.
 NEAR_MS = 1000
-#: Ids of later messages that are kept of one ticket: should it be parked, these are put aside with it.
+#: Most ids of later messages that are kept for one ticket. When the ticket is parked, these messages are put aside too.
 LATER = 16
 
 
 class Resting:
-    """Works on one lane."""
+    """The resting tickets of one lane."""
 
     def __init__(self, window: Window, now_ms: Callable[[], int]) -> None:
         self._window = window
         self._now_ms = now_ms
         #: Id of the oldest message -> ticket.
         self.tickets = window.rested
-        #: Ids of the next messages of some; there may be more that are not named.
+        #: Ticket -> ids of its next messages. It may have more messages than these.
         self._later: dict[Ticket, list[str]] = {}
-        #: Those whose time has come, in that order.
+        #: Tickets whose backoff is over, in that order.
         self.due: dict[Ticket, None] = {}
 
     def rests(self, ticket: Ticket) -> bool:
         return self.tickets.get(ticket.front_id) is ticket
 
     def put(self, ticket: Ticket, front_id: str) -> None:
-        """``ticket``, of which nothing is in memory, rests; the id of its oldest message is ``front_id``."""
+        """Makes ``ticket`` rest. No message of it is in memory; ``front_id`` is the id of its oldest one."""
         ticket.front_id = front_id
         self.tickets[front_id] = ticket
 
     def rest(self, ticket: Ticket) -> None:
-        """``ticket``, whose oldest message was begun before and is in memory, rests if it has to wait for long."""
+        """Makes ``ticket`` rest, if its backoff is long. Its oldest message was begun before and is in memory."""
         window = self._window
         if ticket.front_id or not ticket.waiting or ticket.due_ms <= self._now_ms() + NEAR_MS:
             return
@@ -56,18 +56,18 @@ class Resting:
         window.spilled.discard(ticket)
 
     def known(self, ticket: Ticket) -> list[str]:
-        """Ids of the messages of a resting ticket, as far as they are known."""
+        """The known ids of the messages of a resting ticket."""
         return [ticket.front_id, *self._later.get(ticket, ())]
 
     def wake(self, ticket: Ticket) -> bool:
-        """The backoff of ``ticket`` is over; whether it rested, and has to be read first."""
+        """The backoff of ``ticket`` is over. Returns whether it rested: then its oldest message must be read first."""
         if not self.rests(ticket):
             return False
         self.due[ticket] = None
         return True
 
     def drop(self, ticket: Ticket) -> bool:
-        """``ticket`` rests no more; whether it did. Its oldest message is not in memory yet."""
+        """Ends the rest of ``ticket``, and returns whether it rested. Its oldest message is not in memory yet."""
         if not self.rests(ticket):
             return False
         del self.tickets[ticket.front_id]
@@ -78,7 +78,9 @@ class Resting:
         return True
 
     def leave(self, ticket: Ticket, from_id: str) -> bool:
-        """A message of ``ticket`` was read, or put back; whether it rests, and the message is left where it is."""
+        """A message of ``ticket`` was read or replayed. Returns whether the ticket rests, so that the message stays
+        spilled.
+        """
         if not self.rests(ticket):
             return False
         later = self._later.setdefault(ticket, [])

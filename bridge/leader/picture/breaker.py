@@ -1,16 +1,17 @@
-"""A circuit breaker for each task: when it fails for everybody (its database is down), its messages wait.
+"""A circuit breaker for each task: when the task fails for most tickets (its database is down), its messages wait.
 
-A circuit opens when within ``seconds`` messages of at least ``tickets`` different tickets failed, and at most one
-outcome of so many (``share``) was a success: one bad message that fails again and again does not open it. While it is
-open, messages of the task are not dispatched; they wait as if nobody could run them (`bridge.leader.picture.stranded`):
-in order, at no cost in memory, and other tasks flow. Every ``probe`` seconds one of them goes out; when one succeeds,
-the circuit closes.
+A circuit opens when two conditions hold within ``seconds``: messages of at least ``tickets`` different tickets failed,
+and their number is at least ``share`` of all outcomes. So one bad message that fails repeatedly does not open it.
 
-A failure while the circuit is open kills nothing and uses up no attempt. Only a probe's failure counts up, and never
-beyond the last attempt: a task that asks for a retry first must be able to come to its second attempt.
+While a circuit is open, messages of the task are not dispatched. They wait like messages that no consumer can run
+(`bridge.leader.picture.stranded`): in order, and without using memory. Messages of other tasks go on. Every ``probe``
+seconds one message goes out as a probe. When a message succeeds, the circuit closes.
 
-The leader notes what waits, and why, in the lane (`bridge.leader.duties.unknown_tasks`); the next leader finds the
-circuit open there.
+While the circuit is open, a failure uses up no attempt, and no message dies. Only a probe's failure is charged, never
+beyond the last attempt. Otherwise a task that asks for a retry first could not reach its second attempt.
+
+The leader notes the waiting tasks and the reasons in the lane (`bridge.leader.duties.unknown_tasks`). So the next
+leader keeps the circuit open.
 """
 
 from __future__ import annotations
@@ -27,12 +28,12 @@ if TYPE_CHECKING:
 
 logger = get_logger(__name__)
 
-#: Characters of the last error that are told.
+#: Most characters of the last error that are logged.
 ERROR_CHARS = 200
 
 
 class Circuit:
-    """What was seen of one task, in two halves of the time: this one and the one before."""
+    """The outcomes of one task, counted in two halves of the time window: the current half and the one before."""
 
     def __init__(self, now_ms: int) -> None:
         self.turned_ms = now_ms
@@ -40,16 +41,16 @@ class Circuit:
         self.failed_before: set[str] = set()
         self.succeeded = 0
         self.succeeded_before = 0
-        #: Why it is open; '': it is not.
+        #: Why the circuit is open; '': it is closed.
         self.why = ""
         self.probe: Ticket | None = None
         self.probe_at_ms = 0
-        #: The probe that failed last, and whether it is to be tried once more before another one is.
+        #: The probe that failed last, and whether it goes out once more before another one does.
         self.last: Ticket | None = None
         self.again = True
 
     def turn(self, now_ms: int, half_ms: float) -> None:
-        """Forgets what is too old."""
+        """Forgets outcomes that are too old."""
         while now_ms - self.turned_ms >= half_ms:
             idle = now_ms - self.turned_ms >= 2 * half_ms
             self.turned_ms = now_ms if idle else int(self.turned_ms + half_ms)
@@ -58,22 +59,22 @@ class Circuit:
 
 
 class Breakers:
-    """Works on one lane, on the leader's thread."""
+    """The circuit breakers of one lane, on the leader's thread."""
 
     def __init__(self, lane: Lane) -> None:
         self._lane = lane
         self._limits = lane.settings.breaker
-        #: Tasks of which something failed lately. Empty while all goes well: then nothing is counted.
+        #: Task -> circuit, for tasks with a recent failure. Successes are counted only for these tasks.
         self.circuits: dict[str, Circuit] = {}
 
     def restore(self, task: str, why: str) -> None:
-        """The leader before this one left the circuit of ``task`` open."""
+        """Opens the circuit of ``task``, because the previous leader left it open."""
         circuit = self.circuits[task] = Circuit(self._lane.now_ms())
         circuit.why = why
         self._lane.stranded.paused.add(task)
 
     def why(self, task: str) -> str:
-        """Why the circuit of ``task`` is open; '': it is not."""
+        """Why the circuit of ``task`` is open; '': it is closed."""
         circuit = self.circuits.get(task)
         return "" if circuit is None else circuit.why
 
@@ -87,7 +88,7 @@ class Breakers:
             self._close(task, circuit)
 
     def failed(self, task: str, ticket: Ticket, error: str) -> bool:
-        """The oldest message of ``ticket`` failed; whether that is to be charged."""
+        """The oldest message of ``ticket`` failed. Returns whether the message is charged with the attempt."""
         if self._limits.share == 0:
             return True
         now_ms = self._lane.now_ms()
@@ -107,7 +108,7 @@ class Breakers:
         return False
 
     def look(self) -> None:
-        """Sends a probe of each open circuit whose time has come, and forgets circuits of which nothing is left."""
+        """Sends the probes that are due, and forgets closed circuits without recent failures."""
         now_ms = self._lane.now_ms()
         for task, circuit in list(self.circuits.items()):
             if circuit.why:
@@ -127,7 +128,7 @@ class Breakers:
         details = (task, circuit.why, self._limits.probe)
         logger.error("task %s: %s. Its messages wait, in order; every %g s one is tried", *details)
         lane.stranded.paused.add(task)
-        # Also while none waits: so it is told, and the next leader knows.
+        # Even while no message waits: so the circuit is reported and noted for the next leader.
         lane.stranded.waiting.setdefault(task, Waiting(lane.now_ms()))
         for consumer in list(lane.crowded):
             lane.free_ready(consumer)
@@ -154,7 +155,7 @@ class Breakers:
         waiting = stranded.waiting.get(task)
         if now_ms < circuit.probe_at_ms or waiting is None or not waiting.tickets:
             return
-        # The one that failed goes once more, then the others have their turn: it may be a bad one.
+        # A probe that failed goes out once more. Then another message is tried, because this one may be bad.
         circuit.again = not circuit.again and circuit.last in waiting.tickets
         chosen = circuit.last if circuit.again and circuit.last is not None else next(iter(waiting.tickets))
         circuit.probe = circuit.last = chosen

@@ -1,11 +1,12 @@
-"""Who has room, known without asking everybody: kept from step to step, and mended where something changed.
+"""Which consumers have room for more work. Kept from step to step, and updated only for consumers that changed.
 
 A lane may have hundreds of consumers, and a step often dispatches one message. So a step looks only at consumers of
 which the lane says that something changed (`Lane.room_changed`), and at all of them only when who may be sent anything
 did (`Consumer.changes`).
 
-Room is time and bytes, not numbers: a consumer gets about ``ahead_ms`` of work for each slot of its pool, by the
-measured service time, so that it never waits and little has to move when it dies. An idle slot always gets something.
+Room is measured in time and bytes, not in messages. By the measured service times, a consumer gets about ``ahead_ms``
+of work for each slot of its pool. So it never waits for work, and little has to move when it dies. An idle slot always
+gets something.
 """
 
 from __future__ import annotations
@@ -17,21 +18,22 @@ from bridge.leader.picture.lane import Lane
 from bridge.leader.picture.pieces import Consumer, Ticket
 from bridge.routing.policies import Policy, PolicyName, policy
 
-#: Parcels' worth of work that each slot has ahead.
+#: Work ahead of each slot, in bundles.
 AHEAD = 2
-#: Bytes of the payloads in one bundle, where one message alone is not more. Far below what the server takes in one word
-#: (proto-max-bulk-len), also when every byte of it is escaped.
+#: Most bytes of the payloads in one bundle, unless its first message alone has more. Far below the server's limit for
+#: one argument (proto-max-bulk-len), even when every byte is escaped.
 PARCEL_BYTES = 1024 * 1024
-#: Bytes of the payloads in one step: what the server copies at once. The rest goes in the next one.
+#: Most bytes of the payloads in one step: the server copies them at once. The rest goes out in the next step.
 STEP_BYTES = 4 * 1024 * 1024
 
-#: What consumers can run; None: anything.
+#: The tasks that a consumer can run; None: any task.
 Tasks = frozenset[str] | None
 
 
 class _Group:
-    """The consumers with room that can run the same: a heap by load, and a list. Entries of the heap may be outdated:
-    only the one whose number ``current`` names counts.
+    """The consumers with room that can run the same tasks, as a heap by load and as a list.
+
+    Entries of the heap may be outdated. Only the entry counts whose number is in ``current``.
     """
 
     def __init__(self) -> None:
@@ -51,7 +53,7 @@ class _Group:
 
 
 class Room:
-    """Works for the planner of one lane. What a step has chosen counts as if it were there already, until it is."""
+    """The room of all consumers of one lane, for its planner. What a step has chosen counts as sent already."""
 
     def __init__(self, lane: Lane, ahead_ms: float) -> None:
         self._lane = lane
@@ -61,24 +63,24 @@ class Room:
         self._groups: dict[Tasks, _Group] = {}
         #: Task -> groups that can run it.
         self._able: dict[str, list[_Group]] = {}
-        #: `Consumer.changes` at the last look at all of them.
+        #: `Consumer.changes` when all consumers were looked at last.
         self.seen = -1
         self._sequence = 0
         #: Open consumers that have an idle slot.
         self.idle: dict[Consumer, None] = {}
         #: Open consumers.
         self.open: dict[str, Consumer] = {}
-        #: What this step has chosen for whom, and what that is expected to cost, in ms.
+        #: The tickets that this step has chosen for each consumer, and their expected cost in ms.
         self.chosen: dict[Consumer, list[Ticket]] = {}
         self._promised: dict[Consumer, float] = {}
-        #: Bytes that this step dispatches, in all and to each consumer.
+        #: Bytes that this step dispatches, in total and to each consumer.
         self.planned = 0
         self._planned_to: dict[Consumer, int] = {}
-        #: Whether this step, or the last one, left something for the next, which can go out at once.
+        #: Whether this step, or the last one, left work that the next step can send at once.
         self.left_some = False
 
     def is_current(self) -> bool:
-        """Whether nobody came, went, or opened since the last look."""
+        """Whether no consumer came, left, opened or closed since the last look at all of them."""
         return self.seen == Consumer.changes
 
     def begin(self) -> None:
@@ -87,16 +89,16 @@ class Room:
         self.left_some = False
 
     def fits(self) -> bool:
-        """Whether more may go out in this step, to anybody, as far as bytes are concerned."""
+        """Whether this step may send more bytes, to any consumer."""
         if self.planned >= STEP_BYTES:
             self.left_some = True
             return False
         lane = self._lane
-        # Half of the memory is for what waits: else what is in flight could keep the next messages out.
+        # Half of the memory is for waiting messages. Otherwise messages in flight could keep the next ones out.
         return lane.bytes_in_flight + self.planned < lane.settings.window_bytes // 2
 
     def look(self) -> list[Consumer]:
-        """Takes in what changed since the last look; those of the changed that are open."""
+        """Updates the room of the consumers that changed since the last look. Returns those of them that are open."""
         lane = self._lane
         if self.is_current():
             changed = [consumer for consumer in lane.room_changed if consumer.open]
@@ -130,7 +132,7 @@ class Room:
         self._rate(consumer)
 
     def clear(self) -> None:
-        """What was chosen is on its way, and counted by the consumers themselves."""
+        """The chosen tickets are sent. From now on the consumers count them themselves."""
         for consumer in self.chosen:
             self._lane.room_changed[consumer] = None
         self.chosen = {}
@@ -138,7 +140,7 @@ class Room:
         self._planned_to.clear()
 
     def for_ticket(self, ticket: Ticket) -> Consumer | None:
-        """The consumer with room that the policy chooses for ``ticket``; None: nobody who can run it has room."""
+        """The consumer with room that the policy chooses for ``ticket``; None: no consumer that can run it has room."""
         groups = self._of(ticket.waiting[0].task)
         if self._policy is None:
             best = None
@@ -161,7 +163,7 @@ class Room:
         return found
 
     def _rate(self, consumer: Consumer) -> None:
-        """Notes how much room ``consumer``, which is open, has now."""
+        """Notes how much room ``consumer`` has now. It is open."""
         chosen = len(self.chosen.get(consumer, ()))
         slots = consumer.slots
         if consumer.parcels + chosen < slots:
@@ -185,6 +187,6 @@ class Room:
         if len(group.heap) > 8 * len(group.current) + 64:
             group.heap = [entry for entry in group.heap if group.current.get(entry[3]) == entry[2]]
             heapq.heapify(group.heap)
-        # As the policy, but counting what this very step has promised.
+        # The load as the policy sees it, plus what this step has already chosen.
         load = consumer.load + self._promised.get(consumer, 0.0) / slots
         heapq.heappush(group.heap, (load, chosen / slots, self._sequence, consumer))

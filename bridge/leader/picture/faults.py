@@ -1,7 +1,7 @@
-"""Messages that made a master raise: what one message provokes is that message's failure, and the master lives.
+"""Messages that made a leader raise: such an error is the message's failure, and does not end the master.
 
-All that is known to go wrong with a message is found where it is read. This is for what is not: the picture, which may
-be half changed, is read anew, and then the message at fault is refused, by each leader of this process.
+The code that reads a message handles all known faults. This module handles unknown ones. The picture may be half
+changed then, so the leader reads the lane again. From then on, every leader of this process refuses that message.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from bridge.routing.errors import LaneConflict
 
 logger = get_logger(__name__)
 
-#: Messages that are remembered. One more is refused when it raises again, after another reading.
+#: Most messages that are remembered. A forgotten one raises again, and is refused after another reading of the lane.
 REMEMBERED = 10_000
-#: Message id -> what it raised.
+#: Message id -> the error that it caused.
 _faults: dict[str, str] = {}
 
 
 class MessageAtFault(LaneConflict):
-    """A message made the leader raise: the lane is read anew, without it."""
+    """A message made the leader raise. The leader reads the lane again and refuses the message."""
 
     def __init__(self, id_: str, exc: Exception) -> None:
         super().__init__(f"message {id_} cannot be handled here: {exc!r}")
@@ -29,5 +29,5 @@ class MessageAtFault(LaneConflict):
 
 
 def fault_of(id_: str) -> str | None:
-    """What the message raised before; None: nothing."""
+    """The error that the message caused before; None: it caused none."""
     return _faults.get(id_) if _faults else None

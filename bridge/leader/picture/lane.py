@@ -1,15 +1,15 @@
-"""The leader's picture of its lane: tickets, what waits, what is in flight. No I/O.
+"""The leader's picture of its lane: tickets, waiting messages, messages in flight. No I/O.
 
-Everything here can be rebuilt from Redis (invariant I6): what is in flight from the ticket records, what waits from
-the master's own pending entries. The leader fills a `Batch` from this picture, sends it as one script, and only then
-(`committed`) takes the new fences into the picture. When the script is refused or its reply is lost, the whole picture
-is thrown away and read anew: it is never mended by guessing.
+Everything here can be rebuilt from Redis (invariant I6): messages in flight from the ticket records, waiting messages
+from the master's own pending entries. The leader fills a `Batch` from this picture and writes it with one script. Only
+then does it take the new fences into the picture (`committed`). When the script is refused, or its reply is lost, the
+leader throws the whole picture away and reads the lane again. It never repairs the picture by guessing.
 
-Memory is bounded (`bridge.leader.picture.window`). A parked ticket has no message here: its messages are pending under
-a name of their own until it is released.
+Memory is bounded (`bridge.leader.picture.window`). The messages of a parked ticket are not in memory. They are pending
+under a name of their own until the ticket is released.
 
-The order of a ticket's messages is that of their ids, with one exception: a message that was begun before stays first,
-also when an older one, which was dead, is put back (`replay`).
+The messages of a ticket are in the order of their ids, with one exception. A message that was begun stays first, even
+when an older message is replayed (`replay`).
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ from bridge.routing.policies import PolicyName
 from bridge.routing.transitions import Batch
 from bridge.settings.lane import LaneSettings
 
-#: Messages in memory below which reading goes on in any case.
+#: With fewer messages in memory than this, the leader always reads on.
 ENOUGH_MESSAGES = 4000
-#: Tickets ready for dispatch, for each slot of the consumers, above which reading stops.
+#: Tickets ready for dispatch, for each slot of the consumers. With more than this, the leader stops reading.
 READY_PER_SLOT = 128
-#: One consumer of so many may be a suspect's own while other work waits (`bridge.leader.picture.suspects`).
+#: One of this many consumers may be kept for suspects while other work waits (`bridge.leader.picture.suspects`).
 SUSPECTS_SHARE = 4
 #: How the record of a ticket that awaits a retry begins.
 AWAITING = f"[{records.AWAITING},"
 
 
 class Lane(Window):
-    """The picture. ``now_ms`` is Unix time by the leader's clock."""
+    """The picture of one lane. ``now_ms``: Unix time by the leader's clock."""
 
     def __init__(self, settings: LaneSettings, *, now_ms: Callable[[], int]) -> None:
         super().__init__(settings)
@@ -51,42 +51,42 @@ class Lane(Window):
         self._pinned = settings.policy is PolicyName.RENDEZVOUS
         #: Whether the history of the lane is kept.
         self._historical = settings.history > 0
-        #: Those of them that may have an older message than that order tells: of one that was put back, or parked.
+        #: Tickets with a replayed or released message. It may be older than `Ticket.since` says.
         self.older: set[Ticket] = set()
-        #: Tickets that stand still; not among ``tickets``.
+        #: Parked tickets by id. They are not in ``tickets``.
         self.parked: dict[str, Ticket] = {}
-        #: Message id -> ticket, of what is in flight.
+        #: Id of a message in flight -> its ticket.
         self.in_flight: dict[str, Ticket] = {}
         self.consumers: dict[str, Consumer] = {}
-        #: Those whose room, or whose queue here, changed since the planner looked.
+        #: Consumers whose room, or whose queue here, changed since the planner looked.
         self.room_changed: dict[Consumer, None] = {}
         #: Those of whose work in flight something landed or went out since `bridge.leader.picture.outcome_pause`
         #: looked.
         self.flight_changed: dict[Consumer, None] = {}
-        #: Those for whose room tickets wait, and maybe some for which none do any more.
+        #: Consumers whose queue here has tickets. Some of the queues may be empty by now.
         self.crowded: dict[Consumer, None] = {}
-        #: What `_open_slots` tells, and `Consumer.changes` when it was counted.
+        #: The result of `_open_slots`, and `Consumer.changes` when it was counted.
         self._slots: dict[frozenset[str] | None, int] = {}
         self._slots_seen = -1
         #: Tickets without a consumer that can be dispatched, oldest first.
         self.ready: deque[Ticket] = deque()
-        #: Those whose oldest message is a suspect: they go out alone.
+        #: Tickets whose oldest message is a suspect. It goes out alone.
         self.suspects: deque[Ticket] = deque()
-        #: Until then (ms) other work goes before suspects.
+        #: Unix ms until when other work goes before suspects.
         self.rest_until = 0
-        #: (due ms, sequence, ticket): tickets that wait out a backoff.
+        #: Heap of tickets that wait for the end of a backoff: (due ms, sequence, ticket).
         self.backoffs: list[tuple[int, int, Ticket]] = []
         self._backoff_sequence = 0
         self._turn = 0
-        #: Those whose oldest message nobody who is here can run.
+        #: Tickets whose oldest message no consumer here can run.
         self.stranded = Stranded(self)
-        #: Those that wait out a backoff, and are not in memory.
+        #: Tickets that wait for the end of a backoff, with no message in memory.
         self.resting = Resting(self, now_ms)
-        #: Id up to which what is pending was taken in; a refill takes nothing newer, which would be handled twice.
+        #: Id up to which entries are in the picture. A refill takes no newer ones: they would be handled twice.
         self.read_to = (0, 0)
-        #: Whether entries that were read before this term are not in the picture yet: those after `read_to`.
+        #: Whether some entries that were read before this term are not in the picture yet: those after `read_to`.
         self.behind = False
-        #: Tickets whose record the batch that is being made changes.
+        #: Tickets whose record the next batch changes.
         self._touched: dict[Ticket, None] = {}
         #: Measured service time of each task, in ms.
         self.service_ms: dict[str, float] = {}
@@ -95,8 +95,10 @@ class Lane(Window):
 
     @property
     def has_enough_work(self) -> bool:
-        """Whether reading on would not help: there is work in memory that only waits for room. The rest stays in the
-        stream, unread. While all that is in memory is blocked by what is in flight, free tickets may be further on.
+        """Whether the leader stops reading: enough tickets in memory are ready and wait only for room.
+
+        The other messages stay unread in the stream. When the tickets in memory are blocked by messages in flight, the
+        leader reads on, because there may be free tickets further on.
         """
         if self.held < ENOUGH_MESSAGES or self.full:
             return self.full
@@ -107,7 +109,7 @@ class Lane(Window):
         return len(self.ready) > enough or len(self.ready) + sum(len(one.ready) for one in self.crowded) > enough
 
     def _each_has_enough_work(self, slots: dict[frozenset[str] | None, int]) -> bool:
-        """The same where consumers differ: what waits for some of them must not keep the others from their work."""
+        """Like `has_enough_work`, where consumers differ in their tasks: each group of consumers must have enough."""
         ready = dict.fromkeys(slots, 0)
         for consumer in self.crowded:
             if consumer.open:
@@ -115,7 +117,7 @@ class Lane(Window):
         return all(ready[tasks] > READY_PER_SLOT * slots[tasks] for tasks in slots)
 
     def _open_slots(self) -> dict[frozenset[str] | None, int]:
-        """What open consumers can run -> their slots. Counted anew only when one came, went, or opened."""
+        """Set of tasks -> slots of the open consumers that can run them. Counted again only after a change."""
         if self._slots_seen != Consumer.changes:
             self._slots_seen = Consumer.changes
             self._slots = {}
@@ -127,7 +129,7 @@ class Lane(Window):
     # -- messages come in ------------------------------------------------------------------------------------------
 
     def ingest(self, message: Message, batch: Batch) -> None:
-        """A message that is pending under the master's name; of each ticket in id order."""
+        """Takes in a message that is pending under the master's name. The messages of a ticket come in id order."""
         if self.parked and message.ticket in self.parked:
             self.shelve(self.parked[message.ticket], [message.id], batch)
             return
@@ -146,7 +148,10 @@ class Lane(Window):
         self.make_ready(ticket)
 
     def leave(self, ticket_id: str, id_: str, batch: Batch) -> None:
-        """A message that is pending under the master's name, of each ticket in id order, is left where it is."""
+        """Notes a message that is pending under the master's name, and leaves it spilled.
+
+        The messages of a ticket come in id order.
+        """
         if ticket_id in self.parked:
             self.shelve(self.parked[ticket_id], [id_], batch)
             return
@@ -159,8 +164,9 @@ class Lane(Window):
             self.spill(ticket, id_)
 
     def replay(self, message: Message, batch: Batch) -> None:
-        """A message that was dead is pending again, under the master's name: it goes before everything of its ticket
-        that was not begun.
+        """Takes in a dead message that is pending again, under the master's name.
+
+        It goes to its place in id order, but not before a message that was begun.
         """
         ticket = self.parked.get(message.ticket)
         if ticket is not None:
@@ -168,16 +174,16 @@ class Lane(Window):
             return
         key = id_key(message.id)
         if key > self.read_to:
-            # A new leader has not come to its place yet, where it is taken in.
+            # A new leader has not read up to this id yet. It takes the message in when it gets there.
             return
         ticket = self.tickets.get(message.ticket)
         if ticket is None:
             ticket = self.tickets[message.ticket] = Ticket(message.ticket)
         self.older.add(ticket)
-        # It may be of another task, and it comes first.
+        # The message comes first, and may be of another task.
         self.stranded.free(ticket)
         if ticket.spilled_from is not None and key >= ticket.spilled_from:
-            # It is read with those that are not in memory, in its place; taken here, too, it would be there twice.
+            # It is read with the spilled messages, in its place. Taken in here as well, it would be there twice.
             return
         if self.resting.leave(ticket, message.id):
             return
@@ -185,7 +191,7 @@ class Lane(Window):
         while at < len(ticket.waiting) and id_key(ticket.waiting[at].id) < key:
             at += 1
         if self.full or self.has_enough(ticket, message.size):
-            # It is left where it is, and so is what comes after it: whoever replays much fills no memory.
+            # This message and all after it are spilled, so that many replays do not fill the memory.
             while len(ticket.waiting) > at:
                 self.drop(ticket, ticket.waiting.pop())
             if not ticket.waiting:
@@ -197,7 +203,7 @@ class Lane(Window):
         self.make_ready(ticket)
 
     def refuse(self, refusal: Refusal, batch: Batch) -> None:
-        """An entry that can never be processed: a dead letter at once, and its ticket does not wait for it."""
+        """Makes an entry that can never be processed a dead letter at once. Its ticket does not wait for it."""
         words: list[Any] = ["message_id", refusal.id, "reason", refusal.reason.value, "error", refusal.detail]
         words += ["traceback", "", "attempts", 0, "at_ms", self.now_ms()]
         batch.dead.append(words + as_it_came(refusal.fields))
@@ -210,10 +216,10 @@ class Lane(Window):
         """The name under which the messages of a parked ticket are pending."""
         return self.settings.keys.parked_consumer(self.settings.master, ticket_id)
 
-    # -- what can go out -------------------------------------------------------------------------------------------
+    # -- ready for dispatch ----------------------------------------------------------------------------------------
 
     def make_ready(self, ticket: Ticket, *, first: bool = False) -> None:
-        """Queues the ticket for dispatch if nothing stands in the way; ``first``: before all that wait already."""
+        """Queues the ticket for dispatch, if its oldest message may go out. ``first``: before all queued tickets."""
         if ticket.queued or ticket.run or ticket.due_ms or not ticket.waiting:
             return
         if ticket.front_id or ticket.park_reason is not None:
@@ -247,8 +253,9 @@ class Lane(Window):
             ready.append(ticket)
 
     def _open_consumer(self, name: str, instead_of: Consumer | None, task: str) -> Consumer | None:
-        """The open consumer with that name that can run ``task``; without a name the least loaded one but
-        ``instead_of``.
+        """The open consumer with that name that can run ``task``.
+
+        Without a name: the least loaded consumer other than ``instead_of``.
         """
         others = [c for c in self.consumers.values() if c.open and c is not instead_of and c.runs(task)]
         if name:
@@ -256,7 +263,7 @@ class Lane(Window):
         return min(others, key=lambda c: (c.load, len(c.ready)), default=None)
 
     def unqueue(self, ticket: Ticket) -> None:
-        """The ticket does not wait for room any more."""
+        """Removes the ticket from the queue that it is in."""
         if not ticket.queued:
             return
         ticket.queued = False
@@ -271,11 +278,11 @@ class Lane(Window):
                 self.end_solitude(consumer)
 
     def free_ready(self, consumer: Consumer) -> None:
-        """Tickets that wait for room at ``consumer`` wait for anybody's, before all that have only waited their turn.
+        """Moves the tickets that wait for room at ``consumer`` to the common queue.
 
-        They have waited already, and a backlog would else add its own length to the time in which a worker that leaves
-        is to be free of them. But behind what was lost, given back or retried, to which a crowd would else add its own,
-        and behind what was freed earlier.
+        They go before tickets that have only waited for their turn. Otherwise a backlog would add its length to the
+        time that a worker needs to leave. They go behind tickets that were lost, given back, retried or freed earlier,
+        so that those do not wait longer.
         """
         ahead = []
         while self.ready and self.ready[0].turn <= 0:
@@ -290,7 +297,7 @@ class Lane(Window):
         self.ready.extendleft(reversed(ahead))
 
     def queue_anew(self) -> None:
-        """What those who are here can run has changed: each ticket that waits for anybody is asked for again."""
+        """Queues all tickets of the common queues again, because the consumers can run other tasks than before."""
         for queue in (self.ready, self.suspects):
             tickets = list(queue)
             queue.clear()
@@ -302,10 +309,10 @@ class Lane(Window):
                     ticket.turn = turn
 
     def wake(self, now_ms: int) -> None:
-        """Tickets whose backoff is over become ready, before all others: they have waited for long enough.
+        """Makes tickets ready whose backoff is over. They go before all others.
 
-        A backlog would else add its own length to every backoff, and to the time that a lost worker's tickets stand
-        still, which is to be bounded by the lease.
+        Otherwise a backlog would add its length to every backoff. It would also delay the tickets of a lost worker, and
+        that delay must be bounded by the lease.
         """
         while self.backoffs and self.backoffs[0][0] <= now_ms:
             due, _, ticket = heapq.heappop(self.backoffs)
@@ -315,13 +322,13 @@ class Lane(Window):
                     self.make_ready(ticket, first=True)
 
     def hold_back(self, ticket: Ticket, due_ms: int) -> None:
-        """The oldest message of ``ticket`` waits until ``due_ms``."""
+        """Makes the oldest message of ``ticket`` wait until ``due_ms``."""
         ticket.due_ms = max(1, due_ms)
         self._backoff_sequence += 1
         heapq.heappush(self.backoffs, (ticket.due_ms, self._backoff_sequence, ticket))
 
     def put_in_flight(self, ticket: Ticket, consumer: Consumer, message: Message) -> None:
-        """``message``, whose bytes are in memory, is the next one of the run of ``ticket`` at ``consumer``."""
+        """Adds ``message`` to the run of ``ticket`` at ``consumer``. Its bytes are in memory."""
         size = message.size
         self.bytes_in_flight += size
         consumer.messages += 1
@@ -329,10 +336,10 @@ class Lane(Window):
         ticket.run.append(message)
         self.in_flight[message.id] = ticket
 
-    # -- what comes back -------------------------------------------------------------------------------------------
+    # -- runs come back --------------------------------------------------------------------------------------------
 
     def take_back(self, ticket: Ticket) -> None:
-        """What is left of the run goes back to the front of what waits."""
+        """Puts the rest of the run back, before the waiting messages."""
         count = len(ticket.run)
         while ticket.run:
             message = ticket.run.pop()
@@ -345,17 +352,17 @@ class Lane(Window):
             and len(ticket.waiting) > count
             and id_key(ticket.waiting[count].id) < id_key(ticket.waiting[count - 1].id)
         ):
-            # An older message was put back while these were in flight: it goes before those that were not begun.
+            # An older message was replayed while these were in flight. It goes before those that were not begun.
             first = [ticket.waiting.popleft()] if ticket.begun else []
             rest = sorted(ticket.waiting, key=lambda message: id_key(message.id))
             ticket.waiting = deque([*first, *rest])
         if ticket.spilled_from is not None:
-            # One that was put back meanwhile, and had no room here, goes before those that were not begun, too.
+            # A message was replayed in the meantime and spilled. It goes before those that were not begun, too.
             while len(ticket.waiting) > ticket.begun and id_key(ticket.waiting[-1].id) > ticket.spilled_from:
                 self.drop(ticket, ticket.waiting.pop())
 
     def take_from_flight(self, ticket: Ticket, message: Message) -> None:
-        """A message is not in flight any more, nor in memory."""
+        """Counts off a message that was in flight: it is not in flight or in memory any more."""
         del self.in_flight[message.id]
         size = message.size
         self.held -= 1
@@ -376,7 +383,7 @@ class Lane(Window):
                 consumer.backlog_ms = 0.0
 
     def run_over(self, ticket: Ticket) -> None:
-        """Nothing of ``ticket`` is in flight any more."""
+        """Ends the run of ``ticket``: no message of it is in flight any more."""
         consumer = ticket.consumer
         if consumer is not None:
             consumer.tickets.discard(ticket)
@@ -387,8 +394,9 @@ class Lane(Window):
         ticket.tail = ""
 
     def end_solitude(self, consumer: Consumer) -> None:
-        """The suspect that had ``consumer`` for itself is done with it. Where consumers are few, other work has its
-        turn now, for long enough to keep the suspects' share.
+        """Ends the time in which ``consumer`` was kept for a suspect.
+
+        With few consumers, other work goes first now, for long enough to keep the suspects' share.
         """
         consumer.alone = None
         alike = sum(1 for other in self.consumers.values() if other.serving and other.tasks == consumer.tasks)
@@ -396,16 +404,16 @@ class Lane(Window):
         spent_ms = now_ms - consumer.alone_since
         self.rest_until = max(self.rest_until, now_ms + int(spent_ms * max(0.0, SUSPECTS_SHARE / max(1, alike) - 1)))
 
-    # -- standing still --------------------------------------------------------------------------------------------
+    # -- parked tickets --------------------------------------------------------------------------------------------
 
     def park(self, ticket: Ticket, reason: str, batch: Batch) -> None:
-        """The ticket stands still as soon as nothing of it runs, until it is released."""
+        """Parks the ticket as soon as no message of it is in flight."""
         self.touch(ticket, batch)
         self.unqueue(ticket)
         ticket.park_reason = reason
 
     def shelve(self, ticket: Ticket, ids: list[str], batch: Batch) -> None:
-        """Messages of a parked ticket are pending under a name of their own."""
+        """Puts messages of a parked ticket aside: they become pending under the ticket's own name."""
         batch.shelve(self.parked_name(ticket.id), ids)
         ticket.shelved += len(ids)
         oldest = min(map(id_key, ids), default=None)
@@ -413,7 +421,7 @@ class Lane(Window):
             ticket.parked_from = oldest
 
     def _stand_still(self, ticket: Ticket, batch: Batch) -> None:
-        """Writes into the batch that the ticket is parked, and forgets its messages: it holds no window."""
+        """Writes into the batch that the ticket is parked, and removes its messages from memory."""
         ids = [message.id for message in ticket.waiting]
         if self.resting.rests(ticket):
             ids = self.resting.known(ticket)
@@ -424,7 +432,7 @@ class Lane(Window):
         if not ticket.begun:
             ticket.front_id = ""
         elif ticket.waiting and not ticket.front_id:
-            # Else it was not read again since the ticket was released.
+            # If ``front_id`` is set, the message was not read again after the last release.
             ticket.front_id = ticket.waiting[0].id
         begun = [ticket.front_id] if ticket.front_id else []
         reason = ticket.park_reason or ""
@@ -443,9 +451,7 @@ class Lane(Window):
         batch.count("parked")
 
     def unpark(self, ticket: Ticket, batch: Batch) -> None:
-        """The messages of the ticket are pending under the master's name again: they are read like those that were
-        spilled.
-        """
+        """Releases the ticket. Its messages are pending under the master's name again, and count as spilled."""
         del self.parked[ticket.id]
         ticket.parked = False
         self.tickets[ticket.id] = ticket
@@ -455,23 +461,23 @@ class Lane(Window):
         ticket.parked_from = None
         ticket.shelved = 0
         if ticket.front_id:
-            # Also when nothing is pending there: somebody acknowledged it by hand, which the refill finds out.
+            # Even when it is not pending: someone acknowledged it by hand, and the refill finds that out.
             front = id_key(ticket.front_id)
             ticket.spilled_from = min(front, ticket.spilled_from or front)
         if ticket.spilled_from is not None:
             self.spilled.add(ticket)
         self.touch(ticket, batch)
 
-    # -- a batch is made and committed -------------------------------------------------------------------------------
+    # -- building a batch --------------------------------------------------------------------------------------------
 
     def touch(self, ticket: Ticket, batch: Batch) -> None:
-        """Notes that the batch changes the record of ``ticket``, and what it must be until then."""
+        """Notes that the batch changes the record of ``ticket``, and which text the record must have until then."""
         if ticket not in self._touched:
             self._touched[ticket] = None
             batch.expected[ticket.id] = ticket.record
 
     def close(self, batch: Batch, dispatched: set[Ticket]) -> None:
-        """Writes into the batch what becomes of the records of all tickets that it touches."""
+        """Writes the new records of all touched tickets into the batch."""
         for ticket in self._touched:
             if ticket in dispatched:
                 continue
@@ -480,7 +486,7 @@ class Lane(Window):
             elif ticket.park_reason is not None:
                 self._stand_still(ticket, batch)
             elif (ticket.due_ms and (ticket.waiting or ticket.front_id)) or ticket.begun:
-                # Also when it is due and nobody has room for it: what it has behind it must outlive this leader.
+                # Even when it is due and no consumer has room: its attempts and losses must outlive this leader.
                 front = ticket.front_id or ticket.waiting[0].id
                 why = (ticket.cause, ticket.losses, ticket.lost)
                 tail = records.tail("", "", ticket.attempt, [front], self.now_ms(), *why)
@@ -508,14 +514,14 @@ class Lane(Window):
         batch.records += (ticket.id, ticket.record)
 
     def committed(self, dispatched: dict[Ticket, int], base: int) -> None:
-        """The script did it: ``dispatched`` maps tickets to their fence offsets."""
+        """Takes the fences of a written batch into the picture. ``dispatched`` maps tickets to fence offsets."""
         self._touched.clear()
         for ticket, offset in dispatched.items():
             ticket.fence = ticket.run_fence = base + offset
             ticket.record = records.record(ticket.fence, ticket.tail)
 
     def drop_if_done(self, ticket: Ticket) -> None:
-        """Forgets a ticket that has nothing undone."""
+        """Forgets the ticket if it has no undone message."""
         if not (ticket.waiting or ticket.run or ticket.due_ms or ticket.spilled_from or ticket.front_id):
             self._forget(ticket)
 

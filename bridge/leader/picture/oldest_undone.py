@@ -1,11 +1,12 @@
-"""How far all is done: the oldest message of a lane that was read, and is not done. No I/O.
+"""Finds the oldest undone message of a lane: all messages before it are done or dead. No I/O.
 
-Asked every few seconds, of up to a window's worth of tickets, on the leader's only thread: so it looks at no more of
-them than it must. The tickets of a lane are in the order in which they came, each with a message that was then the
-newest of all. So nothing of a ticket is older than the message it came with, and behind a ticket that came with a
-younger message than the oldest found so far nothing older is left. Except among those that an operator had a hand in,
-since a message that is put back, or released, is as old as it is: `Lane.older` and `Lane.parked` are few, and all are
-looked at.
+This runs every few seconds on the leader's only thread, and a lane may have a whole window of tickets. So it looks at
+as few tickets as possible. The tickets of a lane are in the order in which they came, and each came with a message that
+was the newest of all. So no message of a ticket is older than the one that the ticket came with. The search can stop at
+the first ticket that came with a message younger than the oldest one found so far.
+
+Tickets with replayed or released messages are an exception, because those messages are older. They are few
+(`Lane.older`, `Lane.parked`), and the search looks at all of them.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def oldest_undone(lane: Lane) -> tuple[int, int] | None:
-    """The id of the oldest undone message that was read; None: all is done."""
+    """The id of the oldest undone message that was read; None: there is none."""
     oldest: tuple[int, int] | None = None
     places = [place for ticket in lane.parked.values() for place in (ticket.parked_from, ticket.spilled_from)]
     places += [oldest_of(ticket) for ticket in lane.older]
@@ -37,10 +38,10 @@ def oldest_undone(lane: Lane) -> tuple[int, int] | None:
 
 
 def oldest_of(ticket: Ticket) -> tuple[int, int] | None:
-    """The same of one ticket that is not parked."""
+    """The id of the oldest undone message of one ticket that is not parked; None: there is none."""
     ids = [id_key(queue[0].id) for queue in (ticket.run, ticket.waiting) if queue]
     if len(ticket.waiting) > 1:
-        # What was begun before stands before an older one that was put back.
+        # A message that was begun comes first, before an older one that was replayed.
         ids.append(id_key(ticket.waiting[1].id))
     if ticket.front_id:
         ids.append(id_key(ticket.front_id))

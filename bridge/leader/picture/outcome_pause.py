@@ -1,7 +1,8 @@
-"""For how long no worker will want for work: so long may outcomes gather, and be settled in fewer, larger steps.
+"""How long the leader may pause between two reads of outcomes. Then it settles more of them in fewer, larger steps.
 
-It is asked after every step, and there may be hundreds of consumers. So it looks only at those of which something
-landed or went out (`Lane.flight_changed`), and at nobody else once it found one that has nothing left to wait with.
+The pause must end before any worker is idle. The leader asks after every step, and there may be hundreds of consumers.
+So this looks only at consumers whose messages in flight changed (`Lane.flight_changed`). It stops as soon as it finds a
+consumer that allows no pause.
 """
 
 from __future__ import annotations
@@ -11,27 +12,27 @@ from bridge.leader.picture.pieces import Consumer
 
 #: Longest pause, in seconds, in which outcomes gather before they are read.
 GATHER_S = 0.002
-#: Shortest one: a selector sleeps whole milliseconds, and what is shorter is none.
+#: Shortest pause, in seconds. A selector sleeps whole milliseconds, so a shorter pause has no effect.
 WORTH_S = GATHER_S / 4
 
 
 class OutcomePause:
-    """Works on one lane."""
+    """The pause of one lane."""
 
     def __init__(self, lane: Lane) -> None:
         self._lane = lane
-        #: `Consumer.changes` when all were looked at.
+        #: `Consumer.changes` when all consumers were looked at last.
         self._seen = -1
-        #: Consumers that want for work before the longest pause is over, and in how many seconds.
+        #: Consumer that needs work before the longest pause is over -> in how many seconds.
         self._short: dict[Consumer, float] = {}
-        #: The last one that was found to want for it at once: most likely it still does.
+        #: The last consumer that needed work at once. Most likely it still does.
         self._wanting: Consumer | None = None
 
     def seconds(self) -> float:
-        """The pause that nobody will notice, in seconds; 0: none is worth it."""
+        """The longest pause that leaves no worker idle, in seconds; 0: no useful pause."""
         lane = self._lane
         if self._seen != Consumer.changes:
-            # Somebody came or went, or has another number of slots.
+            # A consumer came, left, or changed its number of slots.
             self._seen = Consumer.changes
             self._short = {}
             self._wanting = None
@@ -57,7 +58,7 @@ def _pause_s(consumer: Consumer) -> float:
         return GATHER_S
     slots = consumer.slots
     if consumer.parcels >= 2 * slots:
-        # Every process has something ahead; half of it is left for what follows.
+        # Every pool process has work ahead. The pause may use half of it.
         return consumer.backlog_ms / slots / 2000 / 2
     pause_s = GATHER_S
     for parcel in {ticket.parcel for ticket in consumer.tickets}:

@@ -1,4 +1,4 @@
-"""The pieces of the leader's picture: tickets, consumers, and what travels between them. No I/O, no rules."""
+"""The parts of the leader's picture: tickets, consumers, and parcels. No I/O, no rules."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 from bridge.routing.messages import Message
 from bridge.routing.records import LostAttempt
 
-#: Consumers that must have ended under a message before it is suspected of having ended them. One alone happens to
-#: every machine some day, and what was in flight there is innocent.
+#: How many consumers must end while a message may be running before that message is a suspect. A single one proves
+#: nothing: any machine may fail.
 SUSPECT_AFTER = 2
-#: Longer than any lease, in ms.
+#: A value in ms that is larger than any lease: the lease was not looked at yet.
 LEASE_UNSEEN = 2**53
 
 
@@ -54,74 +54,74 @@ class Ticket:
 
     def __init__(self, id_: str, since: str = "") -> None:
         self.id = id_
-        #: Id of the message with which it came into the picture: what came later, of any ticket, is younger. '': it was
-        #: there before anything was read.
+        #: Id of the message with which the ticket came into the picture. Messages that came later, of any ticket, are
+        #: younger. '': the ticket was there before anything was read.
         self.since = since
         #: Messages that are not in flight, oldest first.
         self.waiting: deque[Message] = deque()
-        #: What those cost in memory.
+        #: Bytes of these messages.
         self.bytes = 0
         #: Messages in flight, oldest first; their fences are ``fence``, ``fence + 1``, …
         self.run: deque[Message] = deque()
         self.fence = 0
-        #: The fence of the first message of the run when it was dispatched; names the run in a worker's report.
+        #: Fence of the run's first message at the dispatch. A worker's report names the run by it.
         self.run_fence = 0
         #: Attempt number of the oldest undone message.
         self.attempt = 1
-        #: Text of the record in Redis, '' for none.
+        #: Text of the ticket record in Redis; '': there is none.
         self.record = ""
+        #: Text of the record without its fence, of the run that is in flight.
         self.tail = ""
-        #: Where the run is, or where the next one shall go if there is room (sticky routing).
+        #: The consumer that has the run, or that gets the next one if it has room (sticky routing).
         self.consumer: Consumer | None = None
         self.parcel: Parcel | None = None
-        #: Unix ms until which the oldest message waits out its backoff; 0: it does not.
+        #: Unix ms when the backoff of the oldest message ends; 0: it has none.
         self.due_ms = 0
         self.queued = False
-        #: When it was queued, as a number that grows: whoever waits longest is next, here or there.
+        #: Growing number that says when the ticket was queued. The smallest one is next, in whichever queue it is.
         self.turn = 0
-        #: Id of the oldest message that is not in memory; None: all are.
+        #: Id of the oldest spilled message; None: all messages are in memory.
         self.spilled_from: tuple[int, int] | None = None
         self.dispatched_at = 0.0
         #: Unix ms of the last dispatch.
         self.dispatched_ms = 0
-        #: Why the oldest message comes again.
+        #: Why the oldest message is delivered again.
         self.cause = ""
         #: Consumers that ended while the oldest message may have been running.
         self.losses = 0
-        #: The attempt of the oldest message that was cut off half way, if one was: what its rollback must know.
+        #: The attempt of the oldest message that was cut off, if there was one. Its rollback needs it.
         self.lost: LostAttempt | None = None
-        #: Id of a message that was begun before and must come first, and that is not in memory yet.
+        #: Id of a message that was begun before, must come first, and is not in memory yet; '': there is none.
         self.front_id = ""
-        #: Where the ticket moves when what runs is done; '' stands for anybody else.
+        #: Consumer to which the ticket moves after its run; '': any other consumer; None: it does not move.
         self.moving: str | None = None
-        #: It is to stand still when what runs is done, and why.
+        #: Why the ticket is to be parked after its run; None: it is not to be parked.
         self.park_reason: str | None = None
-        #: It stands still: its messages are pending under a name of their own, and none is in memory.
+        #: The ticket is parked: its messages are pending under a name of their own, and none is in memory.
         self.parked = False
-        #: Id of the oldest message that is pending under that name; None: there is none.
+        #: Id of the oldest message that is pending under that name; None: none is.
         self.parked_from: tuple[int, int] | None = None
-        #: How many are.
+        #: How many messages are pending under that name.
         self.shelved = 0
-        #: The task of its oldest message, while nobody who is here can run it; none of its messages is in memory then.
-        #: '': somebody can.
+        #: Task of the oldest message, while no consumer can run it. No message is in memory then. '': not stranded.
         self.stranded = ""
-        #: The id of that message.
+        #: Id of that message.
         self.stranded_id = ""
-        #: How many messages of it wait then, at least.
+        #: Known number of waiting messages while the ticket is stranded or spilled. There may be more.
         self.behind = 0
 
     @property
     def begun(self) -> bool:
-        """Whether the oldest message had a delivery that counts: nothing may be put before it."""
+        """Whether the oldest message had a delivery that counts. No other message may be put before it then."""
         return self.attempt > 1 or self.losses > 0 or self.lost is not None
 
     @property
     def suspect(self) -> bool:
-        """Whether the oldest message may be what ended its consumers: it goes out alone."""
+        """Whether the oldest message may have ended its consumers. It goes out alone then."""
         return self.losses >= SUSPECT_AFTER
 
     def cleared(self) -> None:
-        """The oldest message is not the one that was begun before: it is done, or dead."""
+        """Resets the attempts: the message that was begun is done or dead, so another one is the oldest now."""
         self.attempt = 1
         self.losses = 0
         self.lost = None
@@ -132,7 +132,7 @@ class Ticket:
 
 
 class Parcel:
-    """One Celery message in flight: what it carries and what that is expected to cost, in ms."""
+    """One Celery message in flight: how many messages it still has, and the expected cost of each, in ms."""
 
     __slots__ = ("consumer", "left", "share_ms")
 
@@ -146,8 +146,10 @@ T = TypeVar("T")
 
 
 class Eligibility(property, Generic[T]):
-    """An attribute of a consumer on which it depends who may be sent what. Whoever keeps such knowledge looks at
-    `Consumer.changes` and need not ask everybody. It is read for each message, so without a call into Python.
+    """An attribute of a consumer that decides which messages the consumer may get.
+
+    A change increases `Consumer.changes`. Code that caches the eligibility of consumers compares that number, and need
+    not look at all consumers. The attribute is read for each message, so a read runs no Python function.
     """
 
     def __init__(self, name: str) -> None:
@@ -171,7 +173,7 @@ class Eligibility(property, Generic[T]):
 class Consumer:
     """One incarnation of a consumer."""
 
-    #: Grows whenever it may have changed who may be sent what, in any lane of this process.
+    #: Grows whenever the eligibility of a consumer may have changed, in any lane of this process.
     changes: ClassVar[int] = 0
 
     __slots__ = (
@@ -213,41 +215,41 @@ class Consumer:
         self.name = name
         self.incarnation = incarnation
         self.queue = queue
-        #: Whether it may be sent anything, and not only the suspect that it is kept for.
+        #: Whether the consumer may get any message, and not only the suspect that it is kept for.
         self.open = False
         self._slots = max(1, slots)
-        #: Its pool was shrunk to nothing: what it has would wait there until it grows.
+        #: Its pool was shrunk to no processes. Messages would wait there until the pool grows.
         self._empty = slots < 1
         self.registration = registration
-        #: What it can run; None: anything. Consumers that can run the same share one object.
+        #: The tasks that it can run; None: any task. Consumers with equal sets share one object.
         self._tasks = tasks
         self._alive = True
-        #: It shuts down: what it has is still its own, but it takes nothing more.
+        #: It shuts down. It keeps the messages that it has, and takes no more.
         self._leaving = False
-        #: It takes nothing new, by an operator's order.
+        #: It takes no new messages, by an operator's order.
         self._draining = False
-        #: It holds its lease and does not take what is in its queue.
+        #: It holds its lease, but takes nothing from its queue.
         self._stalled = False
-        #: It missed a renewal while others were lost: it may be lost with them.
+        #: It missed a renewal while other consumers were lost. It may be lost too.
         self._doubted = False
-        #: What its lease had left when it was last looked at, in ms.
+        #: Time left of its lease at the last look, in ms.
         self.left_ms = LEASE_UNSEEN
-        #: How the oldest Celery message in its queue begins, and since when it is seen there (monotonic).
+        #: First bytes of the oldest Celery message in its queue, and since when that one is there (monotonic seconds).
         self.stuck: tuple[bytes, float] = (b"", 0.0)
-        #: The suspect that it is kept empty for, or runs.
+        #: The suspect that it is kept empty for, or that it runs.
         self._alone: Ticket | None = None
-        #: Since when, in ms.
+        #: Since when it is kept for the suspect, in ms.
         self.alone_since = 0
         #: Tickets in flight here.
         self.tickets: set[Ticket] = set()
-        #: Tickets that wait for room here: sticky ones, between two runs.
+        #: Tickets that wait for room here.
         self.ready: deque[Ticket] = deque()
         self.parcels = 0
         self.messages = 0
         self.backlog_ms = 0.0
-        #: Of the messages in flight here.
+        #: Bytes of the messages in flight here.
         self.bytes = 0
-        #: Runs that the consumer's last report did not name: run fence -> number of that report.
+        #: Fence of a run that a report of the consumer did not name -> number of the first such report.
         self.missed: dict[int, int] = {}
         self.update_open()
 
@@ -262,13 +264,13 @@ class Consumer:
     tasks = Eligibility["frozenset[str] | None"]("tasks")
 
     def update_open(self) -> None:
-        """Something changed of what it depends on whether it may be sent anything."""
+        """Updates `open` after a change of the attributes that it depends on."""
         self.open = self.serving and not self._doubted and self._alone is None
         Consumer.changes += 1
 
     @property
     def serving(self) -> bool:
-        """Whether it takes part in the work, be it that just now it is kept for one message alone."""
+        """Whether it takes part in the work. It may be kept for a suspect just now."""
         return self._alive and not (self._leaving or self._draining or self._stalled or self._empty)
 
     def runs(self, task: str) -> bool:

@@ -1,8 +1,9 @@
-"""Decides what goes out in one step: which tickets to whom (`bridge.leader.picture.assignment`), and in which Celery
-messages.
+"""Plans the dispatches of one step: which tickets go to which consumer (`bridge.leader.picture.assignment`), and in
+which Celery messages.
 
-What one consumer gets is packed into parcels (Celery messages): first one for each idle slot, then as many as it takes
-for each to last about ``bridge_bundle_ms``. A parcel of one message travels as an ordinary task.
+The messages for one consumer are packed into parcels. A parcel is one Celery message. Each idle slot gets a parcel
+first. Then there are as many parcels as are needed so that each lasts about ``bridge_bundle_ms``. A parcel with one
+message is an ordinary task; a parcel with more is a bundle.
 """
 
 from __future__ import annotations
@@ -26,10 +27,10 @@ from bridge.routing.transitions import Batch, Dispatch
 
 #: Longest run of one ticket in a bundle, in messages.
 RUN_MAX = 256
-#: How many times a bundle's time the run of one ticket may last while there is a process for each ticket: nobody waits
-#: for it then, and the way to the master and back is paid once.
+#: How many times ``bridge_bundle_ms`` a run may last while there is a process for each ticket. No other ticket waits
+#: then, and a longer run saves round trips to the master.
 STREAK = 8
-#: What one message costs beside its own service time, in ms: alone, and in a bundle.
+#: Cost of one message on top of its service time, in ms: alone, and in a bundle.
 ALONE_MS = 0.7
 MATE_MS = 0.03
 #: Assumed service time of a task that was never measured, in ms.
@@ -52,11 +53,11 @@ class Planner:
 
     @property
     def left_some(self) -> bool:
-        """Whether the last step left something for the next one, which can go out at once."""
+        """Whether the last step left work that the next step can send at once."""
         return self._assignment.room.left_some
 
     def plan(self, batch: Batch, now_ms: int) -> dict[Ticket, int]:
-        """Fills the dispatches of ``batch``; the tickets dispatched, with the fence offsets of their runs."""
+        """Fills the dispatches of ``batch``. Returns the dispatched tickets and the fence offsets of their runs."""
         dispatched: dict[Ticket, int] = {}
         lane = self._lane
         for consumer, tickets in self._assignment.run().items():
@@ -66,14 +67,14 @@ class Planner:
             self._isolation.run(now_ms, lambda c, ticket: self._send(c, [(ticket, 1)], batch, dispatched, now_ms))
         return dispatched
 
-    # -- what it costs -----------------------------------------------------------------------------------------------
+    # -- expected cost -----------------------------------------------------------------------------------------------
 
     def _cost(self, message: Message) -> float:
         service = self._lane.service_ms.get(message.task, UNKNOWN_MS)
         return service + (MATE_MS if self._bundled(message, service) else ALONE_MS)
 
     def _bundled(self, message: Message, service_ms: float) -> bool:
-        # Up to twice the bundle's time: two of those in a row still save a round trip to the master.
+        # Up to twice ``bridge_bundle_ms``: two such messages in a row still save a round trip to the master.
         return (
             self._bundle_ms > 0
             and service_ms <= 2 * self._bundle_ms
@@ -81,7 +82,7 @@ class Planner:
             and self._traits(message.task).bundled
         )
 
-    # -- in which parcels --------------------------------------------------------------------------------------------
+    # -- packing into parcels ----------------------------------------------------------------------------------------
 
     def _pack(
         self, consumer: Consumer, tickets: list[Ticket], batch: Batch, dispatched: dict[Ticket, int], now_ms: int
@@ -92,14 +93,14 @@ class Planner:
             ticket.queued = False
             head = ticket.waiting[0]
             service = self._lane.service_ms.get(head.task, UNKNOWN_MS)
-            # What was cut off half way travels alone: its rollback comes first, and is nobody else's business.
+            # A message that was cut off goes alone: its rollback runs first, and must not delay other messages.
             bundled = ticket.lost is None and self._bundled(head, service)
             (mates if bundled else alone).append(ticket)
         for ticket in alone:
             self._send(consumer, [(ticket, 1)], batch, dispatched, now_ms)
         if not mates:
             return
-        # Share of the room for each ticket, so that few tickets make long runs and many make short ones.
+        # The tickets share the room. So few tickets get long runs, and many tickets get short ones.
         room_ms = max(consumer.slots * self._ahead_ms - consumer.backlog_ms, self._bundle_ms)
         share_ms = min(room_ms / len(mates), self._bundle_ms)
         if consumer.parcels + len(mates) <= consumer.slots:
@@ -134,7 +135,7 @@ class Planner:
                     size -= message.size
                     break
             else:
-                # It was counted when it was promised.
+                # The first message was counted when its ticket was assigned.
                 size = message.size
             length += 1
         if length > 1:
@@ -149,7 +150,7 @@ class Planner:
         dispatched: dict[Ticket, int],
         now_ms: int,
     ) -> None:
-        """One parcel."""
+        """Adds one parcel to the batch."""
         lane = self._lane
         to = batch.dispatches.get(consumer.name)
         if to is None:
@@ -202,7 +203,7 @@ class Planner:
         to.texts.append(text)
 
     def _find_at_fault(self, consumer: Consumer, packed: Sequence[Run]) -> None:
-        """Raises `MessageAtFault` for the first message of which no text can be made."""
+        """Raises `MessageAtFault` for the first message that cannot be encoded."""
         for _, offset, attempt, doubt, messages in packed:
             for message in messages:
                 try:
@@ -211,7 +212,7 @@ class Planner:
                     raise MessageAtFault(message.id, exc) from exc
 
     def text_again(self, ticket: Ticket, consumer: Consumer) -> bytes:
-        """The whole text for a run that is in flight, with the fences that it has, marked as in doubt."""
+        """The whole Celery message of a run in flight, with its fences, and marked as in doubt."""
         run = ticket.run
         opening = f"{OPENING}{ticket.fence}".encode()
         if len(run) == 1:
@@ -221,7 +222,7 @@ class Planner:
         return opening + self._envelopes.bundle(consumer.incarnation, consumer.queue, packed, self._limits(packed))
 
     def _limits(self, packed: Sequence[Run]) -> tuple[float | None, float | None]:
-        """The smallest limits of the tasks in a bundle, and the time that the bundle itself may take on top."""
+        """The time limits of a bundle: the smallest limits of its tasks, plus a grace time for the bundle itself."""
         names = {message.task for run in packed for message in run[4]}
         grace = 5 * self._bundle_ms / 1000
         smallest: list[float | None] = []
@@ -232,7 +233,7 @@ class Planner:
 
 
 def _parcels_of(runs: list[tuple[Ticket, int]]) -> Iterator[list[tuple[Ticket, int]]]:
-    """The runs of one parcel, or of several where they have too many bytes for one."""
+    """Splits ``runs`` into parcels: one, or several where the runs have too many bytes for one."""
     some: list[tuple[Ticket, int]] = []
     total = 0
     for ticket, length in runs:

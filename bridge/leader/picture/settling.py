@@ -1,11 +1,11 @@
-"""What outcomes do to the leader's picture of its lane: done, come again, dead. No I/O.
+"""Takes outcomes into the leader's picture of its lane: a message is done, comes again, or is dead. No I/O.
 
-Whose attempt is charged:
+When a message is charged with an attempt:
 
-- a message that raised, or was cut off alone (its process died, its time limit struck): it;
-- a message that was never begun: nobody;
-- one that was cut off since its worker was told to end at once: nobody, but what it began is undone;
-- when a consumer ended, see `bridge.leader.consumers.reroute`.
+- It raised, or was cut off alone (its process died, its time limit struck): it is charged.
+- It was not started: it is not charged.
+- It was cut off because its worker was told to end at once: it is not charged. What it began is rolled back.
+- Its consumer ended: see `bridge.leader.consumers.reroute`.
 """
 
 from __future__ import annotations
@@ -22,16 +22,18 @@ from bridge.routing.messages import Message, Refused
 from bridge.routing.records import LostAttempt
 from bridge.routing.transitions import Batch
 
-#: How fast a measured service time follows a longer one, and a shorter one.
+#: Weight of a new service time that is longer than the measured one, and of one that is shorter.
 LEARN_UP = 0.05
 LEARN_DOWN = 0.15
-#: Characters of an error that a ticket's record keeps.
+#: Most characters of an error that a ticket's record keeps.
 CAUSE_CHARS = 200
 
 
 class Settling:
-    """``max_attempts`` answers for a task, ``delay_ms`` for a failed attempt, ``parks`` says whether a dead message
-    of a task parks its ticket, ``letters_full`` whether there may be no more dead letters now.
+    """Settles the outcomes of one lane.
+
+    ``max_attempts``: task -> its number of attempts. ``delay_ms``: failed attempt -> backoff. ``parks``: task ->
+    whether its dead message parks the ticket. ``letters_full``: whether there is no room for dead letters now.
     """
 
     def __init__(
@@ -53,8 +55,9 @@ class Settling:
         self._historical = lane.settings.history > 0
 
     def settle(self, outcome: Outcome, batch: Batch) -> Ticket | None:
-        """Takes one outcome into the picture and the batch; its ticket. None: its fence is not the current one, and
-        nothing changes.
+        """Takes one outcome into the picture and the batch. Returns its ticket.
+
+        Returns None, and changes nothing, when the outcome's fence is not the current one.
         """
         lane = self._lane
         ticket = lane.in_flight.get(outcome.message_id)
@@ -76,7 +79,7 @@ class Settling:
         return ticket
 
     def _done(self, ticket: Ticket, outcome: Outcome, batch: Batch) -> None:
-        """It succeeded: the next one of the run is in flight already, or the ticket is ready for another run."""
+        """The message succeeded. The next one of the run is in flight already, or the ticket is ready for a new run."""
         lane = self._lane
         message = ticket.run.popleft()
         lane.take_from_flight(ticket, message)
@@ -95,38 +98,38 @@ class Settling:
         lane.make_ready(ticket)
 
     def _returned(self, ticket: Ticket, outcome: Outcome, batch: Batch) -> None:
-        """It was never begun: it waits again, and is charged nothing."""
+        """The message was not started. It waits again, and is not charged."""
         lane = self._lane
         self.note_run(batch, ticket, What.RETURNED, outcome)
         self._take_back(ticket, batch)
         if ticket.begun:
-            # What it has behind it must outlive this leader, so the record stays.
+            # Its attempts and losses must outlive this leader, so the record stays.
             ticket.cause = ticket.cause or "given back"
             lane.hold_back(ticket, lane.now_ms())
         batch.count("returned")
         if ticket.waiting and not ticket.waiting[0].payload and ticket.park_reason is None:
-            # Its entry is gone from the stream, and there was a new leader since: nobody can be sent it again.
+            # Its entry is gone from the stream, and a new leader has no copy of it: it cannot be sent again.
             self.condemn(ticket, batch, "given back")
             return
-        # It had its turn.
+        # It has waited for its turn before.
         lane.make_ready(ticket, first=True)
 
     def _interrupted(self, ticket: Ticket, outcome: Outcome, batch: Batch) -> None:
-        """It was cut off, for no fault of its own: it comes again at once, with the attempt that it had."""
+        """The message was cut off and is not to blame. It comes again at once, with the same attempt number."""
         lane = self._lane
         consumer = ticket.consumer.name if ticket.consumer is not None else ""
         self.note_run(batch, ticket, What.LOST, outcome)
         ticket.lost = LostAttempt(ticket.attempt, outcome.fence, consumer, outcome.error[:CAUSE_CHARS])
         ticket.cause = outcome.error[:CAUSE_CHARS]
         self._take_back(ticket, batch)
-        # What it has behind it must outlive this leader, so the record stays.
+        # Its attempts and losses must outlive this leader, so the record stays.
         lane.hold_back(ticket, lane.now_ms())
         batch.count("interrupted")
         if not ticket.waiting[0].payload and ticket.park_reason is None:
             self.condemn(ticket, batch, ticket.cause)
 
     def _failed(self, ticket: Ticket, outcome: Outcome, batch: Batch) -> None:
-        """It raised, or was cut off alone: it comes again after its backoff, or is dead."""
+        """The message raised, or was cut off alone. It comes again after its backoff, or is dead."""
         lane = self._lane
         message = ticket.run[0]
         consumer = ticket.consumer.name if ticket.consumer is not None else ""
@@ -138,16 +141,16 @@ class Settling:
         if outcome.kind is not Kind.DEAD and message.payload:
             charged = self._breakers.failed(message.task, ticket, outcome.error)
             paused = bool(self._breakers.why(message.task))
-        # While its task fails for everybody a message does not die of it, nor while there is no room for letters: it
-        # keeps the attempt that it had. Only a probe's counts up, but for its last one.
+        # A message does not die while its circuit breaker is open, or while there is no room for dead letters: it keeps
+        # its attempt number. Only a probe's number grows, and never beyond the last attempt.
         kept = (paused and (last or not charged)) or (over and message.payload != b"" and self._letters_full())
         over = over and not kept
         lost = outcome.kind is Kind.LOST
-        # In the history, what counts for nothing is as an attempt that was cut off.
+        # The history shows an attempt that is not charged as one that was cut off.
         what = What.DEAD if over else What.LOST if lost or kept else What.FAILED
         self.note_run(batch, ticket, what, outcome)
         ticket.attempt = attempt if kept else attempt + 1
-        # It ended by itself, or alone: it is not what ends its consumers.
+        # The consumer survived, so this message does not end consumers.
         ticket.losses = 0
         if lost:
             ticket.lost = LostAttempt(attempt, outcome.fence, consumer, outcome.error[:CAUSE_CHARS])
@@ -165,10 +168,10 @@ class Settling:
     def _give_up(
         self, ticket: Ticket, batch: Batch, outcome: Outcome, *, attempts: int, consumer: str, reason: str = ""
     ) -> None:
-        """The oldest waiting message of ``ticket`` goes to the dead letters; the ticket goes on, or stands still."""
+        """Moves the oldest waiting message of ``ticket`` to the dead letters. The ticket goes on, or is parked."""
         lane = self._lane
         message = lane.drop_first(ticket)
-        # It may also be among those given back, which does nothing to an entry that was acknowledged in the same step.
+        # The message may be given back in the same step. That does nothing to an acknowledged entry.
         batch.acknowledged.append(message.id)
         if not message.payload:
             reason = Refused.TRIMMED.value
@@ -195,8 +198,9 @@ class Settling:
         lane.make_ready(ticket)
 
     def condemn(self, ticket: Ticket, batch: Batch, error: str, reason: str = "") -> None:
-        """The oldest waiting message has had all its attempts, or its entry is gone, or, with a ``reason``, it was not
-        to have any more: it is dead without another one.
+        """Moves the oldest waiting message to the dead letters without a further attempt.
+
+        Its attempts are used up, or its entry is gone. ``reason``: another reason to give it up.
         """
         lane = self._lane
         lane.touch(ticket, batch)
@@ -209,7 +213,7 @@ class Settling:
         self._give_up(ticket, batch, outcome, attempts=attempts, consumer="", reason=reason)
 
     def exhausted(self, ticket: Ticket) -> bool:
-        """Whether the oldest waiting message has no attempt left, or nothing that could be handled."""
+        """Whether the oldest waiting message has no attempt left, or no payload: its entry is gone."""
         message = ticket.waiting[0]
         return not message.payload or (ticket.begun and ticket.attempt > self._max_attempts(message.task))
 
@@ -217,10 +221,10 @@ class Settling:
         batch.given_back += [message.id for message in ticket.run]
         self._lane.take_back(ticket)
 
-    # -- what the history keeps ------------------------------------------------------------------------------------
+    # -- rows for the history --------------------------------------------------------------------------------------
 
     def note(self, batch: Batch, ticket: Ticket, message: Message, what: What, outcome: Outcome) -> None:
-        """One row of the history."""
+        """Adds one row to the history."""
         consumer = ticket.consumer.name if ticket.consumer is not None and ticket.run_fence else ""
         batch.history.append(
             [
@@ -230,7 +234,7 @@ class Settling:
         )
 
     def note_run(self, batch: Batch, ticket: Ticket, what: What, outcome: Outcome) -> None:
-        """Rows for a run that ends here: its oldest message as ``what``, the others were never begun."""
+        """Adds rows for a run that ends here: ``what`` for its oldest message. The others were not started."""
         if not self._historical:
             return
         consumer = ticket.consumer.name if ticket.consumer is not None else ""
@@ -246,6 +250,6 @@ class Settling:
         if known is None:
             self._lane.service_ms[task] = ms
             return
-        # Below the mean: on a machine that is short of processors, a wait for one looks like service time. Bundles
-        # would shrink, cost more processor time each, and make it shorter still.
+        # The estimate stays below the mean. On a machine with too few processors, waiting for one looks like service
+        # time. Bundles would then shrink, cost more processor time for each message, and shrink further.
         self._lane.service_ms[task] = known + (ms - known) * (LEARN_UP if ms > known else LEARN_DOWN)

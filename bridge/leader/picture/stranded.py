@@ -1,12 +1,12 @@
-"""Tickets whose oldest message nobody who is here can run. No I/O.
+"""Stranded tickets: no consumer that is here can run their oldest message. No I/O.
 
-They are out of everybody's way: they wait for no consumer's room, and none of their messages is in memory. Those stay
-where they are, pending under the master's name, like what is spilled; they are read again when somebody comes who can
-run the oldest one (`Stranded.fit`).
+Stranded tickets do not wait for a consumer's room, and none of their messages is in memory. The messages stay pending
+under the master's name, like spilled ones. They are read again when a consumer arrives that can run the oldest message
+(`Stranded.fit`).
 
-Each task has a clock, which counts the seconds for which nobody could run it, while a leader led and somebody was here
-to ask. A ticket notes what that clock showed when its message began to wait. `bridge.protocol.unserved` moves the
-clocks on, tells of them, and decides what becomes of those that have waited for too long.
+Each task has a clock. It counts the seconds in which no consumer could run the task, while a master led and at least
+one consumer was here. A ticket notes the value of the clock when its message began to wait.
+`bridge.leader.duties.unknown_tasks` advances the clocks, reports them, and gives up messages that waited too long.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from bridge.routing.ids import id_key
 
 
 class Waiting:
-    """The tickets that wait for somebody who can run one task."""
+    """The tickets that wait for a consumer that can run one task."""
 
     def __init__(self, since_ms: int, waited_s: float = 0.0) -> None:
-        #: Unix ms since which nobody can.
+        #: Unix ms since when no consumer can run the task.
         self.since_ms = since_ms
-        #: What the task's clock shows.
+        #: The task's clock, in seconds.
         self.waited_s = waited_s
-        #: Ticket -> what the clock showed when its message began to wait.
+        #: Ticket -> value of the clock when its message began to wait.
         self.tickets: dict[Ticket, float] = {}
         self._oldest: list[tuple[float, int, Ticket]] = []
         self._sequence = 0
@@ -37,7 +37,7 @@ class Waiting:
         heapq.heappush(self._oldest, (began_s, self._sequence, ticket))
 
     def longest(self) -> tuple[Ticket, float] | None:
-        """The ticket that has waited for longest, and for how many seconds."""
+        """The ticket that has waited longest, and for how many seconds."""
         while self._oldest:
             began_s, _, ticket = self._oldest[0]
             if self.tickets.get(ticket) == began_s:
@@ -46,12 +46,12 @@ class Waiting:
         return None
 
     def pass_over(self) -> None:
-        """The one that has waited for longest is not the next any more: something becomes of it."""
+        """Removes the ticket that has waited longest from the order: it is being given up."""
         heapq.heappop(self._oldest)
 
     @property
     def messages(self) -> int:
-        """Messages of these tickets, as far as they are known: the older ones of a spilled ticket."""
+        """Known messages of these tickets. Of a spilled ticket, not all are known."""
         return sum(ticket.behind for ticket in self.tickets)
 
 
@@ -64,39 +64,39 @@ class StrandedLane(Protocol):
 
     @property
     def spilled(self) -> set[Ticket]:
-        """The tickets of which messages are not in memory, and may be read again."""
+        """The tickets with messages that are not in memory and may be read again."""
 
     def now_ms(self) -> int:
         """Unix ms by the lane's clock."""
 
     def let_go(self, ticket: Ticket) -> None:
-        """Spills all messages of ``ticket`` that wait."""
+        """Spills all waiting messages of ``ticket``."""
 
     def end_solitude(self, consumer: Consumer) -> None:
-        """The suspect that had ``consumer`` for itself is done with it."""
+        """The suspect does not need ``consumer`` for itself any more."""
 
     def queue_anew(self) -> None:
-        """What the consumers can run has changed: asks again for each ticket that waits for a consumer."""
+        """Queues all waiting tickets again, because the consumers can run other tasks than before."""
 
 
 class Stranded:
-    """Works on one lane, which asks it before a ticket is queued for dispatch."""
+    """The stranded tickets of one lane. The lane asks it before it queues a ticket for dispatch."""
 
     def __init__(self, lane: StrandedLane) -> None:
         self._lane = lane
-        #: What those who are here can run; None: anything, or nobody is here who could be asked.
+        #: The tasks that the consumers here can run; None: any task, or no consumer is here.
         self.runnable: frozenset[str] | None = None
-        #: Whether those who are here differ in what they can run.
+        #: Whether the consumers differ in the tasks that they can run.
         self.mixed = False
-        #: Tasks whose circuit breaker is open (`bridge.leader.picture.breaker`): their messages wait here, too, but for
-        #: probes.
+        #: Tasks whose circuit breaker is open (`bridge.leader.picture.breaker`). Their messages wait here too, except
+        #: for probes.
         self.paused: set[str] = set()
         self.probes: set[Ticket] = set()
         self.waiting: dict[str, Waiting] = {}
         self._sets: list[frozenset[str] | None] = []
 
     def add(self, ticket: Ticket) -> None:
-        """Nobody can run the oldest message of ``ticket``, which is in memory."""
+        """Strands ``ticket``: no consumer can run its oldest message, which is in memory."""
         lane = self._lane
         message = ticket.waiting[0]
         now_ms = lane.now_ms()
@@ -112,17 +112,17 @@ class Stranded:
                     lane.end_solitude(consumer)
         lane.let_go(ticket)
         lane.spilled.discard(ticket)
-        # It may have waited for as long as it is in the stream, but not for longer than nobody can run its task.
+        # The message has waited since it entered the stream, but at most for the time that its task had no consumer.
         age_s = max(0.0, (now_ms - id_key(message.id)[0]) / 1000)
         waiting.add(ticket, waiting.waited_s - min(waiting.waited_s, age_s))
 
     def free(self, ticket: Ticket) -> None:
-        """The ticket is to be read again."""
+        """The ticket is not stranded any more: its messages are read again."""
         if self.drop(ticket) and ticket.spilled_from is not None:
             self._lane.spilled.add(ticket)
 
     def drop(self, ticket: Ticket) -> bool:
-        """The ticket waits for nobody any more; whether it did."""
+        """Removes the ticket from the stranded ones. Returns whether it was one of them."""
         task, ticket.stranded = ticket.stranded, ""
         if not task:
             return False
@@ -132,11 +132,12 @@ class Stranded:
         return True
 
     def fit(self) -> None:
-        """Somebody came or went, or can run something else than before: frees what can be run now, and finds what
-        cannot any more.
+        """Updates `runnable` after a consumer came, left, or changed its tasks.
+
+        Frees the tickets whose task can be run now, and strands those whose task cannot be run any more.
         """
         lane = self._lane
-        # Those that were never seen registered are never sent anything.
+        # A consumer that was never seen registered gets no messages.
         differing = {consumer.tasks for consumer in lane.consumers.values() if consumer.registration}
         self.mixed = len(differing) > 1
         sets = [consumer.tasks for consumer in lane.consumers.values() if consumer.serving]
@@ -148,7 +149,7 @@ class Stranded:
         if sets and None not in sets:
             self.runnable = frozenset().union(*known)
         elif not sets:
-            # Whoever waits for somebody goes on waiting: nothing could be sent to anybody.
+            # No consumer takes messages now. All tickets go on waiting.
             return
         if self.runnable == before:
             return
@@ -158,18 +159,18 @@ class Stranded:
             lane.queue_anew()
 
     def can_run(self, task: str) -> bool:
-        """Whether somebody who is here can run ``task``, as far as that is known, and shall."""
+        """Whether a consumer that is here can run ``task``, and the task's circuit breaker is closed."""
         return task not in self.paused and (self.runnable is None or task in self.runnable)
 
     def holds(self, ticket: Ticket) -> bool:
-        """Whether the oldest message of ``ticket``, which is in memory, has to wait."""
+        """Whether the oldest message of ``ticket`` has to wait. It is in memory."""
         task = ticket.waiting[0].task
         if self.runnable is not None and task not in self.runnable:
             return True
         return task in self.paused and ticket not in self.probes
 
     def release(self, task: str) -> None:
-        """What waits for ``task`` is read again, if somebody can run it."""
+        """Frees the tickets that wait for ``task``, if a consumer can run it."""
         if task in self.waiting and self.can_run(task):
             for ticket in list(self.waiting[task].tickets):
                 self.free(ticket)

@@ -1,9 +1,10 @@
-"""Suspects: messages that may be what ended their consumers. Each goes out alone, to a consumer that has nothing else:
-if that one ends too, it is clear why.
+"""Suspects: messages that may have ended their consumers. Each goes out alone, to a consumer that has no other work.
+If that consumer ends too, the message is to blame.
 
-That costs a whole consumer for as long as it takes to empty it and to run the message. All suspects together may cost
-the lane a quarter (`SUSPECTS_SHARE`) while other work waits: of four consumers or more, every fourth one at a time; of
-fewer, one, and then none for as much longer as it takes to make that a quarter. The other suspects wait.
+A suspect occupies a whole consumer, from the moment when the consumer is being emptied until the message has run. While
+other work waits, all suspects together may use a quarter of the lane (`SUSPECTS_SHARE`). With four or more consumers,
+every fourth one may serve suspects at a time. With fewer, one consumer may; after that the lane pauses suspects, so that
+the share stays at a quarter. The other suspects wait.
 """
 
 from __future__ import annotations
@@ -14,19 +15,20 @@ from itertools import islice
 from bridge.leader.picture.lane import SUSPECTS_SHARE, Lane
 from bridge.leader.picture.pieces import Consumer, Ticket
 
-#: Suspects that are looked at in one step.
+#: Most suspects that one step looks at.
 LOOKED_AT = 64
 
 
 class Isolation:
-    """Works on the planner's lane."""
+    """Gives suspects consumers of their own, in the planner's lane."""
 
     def __init__(self, lane: Lane) -> None:
         self._lane = lane
 
     def run(self, now_ms: int, send: Callable[[Consumer, Ticket], None]) -> None:
-        """Sends what can go out alone now, by ``send``, and keeps consumers empty for what is next. To be called when
-        the other work has been planned: what of it waits still has no room.
+        """Calls ``send`` for each suspect that can go out now, and keeps consumers empty for the next ones.
+
+        To be called after the other work was planned: work that still waits has no room.
         """
         lane = self._lane
         for consumer in lane.consumers.values():
@@ -57,7 +59,7 @@ class Isolation:
                 send(consumer, suspect)
 
     def _choose(self, task: str) -> Consumer | None:
-        """The consumer that a suspect of ``task`` may have for itself: an idle one, or the one that soon is."""
+        """The consumer that a suspect of ``task`` gets for itself: an idle one, or the one that is idle soonest."""
         able = [c for c in self._lane.consumers.values() if c.serving and c.runs(task)]
         if sum(1 for c in able if c.alone is not None) >= max(1, len(able) // SUSPECTS_SHARE):
             return None

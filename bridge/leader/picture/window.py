@@ -1,7 +1,7 @@
-"""What of a lane is in memory, and how much that may be: in messages and in bytes. No I/O.
+"""The messages of a lane that are in memory, and their bounds: a number of messages and a number of bytes. No I/O.
 
-A ticket keeps only its oldest messages here (`Window.has_enough`). The later ones are *spilled*: they stay pending in
-Redis, and are read again, by id, when the ticket has worked off most of what it has here.
+A ticket keeps only its oldest messages in memory (`Window.has_enough`). The later ones are *spilled*: they stay pending
+in Redis. They are read again, by id, when the ticket has used up most of the messages that it has in memory.
 """
 
 from __future__ import annotations
@@ -17,51 +17,51 @@ if TYPE_CHECKING:
 
 #: Most messages of one ticket in memory.
 TICKET_CAP = 1000
-#: Fewest, when many tickets are blocked.
+#: Messages that one ticket may always have in memory, even when many tickets are blocked.
 TICKET_FLOOR = 16
-#: Bytes of one ticket that may be in memory, when many tickets are blocked.
+#: Bytes that one ticket may always have in memory, even when many tickets are blocked.
 TICKET_FLOOR_BYTES = 64 * 1024
 
 
 class Window:
-    """The base of `bridge.leader.picture.lane.Lane`: its tickets, and the account of their messages. A base and not a
-    part, since each message uses it several times.
+    """The base class of `bridge.leader.picture.lane.Lane`: its tickets, and how much memory their messages use.
+
+    It is a base class, not a part, because every message uses it several times.
     """
 
     def __init__(self, settings: LaneSettings) -> None:
         self.settings = settings
-        #: In the order in which they came: by their `Ticket.since`.
+        #: Tickets by id, in the order in which they came (`Ticket.since`).
         self.tickets: dict[str, Ticket] = {}
-        #: Id of the oldest message -> ticket that waits out a backoff, with nothing in memory
-        #: (`bridge.leader.picture.backoffs`).
+        #: Id of the oldest message -> resting ticket (`bridge.leader.picture.backoffs`).
         self.rested: dict[str, Ticket] = {}
-        #: Messages in memory, what they cost there, and what those of them that are in flight do.
+        #: Messages in memory, their bytes, and the bytes of those in flight.
         self.held = 0
         self.bytes = 0
         self.bytes_in_flight = 0
-        #: Those of whose messages the later ones are not in memory.
+        #: Tickets with spilled messages.
         self.spilled: set[Ticket] = set()
 
-    # -- how much there may be -------------------------------------------------------------------------------------
+    # -- bounds of the memory --------------------------------------------------------------------------------------
 
     @property
     def cap(self) -> int:
-        """Messages that one ticket may have in memory now."""
+        """Most messages that one ticket may have in memory now."""
         return max(TICKET_FLOOR, min(TICKET_CAP, self.settings.window // self._awake))
 
     @property
     def _awake(self) -> int:
-        """Tickets that want to have messages in memory, and the next one."""
+        """Number of tickets that need messages in memory, plus one for the next ticket."""
         return len(self.tickets) - len(self.rested) + 1
 
     @property
     def byte_cap(self) -> int:
-        """Bytes that the messages of one ticket may have in memory now, beside the first one."""
+        """Most bytes that one ticket may have in memory now, not counting its first message."""
         window = self.settings.window_bytes
         return max(TICKET_FLOOR_BYTES, min(window // 4, window // self._awake))
 
     def has_enough(self, ticket: Ticket, size: int) -> bool:
-        """Whether one more message, of ``size`` bytes, of the ticket shall not be in memory."""
+        """Whether the ticket must not have one more message, of ``size`` bytes, in memory."""
         count = len(ticket.waiting)
         if count >= TICKET_FLOOR and count >= self.cap:
             return True
@@ -69,13 +69,13 @@ class Window:
 
     @property
     def full(self) -> bool:
-        """Whether no more may be in memory."""
+        """Whether the memory bounds of the lane are reached."""
         return self.held >= self.settings.window or self.bytes >= self.settings.window_bytes
 
-    # -- what comes, and goes --------------------------------------------------------------------------------------
+    # -- messages come and go --------------------------------------------------------------------------------------
 
     def append(self, ticket: Ticket, message: Message) -> None:
-        """The next message of ``ticket``, by its id, takes its place."""
+        """Adds the next message of ``ticket``, in id order."""
         if ticket.front_id == message.id:
             self.put_first(ticket, message)
             return
@@ -83,38 +83,38 @@ class Window:
         self.keep(ticket, message)
 
     def keep(self, ticket: Ticket, message: Message) -> None:
-        """A message that waits is in memory now."""
+        """Counts a waiting message that is in memory now."""
         size = message.size
         self.held += 1
         self.bytes += size
         ticket.bytes += size
 
     def drop_first(self, ticket: Ticket) -> Message:
-        """Takes the first message that waits out of the picture."""
+        """Removes the first waiting message from the picture, and returns it."""
         message = ticket.waiting.popleft()
         self.drop(ticket, message)
         return message
 
     def drop(self, ticket: Ticket, message: Message) -> None:
-        """A message that waited is not in memory any more."""
+        """Counts off a waiting message that is not in memory any more."""
         size = message.size
         self.held -= 1
         self.bytes -= size
         ticket.bytes -= size
 
     def put_first(self, ticket: Ticket, message: Message) -> None:
-        """The message that was begun before comes first, whatever was put back meanwhile."""
+        """Puts the message that was begun before first, even before older ones that were replayed."""
         ticket.front_id = ""
         ticket.waiting.appendleft(message)
         self.keep(ticket, message)
 
     def spill(self, ticket: Ticket, from_id: str) -> None:
-        """Leaves the messages of ``ticket`` from ``from_id`` on in Redis."""
+        """Spills the messages of ``ticket`` from ``from_id`` on: they stay in Redis only."""
         ticket.spilled_from = id_key(from_id)
         self.spilled.add(ticket)
 
     def let_go(self, ticket: Ticket) -> None:
-        """No message of ``ticket`` that waits is in memory any more: they are spilled, all of them."""
+        """Spills all waiting messages of ``ticket``."""
         ids = [id_key(message.id) for message in ticket.waiting]
         if not ids:
             return
@@ -127,7 +127,7 @@ class Window:
         self.forget_waiting(ticket)
 
     def forget_waiting(self, ticket: Ticket) -> None:
-        """No message that waits of ``ticket`` is in memory any more."""
+        """Removes all waiting messages of ``ticket`` from memory."""
         self.held -= len(ticket.waiting)
         self.bytes -= ticket.bytes
         ticket.bytes = 0

@@ -1,5 +1,5 @@
-"""One step of the leader: what came in is settled, what can go out is planned, one script writes both.
+"""One step of the leader: it settles outcomes, plans dispatches, and writes both with one script.
 
-`term` is the frozen handle of a leader's term; `steps` is the step; `inbox` reads the outcome stream's entries. Imports
-`bridge.leader.picture` and what is below it. The script is `bridge.routing.transitions.advance`.
+`term` is the frozen handle of a leader's term. `steps` does the step. `inbox` reads the entries of the outcome stream.
+This room imports `bridge.leader.picture` and the rooms below it. The script is `bridge.routing.transitions.advance`.
 """

@@ -1,8 +1,8 @@
-"""Takes what comes through the outcome stream into the leader's picture: outcomes, and notices of other kinds.
+"""Takes the entries of the outcome stream into the leader's picture: outcomes, and notices of other kinds.
 
-What cannot be read is passed over (`bridge.leader.step.unknown_entries`). What can be read and raises all the same is a
-defect, of which one outcome must not make a lane stand still: the picture, which may be half changed, is read anew, and
-that outcome is passed over from then on, by each leader of this process.
+An entry that cannot be read is skipped (`bridge.leader.step.unknown_entries`). An outcome that can be read may still
+make the code raise. That is a defect, and one outcome must not stop a lane. The picture may be half changed then, so
+the leader reads the lane again. From then on, every leader of this process skips that outcome.
 """
 
 from __future__ import annotations
@@ -24,24 +24,24 @@ if TYPE_CHECKING:
 
 logger = get_logger(__name__)
 
-#: Outcomes that are remembered of those that could not be settled.
+#: Most outcomes that could not be settled and are remembered.
 UNSETTLED = 10_000
-#: (Entry, place in it) of those.
+#: These outcomes, as (id of the entry, place in the entry).
 _unsettled: set[tuple[str, int]] = set()
 
 
 class Notice(NamedTuple):
-    """An entry of the outcome stream that is no outcome."""
+    """An entry of the outcome stream that is not an outcome."""
 
     id: str
-    #: Whom it is about: an incarnation; of an operator's order, the order's id.
+    #: The incarnation that the notice is about. For an operator's order: the id of the order.
     who: str
     #: All fields and values, alternating.
     fields: Sequence[bytes]
 
 
 class Inbox:
-    """Of one leader. ``listeners``: kind of a notice -> who takes it."""
+    """Reads entries for one leader. ``listeners``: kind of a notice -> function that takes it."""
 
     def __init__(
         self, lane: Lane, settling: Settling, listeners: Mapping[bytes, Callable[[Notice, Batch], None]]
@@ -52,7 +52,7 @@ class Inbox:
         self._unknown_entries = UnknownEntries()
 
     def take(self, entries: Sequence[tuple[bytes, Sequence[bytes]]], batch: Batch) -> str:
-        """Takes ``entries``, of which none is read again; the id of the last one."""
+        """Takes ``entries`` and returns the id of the last one. No entry is read a second time."""
         last = ""
         for raw_id, fields in entries:
             last = raw_id.decode()
@@ -67,7 +67,7 @@ class Inbox:
     def _take(self, id_: str, fields: Sequence[bytes], batch: Batch) -> None:
         """Raises `NotUnderstood`."""
         if len(fields) < 4 or fields[0] != b"i":
-            raise NotUnderstood("it is not in the form of any")
+            raise NotUnderstood("it has no known form")
         kind = fields[2]
         if kind == b"o":
             outcomes, problems = read(fields[3])
@@ -79,7 +79,7 @@ class Inbox:
         try:
             who = fields[1].decode()
         except UnicodeDecodeError:
-            raise NotUnderstood("what it names is not UTF-8") from None
+            raise NotUnderstood("the name in it is not UTF-8") from None
         listener = self._listeners.get(kind)
         if listener is None:
             raise NotUnderstood(f"it is of the kind {kind.decode(errors='replace')!r:.100}", newer=True)

@@ -1,7 +1,8 @@
-"""The steps of a leader: outcomes are settled, what can be dispatched is planned, and one script writes it all.
+"""The steps of a leader: a step settles outcomes, plans dispatches, and writes everything with one script.
 
-Other parts of the leader join two lists when they are made: `Steps.on_notice` has who is told of an entry of the
-outcome stream that is no outcome, by its kind, and `Steps.after_commit` who is told of each batch that was written.
+Other parts of the leader add listeners when they are built. A listener in `Steps.on_notice` gets the notices of one
+kind: entries of the outcome stream that are not outcomes. A listener in `Steps.after_commit` gets each batch after it
+was written.
 """
 
 from __future__ import annotations
@@ -27,33 +28,33 @@ READ_COUNT = 500
 
 
 class Steps:
-    """Of one term, on the leader's thread."""
+    """Does the steps of one term, on the leader's thread."""
 
     def __init__(self, term: Term, lane: Lane, planner: Planner, envelopes: Envelopes, settling: Settling) -> None:
         self._term = term
         self._lane = lane
         self._planner = planner
         self._envelopes = envelopes
-        #: Kind of a notice -> who takes it into the picture and the batch.
+        #: Kind of a notice -> function that takes it into the picture and the batch.
         self.on_notice: dict[bytes, Callable[[Notice, Batch], None]] = {}
-        #: Who is told of a batch that was written, and of what it came to.
+        #: Functions that get each written batch and its result.
         self.after_commit: list[Callable[[Advanced, Batch], None]] = []
         self._inbox = Inbox(lane, settling, self.on_notice)
         #: Id of the last entry of the outcome stream that was read and settled.
         self.last_outcome = "0-0"
-        #: Deliveries in one entry of the history, on average.
+        #: Average number of deliveries in one entry of the history.
         self._rows_per_entry = 1.0
 
     def question(self, *options: Any) -> tuple[Any, ...]:
-        """The command that reads on in the outcome stream; ``options``: how it blocks."""
+        """The command that reads the next entries of the outcome stream. ``options``: how it blocks."""
         return ("XREAD", "COUNT", READ_COUNT, *options, "STREAMS", self._term.keys.outcomes, self.last_outcome)
 
     def settle(self, reply: Any, batch: Batch) -> int:
-        """Settles what a read of the outcome stream brought; the number of entries."""
+        """Settles the entries that a read of the outcome stream returned. Returns their number."""
         if not reply:
             return 0
         entries = reply[0][1]
-        # Another read may have brought these before, while this one was waiting.
+        # Another read may have returned these entries before, while this one was blocked.
         if id_key(entries[0][0].decode()) <= id_key(self.last_outcome):
             known = id_key(self.last_outcome)
             entries = [entry for entry in entries if id_key(entry[0].decode()) > known]
@@ -63,7 +64,7 @@ class Steps:
         return len(entries)
 
     def settle_all(self) -> None:
-        """Reads the outcome stream to its end: before anything is judged lost."""
+        """Reads the outcome stream to its end. To be called before a message may count as lost."""
         while True:
             reply = self._term.wire.call(*self.question())
             batch = Batch()
@@ -87,20 +88,21 @@ class Steps:
             listener(done, batch)
 
     def learn_history_cap(self, rows: int) -> int:
-        """Learns from a batch with so many rows how many an entry of the history has on average (none: nothing to
-        learn); the entries that it may have, so that it holds about ``bridge_history`` deliveries.
+        """Updates the average number of rows in an entry of the history from a batch with ``rows`` rows (0: no update).
+
+        Returns how many entries the history may have, so that it holds about ``bridge_history`` deliveries.
         """
         if rows:
             self._rows_per_entry += (rows - self._rows_per_entry) * 0.02
         return max(1, int(self._term.settings.history / self._rows_per_entry))
 
     def text_again(self, ticket: Ticket, consumer: Consumer) -> bytes:
-        """The Celery message of a run in flight, once more: with the fences that it has, and marked as in doubt."""
+        """The Celery message of a run in flight, built again: with the same fences, and marked as in doubt."""
         return self._planner.text_again(ticket, consumer)
 
     def say(self, consumer: Consumer, word: WorkerWord, batch: Batch) -> None:
-        """Sends a word to a worker, through its queue."""
+        """Sends a notice to a worker, through its queue."""
         to = batch.dispatches.setdefault(consumer.name, Dispatch(consumer.name, consumer.queue))
-        # The script puts a fence into every text; no message has this one.
+        # The script puts a fence into every text. No message uses this fence.
         batch.fences += 1
         to.texts.append(self._envelopes.word(consumer.incarnation, consumer.queue, word))

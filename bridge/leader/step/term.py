@@ -1,6 +1,6 @@
-"""What a leader works with for one term: the same from the first step of the term to the last one.
+"""The frozen handle of one leader's term: settings, keys, connections, parser and clock. Nothing in it changes.
 
-Most parts of a leader need this and the picture (`bridge.leader.picture.lane`), and no more.
+Most parts of a leader need only this and the picture (`bridge.leader.picture.lane`).
 """
 
 from __future__ import annotations
@@ -22,31 +22,31 @@ if TYPE_CHECKING:
     from bridge.routing.keys import LaneKeys
     from bridge.settings.lane import LaneSettings
 
-#: Most seconds that a command of the leader may take.
+#: Longest time that a command of the leader may take, in seconds.
 ANSWER_S = 10.0
 
 
 @dataclass(frozen=True)
 class Term:
-    """One term of a leader, of one lane. Of the leader's own thread."""
+    """One term of the leader of one lane. Only the leader's thread uses it."""
 
     settings: LaneSettings
-    #: What every script of the term is called with.
+    #: The arguments that every script of the term gets.
     leadership: Leadership
     #: For scripts, and for commands with a typed reply.
     redis: Any
-    #: For commands whose replies are taken as they come.
+    #: For commands with a raw reply.
     wire: Wire
     parser: EntryParser
     clock: ServerClock
     #: The ticket tasks of this master's own app.
     own_tasks: frozenset[str]
-    #: What this master says of itself.
+    #: Facts about this master that other members compare with their own.
     facts: Mapping[str, Any]
 
     @classmethod
     def begin(cls, app: Celery, url: str, settings: LaneSettings, token: str, clock: ServerClock) -> Term:
-        """The term of ``token``, with connections of its own to the server at ``url``."""
+        """The term that ``token`` names, with its own connections to the server at ``url``."""
         own_tasks = ticket_tasks(app)
         return cls(
             settings=settings,
@@ -57,7 +57,7 @@ class Term:
                 default_task=settings.default_task,
                 max_payload=settings.max_payload,
                 known_tasks=own_tasks,
-                # Of a name that this app has for something else no message is meant.
+                # A message cannot mean a Celery task of this app that is not a ticket task.
                 foreign=lambda name: name not in app.tasks and not name.startswith(RESERVED),
             ),
             clock=clock,
@@ -72,10 +72,10 @@ class Term:
 
     @property
     def master(self) -> str:
-        """The name under which the group knows the master."""
+        """The master's consumer name in the group."""
         return self.leadership.master
 
     def close(self) -> None:
-        """Ends the connections."""
+        """Closes the connections."""
         self.wire.close()
         self.redis.close()

@@ -1,9 +1,9 @@
-"""Entries of the outcome stream that this version does not understand: passed over, counted, said once for each kind.
+"""Entries of the outcome stream that this version does not understand: skipped, counted, and logged once for each kind.
 
-One in the form of a known part of the lane, of a kind that is not known here, is of a newer version, most likely, and
-stays in the stream: the next leader may understand it, and reads the stream from its start. So that nothing grows, only
-the last `KEPT` of them stay, for `KEPT_S` at most, and none over `KEPT_BYTES`. Whatever else is no entry of ours leaves
-the stream like one that was settled.
+An entry with a known form and an unknown kind most likely comes from a newer version. It stays in the stream, because
+the next leader reads the stream from its start and may understand it. The number of such entries is bounded: only the
+last `KEPT` stay, for `KEPT_S` at most, and none over `KEPT_BYTES`. All other unknown entries leave the stream like
+settled ones.
 """
 
 from __future__ import annotations
@@ -20,27 +20,27 @@ if TYPE_CHECKING:
 
 logger = get_logger(__name__)
 
-#: How many entries stay at most, of how many bytes each, and for how many seconds.
+#: Most unknown entries that stay, most bytes of one of them, and how long they stay, in seconds.
 KEPT = 100
 KEPT_BYTES = 4096
 KEPT_S = 86_400
-#: Kinds of which it is remembered that they were said; and characters of one that are shown.
+#: Most reasons that are remembered as logged, and how many characters of a reason are logged.
 SAID = 1000
 SHOWN_CHARS = 120
 
-#: What was said already, by any leader of this process.
+#: Reasons that a leader of this process has logged.
 _said: set[str] = set()
 
 
 class UnknownEntries:
-    """Of one leader."""
+    """The unknown entries that one leader has met."""
 
     def __init__(self) -> None:
         #: Ids of entries that stay in the stream, oldest first.
         self._kept: list[str] = []
 
     def pass_over(self, id_: str, fields: Sequence[bytes], why: str, batch: Batch, *, newer: bool = False) -> None:
-        """Notes an entry, or a part of one, that is not understood. ``newer``: a later version may."""
+        """Notes an entry, or a part of one, that is not understood. ``newer``: a newer version may understand it."""
         batch.count("unknown")
         stays = newer and sum(map(len, fields)) <= KEPT_BYTES
         if stays and id_ not in self._kept:
@@ -54,7 +54,7 @@ class UnknownEntries:
             logger.error("passed over entry %s of the outcome stream: %s; %s; said once of its kind", id_, shown, left)
 
     def keep_from(self, following: str, now_ms: int) -> str:
-        """What of the outcome stream stays: all from ``following`` on, and before it what is kept; for the batch."""
+        """The entries of the outcome stream that the batch keeps: all from ``following`` on, and older unknown ones."""
         if not self._kept:
             return following
         oldest_ms = now_ms - KEPT_S * 1000
