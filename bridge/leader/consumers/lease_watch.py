@@ -1,17 +1,17 @@
-"""The leader's look at the leases: which consumers are over, and which may be. Their tickets move
+"""Checks the leases of the lane's consumers, and has the tickets of lost consumers moved
 (`bridge.leader.consumers.reroute`).
 
-Who is authoritative: Redis. A consumer is over when the key of its incarnation's lease is gone, and the leader may
-believe that (`bridge.leader.consumers.leases`); missing heartbeats only make the leader look sooner. What it wrote
-before is read first: an outcome that is in the stream counts, whoever is dead by now. The script that moves the tickets
-checks both again, in the step that moves them.
+Redis is authoritative. A consumer is lost when the key of its lease is gone and the leader may trust that
+(`bridge.leader.consumers.leases`). Missing heartbeats only make the leader look sooner. All outcomes that the consumer
+wrote are read first, and they count. The script that moves the tickets checks the lease and the outcomes once more, in
+the same step.
 
-After an outage of the server nobody is judged for one lease: the workers could not renew, either. A consumer that gave
-its lease up itself (a good-bye, a death notice) needs no judgement.
+After an outage of the server, no lease counts as over for the time of one lease, because the workers could not renew.
+A consumer that gave its lease up itself (a good-bye, a death notice) is lost at once.
 
-**Several at once.** Consumers that are lost in one moment (a rack, a switch) are one event, and nobody is charged twice
-for it: a look first closes all whose lease is over, and those that miss renewals beside them, and only then moves
-tickets.
+**Several consumers at once.** Consumers that are lost in one moment (a rack, a switch) are one event, and no message
+may be charged for it twice. So a look first closes all consumers whose lease is over, and all others that miss renewals
+at the same time. Only then does it move tickets.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ if TYPE_CHECKING:
     from bridge.leader.step.steps import Steps
     from bridge.leader.step.term import Term
 
-#: Share of the lease. Workers renew when two thirds are left: what has less than this has missed a renewal.
+#: Share of the lease. A worker renews when two thirds are left. With less than this share left, it missed a renewal.
 DOUBTED = 0.5
 
 
 class LeaseWatch:
-    """Of one term, on the leader's thread."""
+    """Checks leases in one term, on the leader's thread."""
 
     def __init__(
         self,
@@ -61,33 +61,33 @@ class LeaseWatch:
         self._reroute = reroute
         self._queues = queues
         self._lost_runs = lost_runs
-        #: When the leases are looked at next (monotonic).
+        #: When to check the leases next (monotonic seconds).
         self.look_at = 0.0
-        #: Nobody is judged before this (monotonic).
+        #: No lease counts as over before this time (monotonic seconds).
         self.amnesty_until = 0.0
-        #: Incarnation that gave its lease up -> what it was running then.
+        #: Incarnation that gave its lease up -> what it was running at that moment.
         self.given_up: dict[str, GivenUp] = {}
         steps.on_notice[b"joined"] = self._joined
         steps.on_notice[b"gone"] = self._gone
         steps.on_notice[b"died"] = self._died
 
     def grant_amnesty(self) -> None:
-        """The server was away: for one lease nobody is judged by it."""
+        """For the time of one lease, no lease counts as over: workers could not renew while the server was away."""
         self.amnesty_until = time.monotonic() + self._term.settings.lease
 
     def look_within(self, seconds: float) -> None:
-        """The leases are looked at after so long at the latest."""
+        """Checks the leases within ``seconds`` at the latest."""
         self.look_at = min(self.look_at, time.monotonic() + seconds)
 
     def look(self) -> None:
-        """Looks at all leases, moves the tickets of consumers that are over, and looks for what went astray."""
+        """Checks all leases, moves the tickets of lost consumers, and finds lost runs."""
         left = self._consumers.find()
         amnesty = time.monotonic() < self.amnesty_until
         judged = set() if amnesty else self._leases.over(left)
         gone = [self._lane.consumers[i] for i, ms in left.items() if ms <= 0]
         over = [consumer for consumer in gone if consumer.incarnation in (judged | self.given_up.keys())]
         for consumer in gone:
-            # Its lease comes back no more; whether it has stopped yet is another question.
+            # Its lease does not come back. The consumer may still be running.
             if consumer.alive and consumer not in over:
                 consumer.alive = False
                 self._lane.stranded.fit()
@@ -95,16 +95,17 @@ class LeaseWatch:
         self._doubt(left, over)
         if over:
             self._reroute.retire(over, self.given_up)
-        # Of those that were retired before their word was read, nothing is to be told any more.
+        # Drop the notices of consumers that are not in the picture any more.
         self.given_up = {i: given for i, given in self.given_up.items() if i in self._lane.consumers}
         self._queues.find_recovered()
         self._lost_runs.find([c for c in self._lane.consumers.values() if c.alive and c.tickets])
-        # A consumer that came, or tickets that lost theirs.
+        # There may be new consumers, or tickets without a consumer.
         self._steps.advance(Batch())
 
     def _doubt(self, left: dict[str, int], over: list[Consumer]) -> None:
-        """While consumers are ``over``, others that miss renewals, too, may have been lost in the same moment, with a
-        lease that merely began later: they get nothing new until a renewal is seen.
+        """Closes consumers that miss renewals while others are ``over``, until they renew.
+
+        They may have been lost in the same moment, with a lease that began a little later.
         """
         for incarnation, ms in left.items():
             consumer = self._lane.consumers[incarnation]
@@ -117,8 +118,8 @@ class LeaseWatch:
                 self.look_within(ms / 1000)
 
     def gave_up(self, incarnation: str, ran: frozenset[int], *, asked: bool = False) -> None:
-        """The word of a consumer that its lease is over, and the fences of what it was running then. ``asked``: it was
-        told to end at once.
+        """Notes that a consumer gave its lease up. ``ran``: fences of the messages that it was running. ``asked``: it
+        was told to end at once.
         """
         self.given_up[incarnation] = GivenUp(ran, asked)
         consumer = self._lane.consumers.get(incarnation)
@@ -132,7 +133,7 @@ class LeaseWatch:
         self.look_within(0)
 
     def _gone(self, notice: Notice, _batch: Batch) -> None:
-        # Its pool was done before: nothing of it was cut off.
+        # Its pool had finished: no message was cut off.
         self.gave_up(notice.who, frozenset())
 
     def _died(self, notice: Notice, _batch: Batch) -> None:

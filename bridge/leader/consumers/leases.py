@@ -1,10 +1,15 @@
-"""Whose lease is over, as far as a leader may believe the server.
+"""Decides which leases are over.
 
-A lease's key that is gone says that its worker has stopped only while the clocks agree (`bridge.link.server_clock`),
-and only when its time had come: the leader knows how much it had left when it last saw it. Where one of the two is not
-so (a step of the server's clock, a key deleted by hand, a master that has just been started), the leader waits. Nothing
-revives a key that is gone, so when a whole lease has gone by on this machine's own clock since the key was missed, its
-worker trusts in it no longer, whatever happened. A consumer that said itself that it is over needs none of this.
+A lease is a key in Redis that expires. A missing key proves that the worker has stopped only if two conditions hold:
+
+- The clocks agree: the server's clock was not set (`bridge.link.server_clock`).
+- The key was due to expire. The leader knows how much time the lease had left when it last saw the key.
+
+If one of them does not hold (the server's clock was set, the key was deleted by hand, the master has just started), the
+leader waits for one whole lease on its own monotonic clock, from the moment when it missed the key. A renewal never
+revives a missing key. So after that time the worker does not trust its lease any more, whatever the cause was.
+
+A consumer that gave its lease up itself needs none of this.
 """
 
 from __future__ import annotations
@@ -21,26 +26,26 @@ if TYPE_CHECKING:
 
 
 class Leases:
-    """What one leader knows of the leases of its lane. Times in seconds, by the clock's own `now`."""
+    """What one leader knows about the leases of its lane. Times are in seconds, by `ServerClock.now`."""
 
     def __init__(self, clock: ServerClock, lease_s: float) -> None:
         self._clock = clock
         self._lease_ms = int(lease_s * 1000)
-        #: Incarnation -> how long its lease is, in ms, as its worker says.
+        #: Incarnation -> length of its lease in ms, as its worker registered it.
         self._length: dict[str, int] = {}
-        # Over the terms of this master: a step that is undone before the next look is not seen, but it ends the lead
-        # with the leases, and the same master would know nothing of them in its next term.
+        # Kept across the terms of this master. The server's clock may be set, and set back before the next look. That
+        # ends the leader's lease with the other leases, and a new term would not know when they were due to end.
         self._ends = clock.ends
-        #: Incarnation -> since when its lease is missed.
+        #: Incarnation -> when its lease was first missing.
         self._missed: dict[str, float] = {}
 
     def know(self, incarnation: str, length_ms: int | None) -> None:
-        """How long its lease is; None: it did not say."""
+        """Notes the length of a lease; None: the worker did not register it."""
         if length_ms is not None:
             self._length[incarnation] = length_ms
 
     def ask(self, redis: Redis, lead: Leadership, incarnations: Iterable[str]) -> dict[str, int]:
-        """The ms that each lease has left (negative: it is gone). Learns how the clocks stand after that.
+        """The ms that each lease has left (negative: it is gone). Compares the clocks after that.
 
         Raises `NotLeading`, redis errors.
         """
@@ -51,12 +56,12 @@ class Leases:
                 pipe.pttl(lead.keys.lease(incarnation))
             left: dict[str, int] = dict(zip(asked, pipe.execute(), strict=True))
         received = self._clock.now()
-        # After the leases: a step that ended one of them shows now.
+        # After the leases were read: a step of the clock that ended one of them is seen now.
         self._clock.compare(redis)
         for incarnation, ms in left.items():
             length_ms = self._length.get(incarnation)
             if length_ms is not None and ms > length_ms:
-                # The server's clock was set back: its worker trusts in no more than that.
+                # The server's clock was set back. The worker trusts its lease for its length at most.
                 shorten(redis, lead, incarnation, length_ms)
             if ms > 0:
                 self._ends[incarnation] = sent + min(ms, length_ms or ms) / 1000
@@ -67,12 +72,12 @@ class Leases:
         return left
 
     def over(self, left: Mapping[str, int]) -> set[str]:
-        """The incarnations whose lease is over for certain."""
+        """The incarnations whose lease is certainly over."""
         return {incarnation for incarnation, ms in left.items() if ms <= 0 and self._is_over(incarnation)}
 
     def was_ended(self, incarnation: str) -> bool:
-        """Whether the lease of ``incarnation`` seems to have been ended by somebody's hand, on the server's clock or on
-        the key itself, rather than by the end of its worker.
+        """Whether the lease of ``incarnation`` seems to have ended by a change by hand: to the server's clock, or to
+        the key.
         """
         missed = self._missed.get(incarnation)
         if missed is None:
@@ -83,7 +88,7 @@ class Leases:
     def _is_over(self, incarnation: str) -> bool:
         now = self._clock.now()
         missed = self._missed.get(incarnation, now)
-        # Of one that was missed too early nobody knows whether it had been renewed since it was last seen.
+        # If the key was missing too early, it may have been renewed after it was last seen.
         if self._clock.steady and self._ends.get(incarnation, 0.0) <= missed + self._clock.tolerance_s:
             return True
         wait_ms = max(self._lease_ms, self._length.get(incarnation, 0))

@@ -1,10 +1,12 @@
-"""Anti-entropy: sends runs again that their consumer should have and does not name.
+"""Anti-entropy: sends runs again that their consumer should have but does not report.
 
-With each renewal a worker tells what it holds. A run that two successive reports do not name, and that
-is not in the worker's queue, was lost on the way (`celery purge`, a deleted queue, a reply that a dying connection
-swallowed), or is merely late in the worker's hands. So the very same run goes out again, to the same incarnation, with
-the fences that it has: a worker that never had it takes it, one that has it refuses it, and one that had it and forgot
-it gives it back. No new fence is given while a life that may still run the old one holds its lease.
+With each renewal, a worker reports the runs that it holds. Assume that two successive reports do not name a run, and
+that the worker's queue is empty. Then the run was lost on the way (`celery purge`, a deleted queue, a reply on a broken
+connection), or the worker is only slow to report it.
+
+So the leader sends the same run again, to the same incarnation, with the same fences. A worker that never had the run
+takes it. One that has it refuses the copy. One that had it and forgot it gives it back. No new fence is given while the
+incarnation that may still run the old one holds its lease.
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ logger = get_logger(__name__)
 
 
 class LostRuns:
-    """Of one term, on the leader's thread."""
+    """Finds lost runs in one term, on the leader's thread."""
 
     def __init__(self, term: Term, steps: Steps, queues: Queues) -> None:
         self._term = term
@@ -37,31 +39,31 @@ class LostRuns:
         self._queues = queues
 
     def find(self, consumers: list[Consumer]) -> None:
-        """Sends again what two reports of its consumer do not name, and its queue does not hold."""
+        """Sends the runs again that two reports of their consumer do not name and its queue does not hold."""
         if not consumers:
             return
         keys = self._term.keys
         period = self._term.settings.lease / 3
         now = time.monotonic()
         old = {c: [t for t in c.tickets if now - t.dispatched_at > 2 * period] for c in consumers}
-        # All that have something, or a queue that nobody takes from would be noticed a good part of a lease later.
+        # Ask for all consumers with tickets. Otherwise a worker that takes nothing from its queue is noticed late.
         with self._term.redis.pipeline(transaction=False) as pipe:
             for consumer in consumers:
                 pipe.get(keys.held(consumer.incarnation))
             reports = pipe.execute()
-        # After the reports: what a worker took from its queue since then, it may not have told of.
+        # Read the queues after the reports. A report may not name a run that the worker took after it.
         queues = oldest(self._term.redis, [consumer.queue for consumer in consumers])
         suspects: list[Ticket] = []
         for consumer, report, queued in zip(consumers, reports, queues, strict=True):
             if queued:
                 self._queues.probe(consumer, queued, now)
             if not report or queued:
-                # Without a report nothing is known; what is in the queue may be what is missing.
+                # There is no report, or the missing run may still be in the queue.
                 consumer.missed.clear()
                 continue
             holdings = orjson.loads(report)
             held = set(holdings["fences"])
-            # A run is held by the fence that it was sent with: its first one, or a later one if it was sent again.
+            # A worker reports a run by the fence that it was sent with: the first one, or a later one if it was resent.
             missing = {
                 ticket.run_fence: ticket
                 for ticket in old[consumer]
@@ -73,7 +75,7 @@ class LostRuns:
                     suspects.append(ticket)
         if not suspects:
             return
-        # An outcome is written before its run leaves the worker's report: if there is one, it is in the stream.
+        # A worker writes the outcome before it drops the run from its report. So any outcome is in the stream now.
         fences = {ticket: ticket.run_fence for ticket in suspects}
         self._steps.settle_all()
         batch = Batch()
@@ -88,8 +90,8 @@ class LostRuns:
         if code is not ReturnCode.OK:
             raise LaneConflict(f"ticket {ticket.id!r} is not where this master thought it was")
         logger.warning(
-            "ticket %s: its run (fence %d) is not known to %s: it goes out again",
-            *(ticket.id, ticket.fence, consumer.name),
+            "ticket %s: %s does not know its run (fence %d): it is sent again",
+            *(ticket.id, consumer.name, ticket.fence),
         )
         batch.count("lost")
         consumer.missed.pop(ticket.run_fence, None)

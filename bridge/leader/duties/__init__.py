@@ -1,4 +1,5 @@
-"""What the leader does beside the path of messages: operators' orders, unknown tasks, refills, intake.
+"""The leader's duties that are not on the path of a message: operators' orders, unknown tasks, refills, intake.
 
-Imports `bridge.leader.consumers` and what is below it. An operator's side of an order is in `bridge.operate`.
+This room imports `bridge.leader.consumers` and the rooms below it. `bridge.operate` has the operator's side of an
+order.
 """

@@ -1,8 +1,8 @@
-"""Whether new entries are read: not while there are as many dead letters as ``bridge_dead_max``.
+"""Stops reading new entries while there are ``bridge_dead_max`` dead letters or more.
 
-A broken producer, or tasks that fail while nobody looks, must not fill the server with letters, and none of them is
-dropped to make room. What was read before goes on; a message whose last attempt fails meanwhile keeps that attempt, and
-is tried again after its backoff. Reading goes on when letters were dropped or replayed.
+A broken producer, or tasks that fail for hours, must not fill the server with dead letters. No letter is dropped to
+make room. Messages that were read before go on. When the last attempt of one fails in this time, it keeps that attempt,
+and comes again after its backoff. Reading goes on when letters were dropped or replayed.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ logger = get_logger(__name__)
 
 
 class Intake:
-    """Works for the leader, on the leader's thread. ``open``: new entries may be read."""
+    """Counts dead letters for one term, on the leader's thread. ``open``: whether new entries may be read."""
 
     def __init__(self, term: Term) -> None:
         self._term = term
@@ -28,12 +28,12 @@ class Intake:
         self.open = True
 
     def look(self) -> None:
-        """Counts the letters: operators drop some."""
+        """Counts the dead letters again: operators may have dropped some."""
         self._letters = int(self._term.redis.xlen(self._term.keys.dead))
         self._judge()
 
     def settled(self, _done: Advanced, batch: Batch) -> None:
-        """Takes note of the letters that a batch wrote."""
+        """Counts the dead letters that a batch wrote."""
         if batch.dead or batch.revived:
             self._letters += len(batch.dead) - len(batch.revived)
             self._judge()

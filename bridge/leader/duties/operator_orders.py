@@ -1,10 +1,11 @@
-"""What operators ask of the leader: park, release, drain, resume, transfer, replay.
+"""Carries out operators' orders: park, release, drain, resume, transfer, replay.
 
-Orders come through the outcome stream, so that they are in line with what workers say, and only a leader acts on them.
-What an order changes is written in the very step that settles its entry: when the leader dies before, the next one
-reads the order again; after it, the order is done, and only its answer is missing. Whoever gave it may withdraw it
-until then: the step does nothing when the entry is gone, and the lane is read anew. `bridge.operate.orders` is the
-other side.
+Orders come through the outcome stream, in one sequence with the outcomes of workers. Only a leader carries them out.
+The step that settles an order's entry also writes the order's changes. If the leader dies before that step, the next
+leader reads the order again. If it dies after the step, the order is done, and only the answer is missing.
+
+The operator may withdraw an order until that step. The entry is gone then, so the step changes nothing, and the leader
+reads the lane again. `bridge.operate.orders` is the operator's side.
 """
 
 from __future__ import annotations
@@ -37,16 +38,16 @@ if TYPE_CHECKING:
 
 logger = get_logger(__name__)
 
-#: Seconds that an answer waits for whoever asked.
+#: How long an answer is kept for the operator, in seconds.
 ANSWER_S = 60
-#: Characters of a reason that a ticket's record keeps.
+#: Most characters of a reason that a ticket's record keeps.
 REASON_CHARS = 500
 
 Answer = dict[str, Any]
 
 
 class OperatorOrders:
-    """Works on the leader's lane, on the leader's thread."""
+    """Carries out orders on one lane, on the leader's thread."""
 
     def __init__(
         self, term: Term, lane: Lane, steps: Steps, pending: PendingList, queues: Queues, manual_changes: ManualChanges
@@ -61,7 +62,7 @@ class OperatorOrders:
         steps.on_notice[b"order"] = self._take
         steps.after_commit.append(self._answer)
         self._answers: list[tuple[str, Answer]] = []
-        #: Names in the group that have nothing pending any more.
+        #: Names in the group that have no pending entries any more.
         self._emptied: list[str] = []
         self._known: dict[str, Callable[[dict[str, Any], Batch], Answer]] = {
             "park": self._park,
@@ -73,7 +74,7 @@ class OperatorOrders:
         }
 
     def take(self, order_id: str, text: bytes, batch: Batch) -> None:
-        """Does what the order says, into the batch."""
+        """Carries out the order in the picture and the batch."""
         try:
             order = _checked(orjson.loads(text))
             do = self._known[order["do"]]
@@ -88,7 +89,7 @@ class OperatorOrders:
         self.take(notice.who, notice.fields[3], batch)
 
     def _answer(self, _done: Advanced, _batch: Batch) -> None:
-        """The batch is written: tells those who asked."""
+        """Answers the orders of a written batch."""
         answers, self._answers = self._answers, []
         emptied, self._emptied = self._emptied, []
         for name in emptied:
@@ -101,7 +102,7 @@ class OperatorOrders:
                     pipe.expire(key, ANSWER_S)
                     pipe.execute()
             except ResponseError as exc:
-                # A full server. What was asked for is done; whoever asked learns that nobody answered.
+                # The server is full. The order is carried out, but the operator gets no answer.
                 logger.warning("cannot answer order %s: %s", order_id, exc)
 
     # -- tickets ---------------------------------------------------------------------------------------------------
@@ -113,7 +114,7 @@ class OperatorOrders:
             return {"error": f"ticket {name} is parked already"}
         ticket = lane.tickets.get(name)
         if ticket is None:
-            # Nothing of it is undone: what comes will wait.
+            # The ticket has no undone message. Its next messages will wait.
             ticket = lane.tickets[name] = Ticket(name)
         lane.park(ticket, str(order.get("reason") or "parked by an operator")[:REASON_CHARS], batch)
         return {"ok": True, "in_flight": len(ticket.run)}
@@ -123,7 +124,7 @@ class OperatorOrders:
         name = str(order["ticket"])
         ticket = lane.tickets.get(name)
         if ticket is not None and ticket.park_reason is not None:
-            # It was to be parked when what runs is done.
+            # The ticket was to be parked after its run.
             lane.touch(ticket, batch)
             ticket.park_reason = None
             lane.make_ready(ticket)
@@ -132,11 +133,11 @@ class OperatorOrders:
         if ticket is None:
             return {"error": f"ticket {name} is not parked"}
         shelf = lane.parked_name(name)
-        # What this very batch has put there is not there yet.
+        # Messages that this batch puts aside are not pending there yet.
         fresh = batch.shelved.pop(shelf, [])
         ids = list(self._pending.under(shelf))
         if (short := ticket.shelved - len(fresh) - len(ids)) > 0:
-            # Somebody took them from the pending list since that was looked at.
+            # Some were removed from the pending list by hand since it was compared.
             self._manual_changes.mend_parked({ticket: short})
             ids = list(self._pending.under(shelf))
         self._pending.claim_back(lane.settings.master, ids, batch, spared={ticket.front_id})
@@ -208,7 +209,7 @@ class OperatorOrders:
             else:
                 refused.append((letter_id, "it names no message"))
         replayed: list[str] = []
-        # One message at a time: each may be large.
+        # Read one message at a time: each may be large.
         for letter_id, message_id in sorted(named, key=lambda pair: id_key(pair[1])):
             message = self._dead_message(message_id)
             if not isinstance(message, Message):
@@ -225,12 +226,12 @@ class OperatorOrders:
         return {"ok": True, "replayed": replayed, "refused": refused}
 
     def _subject(self, letter_id: str) -> str | None:
-        """Id of the message that a dead letter is about, as the letter says; None: there is no such letter."""
+        """The message id in a dead letter; None: there is no such letter."""
         entries = self._term.wire.call("XRANGE", self._keys.dead, letter_id, letter_id)
         return read_letter(*entries[0]).message_id if entries else None
 
     def _dead_message(self, id_: str) -> Message | str:
-        """The message that a dead letter is about, as its entry has it; or why there is none."""
+        """The message ``id_`` from its entry in the stream, or why it cannot be replayed."""
         entry = self._term.wire.call("XRANGE", self._keys.stream, id_, id_)
         if not entry:
             return "its entry has left the stream, so it cannot take its place again; push it anew"
@@ -245,14 +246,14 @@ class OperatorOrders:
 
 
 def _checked(order: dict[str, Any]) -> dict[str, Any]:
-    """``order``, whose parts are what they are called. Raises `ValueError`."""
+    """Returns ``order`` if all its values have the right form. Raises `ValueError` otherwise."""
     names = [order[name] for name in ("ticket", "consumer") if name in order]
     names += order.get("tickets") or []
     if not all(isinstance(name, str) and name for name in names):
-        raise ValueError("a ticket, or a consumer, that is not named by a text")
+        raise ValueError("the name of a ticket or consumer is not a text")
     for ticket in (*([order["ticket"]] if "ticket" in order else ()), *(order.get("tickets") or ())):
         if len(ticket.encode()) > MAX_TICKET_BYTES:
-            raise ValueError(f"a ticket of more than {MAX_TICKET_BYTES} bytes")
+            raise ValueError(f"a ticket has more than {MAX_TICKET_BYTES} bytes")
     if not all(isinstance(id_, str) and is_id(id_) for id_ in order.get("letters") or ()):
-        raise ValueError("a letter that is not named by an id")
+        raise ValueError("the name of a dead letter is not an id")
     return order

@@ -1,4 +1,4 @@
-"""Reads spilled messages again: those of tickets that have worked off most of what they had in memory."""
+"""Reads spilled messages again, for tickets that have used up most of their messages in memory."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class Refill:
-    """Works on the leader's lane, on the leader's thread."""
+    """Reads spilled messages of one lane, on the leader's thread."""
 
     def __init__(
         self,
@@ -46,20 +46,21 @@ class Refill:
         return bool(self._hungry())
 
     def _hungry(self) -> list[Ticket]:
-        """The tickets for which the next page is read; none when that is not worth it yet, or there is no room."""
+        """The tickets that need the next page. None when few tickets need one yet, or when there is no room."""
         lane = self._lane
         if not lane.spilled or lane.full:
             return []
         few, little = lane.cap // 4, lane.byte_cap // 4
         hungry = [t for t in lane.spilled if len(t.waiting) <= few and t.bytes <= little and not (t.front_id and t.run)]
-        # A page serves all: so it waits until it serves many, or somebody has nothing left.
+        # One page serves many tickets. So it is read when many need it, or when one has no message left.
         if len(hungry) > len(lane.spilled) // 4 or any(not t.waiting for t in hungry):
             return hungry
         return []
 
     def run(self) -> None:
-        """Reads one page of spilled messages, where tickets have worked off most of what they had in memory. How far
-        each ticket was read is in the ticket, so anything may happen between two pages.
+        """Reads one page of spilled messages, if tickets need it.
+
+        Each ticket notes how far it was read (`Ticket.spilled_from`). So other steps may happen between two pages.
         """
         lane = self._lane
         hungry = self._hungry()
@@ -68,32 +69,33 @@ class Refill:
         batch = Batch()
         for ticket in hungry:
             if ticket.front_id and not ticket.run:
-                # It comes first, whatever was put back before it, and although somebody may have acknowledged it.
+                # This message comes first, even before replayed ones, and even if it was acknowledged by hand.
                 self._first_messages.find(ticket, ticket.front_id, batch)
                 lane.make_ready(ticket)
         start = min((t.spilled_from for t in hungry if t.spilled_from is not None and t in lane.spilled), default=None)
         if start is not None:
             self._read_page(start, batch)
-        # Also when it is empty: what is ready now may have nothing else to wake the leader for it.
+        # Even when the batch is empty: no other event may wake the leader for tickets that are ready now.
         self._steps.advance(batch)
 
     def _read_page(self, start: tuple[int, int], batch: Batch) -> None:
         lane = self._lane
-        # Only these are read from their first spilled message on.
+        # Only these tickets are read from their first spilled message on.
         served = {t for t in lane.spilled if t.spilled_from is not None and t.spilled_from >= start and not t.front_id}
         satisfied: set[Ticket] = set()
         trimmed: list[Refusal] = []
         found = self._reading.read_on(after=id_before(start))
         if self._manual_changes.mend_taken():
-            # Some of them may not have been pending: they are now, and the page is read again.
+            # Some messages may not have been pending. They are pending now, so the page is read again.
             return
         last = id_key(found.entries[-1][0].decode()) if found.more and found.entries else lane.read_to
         strange, reached = self._pending.strange_between(id_before(start), min(last, lane.read_to))
         if strange:
-            # Somebody claimed them, and they are not in this page, nor may what comes after them be taken from it.
+            # These entries were claimed by hand, so they are not in this page. Later ones must not be taken before
+            # them.
             self._manual_changes.compare()
             return
-        # What is newer was not taken in by a read yet; taken here, before it, it could be handled twice.
+        # Newer entries were not taken in by a read yet. Taken in here first, they could be handled twice.
         entries = [entry for entry in found.entries if id_key(entry[0].decode()) <= reached]
         for entry in entries:
             id_, fields = entry[0].decode(), entry[1]
@@ -108,13 +110,13 @@ class Refill:
                 continue
             ticket = lane.tickets.get(message.ticket)
             if ticket is None and message.ticket in lane.parked:
-                # It was spilled when its ticket was parked: nobody shall have to read it again until then.
+                # The message was spilled when its ticket was parked. Put it aside, so that it is not read again.
                 lane.shelve(lane.parked[message.ticket], [id_], batch)
                 continue
             if ticket not in served or ticket in satisfied or ticket.spilled_from is None:
                 continue
             if id_key(id_) < ticket.spilled_from or (ticket.waiting and ticket.waiting[0].id == id_):
-                # The one that comes first may have been read by its id before.
+                # The first message may have been read by its id before.
                 continue
             if lane.has_enough(ticket, message.size):
                 ticket.spilled_from = id_key(id_)
@@ -123,7 +125,7 @@ class Refill:
             lane.append(ticket, message)
             lane.make_ready(ticket)
             if ticket.stranded:
-                # Nobody can run this one: it, and what follows it, is read again when somebody can.
+                # No consumer can run this message. It and the later ones are read again when a consumer can.
                 ticket.behind += 1
                 satisfied.add(ticket)
         if reached < min(last, lane.read_to) or (found.more and last <= lane.read_to):
@@ -131,7 +133,7 @@ class Refill:
             for ticket in served - satisfied:
                 ticket.spilled_from = max(ticket.spilled_from or (0, 0), next_one)
         else:
-            # Read to the end: what was not satisfied has all it has in memory.
+            # Read to the end: all messages of the tickets that are not satisfied are in memory.
             for ticket in served - satisfied:
                 ticket.spilled_from = None
                 lane.spilled.discard(ticket)
@@ -139,8 +141,9 @@ class Refill:
         self._refuse_trimmed(trimmed, batch)
 
     def _refuse_trimmed(self, refusals: list[Refusal], batch: Batch) -> None:
-        """Entries that were deleted from the stream while they were spilled are dead letters; those that are in memory
-        are handled as if they were there.
+        """Makes messages dead letters whose entries were deleted from the stream while they were spilled.
+
+        Messages that are in memory are handled as usual.
         """
         if not refusals:
             return

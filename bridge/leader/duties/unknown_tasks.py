@@ -1,12 +1,15 @@
-"""Tasks that messages wait for, since nobody who is here can run them: for how long, who is told, and when it is over.
+"""Messages whose task no consumer can run: how long they wait, where that is noted, and when they are given up.
 
-`bridge.leader.picture.stranded` has the tickets. A message waits for as long as it takes when a consumer could run its
-task within the last `KNOWN_S` seconds: those consumers are away, and will be back. A task that no consumer has had is
-unknown: a message waits ``bridge_unknown_after`` for somebody to come who has it, and is a dead letter then. The time
-counts only while a master leads and some consumer is here: when all are away, nobody can tell what they know.
+`bridge.leader.picture.stranded` holds the tickets. There are two cases:
 
-What waits is noted in the lane (`bridge.routing.keys.LaneKeys.unserved`), for `bridge status` and for the next leader,
-which goes on where the clock stood.
+- A consumer could run the task within the last `KNOWN_S` seconds. Such consumers are away and will come back, so a
+  message waits without a limit.
+- No consumer could run the task. The task is unknown: a message waits ``bridge_unknown_after`` for a consumer that can
+  run it, and becomes a dead letter then. The time counts only while a master leads and at least one consumer is here.
+  While all consumers are away, it is not known which tasks they can run.
+
+The leader notes the waiting tasks in the lane (`bridge.routing.keys.LaneKeys.unserved`), for `bridge status` and for
+the next leader. The next leader continues the clocks of the tasks.
 """
 
 from __future__ import annotations
@@ -37,22 +40,22 @@ if TYPE_CHECKING:
 
 logger = get_logger(__name__)
 
-#: Seconds for which it is remembered that some consumer could run a task.
+#: How long a task counts as known after a consumer could run it, in seconds.
 KNOWN_S = 7 * 86_400
-#: Seconds after which a task that is there still is noted again.
+#: Seconds after which a task that a consumer can run is noted again.
 NOTED_AGAIN_S = 86_400
-#: Seconds between two notes of what waits; at once when a task comes or goes.
+#: Seconds between two notes of the waiting tasks. A change of the set of tasks is noted at once.
 NOTE_S = 5.0
-#: Longest step of a task's clock, in seconds: a master that stood still has not asked anybody meanwhile.
+#: Longest step of a task's clock, in seconds. While a master was frozen, it did not see which consumers were here.
 STEP_S = 5.0
-#: Messages that become dead letters in one step; steps of one look; tasks that are noted.
+#: Most messages that one step makes dead letters; most such steps in one look; most tasks that are noted.
 STEP = 200
 STEPS = 10
 NOTED = 200
 
 
 class UnknownTasks:
-    """Works on the leader's lane, on the leader's thread."""
+    """Advances the clocks of one lane's stranded tickets, on the leader's thread."""
 
     def __init__(
         self,
@@ -73,14 +76,14 @@ class UnknownTasks:
         self._refill = refill
         self._keys = term.keys
         self._after_s = term.settings.unknown_after
-        #: Task -> Unix s when some consumer could run it, as noted.
+        #: Task -> noted Unix s when a consumer could run it.
         self._known: dict[str, int] = {}
         self._noted: set[str] = set()
         self._note_at = 0.0
         self._looked_at = time.monotonic()
 
     def recall(self) -> None:
-        """What the leader before this one noted. Before the lane is read."""
+        """Reads the notes of the previous leader. To be called before the lane is read."""
         redis = self._term.redis
         self._known = {name.decode(): int(at) for name, at in redis.hgetall(self._keys.known).items()}
         for name, text in redis.hgetall(self._keys.unserved).items():
@@ -92,7 +95,7 @@ class UnknownTasks:
                 self._breakers.restore(name.decode(), breaker)
 
     def look(self) -> None:
-        """Moves the clocks on, gives up what has waited for too long, and notes what waits."""
+        """Advances the clocks, gives up messages that waited too long, and notes the waiting tasks."""
         now = time.monotonic()
         step_s, self._looked_at = min(STEP_S, now - self._looked_at), now
         stranded = self._lane.stranded
@@ -109,10 +112,10 @@ class UnknownTasks:
             self._note(known, forgotten)
             self._note_at = now + NOTE_S
 
-    # -- what is known -----------------------------------------------------------------------------------------------
+    # -- known tasks -------------------------------------------------------------------------------------------------
 
     def _learn(self) -> tuple[dict[str, int], list[str]]:
-        """(tasks to note with the time, tasks to forget)."""
+        """Updates the known tasks. Returns the tasks to note, with the time, and the tasks to forget."""
         now_s = self._lane.now_ms() // 1000
         there = self._registrations.known()
         known = {task: now_s for task in there if now_s - self._known.get(task, 0) > NOTED_AGAIN_S}
@@ -127,7 +130,7 @@ class UnknownTasks:
         for task in stranded.waiting.keys() - self._noted:
             one = self._describe(task, stranded.waiting[task])
             if one.breaker:
-                # Its breaker has told.
+                # The breaker has logged this.
                 continue
             logger.warning("messages wait for a consumer that can run %r: %s", task, one.why)
         self._noted = set(stranded.waiting)
@@ -148,7 +151,7 @@ class UnknownTasks:
         facts = (task, len(waiting.tickets), waiting.messages, waiting.since_ms, known, queue, dead_in_ms, breaker)
         return UnservedTask(*facts)
 
-    # -- what has waited for too long --------------------------------------------------------------------------------
+    # -- messages that waited too long -------------------------------------------------------------------------------
 
     def _give_up(self) -> None:
         for _ in range(STEPS):

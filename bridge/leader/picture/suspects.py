@@ -3,8 +3,8 @@ If that consumer ends too, the message is to blame.
 
 A suspect occupies a whole consumer, from the moment when the consumer is being emptied until the message has run. While
 other work waits, all suspects together may use a quarter of the lane (`SUSPECTS_SHARE`). With four or more consumers,
-every fourth one may serve suspects at a time. With fewer, one consumer may; after that the lane pauses suspects, so that
-the share stays at a quarter. The other suspects wait.
+every fourth one may serve suspects at a time. With fewer, one consumer may; after that the lane pauses suspects, so
+that the share stays at a quarter. The other suspects wait.
 """
 
 from __future__ import annotations

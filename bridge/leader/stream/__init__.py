@@ -1,5 +1,5 @@
-"""The leader and its stream: it reads what is new and what is pending, and removes what is done.
+"""The leader's access to its stream: it reads new and pending entries, and removes done ones.
 
-Imports `bridge.leader.step` and what is below it. What a new leader reads first is in `bridge.leader.takeover`; what
-differs because somebody changed it by hand is in `bridge.leader.repair`.
+This room imports `bridge.leader.step` and the rooms below it. `bridge.leader.takeover` has what a new leader reads
+first. `bridge.leader.repair` handles changes that were made by hand.
 """

@@ -1,4 +1,4 @@
-"""Reads the oldest messages of tickets whose backoff is over again, by their ids."""
+"""Reads the oldest messages of resting tickets again, by their ids, when their backoffs are over."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ if TYPE_CHECKING:
 
 
 class BackoffsOver:
-    """Works on the leader's lane, on the leader's thread."""
+    """Reads for the tickets of one lane that are due, on the leader's thread."""
 
     def __init__(self, term: Term, lane: Lane, settling: Settling) -> None:
         self._term = term
         self._lane = lane
         self._settling = settling
-        #: How many are read at once, after what the last ones were like.
+        #: How many messages to read at once. It follows the sizes of the last ones.
         self._count = 4
 
     @property
     def waits(self) -> bool:
-        """Whether there is something to read, and room for it."""
+        """Whether a message is due to be read, and there is room for it."""
         return bool(self._lane.resting.due) and not self._lane.full
 
     def run(self, batch: Batch) -> None:
-        """Reads the next ones; what has no attempt left, or no entry any more, is dead."""
+        """Reads the next messages. One without an attempt left, or without an entry, becomes a dead letter."""
         if not self.waits:
             return
         lane, settling = self._lane, self._settling

@@ -11,12 +11,12 @@ from bridge.routing.transitions import READ_BYTES
 if TYPE_CHECKING:
     from bridge.leader.step.term import Term
 
-#: Messages that are read at once.
+#: Most messages that are read at once.
 AT_ONCE = 64
 
 
 def messages_of(term: Term, named: Sequence[tuple[str, str]]) -> list[Message]:
-    """The messages that are named by their ticket and id; without payload where there is none, or none any more."""
+    """The messages with the given tickets and ids. A message has no payload when its entry is gone or unreadable."""
     replies = term.wire.call_many([("XRANGE", term.keys.stream, id_, id_) for _, id_ in named])
     messages = []
     for (ticket, id_), entries in zip(named, replies, strict=True):
@@ -26,13 +26,13 @@ def messages_of(term: Term, named: Sequence[tuple[str, str]]) -> list[Message]:
 
 
 def message_of(term: Term, ticket: str, id_: str) -> Message:
-    """The message ``id_``; without payload when its entry was deleted from the stream."""
+    """The message ``id_``. It has no payload when its entry was deleted from the stream."""
     [message] = messages_of(term, [(ticket, id_)])
     return message
 
 
 def read_messages(term: Term, named: Sequence[tuple[str, str]]) -> Iterator[Message]:
-    """The same as `messages_of`, some at a time: as many as the bytes of the last ones allow."""
+    """Like `messages_of`, but reads a few messages at a time: as many as the sizes of the last ones allow."""
     at, count = 0, 4
     while at < len(named):
         found = messages_of(term, named[at : at + count])

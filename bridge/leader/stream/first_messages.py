@@ -1,4 +1,4 @@
-"""Reads by its id the message that must come first of its ticket, when a read of what is pending did not bring it."""
+"""Reads the message that must come first of its ticket by its id, when a read of pending entries did not return it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class FirstMessages:
-    """Of one term, on the leader's thread."""
+    """Reads first messages in one term, on the leader's thread."""
 
     def __init__(self, term: Term, lane: Lane, pending: PendingList, settling: Settling) -> None:
         self._term = term
@@ -25,7 +25,10 @@ class FirstMessages:
         self._settling = settling
 
     def find(self, ticket: Ticket, id_: str, batch: Batch) -> None:
-        """Message ``id_`` goes first, and is pending under the master's name. It is dead when its entry is gone."""
+        """Puts message ``id_`` first, and makes it pending under the master's name.
+
+        The message becomes a dead letter when its entry is gone.
+        """
         message = message_of(self._term, ticket.id, id_)
         self._lane.put_first(ticket, message)
         if message.payload:

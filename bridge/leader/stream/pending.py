@@ -1,6 +1,6 @@
-"""What is pending in the lane's group, and how far the group has read: the leader's reads of it, and how it claims.
+"""The pending list of the lane's group: how the leader reads it, and how it claims entries.
 
-The pending list is where the order of what waits and the ownership of what runs are written down.
+The pending list records the order of waiting messages and the owners of messages in flight.
 `bridge.leader.takeover.rebuild` reads a lane from it, `bridge.leader.repair.manual_changes` holds it against the
 picture, `bridge.leader.duties.operator_orders` and `bridge.leader.duties.refill` fetch from it.
 """
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 #: Entries in one page.
 PAGE = 1000
-#: After every id.
+#: A key that is larger than that of every id.
 NEVER = (1 << 64, 0)
 
 
@@ -36,13 +36,13 @@ class PendingList:
     def __init__(self, term: Term, lane: Lane) -> None:
         self._term = term
         self._lane = lane
-        #: Entries that are pending in the group, as the leader's own steps leave it.
+        #: Number of entries that must be pending in the group, after the leader's own steps.
         self.expected = 0
 
-    # -- what is there -----------------------------------------------------------------------------------------------
+    # -- reads -------------------------------------------------------------------------------------------------------
 
     def owners(self) -> dict[str, int]:
-        """Name in the group -> how many entries are pending under it, where there are any.
+        """Name in the group -> number of entries that are pending under it, for names with any.
 
         Raises `LaneConflict` when the group is gone.
         """
@@ -56,8 +56,10 @@ class PendingList:
         return {name.decode(errors="surrogateescape"): int(count) for name, count in summary[3] or ()}
 
     def count(self) -> int:
-        """How many entries are pending in the group, whatever the names: the server counts them for nothing, where a
-        list of all names would be as long as there are parked tickets. Raises `LaneConflict` when the group is gone.
+        """Number of entries that are pending in the group, under all names.
+
+        The server has this number at no cost. A list of all names would grow with the number of parked tickets.
+        Raises `LaneConflict` when the group is gone.
         """
         group = self._group()
         if group is None:
@@ -79,16 +81,18 @@ class PendingList:
             start, end = younger_than(page[-1][0].decode())
 
     def elsewhere(self, names: Iterable[str]) -> dict[str, str]:
-        """Entry -> name, of what is pending under one of ``names`` that is neither the master's nor a parked ticket's.
-        What is in flight belongs there; all else is pending where no record says so.
+        """Entry -> name, for entries under those of ``names`` that belong neither to the master nor to a parked ticket.
+
+        Messages in flight belong there. No record explains the others.
         """
         lane = self._lane
         known = {lane.parked_name(ticket) for ticket in lane.parked} | {self._term.master}
         return {id_: name for name in names if name not in known for id_ in self.under(name)}
 
     def strange_between(self, after: str, to: IdKey) -> tuple[list[str], IdKey]:
-        """Entries after ``after``, up to ``to`` or as far as a page reaches, that are pending where no record says so,
-        as `elsewhere` has them; and up to where that is.
+        """Entries from after ``after`` up to ``to`` that are pending under a name that no record explains.
+
+        Looks at one page at most. Returns the entries, and the key up to which it looked.
         """
         lane, keys = self._lane, self._term.keys
         shelf = lane.parked_name("")
@@ -103,14 +107,14 @@ class PendingList:
                 found.append(id_)
         return found, id_key(rows[-1][0].decode()) if len(rows) == PAGE else to
 
-    # -- what must be there ------------------------------------------------------------------------------------------
+    # -- claims and the count ----------------------------------------------------------------------------------------
 
     def count_anew(self) -> None:
-        """Takes what is pending now for what must be."""
+        """Takes the number of entries that are pending now as the expected one."""
         self.expected = self.count()
 
     def adopt(self, name: str, ids: Sequence[str]) -> int:
-        """Makes ``ids`` pending under ``name``, whether they were pending or not; how many could be."""
+        """Makes ``ids`` pending under ``name``, whether they were pending or not. Returns how many are pending now."""
         adopted = 0
         with self._counted():
             for start in range(0, len(ids), PAGE):
@@ -118,9 +122,10 @@ class PendingList:
         return adopted
 
     def claim_back(self, name: str, ids: list[str], batch: Batch, spared: Collection[str] = ()) -> int:
-        """Makes ``ids`` pending under ``name``; how many could be. Newer servers forget those whose entries were
-        deleted when they are claimed: they are dead letters, or nobody would ever hear of them; but for ``spared``,
-        which are missed elsewhere.
+        """Makes ``ids`` pending under ``name``. Returns how many are pending now.
+
+        Newer servers drop a pending entry on a claim when it was deleted from the stream. Such a message becomes a dead
+        letter, because otherwise it would be lost silently. Not those in ``spared``: other code handles them.
         """
         claimed = 0
         for start in range(0, len(ids), PAGE):
@@ -135,7 +140,7 @@ class PendingList:
 
     @contextmanager
     def _counted(self) -> Iterator[None]:
-        """In it, the leader makes entries pending that may have been so before."""
+        """Updates the expected count after the block, which makes entries pending that may have been pending before."""
         before = self.count()
         yield
         self.expected += self.count() - before
@@ -143,12 +148,12 @@ class PendingList:
     # -- the group ---------------------------------------------------------------------------------------------------
 
     def read_to(self) -> str | None:
-        """Id up to which the group has read; None: there is no group."""
+        """Id up to which the group has read; None: the group does not exist."""
         group = self._group()
         return None if group is None else group.read_to
 
     def names(self) -> set[str]:
-        """The names that the group knows, whether anything is pending under them or not."""
+        """All consumer names of the group, with and without pending entries."""
         keys = self._term.keys
         replies = self._term.wire.call("XINFO", "CONSUMERS", keys.stream, keys.group)
         return {dict(pairs(consumer))[b"name"].decode(errors="surrogateescape") for consumer in replies}
@@ -163,5 +168,5 @@ class PendingList:
 
 
 def pairs(flat: Any) -> list[tuple[Any, Any]]:
-    """A flat reply as its pairs."""
+    """The pairs of a flat reply."""
     return [(flat[i], flat[i + 1]) for i in range(0, len(flat), 2)]

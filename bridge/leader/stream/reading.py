@@ -1,4 +1,4 @@
-"""Reads entries of the stream for the leader, and takes them into the picture: new ones, and its own pending ones."""
+"""Reads new entries and the master's own pending entries of the stream, and takes them into the picture."""
 
 from __future__ import annotations
 
@@ -17,26 +17,27 @@ if TYPE_CHECKING:
 
 logger = get_logger(__name__)
 
-#: Entries in one read of the stream.
+#: Most entries in one read of the stream.
 READ_COUNT = 500
-#: Bytes of fields beside the payload with which an entry is handed over whole.
+#: Most bytes of the fields other than the payload. A larger entry is not returned whole.
 BESIDE_BYTES = 64 * 1024
-#: Bytes of an entry that is handed over whole where only names are wanted.
+#: Most bytes of an entry that is returned whole when only the names are needed.
 NAMES_BYTES = 4096
 
 
 class Reading:
-    """Of one term, on the leader's thread."""
+    """Reads in one term, on the leader's thread."""
 
     def __init__(self, term: Term, lane: Lane) -> None:
         self._term = term
         self._lane = lane
-        #: Bytes of the largest entry of the last read; until then nothing is known.
+        #: Bytes of the largest entry of the last read. At first: the most that is possible.
         self._largest = READ_BYTES
 
     def read_on(self, read_to: str = "", *, after: str = ">", names: bool = False) -> Read:
-        """Reads as `bridge.routing.transitions.read` does, as many as it can be after what the last read brought.
-        ``names``: of what is large only the beginnings are wanted.
+        """Reads with `bridge.routing.transitions.read`. The sizes of the last read decide how many entries come first.
+
+        ``names``: return only the beginnings of large entries.
         """
         term = self._term
         first = 16 if self._largest <= BESIDE_BYTES else 1
@@ -47,7 +48,7 @@ class Reading:
         return found
 
     def ingest(self, entry: Any, batch: Batch) -> None:
-        """Takes one pending entry, as a read brings it, into the picture."""
+        """Takes one pending entry, in the form that a read returns, into the picture."""
         id_ = entry[0].decode()
         fault = fault_of(id_)
         try:

@@ -1,19 +1,25 @@
-"""What is done leaves the stream: the leader removes entries that every group of the stream has done with.
+"""Removes done entries from the stream.
 
-Nothing of this is on the path of a message: ids of what was acknowledged gather in memory, and leave some hundred at a
-time. An entry leaves when all of this holds:
+Removal is not on the path of a message. The leader collects the ids of acknowledged entries in memory, and removes some
+hundred at a time. An entry may be removed when all of this holds:
 
-- it was delivered to every group of the stream, and is pending in none: who reads the stream through a group of its
-  own misses nothing, and a group that nobody reads any more keeps all that it has not read (`XGROUP DESTROY` it);
-- no dead letter of any lane of the stream is about it, since only what is still there can be replayed in order;
-- it was added longer ago than ``bridge_retention`` seconds.
+- It was delivered to every group of the stream, and is pending in none. So another program that reads the stream
+  through a group of its own misses nothing. A group that is not read any more keeps all that it has not read; `XGROUP
+  DESTROY` ends that.
+- No dead letter of any lane of the stream is about it. Only an entry that is still there can be replayed in order.
+- It was added more than ``bridge_retention`` seconds ago.
 
-Two ways lead there. While nothing is to be kept for a time and the stream has one group, the ids that the leader itself
-acknowledged are removed as they are: no look at the stream is needed. All the rest (another group was slower, a letter
-was dropped, another leader was deposed, entries that are old enough now) is found by going through the stream, a page
-at a time, again and again; and only in a turn in which the pending list was compared with the picture and agreed
-(`bridge.leader.repair.manual_changes`), as it was held against the history when the lane was read
-(`bridge.leader.takeover.acknowledged`): an XACK by hand does not make a message done, and must not cost its entry.
+There are two ways to find such entries:
+
+1. When ``bridge_retention`` is 0 and the stream has one group, the leader removes the ids that it acknowledged itself.
+   It need not look at the stream.
+2. In all other cases the leader goes through the stream, one page at a time, again and again. This finds entries that
+   another group finished later, entries whose dead letter was dropped, entries that another leader acknowledged, and
+   entries that are old enough now.
+
+An XACK by hand does not make a message done, and must not remove its entry. So the second way runs only after the
+pending list was compared with the picture and agreed (`bridge.leader.repair.manual_changes`). A new leader has compared
+the pending list with the history before (`bridge.leader.takeover.acknowledged`).
 """
 
 from __future__ import annotations
@@ -32,45 +38,46 @@ if TYPE_CHECKING:
     from bridge.leader.step.term import Term
     from bridge.routing.transitions import Advanced, Batch
 
-#: Ids that gather before they are removed; and the most entries in one page of a look.
+#: Ids that are collected before they are removed, and most entries in one page.
 BATCH = 500
-#: Longest time for one look through the stream, in seconds: the leader has other things to do.
+#: Longest time for one part of a pass through the stream, in seconds: the leader has other work.
 BUDGET_S = 0.02
-#: Seconds between two looks from the beginning of the stream.
+#: Seconds between two passes through the stream.
 AGAIN_S = 15.0
-#: Letters in one page: each may hold a payload and a traceback, which the server reads for it.
+#: Dead letters in one page. The server reads the whole letter, with its payload and traceback.
 LETTERS = 100
 
 
-#: What is an id, in what letters say: anybody may have written one.
+#: Matches the id of an entry. A dead letter may have been written by hand, with any text in place of the id.
 is_id = re.compile(r"\d{1,20}-\d{1,20}").fullmatch
 
 
 class Retention:
-    """Works for the leader, on the leader's thread."""
+    """Removes done entries for one term, on the leader's thread."""
 
     def __init__(self, term: Term, steps: Steps) -> None:
         self._term = term
         self._keys = term.keys
         self._keep_s = term.settings.retention
         steps.after_commit.append(self.settled)
-        #: Acknowledged by this leader, and not dead: may go now.
+        #: Ids that this leader acknowledged and that are not dead. They may be removed now.
         self._ready: list[str] = []
-        #: Groups beside the lane's own; None: not known.
+        #: Other groups of the stream; None: not known.
         self._others: frozenset[bytes] | None = None
         #: Where the next page begins, as XRANGE takes it.
         self._cursor = "-"
-        #: Whether this look came to the end of what is old enough, and when the next one begins (monotonic).
+        #: Whether this pass reached the last entry that is old enough, and when the next one begins (monotonic
+        #: seconds).
         self._ended = False
         self._again_at = 0.0
-        #: Messages that have a letter, and up to which letter that is known, for each key of dead letters.
+        #: Ids of messages with a dead letter. Key of dead letters -> id up to which its letters were read.
         self._dead: set[str] = set()
         self._read_to: dict[str, str] = {}
-        #: The same messages in the order of their ids; None: not put in order yet.
+        #: The same messages, sorted by id; None: not sorted yet.
         self._sorted: list[tuple[int, int]] | None = None
 
     def settled(self, _done: Advanced, batch: Batch) -> None:
-        """Takes note of what a batch acknowledged; removes it when it is enough for a call."""
+        """Collects the ids that a batch acknowledged, and removes them when there are enough."""
         if self._keep_s != 0 or self._others:
             return
         if batch.dead:
@@ -83,23 +90,26 @@ class Retention:
             self.remove()
 
     def remove(self) -> None:
-        """Removes what has gathered, unless the stream turns out to have another group."""
+        """Removes the collected ids, unless the stream turns out to have another group."""
         if not self._ready:
             return
         if remove(self._term.redis, self._term.leadership, (), self._ready) is None:
-            # Going through the stream finds them again when the other group has done with them, too.
+            # The stream has another group. A later pass finds these entries when that group has finished them.
             self._others = None
             self._again_at = 0.0
         self._ready.clear()
 
     def sweep(self) -> None:
-        """Goes on through the stream, as far as it gets in `BUDGET_S`. To be called when the pending list agrees."""
+        """Continues the pass through the stream for at most `BUDGET_S`.
+
+        To be called when the pending list agrees with the picture.
+        """
         if self._keep_s is None:
             return
         started = time.monotonic()
         if self._ended and started >= self._again_at:
             self._cursor, self._ended = "-", False
-            # Letters may have been dropped since: all are read anew.
+            # Dead letters may have been dropped in the meantime: read all of them again.
             self._dead.clear()
             self._sorted = None
             self._read_to.clear()
@@ -109,7 +119,7 @@ class Retention:
             spared = self._spared(BATCH)
             found = done(self._term.redis, self._keys.stream, self._cursor, end, BATCH, spared=spared)
             self._others = found.groups - {self._keys.group.encode()}
-            # After the entries: whatever of them is dead has its letter by now.
+            # Letters are read after the entries: a dead entry has its letter by now.
             if not self._know_letters(found.groups, until):
                 return
             ids = [id_ for id_ in found.ids if id_ not in self._dead]
@@ -118,13 +128,13 @@ class Retention:
             if found.last:
                 self._cursor = f"({found.last}"
             if not found.more:
-                # What is done, or old enough, later on comes behind, or waits for the next look.
+                # The next pass finds entries that are done or old enough later.
                 if not self._ended:
                     self._ended, self._again_at = True, started + AGAIN_S
                 return
 
     def _spared(self, count: int) -> list[str]:
-        """The first ``count`` messages with a letter that come next: they stay, and may be large."""
+        """The next ``count`` messages with a dead letter. They stay, and must not be read: they may be large."""
         after = (-1, 0) if self._cursor == "-" else id_key(self._cursor[1:])
         if self._sorted is None:
             self._sorted = sorted(map(id_key, filter(is_id, self._dead)))
@@ -132,12 +142,12 @@ class Retention:
         return [f"{ms}-{sequence}" for ms, sequence in self._sorted[at : at + count]]
 
     def _know_letters(self, groups: frozenset[bytes], until: float) -> bool:
-        """Reads the letters, of all lanes of the stream, that are not known yet; False: there was no time for all."""
+        """Reads the new dead letters of all lanes of the stream. False: there was not enough time."""
         for group in groups:
             try:
                 key = LaneKeys(self._keys.stream, group.decode()).dead
             except UnicodeDecodeError:
-                # Another program's group.
+                # The group of another program.
                 continue
             while True:
                 ids, last = letters(self._term.redis, key, self._read_to.get(key, ""), LETTERS)
