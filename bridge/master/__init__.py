@@ -1,5 +1,5 @@
 """A master process: it stands for election, and leads a lane while it is elected.
 
-Imports `bridge.leader` and what is below it. What is done while leading is in `bridge.leader`; the command is
-`bridge.cli.commands.run`.
+This room imports `bridge.leader` and the rooms below it. `bridge.leader` has what a master does while it leads. The
+command is in `bridge.cli.commands.run`.
 """

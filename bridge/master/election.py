@@ -2,18 +2,20 @@
 
 Contract:
 
-- Redis is authoritative: the key ``leader`` holds ``<term> <holder>``, or is gone. Its expiry runs on Redis's clock.
-- Every script that writes for the lane compares that key with the token of the term: whoever leads no more changes
-  nothing, however long it slept (invariant I8). All that follows only decides how soon a master notices.
-- Each reading of the lane has a term of its own. A script whose reply was lost may still run when its sender has read
-  the lane anew; with the old term it changes nothing.
-- A leader trusts itself until a deadline on its own monotonic clock: the moment before the renewal was *sent*, plus
-  the lease, less a margin. A slow reply does not extend it.
-- A standby asks again and again; it is elected within one lease of the leader's death, and at once when it resigned.
-- A step of the server's clock may end the key while its leader leads: then two think that they do, until the first
-  one's next renewal or script. That is safe, since whatever it sends is refused; who takes over judges no worker's
-  lease by a clock that was set (`bridge.link.server_clock`). A step back would make the key hold for longer: the next
-  standby that asks cuts it to one lease.
+- Redis is authoritative. The key ``leader`` holds ``<term> <holder>``, or is gone. It expires by Redis's clock.
+- Every script that writes for the lane compares that key with the token of the term. A former leader changes nothing,
+  however long it slept (invariant I8). The other rules only decide how soon a master notices.
+- Each reading of the lane has its own term. A script whose reply was lost may run late, after its sender has read the
+  lane again. It has the old term then, and changes nothing.
+- A leader trusts itself until a deadline on its own monotonic clock: the time before it *sent* the renewal, plus the
+  leader lease, less a margin. A slow reply does not extend the deadline.
+- A standby asks at intervals. It is elected within one leader lease of the leader's death, and at once when the leader
+  resigns.
+- A step of the server's clock may end the key while its leader leads. Then two masters believe that they lead, until
+  the
+  first one renews or runs a script. That is safe, because Redis refuses its scripts. The new leader does not trust
+  leases by a clock that was set (`bridge.link.server_clock`). If the clock was set back, the key would hold for longer.
+  The next standby that asks cuts it to one leader lease.
 """
 
 from __future__ import annotations
@@ -36,9 +38,9 @@ if TYPE_CHECKING:
 
 logger = get_logger(__name__)
 
-#: Renewals in one lease.
+#: Renewals in one leader lease.
 RENEWALS = 4
-#: Share of the lease by which the leader's own deadline comes before the key's end.
+#: Margin of the leader's own deadline before the key expires, as a share of the leader lease.
 MARGIN = 0.05
 #: Seconds between two questions of a standby.
 ASK_S = 0.25
@@ -47,9 +49,10 @@ RETRY_S = 0.1
 
 
 class Election:
-    """Runs for the lead of one lane, and keeps it. ``url``: the lane's server; ``outage``: where it tells that the
-    server is away; ``health``: where it tells that it goes on; ``clock``: what a standby compares with the server's,
-    with each question.
+    """Stands for election in one lane, and keeps the lead.
+
+    ``url``: the lane's server. ``outage``: records that the server is away. ``health``: records that this master is
+    alive. ``clock``: a standby compares it with the server's clock each time it asks.
     """
 
     def __init__(
@@ -70,9 +73,9 @@ class Election:
         self._token = ""
         self._deadline_s = 0.0
         self._stop = threading.Event()
-        #: Whether a leader was made with this term.
+        #: Whether a leader uses this term already.
         self._taken = False
-        #: The term changes between two renewals, not during one.
+        #: Held during a renewal, so that the term changes only between two renewals.
         self._renewing = threading.Lock()
 
     @property
@@ -88,7 +91,7 @@ class Election:
         self._stop.set()
 
     def campaign(self) -> bool:
-        """Waits until elected, also while the server is away. False: `stop` was called first.
+        """Waits until this master is elected, even while the server is away. False: `stop` was called first.
 
         Raises redis errors that do not pass by themselves.
         """
@@ -96,7 +99,7 @@ class Election:
         while not self._stop.is_set():
             self._health.turn()
             try:
-                # So that who takes over knows what was done to the server's clock before.
+                # So that a new leader knows whether the server's clock was set before.
                 self._clock.compare(self._redis)
                 sent = time.monotonic()
                 elected, token, left_ms = lead(self._redis, self._lane.keys, self._holder, self._lane.leader_lease_ms)
@@ -107,7 +110,7 @@ class Election:
                 self._stop.wait(RETRY_S)
                 continue
             if elected:
-                # Whether the outage is over is for the leader to say, when it has read the lane.
+                # The leader reports the end of the outage when it has read the lane.
                 self._token = token
                 self._taken = False
                 self._deadline_s = self._deadline(sent)
@@ -120,8 +123,10 @@ class Election:
         return False
 
     def take_term(self) -> str:
-        """The token for a leader that is about to read the lane: each has a term of its own, so that what the one
-        before it sent and gave up (a lost reply, a time limit) changes nothing when it arrives late.
+        """The token for a leader that is about to read the lane.
+
+        Each reading has its own term. A script that the leader before it sent and gave up (a lost reply, a time limit)
+        changes nothing then when it arrives late.
 
         Raises `NotLeading`, redis errors.
         """
@@ -138,24 +143,24 @@ class Election:
             self._deadline_s = self._deadline(sent)
 
     def keep(self, lost: threading.Event) -> threading.Thread:
-        """Renews the lead on a thread of its own until it is over; sets ``lost`` then."""
+        """Renews the lead on its own thread until the lead is over. Sets ``lost`` then."""
         thread = threading.Thread(target=self._keep, args=(lost,), name="bridge-leader", daemon=True)
         thread.start()
         return thread
 
     def forfeit(self) -> None:
-        """A script said that another master leads: believes it at once."""
+        """Ends this master's trust in its lead: a script found that another master leads."""
         self._deadline_s = 0.0
 
     def resign(self) -> None:
-        """Gives the lead up, so that a standby need not wait for the lease."""
+        """Gives the lead up, so that a standby need not wait until the leader lease ends."""
         self._deadline_s = 0.0
         try:
             resign(self._redis, self._lane.keys, self._token)
         except (RedisError, OSError) as exc:
             if not is_outage(exc):
                 raise
-            logger.warning("could not resign, the lead will run out by itself: %s", exc)
+            logger.warning("could not resign, the leader lease will expire by itself: %s", exc)
 
     def _keep(self, lost: threading.Event) -> None:
         wait = self._lane.leader_lease / RENEWALS
@@ -166,8 +171,8 @@ class Election:
                     sent = time.monotonic()
                     renewed = extend(self._redis, self._lane.keys, self._token, self._lane.leader_lease_ms)
             except Exception as exc:
-                # Whatever it is: the deadline stands, and beyond it this master leads no more. The leader itself meets
-                # an outage, too, and tells of it.
+                # Any error: the deadline stays, and after it this master does not lead. The leader meets an outage
+                # too, and reports it.
                 if is_outage(exc):
                     pass
                 elif isinstance(exc, ResponseError):

@@ -1,4 +1,4 @@
-"""Listens to Celery's worker heartbeats. A missing one makes the leader look at the leases, and decides nothing."""
+"""Listens to Celery's worker heartbeats. A missing heartbeat only makes the leader check the leases sooner."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ if TYPE_CHECKING:
 
 logger = get_logger(__name__)
 
-#: Heartbeats that may be missing before the leader looks. Celery's workers send one every two seconds.
+#: How many heartbeats must be missing before the leader checks. Celery's workers send one every two seconds.
 MISSING = 2
 INTERVAL_S = 2.0
 
 
 class Heartbeats:
-    """Receives on a thread of its own; calls ``look`` when a worker went offline or has not been heard."""
+    """Receives heartbeats on its own thread. Calls ``look`` when a worker is offline or its heartbeats are missing."""
 
     def __init__(self, app: Celery, look: Callable[[], None]) -> None:
         self._app = app
@@ -40,7 +40,7 @@ class Heartbeats:
         while not self._stop.is_set():
             try:
                 with self._app.connection_for_read() as link:
-                    # Only the workers' own events: those of the tasks would cost the master more than its work.
+                    # Only events of workers. Events of tasks would cost the master more than its own work.
                     receiver = self._app.events.Receiver(
                         link,
                         handlers={
@@ -50,16 +50,16 @@ class Heartbeats:
                         },
                         routing_key="worker.#",
                     )
-                    # Not waking the workers up: their next heartbeat comes anyway, and a master that need not publish
-                    # need not be allowed to, since whoever may publish commands can stop workers.
+                    # Do not ask the workers for a heartbeat: the next one comes anyway. So the master need not publish
+                    # commands. That is a permission which would also let it stop workers.
                     with receiver.consumer_context(wakeup=False) as (own_link, _, _):
-                        # The receiver consumes through a link of its own.
+                        # The receiver consumes through its own connection.
                         while not self._stop.is_set():
                             self._drain(own_link)
             except Exception as exc:
-                # Heartbeats are a hint: whatever is wrong here, the leases are looked at anyway.
+                # Heartbeats are only a hint. The leases are checked at intervals in any case.
                 logger.debug("no heartbeats for a while: %s", exc)
-                # Whoever was not heard because nothing was received is not missing.
+                # Nothing was received for a while, so a silent worker need not be missing.
                 self._heard.clear()
                 self._stop.wait(1.0)
 
@@ -71,7 +71,7 @@ class Heartbeats:
         for name in silent:
             del self._heard[name]
         if silent:
-            logger.info("no heartbeat of %s: looking at the leases", ", ".join(silent))
+            logger.info("no heartbeat of %s: checking the leases", ", ".join(silent))
             self._look()
 
     def _on_heartbeat(self, event: dict[str, Any]) -> None:

@@ -59,13 +59,13 @@ class Master:
             arrive(redis, app)
             self._compare(redis)
         except (RedisError, OSError) as exc:
-            # It went away just now: a leader looks again.
+            # The server went away just now. A leader checks again.
             if not is_outage(exc):
                 raise
         self._announce = announce
         self._holder = f"{socket.gethostname()}:{os.getpid()}:{uuid.uuid4().hex[:8]}"
         self._outage = Outage(logger, "waiting for it")
-        #: Outages after which the workers' leases were spared.
+        #: Number of outages after which a leader granted an amnesty (`LeaseWatch.grant_amnesty`).
         self._spared = 0
         self._health = Health(self._settings.health_file)
         self._clock = ServerClock(self._lane.lease)
@@ -75,7 +75,7 @@ class Master:
         self._stop = threading.Event()
 
     def _compare(self, redis: Redis) -> None:
-        """Says what differs from the master that led last: each may take the other's place."""
+        """Logs how this master differs from the one that led last. Either may replace the other."""
         text: Any = redis.hget(self._lane.keys.about, "master")
         theirs = leaders_facts(text)
         for difference in differences(facts(self._app, master=True), theirs):
@@ -116,9 +116,7 @@ class Master:
         self._announce("stopped")
 
     def _judge(self, exc: Exception) -> None:
-        """Raises `ConfigurationError` when a key of the lane holds something else. It does so until somebody takes it
-        away: no try could succeed.
-        """
+        """Raises `ConfigurationError` when a key of the lane has another type. Trying again would not help then."""
         if "WRONGTYPE" in str(exc):
             with suppress(RedisError, OSError), client(self._settings.redis_url) as redis:
                 refuse_misplaced(redis, self._lane.keys, queues=True)
@@ -129,7 +127,7 @@ class Master:
         lost = threading.Event()
         keeper = self._election.keep(lost)
         if self._announced != self._election.token:
-            # Not again after each vain try in an outage that is shorter than the lead.
+            # Announce a term once, not after each failed try in an outage that is shorter than the leader lease.
             self._announced = self._election.token
             self._announce(f"leading, term {self._election.token.partition(' ')[0]}")
         try:
@@ -141,14 +139,14 @@ class Master:
             keeper.join(timeout=self._lane.leader_lease)
 
     def _lead(self) -> None:
-        """Leads until the lead is over; reads the lane anew whenever the picture may be wrong."""
+        """Leads until the lead is over. Reads the lane again whenever the picture may be wrong."""
         while not self._stop.is_set() and self._election.leads():
             try:
                 leader = self._leader = Leader(
                     self._app, self._settings.redis_url, self._lane, self._election.take_term(), self._clock
                 )
                 if self._spared < self._outage.count:
-                    # The workers could not renew their leases, either.
+                    # The workers could not renew their leases in the outage.
                     self._spared = self._outage.count
                     leader.lease_watch.grant_amnesty()
                 if self._stop.is_set():
@@ -165,7 +163,7 @@ class Master:
             except (RedisError, OSError, TicketBridgeError):
                 raise
             except Exception:
-                # A defect. The process lives, and another master may fare better.
+                # A defect of this master. The process goes on, and another master may be able to lead.
                 logger.exception("cannot lead: stepping down")
                 self._election.resign()
                 self._stop.wait(DEFECT_S)
@@ -174,7 +172,10 @@ class Master:
                 self._leader = None
 
     def _leads(self) -> Callable[[], bool]:
-        """Whether this master leads: a new leader asks first when it has read the lane, so the server served."""
+        """A function that says whether this master leads.
+
+        A new leader calls it first when it has read the lane. So the outage is over at the first call.
+        """
         served = False
 
         def leads() -> bool:

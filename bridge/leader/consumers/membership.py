@@ -1,7 +1,6 @@
-"""The consumers of a lane, taken into the leader's picture: who registered, leaves or is drained, whose lease holds.
+"""Takes the consumers of a lane into the leader's picture: registrations, shutdowns, drain orders and leases.
 
-Whether a lease that is gone is over for certain, and what becomes of its tickets, is in
-`bridge.leader.consumers.lease_watch`.
+`bridge.leader.consumers.lease_watch` decides whether a missing lease is certainly over, and has the tickets moved.
 """
 
 from __future__ import annotations
@@ -28,16 +27,16 @@ if TYPE_CHECKING:
 
 logger = get_logger(__name__)
 
-#: Seconds for which an order to drain a consumer that is not registered is kept.
+#: How long a drain order is kept for a consumer that is not registered, in seconds.
 DRAIN_KEPT_S = 3600
 
-#: Incarnations that this process has compared itself with, whichever term it led in; and how many are remembered.
+#: Incarnations that a leader of this process has compared itself with, and how many of them are remembered.
 _compared: set[str] = set()
 COMPARED_MAX = 10_000
 
 
 class Consumers:
-    """Of one term, on the leader's thread."""
+    """The consumers of one term, on the leader's thread."""
 
     def __init__(
         self, term: Term, lane: Lane, steps: Steps, leases: Leases, registrations: Registrations, traits: Traits
@@ -50,7 +49,7 @@ class Consumers:
         steps.on_notice[b"leaving"] = self._leaving
 
     def find(self) -> dict[str, int]:
-        """Takes new registrations into the picture; the ms that each known lease has left (negative: over)."""
+        """Takes new registrations into the picture. Returns the ms that each known lease has left (negative: over)."""
         keys = self._term.keys
         lane = self._lane
         with self._term.redis.pipeline(transaction=False) as pipe:
@@ -64,7 +63,7 @@ class Consumers:
             if registration.leaving:
                 self.close(registration.incarnation)
             order = orjson.loads(drains.get(name, b"null"))
-            # The order is for one life of the process, which may have several incarnations.
+            # The order is for one process. A process may have several incarnations.
             consumer.draining = order is not None and order["started"] == registration.started
         for name, text in drains.items():
             self._forget_drain(name, orjson.loads(text), registered.get(name))
@@ -75,22 +74,22 @@ class Consumers:
                 consumer.alive = True
                 logger.info("consumer %s is here, %d slots, incarnation %s", consumer.name, consumer.slots, incarnation)
                 if lane.settings.policy is PolicyName.RENDEZVOUS:
-                    # Tickets whose place is at the new one move there, between two messages.
+                    # Tickets that belong to the new consumer on the ring move there, between two runs.
                     for other in lane.consumers.values():
                         lane.free_ready(other)
         lane.stranded.fit()
         return left
 
     def _register(self, name: str, registration: Registration) -> Consumer:
-        """The consumer that registered so, in the picture."""
+        """Takes a registration into the picture, and returns its consumer."""
         lane = self._lane
-        # One of an older version says nothing of its tasks, and knows what this master knows.
+        # A worker of an older version does not register its tasks. Assume the same tasks as in this master's app.
         tasks = registration.tasks if registration.tasks is not None else self._term.own_tasks
         known = lane.consumers.get(registration.incarnation)
         if known is None:
             facts = (name, registration.incarnation, registration.queue, registration.slots, registration.text, tasks)
             consumer = lane.consumers[registration.incarnation] = Consumer(*facts)
-            consumer.alive = False  # until its lease was seen
+            consumer.alive = False  # until its lease is seen
             self._traits.forget()
             self._compare(name, registration)
             return consumer
@@ -103,12 +102,12 @@ class Consumers:
         if known.tasks is not tasks:
             known.tasks = tasks
             self._traits.forget()
-            # What waits for it may be none of its business any more.
+            # It may not be able to run the tickets that wait for it any more.
             lane.free_ready(known)
         return known
 
     def _compare(self, name: str, registration: Registration) -> None:
-        """Says once in which version and settings a consumer differs from this master."""
+        """Logs once how a consumer's version and settings differ from this master's."""
         if registration.incarnation in _compared:
             return
         if len(_compared) > COMPARED_MAX:
@@ -118,7 +117,7 @@ class Consumers:
             logger.warning("consumer %s differs from this master: %s", name, difference)
 
     def _forget_drain(self, name: bytes, order: dict[str, Any], registration: Registration | None) -> None:
-        """Lifts an order that was for a process that is not there any more. One that lost its lease comes back."""
+        """Lifts a drain order when its process is gone. A process that only lost its lease comes back."""
         if registration is not None:
             over = registration.started != order["started"]
         else:
@@ -127,7 +126,7 @@ class Consumers:
             drain(self._term.redis, self._term.leadership, name.decode(), "")
 
     def close(self, incarnation: str) -> None:
-        """The consumer shuts down: it finishes what runs there, and gets nothing more."""
+        """Closes a consumer that shuts down: it finishes its messages, and gets no more."""
         consumer = self._lane.consumers.get(incarnation)
         if consumer is not None and not consumer.leaving:
             consumer.leaving = True

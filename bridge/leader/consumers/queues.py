@@ -1,9 +1,12 @@
-"""What waits in the queues of consumers, and is taken back: from those that shall not have it, or do not take it.
+"""Takes Celery messages back from the queues of consumers that must not get them or do not take them.
 
-What was taken from a queue the worker can never get, so it may go to another at once. But for two things: a run that
-was sent twice, whose other copy may be in the worker's hands, and one that the worker may have taken from the queue
-before the server forgot that it did. Both are left to anti-entropy (`bridge.leader.consumers.lost_runs`): nobody else
-gets them.
+A worker can never get a message that was taken back from its queue. So the run may go to another consumer at once.
+There are two exceptions:
+
+- A run that was sent twice: the worker may have the other copy.
+- A run that the worker may have taken before the server lost its last writes: the queue has it again.
+
+Both are left to anti-entropy (`bridge.leader.consumers.lost_runs`). No other consumer gets them.
 """
 
 from __future__ import annotations
@@ -27,34 +30,35 @@ if TYPE_CHECKING:
 
 logger = get_logger(__name__)
 
-#: Celery messages that are taken back from a queue at once.
+#: Most Celery messages that are taken back from a queue at once.
 RECALL = 100
 
 
 class Queues:
-    """Works on the leader's lane, on the leader's thread."""
+    """The queues of one lane's consumers, on the leader's thread."""
 
     def __init__(self, term: Term, lane: Lane, steps: Steps, settling: Settling) -> None:
         self._term = term
         self._lane = lane
         self._steps = steps
         self._settling = settling
-        #: Larger fences were given out since the server has run without a restart or a failover: what waits in a queue
-        #: under such a fence, nobody took from there before.
+        #: Larger fences were given out after the server's last restart or failover. A run in a queue with such a fence
+        #: was never taken from the queue before.
         self._sound_since: float = inf
 
     def know_server(self, uptime_s: int) -> None:
-        """Looks since when the server has been what it is; ``uptime_s``: whole seconds since it was started."""
+        """Finds out since when the server runs without a failover. ``uptime_s``: whole seconds since its start."""
         redis = self._term.redis
         past = redis.info("replication")
         now_us = redis.time()[0] * 1_000_000
         last = int(redis.get(self._term.keys.fence) or 0)
         if past.get("role") == "master" and past.get("second_repl_offset") == -1 and last < now_us + 1_000_000:
-            # It never took over from another server, nor was its clock set back. Parts of a second were cut off twice.
+            # The server never took over from another one, and its clock was not set back. Both times were rounded down
+            # to seconds: so subtract two.
             self._sound_since = now_us - (uptime_s - 2) * 1_000_000
 
     def empty(self, consumer: Consumer, batch: Batch) -> None:
-        """What waits for ``consumer``, or at it, waits for anybody; what runs there goes on."""
+        """Frees all tickets that wait for ``consumer`` or in its queue. Messages that run there go on."""
         self._lane.stranded.fit()
         self._lane.free_ready(consumer)
         self.take_back(consumer, batch)
@@ -62,28 +66,30 @@ class Queues:
             self._steps.say(consumer, WorkerWord.GIVE_BACK, batch)
 
     def take_back(self, consumer: Consumer, batch: Batch) -> int:
-        """Takes back what ``consumer`` has not taken from its queue; the number of runs."""
+        """Takes back the messages that ``consumer`` has not taken from its queue. Returns the number of runs."""
         runs = 0
         while texts := recall(self._term.redis, self._term.leadership, consumer.name, RECALL):
             for text in texts:
                 message = orjson.loads(text)
                 if any(run[4] for run in message["headers"][HEADER_RUNS]):
-                    # It was sent twice: the other copy may be in the worker's hands. If not, it will be missed again.
+                    # It was sent twice, and the worker may have the other copy. If not, anti-entropy finds it again.
                     continue
                 for outcome in returned(message, consumer.incarnation):
                     ticket = self._lane.in_flight.get(outcome.message_id)
                     if ticket is None or not (ticket.dispatched_at or outcome.fence > self._sound_since):
-                        # Sent before the server's last outage, as far as can be known: the queue may hold again what
-                        # the worker took from it before. If it is in nobody's hands, it will be missed.
+                        # It may have been sent before the server's last outage. The queue may then hold a message
+                        # again that the worker took before. If the worker lacks it, anti-entropy finds it.
                         continue
                     runs += 1
                     self._settling.settle(outcome, batch)
         return runs
 
     def probe(self, consumer: Consumer, oldest: bytes, now: float) -> None:
-        """What begins with ``oldest`` is next in the queue of ``consumer``. When it stays there for a lease, the worker
-        lives and does not consume: its loop is stuck, somebody told it to stop consuming, or, with a solo pool, it runs
-        one long task. What is in its queue goes to others; it gets no more until it takes a probe from its queue.
+        """Marks ``consumer`` as stalled when it takes nothing from its queue for one lease.
+
+        ``oldest``: first bytes of the oldest message in the queue. If that message stays for one lease, the worker
+        lives but does not consume: its loop is stuck, it was told to stop consuming, or it has a solo pool and runs a
+        long task. Its queued messages go to other consumers. It gets no more until it takes a probe from its queue.
         """
         text, since = consumer.stuck
         if text != oldest:
@@ -104,7 +110,7 @@ class Queues:
         self._steps.advance(batch)
 
     def find_recovered(self) -> None:
-        """Consumers that took the probe from their queue."""
+        """Opens stalled consumers again that took the probe from their queue."""
         stalled = [consumer for consumer in self._lane.consumers.values() if consumer.stalled and consumer.alive]
         for consumer in stalled:
             if not self._term.redis.llen(consumer.queue):

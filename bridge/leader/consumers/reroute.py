@@ -1,13 +1,15 @@
-"""Moves the tickets of consumers that are over to others, and says which of their messages is charged for it.
+"""Moves the tickets of lost consumers, and decides which of their messages is charged with an attempt.
 
-**The culprit.** A message that ends its consumer must not do so for ever, and what was in flight beside it must not be
-charged for it. When a death notice names the one message that was running, that one is charged with an attempt. When it
-names several, or when nobody can know what ran (the whole machine is gone), each that may have been running gets a
-*loss* instead. A message with `SUSPECT_AFTER` losses is a suspect, and goes out alone to a consumer that has nothing
-else; when that one ends, too, the message is convicted, and charged. One that ends in any other way is cleared.
+A message that ends its consumers must not do so for ever. Other messages that were in flight must not be charged for
+it. The rules:
 
-The script that moves the tickets checks once more, in the same step, that the lease is gone and that every outcome was
-read.
+- A death notice names one running message: that message is charged with an attempt.
+- A death notice names several, or there is none (the whole machine is gone): each message that may have been running
+  gets a *loss*.
+- A message with `SUSPECT_AFTER` losses is a suspect. It goes out alone, to a consumer that has no other work. When that
+  consumer ends too, the message is charged. Any other outcome clears it.
+
+The script that moves the tickets checks in the same step that the lease is gone and that all outcomes were read.
 """
 
 from __future__ import annotations
@@ -38,8 +40,9 @@ logger = get_logger(__name__)
 
 
 class GivenUp(NamedTuple):
-    """What a consumer was running when its lease ended, by its own word or its watcher's; and whether it was told to
-    end at once.
+    """A notice that a lease was given up, from the consumer or its watcher.
+
+    ``ran``: fences of the messages that were running. ``asked``: whether the consumer was told to end at once.
     """
 
     ran: frozenset[int]
@@ -47,7 +50,7 @@ class GivenUp(NamedTuple):
 
 
 class Reroute:
-    """Of one term, on the leader's thread."""
+    """Moves tickets in one term, on the leader's thread."""
 
     def __init__(self, term: Term, lane: Lane, steps: Steps, settling: Settling, leases: Leases) -> None:
         self._term = term
@@ -57,8 +60,10 @@ class Reroute:
         self._leases = leases
 
     def retire(self, consumers: list[Consumer], given_up: Mapping[str, GivenUp]) -> None:
-        """The leases of ``consumers`` are over. None of them is given what another one had: first all are closed, then
-        what they wrote is settled, then their tickets move. ``given_up``: incarnation -> what it said of its end.
+        """Retires ``consumers``, whose leases are over. ``given_up``: incarnation -> its notice, if there is one.
+
+        All of them are closed first, so that none gets the tickets of another one. Then their outcomes are settled.
+        Then their tickets move.
         """
         for consumer in consumers:
             consumer.alive = False
@@ -95,7 +100,7 @@ class Reroute:
         tickets: list[Ticket] = sorted(consumer.tickets, key=lambda ticket: ticket.run_fence)
         cut_off = {ticket for ticket in tickets if ran is None or ticket.fence in ran}
         cause = f"lost with {consumer.name}"
-        # What ran when somebody set the clock, or told its worker to end at once, did not end it.
+        # If the clock was set, or the worker was told to end at once, the running messages did not end it.
         blameless = end.asked if end is not None else self._leases.was_ended(consumer.incarnation)
         notes = Batch()
         moves = []
@@ -129,7 +134,7 @@ class Reroute:
         if code is not ReturnCode.OK:
             return code
         for ticket in tickets:
-            # First what it has behind it, which says whether a message that was put back may go before it.
+            # Set the attempts first: they decide whether a replayed message may go before this one.
             ticket.attempt, ticket.losses, ticket.lost, ticket.record = verdicts[ticket]
             lane.take_back(ticket)
             ticket.consumer = None
@@ -144,7 +149,7 @@ class Reroute:
         return code
 
     def _after_reroute(self, tickets: list[Ticket], cause: str) -> None:
-        """What cannot come again is dead; a ticket that was to be parked stands still."""
+        """Makes messages without an attempt left dead letters, and parks the tickets that were to be parked."""
         batch = Batch()
         for ticket in tickets:
             if ticket.park_reason is not None:

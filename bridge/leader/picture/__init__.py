@@ -1,5 +1,5 @@
-"""What the leader knows of its lane: tickets, messages, consumers; and what follows from it. No I/O.
+"""The leader's picture of its lane: tickets, messages and consumers, and the decisions that depend on them. No I/O.
 
-`lane` holds it together, `settling` takes outcomes, `planner` says what goes out. Imports `bridge.protocol`,
-`bridge.app` and what is below them. What is read from Redis comes in by the rooms above.
+`lane` holds the picture. `settling` takes outcomes into it. `planner` plans dispatches. This room imports
+`bridge.protocol`, `bridge.app` and the rooms below them. The rooms above it read from Redis.
 """

@@ -1,4 +1,5 @@
-"""What somebody changed by hand, or a restore did, in the group or the stream: found, put right, counted, said.
+"""Finds changes to the group or the stream that were made by hand or by a restore, repairs them, counts and logs them.
 
-Imports `bridge.leader.stream` and what is below it. Lost Celery messages are in `bridge.leader.consumers.lost_runs`.
+This room imports `bridge.leader.stream` and the rooms below it. Lost Celery messages are handled in
+`bridge.leader.consumers.lost_runs`.
 """

@@ -1,12 +1,16 @@
-"""Puts a lane's group right that somebody destroyed or set back, or whose stream or master's name was deleted: what of
-the stream is undone?
+"""Repairs a lane's group: it was destroyed or set back, or its stream or the master's name in it was deleted.
 
-With the pending list went who had what, and perhaps how far the group had read. What is known still: the *floor*, up to
-which all was done or dead; the records of what is in flight, awaits a retry, or is parked; and the history, which names
-what was done after the floor. So every entry after the floor that the history does not name as done or dead is undone,
-and is made pending under the master's name. It is enough to do so up to the newest entry that a record or the history
-names: what comes after it was not begun, and is read as if it were new. Without a history that reaches back to the
-floor, entries after it that were done come again, and that is said.
+The pending list is lost, and perhaps the position of the group too. This is still known:
+
+- the *floor*: all entries up to it are done or dead;
+- the ticket records of messages that are in flight, await a retry or are parked;
+- the history, which names the messages that were done after the floor.
+
+So an entry after the floor is undone unless the history says that it is done or dead. All undone entries become pending
+under the master's name, up to the newest entry that a record or the history names. Later entries were not begun, and
+are read as new ones.
+
+If the history does not reach back to the floor, some done messages run again. That is logged.
 """
 
 from __future__ import annotations
@@ -30,18 +34,19 @@ logger = get_logger(__name__)
 PAGE = 1000
 #: Entries of the history in one page: each may have hundreds of rows.
 ENTRIES = 20
-#: What ends a message.
+#: The events that end a message.
 LAST = frozenset({What.DONE, What.DEAD, What.REFUSED})
-#: How far a group has read whose pending entries were not put right yet: a leader that dies half way leaves it there.
+#: Position of a group that is being repaired. A leader that dies half way leaves this position behind.
 HALF_MADE = "0-1"
 
 
 def repair_group(term: Term, floor: str, why: str, read_to: str = "") -> None:
-    """Gives the group the pending entries that it must have. ``why`` completes "the group …"; ``read_to``: how far it
-    has read, if that is known.
+    """Makes all undone entries of the group pending.
+
+    ``why``: what happened to the group, for the log. ``read_to``: position of the group, if known.
     """
     keys = term.keys
-    logger.error("the group %s of %s %s: putting it right from %s on", keys.group, keys.stream, why, floor)
+    logger.error("the group %s of %s %s: repairing it from %s on", keys.group, keys.stream, why, floor)
     ended, replayed = ended_after(term, floor)
     named = _named_in_records(term)
     newest = max(map(id_key, {floor, *ended, *named, *replayed}))
@@ -63,7 +68,7 @@ def repair_group(term: Term, floor: str, why: str, read_to: str = "") -> None:
 
 
 def _named_in_records(term: Term) -> list[str]:
-    """Ids that a ticket record names: they were read."""
+    """Ids in ticket records. These entries were read."""
     found: list[str] = []
     cursor: Any = b"0"
     while True:
@@ -75,7 +80,7 @@ def _named_in_records(term: Term) -> list[str]:
 
 
 def ended_after(term: Term, floor: str) -> tuple[set[str], list[str]]:
-    """What `Ends` has when the history was read to its end."""
+    """The ended and the replayed messages, from `Ends` after it read the history to its end."""
     ends = Ends(term, floor, whole=True)
     while ends.read_page():
         pass
@@ -83,27 +88,27 @@ def ended_after(term: Term, floor: str) -> tuple[set[str], list[str]]:
 
 
 class Ends:
-    """What the history knows of messages after ``floor``, as far as it was read.
+    """Which messages ended after ``floor``, as far as the history was read.
 
-    ``whole``: all of the history is read. A row is older than its message where a producer chose a later id, or the
-    server's clock was set back between the two. Else only what was written from the time of ``floor`` on.
+    ``whole``: read the whole history; otherwise only rows from the time of ``floor`` on. A row may be older than its
+    message: a producer chose an id in the future, or the server's clock was set back between the two.
     """
 
     def __init__(self, term: Term, floor: str, *, whole: bool = False) -> None:
         self._term = term
         self._after = id_key(floor)
-        #: Done or dead.
+        #: Messages after the floor that are done or dead.
         self.ended: set[str] = set()
-        #: Up to the floor, put back since then, and not done again.
+        #: Messages up to the floor that were replayed and did not end again.
         self.replayed: dict[str, None] = {}
-        #: Of messages up to there rows are missing: the history begins later, or was trimmed while it was read.
+        #: Up to this key, rows may be missing: the history begins later, or was trimmed while it was read.
         self.missing_to = (0, 0)
         self.whole = whole
         self._start = "-" if whole else f"{self._after[0]}-0"
         self._position = self._after
 
     def read_page(self) -> bool:
-        """Reads on; whether there is more."""
+        """Reads the next page. Returns whether there may be more."""
         history = self._term.keys.history
         commands = (("-", "+", "COUNT", 1), (self._start, "+", "COUNT", ENTRIES))
         oldest, page = self._term.wire.call_many([("XRANGE", history, *words) for words in commands])
@@ -111,7 +116,7 @@ class Ends:
         if begins > self._position:
             if self._position == self._after:
                 floor = id_text(self._after)
-                logger.warning("the history does not reach back to %s: what was done since then may come again", floor)
+                logger.warning("the history does not reach back to %s: messages done since then may run again", floor)
             self.missing_to = begins
         for id_, fields in page:
             for row in read_entry(id_, fields[1]):

@@ -1,18 +1,21 @@
-"""What somebody did to the lane by hand, or a restore did: found, mended where it can be, counted, and said.
+"""Finds changes that were made to the lane by hand or by a restore. Repairs them where possible, counts and logs them.
 
-The pending list is the leader's own: whatever differs there from its picture was done from outside.
+Only the leader changes the pending list. So a difference between the pending list and the picture is a change from
+outside:
 
-- Entries pending under a name that no record explains (XCLAIM, an old consumer): claimed back to the master.
-- Entries in flight that are pending under another name, or under none (XACK, XGROUP DELCONSUMER): pending again where
-  they belong. An acknowledgement by hand does not make a message done: only its outcome does.
-- Entries that wait and are not pending any more (XGROUP DELCONSUMER of the master's name): pending again.
-- Entries of a parked ticket that are not pending under its own name any more: pending there again. The picture knows
-  how many there must be; a new leader knows only of the message that was begun, if one was.
-- The group itself (XGROUP DESTROY, a deleted stream): made anew; `Rebuild` decides what of it is undone.
-- A group that was set back or forward (XGROUP SETID): put where it was. What is done is not done again, nor is anything
-  left out, because somebody moved a number; whoever wants a message again pushes it again, or replays a dead one.
+- Entries are pending under a name that no record explains (XCLAIM, an old consumer). They are claimed back to the
+  master.
+- Entries in flight are pending under another name, or not at all (XACK, XGROUP DELCONSUMER). They become pending again
+  where they belong. An XACK by hand does not make a message done: only its outcome does.
+- Waiting entries are not pending any more (XGROUP DELCONSUMER of the master's name). They become pending again.
+- Entries of a parked ticket are not pending under its own name any more. They become pending there again. The picture
+  knows how many there must be. A new leader knows only about the message that was begun, if there is one.
+- The group is gone (XGROUP DESTROY, a deleted stream). It is made again, and `Rebuild` decides which entries are
+  undone.
+- The group was set back or forward (XGROUP SETID). It is put back, so that no done message runs again and none is
+  skipped. To run a message again, push it again, or replay it if it is dead.
 
-Each is counted as ``tampered``, the group as ``regrouped``.
+Each change is counted as ``tampered``; a group that was made again is counted as ``regrouped``.
 """
 
 from __future__ import annotations
@@ -47,7 +50,7 @@ COMPARE_S = 2.0
 
 
 class ManualChanges:
-    """Works on the leader's lane, on the leader's thread."""
+    """Finds and repairs changes to one lane, on the leader's thread."""
 
     def __init__(self, term: Term, lane: Lane, steps: Steps, pending: PendingList, retention: Retention) -> None:
         self._term = term
@@ -60,45 +63,46 @@ class ManualChanges:
         self._compare_at = time.monotonic() + COMPARE_S
         self._floor = ""
         self._tampered = 0
-        #: Entries in flight that are deleted from the stream: nothing can make them pending.
+        #: Entries in flight that were deleted from the stream. They cannot become pending again.
         self._deleted: set[str] = set()
-        #: The same of what waits: how many.
+        #: Number of waiting entries that were deleted from the stream.
         self._deleted_waiting = 0
 
     def check_commit(self, done: Advanced, batch: Batch) -> None:
-        """What a script found: entries that were not pending, and should have been."""
+        """Counts entries that were not pending when a batch was written, but should have been."""
         self._pending.expected += done.mended - done.acknowledged
-        # What is revived from the dead letters was not pending, and rightly so.
+        # Replayed messages were not pending before, and did not have to be.
         tampered = max(0, done.mended - len(batch.revived))
         if done.acknowledged < len(batch.acknowledged):
-            # An entry may be named twice, and is acknowledged once.
+            # An id may be in the batch twice, but is acknowledged once.
             tampered += len(set(batch.acknowledged)) - done.acknowledged
         if tampered:
-            logger.warning("%d entries had been taken from the pending list by somebody else", tampered)
+            logger.warning("%d entries had been removed from the pending list by hand", tampered)
             self._tampered += tampered
 
     def was_read(self, count: int) -> None:
-        """The leader has read so many new entries."""
+        """Adds ``count`` new entries, which the leader has read, to the expected number."""
         self._pending.expected += count
 
     def mend_taken(self) -> bool:
-        """Whether fewer entries are pending than the leader's own steps left, all names taken together: then what was
-        read and is undone is pending again. What is in memory is missed by its name, too; what is spilled only by this
-        number: so whoever reads that again asks here first, or would go on with what comes after what was taken.
+        """Makes undone entries pending again, if fewer entries are pending in all than the leader's own steps left.
+
+        Returns whether some were missing. This number is the only sign that a spilled entry is missing. So code that
+        reads spilled entries must call this first. Otherwise it could continue with a later message of the ticket.
         """
         pending = self._pending.count()
         expected, self._pending.expected = self._pending.expected, pending
         if pending >= expected:
             return False
         self._adopt_waiting()
-        # What lies on a shelf is counted by its name (`compare`).
+        # Entries of parked tickets are counted by name in `compare`.
         self._shelve({t.id: t.spilled_from for t in self._lane.parked.values() if t.spilled_from is not None})
         if (mended := self._pending.expected - pending) > 0:
-            self._say("%d entries that wait were taken from the pending list: they are again", mended)
+            self._say("%d waiting entries were removed from the pending list: they are pending again", mended)
         return True
 
     def look(self) -> None:
-        """Now and then: compares the pending list with the picture, and notes how far all is done."""
+        """Compares the pending list with the picture every `COMPARE_S`, and notes the floor."""
         if self._tampered:
             batch = Batch()
             self._count(batch)
@@ -111,11 +115,11 @@ class ManualChanges:
         self._note_floor()
 
     def compare(self) -> bool:
-        """Compares, and mends; whether there was nothing to mend."""
+        """Compares the pending list with the picture, and repairs it. Returns whether there was nothing to repair."""
         taken = self.mend_taken()
         found = self._pending.owners()
         if self._mend_in_flight(found):
-            # What was counted before is not so any more: the rest is for the next time.
+            # The numbers that were read before are outdated now. The next call checks the rest.
             return False
         waiting = self._lane.held - len(self._lane.in_flight)
         missing = waiting - self._deleted_waiting - found.get(self._term.master, 0)
@@ -131,31 +135,32 @@ class ManualChanges:
         return missing <= 0 and not short and not taken
 
     def mend_parked(self, short: dict[Ticket, int]) -> None:
-        """Of parked tickets, so many entries at least are not pending any more under the name of each. Which ones is
-        not in memory: all that is undone of the ticket is pending there again.
+        """Makes the undone entries of parked tickets pending again. ``short``: ticket -> number of missing entries.
+
+        The ids of the missing entries are not in memory. So all undone entries of the ticket are made pending.
         """
         if taken := sum(short.values()):
-            self._say("%d entries of parked tickets were taken from the pending list: they are again", taken)
-        # What was spilled when its ticket was parked may be pending under the master's name still.
+            self._say("%d entries of parked tickets were removed from the pending list: they are pending again", taken)
+        # Messages that were spilled when their ticket was parked may still be pending under the master's name.
         starts = {t.id: [key for key in (t.parked_from, t.spilled_from) if key is not None] for t in short}
         self._shelve({name: min(keys) if keys else NEVER for name, keys in starts.items()})
 
     def _shelve(self, since: dict[str, tuple[int, int]]) -> None:
-        """What is undone of the parked tickets in ``since``, from the given id on, is pending under their own names."""
+        """Makes undone entries of the parked tickets in ``since``, from the given key on, pending under their names."""
         lane = self._lane
         for name, ids in self._undone({name: key for name, key in since.items() if key != NEVER}):
             self._pending.adopt(lane.parked_name(name), ids)
         for name in since:
             ticket = lane.parked[name]
-            # What was deleted from the stream as well nothing can make pending.
+            # Entries that were also deleted from the stream cannot become pending.
             ids = list(self._pending.under(lane.parked_name(name)))
             ticket.shelved = len(ids)
             ticket.parked_from = id_key(ids[0]) if ids else ticket.parked_from
 
     def put_group_back(self, why: str) -> None:
-        """The group has not read as far as this leader has, or further: it is put where it was.
+        """Puts the group back to the entry that this leader has read up to.
 
-        Raises `LaneConflict` when more than that was done to it: the lane is read anew.
+        Raises `LaneConflict` when the group was changed in another way as well. The lane is read again then.
         """
         stream, group = self._keys.stream, self._keys.group
         read_to = id_text(self._lane.read_to)
@@ -164,7 +169,7 @@ class ManualChanges:
         if further:
             raise LaneConflict(why)
         if self._term.master not in known or self._lane.parked:
-            # It may be another group than before, in which nothing of a parked ticket is pending.
+            # It may be a new group, in which no entry of a parked ticket is pending.
             set_read_to(self._term.redis, self._term.leadership, HALF_MADE)
             raise LaneConflict(why)
         logger.warning("%s: it is put back to %s", why, read_to)
@@ -177,7 +182,7 @@ class ManualChanges:
             self._tampered = 0
 
     def _mend_in_flight(self, names: Iterable[str]) -> bool:
-        """Whether there was anything to mend."""
+        """Repairs entries in flight that are pending under a wrong name. Returns whether there were any."""
         lane = self._lane
         master = self._term.master
         found = self._pending.elsewhere(names)
@@ -193,8 +198,8 @@ class ManualChanges:
             if self._lane.behind:
                 known.update(id_ for id_ in strange if id_key(id_) > lane.read_to)
             if not known.issuperset(strange):
-                # Of tickets that are parked, or have messages that are not in memory, or of none that is known.
-                raise LaneConflict("entries came back that nobody knew of")
+                # They belong to parked tickets, to tickets with spilled messages, or to unknown tickets.
+                raise LaneConflict("entries were claimed back that the picture does not have")
         misplaced: dict[str, list[str]] = {}
         self._deleted &= lane.in_flight.keys()
         for id_, ticket in lane.in_flight.items():
@@ -204,14 +209,14 @@ class ManualChanges:
             if found.get(id_) != consumer:
                 misplaced.setdefault(consumer, []).append(id_)
         for consumer, ids in misplaced.items():
-            self._say("%d entries in flight were not pending where they belong: they are again", len(ids))
+            self._say("%d entries in flight were not pending under their consumer: they are again", len(ids))
             if self._pending.adopt(consumer, ids) < len(ids):
                 self._deleted.update(ids)
         return bool(strange or misplaced)
 
     def _mend_waiting(self, missing: int) -> None:
-        """The master's own pending entries are fewer than what waits in memory."""
-        self._say("%d entries that wait were taken from the pending list: they are pending again", missing)
+        """Makes waiting entries pending again: ``missing`` of them are not pending under the master's name."""
+        self._say("%d waiting entries were removed from the pending list: they are pending again", missing)
         self._adopt_waiting()
 
     def _adopt_waiting(self) -> None:
@@ -225,9 +230,10 @@ class ManualChanges:
             self._pending.adopt(self._term.master, ids)
 
     def _undone(self, since: dict[str, tuple[int, int]]) -> Iterator[tuple[str, list[str]]]:
-        """Of the tickets in ``since``, those entries from the given id on that were read and are neither done nor dead:
-        (ticket, ids), several times each. What is newer than that id is undone, as a rule; but what is there may have
-        been put back, and then the messages after it were done before. That only the history can tell.
+        """Undone entries of the tickets in ``since`` that were read, from the given key on: (ticket, ids), in pages.
+
+        Entries after that key are usually undone. But if the entry at that key was replayed, later ones may be done.
+        Only the history can tell.
         """
         if not since:
             return
@@ -248,7 +254,7 @@ class ManualChanges:
     def _note_floor(self) -> None:
         lane = self._lane
         oldest = oldest_undone(lane)
-        # While a new leader is behind, what is in flight may be later than what it has not taken in.
+        # While a new leader is behind, messages in flight may be later than messages that are not in the picture yet.
         text = id_text(lane.read_to) if oldest is None or oldest > lane.read_to else id_before(oldest)
         if id_key(text)[0] > 0 and text != self._floor:
             floor(self._term.redis, self._term.leadership, text)

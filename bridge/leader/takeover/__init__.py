@@ -1,5 +1,5 @@
-"""A new leader reads the lane from Redis: records first, then what is pending, page by page, while it works.
+"""A new leader reads the lane from Redis: ticket records first, then the pending list, page by page, while it works.
 
-Imports every other room of `bridge.leader` but the loop. Which master takes over is decided in
-`bridge.master.election`.
+This room imports all other rooms of `bridge.leader`, but not the loop. `bridge.master.election` decides which master
+takes over.
 """

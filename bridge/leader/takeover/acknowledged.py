@@ -1,20 +1,20 @@
-"""What somebody acknowledged by hand while no master led: entries that were read, are not pending, and were never done.
+"""Finds entries that were acknowledged by hand while no master led: they were read, are not pending, and are not done.
 
-A leader sees such a thing by its picture (`bridge.leader.repair.manual_changes`). One that reads the lane anew has no
-picture yet, and to it such an entry looks like one that is done. Only the history tells the two apart: every end is
-written to it in the very step that acknowledges. So an entry after the *floor* that the group has read and has not
-pending, and whose end the history should have and has not, is undone, and is pending again before anything of its
-ticket is dispatched.
+A leader notices an XACK by hand because its picture differs (`bridge.leader.repair.manual_changes`). A new leader has
+no picture yet, and such an entry looks like a done one. Only the history can tell: the step that acknowledges a message
+also writes its end to the history. So an entry is undone if all of this holds: it comes after the *floor*, the group
+has read it, it is not pending, and the history has no end of it. Such an entry is made pending again before any message
+of its ticket is dispatched.
 
-Where the history says nothing, nothing is concluded: before its oldest row, and where it is turned off. It has no
-holes, since a leader without history deletes what there is. And where a producer chose an id that is later than the
-server's clock, or that clock was set back, an end may be older than its entry: so whatever is not explained is looked
-for in the whole history. Where that has been trimmed such an end may be gone, and then the message comes again.
+The history may have no answer: before its oldest row, and when it is turned off. Then nothing is concluded. The history
+has no gaps, because a leader without history deletes it. The end of a message may be older than its entry, when a
+producer chose an id in the future or the server's clock was set back. So an entry without an end is looked for in the
+whole history. If that end was trimmed, the message runs again.
 
-A new leader looks for them a slice at a time, each before it takes in what is pending there
-(`bridge.leader.takeover.rebuild`). Between the two it does other work, so it looks once more when it has read a page:
-what was acknowledged since is not in that page, and whatever comes after it of its ticket is not in the picture yet.
-From then on the leader misses it by itself.
+A new leader looks in slices, each before it takes in the pending entries of that slice
+(`bridge.leader.takeover.rebuild`). It does other work between the two. So it looks once more after it has read a page.
+An entry that was acknowledged in between is not in the page, and no later message of its ticket is in the picture yet.
+After that, the leader notices by itself that an entry is missing.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ PAGE = 500
 
 
 class Acknowledged:
-    """Looks for them after ``floor`` and up to ``read_to``; ``spared`` are ids of which records tell."""
+    """Finds such entries after ``floor`` and up to ``read_to``. ``spared``: ids in ticket records, to skip."""
 
     def __init__(
         self, term: Term, steps: Steps, pending: PendingList, floor: str, read_to: str, spared: Collection[str]
@@ -52,14 +52,12 @@ class Acknowledged:
         self._read_to = read_to
         self._spared = spared
         self._since = _told_since(term, floor)
-        #: Of the last slice: after which id it begins, and what in it ended.
+        #: The id after which the last slice begins, and the ended messages in it.
         self._slice_from = ""
         self._ended: set[str] = set()
 
     def mend(self) -> Iterator[str]:
-        """Makes pending again, in slices, what is undone and not pending. Gives the id up to which that is done after
-        each slice.
-        """
+        """Makes undone entries pending again, slice by slice. Yields the id up to which that is done."""
         since = self._since
         if since is None:
             return
@@ -68,13 +66,13 @@ class Acknowledged:
         while more:
             found, last, more = self._look(since, self._read_to)
             if found and ends is None:
-                # Read once: what ends while the lane is being read was in memory, or in a record.
+                # Read the history once. A message that ends while the lane is read was in memory or in a record.
                 floor = id_before(id_key(found[0]))
                 ends = Ends(self._term, floor)
                 while ends.read_page():
                     yield since
             if ends and not ends.whole and any(id_ not in ends.ended for id_ in found):
-                # Not from the time of its own id on.
+                # The end is not in the part of the history that was read. Look in all of it.
                 ends = Ends(self._term, floor, whole=True)
                 while ends.read_page():
                     yield since
@@ -86,8 +84,9 @@ class Acknowledged:
             yield since
 
     def mend_since(self, after: str, upto: str) -> bool:
-        """Makes pending again what of the last slice lies after ``after``, up to ``upto``, and was acknowledged since
-        that slice was given; whether there was any.
+        """Makes entries of the last slice pending again that were acknowledged after it was yielded.
+
+        Looks after ``after`` and up to ``upto``. Returns whether there were any.
         """
         if not self._slice_from:
             return False
@@ -101,7 +100,7 @@ class Acknowledged:
         return bool(taken)
 
     def _look(self, start: str, end: str) -> tuple[list[str], str, bool]:
-        """What is not pending after ``start`` and was read; the last id that was looked at; whether there is more."""
+        """One page: read entries after ``start`` that are not pending, the last id looked at, whether there is more."""
         keys = self._term.keys
         look = done(self._term.redis, keys.stream, f"({start}", end, PAGE, keys.group)
         return [id_ for id_ in look.ids if id_ not in self._spared], look.last, look.more
@@ -109,7 +108,7 @@ class Acknowledged:
     def _claim(self, undone: list[str]) -> None:
         if not undone:
             return
-        logger.warning("%d entries were acknowledged by hand, and not done: they are pending again", len(undone))
+        logger.warning("%d entries were acknowledged by hand and are not done: they are pending again", len(undone))
         batch = Batch()
         batch.count("tampered", len(undone))
         self._pending.claim_back(self._term.master, undone, batch)
@@ -117,6 +116,6 @@ class Acknowledged:
 
 
 def _told_since(term: Term, floor: str) -> str | None:
-    """From where on, ``floor`` or later, the history has the end of all that ended; None: there is none."""
+    """The id, ``floor`` or later, from which on the history is complete; None: there is no history."""
     oldest = term.wire.call("XRANGE", term.keys.history, "-", "+", "COUNT", 1)
     return max(floor, oldest[0][0].decode(), key=id_key) if oldest else None

@@ -1,23 +1,23 @@
 """Reads a lane from Redis into a new leader's picture (invariant I6).
 
-In this order, since each step needs the one before:
+`Rebuild.run` does the first four steps, in this order, because each step needs the one before:
 
-1. The group and the streams are there, or are made. A group that was there before and is not any more has lost which
-   entries were pending, and so has one without the master's name, or one that was set back: those after the *floor*
-   that are not known to be done are (`bridge.leader.repair.group`).
-2. Consumers, with their leases.
-3. Ticket records: what is in flight (with the bodies of those messages), what awaits a retry, what is parked.
-4. Records that name a message which is not pending: it is pending again, or, when its entry is gone, dead.
+1. The group and the stream are made if they are missing. A group that was destroyed or set back, or that lost the
+   master's name, has lost its pending list. It is repaired: entries after the *floor* that are not known to be done
+   become pending (`bridge.leader.repair.group`).
+2. The consumers and their leases are read.
+3. The ticket records are read: messages in flight (with their payloads), messages that await a retry, parked tickets.
+4. A message that a record names and that is not pending becomes pending again. If its entry is gone, it is dead.
 
-That is `Rebuild.run`, and its cost is that of what is in flight, rests or is parked. What waits may be millions, and is
-taken in between the turns of the leader's loop, a page at a time, as if it were read from the stream just now; nothing
-newer is read until then. Each page has three steps:
+The cost of `run` grows with the number of messages in flight, resting tickets and parked tickets. There may be millions
+of waiting messages. `Rebuild.read_on` takes them in between the turns of the leader's loop, one page at a time, like
+new entries of the stream. No newer entries are read until that is done. Each page takes three steps:
 
-5. Entries that were acknowledged by hand: pending again (`bridge.leader.takeover.acknowledged`).
-6. Pending entries that no record names, under whatever name: claimed back to the master.
-7. The master's own pending entries, in id order: what waits. Their order is the stream's order.
+5. Entries that were acknowledged by hand become pending again (`bridge.leader.takeover.acknowledged`).
+6. Pending entries that no record names are claimed back to the master, whatever name they are pending under.
+7. The master's own pending entries are taken in, in id order. They are the waiting messages, in stream order.
 
-Outcomes need no step: whatever is in the outcome stream was not settled, since settling trims it.
+Outcomes need no step. A settled outcome is trimmed from the outcome stream, so all that are there are unsettled.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ logger = get_logger(__name__)
 
 
 class Rebuild:
-    """One reading of the lane: `run`, and then `read_on` for as long as the lane is behind (`Lane.behind`)."""
+    """Reads the lane once: call `run`, then `read_on` as long as `Lane.behind` is set."""
 
     def __init__(
         self,
@@ -79,25 +79,25 @@ class Rebuild:
         self._consumers = consumers
         self._keys = term.keys
         self._wire = term.wire
-        #: Id -> ticket, of what records name: in flight, or to come again.
+        #: Message id in a ticket record -> its ticket.
         self._named: dict[str, Ticket] = {}
-        #: Those of these that await a retry, were not begun, and were not read yet.
+        #: Ids of messages that await a retry and were not begun.
         self._front_ids: set[str] = set()
-        #: Those that await a retry, are read by their ids when they are due, and were not seen to be pending yet.
+        #: Id of a resting ticket's oldest message that was not seen in the pending list yet -> its ticket.
         self._unseen: dict[str, Ticket] = {}
-        #: Name in the group -> entries that are pending under it.
+        #: Name in the group -> number of entries that are pending under it.
         self._owners: dict[str, int] = {}
-        #: Up to there all was done; None: that was never noted.
+        #: The floor: all entries up to it are done or dead; None: it was never noted.
         self._floor: tuple[int, int] | None = None
         #: How far the group has read.
         self._group_to = (0, 0)
-        #: None: nobody can tell what was acknowledged by hand.
+        #: None: there is no history to find entries that were acknowledged by hand.
         self._acknowledged: Acknowledged | None = None
         self._slices = self._take_in()
         lane.behind = True
 
     def run(self) -> None:
-        """What must be known before anything is settled or dispatched."""
+        """Reads all that must be known before anything is settled or dispatched."""
         self._make_group()
         self._consumers.find()
         self._read_records()
@@ -112,7 +112,10 @@ class Rebuild:
         )
 
     def read_on(self) -> None:
-        """Takes in a slice of what waits. Anything may happen between two, but for new reads of the stream."""
+        """Takes in a slice of the waiting messages.
+
+        Any step may happen between two slices, except reads of new entries.
+        """
         self._lane.behind = next(self._slices, None) is not None
         if not self._lane.behind:
             self._named.clear()
@@ -121,14 +124,14 @@ class Rebuild:
     def _make_group(self) -> None:
         floor = self._wire.call("GET", self._keys.floor)
         if floor is None and self._wire.call("EXISTS", self._keys.fence):
-            # Something was dispatched before, and it was never noted how far all is done.
+            # Messages were dispatched before, but the floor was never noted.
             floor = b"0-0"
-        # From 0: messages that were pushed before the first master ever ran are messages, too.
+        # Begin at 0, because messages that were pushed before the first master ran must be handled too.
         start = "0" if floor is None else HALF_MADE
         try:
             self._wire.call("XGROUP", "CREATE", self._keys.stream, self._keys.group, start, "MKSTREAM")
         except ResponseError as exc:
-            # A full server refuses before it looks: and the lane must go on, or room never comes.
+            # A full server refuses this even when the group exists. The lane must go on, so that it frees memory.
             there = is_full(exc) and self._pending.read_to() is not None
             if str(exc).startswith("WRONGTYPE"):
                 raise ConfigurationError(
@@ -136,7 +139,7 @@ class Rebuild:
                 ) from None
             if not there and not str(exc).startswith("BUSYGROUP"):
                 raise
-        # Asked in any case: then it is seen at once when the permission for it is not there.
+        # Ask in any case, so that a missing permission is found at once.
         names = self._pending.names()
         if floor is not None:
             self._floor = id_key(floor.decode())
@@ -149,7 +152,7 @@ class Rebuild:
             repair_group(self._term, floor, "was destroyed, or set back")
             return
         if self._term.master not in names:
-            # With its name went what was pending under it; how far the group had read is still known.
+            # The entries under the master's name are not pending any more. The position of the group is still known.
             repair_group(self._term, floor, "has lost the master's name", read_to)
 
     def _read_records(self) -> None:
@@ -163,7 +166,7 @@ class Rebuild:
             for name, text in pairs(flat):
                 ticket = Ticket(name.decode())
                 if ticket.id in lane.tickets or ticket.id in lane.parked:
-                    # HSCAN may give one twice.
+                    # HSCAN may return a ticket twice.
                     continue
                 lane.tickets[ticket.id] = ticket
                 ticket.record = text.decode()
@@ -215,7 +218,7 @@ class Rebuild:
         lane = self._lane
         consumer = lane.consumers.get(record.incarnation)
         if consumer is None:
-            # Not registered any more; its lease says whether it lives, as ever.
+            # The consumer is not registered any more. Its lease decides whether it lives.
             queue = self._keys.queue(record.consumer)
             consumer = Consumer(record.consumer, record.incarnation, queue, 1, b"")
             consumer.alive = False
@@ -232,10 +235,10 @@ class Rebuild:
         consumer.tickets.add(ticket)
 
     def _take_in(self) -> Iterator[bool]:
-        """Takes in what is pending under the master's name, in id order: as a read of the stream would, and as slowly.
+        """Takes in the entries that are pending under the master's name, in id order, like new entries.
 
-        Each slice ends in a step of the leader's, so that the server and the picture agree when the next one begins.
-        What a record named at the beginning may come into the picture before its place is reached; nothing else can.
+        Each slice ends with a step of the leader, so that the server and the picture agree when the next one begins.
+        Messages in ticket records may come into the picture before their place is reached. No other messages can.
         """
         lane = self._lane
         for end in self._mended():
@@ -247,7 +250,7 @@ class Rebuild:
         self._find_parked()
 
     def _mended(self) -> Iterator[tuple[int, int]]:
-        """Up to where the pending list is as it must be, step by step."""
+        """Yields, step by step, the key up to which the pending list is repaired."""
         if self._term.settings.history and self._floor is not None:
             floor, read_to = id_text(self._floor), id_text(self._group_to)
             self._acknowledged = Acknowledged(self._term, self._steps, self._pending, floor, read_to, self._named)
@@ -256,7 +259,7 @@ class Rebuild:
         yield NEVER
 
     def _take_page(self, end: tuple[int, int]) -> bool:
-        """Takes in a page of what is pending up to ``end``; whether there may be more."""
+        """Takes in a page of pending entries up to ``end``. Returns whether there may be more."""
         lane = self._lane
         after = id_text(lane.read_to)
         if end != NEVER:
@@ -267,11 +270,11 @@ class Rebuild:
         batch = Batch()
         full = lane.full
         page = self._reading.read_on(after=after, names=full)
-        # Now, and not before: so whatever is missing in the page is found.
+        # Look after the page was read, so that every entry that is missing in the page is found.
         last = min(end, id_key(page.entries[-1][0].decode()) if page.more and page.entries else NEVER)
         strange, reached = self._pending.strange_between(after, last)
         if self._claimed(strange) or self._mended_since(after, id_text(min(reached, self._group_to))):
-            # They have their places in this page: it is read again.
+            # These entries belong into this page, so it is read again.
             return True
         for entry in page.entries:
             key = id_key(entry[0].decode())
@@ -279,14 +282,14 @@ class Rebuild:
                 break
             self._take(entry, full, batch)
             lane.read_to = key
-        # Also when it is empty: what is ready now may have nothing else to wake the leader for it.
+        # Even when the batch is empty: no other event may wake the leader for tickets that are ready now.
         self._steps.advance(batch)
         if reached != NEVER:
             lane.read_to = max(lane.read_to, reached)
         return page.more or reached != last
 
     def _claimed(self, strange: list[str]) -> bool:
-        """Whether anything is pending where no record says so: it is the master's again."""
+        """Claims entries back to the master that no record explains. Returns whether there were any."""
         if strange:
             logger.warning("%d pending entries belong to no record: claimed back", len(strange))
             batch = Batch()
@@ -296,7 +299,9 @@ class Rebuild:
         return bool(strange)
 
     def _mended_since(self, after: str, upto: str) -> bool:
-        """Whether somebody acknowledged what lies there since it was looked at: it is pending again."""
+        """Makes entries pending again that were acknowledged by hand after the last look. Returns whether there were
+        any.
+        """
         return self._acknowledged is not None and self._acknowledged.mend_since(after, upto)
 
     def _is_any_pending(self, after: str, to: str) -> bool:
@@ -309,20 +314,21 @@ class Rebuild:
             return
         name = ticket_of(fields)
         if name is not None and (full or self._is_spilled(name)):
-            # It is read when there is room for it; now it counts only that its ticket has it.
+            # The message is read when there is room for it. Now it is only counted.
             lane.leave(name, id_, batch)
         elif len(entry) == 2 or not full:
             self._reading.ingest(entry, batch)
         else:
-            # Its ticket is not among its first fields, if it has one at all.
+            # The ticket is not in the first fields of the entry, or the entry has none.
             self._reading.ingest(self._reading.read_on(after=id_before(id_key(id_))).entries[0], batch)
 
     def _is_known(self, id_: str, fields: Any, batch: Batch) -> bool:
-        """Whether the message, which a record named, is in the picture already; one whose entry is gone is taken."""
+        """Whether a message that a record named is in the picture already. Takes it in if its entry is gone."""
         lane = self._lane
         self._unseen.pop(id_, None)
         ticket = lane.tickets.get(self._named[id_].id)
-        # In flight and pending here: moved by hand, or the group was made anew. `ManualChanges` puts it right.
+        # A message in flight is pending under the master's name: it was moved by hand, or the group was made again.
+        # `ManualChanges` repairs that.
         if id_ in lane.in_flight or id_ in lane.resting.tickets:
             return True
         if ticket is not None and any(message.id == id_ for message in ticket.waiting):
@@ -336,36 +342,36 @@ class Rebuild:
         ticket = self._lane.tickets.get(name)
         return ticket is not None and ticket.spilled_from is not None
 
-    # -- what records say, and the pending list does not: somebody acknowledged or deleted it ------------------------
+    # -- messages in records that are not pending: they were acknowledged or deleted by hand --------------------------
 
     def _find_first_messages(self) -> None:
-        """What awaits a retry and was not begun is read in its place, if it is pending."""
+        """Repairs messages that await a retry, were not begun, and are not pending. Pending ones are read in order."""
         batch = Batch()
         for id_ in self._missing(list(self._front_ids)):
-            logger.warning("message %s awaits a retry, and was not pending", id_)
+            logger.warning("message %s awaits a retry and was not pending", id_)
             batch.count("tampered")
             self._first_messages.find(self._named[id_], id_, batch)
         self._steps.advance(batch)
 
     def _find_unseen(self) -> None:
-        """What rests, and was not among what is pending."""
+        """Makes messages of resting tickets pending again that were not in the pending list."""
         lane = self._lane
         taken = self._missing([id_ for id_ in self._unseen if id_ in lane.resting.tickets])
         if taken:
-            logger.warning("%d messages await a retry, and were not pending: they are again", len(taken))
+            logger.warning("%d messages await a retry and were not pending: they are pending again", len(taken))
             batch = Batch()
             batch.count("tampered", len(taken))
-            # What is deleted, too, is dead when its time comes.
+            # A message whose entry was deleted becomes a dead letter when its backoff is over.
             self._pending.claim_back(self._term.master, taken, batch, spared=taken)
             self._steps.advance(batch)
 
     def _find_parked(self) -> None:
-        """The message that was begun before its ticket was parked."""
+        """Makes messages pending again that were begun before their ticket was parked."""
         begun = {ticket.front_id: ticket for ticket in self._lane.parked.values() if ticket.front_id}
         for id_ in self._missing(list(begun)):
             ticket = begun[id_]
             if message_of(self._term, ticket.id, id_).payload:
-                # What else was taken, and from where on, nobody knows: all of it comes after the floor.
+                # More messages of the ticket may be missing. All of them come after the floor.
                 ticket.parked_from = min(id_key(id_), ticket.parked_from or id_key(id_))
                 if self._term.settings.history and self._floor is not None:
                     ticket.parked_from = min(ticket.parked_from, key_after(self._floor))
