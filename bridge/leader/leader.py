@@ -13,7 +13,7 @@ from __future__ import annotations
 import selectors
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
@@ -125,8 +125,9 @@ class Leader:
         self._stop = True
         self._wake()
 
-    def look(self) -> None:
-        """Checks the leases now: a heartbeat is missing, or a worker went offline."""
+    def look(self, silent: Collection[str]) -> None:
+        """Checks the leases now: heartbeats of these consumers are missing, or they went offline."""
+        self.lease_watch.silent.update(silent)
         self.lease_watch.look_at = 0.0
         self._wake()
 

@@ -1,10 +1,14 @@
-"""Listens to Celery's worker heartbeats. A missing heartbeat only makes the leader check the leases sooner."""
+"""Listens to Celery's worker heartbeats. A missing heartbeat only makes the leader check the leases sooner.
+
+The leader checks all leases once a second. For a worker that is silent it checks again in the moment in which that
+worker's lease ends. So the tickets move then, and not up to a second later.
+"""
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
@@ -21,9 +25,9 @@ INTERVAL_S = 2.0
 
 
 class Heartbeats:
-    """Receives heartbeats on its own thread. Calls ``look`` when a worker is offline or its heartbeats are missing."""
+    """Receives heartbeats on its own thread. Calls ``look`` with the names of workers that are offline or silent."""
 
-    def __init__(self, app: Celery, look: Callable[[], None]) -> None:
+    def __init__(self, app: Celery, look: Callable[[Collection[str]], None]) -> None:
         self._app = app
         self._look = look
         self._heard: dict[str, float] = {}
@@ -72,11 +76,11 @@ class Heartbeats:
             del self._heard[name]
         if silent:
             logger.info("no heartbeat of %s: checking the leases", ", ".join(silent))
-            self._look()
+            self._look(silent)
 
     def _on_heartbeat(self, event: dict[str, Any]) -> None:
         self._heard[event["hostname"]] = time.monotonic()
 
     def _on_offline(self, event: dict[str, Any]) -> None:
         self._heard.pop(event["hostname"], None)
-        self._look()
+        self._look([event["hostname"]])

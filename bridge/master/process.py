@@ -8,7 +8,7 @@ import socket
 import threading
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
@@ -188,10 +188,10 @@ class Master:
 
         return leads
 
-    def _look(self) -> None:
+    def _look(self, silent: Collection[str]) -> None:
         leader = self._leader
         if leader is not None:
-            leader.look()
+            leader.look(silent)
 
 
 def run(app: Celery, announce: Callable[[str], None] = print) -> None:

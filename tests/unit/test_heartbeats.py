@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 import pytest
 from celery import Celery
@@ -17,9 +17,11 @@ class Looks:
     """Counts how often the leader was asked to look."""
 
     count = 0
+    silent: Collection[str] = ()
 
-    def __call__(self) -> None:
+    def __call__(self, silent: Collection[str]) -> None:
         self.count += 1
+        self.silent = silent
 
 
 @pytest.fixture
@@ -63,6 +65,7 @@ def test_a_worker_that_falls_silent_makes_the_leader_look_once(
     heard(app, heartbeats, "w1@a")
     assert looks.count == 0
     wait_until(lambda: looks.count == 1, description="a look")
+    assert list(looks.silent) == ["w1@a"]
     assert heartbeats._heard == {}
 
 
@@ -72,6 +75,7 @@ def test_a_worker_that_says_that_it_goes_makes_the_leader_look_at_once(
     heard(app, heartbeats, "w1@a")
     say(app, "worker-offline", "w1@a")
     wait_until(lambda: looks.count >= 1, description="a look")
+    assert list(looks.silent) == ["w1@a"]
     assert "w1@a" not in heartbeats._heard
 
 

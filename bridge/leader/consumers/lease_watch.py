@@ -63,6 +63,8 @@ class LeaseWatch:
         self._lost_runs = lost_runs
         #: When to check the leases next (monotonic seconds).
         self.look_at = 0.0
+        #: Names of consumers whose heartbeats are missing. Another thread adds them.
+        self.silent: set[str] = set()
         #: No lease counts as over before this time (monotonic seconds).
         self.amnesty_until = 0.0
         #: Incarnation that gave its lease up -> what it was running at that moment.
@@ -92,6 +94,8 @@ class LeaseWatch:
                 consumer.alive = False
                 self._lane.stranded.fit()
                 self._lane.free_ready(consumer)
+        if self.silent:
+            self._check_when_silent_leases_end(left)
         self._doubt(left, over)
         if over:
             self._reroute.retire(over, self.given_up)
@@ -101,6 +105,18 @@ class LeaseWatch:
         self._lost_runs.find([c for c in self._lane.consumers.values() if c.alive and c.tickets])
         # There may be new consumers, or tickets without a consumer.
         self._steps.advance(Batch())
+
+    def _check_when_silent_leases_end(self, left: dict[str, int]) -> None:
+        """Sets the next check to when the lease of a silent consumer ends, if that is sooner."""
+        for incarnation, ms in left.items():
+            consumer = self._lane.consumers[incarnation]
+            if consumer.name in self.silent and ms > consumer.left_ms:
+                # It renews its lease. Only its heartbeats were lost.
+                self.silent.discard(consumer.name)
+            elif consumer.name in self.silent and ms > 0:
+                # The server counts whole milliseconds.
+                self.look_within((ms + 1) / 1000)
+        self.silent.intersection_update({consumer.name for consumer in self._lane.consumers.values()})
 
     def _doubt(self, left: dict[str, int], over: list[Consumer]) -> None:
         """Closes consumers that miss renewals while others are ``over``, until they renew.
