@@ -36,6 +36,8 @@ from tests.nodes.yard import NodeYard
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+    from tests.integration.spark_jobs import JobsHere
+
 VALKEY_IMAGE = "valkey/valkey:9.1"
 
 
@@ -165,6 +167,14 @@ def session() -> SparkSession:
     from tests.integration.spark_session import session_of
 
     return session_of()
+
+
+@pytest.fixture
+def jobs_here(monkeypatch: pytest.MonkeyPatch) -> JobsHere:
+    """Jobs of Spark, called in this process."""
+    from tests.integration.spark_jobs import JobsHere
+
+    return JobsHere(monkeypatch)
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""A streaming query from a folder of Parquet files into a stream: a process that tests kill.
+"""A streaming query from a folder of Parquet files into a stream; as a program, it is a process that tests kill.
 
 python -m tests.integration.spark_stream_job URL STREAM FOLDER CHECKPOINT HIGH_WATER
 """
@@ -6,20 +6,26 @@ python -m tests.integration.spark_stream_job URL STREAM FOLDER CHECKPOINT HIGH_W
 from __future__ import annotations
 
 import sys
+from typing import TYPE_CHECKING
 
 from bridge.spark.job.session import local_session
 from bridge.spark.write.order import by_ticket
 
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
 
-def main(url: str, stream: str, folder: str, checkpoint: str, high_water: str) -> None:
-    """Runs until all files of the folder are in the stream."""
-    session = local_session("a query that dies", master="local[2]")
+
+def start(
+    session: SparkSession, url: str, stream: str, folder: str, checkpoint: str, high_water: str
+) -> StreamingQuery:
+    """Starts the query, which ends when all files of the folder are in the stream."""
     rows = (
         session.readStream.schema("ticket_id string, seq long, payload string")
         .option("maxFilesPerTrigger", 1)
         .parquet(folder)
     )
-    query = (
+    return (
         by_ticket(rows, key="ticket_id", partitions=2)
         .writeStream.format("redisstream")
         .option("checkpointLocation", checkpoint)
@@ -27,9 +33,8 @@ def main(url: str, stream: str, folder: str, checkpoint: str, high_water: str) -
         .trigger(availableNow=True)
         .start()
     )
-    query.awaitTermination()
-    session.stop()
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    made = local_session("a query that dies", master="local[2]")
+    start(made, *sys.argv[1:]).awaitTermination()

@@ -117,14 +117,22 @@ class TestWithSpark:
         assert "FAILED" in said
         assert run.survivors() == []
 
-    def test_a_log_with_other_columns_is_one_clear_line(self, yard: NodeYard) -> None:
-        other = yard.folder / "orders.csv"
+    @pytest.mark.parametrize(
+        ("name", "said"),
+        [
+            # The first is refused before Java is started. What a job says of columns is tested with the jobs.
+            pytest.param("orders.txt", "cannot tell the format of ", id="format"),
+            pytest.param("orders.csv", "the log has no column 'ticket_id'", id="columns", marks=pytest.mark.long),
+        ],
+    )
+    def test_a_log_that_a_job_refuses_is_one_clear_line(self, yard: NodeYard, name: str, said: str) -> None:
+        other = yard.folder / name
         other.write_text("order,amount\n1,20\n")
         run = demo(yard, "--events", str(other), *SMALL)
         assert run.wait(timeout_s=120) == 1
         errors = [line for line in run.logs().splitlines() if line.startswith("Error: ")]
         assert len(errors) == 1, run.logs()
-        assert errors[0].startswith("Error: the log has no column 'ticket_id'")
+        assert errors[0].startswith(f"Error: {said}")
         assert "Traceback" not in run.logs()
         assert run.survivors() == []
 

@@ -18,9 +18,11 @@ import pyarrow.parquet as pq
 import pytest
 import redis
 
+from bridge.spark import archive, push, report
 from bridge.spark.generate import incident_log
 from bridge.stack.embedded import EmbeddedServer
 from tests.integration.lanes import APP, LaneUnderTest
+from tests.integration.spark_jobs import JobsHere, without_java
 from tests.nodes.process import ProcessNode, python_module
 from tests.nodes.yard import NodeYard
 from tests.waiting import wait_until
@@ -127,27 +129,13 @@ class Trace(threading.Thread):
             self.length -= len(gone)
 
 
-def job(nodes: NodeYard, name: str, server: EmbeddedServer, *words: str | Path) -> ProcessNode:
-    """`bridge spark …`, as a process."""
-    command = python_module("bridge", "-A", APP, "spark", *map(str, words), "--progress", "json")
-    env = {"CELERY_BROKER_URL": server.url, "CELERY_RESULT_BACKEND": server.url}
-    return nodes.process(name, command, env=env, wait=False)
-
-
 def said(node: ProcessNode) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in node.logs().splitlines() if line.startswith("{")]
-
-
-def finished(node: ProcessNode, timeout_s: float = 400) -> dict[str, Any]:
-    """Wait for a job's end; what it said last."""
-    assert node.wait(timeout_s=timeout_s) == 0, node.logs()
-    last = said(node)[-1]
-    assert last["event"] == "done"
-    return last
+    """What a job said so far; nothing but JSON lines, not even a word of Spark's."""
+    return [json.loads(line) for line in node.logs().splitlines()]
 
 
 def test_the_report_of_a_log_that_went_the_whole_way_says_what_the_log_says(
-    nodes: NodeYard, own_server: EmbeddedServer, tmp_path: Path
+    nodes: NodeYard, own_server: EmbeddedServer, jobs_here: JobsHere, tmp_path: Path
 ) -> None:
     # Given a log with events that fail, and a bridge with two workers
     events = make_events(2000, 300, seed=17)
@@ -163,8 +151,8 @@ def test_the_report_of_a_log_that_went_the_whole_way_says_what_the_log_says(
     trace = Trace(own_server, lane.keys.stream)
     trace.begin()
     words = ["--seq", "n", "--order", "at", "--task-column", "task", "--partitions", str(PARTITIONS)]
-    limits = ["--high-water", str(high), "--chunk-size", str(chunk), "--master", "local[2]"]
-    pushed = finished(job(nodes, "push", own_server, "push", log, *words, *limits))
+    limits = ["--high-water", str(high), "--chunk-size", str(chunk)]
+    pushed = jobs_here(push.main, log, "--url", own_server.url, *words, *limits)[-1]
     lane.wait_done(len(events), timeout_s=60)
     lane.assert_at_rest()
     # Then every event ran once in its ticket's order, and the stream was never longer than it may be
@@ -180,9 +168,10 @@ def test_the_report_of_a_log_that_went_the_whole_way_says_what_the_log_says(
     assert len(lane.dead_letters()) == len(dead)
 
     # When the lane is archived, and the archive reported on
-    archive, report = tmp_path / "archive", tmp_path / "report"
-    finished(job(nodes, "archive", own_server, "archive", archive, "--allow-data-loss", "--master", "local[2]"))
-    told = finished(job(nodes, "report", own_server, "report", archive, "--out", report, "--master", "local[2]"))
+    kept, shown = tmp_path / "archive", tmp_path / "report"
+    archived = jobs_here(archive.main, kept, "--url", own_server.url, "--allow-data-loss")
+    assert archived[-1]["event"] == "done"
+    told = jobs_here(report.main, kept, "--out", shown)[-1]
     # Then its numbers are the log's
     executions = sum(event.executions for event in events)
     retries = executions - len(events)
@@ -199,22 +188,22 @@ def test_the_report_of_a_log_that_went_the_whole_way_says_what_the_log_says(
         "failures": executions - (len(events) - len(dead)),
         "losses": 0,
     }
-    assert {name: told[name] for name in expected} == expected
+    assert {"event": told["event"], **{name: told[name] for name in expected}} == {"event": "done", **expected}
     # ticket by ticket
-    tickets = {row["ticket_id"]: row for row in pq.read_table(report / "tables" / "tickets").to_pylist()}
+    tickets = {row["ticket_id"]: row for row in pq.read_table(shown / "tables" / "tickets").to_pylist()}
     assert {ticket: counts(row) for ticket, row in tickets.items()} == {
         ticket: counts_of(own) for ticket, own in per_ticket(events).items()
     }
     # and task by task
-    tasks = {row["task"]: row for row in pq.read_table(report / "tables" / "tasks").to_pylist()}
+    tasks = {row["task"]: row for row in pq.read_table(shown / "tables" / "tasks").to_pylist()}
     assert {task: counts(row) for task, row in tasks.items()} == {
         task: counts_of([event for event in events if event.task == task]) for task in (APPEND, FLAKY)
     }
     # The dead letters name the messages that were to die, and why
-    letters = pq.read_table(archive / "dead").to_pylist()
+    letters = pq.read_table(kept / "dead").to_pylist()
     assert Counter(letter["ticket_id"] for letter in letters) == Counter(event.ticket for event in dead)
     assert {letter["attempts"] for letter in letters} == {MAX_ATTEMPTS}
-    page = (report / "report.html").read_text()
+    page = (shown / "report.html").read_text()
     assert f"{len(events):,}" in page
 
 
@@ -235,7 +224,7 @@ def counts_of(events: list[Event]) -> dict[str, int]:
 def test_a_stream_that_is_fed_faster_than_it_is_worked_off_stays_short(
     nodes: NodeYard, own_server: EmbeddedServer, tmp_path: Path
 ) -> None:
-    # Given a folder that files go on appearing in, and workers that are slower than that
+    # Given a folder that files go on appearing in, and workers that are slower than that; and no Java but the wheel's
     tickets, each, files, high, chunk = 25, 40, 4, 100, 25
     folder = tmp_path / "landing"
     folder.mkdir()
@@ -253,8 +242,12 @@ def test_a_stream_that_is_fed_faster_than_it_is_worked_off_stays_short(
     trace = Trace(own_server, lane.keys.stream)
     trace.begin()
     words = ["--format", "json", "--follow", "--checkpoint", str(tmp_path / "checkpoint"), "--seq", "n"]
-    limits = ["--high-water", str(high), "--chunk-size", str(chunk), "--master", "local[2]"]
-    pushing = job(nodes, "push", own_server, "push", folder, *words, *limits, "--partitions", str(PARTITIONS))
+    limits = ["--high-water", str(high), "--chunk-size", str(chunk), "--partitions", str(PARTITIONS)]
+    places = ["--master", "local[2]", "--progress", "json"]
+    # The one job of the suite that is a process as a user starts it, from its start to its end by a signal
+    command = python_module("bridge", "-A", APP, "spark", "push", str(folder), *words, *limits, *places)
+    address = {"CELERY_BROKER_URL": own_server.url, "CELERY_RESULT_BACKEND": own_server.url}
+    pushing = nodes.process("push", command, env={**address, **without_java(tmp_path)}, wait=False)
     for worker in [lane.worker(name, "--concurrency=1", wait=False) for name in ("w1", "w2")]:
         worker.wait_ready(timeout_s=120)
     # When it is full before anybody takes anything out, and then goes on to be fed
@@ -264,6 +257,7 @@ def test_a_stream_that_is_fed_faster_than_it_is_worked_off_stays_short(
         timeout_s=300,
     )
     assert pushing.running, pushing.logs()
+    assert list((tmp_path / "cache").rglob("bin/java"))
     lane.master("m1", wait=False).wait_ready(timeout_s=120)
     for number in range(1, files):
         land(number)

@@ -123,12 +123,8 @@ def a_round(valkey: EmbeddedServer, python: Path, tmp_path: Path) -> Round:
     return Round(valkey, python, tmp_path / "round")
 
 
-def test_a_push_and_an_archive_on_executors_that_the_driver_starts(a_round: Round) -> None:
-    a_round.run(LOCAL_CLUSTER, "push", "archive")
-
-
-def test_a_push_an_archive_and_a_replay_on_a_cluster(a_round: Round, standalone: StandaloneCluster) -> None:
-    a_round.run(standalone.url, "push", "archive", "replay")
+def test_a_push_an_archive_and_a_replay_on_executors_that_the_driver_starts(a_round: Round) -> None:
+    a_round.run(LOCAL_CLUSTER, "push", "archive", "replay")
 
 
 @pytest.mark.long

@@ -6,7 +6,6 @@ import csv
 import gzip
 import json
 import os
-import shutil
 import zlib
 from collections import defaultdict
 from collections.abc import Iterable
@@ -26,7 +25,7 @@ from bridge.spark.push import main
 from bridge.spark.pushing.messages import Mapping, to_messages
 from bridge.spark.write.order import in_ticket_order
 from bridge.stack.embedded import EmbeddedServer
-from tests.integration.spark_jobs import refused, run, said
+from tests.integration.spark_jobs import JobsHere, refused
 from tests.nodes.process import ROOT
 
 if TYPE_CHECKING:
@@ -118,30 +117,12 @@ def states_by_spark(session: SparkSession, path: Path) -> dict[str, State]:
     return {row["ticket_id"]: row["state"].asDict() for row in collected}
 
 
-def without_java(folder: Path) -> dict[str, str]:
-    """A PATH that has everything but Java, and a cache of its own for the script that starts the wheel's Java."""
-    programs = folder / "bin"
-    programs.mkdir()
-    for place in ("/usr/bin", "/bin"):
-        for program in Path(place).iterdir():
-            link = programs / program.name
-            if program.name != "java" and not link.exists():
-                link.symlink_to(program)
-    assert shutil.which("java", path=str(programs)) is None
-    return {"PATH": str(programs), "JAVA_HOME": "", "XDG_CACHE_HOME": str(folder / "cache")}
-
-
-def test_a_pushed_log_is_all_there_in_order_and_its_payloads_round_trip_on_the_wheels_java(
-    valkey: EmbeddedServer, log: Path, rows: list[Row], tmp_path: Path
+def test_a_pushed_log_is_all_there_in_order_and_its_payloads_round_trip(
+    jobs_here: JobsHere, valkey: EmbeddedServer, log: Path, rows: list[Row]
 ) -> None:
-    # When the job pushes the log, where there is no system Java
-    words = (log, "--url", valkey.url, "--order", "timestamp", "--master", "local[2]", "--progress", "json")
-    done = run("push", *words, env=without_java(tmp_path))
-    # Then it says so in JSON lines and nothing else, not even a word of Spark's
-    assert (done.returncode, done.stderr) == (0, "")
-    assert list((tmp_path / "cache").rglob("bin/java"))
-    told = said(done.stdout)
-    assert len(told) == len(done.stdout.splitlines())
+    # When the job pushes the log
+    told = jobs_here(main, log, "--url", valkey.url, "--order", "timestamp")
+    # Then it says so
     assert (told[0]["event"], told[0]["partitions"]) == ("started", 2)
     assert (told[-1]["event"], told[-1]["rows"]) == ("done", len(rows))
     # And every event is there once, its payload the other columns as they are in the file, in the ticket's order

@@ -23,6 +23,7 @@ from bridge.spark.wire.address import connect
 from bridge.spark.write.guard import summary_of
 from bridge.spark.write.options import parse
 from bridge.stack.embedded import EmbeddedServer
+from tests.integration import spark_stream_job
 from tests.integration.spark_session import session_of
 from tests.waiting import wait_until
 
@@ -245,7 +246,7 @@ class Driver:
 
 @pytest.mark.parametrize("kills", [1, pytest.param(3, marks=pytest.mark.long)])
 def test_a_driver_that_is_killed_in_the_middle_of_epochs_loses_and_doubles_nothing(
-    valkey: EmbeddedServer, tmp_path: Path, kills: int
+    session: SparkSession, valkey: EmbeddedServer, tmp_path: Path, kills: int
 ) -> None:
     # Given three epochs, each far larger than the stream may get: a writer is in the middle of one when it is full
     for number in range(3):
@@ -279,16 +280,18 @@ def test_a_driver_that_is_killed_in_the_middle_of_epochs_loses_and_doubles_nothi
                 drivers[-1].kill_all()
             else:
                 drivers[-1].kill_group()
-        # And is started once more, and left alone
-        drivers.append(Driver(*words))
+        # And another driver takes its checkpoint, and is left alone
+        query = spark_stream_job.start(session, *words)
         wait_until(
-            lambda: take() == 0 and drivers[-1].process.poll() is not None and length() == 0,
+            lambda: take() == 0 and not query.isActive and length() == 0,
             description="the query to end",
             timeout_s=240,
         )
-        assert drivers[-1].process.returncode == 0
+        assert query.exception() is None
     finally:
         for driver in drivers:
             driver.kill_all()
+        for running in session.streams.active:
+            running.stop()
     # Then each row came once, each ticket in order
     assert found == expected(6000)
