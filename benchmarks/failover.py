@@ -75,11 +75,16 @@ class Fault:
     goal_s: Callable[[float], float]
     #: Whether tickets that run at the time count: a worker that is asked to stop finishes them first.
     running: bool = True
+    #: Whether workers send Celery's heartbeats. Without them nobody tells the master when to look.
+    heartbeats: bool = True
 
 
 FAULTS = {
     "worker": Fault("SIGKILL of a worker", _alone, lambda _: 0.3),
     "machine": Fault("SIGKILL of worker, pool and watcher", _with_watcher, lambda lease: lease + 1),
+    "machine, no heartbeats": Fault(
+        "the same without Celery's heartbeats", _with_watcher, lambda lease: lease + 1, heartbeats=False
+    ),
     "term": Fault("SIGTERM of a worker, its waiting tickets", _term, lambda _: 0.5, running=False),
     "leader": Fault("SIGKILL of the leader", _alone, lambda lease: lease + 1),
 }
@@ -117,8 +122,9 @@ class Awaited(NamedTuple):
 class Scene:
     """A stack under a load that never ends."""
 
-    def __init__(self, stack: Stack) -> None:
+    def __init__(self, stack: Stack, *, heartbeats: bool = True) -> None:
         self.stack = stack
+        self._heartbeats = heartbeats
         self.workers: dict[str, psutil.Process] = {}
         self._pushed = 0
         self._born = 0
@@ -129,7 +135,9 @@ class Scene:
             self._born += 1
             name = f"w{self._born}@bench"
             words = ("-m", "celery", "-A", "benchmarks.apps.failing", "worker", "-n", name, "-c", "2")
-            flags = ("-l", "WARNING", "-P", "prefork", "--without-mingle", "--without-gossip")
+            flags = ["-l", "WARNING", "-P", "prefork", "--without-mingle", "--without-gossip"]
+            if not self._heartbeats:
+                flags.append("--without-heartbeat")
             self.workers[name] = self.stack.start("worker", *words, *flags)
         # In flight, not only registered: it is part of the load.
         self.stack.wait(lambda: self._busy() >= set(self.workers), "the workers to have tickets", PATIENCE_S)
@@ -178,7 +186,7 @@ def measure_workers(fault: Fault, figures: Figures, kills: int, progress: Callab
     with Stack("failing") as stack:
         stack.environment_more[LEASE] = str(figures.lease)
         stack.start_master()
-        scene = Scene(stack)
+        scene = Scene(stack, heartbeats=fault.heartbeats)
         scene.hire(STAYING)
         while figures.kills < kills:
             scene.hire(DYING)
