@@ -1,5 +1,5 @@
-"""What `bridge.install` makes of a Celery app: its tasks, their tickets and effects, eager pushes, results.
+"""What `bridge.install` adds to a Celery app: task classes, `self.ticket`, effects, eager pushes, names of results.
 
-Imports `bridge.producer` and what is below it, and never a worker: a process that only pushes loads none. What runs
-a task is in `bridge.worker.pool`; the settings are in `bridge.settings`.
+Imports `bridge.producer` and what is below it, and no worker module, so a process that only pushes loads no worker.
+`bridge.worker.pool` runs the tasks; the settings are in `bridge.settings`.
 """

@@ -1,11 +1,11 @@
-"""Adopts the tasks of an app: in whatever way a task comes into the registry, its messages are handled in order.
+"""Adopts the tasks of an app: changes their classes, so that they can handle messages.
 
-Celery fills the registry in many ways: ``@app.task``, ``shared_task``, ``register_task`` of a class or an instance, a
-registry of another app, tasks that were declared before `install`, or after the app was finalised. All end in the
-registry's ``__setitem__``, so that is where a task is adopted. Its class is then, from the outside in:
+A task comes into the registry in many ways: ``@app.task``, ``shared_task``, ``register_task`` of a class or an
+instance, a registry of another app, before `install`, or after the app was finalised. All of them end in the registry's
+``__setitem__``, so tasks are adopted there. After that the classes of a task are, from the outside in:
 
-1. the task's own class, whose ``__call__`` is the bridge's (`bridge.app.task.enter`) and whose strategy is, too;
-2. what the user wrote, with whatever ``__call__``, ``retry`` or handlers it has;
+1. the task's own class: its ``__call__`` (`bridge.app.task.enter`) and its strategy are the bridge's;
+2. the user's classes, with their own ``__call__``, ``retry`` or handlers;
 3. `TicketTask`, then Celery's ``Task``.
 """
 
@@ -30,10 +30,10 @@ if TYPE_CHECKING:
 
 STRATEGY = "bridge.worker.main.strategy:strategy"
 
-#: What the outermost class has of its own.
+#: Attributes that the bridge defines on the outermost class.
 OUTERMOST = {"__call__", "before_start"}
 
-#: More attempts than these are none that anybody counts.
+#: Stands for an unlimited number of attempts.
 MOST_ATTEMPTS = 1_000_000
 
 #: Celery's own tasks carry no tickets.
@@ -41,7 +41,7 @@ CELERYS = "celery."
 
 
 def with_tickets(base: type) -> type:
-    """``base`` with `TicketTask` before Celery's ``Task``, and behind all that the user wrote."""
+    """``base`` with `TicketTask` inserted before Celery's ``Task``, and behind the user's classes."""
     if issubclass(base, TicketTask):
         return base
     if issubclass(TicketTask, base):
@@ -50,11 +50,12 @@ def with_tickets(base: type) -> type:
 
 
 def adopt(task: Any) -> None:
-    """Makes ``task`` one of whom messages can be handled. Raises `TypeError` when its class cannot be extended."""
+    """Makes ``task`` able to handle messages. Raises `TypeError` when its class cannot be extended."""
     cls = type(task)
     if "_outermost" in cls.__dict__ or not isinstance(task, Task):
         return
-    # Celery made this class for this task alone; any other may be the class of several, or of another app's tasks.
+    # If Celery made this class for this task alone, it can be changed. Other classes may have several tasks, or tasks
+    # of another app.
     own = "_decorated" in cls.__dict__ and issubclass(cls, TicketTask) and not OUTERMOST & cls.__dict__.keys()
     outermost: Any = cls if own else _subclass(cls, (cls,) if issubclass(cls, TicketTask) else (cls, TicketTask))
     outermost._outermost = outermost
@@ -67,13 +68,13 @@ def adopt(task: Any) -> None:
         outermost.before_start = before_start
     _take_max_retries(outermost)
     task.__class__ = outermost
-    # It was made for the class before.
+    # The tracer was built for the class before.
     task.__dict__.pop("__trace__", None)
 
 
 def adopt_all(app: Celery) -> None:
-    """Adopts what the registry of ``app`` holds, however it came there. Raises `ConfigurationError` for what cannot be
-    adopted: no message may be sent to a task that does not answer.
+    """Adopts all tasks in the registry of ``app``. Raises `ConfigurationError` for a task that cannot be adopted: it
+    could not handle messages.
     """
     for name, task in app.tasks.items():
         if name.startswith(CELERYS):
@@ -85,7 +86,7 @@ def adopt_all(app: Celery) -> None:
                 f"task {name}: its class {type(task).__name__} cannot be extended: {exc}"
             ) from None
         if isinstance(task, TicketTask):
-            # `task_annotations` come later than the task.
+            # Celery applies `task_annotations` later than it registers the task.
             _take_max_retries(type(task))
             rollback = getattr_static(type(task), "bridge_rollback") is not None
             if rollback and not (task._calls_run or task._rolls_back_in_run or type(task)._body is Task.run):
@@ -95,7 +96,7 @@ def adopt_all(app: Celery) -> None:
 
 
 def adopt_from_now_on(app: Celery) -> None:
-    """Adopts the tasks that ``app`` has, and each that comes."""
+    """Adopts the tasks that ``app`` has now, and each one that is registered later."""
     base = app.__dict__.pop("Task", None) or app.task_cls
     app.task_cls = with_tickets(symbol_by_name(base))
 
@@ -109,7 +110,7 @@ def adopt_from_now_on(app: Celery) -> None:
     register = app.register_task
 
     def register_task(task: Any, **options: Any) -> Any:
-        # Celery binds the class that was given; another instance of it, made later, shall know its app as before.
+        # Bind the class that the user gave, as Celery does. So a later instance of that class knows its app too.
         given: Any = task if isinstance(task, type) else type(task)
         given.bind(app)
         return register(task, **options)
@@ -125,8 +126,8 @@ def adopt_from_now_on(app: Celery) -> None:
 
 
 def _as_celerys(function: Any) -> Any:
-    """``function`` in a module of Celery's name: a warning of Celery's is to point to the user's line, and Celery takes
-    the first one outside of its own modules for that.
+    """``function`` with a module name of Celery. Celery's warnings point to the first line outside of its own modules,
+    and that must be the user's line.
     """
     names = {**function.__globals__, "__name__": "celery.app.base"}
     return FunctionType(function.__code__, names, function.__name__, function.__defaults__, function.__closure__)
@@ -137,18 +138,19 @@ class _Adopting:
 
     def __setitem__(self, name: str, task: Any) -> None:
         if not name.startswith(CELERYS):
-            # What cannot be adopted is refused at start, in one line; here it would end the import of a user's module.
+            # A task that cannot be adopted is refused when a process starts. Here an error would end the import of a
+            # user's module.
             with suppress(TypeError):
                 adopt(task)
         super().__setitem__(name, task)  # type: ignore[misc]
 
 
 class AdoptingRegistry(_Adopting, TaskRegistry):
-    """A registry that adopts what is put into it."""
+    """A registry that adopts each task that is added."""
 
 
 def _take_max_retries(cls: Any) -> None:
-    """Where the user says how often a task may be retried, and not how many attempts it has, that is one more."""
+    """Sets ``bridge_max_attempts`` to ``max_retries`` plus 1, if the user set only ``max_retries``."""
     says = any("max_retries" in one.__dict__ for one in cls.__mro__[: cls.__mro__.index(TicketTask)])
     if says and (cls.bridge_max_attempts is None or "_attempts_of_retries" in cls.__dict__):
         cls._attempts_of_retries = True
@@ -156,7 +158,7 @@ def _take_max_retries(cls: Any) -> None:
 
 
 def _next_call(cls: type) -> type:
-    """The class whose ``__call__`` comes next after that of ``cls`` itself."""
+    """The next class after ``cls`` in its MRO that defines ``__call__``."""
     return next(one for one in cls.__mro__[1:] if "__call__" in one.__dict__)
 
 

@@ -1,4 +1,4 @@
-"""``self.ticket``: what a task may know of the message that it handles."""
+"""``self.ticket``: the message that a task handles."""
 
 from __future__ import annotations
 
@@ -12,20 +12,23 @@ if TYPE_CHECKING:
     from bridge.routing.effects import Effect
     from bridge.routing.records import LostAttempt
 
-#: Of every message that has none.
+#: The sealed effects of every message that recorded none.
 _SEALED = Effects()
 
 
 class TicketContext:
     """One delivery of one message.
 
-    ``id``: the ticket; ``message_id``: the stream id; ``attempt``: 1, 2, …; ``fence``: an integer that grows with
-    every dispatch of a message of this ticket: a store outside Redis compares it, and refuses one smaller than it saw.
-    ``lost``: the last attempt of this message, when that was cut off half way (its worker died, its lease ended, its
-    time limit struck); None otherwise.
+    - ``id``: the ticket.
+    - ``message_id``: the stream id.
+    - ``attempt``: 1, 2, …
+    - ``fence``: an integer that grows with every dispatch of a message of this ticket. A store outside Redis compares
+      it, and refuses a fence smaller than the largest one that it saw.
+    - ``lost``: the last attempt of this message, if it was cut off half way (its worker died, its lease ended, or its
+      time limit struck); else None.
     """
 
-    #: Whether a push is behind it; a task that is called as a function may have a ticket, too.
+    #: Whether this is a pushed message. A task that is called as a function may have a ticket too.
     pushed = True
 
     __slots__ = (
@@ -65,21 +68,21 @@ class TicketContext:
         self.fence = fence
         self.max_attempts = max_attempts
         self.lost = lost
-        #: When this attempt began, Unix time in us; 0: not begun.
+        #: When this attempt started, Unix time in us; 0: not started.
         self.started_us = 0
-        #: Whether the task's rollback of the lost attempt raised: it is still owed.
+        #: Whether the task's rollback of the lost attempt raised. Then it is called again before the next attempt.
         self.rollback_failed = False
-        #: Whether it was called.
+        #: Whether the rollback was called in this attempt.
         self.rolled_back = False
-        #: Whether the task was called: a task that calls itself, or another one, is called directly then.
+        #: Whether the task was called. A second call within it is a direct call, for example of the task by itself.
         self.entered = False
-        #: Whether the calls of its base classes, if it has any, have come to its body.
+        #: Whether the ``__call__`` methods of the base classes have reached the task's body.
         self.body_reached = False
-        #: Whether the lease that the message was dispatched under still holds.
+        #: Returns whether the lease that the message was dispatched under still holds.
         self.lease_holds = lease_holds
-        #: Whether it was over when the task's body was about to be entered, which it then was not.
+        #: Whether the lease was over just before the task's body. Then the body did not run.
         self.lease_was_over = False
-        #: Whether the task said that no attempt will do better: the message is dead, whatever attempts are left.
+        #: Whether no further attempt can help: the message is dead, even if attempts are left.
         self.gave_up = False
         #: Whether effects and success were written before Celery stored the result.
         self.committed = False
@@ -99,17 +102,18 @@ class TicketContext:
         return self._effects if self._effects is not None and len(self._effects) else None
 
     def seal(self) -> tuple[Effect, ...]:
-        """The effects, which are written now with the success; what comes later is refused."""
+        """Closes the effects and returns them, to be written with the success. A later effect is refused."""
         if self._effects is None:
             self._effects = _SEALED
         return self._effects.seal()
 
     @property
     def is_last_attempt(self) -> bool:
+        """Whether the message is dead if this attempt fails."""
         return self.attempt >= self.max_attempts
 
     def commit(self) -> None:
-        """Writes effects and success now, before Celery stores the result that somebody may wait for."""
+        """Writes effects and success now, before Celery stores the result: a caller may be waiting for the result."""
         self._commit(self)
 
     def __repr__(self) -> str:

@@ -1,10 +1,11 @@
-"""Messages without a server: where Celery runs tasks eagerly (``task_always_eager``), and for tasks that are called.
+"""Messages without a server: for eager mode (``task_always_eager``), and for tasks that are called as functions.
 
-A push runs its task here and now, with a ticket whose effects are recorded and applied nowhere. What a lane promises
-holds: the messages of a ticket succeed in the order of their pushes, one at a time; so what a task pushes while it runs
-is handled after it. A message that fails comes again at once, without its backoff, up to its last attempt.
+In eager mode a push runs its task at once, in this process. Its effects are recorded, and applied nowhere. The promise
+of a lane holds: the messages of a ticket succeed in the order of their pushes, one at a time. So a message that a
+task pushes is handled after that task. A message that fails comes again at once, without backoff, until its last
+attempt.
 
-``task.apply(…)`` and ``task.run(…)`` have such a ticket too, where their first argument can be one. These are plain
+``task.apply(…)`` and ``task.run(…)`` also get a ticket, if their first argument can be a ticket id. These are plain
 calls: errors and retries are Celery's own.
 """
 
@@ -38,33 +39,33 @@ if TYPE_CHECKING:
 
 logger = get_logger(__name__)
 
-#: The ticket of the message that is about to be handled, from its push to the task's call.
+#: The ticket of the message that will be handled next. It is set by the push, and taken by the task's call.
 _next_ticket: ContextVar[TicketContext | None] = ContextVar("bridge_next_ticket", default=None)
 
 
-#: Why a call in a worker records no effects.
+#: The error of an effect that is recorded by a call in a worker.
 NO_EFFECTS_IN_CALLS = (
     "this task was called by apply or run, and is no message: its effects would be applied nowhere; push a message, or "
-    "record them in the task that calls"
+    "record them in the calling task"
 )
 
 
 class CalledTicket(TicketContext):
-    """The ticket of ``apply`` and ``run``: no push is behind it, so a retry is Celery's own."""
+    """The ticket of ``apply`` and ``run``. There is no message, so a retry is Celery's own."""
 
     pushed = False
 
     def refuse_effects(self) -> None:
-        """From now on a recorded effect is a `PayloadError`."""
+        """From now on an effect raises `PayloadError`."""
         self._effects = Effects(NO_EFFECTS_IN_CALLS)
 
 
 @dataclass(frozen=True)
 class Handled:
-    """What became of one attempt of one message.
+    """The end of one attempt of one message.
 
-    ``state``: ``done``, ``retried`` (it comes again), or ``dead`` (given up). ``effects``: the commands that would be
-    applied, such as ``("HSET", "account:T42", "amount", "3")``; none unless it is done.
+    ``state``: ``done``, ``retried`` (it comes again), or ``dead`` (given up). ``effects``: the commands that a worker
+    would apply, such as ``("HSET", "account:T42", "amount", "3")``; empty unless the state is ``done``.
     """
 
     task: str
@@ -87,7 +88,7 @@ class _Message:
 
 
 class Eager:
-    """What an app keeps of its eager messages. Safe to use from several threads: one of them handles at a time."""
+    """The eager messages of an app. Thread-safe: one thread at a time handles messages."""
 
     def __init__(self, app: Celery) -> None:
         self._app = app
@@ -97,13 +98,13 @@ class Eager:
         self._last = 0
         self._keys: dict[str, tuple[bytes, list[str]]] = {}
         self._parked: set[str] = set()
-        #: Called with each attempt that was handled.
+        #: Called after each attempt.
         self.listeners: list[Callable[[Handled], None]] = []
 
     def push(self, task: str, messages: list[tuple[str, bytes]], key: str | None) -> list[str]:
-        """Handles the messages, or queues them behind what is being handled; their ids.
+        """Handles the messages, or queues them while another one is handled. Returns their ids.
 
-        Raises the error of the first that was given up, where ``task_eager_propagates`` is set.
+        If ``task_eager_propagates`` is set, raises the error of the first message that was given up.
         """
         content = orjson.dumps([task, [(ticket, payload.decode()) for ticket, payload in messages]])
         with self._lock:
@@ -123,7 +124,7 @@ class Eager:
 
     def next_id(self) -> str:
         """The next message id."""
-        # Of the form of a stream's ids: milliseconds since 1970, and a number.
+        # In the form of stream ids: milliseconds since 1970, and a number.
         self._last = max(self._last + 1, time.time_ns() // 1_000_000)
         return f"{self._last}-0"
 
@@ -165,7 +166,7 @@ class Eager:
         attempt: int,
         lost: LostAttempt | None = None,
     ) -> Handled:
-        """One attempt of one message. ``payload``: JSON."""
+        """Makes one attempt of one message. ``payload``: JSON."""
         most = task.bridge_max_attempts or self._lane.max_attempts
         ticket = TicketContext(ticket_id, message_id, attempt, _fence(), most, _commit, lambda: True, lost)
         content = orjson.loads(payload)
@@ -193,7 +194,7 @@ class Eager:
 
 
 def commands_of(ticket: TicketContext) -> tuple[tuple[str, ...], ...]:
-    """The effects that were recorded of ``ticket``, as text; bytes that are no UTF-8 as escapes."""
+    """The recorded effects of ``ticket``, as text. Bytes that are not UTF-8 are escaped."""
     return tuple(
         tuple(word.decode(errors="backslashreplace") if isinstance(word, bytes) else str(word) for word in effect.words)
         for effect in ticket.effects.recorded()
@@ -201,8 +202,9 @@ def commands_of(ticket: TicketContext) -> tuple[tuple[str, ...], ...]:
 
 
 def ticket_of_call(task: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> TicketContext | None:
-    """The ticket of a call that no worker made: that of the eager message which it handles, else one of the call's own;
-    None where its first argument cannot be a ticket.
+    """The ticket of a call that no worker made: of the eager message that the call handles, or else a new one.
+
+    None when the first argument of the call cannot be a ticket id.
     """
     coming = _next_ticket.get()
     if coming is not None:
@@ -214,7 +216,7 @@ def ticket_of_call(task: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
     try:
         most = task.bridge_max_attempts or task.app.bridge.settings.lane.max_attempts
     except TicketBridgeError:
-        # A call needs no server, and so no address of one.
+        # The settings are wrong, for example without an address of a server. A plain call needs none.
         most = task.bridge_max_attempts or 1
     id_ = f"{time.time_ns() // 1_000_000}-0"
     ticket = CalledTicket(str(first), id_, task.request.retries + 1, _fence(), most, _commit, lambda: True)
@@ -225,7 +227,7 @@ def ticket_of_call(task: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
 
 
 def _is_in_worker() -> bool:
-    """Whether this call comes from a task that a worker runs, and not from a test."""
+    """Whether a task that a worker runs made this call. Else a test or another program made it."""
     return any(
         not (request.is_eager or request.called_directly)
         for task in _task_stack.stack
@@ -234,14 +236,14 @@ def _is_in_worker() -> bool:
 
 
 def with_ticket_when_called(cls: Any) -> None:
-    """Gives ``run`` of a task's class a ticket where it is called as a function, which only tests do."""
+    """Wraps ``run`` of a task's class: if it is called as a function, as tests do, the call gets a ticket."""
     body = inspect.getattr_static(cls, "run")
     written = body.__func__ if isinstance(body, staticmethod | classmethod) else body
     cls._body = _refusing_messages(body) if is_async_or_generator(written) else body
 
     @functools.wraps(written)
     def run(self: Any, *args: Any, **kwargs: Any) -> Any:
-        # With a request on the stack it was called by Celery, or as ``task(…)``.
+        # If a request is on the stack, Celery called it, or it was called as ``task(…)``.
         ticket = None if self.request_stack.top is not None else ticket_of_call(self, args, kwargs)
         if ticket is None:
             return self._body(*args, **kwargs)
@@ -252,7 +254,7 @@ def with_ticket_when_called(cls: Any) -> None:
             self.pop_request()
 
     if written is not body:
-        # What has no ``self`` is shown as if it had one, since it is looked up through an instance.
+        # A static method has no ``self``. The signature gets one, since `inspect` reads it through an instance.
         signature = inspect.signature(written)
         first = inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY)
         run.__signature__ = signature.replace(parameters=[first, *signature.parameters.values()])  # type: ignore[attr-defined]
@@ -263,7 +265,8 @@ def _refusing_messages(body: Any) -> Any:
     def refuse(self: Any, *args: Any, **kwargs: Any) -> Any:
         ticket = self.request.__dict__.get("bridge_ticket")
         if ticket is not None and ticket.pushed:
-            # It would be taken for done; see `bridge.app.signature`, which says why it is refused.
+            # The body would return a coroutine or a generator, and the message would count as done without a run.
+            # `bridge.app.signature` has the message for the user.
             raise TypeError("the body would not be run")
         return body.__get__(self, type(self))(*args, **kwargs)
 
@@ -275,6 +278,6 @@ def _fence() -> int:
 
 
 def _commit(ticket: TicketContext) -> None:
-    # As in a worker: a handler's effects would come too late there.
+    # As in a worker: effects that a handler records after the task are too late.
     ticket.seal()
     ticket.committed = True

@@ -1,4 +1,4 @@
-"""The commands that may be effects, and what their words may be. What Redis would refuse is refused at the call.
+"""The commands that may be effects, and the grammar of their arguments. A command that Redis would refuse raises here.
 
 Redis has no rollback: a command that fails after others of the same message were applied would leave half of them. The
 script checks the types of keys and the numbers that are there. This checks the words of one command, by the grammar of
@@ -29,7 +29,7 @@ _INFINITE = (b"inf", b"+inf", b"-inf")
 
 
 class _BadArgument(Exception):
-    """Why; becomes a `PayloadError` that names the command."""
+    """The reason. `check` turns it into a `PayloadError` that names the command."""
 
 
 def check(name: str, words: Words) -> None:
@@ -250,15 +250,15 @@ def _every_second(words: Words) -> Words:
 
 
 class Command(NamedTuple):
-    """What there is to know of a command that may be an effect."""
+    """A command that may be an effect."""
 
-    #: Raises when its words, without its name, are not as Redis takes them.
+    #: Checks the words after its name. Raises `_BadArgument` when Redis could refuse them.
     grammar: Callable[[Words], None]
-    #: The type that its key must have; '': any.
+    #: The Redis type that its key must have; '': any type.
     kind: str = ""
-    #: 'int' or 'float', when it adds its last word to a number; '': it does not.
+    #: 'int' or 'float' if it adds its last word to a number; '' if it does not.
     increment: str = ""
-    #: Which of its words are keys.
+    #: Returns those of its words that are keys.
     keys: Callable[[Words], Words] = _first
 
 

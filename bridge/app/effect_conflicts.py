@@ -1,6 +1,6 @@
-"""What the effects of one message do to each other: none may make a later one fail.
+"""Refuses effects of one message that conflict: an effect must not make a later one fail.
 
-The script looks at what is there before it applies the first of them, so it cannot find that out.
+The script that applies effects checks all keys before it applies the first effect. So it cannot see such a conflict.
 """
 
 from __future__ import annotations
@@ -10,21 +10,21 @@ import math
 from bridge.app.effect_arguments import COMMANDS, MAX_NUMBER, Words, shown
 from bridge.routing.errors import PayloadError
 
-#: Commands that make their keys strings, whatever they were.
+#: Commands after which their keys are strings, whatever type they had.
 _MAKE_STRINGS = ("SET", "SETEX", "PSETEX", "SETNX", "MSET")
 
 
 class CommandConflicts:
-    """The commands of one message."""
+    """The commands of one message so far."""
 
     def __init__(self) -> None:
         self._kinds: dict[bytes, str] = {}
-        #: (key, field) -> 'int', 'float', or 'written' by something else than an increment.
+        #: (key, field) -> how it was changed: 'int' or 'float' by increments, 'written' by another command.
         self._values: dict[tuple[bytes, bytes], str] = {}
         self._sums: dict[tuple[bytes, bytes], int] = {}
 
     def add(self, name: str, words: Words) -> None:
-        """Takes one command in. Raises `PayloadError` when one before it could make it fail."""
+        """Adds a command. Raises `PayloadError` when an earlier one could make it fail."""
         if name == "PUBLISH":
             return
         command = COMMANDS[name]

@@ -1,9 +1,11 @@
 """``self.ticket.effects``: Redis commands that are applied in the same atomic step as the task's success.
 
-They are recorded, not executed: a command returns nothing. Redis has no rollback, so a command may only be here when
-everything that can make it fail is checked before the first one is applied: its key's type and, where it adds to a
-number, that number, by the script (``routing/lua/apply.lua``); its own words by `bridge.app.effect_arguments`, and what
-the commands of one message do to each other by `bridge.app.effect_conflicts`.
+Commands are recorded and not executed, so they return nothing. Redis has no rollback. So a command is allowed only if
+every reason for its failure can be checked before the first command is applied:
+
+- `bridge.app.effect_arguments` checks the arguments of each command;
+- `bridge.app.effect_conflicts` checks that no command makes a later one of the same message fail;
+- the script (``routing/lua/apply.lua``) checks the type of its key, and the number that it adds to.
 """
 
 from __future__ import annotations
@@ -19,8 +21,8 @@ from bridge.app.effect_conflicts import CommandConflicts
 from bridge.routing.effects import Effect
 from bridge.routing.errors import PayloadError
 
-#: Why none is recorded any more when the others are being written.
-WRITTEN = "the success of this message is written already; record effects in its task, not in what runs after it"
+#: The error of an effect that is recorded after the success was written.
+WRITTEN = "the success of this message is written already; record effects in its task, not in code that runs after it"
 
 _ENCODER = Encoder(encoding="utf-8", encoding_errors="strict", decode_responses=False)
 
@@ -41,19 +43,19 @@ else:
 class Effects(_Commands):
     """Records commands under the names and signatures of redis-py's client."""
 
-    #: The stream and the beginnings of the lane's own keys, in a worker: no effect touches them.
+    #: The stream, and the prefixes of the lane's own keys. Set in a worker. Effects must not change these keys.
     own: ClassVar[tuple[bytes, tuple[bytes, ...]] | None] = None
 
     def __init__(self, refusal: str = "") -> None:
         self._recorded: list[Effect] = []
         self._conflicts = CommandConflicts()
-        #: Why none is recorded (any more); "": they are.
+        #: Why effects are refused; "": they are recorded.
         self._refusal = refusal
 
     def __len__(self) -> int:
         return len(self._recorded)
 
-    # A fresh recorder is "there", even when nothing was recorded yet.
+    # True even when nothing was recorded: else ``if self.ticket.effects`` would mislead.
     def __bool__(self) -> bool:
         return True
 
@@ -62,7 +64,7 @@ class Effects(_Commands):
         return tuple(self._recorded)
 
     def seal(self) -> tuple[Effect, ...]:
-        """The commands, which are written now: one that came later would be lost, and is refused."""
+        """Closes the effects and returns them. They are written now, so a later one would be lost, and is refused."""
         self._refusal = WRITTEN
         return self.recorded()
 
@@ -84,7 +86,7 @@ class Effects(_Commands):
             self._refuse_lane_keys(name, words)
         command = COMMANDS[name]
         if name == "DECRBY":
-            # Written as an increment, so that the script adds in one way only.
+            # Recorded as an increment, so that the script has one way to add only.
             name, words = "INCRBY", [words[0], str(-int(words[1])).encode()]
         self._conflicts.add(name, words)
         self._recorded.append(Effect(command.kind, command.increment, (name, *words)))
@@ -93,7 +95,7 @@ class Effects(_Commands):
         assert self.own is not None
         stream, beginnings = self.own
         for key in COMMANDS[name].keys(words):
-            # A message that is pushed with the success of another one is what a task may want.
+            # XADD to the stream is allowed: a task may push a message together with its success.
             if key.startswith(beginnings) or (key == stream and name != "XADD"):
                 raise PayloadError(
                     f"effects cannot {name.lower()} {key.decode(errors='replace')}: it is the lane's own"
@@ -123,5 +125,5 @@ class Effects(_Commands):
         ) -> Any: ...
 
     def pipeline(self, *_: Any, **__: Any) -> Any:
-        """Always refuses."""
+        """Always raises `PayloadError`."""
         raise PayloadError("effects are one atomic step already; call the commands on effects itself")

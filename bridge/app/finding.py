@@ -1,4 +1,4 @@
-"""Finds the Celery app that a command is for, as ``celery -A`` does, and the server that the app is for."""
+"""Loads the Celery app of a command, as ``celery -A`` does, and connects to the app's server."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from celery import Celery
     from redis import Redis
 
-#: Folders of code that is not the user's.
+#: Folders of Python and of installed packages: code in other folders is the user's.
 INSTALLED = tuple(sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib"))
 
 
@@ -29,12 +29,12 @@ def load_app(name: str) -> Celery:
     """The app ``name`` (module, or module:attribute), which must have the bridge. Raises `ConfigurationError`."""
     here = str(Path.cwd())
     if here not in sys.path:
-        # As celery does: an app is looked for where the command was typed.
+        # As celery does: look for the app in the current folder.
         sys.path.insert(0, here)
     module = name.partition(":")[0]
     try:
         app: Celery = find_app(name)
-        # Celery reads the configuration late; a module that it names and that is not there would surprise later.
+        # Celery reads its configuration late. Read it now, so that a missing configuration module fails here.
         app.conf.broker_url  # noqa: B018
     except TicketBridgeError:
         raise
@@ -77,7 +77,7 @@ def load_tasks(app: Celery) -> None:
 
 
 def reach(app: Celery) -> Redis:
-    """A client for the lane's server, which answered and is fit. It gives entries of streams as they come.
+    """A client for the lane's server, which answered and is fit. It returns stream entries as raw replies.
 
     Raises `ConfigurationError`, `ServerUnavailable`, `ServerTooOld` or `ServerUnfit`, one line each.
     """
@@ -88,9 +88,9 @@ def reach(app: Celery) -> Redis:
 
 
 def reach_lane(app: Celery) -> Redis:
-    """The same for a command that looks at the lane, or changes it.
+    """A client as of `reach`, for a command that reads or changes the lane.
 
-    Raises `ConfigurationError`, too, when a key of the lane holds something else.
+    Also raises `ConfigurationError` when a key of the lane has the wrong type.
     """
     redis = reach(app)
     refuse_misplaced(redis, bridge_of(app).settings.lane.keys)
@@ -98,7 +98,7 @@ def reach_lane(app: Celery) -> Redis:
 
 
 def _said(exc: Exception) -> str:
-    # Some errors have many lines; the first says what is wrong.
+    # Some errors have many lines. The first one says what is wrong.
     lines = [line.strip() for line in str(exc).splitlines() if line.strip()]
     return lines[0] if lines else "(no message)"
 
@@ -107,13 +107,13 @@ def _place(exc: Exception) -> str:
     if isinstance(exc, SyntaxError) and exc.filename:
         return f" ({exc.filename}:{exc.lineno})"
     frames = [f for f in traceback.extract_tb(exc.__traceback__) if not f.filename.startswith("<")]
-    # The last frame outside of Python and of installed packages is where the user can do something about it.
+    # The user can fix the last frame that is outside of Python and of installed packages.
     own = [f for f in frames if not f.filename.startswith(INSTALLED)]
     frame = (own or frames)[-1]
     return f" ({frame.filename}:{frame.lineno})"
 
 
 def _in_user_code(exc: Exception) -> bool:
-    """Whether ``exc`` comes out of the module that was imported, rather than from looking into it."""
+    """Whether ``exc`` was raised while the user's module was imported, and not by the look-up of the app in it."""
     frames = traceback.extract_tb(exc.__traceback__)
     return any(frame.filename.startswith("<frozen importlib") for frame in frames)

@@ -1,7 +1,7 @@
-"""What a task that forks leaves behind: the copy of its process must not go on as a worker.
+"""Ends processes that a task forked (``os.fork``) and that come back from the task's body.
 
-A child of ``os.fork`` that comes back from the task's body, as one that raises or calls ``sys.exit`` does, is a second
-pool process with the first one's pipes. It would run the messages that the first one has, and take further ones.
+Such a child raised, called ``sys.exit``, or returned. It would go on as a second pool process with the pipes of the
+first one. It would run the first one's messages again, and take further ones.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from typing import NoReturn
 
 logger = logging.getLogger(__name__)
 
-#: How many forks are between this process and the one that began. To ask for the process id costs a call of the kernel.
+#: How many forks this process is away from the first one. It is compared instead of the process id, which would cost a
+#: system call.
 fork_depth = 0
 
 
@@ -27,8 +28,8 @@ os.register_at_fork(after_in_child=_count)
 
 
 def exit_forked_child(task: str) -> NoReturn:
-    """Ends this process, which ``task`` made and which came back from its body; with the code of its ``sys.exit``, else
-    with 1 and a line that says so.
+    """Ends this process, which ``task`` forked. The exit code is that of its ``sys.exit``, or else 1 with an error in
+    the log.
     """
     exc = sys.exc_info()[1]
     code = exc.code if isinstance(exc, SystemExit) else 1
@@ -36,7 +37,7 @@ def exit_forked_child(task: str) -> NoReturn:
         code = 0
     elif not isinstance(exc, SystemExit) or not isinstance(code, int):
         logger.error(
-            "task %s forked, and the copy of its process came back from it%s: it ends here; end it with os._exit",
+            "task %s forked, and the child process came back from the task%s: it ends here; end it with os._exit",
             task,
             f" with {exc!r}" if exc is not None else "",
         )

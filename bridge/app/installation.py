@@ -1,4 +1,4 @@
-"""`install`: makes an existing Celery app one whose messages are handled in order, ticket by ticket."""
+"""`install`: adds the bridge to an existing Celery app."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ if TYPE_CHECKING:
 
     from bridge.app.typed import TicketApp
 
-#: The steps of Celery's worker that make it a member of the lane. They are named, not imported: Celery loads them when
-#: a worker is made, and a process that only produces never loads the worker's part.
+#: The bootsteps that make a Celery worker a consumer of the lane. They are named and not imported: Celery imports them
+#: when it creates a worker. So a process that only pushes does not load them.
 STEPS = {
     "worker": ("bridge.worker.main.server_check:ServerStep", "bridge.worker.main.steps:JoinStep"),
     "consumer": ("bridge.worker.main.steps:MemberStep",),
 }
-#: What looks at the settings before Celery does, in a worker of the command line; loaded when it is needed, too.
+#: Checks the settings before Celery does, in a worker of the command line. Also imported only when it is needed.
 CHECK_SETTINGS = "bridge.worker.main.steps:check_settings"
 
 
 def install(app: Celery) -> TicketApp:
-    """Adds the bridge to ``app``; an existing app needs no more than this. Tasks may have been declared before.
+    """Adds the bridge to ``app``. An existing app needs nothing else. Its tasks may have been declared before.
 
     Returns ``app``. For type checkers ``app = bridge.install(Celery(…))`` has tasks that can ``push``.
     """
@@ -44,13 +44,14 @@ def _install(app: Celery) -> None:
     adopt_from_now_on(app)
     keep_results_apart(app)
 
-    # shared=False: other apps of the process, which may know nothing of the bridge, shall not get it.
+    # shared=False: other apps of this process may have no bridge, and must not get this task.
     @app.task(name=BUNDLE_TASK, ignore_result=True, shared=False, bridge_bundle=False)
     def bundle() -> None:
-        """Carries runs of several tickets to one pool process; never called as a task."""
+        """The task name of bundles, which carry runs of several tickets to one pool process. It is never called."""
         raise ConfigurationError("a bundle reached a worker without bridge.install(app)")
 
-    # An ordinary task, whichever worker takes it. Delivered twice (a worker died), it pushes once, by its own id.
+    # An ordinary task, which any worker may run. If it is delivered twice (a worker died), it pushes once: its own id
+    # is the idempotency key.
     @app.task(name=PUSH_TASK, bind=True, shared=False, acks_late=True, bridge_bundle=False)
     def push_message(self: Any, task: str, ticket_id: str, payload: Any = None) -> str:
         """Pushes a message for ``task``; returns its id."""
@@ -60,8 +61,8 @@ def _install(app: Celery) -> None:
         app.steps[blueprint].update(names)
 
     def before_setup(instance: Any, **_: Any) -> None:
-        # Before Celery itself reads the broker's URL: of one that it cannot read it would show a piece, and that may be
-        # of the password.
+        # This runs before Celery reads the broker's URL. If Celery cannot parse the URL, its error shows a part of it,
+        # which may be of the password.
         if instance.app is app:
             symbol_by_name(CHECK_SETTINGS)(app)
 

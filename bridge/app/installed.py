@@ -1,4 +1,4 @@
-"""What `bridge.install` puts on an app: its settings, and the clients that producers of this process share."""
+"""``app.bridge``: the settings of an app, and the clients that the producers of this process share."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class Bridge:
-    """What `install` puts on an app, as ``app.bridge``."""
+    """The object that `install` sets as ``app.bridge``."""
 
     def __init__(self, app: Celery) -> None:
         self._app = app
@@ -29,28 +29,28 @@ class Bridge:
 
     @cached_property
     def settings(self) -> Settings:
-        """The validated settings; read late, so that the app may be configured after `install`."""
+        """The validated settings. They are read at first use, so the app may be configured after `install`."""
         return read_settings(self._app)
 
     @cached_property
     def eager(self) -> Eager:
-        """Handles messages here and now, where Celery runs tasks eagerly."""
+        """Handles pushed messages in this process, in Celery's eager mode."""
         return Eager(self._app)
 
     @cached_property
     def client(self) -> Redis:
-        """The client that producers of this process share. Raises `ServerUnfit`, and redis errors: asked once."""
+        """The client that producers of this process share. Raises `ServerUnfit` and redis errors, at first use only."""
         made = client(self.settings.redis_url)
         require_fit(made, self.settings.redis_url)
         return made
 
     async def async_client(self) -> AsyncRedis:
-        """The client that producers share in the event loop that runs: its connections are bound to that loop.
+        """The client that producers share in the running event loop. Its connections are bound to that loop.
 
         Raises as `client` does.
         """
         if "client" not in self.__dict__:
-            # It asks whether the server is fit, and waits for the answer.
+            # This checks whether the server is fit. It blocks, so it runs on a thread.
             await asyncio.to_thread(lambda: self.client)
         loop = asyncio.get_running_loop()
         found = self._async_clients.get(loop)
@@ -59,7 +59,7 @@ class Bridge:
         return found
 
     async def aclose(self) -> None:
-        """Closes the connections of `apush` in the event loop that runs: for the end of a server's lifespan."""
+        """Closes the connections of `apush` in the running event loop. Call it at the end of a server's lifespan."""
         found = self._async_clients.pop(asyncio.get_running_loop(), None)
         if found is not None:
             await found.aclose(close_connection_pool=True)

@@ -1,11 +1,11 @@
-"""Results of messages in an app's result backend: apart from those of other lanes.
+"""Keeps the results of messages apart from those of other lanes in the same result backend.
 
-A message's id is its Celery task id, and two streams give out the same ids. So what belongs to a message id is stored
-and found under a name that has the lane in it; `AsyncResult` and whatever else knows the id alone finds it through the
-app, whose lane it is. Ids of ordinary calls are left as they are, and so is the ``task_id`` within what is stored.
+A message's id is its Celery task id, and two streams may have the same ids. So the result of a message is stored under
+its id with a prefix that names the lane. The app knows its lane, so `AsyncResult` finds the result by the message id
+alone. Ids of ordinary calls are not changed, and neither is the ``task_id`` within a stored result.
 
-The lane that is there when nothing is set (stream and group by their default names) has no name in it: its results are
-where any Celery app finds them that has the same result backend, also one that knows nothing of the bridge.
+The default lane (default names of stream and group) has no prefix. So any Celery app with the same result backend finds
+its results, also an app without the bridge.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 
 #: A stream id.
 _MESSAGE_ID = re.compile(r"[0-9]{1,20}-[0-9]{1,20}")
-#: What may stand in the names of all backends: in a file's name, a key of memcached, a column of 155 characters. With
-#: `_BETWEEN` stream and group can be told apart.
+#: Names that every backend accepts: in a file name, a memcached key, a column of 155 characters. A name cannot contain
+#: `_BETWEEN`, so stream and group are separate.
 _PLAIN = re.compile(r"[A-Za-z0-9_.-]+(:[A-Za-z0-9_.-]+)*")
 _BETWEEN = "::"
 _LONGEST = 100
@@ -35,14 +35,14 @@ _DEFAULT_LANE = (LaneSettings.model_fields["stream"].default, LaneSettings.model
 
 
 def keep_results_apart(app: Celery) -> None:
-    """Makes each result backend of ``app``, made from now on, keep the results of messages under the lane's name."""
+    """Makes each result backend that ``app`` creates from now on store results of messages under the lane's name."""
     make = app._get_backend
 
     def with_lane() -> Any:
         return _with_lane_names(make())
 
     app._get_backend = with_lane
-    # One that was made before: whoever waits for a result has it, and keeps it.
+    # Forget the backend that was created before. A caller that already waits for a result keeps using it.
     app._backend_cache = None
     app._local = threading.local()
 
@@ -53,7 +53,7 @@ class _LaneNames:
     app: Any
 
     def _lane_id(self, task_id: Any) -> Any:
-        """What ``task_id`` is called in the backend."""
+        """The id under which the backend stores ``task_id``."""
         if isinstance(task_id, str) and _MESSAGE_ID.fullmatch(task_id):
             return f"{self._lane_prefix}{task_id}"
         return task_id
@@ -64,14 +64,14 @@ class _LaneNames:
         return _prefix_of(lane.stream, lane.group)
 
     def __reduce__(self, *args: Any, **kwargs: Any) -> Any:
-        # The class was made here, and cannot be found by its name.
+        # The class was created at run time, so pickle cannot find it by its name.
         reduced: Any = super().__reduce__(*args, **kwargs)
         rebuild, (cls, *more), *state = reduced
         return (_unpickled, (rebuild, cls.__bases__[1], *more), *state)
 
 
 class _KeyValueLaneNames(_LaneNames):
-    """Of backends that have a key for each task."""
+    """For backends that have a key for each task."""
 
     def get_key_for_task(self, task_id: Any, key: Any = "") -> Any:
         return super().get_key_for_task(self._lane_id(task_id), key)  # type: ignore[misc]
@@ -83,7 +83,7 @@ class _KeyValueLaneNames(_LaneNames):
 
 
 class _OtherLaneNames(_LaneNames):
-    """Of the others (databases): by the three hooks that Celery has for each backend."""
+    """For the other backends (databases): overrides the three hooks that every backend has."""
 
     def _store_result(self, task_id: Any, *args: Any, **kwargs: Any) -> Any:
         return super()._store_result(self._lane_id(task_id), *args, **kwargs)  # type: ignore[misc]
@@ -99,14 +99,14 @@ class _OtherLaneNames(_LaneNames):
 
 
 def _with_lane_names(backend: Any) -> Any:
-    """``backend``, with the lane in the names that it gives to results of messages."""
+    """``backend``, changed so that it stores results of messages under the lane's name."""
     if isinstance(backend, DisabledBackend | _LaneNames):
         return backend
     cls: Any = type(backend)
     backend.__class__ = _class_with_lane_names(cls)
     consumer: Any = getattr(backend, "result_consumer", None)
     if hasattr(consumer, "_get_key_for_task"):
-        # That of Redis remembers the method of the class that was.
+        # The result consumer of Redis holds the method of the class before.
         consumer._get_key_for_task = backend.get_key_for_task
     return backend
 
@@ -128,6 +128,6 @@ def _prefix_of(stream: str, group: str) -> str:
 
 
 def _unpickled(rebuild: Any, cls: type, *args: Any) -> Any:
-    """A backend that was pickled, for the current app (see `celery.backends.base.unpickle_backend`)."""
+    """Unpickles a backend, for the current app (see `celery.backends.base.unpickle_backend`)."""
     backend = rebuild(cls, *args)
     return _with_lane_names(backend) if hasattr(current_app, "bridge") else backend

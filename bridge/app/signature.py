@@ -1,4 +1,4 @@
-"""Whether a task can be called as a message calls it: with its ticket and its payload, and nothing else."""
+"""Checks that a task can be called with a ticket and a payload, as a message calls it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from bridge.routing.errors import ConfigurationError
 
 
 def mismatch(task: Any) -> str:
-    """Why ``task`` cannot be called with a ticket and a payload; empty when it can. An ordinary task need not."""
+    """Why ``task`` cannot be called with a ticket and a payload; '' if it can. Ordinary tasks need not accept them."""
     found: str | None = task.__dict__.get("_mismatch")
     if found is None:
         found = task._mismatch = _mismatch(task)
@@ -17,20 +17,20 @@ def mismatch(task: Any) -> str:
 
 
 def require_match(task: Any) -> None:
-    """Refuses a task that no message can be for. Raises `ConfigurationError`."""
+    """Raises `ConfigurationError` when ``task`` cannot handle messages."""
     if mismatch(task):
         raise ConfigurationError(mismatch(task))
 
 
 def is_async_or_generator(body: Any) -> bool:
-    """Whether a call of ``body`` would only make a coroutine or a generator of it, which Celery never runs."""
+    """Whether a call of ``body`` only creates a coroutine or a generator, which Celery would never run."""
     return inspect.iscoroutinefunction(body) or inspect.isgeneratorfunction(body) or inspect.isasyncgenfunction(body)
 
 
 def _mismatch(task: Any) -> str:
     if is_async_or_generator(inspect.unwrap(task.run)):
         return (
-            f"no message can be for the task {task.name}: Celery would not run its body, which is async or a generator"
+            f"the task {task.name} cannot handle messages: Celery would not run its body, which is async or a generator"
         )
     try:
         signature = inspect.signature(task.run)
@@ -38,8 +38,8 @@ def _mismatch(task: Any) -> str:
         signature.bind("ticket", "payload")
     except TypeError:
         bound = "(self, ticket_id, payload) with bind=True, or (ticket_id, payload)"
-        return f"no message can be for the task {task.name}: it takes ({takes}), and would have to take {bound}"
+        return f"the task {task.name} cannot handle messages: it takes ({takes}), and must take {bound}"
     except ValueError:
-        # Of something that Python cannot look into.
+        # Python cannot tell the signature of some builtins.
         return ""
     return ""

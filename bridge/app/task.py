@@ -1,4 +1,4 @@
-"""The task class of an app with the bridge: ``push``, ``self.ticket``, and failures that end in the bridge's retry."""
+"""The task class of an app with the bridge: ``push``, ``self.ticket``, and how the failure of a message is retried."""
 
 from __future__ import annotations
 
@@ -27,11 +27,12 @@ if TYPE_CHECKING:
 
 
 class TicketTask(Task):  # type: ignore[misc, unused-ignore]
-    """In the class of every task of the app, before Celery's ``Task`` (see `bridge.app.adoption`). A task that was
-    called without the bridge behaves as before.
+    """A base class of every task of the app, before Celery's ``Task`` (see `bridge.app.adoption`).
+
+    A task that is called without the bridge behaves as before.
     """
 
-    #: Attempts of this task's messages before they are given up; None: the setting `bridge_max_attempts`.
+    #: The attempts of this task's messages before they are given up; None: the setting `bridge_max_attempts`.
     bridge_max_attempts: int | None = None
     #: False: messages of this task always travel as Celery messages of their own.
     bridge_bundle: bool | None = None
@@ -48,7 +49,7 @@ class TicketTask(Task):  # type: ignore[misc, unused-ignore]
     def ticket(self) -> TicketContext | Any:
         """The message that this call handles, a `TicketContext`; None when the task was called without the bridge.
 
-        To a type checker it is "or anything", so that a task that is only ever pushed need not ask for None.
+        For type checkers it is also ``Any``, so that a task that is only pushed need not check for None.
         """
         return ticket_of(self)
 
@@ -62,8 +63,8 @@ class TicketTask(Task):  # type: ignore[misc, unused-ignore]
     ) -> str:
         """Adds a message for this task to the stream; returns its id, which is also its Celery task id.
 
-        ``idempotency_key``: a push with the same key, ticket and payload within a day adds nothing, and returns the id
-        of the first one: so a push whose answer did not come can be tried again.
+        ``idempotency_key``: a second push with the same key, ticket and payload within a day adds nothing, and returns
+        the id of the first one. So a push without an answer can be tried again.
 
         Raises `PayloadError` when ticket or payload cannot be sent, `ServerUnavailable` when Redis refuses or cannot be
         reached (the message is not in), and its kind `Unanswered` when no answer came (it may be in).
@@ -121,9 +122,9 @@ class TicketTask(Task):  # type: ignore[misc, unused-ignore]
         idempotency_key: str | None = None,
         using: str | None = None,
     ) -> None:
-        """Pushes when Django's transaction (of the database ``using``) commits; at once outside of one.
+        """Pushes when Django's transaction (of the database ``using``) commits. Outside of one it pushes at once.
 
-        What cannot be sent is refused now, while the transaction can still be rolled back. Raises
+        A message that cannot be sent raises now, while the transaction can still be rolled back. Raises
         `ConfigurationError` without Django.
         """
         try:
@@ -133,7 +134,7 @@ class TicketTask(Task):  # type: ignore[misc, unused-ignore]
         refuse_delay(delay)
         require_match(self)
         ticket_bytes(ticket_id)
-        # As it is now: the caller may go on changing it.
+        # A copy: the caller may change the payload before the commit.
         given = orjson.loads(payload_bytes(payload, self.app.bridge.settings.lane.max_payload))
         transaction.on_commit(lambda: self.push(ticket_id, given, idempotency_key=idempotency_key), using=using)
 
@@ -148,10 +149,10 @@ class TicketTask(Task):  # type: ignore[misc, unused-ignore]
         max_retries: int | None = None,
         **options: Any,
     ) -> Any:
-        """As Celery's, but the message stays first of its ticket and waits in Redis: nothing is sent again.
+        """As Celery's, but the message stays first of its ticket and waits in Redis. No new Celery message is sent.
 
-        ``countdown`` and ``eta`` are kept. ``max_retries`` may give up sooner than the attempts that the task has; it
-        cannot add any. Raises `ConfigurationError` where it is asked to change the message, or the way it goes.
+        ``countdown`` and ``eta`` work. ``max_retries`` may end the attempts sooner than `bridge_max_attempts`, and
+        cannot add any. Raises `ConfigurationError` for options that would change the message or its route.
         """
         ticket = ticket_of(self)
         if ticket is None or not ticket.pushed:
@@ -180,18 +181,20 @@ class TicketTask(Task):  # type: ignore[misc, unused-ignore]
         return retry
 
     def replace(self, sig: Any) -> Any:
-        """As Celery's. Raises `ConfigurationError` in a message: what replaced it would run beside its ticket."""
+        """As Celery's. In a message it raises `ConfigurationError`: the replacement would run without the order of its
+        ticket.
+        """
         ticket = ticket_of(self)
         if ticket is None or not ticket.pushed:
             return super().replace(sig)
         ticket.gave_up = True
         raise ConfigurationError(
-            f"replace({sig}): what replaced a message would run beside its ticket, in no order; push another message, "
-            "or call apply_async for what needs no order"
+            f"replace({sig}): the replacement of a message would run without the order of its ticket; push another "
+            "message, or call apply_async for a task that needs no order"
         )
 
     def _is_given(self, name: str, value: Any) -> bool:
-        """Whether ``value`` is what this call was given as ``args`` or ``kwargs``."""
+        """Whether ``value`` equals the ``args`` or ``kwargs`` of this call."""
         given = getattr(self.request, name)
         return bool(dict(value) == given if name == "kwargs" else list(value) == list(given))
 
@@ -199,7 +202,7 @@ class TicketTask(Task):  # type: ignore[misc, unused-ignore]
         ticket = ticket_of(self)
         if ticket is None or not ticket.entered or ticket.body_reached:
             return super().__call__(*args, **kwargs)
-        # Here end the `__call__` of base classes: Celery's own would put a request without a ticket over this one.
+        # The `__call__` of the base classes end here. Celery's own one would push a request without a ticket.
         ticket.body_reached = True
         return self.run(*args, **kwargs)
 
@@ -207,7 +210,7 @@ class TicketTask(Task):  # type: ignore[misc, unused-ignore]
         if ticket.lost is None or ticket.rolled_back:
             return
         ticket.rolled_back = True
-        # As it was given: of the class's attributes, Python would bind a function to the task, but no other callable.
+        # Read without binding: through the task, Python would bind a function, but no other callable.
         undo: Any = inspect.getattr_static(type(self), "bridge_rollback", None)
         if isinstance(undo, staticmethod):
             undo = undo.__func__
@@ -219,13 +222,17 @@ class TicketTask(Task):  # type: ignore[misc, unused-ignore]
 
 
 def ticket_of(task: Any) -> TicketContext | None:
-    """The message that ``task`` handles; its class may have a ``ticket`` of its own."""
+    """The message that ``task`` handles. It does not use ``task.ticket``: a user's class may define its own."""
     found: TicketContext | None = task.request.__dict__.get("bridge_ticket")
     return found
 
 
 def enter(self: Any, *args: Any, **kwargs: Any) -> Any:
-    """The outermost ``__call__`` of every task: what stands between a message and whatever the task's classes do."""
+    """The outermost ``__call__`` of every task. It runs before the ``__call__`` of the user's classes.
+
+    For a message it checks the lease again, calls the rollback, and commits early if there is a result. It turns an
+    exception into the bridge's retry.
+    """
     ticket = ticket_of(self)
     if ticket is None and self.request.is_eager:
         ticket = self.request.bridge_ticket = ticket_of_call(self, args, kwargs)
@@ -233,8 +240,8 @@ def enter(self: Any, *args: Any, **kwargs: Any) -> Any:
         return super(self._outermost, self).__call__(*args, **kwargs)
     ticket.entered = True
     if not ticket.lease_holds():
-        # Between the look at the lease and here, handlers of signals and, with `task_track_started`, a write to the
-        # result backend may have waited for long. Somebody else may have the ticket by now.
+        # Since the lease was checked, signal handlers may have taken long, and with `task_track_started` a write to the
+        # result backend too. Another worker may have the ticket by now.
         ticket.lease_was_over = True
         raise Ignore("the lease ended before the task began")
     fork_depth = forked_children.fork_depth
@@ -242,8 +249,8 @@ def enter(self: Any, *args: Any, **kwargs: Any) -> Any:
         try:
             if not self._rolls_back_in_run:
                 self._roll_back(ticket, args, kwargs)
-            # Straight to the body where no base class has a call of its own, as in Celery: it spares looks at the
-            # request. Tests, and Celery's autoretry, put another one on the task itself.
+            # If no base class has a `__call__`, the body is called directly, as Celery does: that is faster. Tests, and
+            # Celery's autoretry, may have set another `run` on the task itself.
             body = self.__dict__.get("run") or self._body
             call = body if self._calls_run else super(self._outermost, self).__call__
             result = call(*args, **kwargs)
@@ -251,7 +258,7 @@ def enter(self: Any, *args: Any, **kwargs: Any) -> Any:
             if forked_children.fork_depth != fork_depth and not self.request.is_eager:
                 forked_children.exit_forked_child(self.name)
         if ticket.recorded is not None and not self.ignore_result:
-            # Whoever waits for the result must find the effects applied.
+            # A caller that waits for the result must find the effects applied.
             ticket.commit()
         return result
     except (Ignore, Reject, Retry, StaleFence):
@@ -261,7 +268,7 @@ def enter(self: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def roll_back_in_run(task: Any) -> None:
-    """Makes the rollback of ``task`` a part of its ``run``: where its base classes open a context, it has that, too."""
+    """Moves the rollback of ``task`` into its ``run``. So it runs within the contexts that its base classes open."""
     run = task.run
 
     @wraps(run)
@@ -276,7 +283,7 @@ def roll_back_in_run(task: Any) -> None:
 
 
 def before_start(self: Any, *args: Any) -> None:
-    """The outermost ``before_start`` of a task that has one: what it raises fails the attempt as the body would."""
+    """The outermost ``before_start`` of a task that has one. An exception in it fails the attempt, as in the body."""
     try:
         super(self._outermost, self).before_start(*args)
     except (Ignore, Reject, Retry):
@@ -289,9 +296,9 @@ def before_start(self: Any, *args: Any) -> None:
 
 
 def raise_or_retry(task: Any, ticket: TicketContext, exc: Exception) -> NoReturn:
-    """Raises ``exc`` where the message does not come again, and Celery's `Retry` where it does."""
+    """Raises Celery's `Retry` if the message comes again, and ``exc`` if this was its last attempt."""
     if isinstance(exc, TypeError) and mismatch(task):
-        # No attempt will do better.
+        # No further attempt can help.
         ticket.gave_up = True
         raise ConfigurationError(mismatch(task)) from None
     if ticket.gave_up or ticket.is_last_attempt:
@@ -300,12 +307,12 @@ def raise_or_retry(task: Any, ticket: TicketContext, exc: Exception) -> NoReturn
     raise Retry(exc=exc, when=lane.backoff.delay_ms(ticket.attempt) / 1000) from exc
 
 
-#: Longest wait that is kept as it was asked for: a hundred years. What is larger may fit no outcome, and be lost there.
+#: The longest wait before a retry: a hundred years. A longer one is shortened, since it may not fit into an outcome.
 LONGEST_DELAY_MS = 100 * 365 * 86_400_000
 
 
 def retry_delay_ms(retry: Retry) -> int | None:
-    """How long a `Retry` asks to wait, in ms from now; None when it does not say."""
+    """How long a `Retry` waits, in ms from now; None if it does not say."""
     when = retry.when
     if isinstance(when, datetime):
         return max(0, int((maybe_make_aware(when, UTC).timestamp() - time.time()) * 1000))

@@ -1,4 +1,4 @@
-"""The ``bridge_…`` options of tasks, and the default task: what cannot work is refused when a process starts."""
+"""Checks the ``bridge_…`` options of tasks, and the default task, when a process starts."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ if TYPE_CHECKING:
 
     from bridge.settings.lane import LaneSettings
 
-#: What may become of the ticket of a dead message.
+#: The values of ``bridge_on_dead``: what happens to the ticket of a dead message.
 ON_DEAD = ("skip", "park")
 
 #: How a rollback is called.
 ROLLBACK = "(self, lost, ticket_id, payload)"
 
-#: What a task may override or add, as an attribute with the prefix, and its type.
+#: The options that a task may have, without their prefix, and their types.
 TASK_OVERRIDES: dict[str, type[Any]] = {"max_attempts": int, "bundle": bool, "on_dead": str, "rollback": object}
 
 
 def check_tasks(app: Celery, lane: LaneSettings) -> None:
-    """Refuses a default task that ``app`` does not have, and options of its tasks that cannot work."""
+    """Raises `ConfigurationError` for a default task that ``app`` does not have, and for wrong options of its tasks."""
     for name, task in app.tasks.items():
         check_task_options(name, task)
     default = lane.default_task

@@ -1,4 +1,4 @@
-"""Which tasks messages may name: those that the app has for tickets, and neither the bridge's own nor Celery's."""
+"""Which tasks a message may name: the ticket tasks of the app, without the bridge's own tasks and Celery's."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from bridge.app.task import TicketTask
 if TYPE_CHECKING:
     from celery import Celery
 
-#: How the names of tasks begin that do the work of Celery and of the bridge.
+#: Prefixes of the names of Celery's own tasks and of the bridge's own tasks.
 RESERVED = ("bridge.", "celery.")
 
 
 def ticket_tasks(app: Celery) -> frozenset[str]:
-    """The names of the tasks of ``app`` that messages may name, as of now: tasks may be registered late."""
+    """The names of the tasks of ``app`` that messages may name now. More tasks may be registered later."""
     return frozenset(name for name in list(app.tasks) if is_ticket_task(app, name))
 
 

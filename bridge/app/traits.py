@@ -1,7 +1,7 @@
-"""What is to be known of each task: how often it is tried, whether it travels in bundles, its time limits.
+"""Traits of a task that the leader needs: its attempts, whether it travels in bundles, its time limits.
 
-A master asks its own app. Of a task that only consumers have (a deploy is under way), it takes what they told when they
-registered; of one that nobody has, the defaults.
+A master reads them from its own app. If only consumers have the task (during a deploy), it reads their registrations.
+If neither has it, it uses the defaults.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class TaskTraits:
-    """What the planner must know of a task: whether it may travel in a bundle, and its (hard, soft) time limits."""
+    """The traits that the planner needs: whether the task may travel in a bundle, and its (hard, soft) time limits."""
 
     __slots__ = ("bundled", "limits")
 
@@ -27,15 +27,16 @@ class TaskTraits:
 
 
 def traits_of(task: Any) -> dict[str, Any]:
-    """What ``task`` has of its own, where it is not as by default: see `bridge.protocol.registration.TRAITS`."""
+    """The traits of ``task`` that differ from the defaults: see `bridge.protocol.registration.TRAITS`."""
     found: dict[str, Any] = {}
     if getattr(task, "bridge_max_attempts", None):
         found["max_attempts"] = int(task.bridge_max_attempts)
     if getattr(task, "bridge_on_dead", None):
         found["on_dead"] = task.bridge_on_dead
-    # In a bundle a message may have run to its end and be lost with it, and nobody would know to undo it.
-    undone = getattr(task, "bridge_rollback", None) is not None
-    if getattr(task, "bridge_bundle", None) is False or task.rate_limit or undone:
+    # In a bundle a message may have run to its end, and be lost before its outcome was written. Then it would not count
+    # as a lost attempt, and its rollback would not be called.
+    has_rollback = getattr(task, "bridge_rollback", None) is not None
+    if getattr(task, "bridge_bundle", None) is False or task.rate_limit or has_rollback:
         found["bundle"] = False
     if task.time_limit or task.soft_time_limit:
         found["limits"] = [task.time_limit, task.soft_time_limit]
@@ -45,7 +46,7 @@ def traits_of(task: Any) -> dict[str, Any]:
 
 
 class Traits:
-    """Answers for the tasks of one lane."""
+    """The traits of the tasks of one lane."""
 
     def __init__(self, app: Celery, lane: LaneSettings, registrations: Registrations) -> None:
         self._app = app
@@ -54,7 +55,7 @@ class Traits:
         self._found: dict[str, TaskTraits] = {}
 
     def of(self, name: str) -> TaskTraits:
-        """What the planner must know of it."""
+        """The traits of the task ``name`` that the planner needs."""
         found = self._found.get(name)
         if found is None:
             facts = self._facts_of(name)
@@ -63,7 +64,7 @@ class Traits:
         return found
 
     def max_attempts(self, name: str) -> int:
-        """Attempts of its messages before they are given up."""
+        """The attempts of its messages before they are given up."""
         return int(self._facts_of(name).get("max_attempts") or self._lane.max_attempts)
 
     def parks(self, name: str) -> bool:
@@ -71,11 +72,11 @@ class Traits:
         return (self._facts_of(name).get("on_dead") or self._lane.on_dead) == "park"
 
     def ignores_result(self, name: str) -> bool:
-        """Whether nobody wants its results."""
+        """Whether the results of the task are ignored."""
         return bool(self._facts_of(name).get("ignore_result"))
 
     def forget(self) -> None:
-        """Consumers have told something new."""
+        """A registration changed: read the traits again."""
         self._found.clear()
 
     def _facts_of(self, name: str) -> Mapping[str, Any]:

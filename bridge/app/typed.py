@@ -1,7 +1,7 @@
-"""What type checkers know of an app with the bridge; nothing of this exists at run time.
+"""Types of an app with the bridge, for type checkers only. Nothing of this exists at run time.
 
-Celery has no types of its own, and the stubs that there are (``celery-types``) know no `TicketTask`. So `install` is
-said to return a `TicketApp`: its decorator makes tasks that can ``push``, with the stubs and without them.
+Celery has no types of its own, and its stubs (``celery-types``) do not know `TicketTask`. So `install` is annotated to
+return a `TicketApp`. Its decorator returns tasks that can ``push``, with the stubs and without them.
 """
 
 from __future__ import annotations

@@ -1,12 +1,14 @@
-"""Adds messages to the stream: one, or many in one round trip for some hundred; also for asyncio.
+"""Adds messages to the stream: one message, or many in parts of some hundred per round trip; also for asyncio.
 
-What a caller may rely on:
+Contract:
 
-- Everything is checked before anything is sent: a `PayloadError` means that nothing is in.
-- Messages are in the stream in the order in which they were given. Of many, a part is taken whole or not at all.
-- An error says what is in: `ServerUnavailable` is a refusal (no connection, or an answer that says no),
-  `Unanswered` means that the answer did not come. Both name the messages that are in for certain (``pushed``).
-- With an idempotency key the same push can be tried again: what was in is not added again, and the ids are the same.
+- All messages are checked before the first is sent. A `PayloadError` means that no message was added.
+- Messages are added in the given order. A part of many messages is added whole or not at all.
+- An error says which messages were added. `ServerUnavailable` is a refusal: there was no connection, or the server
+  replied with an error. `Unanswered` means that no reply came, so the messages may be in or not. Both name the messages
+  that were added for certain (``pushed``).
+- With an idempotency key the same push can be tried again. Messages that are in are not added again, and the ids are
+  the same.
 """
 
 from __future__ import annotations
@@ -39,10 +41,11 @@ if TYPE_CHECKING:
 
     from bridge.settings.app import Settings
 
-#: Messages, and bytes of them, in one call of the server: it serves nobody else meanwhile, for a millisecond or so.
+#: Most messages, and most bytes, of one call of the server. During a call, about a millisecond, it serves no other
+#: client.
 PART_MESSAGES = 500
 PART_BYTES = 1024 * 1024
-#: What a push that the server does not take, or does not answer, fails with.
+#: The errors of a push that the server refuses or does not answer.
 FAILURES = (*UNAVAILABLE, redis.exceptions.ResponseError)
 #: Longest idempotency key, in bytes of UTF-8.
 MAX_KEY_BYTES = 512
@@ -50,9 +53,9 @@ MAX_KEY_BYTES = 512
 
 @dataclass(frozen=True)
 class Part:
-    """Messages that go into the stream in one step.
+    """Messages that are added to the stream in one step.
 
-    ``first``: the number of the first one, from 0; ``packed``: ticket and payload of each in turn, as RESP.
+    ``first``: the number of the first one, from 0. ``packed``: the ticket and payload of each message, as RESP.
     """
 
     first: int
@@ -60,11 +63,12 @@ class Part:
     packed: bytes
 
     def call(self, stream: str, task: str, key: str | None, total: int) -> bytes:
-        """The call of the script that appends them. ``total``: how many messages the whole push has."""
+        """The call of the script that adds them. ``total``: the number of messages of the whole push."""
         words = 2 * self.count
         if key is None:
             return producing.many_opening(stream, task, words) + self.packed
-        # With what the part alone does not tell: the same words for another task, or at the beginning of another push.
+        # The digest covers the task and the total too. Else an equal part for another task, or of a longer push, would
+        # be taken for the same push.
         seen = hashlib.blake2b(f"{total} {task}\n".encode(), digest_size=8)
         seen.update(self.packed)
         return producing.once_opening(stream, task, words, key, self.first, seen.hexdigest()) + self.packed
@@ -73,7 +77,7 @@ class Part:
 def push(
     app: Celery, task: str, ticket_id: str | int, payload: Any, *, delay: float | None, idempotency_key: str | None
 ) -> str:
-    """One message for ``task``; returns its id. See `TicketTask.push`."""
+    """Adds one message for ``task``; returns its id. See `TicketTask.push`."""
     settings: Settings = app.bridge.settings
     refuse_delay(delay)
     if idempotency_key is not None:
@@ -93,11 +97,11 @@ def push(
 def push_many(
     app: Celery, task: str, messages: Iterable[tuple[str | int, Any]], *, idempotency_key: str | None
 ) -> list[str]:
-    """Many messages for ``task``; returns their ids. See `TicketTask.push_many`."""
+    """Adds many messages for ``task``; returns their ids. See `TicketTask.push_many`."""
     push = _Push(app, task, messages, idempotency_key)
     if push.total:
         with _translated_failures(push.settings, push.ids, push.total), _connection(app.bridge.client) as connection:
-            # All over one connection: to take one anew costs as much as twenty messages.
+            # All parts use one connection: to take one from the pool costs as much as twenty messages.
             for call in push.calls():
                 try:
                     reply = _answer(connection, call)
@@ -129,7 +133,7 @@ async def apush_many(
 
 
 class _Push:
-    """One push of many messages: what is sent, and the ids of what is in. All is checked when it is made."""
+    """One push of many messages: its parts, and the ids of the messages that are in. The constructor checks all."""
 
     def __init__(self, app: Celery, task: str, messages: Iterable[tuple[str | int, Any]], key: str | None) -> None:
         self.settings: Settings = app.bridge.settings
@@ -144,11 +148,11 @@ class _Push:
             self._parts, self.total = parts_of(messages, self.settings.lane.max_payload)
 
     def calls(self) -> Iterator[bytes]:
-        """What is to be sent, one after the other was answered."""
+        """The calls to send, each after the answer to the one before."""
         return (part.call(self.settings.lane.stream, self._task, self._key, self.total) for part in self._parts)
 
     def take(self, reply: Any) -> None:
-        """Takes the answer to a call in. Raises `PayloadError` when the key was used for other messages."""
+        """Adds the ids in the answer to a call. Raises `PayloadError` when the key was used for other messages."""
         self.ids += producing.ids_in(reply, self._key or "")
 
 
@@ -159,7 +163,7 @@ def _connection(client: Redis) -> Iterator[Any]:
     try:
         yield connection
     finally:
-        # One that failed in the middle has disconnected itself.
+        # A connection that failed has disconnected itself.
         pool.release(connection)
 
 
@@ -182,8 +186,9 @@ async def _answer_async(client: AsyncRedis, call: bytes) -> Any:
 
 
 def parts_of(messages: Iterable[tuple[str | int, Any]], max_payload: int) -> tuple[list[Part], int]:
-    """``messages`` as they go into the stream, and how many they are. Raises `PayloadError`, which names the first
-    that cannot be sent by its place, 0 for the first.
+    """The parts of ``messages``, and the number of messages.
+
+    Raises `PayloadError` for the first message that cannot be sent. The error names its position, from 0.
     """
     parts: list[Part] = []
     words: list[int | bytes] = []
@@ -193,7 +198,7 @@ def parts_of(messages: Iterable[tuple[str | int, Any]], max_payload: int) -> tup
     short = min(max_payload, MAX_DEPTH)
     for number, message in _numbered(messages):
         ticket_id, payload = message if type(message) is tuple and len(message) == 2 else _pair(number, message)
-        # Most are plain, and are checked right here: calls for it would cost as much as the rest.
+        # Most messages are simple, and are checked inline: function calls would double the cost.
         try:
             ticket = ticket_id.encode() if type(ticket_id) is str else b""
             content = dumps(payload)
@@ -215,7 +220,7 @@ def parts_of(messages: Iterable[tuple[str | int, Any]], max_payload: int) -> tup
 
 def _part(first: int, words: list[int | bytes]) -> Part:
     count = len(words) // 4
-    # All at once: one by one costs twice as much.
+    # All messages in one format call: one by one costs twice as much.
     return Part(first, count, (b"$%d\r\n%b\r\n$%d\r\n%b\r\n" * count) % tuple(words))
 
 
@@ -231,7 +236,7 @@ def _numbered(messages: Any) -> Iterator[tuple[int, Any]]:
 
 def _pair(number: int, message: Any) -> tuple[Any, Any]:
     try:
-        # Of these, two letters, names or members without an order would be a pair to Python.
+        # Python would also unpack these, if they have two elements: characters, names, or members without an order.
         if isinstance(message, str | bytes | Mapping | Set):
             raise TypeError
         ticket_id, payload = message
@@ -259,7 +264,7 @@ def _checked(messages: Iterable[tuple[str | int, Any]], max_payload: int) -> lis
 
 @contextmanager
 def _translated_failures(settings: Settings, pushed: list[str], total: int) -> Iterator[None]:
-    """Says what became of a push that fails in the block. ``pushed``: ids of what is in, of ``total`` messages."""
+    """Translates the errors of a push. ``pushed``: ids of the messages that are in, of ``total`` messages."""
     try:
         yield
     except FAILURES as exc:
@@ -279,7 +284,8 @@ def _failure_of(exc: Exception, settings: Settings, pushed: list[str], total: in
     rest = "the message is not in" if total == 1 else f"{before}none after them"
     if is_full(exc):
         return ServerUnavailable(
-            f"Redis is full: {said}; {rest}; what is there goes on, push again when there is room", pushed
+            f"Redis is full: {said}; {rest}; messages in the stream are still handled; push again later",
+            pushed,
         )
     if isinstance(exc, UNAVAILABLE):
         return ServerUnavailable(f"cannot reach Redis at {url}: {said}; {rest}", pushed)
@@ -287,13 +293,13 @@ def _failure_of(exc: Exception, settings: Settings, pushed: list[str], total: in
 
 
 def refuse_delay(delay: float | None) -> None:
-    """Delayed messages are not there yet. Raises `ConfigurationError`."""
+    """Raises `ConfigurationError` for a delay: delayed messages are planned."""
     if delay is not None:
         raise ConfigurationError("push(delay=…) is not available yet; push the message when it is due")
 
 
 def checked_key(key: Any) -> str:
-    """An idempotency key. Raises `PayloadError`."""
+    """``key``, if it can be an idempotency key. Raises `PayloadError`."""
     if not isinstance(key, str) or not key:
         raise PayloadError(f"an idempotency_key must be a string that is not empty, not {key!r:.80}")
     try:
@@ -306,11 +312,11 @@ def checked_key(key: Any) -> str:
 
 
 def ticket_bytes(ticket_id: Any) -> bytes:
-    """``ticket_id`` as it goes into the stream. Raises `PayloadError`."""
+    """``ticket_id`` as bytes for the stream. Raises `PayloadError`."""
     if not isinstance(ticket_id, str):
         if not isinstance(ticket_id, int) or isinstance(ticket_id, bool):
             raise PayloadError(f"ticket_id must be a string or a whole number, not {type(ticket_id).__name__}")
-        # 42 and "42" are one ticket, also to `bridge push`.
+        # 42 and "42" are the same ticket, also for `bridge push`.
         try:
             ticket_id = int.__repr__(ticket_id)
         except ValueError as exc:
@@ -332,10 +338,10 @@ def payload_bytes(payload: Any, max_payload: int) -> bytes:
         if "Recursion limit" in str(exc):
             raise PayloadError(f"the {Refused.TOO_DEEP.value}") from None
         raise PayloadError(f"the payload cannot be written as JSON: {exc}") from None
-    # JSON has no such numbers, and they would silently become null: looked for where there is one.
+    # JSON has no NaN and no Infinity: orjson writes null. So look for them if there is a null.
     if b"null" in raw and (number := not_finite(payload)) is not None:
         raise PayloadError(f"the payload cannot be written as JSON: it holds {number}, which is no number there")
-    # Whatever has fewer bytes is not that deep: most need not be looked through.
+    # JSON with fewer bytes cannot be nested too deeply.
     if len(raw) > MAX_DEPTH and is_deep(raw):
         raise PayloadError(f"the {Refused.TOO_DEEP.value}")
     if len(raw) > max_payload:
@@ -344,7 +350,10 @@ def payload_bytes(payload: Any, max_payload: int) -> bytes:
 
 
 def not_finite(payload: Any) -> float | None:
-    """A number in ``payload``, which can be written otherwise, that JSON does not have (NaN, Infinity); None: none."""
+    """A number in ``payload`` that JSON does not have (NaN, Infinity); None: there is none.
+
+    ``payload`` must be writable as JSON otherwise.
+    """
     left = [payload]
     while left:
         one = left.pop()

@@ -1,4 +1,4 @@
-"""Adds many rows to the stream, in their order, and knows at every moment how many are in."""
+"""Adds many rows to the stream, in their order, and counts at every moment how many are in."""
 
 from __future__ import annotations
 
@@ -18,33 +18,33 @@ if TYPE_CHECKING:
 
     from bridge.producer.rows import Row
 
-#: Bytes of payload that one batch holds at most, however many rows were asked for.
+#: Most bytes of payload in one batch, whatever number of rows the caller asked for.
 BATCH_BYTES = 8 * 1024 * 1024
 
 
 @dataclass
 class Pushed:
-    """What is in the stream so far. Ids are those of the stream's entries."""
+    """The rows that are in the stream so far. The ids are stream ids."""
 
     rows: int = 0
     first_id: str | None = None
     last_id: str | None = None
-    #: Rows of a batch whose reply was lost: each of them may be in, or not.
+    #: Number of rows of a batch whose reply was lost: each of them may be in or not.
     uncertain: int = 0
 
 
 def push_rows(
-    client: Redis, stream: str, rows: Iterable[Row], size: int, pushed: Pushed, told: Callable[[int], None]
+    client: Redis, stream: str, rows: Iterable[Row], size: int, pushed: Pushed, on_batch: Callable[[int], None]
 ) -> None:
-    """Adds ``rows`` in batches of ``size``, counting in ``pushed`` and telling each batch's size to ``told``.
+    """Adds ``rows`` in batches of ``size``, and counts them in ``pushed``. Calls ``on_batch`` with each batch's size.
 
-    When ``rows`` raises, what came before is pushed first: so ``pushed`` counts exactly the rows before the bad one.
-    Raises that error, or `ServerUnavailable`.
+    When ``rows`` raises, the rows before the bad one are added first, and ``pushed`` counts exactly these. Then that
+    error is raised. Also raises `ServerUnavailable`.
     """
     batch: list[Row] = []
     for batch in _batches(rows, size):
         _add(client, stream, batch, pushed)
-        told(len(batch))
+        on_batch(len(batch))
 
 
 def _batches(rows: Iterable[Row], size: int) -> Iterator[list[Row]]:
@@ -72,7 +72,7 @@ def _batches(rows: Iterable[Row], size: int) -> Iterator[list[Row]]:
 
 
 def _add(client: Redis, stream: str, batch: list[Row], pushed: Pushed) -> None:
-    # No transaction: a batch would only keep other clients waiting. Replies say row by row what is in.
+    # Without a transaction, which would make other clients wait. The replies say for each row whether it is in.
     with client.pipeline(transaction=False) as pipe:
         for row in batch:
             pipe.xadd(stream, row.fields())  # type: ignore[arg-type]
@@ -81,11 +81,11 @@ def _add(client: Redis, stream: str, batch: list[Row], pushed: Pushed) -> None:
         except UNAVAILABLE as exc:
             pushed.uncertain = len(batch)
             raise ServerUnavailable(
-                f"lost Redis while the rows of lines {batch[0].line} to {batch[-1].line} were on their way, some of "
-                f"which may be in: {exc}"
+                f"lost Redis while sending the rows of lines {batch[0].line} to {batch[-1].line}, some of which may be "
+                f"in: {exc}"
             ) from None
         except BaseException:
-            # Ctrl-C, most of all.
+            # Most often Ctrl-C.
             pushed.uncertain = len(batch)
             raise
     refused: tuple[Row, Exception] | None = None

@@ -1,8 +1,8 @@
-"""Rows of a file as messages: CSV or JSON lines. A row that cannot be a message is refused, with its place named.
+"""Reads rows of a CSV or JSON lines file as messages. A row that cannot be a message is refused, with its position.
 
-Of each row one column (``key``) names the ticket and ``task``, if there is one, the task. The payload is the column
-``payload`` where there is one, else an object of all other columns: strings in a CSV, as in the file, and whatever they
-are in JSON lines.
+One column (``key``) holds the ticket. The column ``task``, if the file has it, holds the task. The payload is the
+column ``payload`` if the file has it, else an object of all other columns. In a CSV file all values are strings. In
+JSON lines they keep their types.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _SUFFIXES: dict[str, Format] = {".csv": "csv", ".json": "json", ".jsonl": "json"
 
 TASK = "task"
 PAYLOAD = "payload"
-#: A line may have more than its payload: names, quotes, escapes. What it may have at least, in bytes.
+#: A line has more bytes than its payload: names, quotes, escapes. Room for these, in bytes.
 LINE_ROOM = 1024 * 1024
 #: A number that may not fit 64 bits, and that orjson would round.
 _LONG_NUMBER = re.compile(r"\d{19}")
@@ -39,7 +39,7 @@ _LONG_NUMBER = re.compile(r"\d{19}")
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One message to be. ``line``: where the row begins, from 1. ``task``: None for the lane's default."""
+    """A row that becomes a message. ``line``: its first line, from 1. ``task``: None for the lane's default task."""
 
     line: int
     ticket: bytes
@@ -55,8 +55,13 @@ class Row:
 
 @dataclass(frozen=True)
 class Rules:
-    """What a row must be like. ``task``: of rows that name none; ``tasks``: those that there are; ``default_task``: the
-    lane's; ``max_payload``: bytes of JSON.
+    """The rules for rows.
+
+    - ``key``: the column of the ticket.
+    - ``task``: the task of rows that name none.
+    - ``default_task``: the lane's default task.
+    - ``tasks``: all tasks that a row may name.
+    - ``max_payload``: most bytes of a payload, as JSON.
     """
 
     key: str
@@ -73,7 +78,7 @@ class Rules:
 
 
 def format_of(path: str) -> Format:
-    """The format that the name of a file tells. Raises `ConfigurationError` when it tells none."""
+    """The format of a file, by its suffix. Raises `ConfigurationError` when the suffix is unknown."""
     suffixes = [suffix.lower() for suffix in Path(path).suffixes]
     if suffixes and suffixes[-1] == ".gz":
         suffixes.pop()
@@ -85,7 +90,7 @@ def format_of(path: str) -> Format:
 
 
 def rows(source: Source, kind: Format, rules: Rules) -> Iterator[Row]:
-    """The rows of ``source``, one by one. Raises `InputError` at the first that cannot be a message."""
+    """The rows of ``source``, one by one. Raises `InputError` at the first row that cannot be a message."""
     return _Rows(source, rules).of_csv() if kind == "csv" else _Rows(source, rules).of_json()
 
 
@@ -98,7 +103,7 @@ class _Rows:
 
     def of_csv(self) -> Iterator[Row]:
         source, rules = self._source, self._rules
-        # The limit is the module's, not the reader's. It is also what ends a quote that nobody closed.
+        # The limit belongs to the module `csv`, not to the reader. It also ends a quoted cell without a closing quote.
         csv.field_size_limit(max(rules.max_payload, MAX_TICKET_BYTES) + 1)
         reader = csv.reader(source.lines(rules.longest_line), strict=True, delimiter=rules.delimiter)
         header = self._next(reader, 1)
@@ -147,7 +152,7 @@ class _Rows:
             if not name.strip():
                 raise source.refusal(f"column {at + 1} has no name", line=1)
             if name in header[:at]:
-                raise source.refusal(f"column {name!r} is there twice", line=1)
+                raise source.refusal(f"column {name!r} occurs twice", line=1)
         if key not in header:
             raise source.refusal(
                 f"there is no column {key!r}{_nearest(key, header)}; name the ticket's with --key", line=1
@@ -164,7 +169,7 @@ class _Rows:
             ) from None
         doubled = _duplicate_name(text, found)
         if doubled is not None:
-            raise self._source.refusal(f"column {PAYLOAD!r}: key {doubled!r} is there twice", line=line)
+            raise self._source.refusal(f"column {PAYLOAD!r}: key {doubled!r} occurs twice", line=line)
         return raw
 
     # -- JSON lines --------------------------------------------------------------------------------------------------
@@ -192,7 +197,7 @@ class _Rows:
 
     def _object(self, text: str) -> dict[str, Any]:
         try:
-            # orjson is many times faster, but turns whole numbers beyond 64 bits into fractions.
+            # orjson is many times faster, but reads integers of more than 64 bits as floats.
             found = (
                 json.loads(text, parse_constant=_refuse_constant, parse_float=_finite)
                 if _LONG_NUMBER.search(text)
@@ -204,7 +209,7 @@ class _Rows:
             raise self._source.refusal(f"a line must hold a JSON object, not {_shown(found)}")
         doubled = _duplicate_name(text, found)
         if doubled is not None:
-            raise self._source.refusal(f"key {doubled!r} is there twice")
+            raise self._source.refusal(f"key {doubled!r} occurs twice")
         return found
 
     def _not_an_object(self, text: str, exc: Exception) -> InputError:
@@ -213,14 +218,14 @@ class _Rows:
             orjson.loads(text)
         except orjson.JSONDecodeError as refusal:
             return self._source.refusal(_flaw("the line", text.encode(), refusal, said), column=refusal.colno)
-        # What this parser takes, and Python's does not.
+        # orjson accepts the line, and Python's parser refuses it.
         return self._source.refusal(said)
 
     def _dump(self, payload: Any) -> bytes:
         try:
             return orjson.dumps(payload)
         except (TypeError, orjson.JSONEncodeError):
-            # A number beyond 64 bits; see `_object`.
+            # An integer of more than 64 bits; see `_object`.
             try:
                 raw = json.dumps(payload, ensure_ascii=False, separators=(",", ":")).encode()
                 orjson.loads(raw)
@@ -270,7 +275,7 @@ def _nearest(wanted: str, there: Collection[str]) -> str:
 
 
 def _flaw(what: str, text: bytes, exc: orjson.JSONDecodeError, said: str = "") -> str:
-    """What is wrong with ``text``, of which the parser says ``exc``; ``said``: what another one says."""
+    """What is wrong with ``text``. ``exc``: orjson's error; ``said``: the message of another parser."""
     reason = why_refused(text, exc)
     if reason is Refused.BAD_JSON:
         return f"not JSON: {said or exc.msg}"
@@ -283,16 +288,17 @@ def _shown(value: Any) -> str:
 
 
 def _duplicate_name(text: str, found: Any) -> str | None:
-    """A name that an object of ``text``, which was read as ``found``, has twice: parsers keep the last and say nothing.
+    """A name that an object in ``text`` has twice, or None. ``found``: the parsed text.
 
-    Looking takes far longer than reading, so it is done where the text has more quotes than what was read of it.
+    Parsers silently keep the last value. The search is far slower than parsing. So it is done only if ``text`` has more
+    quotes than ``found`` would have as JSON: then a part of ``text`` was dropped.
     """
-    if "\\u0022" not in text:  # one that is written otherwise
+    if "\\u0022" not in text:  # an escaped quote would change the count
         try:
             if text.count('"') == orjson.dumps(found).count(b'"'):
                 return None
         except (TypeError, orjson.JSONEncodeError):
-            pass  # a number beyond 64 bits, or half of a surrogate pair
+            pass  # an integer of more than 64 bits, or half of a surrogate pair
 
     doubled: list[str] = []
 
@@ -301,7 +307,7 @@ def _duplicate_name(text: str, found: Any) -> str | None:
         if len(set(names)) < len(names):
             doubled.append(next(name for at, name in enumerate(names) if name in names[:at]))
 
-    # What is nested too deeply for it is refused with its payload.
+    # Text that is nested too deeply for this parser is refused later, with its payload.
     with suppress(RecursionError):
         json.loads(text, object_pairs_hook=look, parse_int=str, parse_float=str)
     return doubled[0] if doubled else None

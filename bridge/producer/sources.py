@@ -1,6 +1,6 @@
-"""Opens a file of rows for reading: plain or gzipped, a name or standard input, as numbered lines of text.
+"""Reads a file of rows as numbered lines of text: a file or standard input, plain or gzipped.
 
-Memory is bounded: a line is refused once it is longer than any row may be, rather than read whole.
+Memory is bounded: a line that is longer than any row may be is refused, and not read whole.
 """
 
 from __future__ import annotations
@@ -24,24 +24,24 @@ _BOM = b"\xef\xbb\xbf"
 
 
 class Source:
-    """An open file of rows. ``name``: as errors call it."""
+    """An open file of rows. ``name``: its name in errors."""
 
     def __init__(self, name: str, raw: BinaryIO, data: BinaryIO, size: int | None) -> None:
         self.name = name
         self._raw = raw
         self._data = data
-        #: Bytes of the file as it lies there, maybe compressed; None when it is no regular file.
+        #: Size of the file on disk in bytes (compressed, if it is gzipped); None if it is no regular file.
         self.size = size
-        #: Number of the line that was read last, from 1.
+        #: Number of the last line that was read, from 1.
         self.line = 0
 
     @property
     def position(self) -> int:
-        """How many of ``size`` bytes were read."""
+        """How many of the ``size`` bytes were read."""
         return self._raw.tell() if self.size is not None else 0
 
     def lines(self, longest: int) -> Iterator[str]:
-        """The lines, with their ends. Raises `InputError` for one over ``longest`` bytes, or that is no UTF-8."""
+        """The lines, with their line ends. Raises `InputError` for a line over ``longest`` bytes, or not in UTF-8."""
         while True:
             try:
                 raw = self._data.readline(longest + 1)
@@ -70,7 +70,7 @@ class Source:
     def refusal(
         self, problem: str, *, line: int | None = None, column: int | None = None, after: bool = False
     ) -> InputError:
-        """The error that names the place: ``file:line:column: problem``. ``after``: after the last line read."""
+        """An error with its position: ``file:line:column: problem``. ``after``: it lies after the last line read."""
         if after:
             return InputError(f"{self.name}: {problem} (after line {self.line})")
         where = f"{self.name}:{self.line if line is None else line}"
@@ -78,7 +78,7 @@ class Source:
 
 
 class Fingerprint:
-    """What tells whether a file is still the one that was checked."""
+    """Tells whether a file is still the one that was checked."""
 
     def __init__(self, path: str) -> None:
         found = Path(path).stat()
@@ -129,10 +129,10 @@ def opened(path: str) -> Iterator[Source]:
 
 def _unzipped(name: str, raw: BinaryIO) -> BinaryIO:
     if not hasattr(raw, "peek"):
-        # Standard input of a program that called this one within its process.
+        # A program that calls this code may have replaced standard input.
         raw = cast("BinaryIO", io.BufferedReader(cast("io.RawIOBase", raw)))
     try:
-        # Looks without taking, so that it works for a pipe, too.
+        # `peek` does not consume the bytes, so this works for a pipe too.
         start = cast("io.BufferedReader", raw).peek(2)[:2]
     except OSError as exc:
         raise InputError(f"cannot read {name}: {exc.strerror}") from None

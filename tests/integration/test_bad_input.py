@@ -69,7 +69,7 @@ REFUSED = [
     ({"bridge_lease": "long"}, {}, 2, "bridge_lease: input should be a valid number (it is 'long')"),
     ({"bridge_max_attempts": 0}, {}, 2, "bridge_max_attempts: input should be greater than or equal to 1"),
     ({"bridge_default_task": "shop.wrok"}, {}, 2, "bridge_default_task 'shop.wrok' is not a task of this app"),
-    ({"bridge_default_task": "shop.add"}, {}, 2, "no message can be for the task shop.add: it takes (x, y, z), and"),
+    ({"bridge_default_task": "shop.add"}, {}, 2, "the task shop.add cannot handle messages: it takes (x, y, z), and"),
     ({}, {"bridge_max_attemps": 1}, 2, "unknown option bridge_max_attemps; did you mean bridge_max_attempts?"),
 ]
 

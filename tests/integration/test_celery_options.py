@@ -79,7 +79,7 @@ def result(lane: Options, id_: str) -> AsyncResult:
 def test_a_task_that_takes_something_else_gives_up_at_once(lane: Options) -> None:
     lane.handle("signature", "adds", 1)
     assert lane.error_of("signature") == (
-        "ConfigurationError: no message can be for the task adds: it takes (x, y, z), and would have to take "
+        "ConfigurationError: the task adds cannot handle messages: it takes (x, y, z), and must take "
         "(self, ticket_id, payload) with bind=True, or (ticket_id, payload)"
     )
 
@@ -133,7 +133,7 @@ def test_a_retry_with_its_own_arguments_is_one(lane: Options) -> None:
 def test_a_replacement_gives_up_at_once(lane: Options) -> None:
     lane.handle("replaces", "replaces")
     assert lane.before_the_last("replaces") == ["0"]
-    assert "what replaced a message would run beside its ticket" in lane.error_of("replaces")
+    assert "the replacement of a message would run without the order of its ticket" in lane.error_of("replaces")
     assert lane.told("elsewhere") == []
 
 
@@ -224,7 +224,7 @@ def test_calls_links_and_canvas_are_ordinary_celery(lane: Options, caller: Any) 
 
 
 def test_a_push_of_what_takes_something_else_is_refused(caller: Any) -> None:
-    with pytest.raises(Exception, match="no message can be for the task adds"):
+    with pytest.raises(Exception, match="the task adds cannot handle messages"):
         caller.adds.push("T", 1)
 
 

@@ -161,12 +161,12 @@ def test_an_effect_of_a_task_that_a_task_calls_is_refused(way: str, itself: bool
 @pytest.mark.parametrize(
     ("way", "code", "said"),
     [
-        ("returns", 1, "forked, and the copy of its process came back from it: it ends here"),
-        ("raises", 1, "came back from it with ValueError('in the copy'): it ends here"),
+        ("returns", 1, "forked, and the child process came back from the task: it ends here"),
+        ("raises", 1, "came back from the task with ValueError('in the copy'): it ends here"),
         ("exits", 3, ""),
         ("exits plainly", 0, ""),
-        ("exits with a word", 1, "came back from it with SystemExit('a word'): it ends here"),
-        ("is retried", 1, "came back from it with Retry"),
+        ("exits with a word", 1, "came back from the task with SystemExit('a word'): it ends here"),
+        ("is retried", 1, "came back from the task with Retry"),
     ],
 )
 def test_a_copy_that_a_task_forked_ends_where_it_comes_back(

@@ -17,7 +17,8 @@ def update(ticket_id, payload): ...
 
 update.push
 foreign = ("bridge.worker.main.steps", "bridge.worker.main.member", "bridge.worker.main.strategy",
-"bridge.leader.leader") print([name for name in sys.modules if name.startswith(foreign)])
+"bridge.leader.leader")
+print([name for name in sys.modules if name.startswith(foreign)])
 """
 #: Prints the steps that Celery finds by the names that were given to it.
 STEPS = """

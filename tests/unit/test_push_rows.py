@@ -94,7 +94,7 @@ def test_whole_numbers_of_any_length_stay_as_they_are() -> None:
     ],
 )
 def test_a_member_that_is_there_twice_is_refused_rather_than_one_of_the_two_chosen(line: str, name: str) -> None:
-    with pytest.raises(InputError, match=rf"^log:1: key {name!r} is there twice"):
+    with pytest.raises(InputError, match=rf"^log:1: key {name!r} occurs twice"):
         read(line, "json")
 
 
@@ -146,7 +146,7 @@ def test_empty_lines_and_empty_files_have_no_rows() -> None:
         ("csv", b"ticket_id,a,\nT1,1,2\n", r"^log:1: column 3 has no name$"),
         ("csv", b"ticket_id,,a\nT1,1,2\n", r"^log:1: column 2 has no name$"),
         ("csv", b"ticket_id, ,a\nT1,1,2\n", r"^log:1: column 2 has no name$"),
-        ("csv", b"ticket_id,a,a\n", r"^log:1: column 'a' is there twice"),
+        ("csv", b"ticket_id,a,a\n", r"^log:1: column 'a' occurs twice"),
         ("csv", b"ticket_id,a\nT1,1,2\n", r"^log:2: the row has 3 cells.*the first cell too many is '2'"),
         ("csv", b"ticket_id,a\n,1\n", r"^log:2: column 'ticket_id': the ticket is empty"),
         ("csv", b'ticket_id,a\nT1,"x\nT2,y\n', r"^log:2: not CSV: a quoted cell does not end"),
@@ -157,7 +157,7 @@ def test_empty_lines_and_empty_files_have_no_rows() -> None:
             r"^log:2: not CSV: a quoted cell does not end, or is longer",
         ),
         ("csv", b"ticket_id,payload\nT1,{}\nT1,{1}\n", r"^log:3: column 'payload': not JSON: .*'\{1\}'"),
-        ("csv", b'ticket_id,payload\nT1,"{""a"":1,""a"":2}"\n', r"^log:2: column 'payload': key 'a' is there twice"),
+        ("csv", b'ticket_id,payload\nT1,"{""a"":1,""a"":2}"\n', r"^log:2: column 'payload': key 'a' occurs twice"),
         ("csv", b"ticket_id,a\nT1,\xe4\n", r"^log:2:4: not UTF-8: byte 0xe4"),
         ("csv", "ticket_id,a\nT1,x\n".encode("utf-16"), r"^log:1:1: not UTF-8"),
     ],
