@@ -1,5 +1,5 @@
-"""Proof from the history that the promises were kept: nothing lost, reordered, repeated or overlapped.
+"""The audit: checks from the history that no message was lost, reordered, repeated or overlapped.
 
-`audit` reads a lane and judges it; `auditor` judges rows alone. Imports `bridge.inspect` and what is below it. How the
-history is written is in `bridge.routing.history`.
+`audit` reads a lane and checks it. `auditor` checks rows and reads nothing. Imports `bridge.inspect` and the rooms
+below it. How the history is written is in `bridge.routing.history`.
 """

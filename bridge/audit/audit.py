@@ -1,22 +1,21 @@
-"""Proves from the history of a lane, message by message, that the promise was kept. Never writes.
+"""Checks the history of a lane, message by message, for broken promises. Never writes.
 
-`audit` reads a lane while it works, or at rest, and returns an
-`AuditVerdict`; `Audit` does the same in steps, for following.
-`Auditor` is the judge alone: rows in, findings out (`bridge.audit.auditor`). `Check` says what each check proves.
+`audit` reads a lane, also while it works, and returns an `AuditVerdict`. `Audit` does so in steps, for --follow.
+`Auditor` only checks: it gets rows and reports findings (`bridge.audit.auditor`). `Check` says what each check proves.
 
-Nothing stands still meanwhile, and still nothing is reported that is not so. Every step that takes an entry from the
-pending list writes its row in the same step. So it is read in this order:
+The lane may change during an audit. The order of the reads avoids false violations, since the step that takes an entry
+out of the pending list also writes the entry's row:
 
-1. The dead letters, and how far the group has read: whatever is dead has its row by now; whatever was read is pending,
-   or has its last row.
-2. The history, from its first entry to its end; before each page of it the entries of the stream, up to the youngest
-   that the page names: then what is undone when a row is judged is known.
-3. The pending list and the ticket records. What was undone at the end of 2 and is not pending now was settled in
-   between, or is lost; what was done at the end of 2 and is pending now was replayed in between, or should not be.
-4. The history on to its end. A message of 3 that has no new row there was not touched in between: it is as it looks.
+1. The dead letters, and the last entry that the group has read. Each dead message has its row by now. Each message that
+   was read is pending or has its last row.
+2. The history, from its first entry to its end. Before each page, the entries of the stream up to the youngest that the
+   page names. So the undone messages are known when a row is checked.
+3. The pending list and the ticket records. A message that was undone after 2 and is not pending now was settled in
+   between, or it is lost. A message that was done after 2 and is pending now was replayed in between, or it is wrong.
+4. The new rows of the history. A message of 3 without a new row did not change in between: the finding is true.
 
-Rows that are dropped while they are read (the history is capped) are noticed page by page; the audit then goes on as
-with a history that begins there.
+The history is capped, so rows may be dropped while they are read. This is noticed at each page. The audit then goes on
+as with a history that begins there.
 """
 
 from __future__ import annotations
@@ -42,10 +41,10 @@ if TYPE_CHECKING:
 
 __all__ = ["Audit", "AuditVerdict", "Auditor", "Check", "Coverage", "Finding", "audit"]
 
-#: Times that messages are looked at again which moved on between two looks.
-LOOKS = 3
-NO_GROUP = "the consumer group does not exist: what is undone cannot be compared with what is pending"
-#: Counter of the lane -> the rows that it counts.
+#: Comparisons with the lane, at most. Messages that changed during one are compared again.
+MAX_COMPARISONS = 3
+NO_GROUP = "the consumer group does not exist: undone messages cannot be compared with pending entries"
+#: Counter of the lane -> the kinds of rows that it counts.
 COUNTED = {"done": (What.DONE,), "dead": (What.DEAD, What.REFUSED), "replayed": (What.REPLAYED,)}
 
 
@@ -59,14 +58,14 @@ def audit(
 ) -> AuditVerdict:
     """Audits the lane of ``keys`` once. ``redis``: a client without ``decode_responses``. Raises redis errors.
 
-    ``since``: entries from this id on are the lane's own, so that even the first of them is missed ("0": all); None:
-    from the oldest that the history mentions. ``ticket``: only findings of this one.
+    ``since``: the lane's first entry; all entries from it on must be in the history ("0": all of the stream). None: the
+    oldest message that the history names. ``ticket``: report only findings of this ticket.
     """
     return Audit(redis, keys, clock_skew_ms=clock_skew_ms, since=since, ticket=ticket).run()
 
 
 class Audit:
-    """One audit of one lane. ``on_rows`` gets the rows of each step, ``on_finding`` each finding, as they come."""
+    """One audit of one lane. ``on_rows`` is called with the rows of each step, ``on_finding`` with each finding."""
 
     def __init__(
         self,
@@ -88,37 +87,36 @@ class Audit:
         self._on_finding = on_finding
         self._begun = False
         self._complete = False
-        #: The entry of the history that the survey saw first; None: the pass has begun there.
+        #: The first entry of the history, as the survey saw it. None: the first page was read and began there.
         self._expected_first: str | None = None
         self._history = pages.HistoryPages(self._redis, keys.history)
         self._stream = pages.StreamPages(self._redis, keys.stream, "-")
         self._letters = pages.LetterPages(self._redis, keys.dead)
-        #: Ids of messages that got rows during a comparison; None: none is going on.
+        #: During a comparison: ids of messages that got rows. None: no comparison is running.
         self._touched: set[str] | None = None
-        #: What was reported of the lane as it is: once is enough.
-        self._told: set[str] = set()
+        #: Ids of messages that were reported. Each is reported once.
+        self._reported: set[str] = set()
         self._notes: list[str] = []
-        self.auditor = self._judge("0-0")
+        self.auditor = self._new_auditor("0-0")
 
     def run(self) -> AuditVerdict:
-        """From the first row to the last, and then against the lane as it is."""
+        """Checks all rows, and then compares the history with the lane."""
         self.compare()
-        return self.verdict()
+        return self.result()
 
-    def verdict(self) -> AuditVerdict:
-        """The verdict on what was read so far."""
+    def result(self) -> AuditVerdict:
+        """The result of what was read so far."""
         return AuditVerdict.of(self.auditor, self._coverage(), tuple(self._notes))
 
     # -- the history ---------------------------------------------------------------------------------------------
 
     def _begin(self) -> None:
-        """Looks how far the history reaches back."""
+        """Finds out how far back the history reaches."""
         redis, keys = self._redis, self._keys
-        # The rows that are counted at this moment, and no later ones: or a late row would make up for one that was
-        # dropped.
+        # Counters and the last entry are read at one moment. A later row would make up for a dropped one.
         counts, first, last = pages.counted(redis, keys)
         if first is None:
-            # Nothing to begin with; what its first row will be is not known yet.
+            # The history is empty: its first row is not known yet.
             return
         group = pages.group_of(redis, keys)
         rows, oldest = self._survey(last)
@@ -132,31 +130,31 @@ class Audit:
             known = [key for key in (oldest, pages.oldest_pending(redis, keys)) if key is not None]
             read_to = None if group is None else id_key(group.read_to)
             since = _id(min(known) if known else (0, 0) if read_to is None else (read_to[0], read_to[1] + 1))
-        self.auditor = self._judge(since)
+        self.auditor = self._new_auditor(since)
         if self._complete:
             self._stream = pages.StreamPages(redis, keys.stream, since)
-            # Only done and dead are counted one by one: what was dropped may have been failures alone.
+            # The counters cover rows of done and dead messages. Rows of failures may have been dropped.
             if not pages.is_whole(redis, keys.history):
                 self.auditor.begins(id_key(first)[0])
             return
         self._cut(id_key(first)[0], replays_hidden=have["replayed"] < counts.get("replayed", 0))
 
     def advance(self) -> bool:
-        """Takes in the next page of the history; whether there was one."""
+        """Checks the next page of the history. False: there is none."""
         if not self._begun:
             self._begin()
         if not self._begun:
             return False
         steps = self._history.next()
         if self._expected_first is not None:
-            # The survey's reading and this one are two: in between rows may have been dropped.
+            # Rows may have been dropped between the survey and this first page.
             if self._history.first != self._expected_first:
                 self._cut(id_key(self._history.first)[0] if self._history.first else _now_ms(self._redis))
             self._expected_first = None
         elif self._history.torn_ms is not None:
             self._cut(self._history.torn_ms)
         for id_ in self._history.unreadable:
-            text = f"entry {id_} of the history cannot be read: nothing is proven of what it told"
+            text = f"entry {id_} of the history cannot be read: nothing is proven about its rows"
             self.auditor.report(Check.DISAGREEING, self._only or "", "", text)
         self._history.unreadable.clear()
         if not steps:
@@ -164,30 +162,30 @@ class Audit:
         self._read_entries(max((id_key(row.message_id) for rows in steps for row in rows), default=(0, 0)))
         for rows in steps:
             if self._on_rows is not None:
-                # Before they are judged: then the ticket is known of those rows that do not name it.
-                self._on_rows([row if row.ticket else self._named(row) for row in rows])
+                # Before the check, which forgets the ticket of a message that ends.
+                self._on_rows([row if row.ticket else self._with_ticket(row) for row in rows])
             self.auditor.step(rows)
             if self._touched is not None:
                 self._touched.update(row.message_id for row in rows)
         return True
 
-    def _named(self, row: Delivery) -> Delivery:
+    def _with_ticket(self, row: Delivery) -> Delivery:
         return replace(row, ticket=self.auditor.ticket_of(row.message_id))
 
     def wait(self, timeout_ms: int) -> None:
-        """Waits until the history goes on, or ``timeout_ms`` have passed."""
+        """Waits until the history has a new entry, or ``timeout_ms`` have passed."""
         self._redis.xread({self._keys.history: self._history.at or "0-0"}, count=1, block=timeout_ms)
 
-    # -- the lane as it is ---------------------------------------------------------------------------------------
+    # -- the comparison with the lane ----------------------------------------------------------------------------
 
     def compare(self) -> None:
-        """Reads the history to its end, and compares it with the lane as it is now; nothing while there is no row."""
-        for _ in range(LOOKS):
+        """Reads the history to its end, and compares it with the lane. Does nothing while the history is empty."""
+        for _ in range(MAX_COMPARISONS):
             if not self._compare_once():
                 return
 
     def _compare_once(self) -> bool:
-        """One comparison; whether there are messages that moved on, so that another one is needed for them."""
+        """One comparison. True: some messages changed during it, so another comparison is needed."""
         redis, keys = self._redis, self._keys
         self._letters.read()
         group = pages.group_of(redis, keys)
@@ -208,11 +206,11 @@ class Audit:
                 raise
             self._note(NO_GROUP)
             return False
-        # A group that was destroyed is made anew by the leader: it says how far it has read when all is pending again.
+        # The leader makes a destroyed group again, and sets its last id when all entries are pending again.
         after = pages.group_of(redis, keys)
         read_to = min(id_key(group.read_to), id_key(after.read_to if after is not None else "0-0"))
         missing = [
-            id_ for id_ in auditor.undone if id_ not in pending and id_ not in self._told and id_key(id_) <= read_to
+            id_ for id_ in auditor.undone if id_ not in pending and id_ not in self._reported and id_key(id_) <= read_to
         ]
         surplus = self._finished_but_here(pending | named.keys())
         orphans = [pair for pair in self._letters.letters.items() if self._has_no_row(*pair)]
@@ -224,12 +222,12 @@ class Audit:
         touched, self._touched = self._touched, None
         for id_ in missing:
             if id_ not in touched and auditor.is_undone(id_):
-                self._told.add(id_)
-                auditor.lost(id_, "; the record of its ticket names it as in flight" if id_ in named else "")
+                self._reported.add(id_)
+                auditor.lost(id_, "; the record of its ticket says that it is in flight" if id_ in named else "")
         for id_ in surplus:
             if id_ in touched:
                 continue
-            self._told.add(id_)
+            self._reported.add(id_)
             if id_ in pending:
                 auditor.still_pending(id_)
             else:
@@ -239,41 +237,41 @@ class Audit:
         return bool(touched)
 
     def _finished_but_here(self, ids: set[str]) -> list[str]:
-        """Those of ``ids`` (pending, or in a record) that have their last row by the history."""
+        """The ``ids`` (pending, or in a record) that have their last row in the history."""
         found = []
         for id_ in ids:
             key = id_key(id_)
             if not self.auditor.is_undone(id_) and self.auditor.covers(key) and key <= self._stream.to:
                 found.append(id_)
-        # Of an entry that was deleted from the stream there need be no row yet.
+        # An entry that was deleted from the stream may have no row yet.
         here = pages.present(self._redis, self._keys.stream, found)
-        return [id_ for id_ in found if id_ in here and id_ not in self._told]
+        return [id_ for id_ in found if id_ in here and id_ not in self._reported]
 
     def _has_no_row(self, letter_id: str, message_id: str) -> bool:
-        """Whether the row of a dead letter ought to be here and is not."""
-        if letter_id in self._told or self.auditor.is_dead(message_id):
+        """Whether the history should have a row for a dead letter, and has none."""
+        if letter_id in self._reported or self.auditor.is_dead(message_id):
             return False
         cut_ms = self.auditor.cut_ms
         return cut_ms is None or id_key(letter_id)[0] > cut_ms
 
     def _report_letters(self, orphans: list[tuple[str, str]]) -> None:
-        # Replayed or dropped since then, it is gone.
+        # A letter that was replayed or dropped since then is not reported.
         here = pages.present(self._redis, self._keys.dead, [letter_id for letter_id, _ in orphans])
         for letter_id, message_id in orphans:
             if letter_id not in here:
                 self._letters.letters.pop(letter_id)
             elif self._has_no_row(letter_id, message_id):
-                self._told.add(letter_id)
-                text = f"it has a dead letter ({letter_id}), and the history does not know of its death"
+                self._reported.add(letter_id)
+                text = f"it has a dead letter ({letter_id}), and the history has no row of its death"
                 self.auditor.report(Check.DISAGREEING, self.auditor.ticket_of(message_id), message_id, text)
 
     # -- parts ---------------------------------------------------------------------------------------------------
 
-    def _judge(self, since: str) -> Auditor:
+    def _new_auditor(self, since: str) -> Auditor:
         return Auditor(clock_skew_ms=self._clock_skew_ms, since=since, only=self._only, on_finding=self._on_finding)
 
     def _survey(self, last: str) -> tuple[Counter[What], IdKey | None]:
-        """Rows of each kind up to the entry ``last``, and the oldest message that they name."""
+        """(number of rows of each kind up to the entry ``last``, the oldest message that they name)."""
         rows: Counter[What] = Counter()
         oldest: IdKey | None = None
         read = pages.HistoryPages(self._redis, self._keys.history, last)

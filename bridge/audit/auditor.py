@@ -1,14 +1,15 @@
-"""The rows of a history, one step after another, in; violations out. Pure: reads nothing, writes nothing.
+"""Checks the rows of a history, step by step, and reports violations. Does no I/O.
 
-The rows of a ticket are in the order in which the leader settled its deliveries; it is this order that is judged.
-Entries of the stream, given before the first row that could concern them, add what ought to have come before: with them
-a message that was jumped over is found even if it never gets a row.
+The rows of a ticket are in the order in which the leader settled its deliveries. This order is checked.
+Entries of the stream are passed in before the first row that may concern them. They show which messages must come
+first. So a skipped message is found even if it never gets a row.
 
-Memory: what is undone at a time, a few numbers for each ticket, and the ids of what is dead. Never the whole history.
+Memory: the messages that are undone at a time, a few numbers for each ticket, and the ids of dead messages. Never the
+whole history.
 
-A history is capped, so its beginning is cut off somewhere. `Auditor.cut` says so, and nothing is then concluded from
-the absence of a row that may have been dropped. A message is *covered* when it is younger than the cut: all its rows
-were written later, so all of them are here.
+A history is capped, so its oldest rows may be missing. `Auditor.cut` is called with that moment. A missing row is then
+no evidence when it may have been dropped. A message is *covered* when it is younger than the cut: all its rows were
+written later, so none of them was dropped.
 """
 
 from __future__ import annotations
@@ -21,29 +22,29 @@ from bridge.audit.trail import NONE, Trail
 from bridge.routing.history import Delivery, What
 from bridge.routing.ids import IdKey, id_key
 
-#: Findings of each check that are kept in words; all are counted.
+#: Findings of each check that are kept. All are counted.
 EXAMPLES = 5
-#: Clocks of two machines may differ by so much, in ms.
+#: How far the clocks of two machines may differ, in ms.
 CLOCK_SKEW_MS = 100
-#: The start is cut to whole us, the duration is rounded: so far may two executions seem to overlap and not do so.
+#: Two executions may seem to overlap by this much: the start is cut to whole us, and the duration is rounded.
 ROUNDING_US = 2
-#: Fences run ahead of the server's clock by as many us as a script gives out fences; none gives out more.
+#: How far fences may be ahead of the server's clock, in us: one for each fence that a script gives out.
 FENCES_AHEAD_US = 50_000
-#: So many of the fences that were given back are remembered.
+#: Returned fences that are remembered, at most.
 GIVEN_BACK = 100_000
-#: More than any fence, and less than any.
+#: Larger than every fence, and smaller than every fence.
 UNBOUNDED, BEFORE_ALL = 2**63, 1
 
 _RAN = (What.DONE, What.FAILED, What.DEAD)
 
 
 class Auditor:
-    """Give it, in this order: `cut` if the history has no beginning; then, for each step of the history, first the
-    entries of the stream up to the largest id that the step names (`entry`, in id order; optional), then its rows
-    (`step`); at last what is pending (`at_rest`), when nothing moves any more.
+    """Call, in this order: `cut` if the beginning of the history is missing; then for each step of the history `entry`
+    with the entries of the stream up to the largest id that the step names (in id order; optional), and `step` with its
+    rows; at last, when the lane is at rest, `at_rest` with the pending messages.
 
-    ``since``: entries before this id were never this lane's business. ``only``: findings of this ticket alone count.
-    ``on_finding``: called with each finding, not only with those that are kept.
+    ``since``: older entries do not belong to the lane. ``only``: report findings of this ticket only. ``on_finding``:
+    called with each finding, also with those that are not kept.
     """
 
     def __init__(
@@ -60,27 +61,27 @@ class Auditor:
         self._examples = examples
         self._only = only
         self._on_finding = on_finding
-        #: Unix ms by the server's clock: rows that were written before may be missing. None: none is.
+        #: Rows written before this time may be missing (Unix ms by the server's clock). None: no row is missing.
         self._cut_ms: int | None = None
         self._replays_hidden = False
         self._covered_from = self._since
-        #: Unix ms: of older messages the first attempts may be missing.
+        #: Rows of first attempts may be missing for messages that are older than this (Unix ms).
         self._attempts_from_ms: int | None = None
         self._trails: dict[str, Trail] = {}
         #: Undone message -> its ticket's trail; None: an entry that names no ticket.
         self._open: dict[str, Trail | None] = {}
-        #: Undone message that has rows -> (least and largest attempt to come, the first fence that was seen of it).
+        #: Undone message with rows -> (smallest and largest next attempt, its first fence).
         self._tries: dict[str, tuple[int, int, int]] = {}
         #: Dead and refused messages that were not replayed.
         self._dead: set[str] = set()
-        #: Fences that consumers gave back as never begun, the latest ones -> ticket.
+        #: The latest fences that consumers gave back as never started -> ticket.
         self._given_back: dict[int, str] = {}
-        #: The youngest entry that was given.
+        #: The youngest entry that was passed in.
         self._entries_to: IdKey = NONE
         #: Rows of each kind.
         self.rows: Counter[What] = Counter()
         self.steps = 0
-        #: Deliveries beyond the first of a message, all of them explained by a row.
+        #: Deliveries beyond the first of a message. A row explains each of them.
         self.repeats = 0
         self.first_ms = 0
         self.last_ms = 0
@@ -89,7 +90,7 @@ class Auditor:
         #: A few executions of frozen processes, whose effects were refused.
         self.stale: list[Delivery] = []
 
-    # -- what is asked of it -------------------------------------------------------------------------------------
+    # -- results -------------------------------------------------------------------------------------
 
     @property
     def clean(self) -> bool:
@@ -98,7 +99,7 @@ class Auditor:
 
     @property
     def tickets(self) -> int:
-        """Tickets of which there was an entry or a row."""
+        """The number of tickets with an entry or a row."""
         return len(self._trails)
 
     @property
@@ -108,7 +109,7 @@ class Auditor:
 
     @property
     def undone(self) -> Collection[str]:
-        """Ids of the messages that have no last row, as far as entries and rows were given."""
+        """Ids of the messages without a last row, among the entries and rows that were passed in."""
         return self._open.keys()
 
     def is_undone(self, id_: str) -> bool:
@@ -116,7 +117,7 @@ class Auditor:
         return id_ in self._open
 
     def is_dead(self, id_: str) -> bool:
-        """Whether the message's last row is that of its death."""
+        """Whether the message is dead or refused, and was not replayed."""
         return id_ in self._dead
 
     def ticket_of(self, id_: str) -> str:
@@ -126,22 +127,22 @@ class Auditor:
 
     @property
     def covered_from(self) -> IdKey:
-        """Of messages from this id on all rows are here."""
+        """All rows of messages from this id on are here."""
         if self._cut_ms is None:
             return self._since
-        # The clock of a server's replica may be behind by the skew, too.
+        # After a failover the server's clock may be behind by the skew.
         return max(self._since, (self._cut_ms + self._skew_us // 1000 + 1, 0))
 
     def covers(self, key: IdKey) -> bool:
         """Whether all rows of the message with this id are here, if there are any."""
         return key >= self._covered_from
 
-    # -- what is given to it -------------------------------------------------------------------------------------
+    # -- input -------------------------------------------------------------------------------------
 
     def cut(self, at_ms: int, *, replays_hidden: bool = True) -> None:
-        """Rows that were written up to ``at_ms`` may be missing: the history was capped. To be called before its first
-        step, and in the middle when rows were dropped faster than they were read. ``replays_hidden``: rows of
-        replays may be among them.
+        """Rows that were written up to ``at_ms`` may be missing, because the history was capped. Called before the
+        first step, and again when rows were dropped before they were read. ``replays_hidden``: rows of replays may be
+        missing.
         """
         self._cut_ms = at_ms
         self._covered_from = self.covered_from
@@ -153,13 +154,13 @@ class Auditor:
             trail.forget_messages()
 
     def begins(self, at_ms: int) -> None:
-        """All last rows and all replays are here; but rows of other attempts that were written up to ``at_ms``
-        may be missing. To be called before the first step.
+        """All last rows and all replays are here, but rows of other attempts that were written up to ``at_ms`` may be
+        missing. Called before the first step.
         """
         self._attempts_from_ms = at_ms
 
     def entry(self, id_: str, ticket: str | None) -> None:
-        """An entry that the group has read. ``ticket``: None when it names none that can be read."""
+        """Adds an entry that the group has read. ``ticket``: None when the entry has no valid ticket."""
         key = id_key(id_)
         self._entries_to = key
         if not self.covers(key):
@@ -172,7 +173,7 @@ class Auditor:
         trail.undone.append(id_)
 
     def step(self, rows: Sequence[Delivery]) -> None:
-        """The rows of one step, as one entry of the history holds them."""
+        """Checks the rows of one step, which one entry of the history holds."""
         self.steps += 1
         returned: list[Delivery] = []
         stale: list[Delivery] = []
@@ -191,15 +192,15 @@ class Auditor:
         if returned:
             self._note_returned(rows, returned)
         for row in stale:
-            # What was given back in this very step must not have run, either.
+            # Last: a message that was given back in this step must not have run either.
             self._stale(row)
         if rows:
             self.first_ms = self.first_ms or rows[0].written_ms
             self.last_ms = rows[-1].written_ms
 
     def at_rest(self, pending: Iterable[str]) -> None:
-        """Nothing moves any more, and these messages are pending: whatever else is undone is lost, and what is done
-        must not be among them.
+        """Called when the lane is at rest, with the pending messages. Every other undone message is lost. A done
+        message must not be pending.
         """
         waiting = set(pending)
         for id_ in list(self._open):
@@ -210,18 +211,18 @@ class Auditor:
                 self.still_pending(id_)
 
     def lost(self, id_: str, more: str = "") -> None:
-        """A finding: the undone message is not pending."""
+        """Reports an undone message that is not pending."""
         text = "the group has read it; it is neither pending nor done nor dead"
         if id_ in self._tries:
             text = "it had been delivered, is not done or dead, and is not pending"
         self.report(Check.LOST, self.ticket_of(id_), id_, text + more)
 
     def still_pending(self, id_: str) -> None:
-        """A finding: a message is pending whose last row is written."""
+        """Reports a pending message that has its last row."""
         self.report(Check.DISAGREEING, "", id_, "it has its last row, and is still pending")
 
     def report(self, check: Check, ticket: str, id_: str, text: str) -> None:
-        """Notes a finding."""
+        """Reports a finding."""
         if self._only is not None and ticket != self._only:
             return
         finding = Finding(check, ticket, id_, text)
@@ -260,13 +261,13 @@ class Auditor:
         if new:
             self._open[id_] = trail
             if self._cut_ms is not None and self._replays_hidden and not self.covers(key):
-                # It may have been replayed, in a row that is not here: then it need not come in its order.
+                # The row of a replay may be missing. A replayed message may be late.
                 self._late(trail, id_, UNBOUNDED)
             else:
                 trail.add(id_, key)
 
     def _refused(self, row: Delivery) -> None:
-        """An entry that could not be processed; its ticket does not wait for it, so no order is broken by it."""
+        """An entry that could not be processed. Its ticket does not wait for it, so it breaks no order."""
         id_ = row.message_id
         if id_ in self._dead:
             self.report(Check.REPEATED, row.ticket, id_, "it was refused, and was dead already")
@@ -282,7 +283,7 @@ class Auditor:
         self._dead.discard(id_)
         self._open[id_] = trail
         self._tries[id_] = (1, 1, 0)
-        # A fence is the server's clock in us; what was dispatched later has a larger one.
+        # A fence is the server's clock in us, so a later dispatch has a larger fence.
         self._late(trail, id_, (row.written_ms + 1) * 1000 + FENCES_AHEAD_US)
 
     def _late(self, trail: Trail, id_: str, bound: int) -> None:
@@ -299,20 +300,20 @@ class Auditor:
     def _note_returned(self, rows: Sequence[Delivery], returned: Sequence[Delivery]) -> None:
         cut_off = {row.ticket for row in rows if row.what is What.LOST}
         for row in returned:
-            # Only now: the rows of a run that is given back may stand in any order.
+            # After all rows of the step: the rows of a returned run may be in any order.
             trail = self._trail(row.ticket)
             trail.fence = max(trail.fence, row.fence)
-            # Of a run that was cut off nobody has said so: a frozen process may go on with it.
+            # When a message of the run was lost, a frozen process may still execute the rest: then it is not a return.
             if row.ticket not in cut_off:
                 self._given_back[row.fence] = row.ticket
         while len(self._given_back) > GIVEN_BACK:
             del self._given_back[next(iter(self._given_back))]
 
     def _stale(self, row: Delivery) -> None:
-        """`Check.REPEATED`: what was given back as never begun must not run."""
+        """`Check.REPEATED`: what was given back as never started must not run."""
         ticket = self._given_back.get(row.fence)
         if ticket is not None:
-            text = f"it ran under fence {row.fence}, which had been given back as never begun"
+            text = f"it ran under fence {row.fence}, which had been given back as never started"
             self.report(Check.REPEATED, ticket, row.message_id, text)
         elif len(self.stale) < self._examples and self._only in (None, row.ticket):
             self.stale.append(row)
@@ -322,8 +323,8 @@ class Auditor:
     def _check_last(self, trail: Trail, row: Delivery, key: IdKey) -> None:
         """`Check.REPEATED`, and `Check.REORDERED` where no entry tells that it was handled before.
 
-        A message that is not known as undone, and not younger than all that ran of its ticket, was handled before (then
-        this is a second time), or is late. It is neither only if its replay is not to be seen any more.
+        A message that is not undone, and not younger than all messages of its ticket that ran, was either handled
+        before or is late. Both are violations, unless the row of its replay is missing.
         """
         id_ = row.message_id
         if id_ in self._dead:
@@ -344,7 +345,7 @@ class Auditor:
                 self.report(Check.REORDERED, trail.name, id_, text)
 
     def _check_order(self, trail: Trail, row: Delivery, key: IdKey) -> None:
-        """`Check.REORDERED`: against what is undone, and against what was replayed."""
+        """`Check.REORDERED`: compares with the undone and with the replayed messages of the ticket."""
         undone = trail.undone
         replayed = trail.replayed
         while undone and (undone[0] not in self._open or (replayed is not None and undone[0] in replayed)):
@@ -356,7 +357,7 @@ class Auditor:
             return
         tried = self._tries.get(row.message_id)
         if tried is None and not self._begins_here(key):
-            return  # it may have begun before the replay, in rows that are not here
+            return  # it may have started before the replay, in rows that are missing
         first_fence = row.fence if tried is None or not tried[2] else tried[2]
         passed = [id_ for id_, bound in replayed.items() if first_fence > bound]
         if passed:
@@ -389,12 +390,12 @@ class Auditor:
         if tried is not None and tried[2]:
             first_fence = tried[2]
         else:
-            # Of a message that may have begun in rows that are not here, it is before all others.
+            # When its first rows may be missing, its first fence is unknown: take the smallest.
             first_fence = row.fence if tried is not None or self._begins_here(key) else BEFORE_ALL
         self._tries[id_] = (least, most, first_fence)
 
     def _begins_here(self, key: IdKey) -> bool:
-        """Whether the first row of the message is here, whatever it is."""
+        """Whether the first row of the message is here."""
         if self._cut_ms is not None:
             return self.covers(key)
         from_ms = self._attempts_from_ms
@@ -436,7 +437,7 @@ class Auditor:
 
 
 def host_of(consumer: str) -> str:
-    """The machine of a consumer: of a Celery node's name what follows the ``@``."""
+    """The host of a consumer: the part of its name after the ``@``."""
     return consumer.rpartition("@")[2]
 
 

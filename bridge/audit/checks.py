@@ -1,4 +1,4 @@
-"""What an audit checks: each check with a name, what exactly it proves, and what it cannot."""
+"""The checks of an audit. Each has a name, and says what it proves and what it cannot prove."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reads what an audit needs of a lane, a page at a time. Only reads."""
+"""Reads of a lane for an audit, a page at a time. Never writes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 #: Entries of the history in one page; each holds the rows of a whole step.
 HISTORY_PAGE = 100
-#: Entries of the stream in one page: as many as fit in `PAGE_BYTES`, going by those read so far.
+#: Entries of the stream in one page: as many as fit in `PAGE_BYTES`, by the average size so far.
 PAGE_MAX = 1000
 PAGE_BYTES = 4 * 1024 * 1024
 #: Ids of pending entries, or ticket records, in one page.
@@ -49,43 +49,43 @@ def group_of(redis: Redis, keys: LaneKeys) -> Group | None:
 
 
 def counted(redis: Redis, keys: LaneKeys) -> tuple[dict[str, int], str | None, str]:
-    """The lane's counters, and the first and the last entry of the history at that very moment; None: it has none."""
+    """(counters of the lane, first and last entry of the history), read at one moment. None: the history is empty."""
     with redis.pipeline(transaction=True) as pipe:
         with_raw_replies(pipe)
         pipe.hgetall(keys.counts)
         pipe.execute_command("XRANGE", keys.history, "-", "+", "COUNT", 1)
         pipe.execute_command("XREVRANGE", keys.history, "+", "-", "COUNT", 1)
         counts, first, last = pipe.execute()
-    told = {_text(name): int(value) for name, value in counts.items()}
-    return (told, _text(first[0][0]), _text(last[0][0])) if first else (told, None, "")
+    numbers = {_text(name): int(value) for name, value in counts.items()}
+    return (numbers, _text(first[0][0]), _text(last[0][0])) if first else (numbers, None, "")
 
 
 def is_whole(redis: Redis, key: str) -> bool:
-    """Whether certainly no entry of the stream was ever dropped; a server before 7.0 does not know."""
-    told: Any = redis.xinfo_stream(key)
-    return bool(told.get("entries-added") == told["length"])
+    """Whether no entry of the stream was ever dropped. False when it is not known: servers before 7.0 do not tell."""
+    info: Any = redis.xinfo_stream(key)
+    return bool(info.get("entries-added") == info["length"])
 
 
 class HistoryPages:
-    """The steps of a history from its first entry on, also while it grows, and is capped, meanwhile."""
+    """Reads the steps of a history from its first entry on, while it may grow and be capped."""
 
     def __init__(self, redis: Redis, key: str, end: str = "+") -> None:
         self._redis = redis
         self._key = key
         self._end = end
-        #: The last entry that was read; '' before the first.
+        #: The last entry that was read. '': none yet.
         self.at = ""
-        #: The entry that was first when the first page was read; None: there was none, or no page was read.
+        #: The first entry of the history when the first page was read. None: no page, or an empty history.
         self.began_at: str | None = None
-        #: The first entry when the last page was read.
+        #: The first entry of the history when the last page was read.
         self.first = ""
-        #: Set when entries were dropped faster than they were read: Unix ms up to which rows are missing.
+        #: Set when entries were dropped before they were read: rows up to this time are missing (Unix ms).
         self.torn_ms: int | None = None
-        #: Entries that are no rows of a history.
+        #: Entries that cannot be read as rows.
         self.unreadable: list[str] = []
 
     def next(self) -> list[list[Delivery]]:
-        """The rows of each of the next steps; empty at the end. Look at `torn_ms` before they are taken in."""
+        """The rows of each of the next steps; empty at the end. Check `torn_ms` before using them."""
         start = f"({self.at}" if self.at else "-"
         with self._redis.pipeline(transaction=True) as pipe:
             with_raw_replies(pipe)
@@ -95,7 +95,7 @@ class HistoryPages:
         self.torn_ms = None
         self.first = _text(first[0][0]) if first else ""
         if self.at and self.first and id_key(self.first) > id_key(self.at):
-            # What was read last is gone, and so may be what came after it.
+            # The last entry that was read is gone. Later ones may be gone as well.
             self.torn_ms = id_key(self.first)[0]
         if self.began_at is None and self.first:
             self.began_at = self.first
@@ -111,19 +111,19 @@ class HistoryPages:
 
 
 class StreamPages:
-    """The entries of a stream, in order, as far as they are asked for."""
+    """Reads the entries of a stream in order, up to a given id."""
 
     def __init__(self, redis: Redis, key: str, start: str) -> None:
         self._redis = redis
         self._key = key
         self._start = start
-        #: All entries up to this one were given.
+        #: All entries up to this id were read.
         self.to: IdKey = NONE
         self._entries = 0
         self._bytes = 0
 
     def up_to(self, key: IdKey) -> Iterator[tuple[str, str | None]]:
-        """(id, ticket) of each entry that was not given before, up to ``key``. Ticket None: it names none."""
+        """(id, ticket) of each entry up to ``key`` that was not read before. Ticket None: the entry has none."""
         while self.to < key:
             size = PAGE_MAX
             if self._entries:
@@ -137,13 +137,13 @@ class StreamPages:
             if page:
                 self._start = f"({_text(page[-1][0])}"
             if len(page) < size or _text(page[-1][0]) == end:
-                # Of what is younger than the largest id a server refuses to speak.
+                # A server refuses to read from after the largest possible id, so `to` ends the loop.
                 self.to = key
                 self._start = f"({end}"
 
 
 def present(redis: Redis, stream: str, ids: list[str]) -> set[str]:
-    """Those of ``ids`` whose entries are in ``stream``."""
+    """The ``ids`` whose entries are in ``stream``."""
     found: set[str] = set()
     for start in range(0, len(ids), PENDING_PAGE):
         part = ids[start : start + PENDING_PAGE]
@@ -185,14 +185,14 @@ def named_by_records(redis: Redis, keys: LaneKeys) -> dict[str, str]:
         try:
             record = records.parse(text)
         except (ValueError, TypeError):
-            continue  # a record of another version; the leader will say so
+            continue  # a record of another version; the leader reports it
         for id_ in record.ids:
             found[id_] = _text(ticket)
     return found
 
 
 class LetterPages:
-    """The dead letters of a lane, also those that come later. Of each only two ids are kept."""
+    """Reads the dead letters of a lane, also later ones. Keeps two ids of each."""
 
     def __init__(self, redis: Redis, key: str) -> None:
         self._redis = redis
@@ -202,7 +202,7 @@ class LetterPages:
         self.letters: dict[str, str] = {}
 
     def read(self) -> None:
-        """Reads those that were not read before."""
+        """Reads the letters that were not read before."""
         while True:
             page = self._redis.execute_command("XRANGE", self._key, self._start, "+", "COUNT", LETTERS_PAGE)
             for raw_id, fields in page:

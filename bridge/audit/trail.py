@@ -1,4 +1,4 @@
-"""What an audit keeps of one ticket while it reads the history."""
+"""What an audit remembers about one ticket while it reads the history."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ NONE: IdKey = (-1, 0)
 
 
 class Trail:
-    """How far the rows of a ticket have come. Memory: what is undone of it, and a few numbers."""
+    """The state of one ticket by its rows so far: its undone messages, and a few numbers."""
 
     __slots__ = ("fence", "finished_id", "finished_us", "host", "last", "name", "replayed", "undone")
 
@@ -21,22 +21,22 @@ class Trail:
         self.last: IdKey = NONE
         #: The largest fence of a delivery.
         self.fence = 0
-        #: Where and when the last execution ended: a host's name, Unix us by that host's clock; 0: never.
+        #: Host and time of the end of the last execution, in Unix us by that host's clock. 0: none yet.
         self.host = ""
         self.finished_us = 0
         self.finished_id = ""
-        #: Ids of undone messages in id order. An id that became final in the middle stays until it is first.
+        #: Ids of undone messages in id order. A message that ended stays in it until it is first.
         self.undone: deque[str] = deque()
-        #: Undone messages that were replayed -> the fence below which everything was dispatched before that.
+        #: Replayed undone messages -> a fence. Dispatches with a smaller fence came before the replay.
         self.replayed: dict[str, int] | None = None
 
     def add(self, id_: str, key: IdKey) -> None:
-        """An undone message."""
+        """Adds an undone message."""
         undone = self.undone
         if not undone or id_key(undone[-1]) < key:
             undone.append(id_)
             return
-        # Known from a row only, and older than the entries that were read: nearly always the first.
+        # Known from a row only, and older than the entries that were read: almost always the first.
         at = 0
         while id_key(undone[at]) < key:
             at += 1
@@ -44,7 +44,7 @@ class Trail:
             undone.insert(at, id_)
 
     def forget_messages(self) -> None:
-        """Rows are missing from here on: what was undone may have become anything. Fences and times still grow."""
+        """Forgets the messages, because rows are missing. Fences and times stay: they only grow."""
         self.last = NONE
         self.undone.clear()
         self.replayed = None

@@ -1,4 +1,4 @@
-"""What an audit comes to."""
+"""The result of an audit, as an object and as JSON."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from bridge.routing.history import Delivery, What
 class Coverage:
     """How far back the history reaches."""
 
-    #: It has every delivery since the lane's first.
+    #: The history has every delivery of the lane.
     complete: bool
-    #: Of entries from this id on, every row is there: they are checked for being lost.
+    #: The history has every row of entries from this id on. Only these entries are checked for being lost.
     from_id: str
-    #: The stream has older entries; of these only the rows that are there are checked.
+    #: The stream has older entries. Only their remaining rows are checked.
     older: bool
 
 
 @dataclass(frozen=True)
 class AuditVerdict:
-    """All that an audit says."""
+    """The result of an audit."""
 
     coverage: Coverage
     deliveries: int
     rows: dict[What, int]
     tickets: int
-    #: Messages that the group has read and that have no last row.
+    #: Messages that the group has read and that are neither done nor dead.
     undone: int
     #: Deliveries beyond the first of a message, each explained by a failed, lost, returned or replayed row.
     repeats: int
@@ -40,14 +40,14 @@ class AuditVerdict:
     counts: dict[Check, int]
     #: A few of each check.
     examples: tuple[Finding, ...]
-    #: A few executions of frozen processes; their effects were refused, so they are no violations.
+    #: A few executions of frozen processes. Their effects were refused, so they are no violations.
     stale: tuple[Delivery, ...]
-    #: What could not be looked at, a sentence each.
+    #: What could not be checked, one sentence each.
     notes: tuple[str, ...]
 
     @classmethod
     def of(cls, auditor: Auditor, coverage: Coverage, notes: tuple[str, ...] = ()) -> AuditVerdict:
-        """The verdict of what ``auditor`` was given."""
+        """The result of the rows that ``auditor`` got."""
         return cls(
             coverage=coverage,
             deliveries=sum(auditor.rows.values()),
@@ -75,7 +75,7 @@ class AuditVerdict:
 
     @property
     def ok(self) -> bool:
-        """Whether the promise was kept, as far as the history reaches, and it reaches anywhere."""
+        """Whether the promise was kept as far as the history reaches. False when the history is empty."""
         return self.clean and not self.nothing
 
     @property

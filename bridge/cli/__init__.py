@@ -1,5 +1,5 @@
-"""The command `bridge`: `main` finds a command and shows an error as one line; `commands` has a module for each group.
+"""The command `bridge`. `main` finds a command and shows an error as one line. `commands` has a module for each group.
 
-Thin: a command checks arguments, calls one of the rooms below, and prints. Imports every room; nothing imports this
-one.
+A command checks its arguments, calls a function of another room, and prints the result. This room imports every other
+room. No room imports this one.
 """

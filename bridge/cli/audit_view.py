@@ -1,4 +1,4 @@
-"""An audit as people read it, and as programs do."""
+"""Prints an audit: as text for people, as JSON for programs."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ if TYPE_CHECKING:
     from bridge.audit.auditor import Auditor
     from bridge.routing.history import Delivery
 
-#: Seconds between two lines of progress.
+#: Seconds between two progress lines.
 PROGRESS_S = 5.0
-#: Different violations that are remembered, so that none is shown twice.
+#: Violations that are remembered, at most. A remembered violation is not printed again.
 REMEMBERED = 10_000
 
 
-class Shown:
-    """Shows an audit while it goes on, and what it comes to."""
+class AuditView:
+    """Prints the progress of an audit, its violations and its result."""
 
     def __init__(self, *, ticket: str | None, as_json: bool, follow: bool) -> None:
         self._ticket = ticket
@@ -35,14 +35,14 @@ class Shown:
         self._follow = follow
         self._life: list[Delivery] = []
         self._ids: set[str] = set()
-        self._told: set[Finding] = set()
+        self._printed: set[Finding] = set()
         self._progress_at = time.monotonic() + PROGRESS_S
         self._read = 0
-        #: Whether any violation was found, also in a part of the audit that had to begin anew.
+        #: Whether a violation was found. A restart of the audit does not reset it.
         self.found = False
 
     def rows(self, rows: list[Delivery]) -> None:
-        """Takes the rows of one step."""
+        """Adds the rows of one step."""
         self._read += len(rows)
         if not self._follow and time.monotonic() >= self._progress_at:
             self._progress_at = time.monotonic() + PROGRESS_S
@@ -50,7 +50,7 @@ class Shown:
         if self._ticket is None:
             return
         for row in rows:
-            # A refused outcome does not name its ticket.
+            # The row of a refused outcome names no ticket.
             if row.ticket != self._ticket and not (not row.ticket and row.message_id in self._ids):
                 continue
             self._ids.add(row.message_id)
@@ -62,27 +62,27 @@ class Shown:
                 click.echo("  ".join(str(cell) for cell in _cells(row)))
 
     def finding(self, finding: Finding) -> None:
-        """Takes a violation, and shows it at once when the audit follows."""
+        """Adds a violation. With --follow it is printed at once."""
         self.found = True
-        if not self._follow or finding in self._told:
+        if not self._follow or finding in self._printed:
             return
-        if len(self._told) < REMEMBERED:
-            self._told.add(finding)
+        if len(self._printed) < REMEMBERED:
+            self._printed.add(finding)
         if self._as_json:
             echo_json({"violation": finding.document()}, pretty=False)
         else:
             click.echo(_line(finding))
 
     def progress(self, auditor: Auditor) -> None:
-        """Shows how far it is, now and then."""
+        """Prints a progress line, at most every `PROGRESS_S`."""
         if time.monotonic() < self._progress_at:
             return
         self._progress_at = time.monotonic() + PROGRESS_S
         deliveries = sum(auditor.rows.values())
         undone = len(auditor.undone)
         if self._as_json:
-            told = {"deliveries": deliveries, "undone": undone, "violations": sum(auditor.counts.values())}
-            echo_json({"progress": told}, pretty=False)
+            numbers = {"deliveries": deliveries, "undone": undone, "violations": sum(auditor.counts.values())}
+            echo_json({"progress": numbers}, pretty=False)
             return
         at = datetime.now().astimezone().strftime("%H:%M:%S")
         found = sum(auditor.counts.values())
@@ -90,23 +90,23 @@ class Shown:
         click.echo(f"{at}  {rows}, {count(found, 'violation') if found else 'no violation'}")
 
     def note(self, text: str) -> None:
-        """Says what happened to the audit itself."""
+        """Prints a remark about the audit itself."""
         if self._as_json:
             echo_json({"note": text}, pretty=False)
         else:
             click.echo(text, err=True)
 
     def nothing(self, text: str) -> None:
-        """Says that there is nothing to audit."""
+        """Prints that there is nothing to audit."""
         if self._as_json:
             echo_json({"ok": False, "error": text}, pretty=not self._follow)
         else:
             click.echo(f"Error: {text}", err=True)
 
-    def verdict(self, verdict: AuditVerdict) -> None:
-        """Shows what it comes to; of one ticket its life, too."""
+    def result(self, result: AuditVerdict) -> None:
+        """Prints the result. With --ticket the rows of that ticket come first."""
         if self._as_json:
-            document = verdict.document()
+            document = result.document()
             if self._ticket is not None and not self._follow:
                 document = {"ticket": self._ticket, "life": [row_document(row) for row in self._life], **document}
             echo_json({"verdict": document} if self._follow else document, pretty=not self._follow)
@@ -118,11 +118,11 @@ class Shown:
             else:
                 click.echo(f"the history has no row of ticket {one_line(self._ticket, 100)}")
             click.echo()
-        _print(verdict, self._ticket)
+        _print(result, self._ticket)
 
 
-def explained(*, as_json: bool) -> None:
-    """What each check proves, and what it cannot."""
+def print_explanation(*, as_json: bool) -> None:
+    """Prints what each check proves, and what it cannot prove."""
     if as_json:
         echo_json({check.value: {"proves": check.proves, "cannot": check.cannot} for check in Check})
         return
@@ -130,48 +130,48 @@ def explained(*, as_json: bool) -> None:
         click.echo(f"{check.value}\n  proves: {check.proves}\n  cannot: {check.cannot}")
 
 
-def _print(verdict: AuditVerdict, ticket: str | None) -> None:
-    rows = verdict.rows
+def _print(result: AuditVerdict, ticket: str | None) -> None:
+    rows = result.rows
     messages = rows[What.DONE] + rows[What.DEAD] + rows[What.REFUSED]
-    span = duration(verdict.last_ms - verdict.first_ms)
+    span = duration(result.last_ms - result.first_ms)
     click.echo(
-        f"audited {count(verdict.deliveries, 'row')}: {count(messages, 'message')} that ended, "
-        f"{count(verdict.tickets, 'ticket')}, over {span}, until {_clock(verdict.last_ms)}"
+        f"audited {count(result.deliveries, 'row')}: {count(messages, 'message')} that ended, "
+        f"{count(result.tickets, 'ticket')}, over {span}, until {_clock(result.last_ms)}"
     )
-    covered = verdict.coverage
+    covered = result.coverage
     if covered.complete:
         click.echo(f"the history is complete, from message {covered.from_id} on")
     else:
         click.echo(f"the history was capped: it is complete for messages from {covered.from_id} on")
     if covered.older:
         click.echo("  the stream has older entries: whether one of them was lost is not covered")
-    for note in verdict.notes:
+    for note in result.notes:
         click.echo(f"  {note}")
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=False)
     table.add_column(no_wrap=True)
     table.add_column(justify="right", no_wrap=True)
     table.add_column(no_wrap=True)
-    for check, found in verdict.counts.items():
+    for check, found in result.counts.items():
         table.add_row(check.value, Text(f"{found:,}", style="bold red" if found else ""), "")
     causes = ", ".join(f"{what.value} {rows[what]:,}" for what in _CAUSES if rows[what])
-    table.add_row("repeats", f"{verdict.repeats:,}", f"explained: {causes}" if verdict.repeats else "")
+    table.add_row("repeats", f"{result.repeats:,}", f"explained: {causes}" if result.repeats else "")
     table.add_row("dead", f"{rows[What.DEAD] + rows[What.REFUSED]:,}", "")
-    table.add_row("undone", f"{verdict.undone:,}", "read by the group, not done or dead yet" if verdict.undone else "")
+    table.add_row("undone", f"{result.undone:,}", "read by the group, not done or dead yet" if result.undone else "")
     if rows[What.STALE]:
-        table.add_row("stale", f"{rows[What.STALE]:,}", "came under a fence that was over: effects were refused")
+        table.add_row("stale", f"{rows[What.STALE]:,}", "ran with an old fence: the effects were refused")
     console().print(table)
-    for finding in verdict.examples:
+    for finding in result.examples:
         click.echo(_line(finding))
-    if verdict.violations > len(verdict.examples):
-        click.echo(f"… {len(verdict.examples):,} of {count(verdict.violations, 'violation')} shown")
+    if result.violations > len(result.examples):
+        click.echo(f"… {len(result.examples):,} of {count(result.violations, 'violation')} shown")
     of = "" if ticket is None else f" of ticket {one_line(ticket, 100)}"
-    if verdict.clean:
+    if result.clean:
         click.echo(f"nothing{of} was lost, reordered, overlapped, or repeated without a cause")
     else:
-        click.echo(f"FOUND {count(verdict.violations, 'violation')}{of}")
+        click.echo(f"FOUND {count(result.violations, 'violation')}{of}")
 
 
-#: What makes a message come again.
+#: Rows after which a message is delivered again.
 _CAUSES = (What.FAILED, What.LOST, What.RETURNED, What.REPLAYED)
 
 
@@ -208,10 +208,10 @@ def _cells(row: Delivery) -> tuple[Any, ...]:
 
 
 def _clock(ms: float) -> str:
-    """A time of day to the ms, in the local zone; '' for never."""
+    """``ms`` as local date and time with milliseconds; '' for 0."""
     if not ms:
         return ""
     try:
         return datetime.fromtimestamp(ms / 1000).astimezone().isoformat(sep=" ", timespec="milliseconds")[:23]
     except (OverflowError, ValueError, OSError):
-        return "?"  # an id that is no time
+        return "?"  # not every id is a time

@@ -1,6 +1,6 @@
 """The command ``bridge``: also ``python -m bridge``, and ``celery -A tasks bridge …`` as a plugin of Celery's.
 
-Every celery command loads this file, so it imports little; the commands themselves are loaded when they are called.
+Every celery command loads this file, so it imports little. A command's module is loaded when the command is called.
 
 Exit codes: 0 done, 1 failed or found something, 2 wrong usage. An error is one line on standard error.
 """
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from bridge.settings.app import Settings
     from bridge.settings.lane import LaneSettings
 
-#: Command -> where it is.
+#: Command -> its module and name.
 COMMANDS = {
     "run": "bridge.cli.commands.run:run",
     "up": "bridge.cli.commands.stack:up",
@@ -36,12 +36,12 @@ COMMANDS = {
     "spark": "bridge.cli.commands.spark:spark",
 }
 
-#: The app of a command that names none.
+#: The app of a command without -A.
 DEFAULT_APP = "tasks"
 
 
 class Commands(click.Group):
-    """Loads a command when it is called for, and shows what goes wrong in it as one line."""
+    """Loads a command when it is called, and prints an error of it as one line."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 (click's signature)
         return list(COMMANDS)
@@ -57,6 +57,7 @@ class Commands(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
+        # click-didyoumean prints its suggestions on further lines; an error of ours is one line.
         near = get_close_matches(args[0], COMMANDS, n=1)
         if near and args[0] not in COMMANDS:
             raise click.UsageError(f"there is no command {args[0]!r}; did you mean {near[0]!r}?", ctx)
@@ -64,7 +65,7 @@ class Commands(click.Group):
 
     def invoke(self, ctx: click.Context) -> Any:
         if isinstance(sys.stdout, TextIOWrapper) and sys.stdout.errors == "strict":
-            # Names hold what not every terminal's encoding has: written out (``\xdc``), as standard error has it.
+            # A name may have characters that the terminal's encoding lacks. They are printed as escapes (``\xdc``).
             sys.stdout.reconfigure(errors="backslashreplace")
         try:
             return super().invoke(ctx)
@@ -86,7 +87,7 @@ class Commands(click.Group):
 
 
 class Target:
-    """The Celery app that a command is for, loaded when it is asked for."""
+    """The Celery app of a command, loaded at first use."""
 
     def __init__(self, name: str, app: Celery | None = None) -> None:
         self.name = name
@@ -94,7 +95,7 @@ class Target:
 
     @property
     def app(self) -> Celery:
-        """The app, which has the bridge. Raises `ConfigurationError`."""
+        """The app. Raises `ConfigurationError` when it cannot be loaded or has no bridge."""
         from bridge.app.finding import load_app
         from bridge.app.installed import bridge_of
 
@@ -111,14 +112,14 @@ class Target:
 
     @property
     def lane(self) -> LaneSettings:
-        """The settings of the lane that the command is for. Raises `ConfigurationError`."""
+        """The validated settings of the lane. Raises `ConfigurationError`."""
         return self.settings.lane
 
 
 def _app_of_celery(ctx: click.Context) -> Celery | None:
-    """The app that ``celery -A APP bridge …`` has loaded; None where Celery was called without one, or not at all."""
+    """The app that ``celery -A APP bridge …`` has loaded. None: Celery was called without -A, or not at all."""
     if ctx.parent is None or not ctx.parent.params.get("app"):
-        # Without -A Celery makes an app of its own, which nobody has ever configured.
+        # Without -A Celery makes an app without configuration.
         return None
     app: Celery | None = getattr(ctx.parent.obj, "app", None)
     return app

@@ -1,4 +1,4 @@
-"""What the arguments of commands may be, beyond what click checks."""
+"""Types of command-line arguments that click does not have."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import Any
 import click
 from click.types import StringParamType
 
-#: How many things to show at most. Python counts no further.
+#: The type of ``--limit``. `islice` takes no larger number.
 LIMIT = click.IntRange(1, sys.maxsize)
 
 
 class Number(click.FloatRange):
-    """A number in a range. "nan" is none: it would pass every comparison, and the loop that waits by it never would."""
+    """A number in a range. Refuses "nan", which compares false with every number, so a wait for it would never end."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
         found = float(super().convert(value, param, ctx))
@@ -23,10 +23,10 @@ class Number(click.FloatRange):
         return found
 
 
-class Words(StringParamType):
-    """Text of at least one character, as UTF-8.
+class NonEmptyText(StringParamType):
+    """Text of at least one character that can be encoded as UTF-8.
 
-    An empty one comes from a variable that nobody has set: it would mean the default, or every letter there is.
+    An empty text is often an unset shell variable. It would mean the default, or match every dead letter.
     """
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
@@ -40,4 +40,4 @@ class Words(StringParamType):
         return text
 
 
-WORDS = Words()
+NON_EMPTY = NonEmptyText()

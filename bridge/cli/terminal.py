@@ -1,4 +1,4 @@
-"""How commands print: a console for people, JSON for programs. `bridge.routing.text` makes texts safe to print."""
+"""Output of commands: a console for people, JSON for programs. `bridge.routing.text` makes texts safe to print."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ PIPE_WIDTH = 1000
 
 
 def console(*, err: bool = False) -> Console:
-    """A console that takes text as it is: no markup, no colours of its own choice, no Emoji codes."""
+    """A console that prints text unchanged: no markup, no highlighting, no emoji codes."""
     out = Console(stderr=err, markup=False, highlight=False, emoji=False)
     if not out.is_terminal:
-        # Nobody's lines shall be cut to fit a terminal that is not there.
+        # Without a terminal, lines are not cut to a terminal's width.
         out = Console(stderr=err, markup=False, highlight=False, emoji=False, width=PIPE_WIDTH)
     return out
 
@@ -24,5 +24,5 @@ def console(*, err: bool = False) -> Console:
 def echo_json(value: Any, *, pretty: bool = True) -> None:
     """Prints ``value`` as one JSON document."""
     options = orjson.OPT_NON_STR_KEYS | (orjson.OPT_INDENT_2 if pretty else 0)
-    # Bytes: JSON is UTF-8, whatever the terminal is.
+    # As bytes: JSON is UTF-8, whatever the terminal's encoding is.
     click.echo(orjson.dumps(value, option=options))

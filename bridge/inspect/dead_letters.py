@@ -1,6 +1,4 @@
-"""Finds dead letters in a lane: what was given up, and why. Never writes. `bridge.protocol.dead_letters` has their
-form.
-"""
+"""Finds dead letters in a lane. Never writes. Their form is in `bridge.protocol.dead_letters`."""
 
 from __future__ import annotations
 
@@ -14,12 +12,12 @@ if TYPE_CHECKING:
 
     from bridge.routing.keys import LaneKeys
 
-#: Letters in one page: each may hold a whole payload and 16 KiB of traceback.
+#: Letters in one page. Each may hold a whole payload and 16 KiB of traceback.
 PAGE = 100
 
 
 def newest_first(redis: Redis, keys: LaneKeys) -> Iterator[Letter]:
-    """All letters of the lane, the newest first, a page at a time. Raises redis errors."""
+    """All letters of the lane, newest first, a page at a time. Raises redis errors."""
     end = "+"
     while True:
         page = redis.execute_command("XREVRANGE", keys.dead, end, "-", "COUNT", PAGE)
@@ -31,18 +29,18 @@ def newest_first(redis: Redis, keys: LaneKeys) -> Iterator[Letter]:
 
 
 def of_message(redis: Redis, keys: LaneKeys, id_: str) -> list[Letter]:
-    """The letters of message ``id_``, oldest first; or the one letter whose own id that is.
+    """The letters of message ``id_``, oldest first; or the letter with the id ``id_``.
 
-    Reads the dead letters once: there is no index by message, and nobody looks up many.
+    Reads all dead letters, since there is no index by message.
     """
     found = [letter for letter in newest_first(redis, keys) if id_ in (letter.message_id, letter.id)]
     return found[::-1]
 
 
-def chosen(
+def select(
     letters: Iterator[Letter], *, ticket: str | None = None, task: str | None = None, reason: str | None = None
 ) -> Iterator[Letter]:
-    """Those of ``letters`` that have this ticket, this task, and this text somewhere in their reason or error."""
+    """The ``letters`` with this ticket, this task, and this text in their reason or error. None: any."""
     tests: list[Callable[[Letter], bool]] = []
     if ticket is not None:
         tests.append(lambda letter: letter.ticket_id == ticket)

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-from bridge.inspect.dead_letters import chosen, newest_first
+from bridge.inspect.dead_letters import newest_first, select
 from bridge.inspect.reasons import why
 from bridge.inspect.scans import Scan, backwards, last_ended, of_name, of_pending, of_stream, together
 from bridge.inspect.ticket_facts import InFlight, Parked, Retry, TicketFacts
@@ -251,4 +251,4 @@ def _nobody_runs(
 def _letters(redis: Redis, settings: LaneSettings, ticket: str) -> tuple[Letter, ...]:
     """The ticket's newest letters, among the newest letters of the lane."""
     letters = islice(newest_first(redis, settings.keys), LETTERS_LOOKED_AT)
-    return tuple(islice(chosen(letters, ticket=ticket), LETTERS_SHOWN))
+    return tuple(islice(select(letters, ticket=ticket), LETTERS_SHOWN))

@@ -1,4 +1,4 @@
-"""Waits until a consumer that takes nothing new has nothing in flight any more. Only looks."""
+"""Waits until a drained consumer has no messages in flight. Never writes."""
 
 from __future__ import annotations
 
@@ -18,32 +18,32 @@ if TYPE_CHECKING:
 
     from bridge.routing.keys import LaneKeys
 
-#: Seconds between two looks.
+#: Seconds between two reads.
 DRAIN_CHECK_S = 0.2
 
 
 def wait_empty(redis: Redis, keys: LaneKeys, name: str, timeout_s: float | None, tell: Callable[[int], None]) -> None:
-    """Returns when nothing is in flight on consumer ``name``; calls ``tell`` with each new number of messages that are.
+    """Returns when consumer ``name`` has no messages in flight. Calls ``tell`` with each new number of them.
 
-    Since its order was answered the leader sends it nothing, so the number only falls; what a consumer had that died
-    meanwhile is moved by the leader, and falls away as well. A server that is away is waited out.
+    The leader has answered the order to drain, so it sends the consumer nothing, and the number only falls. When the
+    consumer dies, the leader moves its messages, and the number falls too. An outage of the server is waited out.
 
-    Raises `OrderFailed` when it is not empty after ``timeout_s`` (None: for ever), or the order holds no longer.
+    Raises `OrderFailed` when messages are left after ``timeout_s`` (None: no limit), or the order was revoked.
     """
     until = None if timeout_s is None else time.monotonic() + timeout_s
-    told: int | None = None
+    last: int | None = None
     left: int | None
     while True:
         try:
             left, holds = _look(redis, keys, name)
         except UNAVAILABLE:
-            left, holds = told, True
+            left, holds = last, True
         if left == 0:
             return
         if not holds:
             raise OrderFailed(f"{name} takes work again: it was resumed, or started anew, with {_messages(left)}")
-        if left is not None and left != told:
-            told = left
+        if left is not None and left != last:
+            last = left
             tell(left)
         if until is not None and time.monotonic() >= until:
             raise OrderFailed(
@@ -54,15 +54,15 @@ def wait_empty(redis: Redis, keys: LaneKeys, name: str, timeout_s: float | None,
 
 
 def _look(redis: Redis, keys: LaneKeys, name: str) -> tuple[int, bool]:
-    """(messages in flight on the consumer, whether the order holds or the consumer is gone)."""
+    """(messages in flight on the consumer, whether the order still holds). It holds when the consumer is gone."""
     with redis.pipeline(transaction=True) as pipe:
         pipe.execute_command("XPENDING", keys.stream, keys.group)
         pipe.hget(keys.drains, name)
         pipe.hget(keys.consumers, name)
         summary, order, registration = pipe.execute()
     left = next((int(number) for of, number in summary[3] or () if of == name.encode()), 0)
-    told: Any = orjson.loads(registration) if registration else None
-    return left, told is None or draining(told, order)
+    found: Any = orjson.loads(registration) if registration else None
+    return left, found is None or draining(found, order)
 
 
 def _messages(left: int | None) -> str:

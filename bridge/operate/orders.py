@@ -1,11 +1,14 @@
 """Operators' orders to the leader: park, release, drain, resume, transfer, replay.
 
-Only a leader writes, so whoever wants something of a lane asks its leader. An order is an entry of the outcome stream
-(`bridge.protocol.outcomes`), which the leader reads anyway; it does the order in the very step in which it settles that
-entry, and then answers on a list of the order's own. So an order is carried out once: a leader that dies before that
-step leaves the entry to the next one, and one that dies after it has done the order, and only its answer is lost.
-Whoever gave the order withdraws it by deleting the entry: of that and the step, one comes first, and the other does
-nothing.
+Only the leader changes a lane, so an operator asks the leader. An order is an entry of the outcome stream
+(`bridge.protocol.outcomes`), which the leader reads anyway. The leader carries out the order in the same step in which
+it settles the entry. Then it answers on a list that belongs to this order.
+
+So an order is carried out once. A leader that dies before the step leaves the entry to the next leader. When it dies
+after the step, the order is carried out, and only the answer is lost.
+
+The operator's command withdraws an order by deleting its entry. Either the deletion or the step comes first; the other
+one then does nothing.
 
 An order::
 
@@ -16,7 +19,7 @@ An order::
                                                                               -> {"ok": true, "moved": n, "running": m}
     {"do": "replay", "letters": [letter id, …]}          -> {"ok": true, "replayed": [id, …], "refused": [[id, why], …]}
 
-or, for each, ``{"error": "one line"}``, and nothing was changed.
+The answer to a refused order is ``{"error": "one line"}``; nothing was changed.
 """
 
 from __future__ import annotations
@@ -36,11 +39,11 @@ if TYPE_CHECKING:
 
     from bridge.routing.keys import LaneKeys
 
-#: Seconds that an order waits for its answer: longer than a standby needs to take over.
+#: Seconds that a command waits for the answer: longer than a standby needs to take over.
 ANSWER_S = 10.0
-#: Seconds that a lane may be without a leader before nobody is asked: standbys look every quarter of a second.
+#: Seconds that a command waits for a leader before it gives up. Standbys try to lead every quarter of a second.
 LEADER_S = 1.5
-#: Seconds more for the answer to an order that was taken in the last moment.
+#: Further seconds to wait for the answer when the leader took the order at the last moment.
 LAST_S = 2.0
 #: Seconds of one blocking read, below the client's own time limit.
 SLICE_S = 1.0
@@ -49,14 +52,15 @@ RETRY_S = 0.1
 #: Characters of a refusal that are shown.
 ERROR_CHARS = 1000
 
-NO_MASTER = "no master leads the lane, so nobody can carry the order out: start one with `bridge run`"
+NO_MASTER = "no master leads the lane, so the order cannot be carried out: start one with `bridge run`"
 
 
 def give(redis: Redis, keys: LaneKeys, order: dict[str, Any], timeout_s: float = ANSWER_S) -> dict[str, Any]:
     """Gives ``order`` to the leader of the lane, and returns its answer.
 
-    Raises `OrderFailed`, one line: refused by the leader; not answered within ``timeout_s``, and withdrawn; or taken
-    and never answered. Raises redis errors when the order could not be sent, or may have been.
+    Raises `OrderFailed`, one line, when the leader refused the order, when it did not answer within ``timeout_s`` and
+    the order was withdrawn, or when the leader took the order and never answered. Raises redis errors when it is
+    unknown whether the order was sent.
     """
     _find_leader(redis, keys)
     id_ = uuid.uuid4().hex
@@ -67,27 +71,27 @@ def give(redis: Redis, keys: LaneKeys, order: dict[str, Any], timeout_s: float =
     except KeyboardInterrupt:
         if _withdraw(redis, keys, entry):
             raise OrderFailed("interrupted; the order was withdrawn") from None
-        raise OrderFailed("interrupted; a master has taken the order, and carries it out") from None
+        raise OrderFailed("interrupted; a master has taken the order and carries it out") from None
     if found is None:
         if _withdraw(redis, keys, entry):
             raise OrderFailed(_unanswered(redis, keys, timeout_s))
-        # It was taken in the last moment, and the answer is on its way.
+        # The leader took it at the last moment: the answer is on its way.
         found = _await(redis, reply, LAST_S)
     if found is None:
-        # It was taken, maybe long ago, by a master that did not live to answer.
+        # A master took it and died before it answered.
         raise OrderFailed(
-            "a master took the order and ended before it could answer: see what became of it (`bridge status`), "
-            "and give it again if need be"
+            "a master took the order and ended before it could answer: check the result (`bridge status`), "
+            "and repeat the order if necessary"
         )
     answer: dict[str, Any] = orjson.loads(found)
     if "error" in answer:
-        # It may name a ticket, which comes from anybody.
+        # It may quote a ticket's id, which may contain anything.
         raise OrderFailed(one_line(str(answer["error"]), ERROR_CHARS))
     return answer
 
 
 def _find_leader(redis: Redis, keys: LaneKeys) -> None:
-    """Raises `OrderFailed` when nobody leads, and nobody is about to."""
+    """Raises `OrderFailed` when no master leads within `LEADER_S`."""
     until = time.monotonic() + LEADER_S
     while not redis.exists(keys.leader):
         if time.monotonic() >= until:
@@ -96,7 +100,7 @@ def _find_leader(redis: Redis, keys: LaneKeys) -> None:
 
 
 def _await(redis: Redis, reply: str, timeout_s: float) -> bytes | None:
-    """The answer; None when there was none within ``timeout_s``. A server that is away meanwhile is waited out."""
+    """The answer; None when none came within ``timeout_s``. Goes on through an outage of the server."""
     until = time.monotonic() + timeout_s
     while (left := until - time.monotonic()) > 0:
         try:
@@ -111,15 +115,16 @@ def _await(redis: Redis, reply: str, timeout_s: float) -> bytes | None:
 
 
 def _withdraw(redis: Redis, keys: LaneKeys, entry: bytes) -> bool:
-    """Takes the order back; False when it was taken by a leader: entries leave the stream in the step that settles
-    them, and that step does nothing when the entry of an order that it carries out has left before.
+    """Withdraws the order. False: a leader has taken it.
+
+    The step that settles an order deletes its entry, and does nothing when the entry is already deleted.
     """
     try:
         return bool(redis.execute_command("XDEL", keys.outcomes, entry))
     except UNAVAILABLE as exc:
         raise OrderFailed(
             f"lost Redis while waiting for the answer ({exc}): the order may still be carried out; "
-            "see for yourself when it is back (`bridge status`)"
+            "check when it is back (`bridge status`)"
         ) from None
 
 

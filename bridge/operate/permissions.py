@@ -1,11 +1,18 @@
-"""The least that a Redis user needs for its part in a lane, as ACL rules.
+"""The least permissions that a Redis user needs for its role in a lane, as ACL rules.
 
-Six roles: who pushes messages (`producer`), who does so from Spark, each once (`spark`), who reads them and what became
-of them into Spark (`spark-reader`), who leads (`master`), who runs tasks (`worker`), who looks and gives orders
-(`operator`). Of the bridge's own Lua scripts the commands are read off their text, so that a script that changes takes
-its permission along. What kombu and Celery do beside the bridge is listed here, by hand.
+There are six roles:
 
-The rules are those of Redis 6.2: no selectors, no read-only keys. So a user may use each of its commands on each of its
+- `producer` pushes messages,
+- `spark` pushes messages from Spark, each once,
+- `spark-reader` reads messages, history and dead letters into Spark,
+- `master` leads,
+- `worker` runs tasks,
+- `operator` runs the commands that read a lane and give orders.
+
+The commands in the bridge's own Lua scripts are found in the text of the scripts. So the permissions follow a change of
+a script. The commands that kombu and Celery send are listed here by hand.
+
+The rules work with Redis 6.2: no selectors, no read-only keys. So a user may use each of its commands on each of its
 keys. `docs/howto/secure-it.md` says what that means.
 """
 
@@ -33,7 +40,7 @@ if TYPE_CHECKING:
 
 
 class Role(StrEnum):
-    """Whose permissions."""
+    """What a user does in a lane."""
 
     PRODUCER = "producer"
     MASTER = "master"
@@ -43,7 +50,7 @@ class Role(StrEnum):
     SPARK_READER = "spark-reader"
 
 
-#: Whose scripts are in which modules.
+#: Role -> the modules with its scripts.
 SCRIPTS_OF = {
     Role.PRODUCER: (producing,),
     Role.MASTER: (leadership, transitions, retention),
@@ -51,12 +58,12 @@ SCRIPTS_OF = {
     Role.SPARK: (pushes,),
 }
 
-#: What any connection may need. HELLO and AUTH need no permission; CLIENT SETINFO may be refused.
+#: Commands of every connection. HELLO and AUTH need no permission. A refused CLIENT SETINFO does no harm.
 CONNECTION = ("ping", "info", "select")
 TRANSACTION = ("multi", "exec")
 SCRIPTS = ("eval", "evalsha", "script|load", "script|exists")
-#: How kombu makes a queue and hears what is published for it: events, remote control.
-HEARING = (
+#: Commands with which kombu makes a queue and listens to events and remote control.
+LISTENING = (
     *TRANSACTION,
     *SCRIPTS,
     "del",
@@ -71,7 +78,7 @@ HEARING = (
     "zrangebyscore",
     "zrem",
 )
-#: How it publishes and receives tasks beside the bridge's own, with or without acknowledgement.
+#: Commands with which kombu publishes and receives ordinary tasks, with or without acknowledgement.
 RECEIVING = (
     "brpop",
     "hdel",
@@ -86,19 +93,19 @@ RECEIVING = (
     "zrange",
     "zrevrangebyscore",
 )
-#: How a result is stored.
+#: Commands that store a result.
 RESULTS = ("del", "expire", "get", "mget", "publish", "set", "setex", "subscribe", "unsubscribe")
-#: How a result is waited for.
-WAITING = ("get", "mget", "subscribe", "unsubscribe")
+#: Commands that wait for a result.
+AWAITING_RESULTS = ("get", "mget", "subscribe", "unsubscribe")
 
-#: Where kombu keeps which queue gets what.
+#: Keys in which kombu keeps the bindings of queues.
 BINDINGS = ("_kombu.binding.*", "_kombu.binding_*")
 
-#: What the bridge does outside of its scripts.
+#: Commands of the bridge outside of its scripts.
 OWN: dict[Role, tuple[str, ...]] = {
-    # Scripts: for many at once, and for each once.
+    # Both are for scripts: one that pushes many messages, and one for idempotency keys.
     Role.PRODUCER: (*CONNECTION, "evalsha", "script|load"),
-    # What is asked before and while it writes, beside the scripts: what the key is, how far the write is, who waits.
+    # Beside the scripts: the type of the key, the progress of the write, and who waits.
     Role.SPARK: (
         *CONNECTION,
         "evalsha",
@@ -110,7 +117,7 @@ OWN: dict[Role, tuple[str, ...]] = {
         "type",
         "xinfo|stream",
     ),
-    # What the key is, how the stream stands, its ends, and its pages.
+    # The type of the key, the stream's length and ends, and its pages.
     Role.SPARK_READER: (*CONNECTION, "type", "xinfo|stream", "xrange", "xrevrange"),
     Role.MASTER: (
         *CONNECTION,
@@ -171,7 +178,7 @@ OWN: dict[Role, tuple[str, ...]] = {
 
 @dataclass(frozen=True)
 class Access:
-    """What one user may do: patterns of keys and channels, and commands."""
+    """The permissions of one user: patterns of keys and channels, and commands."""
 
     role: Role
     keys: tuple[str, ...]
@@ -180,7 +187,7 @@ class Access:
 
     @property
     def rules(self) -> list[str]:
-        """As ACL SETUSER and an ACL file take them, from nothing: the order matters."""
+        """The rules for ACL SETUSER or an ACL file. They begin with a reset, so their order matters."""
         return [
             "on",
             "resetkeys",
@@ -195,7 +202,7 @@ class Access:
 def access(
     app: Celery, settings: LaneSettings, role: Role, *, own_keys: Sequence[str] = (), pushes: bool = False
 ) -> Access:
-    """What ``role`` needs in the lane of ``settings``.
+    """The permissions that ``role`` needs in the lane of ``settings``.
 
     For workers only: ``own_keys``, patterns of the keys that the tasks' effects touch; ``pushes``: whether tasks push
     messages themselves.
@@ -209,7 +216,7 @@ def access(
         if results:
             wanted += results
             channels += results
-            commands |= set(WAITING)
+            commands |= set(AWAITING_RESULTS)
         return _access(role, wanted, channels, commands)
     if role is Role.SPARK:
         guards = f"{literal(push_prefix(keys.stream))}:*"
@@ -221,16 +228,16 @@ def access(
         return _access(role, lane, (), OWN[role])
     fanout = _fanout(app)
     if role is Role.MASTER:
-        # Of Celery only the workers' heartbeats. Who subscribes to a pattern needs this very pattern.
+        # The workers' heartbeats. A subscription to a pattern needs a permission for exactly this pattern.
         heard = [f"{fanout}celeryev/worker.*"]
-        commands = {*OWN[role], *HEARING, *commands_of_scripts(role)}
+        commands = {*OWN[role], *LISTENING, *commands_of_scripts(role)}
         return _access(role, (*lane, *BINDINGS, "celeryev.*"), heard, commands)
     # A queue has a list for each priority: its name, kombu's separator (two control characters), a digit.
     queues = [pattern for name in app.amqp.queues for pattern in (literal(name), f"{literal(name)}??[0-9]")]
-    theirs = (*BINDINGS, "unacked*", "*.reply.celery.pidbox*", "*.celery.pidbox*", "celeryev.*")
-    # The last one for workers that listen to each other (gossip): who subscribes to a pattern needs this very pattern.
+    of_celery = (*BINDINGS, "unacked*", "*.reply.celery.pidbox*", "*.celery.pidbox*", "celeryev.*")
+    # The last one is for gossip. A subscription to a pattern needs a permission for exactly this pattern.
     channels = [f"{fanout}celery.pidbox", f"{fanout}celeryev/*", f"{fanout}celeryev/worker.*"]
-    commands = {*OWN[role], *HEARING, *RECEIVING, *commands_of_scripts(role)}
+    commands = {*OWN[role], *LISTENING, *RECEIVING, *commands_of_scripts(role)}
     commands |= {command.lower() for command in COMMANDS}
     if results:
         commands |= set(RESULTS)
@@ -239,11 +246,11 @@ def access(
     if pushes:
         stream = (*lane, _pushed_once(keys.stream))
         commands |= {*OWN[Role.PRODUCER], *commands_of_scripts(Role.PRODUCER)}
-    return _access(role, (*stream, *queues, *theirs, *results, *own_keys), channels, commands)
+    return _access(role, (*stream, *queues, *of_celery, *results, *own_keys), channels, commands)
 
 
 def _pushed_once(stream: str) -> str:
-    """Pattern of what is kept of pushes with an idempotency key."""
+    """Pattern of the keys that remember pushes with an idempotency key."""
     return f"{literal(push_prefix(stream))}:once:*"
 
 
@@ -259,7 +266,7 @@ def commands_of_scripts(role: Role) -> frozenset[str]:
 
 
 def commands_in(script: str) -> set[str]:
-    """The commands in the text of one of our scripts: first words of calls, or of the tables that become calls."""
+    """The commands in the text of a script: the first words of calls, and of tables that are unpacked into calls."""
     code = re.sub(r"--.*", "", script)
     found = set()
     for command, sub in re.findall(r"[({]'([A-Z]{3,})'(?:, '([A-Z]+)')?", code):
@@ -271,15 +278,17 @@ def commands_in(script: str) -> set[str]:
 
 
 def literal(name: str) -> str:
-    """``name`` as an ACL pattern that matches it, and hardly anything else: neither an ACL file nor redis-cli can say a
-    space, a quote or a control character, so any one byte may stand in its place.
+    """``name`` as an ACL pattern that matches it.
+
+    An ACL file and redis-cli cannot express a space, a quote or a control character. ``?``, which matches any byte,
+    takes their place.
     """
     escaped = re.sub(r"([*?\[\]\\])", r"\\\1", name)
     return "".join("?" if char in "\"'" or char.isspace() or not char.isprintable() else char for char in escaped)
 
 
 def _fanout(app: Celery) -> str:
-    """What kombu puts before the names of its channels."""
+    """The prefix of kombu's channels."""
     prefix = (app.conf.broker_transport_options or {}).get("fanout_prefix", True)
     if isinstance(prefix, str):
         return literal(prefix)
@@ -292,7 +301,7 @@ def _fanout(app: Celery) -> str:
 
 
 def _results_here(app: Celery) -> list[str]:
-    """Patterns of the result backend's keys, when it is a Redis: it is likely to be this one."""
+    """Patterns of the result backend's keys when it is a Redis, which is probably this one."""
     backend = app.backend
     prefixes = [getattr(backend, name, None) for name in ("task_keyprefix", "group_keyprefix", "chord_keyprefix")]
     if not type(backend).__module__.startswith("celery.backends.redis"):

@@ -1,7 +1,7 @@
-"""Dead letters that are put back, or thrown away, by an operator: which ones, and what becomes of each.
+"""Replays and drops dead letters for an operator, and reports the result for each.
 
-Putting one back is the leader's to do, since it must come before what its ticket has not begun yet; the letter goes in
-the same step. Throwing one away is a plain XDEL: the dead letters are the operator's own.
+The leader replays a letter: the message must go before all messages of its ticket that have not started, and the letter
+must be deleted in the same step. A letter is dropped with a plain XDEL.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from bridge.app.finding import load_tasks
 from bridge.app.ticket_tasks import ticket_tasks
-from bridge.inspect.dead_letters import chosen, newest_first
+from bridge.inspect.dead_letters import newest_first, select
 from bridge.operate.orders import give
 from bridge.protocol.dead_letters import Letter
 from bridge.routing.errors import InputError, OrderFailed
@@ -28,57 +28,64 @@ if TYPE_CHECKING:
 
 #: Letters in one order.
 BATCH = 100
-#: Letters whose entries are looked for at once: each may be as large as a payload may be.
+#: Entries that are read at once. Each may be as large as the largest payload.
 ENTRIES = 8
 #: Letters that are deleted at once.
 DROP_BATCH = 1000
 
-GONE = "it is not there any more"
+GONE = "it no longer exists"
 
 
 @dataclass(frozen=True)
-class Fate:
-    """What became, or would become, of a letter. ``why``: why nothing did; None: it was done, or would be."""
+class LetterResult:
+    """The result for one letter. ``why``: why it was not, or cannot be, replayed or dropped; None: success."""
 
     letter: Letter
     why: str | None = None
 
 
-def named(redis: Redis, keys: LaneKeys, ids: Sequence[str]) -> list[Letter]:
-    """The letters with these ids, or of the messages with these ids, oldest first; without their contents.
+def find_by_id(redis: Redis, keys: LaneKeys, ids: Sequence[str]) -> list[Letter]:
+    """The letters with these ids, and the letters of the messages with these ids. Oldest first, without contents.
 
-    Raises `InputError` for an id that no letter has, or that is one letter's own and another one's message's.
+    Raises `InputError` for an unknown id, and for an id that is both a letter's own and another letter's message id.
     """
     wanted = set(ids)
     found: dict[str, list[Letter]] = {}
     for letter in newest_first(redis, keys):
         for id_ in {letter.id, letter.message_id} & wanted:
-            found.setdefault(id_, []).append(light(letter))
+            found.setdefault(id_, []).append(without_contents(letter))
     for id_ in ids:
         letters = found.get(id_)
         if not letters:
-            raise InputError(f"no dead letter of message {printable(id_)}; `bridge dead list` names those there are")
+            raise InputError(f"no dead letter of message {printable(id_)}; `bridge dead list` lists them")
         if len({letter.message_id for letter in letters}) > 1:
-            raise InputError(f"{id_} is the id of a letter, and of another one's message: give the other id of each")
+            raise InputError(f"{id_} is the id of one letter and the message id of another: name each by its other id")
     unique = {letter.id: letter for letters in found.values() for letter in letters}
     return sorted(unique.values(), key=lambda letter: id_key(letter.id))
 
 
-def like(redis: Redis, keys: LaneKeys, ticket: str | None, task: str | None, reason: str | None) -> list[Letter]:
-    """All letters that are like that (`bridge.inspect.dead_letters.chosen`), oldest first; without their contents."""
-    found = [light(letter) for letter in chosen(newest_first(redis, keys), ticket=ticket, task=task, reason=reason)]
+def find_matching(
+    redis: Redis, keys: LaneKeys, ticket: str | None, task: str | None, reason: str | None
+) -> list[Letter]:
+    """All letters that match (`bridge.inspect.dead_letters.select`). Oldest first, without contents."""
+    found = [
+        without_contents(letter)
+        for letter in select(newest_first(redis, keys), ticket=ticket, task=task, reason=reason)
+    ]
     return found[::-1]
 
 
-def light(letter: Letter) -> Letter:
-    """``letter`` without what may be large: there may be many."""
+def without_contents(letter: Letter) -> Letter:
+    """``letter`` without its large fields, since many letters may be held at once."""
     return replace(letter, traceback="", payload=None, fields=())
 
 
-def judged(redis: Redis, keys: LaneKeys, letters: Sequence[Letter], parser: EntryParser) -> Iterator[Fate]:
-    """For each letter whether it can be put back, as far as can be seen from here. ``parser``: a master's.
+def check_replay(
+    redis: Redis, keys: LaneKeys, letters: Sequence[Letter], parser: EntryParser
+) -> Iterator[LetterResult]:
+    """Checks for each letter whether it can be replayed. The leader decides. ``parser``: as the master's.
 
-    One that was refused may be right by now: its task is there, or payloads may be larger.
+    A message that was refused may be valid now, because its task or a larger `bridge_max_payload` was deployed.
     """
     newest = {letter.message_id: letter.id for letter in sorted(letters, key=lambda one: id_key(one.id))}
     for some in _pages(letters, ENTRIES):
@@ -91,15 +98,15 @@ def judged(redis: Redis, keys: LaneKeys, letters: Sequence[Letter], parser: Entr
             if newest[letter.message_id] != letter.id:
                 why = f"its message has a newer letter, {newest[letter.message_id]}"
             elif not entry:
-                why = "its entry has left the stream: push it anew"
+                why = "its entry has left the stream: push the message again"
             elif isinstance(found := parser.parse(letter.message_id, entry[0][1]), Refusal):
                 detail = f", {found.detail}" if found.detail else ""
-                why = f"it still cannot be processed ({found.reason.value}{detail}): push it anew, and right"
-            yield Fate(letter, why)
+                why = f"it still cannot be processed ({found.reason.value}{detail}): push a correct message"
+            yield LetterResult(letter, why)
 
 
 def parser_of(app: Celery) -> EntryParser:
-    """What a master of ``app`` reads entries with. Raises `ConfigurationError` when its tasks cannot be loaded."""
+    """The parser of entries that a master of ``app`` uses. Raises `ConfigurationError` when tasks cannot be loaded."""
     load_tasks(app)
     settings = app.bridge.settings.lane
     return EntryParser(
@@ -107,11 +114,11 @@ def parser_of(app: Celery) -> EntryParser:
     )
 
 
-def replayed(redis: Redis, keys: LaneKeys, letters: Sequence[Letter]) -> Iterator[Fate]:
-    """Has the leader put ``letters`` back, `BATCH` at a time, and tells what became of each.
+def replay_letters(redis: Redis, keys: LaneKeys, letters: Sequence[Letter]) -> Iterator[LetterResult]:
+    """Orders the leader to replay ``letters``, `BATCH` at a time. Yields the result for each.
 
-    The messages of one ticket in the order of their ids: the first ones may have begun when the next are put back.
-    Raises `OrderFailed`, which says how many were put back before.
+    Messages of one ticket go in the order of their ids: the first may have started when the next batch is replayed.
+    Raises `OrderFailed`, which says how many were replayed before.
     """
     done = 0
     for some in _pages(_by_ticket(letters), BATCH):
@@ -125,22 +132,22 @@ def replayed(redis: Redis, keys: LaneKeys, letters: Sequence[Letter]) -> Iterato
         for letter in some:
             why = None if letter.id in put_back else refused.get(letter.id, GONE)
             done += why is None
-            yield Fate(letter, why)
+            yield LetterResult(letter, why)
 
 
-def dropped(redis: Redis, keys: LaneKeys, letters: Sequence[Letter]) -> Iterator[Fate]:
-    """Deletes ``letters``, and tells which were there."""
+def drop_letters(redis: Redis, keys: LaneKeys, letters: Sequence[Letter]) -> Iterator[LetterResult]:
+    """Deletes ``letters``. Yields the result for each."""
     for some in _pages(letters, DROP_BATCH):
         with redis.pipeline(transaction=False) as pipe:
             for letter in some:
                 pipe.execute_command("XDEL", keys.dead, letter.id)
             gone = pipe.execute()
         for letter, there in zip(some, gone, strict=True):
-            yield Fate(letter, None if there else GONE)
+            yield LetterResult(letter, None if there else GONE)
 
 
 def _by_ticket(letters: Sequence[Letter]) -> list[Letter]:
-    """Tickets in the order of their oldest message here, so that few are split between two orders."""
+    """Sorted by ticket, so that few tickets are split between two orders. Within a ticket by message id."""
     in_order = sorted(letters, key=lambda letter: id_key(letter.message_id))
     of_ticket: dict[Any, list[Letter]] = {}
     for letter in in_order:

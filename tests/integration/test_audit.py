@@ -113,7 +113,7 @@ def test_an_audit_can_go_on_with_what_comes(lane: LaneUnderTest) -> None:
             while sum(row.what is What.DONE for row in rows) < 100 * (round_ + 1):
                 following.wait(500)
                 following.compare()
-        verdict = following.verdict()
+        verdict = following.result()
     assert verdict.ok
     assert verdict.rows[What.DONE] == 300
     # A bundle that took long for its share, on a busy machine, gives back what it has not begun, and a lease may end.

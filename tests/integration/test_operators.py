@@ -179,7 +179,7 @@ def test_a_ticket_that_is_parked_while_it_runs_stands_still_after_what_runs(shop
     wait_until(lambda: shop.redis.hexists(shop.keys.tickets, "A"), description="A to run")
     shop.push("A", 1)
     said = shop.bridge("ticket", "park", "A")
-    assert "stands still when what runs of it is done: 1 message" in said
+    assert "will be parked when 1 message in flight is done" in said
     assert "to be parked after it" in shop.json("ticket", "show", "A")["why"]
     gate.touch()
     wait_until(lambda: shop.json("ticket", "show", "A")["state"] == "parked", description="A to be parked")
@@ -338,7 +338,7 @@ def test_tickets_move_between_two_of_their_messages_to_whom_an_operator_names(sh
         shop.push("A", n)
     wait_until(lambda: shop.json("ticket", "show", "A")["waiting"]["count"] == 4, description="the rest to be read")
     said = shop.bridge("consumer", "transfer", "w1", "--to", "w2", "--ticket", "A")
-    assert said == "moved 0 tickets\n1 ticket more when what runs of them is done\n"
+    assert said == "moved 0 tickets\n1 ticket more when their running messages are done\n"
     gate.touch()
     shop.wait_log("A", [0, 1, 2, 3, 4])
     assert shop.at("A") == [w1.hostname, *[w2.hostname] * 4]

@@ -361,7 +361,7 @@ def test_a_lane_that_moves_on_between_any_two_commands_of_the_audit_is_clean(
         assert auditing.run().examples == ()
         written.finish()
         auditing.compare()
-        verdict = auditing.verdict()
+        verdict = auditing.result()
         assert verdict.examples == ()
         if cap is None and lane.steps:
             assert verdict.coverage.complete

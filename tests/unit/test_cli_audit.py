@@ -244,5 +244,5 @@ def test_following_waits_out_a_server_that_is_away_and_begins_anew(
         result = shell("audit", "--follow")
     thread.join()
     assert result.exit_code == 0
-    assert result.stderr.count("will audit anew") == 1
+    assert result.stderr.count("the audit starts again") == 1
     assert f"audited {sum(map(len, lane.steps))} rows" in result.stdout

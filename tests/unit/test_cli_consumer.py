@@ -248,7 +248,7 @@ def test_a_transfer_says_what_moved_and_what_will(shell: CommandLine, lane: Lane
         lane.join(name)
     with fake_leader(server, lane, lambda _: {"ok": True, "moved": 3, "running": 1}) as leader:
         result = shell("consumer", "transfer", "w1")
-        assert result.stdout == "moved 3 tickets\n1 ticket more when what runs of them is done\n"
+        assert result.stdout == "moved 3 tickets\n1 ticket more when their running messages are done\n"
         assert shell("consumer", "transfer", "w1", "--to", "w2", "--ticket", "A", "--ticket", "B").exit_code == 0
     assert leader.orders == [
         {"do": "transfer", "consumer": "w1@host", "to": None, "tickets": None},

@@ -81,7 +81,7 @@ def test_letters_are_chosen_by_ticket_task_and_text(shell: CommandLine, lane: La
     assert tickets("--ticket", "B", "--task", "shop.once") == []
     assert tickets("--reason", "NOT TO COME") == ["C"]
     assert tickets("--reason", "bad colour") == ["C"], "the error is looked at, too"
-    assert "none of the 4 dead letters is like that" in shell("dead", "list", "--ticket", "X").stdout
+    assert "none of the 4 dead letters matches" in shell("dead", "list", "--ticket", "X").stdout
 
 
 def test_more_letters_than_a_page_are_all_found(shell: CommandLine, lane: Lane) -> None:
@@ -323,7 +323,7 @@ def test_an_id_of_a_letter_and_of_another_ones_message_is_refused(shell: Command
     lane.redis.xadd(lane.keys.dead, {"message_id": own, "reason": "r", "ticket_id": "B"})
     result = shell("dead", "drop", own)
     assert result.exit_code == 1
-    assert "give the other id" in result.stderr
+    assert "name each by its other id" in result.stderr
     assert len(letters_of(lane)) == 2
 
 
@@ -382,4 +382,4 @@ def test_a_letter_that_went_while_it_was_dropped_is_told(
     monkeypatch.setattr(bridge.cli.commands.dead, "_at_a_terminal", gone_meanwhile)
     result = shell("dead", "drop", "--all", stdin="y\n")
     assert result.exit_code == 1
-    assert f"not dropped: {id_}: it is not there any more" in result.stdout
+    assert f"not dropped: {id_}: it no longer exists" in result.stdout

@@ -373,7 +373,7 @@ def test_parking_and_releasing_order_it_of_the_leader(shell: CommandLine, lane: 
     with fake_leader(server, lane, answer) as leader:
         assert shell("ticket", "park", "A b", "--reason", "wrong\nprices").stdout == "A b is parked\n"
         in_flight = 2
-        assert "stands still when what runs of it is done: 2 messages" in shell("ticket", "park", "A").stdout
+        assert "will be parked when 2 messages in flight are done" in shell("ticket", "park", "A").stdout
         assert shell("ticket", "release", "A").stdout == "A goes on, with 3 messages that waited\n"
     assert leader.orders == [
         {"do": "park", "ticket": "A b", "reason": "wrong prices"},

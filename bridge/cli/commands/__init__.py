@@ -1,4 +1,4 @@
-"""One module for each group of commands, loaded when it is called.
+"""One module for each group of commands, loaded when a command of it is called.
 
-Imports every room of `bridge`. What is shared by commands (printing, checks of arguments) is in `bridge.cli`.
+It imports every room of `bridge`. Code that commands share (printing, types of arguments) is in `bridge.cli`.
 """

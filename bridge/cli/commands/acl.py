@@ -1,4 +1,4 @@
-"""``bridge acl``: the least permissions of a Redis user for its part in the lane."""
+"""``bridge acl``: prints the least permissions of a Redis user for its role in a lane."""
 
 from __future__ import annotations
 
@@ -7,34 +7,34 @@ import json
 import click
 
 from bridge.cli.main import Target
-from bridge.cli.parameters import WORDS
+from bridge.cli.parameters import NON_EMPTY
 from bridge.operate.permissions import Role, access
 
-#: What a user's name may not hold, since neither an ACL file nor redis-cli can say it.
+#: Characters that a user's name must not contain: an ACL file and redis-cli cannot express them.
 NOT_IN_NAMES = frozenset(" \t\r\n\"'\\\0")
 
 
 @click.command()
 @click.argument("role", type=click.Choice([role.value for role in Role]))
-@click.option("--user", type=WORDS, metavar="NAME", help="The name of the user.  [default: bridge-ROLE]")
+@click.option("--user", type=NON_EMPTY, metavar="NAME", help="The name of the user.  [default: bridge-ROLE]")
 @click.option(
     "--own-keys",
-    type=WORDS,
+    type=NON_EMPTY,
     metavar="PATTERN",
     multiple=True,
-    help="Keys of your own that the tasks' effects touch, as an ACL pattern; for workers, may be repeated.",
+    help="For workers: your own keys that effects of tasks write to, as an ACL pattern. May be repeated.",
 )
-@click.option("--pushes", is_flag=True, help="For workers whose tasks push messages themselves.")
-@click.option("--aclfile", is_flag=True, help="A line for an ACL file, instead of a command for redis-cli.")
-@click.option("--json", "as_json", is_flag=True, help="The parts as JSON.")
+@click.option("--pushes", is_flag=True, help="For workers: their tasks push messages.")
+@click.option("--aclfile", is_flag=True, help="Print a line for an ACL file instead of a command for redis-cli.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.pass_obj
 def acl(
     target: Target, role: str, user: str | None, own_keys: tuple[str, ...], pushes: bool, aclfile: bool, as_json: bool
 ) -> None:
     """Prints the least permissions (ACL) that a Redis user needs as ROLE in this lane.
 
-    The user gets no password from it, so nobody can log in before you add one: `ACL SETUSER NAME '>PASSWORD'`.
-    Needs no server.
+    The user has no password. Nobody can log in until you add one: `ACL SETUSER NAME '>PASSWORD'`.
+    This command needs no server.
     """
     name = user or f"bridge-{role}"
     if NOT_IN_NAMES & set(name):
@@ -51,5 +51,5 @@ def acl(
         parts = {"keys": found.keys, "channels": found.channels, "commands": found.commands, "rules": found.rules}
         click.echo(json.dumps({"user": name, "role": role, **parts}))
         return
-    words = ("user", name) if aclfile else ("ACL", "SETUSER", name)
-    click.echo(" ".join([*words, *found.rules]))
+    command = ("user", name) if aclfile else ("ACL", "SETUSER", name)
+    click.echo(" ".join([*command, *found.rules]))

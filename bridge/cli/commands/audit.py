@@ -1,4 +1,4 @@
-"""``bridge audit``: what the history proves."""
+"""``bridge audit``: checks the history of a lane for broken promises."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from bridge.stack.stopping import Stopped, StopRequest
 
 if TYPE_CHECKING:
     from bridge.audit.audit import Audit, AuditVerdict
-    from bridge.cli.audit_view import Shown
+    from bridge.cli.audit_view import AuditView
 
-#: Seconds between two comparisons of the history with the lane, of --follow.
+#: With --follow: seconds between two comparisons of the history with the lane.
 COMPARE_S = 10.0
-#: How long one wait for new rows lasts at most, in ms; Ctrl-C is heard in between.
+#: Longest wait for new rows, in ms. Ctrl-C is noticed after it.
 WAIT_MS = 300
-#: Seconds until a server that is away is asked again.
-AGAIN_S = 1.0
+#: Seconds between two tries to reach a server that is away.
+RETRY_S = 1.0
 
 
 @click.command()
-@click.option("--follow", "-f", is_flag=True, help="Go on with what comes, until Ctrl-C, then give the verdict.")
+@click.option("--follow", "-f", is_flag=True, help="Go on with new rows until Ctrl-C, then print the result.")
 @click.option("--ticket", metavar="ID", help="Show this ticket's life, row by row; only its violations count.")
 @click.option(
     "--clock-skew",
@@ -41,11 +41,11 @@ AGAIN_S = 1.0
     "--from",
     "since",
     metavar="MESSAGE_ID",
-    help="Entries from this one on are the lane's, so that the first is missed, too; 0: all.  [default: the oldest "
-    "that the history mentions]",
+    help="The lane's first entry: all from it on must be in the history; 0: all of the stream.  [default: the oldest "
+    "message that the history names]",
 )
-@click.option("--explain", is_flag=True, help="Say what each check proves and what it cannot; looks at nothing.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON; with --follow one line for each thing.")
+@click.option("--explain", is_flag=True, help="Print what each check proves and what it cannot prove. Audits nothing.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON. With --follow: one object on each line.")
 @click.pass_context
 def audit(
     ctx: click.Context,
@@ -62,11 +62,11 @@ def audit(
     """
     from bridge.app.finding import reach_lane
     from bridge.audit.audit import Audit
-    from bridge.cli.audit_view import Shown, explained
+    from bridge.cli.audit_view import AuditView, print_explanation
     from bridge.producer.push import ticket_bytes
 
     if explain:
-        explained(as_json=as_json)
+        print_explanation(as_json=as_json)
         return
     target: Target = ctx.obj
     lane = target.lane
@@ -75,7 +75,7 @@ def audit(
     if since is not None and not re.fullmatch(r"\d{1,20}(-\d{1,20})?", since):
         raise click.BadParameter(f"{since!r} is no message id; they look like 1700000000000-0", param_hint="--from")
     redis = reach_lane(target.app)
-    shown = Shown(ticket=ticket, as_json=as_json, follow=follow)
+    view = AuditView(ticket=ticket, as_json=as_json, follow=follow)
 
     def begin() -> Audit:
         return Audit(
@@ -84,21 +84,21 @@ def audit(
             clock_skew_ms=clock_skew,
             since=since,
             ticket=ticket,
-            on_rows=shown.rows,
-            on_finding=shown.finding,
+            on_rows=view.rows,
+            on_finding=view.finding,
         )
 
-    verdict = _follow(begin, shown) if follow else begin().run()
-    if verdict.nothing:
+    result = _follow(begin, view) if follow else begin().run()
+    if result.nothing:
         why = "history is off (bridge_history = 0)" if not lane.history else "the history is empty"
-        shown.nothing(f"nothing to audit: {why}")
+        view.nothing(f"nothing to audit: {why}")
         ctx.exit(1)
-    shown.verdict(verdict)
-    ctx.exit(0 if verdict.ok and not shown.found else 1)
+    view.result(result)
+    ctx.exit(0 if result.ok and not view.found else 1)
 
 
-def _follow(begin: Callable[[], Audit], shown: Shown) -> AuditVerdict:
-    """Audits what is there, and what comes, until it is told to stop."""
+def _follow(begin: Callable[[], Audit], view: AuditView) -> AuditVerdict:
+    """Audits the rows that exist, and new rows as they come, until Ctrl-C or SIGTERM."""
     from bridge.link.failures import translated
 
     made = begin()
@@ -108,11 +108,11 @@ def _follow(begin: Callable[[], Audit], shown: Shown) -> AuditVerdict:
         while not stop.requested:
             try:
                 while made.advance() and not stop.requested:
-                    shown.progress(made.auditor)
+                    view.progress(made.auditor)
                 if time.monotonic() >= compare_at:
                     made.compare()
                     compare_at = time.monotonic() + COMPARE_S
-                shown.progress(made.auditor)
+                view.progress(made.auditor)
                 made.wait(WAIT_MS)
                 away = False
             except Exception as exc:
@@ -120,11 +120,11 @@ def _follow(begin: Callable[[], Audit], shown: Shown) -> AuditVerdict:
                 if said is None:
                     raise
                 if not away:
-                    shown.note(f"{said}; will audit anew from the history's beginning when it is back")
+                    view.note(f"{said}; when it is back, the audit starts again with the first row")
                 away = True
-                # A server that crashed may have lost its last second, rows too: what was read does not hold any more.
+                # A crashed server may have lost its last second, rows included. So the audit starts again.
                 made = begin()
                 with suppress(Stopped):
-                    stop.wait(lambda: False, AGAIN_S)
+                    stop.wait(lambda: False, RETRY_S)
         made.compare()
-        return made.verdict()
+        return made.result()

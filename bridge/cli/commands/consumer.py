@@ -1,4 +1,4 @@
-"""``bridge consumer``: who works, and orders to one of them."""
+"""``bridge consumer``: lists the consumers, and gives orders about one of them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @click.group()
 def consumer() -> None:
-    """Who works, and what each is allowed to."""
+    """Lists, drains and relieves consumers."""
 
 
 @consumer.command("list")
@@ -46,13 +46,16 @@ def list_(target: Target, as_json: bool) -> None:
 
 @consumer.command()
 @click.argument("name")
-@click.option("--timeout", "timeout_s", metavar="S", type=Number(0), help="Wait so many seconds at most; for ever.")
-@click.option("--no-wait", is_flag=True, help="Do not wait until it is empty.")
+@click.option(
+    "--timeout", "timeout_s", metavar="S", type=Number(0), help="Longest wait in seconds.  [default: no limit]"
+)
+@click.option("--no-wait", is_flag=True, help="Return at once.")
 @click.pass_obj
 def drain(target: Target, name: str, timeout_s: float | None, no_wait: bool) -> None:
-    """Lets the consumer NAME take nothing new, and waits until it has finished what runs.
+    """Sends no new messages to the consumer NAME, and waits until its running messages are done.
 
-    What it has not begun goes to others. NAME may lack its @host where that is clear.
+    Messages that it has not started go to other consumers. The @host of NAME may be left out when only one consumer
+    has that name.
     """
     from bridge.operate.draining import wait_empty
     from bridge.operate.orders import give
@@ -77,7 +80,7 @@ def drain(target: Target, name: str, timeout_s: float | None, no_wait: bool) -> 
 @click.argument("name")
 @click.pass_obj
 def resume(target: Target, name: str) -> None:
-    """Lets the consumer NAME take work again, after `drain`."""
+    """Sends messages to the consumer NAME again, after `drain`."""
     from bridge.operate.orders import give
 
     redis, keys, name = _of(target, name)
@@ -87,13 +90,13 @@ def resume(target: Target, name: str) -> None:
 
 @consumer.command()
 @click.argument("name")
-@click.option("--to", "to", metavar="OTHER", help="Move them to this consumer; without it to whoever has room.")
-@click.option("--ticket", "tickets", metavar="ID", multiple=True, help="Move this ticket only; may be given often.")
+@click.option("--to", "to", metavar="OTHER", help="Move them to this consumer.  [default: to any consumers with room]")
+@click.option("--ticket", "tickets", metavar="ID", multiple=True, help="Move only this ticket. May be repeated.")
 @click.pass_obj
 def transfer(target: Target, name: str, to: str | None, tickets: tuple[str, ...]) -> None:
-    """Moves the tickets of the consumer NAME to others, each between two of its messages.
+    """Moves the tickets of the consumer NAME to other consumers, each between two of its messages.
 
-    NAME goes on taking new tickets; `drain` ends that.
+    NAME may still get new tickets. `drain` prevents that.
     """
     from bridge.inspect.roster import full_name
     from bridge.operate.orders import give
@@ -110,11 +113,11 @@ def transfer(target: Target, name: str, to: str | None, tickets: tuple[str, ...]
     answer = give(redis, keys, order)
     click.echo(f"moved {count(answer['moved'], 'ticket')}")
     if answer["running"]:
-        click.echo(f"{count(answer['running'], 'ticket')} more when what runs of them is done")
+        click.echo(f"{count(answer['running'], 'ticket')} more when their running messages are done")
 
 
 def _of(target: Target, name: str) -> tuple[Redis, LaneKeys, str]:
-    """(client, keys, the whole name of the consumer)."""
+    """(client, keys, full name of the consumer)."""
     from bridge.app.finding import reach_lane
     from bridge.inspect.roster import full_name
 
@@ -124,7 +127,7 @@ def _of(target: Target, name: str) -> tuple[Redis, LaneKeys, str]:
 
 
 def table(found: Iterable[ConsumerStatus]) -> Table:
-    """The consumers, a row each."""
+    """A table with a row for each consumer."""
     made = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     made.add_column("consumer", no_wrap=True)
     for name in ("state", "pool", "slots", "in flight", "tickets", "queued", "lease", "up"):

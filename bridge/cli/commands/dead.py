@@ -1,4 +1,4 @@
-"""``bridge dead``: the dead letters; put back, or thrown away."""
+"""``bridge dead``: lists, replays and drops dead letters."""
 
 from __future__ import annotations
 
@@ -12,37 +12,37 @@ import click
 from rich.table import Table
 
 from bridge.cli.main import Target
-from bridge.cli.parameters import LIMIT, WORDS
+from bridge.cli.parameters import LIMIT, NON_EMPTY
 from bridge.cli.terminal import console, echo_json
 from bridge.routing.text import count, one_line, printable
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from bridge.operate.replay import Fate
+    from bridge.operate.replay import LetterResult
     from bridge.protocol.dead_letters import Letter
 
 
 @click.group()
 def dead() -> None:
-    """What was given up, and why."""
+    """Lists, replays and drops dead letters."""
 
 
 @dead.command("list")
 @click.option("--ticket", metavar="ID", help="Only letters of this ticket.")
 @click.option("--task", metavar="NAME", help="Only letters of this task.")
-@click.option("--reason", type=WORDS, metavar="TEXT", help="Only letters with this text in their reason or error.")
-@click.option("--limit", default=50, show_default=True, type=LIMIT, help="Show so many at most, the newest.")
+@click.option("--reason", type=NON_EMPTY, metavar="TEXT", help="Only letters with this text in their reason or error.")
+@click.option("--limit", default=50, show_default=True, type=LIMIT, help="Print the newest N at most.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.pass_obj
 def list_(target: Target, ticket: str | None, task: str | None, reason: str | None, limit: int, as_json: bool) -> None:
-    """Lists dead letters, the newest first."""
+    """Lists dead letters, newest first."""
     from bridge.app.finding import reach_lane
-    from bridge.inspect.dead_letters import chosen, newest_first
+    from bridge.inspect.dead_letters import newest_first, select
 
     keys = target.lane.keys
     redis = reach_lane(target.app)
-    found = chosen(newest_first(redis, keys), ticket=ticket, task=task, reason=reason)
+    found = select(newest_first(redis, keys), ticket=ticket, task=task, reason=reason)
     letters = list(islice(found, limit))
     more = next(found, None) is not None
     total = int(redis.xlen(keys.dead))
@@ -50,7 +50,7 @@ def list_(target: Target, ticket: str | None, task: str | None, reason: str | No
         echo_json({"total": total, "more": more, "letters": [letter.summary() for letter in letters]})
         return
     if not letters:
-        click.echo("no dead letters" if total == 0 else f"none of the {count(total, 'dead letter')} is like that")
+        click.echo("no dead letters" if total == 0 else f"none of the {count(total, 'dead letter')} matches")
         return
     console().print(_table(letters))
     if more:
@@ -62,14 +62,14 @@ def list_(target: Target, ticket: str | None, task: str | None, reason: str | No
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.pass_obj
 def show(target: Target, message_id: str, as_json: bool) -> None:
-    """Prints the whole dead letter of MESSAGE_ID, with traceback and payload."""
+    """Prints the dead letter of MESSAGE_ID, with traceback and payload."""
     from bridge.app.finding import reach_lane
     from bridge.inspect.dead_letters import of_message
     from bridge.routing.errors import InputError
 
     letters = of_message(reach_lane(target.app), target.lane.keys, message_id)
     if not letters:
-        raise InputError(f"no dead letter of message {printable(message_id)}; `bridge dead list` names those there are")
+        raise InputError(f"no dead letter of message {printable(message_id)}; `bridge dead list` lists them")
     letter = letters[-1]
     if as_json:
         echo_json({**letter.document(), "letters": len(letters)})
@@ -80,19 +80,21 @@ def show(target: Target, message_id: str, as_json: bool) -> None:
 
 
 def _selection(command: Callable[..., Any]) -> Callable[..., Any]:
-    """What `replay` and `drop` have in common: which letters, and how sure."""
-    words: list[Callable[..., Any]] = [
+    """Adds the options that `replay` and `drop` share."""
+    options: list[Callable[..., Any]] = [
         click.argument("ids", metavar="[ID]...", nargs=-1),
-        click.option("--all", "everything", is_flag=True, help="All letters, or all that the other options choose."),
+        click.option("--all", "everything", is_flag=True, help="All letters that match the other options."),
         click.option("--ticket", metavar="ID", help="Letters of this ticket."),
         click.option("--task", metavar="NAME", help="Letters of this task."),
-        click.option("--reason", type=WORDS, metavar="TEXT", help="Letters with this text in their reason or error."),
-        click.option("--dry-run", is_flag=True, help="Only show what would be done."),
+        click.option(
+            "--reason", type=NON_EMPTY, metavar="TEXT", help="Letters with this text in their reason or error."
+        ),
+        click.option("--dry-run", is_flag=True, help="Only print what would be done."),
         click.option("--yes", is_flag=True, help="Do not ask."),
         click.option("--json", "as_json", is_flag=True, help="Print JSON."),
         click.pass_context,
     ]
-    for decorate in reversed(words):
+    for decorate in reversed(options):
         command = decorate(command)
     return command
 
@@ -100,37 +102,37 @@ def _selection(command: Callable[..., Any]) -> Callable[..., Any]:
 @dead.command()
 @_selection
 def replay(ctx: click.Context, **options: Any) -> None:
-    """Puts dead messages back into their tickets, by the ID of the message or of the letter.
+    """Puts dead messages back into their tickets. ID: of the message, or of its letter.
 
-    Each comes again under its old id, with new attempts, before every message of its ticket that has not been started.
-    Exits 1 when any could not be replayed.
+    A replayed message keeps its id and gets new attempts. It goes before all messages of its ticket that have not
+    started. Exits 1 when a message could not be replayed.
     """
-    from bridge.operate.replay import judged, parser_of, replayed
+    from bridge.operate.replay import check_replay, parser_of, replay_letters
 
     request = _Request(ctx, "replay", "replayed", **options)
-    fates = list(judged(request.redis, request.keys, request.letters, parser_of(request.app)))
-    good = [fate.letter for fate in fates if fate.why is None]
-    bad = [fate for fate in fates if fate.why is not None]
+    results = list(check_replay(request.redis, request.keys, request.letters, parser_of(request.app)))
+    good = [result.letter for result in results if result.why is None]
+    bad = [result for result in results if result.why is not None]
     if request.goes_on(good, bad):
-        request.told([*replayed(request.redis, request.keys, good), *bad])
+        request.report([*replay_letters(request.redis, request.keys, good), *bad])
 
 
 @dead.command()
 @_selection
 def drop(ctx: click.Context, **options: Any) -> None:
-    """Throws dead letters away, for good, by the ID of the message or of the letter.
+    """Deletes dead letters for good. ID: of the message, or of its letter.
 
-    Exits 1 when any was not there any more.
+    Exits 1 when a letter no longer existed.
     """
-    from bridge.operate.replay import dropped
+    from bridge.operate.replay import drop_letters
 
     request = _Request(ctx, "drop", "dropped", **options)
     if request.goes_on(request.letters, []):
-        request.told(list(dropped(request.redis, request.keys, request.letters)))
+        request.report(list(drop_letters(request.redis, request.keys, request.letters)))
 
 
 class _Request:
-    """Which letters `replay` or `drop` is to deal with; asks, and tells what became of them."""
+    """One call of `replay` or `drop`: chooses the letters, asks for confirmation, and prints the result."""
 
     def __init__(
         self,
@@ -148,7 +150,7 @@ class _Request:
         as_json: bool,
     ) -> None:
         from bridge.app.finding import reach_lane
-        from bridge.operate.replay import like, named
+        from bridge.operate.replay import find_by_id, find_matching
 
         chosen = everything or any(word is not None for word in (ticket, task, reason))
         if bool(ids) == chosen:
@@ -163,15 +165,19 @@ class _Request:
         self.app = target.app
         self.keys = target.lane.keys
         self.redis = reach_lane(target.app)
-        self.letters = named(self.redis, self.keys, ids) if ids else like(self.redis, self.keys, ticket, task, reason)
+        self.letters = (
+            find_by_id(self.redis, self.keys, ids)
+            if ids
+            else find_matching(self.redis, self.keys, ticket, task, reason)
+        )
 
-    def goes_on(self, good: Sequence[Letter], bad: Sequence[Fate]) -> bool:
-        """Whether to do it; not when there is nothing, in a dry run, or when somebody says no."""
+    def goes_on(self, good: Sequence[Letter], bad: Sequence[LetterResult]) -> bool:
+        """Whether to go on. False when nothing was chosen or the user declines; a dry run ends the command here."""
         if self._dry_run:
             self._show_plan(good, bad)
             self._ctx.exit(1 if bad else 0)
         if not good:
-            self.told(bad)
+            self.report(bad)
             return False
         if self._sure:
             return True
@@ -180,43 +186,45 @@ class _Request:
             raise click.UsageError(f"this would {what}: add --yes, or look first with --dry-run", self._ctx)
         return click.confirm(f"{what}?", err=True)
 
-    def _show_plan(self, good: Sequence[Letter], bad: Sequence[Fate]) -> None:
+    def _show_plan(self, good: Sequence[Letter], bad: Sequence[LetterResult]) -> None:
         if self._as_json:
-            self._print_json([(letter, None) for letter in good] + [(fate.letter, fate.why) for fate in bad])
+            self._print_json([(letter, None) for letter in good] + [(result.letter, result.why) for result in bad])
             return
         if good:
             console().print(_table(good))
         _print_refused(bad, self._participle)
         click.echo(f"would {self._verb} {count(len(good), 'dead letter')}")
 
-    def told(self, fates: Sequence[Fate]) -> None:
-        """Tells what became of each letter, and ends the command."""
-        bad = [fate for fate in fates if fate.why is not None]
+    def report(self, results: Sequence[LetterResult]) -> None:
+        """Prints the result for each letter, and ends the command."""
+        bad = [result for result in results if result.why is not None]
         if self._as_json:
-            self._print_json([(fate.letter, fate.why) for fate in fates])
+            self._print_json([(result.letter, result.why) for result in results])
         else:
             _print_refused(bad, self._participle)
-            click.echo(f"{self._participle} {count(len(fates) - len(bad), 'dead letter')}")
+            click.echo(f"{self._participle} {count(len(results) - len(bad), 'dead letter')}")
         self._ctx.exit(1 if bad else 0)
 
-    def _print_json(self, fates: Sequence[tuple[Letter, str | None]]) -> None:
-        letters = [{**letter.summary(), self._participle: why is None, "why": why} for letter, why in fates]
-        done = sum(1 for _, why in fates if why is None)
-        echo_json({"dry_run": self._dry_run, self._participle: done, "refused": len(fates) - done, "letters": letters})
+    def _print_json(self, results: Sequence[tuple[Letter, str | None]]) -> None:
+        letters = [{**letter.summary(), self._participle: why is None, "why": why} for letter, why in results]
+        done = sum(1 for _, why in results if why is None)
+        echo_json(
+            {"dry_run": self._dry_run, self._participle: done, "refused": len(results) - done, "letters": letters}
+        )
 
 
 def _at_a_terminal() -> bool:
     return sys.stdin.isatty()
 
 
-def _print_refused(bad: Iterable[Fate], participle: str) -> None:
-    for fate in bad:
-        click.echo(f"not {participle}: {fate.letter.message_id}: {one_line(fate.why or '', 400)}")
+def _print_refused(bad: Iterable[LetterResult], participle: str) -> None:
+    for result in bad:
+        click.echo(f"not {participle}: {result.letter.message_id}: {one_line(result.why or '', 400)}")
 
 
 def _table(letters: Iterable[Letter]) -> Table:
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    # Ids are for copying, so they are never cut or broken; what is too long for a terminal goes on in the last column.
+    # Ids are for copying, so they are never cut or wrapped. Only the last column wraps.
     for name in ("message", "ticket", "task", "died"):
         table.add_column(name, no_wrap=True)
     table.add_column("attempts", justify="right", no_wrap=True)
@@ -254,7 +262,7 @@ def _print(letter: Letter) -> None:
         click.echo("\ntraceback")
         click.echo(printable(letter.traceback.rstrip()))
     if letter.fields:
-        click.echo("\nthe entry as it came")
+        click.echo("\nthe entry")
         for name_raw, value_raw in letter.fields:
             click.echo(f"{_shown(name_raw)}: {_shown(value_raw)}")
     elif letter.payload is not None:

@@ -1,4 +1,4 @@
-"""``bridge push``: a file into the stream."""
+"""``bridge push``: adds the rows of a file to the stream."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from bridge.producer.pusher import Pushed
     from bridge.producer.rows import Format
 
-#: Seconds between two lines of progress where there is no terminal.
+#: Seconds between two progress lines, when standard error is no terminal.
 PLAIN_EVERY_S = 10.0
 
 
@@ -33,9 +33,9 @@ PLAIN_EVERY_S = 10.0
 @click.option(
     "--key", default="ticket_id", show_default=True, metavar="COLUMN", help="The column that names the ticket."
 )
-@click.option("--task", metavar="NAME", help="The task of rows that name none.  [default: bridge_default_task]")
-@click.option("--format", "kind", type=click.Choice(FORMATS), help="By default the file's name tells.")
-@click.option("--delimiter", default=",", show_default=True, help="What separates the cells of a CSV.")
+@click.option("--task", metavar="NAME", help="The task of rows without one.  [default: bridge_default_task]")
+@click.option("--format", "kind", type=click.Choice(FORMATS), help="[default: from the name of the file]")
+@click.option("--delimiter", default=",", show_default=True, help="The character between two cells of a CSV.")
 @click.option(
     "--batch", default=1000, show_default=True, type=click.IntRange(1, 100_000), help="Rows in one round trip."
 )
@@ -53,9 +53,9 @@ def push(
     dry_run: bool,
     as_json: bool,
 ) -> None:
-    """Pushes FILE into the stream, a message for each row: CSV or JSON lines, gzipped or not; - is standard input.
+    """Pushes one message for each row of FILE: CSV or JSON lines, also gzipped. - is standard input.
 
-    A file is checked as a whole before the first message is pushed. What comes from a pipe is checked on the way.
+    The whole file is checked before the first message is pushed. A pipe is checked row by row.
     """
     from bridge.app.finding import load_tasks, reach
     from bridge.app.ticket_tasks import ticket_tasks
@@ -74,7 +74,7 @@ def push(
         raise ConfigurationError(f"--task {task}: there is no such task; this app's tasks: {known}")
     rules = Rules(key, task, lane.default_task, tasks, lane.max_payload, delimiter)
 
-    # Before the check, which may take a while.
+    # Connects before the check, which may take long.
     client = None if dry_run else reach(app)
     total = None
     if readable_twice(file):
@@ -82,7 +82,7 @@ def push(
         total = _check(file, kind, rules, quiet=as_json)
         if before != Fingerprint(file):
             raise InputError(
-                f"{file} changed while it was checked: try again when nobody writes to it; nothing was pushed"
+                f"{file} changed while it was checked; nothing was pushed. Try again when the file is complete"
             )
     if client is None:
         total = _check(file, kind, rules, quiet=as_json) if total is None else total
@@ -97,8 +97,8 @@ def push(
     error = ""
     code = 0
     try:
-        with _progress("pushing", total, quiet=as_json) as told, opened(file) as source:
-            push_rows(client, lane.stream, rows(source, kind, rules), batch, pushed, told)
+        with _progress("pushing", total, quiet=as_json) as advance, opened(file) as source:
+            push_rows(client, lane.stream, rows(source, kind, rules), batch, pushed, advance)
     except TicketBridgeError as exc:
         error, code = str(exc), exc.exit_code
     except KeyboardInterrupt:
@@ -132,14 +132,14 @@ def _report(pushed: Pushed, stream: str, seconds: float, error: str, as_json: bo
 
 
 def _check(file: str, kind: Format, rules: Rules, *, quiet: bool) -> int:
-    """The number of rows of ``file``, all of which can be pushed. Raises `InputError`: nothing was pushed."""
+    """The number of rows of ``file``. Raises `InputError` when a row cannot be pushed."""
     number = 0
     try:
-        with _progress("checking", None, quiet=quiet) as told, opened(file) as source:
+        with _progress("checking", None, quiet=quiet) as advance, opened(file) as source:
             for number, _ in enumerate(rows(source, kind, rules), 1):
                 if number % 1000 == 0:
-                    told(1000)
-            told(number % 1000)
+                    advance(1000)
+            advance(number % 1000)
     except InputError as exc:
         raise InputError(f"{exc}; nothing was pushed") from None
     return number
@@ -147,7 +147,7 @@ def _check(file: str, kind: Format, rules: Rules, *, quiet: bool) -> int:
 
 @contextmanager
 def _progress(what: str, total: int | None, *, quiet: bool) -> Iterator[Callable[[int], None]]:
-    """Shows progress on standard error; gives what to call with each number of rows that are done."""
+    """Shows progress on standard error. Yields a function that is called with the number of further rows done."""
     out = console(err=True)
     if quiet:
         yield lambda _: None
@@ -159,24 +159,24 @@ def _progress(what: str, total: int | None, *, quiet: bool) -> Iterator[Callable
     if total is not None:
         columns += [BarColumn(), MofNCompleteColumn()]
     else:
-        columns += [TextColumn("{task.completed:,} rows")]
+        columns += [TextColumn("{task.fields[rows]}")]
     columns += [TextColumn("{task.fields[rate]}"), TimeElapsedColumn()]
     with Progress(*columns, console=out, transient=True) as progress:
-        task = progress.add_task(what, total=total, rate="")
+        task = progress.add_task(what, total=total, rate="", rows="0 rows")
         began = time.monotonic()
         done = 0
 
-        def told(number: int) -> None:
+        def advance(number: int) -> None:
             nonlocal done
             done += number
             rate = done / max(0.001, time.monotonic() - began)
-            progress.update(task, completed=done, rate=f"{rate:,.0f}/s")
+            progress.update(task, completed=done, rate=f"{rate:,.0f}/s", rows=count(done, "row"))
 
-        yield told
+        yield advance
 
 
 class _PlainProgress:
-    """A line every now and then."""
+    """Prints a progress line at most every `PLAIN_EVERY_S`."""
 
     def __init__(self, what: str, total: int | None) -> None:
         self._what = what
@@ -190,5 +190,5 @@ class _PlainProgress:
         if now - self._shown < PLAIN_EVERY_S:
             return
         self._shown = now
-        of = "" if self._total is None else f" of {self._total:,}"
-        click.echo(f"{self._what}: {self._done:,}{of} rows, {self._done / (now - self._began):,.0f}/s", err=True)
+        rows = count(self._done, "row") if self._total is None else f"{self._done:,} of {count(self._total, 'row')}"
+        click.echo(f"{self._what}: {rows}, {self._done / (now - self._began):,.0f}/s", err=True)

@@ -1,4 +1,4 @@
-"""``bridge run``: a master."""
+"""``bridge run``: runs a master."""
 
 from __future__ import annotations
 

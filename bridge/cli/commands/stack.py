@@ -1,4 +1,4 @@
-"""``bridge up`` and ``bridge demo``: the whole stack on this machine, without and with data."""
+"""``bridge up`` and ``bridge demo``: run the whole stack on this machine, without and with data."""
 
 from __future__ import annotations
 
@@ -22,34 +22,34 @@ if TYPE_CHECKING:
 
 PORT = click.IntRange(0, 65535)
 
-#: Options that both commands have.
+#: Options of both commands.
 SHARED: tuple[Callable[[Any], Any], ...] = (
     click.option("--workers", default=3, show_default=True, type=click.IntRange(1, 100), help="Celery workers."),
     click.option(
         "--concurrency",
         type=click.IntRange(1, 256),
-        help="Processes of each worker.  [default: as many as the cores are enough for, at least 1]",
+        help="Pool processes of each worker.  [default: cores / workers, at least 1]",
     ),
     click.option("--masters", default=2, show_default=True, type=click.IntRange(1, 20), help="Masters; one leads."),
     click.option("--port", default=0, type=PORT, help="The server's port.  [default: a free one]"),
     click.option("--flower-port", default=0, type=PORT, help="Flower's port.  [default: a free one]"),
-    click.option("--no-flower", is_flag=True, help="Without Flower."),
+    click.option("--no-flower", is_flag=True, help="Start no Flower."),
     click.option(
         "--lease",
         type=Number(0.5, 3600),
-        help="Seconds that a worker may go unheard before its tickets move.  [default: the app's]",
+        help="A worker's lease in seconds.  [default: bridge_lease]",
     ),
     click.option(
         "--dir",
         "directory",
         type=click.Path(file_okay=False, path_type=Path),
-        help="Where logs and data go.  [default: a new folder under ./run]",
+        help="The folder for logs and data.  [default: a new folder under ./run]",
     ),
 )
 
 
 def shared_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """The options that both commands have, in the order above."""
+    """Adds the options of both commands, in the order above."""
     for option in reversed(SHARED):
         command = option(command)
     return command
@@ -61,7 +61,7 @@ def shared_options(command: Callable[..., Any]) -> Callable[..., Any]:
 def up(target: Target, /, **options: Any) -> None:
     """Runs the whole stack on this machine, without data, until Ctrl-C.
 
-    The data stays in the folder of the run: --dir with the same folder goes on with it.
+    The data stays in the folder of the run. --dir with the same folder uses it again.
     """
     from bridge.stack.stack import Stack
     from bridge.stack.stopping import Stopped, StopRequest
@@ -80,15 +80,20 @@ def up(target: Target, /, **options: Any) -> None:
 
 @click.command()
 @click.option("--events", metavar="FILE", help="An incident log.  [default: a generated one, 20,000 events]")
-@click.option("--keep", is_flag=True, help="Leave the stack up after the verdict, until Ctrl-C.")
-@click.option("--json", "as_json", is_flag=True, help="The verdict as JSON on standard output, all else on the other.")
+@click.option("--keep", is_flag=True, help="Keep the stack running after the verdict, until Ctrl-C.")
+@click.option(
+    "--json",
+    "as_json",
+    is_flag=True,
+    help="Print the verdict as JSON on standard output, and the rest on standard error.",
+)
 @shared_options
 @click.pass_context
 def demo(ctx: click.Context, /, events: str | None, keep: bool, as_json: bool, **options: Any) -> None:
-    """Runs the whole stack with data, kills a worker on the way, and judges the result.
+    """Runs the whole stack with data, kills a worker, and checks the result.
 
-    Exits with 0 when nothing was lost, reordered or overlapped and every incident is in the state that Spark computed
-    from the log; else with 1.
+    Exits 0 when no message was lost, reordered or overlapped, and every incident has the state that Spark computed
+    from the log. Else exits 1.
     """
     from bridge.stack.demo.demo import Demo
     from bridge.stack.stopping import Stopped, StopRequest
@@ -132,7 +137,7 @@ def plan_of(target: Target, kind: str, options: Mapping[str, Any]) -> Plan:
 
 
 def run_directory(kind: str) -> Path:
-    """A folder for one run that nobody has used, under ``./run``."""
+    """Makes a new folder for one run, under ``./run``."""
     stamp = time.strftime("%Y%m%d-%H%M%S")
     for suffix in ("", *(f"-{n}" for n in range(2, 100))):
         directory = Path("run") / f"{kind}-{stamp}{suffix}"
@@ -141,9 +146,11 @@ def run_directory(kind: str) -> Path:
         except FileExistsError:
             continue
         except OSError as exc:
-            raise ServerStartFailed(f"cannot make {directory}: {exc.strerror}; name another place with --dir") from None
+            raise ServerStartFailed(
+                f"cannot make {directory}: {exc.strerror}; choose another folder with --dir"
+            ) from None
         return directory.resolve()
-    raise ServerStartFailed("cannot find a free name under ./run; name a place with --dir")
+    raise ServerStartFailed("cannot find a free name under ./run; choose a folder with --dir")
 
 
 def settings_of(target: Target, env: Mapping[str, str]) -> LaneSettings:
@@ -155,7 +162,7 @@ def settings_of(target: Target, env: Mapping[str, str]) -> LaneSettings:
 
 
 def until_stopped(stack: Stack, say: Callable[[str], None]) -> None:
-    """Says where everything is and what to do with it, and keeps watch. Raises `Stopped`, or `StackFailed`."""
+    """Prints the addresses, then watches the processes. Raises `Stopped`, or `StackFailed`."""
     url = stack.server.url
     app = "" if stack.plan.app == "tasks" else f" -A {stack.plan.app}"
     say("")

@@ -1,4 +1,4 @@
-"""``bridge status``: one look at the lane, or one every second."""
+"""``bridge status``: prints the state of the lane, once or every second."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@click.option("--watch", "-w", is_flag=True, help="Look again every second, until Ctrl-C.")
+@click.option("--watch", "-w", is_flag=True, help="Print it again every second, until Ctrl-C.")
 @click.option(
     "--interval",
     default=1.0,
     show_default=True,
     type=Number(0.1, 3600),
-    help="Seconds between two looks of --watch.",
+    help="With --watch: seconds between two prints.",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print JSON; with --watch one line for each look.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON. With --watch: one object on each line.")
 @click.pass_obj
 def status(target: Target, watch: bool, interval: float, as_json: bool) -> None:
-    """Shows the lane: its leader, how much is where, and each consumer.
+    """Prints the state of the lane: its leader, counts of messages, and each consumer.
 
-    Exits 0 when the server answered, whatever the state of the lane.
+    Exits 0 when the server answered, whatever the state of the lane is.
     """
     from bridge.app.finding import reach_lane
     from bridge.inspect.status import look
@@ -48,7 +48,7 @@ def status(target: Target, watch: bool, interval: float, as_json: bool) -> None:
         try:
             _watch(lambda: look(redis, settings), interval, as_json)
         except KeyboardInterrupt:
-            # The way that it is meant to end.
+            # Ctrl-C is the normal end of --watch.
             return
         return
     seen = look(redis, settings)
@@ -79,7 +79,7 @@ def _watch(look: Any, interval: float, as_json: bool) -> None:
                 shown = translated(exc)
                 if shown is None:
                     raise
-                # Whoever watches wants to see it come back.
+                # The next round may succeed.
                 seen, trouble = None, str(shown)
             if live is not None:
                 live.update(view(seen) if seen is not None else Text(trouble, "red"), refresh=True)
@@ -94,7 +94,7 @@ def _watch(look: Any, interval: float, as_json: bool) -> None:
 
 
 def line(seen: LaneStatus) -> str:
-    """The look on one line, for a log."""
+    """The state on one line, for a log."""
     alive = sum(1 for consumer in seen.consumers if consumer.alive)
     leader = f"term {seen.leader.term}" if seen.leader else "no leader"
     unread = unread_of(seen)
@@ -107,12 +107,12 @@ def line(seen: LaneStatus) -> str:
 
 
 def unread_of(seen: LaneStatus) -> str:
-    """How many messages are unread, and whether they may be fewer."""
+    """The number of unread messages. "at most" when the number is an upper bound."""
     return f"at most {seen.unread:,}" if seen.unread_why else f"{seen.unread:,}"
 
 
 def view(seen: LaneStatus) -> RenderableType:
-    """The look as tables."""
+    """The state as tables."""
     from bridge.inspect.status import TROUBLE
 
     facts = Table.grid(padding=(0, 2))

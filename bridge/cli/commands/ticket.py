@@ -1,4 +1,4 @@
-"""``bridge ticket``: where a ticket is, and orders to let it stand still and go on."""
+"""``bridge ticket``: shows where a ticket is; parks and releases it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import click
 from rich.table import Table
 
 from bridge.cli.main import Target
-from bridge.cli.parameters import LIMIT, WORDS
+from bridge.cli.parameters import LIMIT, NON_EMPTY
 from bridge.cli.terminal import console, echo_json
 from bridge.inspect.ticket_state import TicketState
 from bridge.routing.text import count, duration, one_line
@@ -18,13 +18,13 @@ if TYPE_CHECKING:
     from bridge.inspect.scans import Scan
     from bridge.inspect.ticket_facts import TicketFacts
 
-#: Characters of an operator's reason: it is written with every record of the ticket.
+#: Longest reason of an operator, in characters. It is written with every record of the ticket.
 MAX_REASON = 200
 
 
 @click.group()
 def ticket() -> None:
-    """Where a ticket is; let it stand still, and go on."""
+    """Shows, parks and releases tickets."""
 
 
 @ticket.command()
@@ -34,7 +34,7 @@ def ticket() -> None:
 def show(ctx: click.Context, ticket_id: str, as_json: bool) -> None:
     """Shows where TICKET_ID is and why it does not move.
 
-    Exits 1 when nothing is known of it.
+    Exits 1 when nothing is known about it.
     """
     from bridge.app.finding import load_tasks, reach_lane
     from bridge.inspect.ticket_search import locate
@@ -59,7 +59,7 @@ def show(ctx: click.Context, ticket_id: str, as_json: bool) -> None:
 
 @ticket.command("list")
 @click.option("--parked", is_flag=True, help="Only tickets that are parked.")
-@click.option("--limit", default=1000, show_default=True, type=LIMIT, help="Show so many at most.")
+@click.option("--limit", default=1000, show_default=True, type=LIMIT, help="Print N at most.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.pass_obj
 def list_(target: Target, parked: bool, limit: int, as_json: bool) -> None:
@@ -98,19 +98,26 @@ def list_(target: Target, parked: bool, limit: int, as_json: bool) -> None:
 @ticket.command()
 @click.argument("ticket_id")
 @click.option(
-    "--reason", default="parked by an operator", show_default=True, type=WORDS, metavar="TEXT", help="Why; one line."
+    "--reason",
+    default="parked by an operator",
+    show_default=True,
+    type=NON_EMPTY,
+    metavar="TEXT",
+    help="Why; one line.",
 )
 @click.pass_obj
 def park(target: Target, ticket_id: str, reason: str) -> None:
-    """Lets TICKET_ID stand still, with all of its messages, until it is released.
+    """Parks TICKET_ID: none of its messages is dispatched until it is released.
 
-    What runs of it is finished first.
+    Its messages in flight are finished first.
     """
     reason = one_line(reason, MAX_REASON)
     running = _ordered(target, {"do": "park", "ticket": ticket_id, "reason": reason})["in_flight"]
     shown = one_line(ticket_id, 512)
     if running:
-        click.echo(f"{shown} stands still when what runs of it is done: {count(running, 'message')}")
+        click.echo(
+            f"{shown} will be parked when {count(running, 'message')} in flight {'is' if running == 1 else 'are'} done"
+        )
     else:
         click.echo(f"{shown} is parked")
 
@@ -119,7 +126,7 @@ def park(target: Target, ticket_id: str, reason: str) -> None:
 @click.argument("ticket_id")
 @click.pass_obj
 def release(target: Target, ticket_id: str) -> None:
-    """Lets TICKET_ID go on, which was parked."""
+    """Releases TICKET_ID, which was parked."""
     messages = _ordered(target, {"do": "release", "ticket": ticket_id})["messages"]
     click.echo(f"{one_line(ticket_id, 512)} goes on, with {count(messages, 'message')} that waited")
 
