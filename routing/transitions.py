@@ -6,9 +6,10 @@ their functions in `bridge.routing.leadership`, `bridge.routing.membership` and 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from itertools import chain
+from typing import Any, NamedTuple
 
 import orjson
 from redis import Redis
@@ -128,6 +129,17 @@ class Batch:
         if ids:
             self.shelved.setdefault(name, []).extend(ids)
 
+    def sections(self) -> list[Word]:
+        """The sections that are not empty, as the script reads them."""
+        names: list[Word] = []
+        words: list[Word] = []
+        for name, _, source, words_of in SECTIONS:
+            found = getattr(self, source)
+            if found and (some := found if words_of is None else words_of(self)):
+                names += (name, len(some))
+                words += some
+        return [len(names) // 2, *names, *words]
+
     def __bool__(self) -> bool:
         return bool(
             self.acknowledged
@@ -144,6 +156,64 @@ class Batch:
         )
 
 
+class Section(NamedTuple):
+    """One list of a batch, as the script gets it."""
+
+    name: str
+    #: Words of one item.
+    width: int
+    #: The field of the batch; when it is empty, so is the section.
+    field: str
+    #: The words of all items; None: they are the field itself.
+    words: Callable[[Batch], Sequence[Word]] | None = None
+
+
+def _flat(items: Iterable[Iterable[Word]]) -> list[Word]:
+    return list(chain.from_iterable(items))
+
+
+def _given_back(batch: Batch) -> list[str]:
+    # What is dead is acknowledged, and must not be made pending again by its run that is given back.
+    gone = set(batch.acknowledged)
+    return [id_ for id_ in batch.given_back if id_ not in gone]
+
+
+def _letters(batch: Batch) -> list[Word]:
+    return _flat([words if len(words) <= MAX_LETTER_WORDS else _folded(words) for words in batch.dead])
+
+
+def _dispatches(batch: Batch) -> list[Word]:
+    return _flat([(to.consumer, len(to.ids), len(to.runs), len(to.texts)) for to in batch.dispatches.values()])
+
+
+def _runs(batch: Batch) -> list[Word]:
+    return _flat([run for to in batch.dispatches.values() for run in to.runs])
+
+
+#: The lists of a batch. ``routing/lua/advance.lua`` reads them in this order, by these names.
+SECTIONS = (
+    Section("expected", 2, "expected", lambda batch: _flat(batch.expected.items())),
+    Section("orders", 1, "orders"),
+    Section("acknowledged", 1, "acknowledged"),
+    Section("given_back", 1, "given_back", _given_back),
+    Section("shelves", 2, "shelved", lambda batch: _flat([(name, len(ids)) for name, ids in batch.shelved.items()])),
+    Section("shelved", 1, "shelved", lambda batch: _flat(batch.shelved.values())),
+    Section("records", 2, "records"),
+    Section("released", 1, "released"),
+    Section("retries", 2, "retries"),
+    Section("due", 1, "due"),
+    Section("dead", 1, "dead", lambda batch: [min(len(words), MAX_LETTER_WORDS) for words in batch.dead]),
+    Section("letters", 1, "dead", _letters),
+    Section("revived", 1, "revived"),
+    Section("counts", 2, "counts", lambda batch: _flat(batch.counts.items())),
+    Section("drains", 2, "drains", lambda batch: _flat(batch.drains.items())),
+    Section("dispatches", 4, "dispatches", _dispatches),
+    Section("ids", 1, "dispatches", lambda batch: _flat([to.ids for to in batch.dispatches.values()])),
+    Section("runs", 3, "dispatches", _runs),
+    Section("texts", 1, "dispatches", lambda batch: _flat([to.texts for to in batch.dispatches.values()])),
+)
+
+
 def advance(client: Redis, lead: Leadership, opening: Word, batch: Batch) -> Advanced:
     """Does the whole batch in one step.
 
@@ -153,45 +223,7 @@ def advance(client: Redis, lead: Leadership, opening: Word, batch: Batch) -> Adv
     keys = lead.keys
     args: list[Word] = [lead.token, keys.group, lead.master, batch.keep_outcomes_from, batch.fences, opening]
     args += (batch.history_cap, orjson.dumps(batch.history) if batch.history else "")
-    args.append(len(batch.expected))
-    for pair in batch.expected.items():
-        args += pair
-    args.append(len(batch.orders))
-    args += batch.orders
-    args.append(len(batch.acknowledged))
-    args += batch.acknowledged
-    given_back = batch.given_back
-    if given_back and batch.acknowledged:
-        # What is dead is acknowledged, and must not be made pending again by its run that is given back.
-        gone = set(batch.acknowledged)
-        given_back = [id_ for id_ in given_back if id_ not in gone]
-    args.append(len(given_back))
-    args += given_back
-    args.append(len(batch.shelved))
-    for name, ids in batch.shelved.items():
-        args += (name, len(ids))
-        args += ids
-    args.append(len(batch.records) // 2)
-    args += batch.records
-    args.append(len(batch.released))
-    args += batch.released
-    args.append(len(batch.retries) // 2)
-    args += batch.retries
-    args.append(len(batch.due))
-    args += batch.due
-    args.append(len(batch.dead))
-    for letter in batch.dead:
-        words = letter if len(letter) <= MAX_LETTER_WORDS else _folded(letter)
-        args.append(len(words))
-        args += words
-    args.append(len(batch.revived))
-    args += batch.revived
-    args.append(len(batch.counts))
-    for count in batch.counts.items():
-        args += count
-    args.append(len(batch.drains))
-    for order in batch.drains.items():
-        args += order
+    args += batch.sections()
     names: list[Word] = [
         keys.leader,
         keys.tickets,
@@ -205,16 +237,7 @@ def advance(client: Redis, lead: Leadership, opening: Word, batch: Batch) -> Adv
         keys.history,
         keys.drains,
     ]
-    args.append(len(batch.dispatches))
-    for to in batch.dispatches.values():
-        names.append(to.queue)
-        args += (to.consumer, len(to.ids))
-        args += to.ids
-        args.append(len(to.runs))
-        for run in to.runs:
-            args += run
-        args.append(len(to.texts))
-        args += to.texts
+    names += [to.queue for to in batch.dispatches.values()]
     reply = _ADVANCE.run(client, names, args)
     code = code_for_leader(reply[0], keys)
     if code is ReturnCode.CONFLICT:

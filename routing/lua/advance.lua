@@ -7,12 +7,14 @@
 -- ARGV: token, group, master, first outcome id to keep ('' = keep all), and behind it, after spaces, ids before
 --       it that are kept, too, oldest first; number of fences needed,
 --       opening (the text before the fence in every Celery message), entries that the history may have, rows for the
---       history ('' = none); then counted lists, each preceded by its length:
---       expected (ticket, record | ''), orders (ids in the outcome stream), acknowledged ids, ids given back, shelved
---       (name, ids) of parked tickets, records (ticket, record), released tickets, retries (due ms, ticket), retries to
---       remove (ticket), dead letters (number of words, at most 6,000; words ...), dead letters that are revived (id),
---       counters (name, amount), drains (consumer, order | '' = it takes work again), and dispatches: consumer, ids,
---       runs (ticket, offset, record tail), messages (text).
+--       history ('' = none), number of sections; of each section its name and its number of words, in the order in
+--       which they are read here, without empty ones; then the words of all sections. The sections are:
+--       expected (ticket, record | ''), orders (id in the outcome stream), acknowledged (id), given_back (id),
+--       shelves (name in the group of a parked ticket, number of its ids), shelved (id), records (ticket, record),
+--       released (ticket), retries (due ms, ticket), due (ticket whose retry is over), dead (number of words of a
+--       letter: at most 6000), letters (word), revived (id of a letter), counts (name, amount),
+--       drains (consumer, order | '' = it takes work again), dispatches (consumer, number of its ids, of its runs,
+--       of its texts), ids (id), runs (ticket, fence offset, record tail), texts (Celery message without opening).
 -- Returns: {'OK', fence base, ids acknowledged, ids that should have been pending, were not, and are now}
 --          {'DEPOSED'}: another master leads; nothing was changed; the caller stops leading.
 --          {'CONFLICT', ticket}: a record is not what the caller thought; nothing was changed; it reads the lane anew.
@@ -25,20 +27,28 @@ if redis.call('GET', KEYS[1]) ~= ARGV[1] then
   return {'DEPOSED'}
 end
 
-local CHUNK = 1000  -- below Lua's limit on unpacked values
-local at = 8
-local function count()
-  at = at + 1
-  return tonumber(ARGV[at])
+local told = 9
+local stop = told + 2 * ARGV[told]
+local at = stop
+local function section(name)
+  -- The place in ARGV before its first word, and its number of words.
+  if told == stop or ARGV[told + 1] ~= name then
+    return at, 0
+  end
+  told = told + 2
+  local first, size = at, tonumber(ARGV[told])
+  at = at + size
+  return first, size
 end
 
-local function call_chunked(head, per_item, n, last, more)
-  -- Calls `head` with the next n * per_item arguments, at most CHUNK of them at a time; returns the sum of the replies.
+local CHUNK = 1000  -- below Lua's limit on unpacked values; even: pairs stay together
+
+local function call_chunked(head, at, n, last, more)
+  -- Calls `head` with n words behind ARGV[at], at most CHUNK of them at a time; returns the sum of the replies.
   local total = 0
-  local stop = at + n * per_item
-  local step = CHUNK - CHUNK % per_item
+  local stop = at + n
   while at < stop do
-    local upto = math.min(at + step, stop)
+    local upto = math.min(at + CHUNK, stop)
     local words = {unpack(head)}
     local w = #words
     for i = at + 1, upto do
@@ -61,11 +71,10 @@ local function call_chunked(head, per_item, n, last, more)
 end
 
 -- Compare all records first: until then nothing may be written.
-local n = count()
-local first = at
+local first, size = section('expected')
 local i = 0
-while i < n do
-  local upto = math.min(i + CHUNK, n)
+while i < size / 2 do
+  local upto = math.min(i + CHUNK, size / 2)
   local names = {}
   for k = i, upto - 1 do
     names[k - i + 1] = ARGV[first + k * 2 + 1]
@@ -78,14 +87,12 @@ while i < n do
   end
   i = upto
 end
-at = first + n * 2
-n = count()
-for i = at + 1, at + n do
+first, size = section('orders')
+for i = first + 1, first + size do
   if #redis.call('XRANGE', KEYS[5], ARGV[i], ARGV[i]) == 0 then
     return {'WITHDRAWN'}
   end
 end
-at = at + n
 
 local group, master = ARGV[2], ARGV[3]
 if redis.pcall('XCLAIM', KEYS[6], group, master, 0, '0-1', 'JUSTID').err then
@@ -93,48 +100,49 @@ if redis.pcall('XCLAIM', KEYS[6], group, master, 0, '0-1', 'JUSTID').err then
 end
 
 local mended = 0
-local function claim(name, n)
-  -- Makes the next n entries pending under the name; also those that somebody has taken from the pending list by hand.
-  local first = at
-  if call_chunked({'XCLAIM', KEYS[6], group, name, 0}, 1, n, 'JUSTID') < n then
-    at = first
+local function claim(name, at, n)
+  -- Makes n entries pending under the name; also those that somebody has taken from the pending list by hand.
+  if call_chunked({'XCLAIM', KEYS[6], group, name, 0}, at, n, 'JUSTID') < n then
     local before = redis.call('XPENDING', KEYS[6], group)[1]
-    call_chunked({'XCLAIM', KEYS[6], group, name, 0}, 1, n, 'JUSTID', 'FORCE')
+    call_chunked({'XCLAIM', KEYS[6], group, name, 0}, at, n, 'JUSTID', 'FORCE')
     mended = mended + redis.call('XPENDING', KEYS[6], group)[1] - before
   end
 end
 
-local acked = call_chunked({'XACK', KEYS[6], group}, 1, count())
-claim(master, count())
-for _ = 1, count() do
-  at = at + 1
-  claim(ARGV[at], count())
+local acked = call_chunked({'XACK', KEYS[6], group}, section('acknowledged'))
+claim(master, section('given_back'))
+first, size = section('shelves')
+local id = section('shelved')
+for i = first + 1, first + size, 2 do
+  local n = tonumber(ARGV[i + 1])
+  claim(ARGV[i], id, n)
+  id = id + n
 end
-call_chunked({'HSET', KEYS[2]}, 2, count())
-n = count()
-local released = at
-call_chunked({'HDEL', KEYS[2]}, 1, n)
-at = released
-call_chunked({'HDEL', KEYS[3]}, 1, n)
-call_chunked({'ZADD', KEYS[4]}, 2, count())
-call_chunked({'ZREM', KEYS[4]}, 1, count())
-for _ = 1, count() do
-  n = count()
-  redis.call('XADD', KEYS[8], '*', unpack(ARGV, at + 1, at + n))  -- in one call: a letter is one entry
-  at = at + n
+call_chunked({'HSET', KEYS[2]}, section('records'))
+first, size = section('released')
+call_chunked({'HDEL', KEYS[2]}, first, size)
+call_chunked({'HDEL', KEYS[3]}, first, size)
+call_chunked({'ZADD', KEYS[4]}, section('retries'))
+call_chunked({'ZREM', KEYS[4]}, section('due'))
+first, size = section('dead')
+local word = section('letters')
+for i = first + 1, first + size do
+  local n = tonumber(ARGV[i])
+  redis.call('XADD', KEYS[8], '*', unpack(ARGV, word + 1, word + n))  -- in one call: a letter is one entry
+  word = word + n
 end
-call_chunked({'XDEL', KEYS[8]}, 1, count())
-for _ = 1, count() do
-  redis.call('HINCRBY', KEYS[9], ARGV[at + 1], ARGV[at + 2])
-  at = at + 2
+call_chunked({'XDEL', KEYS[8]}, section('revived'))
+first, size = section('counts')
+for i = first + 1, first + size, 2 do
+  redis.call('HINCRBY', KEYS[9], ARGV[i], ARGV[i + 1])
 end
-for _ = 1, count() do
-  if ARGV[at + 2] == '' then
-    redis.call('HDEL', KEYS[11], ARGV[at + 1])
+first, size = section('drains')
+for i = first + 1, first + size, 2 do
+  if ARGV[i + 1] == '' then
+    redis.call('HDEL', KEYS[11], ARGV[i])
   else
-    redis.call('HSET', KEYS[11], ARGV[at + 1], ARGV[at + 2])
+    redis.call('HSET', KEYS[11], ARGV[i], ARGV[i + 1])
   end
-  at = at + 2
 end
 if ARGV[8] ~= '' then
   redis.call('XADD', KEYS[10], 'MAXLEN', '~', ARGV[7], '*', 'd', ARGV[8])
@@ -168,24 +176,27 @@ if fences > 0 then
   end
   redis.call('SET', KEYS[7], string.format('%.0f', base + fences - 1))
   local opening = ARGV[6] .. string.format('%.0f', base)
-  for g = 1, count() do
-    at = at + 1
-    claim(ARGV[at], count())
-    local runs = count()
+  first, size = section('dispatches')
+  local id, run, text = (section('ids')), (section('runs')), (section('texts'))
+  for d = 0, size / 4 - 1 do
+    local to = first + d * 4
+    local ids, runs, texts = tonumber(ARGV[to + 2]), tonumber(ARGV[to + 3]), tonumber(ARGV[to + 4])
+    claim(ARGV[to + 1], id, ids)
+    id = id + ids
     local words = {'HSET', KEYS[2]}
     for r = 1, runs do
-      words[#words + 1] = ARGV[at + 1]
-      words[#words + 1] = '[' .. string.format('%.0f', base + tonumber(ARGV[at + 2])) .. ARGV[at + 3]
-      at = at + 3
+      words[#words + 1] = ARGV[run + 1]
+      words[#words + 1] = '[' .. string.format('%.0f', base + tonumber(ARGV[run + 2])) .. ARGV[run + 3]
+      run = run + 3
       if #words > CHUNK or r == runs then
         redis.call(unpack(words))
         words = {'HSET', KEYS[2]}
       end
     end
-    for _ = 1, count() do
-      at = at + 1
-      redis.call('LPUSH', KEYS[11 + g], opening .. ARGV[at])
+    for i = text + 1, text + texts do
+      redis.call('LPUSH', KEYS[12 + d], opening .. ARGV[i])
     end
+    text = text + texts
   end
 end
 return {'OK', string.format('%.0f', base), acked, mended}

@@ -108,9 +108,8 @@ MUTATIONS = [
         (
             Edit(
                 ADVANCE,
-                "    claim(ARGV[at], count())\n    local runs = count()",
-                "    local kept = at\n    claim(ARGV[at], count())\n"
-                "    at = kept\n    call_chunked({'XACK', KEYS[6], group}, 1, count())\n    local runs = count()",
+                "    claim(ARGV[to + 1], id, ids)\n",
+                "    claim(ARGV[to + 1], id, ids)\n    call_chunked({'XACK', KEYS[6], group}, id, ids)\n",
             ),
         ),
     ),
@@ -128,7 +127,7 @@ MUTATIONS = [
         "steady",
         ("look: state", "writes: outside a script"),
         (
-            Edit(TRANSITIONS, "    args += batch.acknowledged\n", "    args[-1] = 0\n"),
+            Edit(TRANSITIONS, '1, "acknowledged")', '1, "acknowledged", lambda batch: [])'),
             Edit(
                 TRANSITIONS,
                 "    reply = _ADVANCE.run(client, names, args)\n    code = code_for_leader(reply[0], keys)\n",
@@ -248,13 +247,7 @@ MUTATIONS = [
         "I7",
         "steady",
         ("look: state",),
-        (
-            Edit(
-                ADVANCE,
-                "    claim(ARGV[at], count())\n    local runs = count()",
-                "    local skipped = count()\n    at = at + skipped\n    local runs = count()",
-            ),
-        ),
+        (Edit(ADVANCE, "    claim(ARGV[to + 1], id, ids)\n", ""),),
     ),
     Mutation(
         "pushed to the queue after the script",
@@ -262,7 +255,7 @@ MUTATIONS = [
         "steady",
         ("writes: outside a script",),
         (
-            Edit(ADVANCE, "redis.call('LPUSH', KEYS[11 + g], opening .. ARGV[at])", ""),
+            Edit(ADVANCE, "redis.call('LPUSH', KEYS[12 + d], opening .. ARGV[i])", ""),
             Edit(
                 TRANSITIONS,
                 "    return Advanced(int(reply[1]),",
@@ -312,7 +305,7 @@ MUTATIONS = [
         "I9",
         "steady",
         ("ledger: left over",),
-        (Edit(ADVANCE, "call_chunked({'HDEL', KEYS[3]}, 1, n)", "call_chunked({'HMGET', KEYS[3]}, 1, n)"),),
+        (Edit(ADVANCE, "call_chunked({'HDEL', KEYS[3]}, first", "call_chunked({'HMGET', KEYS[3]}, first"),),
     ),
     Mutation(
         "settled outcomes stay",

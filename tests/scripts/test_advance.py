@@ -13,7 +13,7 @@ import pytest
 from bridge.routing import records
 from bridge.routing.errors import LaneConflict, NotLeading
 from bridge.routing.states import State
-from bridge.routing.transitions import MAX_LETTER_WORDS, Advanced, Batch, Leadership, advance
+from bridge.routing.transitions import MAX_LETTER_WORDS, SECTIONS, Advanced, Batch, Leadership, advance
 from tests.scripts.world import (
     HOSTILE,
     LEASE_MS,
@@ -109,6 +109,18 @@ def test_a_conflict_is_found_wherever_it_stands_in_a_large_batch(wrong: int, wor
 
 
 # -- one step ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", [section.name for section in SECTIONS])
+def test_a_word_that_is_also_the_name_of_a_section_begins_none(name: str, fresh: World) -> None:
+    # Given a batch with one section, whose first word is the name of another one, or of its own
+    fresh.read()
+    before = fresh.snapshot()
+    advance(fresh.client, fresh.lead, OPENING, Batch(records=[name, "1"]))
+    # Then the record was written, and nothing else
+    after = fresh.snapshot()
+    assert changes(before, after) == {fresh.keys.tickets}
+    assert after[fresh.keys.tickets]["value"] == {name: "1"}
 
 
 def test_a_whole_batch_changes_exactly_what_it_says(world: World) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from bridge.routing.return_codes import ReturnCode
+from bridge.routing.transitions import SECTIONS
 
 ROOT = Path(__file__).parents[2]
 LUA = ROOT / "routing" / "lua"
@@ -79,6 +80,13 @@ def test_every_code_of_the_enum_is_returned_by_some_script() -> None:
     stated = set().union(*(codes_in(section(split(path)[0], "Returns:")) for path in FILES))
     assert stated == {one.value for one in ReturnCode}
     assert all(one.name == one.value for one in ReturnCode)
+
+
+def test_the_sections_of_a_batch_are_those_that_the_script_reads_in_this_order() -> None:
+    header, code = split(LUA / "advance.lua")
+    told = re.findall(r"(\w+) \(([^)]*)\)", section(header, "ARGV:").partition("The sections are:")[2])
+    assert [(name, len(words.split(","))) for name, words in told] == [(one.name, one.width) for one in SECTIONS]
+    assert re.findall(r"\bsection\('(\w+)'\)", code) == [one.name for one in SECTIONS]
 
 
 def test_every_script_has_exactly_one_typed_wrapper() -> None:
