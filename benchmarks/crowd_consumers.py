@@ -14,7 +14,8 @@ import orjson
 
 from benchmarks.simulated import POP_COUNT, Consumers, entries
 from benchmarks.stack import KEYS
-from bridge.protocol.names import BUNDLE_TASK, HEADER_RUNS
+from bridge.protocol.headers import first_head
+from bridge.protocol.names import BUNDLE_TASK
 
 #: Seconds to wait when all queues are empty.
 IDLE_S = 0.002
@@ -55,7 +56,7 @@ class Crowd(Consumers):
         message = orjson.loads(text)
         headers = message["headers"]
         if headers["task"] != BUNDLE_TASK:
-            done = [(headers[HEADER_RUNS][0][0], headers["id"])]
+            done = [(first_head(headers).ticket, headers["id"])]
         else:
             runs = orjson.loads(message["body"])
             done = [(ticket, id_) for ticket, _, _, messages in runs for id_, *_ in messages]

@@ -17,7 +17,8 @@ import orjson
 
 from benchmarks.stack import KEYS
 from bridge.link.connections import client
-from bridge.protocol.names import BUNDLE_TASK, HEADER_BASE, HEADER_RUNS
+from bridge.protocol.headers import first_fence
+from bridge.protocol.names import BUNDLE_TASK, HEADER_BASE
 from bridge.protocol.outcomes import Kind, Outcome
 from bridge.routing.membership import register
 from bridge.routing.return_codes import ReturnCode
@@ -83,7 +84,7 @@ def entries(text: bytes) -> list[bytes]:
     headers = message["headers"]
     base = headers[HEADER_BASE]
     if headers["task"] != BUNDLE_TASK:
-        return [_entry([(headers["id"], base + headers[HEADER_RUNS][0][1])])]
+        return [_entry([(headers["id"], first_fence(headers))])]
     rounds: list[list[tuple[str, int]]] = []
     for _ticket, offset, _attempt, messages in orjson.loads(message["body"]):
         for i, (id_, *_) in enumerate(messages):

@@ -11,17 +11,17 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from functools import cache, lru_cache
-from typing import TYPE_CHECKING, Any
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import orjson
 from kombu import Connection, Producer
 
+from bridge.protocol.headers import BundledRun, RunHead, bundled_runs, first_fence, first_head, lost_text
 from bridge.protocol.names import (
     BUNDLE_TASK,
     HEADER_BASE,
     HEADER_INCARNATION,
-    HEADER_LOST,
     HEADER_RUNS,
     HEADER_WORD,
     WorkerWord,
@@ -68,10 +68,9 @@ class Envelopes:
         payload = message.payload
         shown = f"({message.ticket!r}, {payload[:SHOWN].decode(errors='replace')}{'…' if len(payload) > SHOWN else ''})"
         body = b"[[" + ticket + b"," + payload + b"],{}," + self._embed + b"]"
-        runs = b"[[%b,%d,1,%d,%d]]" % (ticket, offset, attempt, doubt)
+        runs = b"[" + RunHead.text(ticket, offset, 1, attempt, doubt) + b"]"
         if lost is not None:
-            told = orjson.dumps([lost.attempt, lost.fence, lost.consumer, lost.cause])
-            runs += b',"%b":%b' % (HEADER_LOST.encode(), told)
+            runs += b"," + lost_text(lost)
         parts = self._template(message.task, queue, incarnation)
         quoted = message.id.encode()
         return b"".join(
@@ -98,14 +97,14 @@ class Envelopes:
         """The same for a bundle."""
         heads = []
         bodies = []
+        count = 0
         for ticket, offset, attempt, doubt, messages in runs:
             name = orjson.dumps(ticket)
-            heads.append(b"[%b,%d,%d,%d,%d]" % (name, offset, len(messages), attempt, doubt))
-            items = b",".join(b'["%b",%b,%b]' % (m.id.encode(), _quoted_task(m.task), m.payload) for m in messages)
-            bodies.append(b"[%b,%d,%d,[%b]]" % (name, offset, attempt, items))
-        count = sum(len(run[4]) for run in runs)
+            heads.append(RunHead.text(name, offset, len(messages), attempt, doubt))
+            bodies.append(BundledRun.text(name, offset, attempt, messages))
+            count += len(messages)
         parts = self._template(BUNDLE_TASK, queue, incarnation, limits)
-        own_id = b"bundle-" + runs[0][4][0].id.encode()
+        own_id = b"bundle-" + runs[0].messages[0].id.encode()
         return b"".join(
             (
                 parts[0],
@@ -197,25 +196,27 @@ def returned(message: dict[str, Any], incarnation: str) -> list[Outcome]:
         return []
     base = headers[HEADER_BASE]
     if headers["task"] != BUNDLE_TASK:
-        return [Outcome(headers["id"], base + headers[HEADER_RUNS][0][1], Kind.RETURNED)]
+        return [Outcome(headers["id"], first_fence(headers), Kind.RETURNED)]
     try:
-        return [
-            Outcome(messages[0][0], base + offset, Kind.RETURNED)
-            for _, offset, _, messages in json.loads(message["body"])
-        ]
+        runs = bundled_runs(message["body"])
+        return [Outcome(run.messages[0][0], base + run.offset, Kind.RETURNED) for run in runs]
     except (ValueError, TypeError, LookupError, RecursionError):
         # No bundle's body: of one message alone the headers tell as much.
-        [ticket_run, *others] = headers[HEADER_RUNS]
-        alone = not others and ticket_run[2] == 1
-        return [Outcome(headers["id"], base + ticket_run[1], Kind.RETURNED)] if alone else []
+        alone = len(headers[HEADER_RUNS]) == 1 and first_head(headers).length == 1
+        return [Outcome(headers["id"], first_fence(headers), Kind.RETURNED)] if alone else []
 
 
-#: Ticket, fence offset, attempt of its first message, whether it is in doubt, messages.
-Run = tuple[str, int, int, bool, Sequence[Message]]
+class Run(NamedTuple):
+    """One run that is to go out."""
+
+    ticket: str
+    #: The fence of its first message, less the fence base of the dispatch.
+    offset: int
+    #: The attempt of its first message.
+    attempt: int
+    doubt: bool
+    messages: Sequence[Message]
+
+
 #: (hard, soft) time limit in seconds; None: the task's own.
 Limits = tuple[float | None, float | None]
-
-
-@cache
-def _quoted_task(name: str) -> bytes:
-    return orjson.dumps(name)

@@ -11,9 +11,8 @@ PUSH_TASK = "bridge.push"
 
 #: Header: the fence base of the dispatch; a message's fence is the base plus its offset.
 HEADER_BASE = "bridge_fence"
-#: Header: ``[[ticket, fence offset, messages, attempt, doubt], ...]``, a list for each run that the Celery message
-#: carries; none in a word to the worker (`HEADER_WORD`). ``doubt`` is 1 when the run goes out again since it seems
-#: to be lost: then, and only then, an older run of the ticket may still be here.
+#: Header: a list of rows (`bridge.protocol.headers.RunHead`), one for each run that the Celery message carries; none in
+#: a word to the worker (`HEADER_WORD`). Only while a run is in doubt may an older run of its ticket still be here.
 HEADER_RUNS = "bridge_runs"
 #: Header: the incarnation that the message was dispatched to; any other one refuses it.
 HEADER_INCARNATION = "bridge_incarnation"

@@ -57,7 +57,7 @@ class FakeEnvelopes:
         return json.dumps(["plain", incarnation, told, None]).encode()
 
     def bundle(self, incarnation: str, _queue: str, runs: Sequence[Run], limits: Any) -> bytes:
-        told = [[*run[:4], [message.id for message in run[4]]] for run in runs]
+        told = [[*run[:4], [message.id for message in run.messages]] for run in runs]
         return json.dumps(["bundle", incarnation, told, limits]).encode()
 
 

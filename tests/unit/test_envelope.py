@@ -197,7 +197,7 @@ def test_a_bundle_is_what_its_runs_were(runs: list[tuple[str, int, bool, list[by
     at = 0
     for ticket, attempt, doubt, payloads in runs:
         messages = [message(ticket, payload, f"{at + i}-0") for i, payload in enumerate(payloads)]
-        sent.append((ticket, at, attempt, doubt, messages))
+        sent.append(Run(ticket, at, attempt, doubt, messages))
         at += len(payloads)
     # When they travel in one Celery message
     got = received(bundle(sent))
@@ -215,7 +215,7 @@ def test_a_bundle_is_what_its_runs_were(runs: list[tuple[str, int, bool, list[by
 
 
 def test_a_bundle_has_the_limits_that_it_is_given() -> None:
-    runs: list[Run] = [("T", 0, 1, False, [message()]), ("U", 1, 1, False, [message("U", id_="6-1")])]
+    runs = [Run("T", 0, 1, False, [message()]), Run("U", 1, 1, False, [message("U", id_="6-1")])]
     got = received(bundle(runs, (30.05, 20.05)))
     # As the worker's strategy makes it: the body is for the pool process
     request = Request(
@@ -227,14 +227,14 @@ def test_a_bundle_has_the_limits_that_it_is_given() -> None:
 
 
 def test_bundles_of_other_limits_do_not_share_a_text() -> None:
-    runs: list[Run] = [("T", 0, 1, False, [message()])]
+    runs = [Run("T", 0, 1, False, [message()])]
     limits: list[Limits] = [(1.0, None), (None, 1.0), (1.0, 1.0), (None, None)]
     assert [bundle(runs, one)["headers"]["timelimit"] for one in limits] == [list(one) for one in limits]
 
 
 def test_a_bundle_may_carry_messages_of_several_tasks() -> None:
     strange = 'shop.ünï "quoted"'
-    runs: list[Run] = [("T", 0, 1, False, [message(), message(id_="6-0", task=strange)])]
+    runs = [Run("T", 0, 1, False, [message(), message(id_="6-0", task=strange)])]
     [[_, _, _, messages]] = received(bundle(runs)).decode()
     assert [name for _, name, _ in messages] == ["shop.update", strange]
 

@@ -19,6 +19,7 @@ from redis.exceptions import ResponseError
 from bridge.app import forked_children
 from bridge.app.installation import install
 from bridge.consumer.deadline import now_ns
+from bridge.protocol.headers import RunHead
 from bridge.protocol.names import BUNDLE_TASK, HEADER_BASE, HEADER_INCARNATION, HEADER_RUNS
 from bridge.protocol.outcomes import Kind, Outcome
 from bridge.routing.errors import PayloadError
@@ -42,6 +43,11 @@ class Writer:
         assert incarnation == LIFE
         self.applied += [outcome for _, outcome, _ in items]
         return [(ReturnCode.OK, "")] * len(items)
+
+
+def heads(runs: list[Any]) -> list[RunHead]:
+    """The headers' rows of a bundle whose body is ``runs``."""
+    return [RunHead(ticket, offset, len(messages), attempt, 0) for ticket, offset, attempt, messages in runs]
 
 
 def test_a_success_that_is_committed_before_its_result_is_stored_says_when_it_began() -> None:
@@ -235,7 +241,7 @@ def test_a_bundle_starts_nothing_when_the_lease_ended_while_it_wrote() -> None:
     writer: Any = AwayWriter()
     execution = Execution(app, app.bridge.settings.lane, shared, writer, "w1@here")
     runs = [["T1", 0, 1, [["5-0", pay.name, 3]]], ["T2", 1, 1, [["5-1", pay.name, 4]]]]
-    request = {"id": "b", "task": BUNDLE_TASK, HEADER_BASE: 1000, HEADER_RUNS: runs, HEADER_INCARNATION: LIFE}
+    request = {"id": "b", "task": BUNDLE_TASK, HEADER_BASE: 1000, HEADER_RUNS: heads(runs), HEADER_INCARNATION: LIFE}
 
     run_bundle(execution, request, json.dumps(runs))
 
@@ -267,7 +273,7 @@ def test_a_message_does_not_begin_when_the_lease_ends_on_the_way_to_its_body(bun
     writer: Any = KeepingWriter()
     execution = Execution(app, app.bridge.settings.lane, shared, writer, "w1@here")
     runs: list[Any] = [["T1", 0, 1, [["7-0", pay.name, 3]]]]
-    request = {"id": "b", "task": BUNDLE_TASK, HEADER_BASE: 1000, HEADER_RUNS: runs, HEADER_INCARNATION: LIFE}
+    request = {"id": "b", "task": BUNDLE_TASK, HEADER_BASE: 1000, HEADER_RUNS: heads(runs), HEADER_INCARNATION: LIFE}
 
     def waits_for_long(**_: Any) -> None:
         shared.end()
@@ -351,7 +357,7 @@ def test_a_ticket_does_not_go_on_behind_effects_that_were_refused(code: ReturnCo
         [ticket, offset, 1, [[f"{n}-{offset}", pay.name, n] for n in range(4)]]
         for ticket, offset in (("T1", 0), ("T2", 4))
     ]
-    request = {"id": "b", "task": BUNDLE_TASK, HEADER_BASE: 1000, HEADER_RUNS: runs, HEADER_INCARNATION: LIFE}
+    request = {"id": "b", "task": BUNDLE_TASK, HEADER_BASE: 1000, HEADER_RUNS: heads(runs), HEADER_INCARNATION: LIFE}
 
     failed, events, _ = run_bundle(execution, request, json.dumps(runs))
 
@@ -426,7 +432,7 @@ def running_bundle(app: Any, writer: Any, task: str, tickets: int, each: int, pa
         [f"T{t}", t * each, 1, [[f"{n}-{t}", task, payload if (n, t) == (0, 0) else 1] for n in range(each)]]
         for t in range(tickets)
     ]
-    request = {"id": "b", "task": BUNDLE_TASK, HEADER_BASE: 1000, HEADER_RUNS: runs, HEADER_INCARNATION: LIFE}
+    request = {"id": "b", "task": BUNDLE_TASK, HEADER_BASE: 1000, HEADER_RUNS: heads(runs), HEADER_INCARNATION: LIFE}
     failed, events, _ = run_bundle(execution, request, json.dumps(runs))
     assert not failed
     return list(events)

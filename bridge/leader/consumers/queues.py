@@ -19,7 +19,8 @@ from celery.utils.log import get_logger
 
 from bridge.leader.picture.pieces import Consumer
 from bridge.protocol.envelope import returned
-from bridge.protocol.names import HEADER_RUNS, WorkerWord
+from bridge.protocol.headers import heads_of
+from bridge.protocol.names import WorkerWord
 from bridge.routing.transitions import Batch, recall
 
 if TYPE_CHECKING:
@@ -71,7 +72,7 @@ class Queues:
         while texts := recall(self._term.redis, self._term.leadership, consumer.name, RECALL):
             for text in texts:
                 message = orjson.loads(text)
-                if any(run[4] for run in message["headers"][HEADER_RUNS]):
+                if any(run.doubt for run in heads_of(message["headers"])):
                     # It was sent twice, and the worker may have the other copy. If not, anti-entropy finds it again.
                     continue
                 for outcome in returned(message, consumer.incarnation):

@@ -185,7 +185,7 @@ class Planner:
             ticket.dispatched_at = at
             consumer.tickets.add(ticket)
             dispatched[ticket] = offset
-            packed.append((ticket.id, offset, ticket.attempt, False, run))
+            packed.append(Run(ticket.id, offset, ticket.attempt, False, run))
         parcel.share_ms = cost_ms / count
         consumer.parcels += 1
         consumer.backlog_ms += cost_ms
@@ -199,7 +199,7 @@ class Planner:
                 text = self._envelopes.bundle(*to_whom, packed, self._limits(packed))
         except Exception as exc:
             self._find_at_fault(consumer, packed)
-            raise MessageAtFault(packed[0][4][0].id, exc) from exc
+            raise MessageAtFault(packed[0].messages[0].id, exc) from exc
         to.texts.append(text)
 
     def _find_at_fault(self, consumer: Consumer, packed: Sequence[Run]) -> None:
@@ -218,12 +218,12 @@ class Planner:
         if len(run) == 1:
             details = (run[0], 0, ticket.attempt, True, ticket.lost)
             return opening + self._envelopes.plain(consumer.incarnation, consumer.queue, *details)
-        packed = [(ticket.id, 0, ticket.attempt, True, run)]
+        packed = [Run(ticket.id, 0, ticket.attempt, True, run)]
         return opening + self._envelopes.bundle(consumer.incarnation, consumer.queue, packed, self._limits(packed))
 
     def _limits(self, packed: Sequence[Run]) -> tuple[float | None, float | None]:
         """The time limits of a bundle: the smallest limits of its tasks, plus a grace time for the bundle itself."""
-        names = {message.task for run in packed for message in run[4]}
+        names = {message.task for run in packed for message in run.messages}
         grace = 5 * self._bundle_ms / 1000
         smallest: list[float | None] = []
         for which in (0, 1):

@@ -16,6 +16,7 @@ from celery.platforms import signals
 from celery.worker.state import task_ready
 
 from bridge.protocol.envelope import SHOWN
+from bridge.protocol.headers import bundled_runs
 from bridge.protocol.outcomes import Kind
 from bridge.worker.main.requests import BridgeRequest, CarriedMessage, Revoked
 from bridge.worker.pool.bundles import request_of_bundle
@@ -66,7 +67,7 @@ class BundleRequest(BridgeRequest):
 
     def messages(self) -> Iterator[CarriedMessage]:
         base = self._base_fence
-        for ticket, offset, attempt, messages in json.loads(self._message.body):
+        for ticket, offset, attempt, messages in bundled_runs(self._message.body):
             for i, (id_, name, payload) in enumerate(messages):
                 yield CarriedMessage(id_, name, ticket, payload, base + offset + i, attempt if i == 0 else 1, i)
 

@@ -22,7 +22,8 @@ from bridge.consumer.lease import Lease
 from bridge.consumer.writer import OutcomeWriter
 from bridge.protocol.agreement import facts
 from bridge.protocol.envelope import returned
-from bridge.protocol.names import HEADER_BASE, HEADER_INCARNATION, HEADER_RUNS, HEADER_WORD, WorkerWord
+from bridge.protocol.headers import first_fence, heads_of
+from bridge.protocol.names import HEADER_BASE, HEADER_INCARNATION, HEADER_WORD, WorkerWord
 from bridge.protocol.outcomes import Kind, Outcome
 from bridge.routing.errors import ConfigurationError
 from bridge.worker.guard.fencing import kill_overdue, watch_own_deadline
@@ -101,12 +102,11 @@ class Member:
             logger.debug("refused a message of another incarnation")
             return False
         base = headers[HEADER_BASE]
-        runs = headers[HEADER_RUNS]
-        _, offset, count, *_ = runs[-1]
-        self._newest = max(self._newest, base + offset + count - 1)
-        for i, (ticket, offset, count, _, doubt) in enumerate(runs):
+        runs = heads_of(headers)
+        self._newest = max(self._newest, base + runs[-1].offset + runs[-1].length - 1)
+        for i, (ticket, offset, length, _, doubt) in enumerate(runs):
             first = base + offset
-            took = self.holdings.take(ticket, first, first + count - 1, bool(doubt))
+            took = self.holdings.take(ticket, first, first + length - 1, bool(doubt))
             if took is Taking.FORGOTTEN:
                 logger.warning("fence %d of ticket %s came before, and is not here any more: given back", first, ticket)
                 # A run that is sent again travels alone. If it had an outcome, that comes first in the stream.
@@ -118,8 +118,8 @@ class Member:
                     "refused fence %d of ticket %s: it came twice, or is not the newest", base + offset, ticket
                 )
                 # A Celery message is taken whole or not at all. The leader will send its other runs again.
-                for taken, off, *_ in runs[:i]:
-                    self.holdings.drop(taken, base + off)
+                for taken in runs[:i]:
+                    self.holdings.drop(taken.ticket, base + taken.offset)
                 return False
         return True
 
@@ -153,7 +153,7 @@ class Member:
         heads = returned({"headers": headers, "body": body}, incarnation)
         kind = Kind.FAILED if len(heads) == 1 else Kind.LOST
         self.write(incarnation, [Outcome(head.message_id, head.fence, kind, error=error) for head in heads])
-        request = self.requests.get(headers[HEADER_BASE] + headers[HEADER_RUNS][0][1])
+        request = self.requests.get(first_fence(headers))
         if request is not None:
             request.finish()
         self.drop(headers)
@@ -161,8 +161,8 @@ class Member:
     def drop(self, headers: dict[str, Any]) -> None:
         """The worker does not hold the runs of a Celery message any more."""
         base = headers[HEADER_BASE]
-        for ticket, offset, *_ in headers[HEADER_RUNS]:
-            self.holdings.drop(ticket, base + offset)
+        for run in heads_of(headers):
+            self.holdings.drop(run.ticket, base + run.offset)
 
     def write(self, incarnation: str, outcomes: list[Outcome]) -> None:
         """Writes outcomes from the main process. They are void when their lease is over."""

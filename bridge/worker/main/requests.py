@@ -29,7 +29,8 @@ from celery.platforms import signals
 from celery.utils.log import get_logger
 from celery.worker.state import task_ready
 
-from bridge.protocol.names import HEADER_BASE, HEADER_INCARNATION, HEADER_RUNS
+from bridge.protocol.headers import first_fence, first_head, heads_of
+from bridge.protocol.names import HEADER_BASE, HEADER_INCARNATION
 from bridge.protocol.outcomes import Kind, Outcome
 from bridge.worker.pool.calls import cut_off_in
 from bridge.worker.pool.celery_notices import CeleryNotice
@@ -86,13 +87,12 @@ class BridgeRequest(_Base):
     @property
     def first_fence(self) -> int:
         """The fence of the first message. It identifies the request within this worker."""
-        return self._base_fence + int(self._request_dict[HEADER_RUNS][0][1])
+        return first_fence(self._request_dict)
 
     def fences(self) -> set[int]:
         """The fences of all messages of this request."""
         base = self._base_fence
-        runs = self._request_dict[HEADER_RUNS]
-        return {base + offset + i for _, offset, count, *_ in runs for i in range(count)}
+        return {base + run.offset + i for run in heads_of(self._request_dict) for i in range(run.length)}
 
     def messages(self) -> Iterator[CarriedMessage]:
         """The messages of this request. It parses the body, so it is for rare cases only."""
@@ -317,8 +317,8 @@ class TicketRequest(BridgeRequest):
         return json.loads(self._message.body)[0]
 
     def messages(self) -> Iterator[CarriedMessage]:
-        ticket, _, _, attempt, _ = self._request_dict[HEADER_RUNS][0]
-        yield CarriedMessage(self.id, self.name, ticket, self.args[1], self.first_fence, attempt)
+        run = first_head(self._request_dict)
+        yield CarriedMessage(self.id, self.name, run.ticket, self.args[1], self.first_fence, run.attempt)
 
     def context_of(self, one: CarriedMessage) -> Context:
         del one

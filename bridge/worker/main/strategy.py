@@ -16,7 +16,8 @@ from celery.utils.log import get_logger
 from celery.worker.request import create_request_cls
 from celery.worker.state import task_reserved
 
-from bridge.protocol.names import BUNDLE_TASK, HEADER_BASE, HEADER_INCARNATION, HEADER_RUNS, HEADER_WORD
+from bridge.protocol.headers import first_fence
+from bridge.protocol.names import BUNDLE_TASK, HEADER_BASE, HEADER_INCARNATION, HEADER_WORD
 from bridge.protocol.outcomes import Kind, Outcome
 from bridge.worker.main.bundle_requests import BundleRequest
 from bridge.worker.main.requests import TicketRequest
@@ -131,7 +132,6 @@ def unknown_task(message: Any, name: str) -> None:
     headers = message.headers or {}
     if _member is None or HEADER_BASE not in headers or name == BUNDLE_TASK:
         return
-    offset = headers[HEADER_RUNS][0][1]
     error = f"{NotRegistered.__name__}: the worker does not know the task {name}"
-    outcome = Outcome(headers["id"], headers[HEADER_BASE] + offset, Kind.DEAD, error=error)
+    outcome = Outcome(headers["id"], first_fence(headers), Kind.DEAD, error=error)
     _member.write(headers[HEADER_INCARNATION], [outcome])

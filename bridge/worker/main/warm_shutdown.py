@@ -22,7 +22,8 @@ from redis.exceptions import RedisError
 from bridge.consumer.holdings import Holdings, Taking
 from bridge.link.connections import client
 from bridge.protocol.envelope import returned
-from bridge.protocol.names import HEADER_INCARNATION, HEADER_RUNS
+from bridge.protocol.headers import heads_of
+from bridge.protocol.names import HEADER_INCARNATION
 from bridge.protocol.outcomes import Outcome
 from bridge.worker.main.threads import run_in_thread
 
@@ -137,11 +138,9 @@ class WarmShutdown:
         if headers.get(HEADER_INCARNATION) != self._incarnation:
             return []
         found = []
-        for outcome, (ticket, _, count, _, doubt) in zip(
-            returned(message, self._incarnation), headers[HEADER_RUNS], strict=False
-        ):
-            last = outcome.fence + count - 1
-            if self._holdings.take(ticket, outcome.fence, last, bool(doubt)) is not Taking.REFUSED:
-                self._holdings.drop(ticket, outcome.fence)
+        for outcome, run in zip(returned(message, self._incarnation), heads_of(headers), strict=False):
+            last = outcome.fence + run.length - 1
+            if self._holdings.take(run.ticket, outcome.fence, last, bool(run.doubt)) is not Taking.REFUSED:
+                self._holdings.drop(run.ticket, outcome.fence)
                 found.append(outcome)
         return found

@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
-from bridge.protocol.names import HEADER_BASE, HEADER_INCARNATION, HEADER_RUNS
+from bridge.protocol.headers import BundledRun, bundled_runs, first_fence
+from bridge.protocol.names import HEADER_BASE, HEADER_INCARNATION
 from bridge.protocol.outcomes import Kind, Outcome
 from bridge.worker.pool.delivery import (
     CUT_OFF,
@@ -46,7 +47,7 @@ UNREADABLE = object()
 
 def run_bundle(execution: Execution, request: dict[str, Any], body: str) -> Traced:
     """Runs the bundle's messages. Returns what Celery's pool expects; the result is the events for Flower."""
-    with execution.row(request[HEADER_BASE] + request[HEADER_RUNS][0][1]) as row:
+    with execution.row(first_fence(request)) as row:
         return _run(execution, row, request, body)
 
 
@@ -169,14 +170,14 @@ def _request_of(execution: Execution, delivery: Delivery, template: dict[str, An
     return wanted
 
 
-def _parsed(body: str) -> Any:
+def _parsed(body: str) -> list[BundledRun]:
     """The runs of a bundle. A payload that cannot be read becomes `UNREADABLE`, so that only its message fails."""
     try:
-        return json.loads(body)
+        return bundled_runs(body)
     except (ValueError, RecursionError):
-        runs = orjson.loads(body)
-    for *_, messages in runs:
-        for message in messages:
+        runs = list(map(BundledRun._make, orjson.loads(body)))
+    for run in runs:
+        for message in run.messages:
             try:
                 message[2] = json.loads(orjson.dumps(message[2]))
             except (ValueError, RecursionError):

@@ -7,7 +7,7 @@ from typing import Any
 
 from celery.exceptions import WorkerShutdown, WorkerTerminate
 
-from bridge.protocol.names import HEADER_BASE, HEADER_RUNS
+from bridge.protocol.headers import first_fence
 from bridge.worker.pool import bundles
 from bridge.worker.pool.delivery import Traced
 from bridge.worker.pool.exceptions import picklable, stand_in
@@ -61,8 +61,7 @@ def _raised(execution: Execution, request: dict[str, Any], exc: BaseException) -
         if isinstance(exc, SystemExit) and exc.code == ASKED_TO_END:
             raise exc
         raise stand_in(exc) from None
-    first_fence = request[HEADER_BASE] + request[HEADER_RUNS][0][1]
-    execution.cut_off.setdefault(first_fence, CutOff(0, exc))
+    execution.cut_off.setdefault(first_fence(request), CutOff(0, exc))
     if _is_the_pools(exc):
         raise exc
     return CUT_OFF_WITHIN_MAIN

@@ -35,10 +35,10 @@ from redis.exceptions import ResponseError
 from bridge.app.context import TicketContext
 from bridge.app.effects import Effects
 from bridge.app.task import has_expired, retry_delay_ms
-from bridge.protocol.names import HEADER_BASE, HEADER_INCARNATION, HEADER_LOST, HEADER_RUNS
+from bridge.protocol.headers import first_head, lost_of
+from bridge.protocol.names import HEADER_BASE, HEADER_INCARNATION
 from bridge.protocol.outcomes import Kind, Outcome
 from bridge.routing.errors import PayloadError, StaleFence
-from bridge.routing.records import LostAttempt
 from bridge.routing.return_codes import ReturnCode
 from bridge.worker.pool.celery_notices import CeleryNotice
 from bridge.worker.pool.delivery import (
@@ -253,8 +253,8 @@ class Execution:
     def run_alone(self, request: dict[str, Any], task: str, body: str) -> Traced:
         """Runs a message that travelled as a Celery message of its own, and writes its outcome."""
         incarnation = request[HEADER_INCARNATION]
-        ticket, offset, _, attempt, _ = request[HEADER_RUNS][0]
-        fence = request[HEADER_BASE] + offset
+        run = first_head(request)
+        fence = request[HEADER_BASE] + run.offset
         message_id = request["id"]
         try:
             args, kwargs, embed = json.loads(body)
@@ -262,9 +262,7 @@ class Execution:
             unread = Outcome(message_id, fence, Kind.FAILED, error=f"the payload cannot be read: {exc!r}")
             self.writer.write(incarnation, [unread])
             return failed(ValueError(unread.error))
-        attempt_fields = request.get(HEADER_LOST)
-        lost = LostAttempt(*attempt_fields) if attempt_fields else None
-        delivery = Delivery(ticket, message_id, fence, attempt, task, args, kwargs, lost)
+        delivery = Delivery(run.ticket, message_id, fence, run.attempt, task, args, kwargs, lost_of(request))
         with self.row(fence) as row:
             # The fence is noted before the lease and the recall are checked: see `bridge.worker.pool.bundles`.
             self.shared.running(row, fence)

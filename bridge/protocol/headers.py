@@ -1,0 +1,90 @@
+"""The runs that a Celery message carries: in its headers, and, of a bundle, in its body. How they are written and read.
+
+Header `HEADER_RUNS` has a row for each run (`RunHead`); the body of a bundle has a row with its messages
+(`BundledRun`). The body of a message that travels alone is Celery's own.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from functools import cache
+from typing import Any, NamedTuple
+
+import orjson
+
+from bridge.protocol.names import HEADER_BASE, HEADER_LOST, HEADER_RUNS
+from bridge.routing.messages import Message
+from bridge.routing.records import LostAttempt
+
+
+class RunHead(NamedTuple):
+    """What the headers say of one run."""
+
+    ticket: str
+    #: The fence of its first message, less the fence base of the dispatch.
+    offset: int
+    #: How many messages it has.
+    length: int
+    #: The attempt of its first message; all others are at their first.
+    attempt: int
+    #: 1: it goes out again, since it seems to be lost.
+    doubt: int
+
+    @staticmethod
+    def text(ticket: bytes, offset: int, length: int, attempt: int, doubt: bool) -> bytes:
+        """The row. ``ticket``: as JSON."""
+        return b"[%b,%d,%d,%d,%d]" % (ticket, offset, length, attempt, doubt)
+
+
+class BundledRun(NamedTuple):
+    """One run in the body of a bundle."""
+
+    ticket: str
+    offset: int
+    attempt: int
+    #: ``[id, task, payload]`` of each message.
+    messages: list[list[Any]]
+
+    @staticmethod
+    def text(ticket: bytes, offset: int, attempt: int, messages: Sequence[Message]) -> bytes:
+        """The row. ``ticket``: as JSON."""
+        items = b",".join(b'["%b",%b,%b]' % (m.id.encode(), _quoted_task(m.task), m.payload) for m in messages)
+        return b"[%b,%d,%d,[%b]]" % (ticket, offset, attempt, items)
+
+
+@cache
+def _quoted_task(name: str) -> bytes:
+    return orjson.dumps(name)
+
+
+def heads_of(headers: Mapping[str, Any]) -> list[RunHead]:
+    """The runs; none in a word to the worker."""
+    return list(map(RunHead._make, headers[HEADER_RUNS]))
+
+
+def first_head(headers: Mapping[str, Any]) -> RunHead:
+    """The first run, which is the only one of a message that travels alone."""
+    return RunHead._make(headers[HEADER_RUNS][0])
+
+
+def first_fence(headers: Mapping[str, Any]) -> int:
+    """The fence of the first message; no other Celery message has it."""
+    return int(headers[HEADER_BASE]) + first_head(headers).offset
+
+
+def bundled_runs(body: str | bytes) -> list[BundledRun]:
+    """The runs in the body of a bundle. Raises ValueError, TypeError, LookupError or RecursionError."""
+    return list(map(BundledRun._make, json.loads(body)))
+
+
+def lost_text(lost: LostAttempt) -> bytes:
+    """The header `HEADER_LOST` with its name, as JSON."""
+    told = orjson.dumps([lost.attempt, lost.fence, lost.consumer, lost.cause])
+    return b'"%b":%b' % (HEADER_LOST.encode(), told)
+
+
+def lost_of(headers: Mapping[str, Any]) -> LostAttempt | None:
+    """The attempt of the message that was cut off half way, if there was one."""
+    told = headers.get(HEADER_LOST)
+    return LostAttempt(*told) if told else None
