@@ -1,9 +1,9 @@
-"""Where a server is, as one text that every part's clients take: redis-py's own URLs, and one form for sentinels.
+"""Addresses of servers, as one text for all clients: redis-py's own URLs, and one form for sentinels.
 
 ``sentinel://[user:password@]h1:26379,h2:26379/0?master_name=…`` names the sentinels of a primary; ``sentinel`` (JSON:
 options of the connections to the sentinels themselves), ``min_other_sentinels`` and ``ssl_…`` may follow.
 
-An address is a secret where it holds a password: whoever shows one calls `without_password` first.
+An address may hold a password. Call `without_password` before you show one.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ CHECKED = "ssl_cert_reqs=required&ssl_ca_certs=FILE"
 
 
 def without_password(url: str) -> str:
-    """``url`` as it may be shown: no password, no options, and nothing that could be a piece of either."""
+    """``url`` in a form that may be shown: without password and options, or parts of them."""
     return ";".join(_shown(part) for part in str(url).split(";"))
 
 
@@ -43,7 +43,7 @@ def _shown(url: str) -> str:
     scheme, found, rest = url.partition("://")
     if not found:
         scheme, rest = "", url
-    # A password with unquoted characters may hold anything but what ends it: the last @.
+    # A password with unquoted characters may hold any text. The last @ ends it.
     login, at, place = rest.rpartition("@")
     place = place.partition("?")[0]
     host, colon, port = place.partition("/")[0].rpartition(":")
@@ -56,7 +56,7 @@ def _shown(url: str) -> str:
 
 
 def normalised(url: str, secure: Mapping[str, str] | None = None) -> str:
-    """``url`` as redis-py wants it. Celery writes Unix sockets as ``redis+socket://``, redis-py as ``unix://``."""
+    """``url`` in the form of redis-py. Celery writes Unix sockets as ``redis+socket://``, redis-py as ``unix://``."""
     url = re.sub(r"^redis\+socket://", "unix://", url).replace("virtual_host=", "db=")
     if secure and url.startswith("redis://"):
         url = f"rediss{url.removeprefix('redis')}"
@@ -79,7 +79,7 @@ def parsed(url: str) -> SplitResult:
         parts = urlsplit(url)
         _ = parts.port
     except ValueError:
-        # What stands there may be a piece of the password, so it is not shown, nor is the error that quotes it.
+        # The port may be a piece of the password. So it is not shown, nor is the error that quotes it.
         raise ConfigurationError(
             "the broker's URL has no number as its port; write / @ : and # in a password as %2F %40 %3A and %23"
         ) from None
@@ -93,7 +93,7 @@ def database_of(parts: SplitResult) -> str:
 
 
 def cert_reqs(value: Any) -> str:
-    """What redis-py calls the check of a certificate that Celery or the ssl module calls ``value``."""
+    """redis-py's name for the certificate check that Celery or the ssl module calls ``value``."""
     word = str(int(value)) if isinstance(value, int) else str(value).lower()
     found = CERT_REQS.get(word)
     if found is None:

@@ -15,12 +15,12 @@ from redis.exceptions import ResponseError
 from bridge.routing.address import normalised, sentinels_of
 from bridge.routing.connection import ELSEWHERE, SENTINEL_S, connecting, error_code
 
-#: Connections that one client has at most; who comes when all are busy waits for the next one that is free.
+#: Most connections of one client. When all are busy, a caller waits for a free one.
 CONNECTIONS = 10
 
 
 class _Leaving:
-    """As in `bridge.routing.connection`: given up when the server says that it is not the primary (any more)."""
+    """As in `bridge.routing.connection`: closed when the server says that it is not the primary."""
 
     _left = False
 
@@ -69,7 +69,7 @@ class _ManagedTls(_Leaving, SentinelManagedSSLConnection):
 def async_client(url: str, *, timeout_s: float = 5.0) -> Redis:
     """A client for ``url``, as `bridge.routing.connection.client` takes it, for the event loop that runs.
 
-    No retry inside: whoever calls knows whether a repeat is safe. With sentinels it follows the primary.
+    It never repeats a command: only the caller knows whether that is safe. With sentinels it follows the primary.
     """
     options: dict[str, Any] = {
         "protocol": 2,

@@ -1,6 +1,6 @@
 """Clients of a Redis server for every part: plain, TLS, Unix socket, or the primary that sentinels name.
 
-Also the one place that tells an outage, which is waited out, from an error (`is_outage`).
+`is_outage` is the only place that decides whether an error is an outage. The caller waits an outage out.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from redis.sentinel import Sentinel, SentinelManagedConnection, SentinelManagedS
 from bridge.routing.address import normalised, sentinels_of
 from bridge.routing.errors import ConfigurationError
 
-#: Most seconds that a connection may take to come about, where there is a limit to answers at all.
+#: Longest time to open a connection, in seconds, if there is a limit for replies at all.
 CONNECT_S = 5.0
-#: Seconds that a sentinel may take to answer: there are others.
+#: Longest time for a sentinel's reply, in seconds: there are other sentinels.
 SENTINEL_S = 1.0
 
-#: What "the server is not there just now" looks like where no reply came, or none that a server in order gives.
+#: Errors that mean that the server cannot be reached or does not serve now.
 UNAVAILABLE = (
     redis.exceptions.ConnectionError,
     redis.exceptions.TimeoutError,
@@ -37,21 +37,21 @@ UNAVAILABLE = (
     OSError,
 )
 
-#: Replies of a server that cannot serve now and will again: what asked waits, and asks again. Full (OOM), loading its
-#: data, a replica (READONLY, or cut off from its primary), a disk that refuses snapshots (MISCONF), fewer replicas than
-#: it must have, in the middle of a change of role, busy with a script.
+#: Replies of a server that cannot serve now but will again. The caller waits and tries again. The server is full (OOM),
+#: loads its data, is a replica (READONLY, or cut off from its primary), cannot write snapshots (MISCONF), has too few
+#: replicas, changes its role, or is busy with a script.
 PASSING = ("OOM", "LOADING", "READONLY", "MASTERDOWN", "MISCONF", "NOREPLICAS", "UNBLOCKED", "BUSY")
-#: Of these, the ones that say that this is not, or not any more, the primary: a new connection may lead to it.
+#: Those of them that mean that this server is not the primary. A new connection may reach the primary.
 ELSEWHERE = ("READONLY", "MASTERDOWN", "UNBLOCKED")
 
-# Before 7.0 what a command inside a script answers comes in the middle of the script's own error:
+# Before 7.0, the error of a command in a script is in the middle of the script's own error:
 # "Error running script (call to f_5c…): @user_script:1: @user_script: 1: -READONLY You can't write …".
 _IN_SCRIPT = re.compile(r"^(?:Error running script|@user_script).*?: -([A-Z]+) ", re.DOTALL)
 
 
 def error_code(exc: BaseException) -> str:
-    """The code of a server's error reply (``OOM``, ``READONLY`` …), also of one from inside a script; ``""``: none."""
-    # redis-py cuts the codes that it has classes for off the text.
+    """The code of a server's error reply (``OOM``, ``READONLY`` …), also from inside a script; ``""``: it has none."""
+    # redis-py removes a code from the text if it has a class for it.
     if isinstance(exc, redis.exceptions.OutOfMemoryError):
         return "OOM"
     if isinstance(exc, redis.exceptions.ReadOnlyError):
@@ -71,7 +71,7 @@ def error_code(exc: BaseException) -> str:
 
 
 def is_outage(exc: BaseException) -> bool:
-    """Whether ``exc`` is to be waited out: no reply, or one of `PASSING`."""
+    """Whether ``exc`` is an outage: no reply, or one of `PASSING`."""
     return isinstance(exc, UNAVAILABLE) or error_code(exc) in PASSING
 
 
@@ -80,14 +80,14 @@ def is_full(exc: BaseException) -> bool:
     return error_code(exc) == "OOM"
 
 
-#: Commands whose replies redis-py would rearrange, differently in its versions, losing fields that come twice.
+#: Commands whose replies redis-py changes: differently in each version, and without repeated fields.
 _REARRANGED = ("XPENDING", "XRANGE", "XREVRANGE", "XINFO GROUPS")
 
 C = TypeVar("C", bound=Redis)
 
 
 def with_raw_replies(client_: C) -> C:
-    """``client_``, or a pipeline, which gives these replies as the server sends them from now on."""
+    """Makes ``client_``, which may be a pipeline, return these replies unchanged. Returns it."""
     for command in _REARRANGED:
         client_.response_callbacks.pop(command, None)
     return client_
@@ -95,7 +95,7 @@ def with_raw_replies(client_: C) -> C:
 
 @contextmanager
 def connecting() -> Iterator[None]:
-    """Marks what is raised in the block, in which a connection comes about, for `was_not_sent`."""
+    """Marks errors that are raised in the block, which opens a connection, for `was_not_sent`."""
     try:
         yield
     except Exception as exc:
@@ -104,16 +104,14 @@ def connecting() -> Iterator[None]:
 
 
 def was_not_sent(exc: BaseException) -> bool:
-    """Whether a command that failed with ``exc`` had no effect for certain: there was no connection to send it over, or
-    the server answered that it will not.
-    """
+    """Whether a command that failed with ``exc`` certainly had no effect: it was not sent, or the server refused it."""
     return getattr(exc, "not_sent", False) or bool(error_code(exc))
 
 
-#: How redis-py names an option that it does not know, or whose value it cannot read.
+#: The option's name in redis-py's error for an unknown option or a bad value.
 _OPTION = re.compile(r"(?:unexpected keyword argument|Invalid value for) '(\w+)'")
 
-#: Options of redis-py whose value is a Python object. A URL can only hold text, which fails at the first command.
+#: Options of redis-py that need a Python object. A URL holds only text, which would fail at the first command.
 _OBJECTS = frozenset(
     {
         "cache_factory",
@@ -139,15 +137,16 @@ _OBJECTS = frozenset(
     }
 )
 
-#: RESP2 and no decoding, whatever a URL says: the hot paths read raw replies, of the same form from every version.
+#: RESP2 and no decoding, even if a URL says otherwise: the hot paths read raw replies of one form.
 _RAW: dict[str, Any] = {"protocol": 2, "decode_responses": False}
 
 
 class _Leaving:
-    """A connection that is given up when the server says that it is not the primary (any more).
+    """A connection that is closed when the server says that it is not the primary.
 
-    A failover behind a name or a virtual address leaves connections to the old primary open: without this, they would
-    go on being refused for ever. It is given up before the next command, since more replies may be on their way.
+    After a failover behind a name or a virtual address, connections to the old primary stay open. Without this,
+    commands on them would fail for ever. The connection is closed before the next command, because more replies may be
+    on their way.
     """
 
     _left = False
@@ -204,7 +203,7 @@ class _ManagedTls(_Leaving, SentinelManagedSSLConnection):
 def client(url: str, *, timeout_s: float | None = 5.0, single: bool = False) -> Redis:
     """A client for ``url``, an address as `bridge.routing.address` makes them, or redis-py's own form.
 
-    No retry inside: whoever calls knows whether a repeat is safe. With sentinels it follows the primary.
+    It never repeats a command: only the caller knows whether that is safe. With sentinels it follows the primary.
     """
     options: dict[str, Any] = {
         **_RAW,
@@ -227,13 +226,13 @@ def client(url: str, *, timeout_s: float | None = 5.0, single: bool = False) -> 
 def check_options(url: str) -> None:
     """Raises `ConfigurationError` where ``url``, an address as `client` takes it, has options that cannot work.
 
-    Redis-py finds out with its first connection only, in words for programmers.
+    redis-py would find out with its first connection only, and its message would not help a user.
     """
     cannot = "the broker's URL has an option that cannot work"
     if found := sorted(_OBJECTS.intersection(parse_qs(url.partition("?")[2]))):
         raise ConfigurationError(f"{cannot}: {found[0]} needs an object, and a URL holds text only")
     try:
-        # Made, not opened: a connection knows which options there are.
+        # The connection is built and not opened. Building it checks the options.
         made: Any = client(url).connection_pool.make_connection()
         codecs.lookup(made.encoder.encoding)
     except ConfigurationError:
@@ -249,7 +248,7 @@ def check_options(url: str) -> None:
 
 
 def _option(url: str, exc: Exception) -> str:
-    """The name of the option that ``exc`` is about; nothing where it may be a piece of a password: before an @."""
+    """The name of the option in ``exc``. Empty when it may be a piece of a password: before an @."""
     found = _OPTION.search(str(exc))
     return f": {found[1]}" if found and "@" not in url.partition("?")[2] else ""
 
@@ -275,9 +274,9 @@ def _client_of_primary(url: str, options: dict[str, Any], single: bool) -> Redis
 
 
 def _owner_of(pool: ConnectionPool, single: bool) -> Redis:
-    # Again: what a URL says has come after it.
+    # Set again, because the URL's options were applied after them.
     pool.connection_kwargs.update(_RAW)
     made = Redis(connection_pool=pool, single_connection_client=single)
-    # The pool is this client's own: they end together.
+    # The pool belongs to this client, and is closed with it.
     made.auto_close_connection_pool = True
     return made

@@ -1,5 +1,5 @@
-"""What a worker writes through Lua scripts, with a typed function for each: effects that are applied with the
-success of a message, and outcomes that a full server refuses in any other way.
+"""The Lua scripts of a worker, with a typed function for each: effects that are applied with the
+success of a message, and outcomes that a full server would refuse otherwise.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _TELL = Script("tell")
 @dataclass(frozen=True)
 class Effect:
     """One Redis command of a task's effects. ``kind``: the type that its key must have ('' = any);
-    ``check``: 'int' or 'float' when the command adds its last word to a number.
+    ``check``: 'int' or 'float' when the command adds its last argument to a number.
     """
 
     kind: str
@@ -30,7 +30,7 @@ class Effect:
 
 @dataclass(frozen=True)
 class Success:
-    """A message that succeeded: its effects, and the outcome (JSON) that says so."""
+    """A message that succeeded: its effects and its outcome (JSON)."""
 
     ticket: str
     fence: int
@@ -41,7 +41,7 @@ class Success:
 def apply(
     client: Redis, keys: LaneKeys, incarnation: str, successes: Sequence[Success]
 ) -> list[tuple[ReturnCode, str]]:
-    """Applies effects and writes outcomes; for each message the word, and for ERR what cannot be applied."""
+    """Applies effects and writes outcomes. Returns a code for each message, and for ERR what cannot be applied."""
     args: list[Word] = [incarnation, len(successes)]
     for success in successes:
         args += (success.ticket, success.fence, success.outcome, len(success.effects))
@@ -54,5 +54,5 @@ def apply(
 
 
 def tell(client: Redis, keys: LaneKeys, incarnation: str, outcomes: bytes) -> ReturnCode:
-    """Writes ``outcomes`` (a JSON list) also into a full server."""
+    """Writes ``outcomes`` (a JSON list), even to a full server."""
     return code_of(_TELL.run(client, [keys.outcomes], [incarnation, outcomes]))

@@ -1,7 +1,7 @@
 """Every error that Ticket Bridge raises on purpose, in one tree.
 
 Each message is one line that says what is wrong and what to do. The command line prints it and exits with
-``exit_code``; nothing of it is ever shown as a stack trace.
+``exit_code``. It never shows a stack trace.
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ class TicketBridgeError(Exception):
 
 
 class ConfigurationError(TicketBridgeError):
-    """A setting, an option or an application that cannot work; found before anything was changed."""
+    """A setting, an option or an app that cannot work. It is found before anything is changed."""
 
     exit_code = 2
 
 
 class InputError(TicketBridgeError):
-    """Input that cannot be used: a missing file, a malformed row. Names the place."""
+    """Input that cannot be used: a missing file, a malformed row. The message names the place."""
 
     exit_code = 1
 
 
 class ServerUnavailable(TicketBridgeError):
-    """The Redis server cannot be reached, does not answer as one, or refuses what it was asked.
+    """The Redis server cannot be reached, does not answer like Redis, or refuses the command.
 
-    ``pushed``: ids of those messages of a push that are in for certain, the first ones, in order.
+    ``pushed``: ids of the first messages of a push, in order, that are certainly in the stream.
     """
 
     def __init__(self, message: str, pushed: Sequence[str] = ()) -> None:
@@ -39,11 +39,11 @@ class ServerUnavailable(TicketBridgeError):
 
 
 class Unanswered(ServerUnavailable):
-    """Something was sent, and no answer came: it may have been carried out, or not."""
+    """A command was sent and got no answer. It may have been carried out or not."""
 
 
 class ServerTooOld(TicketBridgeError):
-    """The Redis server lacks commands that the bridge cannot do without (before 6.2)."""
+    """The Redis server is older than 6.2 and lacks commands that the bridge needs."""
 
 
 class ServerUnfit(TicketBridgeError):
@@ -59,15 +59,15 @@ class PortInUse(ServerStartFailed):
 
 
 class DuplicateConsumer(TicketBridgeError):
-    """Two live workers have one node name."""
+    """Two live workers have the same node name."""
 
 
 class NotLeading(TicketBridgeError):
-    """A write was refused because this master does not lead the lane (any more)."""
+    """A write was refused because this master does not lead the lane, or not any more."""
 
 
 class LaneConflict(TicketBridgeError):
-    """The leader's picture of a ticket is not what Redis holds; the leader reads the lane anew."""
+    """The leader's picture of the lane differs from Redis. The leader reads the lane again."""
 
 
 class GroupMoved(LaneConflict):
@@ -91,16 +91,16 @@ class StackFailed(TicketBridgeError):
 
 
 class StreamFull(TicketBridgeError):
-    """No room came in time: the stream stays at its high-water mark, or the server is out of memory."""
+    """There was no room in time: the stream stays at its high-water mark, or the server is out of memory."""
 
 
 class RunChanged(TicketBridgeError):
-    """A write that is tried again has other rows than the first attempt; nothing of it was written."""
+    """A repeated write has other rows than the first attempt. None of them was written."""
 
 
 class RowsMissing(TicketBridgeError):
-    """The server has fewer rows of a write than it had acknowledged: it lost its last writes, or keys were deleted."""
+    """The server has fewer rows of a write than it acknowledged: it lost its last writes, or keys were deleted."""
 
 
 class EntriesLost(TicketBridgeError):
-    """Entries that were to be read are gone from the stream: trimmed or deleted before anybody read them."""
+    """Entries are gone from the stream: they were trimmed or deleted before they were read."""

@@ -1,4 +1,4 @@
-"""What a server says of a stream's consumer groups: the reply of XINFO GROUPS, in whichever form a client gives it."""
+"""Reads the reply of XINFO GROUPS, raw or as dictionaries."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from redis.exceptions import ResponseError
 class Group(NamedTuple):
     """One group of a stream."""
 
-    #: The youngest entry that it has read.
+    #: Id up to which it has read.
     read_to: str
     #: Entries that are pending in it.
     pending: int
     #: Entries that it has not read; None: the server cannot tell, or is older than 7.0.
     lag: int | None
-    #: Entries that it has read so far; None likewise.
+    #: Entries that it has read so far; None: as above.
     entries_read: int | None
 
 
 def group_in(reply: Any, name: str) -> Group | None:
-    """The group ``name`` in a reply of XINFO GROUPS; None: there is none, or no stream.
+    """The group ``name`` in a reply of XINFO GROUPS; None: there is no such group, or no stream.
 
-    ``reply`` may be an error, as a pipeline gives it. Raises it, unless it says that there is no stream.
+    ``reply`` may be an error from a pipeline. It is raised, unless it says that there is no stream.
     """
     if isinstance(reply, ResponseError) and "no such key" in str(reply):
         return None
@@ -31,7 +31,7 @@ def group_in(reply: Any, name: str) -> Group | None:
         raise reply
     wanted = name.encode()
     for flat in reply:
-        # A client that does not know the raw reply makes a dict of it, with names as text.
+        # A client without raw replies makes a dictionary of each group, with names as text.
         pairs = flat.items() if isinstance(flat, dict) else zip(flat[::2], flat[1::2], strict=True)
         facts = {key.encode() if isinstance(key, str) else key: value for key, value in pairs}
         if facts[b"name"] == wanted:

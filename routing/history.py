@@ -1,16 +1,16 @@
-"""The history of a lane: what became of every delivery of every message.
+"""The history of a lane: the result of every delivery of every message.
 
-A capped stream. An entry has one field, ``d``, a JSON array of rows; the leader writes the rows of a step in that very
-step, so that history and lane never disagree. A row is an array::
+A capped stream. An entry has one field, ``d``, a JSON array of rows; the leader writes the rows of a step in the
+same step, so the history and the lane always agree. A row is an array::
 
     [message id, ticket, task, consumer, attempt, fence, dispatched ms, started us, service ms, what]
 
 - ``consumer``, ``fence``, ``dispatched ms``: '' and 0 when the message was not in flight.
 - ``started us``, ``service ms``: when its task began (Unix time in microseconds, by the clock of the worker's machine)
-  and for how long it ran; 0 when it never began, or nobody can know.
+  and for how long it ran; 0 when it did not start, or when that is not known.
 - ``what``: a value of `What`.
 
-When the message was enqueued is in its id; when the row was written, in the id of the entry.
+The id of the message holds the time when it was added. The id of the entry holds the time when the row was written.
 """
 
 from __future__ import annotations
@@ -22,29 +22,29 @@ from typing import Any
 
 import orjson
 
-#: What an id looks like, and what a number stays below.
+#: The form of an id, and the limit of all numbers.
 _ID = re.compile(r"[0-9]{1,20}-[0-9]{1,20}")
 LARGEST = 1 << 60
 
 
 class What(Enum):
-    """What became of a delivery."""
+    """The result of a delivery."""
 
     #: It succeeded: the last row of its message.
     DONE = "done"
     #: It raised; it comes again.
     FAILED = "failed"
-    #: It was cut off half way, or may have been (worker died, lease ended, time limit); it comes again.
+    #: It was cut off, or may have been (worker died, lease ended, time limit). It comes again.
     LOST = "lost"
-    #: It was given back, never started.
+    #: It was given back and was not started.
     RETURNED = "returned"
     #: It went to the dead letters: the last row of its message, until it is replayed.
     DEAD = "dead"
     #: It could never be processed, and went to the dead letters without a delivery: the last row.
     REFUSED = "refused"
-    #: An outcome came with another fence than the current one: it was refused.
+    #: An outcome had another fence than the current one, and was refused.
     STALE = "stale"
-    #: A dead message was put back, before all of its ticket that had not been started.
+    #: A dead message was replayed: it goes before all messages of its ticket that were not started.
     REPLAYED = "replayed"
 
 
@@ -71,7 +71,9 @@ class Delivery:
 
 
 def read_entry(id_: bytes | str, data: bytes | str) -> list[Delivery]:
-    """The rows of the entry ``id_`` whose field ``d`` is ``data``; ValueError or TypeError when it is none."""
+    """The rows of the entry ``id_`` with the field ``d``. Raises ValueError or TypeError when it is not a history
+    entry.
+    """
     text = id_.decode() if isinstance(id_, bytes) else id_
     written_ms = int(text.partition("-")[0])
     rows: list[list[Any]] = orjson.loads(data)

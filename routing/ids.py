@@ -1,5 +1,6 @@
-"""Ids of stream entries as keys: pairs of whole numbers, which sort as the stream does. As text, 9-0 would come after
-10-0.
+"""Ids of stream entries as keys: pairs of whole numbers, which sort in stream order.
+
+Ids as text do not: 9-0 would come after 10-0.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ def id_before(key: IdKey) -> str:
 
 
 def key_after(key: IdKey) -> IdKey:
-    """The oldest key that is newer than ``key``."""
+    """The next key after ``key``."""
     ms, sequence = key
     return (ms, sequence + 1) if sequence < LAST_SEQUENCE else (ms + 1, 0)
 

@@ -1,7 +1,7 @@
 """Every Redis key of a lane: one function per key, with its type, its members, its lifetime and who deletes it.
 
-All keys of a lane share the hash tag ``{stream}``, so they live in one slot of a cluster, and carry the group's
-name, so lanes of one stream never meet. Lua builds no key names: scripts get them from here.
+All keys of a lane share the hash tag ``{stream}``, so they are in one slot of a cluster. They contain the group's name,
+so lanes of one stream never share a key. Lua builds no key names: scripts get them from here.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class LaneKeys:
 
     @cached_property
     def leader(self) -> str:
-        """String ``<term> <holder>`` with PX: who leads the lane. Expires; the leader renews or deletes it."""
+        """String ``<term> <holder>`` with PX: the leader of the lane. Expires; the leader renews or deletes it."""
         return f"{self.prefix}:leader"
 
     @cached_property
@@ -42,7 +42,7 @@ class LaneKeys:
     def tickets(self) -> str:
         """Hash ticket -> record (`bridge.routing.records`): tickets in flight, awaiting a retry, or parked.
 
-        The leader writes and deletes the fields; bounded by what is in flight, awaits a retry, and is parked.
+        The leader writes and deletes the fields. Bounded by the number of such tickets.
         """
         return f"{self.prefix}:tickets"
 
@@ -61,16 +61,16 @@ class LaneKeys:
 
     @cached_property
     def outcomes(self) -> str:
-        """Stream of outcomes, of consumers' comings and goings, and of operators' orders.
+        """Stream of outcomes, of notices that consumers come and go, and of operators' orders.
 
-        Workers and operators add; the leader trims what it has settled, in the step that settles it. Bounded by what is
-        in flight.
+        Workers and operators add. The leader trims entries in the step that settles them. Bounded by the messages in
+        flight.
         """
         return f"{self.prefix}:outcomes"
 
     @cached_property
     def consumers(self) -> str:
-        """Hash consumer name -> registration (JSON). Consumers write; the leader deletes those long gone."""
+        """Hash consumer name -> registration (JSON). Consumers write; the leader deletes the fields of lost ones."""
         return f"{self.prefix}:consumers"
 
     @cached_property
@@ -80,17 +80,20 @@ class LaneKeys:
 
     @cached_property
     def counts(self) -> str:
-        """Hash counter name -> integer, since the lane exists (`done`, `failed`, `dead` …). A fixed set of fields."""
+        """Hash counter name -> integer, counted since the lane began (`done`, `failed`, `dead` …). A fixed set of
+        fields.
+        """
         return f"{self.prefix}:counts"
 
     @cached_property
     def history(self) -> str:
-        """Stream of what became of every delivery (`bridge.routing.history`). The leader adds, and caps it."""
+        """Stream of the results of all deliveries (`bridge.routing.history`). The leader adds, and caps it."""
         return f"{self.prefix}:history"
 
     @cached_property
     def drains(self) -> str:
-        """Hash consumer name -> JSON ``{"at_ms", "started"}``: consumers that take nothing new, by an operator's order.
+        """Hash consumer name -> JSON ``{"at_ms", "started"}``: consumers that take no new messages, by an operator's
+        order.
 
         The leader writes, and deletes with the consumer or when the order is lifted.
         """
@@ -98,32 +101,32 @@ class LaneKeys:
 
     @cached_property
     def about(self) -> str:
-        """Hash of what the lane's members must agree on (`bridge.protocol.agreement`): ``format``, ``app``, and
+        """Hash of facts that the lane's members must agree on (`bridge.protocol.agreement`): ``format``, ``app``, and
         ``master``, JSON.
 
-        Who comes first writes the first two, the leader the last. Lives as long as the lane; a fixed set of fields.
+        The first member writes the first two, the leader writes the last. Lives as long as the lane; a fixed set of
+        fields.
         """
         return f"{self.prefix}:about"
 
     @cached_property
     def known(self) -> str:
-        """Hash task -> Unix time in s: tasks that some consumer could run lately. The leader writes, and forgets them
-        after a week.
+        """Hash task -> Unix time in s: tasks that a consumer could run lately. The leader writes the fields, and
+        deletes them after a week.
         """
         return f"{self.prefix}:known"
 
     @cached_property
     def unserved(self) -> str:
-        """Hash task -> JSON (`bridge.protocol.unserved`): tasks that messages wait for, since nobody who is here can
-        run them.
+        """Hash task -> JSON (`bridge.protocol.unserved`): tasks of waiting messages that no consumer can run.
 
-        The leader writes it anew every few seconds while there are any.
+        The leader writes it again every few seconds while there are any.
         """
         return f"{self.prefix}:unserved"
 
     @cached_property
     def floor(self) -> str:
-        """String, a stream id: all entries up to it are done or dead. The leader moves it on, now and then."""
+        """String, a stream id: all entries up to it are done or dead. The leader updates it every few seconds."""
         return f"{self.prefix}:floor"
 
     def reply(self, order: str) -> str:
@@ -131,23 +134,23 @@ class LaneKeys:
         return f"{self.prefix}:reply:{order}"
 
     def parked_consumer(self, master: str, ticket: str) -> str:
-        """No key, but the name in the group under which the messages of a parked ticket are pending."""
+        """Not a key: the name in the group under which the messages of a parked ticket are pending."""
         return f"{master}/parked/{ticket}"
 
     def lease(self, incarnation: str) -> str:
-        """String (the consumer's name) with PX: this incarnation may run tickets. Renewed by it; never revived."""
+        """String (the consumer's name) with PX: the lease of an incarnation, which renews it. Never revived."""
         return f"{self.prefix}:lease:{incarnation}"
 
     def held(self, incarnation: str) -> str:
-        """String (JSON) with PX: what this incarnation says it holds. Written with each renewal of the lease."""
+        """String (JSON) with PX: the runs that an incarnation reports. Written with each renewal of the lease."""
         return f"{self.prefix}:held:{incarnation}"
 
     def queue(self, consumer: str) -> str:
-        """List: the Celery queue of one consumer. The leader pushes, the worker pops; registering anew deletes it."""
+        """List: the Celery queue of one consumer. The leader pushes, the worker pops; a new registration deletes it."""
         return f"{self.prefix}:queue:{consumer}"
 
     def owner_of(self, key: str) -> str | None:
-        """Who owns ``key`` (for the check that no key is without one); None when it is not a key of this lane."""
+        """The owner of ``key``, for the check that each key has one; None when it is not a key of this lane."""
         fixed = {
             self.stream: "producers",
             self.leader: "leader",
@@ -175,23 +178,23 @@ class LaneKeys:
         return None
 
 
-# What writes from Spark, and pushes with an idempotency key, leave beside a stream. They belong to no lane: who writes
-# knows the stream, and no group. No key of a lane can look like them: behind its hash tag comes a colon.
+# Keys of writes from Spark, and of pushes with an idempotency key. They belong to a stream and not to a lane, because a
+# producer knows no group. No key of a lane can be equal to one of them: its hash tag is followed by a colon.
 
 
 def push_prefix(stream: str) -> str:
-    """No key, but the beginning of the keys below: in the slot of the stream, also when its name has a hash tag."""
+    """Not a key: the beginning of the keys below. In the stream's slot, even when its name has a hash tag."""
     tag_opens = stream.find("{")
     has_tag = tag_opens >= 0 and stream.find("}", tag_opens + 1) > tag_opens + 1
     return f"{stream if has_tag else f'{{{stream}}}'}/push"
 
 
 def push_guard(prefix: str, run: str) -> str:
-    """Hash with EX, of one write (a batch's run, a streaming query): how far each of its partitions is.
+    """Hash with EX, of one write (a batch's run, a streaming query): the progress of each of its partitions.
 
     ``<epoch>/<partition>`` -> ``<rows> <digest>[ end]``, ``<epoch>/of`` -> partitions of the epoch, ``floor`` -> the
-    last committed epoch, ``told`` -> what it came to (JSON). Each chunk sets its life anew; a commit deletes the
-    fields of older epochs.
+    last committed epoch, ``told`` -> its summary (JSON). Each chunk sets the expiry again. A commit deletes the fields
+    of older epochs.
     """
     return f"{prefix}:run:{quote(run, safe='@.-_')}"
 
@@ -202,10 +205,10 @@ def push_once(stream: str, idempotency_key: str) -> str:
 
 
 def push_tickets(prefix: str, period: int) -> str:
-    """Hash ticket -> last sequence number, with EX: of the tickets that were written to in one period. Expires."""
+    """Hash ticket -> last sequence number, with EX: tickets that were written to in one period. Expires."""
     return f"{prefix}:tickets:{period}"
 
 
 def push_waiting(stream: str) -> str:
-    """Hash with EX, who waits -> ``<noted at, Unix ms> <waiting for, ms> <why>``: writes that wait. Expires."""
+    """Hash with EX, writer -> ``<noted at, Unix ms> <waiting for, ms> <why>``: writes that wait. Expires."""
     return f"{push_prefix(stream)}:waiting"

@@ -1,4 +1,4 @@
-"""Who leads a lane: one typed function for each Lua script of an election."""
+"""The election of a lane's leader: one typed function for each of its Lua scripts."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _RENEW = Script("renew")
 
 
 def lead(client: Redis, keys: LaneKeys, holder: str, lease_ms: int) -> tuple[bool, str, int]:
-    """(elected, token, ms left of the leader that is there): tries to lead the lane."""
+    """Tries to lead the lane. Returns (elected, token of the leader, ms that its leader lease has left)."""
     reply = _LEAD.run(client, [keys.leader, keys.term], [holder, lease_ms])
     if code_of(reply[0]) is ReturnCode.ELECTED:
         return True, text_of(reply[1]), lease_ms
@@ -23,17 +23,17 @@ def lead(client: Redis, keys: LaneKeys, holder: str, lease_ms: int) -> tuple[boo
 
 
 def extend(client: Redis, keys: LaneKeys, token: str, lease_ms: int) -> bool:
-    """Renews the leader's lease; False when it is over."""
+    """Renews the leader lease. Returns False when it is over."""
     return code_of(_EXTEND.run(client, [keys.leader], [token, lease_ms])) is ReturnCode.OK
 
 
 def renew(client: Redis, keys: LaneKeys, token: str, holder: str, lease_ms: int) -> str:
-    """The token of a new term for who leads under ``token``. Raises `NotLeading`."""
+    """Begins a new term for the master that leads under ``token``. Returns the new token. Raises `NotLeading`."""
     reply = _RENEW.run(client, [keys.leader, keys.term], [token, holder, lease_ms])
     code_for_leader(reply[0], keys)
     return text_of(reply[1])
 
 
 def resign(client: Redis, keys: LaneKeys, token: str) -> bool:
-    """Ends the leadership under ``token``; False when it was over already."""
+    """Ends the leadership under ``token``. Returns False when it was over already."""
     return code_of(_RESIGN.run(client, [keys.leader], [token])) is ReturnCode.OK

@@ -1,4 +1,4 @@
-"""Consumers that come and go: one typed function for each Lua script of theirs."""
+"""The membership of consumers in a lane: one typed function for each of its Lua scripts."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ def register(
     registration: Word,
     found: tuple[Word, str] | None,
 ) -> tuple[ReturnCode, int]:
-    """Begins an incarnation. ``found``: the registration that is there now and its incarnation, None if none is.
+    """Begins an incarnation. ``found``: the current registration and its incarnation; None: there is none.
 
-    Returns the word, and for HELD the ms that the other lease has left.
+    Returns the code, and for HELD the ms that the other lease has left.
     """
     old_registration, old_incarnation = found or ("", "none")
     reply = _REGISTER.run(
@@ -40,24 +40,24 @@ def register(
 
 
 def meet(client: Redis, keys: LaneKeys, format_: int, app: str) -> tuple[ReturnCode, str]:
-    """Looks whether the lane is for a member of ``app`` that writes ``format_``; who comes first says so.
+    """Checks that the lane has this app and format. The first member of a lane sets both.
 
-    OK; NEWER with the lane's format; OTHER with the name of the app that has it.
+    Returns OK, NEWER with the lane's format, or OTHER with the name of the lane's app.
     """
     reply = _MEET.run(client, [keys.about], [format_, app])
     return code_of(reply[0]), text_of(reply[1]) if len(reply) > 1 else ""
 
 
 def goodbye(client: Redis, keys: LaneKeys, consumer: str, incarnation: str) -> None:
-    """Ends the lease of an incarnation that goes by itself."""
+    """Ends the lease of an incarnation that shuts down."""
     _GOODBYE.run(client, [keys.lease(incarnation), keys.held(incarnation), keys.outcomes], [consumer, incarnation])
 
 
 def died(
     client: Redis, keys: LaneKeys, consumer: str, incarnation: str, ran: Sequence[int], *, asked: bool = False
 ) -> ReturnCode:
-    """Ends the lease of an incarnation that is certainly gone. ``ran``: the fences that it was running; ``asked``:
-    whether it was told to end at once, so that none of them is to blame.
+    """Ends the lease of an incarnation that is certainly gone. ``ran``: fences of the messages that it was running.
+    ``asked``: it was told to end at once, so that none of these messages is to blame.
 
     LATE: the lease was over already; nothing was written.
     """

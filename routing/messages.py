@@ -1,4 +1,4 @@
-"""From a stream entry to a message that can be dispatched, or to the reason why it cannot."""
+"""Parses a stream entry into a message that can be dispatched, or into the reason why it cannot be."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ import orjson
 
 #: Longest ticket id, in bytes of UTF-8.
 MAX_TICKET_BYTES = 512
-#: What a message costs in memory beside its payload, in bytes.
+#: Memory of a message on top of its payload, in bytes.
 OVERHEAD = 256
 #: Longest name of a task that this app does not have, in bytes of UTF-8.
 MAX_TASK_BYTES = 512
-#: Deepest nesting of a payload. The parser of a worker, Python's own, gives up near a thousand levels, less what its
-#: stack holds already; it would give up on a whole bundle then.
+#: Deepest nesting of a payload. Python's own parser in a worker fails near a thousand levels, less the depth of its
+#: stack. It would fail for a whole bundle then.
 MAX_DEPTH = 200
 
 
@@ -30,7 +30,7 @@ class Refused(Enum):
     NOT_UTF8 = "a field is not UTF-8"
     TWICE = "a field is there twice"
     BAD_JSON = "payload is not JSON"
-    # JSON, but not what the parser of every worker takes.
+    # JSON, but the parser of some worker does not accept it.
     HALF_PAIR = "payload has half of a surrogate pair, which is no character"
     HUGE_NUMBER = "payload has a number that is too large"
     TOO_DEEP = f"payload is nested more than {MAX_DEPTH} levels deep"
@@ -52,7 +52,7 @@ class Message:
         self.ticket = ticket
         self.task = task
         self.payload = payload
-        #: About what it costs in memory, in bytes.
+        #: Approximate memory of the message, in bytes.
         self.size = len(payload) + OVERHEAD
 
     def __repr__(self) -> str:
@@ -61,7 +61,7 @@ class Message:
 
 @dataclass(frozen=True)
 class Refusal:
-    """An entry that goes to the dead letters at once. ``fields`` is the whole entry, as it came."""
+    """An entry that becomes a dead letter at once. ``fields``: the whole entry, unchanged."""
 
     id: str
     reason: Refused
@@ -70,8 +70,10 @@ class Refusal:
 
 
 class EntryParser:
-    """Reads entries of one lane. ``known_tasks``: names that may be dispatched; ``foreign``: whether another name may
-    be one of a task that only consumers know. Without it, it may not.
+    """Parses entries of one lane.
+
+    ``known_tasks``: names of tasks that may be dispatched. ``foreign``: whether another name may be that of a task that
+    only consumers know; without it, no other name is accepted.
     """
 
     def __init__(
@@ -84,12 +86,12 @@ class EntryParser:
     ) -> None:
         self._default_task = default_task
         self._max_payload = max_payload
-        # Keyed by bytes: the name is decoded once for all messages, not once for each.
+        # Keyed by bytes, so that a name is not decoded again for each message.
         self._tasks = {name.encode(): name for name in known_tasks}
         self._foreign = foreign
 
     def parse_entry(self, entry: Sequence[Any]) -> Message | Refusal:
-        """The same of an entry as a read brings it (`bridge.routing.transitions.Read`)."""
+        """Parses an entry in the form of `bridge.routing.transitions.Read`."""
         id_ = entry[0].decode()
         if len(entry) == 2:
             return self.parse(id_, entry[1] or ())
@@ -98,9 +100,9 @@ class EntryParser:
         return Refusal(id_, Refused.TOO_LARGE, detail, entry[1])
 
     def parse(self, id_: str, fields: Sequence[bytes]) -> Message | Refusal:
-        """The message of an entry whose fields and values alternate in ``fields``; a `Refusal` when it has none."""
+        """Parses an entry. ``fields``: its field names and values, alternating."""
         if not fields:
-            # XADD takes no entry without fields: this one is pending, and not in the stream any more.
+            # XADD accepts no entry without fields. So this one is pending, but not in the stream any more.
             return Refusal(id_, Refused.TRIMMED, "", fields)
         ticket_raw = task_raw = payload = twice = None
         for i in range(0, len(fields), 2):
@@ -169,12 +171,12 @@ class EntryParser:
 
 
 def unreadable(entry: Sequence[Any], why: str) -> Refusal:
-    """An entry, as a read brings it, that cannot be handled for a reason that nobody knew of."""
+    """The refusal of an entry that made a leader raise. ``entry``: in the form of a read; ``why``: the error."""
     return Refusal(entry[0].decode(), Refused.FAULT, why, entry[1] or ())
 
 
 def ticket_of(fields: Sequence[bytes] | None) -> str | None:
-    """The ticket that the fields of an entry name, or the beginnings of them; None: they name none that can be."""
+    """The ticket in the fields of an entry, which may be cut off; None: there is no valid one."""
     for i in range(0, len(fields or ()), 2):
         if fields is not None and fields[i] == b"ticket_id" and 0 < len(fields[i + 1]) <= MAX_TICKET_BYTES:
             try:
@@ -203,7 +205,7 @@ def _first_twice(fields: Sequence[bytes]) -> str:
 
 
 def is_deep(text: bytes, parsed: Any = None) -> bool:
-    """Whether the JSON ``text`` is nested more than `MAX_DEPTH` levels deep. ``parsed``: what it says, where known."""
+    """Whether the JSON ``text`` is nested more than `MAX_DEPTH` levels deep. ``parsed``: its parsed value, if known."""
     if text.count(b"[") + text.count(b"{") <= MAX_DEPTH:
         return False
     level = [orjson.loads(text) if parsed is None else parsed]
@@ -219,14 +221,14 @@ def is_deep(text: bytes, parsed: Any = None) -> bool:
     return True
 
 
-#: A number, and what begins like half of a surrogate pair; a whole one, and a broken escape after it, are not for here.
+#: A number; half of a surrogate pair (not a whole pair, and not half of one before a broken escape); a JSON string.
 _NUMBER = re.compile(r"-?[0-9]+(\.[0-9]+)?([eE][+-]?[0-9]+)?")
 _HALF_PAIR = re.compile(r"\\u[dD]([89abAB][0-9a-fA-F]{2}(?!\\u(?![0-9a-fA-F]{4}))|[c-fC-F][0-9a-fA-F]{2})")
 _TEXT = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"?', re.DOTALL)
 
 
 def why_refused(payload: bytes, exc: orjson.JSONDecodeError) -> Refused:
-    """Why ``payload``, of which the parser says ``exc``, is refused: it need not be that it is no JSON."""
+    """Why ``payload`` is refused, after the parser raised ``exc``. It may be JSON all the same."""
     try:
         text = payload.decode()
     except UnicodeDecodeError:

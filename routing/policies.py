@@ -1,4 +1,4 @@
-"""Which consumer a ticket goes to when it has none. A policy only ranks; the leader decides who has room."""
+"""Policies: which consumer gets a ticket that has none. The leader decides first which consumers have room."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from typing import Protocol, TypeVar
 
 #: Places of each consumer on the ring: shares differ by about 3 % (one standard deviation).
 POINTS = 1024
-#: The bits of a place that tell the consumer.
+#: The bits of a place that hold the number of the consumer.
 NUMBER = 0xFFFF
 
 
 class Candidate(Protocol):
-    """What a policy may know of a consumer."""
+    """The facts about a consumer that a policy may use."""
 
     @property
     def name(self) -> str: ...
@@ -39,10 +39,12 @@ class PolicyName(Enum):
 
 
 class Ring:
-    """Where tickets belong: each consumer has `POINTS` places on a ring, a ticket belongs to the first one after its
-    own place (consistent hashing, Karger et al., 1997). It keeps the promises of rendezvous hashing (a ticket keeps its
-    consumer while that one lives; of the tickets only those of one that left move; one that joins takes only its
-    share), and to ask it costs the same however many consumers there are.
+    """A hash ring: each consumer has `POINTS` places on it, and a ticket belongs to the first one after its own place
+    (consistent hashing, Karger et al., 1997).
+
+    It keeps the promises of rendezvous hashing. A ticket keeps its consumer while that consumer lives. When a consumer
+    leaves, only its tickets move. A new consumer takes only its share. A lookup costs the same for any number of
+    consumers.
     """
 
     def __init__(self) -> None:
@@ -52,7 +54,7 @@ class Ring:
         self._names: dict[int, str] = {}
 
     def update(self, names: Iterable[str]) -> None:
-        """From now on these are there. Costs O(all places) when it changes anything."""
+        """Sets the consumers on the ring. Costs O(all places) when they change."""
         wanted = set(names)
         if wanted == self._numbers.keys():
             return
@@ -70,7 +72,7 @@ class Ring:
         self._places.sort()
 
     def owner(self, ticket: str, among: Container[str]) -> str:
-        """The name to which ``ticket`` belongs, of those ``among``, of whom there must be one here at least."""
+        """The name in ``among`` to which ``ticket`` belongs. At least one of them must be on the ring."""
         places = self._places
         digest = blake2b(ticket.encode(), digest_size=8).digest()
         at = bisect(places, int.from_bytes(digest, "big"))
@@ -89,14 +91,16 @@ def _ring_of(names: frozenset[str]) -> Ring:
 
 
 def rendezvous(ticket: str, candidates: Sequence[C]) -> C:
-    """A ticket keeps its consumer while that one lives, and of the tickets only those of a consumer that left move."""
+    """The consumer by hashing: a ticket keeps its consumer while that one lives, and only its tickets move when it
+    leaves.
+    """
     named = {candidate.name: candidate for candidate in candidates}
     return named[_ring_of(frozenset(named)).owner(ticket, named)]
 
 
 def policy(name: PolicyName, rng: random.Random | None = None) -> Policy[C]:
-    """The function for a policy's name. `PolicyName.LEAST_LOADED` has none: the planner keeps a heap of loads, since a
-    function would ask everybody. ``rng`` is for tests.
+    """The function for a policy's name. `PolicyName.LEAST_LOADED` has none: the planner keeps a heap of loads instead,
+    because a function would look at all consumers. ``rng`` is for tests.
     """
     if name is PolicyName.RENDEZVOUS:
         return rendezvous

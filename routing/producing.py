@@ -1,7 +1,7 @@
-"""The transitions of a producer: messages of one task into the stream, a part at a time, and each once where asked for.
+"""The Lua scripts of a producer: they append messages of one task, in parts, and each message once if asked to.
 
-The messages of a part are bytes that are RESP already, made once when they were checked; so beside the functions that
-run the scripts, here are the openings of their calls, behind which such a part is sent as it is.
+The messages of a part are encoded once, as RESP, when they are checked. So this module also has the openings of the
+calls. A producer sends an opening and then the encoded messages.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from bridge.routing.scripts import Script, Word
 _PUSH_MANY = Script("push_many")
 _PUSH_ONCE = Script("push_once")
 
-#: What must be loaded on a server before calls are sent there.
+#: Scripts that must be loaded on a server before calls are sent there.
 LOADING: tuple[tuple[str, str, str], ...] = (_PUSH_MANY.loading, _PUSH_ONCE.loading)
-#: Seconds for which it is known what was pushed under an idempotency key: a day.
+#: How long the ids of an idempotency key are kept, in seconds.
 IDEMPOTENCY_S = 86_400
 
 
 def push_many(client: Redis, stream: str, task: str, words: Sequence[bytes]) -> list[str]:
-    """Appends messages, all or none; their ids. ``words``: ticket and payload of each message in turn."""
+    """Appends messages, all or none. Returns their ids. ``words``: ticket and payload of each message in turn."""
     return ids_in(_PUSH_MANY.run(client, [stream], [task, *words]), "")
 
 
@@ -39,7 +39,7 @@ def many_opening(stream: str, task: str, words: int) -> bytes:
 def push_once(
     client: Redis, stream: str, task: str, words: Sequence[bytes], key: str, first: int, digest: str
 ) -> list[str]:
-    """Appends messages, all or none, unless they were before under ``key``; the ids that they have, or got then.
+    """Appends messages, all or none, unless they were appended under ``key`` before. Returns their ids.
 
     ``first``: the number of the first of them among all messages of this key; ``digest``: hexadecimal, of the messages.
     Raises `PayloadError` when other messages were pushed under the key.

@@ -29,7 +29,7 @@ NOTE_LIFE_S = 30
 
 @dataclass(frozen=True)
 class Answer:
-    """What became of a chunk. ``detail``: the mark, the entries, or the partitions, as `code` says."""
+    """The result of a chunk. ``detail``: the mark, the number of entries, or of partitions, depending on ``code``."""
 
     code: ReturnCode
     detail: str = ""
@@ -60,7 +60,7 @@ class Partition:
     guard: str
     epoch: int
     number: int
-    #: How many there are; None where nobody said.
+    #: How many there are; None: not known.
     count: int | None
     #: Entries in the stream at which to wait; None: never.
     high_water: int | None
@@ -68,7 +68,7 @@ class Partition:
 
     @property
     def field(self) -> str:
-        """Where the guard has this partition's mark."""
+        """The field of the guard that holds this partition's mark."""
         return f"{self.epoch}/{self.number}"
 
     def words(self, before: str, after: str, present: bytes, columns: Columns) -> tuple[list[Word], list[Word]]:
@@ -93,7 +93,7 @@ class Tickets:
     def words(self, present: bytes, columns: Columns) -> tuple[list[Word], list[Word]]:
         """Keys and arguments of a chunk, up to its rows.
 
-        What was written by a clock that is a period ahead or behind is seen too.
+        Rows from a writer whose clock is one period ahead or behind are seen too.
         """
         keys: list[Word] = [self.stream]
         keys += (push_tickets(self.prefix, self.period + ahead) for ahead in (0, 1, -1))
@@ -109,7 +109,7 @@ def append_once(
     values: Sequence[bytes],
     present: bytes = b"",
 ) -> Answer:
-    """Appends the rows whose ``values`` these are, row by row; without any, only moves the mark."""
+    """Appends rows. ``values``: their values, row by row. Without values it only moves the mark."""
     keys, args = at.words(before, after, present, columns)
     return Answer.of(_APPEND_ONCE.run(client, keys, [*args, *values]))
 
@@ -140,7 +140,7 @@ def note_wait(client: Redis, stream: str, who: str, why: str, waiting_ms: int) -
 
 
 def settle_push(client: Redis, guard: str, epoch: int, partitions: int, outcome: str, life_s: int) -> ReturnCode:
-    """Notes that an epoch is committed and what it came to (JSON); forgets older ones."""
+    """Notes that an epoch is committed, with its summary ``outcome`` (JSON). Forgets older epochs."""
     return code_of(_SETTLE_PUSH.run(client, [guard], [epoch, partitions, outcome, life_s]))
 
 

@@ -1,4 +1,4 @@
-"""The ticket record: what Redis knows of a ticket that is in flight, awaits a retry, or is parked.
+"""The ticket record: what Redis holds about a ticket that is in flight, awaits a retry, or is parked.
 
 A record is one JSON array, a value of the hash ``tickets``::
 
@@ -6,8 +6,8 @@ A record is one JSON array, a value of the hash ``tickets``::
     [fence, count, consumer, incarnation, attempt, [id, ...], at_ms, cause, losses, lost]
 
 - in flight: ``fence`` is that of the first message of the run; message i of the run has ``fence + i``.
-- awaiting a retry: ``fence`` is 0, the only id is that of the message to come again, ``attempt`` its next one.
-- parked: ``fence`` is -1; the only id, if there is one, is that of a message that has had attempts before.
+- awaiting a retry: ``fence`` is 0; the only id is that of the message to retry; ``attempt`` is its next attempt.
+- parked: ``fence`` is -1. If there is an id, it is that of a message that was begun before.
 
 ``losses`` counts the consumers that ended while this message may have been running, and ``lost`` is the last attempt
 that was cut off half way, ``[attempt, fence, consumer, cause]`` or null; both are there only when there is something
@@ -22,16 +22,16 @@ from dataclasses import dataclass
 
 import orjson
 
-#: What stands where the fence is, of a ticket that awaits a retry, and of one that is parked.
+#: Values in place of the fence: the ticket awaits a retry, or is parked.
 AWAITING = 0
 PARKED = -1
-#: How the cause in the record of a run begins whose ticket is to be parked afterwards.
+#: Beginning of the cause in the record of a run whose ticket is to be parked after the run.
 PARK_AFTER = "park: "
 
 
 @dataclass(frozen=True)
 class LostAttempt:
-    """An attempt that was cut off half way: its worker died, its lease ended, or its time limit struck.
+    """An attempt that was cut off: its worker died, its lease ended, or its time limit struck.
 
     ``attempt`` and ``fence`` are what the task had as ``self.ticket.attempt`` and ``self.ticket.fence``.
     """
@@ -44,7 +44,7 @@ class LostAttempt:
 
 @dataclass(frozen=True)
 class Record:
-    """A parsed ticket record. ``at_ms``: when it was written, Unix ms by the leader's clock; for display only."""
+    """A parsed ticket record. ``at_ms``: Unix ms by the leader's clock when it was written; for display only."""
 
     fence: int
     consumer: str
@@ -75,7 +75,7 @@ def tail(
     losses: int = 0,
     lost: LostAttempt | None = None,
 ) -> str:
-    """All of a record but its fence: the text after ``[<fence>``."""
+    """The text of a record after ``[<fence>``."""
     quoted = ('"' + '","'.join(ids) + '"') if ids else ""  # stream ids need no escaping
     names = orjson.dumps([consumer, incarnation]).decode()[1:-1]
     why = orjson.dumps(cause).decode()
@@ -92,7 +92,7 @@ def record(fence: int, rest: str) -> str:
 
 
 def parse(text: bytes | str) -> Record:
-    """The record in ``text``; ValueError when it is none."""
+    """Parses the record in ``text``. Raises ValueError when it is not a record."""
     fence, count, consumer, incarnation, attempt, ids, at_ms, cause, *more = orjson.loads(text)
     if count != len(ids):
         raise ValueError(f"a ticket record says {count} messages and names {len(ids)}")

@@ -1,4 +1,4 @@
-"""What leaves the stream: one typed function for each Lua script that finds or removes entries that are done.
+"""Finds and removes done entries of a stream: one typed function for each Lua script.
 
 The scripts' own headers say what each returns, and which invariant it keeps.
 """
@@ -25,14 +25,15 @@ LOOK_BYTES = 4 * 1024 * 1024
 
 @dataclass(frozen=True)
 class Done:
-    """What a look at a part of the stream found."""
+    """The result of a look at a part of the stream."""
 
-    #: Ids of entries that every group asked has done with, in order.
+    #: Ids of entries that were delivered to every group asked and are pending in none, in order.
     ids: list[str]
-    #: Whether there may be more, after the last id that was looked at; empty: there was none.
+    #: Whether there may be more.
     more: bool
+    #: The last id that was looked at; empty: there was none.
     last: str
-    #: Names of the stream's groups. Those of other programs may be no UTF-8.
+    #: Names of the stream's groups. Names from other programs may not be UTF-8.
     groups: frozenset[bytes]
 
 
@@ -53,12 +54,12 @@ def letters(client: Redis, dead: str, after: str, count: int) -> tuple[list[str]
     ``dead``: the key of a lane's dead letters. Empty ``after``: from the first one on.
     """
     ids, last = _LETTERS.run(client, [dead], [after, count])
-    # Anybody may have added a letter.
+    # A dead letter may have been added by hand.
     return [id_.decode(errors="replace") for id_ in ids], text_of(last)
 
 
 def remove(client: Redis, lead: Leadership, others: Collection[bytes], ids: Sequence[str]) -> int | None:
-    """Removes those of ``ids`` that no other group has pending; how many these were.
+    """Removes those of ``ids`` that no other group has pending. Returns how many were removed.
 
     None: the stream has other groups than ``others`` beside the lane's own, and nothing was removed. Raises
     `NotLeading`.

@@ -1,4 +1,4 @@
-"""The words that scripts return."""
+"""The return codes of the Lua scripts. The header of each script says what its codes mean."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from bridge.routing.keys import LaneKeys
 
 
 class ReturnCode(Enum):
-    """Every word that a script returns."""
+    """Every code that a script returns. The value is the text that Lua returns."""
 
     OK = "OK"
     DEPOSED = "DEPOSED"
@@ -37,12 +37,12 @@ def text_of(value: bytes | str) -> str:
 
 
 def code_of(value: bytes | str) -> ReturnCode:
-    """The word that a reply begins with."""
+    """The return code at the beginning of a reply."""
     return ReturnCode(text_of(value).split(" ", 1)[0])
 
 
 def code_for_leader(value: bytes | str, keys: LaneKeys) -> ReturnCode:
-    """The word of a script that only the leader of the lane may run. Raises `NotLeading` where another master leads."""
+    """The return code of a script that only the leader may run. Raises `NotLeading` when another master leads."""
     code = code_of(value)
     if code is ReturnCode.DEPOSED:
         raise NotLeading(f"another master leads {keys.stream} as {keys.group}")

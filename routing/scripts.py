@@ -1,4 +1,4 @@
-"""Loads and runs the Lua transitions. Only the typed functions of `routing` use this; nothing else calls EVAL."""
+"""Loads and runs the Lua scripts. Only the typed functions of `routing` use this; no other code calls EVAL."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 from redis import Redis
 from redis.exceptions import NoScriptError
 
-#: Where the Lua files are. Not always a folder: executors of Spark get the package as an archive.
+#: The place of the Lua files. It may be inside an archive: executors of Spark get the package as one.
 FOLDER = files("bridge.routing").joinpath("lua")
 
 #: A script argument as it goes over the wire.
@@ -18,7 +18,7 @@ Word = str | bytes | int | float
 
 
 class Script:
-    """One Lua file: sent by its hash, and whole when the server does not know it (a restart, SCRIPT FLUSH)."""
+    """One Lua file. It is called by its hash, and sent whole if the server does not know it (restart, SCRIPT FLUSH)."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -26,7 +26,7 @@ class Script:
         self.sha = hashlib.sha1(self.text.encode(), usedforsecurity=False).hexdigest()
 
     def run(self, client: Redis, keys: Sequence[Word], args: Sequence[Word]) -> Any:
-        """The script's reply; one round trip, two when the server has to be told the script."""
+        """Runs the script and returns its reply. One round trip; two when the server does not know the script."""
         try:
             return client.execute_command("EVALSHA", self.sha, len(keys), *keys, *args)
         except NoScriptError:
@@ -34,11 +34,11 @@ class Script:
 
     @property
     def loading(self) -> tuple[str, str, str]:
-        """The command that tells a server the script, for calls that are sent without waiting for their replies."""
+        """The command that loads the script, for calls that are sent without waiting for their replies."""
         return ("SCRIPT", "LOAD", self.text)
 
     def opening(self, keys: Sequence[Word], args: Sequence[Word], more: int) -> bytes:
-        """The call as it goes over the wire, up to its last ``more`` arguments, which the caller sends behind it."""
+        """The encoded call without its last ``more`` arguments. The caller sends these after it."""
         words = [b"EVALSHA", self.sha.encode(), b"%d" % len(keys), *map(_packed, keys), *map(_packed, args)]
         head = b"*%d\r\n" % (len(words) + more)
         return head + b"".join(b"$%d\r\n%s\r\n" % (len(word), word) for word in words)

@@ -1,6 +1,6 @@
-"""What a server must be like, told from its INFO: every part of the bridge asks before it begins.
+"""Checks from a server's INFO that the bridge can use it. Every part of the bridge checks this first.
 
-What a server does not say (managed services hide some of it, or INFO as a whole) is not held against it.
+Facts that a server hides (managed services hide some of INFO, or all of it) count as fit.
 """
 
 from __future__ import annotations

@@ -13,16 +13,16 @@
 
     WAITING <--release, park--> AWAITING_RETRY: the ticket of a message that was begun stands still, and goes on.
 
-Each state can be told from Redis alone:
+Redis alone shows the state of each message:
 
 - UNREAD: after the group's last delivered id.
 - WAITING: pending under the master's name, or under that of a parked ticket, and not named by a record.
 - IN_FLIGHT: pending under a consumer's name; named by a ticket record with a fence.
-- AWAITING_RETRY: pending under the master's name; named by a ticket record without a fence. What it has behind it is
-  in that record: attempts, losses, an attempt that was cut off.
+- AWAITING_RETRY: pending under the master's name; named by a ticket record without a fence. The record has its
+  attempts, its losses, and the attempt that was cut off.
 - DEAD, DONE: not pending; DEAD has an entry in the dead letter stream.
 
-The record of a parked ticket keeps what its oldest message has behind it; that message is WAITING, like the others.
+The record of a parked ticket keeps the attempts of its oldest message. That message is WAITING, like the others.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from enum import Enum
 
 
 class State(Enum):
-    """Where a message is; the value is the word that `bridge ticket show` prints."""
+    """The state of a message. The value is what `bridge ticket show` prints."""
 
     UNREAD = "unread"
     WAITING = "waiting"
@@ -50,12 +50,12 @@ EDGES: dict[str, tuple[State, State]] = {
     "fail": (State.IN_FLIGHT, State.AWAITING_RETRY),
     "give up": (State.IN_FLIGHT, State.DEAD),
     "give back": (State.IN_FLIGHT, State.WAITING),
-    # Of a message that had a delivery that counts: its record must outlive the leader.
+    # The message had a delivery that counts before: its record must outlive the leader.
     "give back again": (State.IN_FLIGHT, State.AWAITING_RETRY),
-    # What is behind a message that failed, was given back or re-routed, in its run.
+    # The later messages of a run, when its first one failed, was given back or re-routed.
     "rest": (State.IN_FLIGHT, State.WAITING),
     "re-route": (State.IN_FLIGHT, State.AWAITING_RETRY),
-    # Its consumers ended with it too often, or its entry is gone.
+    # Its consumers ended with it too often, or its entry is gone. No further attempt.
     "condemn": (State.AWAITING_RETRY, State.DEAD),
     "refuse": (State.WAITING, State.DEAD),
     "park": (State.AWAITING_RETRY, State.WAITING),

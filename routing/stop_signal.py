@@ -1,7 +1,7 @@
-"""Ctrl-C and SIGTERM as a wish that is noted, never an exception: whoever waits looks at it when it is ready to.
+"""Notes Ctrl-C and SIGTERM as a request to stop. The main code checks the note when it can stop.
 
-An exception out of a signal handler could strike anywhere: between the start of a child, or of a query, and the line
-that notes it.
+An exception from a signal handler could interrupt any line, for example between the start of a child process and the
+line that records it.
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ from typing import Any, Self
 
 
 class StopSignal:
-    """Listens for SIGINT and SIGTERM while its ``with`` block runs. Of the main thread.
+    """Notes SIGINT and SIGTERM while its ``with`` block runs. Only for the main thread.
 
-    ``once``: only the first one is noted; the same signal again does what it did before, as a rule end the process.
+    ``once``: only the first signal is noted. The next one has its usual effect, which normally ends the process.
     """
 
     def __init__(self, *, once: bool = False) -> None:
         self._once = once
         #: The first signal that came; None: none has.
         self.number: int | None = None
-        #: How many came. More than one: do not wait for anything.
+        #: Number of signals that came. More than one means: do not wait any longer.
         self.count = 0
         self._before: dict[signal.Signals, Any] = {}
 

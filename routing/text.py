@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import re
 
-#: Characters that a terminal would obey rather than show; line breaks and tabs are kept.
+#: Characters that control a terminal. Line breaks and tabs are not among them.
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 
 
 def printable(text: str) -> str:
-    """``text`` with control characters written out: a payload comes from anybody, and must not steer the terminal."""
+    """``text`` with control characters written out, because an untrusted payload must not control the terminal."""
     return _CONTROL.sub(lambda found: f"\\x{ord(found.group()):02x}" if found.group() < "\u0100" else "\ufffd", text)
 
 
@@ -20,7 +20,7 @@ def one_line(text: str, limit: int = 200) -> str:
 
 
 def duration(ms: float) -> str:
-    """A duration in ms as people say it: two units at most."""
+    """A duration in ms in readable form, with two units at most."""
     seconds = max(0.0, ms) / 1000
     if seconds < 1:
         return f"{round(seconds * 1000)} ms"

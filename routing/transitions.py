@@ -39,11 +39,11 @@ _INTRODUCE = Script("introduce")
 
 #: Bytes of entries after which one read of the stream brings no more.
 READ_BYTES = 4 * 1024 * 1024
-#: Entries that one look at the stream names.
+#: Most entries that one look at the stream names.
 SURVEY = 1000
-#: Bytes of a Celery message that tell it from every other one: its fence base, and the name of its first run's ticket.
+#: First bytes of a Celery message that identify it: its fence base, and the ticket of its first run.
 BEGINNING = 4096
-#: Most words of one dead letter: what Lua can put into one call is limited.
+#: Most field names and values of one dead letter: the number of arguments of one call from Lua is limited.
 MAX_LETTER_WORDS = 6000
 
 
@@ -82,8 +82,8 @@ class Advanced:
 
 @dataclass(frozen=True)
 class Read:
-    """What a read brought. ``entries``: raw, ``[id, [field, value, ...]]``, without fields when it was deleted; of one
-    that is too large to be handed over ``[id, [beginnings of its first fields], bytes, fields]``.
+    """The result of a read. ``entries``: raw, ``[id, [field, value, ...]]``, without fields when it was deleted; an
+    entry that is too large is ``[id, [beginnings of its first fields], bytes, fields]``.
     """
 
     entries: list[Any]
@@ -259,10 +259,10 @@ def read(
     limit: int = READ_BYTES,
     first: int = 1,
 ) -> Read:
-    """Up to ``count`` new entries, or with ``after`` those of the master's own pending ones that have later ids; and no
-    more when they have `READ_BYTES`.
+    """Reads up to ``count`` new entries, or with ``after`` the master's own pending entries with later ids. It stops at
+    `READ_BYTES`.
 
-    ``read_to``: how far the group has read, if known. ``limit``: bytes of one entry that are handed over whole.
+    ``read_to``: the group's position, if known. ``limit``: most bytes of an entry that is returned whole.
     ``first``: how many to read before their sizes are known.
 
     Raises `NotLeading`, `GroupMoved` when the group has read to another entry, and `LaneConflict` when it is gone.
@@ -309,7 +309,7 @@ def forget(client: Redis, lead: Leadership, consumer: str, incarnation: str, reg
 
 
 def adopt(client: Redis, lead: Leadership, consumer: str, ids: Sequence[str]) -> int:
-    """Makes ``ids`` (at most 1,000) pending under ``consumer``, whether they were pending or not; how many are.
+    """Makes ``ids`` (at most 1,000) pending under ``consumer``, whether they were pending or not. Returns how many are.
 
     Raises `NotLeading`, and `LaneConflict` when the group is gone.
     """
@@ -342,9 +342,7 @@ def recall(client: Redis, lead: Leadership, consumer: str, count: int) -> list[b
 
 
 def oldest(client: Redis, queues: Sequence[str]) -> list[bytes]:
-    """How the oldest Celery message in each of ``queues`` begins, which tells it from every other one; empty: there is
-    none.
-    """
+    """The first bytes of the oldest Celery message in each of ``queues``; empty: the queue is empty."""
     found: list[bytes] = []
     while len(found) < len(queues):
         found += _OLDEST.run(client, queues[len(found) :], [BEGINNING, READ_BYTES])
@@ -353,7 +351,7 @@ def oldest(client: Redis, queues: Sequence[str]) -> list[bytes]:
 
 def survey(client: Redis, stream: str, start: str, end: str) -> Iterator[list[tuple[str, str]]]:
     """The entries from ``start`` (after it with ``(`` before it, as in XRANGE) to ``end``, up to `SURVEY` of them at a
-    time: (id, ticket; empty: it names none that can be one).
+    time: (id, ticket; empty: there is no valid one).
     """
     more = True
     while more:
@@ -371,7 +369,7 @@ def shorten(client: Redis, lead: Leadership, incarnation: str, lease_ms: int) ->
 
 
 def drain(client: Redis, lead: Leadership, consumer: str, order: str) -> None:
-    """Notes that ``consumer`` takes nothing new; with an empty ``order``, that it does again. Raises `NotLeading`."""
+    """Notes that ``consumer`` takes no new messages; with an empty ``order``: that it does again. Raises `NotLeading`."""
     keys = lead.keys
     code_for_leader(_DRAIN.run(client, [keys.leader, keys.drains], [lead.token, consumer, order]), keys)
 
@@ -391,8 +389,8 @@ def introduce(client: Redis, lead: Leadership, facts: Word) -> None:
 def note_tasks(
     client: Redis, lead: Leadership, known: Mapping[str, int], forgotten: Sequence[str], unserved: Mapping[str, Word]
 ) -> None:
-    """Notes which tasks some consumer could run (with the time, Unix s), which are ``forgotten``, and all that messages
-    wait for (with JSON). Raises `NotLeading`.
+    """Notes the tasks that a consumer could run (with the time, Unix s), those that are ``forgotten``, and those that
+    messages wait for (with JSON). Raises `NotLeading`.
     """
     keys = lead.keys
     args: list[Word] = [lead.token, len(known)]
@@ -405,7 +403,7 @@ def note_tasks(
 
 
 def set_read_to(client: Redis, lead: Leadership, read_to: str) -> None:
-    """Makes the group of the lane anew, as one that has read up to ``read_to``. Raises `NotLeading`."""
+    """Sets the position of the lane's group to ``read_to``. Raises `NotLeading`."""
     keys = lead.keys
     code_for_leader(_SET_READ_TO.run(client, [keys.leader, keys.stream], [lead.token, keys.group, read_to]), keys)
 
