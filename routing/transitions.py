@@ -369,7 +369,7 @@ def shorten(client: Redis, lead: Leadership, incarnation: str, lease_ms: int) ->
 
 
 def drain(client: Redis, lead: Leadership, consumer: str, order: str) -> None:
-    """Notes that ``consumer`` takes no new messages; with an empty ``order``: that it does again. Raises `NotLeading`."""
+    """Notes that ``consumer`` takes no new messages; empty ``order``: that it does again. Raises `NotLeading`."""
     keys = lead.keys
     code_for_leader(_DRAIN.run(client, [keys.leader, keys.drains], [lead.token, consumer, order]), keys)
 

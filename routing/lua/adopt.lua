@@ -1,10 +1,11 @@
--- Makes entries pending under a name, whoever had them, or nobody.
+-- Makes entries pending under a name, whether they were pending under another name or not at all.
 --
--- From -> to: pending under a stranger's name, or by hand under nobody's -> WAITING | IN_FLIGHT, as the records say.
+-- From -> to: pending under an unknown name, or acknowledged by hand -> WAITING | IN_FLIGHT, as the records say.
 -- KEYS: 1 leader, 2 stream.
 -- ARGV: token, group, consumer, ids (at most 1,000).
--- Returns: {'OK', number of ids that are pending now}: fewer than asked for: those entries are deleted;
---          {'DEPOSED'}: the caller leads no more; {'NOGROUP'}: the group is gone: it reads the lane anew.
+-- Returns: {'OK', number of ids that are pending now}: if fewer than asked for, the others are deleted;
+--          {'DEPOSED'}: the caller does not lead any more; {'NOGROUP'}: the group is gone: the caller reads the lane
+--          again.
 -- Keeps: I1, I8. Bound: O(ids).
 
 if redis.call('GET', KEYS[1]) ~= ARGV[1] then

@@ -1,4 +1,4 @@
--- Appends the next rows of one partition of a write, if what was written of it before is what the caller thinks.
+-- Appends the next rows of one partition of a write, if the partition's mark is the one that the caller expects.
 --
 -- From -> to: nothing -> UNREAD, for each row; the partition's mark moves on in the same step.
 -- KEYS: 1 stream, 2 guard of the write (`bridge.routing.keys.push_guard`).
@@ -6,13 +6,13 @@
 --       stream at which to wait ('' = never), life of the guard (s), which values are there ('' = all; else a 1 or 0
 --       for each, row by row), number of columns, their names; then the values, row by row. Without values only the
 --       mark moves.
--- Returns: {'OK'}; {'CHANGED', mark}: the mark is another one: another attempt wrote, or a chunk before this one was
---          not taken: the caller goes on from there; {'WAIT', entries}: the stream is full: try again later;
+-- Returns: {'OK'}; {'CHANGED', mark}: the mark is another one: another attempt wrote, or an earlier chunk was not
+--          accepted: the caller continues from that mark; {'WAIT', entries}: the stream is full: try again later;
 --          {'CONFLICT', partitions}: the first attempt had another number of partitions; {'LATE'}: a later epoch is
---          committed: the caller is a straggler, and gives up. Only 'OK' changed anything.
--- Keeps: promise 4, for producers: each row once, however often its partition is tried. I9: the guard expires.
--- A full server (OOM) refuses the first HSET, and so all of it; and so does one that forbids this user the guard: a row
--- without its mark would be appended again by the next attempt. Bound: O(rows).
+--          committed: the caller is too late, and gives up. Only 'OK' changed anything.
+-- Keeps: promise 4, for producers: each row once, for any number of attempts. I9: the guard expires.
+-- A full server (OOM), or one that forbids this user the guard, refuses the first HSET, and so the whole script.
+-- Otherwise the next attempt would append a row without a mark again. Bound: O(rows).
 
 local at, of = ARGV[1] .. '/' .. ARGV[2], ARGV[1] .. '/of'
 local told = redis.call('HMGET', KEYS[2], at, of, 'floor')
@@ -33,12 +33,12 @@ if ARGV[6] ~= '' and first <= #ARGV then
     return {'WAIT', entries}
   end
 end
--- Before the rows: what may not be written to the guard is refused here, when there is nothing yet that it would lack.
+-- Write to the guard before the rows: if it is refused here, no row lacks its mark.
 redis.call('HSET', KEYS[2], at, ARGV[4])
 redis.call('EXPIRE', KEYS[2], ARGV[7])
 local call, stream, present = redis.call, KEYS[1], ARGV[8]
 if columns == 2 and present == '' then
-  -- What nearly every write is, ticket and payload: without a table of words for each row.
+  -- The usual case, ticket and payload: needs no table for each row.
   local one, two = ARGV[10], ARGV[11]
   for i = first, #ARGV, 2 do
     call('XADD', stream, '*', one, ARGV[i], two, ARGV[i + 1])

@@ -1,16 +1,17 @@
--- Appends those rows whose sequence number is larger than the last one that was appended of their ticket.
+-- Appends the rows whose sequence number is larger than the last appended one of their ticket.
 --
 -- From -> to: nothing -> UNREAD, for each new row; its ticket's last number moves on in the same step.
--- KEYS: 1 stream, 2 last numbers of this period, 3 of the next one, 4 of the one before (`bridge.routing.keys.push_tickets`).
+-- KEYS: 1 stream, 2 last numbers of this period, 3 of the next one, 4 of the one before
+--       (`bridge.routing.keys.push_tickets`).
 -- ARGV: entries in the stream at which to wait ('' = never), life of the last numbers (s), which values are there
 --       ('' = all; else a 1 or 0 for each, row by row), number of columns, their names, the ticket's first; then the
 --       rows: sequence number, values.
 -- Returns: {'OK', rows that were new}; {'WAIT', entries}: there are new rows, and the stream is full: try again later.
--- Keeps: promise 4, for producers: each row once, from however many attempts, if all of a ticket's rows come in the
---        order of their numbers in each. Chunks are sent one after the other: one that is taken behind one that was not
---        would hide that one's rows for ever. I9: the numbers of a ticket that rests are forgotten after two periods.
--- A full server (OOM) refuses the first HSET, and so all of it; and so does one that forbids this user the numbers: a
--- row without its number would be appended again by the next attempt. Bound: O(rows).
+-- Keeps: promise 4, for producers: each row once, for any number of attempts, if the rows of a ticket come in the order
+--        of their numbers in each. A caller sends a chunk after the one before it was accepted. Otherwise the rows of a
+--        refused chunk would be skipped for ever. I9: the numbers of an idle ticket expire after two periods.
+-- A full server (OOM), or one that forbids this user the numbers, refuses the first HSET, and so the whole script.
+-- Otherwise the next attempt would append a row without a number again. Bound: O(rows).
 
 local columns = tonumber(ARGV[4])
 local first = 5 + columns
@@ -22,7 +23,7 @@ for i = first, #ARGV, columns + 1 do
     tickets[#tickets + 1] = ticket
   end
 end
--- What Lua can put into one call is limited.
+-- The number of arguments of one call from Lua is limited.
 local function learn(numbers, from)
   for i, number in ipairs(numbers) do
     local ticket = tickets[from + i - 1]
@@ -55,7 +56,7 @@ if ARGV[1] ~= '' then
     return {'WAIT', entries}
   end
 end
--- Before the rows, and of no ticket: what may not be written is refused while there is nothing yet that it would lack.
+-- Write to the numbers before the rows, for no ticket: if it is refused here, no row lacks its number.
 redis.call('HSET', KEYS[2], '', '')
 redis.call('EXPIRE', KEYS[2], ARGV[2])
 local present = ARGV[3]

@@ -1,28 +1,29 @@
 -- Applies the effects of messages that succeeded and writes their outcomes, in one step, each only under its fence.
 --
 -- From -> to: no message changes its state; the outcomes that this writes are what the leader settles.
--- KEYS: 1 tickets, 2 applied, 3 outcomes, 4 a key that is never there. The keys that the effects touch
---       are not among them: the server would refuse the whole call for one key that its user may not touch, and a
---       message's failure is to be its own.
+-- KEYS: 1 tickets, 2 applied, 3 outcomes, 4 a key that never exists. The keys that the effects touch
+--       are not among them. Otherwise the server would refuse the whole call when its user may not touch one key, and
+--       all messages of the call would fail.
 -- ARGV: incarnation, number of messages; of each: ticket, fence, outcome (JSON), number of effects; of each effect:
---       type of the key ('' = any), check ('' | 'int' | 'float': the increment is the last word), number of words,
---       words.
--- Returns: a list with a word for each message: 'OK'; 'AGAIN': applied before, by a lost reply of this same call;
---          'STALE': the fence is not the current one, nothing was changed; 'ERR ...': an effect cannot be applied, none
---          was.
--- Keeps: promise 4, I4. Effects are checked before the first is applied, since Redis has no rollback: permissions, types
---        and numbers here; their words, and what the effects of one message do to each other, by whoever records them.
+--       type of the key ('' = any), check ('' | 'int' | 'float': the increment is the last argument), number of
+--       arguments, arguments.
+-- Returns: a list with a code for each message: 'OK'; 'AGAIN': applied before, by this same call, whose reply was lost;
+--          'STALE': the fence is not the current one, nothing was changed; 'ERR ...': an effect cannot be applied, and
+--          none was.
+-- Keeps: promise 4, I4. Effects are checked before the first is applied, because Redis has no rollback. Permissions,
+--        types and numbers are checked here. Arguments, and effects of one message on each other, are checked when the
+--        task records them.
 -- Bound: O(effects).
 
--- A full server refuses what needs memory until a script has written; deleting nothing lets the rest pass. Otherwise a
--- lane whose tasks all have effects would hang on a full server, with everything done and nothing acknowledged.
+-- A full server refuses commands that need memory until the script has written. A deletion of nothing is such a write.
+-- Without it, a lane whose tasks have effects would stop on a full server: all done, and nothing acknowledged.
 redis.call('XDEL', KEYS[3], '0-1')
 
 local at = 2
 local codes, accepted = {}, {}
 
 local function number(text, check)
-  -- The number in the text, if Redis reads it as one, too: Lua's tonumber takes more.
+  -- The number in the text, if Redis accepts it as well: Lua's tonumber accepts more.
   if text == '0' or string.match(text, '^%-?[1-9]%d*$') then
     return tonumber(text)
   end
@@ -32,8 +33,9 @@ local function number(text, check)
   end
 end
 
--- Before 7.0 nobody can be asked whether a command is permitted. So it is called in a way that changes nothing: on the
--- tickets, a hash that is there (what has no line here is of another type, and refused), after which the error tells.
+-- Before 7.0 a script cannot ask whether a command is permitted. So it calls the command in a way that changes nothing:
+-- on the tickets, an existing hash. A command without a line here is for another type, and fails. The error shows
+-- whether the command is permitted.
 local HARMLESS = not redis.acl_check_cmd and {
   SET = {'SET', KEYS[1], '', 'NO OPTION'},
   SETEX = {'SETEX', KEYS[1], 'NO NUMBER', ''},
@@ -57,14 +59,14 @@ end
 
 local function may_call(command, ticket, first, last)
   if command == 'PUBLISH' then
-    return true  -- before 7.0 a channel cannot be tried: see where effects are applied
+    return true  -- before 7.0 a channel cannot be tried: see `applied` below
   end
   if tried[command] == nil then
     local words = HARMLESS[command]
     if command == 'HSET' then
       words = {command, KEYS[1], ticket, redis.call('HGET', KEYS[1], ticket)}
     elseif command == 'HSETNX' or command == 'HINCRBY' or command == 'HINCRBYFLOAT' then
-      words = {command, KEYS[1], ticket, '1'}  -- a record is there, and is no number
+      words = {command, KEYS[1], ticket, '1'}  -- a record exists, and is not a number
     elseif not words then
       words = {command, KEYS[1], unpack(ARGV, first + 2, last)}
     end
@@ -73,7 +75,7 @@ local function may_call(command, ticket, first, last)
   if not tried[command] then
     return false
   end
-  -- A user of such a server may do all that it may do on all keys that it may touch.
+  -- On such a server, a user has the same permissions for all keys that it may touch.
   local step = command == 'MSET' and 2 or 1
   local ends = (step == 2 or command == 'DEL' or command == 'UNLINK') and last or first + 1
   for k = first + 1, ends, step do
@@ -134,9 +136,9 @@ local function call(span)
 end
 
 local function applied(calls, publications)
-  -- What goes wrong, if anything does. Nothing should any more; but were the script to end here, the messages before
-  -- this one would have their effects, and nobody would hear of it. Publications come first: before 7.0 only the
-  -- attempt tells whether a channel is permitted.
+  -- Returns the error, if there is one. None is expected after the checks. But if the script ended here, the messages
+  -- before this one would have their effects and no outcome. Publications come first: before 7.0 only an attempt shows
+  -- whether a channel is permitted.
   local wrong
   for _, span in ipairs(publications) do
     wrong = wrong or call(span)

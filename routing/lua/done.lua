@@ -1,11 +1,12 @@
--- Finds entries that every group of the stream has done with.
+-- Finds entries that were delivered to every group of the stream and are pending in none.
 --
 -- From -> to: no message changes its state; only reads.
 -- KEYS: 1 stream.
 -- ARGV: id to begin at ('(' before it: after it), youngest id to look at, most entries to look at, the one group to ask
---       ('' = all of them), bytes after which no more is read, ids ... of entries that are not to be looked at, in order.
--- Returns: {ids that are delivered to every group asked and pending in none, whether there may be more (1 | 0), the last
---          id looked at ('' = there was none), names of all groups}.
+--       ('' = all of them), bytes after which no more is read, ids ... of entries that are not to be looked at, in
+--       order.
+-- Returns: {ids that are delivered to every group asked and pending in none, whether there may be more (1 | 0), the
+--          last id looked at ('' = there was none), names of all groups}.
 -- Keeps: I1 (what a group has not read, or has pending, is not named), I9a. Bound: O(entries, and pending ones among
 --        them); bytes: the budget and one step more, of entries that are not pending.
 
@@ -44,17 +45,18 @@ if #asked == 0 then
   return {{}, 0, '', names}
 end
 
--- The server has no way to name entries without reading them, and what is pending may be gigabytes. So only what lies
--- between two entries that are pending in the group that has the most of them, or are not to be looked at, is read.
+-- The server cannot list ids without reading the entries, and pending entries may have gigabytes. So this reads only
+-- the ranges between such entries: those that are pending in the group with most of them, and those that must be
+-- skipped.
 local STEP = 16
 local count, budget = tonumber(ARGV[3]), tonumber(ARGV[5])
 local found, looked, bytes, step, last, from = {}, 0, 0, 1, '', ARGV[1]
 
--- After the largest id there is nothing, and the server refuses to look there.
+-- No entry follows the largest id, and the server refuses a range there.
 local BEYOND = '(18446744073709551615-18446744073709551615'
 
 local function read_up_to(to)
-  -- Reads what is there; whether it came to the end of it.
+  -- Reads a range. Returns whether it reached its end.
   while from ~= BEYOND do
     local entries = redis.call('XRANGE', KEYS[1], from, to, 'COUNT', step)
     local peak, asked_for = 1, step

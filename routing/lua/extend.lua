@@ -1,4 +1,4 @@
--- Renews the lease of the leader; never revives one that ended.
+-- Renews the leader lease. Never revives one that ended.
 --
 -- From -> to: leads -> leads. KEYS: 1 leader. ARGV: token, lease of the leader (ms).
 -- Returns: 'OK'; 'DEPOSED': the lease ended or another master leads.

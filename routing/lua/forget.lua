@@ -1,9 +1,9 @@
--- Removes what a consumer that is gone left behind: its registration, its queue, its name in the group.
+-- Removes the registration, the queue and the group name of a lost consumer.
 --
 -- From -> to: no message changes its state; a consumer with pending entries keeps its name in the group.
 -- KEYS: 1 leader, 2 consumers, 3 stream, 4 the lease of the incarnation, 5 its queue.
 -- ARGV: token, group, consumer, the registration as the caller read it.
--- Returns: 'OK'; 'DEPOSED'; 'ALIVE': the lease holds; 'CHANGED': the name was registered anew meanwhile.
+-- Returns: 'OK'; 'DEPOSED'; 'ALIVE': the lease holds; 'CHANGED': the name was registered again.
 -- Keeps: I8, I9.
 -- Bound: O(pending entries of the consumer looked at, 1).
 

@@ -1,6 +1,6 @@
--- Ends the lease of an incarnation that goes by itself, so that its tickets move at once.
+-- Ends the lease of an incarnation that shuts down, so that its tickets move at once.
 --
--- From -> to: no message changes its state; the leader hears of it and re-routes what is left in flight.
+-- From -> to: no message changes its state; the leader reads the notice and re-routes what is left in flight.
 -- KEYS: 1 the lease, 2 held, 3 outcomes. ARGV: consumer, incarnation.
 -- Returns: 'OK'. Bound: O(1). Keeps: I5.
 

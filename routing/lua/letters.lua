@@ -1,9 +1,9 @@
--- Names the messages that have a dead letter, without what the letters hold.
+-- Lists the ids of messages that have a dead letter, without the contents of the letters.
 --
 -- From -> to: no message changes its state; only reads.
 -- KEYS: 1 dead letters. ARGV: letter to begin after ('' = the first one), most letters to look at.
 -- Returns: {ids of messages, the last letter looked at ('' = there was none)}.
--- Keeps: I1 (whoever removes entries spares those that may be replayed). Bound: O(letters looked at, and their size).
+-- Keeps: I1 (entries that may be replayed are not removed). Bound: O(letters looked at, and their size).
 
 local page = redis.call('XRANGE', KEYS[1], ARGV[1] == '' and '-' or '(' .. ARGV[1], '+', 'COUNT', ARGV[2])
 local ids = {}

@@ -1,9 +1,9 @@
--- Lets a member (worker or master) meet its lane: who comes first says whose lane it is, and in which format it is kept.
+-- Checks that a member (worker or master) fits its lane. The first member sets the lane's app and format.
 --
 -- From -> to: no message changes its state. KEYS: 1 about.
 -- ARGV: the format that the member writes, the name of its app ('' = it has none).
--- Returns: {'OK'}; {'NEWER', format}: a newer version has this lane; {'OTHER', name}: the lane is another app's. Nothing
---          was changed then; the member stops.
+-- Returns: {'OK'}; {'NEWER', format}: a newer version has this lane; {'OTHER', name}: the lane is another app's.
+--          Nothing was changed then; the member stops.
 -- Keeps: I9. Bound: O(1).
 
 local format = redis.call('HGET', KEYS[1], 'format')
@@ -15,7 +15,7 @@ if name and ARGV[2] ~= '' and name ~= ARGV[2] then
   return {'OTHER', name}
 end
 if not format or (not name and ARGV[2] ~= '') then
-  redis.call('HDEL', KEYS[1], '')  -- a full server lets a script go on that began with a write which needs no memory
+  redis.call('HDEL', KEYS[1], '')  -- a full server lets a script continue whose first write needs no memory
   redis.call('HSET', KEYS[1], 'format', format or ARGV[1])
   if ARGV[2] ~= '' then
     redis.call('HSET', KEYS[1], 'app', ARGV[2])

@@ -1,16 +1,16 @@
--- Notes for which tasks messages wait since nobody can run them, and which tasks somebody could run lately.
+-- Notes the tasks of waiting messages that no consumer can run, and the tasks that a consumer could run lately.
 --
--- From -> to: no message changes its state; who looks at the lane, and the next leader, learn of it.
+-- From -> to: no message changes its state; `bridge status` and the next leader read the notes.
 -- KEYS: 1 leader, 2 known, 3 unserved.
 -- ARGV: token; then counted lists, each preceded by its length: known (task, Unix s), forgotten (task), and all for
 --       which messages wait (task, JSON).
--- Returns: 'OK'; 'DEPOSED': the caller leads no more; nothing was changed.
+-- Returns: 'OK'; 'DEPOSED': the caller does not lead any more; nothing was changed.
 -- Keeps: I8, I9. Bound: O(what is noted).
 
 if redis.call('GET', KEYS[1]) ~= ARGV[1] then
   return 'DEPOSED'
 end
-redis.call('DEL', KEYS[3])  -- a full server lets a script go on that began with a write which needs no memory
+redis.call('DEL', KEYS[3])  -- a full server lets a script continue whose first write needs no memory
 local at = 2
 for _ = 1, tonumber(ARGV[at]) do
   redis.call('HSET', KEYS[2], ARGV[at + 1], ARGV[at + 2])

@@ -1,12 +1,12 @@
--- Notes that one partition of a write waits, and why; or that it waits no more.
+-- Notes that one partition of a write waits, and why; or that it does not wait any more.
 --
 -- From -> to: no message changes its state.
 -- KEYS: 1 notes of the stream (`bridge.routing.keys.push_waiting`).
--- ARGV: who waits, why ('' = it goes on), waiting for how long now (ms), life of the notes (s).
+-- ARGV: the writer, why it waits ('' = it goes on), waiting for how long now (ms), life of the notes (s).
 -- Returns: 'OK'. Keeps: I9: the notes expire. Bound: O(1).
 
--- HDEL first: a full server lets a script go on that began with a write which needs no memory; and that it is full is
--- what is noted then.
+-- HDEL first: a full server lets a script continue whose first write needs no memory. The note is about
+-- that full server.
 redis.call('HDEL', KEYS[1], ARGV[1])
 if ARGV[2] ~= '' then
   local now = redis.call('TIME')

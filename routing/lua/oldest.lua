@@ -1,9 +1,9 @@
--- Says how the oldest Celery message in each queue begins, which tells it from every other one.
+-- Returns the first bytes of the oldest Celery message in each queue. They identify the message.
 --
 -- From -> to: no message changes its state; only reads.
 -- KEYS: 1.. queues of consumers.
--- ARGV: bytes of a beginning, bytes of messages after which no more queues are looked at.
--- Returns: a beginning for each queue that was looked at, one at least; '' = the queue is empty.
+-- ARGV: number of first bytes, bytes of messages after which no more queues are looked at.
+-- Returns: the first bytes for each queue that was looked at, one at least; '' = the queue is empty.
 -- Keeps: I9a. Bound: O(queues); bytes: the budget and one message more.
 
 local begun, bytes = {}, 0

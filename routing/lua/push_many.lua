@@ -3,9 +3,9 @@
 -- From -> to: nothing -> UNREAD, for each message.
 -- KEYS: 1 stream.
 -- ARGV: task; then ticket and payload of each message.
--- Returns: {'OK', ids of the messages, in their order, in one text}: a caller reads that faster than a list.
--- Keeps: promise 1, for producers: a server that is full, or forbids the user XADD, refuses the first message and so all
---        of them. Sent one by one, a message could be refused and a later one of its ticket be taken.
+-- Returns: {'OK', ids of the messages, in their order, in one text, which a caller reads faster than a list}.
+-- Keeps: promise 1, for producers: a server that is full, or forbids the user XADD, refuses the first message and so
+--        all of them. Sent one by one, a message could be refused and a later one of its ticket be taken.
 -- Bound: O(messages), which the caller keeps to 500 and 1 MiB, or one message that is larger.
 
 local call, stream, task = redis.call, KEYS[1], ARGV[1]

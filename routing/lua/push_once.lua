@@ -1,12 +1,12 @@
--- Appends messages of one task in their order, unless this very call was carried out before: then it tells their ids.
+-- Appends messages of one task in their order. If the same call was carried out before, only returns their ids.
 --
 -- From -> to: nothing -> UNREAD, for each message, the first time.
--- KEYS: 1 stream, 2 what was pushed under the idempotency key (`bridge.routing.keys.push_once`).
+-- KEYS: 1 stream, 2 the ids that were pushed under the idempotency key (`bridge.routing.keys.push_once`).
 -- ARGV: number of the first message among all of the push, digest of the messages, life of the note (s), task; then
 --       ticket and payload of each message.
 -- Returns: {'OK', ids of the messages, in their order}; {'CHANGED'}: other messages were pushed under this key; nothing
 --          was changed.
--- Keeps: promise 4, for producers: each message once, however often the push is tried. I9: the note expires.
+-- Keeps: promise 4, for producers: each message once, for any number of attempts. I9: the note expires.
 -- A full server refuses the first HSET and so all of it: a message without its note would be appended again.
 -- Bound: O(messages), which the caller keeps to 500 and 1 MiB, or one message that is larger.
 

@@ -1,21 +1,21 @@
--- Reads entries for the group, new ones or those that wait already, as the leader of the current term only.
+-- Reads new or waiting entries of the group, only for the leader of the current term.
 --
 -- From -> to: UNREAD -> WAITING; what waits already changes nothing.
 -- KEYS: 1 leader, 2 stream.
--- ARGV: token, group, master, most entries to read, id up to which the group has read ('' = whatever it is), bytes after
---       which no more is read, bytes of an entry that is handed over whole, entries to read at first,
+-- ARGV: token, group, master, most entries to read, id up to which the group has read ('' = whatever it is), bytes
+--       after which no more is read, bytes of an entry that is handed over whole, entries to read at first,
 --       '>' = new ones, or the id after which those that wait under the master's name are read.
 -- Returns: {'OK', entries ([id, [field, value ...]] ...), bytes of the largest of them, whether there may be more
 --          (1 | 0)}; {'DEPOSED'}: another master leads: nothing was read; {'NOGROUP'}: the group is gone: the caller
 --          reads the lane anew;
---          {'CHANGED'}: somebody set the group back or forward: nothing was read, or what is done would be read again,
---          beside what waits; the caller puts the group where it was.
+--          {'CHANGED'}: the group was set back or forward by hand. Nothing was read: done messages could be read again,
+--          or waiting ones twice. The caller puts the group where it was.
 --          An entry that was deleted has no fields. Of a larger one than the limit come only the fields that make a
 --          message, or, where they are too large themselves, [id, the beginnings of its first fields, bytes, fields].
 -- Keeps: I2, I8, I9a. Bound: O(entries + groups of the stream); bytes: the budget and one step more.
 
--- A plain blocking XREADGROUP of a master that froze would still take entries when it has long been deposed, and the
--- leader would dispatch the later ones of their tickets first.
+-- A blocking XREADGROUP of a frozen master could still take entries after another master leads. The leader would then
+-- dispatch later messages of their tickets first.
 if redis.call('GET', KEYS[1]) ~= ARGV[1] then
   return {'DEPOSED'}
 end
@@ -51,7 +51,7 @@ local function beginnings(fields)
 end
 
 local function slim(entry, size)
-  -- What else is in the entry is nobody's, and may be hundreds of megabytes.
+  -- The other fields are not used, and may have hundreds of megabytes.
   local fields, kept, payload = entry[2], {}, nil
   for i = 1, #fields, 2 do
     if fields[i] == 'ticket_id' or fields[i] == 'task' or fields[i] == 'payload' then
@@ -70,8 +70,8 @@ local function slim(entry, size)
   return {entry[1], beginnings(fields), size, #fields / 2}
 end
 
--- How large entries are is known when they are there: so few at first, if the last ones were large, and never so many
--- that they could be far more than the budget.
+-- The size of an entry is known only after it was read. So this reads few entries at first if the last ones were large,
+-- and never so many that they could have far more bytes than the budget.
 local STEP = math.max(1, math.min(16, math.floor(4 * budget / limit)))
 local found, bytes, largest, more = {}, 0, 0, 1
 local step = math.min(tonumber(ARGV[8]), STEP, most)
@@ -111,8 +111,8 @@ while #found < most and bytes < budget do
   step = math.max(1, math.min(most - #found, STEP, math.floor((budget - bytes) / peak)))
 end
 if read_before and after == '>' and more == 1 and #found > 0 then
-  -- Since 7.0 the server counts what the group has read, for whoever asks how much it has not; it gives up counting when
-  -- an entry was deleted behind one that is still there, as what is done is. Behind the last entry it knows again.
+  -- Since 7.0 the server counts the entries that the group has read, to know its lag. It loses the count when entries
+  -- before an existing one are deleted, as done entries are. Behind the last entry it knows the count again.
   redis.pcall('XGROUP', 'SETID', KEYS[2], ARGV[2], found[#found][1], 'ENTRIESREAD', read_before + #found)
 end
 return {'OK', found, largest, more}

@@ -1,4 +1,4 @@
--- Gives the leader a new term, so that whatever it sent in the old one, and has given up, changes nothing any more.
+-- Gives the leader a new term. Scripts that it sent in the old term and gave up change nothing after that.
 --
 -- From -> to: leads -> leads, in a new term. KEYS: 1 leader, 2 term.
 -- ARGV: token, holder, lease of the leader (ms).
@@ -10,7 +10,7 @@
 if redis.call('GET', KEYS[1]) ~= ARGV[1] then
   return {'DEPOSED'}
 end
-redis.call('DEL', KEYS[1])  -- a full server lets a script go on that began with a write which needs no memory
+redis.call('DEL', KEYS[1])  -- a full server lets a script continue whose first write needs no memory
 local token = string.format('%.0f', redis.call('INCR', KEYS[2])) .. ' ' .. ARGV[2]
 redis.call('SET', KEYS[1], token, 'PX', ARGV[3])
 return {'OK', token}

@@ -6,11 +6,11 @@
 -- ARGV: token, group, master, incarnation, id of the last outcome that the caller has read, entries that the
 --       history may have, rows for the history ('' = none); then counted lists: tickets (ticket, expected record, new
 --       record, due ms), ids to claim back.
--- Returns: 'OK'; 'DEPOSED': the caller leads no more; 'ALIVE': the lease holds, nobody may take its tickets (I5);
---          'UNREAD': it wrote outcomes that the caller has not read yet, or there are too many to tell: read them
---          first, they may be successes;
+-- Returns: 'OK'; 'DEPOSED': the caller does not lead any more; 'ALIVE': the lease holds, so its tickets stay (I5);
+--          'UNREAD': it wrote outcomes that the caller has not read yet, or there are too many unread ones to check:
+--          read them first, they may be successes;
 --          'CONFLICT': a record is not what the caller thought. Only 'OK' changed anything.
---          'NOGROUP': the group is gone: the caller reads the lane anew.
+--          'NOGROUP': the group is gone: the caller reads the lane again.
 -- Keeps: I5: the lease is checked in the step that moves the tickets. I8.
 -- Bound: O(tickets of the incarnation + outcomes not yet read, at most 10,000 of them).
 

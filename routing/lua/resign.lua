@@ -1,4 +1,4 @@
--- Ends the leadership of a master that goes, so that a standby need not wait for its lease.
+-- Ends the leadership of a master that stops, so that a standby need not wait until the leader lease ends.
 --
 -- From -> to: leads -> nobody leads. KEYS: 1 leader. ARGV: token.
 -- Returns: 'OK'; 'DEPOSED': it did not lead any more. Bound: O(1). Keeps: I8.

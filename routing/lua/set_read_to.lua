@@ -1,12 +1,12 @@
--- Says how far a group has read that had to be made anew, once all that is undone before that is pending again.
+-- Sets the position of a group that was made again, after all undone entries before that position are pending again.
 --
 -- From -> to: no message changes its state: the caller has made pending what is undone.
 -- KEYS: 1 leader, 2 stream. ARGV: token, group, id up to which the group has read.
--- Returns: 'OK'; 'DEPOSED': the caller leads no more; nothing was changed. Keeps: I1, I8. Bound: O(1).
+-- Returns: 'OK'; 'DEPOSED': the caller does not lead any more; nothing was changed. Keeps: I1, I8. Bound: O(1).
 
 if redis.call('GET', KEYS[1]) ~= ARGV[1] then
   return 'DEPOSED'
 end
-redis.call('XDEL', KEYS[2], '0-1')  -- a full server lets a script go on that began with a write which needs no memory
+redis.call('XDEL', KEYS[2], '0-1')  -- a full server lets a script continue whose first write needs no memory
 redis.call('XGROUP', 'SETID', KEYS[2], ARGV[2], ARGV[3])
 return 'OK'

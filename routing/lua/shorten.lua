@@ -1,8 +1,8 @@
--- Cuts a lease to its full length, when the server's clock was set back since it was renewed.
+-- Cuts a lease to its full length, when the server's clock was set back after its renewal.
 --
 -- From -> to: no message changes its state. KEYS: 1 leader, 2 the lease. ARGV: token, lease (ms).
--- Returns: 'OK'; 'DEPOSED': the caller leads no more; nothing was changed.
--- Keeps: I5a: who holds it trusts it for no longer than that; I8. Bound: O(1).
+-- Returns: 'OK'; 'DEPOSED': the caller does not lead any more; nothing was changed.
+-- Keeps: I5a: its holder trusts it for that time at most; I8. Bound: O(1).
 
 if redis.call('GET', KEYS[1]) ~= ARGV[1] then
   return 'DEPOSED'

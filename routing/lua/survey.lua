@@ -1,14 +1,15 @@
--- Names the entries of a part of the stream and their tickets, without what else they hold.
+-- Lists the ids and tickets of the entries of a part of the stream, without their other fields.
 --
 -- From -> to: no message changes its state; only reads.
 -- KEYS: 1 stream.
 -- ARGV: id to begin at ('(' before it: after it), last id to name, most entries to name, bytes after which no more are
 --       read, most bytes of a ticket.
--- Returns: {ids and tickets by turns ('' = it names none that can be one), whether there may be more (1 | 0)}.
--- Keeps: I1 (whoever makes entries pending again knows whose they are), I9a. Bound: O(entries); bytes: the budget and
---        one step more.
+-- Returns: {ids and tickets by turns ('' = no valid ticket), whether there may be more (1 | 0)}.
+-- Keeps: I1 (the caller makes entries pending again, and needs their tickets), I9a. Bound: O(entries); bytes: the
+--        budget and one step more.
 
--- Whoever needs no more than that must not be sent gigabytes for it. How large entries are is known when they are there: so few at a time, and one at first.
+-- A caller must not get gigabytes for a list of ids. The size of an entry is known only after it was read: so this
+-- reads one entry first, and few at a time.
 local STEP = 16
 local from, most, budget = ARGV[1], tonumber(ARGV[3]), tonumber(ARGV[4])
 local named, bytes, step = {}, 0, 1
@@ -29,7 +30,7 @@ while #named < most * 2 and bytes < budget do
     peak = math.max(peak, size)
   end
   if #entries < step or named[#named - 1] == ARGV[2] then
-    return {named, 0}  -- after the largest id that there can be the server refuses to look
+    return {named, 0}  -- the server refuses a range after the largest possible id
   end
   from = '(' .. named[#named - 1]
   step = math.max(1, math.min(most - #named / 2, STEP, step * 2, math.floor((budget - bytes) / peak)))
