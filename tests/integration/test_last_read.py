@@ -97,11 +97,11 @@ def test_what_the_read_had_taken_already_is_delivered(reading: Reading) -> None:
     wait_until(lambda: reading.redis.llen(reading.own) == 0, description="the read to take it")
     reading.end()
     assert [message.headers["name"] for message in reading.got] == ["a run"]
-    # The word is left to the farewell, which empties the queue.
+    # The warm shutdown empties the queue, and takes the probe.
     assert reading.redis.llen(reading.own) == 1
 
 
-def test_what_is_not_the_bridges_goes_back_to_its_queue(reading: Reading) -> None:
+def test_an_ordinary_message_goes_back_to_its_queue(reading: Reading) -> None:
     wait_until(lambda: reading.blocked() == 1, description="the read to wait")
     reading.push(ORDINARY, "a task")
     wait_until(lambda: reading.redis.llen(ORDINARY) == 0, description="the read to take it")
@@ -141,7 +141,7 @@ def test_a_server_that_is_silent_is_not_waited_for_for_ever(own_server: Embedded
         assert reading.got == []
 
 
-def test_a_worker_that_goes_takes_nothing_more_while_a_task_runs_on(
+def test_a_stopping_worker_takes_nothing_more_while_a_task_runs_on(
     nodes: NodeYard, own_server: EmbeddedServer, tmp_path: Path
 ) -> None:
     conf = json.dumps({"broker_transport_options": {"polling_interval": READ_S}})
@@ -174,7 +174,7 @@ def test_a_worker_that_goes_takes_nothing_more_while_a_task_runs_on(
     lane.assert_at_rest()
 
 
-def test_a_worker_that_goes_hears_its_pool_process_out(
+def test_a_stopping_worker_reads_the_last_results_of_its_pool(
     nodes: NodeYard, own_server: EmbeddedServer, tmp_path: Path
 ) -> None:
     lane = LaneUnderTest(nodes, own_server, tmp_path)

@@ -112,7 +112,7 @@ def test_a_lost_lease_ends_what_runs_and_makes_a_new_incarnation(lane: LaneUnder
     assert worker.running
 
 
-def test_a_worker_that_goes_does_not_come_back_when_its_lease_is_lost(lane: LaneUnderTest) -> None:
+def test_a_stopping_worker_does_not_come_back_when_its_lease_is_lost(lane: LaneUnderTest) -> None:
     # Given a worker that was asked to stop, and still runs a task
     worker, child = running(lane)
     before = incarnation_of(lane, worker)

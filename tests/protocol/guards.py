@@ -69,7 +69,7 @@ class Guard(Enum):
     WRITTEN_FIRST = "written before the next"
     #: bridge/worker/pool/execute.py: a failure ends its ticket's run.
     RUN_STOPS = "a failure ends the run"
-    #: bridge/worker/pool/execute.py and farewell: a child notes a fence before it looks whether the worker is going.
+    #: bridge/worker/pool/execute.py, warm_shutdown.py: a child notes a fence before it reads the recall.
     NOTE_FIRST = "note before the look"
     #: bridge/worker/main/warm_shutdown.py: from the queue a worker gives back only what is not here already: it may
     #: run.

@@ -1,4 +1,4 @@
-"""A worker that goes ends by itself when its server is silent; and not before, or while anything could still count."""
+"""A stopping worker ends by itself when its server is silent, but not while a running task could still count."""
 
 from __future__ import annotations
 

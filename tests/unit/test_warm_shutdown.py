@@ -1,4 +1,4 @@
-"""The order in which a worker says farewell: first the leader hears that it leaves, then things come back."""
+"""The order of a warm shutdown: the leader learns that the worker leaves, then messages go back."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.waiting import wait_until
 
 
 class Leaving:
-    """A worker that goes, and what its farewell did, in order."""
+    """A stopping worker. ``did``: the steps of its warm shutdown, in order."""
 
     def __init__(self, failures: int = 0) -> None:
         self.did: list[str] = []
