@@ -14,7 +14,7 @@ from bridge.consumer.deadline import now_ns
 from bridge.consumer.writer import OutcomeWriter
 from bridge.protocol.outcomes import Kind, Outcome
 from bridge.stack.embedded import EmbeddedServer
-from bridge.worker.guard.shared_page import Shared
+from bridge.worker.guard.shared_page import SharedPage
 from tests.waiting import wait_until
 
 LIFE = "1" * 32
@@ -26,7 +26,7 @@ class Writing:
     def __init__(self, server: EmbeddedServer) -> None:
         app = Celery("shop", broker=server.url, set_as_current=False)
         settings = install(app).bridge.settings
-        shared = Shared()
+        shared = SharedPage()
         shared.begin(LIFE, now_ns() + 60_000_000_000)
         self.writer = OutcomeWriter(settings.redis_url, settings.lane, shared)
         self.outcomes = settings.lane.keys.outcomes

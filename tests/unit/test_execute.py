@@ -24,7 +24,7 @@ from bridge.protocol.names import BUNDLE_TASK, HEADER_BASE, HEADER_INCARNATION, 
 from bridge.protocol.outcomes import Kind, Outcome
 from bridge.routing.errors import PayloadError
 from bridge.routing.return_codes import ReturnCode
-from bridge.worker.guard.shared_page import Shared
+from bridge.worker.guard.shared_page import SharedPage
 from bridge.worker.pool import bundles
 from bridge.worker.pool.bundles import WRITE_AFTER_S, run_bundle
 from bridge.worker.pool.delivery import Delivery
@@ -62,7 +62,7 @@ def test_a_success_that_is_committed_before_its_result_is_stored_says_when_it_be
 
     app.finalize()
     writer: Any = Writer()
-    shared = Shared()
+    shared = SharedPage()
     shared.begin(LIFE, now_ns() + 60 * 10**9)
     execution = Execution(app, app.bridge.settings.lane, shared, writer, "w1@here")
     delivery = Delivery("T1", "5-0", 1000, 1, pay.name, ["T1", 3], {})
@@ -116,7 +116,7 @@ def test_an_effect_that_comes_after_the_success_was_written_is_refused(has_effec
 
     keys: list[str] = []
     writer: Any = Keeps()
-    shared = Shared()
+    shared = SharedPage()
     shared.begin(LIFE, now_ns() + 60 * 10**9)
     execution = Execution(app, app.bridge.settings.lane, shared, writer, "w1@here")
     delivery = Delivery("T1", "5-0", 1000, 1, pay.name, ["T1", 3], {})
@@ -149,7 +149,7 @@ def test_an_effect_of_a_task_that_a_task_calls_is_refused(way: str, itself: bool
     outer = app.task(bind=True, name="shop.outer", max_retries=0, lazy=False, shared=False)(save)
     app.finalize()
     writer: Any = Writer()
-    shared = Shared()
+    shared = SharedPage()
     shared.begin(LIFE, now_ns() + 60 * 10**9)
     execution = Execution(app, app.bridge.settings.lane, shared, writer, "w1@here")
     delivery = Delivery("T1", "5-0", 1000, 1, outer.name, ["T1", "outer"], {})
@@ -198,7 +198,7 @@ def test_a_copy_that_a_task_forked_ends_where_it_comes_back(
 
     app.finalize()
     writer: Any = Writer()
-    shared = Shared()
+    shared = SharedPage()
     shared.begin(LIFE, now_ns() + 60 * 10**9)
     execution = Execution(app, app.bridge.settings.lane, shared, writer, "w1@here")
     delivery = Delivery("T1", "5-0", 1000, 1, pay.name, ["T1", 3], {})
@@ -229,7 +229,7 @@ def test_a_bundle_starts_nothing_when_the_lease_ended_while_it_wrote() -> None:
         time.sleep(2 * WRITE_AFTER_S)
 
     app.finalize()
-    shared = Shared()
+    shared = SharedPage()
     shared.begin(LIFE, now_ns() + 60 * 10**9)
 
     class AwayWriter:
@@ -260,7 +260,7 @@ def test_a_message_does_not_begin_when_the_lease_ends_on_the_way_to_its_body(bun
         begun.append(ticket_id)
 
     app.finalize()
-    shared = Shared()
+    shared = SharedPage()
     shared.begin(LIFE, now_ns() + 60 * 10**9)
     written: list[Outcome] = []
 
@@ -299,7 +299,7 @@ def test_an_early_commit_is_in_the_name_of_the_life_that_the_message_was_dispatc
     takes the tickets of the first life back looks for outcomes in that name.
     """
     app: Any = install(Celery("shop", broker="redis://localhost:1/0", backend="cache+memory://", set_as_current=False))
-    shared = Shared()
+    shared = SharedPage()
     shared.begin(LIFE, now_ns() + 60 * 10**9)
 
     @app.task(bind=True, name="shop.pay", lazy=False, shared=False)
@@ -335,7 +335,7 @@ def test_a_ticket_does_not_go_on_behind_effects_that_were_refused(code: ReturnCo
             time.sleep(2 * WRITE_AFTER_S)
 
     app.finalize()
-    shared = Shared()
+    shared = SharedPage()
     shared.begin(LIFE, now_ns() + 60 * 10**9)
     written: list[Outcome] = []
 
@@ -374,7 +374,7 @@ def test_a_ticket_does_not_go_on_behind_effects_that_were_refused(code: ReturnCo
 def test_a_message_is_charged_for_the_end_of_its_process_unless_that_was_asked_to_end(asked: bool, kind: Kind) -> None:
     """Celery gives a message to another process when the first one died before it could say that it had begun."""
     app: Any = install(Celery("shop", broker="redis://localhost:1/0", backend="cache+memory://", set_as_current=False))
-    shared = Shared()
+    shared = SharedPage()
     shared.begin(LIFE, now_ns() + 60 * 10**9)
     written: list[Outcome] = []
 
@@ -423,7 +423,7 @@ class KeepingWriter(Writer):
 
 def running_bundle(app: Any, writer: Any, task: str, tickets: int, each: int, payload: Any = 1) -> list[Any]:
     """Runs a bundle of as many messages, with payloads of ``payload``; its events."""
-    shared = Shared()
+    shared = SharedPage()
     shared.begin(LIFE, now_ns() + 60 * 10**9)
     # However slow the machine is, the bundle gives nothing back.
     lane = app.bridge.settings.lane.model_copy(update={"bundle_ms": 10_000.0})

@@ -13,7 +13,7 @@ from redis.exceptions import ResponseError
 
 from bridge.consumer.deadline import now_ns
 from bridge.protocol.names import HEADER_BASE
-from bridge.worker.guard.shared_page import Shared
+from bridge.worker.guard.shared_page import SharedPage
 from bridge.worker.main import forced_end, threads
 from tests.waiting import holds_for, wait_until
 
@@ -42,7 +42,7 @@ class Going:
     """A worker that was asked to stop; `ended` is set where the process would end."""
 
     def __init__(self) -> None:
-        self.shared = Shared()
+        self.shared = SharedPage()
         self.shared.begin(LIFE, now_ns() + 60_000_000_000)
         self.server = Server()
         self.ended = False

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from bridge.consumer.deadline import now_ns
-from bridge.worker.guard.shared_page import Shared
+from bridge.worker.guard.shared_page import SharedPage
 from bridge.worker.main.member import Member
 from tests.unit.test_shared import LIFE, Child, runs
 from tests.waiting import holds_for, wait_until
@@ -20,7 +20,7 @@ from tests.waiting import holds_for, wait_until
 class Waiting:
     """`Member.wait_for_end` on a thread of its own, for a page alone."""
 
-    def __init__(self, shared: Shared, pid: int, fences: set[int], *, killed: bool) -> None:
+    def __init__(self, shared: SharedPage, pid: int, fences: set[int], *, killed: bool) -> None:
         self.said: list[bool] = []
         member: Any = SimpleNamespace(shared=shared)
 
@@ -31,13 +31,13 @@ class Waiting:
 
 
 @pytest.fixture
-def shared() -> Shared:
-    page = Shared()
+def shared() -> SharedPage:
+    page = SharedPage()
     page.begin(LIFE, now_ns() + 60_000_000_000)
     return page
 
 
-def test_a_process_that_is_being_killed_is_waited_for_until_it_is_gone(shared: Shared) -> None:
+def test_a_process_that_is_being_killed_is_waited_for_until_it_is_gone(shared: SharedPage) -> None:
     # Given one that does not end, and between two rounds of a bundle even says that it runs nothing
     child = Child(lambda: (signal.signal(signal.SIGTERM, signal.SIG_IGN), runs(shared, 0)()))
     os.kill(child.pid, signal.SIGTERM)
@@ -49,7 +49,7 @@ def test_a_process_that_is_being_killed_is_waited_for_until_it_is_gone(shared: S
     os.waitpid(child.pid, 0)
 
 
-def test_one_that_goes_on_with_something_else_is_waited_for_no_longer(shared: Shared) -> None:
+def test_one_that_goes_on_with_something_else_is_waited_for_no_longer(shared: SharedPage) -> None:
     child = Child(runs(shared, 5))
     waiting = Waiting(shared, child.pid, {5}, killed=False)
     holds_for(lambda: not waiting.said, description="nobody to say that it is over", duration_s=0.2)
@@ -61,7 +61,7 @@ def test_one_that_goes_on_with_something_else_is_waited_for_no_longer(shared: Sh
     assert waiting.said == [True]
 
 
-def test_when_the_lease_ends_first_there_is_nothing_to_say(shared: Shared) -> None:
+def test_when_the_lease_ends_first_there_is_nothing_to_say(shared: SharedPage) -> None:
     child = Child(runs(shared, 5))
     waiting = Waiting(shared, child.pid, {5}, killed=True)
     shared.end()

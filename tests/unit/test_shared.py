@@ -14,7 +14,7 @@ from bridge.consumer.deadline import now_ns
 from bridge.routing.errors import ConfigurationError
 from bridge.worker.guard import shared_page as module
 from bridge.worker.guard.processes import start_time
-from bridge.worker.guard.shared_page import EVERYTHING, INCARNATION_CHARS, Row, Shared
+from bridge.worker.guard.shared_page import EVERYTHING, INCARNATION_CHARS, Row, SharedPage
 
 LIFE = "a" * INCARNATION_CHARS
 OTHER = "b" * INCARNATION_CHARS
@@ -67,7 +67,7 @@ class Child:
             os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT)
 
 
-def runs(shared: Shared, fence: int) -> Callable[[], None]:
+def runs(shared: SharedPage, fence: int) -> Callable[[], None]:
     return lambda: shared.running(shared.take_row(), fence)
 
 
@@ -75,7 +75,7 @@ def runs(shared: Shared, fence: int) -> Callable[[], None]:
 
 
 def test_nothing_holds_before_the_first_lease() -> None:
-    shared = Shared()
+    shared = SharedPage()
     assert not shared.holds("")
     assert not shared.holds(LIFE)
     assert (shared.incarnation, shared.deadline_ns, shared.recalled_to) == ("", 0, 0)
@@ -83,7 +83,7 @@ def test_nothing_holds_before_the_first_lease() -> None:
 
 
 def test_a_lease_holds_for_its_incarnation_until_its_deadline() -> None:
-    shared = Shared()
+    shared = SharedPage()
     shared.begin(LIFE, soon())
     assert shared.incarnation == LIFE
     assert shared.holds(LIFE)
@@ -98,14 +98,14 @@ def test_a_lease_holds_for_its_incarnation_until_its_deadline() -> None:
 
 
 def test_a_new_incarnation_ends_the_one_before() -> None:
-    shared = Shared()
+    shared = SharedPage()
     shared.begin(LIFE, soon())
     shared.begin(OTHER, soon())
     assert (shared.holds(LIFE), shared.holds(OTHER)) == (False, True)
 
 
 def test_a_shorter_name_leaves_nothing_of_the_longer_one() -> None:
-    shared = Shared()
+    shared = SharedPage()
     shared.begin(LIFE, 1)
     shared.begin("short", 1)
     assert shared.incarnation == "short"
@@ -113,7 +113,7 @@ def test_a_shorter_name_leaves_nothing_of_the_longer_one() -> None:
 
 def test_children_that_were_forked_before_see_what_the_parent_writes_after() -> None:
     # Given a child that waits for a word from its parent
-    shared = Shared()
+    shared = SharedPage()
     shared.begin(LIFE, soon())
     ours, theirs = os.pipe()
     pid = os.fork()
@@ -132,7 +132,7 @@ def test_children_that_were_forked_before_see_what_the_parent_writes_after() -> 
 
 
 def test_a_frozen_parent_does_not_keep_a_lease_alive_for_its_child() -> None:
-    shared = Shared()
+    shared = SharedPage()
     shared.begin(LIFE, soon())
     assert in_a_child(lambda: shared.holds(LIFE))
     # The parent writes nothing any more; the clock alone ends it
@@ -141,10 +141,10 @@ def test_a_frozen_parent_does_not_keep_a_lease_alive_for_its_child() -> None:
 
 
 def test_whoever_gets_the_file_sees_the_page() -> None:
-    shared = Shared()
+    shared = SharedPage()
     shared.begin(LIFE, soon())
     shared.running(shared.take_row(), 7)
-    seen = Shared.attach(os.dup(shared.fd))
+    seen = SharedPage.attach(os.dup(shared.fd))
     assert seen.holds(LIFE)
     assert seen.main == shared.main == (os.getpid(), start_time(os.getpid()))
     assert seen.running_fences() == {7}
@@ -153,7 +153,7 @@ def test_whoever_gets_the_file_sees_the_page() -> None:
 
 
 def test_what_is_wanted_back_only_grows() -> None:
-    shared = Shared()
+    shared = SharedPage()
     shared.begin(LIFE, soon())
     shared.recalled_to = 7
     shared.recalled_to = 5
@@ -167,7 +167,7 @@ def test_what_is_wanted_back_only_grows() -> None:
 
 
 def test_the_parent_sees_what_a_child_ran_when_it_died() -> None:
-    shared = Shared()
+    shared = SharedPage()
     children = [(Child(runs(shared, fence)), fence) for fence in (2**52 + 1, 7, 9)]
     for child, _ in children:
         child.end()
@@ -177,7 +177,7 @@ def test_the_parent_sees_what_a_child_ran_when_it_died() -> None:
 
 
 def test_lines_of_execution_of_one_process_have_rows_of_their_own() -> None:
-    shared = Shared()
+    shared = SharedPage()
     taken: list[int] = []
 
     def take() -> None:
@@ -195,7 +195,7 @@ def test_lines_of_execution_of_one_process_have_rows_of_their_own() -> None:
 
 
 def test_processes_that_begin_at_once_get_different_rows() -> None:
-    shared = Shared()
+    shared = SharedPage()
     gate, opener = os.pipe()
     pids = []
     for fence in range(1, 31):
@@ -214,7 +214,7 @@ def test_processes_that_begin_at_once_get_different_rows() -> None:
 
 
 def test_a_dead_process_is_followed_in_its_row_once_what_it_ran_is_settled() -> None:
-    shared = Shared()
+    shared = SharedPage()
     first = Child(runs(shared, 5))
     first.end()
     # What it ran is not known yet to whoever has to charge it
@@ -229,7 +229,7 @@ def test_a_dead_process_is_followed_in_its_row_once_what_it_ran_is_settled() -> 
 
 
 def test_what_a_living_process_runs_is_not_forgotten() -> None:
-    shared = Shared()
+    shared = SharedPage()
     child = Child(runs(shared, 5))
     shared.forget(child.pid)
     assert shared.running_fences() == {5}
@@ -238,7 +238,7 @@ def test_what_a_living_process_runs_is_not_forgotten() -> None:
 
 def test_rows_are_bounded_and_whoever_gets_none_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "ROWS", 3)
-    shared = Shared()
+    shared = SharedPage()
     rows = [shared.take_row() for _ in range(3)]
     with pytest.raises(ConfigurationError, match="at most 3 messages at once"):
         shared.take_row()
@@ -248,7 +248,7 @@ def test_rows_are_bounded_and_whoever_gets_none_is_told(monkeypatch: pytest.Monk
 
 def test_rows_do_not_overlap_each_other_or_the_lease(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "ROWS", 500)
-    shared = Shared()
+    shared = SharedPage()
     shared.begin(LIFE, 12)
     for fence in range(1, module.ROWS + 1):
         shared.running(shared.take_row(), fence)
@@ -257,7 +257,7 @@ def test_rows_do_not_overlap_each_other_or_the_lease(monkeypatch: pytest.MonkeyP
 
 
 def test_a_line_that_finished_runs_nothing() -> None:
-    shared = Shared()
+    shared = SharedPage()
     row = shared.take_row()
     shared.running(row, 5)
     assert shared.fence_in(row) == 5
@@ -267,7 +267,7 @@ def test_a_line_that_finished_runs_nothing() -> None:
 
 
 def test_overdue_is_what_runs_past_the_deadline_or_under_an_older_life() -> None:
-    shared = Shared()
+    shared = SharedPage()
     shared.begin(LIFE, soon())
     busy, idle = shared.take_row(), shared.take_row()
     shared.running(busy, 5)
@@ -282,7 +282,7 @@ def test_overdue_is_what_runs_past_the_deadline_or_under_an_older_life() -> None
 
 @pytest.mark.parametrize("asked", [False, True])
 def test_what_a_dead_process_had_begun_is_told_to_the_one_that_gets_its_message_and_once(asked: bool) -> None:
-    shared = Shared()
+    shared = SharedPage()
     shared.begin(LIFE, soon())
 
     def begin_and_die() -> bool:
@@ -309,7 +309,7 @@ def test_what_a_dead_process_had_begun_is_told_to_the_one_that_gets_its_message_
 
 
 def test_what_a_living_process_runs_was_not_cut_off() -> None:
-    shared = Shared()
+    shared = SharedPage()
     shared.running(shared.take_row(), 7)
     assert in_a_child(lambda: shared.take_row() >= 0 and shared.cut_off(7, 7) == (0, False))
 
@@ -318,7 +318,7 @@ def test_a_revoked_id_is_known_to_every_process_also_when_old_ones_were_written_
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("bridge.worker.guard.shared_page.REVOKED_MAX", 8)
-    shared = Shared()
+    shared = SharedPage()
     assert not shared.has_revoked
     assert not shared.is_revoked("1-0")
     shared.revoke(["1-0", "2-0", "1-0"])
@@ -330,5 +330,5 @@ def test_a_revoked_id_is_known_to_every_process_also_when_old_ones_were_written_
     assert in_a_child(sees)
     shared.revoke(f"{n}-1" for n in range(40))
     newest = [f"{n}-1" for n in range(32, 40)]
-    assert in_a_child(lambda: all(map(Shared.attach(shared.fd).is_revoked, newest)))
-    assert not Shared.attach(shared.fd).is_revoked("1-0")
+    assert in_a_child(lambda: all(map(SharedPage.attach(shared.fd).is_revoked, newest)))
+    assert not SharedPage.attach(shared.fd).is_revoked("1-0")

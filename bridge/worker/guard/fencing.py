@@ -22,16 +22,16 @@ from bridge.consumer.deadline import MARGIN
 from bridge.worker.guard.processes import kill
 
 if TYPE_CHECKING:
-    from bridge.worker.guard.shared_page import Shared
+    from bridge.worker.guard.shared_page import SharedPage
 
 
-def kill_overdue(shared: Shared) -> list[int]:
+def kill_overdue(shared: SharedPage) -> list[int]:
     """Kills the pool children that run a message although its lease is over. Returns their pids."""
     main, _ = shared.main
     return [row.pid for row in shared.overdue() if row.pid != main and kill(row.pid, row.started)]
 
 
-def wait_s(shared: Shared, lease_s: float) -> float:
+def wait_s(shared: SharedPage, lease_s: float) -> float:
     """How many seconds a thread that watches the deadline may sleep."""
     left = shared.left_s
     if left > 0:
@@ -41,7 +41,7 @@ def wait_s(shared: Shared, lease_s: float) -> float:
     return max(0.02, lease_s * MARGIN / 2)
 
 
-def watch_own_deadline(shared: Shared, lease_s: float) -> None:
+def watch_own_deadline(shared: SharedPage, lease_s: float) -> None:
     """Starts the thread by which a pool child kills itself when it runs a message past the deadline."""
 
     def watch() -> None:

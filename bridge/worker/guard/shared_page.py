@@ -30,7 +30,7 @@ ROWS = 8192
 #: Length of an incarnation id, in characters.
 INCARNATION_CHARS = 32
 
-#: `Shared.recalled_to` of a worker that is stopping: newer than every fence.
+#: `SharedPage.recalled_to` of a worker that is stopping: newer than every fence.
 EVERYTHING = 2**63 - 1
 
 # Words of the page, 8 bytes each.
@@ -58,7 +58,7 @@ class Row:
     life: int
 
 
-class Shared:
+class SharedPage:
     """The page. The main process makes it before its pool forks. The watcher gets the file, and calls `attach`."""
 
     def __init__(self, fd: int | None = None) -> None:
@@ -78,7 +78,7 @@ class Shared:
             self._words[_MAIN_PID] = self._pid
 
     @classmethod
-    def attach(cls, fd: int) -> Shared:
+    def attach(cls, fd: int) -> SharedPage:
         """The page behind ``fd``, as another process sees it."""
         return cls(fd)
 

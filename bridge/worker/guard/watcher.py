@@ -36,7 +36,7 @@ from bridge.routing.keys import LaneKeys
 from bridge.routing.membership import died
 from bridge.worker.guard.fencing import kill_overdue, wait_s
 from bridge.worker.guard.processes import gone
-from bridge.worker.guard.shared_page import Shared
+from bridge.worker.guard.shared_page import SharedPage
 
 #: The worker writes this into the pipe to announce that it ends by itself.
 ENDS_BY_ITSELF = b"F"
@@ -48,7 +48,7 @@ RETRY_S = 0.05
 TIMEOUT_S = 1.0
 
 
-def watch(pipe: int, shared: Shared, config: dict[str, Any]) -> None:
+def watch(pipe: int, shared: SharedPage, config: dict[str, Any]) -> None:
     """Waits for the worker's end, and writes the death notice if one is needed."""
     # The client is made now and connects later: so no module has to be loaded when the worker is dead.
     redis = client(config["url"], timeout_s=TIMEOUT_S)
@@ -68,7 +68,7 @@ def watch(pipe: int, shared: Shared, config: dict[str, Any]) -> None:
             time.sleep(RETRY_S)
 
 
-def _ended_alone(pipe: int, shared: Shared, lease_s: float) -> bool:
+def _ended_alone(pipe: int, shared: SharedPage, lease_s: float) -> bool:
     """Waits for the end of the worker. Returns whether the worker ended without announcing it."""
     poll = select.poll()
     poll.register(pipe, select.POLLIN)
@@ -82,7 +82,7 @@ def _ended_alone(pipe: int, shared: Shared, lease_s: float) -> bool:
                 return False
 
 
-def _all_gone(shared: Shared) -> bool:
+def _all_gone(shared: SharedPage) -> bool:
     """Waits until every process of the worker is gone. False: the lease was over before that."""
     processes = {shared.main, *((row.pid, row.started) for row in shared.rows())}
     pause, longest = EXIT_CHECK_S
@@ -100,7 +100,7 @@ def main() -> None:
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
         signal.signal(number, signal.SIG_IGN)
     config = json.loads(sys.stdin.readline())
-    watch(config["pipe"], Shared.attach(config["page"]), config)
+    watch(config["pipe"], SharedPage.attach(config["page"]), config)
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ from bridge.worker.guard.watcher import ENDS_BY_ITSELF
 
 if TYPE_CHECKING:
     from bridge.settings.lane import LaneSettings
-    from bridge.worker.guard.shared_page import Shared
+    from bridge.worker.guard.shared_page import SharedPage
 
 logger = get_logger(__name__)
 
@@ -30,7 +30,7 @@ class WatcherProcess:
     The main process also keeps the reading end. So it can start a new watcher on the same pipe when one was killed.
     """
 
-    def __init__(self, url: str, lane: LaneSettings, name: str, shared: Shared) -> None:
+    def __init__(self, url: str, lane: LaneSettings, name: str, shared: SharedPage) -> None:
         self._url = url
         self._lane = lane
         self._name = name

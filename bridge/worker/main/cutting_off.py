@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection
     from threading import Thread
 
-    from bridge.worker.guard.shared_page import Shared
+    from bridge.worker.guard.shared_page import SharedPage
 
 #: Seconds between two checks of processes that are ending.
 EXIT_CHECK_S = 0.002
@@ -23,7 +23,7 @@ PATIENCE_S = 2.0
 
 
 def end_running_tasks(
-    shared: Shared,
+    shared: SharedPage,
     pool: Any,
     requests: Collection[Any],
     waiting_threads: Collection[Thread],
@@ -60,7 +60,7 @@ def end_running_tasks(
     return True
 
 
-def _end_greenlets(shared: Shared, pool: Any, requests: Collection[Any], deadline: float) -> None:
+def _end_greenlets(shared: SharedPage, pool: Any, requests: Collection[Any], deadline: float) -> None:
     for request in list(requests):
         if request.worker_pid:
             pool.terminate_job(request.worker_pid)

@@ -32,7 +32,7 @@ from bridge.protocol.names import HEADER_BASE
 from bridge.worker.main.threads import run_in_thread
 
 if TYPE_CHECKING:
-    from bridge.worker.guard.shared_page import Shared
+    from bridge.worker.guard.shared_page import SharedPage
 
 logger = get_logger(__name__)
 
@@ -46,7 +46,7 @@ TIMEOUT_S = 1.0
 class ForcedEnd:
     """Watches the server on a thread of its own, from `start` to the end of the process."""
 
-    def __init__(self, url: str, shared: Shared) -> None:
+    def __init__(self, url: str, shared: SharedPage) -> None:
         self._shared = shared
         self._redis: Redis = client(url, timeout_s=TIMEOUT_S)
         self._started = False

@@ -28,7 +28,7 @@ from bridge.protocol.outcomes import Kind, Outcome
 from bridge.routing.errors import ConfigurationError
 from bridge.worker.guard.fencing import kill_overdue, watch_own_deadline
 from bridge.worker.guard.processes import gone
-from bridge.worker.guard.shared_page import EVERYTHING, Shared
+from bridge.worker.guard.shared_page import EVERYTHING, SharedPage
 from bridge.worker.guard.watcher_process import WatcherProcess
 from bridge.worker.main.cutting_off import end_running_tasks
 from bridge.worker.main.forced_end import ForcedEnd
@@ -62,7 +62,7 @@ class Member:
         self.url: str = app.bridge.settings.redis_url
         #: Start of this worker, Unix time in seconds. It is the same for all incarnations of this process.
         self.started = time.time()
-        self.shared = Shared()
+        self.shared = SharedPage()
         self.holdings = Holdings()
         self.writer = OutcomeWriter(self.url, self.lane, self.shared)
         self.watcher = WatcherProcess(self.url, self.lane, name, self.shared)

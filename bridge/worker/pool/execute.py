@@ -56,7 +56,7 @@ from bridge.worker.pool.delivery import (
 if TYPE_CHECKING:
     from bridge.consumer.writer import OutcomeWriter
     from bridge.settings.lane import LaneSettings
-    from bridge.worker.guard.shared_page import Shared
+    from bridge.worker.guard.shared_page import SharedPage
 
 logger = get_logger(__name__)
 
@@ -74,7 +74,7 @@ class CutOff(NamedTuple):
 class Execution:
     """What a pool process needs to run messages. It is made before the pool forks."""
 
-    def __init__(self, app: Any, lane: LaneSettings, shared: Shared, writer: OutcomeWriter, hostname: str) -> None:
+    def __init__(self, app: Any, lane: LaneSettings, shared: SharedPage, writer: OutcomeWriter, hostname: str) -> None:
         self.app = app
         self.lane = lane
         self.shared = shared
