@@ -16,7 +16,7 @@ result_backend = broker_url
 imports = ("tasks.incidents",)
 
 # So that Flower shows each task, the messages of bundles too, also those that ran before it was started. Three events
-# for each message cost a worker about as much as a small task does: BRIDGE_TASK_EVENTS=0 is for who has no monitor.
+# for each message cost a worker about as much as a small task does: BRIDGE_TASK_EVENTS=0 turns them off.
 worker_send_task_events = os.environ.get("BRIDGE_TASK_EVENTS", "1") != "0"
 
 # The default (None) warns at every start that Celery 6 will not retry by itself. A worker that starts before its server
@@ -28,10 +28,10 @@ broker_connection_max_retries = None
 
 # ---- Ticket Bridge ---------------------------------------------------------------------------------------------------
 
-# Messages that name no task are incident events: whoever adds them need not know a Python name.
+# Messages without a task are incident events. So producers need not know the name of a Python function.
 bridge_default_task = "tasks.incidents.record_event"
 
-# What can fail here is Redis itself, for moments: so come back soon, and do not wait for minutes. Attempt n waits
+# These tasks fail only when Redis fails for moments. So retries come soon. Attempt n waits
 # base * factor ** (n - 1) seconds, at most `limit`, of which up to the share `jitter` is taken off by chance.
 bridge_backoff = {"base": 0.5, "factor": 2.0, "limit": 30.0, "jitter": 0.5}
 
@@ -61,7 +61,7 @@ bridge_health_file = os.environ.get("BRIDGE_HEALTH_FILE")
 #                                         the task's outcomes; one is tried every `probe` s. A share of 0: never
 # bridge_dead_max = 100000                dead letters at which nothing new is read until some are replayed or dropped
 # bridge_history = 100000                 deliveries that the history keeps, about 130 bytes each; 0 turns it off
-# bridge_retention = 0                    seconds that an entry stays in the stream after it was added, also when every
+# bridge_retention = 0.0                  seconds that an entry stays in the stream after it was added, also when every
 #                                         group has acknowledged it; None: for ever. One with a dead letter stays
 # bridge_unknown_after = 600.0            seconds that a message waits for a consumer that has its task, when none has
 #                                         had it so far; then it is a dead letter

@@ -1,4 +1,4 @@
-"""Why a ticket does not move: one sentence, from what was found of it."""
+"""Says in one sentence why a ticket does not move."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def _at_rest(found: TicketFacts) -> str:
         return f"nothing undone found; its last message {found.last_done} is done"
     return (
         "nothing was found of it: no record, nothing waiting, nothing unread, no dead letter, and none of the newest "
-        f"entries that were read is its{'' if found.has_group else ' (nobody has ever read this stream)'}"
+        f"entries that were read is its{'' if found.has_group else ' (no master has read this stream yet)'}"
     )
 
 
@@ -77,7 +77,7 @@ def _parked(found: TicketFacts, parked: Parked) -> str:
     if found.unread.count:
         held.append(f"{_many(found.unread, 'message')} not read yet")
     what = f"parked for {duration(parked.since_ms)}{reason}"
-    return f"{what}; it stands still until somebody releases it, `bridge ticket release ID` ({', '.join(held)})"
+    return f"{what}; it stands still until it is released: `bridge ticket release ID` ({', '.join(held)})"
 
 
 def _retry(found: TicketFacts, retry: Retry) -> str:

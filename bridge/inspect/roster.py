@@ -1,4 +1,4 @@
-"""The consumers of a lane, as anybody can see them: who is there, what state each is in, what it has in flight."""
+"""The consumers of a lane: the state of each, and what it has in flight. Never writes."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def registrations_of(reply: dict[bytes, bytes]) -> dict[str, dict[str, Any]]:
 def draining(registration: dict[str, Any], order: bytes | None) -> bool:
     """Whether the order to drain, a value of the hash ``drains``, is for this life of the consumer.
 
-    An order ends with the process that it was for: who restarts a drained worker wants it to work.
+    An order ends with the process that it was for: a drained worker that is restarted takes work again.
     """
     return order is not None and orjson.loads(order).get("started") == registration.get("started")
 

@@ -1,4 +1,4 @@
-"""One look at a lane: who leads, who works, how much is where. For `bridge status`.
+"""Reads the state of a lane for `bridge status`: its leader, counts of messages, consumers.
 
 Two round trips, whatever the backlog: what the lane's keys say of themselves (lengths and summaries), in one MULTI so
 that the numbers belong together; then lease, report and queue of each consumer, and the records of tickets up to

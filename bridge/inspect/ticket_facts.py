@@ -41,7 +41,7 @@ class Retry:
 
 @dataclass(frozen=True)
 class Parked:
-    """The ticket stands still until somebody releases it. ``since_ms``: for how long it has."""
+    """The ticket stands still until an operator releases it. ``since_ms``: for how long it has."""
 
     reason: str
     since_ms: int

@@ -4,8 +4,8 @@ What is in flight or awaits a retry is in the ticket's record: one look. What wa
 what was not read yet in the stream; neither has an index by ticket, so both are searched from where the ticket's
 messages can be, up to a bound, and the answer says how far that went.
 
-Nothing stands still meanwhile: a message may move on between two looks. When the looks together saw nothing undone,
-the record is read once more, and all is done again if it is there now.
+A message may move during a search. When a search found nothing undone, the record is read once more. If there is one
+now, the search starts again.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 #: Dead letters that are looked through for the ticket's, newest first, and those of it that are shown.
 LETTERS_LOOKED_AT = 1000
 LETTERS_SHOWN = 3
-#: Times that a ticket which moved on between two looks is looked for anew.
+#: Searches, at most. A ticket that moved during a search is searched for again.
 LOOKS = 3
 
 

@@ -49,7 +49,7 @@ class Wire:
         # Kept, since with sentinels the connection asks its pool where the primary is.
         self._pool: Any = client(url, timeout_s=timeout_s).connection_pool
         self._connection: Any = self._pool.make_connection()
-        #: Whether a question was asked whose answer was not read.
+        #: Whether a command was sent whose reply was not read.
         self.asked = False
 
     @property
@@ -166,7 +166,7 @@ def _unreadable_file(url: str) -> str:
 
 
 def require_fit(client_: Redis, url: str) -> None:
-    """For who only adds to the stream, and may be allowed nothing else: a server that does not tell is taken as it is.
+    """Checks a server for a producer. A producer may lack the permission for INFO; then the server is not checked.
 
     Raises `ServerUnfit`, and redis errors of a server that is away.
     """

@@ -1,7 +1,6 @@
-"""What goes wrong below a command, as one line that says what to do.
+"""Translates errors of redis, of Celery's configuration and of files into one line that says what to do.
 
-Errors of `bridge.routing.errors` are such lines already. This is for what comes from below them: redis, Celery's
-configuration, files. Whatever else comes up is a bug, and keeps its stack trace.
+Errors of `bridge.routing.errors` are such lines already. Every other error is a bug and keeps its stack trace.
 """
 
 from __future__ import annotations
@@ -14,12 +13,12 @@ from celery.exceptions import ImproperlyConfigured
 from bridge.link.connections import UNAVAILABLE
 from bridge.routing.errors import ConfigurationError, InputError, ServerUnavailable, TicketBridgeError
 
-#: Where the output goes has no room for it.
+#: Error numbers of an output without room.
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def translated(exc: Exception) -> TicketBridgeError | None:
-    """The error to show for ``exc``; None when it is nothing that a user could have caused."""
+    """The error to print for ``exc``; None for a bug."""
     if isinstance(exc, TicketBridgeError):
         return exc
     if isinstance(exc, redis.exceptions.RedisError):
@@ -27,10 +26,10 @@ def translated(exc: Exception) -> TicketBridgeError | None:
     if isinstance(exc, ImproperlyConfigured):
         return ConfigurationError(f"Celery's configuration cannot work: {' '.join(str(exc).split())}")
     if isinstance(exc, OSError) and exc.errno != errno.EPIPE and exc.filename is not None:
-        # A broken pipe is no error: whoever read the output has seen enough.
+        # A broken pipe is no error: the reader of the output has closed it.
         return InputError(f"{exc.filename}: {exc.strerror}")
     if isinstance(exc, OSError) and exc.errno in NO_ROOM:
-        # Without a name of a file: it is what the shell has opened.
+        # Without a file's name it is an output that the shell opened.
         return InputError(f"the output cannot be written: {exc.strerror}")
     return None
 

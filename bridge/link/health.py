@@ -1,7 +1,7 @@
-"""A sign of life for whoever supervises this process: a file that its loop touches as it turns.
+"""The health file: the loop of a process touches it, and a supervisor checks its age.
 
-Looking at the age of a file costs nothing, needs no server, and tells of a loop that hangs, which what is in Redis does
-not: another master may lead meanwhile, and a worker's lease has a thread of its own.
+The check is cheap, needs no server, and detects a loop that hangs. The state in Redis would not show that: another
+master may lead, and a worker renews its lease from another thread.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Health:
         try:
             os.utime(self._file)
         except FileNotFoundError:
-            # Somebody tidied up.
+            # The file was deleted: make it again.
             self._again()
         except OSError as exc:
             self._give_up(exc)

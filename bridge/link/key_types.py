@@ -1,4 +1,4 @@
-"""Keys of a lane that hold something else than the lane keeps there: whoever wrote it, it never goes away by itself."""
+"""Refuses a lane when one of its keys has the wrong Redis type, because another program uses the name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Says once that Redis is away, and once that it is back: an outage of a minute is two lines, not six hundred."""
+"""Logs an outage of Redis with two lines: one when it begins, one when it ends."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import logging
 import threading
 import time
 
-#: An outage that begins so soon after the one before, in seconds, is told only when it lasts as long: a server that
-#: comes and goes shall not fill the log.
+#: An outage that begins within this time after the last one is logged only when it lasts as long, in seconds. So a
+#: server that comes and goes does not fill the log.
 CALM_S = 5.0
 
 
@@ -29,12 +29,12 @@ class Outage:
         return self._count
 
     def noted(self) -> None:
-        """An outage that is not told: it counts."""
+        """Counts an outage that is not logged."""
         with self._lock:
             self._count += 1
 
     def met(self, exc: BaseException) -> None:
-        """The server did not serve, with ``exc`` as the sign of it. To be called again with each vain try."""
+        """A try to reach the server failed with ``exc``. Called for each failed try."""
         with self._lock:
             now = time.monotonic()
             if not self._since:
@@ -47,7 +47,7 @@ class Outage:
         self._logger.warning("Redis is away, %s: %s", self._doing, said)
 
     def over(self) -> bool:
-        """The server served; whether that ends an outage."""
+        """The server answered. Returns whether that ends an outage."""
         with self._lock:
             since, told = self._since, self._told
             self._since, self._told = 0.0, False

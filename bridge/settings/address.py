@@ -6,7 +6,7 @@
 | ``redis://`` and ``broker_use_ssl = {…}`` | ``rediss://…?ssl_…`` |
 | ``sentinel://h1;sentinel://h2/0`` and ``broker_transport_options`` | ``sentinel://h1,h2/0?master_name=…&sentinel=…`` |
 
-An address is a secret where it holds a password: whoever shows one calls `without_password` first.
+An address may hold a password: call `without_password` before it is shown.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def address_of(app: Celery) -> str:
 
 
 def _refuse_other_database(part: SplitResult) -> None:
-    """A database that Celery does not read as redis-py does: members of one lane would be in two databases."""
+    """Refuses a database that Celery and redis-py read differently: a lane would be in two databases."""
     if "db" in parse_qs(part.query):
         raise ConfigurationError(
             "the broker's URL has db=, which Celery does not read: write redis://HOST:PORT/DB, or for a socket "

@@ -66,7 +66,7 @@ def read_settings(app: Celery) -> Settings:
     except ConfigurationError:
         if not app.conf.task_always_eager:
             raise
-        # Nothing is ever sent.
+        # An eager app sends nothing.
         url = ""
     return settings.model_copy(update={"redis_url": url})
 
@@ -105,7 +105,7 @@ def _one_line(exc: ValidationError, keys: Mapping[str, str]) -> str:
     for error in exc.errors(include_url=False, include_context=False):
         parts = [str(part) for part in error["loc"]]
         if parts[:1] == ["lane"]:
-            # To users all settings are of one kind.
+            # Users do not see the split between an app's and a lane's settings.
             del parts[0]
         where = ".".join(parts)
         name = where.partition(".")[0]

@@ -1,8 +1,8 @@
-"""Which keys of an app's configuration are the bridge's, under any namespace.
+"""Finds the bridge's keys in an app's configuration, under any namespace.
 
 ``config_from_object("django.conf:settings", namespace="CELERY")`` makes Celery read ``CELERY_BROKER_URL`` for
-``broker_url``, and so ``CELERY_BRIDGE_LEASE`` is ``bridge_lease``. The object may hold anything else, too: outside of
-the namespace, only a known name of ours is an error.
+``broker_url``, and so ``CELERY_BRIDGE_LEASE`` is ``bridge_lease``. The object may hold other settings, too. Outside
+of the namespace only a known name of the bridge is an error.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 PREFIX = "bridge_"
 
-#: What Celery's own names began with once, and still do in many configurations.
+#: The prefix of Celery's old setting names, which many configurations still use.
 OLD_PREFIX = "CELERY_"
 
 

@@ -1,6 +1,7 @@
-"""The settings of one lane: what its masters, its consumers and its producers must agree on, or each needs to know.
+"""The settings of one lane, for its masters, consumers and producers.
 
-`bridge.settings.app` reads them from an app's ``bridge_…`` settings. The descriptions here are what the reference says.
+`bridge.settings.app` reads them from the ``bridge_…`` settings of an app. The reference page is made from the
+descriptions here.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A child process of a stack: its log, its end, and the certainty that it does not outlive the stack."""
+"""A child process of a stack, with its log. It never outlives the stack."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from bridge.stack.stopping import POLL_S, StopRequest
 
 #: Lines of a log that an error shows.
 TAIL_LINES = 8
-#: Signals on the way to an end, and the seconds that a process has to heed each; then comes SIGKILL. Celery takes
-#: SIGQUIT as "end now, without finishing the tasks".
+#: Signals that stop a process, each with the seconds to wait for its end. SIGKILL is last. At SIGQUIT a Celery worker
+#: stops without finishing its tasks.
 ESCALATION = ((signal.SIGTERM, 15.0), (signal.SIGQUIT, 3.0))
 
 
 class Child:
-    """One process, in a session of its own: Ctrl-C in a terminal does not reach it, the stack ends it in order."""
+    """One process, in its own session: Ctrl-C in a terminal does not reach it. The stack stops it."""
 
     def __init__(
         self,
@@ -101,10 +101,10 @@ class Child:
         return code
 
     def reap(self) -> None:
-        """Ends whatever is left of it, by force; the last thing to be done with it."""
+        """Kills what is left of it, and releases its resources. The last call."""
         if self._process is None:
             return
-        # Also what it left behind in its group.
+        # Its process group too: it may have left children.
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
@@ -132,9 +132,9 @@ class Child:
 
 
 def end_all(children: Sequence[Child], stop: StopRequest) -> None:
-    """Ends children that may end at the same time: asked politely, then firmly, then by force.
+    """Stops children at the same time, with `ESCALATION` and then SIGKILL.
 
-    Another Ctrl-C meanwhile skips the waiting.
+    A second Ctrl-C skips the waiting.
     """
     for number, patience_s in ESCALATION:
         alive = [child for child in children if child.running]

@@ -2,13 +2,13 @@
 
 The contract:
 
-- `start()` returns when this very process answers: a stranger on the port would answer a PING as well, so the process
-  id is compared. While a server loads its append-only file it answers LOADING, which is not ready.
+- `start()` returns when the started process answers. Another server on the port would answer a PING as well, so the
+  process id is compared. A server that answers LOADING is not ready.
 - The port stays the same over `stop()`, `kill()` and `restart()`, as clients of a crashed server expect.
-- Nothing outlives this process. PDEATHSIG would strike when the *thread* that started the server ends, which need not
-  be the main one; so a guard, a shell that waits on a pipe, ends the server once this process is gone, however it went.
-- Ctrl-C in a terminal does not reach the server (it has a session of its own), so that those who still write to it can
-  finish; whoever started it stops it.
+- The server does not outlive this process. PDEATHSIG would act when the *thread* that started the server ends, and that
+  may not be the main thread. So a guard process, a shell that waits on a pipe, stops the server when this process ends.
+- Ctrl-C in a terminal does not reach the server, which has its own session. So its clients can finish. The process that
+  started the server stops it.
 """
 
 from __future__ import annotations

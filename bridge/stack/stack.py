@@ -1,10 +1,10 @@
 """The whole stack on one machine, as child processes: server, masters, workers, Flower.
 
-- Started in the order in which they need each other, each looked at until it does its work: the server answers, a
-  master of ours leads, each worker is registered by its process id, Flower answers HTTP.
-- A child that ends without having been told to is an error of the whole stack.
-- Stopped in the reverse order, so that nobody loses what it still needs in order to finish.
-- Whatever happens to this process, no child outlives it (`bridge.stack.embedded.OrphanGuard`).
+- They start in the order of their dependencies. Each is ready when it does its work: the server answers, a master of
+  this stack leads, each worker is registered with its process id, Flower answers HTTP.
+- A child that ends unexpectedly is an error of the whole stack.
+- They stop in the reverse order, since a process may need the others to finish.
+- No child outlives this process (`bridge.stack.embedded.OrphanGuard`).
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from bridge.stack.stopping import StopRequest
 
 #: Seconds that a process may take until it does its work. Generous: a small machine starts them all at once.
 READY_TIMEOUT_S = 90.0
-#: Flower's own choice leaves the arguments out, where the ticket is.
+#: Flower's default columns lack the arguments, which hold the ticket.
 FLOWER_COLUMNS = "name,uuid,state,args,received,runtime,worker"
 #: Seconds between two questions whether Flower answers.
 ASK_FLOWER_S = 0.25
@@ -77,7 +77,7 @@ class Stack:
         self.flower: Child | None = None
         self.flower_port = plan.flower_port
         self.jobs: list[Child] = []
-        #: Children whose end is no surprise.
+        #: Children that were stopped or killed on purpose.
         self._ended: set[Child] = set()
         self._redis: Redis | None = None
         self._serving = False
@@ -108,7 +108,7 @@ class Stack:
         """Where the children find the server: the project's own variable, and Celery's for any other app."""
         url = self.server.url
         where = {"BRIDGE_BROKER_URL": url, "CELERY_BROKER_URL": url, "CELERY_RESULT_BACKEND": url}
-        # Events that nobody looks at cost as much as those that somebody does.
+        # Without Flower, task events would cost time and have no reader.
         events = {} if self.plan.flower else {"BRIDGE_TASK_EVENTS": "0"}
         return {**events, **self.plan.env, **where}
 
@@ -225,7 +225,7 @@ class Stack:
     # -- stop --------------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Stops everything that runs, those first who need the others."""
+        """Stops all processes. A process stops before the processes that it needs."""
         running = [*self.masters, *self.workers.values(), *self.jobs, *([self.flower] if self.flower else [])]
         if any(child.running for child in running):
             self._say("stopping …")

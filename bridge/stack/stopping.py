@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM for commands that have children: a request that every wait notices."""
+"""Ctrl-C and SIGTERM for commands with child processes: every wait ends at a request to stop."""
 
 from __future__ import annotations
 
@@ -7,29 +7,29 @@ from collections.abc import Callable
 
 from bridge.routing.stop_signal import StopSignal
 
-#: Seconds between two looks.
+#: Seconds between two checks of a wait.
 POLL_S = 0.02
 
 
 class Stopped(Exception):
-    """The user, or a supervisor, asked for the end."""
+    """The user or a supervisor asked to stop."""
 
 
 class StopRequest(StopSignal):
-    """Listens while its ``with`` block runs, and ends waits."""
+    """Handles the signals while its ``with`` block runs."""
 
     @property
     def requested(self) -> bool:
-        """Somebody asked to stop."""
+        """Whether a stop was requested."""
         return self.count > 0
 
     @property
     def hurry(self) -> bool:
-        """Somebody asked again: do not wait for anything."""
+        """Whether a stop was requested twice: do not wait for anything."""
         return self.count > 1
 
     def wait(self, predicate: Callable[[], bool], timeout_s: float | None = None, poll_s: float = POLL_S) -> bool:
-        """Whether ``predicate`` came to hold within the time. Raises `Stopped` as soon as somebody asks to stop."""
+        """Whether ``predicate`` became true in time. Raises `Stopped` at a request to stop."""
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         while True:
             if self.requested:

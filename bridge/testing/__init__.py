@@ -1,4 +1,4 @@
-"""What users test their tasks with: one attempt without a server, all that was handled, and a whole lane in a test.
+"""The testing kit for users: handle one message without a server, record handled messages, run a whole lane in a test.
 
 It may import the rest of `bridge`; nothing there imports it. Fixtures are in `bridge.testing.plugin`, which pytest
 loads by itself; a lane with a server, a master and a worker is `bridge.testing.lane.Lane`.

@@ -1,4 +1,4 @@
-"""How far a lane is: counts at the price of one round trip, whatever the backlog, and how a run shows them."""
+"""The progress of a run: reads the counts of a lane in one round trip, and shows them."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 if TYPE_CHECKING:
     from bridge.settings.lane import LaneSettings
 
-#: Seconds between two plain lines, where there is no terminal.
+#: Seconds between two progress lines, when the output is no terminal.
 LINE_EVERY_S = 2.0
-#: Seconds that the rate looks back.
+#: Seconds over which the rate is averaged.
 RATE_OVER_S = 3.0
 
 
 @dataclass(frozen=True)
 class Counts:
-    """Where the messages of a lane are, now."""
+    """The numbers of a lane's messages by state."""
 
     #: Ever added to the stream.
     pushed: int
@@ -38,7 +38,7 @@ class Counts:
 
     @property
     def settled(self) -> int:
-        """Done or dead: nothing more will happen to these."""
+        """Done or dead messages."""
         return self.done + self.dead
 
     @property
@@ -47,7 +47,7 @@ class Counts:
 
     @property
     def waiting(self) -> int:
-        """Not dispatched yet, read by the master or not."""
+        """Messages that are not dispatched yet, whether the master has read them or not."""
         return max(0, self.pushed - self.settled - self.flying)
 
 
@@ -82,7 +82,8 @@ def read_counts(redis: Redis, lane: LaneSettings) -> Counts:
 def _added(stream: Any) -> int:
     if not isinstance(stream, dict):
         return 0
-    # Servers before 7.0 do not count what was ever added; nothing that the bridge does shortens the stream.
+    # Servers before 7.0 do not count the entries ever added. Their length is too small, since done entries are removed;
+    # the demo starts a newer server.
     return int(stream["entries-added"] if "entries-added" in stream else stream["length"])
 
 
@@ -91,7 +92,7 @@ def _text(value: bytes | str) -> str:
 
 
 class ProgressView:
-    """Shows a run's counts: bars on a terminal, a line now and then elsewhere."""
+    """Shows a run's counts: bars on a terminal, else a line at most every `LINE_EVERY_S`."""
 
     def __init__(self, console: Console, total: int) -> None:
         self._console = console
