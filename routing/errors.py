@@ -71,7 +71,7 @@ class LaneConflict(TicketBridgeError):
 
 
 class GroupMoved(LaneConflict):
-    """Somebody set the lane's group back or forward by hand."""
+    """The lane's group was set back or forward by hand."""
 
 
 class StaleFence(TicketBridgeError):

@@ -80,7 +80,7 @@ class Ring:
             name = self._names[places[i] & NUMBER]
             if name in among:
                 return name
-        raise ValueError("nobody is on the ring to whom the ticket may belong")
+        raise ValueError("no consumer on the ring may have the ticket")
 
 
 @lru_cache(maxsize=8)

@@ -23,7 +23,7 @@ _SETTLE_PUSH = Script("settle_push")
 
 #: What must be loaded on a server before chunks are sent there.
 LOADING: tuple[tuple[str, str, str], ...] = (_APPEND_ONCE.loading, _APPEND_PER_TICKET.loading)
-#: How long a note that somebody waits is kept, in seconds: who still waits renews it sooner.
+#: How long a note that a writer waits is kept, in seconds. A writer that still waits renews it sooner.
 NOTE_LIFE_S = 30
 
 

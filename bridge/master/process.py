@@ -90,7 +90,7 @@ class Master:
             leader.stop()
 
     def run(self) -> None:
-        """Leads or stands by until `stop`. Raises `ConfigurationError` when the lane cannot be led by anybody."""
+        """Leads or stands by until `stop`. Raises `ConfigurationError` when no master can lead the lane."""
         if threading.current_thread() is threading.main_thread():
             for number in (signal.SIGTERM, signal.SIGINT):
                 signal.signal(number, self.stop)

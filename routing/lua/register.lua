@@ -5,7 +5,7 @@
 -- KEYS: 1 consumers, 2 the new lease, 3 the lease of the registered incarnation, 4 the queue, 5 outcomes.
 -- ARGV: consumer, incarnation, lease (ms), registration, registration that the caller found ('' = none).
 -- Returns: {'OK'}; {'HELD', ms left}: the other incarnation's lease holds: wait it out;
---          {'CHANGED'}: somebody registered this name meanwhile: look again.
+--          {'CHANGED'}: the name was registered again in the meantime: the caller looks again.
 -- Keeps: I5: two incarnations of one name never hold leases together. Bound: O(1) + the old queue.
 
 if (redis.call('HGET', KEYS[1], ARGV[1]) or '') ~= ARGV[5] then
