@@ -23,7 +23,7 @@ BESIDE = -n $(JOBS) --dist loadfile --no-loadscope-reorder
 # Options for the soak: .venv/bin/python -m tests.chaos.soak --help
 SOAK_ARGS ?=
 
-# What a caller's shell happens to point at must not leak into the checkout's own environment.
+# Variables of the caller's shell must not change the checkout's own environment.
 unexport PYTHONHOME PYTHONPATH VIRTUAL_ENV PIP_REQUIRE_VIRTUALENV PIP_USER PIP_TARGET PIP_PREFIX
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
@@ -112,7 +112,7 @@ sparkbench: $(READY) ## Spark writing and reading a stream, against the server a
 	$(BIN)/python -m benchmarks.spark_write
 	$(BIN)/python -m benchmarks.spark_read
 
-# Names, versions and hashes only: where packages come from is the business of whoever installs them.
+# Names, versions and hashes only: the installing machine chooses where packages come from.
 PIN := $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --group build \
   --no-header --no-annotate --no-emit-index-url --no-emit-find-links
 

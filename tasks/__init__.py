@@ -1,4 +1,4 @@
-"""The Celery app that ``celery -A tasks worker -n w1@%h`` starts: the part that a user makes his own.
+"""The Celery app that ``celery -A tasks worker -n w1@%h`` starts: users replace it with their own app.
 
 Its settings are in ``celeryconfig.py``, its tasks in the modules that ``imports`` names there.
 """

@@ -1,7 +1,7 @@
 """The tickets that have a record: in flight, awaiting a retry, or parked. For `bridge ticket list`. Never writes.
 
-The lane moves on meanwhile: a ticket whose record comes or goes between two pages may be in the list or not; one that
-stands still is in it for certain.
+The lane may change between two pages. A ticket whose record is written or deleted meanwhile may be in the list or not.
+A ticket whose record stays is in the list.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Recorded:
 
 
 def recorded(redis: Redis, lane: LaneSettings, *, parked_only: bool) -> Iterator[Recorded]:
-    """All of them, in no order. Raises redis errors."""
+    """All tickets with a record, in no order. Raises redis errors."""
     keys = lane.keys
     seconds, micros = redis.time()
     now_ms = seconds * 1000 + micros // 1000

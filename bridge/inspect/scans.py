@@ -1,7 +1,7 @@
-"""Bounded searches for one ticket's messages, in what waits and in the stream. They only read.
+"""Bounded searches for one ticket's messages, among the pending entries and in the stream. Never writes.
 
-There is no index of messages by ticket, on purpose: it would cost every message a write. So a search looks at entry
-after entry, and stops after `LIMIT` entries or `LIMIT_BYTES` of them, whichever comes first; it tells which.
+There is no index of messages by ticket, since it would cost a write for each message. So a search reads entry after
+entry, and stops after `LIMIT` entries or `LIMIT_BYTES`. The result says whether it saw all entries.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def of_pending(
             if len(page) < size:
                 return
             span = younger_than(ids[-1], end)
-        # One more that nobody looks at any more.
+        # At least one more entry, which is not searched.
         if redis.execute_command("XPENDING", keys.stream, keys.group, *span, 1, master):
             yield "", None
 

@@ -45,7 +45,7 @@ CHUNK = 1000
 
 
 class Kill:
-    """What is known of the killed worker at the moment of its death."""
+    """The killed worker, and its tickets in flight at that moment."""
 
     def __init__(self, name: str, replacement: str) -> None:
         self.name = name
@@ -265,7 +265,7 @@ class Demo:
 
 
 def _stuck(counts: Counts, for_s: float) -> str:
-    """What stands still, in words."""
+    """A sentence about a run that makes no progress."""
     flying = ", ".join(f"{n:,} on {name}" for name, n in counts.in_flight.items() if n) or "none"
     return (
         f"nothing moved for {for_s:g} s: pushed {counts.pushed:,}, done {counts.done:,}, dead {counts.dead:,}, "

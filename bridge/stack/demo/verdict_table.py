@@ -1,4 +1,4 @@
-"""The verdict of a run as a table for people: what must be 0 or all, what was, and what it cost."""
+"""The verdict of a run as a table for people."""
 
 from __future__ import annotations
 
