@@ -1,7 +1,7 @@
 """One leader, hundreds of consumers, millions of messages: what that costs, and whether all of it is right.
 
 Server and masters are real, the consumers simulated. On the way some consumers are lost in one moment, and the leading
-master is killed. ``python -m benchmarks.crowd --help``; `tests/integration/test_crowd.py` runs a small one.
+master is killed. ``python -m benchmarks.crowd --help``; `tests/integration/leader/test_crowd.py` runs a small one.
 """
 
 from __future__ import annotations

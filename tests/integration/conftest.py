@@ -36,7 +36,7 @@ from tests.nodes.yard import NodeYard
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from tests.integration.spark_jobs import JobsHere
+    from tests.integration.spark.spark_jobs import JobsHere
 
 VALKEY_IMAGE = "valkey/valkey:9.1"
 
@@ -164,7 +164,7 @@ def celery_worker_cluster(
 @pytest.fixture(scope="module")
 def session() -> SparkSession:
     """A Spark with the settings that most tests want."""
-    from tests.integration.spark_session import session_of
+    from tests.integration.spark.spark_session import session_of
 
     return session_of()
 
@@ -172,7 +172,7 @@ def session() -> SparkSession:
 @pytest.fixture
 def jobs_here(monkeypatch: pytest.MonkeyPatch) -> JobsHere:
     """Jobs of Spark, called in this process."""
-    from tests.integration.spark_jobs import JobsHere
+    from tests.integration.spark.spark_jobs import JobsHere
 
     return JobsHere(monkeypatch)
 
@@ -180,7 +180,7 @@ def jobs_here(monkeypatch: pytest.MonkeyPatch) -> JobsHere:
 @pytest.fixture
 def nothing_runs_on() -> Iterator[None]:
     """What the test asked of Spark has ended when it is over."""
-    from tests.integration.spark_session import wait_for_tasks
+    from tests.integration.spark.spark_session import wait_for_tasks
 
     yield
     wait_for_tasks()

@@ -1,0 +1,119 @@
+"""The tutorial, followed step by step: its files, its commands and its terminals, against a real server.
+
+A comment before each block of the page says what a reader does with it:
+
+- ``file: NAME``: writes it;
+- ``run``: runs it, and it succeeds; ``run until it prints: TEXT``: looks again until it does;
+- ``run until nothing changes``: looks until the stock has settled;
+- ``terminal: NAME; ready: TEXT``: starts it in a terminal of its own; ``stop: NAME``: ends that;
+- ``not run: REASON``.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from bridge.stack.embedded import EmbeddedServer
+from tests.nodes.process import ProcessNode
+from tests.nodes.yard import NodeYard
+from tests.waiting import wait_until
+
+PAGE = Path(__file__).parents[3] / "docs" / "tutorial" / "index.md"
+BLOCK = re.compile(r"^<!-- (?P<what>.+?) -->$(?:\n```\w*\n(?P<text>.*?)^```$)?", re.MULTILINE | re.DOTALL)
+
+
+@dataclass(frozen=True)
+class Step:
+    what: str
+    text: str
+
+    @property
+    def commands(self) -> str:
+        """The lines of a console without their prompt."""
+        lines = self.text.splitlines()
+        assert all(line.startswith("$ ") for line in lines), lines
+        return "\n".join(line.removeprefix("$ ") for line in lines)
+
+
+def steps() -> list[Step]:
+    return [Step(found["what"], found["text"] or "") for found in BLOCK.finditer(PAGE.read_text())]
+
+
+class Reader:
+    """Does what the page says, in a folder of its own."""
+
+    def __init__(self, folder: Path, url: str) -> None:
+        self.folder = folder
+        self.yard = NodeYard(folder.parent, url)
+        self.terminals: dict[str, ProcessNode] = {}
+        path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+        self.env = {"SHOP_REDIS": url, "PATH": path, "PYTHONPATH": "", "PYTHONDONTWRITEBYTECODE": "1"}
+
+    def follow(self, step: Step) -> None:
+        what, _, rest = step.what.partition(": ")
+        if what == "file":
+            (self.folder / rest).write_text(step.text)
+        elif what == "run":
+            self.run(step)
+        elif what == "run until it prints":
+            wait_until(lambda: rest in " ".join(self.run(step).split()), description=step.commands, timeout_s=60)
+        elif what == "run until nothing changes":
+            assert 0 < int(self.settled(step)) < 40
+        elif what == "terminal":
+            name, _, ready = rest.partition("; ready: ")
+            command = ["bash", "-c", f"exec {step.commands}"]
+            self.terminals[name] = self.yard.process(
+                name.replace(" ", "-"), command, env=self.env, cwd=self.folder, ready_text=ready
+            )
+        elif what == "stop":
+            self.terminals[rest].terminate()
+        else:
+            assert what == "not run", step
+
+    def run(self, step: Step) -> str:
+        done = subprocess.run(
+            ["bash", "-ec", step.commands], cwd=self.folder, env={**os.environ, **self.env},
+            capture_output=True, text=True, timeout=60, check=False,
+        )  # fmt: skip
+        assert done.returncode == 0, f"{step.commands}\n{done.stdout}\n{done.stderr}"
+        return done.stdout
+
+    def settled(self, step: Step) -> str:
+        """What the command prints when it prints the same twice, after something was there."""
+        seen = [""]
+
+        def same() -> bool:
+            seen.append(self.run(step).strip())
+            return seen[-1] not in ("", "None") and seen[-1] == seen[-2]
+
+        wait_until(same, description="a number that stays", timeout_s=30)
+        return seen[-1]
+
+
+@pytest.fixture
+def reader(own_server: EmbeddedServer, tmp_path: Path) -> Iterator[Reader]:
+    folder = tmp_path / "shop"
+    folder.mkdir()
+    reader = Reader(folder, own_server.url)
+    yield reader
+    reader.yard.close()
+
+
+@pytest.mark.slow
+def test_every_step_of_the_tutorial_works_in_its_order(reader: Reader) -> None:
+    for step in steps():
+        reader.follow(step)
+
+
+def test_every_block_of_the_tutorial_says_what_to_do_with_it() -> None:
+    blocks = re.findall(r"^```\w+$", PAGE.read_text(), re.MULTILINE)
+    assert len(blocks) == len([step for step in steps() if step.text])
+    assert sum(step.what.startswith("not run") for step in steps()) == 3

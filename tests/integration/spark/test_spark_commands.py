@@ -1,0 +1,275 @@
+"""`bridge spark`: the process becomes the job, and the job gets from the app what the user does not say."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import NoReturn
+
+import psutil
+import pytest
+from click.testing import CliRunner
+
+from bridge.spark import archive, push, replay, report
+from bridge.stack.embedded import EmbeddedServer
+from tests.commands import CommandLine, command_line
+from tests.integration.spark.spark_clusters import python_with
+from tests.integration.spark.spark_jobs import command, said, submit
+from tests.nodes.process import ROOT, ProcessNode
+from tests.nodes.yard import NodeYard
+from tests.waiting import wait_until
+
+SECRET = "hunter2"
+URL = f"redis://user:{SECRET}@127.0.0.1:1/3"
+APP = "tests.apps.counter"
+
+
+@dataclass
+class Became:
+    """What a command became."""
+
+    program: str
+    words: list[str]
+    env: dict[str, str]
+
+
+class Commands:
+    """`bridge spark …` in this process, of an app of this test's, and what it would have become."""
+
+    def __init__(self, shell: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._shell = shell
+        self._became: Became | None = None
+        monkeypatch.setattr(os, "execve", self._exec)
+        monkeypatch.delenv("TICKET_BRIDGE_URL", raising=False)
+
+    def _exec(self, program: str, command: list[str], env: dict[str, str]) -> NoReturn:
+        assert (program, command[0]) == (sys.executable, sys.executable)
+        self._became = Became(command[1], command[2:], env)
+        raise SystemExit(0)
+
+    def become(self, *words: str) -> Became:
+        """What ``bridge -A APP spark …`` becomes."""
+        done = self._shell("spark", *words)
+        assert (done.exit_code, done.output) == (0, "")
+        assert self._became is not None
+        return self._became
+
+    def refused(self, *words: str) -> str:
+        """The line with which it is refused as wrong usage."""
+        done = self._shell("spark", *words)
+        assert (done.exit_code, done.stdout, done.stderr.count("\n")) == (2, "", 1)
+        return done.stderr
+
+    def forget_app(self) -> None:
+        """From now on the app that is named is not there."""
+        self._shell.app = "no_such_app"
+
+
+@pytest.fixture
+def commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Commands]:
+    with command_line(tmp_path, monkeypatch, URL) as shell:
+        yield Commands(shell, monkeypatch)
+
+
+@pytest.mark.parametrize(
+    ("job", "words"),
+    [
+        ("push", ["--stream", "ticket_stream", "--max-payload", "1048576"]),
+        ("archive", ["--stream", "ticket_stream", "--group", "concurrency_stream_group"]),
+        ("replay", ["--stream", "ticket_stream", "--max-payload", "1048576"]),
+    ],
+)
+def test_the_lane_comes_from_the_app_and_its_password_through_the_environment(
+    commands: Commands, job: str, words: list[str]
+) -> None:
+    became = commands.become(job, "log.csv", "--key", "x y")
+    assert became.program == str(ROOT / "spark" / f"{job}.py")
+    assert became.words == [*words, "log.csv", "--key", "x y"]
+    assert became.env["TICKET_BRIDGE_URL"] == URL
+    assert SECRET not in " ".join(became.words)
+
+
+def test_what_the_user_says_wins_over_the_app(commands: Commands, monkeypatch: pytest.MonkeyPatch) -> None:
+    words = ["f", "--stream=mine", "--max-payload", "9", "--url", "redis://else"]
+    became = commands.become("push", *words)
+    assert became.words == words
+    # An explicit address leaves nothing of the app's in the environment.
+    assert "TICKET_BRIDGE_URL" not in became.env
+    monkeypatch.setenv("TICKET_BRIDGE_URL", "redis://other")
+    assert commands.become("push", "f").env["TICKET_BRIDGE_URL"] == "redis://other"
+
+
+def test_an_app_is_needed_only_where_something_is_left_to_say(commands: Commands) -> None:
+    commands.forget_app()
+    assert commands.become("push", "f", "--url", "u", "--stream", "s").words[:1] == ["f"]
+    assert commands.become("report", "archive").words == ["archive"]
+    assert commands.become("archive", "--help").words == ["--help"]
+    for words in (["push", "f", "--url", "u"], ["archive", "out", "--url", "u", "--stream", "s"]):
+        line = commands.refused(*words)
+        assert line.startswith("Error: cannot load the Celery app 'no_such_app'")
+        assert "no app is needed" in line
+
+
+def test_without_spark_it_says_what_to_install(commands: Commands, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _name: None)
+    expected = "Error: bridge spark needs PySpark: pip install 'ticket-bridge[spark]'\n"
+    assert commands.refused("push", "f") == expected
+
+
+def test_a_folder_of_the_users_that_is_named_spark_is_not_the_job(tmp_path: Path) -> None:
+    (tmp_path / "spark").mkdir()
+    (tmp_path / "spark" / "__init__.py").write_text("")
+    (tmp_path / "spark" / "push.py").write_text("print('not me')\n")
+    done = subprocess.run(
+        [sys.executable, "-m", "bridge", "spark", "push", "--help"],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )
+    assert done.returncode == 0
+    assert "Push the events of FILE" in done.stdout
+
+
+#: Stands for a job: says who it is, and ends as it is told.
+SHOW = """
+    import os, signal, sys
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(7))
+    sys.stdout.write(f"waits as {os.getpid()}\\n")
+    sys.stdout.flush()
+    signal.pause()
+"""
+
+
+def test_exit_code_process_and_signals_are_the_jobs_own(tmp_path: Path) -> None:
+    (tmp_path / "push.py").write_text(textwrap.dedent(SHOW))
+    code = (
+        "import sys, pathlib, bridge.cli.main, bridge.cli.commands.spark as s\n"
+        f"s.JOBS = pathlib.Path({str(tmp_path)!r})\n"
+        "sys.argv = ['bridge', *sys.argv[1:]]\nbridge.cli.main.main()"
+    )
+    yard = NodeYard(tmp_path, URL)
+    try:
+        words = [sys.executable, "-c", code, "-A", APP, "spark", "push", "f"]
+        node = yard.process("job", words, env={"CELERY_BROKER_URL": URL}, ready_text="waits")
+        # There is no process in between that could be killed alone.
+        assert node.logs() == f"waits as {node.pid}\n"
+        assert node.terminate() == 7
+    finally:
+        yard.close()
+
+
+@pytest.mark.parametrize("job", [push, archive, report, replay])
+def test_every_job_says_how_it_is_used(job: ModuleType) -> None:
+    done = CliRunner().invoke(job.main, ["--help"])
+    assert (done.exit_code, done.stderr) == (0, "")
+    for option in ("--master", "--progress", "--spark-log"):
+        assert option in done.stdout
+
+
+def starts_spark(node: ProcessNode, program: str) -> bool:
+    """Whether a process that this one started is to be Spark's Java, and is this program now: first it is a shell."""
+    for child in node.children():
+        with suppress(psutil.Error):
+            words = child.cmdline()
+            if child.ppid() == node.pid and "org.apache.spark.deploy.SparkSubmit" in words:
+                return Path(words[0]).name == program
+    return False
+
+
+@pytest.mark.spark
+@pytest.mark.slow
+@pytest.mark.long
+@pytest.mark.timeout(600)
+class TestWithSpark:
+    @pytest.fixture
+    def log(self, tmp_path: Path) -> Path:
+        path = tmp_path / "log.csv"
+        path.write_text("ticket_id,seq,x\n" + "".join(f"T{n % 5},{n},v{n}\n" for n in range(100)))
+        return path
+
+    def test_the_same_file_runs_under_spark_submit(self, valkey: EmbeddedServer, log: Path, tmp_path: Path) -> None:
+        # The workers' Python does not have the packages: they come from the driver.
+        workers = str(python_with(tmp_path / "env"))
+        pythons = {"PYSPARK_PYTHON": workers, "PYSPARK_DRIVER_PYTHON": sys.executable}
+        told = submit("push", log, cwd=tmp_path, env={"TICKET_BRIDGE_URL": valkey.url, **pythons})
+        assert (told[-1]["event"], told[-1]["rows"]) == ("done", 100)
+        with valkey.client() as client:
+            assert client.xlen("ticket_stream") == 100
+
+    def test_what_spark_finds_is_one_line_too_and_leaves_nothing_behind(
+        self, valkey: EmbeddedServer, log: Path, tmp_path: Path
+    ) -> None:
+        with log.open("a") as file:
+            file.write("T1,1\n")
+        yard = NodeYard(tmp_path, valkey.url)
+        try:
+            words = command("push", log, "--url", valkey.url, "--master", "local[2]", "--progress", "none")
+            node = yard.process("push", words, wait=False)
+            assert node.wait(timeout_s=400) == 1
+            assert node.survivors() == []
+            assert node.logs().startswith("error: the input cannot be read: ")
+            assert node.logs().count("\n") == 1
+        finally:
+            yard.close()
+
+    @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)], ids=["term", "int"])
+    @pytest.mark.parametrize("program", ["bash", "java"])
+    def test_a_signal_while_java_starts_leaves_neither_it_nor_a_file(
+        self, valkey: EmbeddedServer, log: Path, tmp_path: Path, program: str, number: signal.Signals, code: int
+    ) -> None:
+        files = tmp_path / "files"
+        files.mkdir()
+        env = {"TMPDIR": str(files), "JAVA_TOOL_OPTIONS": f"-Djava.io.tmpdir={files}"}
+        yard = NodeYard(tmp_path, valkey.url)
+        try:
+            words = command("push", log, "--url", valkey.url, "--master", "local[2]", "--progress", "json")
+            node = yard.process("push", words, env=env, wait=False)
+            wait_until(lambda: starts_spark(node, program), description=f"{program} to run", timeout_s=240)
+            assert node.pid is not None
+            os.kill(node.pid, number)
+            assert node.wait(timeout_s=60) == code
+            assert said(node.logs())[-1]["event"] == "failed"
+            assert "Traceback" not in node.logs()
+            # What the script runs to find its command ends by itself.
+            wait_until(lambda: not node.survivors(), description="the end of all", timeout_s=120)
+            assert [path.name for path in files.iterdir()] == []
+        finally:
+            yard.close()
+
+    def test_ctrl_c_ends_the_job_and_java_with_one_line(
+        self, valkey: EmbeddedServer, log: Path, tmp_path: Path
+    ) -> None:
+        yard = NodeYard(tmp_path, valkey.url)
+        try:
+            # Given a push that waits, since the stream is full
+            with valkey.client() as client:
+                client.xadd("ticket_stream", {"ticket_id": "other", "payload": "{}"})
+            words = ["spark", "push", str(log), "--high-water", "1", "--master", "local[2]", "--progress", "json"]
+            node = yard.process(
+                "push",
+                [sys.executable, "-m", "bridge", "-A", APP, *words],
+                env={"CELERY_BROKER_URL": valkey.url},
+                wait=False,
+            )
+            node.wait_for_log('"event": "waiting"', timeout_s=400)
+            # When Ctrl-C goes to the whole group, as a terminal sends it
+            assert node.pid is not None
+            os.killpg(node.pid, signal.SIGINT)
+            # Then it ends as stopped, with a line, and leaves nobody behind
+            assert node.wait(timeout_s=60) == 130
+            assert said(node.logs())[-1] == {"event": "failed", "error": "stopped"}
+            assert "Traceback" not in node.logs()
+            wait_until(lambda: not node.survivors(), description="the end of all")
+        finally:
+            yard.close()

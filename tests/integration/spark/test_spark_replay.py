@@ -1,0 +1,278 @@
+"""Messages of an archive put back into a stream, with a real Spark and a real server."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+from collections import defaultdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from bridge.routing.errors import InputError
+from bridge.routing.messages import payload_of_fields
+from bridge.spark.archiving.reading import Range
+from bridge.spark.archiving.selection import Counts, Selection
+from bridge.spark.job.failures import one_line
+from bridge.spark.replay import Replay, main, name_of, replay
+from bridge.stack.embedded import EmbeddedServer
+from tests.integration.spark.archives import START_MS, Archive, Line, history, id_key, letter, message
+from tests.integration.spark.spark_jobs import command, refused, said, submit
+from tests.nodes.yard import NodeYard
+from tests.waiting import wait_until
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(600), pytest.mark.usefixtures("nothing_runs_on")]
+
+STREAM = "again_stream"
+SEED = int(os.environ.get("REPLAY_SEED", "4"))
+EVERYTHING = Selection(Range())
+
+
+def ask(
+    archive: Path, server: EmbeddedServer, selection: Selection = EVERYTHING, *, run: str | None = None, **more: Any
+) -> Replay:
+    run = run or name_of(str(archive), selection, STREAM)
+    options = {"url": server.url, "stream": STREAM, "runId": run}
+    return Replay(str(archive), selection, STREAM, run, options, partitions=2, **more)
+
+
+def entries(server: EmbeddedServer) -> list[dict[str, str]]:
+    """The fields of each entry, in stream order."""
+    with server.client() as client:
+        found = client.xrange(STREAM)
+    return [{name.decode(): value.decode() for name, value in fields.items()} for _, fields in found]
+
+
+def by_ticket(found: list[dict[str, str]]) -> dict[str, list[dict[str, str]]]:
+    tickets: dict[str, list[dict[str, str]]] = defaultdict(list)
+    for fields in found:
+        tickets[fields["ticket_id"]].append(fields)
+    return tickets
+
+
+@pytest.fixture(scope="module")
+def many() -> Archive:
+    """Messages whose ids text would sort wrongly, in an order that is not theirs."""
+    print(f"REPLAY_SEED={SEED}")
+    draw = random.Random(SEED)
+    made = Archive()
+    for number in range(300):
+        ms = START_MS + number // 25 if number >= 20 else 9 + number  # … 9, 10, … and hand-made ids
+        id_ = f"{ms}-{number}"
+        task = draw.choice((None, "shop.apply"))
+        made.messages.append(message(id_, f"T-{draw.randrange(7)}", json.dumps({"n": number, "t": "ü\n"}), task=task))
+    draw.shuffle(made.messages)
+    return made
+
+
+@pytest.fixture(scope="module")
+def many_archive(many: Archive, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return many.write(tmp_path_factory.mktemp("many") / "archive")
+
+
+def in_order(many: Archive) -> dict[str, list[dict[str, str]]]:
+    """Each ticket's messages as they were, in the order of their ids as numbers."""
+    expected: dict[str, list[dict[str, str]]] = defaultdict(list)
+    for row in sorted(many.messages, key=lambda row: id_key(row["message_id"])):
+        task = {"task": row["task"]} if row["task"] else {}
+        expected[row["ticket_id"]].append({"ticket_id": row["ticket_id"], **task, "payload": row["payload"]})
+    return expected
+
+
+def test_every_ticket_comes_back_whole_in_the_order_of_its_ids_and_once(
+    session: SparkSession, server: EmbeddedServer, many: Archive, many_archive: Path
+) -> None:
+    # When an archive is replayed, and by mistake a second time
+    for _ in range(2):
+        replay(session, ask(many_archive, server))
+        # Then each ticket has its messages as they were, in order
+        assert by_ticket(entries(server)) == in_order(many)
+    # And only a deliberate second time adds them anew
+    replay(session, ask(many_archive, server, run="another"))
+    assert len(entries(server)) == 2 * len(many.messages)
+
+
+def test_a_selection_that_is_not_what_it_was_is_refused_and_adds_nothing(
+    session: SparkSession, valkey: EmbeddedServer, tmp_path: Path, many: Archive
+) -> None:
+    # Given a replay without an end, of an archive that then grew in the middle
+    folder = tmp_path / "archive"
+    kept = sorted(many.messages, key=lambda row: id_key(row["message_id"]))
+    Archive(messages=kept[::2]).write(folder)
+    asked = ask(folder, valkey)
+    replay(session, asked)
+    before = entries(valkey)
+    Archive(messages=kept).write(folder)
+    # When it is started again
+    with pytest.raises(Exception) as failed:  # noqa: PT011 - what Spark throws is Spark's; one_line reads it
+        replay(session, asked)
+    # Then it says so in one line, and the stream is as it was
+    told = str(one_line(failed.value))
+    assert told.startswith(f"{asked.run} began with other messages")
+    assert "\n" not in told
+    assert entries(valkey) == before
+
+
+def lane() -> Archive:
+    """A lane's archive in which some entries, rows and letters are there and some are not."""
+    at = START_MS * 1000
+    ids = [f"{START_MS + i}-0" for i in range(9)]
+    whole, fields_only, gone, dead_here, dead_gone, refused, no_text, replayed, bad_ticket = ids
+
+    def ended(i: int, id_: str, what: str, ticket: str = "A", task: str = "shop.apply") -> Line:
+        ran = (0, 0.0) if what in ("refused", "replayed") else (at + i, 1.0)
+        return Line(at + 1000 * i, id_, ticket, task, what, "w", 1, 7 + i, *ran)
+
+    lines = [ended(i, id_, "done") for i, id_ in enumerate((whole, fields_only, gone), start=1)]
+    lines += [ended(4, dead_here, "dead", "B", "shop.notify"), ended(5, dead_gone, "dead", "B")]
+    lines += [ended(6, refused, "refused", "", ""), ended(7, replayed, "dead"), ended(8, replayed, "replayed")]
+    lines += [ended(9, replayed, "done"), ended(10, bad_ticket, "refused", "", "")]
+    lines += [ended(11, dead_here, "stale", "", ""), ended(12, no_text, "refused", "", "")]
+    return Archive(
+        history(lines),
+        dead=[
+            letter(at + 4000, dead_here, "gave up after 5 attempts", ticket_id="B", task="shop.notify", payload="{}"),
+            letter(at + 5000, dead_gone, "gave up after 5 attempts", ticket_id="B", task="shop.apply", payload='"x"'),
+            letter(at + 6000, refused, "unknown task", ticket_id="B", task="?", fields={"ticket_id": "B", "task": "?"}),
+            letter(at + 7000, replayed, "gave up after 1 attempts", ticket_id="A", task="shop.apply", payload="1"),
+            letter(at + 8000, bad_ticket, "ticket_id is empty, longer than 512 bytes, or not UTF-8", ticket_id="\\xff"),
+            letter(at + 9000, no_text, "a field is not UTF-8", ticket_id="C", fields={"payload": "\\xff"}),
+        ],
+        messages=[
+            message(whole, "A", '{"n": 1}'),
+            message(fields_only, "A", None, fields={"qty": "2", "note": 'a "b"\\', "ω": ""}, task="shop.apply"),
+            message(dead_here, "B", '{"n": 4}', task="shop.notify", fields={}),
+            message(replayed, "A", '{"n": 8}'),
+            message(bad_ticket, "\\xff", "{}"),
+            message(no_text, "C", None, fields={"payload": "\\xff"}),
+        ],
+    )
+
+
+@pytest.fixture(scope="module")
+def lane_archive(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return lane().write(tmp_path_factory.mktemp("lane") / "archive")
+
+
+def test_bodies_that_the_archive_lacks_are_counted_and_nothing_is_written_without_them(
+    session: SparkSession, valkey: EmbeddedServer, lane_archive: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(InputError, match="1 of 9 messages left their stream before they were archived"):
+        replay(session, ask(lane_archive, valkey), "text")
+    assert entries(valkey) == []
+    assert "2 are left out: no lane could process them" in capsys.readouterr().out
+    # Allowed, the others come: bodies from their entries, or from their dead letters where the entries are gone
+    counts = replay(session, ask(lane_archive, valkey, allow_missing=True))
+    assert (counts.selected, counts.missing, counts.unusable, counts.replayable) == (9, 1, 2, 6)
+    found = by_ticket(entries(valkey))
+    rest = payload_of_fields([b"qty", b"2", b"note", b'a "b"\\', "ω".encode(), b""]).decode()
+    second = found["A"].pop(1)
+    assert (second["task"], json.loads(second["payload"])) == ("shop.apply", json.loads(rest))
+    assert [fields["payload"] for fields in found["A"]] == ['{"n": 1}', '{"n": 8}']
+    assert "task" not in found["A"][0], "the lane's default decides, as it did"
+    assert found["B"] == [
+        {"ticket_id": "B", "task": "shop.notify", "payload": '{"n": 4}'},
+        {"ticket_id": "B", "task": "shop.apply", "payload": '"x"'},
+        {"ticket_id": "B", "task": "?", "payload": "{}"},
+    ]
+
+
+@pytest.mark.parametrize(
+    ("selection", "expected"),
+    [
+        (Selection(Range(), dead_only=True), [3, 4, 5]),
+        (Selection(Range(), tickets=("B",)), [3, 4, 5]),
+        (Selection(Range(), tickets=("A", "C"), tasks=("shop.apply",)), [0, 1, 7]),
+        (Selection(Range(), tasks=("shop.notify",)), [3]),
+        (Selection(Range.of(f"{START_MS + 1}-0", f"{START_MS + 3}-0")), [1, 3]),
+        (Selection(Range.of("2026-03-14T09:24:47.001", "2026-03-14T09:24:47.003Z")), [1]),
+    ],
+    ids=["dead", "ticket", "tickets-and-task", "task", "ids", "times"],
+)
+def test_a_selection_takes_what_it_says(
+    session: SparkSession, lane_archive: Path, selection: Selection, expected: list[int]
+) -> None:
+    from bridge.spark.archiving.selection import selected
+
+    rows = selected(session, str(lane_archive), selection, max_payload=1000).filter("not missing and not unusable")
+    assert sorted(id_key(row.message_id)[0] - START_MS for row in rows.collect()) == expected
+
+
+def test_a_dry_run_tells_the_counts_and_needs_no_server(session: SparkSession, lane_archive: Path) -> None:
+    selection = Selection(Range(), tickets=("B",))
+    asked = Replay(str(lane_archive), selection, "", "r", {"url": "redis://127.0.0.1:1", "runId": "r"}, dry_run=True)
+    expected = Counts(3, 0, 0, 1, f"{START_MS + 3}-0", f"{START_MS + 5}-0")
+    assert replay(session, asked) == expected
+    with pytest.raises(InputError, match=r"nothing in .* is selected"):
+        replay(session, Replay(str(lane_archive), Selection(Range(), tickets=("Z",)), "", "r", {}, dry_run=True))
+
+
+@pytest.mark.long
+def test_a_replay_that_is_killed_goes_on_where_it_was_whoever_starts_it_again(
+    valkey: EmbeddedServer, many_archive: Path, many: Archive, tmp_path: Path
+) -> None:
+    yard = NodeYard(tmp_path, valkey.url)
+    words = (many_archive, "--stream", STREAM, "--url", valkey.url)
+    try:
+        # Given a replay in the middle of its rows: the stream is full
+        limits = ("--high-water", "100", "--chunk-size", "20", "--partitions", "2", "--master", "local[2]")
+        node = yard.process("replay", command("replay", *words, *limits, "--progress", "json"), wait=False)
+        wait_until(
+            lambda: len(entries(valkey)) >= 100 or not node.running, description="the stream to be full", timeout_s=240
+        )
+        assert [event["event"] for event in said(node.logs())][:2] == ["selected", "started"]
+        # When it is killed with all its processes, and submitted again to a Spark, as if on another machine
+        node.vanish()
+        written = len(entries(valkey))
+        assert 100 <= written < 100 + 20
+        told = submit("replay", *words, cwd=tmp_path)
+    finally:
+        yard.close()
+    # Then what was there is not there twice, and each ticket is whole, in order
+    assert (told[-1]["event"], told[-1]["rows"], told[-1]["already"]) == ("done", len(many.messages), written)
+    assert by_ticket(entries(valkey)) == in_order(many)
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "text"),
+    [
+        (["nowhere", "--stream", "s"], 1, "there is no archive at nowhere"),
+        (["{archive}"], 2, "--stream is missing"),
+        (["{archive}", "--stream", "s", "--again", "--run-id", "x"], 2, "--again and --run-id exclude each other"),
+        (["{archive}", "--stream", "s", "--from", "9-x"], 2, "--from must be a time"),
+        (["{archive}", "--stream", "s", "--high-water", "0"], 2, "option highWater must be a whole number"),
+        (["{archive}", "--stream", "s", "--url", "redis://:hunter2@127.0.0.1:1"], 1, "no Redis at redis://127.0.0.1:1"),
+    ],
+    ids=["nowhere", "stream", "again", "time", "option", "server"],
+)
+def test_wrong_usage_is_one_line_before_java_starts(
+    lane_archive: Path, monkeypatch: pytest.MonkeyPatch, words: list[str], code: int, text: str
+) -> None:
+    done = refused(main, [word.format(archive=lane_archive) for word in words], monkeypatch)
+    assert (done.exit_code, text in done.stderr) == (code, True), done.stderr
+    assert "hunter2" not in done.stderr
+
+
+def test_a_replay_is_named_by_what_it_takes_however_that_is_written(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    day = Selection(Range.of("2026-03-14", "2026-03-15"), tickets=("A",))
+    same = Selection(Range.of("2026-03-14T01:00+01:00", "2026-03-15T00:00Z"), tickets=("A",))
+    name = name_of(str(tmp_path / "a"), day, "s")
+    assert name == name_of(f"{tmp_path}/b/../a/", same, "s")
+    others = [
+        name_of(str(tmp_path / "b"), day, "s"),
+        name_of(str(tmp_path / "a"), day, "t"),
+        name_of(str(tmp_path / "a"), Selection(Range(), tickets=("A",)), "s"),
+        name_of(str(tmp_path / "a"), Selection(day.within, dead_only=True), "s"),
+    ]
+    assert len({name, *others}) == 5
+
+
+def test_a_replay_shows_no_password() -> None:
+    asked = Replay("a", EVERYTHING, "s", "r", {"url": "redis://u:hunter2@h/0", "runId": "r"})
+    assert "hunter2" not in f"{asked!r} {asked.parsed!r}"

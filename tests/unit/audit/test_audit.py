@@ -1,0 +1,369 @@
+"""The audit of a lane on a server, also of one that moves on while it is read."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+from redis import Redis
+from redis.client import Pipeline
+
+from bridge.audit import pages
+from bridge.audit.audit import NO_GROUP, Audit, Check, audit
+from bridge.routing.connection import with_raw_replies
+from bridge.routing.history import What
+from bridge.stack.embedded import EmbeddedServer
+from tests.scripts.world import snapshot
+from tests.unit.audit.true_history import Event, Happening, TrueLane, happenings
+from tests.unit.audit.written_history import WrittenLane
+
+#: Each ticket has it all: successes, a retry, a death and its replay, a consumer that ends, a run that is given back.
+EVENTFUL: list[Happening] = [
+    (event, ticket, number)
+    for ticket in range(3)
+    for event, number in [
+        *[(Event.PUSH, 0)] * 8,
+        *[(Event.DISPATCH, 2), (Event.DONE, 1), (Event.FAIL, 0), (Event.DISPATCH, 0), (Event.DIE, 0)],
+        *[(Event.DISPATCH, 1), (Event.CONSUMER_FREEZES, 1), (Event.REPLAY, 0), (Event.DISPATCH, 2), (Event.DONE, 0)],
+        *[(Event.RETURN, 0), (Event.WAKE, 0), (Event.PUSH_BROKEN, 0), (Event.DISPATCH, 4), (Event.DONE, 4)],
+        *[(Event.PUSH, 0)] * 3,
+    ]
+]
+
+
+@pytest.fixture
+def redis(server: EmbeddedServer) -> Iterator[Redis]:
+    with server.client(protocol=2) as client:
+        yield client
+
+
+def test_a_lane_at_rest_is_clean_and_complete(redis: Redis) -> None:
+    lane = TrueLane().play(EVENTFUL).finish()
+    written = WrittenLane(redis, lane)
+    written.finish()
+
+    verdict = audit(redis, written.keys)
+
+    assert verdict.examples == ()
+    assert verdict.ok
+    assert verdict.coverage.complete
+    assert verdict.coverage.from_id == lane.entries[0][0]
+    assert not verdict.coverage.older
+    assert verdict.deliveries == sum(map(len, lane.steps))
+    assert verdict.undone == 0
+    assert verdict.rows[What.STALE] == 3
+    assert verdict.repeats > 0
+
+
+def test_what_is_undone_is_counted_and_no_violation(redis: Redis) -> None:
+    lane = TrueLane().play(EVENTFUL)
+    written = WrittenLane(redis, lane)
+    written.finish()
+
+    verdict = audit(redis, written.keys, since="0")
+
+    assert verdict.ok
+    assert verdict.undone == len(lane.pending) > 0
+
+
+def test_an_audit_changes_nothing(redis: Redis) -> None:
+    written = WrittenLane(redis, TrueLane().play(EVENTFUL))
+    written.finish()
+    before = snapshot(redis)
+
+    audit(redis, written.keys)
+
+    assert snapshot(redis) == before
+
+
+@pytest.mark.parametrize("left", [1, 5, 20])
+def test_of_a_capped_history_the_rest_is_judged_and_it_is_said_from_where(redis: Redis, left: int) -> None:
+    lane = TrueLane().play(EVENTFUL).finish()
+    written = WrittenLane(redis, lane, cap=left)
+    written.finish()
+
+    verdict = audit(redis, written.keys, clock_skew_ms=0)
+
+    assert verdict.ok
+    assert not verdict.coverage.complete
+    assert verdict.coverage.older
+    assert verdict.coverage.from_id == f"{lane.steps[-left][0].written_ms + 1}-0"
+
+
+def test_entries_from_before_the_bridge_are_not_missed_unless_they_are_its_own(redis: Redis) -> None:
+    """A group that others have used before has acknowledged what no history knows."""
+    lane = TrueLane().play(EVENTFUL).finish()
+    lane.entries[:0] = [(f"1-{n + 1}", "old") for n in range(3)]
+    lane.marks = [mark + 3 for mark in lane.marks]
+    written = WrittenLane(redis, lane)
+    written.finish()
+    redis.xack(written.keys.stream, written.keys.group, "1-1", "1-2", "1-3")
+
+    assert audit(redis, written.keys).ok
+    assert audit(redis, written.keys).coverage.older
+    assert audit(redis, written.keys, since="0").counts[Check.LOST] == 3
+
+
+def test_an_entry_that_vanished_from_the_pending_list_is_lost(redis: Redis) -> None:
+    lane = TrueLane().play(EVENTFUL)
+    written = WrittenLane(redis, lane)
+    written.finish()
+    gone = lane.pending[0]
+    redis.xack(written.keys.stream, written.keys.group, gone)
+
+    verdict = audit(redis, written.keys)
+
+    assert [(found.check, found.message_id) for found in verdict.examples] == [(Check.LOST, gone)]
+    assert audit(redis, written.keys, ticket="elsewhere").clean, "of another ticket"
+
+
+def test_a_done_message_that_is_still_pending_is_found(redis: Redis) -> None:
+    lane = TrueLane().play([(Event.PUSH, 0, 0), (Event.DISPATCH, 0, 0), (Event.DONE, 0, 0)])
+    written = WrittenLane(redis, TrueLane())
+    written._lane = lane
+    written._read(1)
+    written.write(lane.steps[0], acknowledge=False)
+
+    verdict = audit(redis, written.keys)
+
+    assert [(found.check, found.message_id) for found in verdict.examples] == [(Check.DISAGREEING, lane.entries[0][0])]
+
+
+def test_a_record_that_still_names_a_done_message_is_found(redis: Redis) -> None:
+    lane = TrueLane().play(EVENTFUL).finish()
+    written = WrittenLane(redis, lane)
+    written.finish()
+    done = lane.entries[0][0]
+    redis.hset(written.keys.tickets, "T0", f'[5,1,"w1@a","i",1,["{done}"],1,""]')
+
+    verdict = audit(redis, written.keys)
+
+    assert [(f.check, f.ticket, f.message_id) for f in verdict.examples] == [(Check.DISAGREEING, "T0", done)]
+
+
+def test_a_dead_letter_without_a_row_is_found(redis: Redis) -> None:
+    lane = TrueLane().play(EVENTFUL).finish()
+    written = WrittenLane(redis, lane)
+    written.finish()
+    redis.xadd(written.keys.dead, {"message_id": lane.entries[1][0]})
+
+    verdict = audit(redis, written.keys)
+
+    assert [(found.check, found.message_id) for found in verdict.examples] == [(Check.DISAGREEING, lane.entries[1][0])]
+
+
+def test_a_dead_letter_that_was_dropped_is_not_missed(redis: Redis) -> None:
+    written = WrittenLane(redis, TrueLane().play(EVENTFUL).finish())
+    written.finish()
+    redis.delete(written.keys.dead)
+
+    assert audit(redis, written.keys).ok
+
+
+def test_a_row_that_cannot_be_read_is_told(redis: Redis) -> None:
+    written = WrittenLane(redis, TrueLane().play(EVENTFUL).finish())
+    written.finish()
+    redis.xadd(written.keys.history, {"d": '[["1-1"]]'})
+    redis.xadd(written.keys.history, {"x": "y"})
+
+    verdict = audit(redis, written.keys)
+
+    assert verdict.counts[Check.DISAGREEING] == 2
+    assert "cannot be read" in verdict.examples[0].text
+
+
+def test_without_a_group_what_is_undone_is_not_judged(redis: Redis) -> None:
+    written = WrittenLane(redis, TrueLane().play(EVENTFUL))
+    written.finish()
+    redis.xgroup_destroy(written.keys.stream, written.keys.group)
+
+    verdict = audit(redis, written.keys)
+
+    assert verdict.ok
+    assert verdict.notes == (NO_GROUP,)
+
+
+def test_while_the_leader_makes_the_group_anew_nothing_is_judged_lost(redis: Redis) -> None:
+    """It says how far the group has read when what is undone is pending again, and not before."""
+    written = WrittenLane(redis, TrueLane().play(EVENTFUL))
+    written.finish()
+    redis.xgroup_destroy(written.keys.stream, written.keys.group)
+    redis.xgroup_create(written.keys.stream, written.keys.group, "0")
+
+    assert audit(redis, written.keys, since="0").examples == ()
+
+
+def test_an_empty_lane_is_nothing_to_audit(redis: Redis) -> None:
+    verdict = audit(redis, WrittenLane(redis, TrueLane()).keys)
+    assert verdict.nothing
+    assert not verdict.ok
+
+
+def test_entries_need_not_be_utf8(redis: Redis) -> None:
+    written = WrittenLane(redis, TrueLane().play([(Event.PUSH, 0, 0), (Event.DISPATCH, 0, 0), (Event.DONE, 0, 0)]))
+    written.finish()
+    id_ = redis.execute_command("XADD", written.keys.stream, "*", "ticket_id", b"\xff", b"\xfe", b"\xff").decode()
+    redis.xreadgroup(written.keys.group, "master", {written.keys.stream: ">"})
+    redis.xack(written.keys.stream, written.keys.group, id_)
+
+    verdict = audit(redis, written.keys, since="0")
+
+    assert [(found.check, found.message_id) for found in verdict.examples] == [(Check.LOST, id_)]
+    with pytest.raises(ValueError, match="decode_responses"):
+        audit(Redis(decode_responses=True), written.keys)
+
+
+# -- while the lane moves on -----------------------------------------------------------------------------------------
+
+
+class _Interrupted(Redis):
+    """Lets something happen before each of its commands."""
+
+    between: Callable[[], None]
+
+    def execute_command(self, *args: Any, **options: Any) -> Any:
+        self.between()
+        return super().execute_command(*args, **options)  # type: ignore[no-untyped-call]
+
+    def pipeline(self, transaction: bool = True, shard_hint: Any = None) -> Pipeline:
+        pipe = super().pipeline(transaction, shard_hint)
+        execute = pipe.execute
+        between = self.between
+
+        def interrupted(raise_on_error: bool = True) -> list[Any]:
+            between()
+            return execute(raise_on_error)
+
+        pipe.execute = interrupted  # type: ignore[method-assign]
+        return pipe
+
+
+def _interrupt(
+    monkeypatch: pytest.MonkeyPatch, redis: Redis, before: str, then: Callable[[], object], *, nth: int = 1
+) -> None:
+    """Does something once, before the audit's ``nth`` command that begins like this."""
+    seen = 0
+    interrupted = with_raw_replies(_Interrupted(connection_pool=redis.connection_pool))
+    interrupted.between = lambda: None
+    execute = interrupted.execute_command
+
+    def watched(*args: Any, **options: Any) -> Any:
+        nonlocal seen
+        if " ".join(map(str, args)).startswith(before):
+            seen += 1
+            if seen == nth:
+                then()
+        return execute(*args, **options)
+
+    monkeypatch.setattr(interrupted, "execute_command", watched)
+    monkeypatch.setattr(pages, "raw_client", lambda _: interrupted)
+
+
+def test_a_row_that_comes_late_does_not_make_up_for_one_that_was_dropped(
+    redis: Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As many rows as were counted are there, and still the oldest is missing."""
+    lane = TrueLane().play([(Event.PUSH, 0, 0), (Event.DISPATCH, 0, 0), (Event.DONE, 0, 0)] * 6)
+    written = WrittenLane(redis, lane, ahead=6)
+    for _ in range(5):
+        written.go_on()
+    redis.xtrim(written.keys.history, maxlen=4, approximate=False)
+    # The second: between the counters and the rows.
+    _interrupt(monkeypatch, redis, "XINFO GROUPS", written.go_on, nth=2)
+
+    verdict = Audit(redis, written.keys, clock_skew_ms=0, since="0").run()
+
+    assert verdict.examples == ()
+    assert not verdict.coverage.complete
+
+
+def test_failures_alone_that_were_dropped_are_no_miscount(redis: Redis) -> None:
+    """Done and dead are all there, so the counters do not tell that anything is missing."""
+    lane = TrueLane().play([(Event.PUSH, 0, 0), (Event.DISPATCH, 0, 0), (Event.FAIL, 0, 0)]).finish()
+    written = WrittenLane(redis, lane, cap=1)
+    written.finish()
+
+    assert audit(redis, written.keys, since="0").examples == ()
+
+
+def test_a_message_that_is_replayed_behind_the_audits_back_may_be_pending(
+    redis: Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    happened = [(Event.PUSH, 0, 0), (Event.DISPATCH, 0, 0), (Event.DIE, 0, 0), (Event.REPLAY, 0, 0)]
+    written = WrittenLane(redis, TrueLane().play(happened))
+    written.go_on()
+    # The first is of the survey.
+    _interrupt(monkeypatch, redis, f"XPENDING {written.keys.stream} {written.keys.group} - + 1000", written.go_on)
+
+    verdict = Audit(redis, written.keys, since="0").run()
+
+    assert verdict.examples == ()
+    assert verdict.rows[What.REPLAYED] == 1
+
+
+#: The second message begins before the replay of the first, in a row that a cap of 8 drops.
+_BEGAN_UNSEEN = [
+    (Event.PUSH, 0, 0),
+    (Event.DISPATCH, 0, 0),
+    (Event.CONSUMER_FREEZES, 0, 0),
+    (Event.WAKE, 0, 0),
+    (Event.REPLAY, 0, 0),
+    (Event.PUSH, 0, 2),
+    (Event.DISPATCH, 0, 0),
+    (Event.FAIL, 0, 0),
+    (Event.DISPATCH, 0, 0),
+    (Event.DIE, 0, 0),
+]
+
+
+@settings(max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+@example(happened=_BEGAN_UNSEEN, seed=1, cap=8, already=0.0, ahead=0)
+@example(happened=_BEGAN_UNSEEN, seed=0, cap=8, already=1.0, ahead=0)
+@given(
+    happened=happenings(60),
+    seed=st.integers(0, 2**32),
+    cap=st.sampled_from([None, None, 3, 8]),
+    already=st.floats(0, 1),
+    ahead=st.integers(0, 5),
+)
+def test_a_lane_that_moves_on_between_any_two_commands_of_the_audit_is_clean(
+    valkey: EmbeddedServer,
+    monkeypatch: pytest.MonkeyPatch,
+    happened: list[Happening],
+    seed: int,
+    cap: int | None,
+    already: float,
+    ahead: int,
+) -> None:
+    dice = random.Random(seed)
+    lane = TrueLane().play(happened * 3)
+    monkeypatch.setattr(pages, "HISTORY_PAGE", dice.choice([1, 2, 100]))
+    monkeypatch.setattr(pages, "PENDING_PAGE", dice.choice([1, 2, 1000]))
+    with valkey.client(protocol=2) as mover, valkey.client(protocol=2) as reader:
+        mover.flushall()
+        written = WrittenLane(mover, lane, cap=cap, ahead=ahead)
+        for _ in range(int(already * len(lane.steps))):
+            written.go_on()
+        pace = dice.choice([[0, 0, 0, 0, 1], [0, 0, 0, 0, 0, 0, 8], [0, 1, 1, 2], [0] * 20 + [30]])
+
+        def between() -> None:
+            for _ in range(dice.choice(pace)):
+                written.go_on()
+
+        interrupted = with_raw_replies(_Interrupted(connection_pool=reader.connection_pool))
+        interrupted.between = between
+        monkeypatch.setattr(pages, "raw_client", lambda _: interrupted)
+        auditing = Audit(reader, written.keys, clock_skew_ms=0, since="0")
+        assert auditing.run().examples == ()
+        written.finish()
+        auditing.compare()
+        verdict = auditing.result()
+        assert verdict.examples == ()
+        if cap is None and lane.steps:
+            assert verdict.coverage.complete
+            assert verdict.undone == len(lane.pending)
+            assert verdict.deliveries == sum(map(len, lane.steps))

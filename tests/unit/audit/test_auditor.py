@@ -1,0 +1,349 @@
+"""The judge of an audit: silent on every true history, wherever it is cut; loud on every lie that matters."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import strategies as st
+
+from bridge.audit.audit import Auditor, Check
+from bridge.routing.history import Delivery, What
+from bridge.routing.ids import id_key
+from tests.unit.audit.true_history import Happening, TrueLane, happenings
+
+Steps = Sequence[Sequence[Delivery]]
+
+
+def judged(
+    lane: TrueLane,
+    steps: Steps | None = None,
+    *,
+    cut_at: int = 0,
+    page: int = 1,
+    pending: Sequence[str] | None = None,
+    entries: bool = True,
+) -> Auditor:
+    """What the judge says of ``steps`` (the lane's own), of which the first ``cut_at`` were dropped."""
+    all_steps = lane.steps if steps is None else steps
+    auditor = Auditor(clock_skew_ms=0)
+    left = all_steps[cut_at:]
+    if cut_at:
+        dropped = [row for step in all_steps[:cut_at] for row in step]
+        began_ms = left[0][0].written_ms if left else lane.now_us // 1000
+        auditor.cut(began_ms, replays_hidden=any(row.what is What.REPLAYED for row in dropped))
+    given_to = 0
+    for start in range(0, len(left), page):
+        part = left[start : start + page]
+        to = max((id_key(row.message_id) for step in part for row in step), default=(0, 0))
+        while entries and given_to < len(lane.entries) and id_key(lane.entries[given_to][0]) <= to:
+            auditor.entry(*lane.entries[given_to])
+            given_to += 1
+        for step in part:
+            auditor.step(step)
+    if entries:
+        for entry in lane.entries[given_to:]:
+            auditor.entry(*entry)
+        auditor.at_rest(lane.pending if pending is None else pending)
+    return auditor
+
+
+def found(auditor: Auditor) -> set[Check]:
+    return set(auditor.counts)
+
+
+# -- no false alarms ---------------------------------------------------------------------------------------------------
+
+
+@settings(max_examples=150)
+@given(happenings(), st.sampled_from([1, 7, 1000]), st.booleans())
+def test_a_true_history_has_no_violation(happened: list[Happening], page: int, entries: bool) -> None:
+    lane = TrueLane().play(happened)
+    assert judged(lane, page=page, entries=entries).examples == []
+    lane.finish()
+    assert judged(lane, page=page, entries=entries).examples == []
+
+
+@settings(max_examples=150)
+@given(happenings(), st.data(), st.sampled_from([1, 7, 1000]))
+def test_a_true_history_that_is_cut_anywhere_has_no_violation(
+    happened: list[Happening], data: st.DataObject, page: int
+) -> None:
+    lane = TrueLane().play(happened)
+    assume(lane.steps)
+    cut_at = data.draw(st.integers(1, len(lane.steps)))
+    assert judged(lane, cut_at=cut_at, page=page).examples == []
+
+
+@settings(max_examples=120)
+@given(happenings(), st.data())
+def test_a_true_history_that_is_torn_in_the_middle_has_no_violation(
+    happened: list[Happening], data: st.DataObject
+) -> None:
+    """Rows were dropped faster than they were read: the reader says so, and goes on behind the gap."""
+    lane = TrueLane().play(happened).finish()
+    assume(len(lane.steps) > 2)
+    first = data.draw(st.integers(1, len(lane.steps) - 2))
+    then = data.draw(st.integers(first + 1, len(lane.steps) - 1))
+    auditor = Auditor(clock_skew_ms=0)
+    at = 0
+    for i, step in enumerate(lane.steps):
+        if first <= i < then:
+            continue
+        if i == then:
+            auditor.cut(step[0].written_ms)
+            at = 0
+        to = max(id_key(row.message_id) for row in step)
+        while at < len(lane.entries) and id_key(lane.entries[at][0]) <= to:
+            auditor.entry(*lane.entries[at])
+            at += 1
+        auditor.step(step)
+    for entry in lane.entries[at:]:
+        auditor.entry(*entry)
+    auditor.at_rest(lane.pending)
+    assert auditor.examples == []
+
+
+# -- every lie is found ------------------------------------------------------------------------------------------------
+
+#: A lie: changes the steps in place; False when there is nothing that it could change.
+Lie = Callable[[TrueLane, list[list[Delivery]], st.DataObject], bool]
+
+
+def _pick(
+    steps: list[list[Delivery]], data: st.DataObject, wanted: Callable[[Delivery], bool]
+) -> tuple[int, int] | None:
+    places = [(i, j) for i, step in enumerate(steps) for j, row in enumerate(step) if wanted(row)]
+    return data.draw(st.sampled_from(places)) if places else None
+
+
+def _last(row: Delivery) -> bool:
+    return row.what in (What.DONE, What.DEAD)
+
+
+def _ran(row: Delivery) -> bool:
+    return row.started_us > 0 and row.what is not What.STALE
+
+
+def a_last_row_vanishes(lane: TrueLane, steps: list[list[Delivery]], data: st.DataObject) -> bool:
+    """Acknowledged, and no outcome was ever recorded."""
+    replayed = {row.message_id for step in steps for row in step if row.what is What.REPLAYED}
+    place = _pick(steps, data, lambda row: _last(row) and row.message_id not in replayed)
+    if place is not None:
+        del steps[place[0]][place[1]]
+    return place is not None
+
+
+def a_last_row_is_written_twice(lane: TrueLane, steps: list[list[Delivery]], data: st.DataObject) -> bool:
+    place = _pick(steps, data, _last)
+    if place is None:
+        return False
+    row = steps[place[0]][place[1]]
+    steps.insert(data.draw(st.integers(place[0] + 1, len(steps))), [row])
+    return True
+
+
+def a_done_message_runs_again(lane: TrueLane, steps: list[list[Delivery]], data: st.DataObject) -> bool:
+    """A second execution with a fence of its own, some time after the first, and nothing that explains it."""
+    place = _pick(steps, data, lambda row: row.what is What.DONE)
+    if place is None:
+        return False
+    row = steps[place[0]][place[1]]
+    fence = lane.now_us + 10
+    steps.append([replace(row, fence=fence, started_us=fence + 10, written_ms=fence // 1000 + 10)])
+    return True
+
+
+def two_messages_change_places(lane: TrueLane, steps: list[list[Delivery]], data: st.DataObject) -> bool:
+    """The younger one of a ticket is done first, each with the fence and the times of its turn."""
+    replayed = {row.message_id for step in steps for row in step if row.what is What.REPLAYED}
+    done = [
+        (i, j)
+        for i, step in enumerate(steps)
+        for j, row in enumerate(step)
+        if row.what is What.DONE and row.message_id not in replayed
+    ]
+    pairs = [
+        (one, other)
+        for n, one in enumerate(done)
+        for other in done[n + 1 :]
+        if steps[one[0]][one[1]].ticket == steps[other[0]][other[1]].ticket
+    ]
+    if not pairs:
+        return False
+    (i, j), (k, m) = data.draw(st.sampled_from(pairs))
+    one, other = steps[i][j], steps[k][m]
+    steps[i][j] = replace(one, message_id=other.message_id)
+    steps[k][m] = replace(other, message_id=one.message_id)
+    return True
+
+
+def an_execution_begins_too_early(lane: TrueLane, steps: list[list[Delivery]], data: st.DataObject) -> bool:
+    """Before the one before it had ended, on one host."""
+    by_ticket: dict[str, list[tuple[int, int]]] = {}
+    for i, step in enumerate(steps):
+        for j, row in enumerate(step):
+            if _ran(row):
+                by_ticket.setdefault(row.ticket, []).append((i, j))
+    places = [(one, other) for ran in by_ticket.values() for one, other in pairwise(ran)]
+    if not places:
+        return False
+    (i, j), (k, m) = data.draw(st.sampled_from(places))
+    early = data.draw(st.integers(3, 1499))
+    before = steps[i][j]
+    steps[k][m] = replace(steps[k][m], started_us=before.finished_us - early, consumer=before.consumer)
+    return True
+
+
+def a_fence_does_not_grow(lane: TrueLane, steps: list[list[Delivery]], data: st.DataObject) -> bool:
+    seen: set[str] = set()
+    places = []
+    for i, step in enumerate(steps):
+        for j, row in enumerate(step):
+            if row.fence and row.what not in (What.STALE, What.RETURNED):
+                if row.ticket in seen:
+                    places.append((i, j))
+                seen.add(row.ticket)
+    if not places:
+        return False
+    i, j = data.draw(st.sampled_from(places))
+    steps[i][j] = replace(steps[i][j], fence=1)
+    return True
+
+
+def an_attempt_is_miscounted(lane: TrueLane, steps: list[list[Delivery]], data: st.DataObject) -> bool:
+    place = _pick(steps, data, lambda row: row.fence > 0 and row.what is not What.STALE)
+    if place is None:
+        return False
+    i, j = place
+    steps[i][j] = replace(steps[i][j], attempt=steps[i][j].attempt + 2)
+    return True
+
+
+def a_failure_vanishes(lane: TrueLane, steps: list[list[Delivery]], data: st.DataObject) -> bool:
+    """A message comes again in a later attempt, and no row explains it."""
+    rows: dict[str, list[tuple[int, int]]] = {}
+    for i, step in enumerate(steps):
+        for j, row in enumerate(step):
+            if row.what is not What.STALE:
+                rows.setdefault(row.message_id, []).append((i, j))
+    places = []
+    for of_message in rows.values():
+        for n, (i, j) in enumerate(of_message[:-1]):
+            before = steps[of_message[n - 1][0]][of_message[n - 1][1]].what if n else None
+            # An attempt after a lost one may have been charged or not.
+            if steps[i][j].what is What.FAILED and before is not What.LOST:
+                places.append((i, j))
+    if not places:
+        return False
+    i, j = data.draw(st.sampled_from(places))
+    del steps[i][j]
+    return True
+
+
+def a_row_names_another_ticket(lane: TrueLane, steps: list[list[Delivery]], data: st.DataObject) -> bool:
+    place = _pick(steps, data, lambda row: row.fence > 0 and row.what is not What.STALE)
+    if place is None:
+        return False
+    i, j = place
+    steps[i][j] = replace(steps[i][j], ticket="another")
+    return True
+
+
+def a_replayed_message_is_passed(lane: TrueLane, steps: list[list[Delivery]], data: st.DataObject) -> bool:
+    """Something of its ticket that was dispatched long after the replay runs before it."""
+    place = _pick(steps, data, lambda row: row.what is What.REPLAYED)
+    if place is None:
+        return False
+    i, row = place[0], steps[place[0]][place[1]]
+    at_us = steps[-1][-1].written_ms * 1000 + 1_000_000
+    id_ = f"{at_us // 1000}-1"
+    lane.entries.append((id_, row.ticket))
+    times = (at_us // 1000, at_us, 1.0)
+    late = Delivery(id_, row.ticket, "t", "w1@a", 1, at_us, *times, What.DONE, at_us // 1000 + 1)
+    # What came of the replay is not there yet: it still waits when the later one is done.
+    steps[i + 1 :] = [
+        kept for step in steps[i + 1 :] if (kept := [other for other in step if other.message_id != row.message_id])
+    ]
+    steps.append([late])
+    return True
+
+
+def a_dead_message_runs_again(lane: TrueLane, steps: list[list[Delivery]], data: st.DataObject) -> bool:
+    """Its replay is not in the history."""
+    place = _pick(steps, data, lambda row: row.what is What.REPLAYED)
+    if place is None:
+        return False
+    id_ = steps[place[0]][place[1]].message_id
+    del steps[place[0]][place[1]]
+    return any(row.message_id == id_ and row.what is not What.STALE for step in steps[place[0] :] for row in step)
+
+
+def a_refusal_is_written_twice(lane: TrueLane, steps: list[list[Delivery]], data: st.DataObject) -> bool:
+    place = _pick(steps, data, lambda row: row.what is What.REFUSED)
+    if place is not None:
+        steps.insert(data.draw(st.integers(place[0] + 1, len(steps))), [steps[place[0]][place[1]]])
+    return place is not None
+
+
+def a_replay_is_written_twice(lane: TrueLane, steps: list[list[Delivery]], data: st.DataObject) -> bool:
+    """The second time it is not dead."""
+    place = _pick(steps, data, lambda row: row.what is What.REPLAYED)
+    if place is not None:
+        steps.insert(place[0] + 1, [steps[place[0]][place[1]]])
+    return place is not None
+
+
+def a_message_that_was_given_back_runs_all_the_same(
+    lane: TrueLane, steps: list[list[Delivery]], data: st.DataObject
+) -> bool:
+    """Its outcome comes under a fence that is over; its effects may have been applied by then."""
+    places = [
+        (i, row)
+        for i, step in enumerate(steps)
+        for row in step
+        if row.what is What.RETURNED and all(other.what is not What.LOST for other in step)
+    ]
+    if not places:
+        return False
+    i, row = data.draw(st.sampled_from(places))
+    ran = replace(row, ticket="", consumer="", attempt=0, started_us=row.written_ms * 1000, what=What.STALE)
+    if data.draw(st.booleans()):
+        # The leader read both at once.
+        steps[i].insert(data.draw(st.integers(0, len(steps[i]))), ran)
+    else:
+        steps.insert(data.draw(st.integers(i + 1, len(steps))), [ran])
+    return True
+
+
+LIES: list[tuple[Lie, set[Check]]] = [
+    (a_last_row_vanishes, {Check.LOST, Check.REORDERED}),
+    (a_last_row_is_written_twice, {Check.REPEATED}),
+    (a_done_message_runs_again, {Check.REPEATED}),
+    (two_messages_change_places, {Check.REORDERED}),
+    (an_execution_begins_too_early, {Check.OVERLAPPED}),
+    (a_fence_does_not_grow, {Check.FENCES}),
+    (an_attempt_is_miscounted, {Check.ATTEMPTS}),
+    (a_failure_vanishes, {Check.ATTEMPTS}),
+    (a_row_names_another_ticket, {Check.DISAGREEING}),
+    (a_message_that_was_given_back_runs_all_the_same, {Check.REPEATED}),
+    (a_replayed_message_is_passed, {Check.REORDERED}),
+    (a_dead_message_runs_again, {Check.REPEATED}),
+    (a_refusal_is_written_twice, {Check.REPEATED}),
+    (a_replay_is_written_twice, {Check.REPEATED}),
+]
+
+
+@pytest.mark.parametrize(("lie", "checks"), LIES, ids=[lie.__name__ for lie, _ in LIES])
+@settings(max_examples=20, suppress_health_check=[HealthCheck.filter_too_much])
+@given(happened=happenings(), data=st.data(), page=st.sampled_from([1, 7, 1000]))
+def test_a_lie_in_a_complete_history_is_found(
+    lie: Lie, checks: set[Check], happened: list[Happening], data: st.DataObject, page: int
+) -> None:
+    lane = TrueLane().play(happened).finish()
+    steps = [list(step) for step in lane.steps]
+    assume(lie(lane, steps, data))
+    assert found(judged(lane, steps, page=page)) & checks

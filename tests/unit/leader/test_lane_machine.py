@@ -1,0 +1,205 @@
+"""The lane and its planner under random events: what must hold at each step, and that everything ends."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+
+from bridge.protocol.outcomes import Kind, Outcome
+from bridge.routing.policies import PolicyName
+from tests.unit.leader.lane_world import TASKS, LaneWorld
+
+TICKETS = st.sampled_from([f"T{i}" for i in range(6)])
+BROKEN = b"{"
+
+
+class LaneMachine(RuleBasedStateMachine):
+    """Every rule is something that may happen; the invariants are those of the design."""
+
+    world: LaneWorld
+
+    @initialize(
+        policy=st.sampled_from(list(PolicyName)),
+        bundle_ms=st.sampled_from([0.0, 1.0, 10.0]),
+        slots=st.integers(1, 3),
+    )
+    def begin(self, policy: PolicyName, bundle_ms: float, slots: int) -> None:
+        # Small pages, so that a few dozen messages are several of them
+        self.world = LaneWorld(page=10, sliced=True, policy=policy, bundle_ms=bundle_ms)
+        self.world.join("w0@h", slots)
+
+    @rule(ticket=TICKETS, task=st.sampled_from(list(TASKS)), count=st.integers(1, 30))
+    def push(self, ticket: str, task: str, count: int) -> None:
+        self.world.push(ticket, task, count=count)
+
+    @rule(ticket=TICKETS)
+    def push_broken(self, ticket: str) -> None:
+        self.world.push(ticket, payload=BROKEN)
+
+    @rule(count=st.integers(1, 60))
+    def read(self, count: int) -> None:
+        self.world.read(count)
+
+    @rule(count=st.integers(1, 10))
+    def server_answers(self, count: int) -> None:
+        self.world.hand_out(count)
+
+    @rule(data=st.data(), count=st.integers(1, 12))
+    def finish(self, data: st.DataObject, count: int) -> None:
+        outcomes = []
+        for _ in range(count):
+            running = self.world.running()
+            if not running:
+                break
+            parcel, ticket = data.draw(st.sampled_from(running))
+            kind = data.draw(st.sampled_from([Kind.DONE] * 6 + [Kind.FAILED, Kind.RETURNED, Kind.DEAD]))
+            more: dict[str, Any] = {}
+            if kind is Kind.FAILED:
+                more["delay_ms"] = data.draw(st.sampled_from([None, 0, 50, 10_000]))
+            outcomes.append(self.world.outcome(parcel, ticket, kind, **more))
+        self.world.step(outcomes)
+
+    @precondition(lambda self: self.world.old_outcomes)
+    @rule(data=st.data())
+    def an_outcome_comes_again(self, data: st.DataObject) -> None:
+        world = self.world
+        old = data.draw(st.sampled_from(world.old_outcomes))
+        before = (dict(world.store.pending), dict(world.store.tickets), list(world.store.done), list(world.store.dead))
+        stale = world.store.counts.get("stale", 0)
+        world.step([old])
+        store = world.store
+        assert (store.pending, store.tickets, store.done, store.dead) == before
+        assert store.counts["stale"] == stale + 1
+
+    @precondition(lambda self: self.world.running())
+    @rule(data=st.data())
+    def a_bundle_is_lost_as_a_whole(self, data: st.DataObject) -> None:
+        # As the main process reports it: first the one that ran, if one did, then all the others
+        world = self.world
+        parcel, ticket = data.draw(st.sampled_from(world.running()))
+        charged = data.draw(st.booleans())
+        lost = [(id_, fence + i) for fence, ids in parcel.runs.values() for i, id_ in enumerate(ids)]
+        outcomes = [Outcome(id_, fence, Kind.RETURNED) for id_, fence in lost]
+        if charged:
+            at = next(i for i, (id_, _) in enumerate(lost) if world.ticket_of(id_) == ticket)
+            outcomes[at] = Outcome(*lost[at], Kind.FAILED, error="WorkerLostError")
+        world.store.parcels.remove(parcel)
+        world.step(outcomes)
+
+    @rule(slots=st.integers(1, 3))
+    def join(self, slots: int) -> None:
+        if len(self.world.registered) < 4:
+            self.world.join(f"w{self.world._lives}@h", slots)
+
+    @precondition(lambda self: self.world.registered)
+    @rule(data=st.data())
+    def leave(self, data: st.DataObject) -> None:
+        lives = sorted(self.world.registered)
+        self.world.leave(*data.draw(st.lists(st.sampled_from(lives), min_size=1, max_size=len(lives), unique=True)))
+
+    @rule(ticket=TICKETS)
+    def park(self, ticket: str) -> None:
+        parked = ticket in self.world.lane.parked
+        assert ("error" in self.world.order(do="park", ticket=ticket)) == parked
+
+    @rule(ticket=TICKETS)
+    def release(self, ticket: str) -> None:
+        lane = self.world.lane
+        known = lane.tickets.get(ticket)
+        still = ticket in lane.parked or (known is not None and known.park_reason is not None)
+        assert ("error" in self.world.order(do="release", ticket=ticket)) != still
+        assert ticket not in lane.parked
+
+    @precondition(lambda self: any(map(self.world.store.readable, self.world.store.dead)))
+    @rule(data=st.data())
+    def replay(self, data: st.DataObject) -> None:
+        store = self.world.store
+        letters = st.lists(st.sampled_from([i for i in store.dead if store.readable(i)]), min_size=1, unique=True)
+        chosen = data.draw(letters)
+        for id_ in chosen:
+            self.world.failures.pop(id_, None)
+        answer = self.world.order(do="replay", letters=chosen)
+        assert sorted(answer["replayed"]) == sorted(chosen)
+
+    @precondition(lambda self: self.world.registered)
+    @rule(data=st.data(), do=st.sampled_from(["drain", "resume", "transfer"]))
+    def move(self, data: st.DataObject, do: str) -> None:
+        names = sorted(name for name, _ in self.world.registered.values())
+        order: dict[str, Any] = {"do": do, "consumer": data.draw(st.sampled_from(names))}
+        if do == "transfer":
+            order["to"] = data.draw(st.sampled_from([None, *names]))
+            order["tickets"] = data.draw(st.sampled_from([None, ["T0", "T1"]]))
+        self.world.order(**order)
+
+    @rule(ms=st.sampled_from([1, 100, 5000, 20_000]))
+    def time_passes(self, ms: int) -> None:
+        self.world.now += ms
+        self.world.step()
+
+    @rule()
+    def another_leader_takes_over(self) -> None:
+        self.world.rebuild()
+
+    @invariant()
+    def everything_holds(self) -> None:
+        if hasattr(self, "world"):
+            self.world.check()
+
+    def teardown(self) -> None:
+        if not hasattr(self, "world"):
+            return
+        # In the end, with one worker and no more failures, everything ends, and nothing is left
+        world = self.world
+        for ticket in list(world.lane.tickets):
+            world.order(do="release", ticket=ticket)
+        for ticket in list(world.lane.parked):
+            world.order(do="release", ticket=ticket)
+        for name, _ in world.registered.values():
+            world.order(do="resume", consumer=name)
+        if not world.registered:
+            world.join("last@h", 2)
+        for _ in range(600):
+            world.now += 20_000
+            if world.store.unread() or world.reply:
+                world.read()
+            else:
+                world.step()
+            running = world.running()
+            if not (running or world.store.pending or world.store.unread()):
+                break
+            world.step([world.outcome(parcel, ticket, Kind.DONE) for parcel, ticket in running])
+            world.check()
+        while world.refill.waits:
+            # All is done, and a ticket has yet to learn that nothing of it is left.
+            world.step()
+        store = world.store
+        assert sorted([*store.done, *store.dead]) == sorted(store.entries)
+        assert (store.pending, store.tickets, store.retries) == ({}, {}, {})
+        assert not world.lane.suspects
+        assert (world.lane.tickets, world.lane.in_flight, world.lane.held) == ({}, {}, 0)
+        assert not world.lane.spilled
+        for consumer in world.lane.consumers.values():
+            assert (consumer.messages, consumer.parcels, consumer.backlog_ms, len(consumer.ready)) == (0, 0, 0.0, 0)
+
+
+def test_whatever_happens_order_and_accounts_hold() -> None:
+    run_state_machine_as_test(
+        LaneMachine,
+        settings=settings(
+            max_examples=60,
+            stateful_step_count=40,
+            print_blob=True,
+            report_multiple_bugs=False,
+            suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+        ),
+    )

@@ -1,0 +1,176 @@
+"""Where a replayed message goes, and what becomes of parked tickets: in the pure lane, one case after the other."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from bridge.leader.picture.oldest_undone import oldest_undone
+from bridge.protocol.outcomes import Kind
+from bridge.routing.ids import id_key
+from bridge.routing.transitions import Batch
+from tests.unit.leader.lane_world import LaneWorld
+
+
+def next_outcome(world: LaneWorld, kind: Kind, **more: int) -> str:
+    """The one that runs ends so; its id."""
+    [(parcel, ticket)] = world.running()
+    id_ = parcel.runs[ticket][1][0]
+    world.step([world.outcome(parcel, ticket, kind, **more)])
+    return id_
+
+
+#: With room in memory for what is put back, and without.
+WITH_AND_WITHOUT_ROOM = pytest.mark.parametrize("window", [100, 1])
+
+
+def work_off(world: LaneWorld) -> list[str]:
+    """Everything succeeds; the ids in the order in which it does."""
+    done = []
+    for _ in range(1000):
+        world.now += 20_000
+        world.step()
+        if not world.running():
+            break
+        done.append(next_outcome(world, Kind.DONE))
+        world.check()
+    assert world.store.pending == {}
+    return done
+
+
+def begin(count: int, dead: int, window: int = 100) -> tuple[LaneWorld, list[str]]:
+    """One ticket, whose first ``dead`` messages are dead; the next one is in flight."""
+    world = LaneWorld(bundle_ms=0.0, window=window)
+    world.join("w1@h", 1)
+    ids = world.push("T", count=count)
+    world.read()
+    for _ in range(dead):
+        next_outcome(world, Kind.DEAD)
+    assert world.store.dead == ids[:dead]
+    return world, ids
+
+
+@WITH_AND_WITHOUT_ROOM
+def test_what_is_in_flight_stays_first_when_it_fails_afterwards(window: int) -> None:
+    world, ids = begin(3, dead=1, window=window)
+    world.order(do="replay", letters=[ids[0]])
+    world.check()
+    next_outcome(world, Kind.FAILED, delay_ms=100)
+    world.check()
+    assert work_off(world) == [ids[1], ids[0], ids[2]]
+
+
+@WITH_AND_WITHOUT_ROOM
+def test_what_is_in_flight_and_was_never_begun_gives_way(window: int) -> None:
+    world, ids = begin(3, dead=1, window=window)
+    world.order(do="replay", letters=[ids[0]])
+    next_outcome(world, Kind.RETURNED)
+    assert work_off(world) == ids
+
+
+@WITH_AND_WITHOUT_ROOM
+def test_what_was_cut_off_with_its_consumer_stays_first_also_for_the_next_leader(window: int) -> None:
+    for another in (False, True):
+        world, ids = begin(3, dead=1, window=window)
+        world.order(do="replay", letters=[ids[0]])
+        world.leave("life1")
+        world.check()
+        if another:
+            world.rebuild()
+            world.check()
+        world.join("w2@h", 1)
+        assert work_off(world) == [ids[1], ids[0], ids[2]]
+
+
+@WITH_AND_WITHOUT_ROOM
+def test_what_was_never_begun_at_a_lost_consumer_gives_way(window: int) -> None:
+    # Given two runs at a worker, of which the notice of its death names one
+    world, ids = begin(3, dead=1, window=window)
+    [consumer] = world.lane.consumers.values()
+    world.lease_watch.gave_up("life1", frozenset())
+    world.order(do="replay", letters=[ids[0]])
+    assert consumer.messages == 1
+    # When it is lost, then what did not run waits for the older one
+    world.leave("life1")
+    world.check()
+    world.join("w2@h", 1)
+    assert work_off(world) == ids
+
+
+@WITH_AND_WITHOUT_ROOM
+def test_what_failed_and_is_charged_nothing_gives_way(window: int) -> None:
+    world, ids = begin(3, dead=1, window=window)
+    world.order(do="replay", letters=[ids[0]])
+    # When what ran cannot be given up, since there is no room for its letter
+    world.settling._letters_full = lambda: True
+    next_outcome(world, Kind.DEAD)
+    world.check()
+    assert work_off(world) == ids
+
+
+@WITH_AND_WITHOUT_ROOM
+def test_several_replays_come_in_the_order_of_their_ids_behind_what_awaits_a_retry(window: int) -> None:
+    world, ids = begin(4, dead=2, window=window)
+    next_outcome(world, Kind.FAILED, delay_ms=10_000)
+    world.order(do="replay", letters=[ids[1]])
+    world.order(do="replay", letters=[ids[0]])
+    world.check()
+    world.rebuild()
+    world.check()
+    assert work_off(world) == [ids[2], ids[0], ids[1], ids[3]]
+
+
+@WITH_AND_WITHOUT_ROOM
+def test_a_replay_in_the_step_that_releases_its_ticket_is_not_handled_twice(window: int) -> None:
+    # Given a parked ticket with a message that was put back, and another dead one that is younger
+    world, ids = begin(4, dead=1, window=window)
+    world.order(do="park", ticket="T")
+    next_outcome(world, Kind.DEAD)
+    world.order(do="replay", letters=[ids[0]])
+    # When it is released, and the younger one put back, before anything was read again
+    batch = Batch(keep_outcomes_from="1-0")
+    with world.patched():
+        for order in ({"do": "release", "ticket": "T"}, {"do": "replay", "letters": [ids[1]]}):
+            world.operator_orders.take("order", json.dumps(order).encode(), batch)
+    world.operator_orders._emptied.clear()
+    world.advance(batch)
+    world.refill_now()
+    world.check()
+    assert work_off(world) == ids
+
+
+def test_a_ticket_is_released_by_a_leader_that_has_read_nothing_new() -> None:
+    world, ids = begin(4, dead=0)
+    world.order(do="park", ticket="T")
+    next_outcome(world, Kind.DONE)
+    assert set(world.store.pending.values()) == {world.lane.parked_name("T")}
+    world.rebuild()
+    world.order(do="release", ticket="T")
+    world.check()
+    assert work_off(world) == ids[1:]
+
+
+def test_what_was_begun_comes_first_though_more_was_put_back_than_memory_holds() -> None:
+    # Given a parked ticket whose begun message is behind sixty that were put back; fifty may be in memory
+    world, ids = begin(62, dead=60)
+    next_outcome(world, Kind.FAILED, delay_ms=10_000)
+    world.order(do="park", ticket="T")
+    world.order(do="replay", letters=ids[:60])
+    world.order(do="release", ticket="T")
+    assert world.lane.cap == 50
+    world.check()
+    assert work_off(world) == [ids[60], *ids[:60], ids[61]]
+
+
+@WITH_AND_WITHOUT_ROOM
+def test_all_is_done_only_up_to_the_oldest_one_that_was_put_back(window: int) -> None:
+    world, ids = begin(3, dead=1, window=window)
+    next_outcome(world, Kind.FAILED, delay_ms=10_000)
+    assert oldest_undone(world.lane) == id_key(ids[1])
+    world.order(do="replay", letters=[ids[0]])
+    assert oldest_undone(world.lane) == id_key(ids[0])
+    world.order(do="park", ticket="T")
+    assert oldest_undone(world.lane) == id_key(ids[0])
+    world.order(do="release", ticket="T")
+    assert oldest_undone(world.lane) == id_key(ids[0])

@@ -1,0 +1,155 @@
+"""A new leader takes in what waits a page at a time: what happens between two pages, and what others see of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from bridge.protocol.outcomes import Kind
+from bridge.routing.ids import id_key
+from tests.unit.leader.lane_world import LaneWorld
+
+PAGE = 10
+
+
+def behind(**settings: Any) -> LaneWorld:
+    """A lane with 10 messages of a stuck ticket, then 20 of others, of which the new leader has taken in one page."""
+    world = LaneWorld(page=PAGE, sliced=True, **settings)
+    world.join("w1@h", slots=4)
+    world.push("stuck", count=PAGE)
+    for _ in range(10):
+        world.push("a")
+        world.push("b")
+    world.read()
+    world.rebuild()
+    assert world.behind
+    return world
+
+
+def catch_up(world: LaneWorld) -> None:
+    while world.behind:
+        world.step()
+        world.check()
+
+
+def finish_all(world: LaneWorld) -> None:
+    """Works off what is there, checking at each step."""
+    for _ in range(1000):
+        running = world.running()
+        if not running and not world.behind:
+            return
+        world.step([world.outcome(parcel, ticket, Kind.DONE) for parcel, ticket in running])
+        world.check()
+    raise AssertionError("it does not end")
+
+
+def done_of(world: LaneWorld, ticket: str) -> list[str]:
+    return [id_ for id_ in world.store.done if world.ticket_of(id_) == ticket]
+
+
+def test_the_first_tickets_go_on_while_the_rest_is_read() -> None:
+    world = LaneWorld(page=PAGE, sliced=True)
+    world.join("w1@h", slots=4)
+    world.push("first")
+    world.push("stuck", count=100)
+    world.read()
+    world.store.parcels.clear()
+    world.leave(*world.registered)
+    world.rebuild()
+    # A worker comes, and is given what is known so far
+    world.join("w2@h", slots=4)
+    assert world.behind
+    assert "first" in {ticket for _, ticket in world.running()}
+    finish_all(world)
+    assert sorted(world.store.done, key=id_key) == list(world.store.entries)
+
+
+def test_nothing_newer_is_read_before_all_is_taken_in() -> None:
+    world = behind()
+    world.push("a", count=3)
+    while world.behind:
+        assert len(world.store.unread()) == 3
+        world.read()
+        world.check()
+    world.read()
+    finish_all(world)
+    assert done_of(world, "a") == sorted(done_of(world, "a"), key=id_key)
+    assert len(done_of(world, "a")) == 13
+
+
+@pytest.mark.parametrize("when", [0, 1])
+def test_a_dead_message_that_is_put_back_takes_its_place(when: int) -> None:
+    """Whether its place was reached already or not."""
+    world = LaneWorld(page=PAGE, sliced=True, max_attempts=1)
+    world.join("w1@h", slots=4)
+    world.push("stuck", count=PAGE)
+    dead = world.push("a")[0]
+    world.read()
+    [(parcel, ticket)] = [one for one in world.running() if one[1] == "a"]
+    world.step([world.outcome(parcel, ticket, Kind.FAILED)])
+    assert world.store.dead == [dead]
+    world.push("a", count=PAGE)
+    world.push("b", count=PAGE)
+    world.leave(*world.registered)
+    world.read()
+    world.rebuild()
+    for _ in range(when):
+        world.step()
+    assert world.behind
+    assert world.order(do="replay", letters=[dead])["replayed"] == [dead]
+    world.failures.pop(dead, None)
+    world.check()
+    catch_up(world)
+    world.join("w2@h", slots=4)
+    finish_all(world)
+    assert done_of(world, "a") == sorted([dead, *done_of(world, "a")[1:]], key=id_key)
+    assert len(done_of(world, "a")) == PAGE + 1
+
+
+def test_a_spilled_ticket_is_read_again_no_further_than_the_leader_has_come() -> None:
+    world = LaneWorld(page=PAGE, sliced=True, window=100)
+    world.join("w1@h", slots=4)
+    for _ in range(300):
+        world.push("a")
+        world.push("b")
+    while world.store.unread():
+        world.read()
+    world.rebuild()
+    finish_all(world)
+    for ticket in ("a", "b"):
+        assert done_of(world, ticket) == sorted(done_of(world, ticket), key=id_key)
+        assert len(done_of(world, ticket)) == 300
+
+
+def test_what_came_back_from_a_run_is_not_taken_in_again() -> None:
+    # Given a run in flight that is later than a page of a stuck ticket
+    world = LaneWorld(page=PAGE, sliced=True)
+    world.join("w1@h", slots=4)
+    world.push("stuck", count=2 * PAGE)
+    run = world.push("a")
+    world.read()
+    world.rebuild()
+    assert world.behind
+    # When it is given back before the leader has come to its place
+    [(parcel, ticket)] = [one for one in world.running() if one[1] == "a"]
+    world.lane.consumers[next(iter(world.registered))].draining = True
+    world.step([world.outcome(parcel, ticket, Kind.RETURNED)])
+    world.check()
+    catch_up(world)
+    assert [message.id for message in world.lane.tickets["a"].waiting] == run
+    world.lane.consumers[next(iter(world.registered))].draining = False
+    finish_all(world)
+    assert done_of(world, "a") == run
+
+
+def test_a_ticket_that_is_parked_while_the_leader_is_behind_is_parked_whole() -> None:
+    world = behind()
+    world.order(do="park", ticket="b")
+    catch_up(world)
+    finish_all(world)
+    assert not done_of(world, "b") or world.lane.parked["b"].shelved == 10 - len(done_of(world, "b"))
+    world.order(do="release", ticket="b")
+    finish_all(world)
+    assert done_of(world, "b") == sorted(done_of(world, "b"), key=id_key)
+    assert len(done_of(world, "b")) == 10

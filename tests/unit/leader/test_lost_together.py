@@ -1,0 +1,128 @@
+"""Several consumers are lost in one moment: one event, for which nobody is charged twice."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from bridge.leader.picture.pieces import SUSPECT_AFTER
+from bridge.protocol.outcomes import Kind
+from tests.unit.leader.lane_world import LaneWorld
+
+#: Of a lease of 6 s: renewed lately, and not renewed since the moment in which others were lost.
+FRESH_MS, MISSED_MS = 5000, 1500
+
+
+def lane_of(consumers: int, **settings: Any) -> tuple[LaneWorld, list[str]]:
+    """Consumers with eight slots each, and four tickets at each: there is room for more."""
+    world = LaneWorld(window=10_000, bundle_ms=0.0, **settings)
+    world.lane.service_ms["long"] = 50.0
+    lives = [world.join(f"w{i}@h", slots=8) for i in range(consumers)]
+    for i in range(4 * consumers):
+        world.push(f"T{i}", "long")
+    world.read()
+    assert len(world.lane.in_flight) == 4 * consumers
+    return world, lives
+
+
+@pytest.mark.parametrize("dead", [2, 5, 9])
+@pytest.mark.parametrize("left_ms", [0, MISSED_MS], ids=["one-look", "one-after-the-other"])
+def test_who_loses_several_consumers_at_once_has_one_loss(dead: int, left_ms: int) -> None:
+    # Given ten consumers, of which several are lost in one moment: their leases end together, or shortly after
+    world, lives = lane_of(10)
+    lost = lives[:dead]
+    world.look({lost[0]: 0} | dict.fromkeys(lost[1:], left_ms))
+    for i in range(1, dead if left_ms else 1):
+        world.look({lost[i]: 0} | dict.fromkeys(lost[i + 1 :], left_ms))
+    # Then whoever was there has one loss, nobody is a suspect, and all are at consumers that live
+    tickets = world.lane.tickets.values()
+    assert sorted({ticket.losses for ticket in tickets}) == [0, 1]
+    assert sum(ticket.losses for ticket in tickets) == 4 * dead
+    assert "suspect" not in world.store.counts
+    assert all(c.alive for c in world.lane.consumers.values())
+    world.check()
+
+
+def test_a_message_with_one_attempt_does_not_die_of_consumers_that_were_dead_before_it_came() -> None:
+    # Given one message in flight, and three consumers that are lost in one moment
+    world = LaneWorld(max_attempts=1, bundle_ms=0.0)
+    lives = [world.join(f"w{i}@h", slots=1) for i in range(3)]
+    [only] = world.push("T")
+    world.read()
+    world.look(dict.fromkeys(lives, 0))
+    # Then it waits for one that lives, and is done there
+    assert (world.store.dead, world.lane.tickets["T"].losses) == ([], 1)
+    world.join("alive@h")
+    [(parcel, ticket)] = world.running()
+    world.step([world.outcome(parcel, ticket, Kind.DONE)])
+    assert world.store.done == [only]
+
+
+@pytest.mark.parametrize(
+    ("ended", "losses", "attempt"),
+    [([True, True, True], 0, 1), ([False, True, True], 1, 1), ([False, False, False], 1, 3)],
+)
+def test_what_ran_under_a_lease_that_somebody_ended_is_not_to_blame(
+    monkeypatch: pytest.MonkeyPatch, ended: list[bool], losses: int, attempt: int
+) -> None:
+    """The server's clock was set forward, or the key was deleted: it did not end its worker, however often that is."""
+    world = LaneWorld(max_attempts=4, bundle_ms=0.0)
+    life = world.join("w@h", slots=1)
+    world.push("T")
+    world.read()
+    for by_hand in ended:
+        monkeypatch.setattr(world.leases, "was_ended", lambda _incarnation, told=by_hand: told)
+        world.leave(life)
+        life = world.join("w@h", slots=1)
+    ticket = world.lane.tickets["T"]
+    assert (ticket.losses, ticket.attempt) == (losses, attempt)
+    # The next attempt is told of the last one all the same: there may be something to undo.
+    assert ticket.lost is not None
+
+
+def test_one_that_missed_a_renewal_while_others_were_lost_gets_work_again_when_it_renews() -> None:
+    # Given two consumers, one lost, and the other one late with its renewal
+    world, (lost, late) = lane_of(2)
+    world.look({lost: 0, late: MISSED_MS})
+    assert {ticket.losses for ticket in world.lane.tickets.values()} == {0, 1}
+    assert len(world.lane.in_flight) == 4
+    # When it renews, then it has the tickets of the lost one
+    world.look({late: FRESH_MS})
+    assert len(world.lane.in_flight) == 8
+    assert all(ticket.losses < SUSPECT_AFTER for ticket in world.lane.tickets.values())
+    world.check()
+
+
+def test_a_renewal_is_one_however_short_the_lease_of_the_worker_is() -> None:
+    # Given a worker whose lease is set to less than half of the master's, beside one that was lost
+    world, (lost, short) = lane_of(2)
+    world.look({short: 2000})
+    world.look({lost: 0, short: MISSED_MS})
+    assert not world.lane.consumers[short].open
+    # When it renews, then it is trusted
+    world.look({short: 2000})
+    assert world.lane.consumers[short].open
+
+
+def test_a_late_renewal_alone_stops_nobody() -> None:
+    # Given nobody lost, and a consumer that is late
+    world, (_, late) = lane_of(2)
+    world.look({late: MISSED_MS})
+    # Then it is given work as ever
+    assert world.lane.consumers[late].open
+
+
+def test_a_consumer_gets_nothing_after_the_word_that_it_ended() -> None:
+    # Given the death notice of one consumer that is read with others, before the look
+    world, (dead, lives) = lane_of(2)
+    world.lease_watch.gave_up(dead, frozenset())
+    for parcel, ticket in [pair for pair in world.running() if pair[0].incarnation == lives]:
+        world.push(f"next of {ticket}", "long")
+        world.read()
+        world.step([world.outcome(parcel, ticket, Kind.DONE)])
+    # Then what came meanwhile is where somebody lives
+    assert {parcel.incarnation for parcel, ticket in world.running() if ticket.startswith("next")} == {lives}
+    world.look({dead: 0})
+    assert {ticket.losses for ticket in world.lane.tickets.values()} == {0}
+    world.check()

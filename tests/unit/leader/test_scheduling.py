@@ -1,0 +1,94 @@
+"""Which process takes which test file: those with Spark stay with two as long as there is other work."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tests.scheduling import Scheduling, starts_spark
+
+SPARK = [f"tests/integration/test_spark_{name}.py" for name in "abcdef"]
+OTHERS = [f"tests/integration/test_{name}.py" for name in "abcdef"]
+
+
+class Node:
+    """A process of xdist as a scheduler knows it: it is asked to run tests by their numbers."""
+
+    def __init__(self, collection: list[str]) -> None:
+        self.collection = collection
+        self.asked: list[int] = []
+        self.shutting_down = False
+        self.gateway = SimpleNamespace(id="gw")
+
+    def send_runtest_some(self, numbers: list[int]) -> None:
+        self.asked += numbers
+
+    def shutdown(self) -> None:
+        self.shutting_down = True
+
+    @property
+    def files(self) -> list[str]:
+        return list(dict.fromkeys(self.collection[number].partition("::")[0] for number in self.asked))
+
+
+def scheduled(files: list[str], busy: tuple[int, ...] = (), processes: int = 4, each: int = 3) -> list[Node]:
+    """What each process ran in the end. One of ``busy`` never ends the first test that it was given."""
+    config: Any = SimpleNamespace(
+        getvalue=lambda _: ["popen"] * processes,
+        option=SimpleNamespace(loadscopereorder=False),
+    )
+    scheduling = Scheduling(config, None)
+    collection = [f"{file}::test_{number}" for file in files for number in range(each)]
+    nodes: list[Any] = [Node(collection) for _ in range(processes)]
+    for node in nodes:
+        scheduling.add_node(node)
+    for node in nodes:
+        scheduling.add_node_collection(node, collection)
+    scheduling.schedule()
+    done = [0] * processes
+    moved = True
+    while moved:
+        moved = False
+        for place, node in enumerate(nodes):
+            if place not in busy and done[place] < len(node.asked):
+                scheduling.mark_test_complete(node, node.asked[done[place]])
+                done[place] += 1
+                moved = True
+    return nodes
+
+
+def test_two_processes_take_the_files_with_spark() -> None:
+    nodes = scheduled([*SPARK, *OTHERS])
+    for node in nodes[:2]:
+        assert [starts_spark(file) for file in node.files][:3] == [True] * 3
+    for node in nodes[2:]:
+        assert not any(map(starts_spark, node.files))
+
+
+@pytest.mark.parametrize("busy", [(0, 1), (2, 3)])
+def test_every_file_is_run_whole_whoever_is_slow(busy: tuple[int, ...]) -> None:
+    files = [*OTHERS, *SPARK]
+    nodes = scheduled(files, busy)
+    assert sorted(file for node in nodes for file in node.files) == sorted(files)
+    assert sorted(number for node in nodes for number in node.asked) == list(range(3 * len(files)))
+
+
+def test_who_has_run_out_of_its_own_takes_the_others() -> None:
+    nodes = scheduled([*OTHERS, *SPARK], busy=(0,))
+    assert len(nodes[1].files) > len(nodes[0].files)
+    assert any(map(starts_spark, scheduled(SPARK)[3].files))
+    assert [starts_spark(file) for file in scheduled(OTHERS)[0].files] == [False] * len(scheduled(OTHERS)[0].files)
+
+
+@pytest.mark.parametrize(
+    ("file", "does"),
+    [
+        ("tests/integration/spark/test_spark_reader.py", True),
+        ("tests/integration/leader/test_recovery.py", False),
+        ("tests/unit/spark/test_spark_page.py", False),
+    ],
+)
+def test_files_that_share_a_spark_are_known_by_their_names(file: str, does: bool) -> None:
+    assert starts_spark(file) is does

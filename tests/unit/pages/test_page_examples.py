@@ -1,0 +1,30 @@
+"""Code that a page says is a project's is in that project, whose tests run it."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[3]
+EXAMPLE = re.compile(r"^<!-- from: (?P<file>\S+) -->\n```python\n(?P<code>.*?)^```$", re.MULTILINE | re.DOTALL)
+PAGES = [page for page in sorted((ROOT / "docs").rglob("*.md")) if EXAMPLE.search(page.read_text())]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_examples_are_those_of_the_projects(page: Path) -> None:
+    other = [found["file"] for found in EXAMPLE.finditer(page.read_text()) if not is_in(found["file"], found["code"])]
+    assert not other, f"{page.name} differs from {other}"
+
+
+def test_each_framework_has_a_page_with_examples() -> None:
+    assert {page.name for page in PAGES} == {"django.md", "fastapi.md", "flask.md"}
+
+
+def test_an_example_that_differs_is_noticed() -> None:
+    assert not is_in("tests/adopters/projects/flask_shop/shop.py", "app = create_another_app()\n")
+
+
+def is_in(file: str, code: str) -> bool:
+    return code.strip("\n") in (ROOT / file).read_text()

@@ -1,0 +1,70 @@
+"""The worker's main process: it tells the end of an execution when it is certain, and hears what concerns it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from bridge.consumer.deadline import now_ns
+from bridge.worker.guard.shared_page import SharedPage
+from bridge.worker.main.member import Member
+from tests.unit.worker.test_shared import LIFE, Child, runs
+from tests.waiting import holds_for, wait_until
+
+
+class Waiting:
+    """`Member.wait_for_end` on a thread of its own, for a page alone."""
+
+    def __init__(self, shared: SharedPage, pid: int, fences: set[int], *, killed: bool) -> None:
+        self.said: list[bool] = []
+        member: Any = SimpleNamespace(shared=shared)
+
+        def wait() -> None:
+            self.said.append(Member.wait_for_end(member, pid, fences, LIFE, killed=killed))
+
+        threading.Thread(target=wait, daemon=True).start()
+
+
+@pytest.fixture
+def shared() -> SharedPage:
+    page = SharedPage()
+    page.begin(LIFE, now_ns() + 60_000_000_000)
+    return page
+
+
+def test_a_process_that_is_being_killed_is_waited_for_until_it_is_gone(shared: SharedPage) -> None:
+    # Given one that does not end, and between two rounds of a bundle even says that it runs nothing
+    child = Child(lambda: (signal.signal(signal.SIGTERM, signal.SIG_IGN), runs(shared, 0)()))
+    os.kill(child.pid, signal.SIGTERM)
+    waiting = Waiting(shared, child.pid, {5}, killed=True)
+    holds_for(lambda: not waiting.said, description="nobody to say that it is over", duration_s=0.2)
+    child.end(reap=False)
+    wait_until(lambda: waiting.said, description="its end to be seen, before anybody reaped it")
+    assert waiting.said == [True]
+    os.waitpid(child.pid, 0)
+
+
+def test_one_that_goes_on_with_something_else_is_waited_for_no_longer(shared: SharedPage) -> None:
+    child = Child(runs(shared, 5))
+    waiting = Waiting(shared, child.pid, {5}, killed=False)
+    holds_for(lambda: not waiting.said, description="nobody to say that it is over", duration_s=0.2)
+    other = Waiting(shared, child.pid, {6}, killed=False)
+    wait_until(lambda: other.said, description="it to run nothing of that")
+    assert other.said == [True]
+    child.end()
+    wait_until(lambda: waiting.said, description="its end to be seen")
+    assert waiting.said == [True]
+
+
+def test_when_the_lease_ends_first_there_is_nothing_to_say(shared: SharedPage) -> None:
+    child = Child(runs(shared, 5))
+    waiting = Waiting(shared, child.pid, {5}, killed=True)
+    shared.end()
+    wait_until(lambda: waiting.said, description="it to give up")
+    assert waiting.said == [False]
+    child.end()
