@@ -59,7 +59,7 @@ def take_in(lane: LaneUnderTest, deed: Callable[[Leader], None]) -> Leader:
     """A new leader takes everything in; before each of its turns somebody does something."""
     app = bridge.install(Celery("counter", broker=lane.server.url))
     app.conf.update(bridge_default_task="counter.append", bridge_leader_lease=30)
-    app.task(name="counter.append")(never_run)
+    app.task(name="counter.append", shared=False)(never_run)
     settings = read_settings(app)
     election = Election(settings.redis_url, settings.lane, "in this process")
     assert election.campaign()

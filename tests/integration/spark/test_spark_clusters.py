@@ -95,7 +95,7 @@ class Round:
 
     def run(self, master: str, *jobs: str) -> None:
         conf = [f"{key}={value}" for key, value in EXECUTORS.items()]
-        program = [sys.executable, str(ROOT / "tests" / "integration" / "spark_round.py")]
+        program = [sys.executable, str(ROOT / "tests" / "integration" / "spark" / "spark_round.py")]
         done = subprocess.run(
             [*program, master, self._server.url, str(self._folder), ",".join(jobs), *conf],
             capture_output=True,

@@ -309,9 +309,9 @@ def test_a_warning_of_two_tasks_of_one_name_points_to_the_users_line(with_bridge
         app.register_task(Pay())
         app.register_task(PayAgain())
 
-    # An app that was made before in this process may share tasks, which warn of other things.
-    of_names = [one for one in warned if issubclass(one.category, celery.exceptions.DuplicateTaskNameWarning)]
-    assert [Path(one.filename).name for one in of_names] == [Path(__file__).name] * 2
+    # Apps that other tests made in this process may share tasks with this one, of which Celery warns, too.
+    of_these = [one for one in warned if "shop." in str(one.message)]
+    assert [Path(one.filename).name for one in of_these] == [Path(__file__).name] * 2
 
 
 def test_what_the_bridge_itself_replaces_is_no_task_of_another() -> None:
@@ -324,7 +324,7 @@ def test_what_the_bridge_itself_replaces_is_no_task_of_another() -> None:
         pass
 
     with warnings.catch_warnings():
-        warnings.simplefilter("error", celery.exceptions.DuplicateTaskNameWarning)
+        warnings.filterwarnings("error", r".*shop\.", celery.exceptions.DuplicateTaskNameWarning)
         install(app)
         app.finalize()
         adopt_all(app)
