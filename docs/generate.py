@@ -162,6 +162,10 @@ def command_block(name: str) -> str:
 # -- Keys and errors --------------------------------------------------------------------------------------------------
 
 
+#: Methods of `LaneKeys` that make no key.
+NOT_KEYS = ("owner_of", "parked_consumer")
+
+
 def key_names() -> list[tuple[str, str]]:
     """Each key of a lane, as a name with its variable parts in brackets, and its docstring."""
     lane = keys.LaneKeys("STREAM", "GROUP")
@@ -169,7 +173,7 @@ def key_names() -> list[tuple[str, str]]:
     for name, member in vars(keys.LaneKeys).items():
         if hasattr(member, "attrname"):
             found.append((str(getattr(lane, name)), member.__doc__))
-        elif inspect.isfunction(member) and not name.startswith("_") and name != "owner_of":
+        elif inspect.isfunction(member) and not name.startswith("_") and name not in NOT_KEYS:
             arguments = [f"<{one}>" for one in list(inspect.signature(member).parameters)[1:]]
             found.append((getattr(lane, name)(*arguments), member.__doc__))
     return [(key, prose(text)) for key, text in found if text]

@@ -150,7 +150,11 @@ class LaneKeys:
         return f"{self.prefix}:queue:{consumer}"
 
     def owner_of(self, key: str) -> str | None:
-        """The owner of ``key``, for the check that each key has one; None when it is not a key of this lane."""
+        """The owner of ``key``, for the check that each key has one; None when it is not a key of this lane.
+
+        An owner is not always the only writer. Workers also write `applied`, `consumers` and `outcomes`, operators also
+        write `outcomes`, and the leader adds to `dead`.
+        """
         fixed = {
             self.stream: "producers",
             self.leader: "leader",

@@ -5,6 +5,19 @@ nothing more. And the messages in its queue must go back at once, without a time
 
 The order closes a race: the leader learns that the worker leaves *before* the first message goes back. Else it could
 send that message to this worker again.
+
+A worker does these steps after SIGTERM:
+
+1. Celery sends `worker_shutting_down`. `Member.begin_shutdown` starts the thread of `WarmShutdown`, and
+   `ForcedEnd.start` begins to watch whether the server answers.
+2. The thread announces that the worker leaves, and recalls all messages on the shared page. Then every `QUEUE_CHECK_S`
+   seconds it empties the queue and gives back the messages that have not started.
+3. Celery's loop ends. `MemberStep.close` recalls all messages, and ends the open read of the queue (`end_last_read`).
+   If the worker was stopped without a signal, `begin_shutdown` is called here.
+4. Celery waits for the running tasks.
+5. Celery sends `worker_shutdown`. `Member.stop` stops the thread, joins the waiting threads, ends the lease, and ends
+   the watcher.
+6. If the server does not answer meanwhile, `ForcedEnd` ends the process instead, as in a crash.
 """
 
 from __future__ import annotations
