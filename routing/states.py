@@ -11,7 +11,8 @@
                      |  +---refuse (broken message)---------------------------------------------------------> DEAD
                      +---replay (an operator's order)-------------------------------------------------------- DEAD
 
-    WAITING <--release, park--> AWAITING_RETRY: the ticket of a message that was begun stands still, and goes on.
+    AWAITING_RETRY --park--> WAITING --release--> AWAITING_RETRY: for the message that was begun, when its ticket is
+    parked and released.
 
 Redis alone shows the state of each message:
 

@@ -7,9 +7,9 @@ first. So a skipped message is found even if it never gets a row.
 Memory: the messages that are undone at a time, a few numbers for each ticket, and the ids of dead messages. Never the
 whole history.
 
-A history is capped, so its oldest rows may be missing. `Auditor.cut` is called with that moment. A missing row is then
-no evidence when it may have been dropped. A message is *covered* when it is younger than the cut: all its rows were
-written later, so none of them was dropped.
+A history is capped, so its oldest rows may be missing. `Auditor.cut` is called with that moment. Then a missing
+row proves nothing if it may have been dropped. A message is *covered* when it is younger than the cut: all its rows
+were written later, so none of them was dropped.
 """
 
 from __future__ import annotations
@@ -39,9 +39,14 @@ _RAN = (What.DONE, What.FAILED, What.DEAD)
 
 
 class Auditor:
-    """Call, in this order: `cut` if the beginning of the history is missing; then for each step of the history `entry`
-    with the entries of the stream up to the largest id that the step names (in id order; optional), and `step` with its
-    rows; at last, when the lane is at rest, `at_rest` with the pending messages.
+    """The audit of one history.
+
+    Call in this order:
+
+    1. `cut`, if the beginning of the history is missing.
+    2. For each step of the history: `entry` (optional) for the stream's entries, in id order, up to the largest id that
+       the step names; then `step` with its rows.
+    3. `at_rest` with the pending messages, when the lane is at rest.
 
     ``since``: older entries do not belong to the lane. ``only``: report findings of this ticket only. ``on_finding``:
     called with each finding, also with those that are not kept.
@@ -303,7 +308,8 @@ class Auditor:
             # After all rows of the step: the rows of a returned run may be in any order.
             trail = self._trail(row.ticket)
             trail.fence = max(trail.fence, row.fence)
-            # When a message of the run was lost, a frozen process may still execute the rest: then it is not a return.
+            # If the step also cut off a message of this run, a frozen process may still run the others. So they do not
+            # count as given back.
             if row.ticket not in cut_off:
                 self._given_back[row.fence] = row.ticket
         while len(self._given_back) > GIVEN_BACK:
@@ -332,16 +338,17 @@ class Auditor:
                 Check.REPEATED, trail.name, id_, f"{row.what.value}, after it was dead and had not been replayed"
             )
         elif key == trail.last:
-            self.report(Check.REPEATED, trail.name, id_, f"{row.what.value}, after it had its last row")
+            self.report(Check.REPEATED, trail.name, id_, f"{row.what.value}, after its own last row")
         elif key < trail.last:
             covered = self.covers(key)
             if self._cut_ms is not None and not covered and self._replays_hidden:
                 return
             if covered and key <= self._entries_to:
-                text = f"{row.what.value}, after it had its last row, and younger ones of its ticket, too"
+                text = f"{row.what.value}, after its own last row, and after younger messages of its ticket"
                 self.report(Check.REPEATED, trail.name, id_, text)
             else:
-                text = f"{row.what.value} after {_id(trail.last)} of its ticket: late, or a second time"
+                younger = _id(trail.last)
+                text = f"{row.what.value} after the younger message {younger} of its ticket: out of order, or repeated"
                 self.report(Check.REORDERED, trail.name, id_, text)
 
     def _check_order(self, trail: Trail, row: Delivery, key: IdKey) -> None:
@@ -361,7 +368,7 @@ class Auditor:
         first_fence = row.fence if tried is None or not tried[2] else tried[2]
         passed = [id_ for id_, bound in replayed.items() if first_fence > bound]
         if passed:
-            text = f"dispatched after the replay of {passed[0]}, and {row.what.value} before it"
+            text = f"first dispatched after {passed[0]} was replayed, and {row.what.value} before {passed[0]}"
             self.report(Check.REORDERED, trail.name, row.message_id, text)
 
     def _check_attempt(self, row: Delivery, key: IdKey) -> None:
@@ -373,7 +380,7 @@ class Auditor:
                 least, most, _ = tried
                 if not least <= attempt <= most:
                     wanted = str(least) if least == most else f"{least} or {most}"
-                    text = f"{row.what.value} in attempt {attempt}; {wanted} would follow from the row before"
+                    text = f"{row.what.value} in attempt {attempt}; expected {wanted} after the row before"
                     self.report(Check.ATTEMPTS, row.ticket, id_, text)
             elif attempt != 1 and self._begins_here(key):
                 self.report(Check.ATTEMPTS, row.ticket, id_, f"its first row is of attempt {attempt}")
@@ -407,7 +414,7 @@ class Auditor:
         if not fence:
             return
         if fence <= trail.fence:
-            text = f"fence {fence} does not grow: one of its ticket before it is {trail.fence}"
+            text = f"fence {fence} is not larger than the earlier fence {trail.fence} of its ticket"
             self.report(Check.FENCES, trail.name, row.message_id, text)
         elif row.what is not What.RETURNED:
             trail.fence = fence

@@ -49,7 +49,10 @@ def group_of(redis: Redis, keys: LaneKeys) -> Group | None:
 
 
 def counted(redis: Redis, keys: LaneKeys) -> tuple[dict[str, int], str | None, str]:
-    """(counters of the lane, first and last entry of the history), read at one moment. None: the history is empty."""
+    """(counters of the lane, ids of the first and the last entry of the history), read at one moment.
+
+    An empty history: None and ''.
+    """
     with redis.pipeline(transaction=True) as pipe:
         with_raw_replies(pipe)
         pipe.hgetall(keys.counts)

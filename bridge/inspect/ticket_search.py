@@ -1,8 +1,8 @@
 """Where one ticket is, and why it does not move. For `bridge ticket show`. Never writes.
 
-What is in flight or awaits a retry is in the ticket's record: one look. What waits is in the master's pending list,
-what was not read yet in the stream; neither has an index by ticket, so both are searched from where the ticket's
-messages can be, up to a bound, and the answer says how far that went.
+The ticket's record names messages that are in flight or await a retry. Waiting messages are in the master's pending
+list. Unread ones are in the stream. Neither has an index by ticket. So both are searched up to a bound, and the answer
+says how far the search went.
 
 A message may move during a search. When a search found nothing undone, the record is read once more. If there is one
 now, the search starts again.
@@ -106,7 +106,8 @@ def _locate(
     if state is None:
         dead_ids = {letter.message_id for letter in letters}
         if lane.last_delivered is not None:
-            # What is done has left the stream, but for what is to be kept for a time, or has a letter.
+            # Done entries have left the stream, unless bridge_retention keeps them. Entries with a dead letter are
+            # still there.
             ended = (backwards(redis, keys, wanted, lane.last_delivered), last_ended(redis, keys, ticket))
             last_done = max((id_ for id_ in ended if id_ is not None), key=id_key, default=None)
         if letters and (last_done is None or last_done in dead_ids):
@@ -169,16 +170,17 @@ def _look(redis: Redis, settings: LaneSettings, ticket: str) -> _Lane:
 
 
 def _waiting(redis: Redis, settings: LaneSettings, ticket: str, record: records.Record | None) -> Scan:
-    """What waits of the ticket, beside what its record names."""
+    """The ticket's waiting messages, without those that its record names."""
     keys, master, wanted = settings.keys, settings.master, ticket.encode()
     if record is None:
         return of_pending(redis, keys, master, wanted)
     if record.parked:
-        # Beside what was put aside, some may still be under the master's name: what it never had in its memory.
+        # Most are pending under the parked ticket's own name. Messages that were never in the leader's memory may still
+        # be under the master's name.
         return together(
             of_name(redis, keys, keys.parked_consumer(master, ticket)), of_pending(redis, keys, master, wanted)
         )
-    # Most of what waits came after what the record names; what came before it was dead, and put back.
+    # Most waiting messages are younger than those that the record names. Older ones were dead and were replayed.
     return together(
         of_pending(redis, keys, master, wanted, after=record.ids[-1]),
         of_pending(redis, keys, master, wanted, before=record.ids[-1]),
@@ -226,14 +228,14 @@ def _task_of(redis: Redis, settings: LaneSettings, id_: str) -> str | None:
 def _nobody_runs(
     redis: Redis, settings: LaneSettings, lane: _Lane, record: records.Record | None, waiting: Scan
 ) -> str:
-    """Why nobody who is here can run the oldest message of a ticket that is not in flight."""
+    """Why no live consumer can run the oldest message of a ticket that is not in flight; '': one can."""
     oldest = record.ids[0] if record is not None and record.ids else next(iter(waiting.ids), None)
     if oldest is None or not lane.alive or (record is not None and record.in_flight):
         return ""
     task = _task_of(redis, settings, oldest) or settings.default_task
     if task is None:
         return ""
-    # What the leader has noted says more: whether it is known, and what becomes of it.
+    # The leader's note says more: whether the task is known, and when its message becomes a dead letter.
     text: Any = redis.hget(settings.keys.unserved, task)
     why = ""
     if text is not None:

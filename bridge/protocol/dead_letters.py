@@ -1,11 +1,10 @@
 """A dead letter as an entry of the lane's dead letter stream: how the leader writes it, how others read it. No I/O.
 
 A letter of a message that was given up after attempts has the message's ticket, task and payload. A letter of an entry
-that could never be processed has the entry as it came, each field under ``field:<name>``; neither names nor values of
-those need be UTF-8.
+that could never be processed has the entry's own fields, each as ``field:<name>``. Names and values need not be UTF-8.
 
-The message's own entry stays in the stream as long as the letter is there, and a replay takes it from there. So the
-letter is for people to look at: of what is large it holds the beginning, and says how large the whole is.
+The message's own entry stays in the stream while the letter exists, and a replay reads that entry. So the letter is for
+people only. It may be cut: then it says how large the payload was, or how many bytes were cut.
 """
 
 from __future__ import annotations

@@ -1,5 +1,6 @@
-"""Tasks that messages wait for, since nobody who is here can run them, or since they fail for everybody: as the leader
-notes it, and everybody reads it.
+"""Tasks that waiting messages need and that no live consumer can run, or whose circuit breaker is open.
+
+The leader notes them. Commands and the next leader read the notes.
 
 A lane's hash (`bridge.routing.keys.LaneKeys.unserved`), task -> JSON. `bridge.leader.duties.unknown_tasks` writes it.
 """
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class UnservedTask:
-    """A task that nobody who is here can run. ``messages``: at least so many; ``since_ms``: Unix time in ms.
+    """A task that waiting messages need. ``messages``: at least so many; ``since_ms``: Unix time in ms.
 
     ``known``: whether a consumer could run it lately; ``queue``: the Celery queue that it is routed to, where consumers
     know it that do not serve that queue; ``dead_in_ms``: when the one that waits longest becomes a dead letter.

@@ -18,7 +18,7 @@ from bridge.settings.retries import Backoff
 if TYPE_CHECKING:
     from celery import Celery
 
-#: Of URLs that name one server.
+#: Schemes of URLs that name one server.
 SCHEMES = ("redis", "rediss", "redis+socket", "unix")
 
 
@@ -35,14 +35,14 @@ class Settings(BaseModel):
         default=None,
         min_length=1,
         max_length=512,
-        description="The name under which the app takes part in its lane, which belongs to one app. None: its own.",
+        description="The app's name in its lane. A lane belongs to one app. None: the Celery app's own name.",
     )
     lane: LaneSettings = LaneSettings()
     health_file: str | None = Field(
         default=None,
         min_length=1,
-        description="A file that the loop of a master or a worker touches as it turns; a supervisor looks at its age. "
-        "None: no file.",
+        description="A file that a master or worker touches as long as its loop runs, for a supervisor that checks the "
+        "file's age. None: no file.",
     )
 
 
@@ -72,21 +72,23 @@ def read_settings(app: Celery) -> Settings:
 
 
 def _check_url(app: Celery, url: str) -> str:
-    """The address of the lane's server: the broker's, with what else Celery's settings say of it. Raises
-    `ConfigurationError`; ``url`` is `bridge_redis_url`, empty when it is not set.
+    """The address of the lane's server, which is the broker's. ``url``: `bridge_redis_url`; '': not set. Raises
+    `ConfigurationError`.
     """
     broker = address_of(app)
     for one in (broker, url or broker):
         scheme = one.partition("://")[0]
         if scheme not in (*SCHEMES, "sentinel"):
             raise ConfigurationError(
-                "the broker's URL (or bridge_redis_url) must be redis://, rediss://, redis+socket:// or sentinel://, "
-                f"not {scheme if scheme != one else 'empty'}://"
+                "the broker's URL (or bridge_redis_url) must be redis://, rediss://, redis+socket://, unix:// or "
+                f"sentinel://, not {scheme + '://' if scheme != one else 'a text without ://'}"
             )
     if not url or url == app.conf.broker_url:
         return broker
     if "sentinel://" in (broker[:11], url[:11]):
-        raise ConfigurationError("with sentinels there is no bridge_redis_url: leave it unset, broker_url says it all")
+        raise ConfigurationError(
+            "bridge_redis_url does not work with Sentinel: leave it unset; the bridge uses broker_url"
+        )
     ours, theirs = parsed(url), parsed(broker)
     if (ours.hostname, ours.port or 6379, database_of(ours)) != (
         theirs.hostname,

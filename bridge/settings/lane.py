@@ -18,9 +18,11 @@ from bridge.settings.retries import Backoff
 
 
 class BreakerLimits(BaseModel):
-    """A task's circuit breaker opens when within ``seconds`` messages of at least ``tickets`` different tickets failed,
-    and they are at least this ``share`` of all outcomes of the task; then one message is tried every ``probe`` seconds.
-    A ``share`` of 0 turns breakers off.
+    """When a task's circuit breaker opens.
+
+    Within ``seconds``, messages of at least ``tickets`` different tickets failed, and failures are at least the
+    ``share`` of the task's outcomes. While it is open, one message is tried every ``probe`` seconds. A ``share`` of 0
+    turns breakers off.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
@@ -29,7 +31,12 @@ class BreakerLimits(BaseModel):
         default=0.9, ge=0, le=1, description="Share of the task's outcomes that must be failures. 0 turns breakers off."
     )
     tickets: int = Field(default=20, ge=2, le=100_000, description="Different tickets whose messages must have failed.")
-    seconds: float = Field(default=60.0, ge=1, le=86_400, description="Seconds that are looked back.")
+    seconds: float = Field(
+        default=60.0,
+        ge=1,
+        le=86_400,
+        description="Length of the time window in which outcomes count, in seconds.",
+    )
     probe: float = Field(
         default=5.0,
         ge=1,
@@ -50,21 +57,21 @@ class LaneSettings(BaseModel):
         default="concurrency_stream_group",
         min_length=1,
         max_length=512,
-        description="The consumer group on the stream. Several groups on one stream never meet.",
+        description="The consumer group on the stream. Each group on a stream is a lane of its own.",
     )
     master: str = Field(
         default="master",
         min_length=1,
         max_length=512,
-        description="The consumer of the group under whose name the master reads, and keeps the messages that wait.",
+        description="The master's consumer name in the group. Waiting messages are pending under it.",
     )
     default_task: str | None = Field(
         default=None, description="The task of messages that name none. None: such a message is dead."
     )
     policy: PolicyName = Field(
         default=PolicyName.LEAST_LOADED,
-        description="How the consumer of a ticket that has none is chosen: least_loaded, rendezvous (by a hash of the "
-        "ticket), round_robin or random.",
+        description="How the consumer of a ticket that has none is chosen: least_loaded, rendezvous (by consistent "
+        "hashing of the ticket), round_robin or random.",
     )
     lease: float = Field(
         default=6.0,
@@ -103,8 +110,8 @@ class LaneSettings(BaseModel):
         default=600.0,
         ge=0,
         le=365 * 86_400,
-        description="Seconds that a message waits for a consumer that has its task, when none has had it so far. After "
-        "them it becomes a dead letter.",
+        description="Seconds after which a message becomes a dead letter if no consumer has had its task lately "
+        "(within the last week).",
     )
     max_payload: int = Field(
         default=1024 * 1024,
@@ -116,20 +123,20 @@ class LaneSettings(BaseModel):
         default=10.0,
         ge=0,
         le=10_000,
-        description="How long a bundle of short tasks lasts, in ms, about. 0 turns bundles off.",
+        description="About how long a bundle of short tasks lasts, in ms. 0 turns bundles off.",
     )
     history: int = Field(
         default=100_000,
         ge=0,
         le=100_000_000,
-        description="Deliveries that the history keeps, about; each takes some 130 bytes. 0 turns the history off.",
+        description="About how many deliveries the history keeps; each takes some 130 bytes. 0 turns the history off.",
     )
     retention: float | None = Field(
         default=0.0,
         ge=0,
         le=100 * 365 * 86_400,
-        description="Seconds that an entry stays in the stream after it was added, also when all groups have "
-        "acknowledged it. None: for ever. An entry with a dead letter stays.",
+        description="Seconds that an entry stays in the stream at least, counted from when it was added, also when all "
+        "groups have acknowledged it. None: for ever. An entry with a dead letter stays.",
     )
     window: int = Field(
         default=50_000,
@@ -141,7 +148,7 @@ class LaneSettings(BaseModel):
         default=128 * 1024 * 1024,
         ge=1024 * 1024,
         le=64 * 1024**3,
-        description="Bytes of the messages that the leading master keeps in memory, about. Half may be in flight.",
+        description="About how many bytes of messages the leading master keeps in memory. Half may be in flight.",
     )
 
     @field_validator("policy", mode="before")

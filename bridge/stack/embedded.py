@@ -69,7 +69,7 @@ class OrphanGuard:
         )
 
     def release(self) -> None:
-        """Dismiss the guard. To be called once the group is reaped, before its number can be used again."""
+        """Dismisses the guard. Call it as soon as the group has ended, before the kernel reuses its id."""
         if self._shell.stdin is None or self._shell.stdin.closed:
             return
         with contextlib.suppress(BrokenPipeError):
@@ -101,10 +101,10 @@ def find_server_binary() -> Path:
 
 
 def free_port() -> int:
-    """A port of this machine that nobody listens on, outside the range from which outgoing connections are numbered.
+    """A port of this machine that no process listens on, outside the ephemeral range.
 
-    Inside that range, a client that keeps trying to reach a stopped server can be given the server's own port as its
-    source, and so be connected to itself, while the server finds its port taken when it restarts.
+    The kernel may give a port of that range to a client as its source port. A client that retries a stopped server
+    could get the server's own port, and connect to itself. Then the server could not restart.
     """
     highest = 32_767
     with contextlib.suppress(OSError, ValueError, IndexError):
@@ -115,7 +115,7 @@ def free_port() -> int:
             probe.bind((HOST, 0))
             return int(probe.getsockname()[1])
     for _ in range(200):
-        # Not of the process's own generator: two that were seeded alike would choose alike.
+        # Not from `random` itself: two processes with the same seed would choose the same port.
         port = random.SystemRandom().randint(_LOWEST_FREE_PORT, highest)
         if not port_is_taken(port):
             return port
@@ -217,7 +217,7 @@ class EmbeddedServer:
         return self._log_file or self.data_dir / "server.log"
 
     def client(self, **options: Any) -> redis.Redis:
-        """A client of its own for the caller, who closes it; bytes in and out unless the options say otherwise."""
+        """A new client, which the caller closes. It sends and returns bytes unless ``options`` say otherwise."""
         client: redis.Redis = redis.Redis.from_url(self.url, **options)
         return client
 
@@ -245,7 +245,9 @@ class EmbeddedServer:
                 return
 
     def stop(self, *, timeout_s: float = 10.0) -> None:
-        """End the server in good order, with everything written whatever the fsync policy; kill it when it does not."""
+        """Ends the server with SIGTERM, so that it writes everything, whatever the fsync policy. Kills it after
+        ``timeout_s``.
+        """
         self._end(signal.SIGTERM, timeout_s)
 
     def kill(self) -> None:
@@ -376,7 +378,7 @@ class EmbeddedServer:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
-        # What it had forked to rewrite the append-only file is of its group.
+        # A child that rewrites the append-only file is in the server's process group.
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process = None
@@ -396,7 +398,7 @@ def _answers_as(client: redis.Redis, pid: int) -> bool:
 
 
 def _wait_until(condition: Callable[[], bool], timeout_s: float) -> bool:
-    """Poll until the condition holds; whether it came to hold before the time was over."""
+    """Polls ``condition``. Returns whether it became true within ``timeout_s``."""
     deadline = time.monotonic() + timeout_s
     while not condition():
         if time.monotonic() >= deadline:

@@ -40,7 +40,7 @@ logger = get_logger(__name__)
 
 #: How long an answer is kept for the operator, in seconds.
 ANSWER_S = 60
-#: Most characters of a reason that a ticket's record keeps.
+#: Most characters of a reason that a ticket's record keeps. A command sends at most 200; this bounds other senders.
 REASON_CHARS = 500
 
 Answer = dict[str, Any]

@@ -101,7 +101,7 @@ class Steps:
         return self._planner.text_again(ticket, consumer)
 
     def say(self, consumer: Consumer, word: WorkerWord, batch: Batch) -> None:
-        """Sends a notice to a worker, through its queue."""
+        """Sends a word to a worker, through its queue."""
         to = batch.dispatches.setdefault(consumer.name, Dispatch(consumer.name, consumer.queue))
         # The script puts a fence into every text. No message uses this fence.
         batch.fences += 1

@@ -122,7 +122,7 @@ class PendingList:
         return adopted
 
     def claim_back(self, name: str, ids: list[str], batch: Batch, spared: Collection[str] = ()) -> int:
-        """Makes ``ids`` pending under ``name``. Returns how many are pending now.
+        """Like `adopt`, and also makes a dead letter of each message whose entry was deleted.
 
         Newer servers drop a pending entry on a claim when it was deleted from the stream. Such a message becomes a dead
         letter, because otherwise it would be lost silently. Not those in ``spared``: other code handles them.

@@ -81,7 +81,7 @@ class Rebuild:
         self._wire = term.wire
         #: Message id in a ticket record -> its ticket.
         self._named: dict[str, Ticket] = {}
-        #: Ids of messages that await a retry and were not begun.
+        #: Ids of messages that await a retry and have no counted attempt or loss.
         self._front_ids: set[str] = set()
         #: Id of a resting ticket's oldest message that was not seen in the pending list yet -> its ticket.
         self._unseen: dict[str, Ticket] = {}

@@ -1,6 +1,6 @@
 """Judges a run from evidence that the bridge does not write itself: the ledger of what ran, and Spark's expectations.
 
-Pure functions: the demo gathers, this judges, the tests forge.
+Pure functions. The demo gathers the evidence, and tests pass in forged evidence.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Findings:
 
     #: Events without a successful end.
     lost: int = 0
-    #: Successful ends that are neither the successor of their ticket's last one nor its repetition.
+    #: Successful ends of an event that is neither the last succeeded event of its ticket nor the next one.
     reordered: int = 0
     #: Executions that began while another one of their ticket was running.
     overlapped: int = 0
@@ -90,7 +90,8 @@ def judge(ledger: Ledger, expected: Mapping[str, int], killed: Mapping[int, int]
     """What the ledger says.
 
     ``expected``: ticket -> how many events it has, numbered from 1. ``killed``: process id -> when it was killed
-    (monotonic ns); an execution without an end counts as ended then, or, in any other process, at its start.
+    (monotonic ns). An execution without an end counts as ended when its process was killed. In any other process it
+    counts as ended at its start.
     """
     findings = Findings()
     faults: dict[str, list[str]] = defaultdict(list)
@@ -132,7 +133,7 @@ def _judge_order(ticket: str, records: Iterable[Record], findings: Findings, fau
 def _judge_overlaps(
     ticket: str, records: Iterable[Record], killed: Mapping[int, int], findings: Findings, faults: list[str]
 ) -> None:
-    # A fence belongs to one dispatch of one message; the process, too, in case that this is what went wrong.
+    # A fence belongs to one dispatch. The pid is in the key too, in case two processes ran under one fence.
     ends = {(r.pid, r.fence): r.at_ns for r in records if r.kind is not Kind.START}
     busy_until = 0
     busy: Record | None = None
@@ -156,7 +157,7 @@ def _span_s(records: Iterable[Record]) -> float:
 def time_to_reroute(
     ledger: Ledger, stranded: Mapping[str, tuple[int, int]], processes: set[int], killed_ns: int
 ) -> Reroute | None:
-    """How long the tickets stood still that were in flight on a killed worker; None when there were none.
+    """How long the tickets that were in flight on a killed worker stood still. None: there were none.
 
     ``stranded``: ticket -> (first fence, messages) of its run there. ``processes``: the pool processes of that worker.
     A ticket whose whole run had ended before the kill had nothing to wait for.

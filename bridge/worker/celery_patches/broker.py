@@ -1,4 +1,5 @@
-"""Keeps a Celery worker alive when its broker replies with an error that will pass.
+"""Keeps a Celery worker alive over broker errors that will pass, and over a pool child that dies while Celery
+reconnects.
 
 Celery's consumer reconnects when the connection is lost. But an error *reply* ends the worker, even if the error passes
 within a second: a primary that became a replica (UNBLOCKED, READONLY), a full server (OOM), a disk that refuses

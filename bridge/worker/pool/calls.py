@@ -50,12 +50,14 @@ def run_bundle(name: str, uuid: str, request: dict[str, Any], body: str, *_: Any
 
 
 def _raised(execution: Execution, request: dict[str, Any], exc: BaseException) -> Traced:
-    """Handles ``exc``, which ended a Celery message: a task raised something that is no `Exception` (as `sys.exit`
-    does), or the error came from outside of any task. It ends the process only if Celery asked the process to end.
+    """Handles ``exc``, which ended a Celery message.
 
-    A pool process raises a stand-in, which its main process reads. Pools within the main process are different: they
-    drop an error, and then the message would seem to run for ever. If it is no `Exception`, Celery ends, or takes it
-    for a success. So there the error is kept for `cut_off_in`.
+    Either a task raised something that is no `Exception` (as `sys.exit` does), or the error came from outside of any
+    task. This process ends only if Celery asked it to.
+
+    A pool process raises a stand-in, which the main process reads. A pool within the main process drops an
+    `Exception`, so the message would seem to run for ever. Any other error ends Celery, or counts as a success. So the
+    error is kept for `cut_off_in`.
     """
     if not execution.shared.in_main:
         if isinstance(exc, SystemExit) and exc.code == ASKED_TO_END:

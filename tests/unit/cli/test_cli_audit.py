@@ -73,7 +73,10 @@ def test_a_violation_exits_1_with_its_message(shell: CommandLine, redis: Redis) 
     id_ = lie(redis, lane, made)
     result = shell("audit")
     assert result.exit_code == 1
-    assert f"repeated: {id_} (ticket T0): done, after it had its last row" in result.stdout
+    assert (
+        f"repeated: {id_} (ticket T0): done, after its own last row, and after younger messages of its ticket"
+        in result.stdout
+    )
     assert "FOUND" in result.stdout
     document = json.loads(shell("audit", "--json").stdout)
     assert document["ok"] is False
