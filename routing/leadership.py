@@ -9,9 +9,9 @@ from bridge.routing.return_codes import ReturnCode, code_for_leader, code_of, te
 from bridge.routing.scripts import Script
 
 _LEAD = Script("lead")
-_EXTEND = Script("extend")
-_RESIGN = Script("resign")
 _RENEW = Script("renew")
+_RESIGN = Script("resign")
+_BEGIN_TERM = Script("begin_term")
 
 
 def lead(client: Redis, keys: LaneKeys, holder: str, lease_ms: int) -> tuple[bool, str, int]:
@@ -22,14 +22,14 @@ def lead(client: Redis, keys: LaneKeys, holder: str, lease_ms: int) -> tuple[boo
     return False, text_of(reply[1]), int(reply[2])
 
 
-def extend(client: Redis, keys: LaneKeys, token: str, lease_ms: int) -> bool:
+def renew(client: Redis, keys: LaneKeys, token: str, lease_ms: int) -> bool:
     """Renews the leader lease. Returns False when it is over."""
-    return code_of(_EXTEND.run(client, [keys.leader], [token, lease_ms])) is ReturnCode.OK
+    return code_of(_RENEW.run(client, [keys.leader], [token, lease_ms])) is ReturnCode.OK
 
 
-def renew(client: Redis, keys: LaneKeys, token: str, holder: str, lease_ms: int) -> str:
+def begin_term(client: Redis, keys: LaneKeys, token: str, holder: str, lease_ms: int) -> str:
     """Begins a new term for the master that leads under ``token``. Returns the new token. Raises `NotLeading`."""
-    reply = _RENEW.run(client, [keys.leader, keys.term], [token, holder, lease_ms])
+    reply = _BEGIN_TERM.run(client, [keys.leader, keys.term], [token, holder, lease_ms])
     code_for_leader(reply[0], keys)
     return text_of(reply[1])
 

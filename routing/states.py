@@ -5,7 +5,7 @@
     UNREAD --read--> WAITING --dispatch--> IN_FLIGHT --done--> DONE
                      ^  |  ^                | |  |  |
                      |  |  +---give back----+ |  |  +--fail, attempts left----> AWAITING_RETRY --retry--> IN_FLIGHT
-                     |  |  +---rest-----------+  +-----give back again--------> AWAITING_RETRY
+                     |  |  +-give back others-+  +-----give back again--------> AWAITING_RETRY
                      |  |                        +-----re-route---------------> AWAITING_RETRY --condemn--> DEAD
                      |  |                        +-----give up: no attempt left-----------------------------> DEAD
                      |  +---refuse (broken message)---------------------------------------------------------> DEAD
@@ -54,7 +54,7 @@ EDGES: dict[str, tuple[State, State]] = {
     # The message had a delivery that counts before: its record must outlive the leader.
     "give back again": (State.IN_FLIGHT, State.AWAITING_RETRY),
     # The later messages of a run, when its first one failed, was given back or re-routed.
-    "rest": (State.IN_FLIGHT, State.WAITING),
+    "give back others": (State.IN_FLIGHT, State.WAITING),
     "re-route": (State.IN_FLIGHT, State.AWAITING_RETRY),
     # Its consumers ended with it too often, or its entry is gone. No further attempt.
     "condemn": (State.AWAITING_RETRY, State.DEAD),

@@ -135,7 +135,7 @@ class Audit:
             self._stream = pages.StreamPages(redis, keys.stream, since)
             # The counters cover rows of done and dead messages. Rows of failures may have been dropped.
             if not pages.is_whole(redis, keys.history):
-                self.auditor.begins(id_key(first)[0])
+                self.auditor.attempts_complete_after(id_key(first)[0])
             return
         self._cut(id_key(first)[0], replays_hidden=have["replayed"] < counts.get("replayed", 0))
 

@@ -74,7 +74,7 @@ class Auditor:
         self._attempts_from_ms: int | None = None
         self._trails: dict[str, Trail] = {}
         #: Undone message -> its ticket's trail; None: an entry that names no ticket.
-        self._open: dict[str, Trail | None] = {}
+        self._undone: dict[str, Trail | None] = {}
         #: Undone message with rows -> (smallest and largest next attempt, its first fence).
         self._tries: dict[str, tuple[int, int, int]] = {}
         #: Dead and refused messages that were not replayed.
@@ -115,11 +115,11 @@ class Auditor:
     @property
     def undone(self) -> Collection[str]:
         """Ids of the messages without a last row, among the entries and rows that were passed in."""
-        return self._open.keys()
+        return self._undone.keys()
 
     def is_undone(self, id_: str) -> bool:
         """Whether the message is among `undone`."""
-        return id_ in self._open
+        return id_ in self._undone
 
     def is_dead(self, id_: str) -> bool:
         """Whether the message is dead or refused, and was not replayed."""
@@ -127,7 +127,7 @@ class Auditor:
 
     def ticket_of(self, id_: str) -> str:
         """The ticket of an undone message; '' when it is not known."""
-        trail = self._open.get(id_)
+        trail = self._undone.get(id_)
         return "" if trail is None else trail.name
 
     @property
@@ -152,13 +152,13 @@ class Auditor:
         self._cut_ms = at_ms
         self._covered_from = self.covered_from
         self._replays_hidden = replays_hidden
-        self._open.clear()
+        self._undone.clear()
         self._tries.clear()
         self._dead.clear()
         for trail in self._trails.values():
             trail.forget_messages()
 
-    def begins(self, at_ms: int) -> None:
+    def attempts_complete_after(self, at_ms: int) -> None:
         """All last rows and all replays are here, but rows of other attempts that were written up to ``at_ms`` may be
         missing. Called before the first step.
         """
@@ -171,10 +171,10 @@ class Auditor:
         if not self.covers(key):
             return
         if ticket is None:
-            self._open[id_] = None
+            self._undone[id_] = None
             return
         trail = self._trail(ticket)
-        self._open[id_] = trail
+        self._undone[id_] = trail
         trail.undone.append(id_)
 
     def step(self, rows: Sequence[Delivery]) -> None:
@@ -208,11 +208,11 @@ class Auditor:
         message must not be pending.
         """
         waiting = set(pending)
-        for id_ in list(self._open):
+        for id_ in list(self._undone):
             if id_ not in waiting:
                 self.lost(id_)
         for id_ in waiting:
-            if id_ not in self._open and self.covers(id_key(id_)) and id_key(id_) <= self._entries_to:
+            if id_ not in self._undone and self.covers(id_key(id_)) and id_key(id_) <= self._entries_to:
                 self.still_pending(id_)
 
     def lost(self, id_: str, more: str = "") -> None:
@@ -243,15 +243,15 @@ class Auditor:
         id_ = row.message_id
         key = id_key(id_)
         trail = self._trail(row.ticket)
-        known = self._open.get(id_)
-        late = trail.replayed is not None and id_ in trail.replayed
-        new = id_ not in self._open
+        known = self._undone.get(id_)
+        was_replayed = trail.replayed is not None and id_ in trail.replayed
+        new = id_ not in self._undone
         if known is not None and known is not trail:
             text = f"its row names ticket {row.ticket!r}, its entry {known.name!r}"
             self.report(Check.DISAGREEING, row.ticket, id_, text)
-        if new and not late:
+        if new and not was_replayed:
             self._check_last(trail, row, key)
-        if row.what in _RAN and not late:
+        if row.what in _RAN and not was_replayed:
             self._check_order(trail, row, key)
         self._check_attempt(row, key)
         self._check_fence(trail, row)
@@ -264,10 +264,10 @@ class Auditor:
                 self._dead.add(id_)
             return
         if new:
-            self._open[id_] = trail
+            self._undone[id_] = trail
             if self._cut_ms is not None and self._replays_hidden and not self.covers(key):
                 # The row of a replay may be missing. A replayed message may be late.
-                self._late(trail, id_, UNBOUNDED)
+                self._note_replayed(trail, id_, UNBOUNDED)
             else:
                 trail.add(id_, key)
 
@@ -283,21 +283,21 @@ class Auditor:
         id_ = row.message_id
         key = id_key(id_)
         trail = self._trail(row.ticket)
-        if id_ not in self._dead and (id_ in self._open or self._cut_ms is None or self.covers(key)):
+        if id_ not in self._dead and (id_ in self._undone or self._cut_ms is None or self.covers(key)):
             self.report(Check.REPEATED, row.ticket, id_, "it was replayed, and was not dead")
         self._dead.discard(id_)
-        self._open[id_] = trail
+        self._undone[id_] = trail
         self._tries[id_] = (1, 1, 0)
         # A fence is the server's clock in us, so a later dispatch has a larger fence.
-        self._late(trail, id_, (row.written_ms + 1) * 1000 + FENCES_AHEAD_US)
+        self._note_replayed(trail, id_, (row.written_ms + 1) * 1000 + FENCES_AHEAD_US)
 
-    def _late(self, trail: Trail, id_: str, bound: int) -> None:
+    def _note_replayed(self, trail: Trail, id_: str, bound: int) -> None:
         if trail.replayed is None:
             trail.replayed = {}
         trail.replayed[id_] = bound
 
     def _finish(self, id_: str) -> None:
-        trail = self._open.pop(id_, None)
+        trail = self._undone.pop(id_, None)
         self._tries.pop(id_, None)
         if trail is not None and trail.replayed is not None:
             trail.replayed.pop(id_, None)
@@ -355,7 +355,7 @@ class Auditor:
         """`Check.REORDERED`: compares with the undone and with the replayed messages of the ticket."""
         undone = trail.undone
         replayed = trail.replayed
-        while undone and (undone[0] not in self._open or (replayed is not None and undone[0] in replayed)):
+        while undone and (undone[0] not in self._undone or (replayed is not None and undone[0] in replayed)):
             undone.popleft()
         if undone and undone[0] != row.message_id and id_key(undone[0]) < key:
             text = f"{row.what.value}, while the older message {undone[0]} of its ticket was undone"

@@ -31,7 +31,7 @@ from bridge.link.connections import client, is_outage
 from bridge.link.health import Health
 from bridge.link.outage import Outage
 from bridge.link.server_clock import ServerClock
-from bridge.routing.leadership import extend, lead, renew, resign
+from bridge.routing.leadership import begin_term, lead, renew, resign
 
 if TYPE_CHECKING:
     from bridge.settings.lane import LaneSettings
@@ -131,15 +131,15 @@ class Election:
         Raises `NotLeading`, redis errors.
         """
         if self._taken:
-            self._renew()
+            self._begin_term()
         self._taken = True
         return self._token
 
-    def _renew(self) -> None:
+    def _begin_term(self) -> None:
         with self._renewing:
             sent = time.monotonic()
             lease_ms = self._lane.leader_lease_ms
-            self._token = renew(self._redis, self._lane.keys, self._token, self._holder, lease_ms)
+            self._token = begin_term(self._redis, self._lane.keys, self._token, self._holder, lease_ms)
             self._deadline_s = self._deadline(sent)
 
     def keep(self, lost: threading.Event) -> threading.Thread:
@@ -169,7 +169,7 @@ class Election:
             try:
                 with self._renewing:
                     sent = time.monotonic()
-                    renewed = extend(self._redis, self._lane.keys, self._token, self._lane.leader_lease_ms)
+                    renewed = renew(self._redis, self._lane.keys, self._token, self._lane.leader_lease_ms)
             except Exception as exc:
                 # Any error: the deadline stays, and after it this master does not lead. The leader meets an outage
                 # too, and reports it.

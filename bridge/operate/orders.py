@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from bridge.routing.keys import LaneKeys
 
 #: Seconds that a command waits for the answer: longer than a standby needs to take over.
-ANSWER_S = 10.0
+ANSWER_WAIT_S = 10.0
 #: Seconds that a command waits for a leader before it gives up. Standbys try to lead every quarter of a second.
 LEADER_S = 1.5
 #: Further seconds to wait for the answer when the leader took the order at the last moment.
@@ -55,7 +55,7 @@ ERROR_CHARS = 1000
 NO_MASTER = "no master leads the lane, so the order cannot be carried out: start one with `bridge run`"
 
 
-def give(redis: Redis, keys: LaneKeys, order: dict[str, Any], timeout_s: float = ANSWER_S) -> dict[str, Any]:
+def give(redis: Redis, keys: LaneKeys, order: dict[str, Any], timeout_s: float = ANSWER_WAIT_S) -> dict[str, Any]:
     """Gives ``order`` to the leader of the lane, and returns its answer.
 
     Raises `OrderFailed`, one line, when the leader refused the order, when it did not answer within ``timeout_s`` and

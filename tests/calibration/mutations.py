@@ -328,7 +328,7 @@ MUTATIONS = [
         "I9",
         "steady",
         ("look: endless",),
-        (Edit("bridge/leader/duties/operator_orders.py", "                    pipe.expire(key, ANSWER_S)\n", ""),),
+        (Edit("bridge/leader/duties/operator_orders.py", "                    pipe.expire(key, ANSWER_KEPT_S)\n", ""),),
         long=True,
     ),
     # -- promise 4: effects are applied in one step with the success, or not at all --------------------------------

@@ -6,7 +6,7 @@ from tests.calibration.mutation import Edit, Mutation
 
 LUA = "routing/lua"
 ADVANCE, APPLY, ADOPT, FORGET = (f"{LUA}/{name}.lua" for name in ("advance", "apply", "adopt", "forget"))
-LEAD, EXTEND, RESIGN = (f"{LUA}/{name}.lua" for name in ("lead", "extend", "resign"))
+LEAD, RENEW, RESIGN = (f"{LUA}/{name}.lua" for name in ("lead", "renew", "resign"))
 READ, REGISTER, REROUTE = (f"{LUA}/{name}.lua" for name in ("read", "register", "reroute"))
 
 _ASKS = "if redis.call('GET', KEYS[1]) ~= ARGV[1] then"
@@ -252,10 +252,10 @@ SCRIPT_MUTATIONS = [
         "if current and string.match(current, ' .*') ~= ' ' .. ARGV[1] then",
     ),
     _script(
-        "anybody's lead is extended",
+        "anybody's lead is renewed",
         "I8",
-        EXTEND,
-        "test_leadership::test_only_the_token_of_the_term_extends_or_ends_it",
+        RENEW,
+        "test_leadership::test_only_the_token_of_the_term_renews_or_ends_it",
         _ASKS,
         _SOMEBODY,
     ),
@@ -263,7 +263,7 @@ SCRIPT_MUTATIONS = [
         "anybody's lead is ended",
         "I8",
         RESIGN,
-        "test_leadership::test_only_the_token_of_the_term_extends_or_ends_it",
+        "test_leadership::test_only_the_token_of_the_term_renews_or_ends_it",
         _ASKS,
         _SOMEBODY,
     ),

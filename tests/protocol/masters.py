@@ -196,7 +196,7 @@ def _rerouted(world: World, worker: int, life: int) -> Iterator[Change]:
     for ticket, record in enumerate(world.records):
         if record is not None and record.fence and (record.worker, record.life) == (worker, life):
             moves = [("re-route", record.first)]
-            moves += [("rest", pos) for pos in range(record.first + 1, record.first + record.length)]
+            moves += [("give back others", pos) for pos in range(record.first + 1, record.first + record.length)]
             awaits = Run(ticket, record.first, 1, 0, record.attempt, 0, 0)
             yield Change(ticket, record, awaits, tuple(moves))
 
@@ -221,7 +221,7 @@ def settled(world: World, term: int, setup: Setup, dropped: AbstractSet[Guard]) 
                 else None
             )
             continue
-        back = [("rest", pos) for pos in rest]
+        back = [("give back others", pos) for pos in rest]
         awaits = Run(out.ticket, first, 1, 0, record.attempt, 0, 0)
         if out.kind == "B":
             begun = record.attempt > 1

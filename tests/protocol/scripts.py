@@ -96,7 +96,7 @@ def _recalled(world: World, script: Script, dropped: AbstractSet[Guard]) -> Worl
         first = "give back again" if record.attempt > 1 else "give back"
         of_ticket = world.messages[run.ticket]
         for pos in range(record.first, record.first + record.length):
-            of_ticket = put(of_ticket, pos, MOVES[first if pos == record.first else "rest"][1])
+            of_ticket = put(of_ticket, pos, MOVES[first if pos == record.first else "give back others"][1])
         awaits = Run(run.ticket, record.first, 1, 0, record.attempt, 0, 0) if record.attempt > 1 else None
         world = world._replace(
             messages=put(world.messages, run.ticket, of_ticket),

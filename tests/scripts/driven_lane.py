@@ -8,7 +8,7 @@ import orjson
 
 from bridge.protocol.outcomes import Kind, Outcome, decode
 from bridge.routing import records, transitions
-from bridge.routing.leadership import lead, renew
+from bridge.routing.leadership import begin_term, lead
 from bridge.routing.return_codes import ReturnCode
 from bridge.routing.states import State
 from bridge.routing.transitions import Batch, Dispatch, Leadership, adopt, advance, read, recall, reroute, resend
@@ -50,10 +50,10 @@ class DrivenLane(DrivenWorkers):
         self.lead = Leadership(self.keys, token, MASTER)
         return self.lead
 
-    def renew(self) -> None:
+    def begin_term(self) -> None:
         """The leader reads the lane anew, in a term of its own."""
         self._terms += 1
-        token = renew(self.client, self.keys, self.lead.token, f"m{self._terms}", LEASE_MS)
+        token = begin_term(self.client, self.keys, self.lead.token, f"m{self._terms}", LEASE_MS)
         assert token == f"{self._terms} m{self._terms}"
         self._last_outcome = "0-0"
         self.lead = Leadership(self.keys, token, MASTER)
@@ -183,7 +183,7 @@ class DrivenLane(DrivenWorkers):
             return [id_]
         batch.given_back += rest
         for behind in rest:
-            ref.move(behind, "rest", MASTER)
+            ref.move(behind, "give back others", MASTER)
         begun = record.attempt > 1
         if outcome.kind is Kind.RETURNED:
             batch.given_back.append(id_)
@@ -284,7 +284,7 @@ class DrivenLane(DrivenWorkers):
                 record = ref.record(ticket)
                 assert record is not None
                 for i, id_ in enumerate(record.ids):
-                    ref.move(id_, "rest" if i else "re-route", MASTER)
+                    ref.move(id_, "give back others" if i else "re-route", MASTER)
                 ref.records[ticket] = new
         return code
 

@@ -14,7 +14,7 @@ import redis
 
 from bridge.operate.permissions import commands_in
 from bridge.routing.effects import Effect, Success, apply, tell
-from bridge.routing.leadership import extend, lead, resign
+from bridge.routing.leadership import lead, renew, resign
 from bridge.routing.membership import goodbye
 from bridge.routing.return_codes import ReturnCode
 from bridge.routing.scripts import FOLDER
@@ -91,7 +91,7 @@ def test_tickets_move_on_a_full_server(full: World) -> None:
 
 def test_masters_come_and_go_on_a_full_server(full: World) -> None:
     client, keys = full.client, full.keys
-    assert extend(client, keys, TOKEN, 1000)
+    assert renew(client, keys, TOKEN, 1000)
     resign(client, keys, TOKEN)
     elected, token, _ = lead(client, keys, "m9", 1000)
     assert elected

@@ -24,7 +24,7 @@ from hypothesis.stateful import (
 from bridge.link.connections import client
 from bridge.protocol.outcomes import Kind
 from bridge.routing.errors import LaneConflict, NotLeading
-from bridge.routing.leadership import extend, renew, resign
+from bridge.routing.leadership import begin_term, renew, resign
 from bridge.routing.return_codes import ReturnCode
 from bridge.routing.states import State
 from bridge.routing.transitions import Batch, Leadership, adopt, advance, forget, read, recall, reroute, resend
@@ -173,7 +173,7 @@ class LaneRules(RuleBasedStateMachine):
         lane = self.lane
         lane.deposed.append(lane.lead)
         if how == "takes a new term":
-            lane.renew()
+            lane.begin_term()
             return
         if how == "resigns":
             assert resign(lane.client, lane.keys, lane.lead.token)
@@ -287,9 +287,9 @@ ATTEMPTS: list[Attempt] = [
     _tries_to_resend,
     lambda lane, old: _refused(lambda: adopt(lane.client, old, "a stranger", sorted(lane.reference.owner)[:2])),
     lambda lane, old: _refused(lambda: recall(lane.client, old, NAMES[0], 5)),
-    lambda lane, old: not extend(lane.client, lane.keys, old.token, 60_000),
+    lambda lane, old: not renew(lane.client, lane.keys, old.token, 60_000),
     lambda lane, old: not resign(lane.client, lane.keys, old.token),
-    lambda lane, old: _refused(lambda: renew(lane.client, lane.keys, old.token, "m0", 60_000)),
+    lambda lane, old: _refused(lambda: begin_term(lane.client, lane.keys, old.token, "m0", 60_000)),
 ]
 
 

@@ -31,7 +31,7 @@ MUTATIONS = {
         for script in (
             *(transitions._READ, transitions._ADVANCE, transitions._REROUTE, transitions._FORGET, transitions._ADOPT),
             *(transitions._RESEND, transitions._RECALL),
-            *(leadership._EXTEND, leadership._RESIGN, leadership._RENEW),
+            *(leadership._RENEW, leadership._RESIGN, leadership._BEGIN_TERM),
         )
     },
     "a read ends when it has enough bytes": (

@@ -1,10 +1,10 @@
-"""lead.lua, extend.lua, resign.lua: one leader at a time, and a term is given out once."""
+"""lead.lua, renew.lua, resign.lua: one leader at a time, and a term is given out once."""
 
 from __future__ import annotations
 
 import pytest
 
-from bridge.routing.leadership import extend, lead, resign
+from bridge.routing.leadership import lead, renew, resign
 from tests.scripts.world import LEASE_MS, TOKEN, World, changes
 
 pytestmark = pytest.mark.scripts
@@ -54,20 +54,20 @@ def test_a_large_term_is_written_exactly(empty: World) -> None:
     assert lead(empty.client, empty.keys, "m", 5000)[1] == f"{2**50 + 1} m"
 
 
-def test_the_leader_extends_its_lease(world: World) -> None:
+def test_the_leader_renews_its_lease(world: World) -> None:
     before = world.snapshot()
-    assert extend(world.client, world.keys, TOKEN, 2 * LEASE_MS)
+    assert renew(world.client, world.keys, TOKEN, 2 * LEASE_MS)
     assert world.client.pttl(world.keys.leader) > LEASE_MS
     assert world.snapshot() == before
 
 
 @pytest.mark.parametrize("token", ["6 master@here", "8 master@here", "7 other@there", "7", ""])
-@pytest.mark.parametrize("what", ["extend", "resign"])
-def test_only_the_token_of_the_term_extends_or_ends_it(what: str, token: str, world: World) -> None:
+@pytest.mark.parametrize("what", ["renew", "resign"])
+def test_only_the_token_of_the_term_renews_or_ends_it(what: str, token: str, world: World) -> None:
     world.client.pexpire(world.keys.leader, 5000)
     before = world.snapshot()
-    if what == "extend":
-        assert not extend(world.client, world.keys, token, LEASE_MS)
+    if what == "renew":
+        assert not renew(world.client, world.keys, token, LEASE_MS)
     else:
         assert not resign(world.client, world.keys, token)
     assert world.snapshot() == before
@@ -77,7 +77,7 @@ def test_only_the_token_of_the_term_extends_or_ends_it(what: str, token: str, wo
 def test_a_lead_that_ended_is_not_revived(world: World) -> None:
     world.client.delete(world.keys.leader)
     before = world.snapshot()
-    assert not extend(world.client, world.keys, TOKEN, LEASE_MS)
+    assert not renew(world.client, world.keys, TOKEN, LEASE_MS)
     assert not resign(world.client, world.keys, TOKEN)
     assert world.snapshot() == before
 

@@ -8,7 +8,7 @@ import pytest
 from redis.exceptions import NoScriptError, ResponseError
 
 from bridge.routing.effects import Success, apply, tell
-from bridge.routing.leadership import extend, lead, renew, resign
+from bridge.routing.leadership import begin_term, lead, renew, resign
 from bridge.routing.membership import died, goodbye, meet, register
 from bridge.routing.producing import push_many, push_once
 from bridge.routing.pushes import Columns, Partition, Tickets, append_once, append_per_ticket, note_wait, settle_push
@@ -52,7 +52,7 @@ CALLS: dict[str, Callable[[World], object]] = {
     "forget": lambda w: forget(w.client, w.lead, "w1@a", incarnation("w1@a"), ""),
     "adopt": lambda w: adopt(w.client, w.lead, "master", ["999-0"]),
     "resend": lambda w: resend(w.client, w.lead, "w1@a", "busy", "nothing", "text"),
-    "renew": lambda w: renew(w.client, w.keys, w.client.get(w.keys.leader).decode(), "m", 1000),
+    "begin_term": lambda w: begin_term(w.client, w.keys, w.client.get(w.keys.leader).decode(), "m", 1000),
     "recall": lambda w: recall(w.client, w.lead, "w1@a", 1),
     "oldest": lambda w: oldest(w.client, [w.keys.queue("w1@a")]),
     "survey": lambda w: list(survey(w.client, w.keys.stream, "-", "9-0")),
@@ -69,7 +69,7 @@ CALLS: dict[str, Callable[[World], object]] = {
     "remove": lambda w: remove(w.client, w.lead, [b"neighbour"], ["1-0"]),
     "died": lambda w: died(w.client, w.keys, "w1@a", incarnation("w1@a"), []),
     "lead": lambda w: lead(w.client, w.keys, "m", 1000),
-    "extend": lambda w: extend(w.client, w.keys, TOKEN, 1000),
+    "renew": lambda w: renew(w.client, w.keys, TOKEN, 1000),
     "resign": lambda w: resign(w.client, w.keys, "nobody"),
     "register": lambda w: register(w.client, w.keys, "w9", "x", 1000, "{}", None),
     "goodbye": lambda w: goodbye(w.client, w.keys, "w9", "x"),

@@ -79,7 +79,7 @@ def give_back_again(world: World) -> Iterable[str]:
     return world.busy[:1]
 
 
-def rest(world: World) -> Iterable[str]:
+def give_back_others(world: World) -> Iterable[str]:
     fail(world)
     return world.busy[1:2]
 
@@ -132,7 +132,7 @@ WALK: dict[str, Callable[[World], Iterable[str]]] = {
     "re-route": re_route,
     "refuse": refuse,
     "give back again": give_back_again,
-    "rest": rest,
+    "give back others": give_back_others,
     "condemn": condemn,
     "park": park,
     "release": release,
@@ -163,11 +163,11 @@ def test_the_edge_leads_from_its_source_to_its_target_and_moves_no_other_message
     # And the others are where they were, but for run mates that go back with the one that failed
     others = {id_: (before[id_], after[id_]) for id_ in before if id_ not in moved and before[id_] is not after[id_]}
     allowed = {world.busy[1]} if edge in ("fail", "give up", "re-route", "give back again") else set()
-    if edge == "rest":
+    if edge == "give back others":
         assert others == {world.busy[0]: EDGES["fail"]}
         return
     assert set(others) <= allowed
-    assert all(pair == EDGES["rest"] for pair in others.values())
+    assert all(pair == EDGES["give back others"] for pair in others.values())
 
 
 def test_every_state_is_reached_and_none_leads_out_of_an_end() -> None:

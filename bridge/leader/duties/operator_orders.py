@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 logger = get_logger(__name__)
 
 #: How long an answer is kept for the operator, in seconds.
-ANSWER_S = 60
+ANSWER_KEPT_S = 60
 #: Most characters of a reason that a ticket's record keeps. A command sends at most 200; this bounds other senders.
 REASON_CHARS = 500
 
@@ -99,7 +99,7 @@ class OperatorOrders:
             try:
                 with self._term.redis.pipeline(transaction=True) as pipe:
                     pipe.rpush(key, orjson.dumps(answer))
-                    pipe.expire(key, ANSWER_S)
+                    pipe.expire(key, ANSWER_KEPT_S)
                     pipe.execute()
             except ResponseError as exc:
                 # The server is full. The order is carried out, but the operator gets no answer.

@@ -126,7 +126,7 @@ class Refill:
             lane.make_ready(ticket)
             if ticket.stranded:
                 # No consumer can run this message. It and the later ones are read again when a consumer can.
-                ticket.behind += 1
+                ticket.waiting_known += 1
                 satisfied.add(ticket)
         if reached < min(last, lane.read_to) or (found.more and last <= lane.read_to):
             next_one = key_after(reached)

@@ -47,10 +47,10 @@ NOTED_AGAIN_S = 86_400
 #: Seconds between two notes of the waiting tasks. A change of the set of tasks is noted at once.
 NOTE_S = 5.0
 #: Longest step of a task's clock, in seconds. While a master was frozen, it did not see which consumers were here.
-STEP_S = 5.0
+CLOCK_STEP_MAX_S = 5.0
 #: Most messages that one step makes dead letters; most such steps in one look; most tasks that are noted.
-STEP = 200
-STEPS = 10
+CONDEMNED_PER_STEP = 200
+STEPS_PER_LOOK = 10
 NOTED = 200
 
 
@@ -97,7 +97,7 @@ class UnknownTasks:
     def look(self) -> None:
         """Advances the clocks, gives up messages that waited too long, and notes the waiting tasks."""
         now = time.monotonic()
-        step_s, self._looked_at = min(STEP_S, now - self._looked_at), now
+        step_s, self._looked_at = min(CLOCK_STEP_MAX_S, now - self._looked_at), now
         stranded = self._lane.stranded
         known, forgotten = self._learn()
         if stranded.waiting and stranded.runnable is not None:
@@ -154,7 +154,7 @@ class UnknownTasks:
     # -- messages that waited too long -------------------------------------------------------------------------------
 
     def _give_up(self) -> None:
-        for _ in range(STEPS):
+        for _ in range(STEPS_PER_LOOK):
             overdue = self._overdue()
             if not overdue:
                 return
@@ -169,14 +169,18 @@ class UnknownTasks:
         for task, waiting in self._lane.stranded.waiting.items():
             if task in self._known or task in self._lane.stranded.paused:
                 continue
-            while len(found) < STEP and (longest := waiting.longest()) is not None and longest[1] >= self._after_s:
+            while (
+                len(found) < CONDEMNED_PER_STEP
+                and (longest := waiting.longest()) is not None
+                and longest[1] >= self._after_s
+            ):
                 found.append(longest[0])
                 waiting.pass_over()
         return found
 
     def _condemn(self, ticket: Ticket, batch: Batch) -> None:
         lane = self._lane
-        task, more = ticket.stranded, ticket.behind > 1
+        task, more = ticket.stranded, ticket.waiting_known > 1
         why = self._describe(task, lane.stranded.waiting[task]).why
         lane.stranded.drop(ticket)
         id_ = ticket.stranded_id

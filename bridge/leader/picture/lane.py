@@ -137,7 +137,7 @@ class Lane(Window):
         if ticket is None:
             ticket = self.tickets[message.ticket] = Ticket(message.ticket, since=message.id)
         elif ticket.spilled_from is not None:
-            ticket.behind += 1
+            ticket.waiting_known += 1
             return
         elif self.resting.leave(ticket, message.id):
             return
@@ -159,7 +159,7 @@ class Lane(Window):
         if ticket is None:
             ticket = self.tickets[ticket_id] = Ticket(ticket_id, since=id_)
         if ticket.spilled_from is not None:
-            ticket.behind += 1
+            ticket.waiting_known += 1
         elif not self.resting.leave(ticket, id_):
             self.spill(ticket, id_)
 

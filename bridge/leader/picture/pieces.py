@@ -21,7 +21,6 @@ class Ticket:
 
     __slots__ = (
         "attempt",
-        "behind",
         "bytes",
         "cause",
         "consumer",
@@ -50,6 +49,7 @@ class Ticket:
         "tail",
         "turn",
         "waiting",
+        "waiting_known",
     )
 
     def __init__(self, id_: str, since: str = "") -> None:
@@ -108,7 +108,7 @@ class Ticket:
         #: Id of that message.
         self.stranded_id = ""
         #: Known number of waiting messages while the ticket is stranded or spilled. There may be more.
-        self.behind = 0
+        self.waiting_known = 0
 
     @property
     def begun(self) -> bool:

@@ -227,8 +227,8 @@ class Planner:
         grace = 5 * self._bundle_ms / 1000
         smallest: list[float | None] = []
         for which in (0, 1):
-            limits = [limit for name in names if (limit := self._traits(name).limits[which])]
-            smallest.append(min(limits) + grace if limits else None)
+            found = [limit for name in names if (limit := self._traits(name).limits[which])]
+            smallest.append(min(found) + grace if found else None)
         return smallest[0], smallest[1]
 
 

@@ -52,7 +52,7 @@ class Waiting:
     @property
     def messages(self) -> int:
         """Known messages of these tickets. Of a spilled ticket, not all are known."""
-        return sum(ticket.behind for ticket in self.tickets)
+        return sum(ticket.waiting_known for ticket in self.tickets)
 
 
 class StrandedLane(Protocol):
@@ -105,7 +105,7 @@ class Stranded:
             waiting = self.waiting[message.task] = Waiting(now_ms)
         ticket.stranded, ticket.stranded_id = message.task, message.id
         ticket.consumer = None
-        ticket.behind = len(ticket.waiting) + (ticket.spilled_from is not None)
+        ticket.waiting_known = len(ticket.waiting) + (ticket.spilled_from is not None)
         if ticket.suspect:
             for consumer in lane.consumers.values():
                 if consumer.alone is ticket:
@@ -126,7 +126,7 @@ class Stranded:
         task, ticket.stranded = ticket.stranded, ""
         if not task:
             return False
-        ticket.behind = 0
+        ticket.waiting_known = 0
         waiting = self.waiting[task]
         del waiting.tickets[ticket]
         return True

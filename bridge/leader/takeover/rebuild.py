@@ -310,7 +310,7 @@ class Rebuild:
     def _take(self, entry: Any, full: bool, batch: Batch) -> None:
         id_, fields = entry[0].decode(), entry[1]
         lane = self._lane
-        if id_ in self._named and self._is_known(id_, fields, batch):
+        if id_ in self._named and self._take_named(id_, fields, batch):
             return
         name = ticket_of(fields)
         if name is not None and (full or self._is_spilled(name)):
@@ -322,8 +322,8 @@ class Rebuild:
             # The ticket is not in the first fields of the entry, or the entry has none.
             self._reading.ingest(self._reading.read_on(after=id_before(id_key(id_))).entries[0], batch)
 
-    def _is_known(self, id_: str, fields: Any, batch: Batch) -> bool:
-        """Whether a message that a record named is in the picture already. Takes it in if its entry is gone."""
+    def _take_named(self, id_: str, fields: Any, batch: Batch) -> bool:
+        """Takes in a message that a record names, if its entry is gone. Returns whether it is in the picture now."""
         lane = self._lane
         self._unseen.pop(id_, None)
         ticket = lane.tickets.get(self._named[id_].id)

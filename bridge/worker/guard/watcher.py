@@ -39,7 +39,7 @@ from bridge.worker.guard.processes import gone
 from bridge.worker.guard.shared_page import SharedPage
 
 #: The worker writes this into the pipe to announce that it ends by itself.
-ENDS_BY_ITSELF = b"F"
+ANNOUNCED_END = b"F"
 
 #: Seconds between two checks of processes that are not gone yet: the first pause, and the longest.
 EXIT_CHECK_S = (0.0005, 0.05)
@@ -53,7 +53,7 @@ def watch(pipe: int, shared: SharedPage, config: dict[str, Any]) -> None:
     # The client is made now and connects later: so no module has to be loaded when the worker is dead.
     redis = client(config["url"], timeout_s=TIMEOUT_S)
     keys = LaneKeys(config["stream"], config["group"])
-    if not _ended_alone(pipe, shared, config["lease"]):
+    if not _worker_died(pipe, shared, config["lease"]):
         return
     incarnation = shared.incarnation
     if not incarnation or not _all_gone(shared):
@@ -68,13 +68,13 @@ def watch(pipe: int, shared: SharedPage, config: dict[str, Any]) -> None:
             time.sleep(RETRY_S)
 
 
-def _ended_alone(pipe: int, shared: SharedPage, lease_s: float) -> bool:
+def _worker_died(pipe: int, shared: SharedPage, lease_s: float) -> bool:
     """Waits for the end of the worker. Returns whether the worker ended without announcing it."""
     poll = select.poll()
     poll.register(pipe, select.POLLIN)
     while True:
         if poll.poll(1000 * (wait_s(shared, lease_s) if shared.incarnation else lease_s / 2)):
-            return os.read(pipe, 1) != ENDS_BY_ITSELF
+            return os.read(pipe, 1) != ANNOUNCED_END
         if shared.left_s <= 0:
             kill_overdue(shared)
             if gone(*shared.main):

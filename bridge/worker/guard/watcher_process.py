@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from celery.utils.log import get_logger
 
-from bridge.worker.guard.watcher import ENDS_BY_ITSELF
+from bridge.worker.guard.watcher import ANNOUNCED_END
 
 if TYPE_CHECKING:
     from bridge.settings.lane import LaneSettings
@@ -83,7 +83,7 @@ class WatcherProcess:
         if self._writing < 0:
             return
         with contextlib.suppress(BrokenPipeError, BlockingIOError):
-            os.write(self._writing, ENDS_BY_ITSELF)
+            os.write(self._writing, ANNOUNCED_END)
         if self._process is not None:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(timeout=1.0)
