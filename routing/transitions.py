@@ -6,14 +6,14 @@ their functions in `bridge.routing.leadership`, `bridge.routing.membership` and 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from itertools import chain
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import orjson
 from redis import Redis
 
+from bridge.routing.batch import Batch
 from bridge.routing.errors import GroupMoved, LaneConflict
 from bridge.routing.keys import LaneKeys
 from bridge.routing.messages import MAX_TICKET_BYTES
@@ -43,8 +43,6 @@ READ_BYTES = 4 * 1024 * 1024
 SURVEY = 1000
 #: First bytes of a Celery message that identify it: its fence base, and the ticket of its first run.
 BEGINNING = 4096
-#: Most field names and values of one dead letter: the number of arguments of one call from Lua is limited.
-MAX_LETTER_WORDS = 6000
 
 
 @dataclass(frozen=True)
@@ -54,19 +52,6 @@ class Leadership:
     keys: LaneKeys
     token: str
     master: str
-
-
-@dataclass
-class Dispatch:
-    """What one consumer gets in a batch. ``runs``: (ticket, fence offset, record tail). ``texts``: Celery messages
-    without their opening, in the order in which the consumer shall get them.
-    """
-
-    consumer: str
-    queue: str
-    ids: list[str] = field(default_factory=list)
-    runs: list[tuple[str, int, str]] = field(default_factory=list)
-    texts: list[bytes] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -91,127 +76,6 @@ class Read:
     largest: int
     #: Whether there may be more.
     more: bool
-
-
-@dataclass
-class Batch:
-    """One step of the leader: what is settled and what is dispatched. Empty lists cost nothing."""
-
-    keep_outcomes_from: str = ""
-    fences: int = 0
-    expected: dict[str, str] = field(default_factory=dict)
-    #: Operators' orders that the batch carries out: their entries in the outcome stream.
-    orders: list[str] = field(default_factory=list)
-    acknowledged: list[str] = field(default_factory=list)
-    given_back: list[str] = field(default_factory=list)
-    records: list[Word] = field(default_factory=list)
-    released: list[str] = field(default_factory=list)
-    retries: list[Word] = field(default_factory=list)
-    due: list[str] = field(default_factory=list)
-    dead: list[list[Word]] = field(default_factory=list)
-    #: Name in the group under which messages of a parked ticket are pending -> their ids.
-    shelved: dict[str, list[str]] = field(default_factory=dict)
-    #: Dead letters that are put back into the stream's pending entries.
-    revived: list[str] = field(default_factory=list)
-    #: Rows for the history (`bridge.routing.history`), and the entries that it may have.
-    history: list[list[Any]] = field(default_factory=list)
-    history_cap: int = 0
-    counts: dict[str, int] = field(default_factory=dict)
-    #: Consumer -> the order that it takes nothing new; '': it does again.
-    drains: dict[str, str] = field(default_factory=dict)
-    dispatches: dict[str, Dispatch] = field(default_factory=dict)
-
-    def count(self, name: str, amount: int = 1) -> None:
-        self.counts[name] = self.counts.get(name, 0) + amount
-
-    def shelve(self, name: str, ids: Sequence[str]) -> None:
-        """These messages of a parked ticket are pending under ``name`` from now on."""
-        if ids:
-            self.shelved.setdefault(name, []).extend(ids)
-
-    def sections(self) -> list[Word]:
-        """The sections that are not empty, as the script reads them."""
-        names: list[Word] = []
-        words: list[Word] = []
-        for name, _, source, words_of in SECTIONS:
-            found = getattr(self, source)
-            if found and (some := found if words_of is None else words_of(self)):
-                names += (name, len(some))
-                words += some
-        return [len(names) // 2, *names, *words]
-
-    def __bool__(self) -> bool:
-        return bool(
-            self.acknowledged
-            or self.dispatches
-            or self.records
-            or self.given_back
-            or self.dead
-            or self.released
-            or self.keep_outcomes_from
-            or self.shelved
-            or self.revived
-            or self.counts
-            or self.drains
-        )
-
-
-class Section(NamedTuple):
-    """One list of a batch, as the script gets it."""
-
-    name: str
-    #: Words of one item.
-    width: int
-    #: The field of the batch; when it is empty, so is the section.
-    field: str
-    #: The words of all items; None: they are the field itself.
-    words: Callable[[Batch], Sequence[Word]] | None = None
-
-
-def _flat(items: Iterable[Iterable[Word]]) -> list[Word]:
-    return list(chain.from_iterable(items))
-
-
-def _given_back(batch: Batch) -> list[str]:
-    # What is dead is acknowledged, and must not be made pending again by its run that is given back.
-    gone = set(batch.acknowledged)
-    return [id_ for id_ in batch.given_back if id_ not in gone]
-
-
-def _letters(batch: Batch) -> list[Word]:
-    return _flat([words if len(words) <= MAX_LETTER_WORDS else _folded(words) for words in batch.dead])
-
-
-def _dispatches(batch: Batch) -> list[Word]:
-    return _flat([(to.consumer, len(to.ids), len(to.runs), len(to.texts)) for to in batch.dispatches.values()])
-
-
-def _runs(batch: Batch) -> list[Word]:
-    return _flat([run for to in batch.dispatches.values() for run in to.runs])
-
-
-#: The lists of a batch. ``routing/lua/advance.lua`` reads them in this order, by these names.
-SECTIONS = (
-    Section("expected", 2, "expected", lambda batch: _flat(batch.expected.items())),
-    Section("orders", 1, "orders"),
-    Section("acknowledged", 1, "acknowledged"),
-    Section("given_back", 1, "given_back", _given_back),
-    Section("shelves", 2, "shelved", lambda batch: _flat([(name, len(ids)) for name, ids in batch.shelved.items()])),
-    Section("shelved", 1, "shelved", lambda batch: _flat(batch.shelved.values())),
-    Section("records", 2, "records"),
-    Section("released", 1, "released"),
-    Section("retries", 2, "retries"),
-    Section("due", 1, "due"),
-    Section("dead", 1, "dead", lambda batch: [min(len(words), MAX_LETTER_WORDS) for words in batch.dead]),
-    Section("letters", 1, "dead", _letters),
-    Section("revived", 1, "revived"),
-    Section("counts", 2, "counts", lambda batch: _flat(batch.counts.items())),
-    Section("drains", 2, "drains", lambda batch: _flat(batch.drains.items())),
-    Section("dispatches", 4, "dispatches", _dispatches),
-    Section("ids", 1, "dispatches", lambda batch: _flat([to.ids for to in batch.dispatches.values()])),
-    Section("runs", 3, "dispatches", _runs),
-    Section("texts", 1, "dispatches", lambda batch: _flat([to.texts for to in batch.dispatches.values()])),
-)
 
 
 def advance(client: Redis, lead: Leadership, opening: Word, batch: Batch) -> Advanced:
@@ -412,10 +276,3 @@ def unname(client: Redis, lead: Leadership, name: str) -> None:
     """Removes a name that has nothing pending from the group. Raises `NotLeading`."""
     keys = lead.keys
     code_for_leader(_UNNAME.run(client, [keys.leader, keys.stream], [lead.token, keys.group, name]), keys)
-
-
-def _folded(letter: list[Word]) -> list[Word]:
-    """A letter with too many fields for one call: the last ones become one field, ``rest``, a JSON list."""
-    kept = MAX_LETTER_WORDS - 2
-    rest = [word.decode(errors="backslashreplace") if isinstance(word, bytes) else str(word) for word in letter[kept:]]
-    return [*letter[:kept], "rest", orjson.dumps(rest)]

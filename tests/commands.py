@@ -19,10 +19,11 @@ from click.testing import CliRunner, Result
 
 from bridge.cli.main import cli
 from bridge.routing import records
+from bridge.routing.batch import Batch, Dispatch
 from bridge.routing.keys import LaneKeys
 from bridge.routing.leadership import lead
 from bridge.routing.membership import register
-from bridge.routing.transitions import Batch, Dispatch, Leadership, advance
+from bridge.routing.transitions import Leadership, advance
 from bridge.stack.embedded import EmbeddedServer
 
 MASTER = "master"

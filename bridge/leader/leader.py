@@ -48,9 +48,10 @@ from bridge.link.connections import Wire
 from bridge.protocol.agreement import arrive
 from bridge.protocol.envelope import Envelopes
 from bridge.protocol.registration import Registrations
+from bridge.routing.batch import Batch
 from bridge.routing.errors import GroupMoved
 from bridge.routing.ids import id_key, id_text
-from bridge.routing.transitions import Batch, introduce
+from bridge.routing.transitions import introduce
 
 if TYPE_CHECKING:
     from celery import Celery

@@ -13,6 +13,7 @@ LANE = "bridge/leader/picture/lane.py"
 LEASES = "bridge/leader/consumers/leases.py"
 RECOVERY = "bridge/leader/consumers/lease_watch.py"
 SETTLING = "bridge/leader/picture/settling.py"
+BATCH = "routing/batch.py"
 TRANSITIONS = "routing/transitions.py"
 
 #: How a leader's script asks who leads, and stops.
@@ -127,7 +128,7 @@ MUTATIONS = [
         "steady",
         ("look: state", "writes: outside a script"),
         (
-            Edit(TRANSITIONS, '1, "acknowledged")', '1, "acknowledged", lambda batch: [])'),
+            Edit(BATCH, '1, "acknowledged")', '1, "acknowledged", lambda batch: [])'),
             Edit(
                 TRANSITIONS,
                 "    reply = _ADVANCE.run(client, names, args)\n    code = code_for_leader(reply[0], keys)\n",

@@ -8,10 +8,11 @@ import orjson
 
 from bridge.protocol.outcomes import Kind, Outcome, decode
 from bridge.routing import records, transitions
+from bridge.routing.batch import Batch, Dispatch
 from bridge.routing.leadership import begin_term, lead
 from bridge.routing.return_codes import ReturnCode
 from bridge.routing.states import State
-from bridge.routing.transitions import Batch, Dispatch, Leadership, adopt, advance, read, recall, reroute, resend
+from bridge.routing.transitions import Leadership, adopt, advance, read, recall, reroute, resend
 from tests.scripts.driven_workers import DrivenWorkers
 from tests.scripts.lane_reference import Consumer
 from tests.scripts.world import LEASE_MS, MASTER, OPENING, Client, entries_of, id_key, text

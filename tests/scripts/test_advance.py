@@ -11,9 +11,10 @@ import orjson
 import pytest
 
 from bridge.routing import records
+from bridge.routing.batch import MAX_LETTER_WORDS, SECTIONS, Batch
 from bridge.routing.errors import LaneConflict, NotLeading
 from bridge.routing.states import State
-from bridge.routing.transitions import MAX_LETTER_WORDS, SECTIONS, Advanced, Batch, Leadership, advance
+from bridge.routing.transitions import Advanced, Leadership, advance
 from tests.scripts.world import (
     HOSTILE,
     LEASE_MS,

@@ -13,12 +13,13 @@ import pytest
 import redis
 
 from bridge.operate.permissions import commands_in
+from bridge.routing.batch import Batch
 from bridge.routing.effects import Effect, Success, apply, tell
 from bridge.routing.leadership import lead, renew, resign
 from bridge.routing.membership import goodbye
 from bridge.routing.return_codes import ReturnCode
 from bridge.routing.scripts import FOLDER
-from bridge.routing.transitions import Batch, advance, drain, floor, read
+from bridge.routing.transitions import advance, drain, floor, read
 from tests.nodes.process import ROOT
 from tests.scripts.test_reroute import end_lease, move
 from tests.scripts.world import OPENING, TOKEN, World

@@ -23,11 +23,12 @@ from hypothesis.stateful import (
 
 from bridge.link.connections import client
 from bridge.protocol.outcomes import Kind
+from bridge.routing.batch import Batch
 from bridge.routing.errors import LaneConflict, NotLeading
 from bridge.routing.leadership import begin_term, renew, resign
 from bridge.routing.return_codes import ReturnCode
 from bridge.routing.states import State
-from bridge.routing.transitions import Batch, Leadership, adopt, advance, forget, read, recall, reroute, resend
+from bridge.routing.transitions import Leadership, adopt, advance, forget, read, recall, reroute, resend
 from bridge.stack.embedded import EmbeddedServer
 from tests.keycheck import check_keys
 from tests.scripts.driven_lane import BROKEN, DrivenLane

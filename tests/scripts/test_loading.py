@@ -7,6 +7,7 @@ from collections.abc import Callable
 import pytest
 from redis.exceptions import NoScriptError, ResponseError
 
+from bridge.routing.batch import Batch
 from bridge.routing.effects import Success, apply, tell
 from bridge.routing.leadership import begin_term, lead, renew, resign
 from bridge.routing.membership import died, goodbye, meet, register
@@ -16,7 +17,6 @@ from bridge.routing.retention import done, letters, remove
 from bridge.routing.return_codes import ReturnCode
 from bridge.routing.scripts import Script
 from bridge.routing.transitions import (
-    Batch,
     adopt,
     advance,
     drain,

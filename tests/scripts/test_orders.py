@@ -9,10 +9,11 @@ from typing import Any
 import orjson
 import pytest
 
+from bridge.routing.batch import Batch
 from bridge.routing.errors import GroupMoved, LaneConflict, NotLeading
 from bridge.routing.return_codes import ReturnCode
 from bridge.routing.states import State
-from bridge.routing.transitions import Batch, advance, drain, floor, read, recall, reroute, set_read_to, unname
+from bridge.routing.transitions import advance, drain, floor, read, recall, reroute, set_read_to, unname
 from tests.scripts.test_advance import deposed, without_a_leader
 from tests.scripts.world import MASTER, OPENING, World, incarnation
 

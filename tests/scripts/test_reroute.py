@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 
 from bridge.routing import records
+from bridge.routing.batch import Batch
 from bridge.routing.errors import LaneConflict, NotLeading
 from bridge.routing.return_codes import ReturnCode
 from bridge.routing.states import State
-from bridge.routing.transitions import Batch, adopt, advance, read, reroute
+from bridge.routing.transitions import adopt, advance, read, reroute
 from tests.scripts.test_advance import deposed, without_a_leader
 from tests.scripts.world import HOSTILE, MASTER, OPENING, World, incarnation
 

@@ -10,11 +10,12 @@ import pytest
 
 import bridge.leader.stream.retention
 from bridge.leader.stream.retention import Retention
+from bridge.routing.batch import Batch
 from bridge.routing.errors import NotLeading
 from bridge.routing.ids import LAST_ID
 from bridge.routing.keys import LaneKeys
 from bridge.routing.retention import done, letters, remove
-from bridge.routing.transitions import Advanced, Batch
+from bridge.routing.transitions import Advanced
 from tests.scripts.world import MASTER, World, changes, id_key
 
 #: What a batch came to: retention needs nothing of it.

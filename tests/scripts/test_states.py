@@ -7,9 +7,10 @@ from collections.abc import Callable, Iterable
 import pytest
 
 from bridge.routing import records
+from bridge.routing.batch import Batch
 from bridge.routing.return_codes import ReturnCode
 from bridge.routing.states import EDGES, State
-from bridge.routing.transitions import Batch, adopt, advance, reroute
+from bridge.routing.transitions import adopt, advance, reroute
 from tests.scripts.world import MASTER, OPENING, World, incarnation
 
 pytestmark = pytest.mark.scripts

@@ -8,9 +8,10 @@ from typing import Any
 import orjson
 
 from bridge.routing import records
+from bridge.routing.batch import Batch, Dispatch
 from bridge.routing.keys import LaneKeys
 from bridge.routing.states import State
-from bridge.routing.transitions import Batch, Dispatch, Leadership
+from bridge.routing.transitions import Leadership
 
 #: (ticket, message ids)
 Runs = Sequence[tuple[str, list[str]]]

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 from bridge.leader.consumers.reroute import GivenUp
 from bridge.leader.picture.pieces import Consumer
 from bridge.protocol.outcomes import fences_of
-from bridge.routing.transitions import Batch
+from bridge.routing.batch import Batch
 
 if TYPE_CHECKING:
     from bridge.leader.consumers.leases import Leases

@@ -18,9 +18,10 @@ import orjson
 from celery.utils.log import get_logger
 
 from bridge.leader.picture.pieces import Consumer, Ticket
+from bridge.routing.batch import Batch
 from bridge.routing.errors import LaneConflict
 from bridge.routing.return_codes import ReturnCode
-from bridge.routing.transitions import Batch, oldest, resend
+from bridge.routing.transitions import oldest, resend
 
 if TYPE_CHECKING:
     from bridge.leader.consumers.queues import Queues

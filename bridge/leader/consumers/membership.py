@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from bridge.leader.step.steps import Steps
     from bridge.leader.step.term import Term
     from bridge.protocol.registration import Registration, Registrations
-    from bridge.routing.transitions import Batch
+    from bridge.routing.batch import Batch
 
 logger = get_logger(__name__)
 

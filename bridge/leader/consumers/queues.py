@@ -21,7 +21,8 @@ from bridge.leader.picture.pieces import Consumer
 from bridge.protocol.envelope import returned
 from bridge.protocol.headers import heads_of
 from bridge.protocol.names import WorkerWord
-from bridge.routing.transitions import Batch, recall
+from bridge.routing.batch import Batch
+from bridge.routing.transitions import recall
 
 if TYPE_CHECKING:
     from bridge.leader.picture.lane import Lane

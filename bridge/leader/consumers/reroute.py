@@ -21,11 +21,12 @@ from celery.utils.log import get_logger
 from bridge.leader.picture.pieces import Consumer, Ticket
 from bridge.protocol.outcomes import Kind, Outcome
 from bridge.routing import records
+from bridge.routing.batch import Batch
 from bridge.routing.errors import LaneConflict
 from bridge.routing.history import What
 from bridge.routing.records import LostAttempt
 from bridge.routing.return_codes import ReturnCode
-from bridge.routing.transitions import Batch, forget, reroute
+from bridge.routing.transitions import forget, reroute
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

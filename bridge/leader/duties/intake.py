@@ -13,7 +13,8 @@ from celery.utils.log import get_logger
 
 if TYPE_CHECKING:
     from bridge.leader.step.term import Term
-    from bridge.routing.transitions import Advanced, Batch
+    from bridge.routing.batch import Batch
+    from bridge.routing.transitions import Advanced
 
 logger = get_logger(__name__)
 

@@ -22,11 +22,12 @@ from bridge.leader.step.inbox import Notice
 from bridge.protocol.dead_letters import read_letter
 from bridge.protocol.names import WorkerWord
 from bridge.protocol.outcomes import is_id
+from bridge.routing.batch import Batch
 from bridge.routing.history import What
 from bridge.routing.ids import id_key
 from bridge.routing.messages import MAX_TICKET_BYTES, Message
 from bridge.routing.text import one_line
-from bridge.routing.transitions import Advanced, Batch, unname
+from bridge.routing.transitions import Advanced, unname
 
 if TYPE_CHECKING:
     from bridge.leader.consumers.queues import Queues

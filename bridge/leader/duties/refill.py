@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from bridge.leader.picture.pieces import Ticket
+from bridge.routing.batch import Batch
 from bridge.routing.ids import id_before, id_key, key_after
 from bridge.routing.messages import Refusal, ticket_of
-from bridge.routing.transitions import Batch
 
 if TYPE_CHECKING:
     from bridge.leader.picture.lane import Lane

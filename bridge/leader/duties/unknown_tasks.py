@@ -24,10 +24,11 @@ from bridge.leader.picture.pieces import Ticket
 from bridge.leader.picture.stranded import Waiting
 from bridge.leader.stream.by_id import message_of
 from bridge.protocol.unserved import UnservedTask
+from bridge.routing.batch import Batch
 from bridge.routing.ids import id_key, key_after
 from bridge.routing.messages import Refused
 from bridge.routing.text import duration
-from bridge.routing.transitions import Batch, note_tasks
+from bridge.routing.transitions import note_tasks
 
 if TYPE_CHECKING:
     from bridge.leader.duties.refill import Refill

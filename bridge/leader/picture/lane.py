@@ -25,11 +25,11 @@ from bridge.leader.picture.stranded import Stranded
 from bridge.leader.picture.window import Window
 from bridge.protocol.dead_letters import as_it_came
 from bridge.routing import records
+from bridge.routing.batch import Batch
 from bridge.routing.history import What
 from bridge.routing.ids import id_key
 from bridge.routing.messages import Message, Refusal
 from bridge.routing.policies import PolicyName
-from bridge.routing.transitions import Batch
 from bridge.settings.lane import LaneSettings
 
 #: With fewer messages in memory than this, the leader always reads on.

@@ -22,8 +22,8 @@ from bridge.leader.picture.pieces import Consumer, Parcel, Ticket
 from bridge.leader.picture.suspects import Isolation
 from bridge.protocol.envelope import OPENING, Envelopes, Run
 from bridge.routing import records
+from bridge.routing.batch import Batch, Dispatch
 from bridge.routing.messages import Message
-from bridge.routing.transitions import Batch, Dispatch
 
 #: Longest run of one ticket in a bundle, in messages.
 RUN_MAX = 256

@@ -17,10 +17,10 @@ from bridge.leader.picture.lane import Lane
 from bridge.leader.picture.pieces import Ticket
 from bridge.protocol.dead_letters import payload_words
 from bridge.protocol.outcomes import Kind, Outcome
+from bridge.routing.batch import Batch
 from bridge.routing.history import What
 from bridge.routing.messages import Message, Refused
 from bridge.routing.records import LostAttempt
-from bridge.routing.transitions import Batch
 
 #: Weight of a new service time that is longer than the measured one, and of one that is shorter.
 LEARN_UP = 0.05

@@ -21,9 +21,10 @@ from celery.utils.log import get_logger
 
 from bridge.leader.stream.pending import NEVER
 from bridge.routing import records
+from bridge.routing.batch import Batch
 from bridge.routing.history import What, read_entry
 from bridge.routing.ids import id_key, id_text, younger_than
-from bridge.routing.transitions import Batch, adopt, advance, set_read_to, survey
+from bridge.routing.transitions import adopt, advance, set_read_to, survey
 
 if TYPE_CHECKING:
     from bridge.leader.step.term import Term

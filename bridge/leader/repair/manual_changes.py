@@ -29,9 +29,10 @@ from bridge.leader.picture.oldest_undone import oldest_undone
 from bridge.leader.picture.pieces import Ticket
 from bridge.leader.repair.group import HALF_MADE, ended_after
 from bridge.leader.stream.pending import NEVER
+from bridge.routing.batch import Batch
 from bridge.routing.errors import LaneConflict
 from bridge.routing.ids import id_before, id_key, id_text, younger_than
-from bridge.routing.transitions import Advanced, Batch, floor, set_read_to, survey
+from bridge.routing.transitions import Advanced, floor, set_read_to, survey
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

@@ -20,7 +20,7 @@ from bridge.routing.ids import id_key, id_text, key_after
 if TYPE_CHECKING:
     from bridge.leader.picture.lane import Lane
     from bridge.leader.picture.settling import Settling
-    from bridge.routing.transitions import Batch
+    from bridge.routing.batch import Batch
 
 logger = get_logger(__name__)
 

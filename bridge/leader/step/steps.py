@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 from bridge.leader.step.inbox import Inbox, Notice
 from bridge.protocol.envelope import OPENING, Envelopes
+from bridge.routing.batch import Batch, Dispatch
 from bridge.routing.ids import id_key
-from bridge.routing.transitions import Advanced, Batch, Dispatch, advance
+from bridge.routing.transitions import Advanced, advance
 
 if TYPE_CHECKING:
     from bridge.leader.picture.lane import Lane

@@ -16,7 +16,7 @@ from celery.utils.log import get_logger
 from bridge.routing.text import one_line
 
 if TYPE_CHECKING:
-    from bridge.routing.transitions import Batch
+    from bridge.routing.batch import Batch
 
 logger = get_logger(__name__)
 

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 from bridge.leader.picture.pieces import Ticket
 from bridge.leader.stream.by_id import AT_ONCE, messages_of
-from bridge.routing.transitions import READ_BYTES, Batch
+from bridge.routing.batch import Batch
+from bridge.routing.transitions import READ_BYTES
 
 if TYPE_CHECKING:
     from bridge.leader.picture.lane import Lane

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from bridge.leader.picture.settling import Settling
     from bridge.leader.step.term import Term
     from bridge.leader.stream.pending import PendingList
-    from bridge.routing.transitions import Batch
+    from bridge.routing.batch import Batch
 
 
 class FirstMessages:

@@ -22,7 +22,7 @@ from bridge.routing.transitions import adopt
 if TYPE_CHECKING:
     from bridge.leader.picture.lane import Lane
     from bridge.leader.step.term import Term
-    from bridge.routing.transitions import Batch
+    from bridge.routing.batch import Batch
 
 #: Entries in one page.
 PAGE = 1000

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Any
 from celery.utils.log import get_logger
 
 from bridge.leader.picture.faults import MessageAtFault, fault_of
+from bridge.routing.batch import Batch
 from bridge.routing.errors import LaneConflict
 from bridge.routing.messages import Message, unreadable
-from bridge.routing.transitions import READ_BYTES, Batch, Read, read
+from bridge.routing.transitions import READ_BYTES, Read, read
 
 if TYPE_CHECKING:
     from bridge.leader.picture.lane import Lane

@@ -36,7 +36,8 @@ from bridge.routing.retention import done, letters, remove
 if TYPE_CHECKING:
     from bridge.leader.step.steps import Steps
     from bridge.leader.step.term import Term
-    from bridge.routing.transitions import Advanced, Batch
+    from bridge.routing.batch import Batch
+    from bridge.routing.transitions import Advanced
 
 #: Ids that are collected before they are removed, and most entries in one page.
 BATCH = 500

@@ -25,9 +25,9 @@ from typing import TYPE_CHECKING
 from celery.utils.log import get_logger
 
 from bridge.leader.repair.group import Ends
+from bridge.routing.batch import Batch
 from bridge.routing.ids import id_before, id_key
 from bridge.routing.retention import done
-from bridge.routing.transitions import Batch
 
 if TYPE_CHECKING:
     from bridge.leader.step.steps import Steps

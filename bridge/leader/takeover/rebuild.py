@@ -34,10 +34,10 @@ from bridge.leader.stream.pending import NEVER, PAGE, pairs
 from bridge.leader.takeover.acknowledged import Acknowledged
 from bridge.link.connections import is_full
 from bridge.routing import records
+from bridge.routing.batch import Batch
 from bridge.routing.errors import ConfigurationError
 from bridge.routing.ids import id_before, id_key, id_text, key_after
 from bridge.routing.messages import ticket_of
-from bridge.routing.transitions import Batch
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

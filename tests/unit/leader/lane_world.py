@@ -32,10 +32,11 @@ from bridge.leader.takeover.rebuild import Rebuild
 from bridge.protocol.envelope import Envelopes, Run
 from bridge.protocol.outcomes import Kind, Outcome
 from bridge.routing import records
+from bridge.routing.batch import Batch
 from bridge.routing.ids import id_key
 from bridge.routing.messages import EntryParser, Message, Refusal
 from bridge.routing.return_codes import ReturnCode
-from bridge.routing.transitions import Batch, Leadership, Read
+from bridge.routing.transitions import Leadership, Read
 from bridge.settings.lane import LaneSettings
 
 #: Task -> measured service time in ms.

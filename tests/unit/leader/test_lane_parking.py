@@ -8,8 +8,8 @@ import pytest
 
 from bridge.leader.picture.oldest_undone import oldest_undone
 from bridge.protocol.outcomes import Kind
+from bridge.routing.batch import Batch
 from bridge.routing.ids import id_key
-from bridge.routing.transitions import Batch
 from tests.unit.leader.lane_world import LaneWorld
 
 

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
+from bridge.routing.batch import Batch
 from bridge.routing.ids import id_key
 from bridge.routing.messages import Message
-from bridge.routing.transitions import Batch
 from tests.unit.leader.lane_world import MASTER, LaneWorld
 from tests.unit.leader.test_lane_spill import finish_all
 

@@ -12,8 +12,8 @@ import pytest
 from bridge.leader.picture.capacity import Room
 from bridge.leader.picture.pieces import Consumer, Ticket
 from bridge.protocol.outcomes import Kind
+from bridge.routing.batch import Batch
 from bridge.routing.policies import PolicyName, Ring
-from bridge.routing.transitions import Batch
 from tests.unit.leader.lane_world import LaneWorld
 
 MANY, FEW = 200, 4

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from bridge.routing.batch import SECTIONS
 from bridge.routing.return_codes import ReturnCode
-from bridge.routing.transitions import SECTIONS
 
 ROOT = Path(__file__).parents[3]
 LUA = ROOT / "routing" / "lua"
