@@ -19,6 +19,7 @@ Contract:
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 import uuid
@@ -26,8 +27,6 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import orjson
-from celery.utils.log import get_logger
-from celery.worker import state
 from redis import Redis
 from redis.exceptions import RedisError
 
@@ -44,7 +43,7 @@ if TYPE_CHECKING:
     from bridge.consumer.deadline import Deadline
     from bridge.settings.lane import LaneSettings
 
-logger = get_logger(__name__)
+logger = logging.getLogger(__name__)
 
 #: Renewals in one lease: two may be lost.
 RENEWALS = 3
@@ -58,6 +57,8 @@ class Lease:
     - ``held`` returns the fences of the runs that the worker holds. Each renewal sends them.
     - ``on_lost`` is called on the lease's thread when the lease ended while the worker lives.
     - ``is_stopping`` says whether the worker was asked to stop.
+    - ``while_waiting`` is called again and again while `begin` waits, on the caller's thread. It may raise: that ends
+      the wait.
     - ``on_renewal`` is called on the lease's thread with each renewal.
     - ``changing_facts`` returns the part of the registration that may change. Each renewal compares it, and sends what
       differs.
@@ -74,6 +75,7 @@ class Lease:
         held: Callable[[], list[int]],
         on_lost: Callable[[], None],
         is_stopping: Callable[[], bool] = lambda: False,
+        while_waiting: Callable[[], None] = lambda: None,
         on_renewal: Callable[[], None] = lambda: None,
         changing_facts: Callable[[], dict[str, Any]] = dict,
     ) -> None:
@@ -84,6 +86,7 @@ class Lease:
         self._held = held
         self._on_lost = on_lost
         self._is_stopping = is_stopping
+        self._while_waiting = while_waiting
         self._on_renewal = on_renewal
         self._changing_facts = changing_facts
         self._outage = Outage(logger, "renewing the lease as soon as it is back")
@@ -104,11 +107,11 @@ class Lease:
                 self._register(patience_s=1.5 * self._lane.lease, starting=True)
                 break
             except RedisError as exc:
-                # When the server is away, Celery restarts its consumer. When it is full or loading, Celery would not.
+                # A caller that lost the server tries again by itself. One whose server is full or loading does not.
                 if isinstance(exc, UNAVAILABLE) or not is_outage(exc):
                     raise
                 self._outage.met(exc)
-                state.maybe_shutdown()
+                self._while_waiting()
                 self._stop.wait(RETRY_S)
         self._outage.over()
         self._thread.start()
@@ -157,8 +160,7 @@ class Lease:
                 # least four times a second, since it may be given up earlier.
                 self._stop.wait(min(0.25, left_ms / 1000 + 0.01))
                 if starting:
-                    # This is Celery's own thread. While it waits here, no other code checks for a shutdown.
-                    state.maybe_shutdown()
+                    self._while_waiting()
 
     def _deadline_after(self, sent: int) -> int:
         return sent + int(self._lane.lease * (1 - MARGIN) * 1e9)
@@ -223,7 +225,7 @@ class Lease:
     def _report_changes(self) -> None:
         """Updates the registration: the pool may have grown or shrunk, and the queues may have changed."""
         if self._is_stopping():
-            # Celery has closed its pool, or will do so soon.
+            # The pool is closed, or will be soon.
             return
         before = self._registration
         changed = {name: value for name, value in self._changing_facts().items() if value != before[name]}

@@ -11,12 +11,12 @@ leads to an acknowledgement, and an acknowledgement frees memory.
 from __future__ import annotations
 
 import errno
+import logging
 import os
 import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from celery.utils.log import get_logger
 from redis import Redis
 from redis.exceptions import RedisError, ResponseError
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from bridge.consumer.deadline import Deadline
     from bridge.settings.lane import LaneSettings
 
-logger = get_logger(__name__)
+logger = logging.getLogger(__name__)
 
 #: Seconds between two tries while the server is away.
 RETRY_S = 0.05

@@ -26,16 +26,15 @@ whole lease left cuts it to a lease.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from celery.utils.log import get_logger
-
 if TYPE_CHECKING:
     from redis import Redis
 
-logger = get_logger(__name__)
+logger = logging.getLogger(__name__)
 
 #: Share of a lease by which the clocks may differ after one lease. Workers end theirs by 0.05 of it too early.
 TOLERANCE = 0.02

@@ -260,6 +260,8 @@ class Member:
             held=self.report,
             on_lost=self._stop_tickets,
             is_stopping=lambda: self._is_stopping,
+            # `begin` runs on Celery's own thread. While it waits there, no other code checks for a shutdown.
+            while_waiting=state.maybe_shutdown,
             on_renewal=self._on_renewal,
             changing_facts=self._changing_facts,
         )

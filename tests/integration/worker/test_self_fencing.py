@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 from pathlib import Path
 from typing import Any
 
@@ -136,6 +137,17 @@ def test_an_idle_worker_that_lost_its_lease_keeps_its_pool(lane: LaneUnderTest) 
     assert [child.pid for child in worker.children()] == pool
     lane.push("B", {"n": 0})
     lane.wait_done(1)
+
+
+def test_a_worker_that_waits_for_its_name_stops_when_it_is_asked_to(lane: LaneUnderTest) -> None:
+    name = f"w1@{socket.gethostname()}"
+    lane.redis.hset(lane.keys.consumers, name, '{"incarnation": "older"}')
+    lane.redis.set(lane.keys.lease("older"), "1", ex=60)
+    worker = lane.worker("w1", wait=False)
+    worker.wait_for_log(f"the lease of another {name} holds for")
+
+    assert worker.terminate() == 0
+    assert incarnation_of(lane, worker) == "older"
 
 
 def test_a_full_server_takes_no_lease_away(lane: LaneUnderTest) -> None:
