@@ -80,8 +80,8 @@ def _wait_until_read(stack: Stack) -> None:
 
 def _added(stack: Stack) -> int:
     # What is done leaves the stream.
-    told: dict[str, Any] = stack.redis.xinfo_stream(KEYS.stream)
-    return int(told["entries-added"])
+    info: dict[str, Any] = stack.redis.xinfo_stream(KEYS.stream)
+    return int(info["entries-added"])
 
 
 def _settled(stack: Stack) -> int:

@@ -77,7 +77,7 @@ def run(shape: Shape) -> Figures:
         every = items(shape.messages, shape.tickets)
         push(stack.server.url, "noop", islice(every, lose_at))
         ledger = stack.folder / "crowd.ledger"
-        told = (
+        arguments = (
             shape.consumers,
             shape.slots,
             int(shape.lease * 1000),
@@ -85,7 +85,7 @@ def run(shape: Shape) -> Figures:
             lose_at,
             ledger,
         )
-        stack.start("crowd", "-m", "benchmarks.crowd_consumers", stack.server.url, *map(str, told))
+        stack.start("crowd", "-m", "benchmarks.crowd_consumers", stack.server.url, *map(str, arguments))
         stack.wait(lambda: stack.redis.hlen(KEYS.consumers) == shape.consumers, "the crowd to register", 60.0)
         first, second = stack.start_master(), stack.start_master()
         watch = _Watch(stack, [first, second], stack.process("server"))

@@ -66,5 +66,5 @@ class Crowd(Consumers):
 
 if __name__ == "__main__":
     url, count, slots, lease_ms, lost, lose_at, ledger = sys.argv[1:]
-    told = {"lease_ms": int(lease_ms), "lost": int(lost), "lose_at": int(lose_at)}
-    Crowd(url, int(count), int(slots), ledger=Path(ledger), **told).run()
+    arguments = {"lease_ms": int(lease_ms), "lost": int(lost), "lose_at": int(lose_at)}
+    Crowd(url, int(count), int(slots), ledger=Path(ledger), **arguments).run()

@@ -288,13 +288,13 @@ def main(kills: int, leases: tuple[float, ...], only: tuple[str, ...], json_file
                 figures = Figures(name, lease)
                 with console.status(f"{FAULTS[name].title}, lease {lease:g} s") as status:
 
-                    def told(text: str, name: str = name, lease: float = lease, status: Any = status) -> None:
+                    def show(text: str, name: str = name, lease: float = lease, status: Any = status) -> None:
                         status.update(f"{FAULTS[name].title}, lease {lease:g} s: {text}")
 
                     if name == "leader":
-                        measure_leader(figures, kills, told)
+                        measure_leader(figures, kills, show)
                     else:
-                        measure_workers(FAULTS[name], figures, kills, told)
+                        measure_workers(FAULTS[name], figures, kills, show)
                 measured.append(figures)
                 _write(json_file, machine, measured)
     except TicketBridgeError as error:
@@ -319,12 +319,12 @@ def _table(measured: list[Figures]) -> Table:
 
 
 def _write(json_file: Path, machine: dict[str, str], measured: list[Figures]) -> None:
-    told = [
+    figures = [
         {"fault": one.fault, "lease_s": one.lease, "kills": one.kills, "goal_p99_s": one.goal_s, "times_s": one.times_s}
         for one in measured
     ]
     json_file.parent.mkdir(parents=True, exist_ok=True)
-    json_file.write_text(json.dumps({"machine": machine, "figures": told}, indent=1) + "\n", encoding="utf-8")
+    json_file.write_text(json.dumps({"machine": machine, "figures": figures}, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -42,8 +42,8 @@ class Consumers:
         for i in range(count):
             name, incarnation = f"simulated{i}@bench", uuid.uuid4().hex
             queue = KEYS.queue(name)
-            told = {"queue": queue, "slots": slots, "pool": "simulated", "pid": os.getpid(), "since": time.time()}
-            registration = orjson.dumps({**told, "incarnation": incarnation})
+            registered = {"queue": queue, "slots": slots, "pool": "simulated", "pid": os.getpid(), "since": time.time()}
+            registration = orjson.dumps({**registered, "incarnation": incarnation})
             code, _ = register(self._redis, KEYS, name, incarnation, lease_ms, registration, None)
             if code is not ReturnCode.OK:
                 raise AssertionError(f"{name} cannot register: {code.value}")

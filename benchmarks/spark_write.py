@@ -132,8 +132,8 @@ def measure(
             rate = way()
             if turn >= 0:
                 found[name].append(rate)
-            told = f"round {turn + 1}" if turn >= 0 else "warm-up"
-            print(f"{told:<9} {name:<15} {rate:>10,.0f} rows/s", file=sys.stderr, flush=True)
+            label = f"round {turn + 1}" if turn >= 0 else "warm-up"
+            print(f"{label:<9} {name:<15} {rate:>10,.0f} rows/s", file=sys.stderr, flush=True)
     return found
 
 

@@ -47,8 +47,10 @@ def run(backlog: int) -> dict[str, float]:
 def main(backlog: int) -> None:
     """Runs it with next to nothing, and with the backlog."""
     for count in (1, backlog):
-        told = run(count)
-        print(f"{count:>9,} pending: first {told['first']:.2f} s, last {told['last']:.2f} s, {told['rss_mb']:.0f} MB")
+        times = run(count)
+        print(
+            f"{count:>9,} pending: first {times['first']:.2f} s, last {times['last']:.2f} s, {times['rss_mb']:.0f} MB"
+        )
 
 
 if __name__ == "__main__":

@@ -113,7 +113,7 @@ class Lane:
     def join(self, name: str, lease_ms: int = 60_000) -> str:
         """A consumer that is alive for ``lease_ms``; its incarnation."""
         incarnation = uuid.uuid4().hex
-        told = {
+        registration = {
             "queue": self.keys.queue(name),
             "slots": 2,
             "pool": "prefork",
@@ -121,7 +121,7 @@ class Lane:
             "incarnation": incarnation,
             "since": time.time(),
         }
-        register(self.redis, self.keys, name, incarnation, lease_ms, json.dumps(told), None)
+        register(self.redis, self.keys, name, incarnation, lease_ms, json.dumps(registration), None)
         self.incarnations[name] = incarnation
         return incarnation
 
@@ -191,4 +191,4 @@ def letter(ticket: str, task: str = "shop.update", **words: Any) -> list[Any]:
 def calls_of(server: EmbeddedServer) -> dict[str, int]:
     """How often each command was called since the server's statistics were reset."""
     with server.client() as client:
-        return {name: told["calls"] for name, told in client.info("commandstats").items()}
+        return {name: counted["calls"] for name, counted in client.info("commandstats").items()}

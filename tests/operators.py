@@ -65,20 +65,20 @@ def fake_leader(server: EmbeddedServer, lane: Lane, answer: Answer) -> Iterator[
         made.close()
 
 
-def park(lane: Lane, ticket: str, ids: Sequence[str], reason: str, *, begun: bool = False, **told: Any) -> None:
+def park(lane: Lane, ticket: str, ids: Sequence[str], reason: str, *, begun: bool = False, **facts: Any) -> None:
     """Messages that were read are put aside for ``ticket``, which is parked."""
     aside = lane.keys.parked_consumer(MASTER, ticket)
     if ids:
         lane.redis.xclaim(lane.keys.stream, lane.keys.group, aside, 0, list[Any](ids), justid=True)
     tail = records.tail(
-        "", "", 3 if begun else 1, list(ids[:1]) if begun else [], int(time.time() * 1000), reason, **told
+        "", "", 3 if begun else 1, list(ids[:1]) if begun else [], int(time.time() * 1000), reason, **facts
     )
     lane.redis.hset(lane.keys.tickets, ticket, records.record(records.PARKED, tail))
 
 
-def order_drain(lane: Lane, consumer: str, **told: Any) -> None:
-    """The order that ``consumer`` takes nothing new is written down; ``told``: what its registration says besides."""
+def order_drain(lane: Lane, consumer: str, **facts: Any) -> None:
+    """The order that ``consumer`` takes nothing new is written down; ``facts``: what its registration says besides."""
     registration = json.loads(lane.redis.hget(lane.keys.consumers, consumer) or b"{}")
-    registration.update({"started": 17.5, **told})
+    registration.update({"started": 17.5, **facts})
     lane.redis.hset(lane.keys.consumers, consumer, json.dumps(registration))
     lane.redis.hset(lane.keys.drains, consumer, json.dumps({"at_ms": 1, "started": 17.5}))

@@ -111,9 +111,9 @@ def draining(registration: dict[str, Any], order: bytes | None) -> bool:
 
 def ask(pipe: Any, keys: LaneKeys, registrations: dict[str, dict[str, Any]]) -> None:
     """Puts the questions into ``pipe`` whose answers `consumers` takes."""
-    for name, told in registrations.items():
-        pipe.pttl(keys.lease(told["incarnation"]))
-        pipe.get(keys.held(told["incarnation"]))
+    for name, registration in registrations.items():
+        pipe.pttl(keys.lease(registration["incarnation"]))
+        pipe.get(keys.held(registration["incarnation"]))
         pipe.llen(keys.queue(name))
         # The oldest, which the consumer takes next.
         pipe.lindex(keys.queue(name), -1)
@@ -128,14 +128,14 @@ def consumers(
 ) -> tuple[ConsumerStatus, ...]:
     """All consumers by name, the unregistered ones with messages in flight too."""
     found = []
-    for i, (name, told) in enumerate(registrations.items()):
+    for i, (name, registration) in enumerate(registrations.items()):
         lease_ms, held, queued, oldest = answers[4 * i : 4 * i + 4]
-        since = told.get("since")
-        ordered = draining(told, drains.get(name.encode()))
+        since = registration.get("since")
+        ordered = draining(registration, drains.get(name.encode()))
         state = ConsumerState.DRAINING if ordered else ConsumerState.OPEN
         if lease_ms <= 0:
             state = ConsumerState.OVER
-        elif told.get("leaving"):
+        elif registration.get("leaving"):
             state = ConsumerState.LEAVING
         elif _is_probe(oldest):
             state = ConsumerState.STALLED
@@ -146,17 +146,17 @@ def consumers(
                 alive=lease_ms > 0,
                 registered=True,
                 draining=ordered,
-                slots=told.get("slots"),
-                pool=told.get("pool"),
-                pid=told.get("pid"),
-                incarnation=told["incarnation"],
+                slots=registration.get("slots"),
+                pool=registration.get("pool"),
+                pid=registration.get("pid"),
+                incarnation=registration["incarnation"],
                 in_flight=pending.of_consumers.get(name, 0),
                 tickets=len(orjson.loads(held)["fences"]) if held else None,
                 queued=queued,
                 lease_ms=max(0, lease_ms),
                 up_ms=None if since is None else max(0, now_ms - int(since * 1000)),
-                version=told.get("version"),
-                queues=tuple(told["queues"]) if "queues" in told else None,
+                version=registration.get("version"),
+                queues=tuple(registration["queues"]) if "queues" in registration else None,
             )
         )
     for name, number in pending.of_consumers.items():

@@ -56,21 +56,23 @@ def refuse_misplaced(redis: Redis, keys: LaneKeys, *, queues: bool = False) -> N
     except NoPermissionError:
         return
     if found:
-        told = ", ".join(f"the key {printable(key)} is a {there}, not a {wanted}" for key, there, wanted in found)
+        clash = ", ".join(
+            f"the key {printable(key)} is a {actual}, not a {expected}" for key, actual, expected in found
+        )
         what = "it" if len(found) == 1 else "them"
         raise ConfigurationError(
-            f"{told}; rename or delete {what}, or name another lane with bridge_stream or bridge_group"
+            f"{clash}; rename or delete {what}, or name another lane with bridge_stream or bridge_group"
         )
 
 
-def _misplaced(redis: Redis, wanted: dict[str, str]) -> list[tuple[str, str, str]]:
+def _misplaced(redis: Redis, expected: dict[str, str]) -> list[tuple[str, str, str]]:
     """(key, its type, the type that it should have) of those that are there and have another one."""
     with redis.pipeline(transaction=False) as pipe:
-        for key in wanted:
+        for key in expected:
             pipe.type(key)
-        types = [told.decode() for told in pipe.execute()]
+        types = [reply.decode() for reply in pipe.execute()]
     return [
-        (key, there, type_)
-        for (key, type_), there in zip(wanted.items(), types, strict=True)
-        if there not in ("none", type_)
+        (key, actual, type_)
+        for (key, type_), actual in zip(expected.items(), types, strict=True)
+        if actual not in ("none", type_)
     ]

@@ -20,7 +20,7 @@ class Outage:
         self._lock = threading.Lock()
         self._since = 0.0
         self._ended = -CALM_S
-        self._told = False
+        self._logged = False
         self._count = 0
 
     @property
@@ -40,20 +40,20 @@ class Outage:
             if not self._since:
                 self._since = now
                 self._count += 1
-            if self._told or now - max(self._ended, self._since - CALM_S) < CALM_S:
+            if self._logged or now - max(self._ended, self._since - CALM_S) < CALM_S:
                 return
-            self._told = True
-        said = " ".join(str(exc).split()) or type(exc).__name__
-        self._logger.warning("Redis is away, %s: %s", self._doing, said)
+            self._logged = True
+        reason = " ".join(str(exc).split()) or type(exc).__name__
+        self._logger.warning("Redis is away, %s: %s", self._doing, reason)
 
     def over(self) -> bool:
         """The server answered. Returns whether that ends an outage."""
         with self._lock:
-            since, told = self._since, self._told
-            self._since, self._told = 0.0, False
+            since, logged = self._since, self._logged
+            self._since, self._logged = 0.0, False
             if not since:
                 return False
             self._ended = time.monotonic()
-        if told:
+        if logged:
             self._logger.warning("Redis is back after %.1f s", time.monotonic() - since)
         return True

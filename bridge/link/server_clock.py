@@ -100,11 +100,11 @@ class ServerClock:
             if self._told:
                 return
 
-    def learn(self, sent: float, told: float, received: float) -> bool:
+    def learn(self, sent: float, server_s: float, received: float) -> bool:
         """Takes one answer in; False: it was too slow to tell anything."""
         took = received - sent
         self._quickest = min(self._quickest, took)
-        least, most = told - received, told - sent
+        least, most = server_s - received, server_s - sent
         if not self._found:
             self._since = sent
             self._ahead = least

@@ -120,8 +120,8 @@ class Child:
             written = self.log_file.read_text(encoding="utf-8", errors="replace").splitlines()
         except OSError:
             written = []
-        told = [line.rstrip() for line in written if line.strip()][-lines:] or ["(it logged nothing)"]
-        return "\n".join(f"  {line}" for line in told)
+        shown = [line.rstrip() for line in written if line.strip()][-lines:] or ["(it logged nothing)"]
+        return "\n".join(f"  {line}" for line in shown)
 
     def _read(self) -> None:
         assert self._process is not None

@@ -191,8 +191,8 @@ class Stack:
         for job in self.jobs:
             if job.exit_code:
                 job.finished()
-                told = job.log_tail(1).strip().removeprefix("error: ")
-                raise InputError(f"{told} (said by the job {job.name}, see {job.log_file})")
+                last_line = job.log_tail(1).strip().removeprefix("error: ")
+                raise InputError(f"{last_line} (said by the job {job.name}, see {job.log_file})")
         everybody = [*self.masters, *self.workers.values(), *([self.flower] if self.flower else [])]
         for child in everybody:
             if child in self._ended or child.running or not child.pid:

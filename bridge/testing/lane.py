@@ -89,12 +89,12 @@ class Lane:
         settings = self._bridge.settings.lane
         if not self.redis.exists(settings.stream):
             return None
-        told: Any = self.redis.xinfo_stream(settings.stream)
+        stream: Any = self.redis.xinfo_stream(settings.stream)
         groups: Any = {one["name"]: one for one in self.redis.xinfo_groups(settings.stream)}
         group = groups.get(settings.group.encode())
         if group is None:
             return "no group yet"
-        if group["last-delivered-id"] != told["last-generated-id"] and told["length"]:
+        if group["last-delivered-id"] != stream["last-generated-id"] and stream["length"]:
             last: Any = self.redis.xrevrange(settings.stream, count=1)
             if _key(last[0][0]) > _key(group["last-delivered-id"]):
                 return "messages that were not read"

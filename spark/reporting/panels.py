@@ -94,10 +94,10 @@ def distributions(rows: Sequence[Row], totals: Row) -> Panels:
         own = [(row["from_ms"], row["to_ms"], row["n"]) for row in rows if row["measure"] == name]
         if own:
             marks = [(mark, totals[f"{name}_{mark}_ms"]) for mark in ("p50", "p90", "p99")]
-            told = ", ".join(f"{mark} {duration(ms)}" for mark, ms in [*marks, ("max", totals[f"{name}_max_ms"])])
+            note = ", ".join(f"{mark} {duration(ms)}" for mark, ms in [*marks, ("max", totals[f"{name}_max_ms"])])
             chart = histogram(own, between, marks, f"distribution of {name}")
             what = "executions" if name == "service" else "messages"
-            panels.append(Panel(name.capitalize(), chart, f"{told}. How many {what}, logarithmic times."))
+            panels.append(Panel(name.capitalize(), chart, f"{note}. How many {what}, logarithmic times."))
     return Panels(panels, "triple")
 
 
@@ -164,8 +164,8 @@ def balance(consumers: Sequence[Row], totals: Row) -> Panels:
     ]
     mean = (totals["service_sum_ms"] or 0.0) / totals["consumers"]
     chart = bars(rows, "busy time by worker", line=(mean, f"mean {duration(mean)}"))
-    told = f"imbalance {ratio(totals['imbalance'])}: the busiest over the mean"
-    return Panels([Panel("Busy time", chart, told)])
+    note = f"imbalance {ratio(totals['imbalance'])}: the busiest over the mean"
+    return Panels([Panel("Busy time", chart, note)])
 
 
 def reasons(letters: Sequence[Row]) -> Panels:

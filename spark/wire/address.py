@@ -162,11 +162,11 @@ def check_server(url: str, stream: str) -> None:
         raise ConfigurationError(f"key {stream!r} at {without_secrets(url)} is a {kind.decode()}, not a stream")
 
 
-def _check_fit(url: str, told: dict[str, str]) -> None:
-    version = _version(told)
+def _check_fit(url: str, info: dict[str, str]) -> None:
+    version = _version(info)
     if version is not None and version < (6, 2):
         raise ServerTooOld(f"the server at {without_secrets(url)} is version {version[0]}.{version[1]}; 6.2 is needed")
-    if (why := unfit(told)) is not None:
+    if (why := unfit(info)) is not None:
         raise ServerUnfit(f"the server at {without_secrets(url)} {why}")
 
 
@@ -176,11 +176,11 @@ def _values_of(info: bytes) -> dict[str, str]:
     return {name: value for name, _, value in lines}
 
 
-def _version(told: dict[str, str]) -> tuple[int, int] | None:
+def _version(info: dict[str, str]) -> tuple[int, int] | None:
     """Major and minor of ``redis_version``; None when a proxy hides it."""
-    if "redis_version" not in told:
+    if "redis_version" not in info:
         return None
-    numbers = told["redis_version"].split(".")
+    numbers = info["redis_version"].split(".")
     return (int(numbers[0]), int(numbers[1]))
 
 

@@ -24,15 +24,15 @@ def checkers(request: pytest.FixtureRequest, wheel: Path, tmp_path_factory: pyte
 def found_by_mypy(environment: Environment, folder: Path, name: str) -> set[int]:
     # Celery itself is the adopter's own business: who checks strictly says so of every package without types
     (folder / "mypy.ini").write_text("[mypy]\nstrict = true\n[mypy-celery.*]\nignore_missing_imports = true\n")
-    told = _run(environment.command("mypy"), "--output=json", name, cwd=folder)
-    return {json.loads(line)["line"] for line in told.splitlines() if line.startswith("{")}
+    output = _run(environment.command("mypy"), "--output=json", name, cwd=folder)
+    return {json.loads(line)["line"] for line in output.splitlines() if line.startswith("{")}
 
 
 def found_by_pyright(environment: Environment, folder: Path, name: str) -> set[int]:
     (folder / "pyrightconfig.json").write_text('{"typeCheckingMode": "standard"}')
     python = environment.command("python")
-    told = _run(environment.command("basedpyright"), "--outputjson", "--pythonpath", python, name, cwd=folder)
-    report = json.loads(told)
+    output = _run(environment.command("basedpyright"), "--outputjson", "--pythonpath", python, name, cwd=folder)
+    report = json.loads(output)
     assert report["summary"]["filesAnalyzed"] == 1
     return {one["range"]["start"]["line"] + 1 for one in report["generalDiagnostics"] if one["severity"] == "error"}
 

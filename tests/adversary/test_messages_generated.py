@@ -83,10 +83,10 @@ tickets = (
     | st.binary(max_size=12)
 )
 plausible = st.tuples(tickets, st.none() | names.map(str.encode) | st.binary(max_size=8), st.none() | texts).map(
-    lambda told: [
-        *(b"ticket_id", told[0]),
-        *(() if told[1] is None else (b"task", told[1])),
-        *(() if told[2] is None else (b"payload", told[2])),
+    lambda parts: [
+        *(b"ticket_id", parts[0]),
+        *(() if parts[1] is None else (b"task", parts[1])),
+        *(() if parts[2] is None else (b"payload", parts[2])),
     ]
 )
 any_fields = st.lists(
@@ -126,12 +126,14 @@ orders = st.fixed_dictionaries(
 lives = st.sampled_from([b"0" * 32, b"", b"\xff"]) | st.binary(max_size=6)
 outcomes = (
     st.tuples(lives, st.lists(outcome, max_size=4).map(json.dumps).map(str.encode) | texts).map(
-        lambda told: [b"i", told[0], b"o", told[1]]
+        lambda parts: [b"i", parts[0], b"o", parts[1]]
     )
     | st.tuples(lives, st.sampled_from([b"leaving", b"gone", b"joined", b"died", b"newer"]), texts, texts).map(
-        lambda told: [b"i", told[0], told[1], told[2], b"ran", told[3]]
+        lambda parts: [b"i", parts[0], parts[1], parts[2], b"ran", parts[3]]
     )
-    | st.tuples(orders.map(json.dumps).map(str.encode) | texts).map(lambda told: [b"i", b"order-x", b"order", told[0]])
+    | st.tuples(orders.map(json.dumps).map(str.encode) | texts).map(
+        lambda parts: [b"i", b"order-x", b"order", parts[0]]
+    )
     | any_fields
 )
 row = st.tuples(

@@ -1,4 +1,4 @@
-"""Tasks that use what Celery offers, each as its users would; what they did is in Redis, in lists ``told:TICKET``."""
+"""Tasks that use what Celery offers, each as its users would; what they did is in Redis, in lists ``seen:TICKET``."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ app.conf.update(
 
 def tell(ticket_id: str, *words: Any) -> None:
     """At once, whatever becomes of the message."""
-    app.bridge.client.rpush(f"told:{ticket_id}", " ".join(str(word) for word in words))
+    app.bridge.client.rpush(f"seen:{ticket_id}", " ".join(str(word) for word in words))
 
 
 @app.task(name="adds")

@@ -144,10 +144,10 @@ def soft(self: Any, ticket_id: str, payload: Any) -> None:
     self.ticket.effects.rpush(f"log:{ticket_id}", payload["n"])
 
 
-def told(kind: str, id_: str) -> None:
+def note(kind: str, id_: str) -> None:
     """Notes in a file what a handler or a receiver of a signal was told of a task."""
     if "COUNTER_LEDGER" in os.environ:
-        with (Path(os.environ["COUNTER_LEDGER"]) / f"told-{id_}").open("a") as file:
+        with (Path(os.environ["COUNTER_LEDGER"]) / f"noted-{id_}").open("a") as file:
             file.write(f"{kind}\n")
 
 
@@ -155,25 +155,25 @@ class Telling(Task):
     """Tells what Celery calls for it."""
 
     def on_failure(self, _exc: Any, task_id: str, *_: Any) -> None:
-        told("on_failure", task_id)
+        note("on_failure", task_id)
 
     def on_retry(self, _exc: Any, task_id: str, *_: Any) -> None:
-        told("on_retry", task_id)
+        note("on_retry", task_id)
 
 
 @signals.task_failure.connect
 def on_task_failure(task_id: str, **_: Any) -> None:
-    told("task_failure", task_id)
+    note("task_failure", task_id)
 
 
 @signals.task_retry.connect
 def on_task_retry(request: Any, **_: Any) -> None:
-    told("task_retry", request.id)
+    note("task_retry", request.id)
 
 
 @signals.task_revoked.connect
 def on_task_revoked(request: Any, **_: Any) -> None:
-    told("task_revoked", request.id)
+    note("task_revoked", request.id)
 
 
 def cut_off(self: Any, ticket_id: str, payload: Any) -> int:

@@ -95,8 +95,8 @@ class _judge:  # noqa: N801 - a function with a memory
 
     def __call__(self, command: str, words: Iterator[str], asked: bool | None) -> tuple[str, str] | None:
         if command == "XREADGROUP":
-            told = list(words)
-            if self._stream not in told or told[-1] != ">":
+            arguments = list(words)
+            if self._stream not in arguments or arguments[-1] != ">":
                 return None  # what is pending already may be read by anybody: it changes nothing
             key = self._stream
         elif command not in _WRITES:

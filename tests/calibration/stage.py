@@ -210,11 +210,11 @@ class Stage:
         """One look at the lane at work."""
         try:
             self.ledger.catch_up()
-            told = [(v.invariant, str(v)) for v in evidence.look(self.redis, self.keys, self.messages)]
+            found = [(v.invariant, str(v)) for v in evidence.look(self.redis, self.keys, self.messages)]
         except (redis_py.ResponseError, ValueError):  # the group is not there yet
             return
-        told += agreement.look(self.redis, self.keys)
-        self._add("look", told)
+        found += agreement.look(self.redis, self.keys)
+        self._add("look", found)
         self._add("writes", list(self.listener.findings))
 
     def find(self, detector: str, what: str, detail: str) -> None:
@@ -229,7 +229,7 @@ class Stage:
         while not self.caught and not _at_rest(evidence.rest(self.redis, self.keys)) and time.monotonic() < deadline:
             self.look()
             time.sleep(0.01)
-        told = Evidence(
+        collected = Evidence(
             self.messages,
             self.ledger.executions(),
             evidence.effects(self.redis),
@@ -238,7 +238,7 @@ class Stage:
             self.notes,
             MAX_ATTEMPTS,
         )
-        self._add("ledger", [(violation.invariant, str(violation)) for violation in check_all(told)])
+        self._add("ledger", [(violation.invariant, str(violation)) for violation in check_all(collected)])
         with self.server.client() as raw:
             verdict = audit(raw, self.keys, since="0")
         self._add("audit", [(one.check.value, f"{one.ticket} {one.message_id} {one.text}") for one in verdict.examples])
@@ -246,8 +246,8 @@ class Stage:
         self._add("writes", self.listener.findings)
         return self.findings
 
-    def _add(self, detector: str, told: list[tuple[str, str]]) -> None:
-        for what, detail in told:
+    def _add(self, detector: str, found: list[tuple[str, str]]) -> None:
+        for what, detail in found:
             finding = Finding(detector, what, detail)
             if finding not in self.findings:
                 self.findings.append(finding)

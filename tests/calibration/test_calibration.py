@@ -61,7 +61,7 @@ def play(folder: Path, binary: Path, scenario: str, mutation: Mutation | None) -
         return stage.judge()
 
 
-def told(findings: list[Finding]) -> str:
+def in_words(findings: list[Finding]) -> str:
     return "\n".join(f"{finding}: {finding.detail}" for finding in findings[:40]) or "nothing was found"
 
 
@@ -69,7 +69,7 @@ def told(findings: list[Finding]) -> str:
 @pytest.mark.parametrize("scenario", [pytest.param(name, marks=marked(long)) for name, long in PLAYED.items()])
 def test_nothing_is_found_of_the_product_as_it_is(scenario: str, tmp_path: Path, valkey_binary: Path) -> None:
     findings = play(tmp_path, valkey_binary, scenario, None)
-    assert not findings, told(findings)
+    assert not findings, in_words(findings)
 
 
 @pytest.mark.slow
@@ -89,8 +89,8 @@ def test_the_mutation_is_caught(mutation: Mutation, tmp_path: Path, valkey_binar
         ended = ": ".join(STUCK) not in played
         if not missed or (ended and not all(detector.startswith("look: ") for detector in missed)):
             break
-    print(told(findings))
-    assert not missed, f"{mutation.name} breaks {mutation.breaks}, and nobody found {missed}:\n{told(findings)}"
+    print(in_words(findings))
+    assert not missed, f"{mutation.name} breaks {mutation.breaks}, and nobody found {missed}:\n{in_words(findings)}"
 
 
 # -- single scripts ----------------------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ import click
 
 from bridge.stack.embedded import FsyncPolicy
 from tests.chaos.draw import ACTIONS, MIXED, PREFORK, Cast
-from tests.chaos.short import PACE_S, short_run, told
+from tests.chaos.short import PACE_S, in_words, short_run
 
 
 @click.command()
@@ -57,8 +57,8 @@ def main(
         say=click.echo,
         fsync=fsync,
     )
-    click.echo(told(result))
-    click.echo(result.told_of() if result.violations else "no violation")
+    click.echo(in_words(result))
+    click.echo(result.describe() if result.violations else "no violation")
     sys.exit(1 if result.violations else 0)
 
 

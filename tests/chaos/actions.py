@@ -37,11 +37,11 @@ class Actions(Company):
     def _kill_everything_of_the_worker(self, who: float, when: float, *_: float) -> bool:
         return self._kill_worker(who, when, Seat.vanish, "everything killed")
 
-    def _kill_worker(self, who: float, when: float, how: Callable[[Seat, float], None], told: str) -> bool:
+    def _kill_worker(self, who: float, when: float, how: Callable[[Seat, float], None], how_ended: str) -> bool:
         seat = self.pick(self.workers, who)
         if seat is None:
             return False
-        stranding = self.strand(seat, told)
+        stranding = self.strand(seat, how_ended)
         how(seat, self.back_in(when))
         self.strandings.append(stranding)
         return True

@@ -139,11 +139,11 @@ def check_overlaps(evidence: Evidence) -> list[Violation]:
             if busy is not None and execution.start_ns < _until(busy):
                 older, newer = sorted((busy, execution), key=lambda one: one.fence)
                 over = (_until(busy) - execution.start_ns) / 1e6
-                told = f"{_told(execution)} began {over:.1f} ms before the end of {_told(busy)}"
+                detail = f"{_in_words(execution)} began {over:.1f} ms before the end of {_in_words(busy)}"
                 if not _may_overrun(older, newer, freezes, evidence.notes):
-                    found.append(Violation(OVERLAP, ticket, execution.message_id, told))
+                    found.append(Violation(OVERLAP, ticket, execution.message_id, detail))
                 if (ticket, older.fence) in applied and _until(older) > newer.start_ns:
-                    detail = f"{told}; the effects of fence {older.fence} were applied all the same"
+                    detail = f"{detail}; the effects of fence {older.fence} were applied all the same"
                     found.append(Violation(STALE_EFFECT, ticket, older.message_id, detail))
             if busy is None or _until(execution) > _until(busy):
                 busy = execution
@@ -161,7 +161,7 @@ def check_fences(evidence: Evidence) -> list[Violation]:
             if newest is not None and execution.fence <= newest.fence:
                 frozen = execution.fence < newest.fence and _thawed(execution, freezes)
                 if not frozen:
-                    detail = f"{_told(execution)} began after {_told(newest)}"
+                    detail = f"{_in_words(execution)} began after {_in_words(newest)}"
                     found.append(Violation(FENCE, ticket, execution.message_id, detail))
             else:
                 newest = execution
@@ -196,7 +196,7 @@ def check_starts(evidence: Evidence) -> list[Violation]:
                     undone = at < len(crashes_ms) and (settled is None or crashes_ms[at] < settled)
                     if not undone:
                         when = "never" if settled is None else f"{settled - began} ms later"
-                        detail = f"{_told(execution)} began; the message before it, {before}, was settled {when}"
+                        detail = f"{_in_words(execution)} began; the message before it, {before}, was settled {when}"
                         found.append(Violation(TOO_EARLY, *where, detail))
             last = attempts.get(execution.message_id, 0)
             if execution.attempt < last and not notes.lossy_crashes and execution.message_id not in notes.replayed:
@@ -295,7 +295,7 @@ def _until(execution: Execution) -> int:
     return execution.seen_ns if execution.end_ns is None else execution.end_ns
 
 
-def _told(execution: Execution) -> str:
+def _in_words(execution: Execution) -> str:
     return (
         f"number {execution.n} (attempt {execution.attempt}, fence {execution.fence}, "
         f"{execution.consumer} {execution.pool} pid {execution.pid})"

@@ -82,8 +82,8 @@ class Company:
         return [queue for name in sorted(names) if self.redis.llen(queue := self.keys.queue(name))]
 
     def leader(self) -> Seat | None:
-        told: Any = self.redis.get(self.keys.leader)
-        pid = str(told).split(":")[-2] if told else ""
+        leader: Any = self.redis.get(self.keys.leader)
+        pid = str(leader).split(":")[-2] if leader else ""
         found = [seat for seat in self.masters if seat.idle and str(seat.node.pid) == pid]
         return found[0] if found else None
 
@@ -91,7 +91,7 @@ class Company:
         """Seconds until a node comes back: mostly at once, as a supervisor does it, sometimes after its lease."""
         return 0.0 if die < 0.5 else (die - 0.5) * 3 * self.lease_s
 
-    def strand(self, seat: Seat, told: str) -> Stranding:
+    def strand(self, seat: Seat, how_ended: str) -> Stranding:
         """What is in flight there now."""
         consumer = consumer_of(seat)
         found: Any = self.redis.hgetall(self.keys.tickets)
@@ -101,7 +101,7 @@ class Company:
             if record.in_flight and record.consumer == consumer:
                 runs[ticket] = record.ids
         pids = {seat.node.pid or 0, *seat.pool_processes()}
-        return Stranding(told, seat.pool, now_ns(), frozenset(pids), runs)
+        return Stranding(how_ended, seat.pool, now_ns(), frozenset(pids), runs)
 
     def lined(self, seats: list[Seat]) -> list[Seat]:
         return [seat for seat in seats if seat.line is not None]

@@ -76,11 +76,11 @@ class Conductor(Actions):
         if self.leader_gone_at is None:
             return
         try:
-            told = str(self.redis.get(self.keys.leader) or "")
+            leader = str(self.redis.get(self.keys.leader) or "")
         except UNAVAILABLE:
             self.leader_gone_at = None  # another fault is in the way of the measurement
             return
-        pid = told.split(":")[-2] if told else ""
+        pid = leader.split(":")[-2] if leader else ""
         if any(seat.node.running and str(seat.node.pid) == pid for seat in self.masters):
             self.leaderless_s.append(time.monotonic() - self.leader_gone_at)
             self.leader_gone_at = None

@@ -45,8 +45,8 @@ def letters(redis: Redis, keys: LaneKeys) -> list[Letter]:
     for id_, fields in entries(redis, keys.dead):
         attempts = int(fields.get("attempts", 0))
         ticket = fields.get("ticket_id", "")
-        told = f"{fields.get('reason', '')} {fields.get('error', '')}".strip()
-        found.append(Letter(fields["message_id"], ticket, attempts, told, _ms(id_)))
+        text = f"{fields.get('reason', '')} {fields.get('error', '')}".strip()
+        found.append(Letter(fields["message_id"], ticket, attempts, text, _ms(id_)))
     return found
 
 

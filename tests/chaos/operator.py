@@ -30,7 +30,7 @@ Answer = dict[str, Any]
 class _Order:
     """An order that was given, and what is to be done with its answer."""
 
-    told: dict[str, Any]
+    order_fields: dict[str, Any]
     answered: Callable[[Answer], None]
     id: str = ""
     given_at: float = 0.0
@@ -88,15 +88,15 @@ class Operator:
         now = time.monotonic()
         due = [order for at, order in self._later if at <= now]
         self._later = [(at, order) for at, order in self._later if at > now]
-        for told in due:
-            order = _Order(told, lambda _: None, insist=True)
+        for order_fields in due:
+            order = _Order(order_fields, lambda _: None, insist=True)
             self._open.append(order)
             self._send(order)
         for order in list(self._open):
             self._look_for_answer(order, now)
 
-    def _give(self, told: dict[str, Any], answered: Callable[[Answer], None] = lambda _: None) -> bool:
-        order = _Order(told, answered)
+    def _give(self, order_fields: dict[str, Any], answered: Callable[[Answer], None] = lambda _: None) -> bool:
+        order = _Order(order_fields, answered)
         self._open.append(order)
         return self._send(order)
 
@@ -104,7 +104,7 @@ class Operator:
         order.id = uuid.uuid4().hex
         order.given_at = time.monotonic()
         try:
-            fields: dict[Any, Any] = {"i": order.id, "order": json.dumps(order.told)}
+            fields: dict[Any, Any] = {"i": order.id, "order": json.dumps(order.order_fields)}
             self._redis.xadd(self._keys.outcomes, fields)
         except UNAVAILABLE:
             return False
@@ -119,13 +119,13 @@ class Operator:
             answer: Answer = json.loads(found)
             self._open.remove(order)
             order.answered(answer)
-            came = f"{order.told['do']}: {'ok' if answer.get('ok') else 'refused'}"
+            came = f"{order.order_fields['do']}: {'ok' if answer.get('ok') else 'refused'}"
             self.answers[came] = self.answers.get(came, 0) + 1
         elif order.insist and now - order.given_at > AGAIN_S:
             # What undoes is given until it is answered; done twice, the second is refused, which is an answer.
             self._send(order)
         elif not order.insist and now - order.given_at > 4 * AGAIN_S:
             self._open.remove(order)
-            self._notes.replays_in_doubt += order.told["do"] == "replay"
-            came = f"{order.told['do']}: no answer"
+            self._notes.replays_in_doubt += order.order_fields["do"] == "replay"
+            came = f"{order.order_fields['do']}: no answer"
             self.answers[came] = self.answers.get(came, 0) + 1

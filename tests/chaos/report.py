@@ -102,40 +102,44 @@ def as_dict(soak: Soak) -> dict[str, Any]:
     }
 
 
-def as_markdown(told: dict[str, Any]) -> str:
+def as_markdown(results: dict[str, Any]) -> str:
     """The same for people."""
-    verdict = "PASSED" if told["passed"] else "CUT SHORT" if told["cut_short"] and not _wrong(told) else "FAILED"
-    where = told["machine"]
+    verdict = "FAILED"
+    if results["passed"]:
+        verdict = "PASSED"
+    elif results["cut_short"] and not _wrong(results):
+        verdict = "CUT SHORT"
+    where = results["machine"]
     lines = [
         f"# Soak: {verdict}",
         "",
-        f"Seed {told['seed']}; {told['log']}.",
+        f"Seed {results['seed']}; {results['log']}.",
         f"{where['processors']} processors ({where['model']}), {where['memory_gib']} GiB, Linux {where['kernel']}, "
         f"Python {where['python']}, Celery {where['celery']}, {where['server']}. "
-        f"Asked for: {', '.join(f'{name} {value}' for name, value in told['asked'].items())}.",
+        f"Asked for: {', '.join(f'{name} {value}' for name, value in results['asked'].items())}.",
         "",
         "| what | count |",
         "|---|---:|",
         *(
             f"| {name} | {value:,} |"
             for name, value in {
-                "messages": told["messages"],
-                "tickets": told["tickets"],
-                "succeeded": told["succeeded"],
-                "dead": told["dead"],
-                "faults": told["faults_total"],
-                "executions beyond the first of a message (allowed)": told["repeated_executions"],
-                **{f"violations: {name}": count for name, count in told["violations"].items()},
-                "tickets whose state was compared with Spark's": told["states_compared"],
-                "of them equal": told["states_equal"],
+                "messages": results["messages"],
+                "tickets": results["tickets"],
+                "succeeded": results["succeeded"],
+                "dead": results["dead"],
+                "faults": results["faults_total"],
+                "executions beyond the first of a message (allowed)": results["repeated_executions"],
+                **{f"violations: {name}": count for name, count in results["violations"].items()},
+                "tickets whose state was compared with Spark's": results["states_compared"],
+                "of them equal": results["states_equal"],
             }.items()
         ),
         "",
-        f"{told['messages_per_second']:,} messages a second over {told['seconds']:,} s, all faults included.",
+        f"{results['messages_per_second']:,} messages a second over {results['seconds']:,} s, all faults included.",
         "",
         "| fault | times |",
         "|---|---:|",
-        *(f"| {name} | {count} |" for name, count in told["faults"].items()),
+        *(f"| {name} | {count} |" for name, count in results["faults"].items()),
         "",
         "From a worker's end to the next start of each ticket that was in flight there, in seconds, with other faults "
         "under way at the same time:",
@@ -143,24 +147,24 @@ def as_markdown(told: dict[str, Any]) -> str:
         "| how it ended | faults | tickets | p50 | p99 | max |",
         "|---|---:|---:|---:|---:|---:|",
     ]
-    for how, waits in told["reroute_seconds"].items():
+    for how, waits in results["reroute_seconds"].items():
         figures = [f"{waits[name]:.3f}" if name in waits else "-" for name in ("p50", "p99", "max")]
         lines.append(f"| {how} | {waits['faults']} | {waits['tickets']} | {' | '.join(figures)} |")
-    spread = told["leaderless_seconds"]
+    spread = results["leaderless_seconds"]
     if spread:
         lines += ["", f"Without a leader after one was killed: {', '.join(f'{k} {v}' for k, v in spread.items())} s."]
-    if told["violations_in_words"] or told["differences"]:
+    if results["violations_in_words"] or results["differences"]:
         lines += ["", "## Violations", "", "```"]
-        lines += [*told["violations_in_words"], *told["differences"], "```"]
+        lines += [*results["violations_in_words"], *results["differences"], "```"]
     return "\n".join(lines) + "\n"
 
 
 def write(soak: Soak, path: Path) -> None:
     """``path`` gets the Markdown, and the JSON beside it the same name with ``.json``."""
-    told = as_dict(soak)
+    results = as_dict(soak)
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(as_markdown(told), encoding="utf-8")
-    path.with_suffix(".json").write_text(json.dumps(told, indent=2) + "\n", encoding="utf-8")
+    path.write_text(as_markdown(results), encoding="utf-8")
+    path.with_suffix(".json").write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
 
 
 def in_short(violations: Sequence[Violation]) -> str:
@@ -169,8 +173,8 @@ def in_short(violations: Sequence[Violation]) -> str:
     return ", ".join(f"{name} {count}" for name, count in found.most_common()) or "none"
 
 
-def _wrong(told: dict[str, Any]) -> bool:
-    return any(told["violations"].values()) or told["states_equal"] != told["states_compared"]
+def _wrong(results: dict[str, Any]) -> bool:
+    return any(results["violations"].values()) or results["states_equal"] != results["states_compared"]
 
 
 def _spread(seconds: Sequence[float]) -> dict[str, float]:

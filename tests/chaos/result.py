@@ -30,7 +30,7 @@ class Result:
     #: The user, or the clock, ended it before its last fault.
     cut_short: bool = False
 
-    def told_of(self, tickets: int = 3) -> str:
+    def describe(self, tickets: int = 3) -> str:
         """The violations, and all executions and effects of the first few tickets that they concern."""
         lines = [str(violation) for violation in self.violations[:40]]
         concerned = list(dict.fromkeys(violation.ticket for violation in self.violations if violation.ticket))

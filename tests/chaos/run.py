@@ -178,7 +178,7 @@ class Run:
         """Pushes what is left, unless it is to stop, and waits until everything is settled; or says it is stuck."""
         moved_at = time.monotonic()
         before = -1
-        told = moved_at
+        said_at = moved_at
         while True:
             self.conductor.tick()
             if self.feeder.settle():
@@ -192,8 +192,8 @@ class Run:
                 if settled != before:
                     before, moved_at = settled, time.monotonic()
             now = time.monotonic()
-            if now - told > 10:
-                told = now
+            if now - said_at > 10:
+                said_at = now
                 self.say(f"            waiting for the end  {self._progress()}")
             if now - moved_at > self.plan.patience_s:
                 return [Violation(STUCK, "", "", f"nothing moved for {self.plan.patience_s:g} s: {self._standstill()}")]
@@ -218,11 +218,11 @@ class Run:
         executions = self.ledger.executions()
         effects, letters = evidence.effects(self.redis), evidence.letters(self.redis, self.keys)
         messages = self.feeder.messages
-        told = Evidence(messages, executions, effects, letters, left, self.notes, plan.max_attempts)
+        collected = Evidence(messages, executions, effects, letters, left, self.notes, plan.max_attempts)
         ended = [Violation("ended by itself", "", "", line) for line in self.conductor.complaints()]
         counts: Any = self.redis.hgetall(self.keys.counts)
         return Result(
-            violations=[*stuck, *self._found, *check_all(told), *ended],
+            violations=[*stuck, *self._found, *check_all(collected), *ended],
             messages=messages,
             executions=executions,
             effects=effects,

@@ -51,7 +51,7 @@ class Seat:
         self._stopping_since: float | None = None
         self._frozen: dict[int, int] = {}
         self._thaw_at = 0.0
-        self._told_to_end = True  # nothing to complain about before its first start
+        self._stopped_by_us = True  # nothing to complain about before its first start
 
     def __repr__(self) -> str:
         return f"{self.node.name} ({self.pool or self.kind})"
@@ -67,7 +67,7 @@ class Seat:
 
     def start(self) -> None:
         """Its first life, or the next one."""
-        self._told_to_end = False
+        self._stopped_by_us = False
         self._stopping_since = None
         self.node.start()
 
@@ -105,7 +105,7 @@ class Seat:
 
     def stop(self, back_in_s: float) -> None:
         """SIGTERM to the main process; how long it takes is its own business."""
-        self._told_to_end = True
+        self._stopped_by_us = True
         self._back_at = time.monotonic() + back_in_s
         self._stopping_since = time.monotonic()
         self._send(signal.SIGTERM)
@@ -167,22 +167,22 @@ class Seat:
                 self.complaints.append(f"{self} did not stop within {STOP_PATIENCE_S:g} s")
                 self.vanish(0)
             return
-        if not self._told_to_end and any(words in self.node.logs(this_life=True) for words in GAVE_UP):
+        if not self._stopped_by_us and any(words in self.node.logs(this_life=True) for words in GAVE_UP):
             # It said so, and is for its supervisor to start again: that is us.
-            self._told_to_end = True
-        if not self._told_to_end and self._culprits and self.node.exit_code == -signal.SIGKILL:
-            self._told_to_end = True
+            self._stopped_by_us = True
+        if not self._stopped_by_us and self._culprits and self.node.exit_code == -signal.SIGKILL:
+            self._stopped_by_us = True
             self.killed_by_tasks += 1
             self._notes.kills += max(1, self.slots)
-        if not self._told_to_end:
+        if not self._stopped_by_us:
             self.complaints.append(f"{self} ended with {self.node.exit_code} by itself:\n{self.node.log_tail(12)}")
-            self._told_to_end = True
+            self._stopped_by_us = True
         if not self.leaving and now >= self._back_at:
             self.start()
 
     def _hit(self, back_in_s: float) -> None:
         self.thaw()
-        self._told_to_end = True
+        self._stopped_by_us = True
         self._back_at = time.monotonic() + back_in_s
         if self.kind == "worker":
             self._notes.kills += max(1, len(self.pool_processes()))

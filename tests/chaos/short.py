@@ -42,7 +42,7 @@ def short_run(
         return run.go()
 
 
-def told(result: Result) -> str:
+def in_words(result: Result) -> str:
     """The figures, for people."""
     waits = "; ".join(
         f"{w.how}: {len(w.seconds)} tickets, {w.at(0.5):.2f}/{w.at(1):.2f} s" for w in result.waits if w.seconds

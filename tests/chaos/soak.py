@@ -148,8 +148,8 @@ def _compare(redis: Redis, states: Path, result: Result) -> tuple[int, int, list
     """How many tickets can be compared with Spark's states, how many are equal, and the first differences."""
     by_name: dict[str, dict[str, str]] = {}
     for line in states.read_bytes().splitlines():
-        told = orjson.loads(line)
-        by_name[told["ticket_id"]] = told["state"]
+        state = orjson.loads(line)
+        by_name[state["ticket_id"]] = state["state"]
     pushed: dict[str, int] = {}
     for message in result.messages:
         pushed[message.ticket] = message.n + 1

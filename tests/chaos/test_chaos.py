@@ -12,7 +12,7 @@ import pytest
 
 from tests.chaos.draw import MIXED, PREFORK, Cast
 from tests.chaos.run import default_seed
-from tests.chaos.short import short_run, told
+from tests.chaos.short import in_words, short_run
 
 FAULTS = int(os.environ.get("CHAOS_FAULTS", "30"))
 #: Share of messages that kill their whole worker at each attempt, until they are dead.
@@ -30,6 +30,6 @@ def test_faults_of_every_kind_break_no_promise(tmp_path: Path, cast: Cast, *, vi
     culprits = CULPRITS if violent else 0.0
     folder = tmp_path / "run"
     result = short_run(folder, seed, FAULTS, cast, violent=violent, culprits=culprits, bundle_ms=bundle_ms)
-    print(told(result))
-    assert not result.violations, result.told_of()
+    print(in_words(result))
+    assert not result.violations, result.describe()
     assert len(result.effects) > 100

@@ -22,10 +22,10 @@ def test_a_longer_script_begins_like_the_shorter_one() -> None:
 
 def test_the_script_does_not_depend_on_the_process_that_draws_it() -> None:
     load = "Load(7, 9, violent=True).message('T', 3)"
-    told = f"from tests.chaos.draw import *; print([str(step) for step in script(7, 40, 1.0)], {load})"
+    code = f"from tests.chaos.draw import *; print([str(step) for step in script(7, 40, 1.0)], {load})"
     answers = {
         subprocess.run(
-            [sys.executable, "-c", told], env={"PYTHONHASHSEED": seed}, capture_output=True, text=True, check=True
+            [sys.executable, "-c", code], env={"PYTHONHASHSEED": seed}, capture_output=True, text=True, check=True
         ).stdout
         for seed in ("1", "2")
     }

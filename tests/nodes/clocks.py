@@ -57,7 +57,7 @@ class SettableClock:
     def program(self, binary: Path) -> Path:
         """A program that runs ``binary`` by this clock."""
         path = self._file.with_suffix(".run")
-        told = " ".join(f"{name}='{value}'" for name, value in self.env.items())
-        path.write_text(f"#!/bin/sh\nexec env {told} '{binary}' \"$@\"\n")
+        variables = " ".join(f"{name}='{value}'" for name, value in self.env.items())
+        path.write_text(f"#!/bin/sh\nexec env {variables} '{binary}' \"$@\"\n")
         path.chmod(0o755)
         return path

@@ -22,10 +22,10 @@ def check(world: World, *, effects: bool) -> None:
         for execution in worker.execs:
             if execution.phase == "running" and not execution.late:
                 ticket = execution.run.ticket
-                told = f"{ticket}.{execution.pos} with fence {execution.fence} on w{w}"
+                this = f"{ticket}.{execution.pos} with fence {execution.fence} on w{w}"
                 if ticket in running:
-                    raise Broken(f"promise 2: {running[ticket]} and {told} run at the same time, and nobody is frozen")
-                running[ticket] = told
+                    raise Broken(f"promise 2: {running[ticket]} and {this} run at the same time, and nobody is frozen")
+                running[ticket] = this
 
 
 def _check_ticket(world: World, ticket: int, states: tuple[int, ...]) -> None:

@@ -70,8 +70,8 @@ def _worker(
                     twice = rebuilt(twice, i, setup, dropped)
             yield f"w{w} takes a run of ticket {ticket}, and the server will give it out again", twice
         if setup.leaving and not worker.going:
-            told = with_worker(world, w, worker._replace(going=True))
-            yield f"w{w} is asked to stop", with_lease(told, w, lease._replace(leaving=True))
+            after = with_worker(world, w, worker._replace(going=True))
+            yield f"w{w} is asked to stop", with_lease(after, w, lease._replace(leaving=True))
         past = worker._replace(past=True, execs=stopped(worker, dropped))
         yield f"w{w} cannot renew: its deadline is over", with_worker(world, w, past)
         yield f"w{w} freezes", with_worker(world, w, worker._replace(mode="frozen"))
@@ -90,7 +90,7 @@ def _children(world: World, w: int, worker: Worker, setup: Setup, dropped: Abstr
             written = succeed(world, execution, setup, dropped)
             yield f"w{w} writes the success of {named}, and the reply is lost", phased(written, w, at, "wrote")
         if execution.phase in BUSY and not worker.past:
-            told = tell(world, run, "L", pos, execution.fence)
+            after = tell(world, run, "L", pos, execution.fence)
             if Guard.GONE_BEFORE_TOLD not in dropped:
-                told = without(told, w, at)
-            yield f"the process of w{w} that runs {named} is killed", told
+                after = without(after, w, at)
+            yield f"the process of w{w} that runs {named} is killed", after

@@ -35,11 +35,11 @@ def steps(world: World, setup: Setup, dropped: AbstractSet[Guard]) -> Iterator[S
         yield f"the late '{script.kind}' of term {script.term} never arrives", rest
         word, after = execute(rest, script, setup, dropped)
         yield f"the late '{script.kind}' of term {script.term} arrives: {word}", after
-    told = set()
+    seen = set()
     for i, master in enumerate(world.masters):
-        if master in told:
+        if master in seen:
             continue  # the same again
-        told.add(master)
+        seen.add(master)
         if not master.term:
             if not world.lead:
                 elected = world._replace(term=world.term + 1, lead=world.term + 1)

@@ -47,7 +47,7 @@ ESSENTIAL = [guard for guard in Guard if guard not in SECOND_LINES]
 NOT_HERE = {"refuse", "condemn", "park", "release", "replay"}
 
 
-def told(found: Found) -> str:
+def in_words(found: Found) -> str:
     by_faults = ", ".join(f"{n:,} with {faults} faults" for faults, n in enumerate(found.by_faults))
     return (
         f"{found.states:,} states ({by_faults}), {found.steps:,} steps, {found.ends:,} good ends, {found.seconds:.1f} s"
@@ -61,7 +61,7 @@ def told(found: Found) -> str:
 )
 def test_every_promise_holds_in_every_state_and_a_good_end_is_within_reach_of_each(name: str) -> None:
     found = Exploration(BOUNDS[name]).run()
-    print(f"{name}: {told(found)}")
+    print(f"{name}: {in_words(found)}")
     assert not found.broken, "\n".join(found.trace)
     assert found.complete
     assert found.ends
@@ -72,7 +72,7 @@ def test_every_promise_holds_in_every_state_and_a_good_end_is_within_reach_of_ea
 def test_without_the_guard_a_promise_breaks(guard: Guard) -> None:
     found = Exploration(PLACES.get(guard, Setup(promises_only=True)), {guard}, most=60_000, ends=False).run()
     print("\n".join(found.trace))
-    assert found.broken, f"nobody misses '{guard.value}' in {told(found)}"
+    assert found.broken, f"nobody misses '{guard.value}' in {in_words(found)}"
 
 
 @pytest.mark.parametrize("guard", SECOND_LINES, ids=lambda guard: guard.value)

@@ -121,9 +121,9 @@ def _going(world: World, w: int, worker: Worker, lease: Lease, dropped: Abstract
     for at, execution in enumerate(worker.execs):
         if execution.phase in ("held", "looked"):
             # A child that has looked, and had not noted that it would begin, begins all the same.
-            told = without(world, w, at) if execution.phase == "held" else phased(world, w, at, "begun")
-            told = tell(told, execution.run, "B", execution.pos, execution.fence)
-            yield f"w{w}, which is going, gives back what no child has begun", told
+            after = without(world, w, at) if execution.phase == "held" else phased(world, w, at, "begun")
+            after = tell(after, execution.run, "B", execution.pos, execution.fence)
+            yield f"w{w}, which is going, gives back what no child has begun", after
     if not worker.execs and not worker.hands:
         gone = with_worker(world, w, worker._replace(mode="down"))
         yield f"w{w} says good-bye", with_lease(gone, w, lease._replace(held=False))
@@ -155,8 +155,8 @@ def _unbegun(
     elif execution.phase == "held":
         yield f"w{w} notes {named}", phased(world, w, at, "noted")
     elif worker.going:
-        told = tell(without(world, w, at), execution.run, "B", execution.pos, execution.fence)
-        yield f"w{w} is going, and gives {named} back", told
+        after = tell(without(world, w, at), execution.run, "B", execution.pos, execution.fence)
+        yield f"w{w} is going, and gives {named} back", after
     else:
         yield f"w{w} starts {named}", start(world, w, at, execution)
 

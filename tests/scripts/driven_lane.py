@@ -145,9 +145,9 @@ class DrivenLane(DrivenWorkers):
         acknowledged = len(self.settled(batch, touched)) if settle else 0
         offsets = self._planned(batch, touched, picks)
         self.closed(batch, touched, set(offsets))
-        told = advance(self.client, self.lead, OPENING, batch)
-        assert (told.acknowledged, told.mended) == (acknowledged, 0)
-        self._dispatched(told.base, offsets)
+        answer = advance(self.client, self.lead, OPENING, batch)
+        assert (answer.acknowledged, answer.mended) == (acknowledged, 0)
+        self._dispatched(answer.base, offsets)
 
     def settled(self, batch: Batch, touched: dict[str, None]) -> list[str]:
         """Takes all outcomes that there are into the batch and the reference; the ids that are acknowledged."""
@@ -231,8 +231,8 @@ class DrivenLane(DrivenWorkers):
             to = batch.dispatches.setdefault(name, Dispatch(name, self.keys.queue(name)))
             to.ids += ids
             to.runs.append((ticket, batch.fences, tail))
-            told = orjson.dumps([ticket, batch.fences, ids, consumer.incarnation]).decode()
-            to.texts.append(f',"run":{told}}}}}'.encode())
+            run = orjson.dumps([ticket, batch.fences, ids, consumer.incarnation]).decode()
+            to.texts.append(f',"run":{run}}}}}'.encode())
             offsets[ticket] = (batch.fences, ids, consumer, tail)
             for id_ in ids:
                 ref.move(id_, "retry" if ref.state[id_] is State.AWAITING_RETRY else "dispatch", name)
@@ -263,8 +263,8 @@ class DrivenLane(DrivenWorkers):
             assert fence > ref.newest.get(ticket, 0), f"I4: fence {fence} of {ticket} is not newer than all before"
             ref.newest[ticket] = fence + len(ids) - 1
             ref.records[ticket] = records.record(fence, tail)
-            told = orjson.dumps([ticket, offset, ids, consumer.incarnation]).decode()
-            ref.queues.setdefault(consumer.name, []).append(f'{OPENING}{base},"run":{told}}}}}')
+            run = orjson.dumps([ticket, offset, ids, consumer.incarnation]).decode()
+            ref.queues.setdefault(consumer.name, []).append(f'{OPENING}{base},"run":{run}}}}}')
 
     def reroute(self, incarnation: str, *, last: str | None = None, wrong: bool = False) -> ReturnCode:
         """Takes the tickets of an incarnation back, as far as the server lets it."""
@@ -294,8 +294,8 @@ class DrivenLane(DrivenWorkers):
         ref = self.reference
         record = ref.record(ticket)
         assert record is not None
-        told = orjson.dumps([ticket, 0, list(record.ids), record.incarnation]).decode()
-        message = f'{OPENING}{record.fence},"run":{told}}}}}'
+        run = orjson.dumps([ticket, 0, list(record.ids), record.incarnation]).decode()
+        message = f'{OPENING}{record.fence},"run":{run}}}}}'
         code = resend(self.client, self.lead, record.consumer, ticket, ref.records[ticket], message)
         assert code is ReturnCode.OK
         ref.queues.setdefault(record.consumer, []).append(message)

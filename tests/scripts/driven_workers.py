@@ -31,14 +31,14 @@ class DrivenWorkers:
         old = self.consumers.get(name)
         self._lives += 1
         incarnation = f"life-{self._lives}"
-        told = orjson.dumps({"incarnation": incarnation, "slots": 1, "queue": self.keys.queue(name)})
+        registration = orjson.dumps({"incarnation": incarnation, "slots": 1, "queue": self.keys.queue(name)})
         registered = self.client.hget(self.keys.consumers, name)
         found = (registered, orjson.loads(registered)["incarnation"]) if registered else None
-        code, _ = register(self.client, self.keys, name, incarnation, LEASE_MS, told, found)
+        code, _ = register(self.client, self.keys, name, incarnation, LEASE_MS, registration, found)
         expected = ReturnCode.HELD if registered and old is not None and old.alive else ReturnCode.OK
         assert code is expected
         if code is ReturnCode.OK:
-            self.consumers[name] = Consumer(name, incarnation, told)
+            self.consumers[name] = Consumer(name, incarnation, registration)
             self.reference.queues.pop(name, None)
             self._told_last()
         return code

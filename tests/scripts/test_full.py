@@ -46,9 +46,9 @@ def test_no_script_begins_with_a_write_that_a_full_server_refuses(name: str, fre
     commands = sorted(commands_in(text), key=lambda command: text.index(f"'{command.partition('|')[0].upper()}'"))
     asked = fresh.client.connection_pool.get_connection()
     asked.send_command("COMMAND", "INFO", *(command.partition("|")[0] for command in commands))
-    told = asked.read_response()
+    replies = asked.read_response()
     fresh.client.connection_pool.release(asked)
-    flags = {command: {flag.decode() for flag in info[2]} for command, info in zip(commands, told, strict=True)}
+    flags = {command: {flag.decode() for flag in info[2]} for command, info in zip(commands, replies, strict=True)}
     # XGROUP itself has no flags on newer servers; what the scripts call of it needs no memory.
     writes = [command for command in commands if "write" in flags[command]]
     if name in PRODUCERS:

@@ -113,9 +113,9 @@ def test_an_error_of_the_script_itself_is_not_taken_for_a_missing_one(world: Wor
     broken = Script("resign")
     broken.text = "return redis.call('NONSENSE')"
     broken.sha = world.client.script_load(broken.text)
-    with pytest.raises(ResponseError) as told:
+    with pytest.raises(ResponseError) as raised:
         broken.run(world.client, [world.keys.leader], [])
-    assert not isinstance(told.value, NoScriptError)
+    assert not isinstance(raised.value, NoScriptError)
 
 
 def test_words_are_the_enums(world: World) -> None:

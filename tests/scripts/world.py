@@ -51,12 +51,12 @@ def entries_of(client: Client, key: str) -> list[tuple[str, dict[str, str]]]:
 
 def _stream(client: Client, key: str) -> dict[str, Any]:
     groups: dict[str, Any] = {}
-    for told in client.xinfo_groups(key):
-        name = text(told["name"])
+    for group in client.xinfo_groups(key):
+        name = text(group["name"])
         consumers = client.xinfo_consumers(key, name)
-        pending = client.xpending_range(key, name, "-", "+", max(1, told["pending"]))
+        pending = client.xpending_range(key, name, "-", "+", max(1, group["pending"]))
         groups[name] = {
-            "last": text(told["last-delivered-id"]),
+            "last": text(group["last-delivered-id"]),
             "consumers": sorted(text(consumer["name"]) for consumer in consumers),
             "pending": {text(row["message_id"]): text(row["consumer"]) for row in pending},
         }
@@ -199,11 +199,11 @@ class World:
 
     def consumer(self, name: str) -> bytes:
         """Registers a consumer by hand; its registration."""
-        told = orjson.dumps({"incarnation": incarnation(name), "queue": self.keys.queue(name), "slots": 2})
-        self.client.hset(self.keys.consumers, name, told)
+        registration = orjson.dumps({"incarnation": incarnation(name), "queue": self.keys.queue(name), "slots": 2})
+        self.client.hset(self.keys.consumers, name, registration)
         self.client.set(self.keys.lease(incarnation(name)), name, px=LEASE_MS)
         self.client.set(self.keys.held(incarnation(name)), '{"n":1,"fences":[]}', px=LEASE_MS)
-        return told
+        return registration
 
     def populated(self) -> World:
         """Everything at once: what a refusal must leave as it is, and a step must not touch but where it says so."""

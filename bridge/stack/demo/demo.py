@@ -109,8 +109,8 @@ class Demo:
         kill, problems = self._handle(log, total)
         verdict = self._judge(expected, kill, problems)
         self._print(verdict)
-        told = orjson.dumps(verdict.as_dict(), option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE)
-        (self.stack.plan.directory / "verdict.json").write_bytes(told)
+        text = orjson.dumps(verdict.as_dict(), option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE)
+        (self.stack.plan.directory / "verdict.json").write_bytes(text)
         return verdict
 
     # -- the steps ---------------------------------------------------------------------------------------------------
@@ -129,8 +129,8 @@ class Demo:
         states = {}
         with self.states_file.open("rb") as lines:
             for line in lines:
-                told = orjson.loads(line)
-                states[told["ticket_id"]] = told["state"]
+                found = orjson.loads(line)
+                states[found["ticket_id"]] = found["state"]
         return states
 
     def _handle(self, log: str, total: int) -> tuple[Kill, list[str]]:
@@ -171,11 +171,11 @@ class Demo:
 
     def _start_push(self, log: str) -> Child:
         def on_line(line: str) -> None:
-            told = orjson.loads(line)
-            if told.get("event") == "started":
+            event = orjson.loads(line)
+            if event.get("event") == "started":
                 self._push_began = True
-            if told.get("event") == "done":
-                self._pushed.update(told)
+            if event.get("event") == "done":
+                self._pushed.update(event)
 
         spark_log = self.stack.plan.directory / "spark-push.log"
         words = ("--url", self.stack.server.url, "--stream", self._lane.stream, "--order", "timestamp")

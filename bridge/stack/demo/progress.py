@@ -97,8 +97,8 @@ class ProgressView:
     def __init__(self, console: Console, total: int) -> None:
         self._console = console
         self._total = total
-        self._said_at = 0.0
-        self._said = ""
+        self._printed_at = 0.0
+        self._last_line = ""
         self._history: deque[tuple[float, int]] = deque()
         self._bars: Progress | None = None
         if console.is_terminal:
@@ -106,12 +106,12 @@ class ProgressView:
                 TextColumn("{task.description:>7}"),
                 BarColumn(),
                 TaskProgressColumn(),
-                TextColumn("{task.fields[told]}"),
+                TextColumn("{task.fields[text]}"),
                 TimeElapsedColumn(),
             )
             self._bars = Progress(*columns, console=console)
-            self._pushed = self._bars.add_task("pushed", total=total, told="")
-            self._done = self._bars.add_task("done", total=total, told="")
+            self._pushed = self._bars.add_task("pushed", total=total, text="")
+            self._done = self._bars.add_task("done", total=total, text="")
 
     def __enter__(self) -> Self:
         if self._bars is not None:
@@ -129,14 +129,14 @@ class ProgressView:
         rate = self._rate(counts.settled)
         moving = f"waiting {counts.waiting:,}, in flight {counts.flying:,}, {rate:,.0f} per second"
         if self._bars is not None:
-            self._bars.update(self._pushed, completed=counts.pushed, told=f"{counts.pushed:,}")
-            self._bars.update(self._done, completed=counts.settled, told=f"{counts.settled:,}; {moving}")
+            self._bars.update(self._pushed, completed=counts.pushed, text=f"{counts.pushed:,}")
+            self._bars.update(self._done, completed=counts.settled, text=f"{counts.settled:,}; {moving}")
             return
-        said = f"pushed {counts.pushed:,}, done {counts.settled:,} of {self._total:,}, {moving}"
+        line = f"pushed {counts.pushed:,}, done {counts.settled:,} of {self._total:,}, {moving}"
         now = time.monotonic()
-        if said != self._said and now - self._said_at >= LINE_EVERY_S:
-            self._said, self._said_at = said, now
-            self._console.print(said, highlight=False)
+        if line != self._last_line and now - self._printed_at >= LINE_EVERY_S:
+            self._last_line, self._printed_at = line, now
+            self._console.print(line, highlight=False)
 
     def _rate(self, settled: int) -> float:
         now = time.monotonic()

@@ -188,6 +188,6 @@ def compare_states(
             equal += 1
         elif len(differences) < EXAMPLES:
             names = [name for name in sorted({*state, *found}) if found.get(name) != state.get(name)]
-            told = ", ".join(f"{name} is {found.get(name)!r}, not {state.get(name)!r}" for name in names[:2])
-            differences.append(f"state of {ticket}: {told}" if found else f"state of {ticket}: there is none")
+            text = ", ".join(f"{name} is {found.get(name)!r}, not {state.get(name)!r}" for name in names[:2])
+            differences.append(f"state of {ticket}: {text}" if found else f"state of {ticket}: there is none")
     return equal, differences

@@ -63,12 +63,12 @@ def test_the_result_of_a_message_has_its_id(lane: LaneUnderTest, result_of) -> N
 def test_a_task_knows_its_ticket(lane: LaneUnderTest, result_of) -> None:  # type: ignore[no-untyped-def]
     id_ = pushed(lane, "context")
 
-    told = result_of(id_).get(timeout=10)
+    seen = result_of(id_).get(timeout=10)
 
-    assert told["id"] == "T42"
-    assert told["message_id"] == told["task_id"] == id_
-    assert (told["attempt"], told["retries"]) == (1, 0)
-    assert told["fence"] == int(lane.redis.get(lane.keys.fence))  # type: ignore[arg-type]
+    assert seen["id"] == "T42"
+    assert seen["message_id"] == seen["task_id"] == id_
+    assert (seen["attempt"], seen["retries"]) == (1, 0)
+    assert seen["fence"] == int(lane.redis.get(lane.keys.fence))  # type: ignore[arg-type]
 
 
 def test_a_failing_attempt_is_a_retry_to_celery_and_the_last_one_a_failure(lane: LaneUnderTest, result_of) -> None:  # type: ignore[no-untyped-def]

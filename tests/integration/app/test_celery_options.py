@@ -23,20 +23,20 @@ MODULE = "tests.apps.celerys"
 class Options(LaneUnderTest):
     """One lane for all tests here: every test has tickets of its own."""
 
-    def told(self, ticket: str) -> list[str]:
-        found: Any = self.redis.lrange(f"told:{ticket}", 0, -1)
+    def seen(self, ticket: str) -> list[str]:
+        found: Any = self.redis.lrange(f"seen:{ticket}", 0, -1)
         return list(found)
 
     def handle(self, ticket: str, task: str, payload: Any = None, count: int = 1) -> str:
         """Pushes messages of a ticket, and one behind them that is done when they are; the id of the first."""
         ids = [self.push(ticket, payload, task=task) for _ in range(count)]
         self.push(ticket, None, task="behind")
-        wait_until(lambda: "behind" in self.told(ticket), description=f"the message behind {task}", timeout_s=30)
+        wait_until(lambda: "behind" in self.seen(ticket), description=f"the message behind {task}", timeout_s=30)
         return ids[0]
 
     def before_the_last(self, ticket: str) -> list[str]:
-        """What the messages told but for the one behind them."""
-        *rest, last = self.told(ticket)
+        """What the tasks of the ticket wrote, without the last message."""
+        *rest, last = self.seen(ticket)
         assert last == "behind"
         return rest
 
@@ -134,7 +134,7 @@ def test_a_replacement_gives_up_at_once(lane: Options) -> None:
     lane.handle("replaces", "replaces")
     assert lane.before_the_last("replaces") == ["0"]
     assert "the replacement of a message would run without the order of its ticket" in lane.error_of("replaces")
-    assert lane.told("elsewhere") == []
+    assert lane.seen("elsewhere") == []
 
 
 def test_autoretry_comes_again_when_it_says(lane: Options) -> None:
@@ -164,17 +164,17 @@ def test_a_rate_limit_holds(lane: Options) -> None:
 
 
 @pytest.mark.parametrize(
-    ("payload", "told", "error"),
+    ("payload", "seen", "error"),
     [("ignore", ["0"], ""), ("reject", ["0"], "Reject: 'no'"), ("requeue", ["0", "1"], "Reject: 'no'")],
 )
-def test_ignored_is_done_and_rejected_is_dead(lane: Options, payload: str, told: list[str], error: str) -> None:
+def test_ignored_is_done_and_rejected_is_dead(lane: Options, payload: str, seen: list[str], error: str) -> None:
     lane.handle(payload, "ends", payload)
-    assert lane.before_the_last(payload) == told
+    assert lane.before_the_last(payload) == seen
     assert lane.error_of(payload) == error
 
 
 @pytest.mark.parametrize(
-    ("payload", "told"),
+    ("payload", "seen"),
     [
         ("well", ["before_start", "ran", "on_success", "after_return SUCCESS"]),
         (
@@ -193,11 +193,11 @@ def test_ignored_is_done_and_rejected_is_dead(lane: Options, payload: str, told:
     ],
 )
 def test_handlers_are_called_and_a_failure_that_comes_again_is_a_retry(
-    lane: Options, payload: str, told: list[str]
+    lane: Options, payload: str, seen: list[str]
 ) -> None:
     ticket = f"handled {payload}"
     lane.handle(ticket, "handled", payload)
-    assert lane.before_the_last(ticket) == told
+    assert lane.before_the_last(ticket) == seen
 
 
 def test_priorities_change_no_order(lane: Options) -> None:
@@ -219,8 +219,8 @@ def test_calls_links_and_canvas_are_ordinary_celery(lane: Options, caller: Any) 
         call()
     for ticket in calls:
         count = 1 if ticket == "delay" else 2
-        wait_until(lambda t=ticket, n=count: len(lane.told(t)) == n, description=f"the {ticket} to run")  # type: ignore[misc]
-        assert lane.told(ticket) == ["no ticket"] * count
+        wait_until(lambda t=ticket, n=count: len(lane.seen(t)) == n, description=f"the {ticket} to run")  # type: ignore[misc]
+        assert lane.seen(ticket) == ["no ticket"] * count
 
 
 def test_a_push_of_what_takes_something_else_is_refused(caller: Any) -> None:

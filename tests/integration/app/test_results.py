@@ -109,15 +109,15 @@ def test_results_of_ordinary_calls_are_where_they_were(backend: tuple[str, Any])
 
 def test_who_waits_for_a_result_hears_of_its_own_lane_only(own_server: EmbeddedServer) -> None:
     one, two = lane((own_server.url, None), "orders"), lane((own_server.url, None), "refunds")
-    waiting, told = one.AsyncResult(ID), two.AsyncResult(ID)
+    of_one, of_two = one.AsyncResult(ID), two.AsyncResult(ID)
     # Both are subscribed before anything is there.
-    for result in (waiting, told):
+    for result in (of_one, of_two):
         result.backend.add_pending_result(result)
     two.backend.store_result(ID, "two", states.SUCCESS)
-    assert told.get(timeout=5) == "two"
-    assert not waiting.ready()
+    assert of_two.get(timeout=5) == "two"
+    assert not of_one.ready()
     threading.Timer(0.05, lambda: one.backend.store_result(ID, "one", states.SUCCESS)).start()
-    assert waiting.get(timeout=5) == "one"
+    assert of_one.get(timeout=5) == "one"
 
 
 def test_two_lanes_that_work_on_one_backend_store_each_its_own_results(

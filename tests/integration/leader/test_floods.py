@@ -48,11 +48,11 @@ def test_a_task_whose_database_is_down_pauses_and_goes_on_in_order_when_it_is_ba
             lane.push(f"D{i}", {"n": n, "until": 99}, "counter.flaky")
     plain = asking(own_server)
 
-    def told() -> bool:
+    def status_says_open() -> bool:
         return any("circuit breaker is open" in problem for problem in look(plain, settings_of(lane)).problems)
 
     # Then it pauses, and says so
-    wait_until(told, description="the status to say that the circuit is open", timeout_s=40)
+    wait_until(status_says_open, description="the status to say that the circuit is open", timeout_s=40)
     master.wait_for_log("its circuit breaker is open", timeout_s=5)
     dead = lane.count("dead")
     assert dead < OPENS_AT + 2
@@ -63,7 +63,7 @@ def test_a_task_whose_database_is_down_pauses_and_goes_on_in_order_when_it_is_ba
     lane.master("m2")
     lane.push_many(4, 5)
     lane.wait_done(dead + 20)
-    assert told()
+    assert status_says_open()
     assert lane.count("dead") == dead
     # When the database is back, then all the rest is done, in order
     lane.redis.set("log:fixed", 1)
@@ -74,7 +74,7 @@ def test_a_task_whose_database_is_down_pauses_and_goes_on_in_order_when_it_is_ba
     assert sum(len(lane.log(f"D{i}")) for i in range(TICKETS)) == 2 * TICKETS - dead
     lane.assert_logs(4, 5)
     lane.assert_no_overlap()
-    wait_until(lambda: not told(), description="the status to forget it")
+    wait_until(lambda: not status_says_open(), description="the status to forget it")
     # And what was tried in vain is no riddle to an audit
     verdict = audit(asking(own_server), lane.keys, since="0")
     assert verdict.ok, verdict.examples

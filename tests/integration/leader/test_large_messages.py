@@ -57,8 +57,8 @@ def push(redis: Redis, stream: str, count: int, *, tickets: int = TICKETS, first
 
 def commands(redis: Redis) -> list[tuple[int, str]]:
     """(µs, command) of what the server took longest for, the slowest first."""
-    told: list[Any] = redis.slowlog_get(10_000)
-    return sorted(((entry["duration"], entry["command"][:60].decode()) for entry in told), reverse=True)
+    slowlog: list[Any] = redis.slowlog_get(10_000)
+    return sorted(((entry["duration"], entry["command"][:60].decode()) for entry in slowlog), reverse=True)
 
 
 @contextmanager
@@ -160,10 +160,10 @@ def test_what_is_put_right_by_hand_is_not_read_at_once(
 
 def pending(lane: LaneUnderTest) -> int:
     try:
-        told: Any = lane.redis.xpending(lane.keys.stream, lane.keys.group)
+        pending: Any = lane.redis.xpending(lane.keys.stream, lane.keys.group)
     except ResponseError:
         return -1
-    return int(told["pending"])
+    return int(pending["pending"])
 
 
 def test_what_is_replayed_fills_no_memory(lane: LaneUnderTest) -> None:

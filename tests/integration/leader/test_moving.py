@@ -147,8 +147,8 @@ class Pauses:
     def _run(self) -> None:
         last, at = -1, time.monotonic()
         while not self._stop.wait(0.02):
-            told: Any = self._redis.hget(self._lane.keys.counts, "done")
-            done = int(told or 0)
+            counted: Any = self._redis.hget(self._lane.keys.counts, "done")
+            done = int(counted or 0)
             now = time.monotonic()
             if done != last:
                 last, at = done, now

@@ -37,9 +37,9 @@ def lane(request: pytest.FixtureRequest, nodes: NodeYard, own_server: EmbeddedSe
 def say(lane: LaneUnderTest, worker: WorkerNode, word: WorkerWord, incarnation: str | None = None) -> None:
     """What the leader would push."""
     found: Any = lane.redis.hget(lane.keys.consumers, worker.hostname)
-    told = incarnation or json.loads(found)["incarnation"]
+    addressee = incarnation or json.loads(found)["incarnation"]
     queue = lane.keys.queue(worker.hostname)
-    lane.redis.lpush(queue, OPENING.encode() + b"1" + Envelopes(app).word(told, queue, word))
+    lane.redis.lpush(queue, OPENING.encode() + b"1" + Envelopes(app).word(addressee, queue, word))
     wait_until(lambda: lane.redis.llen(queue) == 0, description="the word to leave the queue")
 
 

@@ -54,8 +54,8 @@ def test_every_attempt_that_is_cut_off_is_undone(lane: LaneUnderTest) -> None:
     lane.wait_consumers(1)
     lane.push("A", {"n": 0, "until": 3}, "counter.undoes")
     lane.wait_done(1)
-    assert [told[0] for told in undone(lane, "A")] == [1, 2]
-    assert [told[1] for told in undone(lane, "A")] == [line[3] for line in starts(lane)[:2]]
+    assert [seen[0] for seen in undone(lane, "A")] == [1, 2]
+    assert [seen[1] for seen in undone(lane, "A")] == [line[3] for line in starts(lane)[:2]]
     assert lane.log("A") == [-1, 0]
 
 
@@ -66,9 +66,9 @@ def test_a_rollback_that_fails_is_owed_until_it_succeeds(lane: LaneUnderTest) ->
     lane.push("A", {"n": 0, "until": 2, "undo_fails_until": 3}, "counter.undoes")
     lane.wait_done(1)
     # Attempt 1 was cut off; 2 and 3 failed in its rollback; 4 rolled it back and went on
-    told = undone(lane, "A")
-    assert [line[0] for line in told] == [1, 1, 1]
-    assert len({line[1] for line in told}) == 1
+    seen = undone(lane, "A")
+    assert [line[0] for line in seen] == [1, 1, 1]
+    assert len({line[1] for line in seen}) == 1
     assert [line[4] for line in starts(lane)] == [1, 4]
     assert lane.log("A") == [-1, 0]
     lane.assert_at_rest()

@@ -47,8 +47,8 @@ def lane(nodes: NodeYard, own_server: EmbeddedServer, tmp_path: Path) -> LaneUnd
 
 
 def pending(lane: LaneUnderTest) -> int:
-    told: Any = lane.redis.xpending(lane.keys.stream, lane.keys.group)
-    return int(told["pending"])
+    pending: Any = lane.redis.xpending(lane.keys.stream, lane.keys.group)
+    return int(pending["pending"])
 
 
 def never_run(ticket_id: str, payload: Any) -> None:

@@ -83,8 +83,8 @@ class ServicesLane(LaneUnderTest):
 
     @staticmethod
     def _env(tasks: str, more: dict[str, Any]) -> dict[str, str]:
-        told = {f"SERVICE_{key.upper()}": value for key, value in more.items()}
-        return {"SERVICE_TASKS": tasks} | {k: v if isinstance(v, str) else json.dumps(v) for k, v in told.items()}
+        variables = {f"SERVICE_{key.upper()}": value for key, value in more.items()}
+        return {"SERVICE_TASKS": tasks} | {k: v if isinstance(v, str) else json.dumps(v) for k, v in variables.items()}
 
 
 @pytest.fixture
@@ -283,8 +283,8 @@ def test_a_worker_that_is_told_to_consume_other_queues_gets_the_messages_of_thos
 
     # When an operator moves the emails to the other one
     for command, worker in (("cancel_consumer", first), ("add_consumer", second)):
-        told = {"queue": "emails"}
-        [reply] = lane.app.control.broadcast(command, told, [worker.hostname], reply=True, timeout=10, limit=1)
+        arguments = {"queue": "emails"}
+        [reply] = lane.app.control.broadcast(command, arguments, [worker.hostname], reply=True, timeout=10, limit=1)
         assert "ok" in reply[worker.hostname]
     wait_until(
         lambda: (lane.queues(first), lane.queues(second)) == (["celery"], ["celery", "emails"]),

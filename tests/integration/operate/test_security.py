@@ -100,9 +100,9 @@ class GuardedLane:
     def denials(self) -> list[str]:
         """What the server refused, by user and command."""
         found: Any = self.admin.acl_log()
-        told = [(entry["username"], entry["reason"], entry["object"]) for entry in found]
+        refusals = [(entry["username"], entry["reason"], entry["object"]) for entry in found]
         # Clients tell their version, and go on when they may not. (6.2 logs no subcommand.)
-        return [" ".join(one) for one in told if one[2] not in ("client", "client|setinfo")]
+        return [" ".join(one) for one in refusals if one[2] not in ("client", "client|setinfo")]
 
 
 @pytest.fixture(params=OF_EACH_SERVER)

@@ -89,9 +89,9 @@ def test_a_part_is_bounded_by_bytes_too(server: EmbeddedServer, shop: Any, push_
     with server.client() as client:
         client.config_resetstat()
         ids = push_many(shop, [("T", "x" * (PART_BYTES // 3)) for _ in range(7)])
-        told: Any = client.info("commandstats")
+        stats: Any = client.info("commandstats")
     # Two of a third each and their quotes fit, a third one does not.
-    assert told["cmdstat_evalsha"]["calls"] - told["cmdstat_evalsha"].get("failed_calls", 0) in (4, 5)
+    assert stats["cmdstat_evalsha"]["calls"] - stats["cmdstat_evalsha"].get("failed_calls", 0) in (4, 5)
     assert [id_ for id_, _, _ in entries(server)] == ids
 
 
@@ -115,9 +115,9 @@ def test_a_part_is_bounded_by_bytes_too(server: EmbeddedServer, shop: Any, push_
 def test_one_that_cannot_be_sent_keeps_all_out(
     server: EmbeddedServer, shop: Any, push_many: Callable[..., list[str]], bad: Any, said: str
 ) -> None:
-    with pytest.raises(PayloadError, match=said) as told:
+    with pytest.raises(PayloadError, match=said) as error:
         push_many(shop, [("A", 1), ("B", 2), bad, ("C", 3)])
-    assert "\n" not in str(told.value)
+    assert "\n" not in str(error.value)
     assert entries(server) == []
 
 
@@ -194,10 +194,10 @@ def test_a_single_message_has_the_same_key_in_every_form(server: EmbeddedServer,
 @EACH_WAY
 def test_a_server_that_is_not_there_has_nothing(push_many: Callable[..., list[str]]) -> None:
     task = shop_of("redis://127.0.0.1:1/0")
-    with pytest.raises(ServerUnavailable, match=r"cannot reach Redis at .*; 0 of 2 messages are in") as told:
+    with pytest.raises(ServerUnavailable, match=r"cannot reach Redis at .*; 0 of 2 messages are in") as error:
         push_many(task, [("T", 1), ("U", 2)])
-    assert not isinstance(told.value, Unanswered)
-    assert told.value.pushed == ()
+    assert not isinstance(error.value, Unanswered)
+    assert error.value.pushed == ()
     with pytest.raises(ServerUnavailable, match=r"cannot reach Redis at .*; the message is not in"):
         task.push("T", 1)
 
@@ -208,9 +208,9 @@ def test_a_full_server_takes_none(server: EmbeddedServer, shop: Any, push_many: 
         client.config_set("maxmemory", "1")
         try:
             for options in ({}, {"idempotency_key": "k"}):
-                with pytest.raises(ServerUnavailable, match=r"Redis is full: .*none after them") as told:
+                with pytest.raises(ServerUnavailable, match=r"Redis is full: .*none after them") as error:
                     push_many(shop, [("T", 1), ("U", 2)], **options)
-                assert not isinstance(told.value, Unanswered)
+                assert not isinstance(error.value, Unanswered)
         finally:
             client.config_set("maxmemory", "0")
     assert entries(server) == []
@@ -224,9 +224,9 @@ def test_a_stream_that_is_none_is_one_line(
     with server.client() as client:
         client.set(STREAM, "no stream")
         for options in ({}, {"idempotency_key": "k"}):
-            with pytest.raises(ServerUnavailable, match=r"Redis refused: .*WRONGTYPE") as told:
+            with pytest.raises(ServerUnavailable, match=r"Redis refused: .*WRONGTYPE") as error:
                 push_many(shop, [("T", 1)], **options)
-            assert "\n" not in str(told.value)
+            assert "\n" not in str(error.value)
         client.delete(STREAM)
     # The key was not used up by the refusal
     assert len(push_many(shop, [("T", 1)], idempotency_key="k")) == 1
@@ -245,12 +245,12 @@ def test_an_answer_that_does_not_come_is_told_from_a_refusal_and_a_key_answers_i
             timer = Timer(0.3, proxy.cut)
             timer.start()
             try:
-                with pytest.raises(Unanswered, match=r"no answer from Redis .*0 of 3 messages are in.*may be") as told:
+                with pytest.raises(Unanswered, match=r"no answer from Redis .*0 of 3 messages are in.*may be") as error:
                     push_many(task, messages, idempotency_key="k")
             finally:
                 timer.join()
                 client.execute_command("CLIENT", "UNPAUSE")
-        assert told.value.pushed == ()
+        assert error.value.pushed == ()
         ids = push_many(task, messages, idempotency_key="k")
         assert [id_ for id_, _, _ in entries(server)] == known + ids
 
@@ -273,13 +273,13 @@ def test_of_many_the_error_names_what_is_in(
 
     monkeypatch.setattr(Part, "call", call)
     try:
-        with pytest.raises(ServerUnavailable, match=r"500 of 1,200 messages are in, in order, and none after") as told:
+        with pytest.raises(ServerUnavailable, match=r"500 of 1,200 messages are in, in order, and none after") as error:
             push_many(task, [("T", n) for n in range(1200)])
     finally:
         with server.client() as client:
             client.config_set("maxmemory", "0")
-    assert list(told.value.pushed) == [id_ for id_, _, _ in entries(server)]
-    assert len(told.value.pushed) == PART_MESSAGES
+    assert list(error.value.pushed) == [id_ for id_, _, _ in entries(server)]
+    assert len(error.value.pushed) == PART_MESSAGES
 
 
 def test_a_script_flush_is_not_noticed(server: EmbeddedServer, shop: Any) -> None:

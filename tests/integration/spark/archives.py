@@ -213,8 +213,8 @@ def random_archive(seed: int, count: int = 400) -> Archive:
                 if what == "lost" and draw.random() < 0.5:
                     lines.append(Line(now + 5, message_id, "", "", "stale", "", 0, fence, started, ran_us / 1000))
                 if what == "dead":
-                    told = {"ticket_id": ticket, "task": task, "error": f"ValueError: {number}", "attempts": attempt}
-                    made.dead.append(letter(now, message_id, f"gave up after {attempt} attempts", **told))
+                    fields = {"ticket_id": ticket, "task": task, "error": f"ValueError: {number}", "attempts": attempt}
+                    made.dead.append(letter(now, message_id, f"gave up after {attempt} attempts", **fields))
                 if what in ("done", "dead"):
                     ended = what == "dead"
                     break

@@ -10,7 +10,7 @@ from typing import Any
 
 from tests.integration.spark.archives import EPOCH, Archive, Row, id_key
 
-Told = dict[str, Any]
+Expected = dict[str, Any]
 PERCENTS = (("p50", 50), ("p90", 90), ("p99", 99))
 
 
@@ -25,10 +25,10 @@ def nearest_rank(values: Sequence[int], percent: int) -> int:
     return sorted(values)[max(0, math.ceil(percent * len(values) / 100) - 1)]
 
 
-def spread(measure: str, values: Sequence[int]) -> Told:
+def spread(measure: str, values: Sequence[int]) -> Expected:
     """Percentiles and maximum, in ms."""
-    told = {f"{measure}_{name}_ms": nearest_rank(values, p) / 1000 if values else None for name, p in PERCENTS}
-    return {**told, f"{measure}_max_ms": max(values) / 1000 if values else None}
+    percentiles = {f"{measure}_{name}_ms": nearest_rank(values, p) / 1000 if values else None for name, p in PERCENTS}
+    return {**percentiles, f"{measure}_max_ms": max(values) / 1000 if values else None}
 
 
 def began(row: Row) -> bool:
@@ -102,7 +102,7 @@ def timed(found: Iterable[Life]) -> list[Row]:
     return [row for life in found for row in life.executions if row["started_at"]]
 
 
-def service(rows: Sequence[Row], done: int) -> Told:
+def service(rows: Sequence[Row], done: int) -> Expected:
     """Service times of executions, and the throughput over their span."""
     span = max(map(ended, rows)) - min(us(row["started_at"]) for row in rows) if rows else None
     values = [served(row) for row in rows]
@@ -114,7 +114,7 @@ def service(rows: Sequence[Row], done: int) -> Told:
     }
 
 
-def summary(found: Sequence[Life], everything: Sequence[Life]) -> Told:
+def summary(found: Sequence[Life], everything: Sequence[Life]) -> Expected:
     """What a ticket's or task's row must say."""
     waits = [life.waiting for life in found if life.waiting is not None]
     waited = sum(life.waiting or 0 for life in everything)
@@ -137,7 +137,7 @@ def summary(found: Sequence[Life], everything: Sequence[Life]) -> Told:
     }
 
 
-def by(found: Sequence[Life], key: str) -> dict[str, Told]:
+def by(found: Sequence[Life], key: str) -> dict[str, Expected]:
     """``summary`` for each ticket or task."""
     groups: dict[str, list[Life]] = defaultdict(list)
     for life in found:
@@ -146,14 +146,14 @@ def by(found: Sequence[Life], key: str) -> dict[str, Told]:
     return {name: summary(own, found) for name, own in groups.items()}
 
 
-def workers(found: Sequence[Life]) -> dict[str, Told]:
+def workers(found: Sequence[Life]) -> dict[str, Expected]:
     """What each consumer's row must say."""
     groups: dict[str, list[tuple[Life, Row]]] = defaultdict(list)
     for life in found:
         for row in life.executions:
             groups[row["consumer"]].append((life, row))
     busy = sum(served(row) for row in timed(found))
-    told = {}
+    rows_by_consumer = {}
     for name, pairs in groups.items():
         rows = [row for _, row in pairs if row["started_at"]]
         what = [row["what"] for _, row in pairs]
@@ -163,7 +163,7 @@ def workers(found: Sequence[Life]) -> dict[str, Told]:
         of_rows = service(rows, what.count("done"))
         span = of_rows["span_us"]
         of_rows.pop("service_sum_ms")
-        told[name] = {
+        rows_by_consumer[name] = {
             "executions": len(pairs),
             "done": what.count("done"),
             "failures": what.count("failed") + what.count("dead"),
@@ -176,12 +176,12 @@ def workers(found: Sequence[Life]) -> dict[str, Told]:
             "busy_ms": own / 1000,
             "share_of_busy": own / busy,
         }
-    return told
+    return rows_by_consumer
 
 
-def in_buckets(found: Sequence[Life], bucket: int) -> dict[int, Told]:
+def in_buckets(found: Sequence[Life], bucket: int) -> dict[int, Expected]:
     """What each bucket of ``bucket`` microseconds must say, by its number."""
-    counts: dict[int, Told] = defaultdict(lambda: dict.fromkeys(("enqueued", "done", "failures", "losses"), 0))
+    counts: dict[int, Expected] = defaultdict(lambda: dict.fromkeys(("enqueued", "done", "failures", "losses"), 0))
     waits: dict[int, list[int]] = defaultdict(list)
     for life in found:
         if life.enqueued is not None:
@@ -196,8 +196,8 @@ def in_buckets(found: Sequence[Life], bucket: int) -> dict[int, Told]:
             if name and (row["what"] != "dead" or began(row)):
                 counts[at][name] += 1
     return {
-        at: {**told, **spread("waiting", waits[at]), "throughput_per_s": told["done"] * 1e6 / bucket}
-        for at, told in counts.items()
+        at: {**counted, **spread("waiting", waits[at]), "throughput_per_s": counted["done"] * 1e6 / bucket}
+        for at, counted in counts.items()
     }
 
 

@@ -225,10 +225,10 @@ def test_a_second_run_goes_on_and_a_third_finds_nothing(
     )
     # Epochs were of the size that was asked for, and it was told
     said = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    told = [
+    epochs = [
         (line["epoch"], line["rows"]) for line in said if line["event"] == "archived" and line["table"] == "messages"
     ]
-    assert told == [(0, 1000), (1, 1000), (2, 500), (3, 100)]
+    assert epochs == [(0, 1000), (1, 1000), (2, 500), (3, 100)]
     assert said[-1]["event"] == "done"
 
 
@@ -441,16 +441,16 @@ def test_an_archive_that_is_killed_stopped_and_submitted_again_has_each_row_once
         # Then it ends in good order, and leaves nothing behind
         assert node.terminate(timeout_s=60) == 0, node.logs()
         wait_until(lambda: not node.survivors(), description="the end of all")
-        told = said(node.logs())
-        assert (told[0]["event"], told[-1]["event"]) == ("started", "done")
-        assert told[-1]["rows"] == {name: rows_told(node, name) for name in ("history", "dead", "messages")}
+        lines = said(node.logs())
+        assert (lines[0]["event"], lines[-1]["event"]) == ("started", "done")
+        assert lines[-1]["rows"] == {name: rows_told(node, name) for name in ("history", "dead", "messages")}
         check_once(out)
     finally:
         yard.close()
     # And when it is submitted to a Spark instead, it goes on where it was
     land(950, 970, days[-1:])
-    told = submit("archive", out, "--url", valkey.url, cwd=tmp_path)
-    assert (told[-1]["event"], told[-1]["rows"]) == ("done", {"history": 0, "dead": 0, "messages": 20})
+    lines = submit("archive", out, "--url", valkey.url, cwd=tmp_path)
+    assert (lines[-1]["event"], lines[-1]["rows"]) == ("done", {"history": 0, "dead": 0, "messages": 20})
     # Then each row is there once, for every reader
     check_once(out)
     assert len(rows_of(out, "messages")) == 970

@@ -109,8 +109,8 @@ class Trace(threading.Thread):
         # The server of a test that failed goes first.
         with suppress(redis.ConnectionError), self._client.monitor() as monitor:
             self._listening.set()
-            for told in monitor.listen():
-                word, _, rest = told["command"].partition(" ")
+            for heard in monitor.listen():
+                word, _, rest = heard["command"].partition(" ")
                 if word.upper() == "ECHO" and rest == self.END:
                     return
                 key, _, rest = rest.partition(" ")
@@ -171,7 +171,7 @@ def test_the_report_of_a_log_that_went_the_whole_way_says_what_the_log_says(
     kept, shown = tmp_path / "archive", tmp_path / "report"
     archived = jobs_here(archive.main, kept, "--url", own_server.url, "--allow-data-loss")
     assert archived[-1]["event"] == "done"
-    told = jobs_here(report.main, kept, "--out", shown)[-1]
+    summary = jobs_here(report.main, kept, "--out", shown)[-1]
     # Then its numbers are the log's
     executions = sum(event.executions for event in events)
     retries = executions - len(events)
@@ -188,7 +188,7 @@ def test_the_report_of_a_log_that_went_the_whole_way_says_what_the_log_says(
         "failures": executions - (len(events) - len(dead)),
         "losses": 0,
     }
-    assert {"event": told["event"], **{name: told[name] for name in expected}} == {"event": "done", **expected}
+    assert {"event": summary["event"], **{name: summary[name] for name in expected}} == {"event": "done", **expected}
     # ticket by ticket
     tickets = {row["ticket_id"]: row for row in pq.read_table(shown / "tables" / "tickets").to_pylist()}
     assert {ticket: counts(row) for ticket, row in tickets.items()} == {
@@ -271,8 +271,8 @@ def test_a_stream_that_is_fed_faster_than_it_is_worked_off_stays_short(
     assert high <= trace.longest < high + chunk
     lane.assert_logs(tickets, each)
     lane.assert_no_overlap()
-    told = said(pushing)
-    assert (told[-1]["event"], told[-1]["rows"]) == ("done", tickets * each)
-    assert sum(line["rows"] for line in told if line["event"] == "epoch") == tickets * each
-    assert all("stream" in line["reason"] for line in told if line["event"] == "waiting")
+    lines = said(pushing)
+    assert (lines[-1]["event"], lines[-1]["rows"]) == ("done", tickets * each)
+    assert sum(line["rows"] for line in lines if line["event"] == "epoch") == tickets * each
+    assert all("stream" in line["reason"] for line in lines if line["event"] == "waiting")
     wait_until(lambda: not pushing.survivors(), description="the end of all")

@@ -202,8 +202,8 @@ class TestWithSpark:
         # The workers' Python does not have the packages: they come from the driver.
         workers = str(python_with(tmp_path / "env"))
         pythons = {"PYSPARK_PYTHON": workers, "PYSPARK_DRIVER_PYTHON": sys.executable}
-        told = submit("push", log, cwd=tmp_path, env={"TICKET_BRIDGE_URL": valkey.url, **pythons})
-        assert (told[-1]["event"], told[-1]["rows"]) == ("done", 100)
+        lines = submit("push", log, cwd=tmp_path, env={"TICKET_BRIDGE_URL": valkey.url, **pythons})
+        assert (lines[-1]["event"], lines[-1]["rows"]) == ("done", 100)
         with valkey.client() as client:
             assert client.xlen("ticket_stream") == 100
 

@@ -121,10 +121,10 @@ def test_a_pushed_log_is_all_there_in_order_and_its_payloads_round_trip(
     jobs_here: JobsHere, valkey: EmbeddedServer, log: Path, rows: list[Row]
 ) -> None:
     # When the job pushes the log
-    told = jobs_here(main, log, "--url", valkey.url, "--order", "timestamp")
+    lines = jobs_here(main, log, "--url", valkey.url, "--order", "timestamp")
     # Then it says so
-    assert (told[0]["event"], told[0]["partitions"]) == ("started", 2)
-    assert (told[-1]["event"], told[-1]["rows"]) == ("done", len(rows))
+    assert (lines[0]["event"], lines[0]["partitions"]) == ("started", 2)
+    assert (lines[-1]["event"], lines[-1]["rows"]) == ("done", len(rows))
     # And every event is there once, its payload the other columns as they are in the file, in the ticket's order
     expected = per_ticket(
         (row["ticket_id"], {name: value for name, value in row.items() if name != "ticket_id"}) for row in rows
@@ -276,10 +276,10 @@ def test_a_log_that_cannot_be_pushed_is_one_line_and_leaves_nothing(
     path.write_text(text)
     with pytest.raises(Exception) as failed:  # noqa: PT011 - what Spark throws is Spark's; one_line reads it
         push(session, valkey, path)
-    told = one_line(failed.value)
-    assert isinstance(told, kind)
-    assert said in str(told)
-    assert "\n" not in str(told)
+    error = one_line(failed.value)
+    assert isinstance(error, kind)
+    assert said in str(error)
+    assert "\n" not in str(error)
     assert messages(valkey) == []
 
 

@@ -29,8 +29,8 @@ def payloads(events: DataFrame, mapping: Mapping) -> list[tuple[str, int | None,
     """Ticket, sequence and payload of each message, by ticket and sequence."""
     found = to_messages(events, mapping)
     rows = found.frame.select(found.key, f"`{found.sequence}`", "payload").collect()
-    told = [(row[0], row[1], json.loads(row[2])) for row in rows]
-    return sorted(told, key=lambda row: (row[0], row[1] is not None, row[1] or 0))
+    parsed = [(row[0], row[1], json.loads(row[2])) for row in rows]
+    return sorted(parsed, key=lambda row: (row[0], row[1] is not None, row[1] or 0))
 
 
 def test_columns_are_renamed_left_out_and_made_the_ticket_as_the_mapping_says(
@@ -222,8 +222,8 @@ def test_files_of_one_folder_whose_columns_differ_are_refused(session: SparkSess
     (tmp_path / "2.csv").write_text("seq,ticket_id,x\n2,A,v\n")
     with pytest.raises(Exception, match="header does not conform") as failed:
         to_messages(read_events(session, str(tmp_path), "csv"), Mapping()).frame.collect()
-    told = one_line(failed.value)
-    assert "\n" not in str(told)
+    error = one_line(failed.value)
+    assert "\n" not in str(error)
 
 
 def test_a_csv_that_is_no_utf_8_does_not_make_one_ticket_of_two(session: SparkSession, tmp_path: Path) -> None:
@@ -333,9 +333,9 @@ def test_a_line_with_a_member_that_nobody_knows_is_not_sent_without_it(session: 
     for line, said in bad.items():
         with pytest.raises(Exception) as failed:  # noqa: PT011 - what Spark throws is Spark's
             parsed([*good, line], tolerant=False)
-        told = one_line(failed.value)
-        assert isinstance(told, PayloadError)
-        assert said in str(told)
+        error = one_line(failed.value)
+        assert isinstance(error, PayloadError)
+        assert said in str(error)
     found = parsed([*good, *bad], tolerant=True)
     assert found[0] == ("A", 1, None)
     assert [text for _, _, text in found[1:]] == list(bad)

@@ -54,9 +54,9 @@ class Pusher:
     def refused(self, source: Path | str, *words: str) -> Exception:
         with pytest.raises(Exception) as failed:  # noqa: PT011 - what Spark throws is Spark's; one_line reads it
             self.push(source, *words)
-        told = one_line(failed.value)
-        assert "\n" not in str(told)
-        return told
+        error = one_line(failed.value)
+        assert "\n" not in str(error)
+        return error
 
     def entries(self) -> list[tuple[str, int]]:
         """Ticket and sequence of each entry, in stream order."""
@@ -112,9 +112,9 @@ def test_a_push_that_was_broken_off_goes_on_where_it_was(pusher: Pusher, log: Pa
 
 def test_a_push_that_goes_about_it_otherwise_is_refused_not_mixed_in(pusher: Pusher, log: Path) -> None:
     pusher.push(log, "--partitions", "2")
-    told = pusher.refused(log, "--partitions", "3")
-    assert isinstance(told, RunChanged)
-    assert "began with --partitions 2" in str(told)
+    error = pusher.refused(log, "--partitions", "3")
+    assert isinstance(error, RunChanged)
+    assert "began with --partitions 2" in str(error)
     assert all_once_in_order(pusher.entries())
 
 
@@ -156,8 +156,8 @@ def test_bad_rows_refuse_the_whole_push_and_the_first_are_named(pusher: Pusher, 
     # Given a log with bad rows among so many good ones that some would be on their way before the bad ones are seen
     path = tmp_path / "log.csv"
     path.write_text(BAD.replace("B,1\n", "") + "".join(f"C,{n},{'x' * 100}\n" for n in range(30_000)))
-    told = pusher.refused(path)
-    assert isinstance(told, PayloadError)
+    error = pusher.refused(path)
+    assert isinstance(error, PayloadError)
     for part in (
         "ticket 'A' has a row whose seq is not a whole number",
         "a row has an empty ticket",
@@ -165,7 +165,7 @@ def test_bad_rows_refuse_the_whole_push_and_the_first_are_named(pusher: Pusher, 
         "nothing was pushed",
         "--rejects",
     ):
-        assert part in str(told)
+        assert part in str(error)
     assert pusher.entries() == []
 
 
@@ -208,8 +208,8 @@ def test_a_sequence_may_have_any_name(pusher: Pusher, tmp_path: Path, name: str)
     path, aside = tmp_path / "log.csv", tmp_path / "aside"
     path.write_text(f"ticket,{name},seq\nA,2,2\nA,1,1\nA,x,9\nB,3,3\nB,3,4\n")
     words = ("--key", "ticket", "--seq", name)
-    told = str(pusher.refused(path, *words))
-    assert f"ticket 'A' has a row whose {name} is not a whole number" in told
+    error = str(pusher.refused(path, *words))
+    assert f"ticket 'A' has a row whose {name} is not a whole number" in error
     said = pusher.push(path, *words, "--rejects", str(aside))
     assert (said[-1]["rows"], said[-1]["rejected"]) == (3, 2)
     assert [seq for ticket, seq in pusher.entries() if ticket == "A"] == [1, 2]
@@ -218,9 +218,9 @@ def test_a_sequence_may_have_any_name(pusher: Pusher, tmp_path: Path, name: str)
 def test_a_ticket_of_two_lines_is_told_in_one(pusher: Pusher, tmp_path: Path) -> None:
     path = tmp_path / "log.csv"
     path.write_text('ticket_id,seq\n"A\nB",x\n"A\rC\x1b",1\n"A\rC\x1b",1\n')
-    told = str(pusher.refused(path))
-    assert r"ticket 'A\nB' has a row" in told
-    assert "\\rC\ufffd': 1 comes more than once" in told
+    error = str(pusher.refused(path))
+    assert r"ticket 'A\nB' has a row" in error
+    assert "\\rC\ufffd': 1 comes more than once" in error
 
 
 def test_a_payload_that_is_no_json_is_a_bad_row(pusher: Pusher, tmp_path: Path) -> None:
@@ -228,8 +228,8 @@ def test_a_payload_that_is_no_json_is_a_bad_row(pusher: Pusher, tmp_path: Path) 
     path.write_text(
         "".join(json.dumps({"ticket_id": "A", "seq": n, "body": b}) + "\n" for n, b in ((1, "{}"), (2, "{")))
     )
-    told = pusher.refused(path, "--payload-column", "body")
-    assert "the payload of ticket 'A' is not JSON" in str(told)
+    error = pusher.refused(path, "--payload-column", "body")
+    assert "the payload of ticket 'A' is not JSON" in str(error)
 
 
 def test_without_bad_rows_there_is_no_table_of_them(pusher: Pusher, log: Path, tmp_path: Path) -> None:

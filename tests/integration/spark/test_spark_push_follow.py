@@ -105,9 +105,9 @@ def test_a_bad_row_ends_the_push_with_nothing_of_its_epoch_written(following: Fo
     following.land("1.jsonl", range(1000), '{"ticket_id": null, "seq": 1}')
     with pytest.raises(Exception) as failed:  # noqa: PT011 - what Spark throws is Spark's; one_line reads it
         following.push()
-    told = one_line(failed.value)
-    assert isinstance(told, PayloadError)
-    assert "a row has no ticket" in str(told)
+    error = one_line(failed.value)
+    assert isinstance(error, PayloadError)
+    assert "a row has no ticket" in str(error)
     assert following.entries() == {}
 
 
@@ -132,9 +132,9 @@ def test_a_file_that_cannot_be_read_ends_the_push_with_what_is_wrong_in_it(
     (following.folder / name).write_bytes(content)
     with pytest.raises(Exception) as failed:  # noqa: PT011 - what Spark throws is Spark's; one_line reads it
         following.push("--format", kind, *COLUMNS)
-    told = one_line(failed.value)
-    assert isinstance(told, InputError | PayloadError)
-    assert said in str(told)
+    error = one_line(failed.value)
+    assert isinstance(error, InputError | PayloadError)
+    assert said in str(error)
     assert following.entries() == {}
 
 
@@ -153,9 +153,9 @@ def test_a_checkpoint_of_another_folder_is_refused(following: Following, tmp_pat
     following.land("2.jsonl", range(1, 2))
     with pytest.raises(Exception) as failed:  # noqa: PT011 - what Spark throws is Spark's; one_line reads it
         following.push()
-    told = one_line(failed.value)
-    assert isinstance(told, ConfigurationError)
-    assert "another --checkpoint" in str(told)
+    error = one_line(failed.value)
+    assert isinstance(error, ConfigurationError)
+    assert "another --checkpoint" in str(error)
     assert following.entries() == every_ticket(1)
 
 

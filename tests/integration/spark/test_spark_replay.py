@@ -112,9 +112,9 @@ def test_a_selection_that_is_not_what_it_was_is_refused_and_adds_nothing(
     with pytest.raises(Exception) as failed:  # noqa: PT011 - what Spark throws is Spark's; one_line reads it
         replay(session, asked)
     # Then it says so in one line, and the stream is as it was
-    told = str(one_line(failed.value))
-    assert told.startswith(f"{asked.run} began with other messages")
-    assert "\n" not in told
+    error = str(one_line(failed.value))
+    assert error.startswith(f"{asked.run} began with other messages")
+    assert "\n" not in error
     assert entries(valkey) == before
 
 
@@ -230,11 +230,11 @@ def test_a_replay_that_is_killed_goes_on_where_it_was_whoever_starts_it_again(
         node.vanish()
         written = len(entries(valkey))
         assert 100 <= written < 100 + 20
-        told = submit("replay", *words, cwd=tmp_path)
+        lines = submit("replay", *words, cwd=tmp_path)
     finally:
         yard.close()
     # Then what was there is not there twice, and each ticket is whole, in order
-    assert (told[-1]["event"], told[-1]["rows"], told[-1]["already"]) == ("done", len(many.messages), written)
+    assert (lines[-1]["event"], lines[-1]["rows"], lines[-1]["already"]) == ("done", len(many.messages), written)
     assert by_ticket(entries(valkey)) == in_order(many)
 
 

@@ -60,10 +60,10 @@ class Reported:
         return (self.out / "report.html").read_text()
 
 
-def same(told: Row, expected: Row) -> None:
+def same(found: Row, expected: Row) -> None:
     """Counts and times are equal; what was divided is equal but for rounding."""
     for name, value in expected.items():
-        assert told[name] == (pytest.approx(value, rel=1e-12) if isinstance(value, float) else value), name
+        assert found[name] == (pytest.approx(value, rel=1e-12) if isinstance(value, float) else value), name
 
 
 def test_the_totals_equal_a_second_computation(archive: Archive, reported: Reported) -> None:
@@ -71,13 +71,13 @@ def test_the_totals_equal_a_second_computation(archive: Archive, reported: Repor
     outcomes = [life.outcome for life in found]
     expected = reference.summary(found, found)
     del expected["share_of_messages"], expected["share_of_waiting"]
-    (told,) = reported.table("totals")
-    same(told, expected)
-    same(told, {kind: outcomes.count(kind) for kind in ("refused", "unknown")})
-    same(told, {"stale": sum(life.how_many("stale") for life in found), "letters": len(archive.dead)})
+    (row,) = reported.table("totals")
+    same(row, expected)
+    same(row, {kind: outcomes.count(kind) for kind in ("refused", "unknown")})
+    same(row, {"stale": sum(life.how_many("stale") for life in found), "letters": len(archive.dead)})
     # What a random archive must hold for the comparison to mean anything
     assert min(outcomes.count(kind) for kind in ("done", "dead", "refused", "undone", "unknown")) > 0
-    assert min(told[name] for name in ("retries", "failures", "losses", "returns", "replays", "stale")) > 0
+    assert min(row[name] for name in ("retries", "failures", "losses", "returns", "replays", "stale")) > 0
 
 
 @pytest.mark.parametrize(("table", "key", "attribute"), [("tickets", "ticket_id", "ticket"), ("tasks", "task", "task")])
@@ -85,17 +85,17 @@ def test_every_ticket_and_task_equals_a_second_computation(
     archive: Archive, reported: Reported, table: str, key: str, attribute: str
 ) -> None:
     expected = reference.by(reference.lives(archive), attribute)
-    told = {row[key]: row for row in reported.table(table)}
-    assert told.keys() == expected.keys()
-    for name, row in told.items():
+    found = {row[key]: row for row in reported.table(table)}
+    assert found.keys() == expected.keys()
+    for name, row in found.items():
         same(row, expected[name])
 
 
 def test_every_worker_equals_a_second_computation(archive: Archive, reported: Reported) -> None:
     expected = reference.workers(reference.lives(archive))
-    told = {row["consumer"]: row for row in reported.table("consumers")}
-    assert told.keys() == expected.keys()
-    for name, row in told.items():
+    found = {row["consumer"]: row for row in reported.table("consumers")}
+    assert found.keys() == expected.keys()
+    for name, row in found.items():
         same(row, expected[name])
     busy = [row["busy_ms"] for row in expected.values()]
     assert reported.found["totals"]["imbalance"] == pytest.approx(max(busy) / (sum(busy) / len(busy)))
@@ -104,10 +104,10 @@ def test_every_worker_equals_a_second_computation(archive: Archive, reported: Re
 def test_the_buckets_of_time_equal_a_second_computation(archive: Archive, reported: Reported) -> None:
     bucket = reported.found["bucket_us"]
     expected = reference.in_buckets(reference.lives(archive), bucket)
-    told = {reference.us(row["bucket_start"]) // bucket: row for row in reported.table("over_time")}
-    assert told.keys() == expected.keys()
-    assert 10 < len(told) <= 121
-    for name, row in told.items():
+    found = {reference.us(row["bucket_start"]) // bucket: row for row in reported.table("over_time")}
+    assert found.keys() == expected.keys()
+    assert 10 < len(found) <= 121
+    for name, row in found.items():
         same(row, expected[name])
 
 
@@ -128,14 +128,14 @@ def test_dead_letters_are_told_by_reason_and_task(archive: Archive, reported: Re
     expected: dict[tuple[str, str | None], list[Row]] = {}
     for one in archive.dead:
         expected.setdefault((one["reason"], one["task"]), []).append(one)
-    told = {(row["reason"], row["task"]): row for row in reported.table("dead_letters")}
-    assert told.keys() == expected.keys()
+    found = {(row["reason"], row["task"]): row for row in reported.table("dead_letters")}
+    assert found.keys() == expected.keys()
     for name, letters in expected.items():
         newest = max(letters, key=lambda one: id_key(one["letter_id"]))
         tickets = {one["ticket_id"] for one in letters if one["ticket_id"] is not None}
         times = [one["at"] for one in letters]
         same(
-            told[name],
+            found[name],
             {
                 "letters": len(letters),
                 "tickets": len(tickets),

@@ -73,7 +73,7 @@ def test_rows_are_written_and_read_over_tls_by_a_user_whom_no_error_shows(
     assert sequence(valkey) == list(range(300))
     assert rows_of(url) == [(f"T{row % 7}", str(row)) for row in range(300)]
     # And whoever shows no certificate that we trust, or speaks no TLS, gets nothing from us, and one line says so
-    told = []
+    errors = []
     for wrong, said in (
         (f"{at}?ssl_ca_certs={other}", "certificate verify failed"),
         (at, "certificate verify failed"),
@@ -84,16 +84,16 @@ def test_rows_are_written_and_read_over_tls_by_a_user_whom_no_error_shows(
         for attempt in (check_server, lambda url, _: rows_of(url)):
             with pytest.raises(ServerUnavailable, match=said) as refused:
                 attempt(checked, STREAM)
-            told.append(str(refused.value))
+            errors.append(str(refused.value))
     with pytest.raises(ServerUnavailable, match="certificate verify failed") as refused:
         partition(at, iter([log(5)]), maxWait="1")
-    told.append(str(refused.value))
-    assert not any("\n" in line for line in told)
+    errors.append(str(refused.value))
+    assert not any("\n" in line for line in errors)
     assert len(sequence(valkey)) == 300
     # And no text that anybody sees has the password
     shown = [repr(RedisStreamDataSource({"url": url})), repr(parse({"url": url})), repr(parse_read({"url": url}))]
     for secret in (PASSWORD, QUOTED, "hunter2"):
-        assert secret not in "\n".join([*told, *shown, caplog.text])
+        assert secret not in "\n".join([*errors, *shown, caplog.text])
 
 
 def test_a_write_follows_the_primary_that_sentinels_name_and_so_does_a_read(

@@ -49,7 +49,7 @@ class Containers:
         found: Any = self.lane.redis.hget(self.lane.keys.consumers, node.hostname)
         return self.lane.keys.lease(json.loads(found)["incarnation"])
 
-    def told(self, kind: str) -> int:
+    def notices(self, kind: str) -> int:
         entries: Any = self.lane.redis.xrange(self.lane.keys.outcomes)
         return sum(kind in fields for _, fields in entries)
 
@@ -79,7 +79,7 @@ def test_with_our_init_first_a_death_is_told_at_once_and_the_container_ends_afte
     took_ms = containers.ms_to_the_end_of_the_lease(worker)
     assert took_ms is not None
     print(f"kill -9 to the end of the lease: {took_ms:.1f} ms")
-    assert containers.told("died") == 1
+    assert containers.notices("died") == 1
     assert worker.exit_code == 128 + signal.SIGKILL
     wait_until(lambda: not worker.survivors(), description="the end of the container")
 
@@ -89,14 +89,14 @@ def test_with_the_worker_first_nobody_is_left_to_tell_it(containers: Containers)
     worker = containers.worker("w1")
     assert containers.ms_to_the_end_of_the_lease(worker) is None
     wait_until(lambda: not worker.survivors(), description="the end of the container")
-    assert containers.told("died") == 0
+    assert containers.notices("died") == 0
 
 
 def test_our_init_passes_a_deployment_s_signal_on_and_ends_as_the_worker_does(containers: Containers) -> None:
     worker = containers.worker("w1", *INIT)
     first_process(worker).terminate()
     assert worker.wait() == 0
-    assert (containers.told("gone"), containers.told("died")) == (1, 0)
+    assert (containers.notices("gone"), containers.notices("died")) == (1, 0)
 
 
 @pytest.mark.long
@@ -106,7 +106,7 @@ def test_how_long_a_death_takes_to_be_told_with_each_first_process(containers: C
     for called, init in ways.items():
         workers = (containers.worker(f"{called}{n}", *init) for n in range(KILLS))
         found = [containers.ms_to_the_end_of_the_lease(worker) for worker in workers]
-        told = sorted(took for took in found if took is not None)
-        print(f"first process {called}: {len(told)} of {KILLS} told, ms: {[round(took, 1) for took in told]}")
+        moved = sorted(took for took in found if took is not None)
+        print(f"first process {called}: {len(moved)} of {KILLS} moved, ms: {[round(took, 1) for took in moved]}")
         if init is INIT:
-            assert len(told) == KILLS
+            assert len(moved) == KILLS

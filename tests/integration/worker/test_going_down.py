@@ -3,7 +3,7 @@
 A *cell* is one worker and one way. The cells of a *stage* stand side by side in one lane: in each a message stands at a
 gate when it is struck. Then another worker comes, and the gate is opened. Of every cell the result is the same: nothing
 lost, nothing dead, nothing charged, order kept, and who was to end has ended. (What an operator revokes shall die: that
-is `test_revoked.py`. What is charged for a time limit: `test_failures.py`, `test_told.py`.)
+is `test_revoked.py`. What is charged for a time limit: `test_failures.py`, `test_retry_notices.py`.)
 """
 
 from __future__ import annotations

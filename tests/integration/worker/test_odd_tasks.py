@@ -45,7 +45,7 @@ def test_no_end_of_a_task_ends_a_worker_or_holds_up_another_ticket(
     if pool == "solo":
         # Its one thread is that of the worker: a task may stop it, as Celery's own handlers of signals do
         ends.remove("shutdown")
-    told = ENDS if pool == "prefork" else ENDS_WITHIN
+    expected = ENDS if pool == "prefork" else ENDS_WITHIN
     lane = LaneUnderTest(nodes, own_server, tmp_path, ODD_BUNDLE_MS=bundle_ms)
     worker = nodes.worker("w1", app=ODD, arguments=("--concurrency=1", f"--pool={pool}", *QUICK), env=lane.env)
     master = nodes.master("m1", app=ODD, env=lane.env, ready_text="standing by")
@@ -68,7 +68,7 @@ def test_no_end_of_a_task_ends_a_worker_or_holds_up_another_ticket(
     dead = {ticket for ticket in errors if not ticket.endswith("leaks")}
     assert dead == {f"{task} {end}" for task in ("odd.ends", "odd.ends_quietly") for end in ends if end != "leaks"}
     for ticket, error in errors.items():
-        assert told[ticket.split(" ")[1]] in error
+        assert expected[ticket.split(" ")[1]] in error
     lane.assert_at_rest()
 
 

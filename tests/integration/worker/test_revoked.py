@@ -77,8 +77,8 @@ class Scene:
         for id_ in self.ids.values():
             state = "REVOKED" if id_ in dead else "SUCCESS"
             wait_until(lambda: self.app.AsyncResult(id_).state == state, description=f"{id_} to be {state}")  # noqa: B023
-            told = lane.ledger / f"told-{id_}"
-            assert (told.read_text().split() if told.exists() else []) == (["task_revoked"] if id_ in dead else [])
+            noted = lane.ledger / f"noted-{id_}"
+            assert (noted.read_text().split() if noted.exists() else []) == (["task_revoked"] if id_ in dead else [])
 
 
 @pytest.mark.parametrize("pool", ["prefork", "threads", "gevent"])

@@ -77,12 +77,12 @@ def test_a_class_based_task_keeps_its_class_and_its_instances_their_app() -> Non
     # Another app may have the class, too
     assert not issubclass(Pay, TicketTask)
     assert Pay().app is app
-    with on_ticket(task), pytest.raises(Retry) as told:
+    with on_ticket(task), pytest.raises(Retry) as raised:
         task("T", "key")
-    assert told.value.when == 180
-    with on_ticket(task), pytest.raises(Retry) as told:
+    assert raised.value.when == 180
+    with on_ticket(task), pytest.raises(Retry) as raised:
         task("T", "any other")
-    assert told.value.when <= 1
+    assert raised.value.when <= 1
 
 
 def test_celerys_own_tasks_are_left_alone() -> None:
@@ -193,9 +193,9 @@ def test_what_a_users_class_overrides_is_what_is_called() -> None:
 
     task = app.task(pay, bind=True, name="shop.pay", shared=False, lazy=False, base=Mine)
     assert task.push("T", 1) == "a method of theirs"
-    with on_ticket(task), pytest.raises(Retry) as told:
+    with on_ticket(task), pytest.raises(Retry) as raised:
         task()
-    assert told.value.when == 7
+    assert raised.value.when == 7
 
 
 def test_ordinary_messages_go_to_the_strategy_that_the_task_had() -> None:
@@ -229,9 +229,9 @@ class NoTask:
 def test_what_cannot_be_adopted_is_refused_at_start(task: Any, message: str) -> None:
     app = install(make_app())
     app.tasks[task.name] = task
-    with pytest.raises(ConfigurationError) as told:
+    with pytest.raises(ConfigurationError) as raised:
         adopt_all(app)
-    assert str(told.value) == message
+    assert str(raised.value) == message
 
 
 def test_what_came_past_the_registry_is_adopted_at_start() -> None:

@@ -157,9 +157,9 @@ def test_an_effect_of_a_handler_is_refused_as_in_a_worker(app: Any) -> None:
 
     class Told(app.Task):
         def on_success(self, *_: Any) -> None:
-            with pytest.raises(PayloadError) as told:
+            with pytest.raises(PayloadError) as raised:
                 self.ticket.effects.set("too", "late")
-            refused.append(str(told.value))
+            refused.append(str(raised.value))
 
     task = declare(app, save, base=Told)
     with recorded(app) as handled:
@@ -298,9 +298,9 @@ def test_handle_handles_one_attempt(app: Any) -> None:
         raise ValueError("no")
 
     task = declare(app, fails, bridge_max_attempts=3)
-    told = [handle(task, "T", {"a": 1}, attempt=attempt) for attempt in (1, 2, 3)]
-    assert [one.state for one in told] == ["retried", "retried", "dead"]
-    assert [(type(one.error), one.effects) for one in told] == [(ValueError, ())] * 3
+    handled = [handle(task, "T", {"a": 1}, attempt=attempt) for attempt in (1, 2, 3)]
+    assert [one.state for one in handled] == ["retried", "retried", "dead"]
+    assert [(type(one.error), one.effects) for one in handled] == [(ValueError, ())] * 3
 
 
 def test_handle_rolls_a_lost_attempt_back(app: Any) -> None:

@@ -91,9 +91,9 @@ def test_what_could_fail_half_way_is_refused_at_the_call(case: str) -> None:
     effects = Effects()
     effects.set("before", "1")
     # redis-py refuses some by itself
-    with pytest.raises((PayloadError, DataError)) as told:
+    with pytest.raises((PayloadError, DataError)) as raised:
         REFUSED[case](effects)
-    assert "\n" not in str(told.value)
+    assert "\n" not in str(raised.value)
     # And what was recorded before is still all
     assert len(effects) == 1
 

@@ -165,9 +165,9 @@ def test_one_of_many_is_taken_or_refused_as_it_would_be_alone(ticket: Any, paylo
     except PayloadError as exc:
         refusal = f"message 1: {exc}; nothing was pushed"
     if refusal:
-        with pytest.raises(PayloadError) as told:
+        with pytest.raises(PayloadError) as raised:
             parts_of([("T", 1), (ticket, payload)], max_payload)
-        assert str(told.value) == refusal
+        assert str(raised.value) == refusal
         return
     [part], count = parts_of([("T", 1), (ticket, payload)], max_payload)
     assert count == part.count == 2

@@ -77,9 +77,9 @@ def test_a_task_that_calls_itself_is_called_directly_the_second_time() -> None:
 
     # The inner call raises what it raises; only the outer one turns it into the ticket's retry
     task = make_task(body)
-    with on_ticket(task), pytest.raises(Retry) as told:
+    with on_ticket(task), pytest.raises(Retry) as raised:
         task(2)
-    assert isinstance(told.value.exc, ValueError)
+    assert isinstance(raised.value.exc, ValueError)
 
 
 # -- failures ------------------------------------------------------------------------------------------------------
@@ -88,11 +88,11 @@ def test_a_task_that_calls_itself_is_called_directly_the_second_time() -> None:
 @pytest.mark.parametrize("attempt", [1, 2])
 def test_an_error_becomes_a_retry_after_the_backoff_while_attempts_are_left(attempt: int) -> None:
     task = make_task(fails)
-    with on_ticket(task, attempt), pytest.raises(Retry) as told:
+    with on_ticket(task, attempt), pytest.raises(Retry) as raised:
         task()
-    assert isinstance(told.value.exc, ValueError)
+    assert isinstance(raised.value.exc, ValueError)
     longest = 10_000 * 2 ** (attempt - 1)
-    delay_ms = retry_delay_ms(told.value)
+    delay_ms = retry_delay_ms(raised.value)
     assert delay_ms is not None
     assert longest / 2 <= delay_ms <= longest
 
@@ -109,9 +109,9 @@ def test_what_already_says_what_happens_passes_through(error: Exception) -> None
         raise error
 
     task = make_task(body)
-    with on_ticket(task), pytest.raises(type(error)) as told:
+    with on_ticket(task), pytest.raises(type(error)) as raised:
         task()
-    assert told.value is error
+    assert raised.value is error
 
 
 # -- the rollback --------------------------------------------------------------------------------------------------
@@ -168,9 +168,9 @@ def test_a_rollback_that_fails_fails_the_attempt_before_the_task_begins() -> Non
 
     begun: list[Any] = []
     task = make_task(begun.append, bridge_rollback=undo)
-    with on_ticket(task, attempt=2, lost=LOST) as (context, _), pytest.raises(Retry) as told:
+    with on_ticket(task, attempt=2, lost=LOST) as (context, _), pytest.raises(Retry) as raised:
         task()
-    assert isinstance(told.value.exc, KeyError)
+    assert isinstance(raised.value.exc, KeyError)
     assert not begun
     assert context.rollback_failed
     # And the outcome says so, for a failure only
@@ -196,10 +196,10 @@ def test_an_error_of_the_task_itself_owes_no_rollback() -> None:
 )
 def test_retry_keeps_its_countdown_and_sends_nothing(options: dict[str, Any], delay_ms: int) -> None:
     task = make_task(lambda self: self.retry(exc=ValueError("later"), **options))
-    with on_ticket(task), pytest.raises(Retry) as told:
+    with on_ticket(task), pytest.raises(Retry) as raised:
         task()
-    assert retry_delay_ms(told.value) == delay_ms
-    assert isinstance(told.value.exc, ValueError)
+    assert retry_delay_ms(raised.value) == delay_ms
+    assert isinstance(raised.value.exc, ValueError)
 
 
 def test_retry_keeps_its_eta_in_any_time_zone() -> None:
@@ -208,9 +208,9 @@ def test_retry_keeps_its_eta_in_any_time_zone() -> None:
         (datetime.now(UTC) + timedelta(seconds=60)).replace(tzinfo=None),
     ):
         task = make_task(lambda self, when=when: self.retry(eta=when))
-        with on_ticket(task), pytest.raises(Retry) as told:
+        with on_ticket(task), pytest.raises(Retry) as raised:
             task()
-        delay_ms = retry_delay_ms(told.value)
+        delay_ms = retry_delay_ms(raised.value)
         assert delay_ms is not None
         assert 55_000 < delay_ms <= 60_000
 
@@ -232,9 +232,9 @@ def test_retry_on_the_last_attempt_gives_up_with_the_cause() -> None:
 
 def test_autoretry_ends_in_the_tickets_retry_too() -> None:
     task = make_task(fails, autoretry_for=(ValueError,), retry_backoff=False, default_retry_delay=9)
-    with on_ticket(task), pytest.raises(Retry) as told:
+    with on_ticket(task), pytest.raises(Retry) as raised:
         task()
-    assert retry_delay_ms(told.value) == 9000
+    assert retry_delay_ms(raised.value) == 9000
 
 
 @pytest.mark.parametrize(

@@ -30,10 +30,10 @@ def lane(server: EmbeddedServer) -> Iterator[Lane]:
     made.redis.close()
 
 
-def says(lane: Lane, name: str, **told: Any) -> None:
-    """The consumer's registration says ``told`` besides."""
+def says(lane: Lane, name: str, **facts: Any) -> None:
+    """The consumer's registration says ``facts`` too."""
     registration = json.loads(lane.redis.hget(lane.keys.consumers, name) or b"{}")
-    lane.redis.hset(lane.keys.consumers, name, json.dumps({**registration, **told}))
+    lane.redis.hset(lane.keys.consumers, name, json.dumps({**registration, **facts}))
 
 
 def ask_of(lane: Lane, name: str, word: WorkerWord) -> None:

@@ -54,12 +54,12 @@ class FakeEnvelopes:
     def plain(
         self, incarnation: str, _queue: str, message: Message, offset: int, attempt: int, doubt: bool, _lost: Any = None
     ) -> bytes:
-        told = [[message.ticket, offset, attempt, doubt, [message.id]]]
-        return json.dumps(["plain", incarnation, told, None]).encode()
+        listed = [[message.ticket, offset, attempt, doubt, [message.id]]]
+        return json.dumps(["plain", incarnation, listed, None]).encode()
 
     def bundle(self, incarnation: str, _queue: str, runs: Sequence[Run], limits: Any) -> bytes:
-        told = [[*run[:4], [message.id for message in run.messages]] for run in runs]
-        return json.dumps(["bundle", incarnation, told, limits]).encode()
+        listed = [[*run[:4], [message.id for message in run.messages]] for run in runs]
+        return json.dumps(["bundle", incarnation, listed, limits]).encode()
 
 
 class Parcel:
@@ -139,10 +139,10 @@ class Store:
                 self._claim(id_, to.consumer)
             for ticket, offset, tail in to.runs:
                 # The oldest undone messages, in order (I2); one that was begun before comes first
-                told = records.parse(records.record(1, tail))
-                first = list(told.ids[:1]) if begun(told) else []
+                parsed = records.parse(records.record(1, tail))
+                first = list(parsed.ids[:1]) if begun(parsed) else []
                 undone = first + [id_ for id_ in self.waiting(ticket) if id_ not in first]
-                assert list(told.ids) == undone[: len(told.ids)], f"{ticket}: not the oldest undone ones"
+                assert list(parsed.ids) == undone[: len(parsed.ids)], f"{ticket}: not the oldest undone ones"
                 self.tickets[ticket] = records.record(base + offset, tail)
             for text in to.texts:
                 kind, incarnation, runs, limits = json.loads(text)
@@ -185,8 +185,8 @@ class Store:
             return None
         if words[:2] == ("XINFO", "GROUPS"):
             last = list(self.entries)[self.delivered - 1] if self.delivered else "0-0"
-            told = {b"name": b"concurrency_stream_group", b"pending": len(self.pending)}
-            return [[word for pair in {**told, b"last-delivered-id": last.encode()}.items() for word in pair]]
+            group = {b"name": b"concurrency_stream_group", b"pending": len(self.pending)}
+            return [[word for pair in {**group, b"last-delivered-id": last.encode()}.items() for word in pair]]
         if words[:2] == ("XINFO", "CONSUMERS"):
             return [[b"name", MASTER.encode()]]
         if words[0] == "ZRANGE":
@@ -315,8 +315,8 @@ class LaneWorld:
 
     def _find_consumers(self) -> dict[str, int]:
         for incarnation, (name, slots) in self.registered.items():
-            told = (f"queue:{name}", slots, b'{"started":1}', self.tasks.get(incarnation))
-            consumer = Consumer(name, incarnation, *told)
+            facts = (f"queue:{name}", slots, b'{"started":1}', self.tasks.get(incarnation))
+            consumer = Consumer(name, incarnation, *facts)
             self.lane.consumers[incarnation] = consumer
             consumer.draining = name in self.drained
         self.lane.stranded.fit()
@@ -407,8 +407,8 @@ class LaneWorld:
         self.registered[incarnation] = (name, slots)
         if tasks is not None:
             self.tasks[incarnation] = tasks
-        told = (f"queue:{name}", slots, b'{"started":1}', tasks)
-        self.lane.consumers[incarnation] = Consumer(name, incarnation, *told)
+        facts = (f"queue:{name}", slots, b'{"started":1}', tasks)
+        self.lane.consumers[incarnation] = Consumer(name, incarnation, *facts)
         self.lane.stranded.fit()
         self.step()
         return incarnation
@@ -456,8 +456,8 @@ class LaneWorld:
         for ticket, expected, record, due_ms in moves:
             assert self.store.tickets.get(ticket) == expected
             self.store.tickets[ticket] = record
-            told = records.parse(record)
-            self.failures[told.ids[0]] = told.attempt - 1
+            parsed = records.parse(record)
+            self.failures[parsed.ids[0]] = parsed.attempt - 1
             self.store.retries[ticket] = due_ms
         for id_ in ids:
             self.store._claim(id_, MASTER)

@@ -72,7 +72,7 @@ def test_what_ran_under_a_lease_that_somebody_ended_is_not_to_blame(
     world.push("T")
     world.read()
     for by_hand in ended:
-        monkeypatch.setattr(world.leases, "was_ended", lambda _incarnation, told=by_hand: told)
+        monkeypatch.setattr(world.leases, "was_ended", lambda _incarnation, by_hand=by_hand: by_hand)
         world.leave(life)
         life = world.join("w@h", slots=1)
     ticket = world.lane.tickets["T"]

@@ -95,12 +95,12 @@ def save(one: redis.Redis, status: str) -> None:
     """Has a snapshot made that must end with this status. The server may begin one by itself, which is no error."""
 
     def ended() -> bool:
-        told = one.info("persistence")
-        if not told["rdb_bgsave_in_progress"] and told["rdb_last_bgsave_status"] != status:
+        persistence = one.info("persistence")
+        if not persistence["rdb_bgsave_in_progress"] and persistence["rdb_last_bgsave_status"] != status:
             with suppress(ResponseError):
                 one.bgsave()
             return False
-        return bool(told["rdb_last_bgsave_status"] == status)
+        return bool(persistence["rdb_last_bgsave_status"] == status)
 
     wait_until(ended, description=f"a snapshot that ends with {status}")
 

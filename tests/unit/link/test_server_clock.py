@@ -27,9 +27,9 @@ class World:
         """What the server answers to TIME."""
         there, back = self.random.uniform(0.0001, 0.002) + self.slow_s, self.random.uniform(0.0001, 0.002)
         self.mono += there
-        told = self.mono + self.ahead
+        server_s = self.mono + self.ahead
         self.mono += back
-        return int(told), int(told % 1 * 1e6)
+        return int(server_s), int(server_s % 1 * 1e6)
 
     def go_on(self, seconds: float, every: float = 1.0) -> None:
         redis: Any = self

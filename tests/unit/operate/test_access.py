@@ -67,9 +67,9 @@ def test_the_printed_command_and_the_line_of_a_file_say_the_same(
         assert command.removeprefix("ACL SETUSER ") == line.removeprefix("user ")
         assert "sesame" not in command
         assert "~a?b\\*" in command or role is Role.WORKER
-        told = bridge.json("acl", role.value)
-        assert told["user"] == f"bridge-{role.value}"
-        assert told["rules"] == command.split()[3:]
+        shown = bridge.json("acl", role.value)
+        assert shown["user"] == f"bridge-{role.value}"
+        assert shown["rules"] == command.split()[3:]
     assert "~a?b\\*" in bridge("acl", "worker", "--pushes").stdout.split()
     assert "~mine:*" in bridge("acl", "worker", "--own-keys", "mine:*").stdout.split()
     assert "&/3.celeryev/worker.*" in bridge("acl", "master").stdout.split()

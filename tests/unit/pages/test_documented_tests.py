@@ -47,12 +47,12 @@ def test_every_test_that_a_page_names_is_there(page: Path) -> None:
 
 def test_every_promise_and_every_fault_of_the_guarantees_names_a_test() -> None:
     rows = [line for line in GUARANTEES.read_text().splitlines() if line.startswith("| ")]
-    told = {
+    promises = {
         row: row.rstrip("| ").rpartition(" | ")[2] for row in rows if not row.startswith(("| fault |", "| promise |"))
     }
-    assert len(told) > 60
+    assert len(promises) > 60
     # "The same": as the row above it.
-    bare = [row for row, tests in told.items() if not re.search(r"`(tests/|test_)", tests) and tests != "the same"]
+    bare = [row for row, tests in promises.items() if not re.search(r"`(tests/|test_)", tests) and tests != "the same"]
     assert not bare
 
 

@@ -90,6 +90,6 @@ def test_what_nobody_wrote_down_has_no_owner(key: str) -> None:
 
 @pytest.mark.parametrize("kind", [*FIXED, *NAMED])
 def test_each_key_says_its_type_and_its_lifetime(kind: str) -> None:
-    told = getdoc(getattr(LaneKeys, kind)) or ""
-    assert told.startswith(("String", "Integer", "Hash", "Sorted set", "Stream", "List")), told
-    assert len(told) > 40
+    described = getdoc(getattr(LaneKeys, kind)) or ""
+    assert described.startswith(("String", "Integer", "Hash", "Sorted set", "Stream", "List")), described
+    assert len(described) > 40

@@ -84,8 +84,8 @@ def test_every_code_of_the_enum_is_returned_by_some_script() -> None:
 
 def test_the_sections_of_a_batch_are_those_that_the_script_reads_in_this_order() -> None:
     header, code = split(LUA / "advance.lua")
-    told = re.findall(r"(\w+) \(([^)]*)\)", section(header, "ARGV:").partition("The sections are:")[2])
-    assert [(name, len(words.split(","))) for name, words in told] == [(one.name, one.width) for one in SECTIONS]
+    sections = re.findall(r"(\w+) \(([^)]*)\)", section(header, "ARGV:").partition("The sections are:")[2])
+    assert [(name, len(words.split(","))) for name, words in sections] == [(one.name, one.width) for one in SECTIONS]
     assert re.findall(r"\bsection\('(\w+)'\)", code) == [one.name for one in SECTIONS]
 
 

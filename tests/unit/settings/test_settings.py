@@ -49,8 +49,12 @@ def test_nothing_has_to_be_set() -> None:
 def in_namespace(namespace: str, **settings: Any) -> Celery:
     """An app that is configured as Django's pages show it, by an object that holds other things, too."""
     made = Celery("shop", set_as_current=False)
-    told = {"DEBUG": True, "BRIDGE_API_TOKEN": "of another library", f"{namespace}_BROKER_URL": "redis://127.0.0.1/0"}
-    made.config_from_object(type("settings", (), {**told, **settings}), namespace=namespace)
+    unrelated = {
+        "DEBUG": True,
+        "BRIDGE_API_TOKEN": "of another library",
+        f"{namespace}_BROKER_URL": "redis://127.0.0.1/0",
+    }
+    made.config_from_object(type("settings", (), {**unrelated, **settings}), namespace=namespace)
     return made
 
 
@@ -93,9 +97,9 @@ def test_names_outside_the_namespace_are_never_passed_over(
     namespace: str | None, key: str, value: Any, message: str
 ) -> None:
     made = in_namespace(namespace, **{key: value}) if namespace else app(**{key: value})
-    with pytest.raises(ConfigurationError) as told:
+    with pytest.raises(ConfigurationError) as raised:
         read_settings(made)
-    assert str(told.value) == message
+    assert str(raised.value) == message
 
 
 def test_settings_are_read_in_capitals_too() -> None:

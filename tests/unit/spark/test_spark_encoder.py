@@ -114,8 +114,8 @@ def test_any_rows_are_encoded_as_redis_py_packs_them_however_they_are_cut(
         end = min(start + per_piece, len(rows))
         piece = [tuple("\0" if value is None else value for value in row) for row in rows[start:end]]
         assert bytes(made.wire(start, end)) == b"".join(packed(*row) for row in piece)
-        told = "".join("".join("0" if value is None else "1" for value in row) for row in rows[start:end])
-        assert made.present(start, end).decode() == (told if "0" in told else "")
+        expected = "".join("".join("0" if value is None else "1" for value in row) for row in rows[start:end])
+        assert made.present(start, end).decode() == (expected if "0" in expected else "")
 
 
 @given(st.lists(st.integers(0, 300), min_size=1, max_size=40), st.integers(1, 50), st.integers(1, 1000), st.data())

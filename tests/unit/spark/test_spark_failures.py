@@ -37,9 +37,9 @@ Caused by: something else
     ],
 )
 def test_an_error_of_a_task_is_found_in_javas_account_of_it(name: str, kind: type[TicketBridgeError]) -> None:
-    told = one_line(RuntimeError(PYTHON_TRACE.format(name=name, text="ticket 'T1' is bad: 2 after 3")))
-    assert type(told) is kind
-    assert str(told) == "ticket 'T1' is bad: 2 after 3"
+    error = one_line(RuntimeError(PYTHON_TRACE.format(name=name, text="ticket 'T1' is bad: 2 after 3")))
+    assert type(error) is kind
+    assert str(error) == "ticket 'T1' is bad: 2 after 3"
 
 
 TRACE = 'An error occurred\nTraceback (most recent call last):\n  File "x.py", line 1, in <module>\n'
@@ -77,11 +77,11 @@ NO_START = "Error from python worker:\n  Traceback:\n    File x\n  SyntaxError: 
     ids=["version", "not there", "module", "module at start", "start", "package"],
 )
 def test_a_python_that_cannot_run_tasks_is_told_with_what_to_do(text: str, said: str) -> None:
-    told = one_line(RuntimeError(text))
-    assert type(told) is ConfigurationError
-    assert str(told).startswith("the Python that Spark runs tasks with ")
-    assert said in str(told)
-    assert str(told).endswith(
+    error = one_line(RuntimeError(text))
+    assert type(error) is ConfigurationError
+    assert str(error).startswith("the Python that Spark runs tasks with ")
+    assert said in str(error)
+    assert str(error).endswith(
         "PYSPARK_PYTHON must name one like the driver's, with pyarrow and redis, on every machine"
     )
 
@@ -97,9 +97,9 @@ def test_what_cannot_say_what_it_is_is_a_line_too() -> None:
 
 
 def test_an_error_of_spark_keeps_its_first_line_only() -> None:
-    told = one_line(RuntimeError("\n\nsomething is wrong\n\tat java.lang.Thread\n"))
-    assert type(told) is TicketBridgeError
-    assert str(told) == "Spark failed: something is wrong"
+    error = one_line(RuntimeError("\n\nsomething is wrong\n\tat java.lang.Thread\n"))
+    assert type(error) is TicketBridgeError
+    assert str(error) == "Spark failed: something is wrong"
 
 
 @pytest.mark.parametrize(
@@ -133,9 +133,9 @@ def test_an_error_of_spark_keeps_its_first_line_only() -> None:
     ],
 )
 def test_an_unreadable_file_is_the_inputs_fault(text: str, said: str) -> None:
-    told = one_line(RuntimeError(text))
-    assert isinstance(told, InputError)
-    assert str(told) == said
+    error = one_line(RuntimeError(text))
+    assert isinstance(error, InputError)
+    assert str(error) == said
 
 
 OF_A_QUERY = """[STREAM_FAILED] Query [id = 9] terminated with exception: [FOREACH_BATCH_USER_FUNCTION_ERROR] \
@@ -195,11 +195,11 @@ class Caused(Exception):
     ids=["names", "number"],
 )
 def test_a_file_with_another_header_is_named_with_what_is_wrong_in_it(text: str, said: str) -> None:
-    told = one_line(
+    error = one_line(
         Caused("[STREAM_FAILED] Query [id = 9] terminated", Caused("[FAILED_READ_FILE] x", Caused(text, None)))
     )
-    assert isinstance(told, InputError)
-    assert str(told) == f"{said}: the files of a folder need the same columns in the same order (or those of --schema)"
+    assert isinstance(error, InputError)
+    assert str(error) == f"{said}: the files of a folder need the same columns in the same order (or those of --schema)"
 
 
 PLAN = """
@@ -240,11 +240,11 @@ def test_the_plan_of_a_query_is_no_part_of_what_went_wrong(
     failed: Caused | None = None
     for cause in reversed(causes):
         failed = Caused(cause, failed)
-    told = one_line(
+    error = one_line(
         Caused(f"[STREAM_FAILED] Query [id = 9] terminated with exception: x SQLSTATE: XXKST{PLAN}", failed)
     )
-    assert type(told) is kind
-    assert str(told) == said
+    assert type(error) is kind
+    assert str(error) == said
 
 
 def test_of_a_chain_of_causes_the_innermost_that_says_anything_is_told() -> None:

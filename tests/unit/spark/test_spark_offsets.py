@@ -53,7 +53,7 @@ ACTIONS = st.lists(
 @given(ACTIONS)
 def test_what_is_told_without_counting_is_what_counting_tells(actions: list[tuple[str, int]]) -> None:
     model, at = Model(), Offset(ZERO, 0)
-    unread_and_gone, told = set[int](), 0
+    unread_and_gone, reported = set[int](), 0
     for action, number in actions:
         before = set(model.there)
         match action:
@@ -70,15 +70,15 @@ def test_what_is_told_without_counting_is_what_counting_tells(actions: list[tupl
                 assert present in (None, len(behind))
                 missing = missing_after(model.info, at, len(behind))
                 assert missing >= 0
-                told += missing
+                reported += missing
                 rows = min(number, len(behind))
                 end = behind[rows - 1] if rows and rows < len(behind) else model.added
-                at = Offset(EntryId(end, 0), model.added - (len(behind) - rows), at.rows + rows, told)
+                at = Offset(EntryId(end, 0), model.added - (len(behind) - rows), at.rows + rows, reported)
                 assert not is_another_stream(model.info, at)
                 continue
         unread_and_gone |= {entry for entry in before - set(model.there) if entry > at.id.ms}
     behind = [entry for entry in model.there if entry > at.id.ms]
-    assert told + missing_after(model.info, at, len(behind)) == len(unread_and_gone)
+    assert reported + missing_after(model.info, at, len(behind)) == len(unread_and_gone)
 
 
 def test_only_entries_deleted_singly_behind_the_offset_have_to_be_counted() -> None:

@@ -65,9 +65,9 @@ def test_a_short_wait_is_not_worth_a_word_and_a_long_one_is_told_now_and_then_un
     assert (time.notes, patience.why) == ([], "")
     while time.now < 110:
         patience.wait("no room", StreamFull)
-    told = [at for at, _, _ in time.notes]
+    noted = [at for at, _, _ in time.notes]
     assert all(for_s >= NOTED_FROM_S for _, _, for_s in time.notes)
-    assert 5 < len(told) <= 10 / NOTE_EVERY_S
+    assert 5 < len(noted) <= 10 / NOTE_EVERY_S
     patience.progress()
     assert time.notes[-1][1:] == ("", 0.0)
     assert patience.why == "no room"

@@ -37,11 +37,11 @@ def link() -> Link:
     ids=lambda value: type(value).__name__,
 )
 def test_what_passes_is_waited_out(error: Exception, full: bool) -> None:
-    told = link().failed(error)
-    assert isinstance(told, Trouble)
-    assert told.full is full
-    assert SECRET not in str(told)
-    assert "\n" not in str(told)
+    failure = link().failed(error)
+    assert isinstance(failure, Trouble)
+    assert failure.full is full
+    assert SECRET not in str(failure)
+    assert "\n" not in str(failure)
 
 
 @pytest.mark.parametrize(
@@ -63,9 +63,9 @@ def test_what_does_not_pass_is_an_error(error: Exception) -> None:
     ids=str,
 )
 def test_a_login_that_is_refused_is_not_tried_again(error: Exception) -> None:
-    told = link().failed(error)
-    assert isinstance(told, ServerUnavailable)
-    assert SECRET not in str(told)
+    failure = link().failed(error)
+    assert isinstance(failure, ServerUnavailable)
+    assert SECRET not in str(failure)
 
 
 def test_a_server_that_is_not_there_is_trouble() -> None:

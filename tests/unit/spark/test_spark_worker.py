@@ -14,14 +14,14 @@ from bridge.spark.wire import worker
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     """What the garbage collector is asked for, in order, and not done: this process is pytest's."""
-    told: list[str] = []
-    monkeypatch.setattr(gc, "collect", lambda: told.append("collect"))
-    monkeypatch.setattr(gc, "freeze", lambda: told.append("freeze"))
+    calls: list[str] = []
+    monkeypatch.setattr(gc, "collect", lambda: calls.append("collect"))
+    monkeypatch.setattr(gc, "freeze", lambda: calls.append("freeze"))
     worker._keep_modules.cache_clear()
     # Its one instance stays with the class: whatever comes after would be taken for a task.
     monkeypatch.setattr(TaskContext, "_taskContext", None)
     monkeypatch.setattr(TaskContext, "get", TaskContext)
-    yield told
+    yield calls
     worker._keep_modules.cache_clear()
 
 

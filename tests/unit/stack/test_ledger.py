@@ -149,9 +149,9 @@ class TestStates:
         assert compare_states({"A": {"seq": "1"}, "B": {}}, {"A": {"seq": "1"}, "C": {"seq": "9"}}) == (2, [])
 
     def test_a_difference_is_named(self) -> None:
-        equal, told = compare_states({"A": {"seq": "2", "status": "New"}}, {"A": {"seq": "1", "status": "New"}})
+        equal, differences = compare_states({"A": {"seq": "2", "status": "New"}}, {"A": {"seq": "1", "status": "New"}})
         assert equal == 0
-        assert told == ["state of A: seq is '1', not '2'"]
+        assert differences == ["state of A: seq is '1', not '2'"]
 
     def test_a_state_that_is_not_there_is_named(self) -> None:
         assert compare_states({"A": {"seq": "2"}}, {}) == (0, ["state of A: there is none"])

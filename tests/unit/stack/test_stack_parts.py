@@ -174,10 +174,10 @@ class TestVerdictTable:
         assert "no ticket was in flight on w2" in self.shown(self.verdict())
 
     def test_as_data_it_is_flat(self) -> None:
-        told = self.verdict(lost=1).as_dict()
-        assert told["ok"] is False
-        assert told["lost"] == 1
-        assert told["throughput_per_s"] == 5.0
+        shown = self.verdict(lost=1).as_dict()
+        assert shown["ok"] is False
+        assert shown["lost"] == 1
+        assert shown["throughput_per_s"] == 5.0
 
 
 def test_every_run_gets_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

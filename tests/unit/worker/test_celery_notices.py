@@ -15,10 +15,10 @@ from bridge.worker.main.requests import TicketRequest
 
 
 @pytest.mark.parametrize("exc", [WorkerLostError("died"), TimeLimitExceeded(3)], ids=["lost", "time-limit"])
-def test_it_is_told_on_the_thread_that_forks_and_before_the_outcome_is_written(
+def test_celery_is_notified_on_the_thread_that_forks_and_before_the_outcome_is_written(
     exc: Exception, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Told by another thread, a process that is forked meanwhile would inherit the locks of the telling
+    # If another thread notified Celery, a process that is forked meanwhile would inherit the locks of that thread
     part: Any = TicketRequest.__new__(TicketRequest)
     part.member = SimpleNamespace(forks=True, waiting_threads=set())
     part.worker_pid = 7
@@ -28,7 +28,7 @@ def test_it_is_told_on_the_thread_that_forks_and_before_the_outcome_is_written(
         return lambda *_: steps.append((name, threading.current_thread()))
 
     monkeypatch.setattr(TicketRequest, "_running", lambda _: 1)
-    monkeypatch.setattr(TicketRequest, "_notify_celery", step("told"))
+    monkeypatch.setattr(TicketRequest, "_notify_celery", step("notified"))
     monkeypatch.setattr(TicketRequest, "_write_outcomes_when_ended", step("settled"))
 
     part.lost(Kind.LOST, exc)
@@ -36,6 +36,6 @@ def test_it_is_told_on_the_thread_that_forks_and_before_the_outcome_is_written(
         thread.join(5)
 
     (first, teller), (second, settler) = steps
-    assert (first, second) == ("told", "settled")
+    assert (first, second) == ("notified", "settled")
     assert teller is threading.current_thread()
     assert settler is not teller

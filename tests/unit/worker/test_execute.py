@@ -73,11 +73,11 @@ def test_a_success_that_is_committed_before_its_result_is_stored_says_when_it_be
     )
 
     assert outcome.kind is Kind.DONE
-    [told] = writer.applied
-    assert told.kind is Kind.DONE
-    assert before_us <= told.started_us == delivery.started_us
-    assert told.service_ms >= 20
-    assert told.started_us + told.service_ms * 1000 <= time.time_ns() // 1000
+    [outcome] = writer.applied
+    assert outcome.kind is Kind.DONE
+    assert before_us <= outcome.started_us == delivery.started_us
+    assert outcome.service_ms >= 20
+    assert outcome.started_us + outcome.service_ms * 1000 <= time.time_ns() // 1000
 
 
 @pytest.mark.parametrize("has_effects", [True, False], ids=["effects", "no effects"])
@@ -123,8 +123,8 @@ def test_an_effect_that_comes_after_the_success_was_written_is_refused(has_effec
     request = {"id": "5-0", "task": pay.name, "delivery_info": {}, "hostname": "w1@here"}
     outcome, _ = execution.trace(delivery, LIFE, request)
     execution.write(LIFE, [(delivery, outcome)])
-    assert [told.kind for told in writer.applied] == [Kind.DONE]
-    # What the handler recorded was applied with the success, or the handler was told.
+    assert [outcome.kind for outcome in writer.applied] == [Kind.DONE]
+    # What the handler recorded was applied with the success, or the handler was outcome.
     assert len([key for key in keys if "handler" in key]) + len(refused) == 1
     assert len(refused) == (has_effects and has_result)
     [ticket] = tickets
@@ -318,7 +318,7 @@ def test_an_early_commit_is_in_the_name_of_the_life_that_the_message_was_dispatc
     outcome, _ = execution.trace(delivery, LIFE, request)
 
     assert outcome.kind is Kind.DONE
-    assert [(told.message_id, told.fence) for told in writer.applied] == [("5-0", 1000)]
+    assert [(outcome.message_id, outcome.fence) for outcome in writer.applied] == [("5-0", 1000)]
 
 
 @pytest.mark.parametrize("code", [ReturnCode.ERR, ReturnCode.STALE])
@@ -475,9 +475,9 @@ def test_what_raises_outside_of_a_task_is_that_messages_failure_alone(monkeypatc
     writer.written.clear()
     events = running_bundle(app, writer, pay.name, tickets=2, each=3)
 
-    told = [(outcome.message_id, outcome.kind) for outcome in writer.written]
+    written = [(outcome.message_id, outcome.kind) for outcome in writer.written]
     done = ["0-0", "0-1", "1-1", "2-1"]
-    assert sorted(told) == sorted([*((id_, Kind.DONE) for id_ in done), ("1-0", Kind.FAILED)])
+    assert sorted(written) == sorted([*((id_, Kind.DONE) for id_ in done), ("1-0", Kind.FAILED)])
     assert {id_: kind for id_, kind, *_ in events}["1-0"] == "failed"
 
 

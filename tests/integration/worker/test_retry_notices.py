@@ -55,8 +55,8 @@ def events_of(app: Celery) -> Iterator[dict[str, list[str]]]:
         thread.join(5)
 
 
-def told(lane: LaneUnderTest, id_: str) -> Counter[str]:
-    path = lane.ledger / f"told-{id_}"
+def noted(lane: LaneUnderTest, id_: str) -> Counter[str]:
+    path = lane.ledger / f"noted-{id_}"
     return Counter(path.read_text().split() if path.exists() else ())
 
 
@@ -93,8 +93,8 @@ def test_an_attempt_that_was_cut_off_is_a_retry_and_the_last_one_a_failure(
         lambda: {mate: app.AsyncResult(mate).state for mate in mates} == dict.fromkeys(mates, "SUCCESS"),
         description="the results of the mates",
     )
-    assert told(lane, good) == {"on_retry": 1, "task_retry": 1}
-    assert told(lane, bad) == {"on_retry": 2, "task_retry": 2, "on_failure": 1, "task_failure": 1}
+    assert noted(lane, good) == {"on_retry": 1, "task_retry": 1}
+    assert noted(lane, bad) == {"on_retry": 2, "task_retry": 2, "on_failure": 1, "task_failure": 1}
     assert "task-failed" not in heard[good]
     events = [heard[good].count("task-retried"), heard[bad].count("task-retried"), heard[bad].count("task-failed")]
     if task == "counter.overdue":

@@ -32,10 +32,10 @@ def test_the_first_app_has_the_lane_and_one_of_another_name_is_told_so(server: E
     arrive(redis, make(server, "shop"))
     with pytest.raises(ConfigurationError) as caught:
         arrive(redis, make(server, "billing"))
-    told = str(caught.value)
-    assert "belongs to the app 'shop', and this is 'billing'" in told
-    assert "bridge_app = 'shop'" in told
-    assert "\n" not in told
+    message = str(caught.value)
+    assert "belongs to the app 'shop', and this is 'billing'" in message
+    assert "bridge_app = 'shop'" in message
+    assert "\n" not in message
     # A name of its own, another group, or the old name under a new one
     arrive(redis, make(server, "billing", group="billing"))
     arrive(redis, make(server, "billing", app="shop"))
