@@ -24,6 +24,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import orjson
@@ -35,12 +36,14 @@ from bridge.consumer.registering import update_registration
 from bridge.link.connections import UNAVAILABLE, client, is_full, is_outage
 from bridge.link.outage import Outage
 from bridge.protocol.agreement import differences, leaders_facts
+from bridge.protocol.registration import read_registration
 from bridge.routing.errors import DuplicateConsumer
 from bridge.routing.membership import goodbye, register
 from bridge.routing.return_codes import ReturnCode
 
 if TYPE_CHECKING:
     from bridge.consumer.deadline import Deadline
+    from bridge.protocol.registration import ChangingFacts, Profile
     from bridge.settings.lane import LaneSettings
 
 logger = logging.getLogger(__name__)
@@ -60,8 +63,8 @@ class Lease:
     - ``while_waiting`` is called again and again while `begin` waits, on the caller's thread. It may raise: that ends
       the wait.
     - ``on_renewal`` is called on the lease's thread with each renewal.
-    - ``changing_facts`` returns the part of the registration that may change. Each renewal compares it, and sends what
-      differs.
+    - ``changing_facts`` returns the part of the registration that may change. Each renewal compares it with what is
+      registered.
     """
 
     def __init__(
@@ -69,19 +72,19 @@ class Lease:
         url: str,
         lane: LaneSettings,
         name: str,
-        registration: dict[str, object],
+        profile: Profile,
         deadline: Deadline,
         *,
         held: Callable[[], list[int]],
+        changing_facts: Callable[[], ChangingFacts],
         on_lost: Callable[[], None],
         is_stopping: Callable[[], bool] = lambda: False,
         while_waiting: Callable[[], None] = lambda: None,
         on_renewal: Callable[[], None] = lambda: None,
-        changing_facts: Callable[[], dict[str, Any]] = dict,
     ) -> None:
         self._lane = lane
         self._name = name
-        self._registration = registration
+        self._profile = profile
         self._deadline = deadline
         self._held = held
         self._on_lost = on_lost
@@ -134,11 +137,10 @@ class Lease:
         waited_until = time.monotonic() + patience_s
         waits = False
         while not self._stop.is_set():
-            found_raw = self._redis.hget(keys.consumers, self._name)
-            found = (found_raw, orjson.loads(found_raw)["incarnation"]) if found_raw else None
+            found_raw: Any = self._redis.hget(keys.consumers, self._name)
+            found = (found_raw, read_registration(found_raw).incarnation) if found_raw else None
             incarnation = uuid.uuid4().hex
-            new_fields = {"incarnation": incarnation, "since": time.time(), "lease_ms": self._lane.lease_ms}
-            registration = orjson.dumps({**self._registration, **new_fields})
+            registration = self._profile.text(incarnation, time.time(), self._lane.lease_ms)
             sent = now_ns()
             code, left_ms = register(
                 self._redis, keys, self._name, incarnation, self._lane.lease_ms, registration, found
@@ -219,7 +221,7 @@ class Lease:
 
     def _warn_of_differences(self) -> None:
         """Logs how this worker differs from the leader. Called when the worker sees a new leader."""
-        for difference in differences(self._registration, leaders_facts(self._master)):
+        for difference in differences(self._profile.facts, leaders_facts(self._master)):
             logger.warning("this worker differs from the master that leads: %s", difference)
 
     def _report_changes(self) -> None:
@@ -227,20 +229,19 @@ class Lease:
         if self._is_stopping():
             # The pool is closed, or will be soon.
             return
-        before = self._registration
-        changed = {name: value for name, value in self._changing_facts().items() if value != before[name]}
-        if not changed:
+        before, now = self._profile.changing, self._changing_facts()
+        if now == before:
             return
         try:
-            update_registration(self._redis, self._lane.keys, self._name, self._deadline.incarnation, changed)
+            update_registration(self._redis, self._lane.keys, self._name, self._deadline.incarnation, now)
         except (RedisError, OSError) as exc:
             logger.debug("cannot update the registration yet: %s", exc)
             return
-        if "slots" in changed:
-            logger.info("the pool runs %d messages at once now; before, %d", changed["slots"], before["slots"])
-        if "queues" in changed:
-            logger.info("consumes %s now; before, %s", changed["queues"], before["queues"])
-        before.update(changed)
+        if now.slots != before.slots:
+            logger.info("the pool runs %d messages at once now; before, %d", now.slots, before.slots)
+        if now.runnable.queues != before.runnable.queues:
+            logger.info("consumes %s now; before, %s", now.runnable.queues, before.runnable.queues)
+        self._profile = replace(self._profile, changing=now)
 
     @staticmethod
     def _quietly(call: Callable[[], None]) -> None:

@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
+from bridge.protocol.drain_orders import read_drain_order
 from bridge.protocol.names import HEADER_WORD, WorkerWord
+from bridge.protocol.registration import Registration, read_registration
 from bridge.routing.errors import InputError
 from bridge.routing.text import printable
 
@@ -96,31 +98,28 @@ class Pending:
         return cls(int(summary[1].decode().partition("-")[0]), of_master, of_consumers, of_parked)
 
 
-def registrations_of(reply: dict[bytes, bytes]) -> dict[str, dict[str, Any]]:
+def registrations_of(reply: dict[bytes, bytes]) -> dict[str, Registration]:
     """Consumer -> what it registered with, from the reply of HGETALL."""
-    return {name.decode(): orjson.loads(text) for name, text in reply.items()}
+    return {name.decode(): read_registration(text) for name, text in reply.items()}
 
 
-def draining(registration: dict[str, Any], order: bytes | None) -> bool:
-    """Whether the order to drain, a value of the hash ``drains``, is for this life of the consumer.
-
-    An order ends with the process that it was for: a drained worker that is restarted takes work again.
-    """
-    return order is not None and orjson.loads(order).get("started") == registration.get("started")
+def draining(registration: Registration, order: bytes | None) -> bool:
+    """Whether the order to drain, a value of the hash ``drains``, is for this process of the consumer."""
+    return order is not None and read_drain_order(order).is_for(registration)
 
 
-def ask(pipe: Any, keys: LaneKeys, registrations: dict[str, dict[str, Any]]) -> None:
+def ask(pipe: Any, keys: LaneKeys, registrations: dict[str, Registration]) -> None:
     """Puts the questions into ``pipe`` whose answers `consumers` takes."""
     for name, registration in registrations.items():
-        pipe.pttl(keys.lease(registration["incarnation"]))
-        pipe.get(keys.held(registration["incarnation"]))
+        pipe.pttl(keys.lease(registration.incarnation))
+        pipe.get(keys.held(registration.incarnation))
         pipe.llen(keys.queue(name))
         # The oldest, which the consumer takes next.
         pipe.lindex(keys.queue(name), -1)
 
 
 def consumers(
-    registrations: dict[str, dict[str, Any]],
+    registrations: dict[str, Registration],
     answers: Sequence[Any],
     drains: dict[bytes, bytes],
     pending: Pending,
@@ -130,12 +129,12 @@ def consumers(
     found = []
     for i, (name, registration) in enumerate(registrations.items()):
         lease_ms, held, queued, oldest = answers[4 * i : 4 * i + 4]
-        since = registration.get("since")
+        since = registration.since
         ordered = draining(registration, drains.get(name.encode()))
         state = ConsumerState.DRAINING if ordered else ConsumerState.OPEN
         if lease_ms <= 0:
             state = ConsumerState.OVER
-        elif registration.get("leaving"):
+        elif registration.leaving:
             state = ConsumerState.LEAVING
         elif _is_probe(oldest):
             state = ConsumerState.STALLED
@@ -146,17 +145,17 @@ def consumers(
                 alive=lease_ms > 0,
                 registered=True,
                 draining=ordered,
-                slots=registration.get("slots"),
-                pool=registration.get("pool"),
-                pid=registration.get("pid"),
-                incarnation=registration["incarnation"],
+                slots=registration.slots,
+                pool=registration.pool,
+                pid=registration.pid,
+                incarnation=registration.incarnation,
                 in_flight=pending.of_consumers.get(name, 0),
                 tickets=len(orjson.loads(held)["fences"]) if held else None,
                 queued=queued,
                 lease_ms=max(0, lease_ms),
                 up_ms=None if since is None else max(0, now_ms - int(since * 1000)),
-                version=registration.get("version"),
-                queues=tuple(registration["queues"]) if "queues" in registration else None,
+                version=registration.facts.get("version"),
+                queues=registration.queues,
             )
         )
     for name, number in pending.of_consumers.items():

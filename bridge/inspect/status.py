@@ -24,6 +24,7 @@ from bridge.routing.text import count, duration, one_line
 if TYPE_CHECKING:
     from redis import Redis
 
+    from bridge.protocol.registration import Registration
     from bridge.routing.keys import LaneKeys
     from bridge.settings.app import Settings
 
@@ -238,12 +239,12 @@ def _unserved(one: UnservedTask, now_ms: int) -> str:
     return f"{what}; start a worker that runs it, or the first is a dead letter in {duration(one.dead_in_ms)}"
 
 
-def _differing(seen: LaneStatus, registrations: dict[str, dict[str, Any]]) -> list[str]:
+def _differing(seen: LaneStatus, registrations: dict[str, Registration]) -> list[str]:
     """Consumers whose version or settings are not those of the master that leads."""
     differ: dict[str, list[str]] = {}
     for one in seen.consumers:
         if one.alive:
-            for difference in differences(registrations[one.name], seen.master):
+            for difference in differences(registrations[one.name].facts, seen.master):
                 differ.setdefault(difference, []).append(one.name)
     found = []
     for difference, names in differ.items():

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
-
-import orjson
+from typing import TYPE_CHECKING
 
 from bridge.inspect.roster import draining
 from bridge.link.connections import UNAVAILABLE
+from bridge.protocol.registration import read_registration
 from bridge.routing.errors import OrderFailed
 from bridge.routing.text import count, duration
 
@@ -59,10 +58,9 @@ def _look(redis: Redis, keys: LaneKeys, name: str) -> tuple[int, bool]:
         pipe.execute_command("XPENDING", keys.stream, keys.group)
         pipe.hget(keys.drains, name)
         pipe.hget(keys.consumers, name)
-        summary, order, registration = pipe.execute()
+        summary, order, registered = pipe.execute()
     left = next((int(number) for of, number in summary[3] or () if of == name.encode()), 0)
-    found: Any = orjson.loads(registration) if registration else None
-    return left, found is None or draining(found, order)
+    return left, not registered or draining(read_registration(registered), order)
 
 
 def _messages(left: int | None) -> str:

@@ -4,12 +4,15 @@
 |---|---|
 | ``incarnation``, ``since``, ``started`` | this life of it; since when; since when its process runs (Unix s) |
 | ``queue``, ``slots``, ``pool``, ``pid`` | where it takes from, how many messages at once, by which pool, its process |
+| ``lease_ms`` | the length of its lease |
 | ``leaving`` | there when it shuts down |
 | ``tasks`` | names of the tasks that it can run here, sorted |
 | ``queues`` | Celery queues that it consumes, without its own one |
 | ``elsewhere`` | task -> Celery queue: tasks that it knows, and that are meant for consumers of another queue |
 | ``app``, ``version``, ``format``, ``settings`` | of the member: `bridge.protocol.agreement.facts` |
 | ``traits`` | task -> `TRAITS` that are not as by default |
+
+``incarnation``, ``queue`` and ``slots`` are always there. A consumer of an older version may lack the others.
 
 A lane may have hundreds of consumers with a thousand tasks each, and the leader looks at all of them every second: it
 reads a text again only when it changed, and consumers that can run the same share one set of names.
@@ -18,35 +21,112 @@ reads a text again only when it changed, and consumers that can run the same sha
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
 import orjson
 
 #: What a task may have of its own: ``max_attempts``, ``on_dead``, ``bundle`` (false: it always travels alone),
 #: ``limits`` (hard and soft time limit, s), ``ignore_result``.
 TRAITS = ("max_attempts", "on_dead", "bundle", "limits", "ignore_result")
+#: Bytes of a text that cannot be read that are shown.
+SHOWN_BYTES = 200
 #: What a member says of itself.
 FACTS = ("app", "version", "format", "settings")
 
 
+class RunnableTasks(NamedTuple):
+    """Which tasks a worker can run, by the Celery queues that it consumes now."""
+
+    tasks: list[str]
+    queues: list[str]
+    elsewhere: dict[str, str]
+    traits: dict[str, dict[str, Any]]
+
+
+class ChangingFacts(NamedTuple):
+    """What may change in a registration while the worker lives."""
+
+    slots: int
+    runnable: RunnableTasks
+
+    def fields(self) -> dict[str, Any]:
+        """The fields of the registration, by name."""
+        return {"slots": self.slots, **self.runnable._asdict()}
+
+
+@dataclass(frozen=True)
+class Profile:
+    """What a worker registers with, the same in all its incarnations until `changing` changes."""
+
+    queue: str
+    changing: ChangingFacts
+    pool: str
+    pid: int
+    #: Start of the process, Unix time in seconds.
+    started: float
+    #: `bridge.protocol.agreement.facts`
+    facts: Mapping[str, Any]
+
+    def text(self, incarnation: str, since: float, lease_ms: int) -> bytes:
+        """The registration of an incarnation."""
+        of_process = {"pool": self.pool, "pid": self.pid, "started": self.started, **self.facts}
+        of_incarnation = {"incarnation": incarnation, "since": since, "lease_ms": lease_ms}
+        return orjson.dumps({"queue": self.queue, **self.changing.fields(), **of_process, **of_incarnation})
+
+
 @dataclass(frozen=True)
 class Registration:
-    """What one consumer told. ``tasks``: None, when it told nothing of them."""
+    """What one consumer registered with. None: it did not say."""
 
     text: bytes
     incarnation: str
     queue: str
     slots: int
     leaving: bool
+    pool: str | None
+    pid: int | None
+    #: Unix time in seconds.
+    since: float | None
     started: float | None
-    #: Length of its lease; None: it did not say.
+    #: Length of its lease.
     lease_ms: int | None
     tasks: frozenset[str] | None
+    queues: tuple[str, ...] | None
     elsewhere: Mapping[str, str]
     traits: Mapping[str, Mapping[str, Any]]
-    #: Its version and settings, as far as it told them.
+    #: Its version and settings, as far as it said them.
     facts: Mapping[str, Any]
+
+
+def read_registration(text: bytes) -> Registration:
+    """The registration in ``text``. Raises ValueError when it is none."""
+    try:
+        fields = orjson.loads(text)
+        return Registration(
+            text=text,
+            incarnation=fields["incarnation"],
+            queue=fields["queue"],
+            slots=int(fields["slots"]),
+            leaving=bool(fields.get("leaving")),
+            pool=fields.get("pool"),
+            pid=fields.get("pid"),
+            since=fields.get("since"),
+            started=fields.get("started"),
+            lease_ms=fields.get("lease_ms"),
+            tasks=frozenset(fields["tasks"]) if isinstance(fields.get("tasks"), list) else None,
+            queues=tuple(fields["queues"]) if "queues" in fields else None,
+            elsewhere=fields.get("elsewhere") or {},
+            traits=fields.get("traits") or {},
+            facts={name: fields[name] for name in FACTS if name in fields},
+        )
+    except (ValueError, TypeError, LookupError) as exc:
+        raise ValueError(f"a registration that cannot be read: {text[:SHOWN_BYTES]!r}") from exc
+
+
+def changed(registration: Registration, **fields: Any) -> bytes:
+    """The text of ``registration`` with other values of ``fields``. What this version does not know stays in it."""
+    return orjson.dumps({**orjson.loads(registration.text), **fields})
 
 
 class Registrations:
@@ -83,21 +163,8 @@ class Registrations:
         return next((one.elsewhere[task] for one in self._read.values() if task in one.elsewhere), None)
 
     def _parse(self, text: bytes) -> Registration:
-        told = orjson.loads(text)
-        tasks = None
-        if isinstance(told.get("tasks"), list):
-            tasks = frozenset(told["tasks"])
-            tasks = self._sets.setdefault(tasks, tasks)
-        return Registration(
-            text=text,
-            incarnation=told["incarnation"],
-            queue=told["queue"],
-            slots=int(told["slots"]),
-            leaving=bool(told.get("leaving")),
-            started=told.get("started"),
-            lease_ms=told.get("lease_ms"),
-            tasks=tasks,
-            elsewhere=told.get("elsewhere") or {},
-            traits=told.get("traits") or {},
-            facts={name: told[name] for name in FACTS if name in told},
-        )
+        found = read_registration(text)
+        if found.tasks is None:
+            return found
+        # Consumers that can run the same share one set.
+        return replace(found, tasks=self._sets.setdefault(found.tasks, found.tasks))

@@ -21,10 +21,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-import orjson
 from redis import Redis
 
 from bridge.link.connections import client
+from bridge.protocol.registration import read_registration
 from bridge.routing.errors import ConfigurationError, InputError, PortInUse, StackFailed
 from bridge.settings.lane import LaneSettings
 from bridge.stack.child import Child, end_all
@@ -272,10 +272,10 @@ class Stack:
             if worker in self._ended:
                 continue
             found: Any = self.redis.hget(keys.consumers, self.worker_name(name))
-            registration = orjson.loads(found) if found else {}
-            if registration.get("pid") != worker.pid:
+            registration = read_registration(found) if found else None
+            if registration is None or registration.pid != worker.pid:
                 return False
-            if not self.redis.exists(keys.lease(registration["incarnation"])):
+            if not self.redis.exists(keys.lease(registration.incarnation)):
                 return False
         return True
 

@@ -5,13 +5,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import orjson
 from celery.utils.log import get_logger
 
 from bridge.leader.picture.pieces import Consumer
 from bridge.protocol.agreement import differences
+from bridge.protocol.drain_orders import DrainOrder, read_drain_order
 from bridge.routing.policies import PolicyName
 from bridge.routing.transitions import drain
 
@@ -57,20 +57,20 @@ class Consumers:
             pipe.hgetall(keys.drains)
             registrations, drains = pipe.execute()
         registered = self._registrations.read(registrations)
+        orders = {name: read_drain_order(text) for name, text in drains.items()}
         for name, registration in registered.items():
             consumer = self._register(name.decode(), registration)
             self._leases.know(registration.incarnation, registration.lease_ms)
             if registration.leaving:
                 self.close(registration.incarnation)
-            order = orjson.loads(drains.get(name, b"null"))
-            # The order is for one process. A process may have several incarnations.
-            consumer.draining = order is not None and order["started"] == registration.started
-        for name, text in drains.items():
-            self._forget_drain(name, orjson.loads(text), registered.get(name))
+            order = orders.get(name)
+            consumer.draining = order is not None and order.is_for(registration)
+        for name, order in orders.items():
+            self._forget_drain(name, order, registered.get(name))
         left = self._leases.ask(self._term.redis, self._term.leadership, lane.consumers)
         for incarnation, ms in left.items():
             consumer = lane.consumers[incarnation]
-            if ms > 0 and not consumer.alive and consumer.registration:
+            if ms > 0 and not consumer.alive and consumer.registration is not None:
                 consumer.alive = True
                 logger.info("consumer %s is here, %d slots, incarnation %s", consumer.name, consumer.slots, incarnation)
                 if lane.settings.policy is PolicyName.RENDEZVOUS:
@@ -87,13 +87,13 @@ class Consumers:
         tasks = registration.tasks if registration.tasks is not None else self._term.own_tasks
         known = lane.consumers.get(registration.incarnation)
         if known is None:
-            facts = (name, registration.incarnation, registration.queue, registration.slots, registration.text, tasks)
+            facts = (name, registration.incarnation, registration.queue, registration.slots, registration, tasks)
             consumer = lane.consumers[registration.incarnation] = Consumer(*facts)
             consumer.alive = False  # until its lease is seen
             self._traits.forget()
             self._compare(name, registration)
             return consumer
-        known.registration = registration.text
+        known.registration = registration
         # Its pool may have grown or shrunk.
         known.slots = max(1, registration.slots)
         if known.empty != (registration.slots < 1):
@@ -116,12 +116,12 @@ class Consumers:
         for difference in differences(registration.facts, self._term.facts):
             logger.warning("consumer %s differs from this master: %s", name, difference)
 
-    def _forget_drain(self, name: bytes, order: dict[str, Any], registration: Registration | None) -> None:
+    def _forget_drain(self, name: bytes, order: DrainOrder, registration: Registration | None) -> None:
         """Lifts a drain order when its process is gone. A process that only lost its lease comes back."""
         if registration is not None:
-            over = registration.started != order["started"]
+            over = not order.is_for(registration)
         else:
-            over = self._lane.now_ms() - order["at_ms"] > DRAIN_KEPT_S * 1000
+            over = self._lane.now_ms() - order.at_ms > DRAIN_KEPT_S * 1000
         if over:
             drain(self._term.redis, self._term.leadership, name.decode(), "")
 

@@ -88,8 +88,9 @@ class Reroute:
                 return
             elif code is not ReturnCode.OK:  # a record, or the group, is not as it was
                 raise LaneConflict(f"the tickets of {consumer.name} are not where this master thought they were")
-        if consumer.registration:
-            forget(self._term.redis, self._term.leadership, consumer.name, consumer.incarnation, consumer.registration)
+        if consumer.registration is not None:
+            text = consumer.registration.text
+            forget(self._term.redis, self._term.leadership, consumer.name, consumer.incarnation, text)
         del lane.consumers[consumer.incarnation]
         logger.warning("consumer %s is gone (incarnation %s)", consumer.name, consumer.incarnation)
 

@@ -20,6 +20,7 @@ from redis.exceptions import ResponseError
 from bridge.leader.picture.pieces import Consumer, Ticket
 from bridge.leader.step.inbox import Notice
 from bridge.protocol.dead_letters import read_letter
+from bridge.protocol.drain_orders import DrainOrder
 from bridge.protocol.names import WorkerWord
 from bridge.protocol.outcomes import is_id
 from bridge.routing.batch import Batch
@@ -152,9 +153,8 @@ class OperatorOrders:
         consumer = self._consumer(order["consumer"])
         if consumer is None:
             return {"error": f"there is no consumer {order['consumer']}"}
-        started = orjson.loads(consumer.registration).get("started")
-        text = orjson.dumps({"at_ms": self._lane.now_ms(), "started": started}).decode()
-        batch.drains[consumer.name] = text
+        started = consumer.registration.started if consumer.registration is not None else None
+        batch.drains[consumer.name] = DrainOrder(self._lane.now_ms(), started).text()
         consumer.draining = True
         self._queues.empty(consumer, batch)
         return {"ok": True, "in_flight": consumer.messages}

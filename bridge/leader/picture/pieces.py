@@ -9,6 +9,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 from bridge.routing.messages import Message
 from bridge.routing.records import LostAttempt
 
+if TYPE_CHECKING:
+    from bridge.protocol.registration import Registration
+
 #: How many consumers must end while a message may be running before that message is a suspect. A single one proves
 #: nothing: any machine may fail.
 SUSPECT_AFTER = 2
@@ -209,7 +212,7 @@ class Consumer:
         incarnation: str,
         queue: str,
         slots: int,
-        registration: bytes,
+        registration: Registration | None,
         tasks: frozenset[str] | None = None,
     ) -> None:
         self.name = name
@@ -220,6 +223,7 @@ class Consumer:
         self._slots = max(1, slots)
         #: Its pool was shrunk to no processes. Messages would wait there until the pool grows.
         self._empty = slots < 1
+        #: None: it is not registered any more.
         self.registration = registration
         #: The tasks that it can run; None: any task. Consumers with equal sets share one object.
         self._tasks = tasks

@@ -138,7 +138,7 @@ class Stranded:
         """
         lane = self._lane
         # A consumer that was never seen registered gets no messages.
-        differing = {consumer.tasks for consumer in lane.consumers.values() if consumer.registration}
+        differing = {consumer.tasks for consumer in lane.consumers.values() if consumer.registration is not None}
         self.mixed = len(differing) > 1
         sets = [consumer.tasks for consumer in lane.consumers.values() if consumer.serving]
         if len(sets) == len(self._sets) and all(one is other for one, other in zip(sets, self._sets, strict=True)):

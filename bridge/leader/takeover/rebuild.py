@@ -220,7 +220,7 @@ class Rebuild:
         if consumer is None:
             # The consumer is not registered any more. Its lease decides whether it lives.
             queue = self._keys.queue(record.consumer)
-            consumer = Consumer(record.consumer, record.incarnation, queue, 1, b"")
+            consumer = Consumer(record.consumer, record.incarnation, queue, 1, None)
             consumer.alive = False
             lane.consumers[record.incarnation] = consumer
         ticket.consumer = consumer

@@ -15,6 +15,7 @@ from kombu import Queue
 
 from bridge.app.ticket_tasks import ticket_tasks
 from bridge.app.traits import traits_of
+from bridge.protocol.registration import RunnableTasks
 
 if TYPE_CHECKING:
     from celery import Celery
@@ -27,23 +28,21 @@ def queues_of(app: Celery, own: str) -> frozenset[str]:
     return frozenset(app.amqp.queues.consume_from) - {own}
 
 
-def runnable_tasks(app: Celery, queues: frozenset[str]) -> dict[str, Any]:
-    """The part of the registration about tasks, for a worker of ``app`` that consumes ``queues``: see
-    `bridge.protocol.registration`.
-    """
+def runnable_tasks(app: Celery, queues: frozenset[str]) -> RunnableTasks:
+    """The part of the registration about tasks, for a worker of ``app`` that consumes ``queues``."""
     router = Router(app.amqp.routes, _Queues(app.amqp.queues), app=app)
-    tasks, elsewhere, traits = [], {}, {}
+    found = RunnableTasks([], sorted(queues), {}, {})
     for name in sorted(ticket_tasks(app)):
         task = app.tasks[name]
         queue = _queue_of(task, router, queues)
         if queue is not None:
-            elsewhere[name] = queue
+            found.elsewhere[name] = queue
             continue
-        tasks.append(name)
+        found.tasks.append(name)
         own = traits_of(task)
         if own:
-            traits[name] = own
-    return {"tasks": tasks, "queues": sorted(queues), "elsewhere": elsewhere, "traits": traits}
+            found.traits[name] = own
+    return found
 
 
 def _queue_of(task: Any, router: Router, queues: frozenset[str]) -> str | None:

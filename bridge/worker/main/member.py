@@ -25,6 +25,7 @@ from bridge.protocol.envelope import returned
 from bridge.protocol.headers import first_fence, heads_of
 from bridge.protocol.names import HEADER_BASE, HEADER_INCARNATION, HEADER_WORD, WorkerWord
 from bridge.protocol.outcomes import Kind, Outcome
+from bridge.protocol.registration import ChangingFacts, Profile, RunnableTasks
 from bridge.routing.errors import ConfigurationError
 from bridge.worker.guard.fencing import kill_overdue, watch_own_deadline
 from bridge.worker.guard.processes import gone
@@ -73,7 +74,7 @@ class Member:
         self._slots: Callable[[], int] = lambda: 1
         #: The Celery queues that the worker consumes beside its own, and the tasks that it can run therefore.
         self._queues: frozenset[str] | None = None
-        self._runnable_tasks: dict[str, Any] = {}
+        self._runnable_tasks = RunnableTasks([], [], {}, {})
         #: Whether tasks run in pool processes, which can be killed.
         self.forks = False
         #: Whether Celery can end a running task: in pool processes and greenlets it can, in threads not.
@@ -243,27 +244,27 @@ class Member:
                 f"the pool of {self.name} starts its processes by {get_start_method()}, and the bridge needs fork: "
                 "set worker_pool_start_method = 'fork', or choose another pool (-P threads)"
             )
-        registration: dict[str, object] = {
-            "queue": self.lane.keys.queue(self.name),
-            **self._changing_facts(),
-            "pool": pool,
-            "pid": os.getpid(),
-            "started": self.started,
-            **facts(self.app, master=False),
-        }
+        profile = Profile(
+            queue=self.lane.keys.queue(self.name),
+            changing=self._changing_facts(),
+            pool=pool,
+            pid=os.getpid(),
+            started=self.started,
+            facts=facts(self.app, master=False),
+        )
         lease = Lease(
             self.url,
             self.lane,
             self.name,
-            registration,
+            profile,
             self.shared,
             held=self.report,
+            changing_facts=self._changing_facts,
             on_lost=self._stop_tickets,
             is_stopping=lambda: self._is_stopping,
             # `begin` runs on Celery's own thread. While it waits there, no other code checks for a shutdown.
             while_waiting=state.maybe_shutdown,
             on_renewal=self._on_renewal,
-            changing_facts=self._changing_facts,
         )
         lease.begin()
         # Set last: when the server is away, `begin` raises, and Celery will call this again.
@@ -279,9 +280,8 @@ class Member:
             self._runnable_tasks = runnable_tasks(self.app, queues)
             self._queues = queues
 
-    def _changing_facts(self) -> dict[str, Any]:
-        """The fields of the registration that may change while the worker lives."""
-        return {"slots": self._slots(), **self._runnable_tasks}
+    def _changing_facts(self) -> ChangingFacts:
+        return ChangingFacts(self._slots(), self._runnable_tasks)
 
     def _on_renewal(self) -> None:
         """Called with each renewal of the lease, on its thread."""

@@ -27,7 +27,6 @@ import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-import orjson
 from celery.utils.log import get_logger
 from redis import Redis
 from redis.exceptions import RedisError
@@ -38,6 +37,7 @@ from bridge.protocol.envelope import returned
 from bridge.protocol.headers import heads_of
 from bridge.protocol.names import HEADER_INCARNATION
 from bridge.protocol.outcomes import Outcome
+from bridge.protocol.registration import changed, read_registration
 from bridge.worker.main.threads import run_in_thread
 
 if TYPE_CHECKING:
@@ -121,12 +121,11 @@ class WarmShutdown:
         """Writes it into the registration, for later leaders, and into the outcome stream, for the present leader."""
         keys = self._lane.keys
         found: Any = self._redis.hget(keys.consumers, self._name)
-        registration = orjson.loads(found) if found else {}
-        if registration.get("incarnation") != self._incarnation:
+        registration = read_registration(found) if found else None
+        if registration is None or registration.incarnation != self._incarnation:
             return
-        registration["leaving"] = True
         with self._redis.pipeline(transaction=True) as pipe:
-            pipe.hset(keys.consumers, self._name, orjson.dumps(registration))
+            pipe.hset(keys.consumers, self._name, changed(registration, leaving=True))
             pipe.xadd(keys.outcomes, {"i": self._incarnation, "leaving": self._name})
             pipe.execute()
 

@@ -31,6 +31,7 @@ from bridge.leader.stream.pending import PendingList
 from bridge.leader.takeover.rebuild import Rebuild
 from bridge.protocol.envelope import Envelopes, Run
 from bridge.protocol.outcomes import Kind, Outcome
+from bridge.protocol.registration import Registration, read_registration
 from bridge.routing import records
 from bridge.routing.batch import Batch
 from bridge.routing.ids import id_key
@@ -46,6 +47,12 @@ TRAITS = {
     "limited": TaskTraits(True, (30.0, 20.0)),
 }
 MASTER = "master"
+
+
+def registration(incarnation: str, queue: str, slots: int) -> Registration:
+    """What a consumer registered with."""
+    fields = {"incarnation": incarnation, "queue": queue, "slots": slots, "started": 1}
+    return read_registration(json.dumps(fields).encode())
 
 
 class FakeEnvelopes:
@@ -315,7 +322,8 @@ class LaneWorld:
 
     def _find_consumers(self) -> dict[str, int]:
         for incarnation, (name, slots) in self.registered.items():
-            facts = (f"queue:{name}", slots, b'{"started":1}', self.tasks.get(incarnation))
+            queue = f"queue:{name}"
+            facts = (queue, slots, registration(incarnation, queue, slots), self.tasks.get(incarnation))
             consumer = Consumer(name, incarnation, *facts)
             self.lane.consumers[incarnation] = consumer
             consumer.draining = name in self.drained
@@ -407,7 +415,8 @@ class LaneWorld:
         self.registered[incarnation] = (name, slots)
         if tasks is not None:
             self.tasks[incarnation] = tasks
-        facts = (f"queue:{name}", slots, b'{"started":1}', tasks)
+        queue = f"queue:{name}"
+        facts = (queue, slots, registration(incarnation, queue, slots), tasks)
         self.lane.consumers[incarnation] = Consumer(name, incarnation, *facts)
         self.lane.stranded.fit()
         self.step()
