@@ -25,6 +25,8 @@ SOAK_ARGS ?=
 
 # Variables of the caller's shell must not change the checkout's own environment.
 unexport PYTHONHOME PYTHONPATH VIRTUAL_ENV PIP_REQUIRE_VIRTUALENV PIP_USER PIP_TARGET PIP_PREFIX
+# Nor keep compiled modules from being stored: every process of the tests would compile all of them anew.
+unexport PYTHONDONTWRITEBYTECODE
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 help: ## List the targets

@@ -68,7 +68,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if tier == "all" or any("::" in argument for argument in config.args):
         return
     chosen = [item for item in items if (item.get_closest_marker("long") is not None) == (tier == "long")]
-    config.hook.pytest_deselected(items=[item for item in items if item not in set(chosen)])
+    kept = set(chosen)
+    config.hook.pytest_deselected(items=[item for item in items if item not in kept])
     items[:] = sorted(chosen, key=_place) if hasattr(config, "workerinput") else chosen
 
 

@@ -44,11 +44,11 @@ class Machine:
         if not (self.path / "chmod").exists():
             (self.path / "chmod").symlink_to(chmod)
 
-    def make(self, *words: str) -> subprocess.CompletedProcess[str]:
+    def make(self, *words: str, **env: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
             [str(self.path / "make"), *words],
             cwd=self.checkout,
-            env={"PATH": str(self.path), "HOME": str(self.checkout / "home")},
+            env={"PATH": str(self.path), "HOME": str(self.checkout / "home"), **env},
             capture_output=True,
             text=True,
             check=False,
@@ -135,6 +135,15 @@ def test_the_tests_and_the_checks_beside_them_fail_together(machine: Machine, fa
     # The output of the checks stands together, after that of the tests.
     assert lines[0] == "python -m pytest"
     assert {"ruff check ", "mypy  "} <= set(lines[1:])
+
+
+@pytest.mark.parametrize("variable", ["PYTHONPATH", "PYTHONDONTWRITEBYTECODE"])
+def test_variables_of_the_caller_do_not_change_the_environment_of_the_checkout(machine: Machine, variable: str) -> None:
+    machine.python("python3.11")
+    assert machine.make("setup").returncode == 0
+    tool = machine.checkout / ".venv" / "bin" / "python"
+    tool.write_text(f'#!/bin/sh\necho "${{{variable}-unset}}"\n')
+    assert machine.make("unit", **{variable: "x"}).stdout.splitlines()[-1] == "unset"
 
 
 def test_help_needs_nothing_and_names_every_target(machine: Machine) -> None:
