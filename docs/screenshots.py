@@ -5,6 +5,7 @@ The pictures are checked in, since not every machine has a browser.
 
 from __future__ import annotations
 
+import json
 import os
 import pty
 import re
@@ -30,6 +31,8 @@ COLUMNS = 86
 EVENTS = 60_000
 #: Seconds of work before the picture of a lane at work.
 AT_WORK_S = 4.0
+#: Seconds within which a busy machine has done all events.
+DONE_WITHIN_S = 600.0
 
 
 def free_port() -> int:
@@ -39,9 +42,9 @@ def free_port() -> int:
         return int(one.getsockname()[1])
 
 
-def run(*arguments: str, env: dict[str, str]) -> None:
+def run(*arguments: str, env: dict[str, str], cwd: Path | str = ROOT) -> None:
     """Runs a program of the environment to its end."""
-    subprocess.run([str(BIN / arguments[0]), *arguments[1:]], cwd=ROOT, env=env, check=True)
+    subprocess.run([str(BIN / arguments[0]), *arguments[1:]], cwd=cwd, env=env, check=True)
 
 
 def on_a_terminal(*arguments: str, env: dict[str, str], lines: int = 40) -> str:
@@ -105,6 +108,19 @@ def wait_for(url: str) -> None:
         time.sleep(0.5)
 
 
+def wait_until_done(env: dict[str, str]) -> None:
+    """Waits until every message is done or dead: a report of half a run shows a queue, and no lane."""
+    until = time.monotonic() + DONE_WITHIN_S
+    while True:
+        command = [str(BIN / "bridge"), "status", "--json"]
+        status = json.loads(subprocess.run(command, cwd=ROOT, env=env, capture_output=True, check=True).stdout)
+        if not sum(status[state] for state in ("unread", "waiting", "in_flight", "awaiting_retry")):
+            return
+        if time.monotonic() > until:
+            sys.exit(f"error: the lane was not done within {DONE_WITHIN_S:g} s")
+        time.sleep(1)
+
+
 def main() -> None:
     """Starts a stack, gives it work, and takes the pictures while it works and when it is done."""
     PICTURES.mkdir(exist_ok=True)
@@ -123,9 +139,10 @@ def main() -> None:
             seen = on_a_terminal("bridge", "status", env=env)
             terminal_picture(seen, "bridge status --watch", PICTURES / "status.svg")
             page_picture(f"http://127.0.0.1:{flower}/tasks", PICTURES / "flower.png", 1440, 640)
-            archive = f"{folder}/archive"
-            run("bridge", "spark", "archive", archive, "--only", "history", "--only", "dead", env=env)
-            run("bridge", "spark", "report", archive, "--out", f"{folder}/report", env=env)
+            wait_until_done(env)
+            run("bridge", "spark", "archive", f"{folder}/archive", "--only", "history", "--only", "dead", env=env)
+            # From there, so that the page names the archive and not a temporary folder.
+            run("bridge", "spark", "report", "archive", "--out", f"{folder}/report", env=env, cwd=folder)
             page_picture(f"file://{folder}/report/report.html", PICTURES / "report.png", 1200, 1120)
         finally:
             stack.send_signal(signal.SIGINT)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 
@@ -18,6 +18,13 @@ from bridge.spark.reporting.numbers import duration, significant
 WIDTH, HEIGHT = 560, 240
 _NARROW = 380
 _LEFT, _RIGHT, _TOP, _BOTTOM = 58, 12, 14, 34
+#: Sizes of the texts in the style sheet: on axes and marks, and of names and numbers of bars.
+TICK_PX, NAME_PX = 12.5, 13.5
+#: Width of a character as a share of the font's size. No font is known here, so it is that of a wide one: a digit has
+#: 0.64 in DejaVu Sans and Verdana.
+_CHARACTER = 0.68
+#: Between a text and its axis or bar.
+_GAP = 8
 _ZEROS = re.compile(r"\.0+(?!\d)|(?<=\.\d)0+(?!\d)")
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _TIME_STEPS_S = (
@@ -112,14 +119,15 @@ def over_time(buckets: Sequence[Bucket], bucket_s: float, scale: Scale, label: s
     """A chart of marks per bucket of ``bucket_s`` seconds, time to the right in UTC."""
     first = min(bucket.start_s for bucket in buckets)
     last = max(bucket.start_s for bucket in buckets) + bucket_s
-    width = WIDTH - _LEFT - _RIGHT
+    left = _left_of(text for _, text in scale.ticks)
+    width = WIDTH - left - _RIGHT
 
     def across(seconds: float) -> float:
-        return _LEFT + (seconds - first) / (last - first) * width
+        return left + (seconds - first) / (last - first) * width
 
-    pieces = _horizontal_lines(scale)
-    for at, text in _time_ticks(first, last):
-        pieces.append(_text("tick mid", across(at), HEIGHT - 12, text))
+    pieces = _horizontal_lines(scale, left)
+    for at, text in _time_ticks(first, last, width):
+        pieces += _below(across(at), HEIGHT - 12, text, WIDTH)
     step = bucket_s / (last - first) * width
     thick = max(1.0, min(step * 0.8, 24))
     floor = HEIGHT - _BOTTOM
@@ -140,7 +148,9 @@ def over_time(buckets: Sequence[Bucket], bucket_s: float, scale: Scale, label: s
 
 def bars(rows: Sequence[Bar], label: str, *, line: tuple[float, str] | None = None) -> Shape:
     """Horizontal bars on one scale from 0; ``line`` is a value marked through all of them, and its name."""
-    high, name_width, told_width = 26, 190, 76
+    high = 26
+    name_width = max(190.0, _room((row.name for row in rows), NAME_PX) + 10)
+    told_width = max(76.0, _room((row.label for row in rows), NAME_PX) + _GAP)
     most = max([sum(value for value, _ in row.parts) for row in rows] + ([line[0]] if line else [])) or 1.0
     width = WIDTH - name_width - told_width
     above = 20 if line else 4
@@ -158,7 +168,7 @@ def bars(rows: Sequence[Bar], label: str, *, line: tuple[float, str] | None = No
             if wide > 0:
                 drawn.append(_rect(look, x, y + 5, max(wide, 0.75), 16, rx=2))
             x += wide
-        drawn.append(_text("told", x + 8, y + 17, row.label))
+        drawn.append(_text("told", x + _GAP, y + 17, row.label))
         pieces.append(_titled(row.title, drawn))
     if line:
         x = name_width + line[0] / most * width
@@ -174,24 +184,23 @@ def histogram(
 ) -> Shape:
     """Bars of (from ms, to ms, how many) on a logarithmic axis ``between`` two times, with named times marked."""
     low, high = math.log10(between[0]), math.log10(between[1])
-    width, above = _NARROW - _LEFT - _RIGHT, 22
-    height = HEIGHT - 40
+    above, height = 22, HEIGHT - 40
     floor = height - _BOTTOM
-
-    def across(ms: float) -> float:
-        return _LEFT + (math.log10(max(ms, between[0])) - low) / (high - low) * width
-
     most = max(n for _, _, n in bins)
     step = nice_step(most, 3)
-    pieces: list[Shape] = []
-    for i in range(math.floor(most / step) + 1):
-        y = floor - i * step / most * (floor - above)
-        pieces.append(_line("grid", (_LEFT, y), (_NARROW - _RIGHT, y)))
-        pieces.append(_text("tick end", _LEFT - 8, y + 4, rounded(significant(i * step))))
+    ticks = [(i * step, rounded(significant(i * step))) for i in range(math.floor(most / step) + 1)]
+    left = _left_of(text for _, text in ticks)
+    width = _NARROW - left - _RIGHT
+
+    def across(ms: float) -> float:
+        return left + (math.log10(max(ms, between[0])) - low) / (high - low) * width
+
+    scale = Scale(lambda n: floor - n / most * (floor - above), ticks)
+    pieces = _horizontal_lines(scale, left, _NARROW)
     every = max(1, math.ceil((high - low) / 5))
     for power in range(math.ceil(low - 1e-9), math.floor(high + 1e-9) + 1, every):
         place = 10.0**power
-        pieces.append(_text("tick mid", across(place), height - 12, rounded(duration(place))))
+        pieces += _below(across(place), height - 12, rounded(duration(place)), _NARROW)
     for start, end, n in bins:
         x, wide = across(start), across(end) - across(start)
         tall = max(n / most * (floor - above), 0.75)
@@ -201,36 +210,61 @@ def histogram(
     for name, ms in marks:
         x = across(ms)
         pieces.append(_line("mark", (x, above - 4), (x, floor)))
-        if x - beside > 26:
-            pieces.append(_text("tick mid", x, 12, name))
-            beside = x
+        wide = _room([name], TICK_PX)
+        # Where there is no room at the right edge, the name is a little beside its line.
+        middle = min(x, _NARROW - wide / 2)
+        if middle - beside > wide:
+            pieces.append(_text("tick mid", middle, 12, name))
+            beside = middle
     return _svg(label, height, pieces, _NARROW)
 
 
-def _horizontal_lines(scale: Scale) -> list[Shape]:
+def _room(texts: Iterable[str], size: float) -> float:
+    """How wide the longest of the texts can be."""
+    return max((len(text) for text in texts), default=0) * size * _CHARACTER
+
+
+def _left_of(texts: Iterable[str]) -> float:
+    """The place of a vertical axis that has these texts on its left."""
+    return max(float(_LEFT), _room(texts, TICK_PX) + _GAP)
+
+
+def _below(x: float, y: float, text: str, width: int) -> list[Shape]:
+    """A text centred at ``x`` below an axis; nothing where it would leave a picture of this width."""
+    half = _room([text], TICK_PX) / 2
+    return [_text("tick mid", x, y, text)] if half <= x <= width - half else []
+
+
+def _horizontal_lines(scale: Scale, left: float, width: int = WIDTH) -> list[Shape]:
     lines = []
     for value, text in scale.ticks:
         y = scale.place(value)
-        lines += [_line("grid", (_LEFT, y), (WIDTH - _RIGHT, y)), _text("tick end", _LEFT - 8, y + 4, text)]
+        lines += [_line("grid", (left, y), (width - _RIGHT, y)), _text("tick end", left - _GAP, y + 4, text)]
     return lines
 
 
-def _time_ticks(first: float, last: float) -> list[tuple[float, str]]:
-    step = next((step for step in _TIME_STEPS_S if (last - first) / step <= 6), _TIME_STEPS_S[-1])
-    found, at = [], math.ceil(first / step - 1e-9) * step
-    while at <= last:
-        time = _EPOCH + timedelta(seconds=at)
-        if step >= 86_400:
-            text = f"{time:%Y-%m-%d}"
-        elif step >= 60:
-            text = f"{time:%H:%M}" if last - first < 86_400 else f"{time:%m-%d %H:%M}"
-        else:
-            text = f"{time:%H:%M:%S}" if step >= 1 else f"{time:%H:%M:%S.%f}"[:-3]
-        # Not where the text would leave the picture.
-        if 0.02 < (at - first) / (last - first) < 0.97:
-            found.append((at, text))
-        at += step
-    return found
+def _time_ticks(first: float, last: float, width: float) -> list[tuple[float, str]]:
+    """Times from ``first`` to ``last`` (Unix seconds) and their texts, so few that the texts have room in ``width``."""
+    span = last - first
+    fitting = (step for step in _TIME_STEPS_S if span / step <= 6 and _fits(first, step, span, width))
+    step = next(fitting, _TIME_STEPS_S[-1])
+    numbers = range(math.ceil(first / step - 1e-9), math.floor(last / step) + 1)
+    return [(number * step, _time(number * step, step, span)) for number in numbers]
+
+
+def _fits(first: float, step: float, span: float, width: float) -> bool:
+    """Whether the texts of times that are ``step`` seconds apart do not touch."""
+    return _room([_time(first, step, span)], TICK_PX) + _GAP <= step / span * width
+
+
+def _time(at: float, step: float, span: float) -> str:
+    """A time on an axis that is ``span`` seconds long, with as much of it as tells it from the next one."""
+    time = _EPOCH + timedelta(seconds=at)
+    if step >= 86_400:
+        return f"{time:%Y-%m-%d}"
+    if step >= 60:
+        return f"{time:%H:%M}" if span < 86_400 else f"{time:%m-%d %H:%M}"
+    return f"{time:%H:%M:%S}" if step >= 1 else f"{time:%H:%M:%S.%f}"[:-3]
 
 
 def _svg(label: str, height: float, pieces: Sequence[Shape], width: int = WIDTH) -> Shape:

@@ -9,12 +9,26 @@ import shutil
 import subprocess
 from datetime import UTC, datetime, timedelta
 from html.parser import HTMLParser
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from bridge.spark.reporting.charts import linear, logarithmic, nice_step
+from bridge.spark.reporting.charts import (
+    NAME_PX,
+    TICK_PX,
+    Bar,
+    Bucket,
+    Mark,
+    Shape,
+    bars,
+    histogram,
+    linear,
+    logarithmic,
+    nice_step,
+    over_time,
+)
 from bridge.spark.reporting.numbers import count, duration, rate, share, short, significant, visible
 from bridge.spark.reporting.page import page
 from bridge.spark.reporting.terminal import show
@@ -303,3 +317,57 @@ def test_in_a_real_browser_nothing_runs_but_the_page_s_own_script(browser: str, 
     rows = Read(seen.partition("<!DOCTYPE html>")[2]).table("hot_tickets")
     values = [float(row["messages"]) for row in rows]
     assert values == sorted(values, reverse=True)
+
+
+#: Width of a digit in DejaVu Sans and Verdana, as a share of the font's size: the widest of the usual fonts.
+WIDE = 0.64
+STEPS_S = (0.001, 0.5, 1.0, 30.0, 3600.0, 86_400.0)
+
+
+def charts() -> list[Shape]:
+    """Charts with the longest texts that they can have."""
+    drawn = []
+    for step_s in STEPS_S:
+        buckets = [Bucket(START.timestamp() + i * step_s, [Mark(0, 1, "blue")], "") for i in range(60)]
+        drawn.append(over_time(buckets, step_s, linear(29_400, rate), ""))
+        drawn.append(over_time(buckets, step_s, logarithmic(0.1, 100_000), ""))
+    bins = [(10 ** (i / 5), 10 ** ((i + 1) / 5), 1_234_567 * (i + 1)) for i in range(-5, 25)]
+    drawn.append(histogram(bins, (0.1, 1e5), [("p50", 2.0), ("p90", 5e4), ("p99", 1e5)], ""))
+    rows = [Bar("0" * 26, "1 min 40 s", ((1.0, "blue"),), ""), Bar("a", "1", ((0.1, "red"),), "")]
+    drawn.append(bars(rows, "", line=(1.0, "mean 1 min 40 s")))
+    return drawn
+
+
+def texts(shape: Shape) -> list[Shape]:
+    own = [shape] if shape.tag == "text" else []
+    return own + [text for child in shape.children for text in texts(child)]
+
+
+def extent(text: Shape) -> tuple[float, float]:
+    """From where to where a text goes in a wide font."""
+    classes, x = text.attributes["class"].split(), float(text.attributes["x"])
+    wide = len(text.text) * WIDE * (NAME_PX if {"name", "told"} & set(classes) else TICK_PX)
+    start = x - wide if "end" in classes else x - wide / 2 if "mid" in classes else x
+    return start, start + wide
+
+
+def test_no_text_leaves_its_chart_or_touches_another_in_a_wide_font() -> None:
+    for chart in charts():
+        width = float(chart.attributes["viewBox"].split()[2])
+        shown = texts(chart)
+        assert len(shown) > 4
+        lines: dict[str, list[tuple[float, float]]] = {}
+        for text in shown:
+            start, end = extent(text)
+            assert start >= 0, text
+            assert end <= width, text
+            if text.attributes["class"] == "tick mid":
+                lines.setdefault(text.attributes["y"], []).append((start, end))
+        for line in lines.values():
+            assert all(end < start for (_, end), (start, _) in pairwise(line))
+
+
+def test_texts_are_as_large_as_the_charts_reckon() -> None:
+    style = (Path(__file__).parents[3] / "spark" / "reporting" / "look" / "report.css").read_text()
+    assert f"svg text {{ font-size: {TICK_PX}px;" in style
+    assert f"svg text.name, svg text.told {{ font-size: {NAME_PX}px; }}" in style
