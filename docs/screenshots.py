@@ -28,9 +28,10 @@ PICTURES = ROOT / "docs" / "pictures"
 BIN = Path(sys.executable).parent
 COLUMNS = 86
 
-EVENTS = 60_000
-#: Seconds of work before the picture of a lane at work.
-AT_WORK_S = 4.0
+#: Fewer than the history keeps, whatever its entries look like: the report must have all of them.
+EVENTS = 40_000
+#: They come in so many parts, so many seconds apart: a lane at work, and not one that empties a full stream.
+PARTS, APART_S = 10, 3.0
 #: Seconds within which a busy machine has done all events.
 DONE_WITHIN_S = 600.0
 
@@ -108,6 +109,17 @@ def wait_for(url: str) -> None:
         time.sleep(0.5)
 
 
+def parts(events: Path) -> list[Path]:
+    """The events in files of their own, each with the header, in the same order."""
+    header, *rows = events.read_text("utf-8").splitlines(keepends=True)
+    size = -(-len(rows) // PARTS)
+    files = []
+    for number in range(PARTS):
+        files.append(events.with_name(f"events-{number}.csv"))
+        files[-1].write_text("".join([header, *rows[number * size : (number + 1) * size]]), "utf-8")
+    return files
+
+
 def wait_until_done(env: dict[str, str]) -> None:
     """Waits until every message is done or dead: a report of half a run shows a queue, and no lane."""
     until = time.monotonic() + DONE_WITHIN_S
@@ -134,8 +146,11 @@ def main() -> None:
         try:
             wait_for(f"http://127.0.0.1:{flower}/")
             run("python", "-m", "spark.generate", f"{folder}/events.csv", "--events", str(EVENTS), env=env)
-            run("bridge", "push", f"{folder}/events.csv", env=env)
-            time.sleep(AT_WORK_S)
+            *first, last = parts(Path(folder, "events.csv"))
+            for part in first:
+                run("bridge", "push", str(part), env=env)
+                time.sleep(APART_S)
+            run("bridge", "push", str(last), env=env)
             seen = on_a_terminal("bridge", "status", env=env)
             terminal_picture(seen, "bridge status --watch", PICTURES / "status.svg")
             page_picture(f"http://127.0.0.1:{flower}/tasks", PICTURES / "flower.png", 1440, 640)
