@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from bridge.protocol.outcome_entries import EntryKind, notice_fields
 from bridge.protocol.registration import changed, read_registration
 
 if TYPE_CHECKING:
@@ -26,5 +27,5 @@ def update_registration(redis: Redis, keys: LaneKeys, name: str, incarnation: st
             return
         pipe.multi()
         pipe.hset(keys.consumers, name, changed(registration, **facts.fields()))
-        pipe.xadd(keys.outcomes, {"i": incarnation, "joined": name})
+        pipe.execute_command("XADD", keys.outcomes, "*", *notice_fields(EntryKind.JOINED, incarnation, name))
         pipe.execute()

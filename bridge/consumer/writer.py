@@ -22,6 +22,7 @@ from redis.exceptions import RedisError, ResponseError
 
 from bridge.link.connections import Wire, client, is_full, is_outage
 from bridge.link.outage import Outage
+from bridge.protocol.outcome_entries import WHO, EntryKind
 from bridge.protocol.outcomes import Outcome
 from bridge.routing.effects import Effect, Success, apply, tell
 from bridge.routing.return_codes import ReturnCode
@@ -84,7 +85,7 @@ class OutcomeWriter:
         """The command (RESP) up to the outcomes. It is the same for every write of an incarnation."""
         known, head = self._known_head
         if known != incarnation:
-            words = ("XADD", self._keys.outcomes, "*", "i", incarnation, "o")
+            words = ("XADD", self._keys.outcomes, "*", WHO, incarnation, EntryKind.OUTCOMES.value)
             encoded = [word.encode() for word in words]
             head = b"*7\r\n" + b"".join(b"$%d\r\n%b\r\n" % (len(word), word) for word in encoded)
             self._known_head = (incarnation, head)

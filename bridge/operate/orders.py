@@ -1,8 +1,8 @@
 """Operators' orders to the leader: park, release, drain, resume, transfer, replay.
 
 Only the leader changes a lane, so an operator asks the leader. An order is an entry of the outcome stream
-(`bridge.protocol.outcomes`), which the leader reads anyway. The leader carries out the order in the same step in which
-it settles the entry. Then it answers on a list that belongs to this order.
+(`bridge.protocol.outcome_entries`), which the leader reads anyway. The leader carries out the order in the same step in
+which it settles the entry. Then it answers on a list that belongs to this order.
 
 So an order is carried out once. A leader that dies before the step leaves the entry to the next leader. When it dies
 after the step, the order is carried out, and only the answer is lost.
@@ -31,6 +31,7 @@ from typing import TYPE_CHECKING, Any
 import orjson
 
 from bridge.link.connections import UNAVAILABLE
+from bridge.protocol.outcome_entries import EntryKind, notice_fields
 from bridge.routing.errors import OrderFailed
 from bridge.routing.text import one_line
 
@@ -64,7 +65,7 @@ def give(redis: Redis, keys: LaneKeys, order: dict[str, Any], timeout_s: float =
     """
     _find_leader(redis, keys)
     id_ = uuid.uuid4().hex
-    entry = redis.execute_command("XADD", keys.outcomes, "*", "i", id_, "order", orjson.dumps(order))
+    entry = redis.execute_command("XADD", keys.outcomes, "*", *notice_fields(EntryKind.ORDER, id_, orjson.dumps(order)))
     reply = keys.reply(id_)
     try:
         found = _await(redis, reply, timeout_s)

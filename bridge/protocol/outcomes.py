@@ -1,13 +1,6 @@
 """The form of an outcome on its way from a worker to the leader.
 
-An entry of the outcome stream has a field ``i`` (the incarnation that wrote it) and one more:
-
-- ``o``: a JSON array of outcomes;
-- ``joined``, ``leaving`` or ``gone``: a consumer's name;
-- ``died``: a consumer's name, of a death notice; then a third field ``ran``, a JSON array of the fences that ran.
-- ``order``: an operator's order (JSON, see `bridge.operate.orders`); ``i`` is then the order's own id.
-
-An outcome is an array::
+An entry of the outcome stream carries a JSON array of them (`bridge.protocol.outcome_entries`). Each is an array::
 
     [message id, fence, kind, service ms, started us]                                      done, returned
     [message id, fence, kind, service ms, started us, error, traceback, delay ms | null]   all others
@@ -20,7 +13,6 @@ What is behind these is of a newer version, and passed over.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
@@ -164,14 +156,3 @@ def _outcome(row: Any) -> Outcome:
         raise NotUnderstood(f"an outcome of the kind {kind!r:.20}", newer=True)
     told = (error[:ERROR_CHARS], traceback[-TRACEBACK_CHARS:]) if error or traceback else ("", "")
     return Outcome(id_, fence, known, service_ms, started_us, *told, delay_ms)
-
-
-def fences_of(fields: Sequence[bytes]) -> frozenset[int]:
-    """What ran, of a death notice. Raises `NotUnderstood`."""
-    try:
-        ran = orjson.loads(fields[5])
-    except (IndexError, orjson.JSONDecodeError):
-        ran = None
-    if not isinstance(ran, list) or not all(type(fence) is int for fence in ran):
-        raise NotUnderstood("a death notice that does not tell what ran")
-    return frozenset(ran)

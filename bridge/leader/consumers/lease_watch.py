@@ -19,9 +19,8 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
-from bridge.leader.consumers.reroute import GivenUp
 from bridge.leader.picture.pieces import Consumer
-from bridge.protocol.outcomes import fences_of
+from bridge.protocol.outcome_entries import EntryKind, GivenUp, Notice, read_given_up
 from bridge.routing.batch import Batch
 
 if TYPE_CHECKING:
@@ -31,7 +30,6 @@ if TYPE_CHECKING:
     from bridge.leader.consumers.queues import Queues
     from bridge.leader.consumers.reroute import Reroute
     from bridge.leader.picture.lane import Lane
-    from bridge.leader.step.inbox import Notice
     from bridge.leader.step.steps import Steps
     from bridge.leader.step.term import Term
 
@@ -69,9 +67,9 @@ class LeaseWatch:
         self.amnesty_until = 0.0
         #: Incarnation that gave its lease up -> what it was running at that moment.
         self.given_up: dict[str, GivenUp] = {}
-        steps.on_notice[b"joined"] = self._joined
-        steps.on_notice[b"gone"] = self._gone
-        steps.on_notice[b"died"] = self._died
+        steps.on_notice[EntryKind.JOINED] = self._joined
+        steps.on_notice[EntryKind.GONE] = self._gone
+        steps.on_notice[EntryKind.DIED] = self._died
 
     def grant_amnesty(self) -> None:
         """For the time of one lease, no lease counts as over: workers could not renew while the server was away."""
@@ -133,11 +131,9 @@ class LeaseWatch:
             if consumer.doubted:
                 self.look_within(ms / 1000)
 
-    def gave_up(self, incarnation: str, ran: frozenset[int], *, asked: bool = False) -> None:
-        """Notes that a consumer gave its lease up. ``ran``: fences of the messages that it was running. ``asked``: it
-        was told to end at once.
-        """
-        self.given_up[incarnation] = GivenUp(ran, asked)
+    def gave_up(self, incarnation: str, given_up: GivenUp) -> None:
+        """Notes that a consumer gave its lease up."""
+        self.given_up[incarnation] = given_up
         consumer = self._lane.consumers.get(incarnation)
         if consumer is not None and consumer.alive:
             consumer.alive = False
@@ -150,7 +146,7 @@ class LeaseWatch:
 
     def _gone(self, notice: Notice, _batch: Batch) -> None:
         # Its pool had finished: no message was cut off.
-        self.gave_up(notice.who, frozenset())
+        self.gave_up(notice.who, GivenUp())
 
     def _died(self, notice: Notice, _batch: Batch) -> None:
-        self.gave_up(notice.who, fences_of(notice.fields), asked=b"asked" in notice.fields[6:])
+        self.gave_up(notice.who, read_given_up(notice))

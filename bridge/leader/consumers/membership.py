@@ -12,6 +12,7 @@ from celery.utils.log import get_logger
 from bridge.leader.picture.pieces import Consumer
 from bridge.protocol.agreement import differences
 from bridge.protocol.drain_orders import DrainOrder, read_drain_order
+from bridge.protocol.outcome_entries import EntryKind, Notice
 from bridge.routing.policies import PolicyName
 from bridge.routing.transitions import drain
 
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
     from bridge.app.traits import Traits
     from bridge.leader.consumers.leases import Leases
     from bridge.leader.picture.lane import Lane
-    from bridge.leader.step.inbox import Notice
     from bridge.leader.step.steps import Steps
     from bridge.leader.step.term import Term
     from bridge.protocol.registration import Registration, Registrations
@@ -46,7 +46,7 @@ class Consumers:
         self._leases = leases
         self._registrations = registrations
         self._traits = traits
-        steps.on_notice[b"leaving"] = self._leaving
+        steps.on_notice[EntryKind.LEAVING] = self._leaving
 
     def find(self) -> dict[str, int]:
         """Takes new registrations into the picture. Returns the ms that each known lease has left (negative: over)."""

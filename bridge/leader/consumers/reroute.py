@@ -14,7 +14,7 @@ The script that moves the tickets checks in the same step that the lease is gone
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from celery.utils.log import get_logger
 
@@ -36,18 +36,9 @@ if TYPE_CHECKING:
     from bridge.leader.picture.settling import Settling
     from bridge.leader.step.steps import Steps
     from bridge.leader.step.term import Term
+    from bridge.protocol.outcome_entries import GivenUp
 
 logger = get_logger(__name__)
-
-
-class GivenUp(NamedTuple):
-    """A notice that a lease was given up, from the consumer or its watcher.
-
-    ``ran``: fences of the messages that were running. ``asked``: whether the consumer was told to end at once.
-    """
-
-    ran: frozenset[int]
-    asked: bool
 
 
 class Reroute:

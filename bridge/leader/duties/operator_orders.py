@@ -18,10 +18,10 @@ from celery.utils.log import get_logger
 from redis.exceptions import ResponseError
 
 from bridge.leader.picture.pieces import Consumer, Ticket
-from bridge.leader.step.inbox import Notice
 from bridge.protocol.dead_letters import read_letter
 from bridge.protocol.drain_orders import DrainOrder
 from bridge.protocol.names import WorkerWord
+from bridge.protocol.outcome_entries import EntryKind, Notice
 from bridge.protocol.outcomes import is_id
 from bridge.routing.batch import Batch
 from bridge.routing.history import What
@@ -61,7 +61,7 @@ class OperatorOrders:
         self._queues = queues
         self._manual_changes = manual_changes
         self._keys = term.keys
-        steps.on_notice[b"order"] = self._take
+        steps.on_notice[EntryKind.ORDER] = self._take
         steps.after_commit.append(self._answer)
         self._answers: list[tuple[str, Answer]] = []
         #: Names in the group that have no pending entries any more.
@@ -88,7 +88,7 @@ class OperatorOrders:
 
     def _take(self, notice: Notice, batch: Batch) -> None:
         batch.orders.append(notice.id)
-        self.take(notice.who, notice.fields[3], batch)
+        self.take(notice.who, notice.value, batch)
 
     def _answer(self, _done: Advanced, _batch: Batch) -> None:
         """Answers the orders of a written batch."""

@@ -8,11 +8,12 @@ the leader reads the lane again. From then on, every leader of this process skip
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from celery.utils.log import get_logger
 
 from bridge.leader.step.unknown_entries import UnknownEntries
+from bridge.protocol.outcome_entries import EntryKind, Notice, outcomes_in, read_notice
 from bridge.protocol.outcomes import NotUnderstood, Outcome, read
 from bridge.routing.errors import LaneConflict
 from bridge.routing.ids import id_key, id_text, key_after
@@ -30,21 +31,11 @@ UNSETTLED = 10_000
 _unsettled: set[tuple[str, int]] = set()
 
 
-class Notice(NamedTuple):
-    """An entry of the outcome stream that is not an outcome."""
-
-    id: str
-    #: The incarnation that the notice is about. For an operator's order: the id of the order.
-    who: str
-    #: All fields and values, alternating.
-    fields: Sequence[bytes]
-
-
 class Inbox:
     """Reads entries for one leader. ``listeners``: kind of a notice -> function that takes it."""
 
     def __init__(
-        self, lane: Lane, settling: Settling, listeners: Mapping[bytes, Callable[[Notice, Batch], None]]
+        self, lane: Lane, settling: Settling, listeners: Mapping[EntryKind, Callable[[Notice, Batch], None]]
     ) -> None:
         self._lane = lane
         self._settling = settling
@@ -66,24 +57,16 @@ class Inbox:
 
     def _take(self, id_: str, fields: Sequence[bytes], batch: Batch) -> None:
         """Raises `NotUnderstood`."""
-        if len(fields) < 4 or fields[0] != b"i":
-            raise NotUnderstood("it has no known form")
-        kind = fields[2]
-        if kind == b"o":
-            outcomes, problems = read(fields[3])
-            for at, outcome in enumerate(outcomes):
-                self._settle(id_, at, outcome, batch)
-            for problem in problems:
-                self._unknown_entries.pass_over(id_, fields, str(problem), batch, newer=problem.newer)
+        data = outcomes_in(fields)
+        if data is None:
+            notice = read_notice(id_, fields)
+            self._listeners[notice.kind](notice, batch)
             return
-        try:
-            who = fields[1].decode()
-        except UnicodeDecodeError:
-            raise NotUnderstood("the name in it is not UTF-8") from None
-        listener = self._listeners.get(kind)
-        if listener is None:
-            raise NotUnderstood(f"it is of the kind {kind.decode(errors='replace')!r:.100}", newer=True)
-        listener(Notice(id_, who, fields), batch)
+        outcomes, problems = read(data)
+        for at, outcome in enumerate(outcomes):
+            self._settle(id_, at, outcome, batch)
+        for problem in problems:
+            self._unknown_entries.pass_over(id_, fields, str(problem), batch, newer=problem.newer)
 
     def _settle(self, id_: str, at: int, outcome: Outcome, batch: Batch) -> None:
         if (id_, at) in _unsettled:

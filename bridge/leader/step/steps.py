@@ -10,8 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from bridge.leader.step.inbox import Inbox, Notice
+from bridge.leader.step.inbox import Inbox
 from bridge.protocol.envelope import OPENING, Envelopes
+from bridge.protocol.outcome_entries import EntryKind, Notice
 from bridge.routing.batch import Batch, Dispatch
 from bridge.routing.ids import id_key
 from bridge.routing.transitions import Advanced, advance
@@ -37,7 +38,7 @@ class Steps:
         self._planner = planner
         self._envelopes = envelopes
         #: Kind of a notice -> function that takes it into the picture and the batch.
-        self.on_notice: dict[bytes, Callable[[Notice, Batch], None]] = {}
+        self.on_notice: dict[EntryKind, Callable[[Notice, Batch], None]] = {}
         #: Functions that get each written batch and its result.
         self.after_commit: list[Callable[[Advanced, Batch], None]] = []
         self._inbox = Inbox(lane, settling, self.on_notice)

@@ -36,6 +36,7 @@ from bridge.link.connections import client
 from bridge.protocol.envelope import returned
 from bridge.protocol.headers import heads_of
 from bridge.protocol.names import HEADER_INCARNATION
+from bridge.protocol.outcome_entries import EntryKind, notice_fields
 from bridge.protocol.outcomes import Outcome
 from bridge.protocol.registration import changed, read_registration
 from bridge.worker.main.threads import run_in_thread
@@ -126,7 +127,8 @@ class WarmShutdown:
             return
         with self._redis.pipeline(transaction=True) as pipe:
             pipe.hset(keys.consumers, self._name, changed(registration, leaving=True))
-            pipe.xadd(keys.outcomes, {"i": self._incarnation, "leaving": self._name})
+            notice = notice_fields(EntryKind.LEAVING, self._incarnation, self._name)
+            pipe.execute_command("XADD", keys.outcomes, "*", *notice)
             pipe.execute()
 
     def _give_back(self) -> bool:

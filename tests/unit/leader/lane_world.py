@@ -237,7 +237,7 @@ class LaneWorld:
         self.now = 1_000_000
         self.last_outcome = "0-0"
         #: Nobody writes notices here, nor is anybody told of what was written.
-        self.on_notice: dict[bytes, Any] = {}
+        self.on_notice: dict[Any, Any] = {}
         self.after_commit: list[Any] = []
         self.registered: dict[str, tuple[str, int]] = {}
         self.parser = EntryParser(default_task="short", max_payload=max_payload, known_tasks=list(TASKS))

@@ -7,6 +7,7 @@ import json
 import pytest
 
 from bridge.leader.picture.oldest_undone import oldest_undone
+from bridge.protocol.outcome_entries import GivenUp
 from bridge.protocol.outcomes import Kind
 from bridge.routing.batch import Batch
 from bridge.routing.ids import id_key
@@ -88,7 +89,7 @@ def test_what_was_never_begun_at_a_lost_consumer_gives_way(window: int) -> None:
     # Given two runs at a worker, of which the notice of its death names one
     world, ids = begin(3, dead=1, window=window)
     [consumer] = world.lane.consumers.values()
-    world.lease_watch.gave_up("life1", frozenset())
+    world.lease_watch.gave_up("life1", GivenUp())
     world.order(do="replay", letters=[ids[0]])
     assert consumer.messages == 1
     # When it is lost, then what did not run waits for the older one

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from bridge.leader.picture.pieces import SUSPECT_AFTER
+from bridge.protocol.outcome_entries import GivenUp
 from bridge.protocol.outcomes import Kind
 from tests.unit.leader.lane_world import LaneWorld
 
@@ -116,7 +117,7 @@ def test_a_late_renewal_alone_stops_nobody() -> None:
 def test_a_consumer_gets_nothing_after_the_word_that_it_ended() -> None:
     # Given the death notice of one consumer that is read with others, before the look
     world, (dead, lives) = lane_of(2)
-    world.lease_watch.gave_up(dead, frozenset())
+    world.lease_watch.gave_up(dead, GivenUp())
     for parcel, ticket in [pair for pair in world.running() if pair[0].incarnation == lives]:
         world.push(f"next of {ticket}", "long")
         world.read()
