@@ -18,6 +18,24 @@ from bridge.routing.scripts import Word
 MAX_LETTER_WORDS = 6000
 
 
+class DeadLetter(NamedTuple):
+    """A dead letter that a batch writes. `bridge.protocol.dead_letters` makes and reads it."""
+
+    message_id: str
+    #: Names and values of its other fields, alternating.
+    fields: Sequence[Word]
+
+    @property
+    def size(self) -> int:
+        """How many words the script gets."""
+        return min(2 + len(self.fields), MAX_LETTER_WORDS)
+
+    def words(self) -> list[Word]:
+        """All names and values, in at most `MAX_LETTER_WORDS` words."""
+        words: list[Word] = ["message_id", self.message_id, *self.fields]
+        return words if len(words) <= MAX_LETTER_WORDS else _folded(words)
+
+
 @dataclass
 class Dispatch:
     """What one consumer gets in a batch. ``runs``: (ticket, fence offset, record tail). ``texts``: Celery messages
@@ -46,7 +64,7 @@ class Batch:
     released: list[str] = field(default_factory=list)
     retries: list[Word] = field(default_factory=list)
     due: list[str] = field(default_factory=list)
-    dead: list[list[Word]] = field(default_factory=list)
+    dead: list[DeadLetter] = field(default_factory=list)
     #: Name in the group under which messages of a parked ticket are pending -> their ids.
     shelved: dict[str, list[str]] = field(default_factory=dict)
     #: Dead letters that are put back into the stream's pending entries.
@@ -105,10 +123,6 @@ def _given_back(batch: Batch) -> list[str]:
     return [id_ for id_ in batch.given_back if id_ not in gone]
 
 
-def _letters(batch: Batch) -> list[Word]:
-    return _flat([words if len(words) <= MAX_LETTER_WORDS else _folded(words) for words in batch.dead])
-
-
 def _dispatches(batch: Batch) -> list[Word]:
     return _flat([(to.consumer, len(to.ids), len(to.runs), len(to.texts)) for to in batch.dispatches.values()])
 
@@ -129,8 +143,8 @@ SECTIONS = (
     Section("released", 1, "released"),
     Section("retries", 2, "retries"),
     Section("due", 1, "due"),
-    Section("dead", 1, "dead", lambda batch: [min(len(words), MAX_LETTER_WORDS) for words in batch.dead]),
-    Section("letters", 1, "dead", _letters),
+    Section("dead", 1, "dead", lambda batch: [letter.size for letter in batch.dead]),
+    Section("letters", 1, "dead", lambda batch: _flat([letter.words() for letter in batch.dead])),
     Section("revived", 1, "revived"),
     Section("counts", 2, "counts", lambda batch: _flat(batch.counts.items())),
     Section("drains", 2, "drains", lambda batch: _flat(batch.drains.items())),

@@ -19,7 +19,7 @@ from click.testing import CliRunner, Result
 
 from bridge.cli.main import cli
 from bridge.routing import records
-from bridge.routing.batch import Batch, Dispatch
+from bridge.routing.batch import Batch, DeadLetter, Dispatch
 from bridge.routing.keys import LaneKeys
 from bridge.routing.leadership import lead
 from bridge.routing.membership import register
@@ -164,7 +164,7 @@ class Lane:
 
     def bury(self, id_: str, *words: Any) -> None:
         """A message that was read is dead; ``words``: fields and values of its letter beside its id."""
-        self._do(Batch(acknowledged=[id_], dead=[["message_id", id_, *words]], counts={"dead": 1}))
+        self._do(Batch(acknowledged=[id_], dead=[DeadLetter(id_, words)], counts={"dead": 1}))
 
     def _do(self, batch: Batch) -> int:
         return advance(self.redis, self.leadership or self.lead(), OPENING, batch).base

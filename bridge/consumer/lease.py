@@ -27,7 +27,6 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-import orjson
 from redis import Redis
 from redis.exceptions import RedisError
 
@@ -36,6 +35,7 @@ from bridge.consumer.registering import update_registration
 from bridge.link.connections import UNAVAILABLE, client, is_full, is_outage
 from bridge.link.outage import Outage
 from bridge.protocol.agreement import differences, leaders_facts
+from bridge.protocol.held_runs import HeldRuns
 from bridge.protocol.registration import read_registration
 from bridge.routing.errors import DuplicateConsumer
 from bridge.routing.membership import goodbye, register
@@ -204,7 +204,7 @@ class Lease:
         incarnation = self._deadline.incarnation
         keys = self._lane.keys
         self._reports += 1
-        report = orjson.dumps({"n": self._reports, "fences": self._held()})
+        report = HeldRuns(self._reports, self._held()).text()
         lease_ms = self._lane.lease_ms
         with self._redis.pipeline(transaction=False) as pipe:
             pipe.pexpire(keys.lease(incarnation), lease_ms)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import orjson
 
 from bridge.protocol.drain_orders import read_drain_order
+from bridge.protocol.held_runs import read_held_runs
 from bridge.protocol.names import HEADER_WORD, WorkerWord
 from bridge.protocol.registration import Registration, read_registration
 from bridge.routing.errors import InputError
@@ -150,7 +151,7 @@ def consumers(
                 pid=registration.pid,
                 incarnation=registration.incarnation,
                 in_flight=pending.of_consumers.get(name, 0),
-                tickets=len(orjson.loads(held)["fences"]) if held else None,
+                tickets=len(read_held_runs(held).fences) if held else None,
                 queued=queued,
                 lease_ms=max(0, lease_ms),
                 up_ms=None if since is None else max(0, now_ms - int(since * 1000)),

@@ -12,9 +12,15 @@ from __future__ import annotations
 import base64
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import orjson
+
+from bridge.routing.batch import DeadLetter
+
+if TYPE_CHECKING:
+    from bridge.routing.messages import Message, Refusal
+    from bridge.routing.scripts import Word
 
 #: Bytes of a payload, or of all fields of an entry, that a letter holds.
 LETTER_BYTES = 64 * 1024
@@ -26,16 +32,37 @@ DIGITS = 18
 _FIELD = b"field:"
 
 
-def payload_words(payload: bytes) -> list[Any]:
-    """The words of a letter for the payload of a message that was given up."""
-    if len(payload) <= LETTER_BYTES:
-        return ["payload", payload]
-    return ["payload", payload[:LETTER_BYTES], "payload_bytes", len(payload)]
+def given_up(
+    message: Message,
+    *,
+    reason: str,
+    error: str,
+    traceback: str,
+    attempts: int,
+    at_ms: int,
+    consumer: str,
+    fence: int,
+) -> DeadLetter:
+    """The letter of a message that was given up."""
+    payload = message.payload
+    fields: list[Word] = ["reason", reason, "error", error, "traceback", traceback]
+    fields += ("attempts", attempts, "at_ms", at_ms, "ticket_id", message.ticket, "task", message.task)
+    fields += ("payload", payload[:LETTER_BYTES])
+    if len(payload) > LETTER_BYTES:
+        fields += ("payload_bytes", len(payload))
+    fields += ("consumer", consumer, "fence", fence)
+    return DeadLetter(message.id, fields)
 
 
-def as_it_came(fields: Sequence[bytes]) -> list[Any]:
-    """The words of a letter for the fields of an entry that could never be processed."""
-    words: list[Any] = []
+def refused(refusal: Refusal, *, at_ms: int) -> DeadLetter:
+    """The letter of an entry that could never be processed."""
+    fields: list[Word] = ["reason", refusal.reason.value, "error", refusal.detail, "traceback", ""]
+    fields += ("attempts", 0, "at_ms", at_ms)
+    return DeadLetter(refusal.id, fields + _as_it_came(refusal.fields))
+
+
+def _as_it_came(fields: Sequence[bytes]) -> list[Word]:
+    words: list[Word] = []
     left = LETTER_BYTES
     cut = 0
     for i in range(0, len(fields), 2):

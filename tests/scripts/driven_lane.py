@@ -8,7 +8,7 @@ import orjson
 
 from bridge.protocol.outcomes import Kind, Outcome, decode
 from bridge.routing import records, transitions
-from bridge.routing.batch import Batch, Dispatch
+from bridge.routing.batch import Batch, DeadLetter, Dispatch
 from bridge.routing.leadership import begin_term, lead
 from bridge.routing.return_codes import ReturnCode
 from bridge.routing.states import State
@@ -133,7 +133,7 @@ class DrivenLane(DrivenWorkers):
             advance(self.client, self.lead, OPENING, batch)
 
     def _bury(self, batch: Batch, id_: str) -> None:
-        batch.dead.append(["message_id", id_, "reason", "gave up"])
+        batch.dead.append(DeadLetter(id_, ["reason", "gave up"]))
         self.reference.dead.append(id_)
 
     # -- the leader's steps ------------------------------------------------------------------------------------------

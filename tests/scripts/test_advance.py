@@ -11,7 +11,7 @@ import orjson
 import pytest
 
 from bridge.routing import records
-from bridge.routing.batch import MAX_LETTER_WORDS, SECTIONS, Batch
+from bridge.routing.batch import MAX_LETTER_WORDS, SECTIONS, Batch, DeadLetter
 from bridge.routing.errors import LaneConflict, NotLeading
 from bridge.routing.states import State
 from bridge.routing.transitions import Advanced, Leadership, advance
@@ -45,7 +45,7 @@ def everything(world: World) -> Batch:
     batch.released = ["other"]
     batch.retries = [9000, "busy"]
     batch.due = ["late"]
-    batch.dead = [["message_id", world.other[0], "reason", "gave up", "payload", b"\xff\0"]]
+    batch.dead = [DeadLetter(world.other[0], ["reason", "gave up", "payload", b"\xff\0"])]
     batch.count("done", 2)
     batch.count("dead")
     world.dispatch(batch, "w1@a", [("late", world.late[:1])], attempt=2)
@@ -214,7 +214,7 @@ def test_what_is_given_back_twice_or_was_acknowledged_is_not_revived(world: Worl
 
 
 def test_a_refused_message_is_dead_before_it_was_ever_in_flight(world: World) -> None:
-    batch = Batch(acknowledged=world.idle[:1], dead=[["message_id", world.idle[0], "reason", "no ticket_id"]])
+    batch = Batch(acknowledged=world.idle[:1], dead=[DeadLetter(world.idle[0], ["reason", "no ticket_id"])])
     before = world.snapshot()
     advance(world.client, world.lead, OPENING, batch)
     assert world.state(world.idle[0]) is State.DEAD
@@ -223,26 +223,26 @@ def test_a_refused_message_is_dead_before_it_was_ever_in_flight(world: World) ->
 
 def test_a_dead_letter_is_one_entry_whatever_its_size(fresh: World) -> None:
     # Given letters below, at and above what one call takes at a time
-    letters: list[list[Any]] = [
-        ["message_id", f"{n}-0", *(word for i in range(n) for word in (f"field:{i}", f"value {i}"))]
+    letters = [
+        DeadLetter(f"{n}-0", [word for i in range(n) for word in (f"field:{i}", f"value {i}")])
         for n in (1, 499, 500, 501, 2999)
     ]
     advance(fresh.client, fresh.lead, OPENING, Batch(dead=letters))
     # Then each is one entry, whole
     found = fields_of(fresh.snapshot(), fresh.keys.dead)
-    assert [len(fields) for fields in found] == [len(letter) // 2 for letter in letters]
+    assert [len(fields) for fields in found] == [1 + len(letter.fields) // 2 for letter in letters]
 
 
 def test_a_letter_with_more_fields_than_one_call_can_take_folds_the_last_ones(fresh: World) -> None:
     # Given an entry that no one would send, with bytes that are not UTF-8
-    words: list[Any] = ["message_id", "1-0", *(word for i in range(5000) for word in (f"f{i}", b"\xff%d" % i))]
-    advance(fresh.client, fresh.lead, OPENING, Batch(dead=[words]))
+    letter = DeadLetter("1-0", [word for i in range(5000) for word in (f"f{i}", b"\xff%d" % i)])
+    advance(fresh.client, fresh.lead, OPENING, Batch(dead=[letter]))
     # Then it is one letter, and nothing of it is missing
     [fields] = fields_of(fresh.snapshot(), fresh.keys.dead)
     assert len(fields) == MAX_LETTER_WORDS // 2
     rest = orjson.loads(fields["rest"])
     assert rest[-2:] == ["f4999", "\\xff4999"]
-    assert len(fields) - 1 + len(rest) // 2 == len(words) // 2
+    assert len(fields) - 1 + len(rest) // 2 == 1 + len(letter.fields) // 2
 
 
 # -- dispatch ------------------------------------------------------------------------------------------------------
@@ -307,7 +307,7 @@ def test_a_ticket_id_is_data_whatever_it_holds(ticket: str, fresh: World) -> Non
 
 def test_payloads_and_letters_keep_every_byte(fresh: World) -> None:
     payload = bytes(range(256)) * 4
-    batch = Batch(dead=[["message_id", "1-0", b"field:\xff\0\r\n", payload]])
+    batch = Batch(dead=[DeadLetter("1-0", [b"field:\xff\0\r\n", payload])])
     ids = fresh.pushed("t")
     fresh.dispatch(batch, "w1@a", [("t", ids)]).texts = [payload]
     base = advance(fresh.client, fresh.lead, OPENING, batch).base

@@ -10,7 +10,7 @@ import pytest
 
 import bridge.leader.stream.retention
 from bridge.leader.stream.retention import Retention
-from bridge.routing.batch import Batch
+from bridge.routing.batch import Batch, DeadLetter
 from bridge.routing.errors import NotLeading
 from bridge.routing.ids import LAST_ID
 from bridge.routing.keys import LaneKeys
@@ -217,7 +217,7 @@ def test_what_was_acknowledged_leaves_and_what_is_dead_stays(fresh: World) -> No
     ids = acknowledged(fresh, fresh.pushed("T", 4))
     retention = keeper(fresh)
     letter(fresh, ids[1])
-    retention.settled(WRITTEN, Batch(acknowledged=ids[:3], dead=[["message_id", ids[1], "reason", "gave up"]]))
+    retention.settled(WRITTEN, Batch(acknowledged=ids[:3], dead=[DeadLetter(ids[1], ["reason", "gave up"])]))
     # It gathers first.
     assert left(fresh) == ids
     retention.remove()

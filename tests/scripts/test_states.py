@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 import pytest
 
 from bridge.routing import records
-from bridge.routing.batch import Batch
+from bridge.routing.batch import Batch, DeadLetter
 from bridge.routing.return_codes import ReturnCode
 from bridge.routing.states import EDGES, State
 from bridge.routing.transitions import adopt, advance, reroute
@@ -51,7 +51,7 @@ def fail(world: World) -> Iterable[str]:
 
 def give_up(world: World) -> Iterable[str]:
     batch = Batch(expected={"busy": world.busy_record}, acknowledged=world.busy[:1], given_back=world.busy[:2])
-    batch.dead = [["message_id", world.busy[0], "reason", "gave up after 5 attempts"]]
+    batch.dead = [DeadLetter(world.busy[0], ["reason", "gave up after 5 attempts"])]
     batch.released = ["busy"]
     advance(world.client, world.lead, OPENING, batch)
     return world.busy[:1]
@@ -87,7 +87,7 @@ def give_back_others(world: World) -> Iterable[str]:
 
 def condemn(world: World) -> Iterable[str]:
     batch = Batch(expected={"late": world.late_record}, acknowledged=world.late[:1], released=["late"], due=["late"])
-    batch.dead = [["message_id", world.late[0], "reason", "gave up after 5 attempts"]]
+    batch.dead = [DeadLetter(world.late[0], ["reason", "gave up after 5 attempts"])]
     advance(world.client, world.lead, OPENING, batch)
     return world.late[:1]
 
@@ -117,7 +117,7 @@ def replay(world: World) -> Iterable[str]:
 
 
 def refuse(world: World) -> Iterable[str]:
-    batch = Batch(acknowledged=world.idle[:1], dead=[["message_id", world.idle[0], "reason", "no ticket_id"]])
+    batch = Batch(acknowledged=world.idle[:1], dead=[DeadLetter(world.idle[0], ["reason", "no ticket_id"])])
     advance(world.client, world.lead, OPENING, batch)
     return world.idle[:1]
 

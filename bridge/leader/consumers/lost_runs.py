@@ -14,10 +14,10 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
-import orjson
 from celery.utils.log import get_logger
 
 from bridge.leader.picture.pieces import Consumer, Ticket
+from bridge.protocol.held_runs import read_held_runs
 from bridge.routing.batch import Batch
 from bridge.routing.errors import LaneConflict
 from bridge.routing.return_codes import ReturnCode
@@ -62,8 +62,8 @@ class LostRuns:
                 # There is no report, or the missing run may still be in the queue.
                 consumer.missed.clear()
                 continue
-            holdings = orjson.loads(report)
-            held = set(holdings["fences"])
+            reported = read_held_runs(report)
+            held = set(reported.fences)
             # A worker reports a run by the fence that it was sent with: the first one, or a later one if it was resent.
             missing = {
                 ticket.run_fence: ticket
@@ -72,7 +72,7 @@ class LostRuns:
             }
             consumer.missed = {f: n for f, n in consumer.missed.items() if f in missing}
             for fence, ticket in missing.items():
-                if consumer.missed.setdefault(fence, holdings["n"]) < holdings["n"]:
+                if consumer.missed.setdefault(fence, reported.n) < reported.n:
                     suspects.append(ticket)
         if not suspects:
             return

@@ -17,13 +17,12 @@ from __future__ import annotations
 import heapq
 from collections import deque
 from collections.abc import Callable
-from typing import Any
 
 from bridge.leader.picture.backoffs import Resting
 from bridge.leader.picture.pieces import Consumer, Ticket
 from bridge.leader.picture.stranded import Stranded
 from bridge.leader.picture.window import Window
-from bridge.protocol.dead_letters import as_it_came
+from bridge.protocol import dead_letters
 from bridge.routing import records
 from bridge.routing.batch import Batch
 from bridge.routing.history import What
@@ -204,9 +203,7 @@ class Lane(Window):
 
     def refuse(self, refusal: Refusal, batch: Batch) -> None:
         """Makes an entry that can never be processed a dead letter at once. Its ticket does not wait for it."""
-        words: list[Any] = ["message_id", refusal.id, "reason", refusal.reason.value, "error", refusal.detail]
-        words += ["traceback", "", "attempts", 0, "at_ms", self.now_ms()]
-        batch.dead.append(words + as_it_came(refusal.fields))
+        batch.dead.append(dead_letters.refused(refusal, at_ms=self.now_ms()))
         batch.acknowledged.append(refusal.id)
         batch.count("dead")
         if self._historical:

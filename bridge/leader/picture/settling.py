@@ -15,7 +15,7 @@ from collections.abc import Callable
 from bridge.leader.picture.breaker import Breakers
 from bridge.leader.picture.lane import Lane
 from bridge.leader.picture.pieces import Ticket
-from bridge.protocol.dead_letters import payload_words
+from bridge.protocol import dead_letters
 from bridge.protocol.outcomes import Kind, Outcome
 from bridge.routing.batch import Batch
 from bridge.routing.history import What
@@ -180,12 +180,16 @@ class Settling:
         elif not reason:
             reason = f"gave up after {attempts} attempt{'s' if attempts > 1 else ''}"
         batch.dead.append(
-            [
-                *("message_id", message.id, "reason", reason, "error", outcome.error),
-                *("traceback", outcome.traceback, "attempts", attempts, "at_ms", lane.now_ms()),
-                *("ticket_id", ticket.id, "task", message.task, *payload_words(message.payload)),
-                *("consumer", consumer, "fence", outcome.fence),
-            ]
+            dead_letters.given_up(
+                message,
+                reason=reason,
+                error=outcome.error,
+                traceback=outcome.traceback,
+                attempts=attempts,
+                at_ms=lane.now_ms(),
+                consumer=consumer,
+                fence=outcome.fence,
+            )
         )
         batch.count("dead")
         ticket.cleared()

@@ -82,8 +82,7 @@ class Retention:
         if self._keep_s != 0 or self._others:
             return
         if batch.dead:
-            # A letter's first two words are its message's id, by name.
-            dead = {letter[1] for letter in batch.dead}
+            dead = {letter.message_id for letter in batch.dead}
             self._ready += [id_ for id_ in batch.acknowledged if id_ not in dead]
         else:
             self._ready += batch.acknowledged

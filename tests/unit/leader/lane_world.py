@@ -117,7 +117,7 @@ class Store:
         """advance.lua."""
         for ticket, expected in batch.expected.items():
             assert self.tickets.get(ticket, "") == expected, f"conflict: {ticket}"
-        dead = {str(letter[1]) for letter in batch.dead}
+        dead = {letter.message_id for letter in batch.dead}
         for id_ in batch.acknowledged:
             if self.pending.pop(id_, None):
                 (self.dead if id_ in dead else self.done).append(id_)

@@ -1,10 +1,11 @@
-"""What a consumer registers with: as it is written, as it is read, and when it is damaged."""
+"""What a consumer registers with and reports: as it is written, as it is read, and when it is damaged."""
 
 from __future__ import annotations
 
 import pytest
 
 from bridge.protocol.drain_orders import DrainOrder, read_drain_order
+from bridge.protocol.held_runs import HeldRuns, read_held_runs
 from bridge.protocol.registration import (
     ChangingFacts,
     Profile,
@@ -80,3 +81,9 @@ def test_an_order_to_drain_is_for_one_process() -> None:
     assert read_drain_order(order.text().encode()) == order
     assert order.is_for(read_registration(TEXT))
     assert not order.is_for(read_registration(changed(read_registration(TEXT), started=9.0)))
+
+
+def test_a_report_of_held_runs_is_read_as_it_was_written() -> None:
+    report = HeldRuns(3, [7, 2**53 + 1])
+    assert report.text() == b'{"n":3,"fences":[7,9007199254740993]}'
+    assert read_held_runs(report.text()) == report

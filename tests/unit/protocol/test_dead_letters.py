@@ -1,0 +1,64 @@
+"""Dead letters: what the leader writes, in the form that is read."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from bridge.protocol.dead_letters import LETTER_BYTES, Letter, given_up, read_letter, refused
+from bridge.routing.batch import DeadLetter
+from bridge.routing.messages import Message, Refusal, Refused
+
+
+def read(letter: DeadLetter) -> Letter:
+    words: list[Any] = [str(word) if isinstance(word, int) else word for word in letter.words()]
+    return read_letter(b"9-0", [word.encode() if isinstance(word, str) else word for word in words])
+
+
+def letter_of(payload: bytes) -> DeadLetter:
+    message = Message("5-1", "T42", "shop.pay", payload)
+    facts: dict[str, Any] = {"attempts": 3, "at_ms": 1700, "consumer": "w1@a", "fence": 2**53 + 1}
+    return given_up(message, reason="gave up after 3 attempts", error="ValueError: no", traceback="…", **facts)
+
+
+def test_the_letter_of_a_message_has_the_words_that_other_versions_read() -> None:
+    assert letter_of(b'{"n":1}').words() == [
+        *("message_id", "5-1", "reason", "gave up after 3 attempts", "error", "ValueError: no", "traceback", "…"),
+        *("attempts", 3, "at_ms", 1700, "ticket_id", "T42", "task", "shop.pay", "payload", b'{"n":1}'),
+        *("consumer", "w1@a", "fence", 2**53 + 1),
+    ]
+
+
+def test_all_that_was_written_of_a_message_is_read() -> None:
+    assert read(letter_of(b'{"n":1}')) == Letter(
+        id="9-0",
+        message_id="5-1",
+        reason="gave up after 3 attempts",
+        error="ValueError: no",
+        traceback="…",
+        attempts=3,
+        at_ms=1700,
+        ticket_id="T42",
+        task="shop.pay",
+        payload=b'{"n":1}',
+        consumer="w1@a",
+        fence=2**53 + 1,
+        fields=(),
+    )
+
+
+def test_a_large_payload_is_cut_and_its_size_is_there() -> None:
+    words = letter_of(b"x" * (LETTER_BYTES + 1)).words()
+    at = words.index("payload")
+    assert words[at : at + 4] == ["payload", b"x" * LETTER_BYTES, "payload_bytes", LETTER_BYTES + 1]
+
+
+def test_the_letter_of_a_refused_entry_has_its_fields_as_they_came() -> None:
+    fields = [b"ticket_id", b"\xff", b"n", b"1"]
+    letter = refused(Refusal("5-1", Refused.BAD_TICKET, "not UTF-8", fields), at_ms=1700)
+    assert letter.words() == [
+        *("message_id", "5-1", "reason", Refused.BAD_TICKET.value, "error", "not UTF-8", "traceback", ""),
+        *("attempts", 0, "at_ms", 1700, b"field:ticket_id", b"\xff", b"field:n", b"1"),
+    ]
+    found = read(letter)
+    assert (found.message_id, found.reason, found.attempts) == ("5-1", Refused.BAD_TICKET.value, 0)
+    assert found.fields == ((b"ticket_id", b"\xff"), (b"n", b"1"))
