@@ -24,7 +24,7 @@ from bridge.protocol.names import WorkerWord
 from bridge.protocol.outcome_entries import EntryKind, Notice
 from bridge.protocol.outcomes import is_id
 from bridge.routing.batch import Batch
-from bridge.routing.history import What
+from bridge.routing.history import What, row
 from bridge.routing.ids import id_key
 from bridge.routing.messages import MAX_TICKET_BYTES, Message
 from bridge.routing.text import one_line
@@ -221,8 +221,7 @@ class OperatorOrders:
             batch.revived.append(letter_id)
             batch.count("replayed")
             if self._term.settings.history:
-                row = [message.id, message.ticket, message.task, "", 0, 0, 0, 0, 0, What.REPLAYED.value]
-                batch.history.append(row)
+                batch.history.append(row(message.id, What.REPLAYED, ticket=message.ticket, task=message.task))
             self._lane.replay(message, batch)
         return {"ok": True, "replayed": replayed, "refused": refused}
 

@@ -25,7 +25,7 @@ from bridge.leader.picture.window import Window
 from bridge.protocol import dead_letters
 from bridge.routing import records
 from bridge.routing.batch import Batch
-from bridge.routing.history import What
+from bridge.routing.history import What, row
 from bridge.routing.ids import id_key
 from bridge.routing.messages import Message, Refusal
 from bridge.routing.policies import PolicyName
@@ -207,7 +207,7 @@ class Lane(Window):
         batch.acknowledged.append(refusal.id)
         batch.count("dead")
         if self._historical:
-            batch.history.append([refusal.id, "", "", "", 0, 0, 0, 0, 0, What.REFUSED.value])
+            batch.history.append(row(refusal.id, What.REFUSED))
 
     def parked_name(self, ticket_id: str) -> str:
         """The name under which the messages of a parked ticket are pending."""

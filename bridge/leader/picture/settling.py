@@ -18,7 +18,7 @@ from bridge.leader.picture.pieces import Ticket
 from bridge.protocol import dead_letters
 from bridge.protocol.outcomes import Kind, Outcome
 from bridge.routing.batch import Batch
-from bridge.routing.history import What
+from bridge.routing.history import What, row
 from bridge.routing.messages import Message, Refused
 from bridge.routing.records import LostAttempt
 
@@ -64,8 +64,15 @@ class Settling:
         if ticket is None or ticket.fence != outcome.fence or ticket.run[0].id != outcome.message_id:
             batch.count("stale")
             if self._historical and outcome.started_us:
-                times = (0, outcome.started_us, outcome.service_ms)
-                batch.history.append([outcome.message_id, "", "", "", 0, outcome.fence, *times, What.STALE.value])
+                batch.history.append(
+                    row(
+                        outcome.message_id,
+                        What.STALE,
+                        fence=outcome.fence,
+                        started_us=outcome.started_us,
+                        service_ms=outcome.service_ms,
+                    )
+                )
             return None
         lane.touch(ticket, batch)
         if outcome.kind is Kind.DONE:
@@ -231,10 +238,18 @@ class Settling:
         """Adds one row to the history."""
         consumer = ticket.consumer.name if ticket.consumer is not None and ticket.run_fence else ""
         batch.history.append(
-            [
-                *(message.id, ticket.id, message.task, consumer, ticket.attempt, outcome.fence),
-                *(ticket.dispatched_ms if outcome.fence else 0, outcome.started_us, outcome.service_ms, what.value),
-            ]
+            row(
+                message.id,
+                what,
+                ticket=ticket.id,
+                task=message.task,
+                consumer=consumer,
+                attempt=ticket.attempt,
+                fence=outcome.fence,
+                dispatched_ms=ticket.dispatched_ms if outcome.fence else 0,
+                started_us=outcome.started_us,
+                service_ms=outcome.service_ms,
+            )
         )
 
     def note_run(self, batch: Batch, ticket: Ticket, what: What, outcome: Outcome) -> None:
@@ -246,8 +261,18 @@ class Settling:
             if i == 0:
                 self.note(batch, ticket, message, what, outcome)
                 continue
-            named = (message.id, ticket.id, message.task, consumer, 1, ticket.fence + i, ticket.dispatched_ms)
-            batch.history.append([*named, 0, 0, What.RETURNED.value])
+            batch.history.append(
+                row(
+                    message.id,
+                    What.RETURNED,
+                    ticket=ticket.id,
+                    task=message.task,
+                    consumer=consumer,
+                    attempt=1,
+                    fence=ticket.fence + i,
+                    dispatched_ms=ticket.dispatched_ms,
+                )
+            )
 
     def _measure(self, task: str, ms: float) -> None:
         known = self._lane.service_ms.get(task)
