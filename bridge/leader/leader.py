@@ -102,7 +102,7 @@ class Leader:
         lost_runs = LostRuns(term, steps, self._queues)
         self.lease_watch = LeaseWatch(term, lane, steps, leases, consumers, reroute, self._queues, lost_runs)
         self._retention = Retention(term, steps)
-        self.manual_changes = ManualChanges(term, lane, steps, pending, self._retention)
+        self.manual_changes = ManualChanges(term, lane, steps, pending)
         self._operator_orders = OperatorOrders(term, lane, steps, pending, self._queues, self.manual_changes)
         self._rebuild = Rebuild(term, lane, steps, reading, pending, first_messages, self.manual_changes, consumers)
         self._refill = Refill(term, lane, steps, reading, pending, first_messages, self.manual_changes)
@@ -222,7 +222,8 @@ class Leader:
             self.lease_watch.look()
             self._breakers.look()
             self._unknown_tasks.look()
-            self.manual_changes.look()
+            if self.manual_changes.look():
+                self._retention.sweep()
             self._retention.remove()
             # Someone may have set the group back by hand. No blocking read reports that.
             self._more = True

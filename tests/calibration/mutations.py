@@ -9,9 +9,10 @@ APPLY = "routing/lua/apply.lua"
 READ = "routing/lua/read.lua"
 REGISTER = "routing/lua/register.lua"
 REROUTE = "routing/lua/reroute.lua"
-LANE = "bridge/leader/picture/lane.py"
 LEASES = "bridge/leader/consumers/leases.py"
 RECOVERY = "bridge/leader/consumers/lease_watch.py"
+READY = "bridge/leader/picture/ready.py"
+RECORDS = "bridge/leader/picture/ticket_records.py"
 SETTLING = "bridge/leader/picture/settling.py"
 BATCH = "routing/batch.py"
 TRANSITIONS = "routing/transitions.py"
@@ -37,7 +38,7 @@ MUTATIONS = [
         ("ledger: attempts", "audit: attempts"),
         (
             Edit(
-                LANE,
+                RECORDS,
                 "                batch.records += (ticket.id, ticket.record)\n                batch.retries +=",
                 "                ticket.record = ''\n                batch.released.append(ticket.id)\n"
                 "                batch.retries +=",
@@ -88,7 +89,7 @@ MUTATIONS = [
         "steady",
         ("look: state",),
         (
-            Edit(LANE, "if ticket.queued or ticket.run or ticket.due_ms", "if ticket.queued or ticket.due_ms"),
+            Edit(READY, "if ticket.queued or ticket.run or ticket.due_ms", "if ticket.queued or ticket.due_ms"),
             Edit(ADVANCE, "if (found[k - i + 1] or '') ~=", "if false and (found[k - i + 1] or '') ~="),
         ),
     ),
@@ -213,7 +214,7 @@ MUTATIONS = [
         ("ledger: attempts", "audit: attempts"),
         (
             Edit(
-                LANE,
+                RECORDS,
                 'tail = records.tail("", "", ticket.attempt, [front], self.now_ms(), *why)',
                 'tail = records.tail("", "", 1, [front], self.now_ms(), *why)',
             ),
@@ -234,7 +235,7 @@ MUTATIONS = [
         ("scenario: a parked ticket ran",),
         (
             Edit(
-                LANE,
+                RECORDS,
                 "        ticket.record = records.record(records.PARKED, tail)\n"
                 "        batch.records += (ticket.id, ticket.record)\n",
                 '        ticket.record = ""\n',

@@ -17,9 +17,10 @@ from bridge.app.traits import TaskTraits
 from bridge.leader.picture import capacity as limits
 from bridge.leader.picture.assignment import Assignment
 from bridge.leader.picture.faults import MessageAtFault
-from bridge.leader.picture.lane import AWAITING, Lane
+from bridge.leader.picture.lane import Lane
 from bridge.leader.picture.pieces import Consumer, Parcel, Ticket
 from bridge.leader.picture.suspects import Isolation
+from bridge.leader.picture.ticket_records import AWAITING
 from bridge.protocol.envelope import OPENING, Envelopes, Run
 from bridge.routing import records
 from bridge.routing.batch import Batch, Dispatch

@@ -12,10 +12,14 @@ one consumer was here. A ticket notes the value of the clock when its message be
 from __future__ import annotations
 
 import heapq
-from typing import Protocol
+from collections.abc import Callable
+from typing import TYPE_CHECKING
 
-from bridge.leader.picture.pieces import Consumer, Ticket
 from bridge.routing.ids import id_key
+
+if TYPE_CHECKING:
+    from bridge.leader.picture.flight import Flight
+    from bridge.leader.picture.pieces import Ticket
 
 
 class Waiting:
@@ -55,35 +59,15 @@ class Waiting:
         return sum(ticket.waiting_known for ticket in self.tickets)
 
 
-class StrandedLane(Protocol):
-    """What `Stranded` needs of its lane (`bridge.leader.picture.lane`)."""
-
-    @property
-    def consumers(self) -> dict[str, Consumer]:
-        """The consumers, by incarnation."""
-
-    @property
-    def spilled(self) -> set[Ticket]:
-        """The tickets with messages that are not in memory and may be read again."""
-
-    def now_ms(self) -> int:
-        """Unix ms by the lane's clock."""
-
-    def let_go(self, ticket: Ticket) -> None:
-        """Spills all waiting messages of ``ticket``."""
-
-    def end_solitude(self, consumer: Consumer) -> None:
-        """The suspect does not need ``consumer`` for itself any more."""
-
-    def queue_anew(self) -> None:
-        """Queues all waiting tickets again, because the consumers can run other tasks than before."""
-
-
 class Stranded:
-    """The stranded tickets of one lane. The lane asks it before it queues a ticket for dispatch."""
+    """The stranded tickets of one lane. The lane asks it before it queues a ticket for dispatch.
 
-    def __init__(self, lane: StrandedLane) -> None:
+    ``queue_anew`` queues all waiting tickets again, because the consumers can run other tasks than before.
+    """
+
+    def __init__(self, lane: Flight, queue_anew: Callable[[], None]) -> None:
         self._lane = lane
+        self._queue_anew = queue_anew
         #: The tasks that the consumers here can run; None: any task, or no consumer is here.
         self.runnable: frozenset[str] | None = None
         #: Whether the consumers differ in the tasks that they can run.
@@ -156,7 +140,7 @@ class Stranded:
         for task in [task for task in self.waiting if self.can_run(task)]:
             self.release(task)
         if self.runnable is not None and (before is None or not before <= self.runnable):
-            lane.queue_anew()
+            self._queue_anew()
 
     def can_run(self, task: str) -> bool:
         """Whether a consumer that is here can run ``task``, and the task's circuit breaker is closed."""

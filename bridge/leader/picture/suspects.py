@@ -12,7 +12,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from itertools import islice
 
-from bridge.leader.picture.lane import SUSPECTS_SHARE, Lane
+from bridge.leader.picture.flight import SUSPECTS_SHARE
+from bridge.leader.picture.lane import Lane
 from bridge.leader.picture.pieces import Consumer, Ticket
 
 #: Most suspects that one step looks at.

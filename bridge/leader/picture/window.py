@@ -24,7 +24,7 @@ TICKET_FLOOR_BYTES = 64 * 1024
 
 
 class Window:
-    """The base class of `bridge.leader.picture.lane.Lane`: its tickets, and how much memory their messages use.
+    """The first base class of `bridge.leader.picture.lane.Lane`: its tickets, and how much memory their messages use.
 
     It is a base class, not a part, because every message uses it several times.
     """

@@ -41,7 +41,6 @@ if TYPE_CHECKING:
     from bridge.leader.step.steps import Steps
     from bridge.leader.step.term import Term
     from bridge.leader.stream.pending import PendingList
-    from bridge.leader.stream.retention import Retention
 
 
 logger = get_logger(__name__)
@@ -53,12 +52,11 @@ COMPARE_S = 2.0
 class ManualChanges:
     """Finds and repairs changes to one lane, on the leader's thread."""
 
-    def __init__(self, term: Term, lane: Lane, steps: Steps, pending: PendingList, retention: Retention) -> None:
+    def __init__(self, term: Term, lane: Lane, steps: Steps, pending: PendingList) -> None:
         self._term = term
         self._lane = lane
         self._steps = steps
         self._pending = pending
-        self._retention = retention
         self._keys = term.keys
         steps.after_commit.append(self.check_commit)
         self._compare_at = time.monotonic() + COMPARE_S
@@ -102,18 +100,21 @@ class ManualChanges:
             self._say("%d waiting entries were removed from the pending list: they are pending again", mended)
         return True
 
-    def look(self) -> None:
-        """Compares the pending list with the picture every `COMPARE_S`, and notes the floor."""
+    def look(self) -> bool:
+        """Compares the pending list with the picture every `COMPARE_S`, and notes the floor.
+
+        Returns whether it compared them now, the picture is complete, and they agree.
+        """
         if self._tampered:
             batch = Batch()
             self._count(batch)
             self._steps.advance(batch)
         if time.monotonic() < self._compare_at:
-            return
+            return False
         self._compare_at = time.monotonic() + COMPARE_S
-        if self.compare() and not self._lane.behind:
-            self._retention.sweep()
+        agrees = self.compare() and not self._lane.behind
         self._note_floor()
+        return agrees
 
     def compare(self) -> bool:
         """Compares the pending list with the picture, and repairs it. Returns whether there was nothing to repair."""

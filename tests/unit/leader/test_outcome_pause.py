@@ -7,10 +7,11 @@ from unittest.mock import patch
 
 import pytest
 
-from bridge.leader.picture import lane as picture_of
 from bridge.leader.picture import outcome_pause as under_test
-from bridge.leader.picture.lane import READY_PER_SLOT, Lane
+from bridge.leader.picture import ready as picture_of
+from bridge.leader.picture.lane import Lane
 from bridge.leader.picture.outcome_pause import GATHER_S, WORTH_S, OutcomePause
+from bridge.leader.picture.ready import READY_PER_SLOT
 from bridge.protocol.outcomes import Kind
 from tests.unit.leader.lane_world import LaneWorld
 from tests.unit.leader.test_many_consumers import MANY, crowd

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bridge.leader.picture.lane import SUSPECTS_SHARE
+from bridge.leader.picture.flight import SUSPECTS_SHARE
 from bridge.leader.picture.pieces import SUSPECT_AFTER
 from bridge.protocol.outcomes import Kind
 from tests.unit.leader.lane_world import LaneWorld

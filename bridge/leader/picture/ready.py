@@ -1,0 +1,193 @@
+"""The tickets of a lane that can be dispatched, in queues, and those that wait for the end of a backoff. No I/O."""
+
+from __future__ import annotations
+
+import heapq
+from collections import deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from bridge.leader.picture.backoffs import Resting
+from bridge.leader.picture.flight import Flight
+from bridge.leader.picture.pieces import Consumer, Ticket
+from bridge.leader.picture.stranded import Stranded
+from bridge.routing.policies import PolicyName
+
+if TYPE_CHECKING:
+    from bridge.settings.lane import LaneSettings
+
+#: With fewer messages in memory than this, the leader always reads on.
+ENOUGH_MESSAGES = 4000
+#: Tickets ready for dispatch, for each slot of the consumers. With more than this, the leader stops reading.
+READY_PER_SLOT = 128
+
+
+class Ready(Flight):
+    """The queues of tickets that can be dispatched. A base class of `bridge.leader.picture.lane.Lane`."""
+
+    def __init__(self, settings: LaneSettings, now_ms: Callable[[], int]) -> None:
+        super().__init__(settings, now_ms)
+        self._pinned = settings.policy is PolicyName.RENDEZVOUS
+        #: Consumers whose queue here has tickets. Some of the queues may be empty by now.
+        self.crowded: dict[Consumer, None] = {}
+        #: The result of `_open_slots`, and `Consumer.changes` when it was counted.
+        self._slots: dict[frozenset[str] | None, int] = {}
+        self._slots_seen = -1
+        #: Tickets without a consumer that can be dispatched, oldest first.
+        self.ready: deque[Ticket] = deque()
+        #: Tickets whose oldest message is a suspect. It goes out alone.
+        self.suspects: deque[Ticket] = deque()
+        #: Heap of tickets that wait for the end of a backoff: (due ms, sequence, ticket).
+        self.backoffs: list[tuple[int, int, Ticket]] = []
+        self._backoff_sequence = 0
+        self._turn = 0
+        #: Tickets whose oldest message no consumer here can run.
+        self.stranded = Stranded(self, self.queue_anew)
+        #: Tickets that wait for the end of a backoff, with no message in memory.
+        self.resting = Resting(self, now_ms)
+
+    # -- whether the leader reads on -------------------------------------------------------------------------------
+
+    @property
+    def has_enough_work(self) -> bool:
+        """Whether the leader stops reading: enough tickets in memory are ready and wait only for room.
+
+        The other messages stay unread in the stream. When the tickets in memory are blocked by messages in flight, the
+        leader reads on, because there may be free tickets further on.
+        """
+        if self.held < ENOUGH_MESSAGES or self.full:
+            return self.full
+        slots = self._open_slots()
+        if self.stranded.mixed:
+            return self._each_has_enough_work(slots)
+        enough = READY_PER_SLOT * sum(slots.values())
+        return len(self.ready) > enough or len(self.ready) + sum(len(one.ready) for one in self.crowded) > enough
+
+    def _each_has_enough_work(self, slots: dict[frozenset[str] | None, int]) -> bool:
+        """Like `has_enough_work`, where consumers differ in their tasks: each group of consumers must have enough."""
+        ready = dict.fromkeys(slots, 0)
+        for consumer in self.crowded:
+            if consumer.open:
+                ready[consumer.tasks] += len(consumer.ready)
+        return all(ready[tasks] > READY_PER_SLOT * slots[tasks] for tasks in slots)
+
+    def _open_slots(self) -> dict[frozenset[str] | None, int]:
+        """Set of tasks -> slots of the open consumers that can run them. Counted again only after a change."""
+        if self._slots_seen != Consumer.changes:
+            self._slots_seen = Consumer.changes
+            self._slots = {}
+            for consumer in self.consumers.values():
+                if consumer.open:
+                    self._slots[consumer.tasks] = self._slots.get(consumer.tasks, 0) + consumer.slots
+        return self._slots
+
+    # -- queues ----------------------------------------------------------------------------------------------------
+
+    def make_ready(self, ticket: Ticket, *, first: bool = False) -> None:
+        """Queues the ticket for dispatch, if its oldest message may go out. ``first``: before all queued tickets."""
+        if ticket.queued or ticket.run or ticket.due_ms or not ticket.waiting:
+            return
+        if ticket.front_id or ticket.park_reason is not None:
+            return
+        if (self.stranded.runnable is not None or self.stranded.paused) and self.stranded.holds(ticket):
+            self.stranded.add(ticket)
+            return
+        ticket.queued = True
+        consumer = ticket.consumer
+        if ticket.moving is not None:
+            consumer = self._open_consumer(ticket.moving, consumer, ticket.waiting[0].task)
+            ticket.consumer = consumer
+            ticket.moving = None
+        elif self._pinned:
+            consumer = None
+        if ticket.suspect:
+            ticket.consumer = None
+            ready = self.suspects
+        elif consumer is not None and consumer.open and consumer.runs(ticket.waiting[0].task):
+            ready = consumer.ready
+            self.crowded[consumer] = self.room_changed[consumer] = None
+        else:
+            ticket.consumer = None
+            ready = self.ready
+        self._turn += 1
+        if first:
+            ticket.turn = -self._turn
+            ready.appendleft(ticket)
+        else:
+            ticket.turn = self._turn
+            ready.append(ticket)
+
+    def _open_consumer(self, name: str, instead_of: Consumer | None, task: str) -> Consumer | None:
+        """The open consumer with that name that can run ``task``.
+
+        Without a name: the least loaded consumer other than ``instead_of``.
+        """
+        others = [c for c in self.consumers.values() if c.open and c is not instead_of and c.runs(task)]
+        if name:
+            others = [c for c in others if c.name == name]
+        return min(others, key=lambda c: (c.load, len(c.ready)), default=None)
+
+    def unqueue(self, ticket: Ticket) -> None:
+        """Removes the ticket from the queue that it is in."""
+        if not ticket.queued:
+            return
+        ticket.queued = False
+        queues = [self.ready, self.suspects]
+        if ticket.consumer is not None:
+            queues.append(ticket.consumer.ready)
+        for queue in queues:
+            if ticket in queue:
+                queue.remove(ticket)
+        for consumer in self.consumers.values():
+            if consumer.alone is ticket:
+                self.end_solitude(consumer)
+
+    def free_ready(self, consumer: Consumer) -> None:
+        """Moves the tickets that wait for room at ``consumer`` to the common queue.
+
+        They go before tickets that have only waited for their turn. Otherwise a backlog would add its length to the
+        time that a worker needs to leave. They go behind tickets that were lost, given back, retried or freed earlier,
+        so that those do not wait longer.
+        """
+        ahead = []
+        while self.ready and self.ready[0].turn <= 0:
+            ahead.append(self.ready.popleft())
+        while consumer.ready:
+            ticket = consumer.ready.pop()
+            ticket.queued = False
+            ticket.consumer = None
+            self.make_ready(ticket, first=True)
+            if ticket.consumer is None:
+                ticket.turn = 0
+        self.ready.extendleft(reversed(ahead))
+
+    def queue_anew(self) -> None:
+        """Queues all tickets of the common queues again, because the consumers can run other tasks than before."""
+        for queue in (self.ready, self.suspects):
+            tickets = list(queue)
+            queue.clear()
+            for ticket in tickets:
+                ticket.queued = False
+                turn = ticket.turn
+                self.make_ready(ticket)
+                if ticket.queued:
+                    ticket.turn = turn
+
+    def wake(self, now_ms: int) -> None:
+        """Makes tickets ready whose backoff is over. They go before all others.
+
+        Otherwise a backlog would add its length to every backoff. It would also delay the tickets of a lost worker, and
+        that delay must be bounded by the lease.
+        """
+        while self.backoffs and self.backoffs[0][0] <= now_ms:
+            due, _, ticket = heapq.heappop(self.backoffs)
+            if ticket.due_ms == due:
+                ticket.due_ms = 0
+                if not self.resting.wake(ticket):
+                    self.make_ready(ticket, first=True)
+
+    def hold_back(self, ticket: Ticket, due_ms: int) -> None:
+        """Makes the oldest message of ``ticket`` wait until ``due_ms``."""
+        ticket.due_ms = max(1, due_ms)
+        self._backoff_sequence += 1
+        heapq.heappush(self.backoffs, (ticket.due_ms, self._backoff_sequence, ticket))
