@@ -134,11 +134,11 @@ class Scene:
         for _ in range(count):
             self._born += 1
             name = f"w{self._born}@bench"
-            words = ("-m", "celery", "-A", "benchmarks.apps.failing", "worker", "-n", name, "-c", "2")
+            arguments = ("-m", "celery", "-A", "benchmarks.apps.failing", "worker", "-n", name, "-c", "2")
             flags = ["-l", "WARNING", "-P", "prefork", "--without-mingle", "--without-gossip"]
             if not self._heartbeats:
                 flags.append("--without-heartbeat")
-            self.workers[name] = self.stack.start("worker", *words, *flags)
+            self.workers[name] = self.stack.start("worker", *arguments, *flags)
         # In flight, not only registered: it is part of the load.
         self.stack.wait(lambda: self._busy() >= set(self.workers), "the workers to have tickets", PATIENCE_S)
 

@@ -58,11 +58,11 @@ def fill(server: EmbeddedServer, rows: int) -> None:
 
 
 def _xadd(number: int, payload: bytes) -> bytes:
-    words = (
+    arguments = (
         b"XADD", STREAM.encode(), b"*", b"ticket_id", b"T%03d" % (number % 1000), b"seq", b"%d" % number,
         b"payload", payload,
     )  # fmt: skip
-    return b"*%d\r\n" % len(words) + b"".join(b"$%d\r\n%s\r\n" % (len(word), word) for word in words)
+    return b"*%d\r\n" % len(arguments) + b"".join(b"$%d\r\n%s\r\n" % (len(word), word) for word in arguments)
 
 
 def by_loop(server: EmbeddedServer, **options: Any) -> int:

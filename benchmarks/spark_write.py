@@ -87,8 +87,18 @@ class Ways:
 
     def _benchmark(self) -> float:
         entry = ["XADD", STREAM, "*", "ticket_id", "T__rand_int__", "payload", "x" * 100]
-        words = [server_benchmark(), "-p", str(self._server.port), "-n", str(self._count), "-P", "100", "-r", "1000"]
-        said = subprocess.run([*words, "--csv", *entry], capture_output=True, text=True, check=True).stdout
+        arguments = [
+            server_benchmark(),
+            "-p",
+            str(self._server.port),
+            "-n",
+            str(self._count),
+            "-P",
+            "100",
+            "-r",
+            "1000",
+        ]
+        said = subprocess.run([*arguments, "--csv", *entry], capture_output=True, text=True, check=True).stdout
         return float(said.strip().splitlines()[-1].split('","')[1].strip('"'))
 
     def _pipeline(self, given: DataFrame) -> float:

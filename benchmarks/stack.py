@@ -82,12 +82,12 @@ class Stack:
             **self.environment_more,
         }
 
-    def start(self, role: str, *words: str) -> psutil.Process:
+    def start(self, role: str, *arguments: str) -> psutil.Process:
         """Starts ``python <words>`` as one of ``role``."""
         log = self.folder / f"{role}.{len(self._processes)}.log"
         with log.open("wb") as out:
             process = subprocess.Popen(
-                [sys.executable, *words],
+                [sys.executable, *arguments],
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=subprocess.STDOUT,
@@ -105,8 +105,8 @@ class Stack:
     def start_workers(self, count: int, concurrency: int) -> None:
         """Starts Celery workers with the flags that all peers get, and waits until all are ready to receive."""
         for i in range(count):
-            words = ("-m", "celery", "-A", self._app, "worker", "-n", f"w{i}@bench", "-c", str(concurrency))
-            self.start("worker", *words, "-l", "WARNING", "-P", "prefork")
+            arguments = ("-m", "celery", "-A", self._app, "worker", "-n", f"w{i}@bench", "-c", str(concurrency))
+            self.start("worker", *arguments, "-l", "WARNING", "-P", "prefork")
         self.wait(lambda: len(self.tally.ready()) >= count, "the workers to be ready", START_S)
         children = [child for worker in self._roles["worker"] for child in worker.children()]
         self._roles["pool"] = [child for child in children if "resource_tracker" not in " ".join(child.cmdline())]

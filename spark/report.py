@@ -3,7 +3,7 @@
     python -m bridge.spark.report archive --out report
     spark-submit spark/report.py archive --out report --master yarn …
 
-The page says what its words mean: it shows the list in ``bridge.spark.reporting.definitions``.
+The page defines its terms: it shows the list in ``bridge.spark.reporting.definitions``.
 ``--out`` gets ``report.html``, which needs no network and no other file, and ``tables/<name>/``, Parquet. Everything is
 aggregated by Spark; the driver sees no more than the rows that are shown.
 

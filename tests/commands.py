@@ -131,8 +131,8 @@ class Lane:
     def add(self, *tickets: str, payload: str = "{}", task: str | None = None) -> list[str]:
         """One message for each of ``tickets``; their ids."""
         named = [] if task is None else ["task", task]
-        words = ["payload", payload, *named]
-        ids = [self.redis.execute_command("XADD", self.keys.stream, "*", "ticket_id", t, *words) for t in tickets]
+        fields = ["payload", payload, *named]
+        ids = [self.redis.execute_command("XADD", self.keys.stream, "*", "ticket_id", t, *fields) for t in tickets]
         return [id_.decode() for id_ in ids]
 
     def read(self, count: int | None = None) -> None:
@@ -162,15 +162,15 @@ class Lane:
         """Messages that were read are done."""
         self._do(Batch(acknowledged=list(ids), counts={"done": len(ids)}))
 
-    def bury(self, id_: str, *words: Any) -> None:
-        """A message that was read is dead; ``words``: fields and values of its letter beside its id."""
-        self._do(Batch(acknowledged=[id_], dead=[DeadLetter(id_, words)], counts={"dead": 1}))
+    def bury(self, id_: str, *fields: Any) -> None:
+        """A message that was read is dead; ``fields``: names and values of its letter beside its id."""
+        self._do(Batch(acknowledged=[id_], dead=[DeadLetter(id_, fields)], counts={"dead": 1}))
 
     def _do(self, batch: Batch) -> int:
         return advance(self.redis, self.leadership or self.lead(), OPENING, batch).base
 
 
-def letter(ticket: str, task: str = "shop.update", **words: Any) -> list[Any]:
+def letter(ticket: str, task: str = "shop.update", **more: Any) -> list[Any]:
     """The fields and values of the letter of a message that was given up."""
     fields: dict[str, Any] = {
         "reason": "gave up after 5 attempts",
@@ -183,7 +183,7 @@ def letter(ticket: str, task: str = "shop.update", **words: Any) -> list[Any]:
         "payload": "{}",
         "consumer": "w1@host",
         "fence": 12,
-        **words,
+        **more,
     }
     return [word for pair in fields.items() for word in pair]
 

@@ -1,8 +1,8 @@
 """The commands that may be effects, and the grammar of their arguments. A command that Redis would refuse raises here.
 
 Redis has no rollback: a command that fails after others of the same message were applied would leave half of them. The
-script checks the types of keys and the numbers that are there. This checks the words of one command, by the grammar of
-the oldest server, and `bridge.app.effect_conflicts` what the commands of one message do to each other.
+script checks the types of keys and the numbers that are there. This checks the arguments of one command, by the grammar
+of the oldest server, and `bridge.app.effect_conflicts` what the commands of one message do to each other.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from typing import NamedTuple
 
 from bridge.routing.errors import PayloadError
 
-Words = list[bytes]
+Arguments = list[bytes]
 
-#: Most words of one command: what Lua can put into one call is limited.
-MAX_WORDS = 6000
+#: Most arguments of one command, since Lua can put only so many into one call.
+MAX_ARGUMENTS = 6000
 #: Largest number that a double holds exactly, and the script can add with.
 MAX_NUMBER = 2**53 - 1
 #: Longest time to live, in seconds: about three hundred years. Redis refuses what overflows with its clock.
@@ -32,67 +32,69 @@ class _BadArgument(Exception):
     """The reason. `check` turns it into a `PayloadError` that names the command."""
 
 
-def check(name: str, words: Words) -> None:
-    """Raises `PayloadError` when Redis could refuse the command ``name`` with the words after it."""
+def check(name: str, arguments: Arguments) -> None:
+    """Raises `PayloadError` when Redis could refuse the command ``name`` with these ``arguments``."""
     try:
-        if len(words) >= MAX_WORDS:
-            raise _BadArgument(f"{len(words)} words are too many for one call; make several of at most {MAX_WORDS - 1}")
-        COMMANDS[name].grammar(words)
+        if len(arguments) >= MAX_ARGUMENTS:
+            raise _BadArgument(
+                f"{len(arguments)} arguments are too many for one call; make several of at most {MAX_ARGUMENTS - 1}"
+            )
+        COMMANDS[name].grammar(arguments)
     except _BadArgument as exc:
         raise PayloadError(f"effects.{name.lower()}: {exc}") from None
 
 
-def _integer(word: bytes, low: int = -(2**63), high: int = 2**63 - 1) -> int:
-    if not _INTEGER.fullmatch(word) or not low <= int(word) <= high:
-        raise _BadArgument(f"{shown(word)} is not an integer from {low} to {high}")
-    return int(word)
+def _integer(argument: bytes, low: int = -(2**63), high: int = 2**63 - 1) -> int:
+    if not _INTEGER.fullmatch(argument) or not low <= int(argument) <= high:
+        raise _BadArgument(f"{shown(argument)} is not an integer from {low} to {high}")
+    return int(argument)
 
 
-def _decimal(word: bytes, low: float = -1e300, high: float = 1e300) -> float:
-    if not _DECIMAL.fullmatch(word) or not low <= float(word) <= high:
-        raise _BadArgument(f"{shown(word)} is not a number from {low:g} to {high:g}")
-    return float(word)
+def _decimal(argument: bytes, low: float = -1e300, high: float = 1e300) -> float:
+    if not _DECIMAL.fullmatch(argument) or not low <= float(argument) <= high:
+        raise _BadArgument(f"{shown(argument)} is not a number from {low:g} to {high:g}")
+    return float(argument)
 
 
-def _score(word: bytes) -> None:
-    if word.lower() not in _INFINITE:
-        _decimal(word)
+def _score(argument: bytes) -> None:
+    if argument.lower() not in _INFINITE:
+        _decimal(argument)
 
 
-def shown(word: bytes) -> str:
-    """A word, or the beginning of it, as errors show it."""
-    return repr(word[:40].decode(errors="replace"))
+def shown(argument: bytes) -> str:
+    """An argument as errors show it: at most its first 40 bytes."""
+    return repr(argument[:40].decode(errors="replace"))
 
 
-def _exactly(count: int) -> Callable[[Words], None]:
-    def grammar(words: Words) -> None:
-        if len(words) != count:
-            raise _BadArgument(f"takes {count} words, not {len(words)}")
-
-    return grammar
-
-
-def _at_least(count: int) -> Callable[[Words], None]:
-    def grammar(words: Words) -> None:
-        if len(words) < count:
-            raise _BadArgument(f"takes at least {count} words, not {len(words)}")
+def _exactly(count: int) -> Callable[[Arguments], None]:
+    def grammar(arguments: Arguments) -> None:
+        if len(arguments) != count:
+            raise _BadArgument(f"takes {count} arguments, not {len(arguments)}")
 
     return grammar
 
 
-def _groups(words: Words, size: int) -> None:
-    if not words or len(words) % size:
-        raise _BadArgument(f"takes groups of {size} words, not {len(words)} words")
+def _at_least(count: int) -> Callable[[Arguments], None]:
+    def grammar(arguments: Arguments) -> None:
+        if len(arguments) < count:
+            raise _BadArgument(f"takes at least {count} arguments, not {len(arguments)}")
+
+    return grammar
 
 
-def _options(words: Words, known: tuple[bytes, ...]) -> tuple[set[bytes], Words]:
-    """The leading words that are options, upper case, and the rest."""
+def _groups(arguments: Arguments, size: int) -> None:
+    if not arguments or len(arguments) % size:
+        raise _BadArgument(f"takes groups of {size} arguments, not {len(arguments)} arguments")
+
+
+def _options(arguments: Arguments, known: tuple[bytes, ...]) -> tuple[set[bytes], Arguments]:
+    """The leading arguments that are options, upper case, and the rest."""
     found: set[bytes] = set()
     i = 0
-    while i < len(words) and words[i].upper() in known:
-        found.add(words[i].upper())
+    while i < len(arguments) and arguments[i].upper() in known:
+        found.add(arguments[i].upper())
         i += 1
-    return found, words[i:]
+    return found, arguments[i:]
 
 
 def _one_of(found: set[bytes], *exclusive: bytes) -> None:
@@ -104,12 +106,12 @@ def _one_of(found: set[bytes], *exclusive: bytes) -> None:
 _SET_ENDS = {b"EX": MAX_TTL_S, b"PX": MAX_TTL_S * 1000, b"EXAT": 2 * MAX_TTL_S, b"PXAT": 2 * MAX_TTL_S * 1000}
 
 
-def _set(words: Words) -> None:
-    _at_least(2)(words)
+def _set(arguments: Arguments) -> None:
+    _at_least(2)(arguments)
     ends = conditions = 0
-    rest = iter(words[2:])
-    for word in rest:
-        option = word.upper()
+    rest = iter(arguments[2:])
+    for argument in rest:
+        option = argument.upper()
         if option in _SET_ENDS:
             _integer(next(rest, b""), 1, _SET_ENDS[option])
             ends += 1
@@ -119,85 +121,85 @@ def _set(words: Words) -> None:
             conditions += 1
         else:
             raise _BadArgument(
-                f"{shown(word)} is not possible here: an effect returns nothing and runs on Redis 6.2, too"
+                f"{shown(argument)} is not possible here: an effect returns nothing and runs on Redis 6.2, too"
             )
     if ends > 1 or conditions > 1:
         raise _BadArgument("options exclude each other")
 
 
-def _setex(seconds: int) -> Callable[[Words], None]:
-    def grammar(words: Words) -> None:
-        _exactly(3)(words)
-        _integer(words[1], 1, seconds)
+def _setex(seconds: int) -> Callable[[Arguments], None]:
+    def grammar(arguments: Arguments) -> None:
+        _exactly(3)(arguments)
+        _integer(arguments[1], 1, seconds)
 
     return grammar
 
 
-def _expire(longest: int) -> Callable[[Words], None]:
-    def grammar(words: Words) -> None:
-        _exactly(2)(words)
-        _integer(words[1], 1, longest)
+def _expire(longest: int) -> Callable[[Arguments], None]:
+    def grammar(arguments: Arguments) -> None:
+        _exactly(2)(arguments)
+        _integer(arguments[1], 1, longest)
 
     return grammar
 
 
-def _mset(words: Words) -> None:
-    _groups(words, 2)
+def _mset(arguments: Arguments) -> None:
+    _groups(arguments, 2)
 
 
-def _hset(words: Words) -> None:
-    _groups(words[1:], 2)
+def _hset(arguments: Arguments) -> None:
+    _groups(arguments[1:], 2)
 
 
-def _add_at(position: int, number: Callable[[bytes], object]) -> Callable[[Words], None]:
-    def grammar(words: Words) -> None:
-        _exactly(position + 1)(words)
-        number(words[position])
+def _add_at(position: int, number: Callable[[bytes], object]) -> Callable[[Arguments], None]:
+    def grammar(arguments: Arguments) -> None:
+        _exactly(position + 1)(arguments)
+        number(arguments[position])
 
     return grammar
 
 
-def _whole(word: bytes) -> None:
-    _integer(word, -MAX_NUMBER, MAX_NUMBER)
+def _whole(argument: bytes) -> None:
+    _integer(argument, -MAX_NUMBER, MAX_NUMBER)
 
 
-def _fraction(word: bytes) -> None:
-    _decimal(word, -MAX_NUMBER, MAX_NUMBER)
+def _fraction(argument: bytes) -> None:
+    _decimal(argument, -MAX_NUMBER, MAX_NUMBER)
 
 
-def _range(words: Words) -> None:
-    _exactly(3)(words)
-    _integer(words[1])
-    _integer(words[2])
+def _range(arguments: Arguments) -> None:
+    _exactly(3)(arguments)
+    _integer(arguments[1])
+    _integer(arguments[2])
 
 
-def _lrem(words: Words) -> None:
-    _exactly(3)(words)
-    _integer(words[1], -MAX_NUMBER, MAX_NUMBER)
+def _lrem(arguments: Arguments) -> None:
+    _exactly(3)(arguments)
+    _integer(arguments[1], -MAX_NUMBER, MAX_NUMBER)
 
 
-def _zadd(words: Words) -> None:
-    found, rest = _options(words[1:], (b"NX", b"XX", b"GT", b"LT", b"CH"))
+def _zadd(arguments: Arguments) -> None:
+    found, rest = _options(arguments[1:], (b"NX", b"XX", b"GT", b"LT", b"CH"))
     _one_of(found, b"NX", b"XX")
     _one_of(found, b"NX", b"GT", b"LT")
     _groups(rest, 2)
-    for word in rest[::2]:
-        _score(word)
+    for argument in rest[::2]:
+        _score(argument)
 
 
-def _zincrby(words: Words) -> None:
-    _exactly(3)(words)
-    _decimal(words[1])
+def _zincrby(arguments: Arguments) -> None:
+    _exactly(3)(arguments)
+    _decimal(arguments[1])
 
 
-def _by_score(words: Words) -> None:
-    _exactly(3)(words)
-    for word in words[1:]:
-        _score(word.removeprefix(b"("))
+def _by_score(arguments: Arguments) -> None:
+    _exactly(3)(arguments)
+    for argument in arguments[1:]:
+        _score(argument.removeprefix(b"("))
 
 
-def _geoadd(words: Words) -> None:
-    found, rest = _options(words[1:], (b"NX", b"XX", b"CH"))
+def _geoadd(arguments: Arguments) -> None:
+    found, rest = _options(arguments[1:], (b"NX", b"XX", b"CH"))
     _one_of(found, b"NX", b"XX")
     _groups(rest, 3)
     for i in range(0, len(rest), 3):
@@ -205,14 +207,14 @@ def _geoadd(words: Words) -> None:
         _decimal(rest[i + 1], -85.05, 85.05)
 
 
-def _setbit(words: Words) -> None:
-    _exactly(3)(words)
-    _integer(words[1], 0, 2**32 - 1)
-    _integer(words[2], 0, 1)
+def _setbit(arguments: Arguments) -> None:
+    _exactly(3)(arguments)
+    _integer(arguments[1], 0, 2**32 - 1)
+    _integer(arguments[2], 0, 1)
 
 
-def _xadd(words: Words) -> None:
-    rest = words[1:]
+def _xadd(arguments: Arguments) -> None:
+    rest = arguments[1:]
     if rest[:1] and rest[0].upper() == b"NOMKSTREAM":
         rest = rest[1:]
     if rest[:1] and rest[0].upper() in (b"MAXLEN", b"MINID"):
@@ -237,29 +239,29 @@ def _xadd(words: Words) -> None:
     _groups(rest[1:], 2)
 
 
-def _first(words: Words) -> Words:
-    return words[:1]
+def _first(arguments: Arguments) -> Arguments:
+    return arguments[:1]
 
 
-def _all(words: Words) -> Words:
-    return words
+def _all(arguments: Arguments) -> Arguments:
+    return arguments
 
 
-def _every_second(words: Words) -> Words:
-    return words[::2]
+def _every_second(arguments: Arguments) -> Arguments:
+    return arguments[::2]
 
 
 class Command(NamedTuple):
     """A command that may be an effect."""
 
-    #: Checks the words after its name. Raises `_BadArgument` when Redis could refuse them.
-    grammar: Callable[[Words], None]
+    #: Checks the arguments after its name. Raises `_BadArgument` when Redis could refuse them.
+    grammar: Callable[[Arguments], None]
     #: The Redis type that its key must have; '': any type.
     kind: str = ""
-    #: 'int' or 'float' if it adds its last word to a number; '' if it does not.
+    #: 'int' or 'float' if it adds its last argument to a number; '' if it does not.
     increment: str = ""
-    #: Returns those of its words that are keys.
-    keys: Callable[[Words], Words] = _first
+    #: Returns those of its arguments that are keys.
+    keys: Callable[[Arguments], Arguments] = _first
 
 
 #: The commands that may be effects.

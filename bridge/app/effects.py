@@ -78,23 +78,23 @@ class Effects(_Commands):
             known = ", ".join(sorted(command.lower() for command in COMMANDS))
             raise PayloadError(f"effects cannot {name.lower()}: it could fail half way; these can: {known}")
         try:
-            words: list[bytes] = [_ENCODER.encode(word) for word in args[1:]]
+            arguments: list[bytes] = [_ENCODER.encode(argument) for argument in args[1:]]
         except (DataError, UnicodeEncodeError) as exc:
             raise PayloadError(f"effects.{name.lower()}: {exc}") from None
-        check(name, words)
+        check(name, arguments)
         if self.own is not None and name != "PUBLISH":
-            self._refuse_lane_keys(name, words)
+            self._refuse_lane_keys(name, arguments)
         command = COMMANDS[name]
         if name == "DECRBY":
             # Recorded as an increment, so that the script has one way to add only.
-            name, words = "INCRBY", [words[0], str(-int(words[1])).encode()]
-        self._conflicts.add(name, words)
-        self._recorded.append(Effect(command.kind, command.increment, (name, *words)))
+            name, arguments = "INCRBY", [arguments[0], str(-int(arguments[1])).encode()]
+        self._conflicts.add(name, arguments)
+        self._recorded.append(Effect(command.kind, command.increment, (name, *arguments)))
 
-    def _refuse_lane_keys(self, name: str, words: list[bytes]) -> None:
+    def _refuse_lane_keys(self, name: str, arguments: list[bytes]) -> None:
         assert self.own is not None
         stream, beginnings = self.own
-        for key in COMMANDS[name].keys(words):
+        for key in COMMANDS[name].keys(arguments):
             # XADD to the stream is allowed: a task may push a message together with its success.
             if key.startswith(beginnings) or (key == stream and name != "XADD"):
                 raise PayloadError(

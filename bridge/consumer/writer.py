@@ -85,9 +85,9 @@ class OutcomeWriter:
         """The command (RESP) up to the outcomes. It is the same for every write of an incarnation."""
         known, head = self._known_head
         if known != incarnation:
-            words = ("XADD", self._keys.outcomes, "*", WHO, incarnation, EntryKind.OUTCOMES.value)
-            encoded = [word.encode() for word in words]
-            head = b"*7\r\n" + b"".join(b"$%d\r\n%b\r\n" % (len(word), word) for word in encoded)
+            command = ("XADD", self._keys.outcomes, "*", WHO, incarnation, EntryKind.OUTCOMES.value)
+            encoded = [argument.encode() for argument in command]
+            head = b"*7\r\n" + b"".join(b"$%d\r\n%b\r\n" % (len(argument), argument) for argument in encoded)
             self._known_head = (incarnation, head)
         return head
 

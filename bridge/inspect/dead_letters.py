@@ -29,7 +29,7 @@ def newest_first(redis: Redis, keys: LaneKeys) -> Iterator[Letter]:
 
 
 def of_message(redis: Redis, keys: LaneKeys, id_: str) -> list[Letter]:
-    """The letters of message ``id_``, oldest first; or the letter with the id ``id_``.
+    """The dead letters of message ``id_``, oldest first. ``id_`` may also be the id of a letter.
 
     Reads all dead letters, since there is no index by message.
     """
@@ -40,7 +40,7 @@ def of_message(redis: Redis, keys: LaneKeys, id_: str) -> list[Letter]:
 def select(
     letters: Iterator[Letter], *, ticket: str | None = None, task: str | None = None, reason: str | None = None
 ) -> Iterator[Letter]:
-    """The ``letters`` with this ticket, this task, and this text in their reason or error. None: any."""
+    """The ``letters`` with this ticket, this task, and this text in reason or error (any case). None: any."""
     tests: list[Callable[[Letter], bool]] = []
     if ticket is not None:
         tests.append(lambda letter: letter.ticket_id == ticket)

@@ -16,7 +16,7 @@ NO_CONSUMER = "no consumer is alive: start a worker with `celery -A APP worker -
 
 
 def why(found: TicketFacts) -> str:
-    """The sentence. It names what stands in the way first, and what to do where something can be done."""
+    """The sentence. It names what stops the ticket first, and says what to do if an operator can do something."""
     behind = _behind(found)
     if found.in_flight is not None:
         return _in_flight(found, found.in_flight) + behind
@@ -27,9 +27,9 @@ def why(found: TicketFacts) -> str:
     if found.state is TicketState.WAITING:
         return _waiting(found)
     if found.state is TicketState.UNREAD:
-        # An older one may be among what waits, beyond what was looked at.
-        return _unread(found) + _not_looked_at(found)
-    return _at_rest(found) + _not_looked_at(found)
+        # Older messages may be waiting that the search did not reach.
+        return _unread(found) + _not_searched(found)
+    return _at_rest(found) + _not_searched(found)
 
 
 def _at_rest(found: TicketFacts) -> str:
@@ -43,16 +43,16 @@ def _at_rest(found: TicketFacts) -> str:
         return f"nothing undone found; its last message {found.last_done} is done"
     return (
         "nothing was found of it: no record, nothing waiting, nothing unread, no dead letter, and none of the newest "
-        f"entries that were read is its{'' if found.has_group else ' (no master has read this stream yet)'}"
+        f"entries belongs to it{'' if found.has_group else ' (no master has read this stream yet)'}"
     )
 
 
-def _not_looked_at(found: TicketFacts) -> str:
-    """What a search left out, which may well hold messages of the ticket."""
+def _not_searched(found: TicketFacts) -> str:
+    """What a search did not reach. It may hold messages of the ticket."""
     parts = []
     for scan, where in ((found.waiting, "messages that wait"), (found.unread, "unread messages")):
         if not scan.complete:
-            parts.append(f"only the first {scan.looked_at:,} {where} were looked at, there are more")
+            parts.append(f"only the first {scan.looked_at:,} {where} were searched; there are more")
     return f"; {', and '.join(parts)}" if parts else ""
 
 

@@ -25,16 +25,16 @@ PAGE = 1000
 
 @dataclass(frozen=True)
 class Recorded:
-    """One ticket. ``since_ms``: how long its record says so; ``cause``: why it is parked, or comes again."""
+    """One ticket. ``since_ms``: age of its record. ``cause``: why it is parked, or awaits a retry."""
 
     ticket_id: str
     state: TicketState
     since_ms: int
     consumer: str
     cause: str
-    #: Its oldest messages, in flight or to come again; of a parked one those that were begun before.
+    #: The messages that its record names: in flight, or awaiting a retry. Of a parked ticket: those that were begun.
     message_ids: tuple[str, ...]
-    #: Messages that were put aside for a parked ticket; None for another one: nobody counts those.
+    #: Shelved messages of a parked ticket. None if it is not parked: other waiting messages are not counted by ticket.
     waiting: int | None
 
 
@@ -79,7 +79,7 @@ def _state(record: records.Record) -> TicketState:
 def _aside(redis: Redis, lane: LaneSettings) -> dict[str, int]:
     keys = lane.keys
     if not redis.exists(keys.tickets):
-        # Nor need there be a group.
+        # No ticket has a record. There may be no group either.
         return {}
     summary: Any = redis.execute_command("XPENDING", keys.stream, keys.group)
     registered: Any = redis.hgetall(keys.consumers)

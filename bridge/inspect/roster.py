@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 
 
 class ConsumerState(Enum):
-    """What a consumer may be sent; the value is the word that is shown."""
+    """Whether a consumer takes new work. `bridge status` shows the value."""
 
-    #: It takes work.
+    #: It takes new work.
     OPEN = "open"
     #: It takes nothing new, by an operator's order.
     DRAINING = "draining"
@@ -34,21 +34,21 @@ class ConsumerState(Enum):
     LEAVING = "leaving"
     #: Its lease holds, and it takes nothing from its queue: the leader has put a probe there, and it stays.
     STALLED = "stalled"
-    #: It is gone, or about to come back as a new incarnation.
+    #: Its lease is over: it is gone, or will register as a new incarnation.
     OVER = "lease over"
 
 
 @dataclass(frozen=True)
 class ConsumerStatus:
-    """One consumer of the lane. None stands for what is not known."""
+    """One consumer of the lane. None: not known."""
 
     name: str
     state: ConsumerState
     #: Its lease holds.
     alive: bool
-    #: It is registered; False: only its name is left in the group, with what it had in flight.
+    #: Whether it is registered. If not, the group still has its name, with the messages that it had in flight.
     registered: bool
-    #: An operator's order holds that it takes nothing new.
+    #: Whether an operator ordered that it takes nothing new.
     draining: bool
     #: Pool processes.
     slots: int | None
@@ -59,31 +59,31 @@ class ConsumerStatus:
     in_flight: int
     #: Tickets that it held when it last renewed its lease; None before the first renewal.
     tickets: int | None
-    #: Celery messages that it has not fetched yet.
+    #: Celery messages in its queue.
     queued: int
-    #: What is left of its lease, in ms.
+    #: Milliseconds until its lease ends.
     lease_ms: int
-    #: How long it has been here, in ms.
+    #: Milliseconds since it registered.
     up_ms: int | None
-    #: Of this package.
+    #: Version of this package.
     version: str | None = None
-    #: Celery queues that it consumes beside its own; None: it did not tell.
+    #: Celery queues that it consumes beside its own.
     queues: tuple[str, ...] | None = None
 
 
 @dataclass(frozen=True)
 class Pending:
-    """The group's pending entries, by whose they are."""
+    """How many entries are pending in the group, by consumer name."""
 
     first_ms: int | None
     of_master: int
     of_consumers: dict[str, int]
-    #: Ticket -> messages that are put aside for it while it is parked.
+    #: Parked ticket -> its shelved messages.
     of_parked: dict[str, int]
 
     @classmethod
     def of(cls, summary: Any, lane: LaneSettings, registered: Collection[str]) -> Pending:
-        """From the reply of XPENDING without a range; None where there is no group."""
+        """From the reply of XPENDING without a range. None: there is no group."""
         if not summary or not summary[0]:
             return cls(None, 0, {}, {})
         aside = lane.keys.parked_consumer(lane.master, "")
@@ -100,17 +100,17 @@ class Pending:
 
 
 def registrations_of(reply: dict[bytes, bytes]) -> dict[str, Registration]:
-    """Consumer -> what it registered with, from the reply of HGETALL."""
+    """Consumer -> its registration, from the reply of HGETALL."""
     return {name.decode(): read_registration(text) for name, text in reply.items()}
 
 
 def draining(registration: Registration, order: bytes | None) -> bool:
-    """Whether the order to drain, a value of the hash ``drains``, is for this process of the consumer."""
+    """Whether ``order``, a value of the hash ``drains``, holds for the process that registered."""
     return order is not None and read_drain_order(order).is_for(registration)
 
 
-def ask(pipe: Any, keys: LaneKeys, registrations: dict[str, Registration]) -> None:
-    """Puts the questions into ``pipe`` whose answers `consumers` takes."""
+def request_consumers(pipe: Any, keys: LaneKeys, registrations: dict[str, Registration]) -> None:
+    """Adds commands to ``pipe``. `consumers` takes their replies."""
     for name, registration in registrations.items():
         pipe.pttl(keys.lease(registration.incarnation))
         pipe.get(keys.held(registration.incarnation))
@@ -121,15 +121,17 @@ def ask(pipe: Any, keys: LaneKeys, registrations: dict[str, Registration]) -> No
 
 def consumers(
     registrations: dict[str, Registration],
-    answers: Sequence[Any],
+    replies: Sequence[Any],
     drains: dict[bytes, bytes],
     pending: Pending,
     now_ms: int,
 ) -> tuple[ConsumerStatus, ...]:
-    """All consumers by name, the unregistered ones with messages in flight too."""
+    """All consumers in the order of their names, also unregistered ones that have messages in flight. ``replies``: of
+    the commands that `request_consumers` added.
+    """
     found = []
     for i, (name, registration) in enumerate(registrations.items()):
-        lease_ms, held, queued, oldest = answers[4 * i : 4 * i + 4]
+        lease_ms, held, queued, oldest = replies[4 * i : 4 * i + 4]
         since = registration.since
         ordered = draining(registration, drains.get(name.encode()))
         state = ConsumerState.DRAINING if ordered else ConsumerState.OPEN
@@ -167,7 +169,7 @@ def consumers(
 
 
 def _is_probe(text: bytes | None) -> bool:
-    """Whether a Celery message is the leader's question whether the consumer takes anything."""
+    """Whether a Celery message is the leader's probe: it shows whether the consumer reads its queue."""
     if text is None or HEADER_WORD.encode() not in text:
         return False
     headers: dict[str, Any] = orjson.loads(text)["headers"]
@@ -175,9 +177,8 @@ def _is_probe(text: bytes | None) -> bool:
 
 
 def full_name(redis: Redis, keys: LaneKeys, name: str) -> str:
-    """The registered consumer that ``name`` stands for: its name, or the part before the @ when only one has it.
-
-    Raises `InputError` when there is none, or more than one.
+    """The name of the registered consumer that ``name`` means. ``name`` is the whole name, or its part before the @.
+    Raises `InputError` when no consumer matches, or more than one does.
     """
     registered: Any = redis.hkeys(keys.consumers)
     names: list[str] = sorted(raw.decode() for raw in registered)

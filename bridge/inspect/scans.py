@@ -20,23 +20,26 @@ if TYPE_CHECKING:
 
     from bridge.routing.keys import LaneKeys
 
-#: Entries that one search looks at, at most.
+#: Most entries that one search reads.
 LIMIT = 10_000
-#: Bytes of entries that one search reads, about: payloads may be large, and only whole entries can be read.
+#: Bytes of entries that one search reads. It may exceed this by one page, since Redis returns whole entries.
 LIMIT_BYTES = 64 * 1024 * 1024
-#: Entries in a search's first page; later ones are as large as fits `PAGE_BYTES`.
+#: Entries in the first page of a search. The average size of the entries read so far then sets the page size
+#: (`PAGE_BYTES`).
 FIRST_PAGE = 50
 PAGE_MAX = 1000
 PAGE_BYTES = 4 * 1024 * 1024
 #: Message ids that a search keeps.
 IDS_KEPT = 10
-#: After these a message does not come again, unless it is replayed.
+#: The kinds of rows that end a message. Only a replay brings it back.
 LAST = (What.DONE, What.DEAD, What.REFUSED)
 
 
 @dataclass(frozen=True)
 class Scan:
-    """What a search found. ``ids``: the first few; ``looked_at``: entries of any ticket; ``complete``: saw them all."""
+    """What a search found. ``ids``: the first few ids. ``looked_at``: entries read, of any ticket. ``complete``: it
+    read all.
+    """
 
     ids: tuple[str, ...]
     count: int
@@ -45,7 +48,7 @@ class Scan:
 
 
 class _Pages:
-    """How many entries the next page may have."""
+    """Counts what a search has read, and sets the size of its next page."""
 
     def __init__(self) -> None:
         self.entries = 0
@@ -67,7 +70,7 @@ class _Pages:
         self.bytes += sum(map(len, fields)) if fields else 0
 
 
-def of_pending(
+def search_pending(
     redis: Redis, keys: LaneKeys, master: str, ticket: bytes, *, after: str | None = None, before: str | None = None
 ) -> Scan:
     """The ticket's messages that are pending under the master's name, with ids between ``after`` and ``before``
@@ -91,15 +94,15 @@ def of_pending(
             if len(page) < size:
                 return
             span = younger_than(ids[-1], end)
-        # At least one more entry, which is not searched.
+        # There is at least one more entry. It is not searched.
         if redis.execute_command("XPENDING", keys.stream, keys.group, *span, 1, master):
             yield "", None
 
     return _count(entries(), pages, ticket)
 
 
-def of_name(redis: Redis, keys: LaneKeys, name: str) -> Scan:
-    """Whatever is pending under ``name``, which one ticket has for itself: all is counted, and nothing searched."""
+def pending_under(redis: Redis, keys: LaneKeys, name: str) -> Scan:
+    """All messages pending under ``name``. The name belongs to one parked ticket, so no entry is read."""
     with redis.pipeline(transaction=True) as pipe:
         pipe.execute_command("XPENDING", keys.stream, keys.group)
         pipe.execute_command("XPENDING", keys.stream, keys.group, "-", "+", IDS_KEPT, name)
@@ -108,14 +111,14 @@ def of_name(redis: Redis, keys: LaneKeys, name: str) -> Scan:
     return Scan(tuple(line[0].decode() for line in first), count, count, True)
 
 
-def together(one: Scan, other: Scan) -> Scan:
-    """Two searches of different places as one."""
+def merged(one: Scan, other: Scan) -> Scan:
+    """The sum of two searches in different places."""
     ids = sorted({*one.ids, *other.ids}, key=id_key)[:IDS_KEPT]
     complete = one.complete and other.complete
     return Scan(tuple(ids), one.count + other.count, one.looked_at + other.looked_at, complete)
 
 
-def of_stream(redis: Redis, keys: LaneKeys, ticket: bytes, after: str) -> Scan:
+def search_stream(redis: Redis, keys: LaneKeys, ticket: bytes, after: str) -> Scan:
     """The ticket's messages in the stream with ids greater than ``after``."""
     pages = _Pages()
 
@@ -135,10 +138,12 @@ def of_stream(redis: Redis, keys: LaneKeys, ticket: bytes, after: str) -> Scan:
     return _count(entries(), pages, ticket)
 
 
-def backwards(redis: Redis, keys: LaneKeys, ticket: bytes, from_: str) -> str | None:
-    """The newest message of the ticket with an id up to ``from_``; None when the search's bound has none."""
+def newest_in_stream(redis: Redis, keys: LaneKeys, ticket: bytes, up_to: str) -> str | None:
+    """The newest message of the ticket in the stream with an id up to ``from_``. None: the search found none within its
+    bound.
+    """
     pages = _Pages()
-    end = from_
+    end = up_to
     while not pages.spent:
         size = pages.next
         page = redis.execute_command("XREVRANGE", keys.stream, end, "-", "COUNT", size)
@@ -152,13 +157,14 @@ def backwards(redis: Redis, keys: LaneKeys, ticket: bytes, from_: str) -> str | 
     return None
 
 
-def last_ended(redis: Redis, keys: LaneKeys, ticket: str) -> str | None:
-    """The youngest message of the ticket in the newest step of the history in which one of its messages ended; None
-    when the search's bound has none, or there is no history. For what has left the stream.
+def newest_in_history(redis: Redis, keys: LaneKeys, ticket: str) -> str | None:
+    """The newest message of the ticket that the history says is done or dead: done messages leave the stream. None: the
+    search found none within its bound, or there is no history. Of the newest entry that ends a message of the ticket,
+    the message with the largest id counts.
     """
     pages = _Pages()
-    # As the leader writes it: most entries need not be parsed.
-    named = orjson.dumps(ticket)
+    # An entry without this text has no row of the ticket, and need not be parsed.
+    quoted = orjson.dumps(ticket)
     end = "+"
     while not pages.spent:
         size = pages.next
@@ -166,12 +172,12 @@ def last_ended(redis: Redis, keys: LaneKeys, ticket: str) -> str | None:
         for id_, fields in page:
             pages.took(fields)
             data = dict(zip(fields[::2], fields[1::2], strict=True)).get(b"d", b"")
-            if named not in data:
+            if quoted not in data:
                 continue
             try:
                 rows = read_entry(id_, data)
             except (ValueError, TypeError):
-                # No entry of a history.
+                # Not an entry of a history.
                 continue
             ended = [row.message_id for row in rows if row.ticket == ticket and row.what in LAST]
             if ended:
@@ -183,7 +189,9 @@ def last_ended(redis: Redis, keys: LaneKeys, ticket: str) -> str | None:
 
 
 def ticket_of(fields: Any) -> bytes | None:
-    """The ``ticket_id`` of an entry whose fields and values alternate; of several the last, as the master reads it."""
+    """The ``ticket_id`` in a flat list of fields and values. The last one counts if there are several, as the master
+    reads it.
+    """
     found: bytes | None = None
     for i in range(0, len(fields), 2):
         if fields[i] == b"ticket_id":

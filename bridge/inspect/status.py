@@ -1,8 +1,8 @@
 """Reads the state of a lane for `bridge status`: its leader, counts of messages, consumers.
 
-Two round trips, whatever the backlog: what the lane's keys say of themselves (lengths and summaries), in one MULTI so
-that the numbers belong together; then lease, report and queue of each consumer, and the records of tickets up to
-`RECORDS`, since only they tell which are parked. Nothing else here grows with the number of messages or tickets.
+It makes two round trips, however long the backlog. The first reads lengths and summaries in one MULTI, so that the
+numbers belong together. The second reads lease, report and queue of each consumer, and up to `RECORDS` ticket records:
+they say which tickets are parked. Nothing else here grows with the number of messages or tickets.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from redis.exceptions import ResponseError
 
-from bridge.inspect.roster import ConsumerState, ConsumerStatus, Pending, ask, consumers, registrations_of
+from bridge.inspect.roster import ConsumerState, ConsumerStatus, Pending, consumers, registrations_of, request_consumers
 from bridge.link.connections import without_password
 from bridge.protocol.agreement import differences, leaders_facts
 from bridge.protocol.unserved import UnservedTask, read_unserved
@@ -28,21 +28,21 @@ if TYPE_CHECKING:
     from bridge.routing.keys import LaneKeys
     from bridge.settings.app import Settings
 
-#: Unread entries that are counted one by one where the server does not know their number, and bytes of them, about.
+#: Unread entries that are counted one by one when the server does not know their number. The bytes are approximate.
 COUNTED = 1000
 COUNTED_BYTES = 4 * 1024 * 1024
-#: Ticket records that are read to count the parked ones, about. There are as many as tickets are in flight, await a
-#: retry, or are parked.
+#: Ticket records that are read to count the parked tickets (approximate). A ticket has a record while it is in flight,
+#: awaits a retry, or is parked.
 RECORDS = 10_000
-#: How the record of a parked ticket begins.
+#: The record of a parked ticket begins with this.
 _PARKED = f"[{PARKED},".encode()
-#: Counters of what should not happen, in the order of their weight.
+#: Counters of what should not happen, the most serious first.
 TROUBLE = ("lost", "suspect", "rerouted", "stale", "tampered", "stalled", "regrouped", "unknown")
 
 
 @dataclass(frozen=True)
 class Leading:
-    """Who leads the lane. ``lease_ms``: what is left of the lead, in ms."""
+    """Who leads the lane. ``lease_ms``: milliseconds until the leader lease ends."""
 
     holder: str
     term: int
@@ -51,7 +51,7 @@ class Leading:
 
 @dataclass(frozen=True)
 class LaneStatus:
-    """What `look` saw. Counts are of messages; ages in ms by the server's clock."""
+    """The state of a lane. Counts are of messages. Ages are in ms by the server's clock."""
 
     stream: str
     group: str
@@ -63,7 +63,7 @@ class LaneStatus:
     has_group: bool
     leader: Leading | None
     unread: int
-    #: Why that is only the most that it can be; empty: it is exact.
+    #: Why ``unread`` is an upper bound; empty: it is exact.
     unread_why: str
     waiting: int
     in_flight: int
@@ -72,7 +72,7 @@ class LaneStatus:
     #: Tickets, and the messages that wait for their release.
     parked: int
     parked_messages: int
-    #: False: there are more records than were looked at, so more may be parked.
+    #: False: there are more records than were read, so more tickets may be parked.
     parked_complete: bool
     #: Age of the oldest message that is neither done nor dead; None when there is none.
     oldest_undone_ms: int | None
@@ -80,20 +80,20 @@ class LaneStatus:
     outcomes: int
     counters: dict[str, int]
     consumers: tuple[ConsumerStatus, ...]
-    #: The Celery app that has the lane, and the format of what it keeps (`bridge.protocol.agreement`); None: nobody has
-    #: said so.
+    #: The Celery app that uses the lane, and the format of its data (`bridge.protocol.agreement`). None: not recorded
+    #: yet.
     app: str | None = None
     format: int | None = None
-    #: Version and settings of the master that leads, or led last.
+    #: Version and settings of the last leader.
     master: dict[str, Any] = field(default_factory=dict)
-    #: Tasks that messages wait for, since nobody who is here can run them.
+    #: Tasks that messages wait for, because no live consumer can run them.
     unserved: tuple[UnservedTask, ...] = field(default=())
-    #: What keeps the lane from moving, a sentence each, with what to do.
+    #: What keeps the lane from moving, and what to do: one sentence each.
     problems: tuple[str, ...] = field(default=())
 
 
-def look(redis: Redis, settings: Settings) -> LaneStatus:
-    """Looks at the lane of ``settings``. Raises redis errors."""
+def read_status(redis: Redis, settings: Settings) -> LaneStatus:
+    """Reads the state of the lane of ``settings``. Raises redis errors."""
     lane, keys = settings.lane, settings.lane.keys
     with redis.pipeline(transaction=True) as pipe:
         pipe.time()
@@ -113,7 +113,7 @@ def look(redis: Redis, settings: Settings) -> LaneStatus:
         pipe.execute_command("XINFO", "GROUPS", keys.stream)
         pipe.execute_command("XPENDING", keys.stream, keys.group)
         replies = pipe.execute(raise_on_error=False)
-    # A stream or a group that nobody has made yet is a state, not an error.
+    # A missing stream or group is no error.
     pending_raw = _unless_missing(replies.pop())
     group = group_in(replies.pop(), keys.group)
     stream = _as_dict(_unless_missing(replies.pop()) or [])
@@ -130,12 +130,12 @@ def look(redis: Redis, settings: Settings) -> LaneStatus:
     with redis.pipeline(transaction=False) as pipe:
         pipe.execute_command("XRANGE", keys.stream, *younger_than(last_delivered), "COUNT", 1)
         pipe.execute_command("HSCAN", keys.tickets, 0, "COUNT", RECORDS)
-        ask(pipe, keys, registrations)
+        request_consumers(pipe, keys, registrations)
         next_unread, (cursor, records), *of_consumers = pipe.execute()
 
     unread, why = length, ""
     if group is not None:
-        # Without a group: its first master will make it from the stream's beginning.
+        # If there is no group, the first master makes it from the stream's beginning: all entries are unread.
         pending_count = int(pending_raw[0]) if pending_raw else 0
         unread, why = _unread(redis, keys, group, stream, next_unread, length - pending_count)
     leader = None
@@ -146,7 +146,7 @@ def look(redis: Redis, settings: Settings) -> LaneStatus:
     if oldest is None and next_unread:
         oldest = _ms_of(next_unread[0][0])
     parked = {name.decode() for name, record in _as_dict(records).items() if record.startswith(_PARKED)}
-    seen = LaneStatus(
+    status = LaneStatus(
         stream=keys.stream,
         group=keys.group,
         url=without_password(settings.redis_url),
@@ -160,7 +160,7 @@ def look(redis: Redis, settings: Settings) -> LaneStatus:
         in_flight=sum(pending.of_consumers.values()),
         awaiting_retry=retries,
         dead=dead,
-        # Those beyond the records that were read are known when something waits for them.
+        # A parked ticket whose record was not read is known if it has shelved messages.
         parked=len(parked | pending.of_parked.keys() if cursor else parked),
         parked_messages=sum(pending.of_parked.values()),
         parked_complete=not cursor,
@@ -173,58 +173,58 @@ def look(redis: Redis, settings: Settings) -> LaneStatus:
         format=int(about[b"format"]) if b"format" in about else None,
         master=leaders_facts(about.get(b"master")),
     )
-    waits = (_unserved(one, now_ms) for one in seen.unserved)
-    problems = (*_problems(seen, lane.dead_max), *waits, *_differing(seen, registrations))
-    return replace(seen, problems=problems)
+    waits = (_unserved(one, now_ms) for one in status.unserved)
+    problems = (*_problems(status, lane.dead_max), *waits, *_differing(status, registrations))
+    return replace(status, problems=problems)
 
 
 def _unread(
     redis: Redis, keys: LaneKeys, group: Group, stream: dict[bytes, Any], next_unread: Any, at_most: int
 ) -> tuple[int, str]:
-    """(messages that the group has not read, why they may be fewer)."""
+    """(messages that the group has not read, why there may be fewer). The reason is empty if the number is exact."""
     if not next_unread:
         return 0, ""
-    # Never below what is seen: what is counted here was asked one after the other.
+    # At least 1, since one was seen. The numbers come from several commands, between which the lane may change.
     if group.lag is not None:
         return max(1, group.lag), ""
     read, added = group.entries_read, stream.get(b"entries-added")
     last, deleted = group.read_to, stream.get(b"max-deleted-entry-id", b"").decode()
     if read is not None and added is not None and id_key(deleted) <= id_key(last):
-        # The server is more careful than it must be: what was deleted had been read.
+        # The server gives no lag after a deletion. Here all deleted entries had been read, so the difference is exact.
         return max(1, int(added) - read), ""
     size = sum(map(len, next_unread[0][1])) + 1
     count = max(1, min(COUNTED, COUNTED_BYTES // size))
     found = redis.execute_command("XRANGE", keys.stream, *younger_than(last), "COUNT", count)
     if len(found) < count:
         return max(1, len(found)), ""
-    return max(count, at_most), "the most that it can be: some of it may be done and not removed yet"
+    return max(count, at_most), "an upper bound: some of them may be done and not removed yet"
 
 
-def _problems(seen: LaneStatus, dead_max: int) -> list[str]:
+def _problems(status: LaneStatus, dead_max: int) -> list[str]:
     problems = []
-    if seen.leader is None:
+    if status.leader is None:
         problems.append("no master leads: nothing is dispatched or settled; start one with `bridge run`")
-    alive = [consumer for consumer in seen.consumers if consumer.alive]
+    alive = [consumer for consumer in status.consumers if consumer.alive]
     if not alive:
         problems.append("no consumer is alive: nothing can run; start a worker with `celery -A APP worker -n w1@%h`")
     elif not any(consumer.state is ConsumerState.OPEN for consumer in alive):
         problems.append("no consumer takes anything new: start another worker, or `bridge consumer resume NAME`")
-    if not seen.has_group:
+    if not status.has_group:
         problems.append("the consumer group does not exist yet: the first master to lead makes it")
-    lost = [c.name for c in seen.consumers if not c.alive and c.in_flight]
+    lost = [c.name for c in status.consumers if not c.alive and c.in_flight]
     if lost:
         problems.append(f"gone with messages in flight: {', '.join(lost)}; the leader moves them to others")
     stalled = [c.name for c in alive if c.state is ConsumerState.STALLED]
     if stalled:
         problems.append(f"alive, and taking nothing from the queue: {', '.join(stalled)}; look at the log, restart it")
-    if seen.dead >= dead_max:
+    if status.dead >= dead_max:
         problems.append(
-            f"{count(seen.dead, 'dead letter')}, and bridge_dead_max is {dead_max:,}: nothing new is read; "
+            f"{count(status.dead, 'dead letter')}, and bridge_dead_max is {dead_max:,}: nothing new is read; "
             "`bridge dead list`, then replay or drop some"
         )
-    if seen.parked:
-        held = f", with {count(seen.parked_messages, 'message')} waiting" if seen.parked_messages else ""
-        problems.append(f"{count(seen.parked, 'ticket')} parked{held}: `bridge ticket list --parked` says why")
+    if status.parked:
+        held = f", with {count(status.parked_messages, 'message')} waiting" if status.parked_messages else ""
+        problems.append(f"{count(status.parked, 'ticket')} parked{held}: `bridge ticket list --parked` says why")
     return problems
 
 
@@ -239,12 +239,12 @@ def _unserved(one: UnservedTask, now_ms: int) -> str:
     return f"{what}; start a worker that runs it, or the first is a dead letter in {duration(one.dead_in_ms)}"
 
 
-def _differing(seen: LaneStatus, registrations: dict[str, Registration]) -> list[str]:
-    """Consumers whose version or settings are not those of the master that leads."""
+def _differing(status: LaneStatus, registrations: dict[str, Registration]) -> list[str]:
+    """Sentences about consumers whose version or settings differ from the leader's."""
     differ: dict[str, list[str]] = {}
-    for one in seen.consumers:
+    for one in status.consumers:
         if one.alive:
-            for difference in differences(registrations[one.name].facts, seen.master):
+            for difference in differences(registrations[one.name].facts, status.master):
                 differ.setdefault(difference, []).append(one.name)
     found = []
     for difference, names in differ.items():
@@ -260,7 +260,7 @@ def _server(info: dict[str, Any]) -> str:
 
 
 def _unless_missing(reply: Any) -> Any:
-    """A reply; None when it is the error that the stream or the group is not there."""
+    """The reply. None if it is the error that the stream or the group does not exist. Raises other errors."""
     if isinstance(reply, ResponseError) and ("no such key" in str(reply) or "NOGROUP" in str(reply)):
         return None
     if isinstance(reply, Exception):

@@ -19,18 +19,18 @@ class InFlight:
     incarnation: str
     message_ids: tuple[str, ...]
     attempt: int
-    #: Of the first message; the others follow.
+    #: The first message's fence. The others have the next numbers.
     fence: int
     since_ms: int
     consumer_alive: bool
     lease_ms: int
-    #: Why the ticket is to be parked when this run is over; None: it is not.
+    #: Why the ticket will be parked when this run is over. None: it will not.
     park_reason: str | None = None
 
 
 @dataclass(frozen=True)
 class Retry:
-    """What the ticket's oldest message waits for. ``attempt``: the one to come; ``due_in_ms``: negative: overdue."""
+    """The retry that the ticket's oldest message awaits. ``attempt``: its number. ``due_in_ms`` < 0: overdue."""
 
     message_id: str
     attempt: int
@@ -41,11 +41,11 @@ class Retry:
 
 @dataclass(frozen=True)
 class Parked:
-    """The ticket stands still until an operator releases it. ``since_ms``: for how long it has."""
+    """The ticket stands still until an operator releases it. ``since_ms``: for how long it has been parked."""
 
     reason: str
     since_ms: int
-    #: Its oldest message, where that was begun before, and the attempt to come.
+    #: Its oldest message, if that was begun, and the number of its next attempt.
     message_id: str | None
     attempt: int
 
@@ -63,7 +63,7 @@ class TicketFacts:
     in_flight: InFlight | None
     retry: Retry | None
     parked: Parked | None
-    #: Consumers that ended while its oldest message may have been running: it is suspected of having ended them.
+    #: Consumers that died while its oldest message may have been running. The message may be the cause.
     losses: int
     #: The attempt of its oldest message that was cut off half way, if one was.
     lost: records.LostAttempt | None
@@ -72,9 +72,9 @@ class TicketFacts:
     waiting: Scan
     unread: Scan
     letters: tuple[Letter, ...]
-    #: Why nobody who is here can run its oldest message; '': somebody can, as far as that is known.
+    #: Why no live consumer can run its oldest message. Empty: one can, as far as is known.
     nobody_runs: str = ""
-    #: The newest message of the ticket that is neither pending nor unread; looked for when nothing else was found.
+    #: The newest message of the ticket that is neither pending nor unread. Only searched for if nothing else was found.
     last_done: str | None = None
 
     def document(self) -> dict[str, Any]:

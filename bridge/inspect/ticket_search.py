@@ -16,7 +16,15 @@ from typing import TYPE_CHECKING, Any
 
 from bridge.inspect.dead_letters import newest_first, select
 from bridge.inspect.reasons import why
-from bridge.inspect.scans import Scan, backwards, last_ended, of_name, of_pending, of_stream, together
+from bridge.inspect.scans import (
+    Scan,
+    merged,
+    newest_in_history,
+    newest_in_stream,
+    pending_under,
+    search_pending,
+    search_stream,
+)
 from bridge.inspect.ticket_facts import InFlight, Parked, Retry, TicketFacts
 from bridge.inspect.ticket_state import TicketState
 from bridge.protocol.dead_letters import Letter
@@ -35,16 +43,16 @@ if TYPE_CHECKING:
 
     from bridge.settings.lane import LaneSettings
 
-#: Dead letters that are looked through for the ticket's, newest first, and those of it that are shown.
+#: Dead letters that are searched for the ticket's, newest first, and how many of the ticket's are shown.
 LETTERS_LOOKED_AT = 1000
 LETTERS_SHOWN = 3
 #: Searches, at most. A ticket that moved during a search is searched for again.
-LOOKS = 3
+SEARCHES = 3
 
 
 @dataclass
 class _Lane:
-    """What the first look saw."""
+    """What is read first, in one transaction."""
 
     now_ms: int
     leader: str | None
@@ -60,29 +68,31 @@ class _Lane:
 
 
 def locate(redis: Redis, settings: LaneSettings, ticket: str, max_attempts: Callable[[str | None], int]) -> TicketFacts:
-    """Looks for ``ticket``. ``max_attempts`` answers for a task's name; None: the default task. Raises redis errors."""
-    found = _locate(redis, settings, ticket, max_attempts)
-    for _ in range(LOOKS - 1):
+    """Searches for ``ticket``. ``max_attempts`` returns the limit of a task, by name (None: the default task). Raises
+    redis errors.
+    """
+    found = _search(redis, settings, ticket, max_attempts)
+    for _ in range(SEARCHES - 1):
         if found.state not in (TicketState.DEAD, TicketState.DONE, None):
             break
         if not redis.hexists(settings.keys.tickets, ticket):
             break
-        found = _locate(redis, settings, ticket, max_attempts)
+        found = _search(redis, settings, ticket, max_attempts)
     return found
 
 
-def _locate(
+def _search(
     redis: Redis, settings: LaneSettings, ticket: str, max_attempts: Callable[[str | None], int]
 ) -> TicketFacts:
     keys = settings.keys
-    lane = _look(redis, settings, ticket)
+    lane = _read_lane(redis, settings, ticket)
     record = lane.record
-    wanted = ticket.encode()
+    ticket_id = ticket.encode()
     nothing = Scan((), 0, 0, True)
     waiting = unread = nothing
     if lane.last_delivered is not None:
         waiting = _waiting(redis, settings, ticket, record)
-    unread = of_stream(redis, keys, wanted, lane.last_delivered or "0-0")
+    unread = search_stream(redis, keys, ticket_id, lane.last_delivered or "0-0")
     letters = _letters(redis, settings, ticket)
 
     in_flight = retry = parked = None
@@ -108,7 +118,8 @@ def _locate(
         if lane.last_delivered is not None:
             # Done entries have left the stream, unless bridge_retention keeps them. Entries with a dead letter are
             # still there.
-            ended = (backwards(redis, keys, wanted, lane.last_delivered), last_ended(redis, keys, ticket))
+            in_stream = newest_in_stream(redis, keys, ticket_id, lane.last_delivered)
+            ended = (in_stream, newest_in_history(redis, keys, ticket))
             last_done = max((id_ for id_ in ended if id_ is not None), key=id_key, default=None)
         if letters and (last_done is None or last_done in dead_ids):
             state = TicketState.DEAD
@@ -135,7 +146,7 @@ def _locate(
     return replace(found, why=why(found))
 
 
-def _look(redis: Redis, settings: LaneSettings, ticket: str) -> _Lane:
+def _read_lane(redis: Redis, settings: LaneSettings, ticket: str) -> _Lane:
     keys = settings.keys
     with redis.pipeline(transaction=True) as pipe:
         pipe.time()
@@ -171,19 +182,17 @@ def _look(redis: Redis, settings: LaneSettings, ticket: str) -> _Lane:
 
 def _waiting(redis: Redis, settings: LaneSettings, ticket: str, record: records.Record | None) -> Scan:
     """The ticket's waiting messages, without those that its record names."""
-    keys, master, wanted = settings.keys, settings.master, ticket.encode()
+    keys, master, ticket_id = settings.keys, settings.master, ticket.encode()
     if record is None:
-        return of_pending(redis, keys, master, wanted)
+        return search_pending(redis, keys, master, ticket_id)
     if record.parked:
-        # Most are pending under the parked ticket's own name. Messages that were never in the leader's memory may still
-        # be under the master's name.
-        return together(
-            of_name(redis, keys, keys.parked_consumer(master, ticket)), of_pending(redis, keys, master, wanted)
-        )
+        # Most are shelved. Messages that were never in the leader's memory may still be under the master's name.
+        shelved = pending_under(redis, keys, keys.parked_consumer(master, ticket))
+        return merged(shelved, search_pending(redis, keys, master, ticket_id))
     # Most waiting messages are younger than those that the record names. Older ones were dead and were replayed.
-    return together(
-        of_pending(redis, keys, master, wanted, after=record.ids[-1]),
-        of_pending(redis, keys, master, wanted, before=record.ids[-1]),
+    return merged(
+        search_pending(redis, keys, master, ticket_id, after=record.ids[-1]),
+        search_pending(redis, keys, master, ticket_id, before=record.ids[-1]),
     )
 
 
@@ -216,7 +225,7 @@ def _retry(
 
 
 def _task_of(redis: Redis, settings: LaneSettings, id_: str) -> str | None:
-    """The task that message ``id_`` names; None: it names none, or is gone."""
+    """The task that message ``id_`` names. None: it names none, or the entry is gone."""
     entries = redis.execute_command("XRANGE", settings.keys.stream, id_, id_)
     if not entries:
         return None
@@ -228,7 +237,7 @@ def _task_of(redis: Redis, settings: LaneSettings, id_: str) -> str | None:
 def _nobody_runs(
     redis: Redis, settings: LaneSettings, lane: _Lane, record: records.Record | None, waiting: Scan
 ) -> str:
-    """Why no live consumer can run the oldest message of a ticket that is not in flight; '': one can."""
+    """Why no live consumer can run the oldest message of a ticket that is not in flight. Empty: one can."""
     oldest = record.ids[0] if record is not None and record.ids else next(iter(waiting.ids), None)
     if oldest is None or not lane.alive or (record is not None and record.in_flight):
         return ""
@@ -251,6 +260,6 @@ def _nobody_runs(
 
 
 def _letters(redis: Redis, settings: LaneSettings, ticket: str) -> tuple[Letter, ...]:
-    """The ticket's newest letters, among the newest letters of the lane."""
+    """The ticket's newest dead letters, among the newest `LETTERS_LOOKED_AT` of the lane."""
     letters = islice(newest_first(redis, settings.keys), LETTERS_LOOKED_AT)
     return tuple(islice(select(letters, ticket=ticket), LETTERS_SHOWN))

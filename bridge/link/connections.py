@@ -57,23 +57,23 @@ class Wire:
         """The socket, for a selector. redis-py has no public name for it; kombu relies on the same one."""
         return self._connection._sock
 
-    def call(self, *words: Any) -> Any:
+    def call(self, *arguments: Any) -> Any:
         """The reply to one command. Raises redis errors; the connection is fresh after one."""
-        self.ask(*words)
+        self.ask(*arguments)
         return self.answer()
 
     def call_many(self, commands: Sequence[Sequence[Any]]) -> list[Any]:
         """The replies to several commands, which go out together. Few enough for the server to keep their replies."""
-        for words in commands:
-            self.ask(*words)
+        for arguments in commands:
+            self.ask(*arguments)
         return [self.answer() for _ in commands]
 
-    def ask(self, *words: Any) -> None:
+    def ask(self, *arguments: Any) -> None:
         """Sends a command; `answer` reads its reply."""
         try:
             if not self._connection.is_connected:
                 self._connection.connect()
-            self._connection.send_packed_command(self._connection.pack_command(*words), check_health=False)
+            self._connection.send_packed_command(self._connection.pack_command(*arguments), check_health=False)
         except BaseException:
             self.close()
             raise
@@ -134,19 +134,19 @@ def check_server(client_: Redis, url: str) -> tuple[int, ...]:
 
 def why_unreachable(exc: BaseException, url: str) -> str:
     """Why no connection to ``url`` came about, and what to look at. ``exc``: what the client raised."""
-    said = " ".join(str(exc).split()) or type(exc).__name__
+    reason = " ".join(str(exc).split()) or type(exc).__name__
     if not url.startswith("rediss://"):
-        return f"{said}; is it running?"
+        return f"{reason}; is it running?"
     cause = exc.__cause__ or exc.__context__
     if isinstance(cause, FileNotFoundError | PermissionError | IsADirectoryError | NotADirectoryError):
-        return _unreadable_file(url) or said
+        return _unreadable_file(url) or reason
     if isinstance(cause, ssl.SSLCertVerificationError):
-        return f"{said}; check ssl_ca_certs in the broker's URL"
+        return f"{reason}; check ssl_ca_certs in the broker's URL"
     if "handshake" in str(cause) or getattr(cause, "reason", None) in NO_TLS or isinstance(cause, ssl.SSLEOFError):
         return "it does not answer in TLS; is it a server without TLS, for which the broker's URL is redis://?"
     if isinstance(cause, ssl.SSLError):
-        return f"{said}; check the ssl_ options in the broker's URL"
-    return f"{said}; is it running?"
+        return f"{reason}; check the ssl_ options in the broker's URL"
+    return f"{reason}; is it running?"
 
 
 def _unreadable_file(url: str) -> str:

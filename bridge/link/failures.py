@@ -35,18 +35,18 @@ def translated(exc: Exception) -> TicketBridgeError | None:
 
 
 def _of_redis(exc: redis.exceptions.RedisError) -> TicketBridgeError:
-    said = " ".join(str(exc).split())
+    reason = " ".join(str(exc).split())
     if isinstance(exc, redis.exceptions.AuthenticationError):
-        return ServerUnavailable(f"Redis refuses the login: {said}; check user and password in the broker's URL")
+        return ServerUnavailable(f"Redis refuses the login: {reason}; check user and password in the broker's URL")
     if isinstance(exc, redis.exceptions.NoPermissionError):
-        return ServerUnavailable(f"this Redis user may not do that: {said}; ask for the permission (ACL SETUSER)")
+        return ServerUnavailable(f"this Redis user may not do that: {reason}; ask for the permission (ACL SETUSER)")
     if isinstance(exc, redis.exceptions.OutOfMemoryError):
-        return ServerUnavailable(f"Redis is full: {said}; give it more memory (maxmemory), then try again")
+        return ServerUnavailable(f"Redis is full: {reason}; give it more memory (maxmemory), then try again")
     if isinstance(exc, UNAVAILABLE):
-        return ServerUnavailable(f"lost Redis: {said or type(exc).__name__}; try again when it is back")
-    if "WRONGTYPE" in said:
+        return ServerUnavailable(f"lost Redis: {reason or type(exc).__name__}; try again when it is back")
+    if "WRONGTYPE" in reason:
         return ServerUnavailable(
             "Redis holds something else under a name of this lane (WRONGTYPE): `bridge status` names the key; check "
             "bridge_stream and bridge_group"
         )
-    return ServerUnavailable(f"Redis answers with an error: {said}")
+    return ServerUnavailable(f"Redis answers with an error: {reason}")

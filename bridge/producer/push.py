@@ -64,14 +64,14 @@ class Part:
 
     def call(self, stream: str, task: str, key: str | None, total: int) -> bytes:
         """The call of the script that adds them. ``total``: the number of messages of the whole push."""
-        words = 2 * self.count
+        arguments = 2 * self.count
         if key is None:
-            return producing.many_opening(stream, task, words) + self.packed
+            return producing.many_opening(stream, task, arguments) + self.packed
         # The digest covers the task and the total too. Else an equal part for another task, or of a longer push, would
         # be taken for the same push.
         seen = hashlib.blake2b(f"{total} {task}\n".encode(), digest_size=8)
         seen.update(self.packed)
-        return producing.once_opening(stream, task, words, key, self.first, seen.hexdigest()) + self.packed
+        return producing.once_opening(stream, task, arguments, key, self.first, seen.hexdigest()) + self.packed
 
 
 def push(
@@ -191,7 +191,7 @@ def parts_of(messages: Iterable[tuple[str | int, Any]], max_payload: int) -> tup
     Raises `PayloadError` for the first message that cannot be sent. The error names its position, from 0.
     """
     parts: list[Part] = []
-    words: list[int | bytes] = []
+    pieces: list[int | bytes] = []
     size = first = 0
     number = -1
     dumps = orjson.dumps
@@ -208,20 +208,20 @@ def parts_of(messages: Iterable[tuple[str | int, Any]], max_payload: int) -> tup
         if not plain:
             ticket, content = _encoded(number, ticket_id, payload, max_payload)
         length = len(content)
-        if words and (number - first >= PART_MESSAGES or size + length > PART_BYTES):
-            parts.append(_part(first, words))
-            first, words, size = number, [], 0
-        words += (len(ticket), ticket, length, content)
+        if pieces and (number - first >= PART_MESSAGES or size + length > PART_BYTES):
+            parts.append(_part(first, pieces))
+            first, pieces, size = number, [], 0
+        pieces += (len(ticket), ticket, length, content)
         size += length
-    if words:
-        parts.append(_part(first, words))
+    if pieces:
+        parts.append(_part(first, pieces))
     return parts, number + 1
 
 
-def _part(first: int, words: list[int | bytes]) -> Part:
-    count = len(words) // 4
+def _part(first: int, pieces: list[int | bytes]) -> Part:
+    count = len(pieces) // 4
     # All messages in one format call: one by one costs twice as much.
-    return Part(first, count, (b"$%d\r\n%b\r\n$%d\r\n%b\r\n" * count) % tuple(words))
+    return Part(first, count, (b"$%d\r\n%b\r\n$%d\r\n%b\r\n" * count) % tuple(pieces))
 
 
 def _numbered(messages: Any) -> Iterator[tuple[int, Any]]:

@@ -81,9 +81,9 @@ def _broker_ssl(app: Celery) -> dict[str, str]:
         )
     if "ssl_cert_reqs" not in given:
         raise ConfigurationError("broker_use_ssl has no ssl_cert_reqs; use ssl.CERT_REQUIRED and ssl_ca_certs")
-    words = {name: str(value) for name, value in given.items() if value is not None}
-    words["ssl_cert_reqs"] = cert_reqs(given["ssl_cert_reqs"])
-    return words
+    texts = {name: str(value) for name, value in given.items() if value is not None}
+    texts["ssl_cert_reqs"] = cert_reqs(given["ssl_cert_reqs"])
+    return texts
 
 
 def _sentinel(parts: list[SplitResult], options: Mapping[str, Any], secure: Mapping[str, str]) -> str:

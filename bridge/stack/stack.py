@@ -170,11 +170,11 @@ class Stack:
         if wait:
             self.wait_for(self._workers_are_registered, f"{', '.join(names)} to register", READY_TIMEOUT_S)
 
-    def start_job(self, name: str, module: str, *words: str, on_line: Callable[[str], None] | None = None) -> Child:
+    def start_job(self, name: str, module: str, *arguments: str, on_line: Callable[[str], None] | None = None) -> Child:
         """Starts a program that ends by itself, ``python -m module``."""
         job = Child(
             name,
-            [sys.executable, "-m", module, *words],
+            [sys.executable, "-m", module, *arguments],
             log_file=self.plan.directory / f"{name}.log",
             on_line=on_line,
         )
@@ -242,8 +242,8 @@ class Stack:
 
     # -- details -----------------------------------------------------------------------------------------------------
 
-    def _child(self, name: str, module: str, *words: str, log_level: str | None) -> Child:
-        command = [sys.executable, "-m", module, "-A", self.plan.app, *words]
+    def _child(self, name: str, module: str, *arguments: str, log_level: str | None) -> Child:
+        command = [sys.executable, "-m", module, "-A", self.plan.app, *arguments]
         if log_level is not None:
             command.append(f"--loglevel={log_level}")
         return Child(name, command, log_file=self.plan.directory / f"{name}.log", env=self.environment)

@@ -113,11 +113,11 @@ def _prepare(session: SparkSession, *, away: bool) -> None:
     session.dataSource.register(RedisStreamDataSource)
 
 
-def parse_conf(words: Iterable[str]) -> dict[str, str]:
+def parse_conf(options: Iterable[str]) -> dict[str, str]:
     """``--conf key=value``, given any number of times. Raises ``ConfigurationError``, without the value."""
     conf = {}
-    for word in words:
-        key, equals, value = word.partition("=")
+    for option in options:
+        key, equals, value = option.partition("=")
         if not equals or not key.strip():
             raise ConfigurationError(f"--conf must be key=value, not {key!r}")
         conf[key.strip()] = value

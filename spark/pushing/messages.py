@@ -107,13 +107,13 @@ class Messages:
         return Checks(self.fields, max_payload, self.foreign_json, self.unplaced)
 
 
-def parse_map(words: Iterable[str]) -> tuple[tuple[str, str], ...]:
+def parse_map(members: Iterable[str]) -> tuple[tuple[str, str], ...]:
     """``--map member=column``, given any number of times. Raises ``ConfigurationError``."""
     pairs = []
-    for word in words:
-        member, equals, name = word.partition("=")
+    for text in members:
+        member, equals, name = text.partition("=")
         if not equals or not member or not name:
-            raise ConfigurationError(f"--map must be member=column, not {word!r}")
+            raise ConfigurationError(f"--map must be member=column, not {text!r}")
         pairs.append((member, name))
     return tuple(pairs)
 
@@ -156,7 +156,7 @@ def to_messages(events: DataFrame, mapping: Mapping) -> Messages:
         sequence=sequence,
         time=_TIME if mapping.order is not None else None,
         fields=fields,
-        ordered_by=placed.words,
+        ordered_by=placed.ordered_by,
         may_tie=placed.may_tie,
         foreign_json=mapping.payload_column is not None and _is_text(events, mapping.payload_column),
         unplaced=placed.unplaced,
@@ -215,7 +215,7 @@ class _Placed:
     number: Column
     name: str
     #: What orders the events, in words for the user.
-    words: str
+    ordered_by: str
     may_tie: bool
     #: The refusal of a row without a number.
     unplaced: str
@@ -238,20 +238,20 @@ def _placed(events: DataFrame, mapping: Mapping) -> _Placed:
     if mapping.order is None:
         rows = with_position(events)
         number = fn.row_number().over(Window.partitionBy(column(mapping.key)).orderBy(*map(column, POSITION)))
-        words = "the order of the rows in the file"
+        ordered_by = "the order of the rows in the file"
         placed = rows.withColumn(_PLACE, number)
-        return _Placed(placed, column(_PLACE), _PLACE, words, may_tie=False, unplaced="place is unknown")
+        return _Placed(placed, column(_PLACE), _PLACE, ordered_by, may_tie=False, unplaced="place is unknown")
     time = column(mapping.order).try_cast("timestamp")
     name, unplaced = f"place by {mapping.order}", f"{mapping.order} is not a time"
     try:
         rows = with_position(events)
     except InputError:
-        words = f"the times of {mapping.order}"
-        return _Placed(events, fn.unix_micros(time), name, words, may_tie=True, unplaced=unplaced)
+        ordered_by = f"the times of {mapping.order}"
+        return _Placed(events, fn.unix_micros(time), name, ordered_by, may_tie=True, unplaced=unplaced)
     window = Window.partitionBy(column(mapping.key)).orderBy(time, *map(column, POSITION))
     number = fn.when(time.isNotNull(), fn.row_number().over(window))
-    words = f"the times of {mapping.order}, equal ones by their rows' order in the file"
-    return _Placed(rows.withColumn(name, number), column(name), name, words, may_tie=False, unplaced=unplaced)
+    ordered_by = f"the times of {mapping.order}, equal ones by their rows' order in the file"
+    return _Placed(rows.withColumn(name, number), column(name), name, ordered_by, may_tie=False, unplaced=unplaced)
 
 
 def _whole_number(events: DataFrame, name: str) -> Column:

@@ -99,8 +99,8 @@ class Fetcher:
             yield page
 
     def _request(self, first: EntryId, last: EntryId, rows: int) -> None:
-        words = [b"XRANGE", self._stream.encode(), str(first).encode(), str(last).encode(), b"COUNT", b"%d" % rows]
-        command = b"*6\r\n" + b"".join(map(_bulk, words)) + b"*2\r\n" + _bulk(b"PING") + self._tail
+        arguments = [b"XRANGE", self._stream.encode(), str(first).encode(), str(last).encode(), b"COUNT", b"%d" % rows]
+        command = b"*6\r\n" + b"".join(map(_bulk, arguments)) + b"*2\r\n" + _bulk(b"PING") + self._tail
         try:
             # No health check: its PING would read the reply.
             self._connection.send_packed_command([command], check_health=False)
@@ -152,5 +152,5 @@ class Fetcher:
         raise RefusedByServer(f"cannot read {self._stream!r} at {without_secrets(self._url)}: {reason}")
 
 
-def _bulk(word: bytes) -> bytes:
-    return b"$%d\r\n%s\r\n" % (len(word), word)
+def _bulk(argument: bytes) -> bytes:
+    return b"$%d\r\n%s\r\n" % (len(argument), argument)

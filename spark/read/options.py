@@ -42,10 +42,10 @@ class ReadOptions:
 
 
 def _starting(name: str, value: str) -> EntryId | None:
-    word = value.strip().lower()
-    if word == "latest":
+    text = value.strip().lower()
+    if text == "latest":
         return None
-    return ZERO if word == "earliest" else _id(name, value, "earliest, latest or an id")
+    return ZERO if text == "earliest" else _id(name, value, "earliest, latest or an id")
 
 
 def _ending(name: str, value: str) -> EntryId:
@@ -64,10 +64,10 @@ def _id(name: str, value: str, allowed: str) -> EntryId:
 
 
 def _truth(name: str, value: str) -> bool:
-    words = {"true": True, "false": False}
-    if value.strip().lower() not in words:
+    values = {"true": True, "false": False}
+    if value.strip().lower() not in values:
         raise ConfigurationError(f"option {name} must be true or false, not {value!r}")
-    return words[value.strip().lower()]
+    return values[value.strip().lower()]
 
 
 #: Option name as users write it → attribute of ``ReadOptions`` and the function that checks its value.

@@ -1,6 +1,6 @@
-"""What the words of a report mean. The page shows this list; the modules that compute refer to it.
+"""What the terms of a report mean. The page shows this list; the modules that compute refer to it.
 
-The list is here once: a change of what is counted changes the words here.
+The list is here only. A change of a computation changes its definition here.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ class Column:
     bad: bool = False
 
     @property
-    def words(self) -> bool:
+    def is_text(self) -> bool:
         """Whether it holds text."""
         return self.shown is None
 

@@ -58,7 +58,7 @@ def _table(columns: Sequence[Column], rows: Sequence[Row]) -> Table:
     kept = [column for column in columns if column.title not in _LEFT_OUT]
     table = Table(box=None, padding=(0, 2, 0, 0))
     for column in kept:
-        table.add_column(column.title, justify="left" if column.words else "right", no_wrap=True)
+        table.add_column(column.title, justify="left" if column.is_text else "right", no_wrap=True)
     for row in rows:
         table.add_row(*(_cell(column, row[column.key]) for column in kept))
     return table

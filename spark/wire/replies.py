@@ -58,8 +58,8 @@ class Link:
         if self._client is None:
             try:
                 self._client = client(self._url, timeout_s=ANSWER_TIMEOUT_S, single=True)
-                for words in LOADING:
-                    self._client.execute_command(*words)
+                for command in LOADING:
+                    self._client.execute_command(*command)
             except (redis.RedisError, OSError) as error:
                 raise self.failed(error) from None
         return self._client

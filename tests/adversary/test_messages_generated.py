@@ -183,9 +183,9 @@ class SmallStack:
     def living(self) -> set[int]:
         return {self.worker.pid or 0, self.master.pid or 0, *(child.pid for child in self.worker.children())}
 
-    def push(self, words: list[bytes]) -> bytes:
+    def push(self, arguments: list[bytes]) -> bytes:
         self.pushed += 1
-        id_: bytes = self.redis.execute_command("XADD", self.keys.stream, "*", *words)
+        id_: bytes = self.redis.execute_command("XADD", self.keys.stream, "*", *arguments)
         return id_
 
     def push_healthy(self) -> None:
@@ -222,12 +222,12 @@ def stack(valkey_binary: Path, tmp_path_factory: pytest.TempPathFactory) -> Iter
 def judge(stack: SmallStack, happened: list[tuple[str, list[bytes]]]) -> None:
     """Lets all of it happen, and a healthy message beside it."""
     pushed = []
-    for where, words in happened:
+    for where, arguments in happened:
         if where == "message":
-            pushed.append(stack.push(words))
+            pushed.append(stack.push(arguments))
         else:
             key = stack.keys.outcomes if where == "outcome" else stack.keys.history
-            stack.redis.execute_command("XADD", key, "*", *words)
+            stack.redis.execute_command("XADD", key, "*", *arguments)
     stack.push_healthy()
     stack.wait("whatever it was")
 
@@ -284,13 +284,13 @@ def test_no_message_of_many_does(stack: SmallStack, happened: list[tuple[str, li
 )
 def test_the_commands_read_whatever_lies_there(stack: SmallStack, command: list[str]) -> None:
     """After the examples, and with some more of each kind that nobody reads away."""
-    for words in (
+    for arguments in (
         [b"d", b"{"],
         [b"d", b'[["x",1,2,3,4,5,6,7,8,"done"]]'],
         [b"d", b'[["1-0","T","t","w",null,{},[],"a",-1,"done"]]'],
         [b"foo", b"\xff"],
     ):
-        stack.redis.execute_command("XADD", stack.keys.history, "*", *words)
+        stack.redis.execute_command("XADD", stack.keys.history, "*", *arguments)
     stack.redis.execute_command("XADD", stack.keys.dead, "*", b"foo", b"\xff")
     stack.redis.execute_command("XADD", stack.keys.dead, "*", b"message_id", b"x", b"attempts", b"many", b"at_ms", b"-")
     done = subprocess.run(

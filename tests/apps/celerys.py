@@ -21,9 +21,9 @@ app.conf.update(
 )  # fmt: skip
 
 
-def tell(ticket_id: str, *words: Any) -> None:
+def tell(ticket_id: str, *arguments: Any) -> None:
     """At once, whatever becomes of the message."""
-    app.bridge.client.rpush(f"seen:{ticket_id}", " ".join(str(word) for word in words))
+    app.bridge.client.rpush(f"seen:{ticket_id}", " ".join(str(word) for word in arguments))
 
 
 @app.task(name="adds")

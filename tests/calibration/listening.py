@@ -22,7 +22,7 @@ OUTSIDE = "outside a script"
 UNASKED = "did not ask who leads"
 
 _WORD = re.compile(r'"((?:[^"\\]|\\.)*)"')
-#: Commands that write, and where their key is among their words.
+#: Commands that write, and the place of their key among their arguments.
 _WRITES = {
     **dict.fromkeys(("SET", "DEL", "UNLINK", "INCR", "INCRBY", "HSET", "HDEL", "HINCRBY", "ZADD", "ZREM"), 1),
     **dict.fromkeys(("LPUSH", "RPUSH", "XACK", "XCLAIM", "XAUTOCLAIM", "XADD", "XDEL", "XTRIM"), 1),
@@ -57,22 +57,22 @@ class Listener:
             for raw in self._file:
                 line = raw.decode(errors="replace")
                 at = line.find("] ")
-                words = _words(line, at)
-                command = next(words, "").upper()
+                arguments = _arguments(line, at)
+                command = next(arguments, "").upper()
                 if not line[:at].endswith("lua"):
                     asked = False
                     if command == "EVALSHA":
-                        self.calls[next(words, "")] += 1
-                    self._note(command, words, None)
-                elif command == "GET" and next(words, "") == self._judge.leader:
+                        self.calls[next(arguments, "")] += 1
+                    self._note(command, arguments, None)
+                elif command == "GET" and next(arguments, "") == self._judge.leader:
                     asked = True
                 else:
-                    self._note(command, words, asked)
+                    self._note(command, arguments, asked)
         except (OSError, ValueError):
             return
 
-    def _note(self, command: str, words: Iterator[str], asked: bool | None) -> None:
-        what = self._judge(command, words, asked)
+    def _note(self, command: str, arguments: Iterator[str], asked: bool | None) -> None:
+        what = self._judge(command, arguments, asked)
         if what is not None and what not in self.findings and len(self.findings) < 100:
             self.findings.append(what)
 
@@ -93,16 +93,16 @@ class _judge:  # noqa: N801 - a function with a memory
             keys.applied: lambda command: command == "HDEL",
         }
 
-    def __call__(self, command: str, words: Iterator[str], asked: bool | None) -> tuple[str, str] | None:
+    def __call__(self, command: str, arguments: Iterator[str], asked: bool | None) -> tuple[str, str] | None:
         if command == "XREADGROUP":
-            arguments = list(words)
-            if self._stream not in arguments or arguments[-1] != ">":
+            everything = list(arguments)
+            if self._stream not in everything or everything[-1] != ">":
                 return None  # what is pending already may be read by anybody: it changes nothing
             key = self._stream
         elif command not in _WRITES:
             return None
         else:
-            key = next(islice(words, _WRITES[command] - 1, None), "")
+            key = next(islice(arguments, _WRITES[command] - 1, None), "")
             # The group is made, and entries are added, by commands of their own.
             if key == self._stream and command in ("XADD", "XGROUP") and asked is None:
                 return None
@@ -116,5 +116,5 @@ class _judge:  # noqa: N801 - a function with a memory
         return (OUTSIDE if asked is None else UNASKED), f"{command} {key}"
 
 
-def _words(line: str, at: int) -> Iterator[str]:
+def _arguments(line: str, at: int) -> Iterator[str]:
     return (match.group(1) for match in _WORD.finditer(line, max(0, at)))

@@ -167,7 +167,7 @@ class Seat:
                 self.complaints.append(f"{self} did not stop within {STOP_PATIENCE_S:g} s")
                 self.vanish(0)
             return
-        if not self._stopped_by_us and any(words in self.node.logs(this_life=True) for words in GAVE_UP):
+        if not self._stopped_by_us and any(arguments in self.node.logs(this_life=True) for arguments in GAVE_UP):
             # It said so, and is for its supervisor to start again: that is us.
             self._stopped_by_us = True
         if not self._stopped_by_us and self._culprits and self.node.exit_code == -signal.SIGKILL:

@@ -131,8 +131,8 @@ def _log(given: Path | None, folder: Path, messages: int) -> tuple[str, Path]:
     click.echo(f"no incident log was given, so one is generated; {WHERE_FROM}")
     events = min(messages, GENERATED_AT_MOST)
     out = folder / "events.csv.gz"
-    words = ["--events", str(events), "--tickets", str(max(1, events // 6))]
-    subprocess.run([sys.executable, "-m", "bridge.spark.generate", str(out), *words], cwd=ROOT, check=True)
+    arguments = ["--events", str(events), "--tickets", str(max(1, events // 6))]
+    subprocess.run([sys.executable, "-m", "bridge.spark.generate", str(out), *arguments], cwd=ROOT, check=True)
     return "a generated log", out
 
 

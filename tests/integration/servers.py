@@ -39,9 +39,9 @@ def rules_of(role: str, *options: str) -> list[str]:
 
 def make_user(admin: Redis, role: str, *options: str) -> None:
     """Makes the user of ``role`` on the server, with what ``bridge acl`` prints and a password."""
-    words = rules_of(role, *options)
-    assert words[:3] == ["ACL", "SETUSER", f"bridge-{role}"]
-    admin.execute_command(*words, f">{PASSWORDS[role]}")
+    arguments = rules_of(role, *options)
+    assert arguments[:3] == ["ACL", "SETUSER", f"bridge-{role}"]
+    admin.execute_command(*arguments, f">{PASSWORDS[role]}")
 
 
 def run_command(environment: dict[str, str], *arguments: str, app: str = APP) -> subprocess.CompletedProcess[str]:
@@ -79,10 +79,10 @@ class Watched:
         caller = None
         with suppress(redis.RedisError, OSError, ValueError):
             for shown in self._monitor.listen():
-                words = shown["command"].split(" ", 2)
-                command = words[0].lower()
-                if command in ("xgroup", "xinfo", "client", "config", "script") and len(words) > 1:
-                    command = f"{command}|{words[1].lower()}"
+                arguments = shown["command"].split(" ", 2)
+                command = arguments[0].lower()
+                if command in ("xgroup", "xinfo", "client", "config", "script") and len(arguments) > 1:
+                    command = f"{command}|{arguments[1].lower()}"
                 if shown["client_type"] != "lua":
                     port = int(shown["client_port"] or 0)
                     caller = next((role for role, proxy in self._proxies.items() if port in proxy.ports), None)

@@ -153,11 +153,11 @@ class WorkerContainer(CeleryWorkerContainer):
 
     def exec_run(self, command: str | Sequence[str]) -> tuple[int, bytes]:
         """Run a command where the worker runs: its folder, its environment, its Python."""
-        words = shlex.split(command) if isinstance(command, str) else list(command)
-        if words[0] == "python":
-            words[0] = sys.executable
+        arguments = shlex.split(command) if isinstance(command, str) else list(command)
+        if arguments[0] == "python":
+            arguments[0] = sys.executable
         done = subprocess.run(
-            words, cwd=self.node.cwd, env=self.node.environment(), capture_output=True, check=False, timeout=30
+            arguments, cwd=self.node.cwd, env=self.node.environment(), capture_output=True, check=False, timeout=30
         )
         return done.returncode, done.stdout + done.stderr
 

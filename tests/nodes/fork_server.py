@@ -83,10 +83,10 @@ def own_area(first: int) -> tuple[int, int]:
     return start, end - start
 
 
-def show(first: int, words: list[str]) -> None:
-    """Let others see ``words`` as this process's arguments or environment."""
+def show(first: int, arguments: list[str]) -> None:
+    """Let others see ``arguments`` as this process's arguments or environment."""
     start, size = own_area(first)
-    shown = b"".join(os.fsencode(word) + b"\0" for word in words)[: size - 1]
+    shown = b"".join(os.fsencode(word) + b"\0" for word in arguments)[: size - 1]
     ctypes.memset(start, 0, size)
     ctypes.memmove(start, shown, len(shown))
 
@@ -95,7 +95,7 @@ class Program:
     """What a fork becomes: ``python -m module …``."""
 
     def __init__(self, request: dict[str, Any], streams: list[int]) -> None:
-        self.words: list[str] = request["words"]
+        self.arguments: list[str] = request["arguments"]
         self.cwd: str = request["cwd"]
         self.env: dict[str, str] = request["env"]
         self.streams = streams
@@ -112,16 +112,16 @@ class Program:
         for name in list(os.environ):
             del os.environ[name]
         os.environ.update(self.env)
-        show(48, self.words)
+        show(48, self.arguments)
         show(50, [f"{name}={self.env[name]}" for name in sorted(self.env, key=lambda name: name != MARK)])
         paths = [path for path in self.env.get("PYTHONPATH", "").split(os.pathsep) if path]
         sys.path[:] = [str(Path.cwd()), *paths, *base_path]
-        sys.argv = self.words[2:]
-        sys.orig_argv = list(self.words)
+        sys.argv = self.arguments[2:]
+        sys.orig_argv = list(self.arguments)
         importlib.invalidate_caches()
 
     def run(self) -> None:
-        runpy.run_module(self.words[2], run_name="__main__", alter_sys=True)
+        runpy.run_module(self.arguments[2], run_name="__main__", alter_sys=True)
 
 
 def serve(control: socket.socket) -> Program:

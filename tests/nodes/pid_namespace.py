@@ -38,7 +38,7 @@ def worker_process(node: ProcessNode) -> psutil.Process:
     """Celery's main process: the first one, or its child."""
     first = first_process(node)
     for process in (first, *first.children()):
-        words = process.cmdline()
-        if "celery" in words and "bridge.worker.init" not in words and "-c" not in words:
+        arguments = process.cmdline()
+        if "celery" in arguments and "bridge.worker.init" not in arguments and "-c" not in arguments:
             return process
     raise AssertionError(f"no worker in {node!r}")

@@ -95,9 +95,9 @@ class ForkServer:
             )  # fmt: skip
         assert self._control.recv(fork_server.REQUEST_SIZE) == b"ready", "the fork server did not start"
 
-    def start(self, words: Sequence[str], *, cwd: Path, env: Mapping[str, str], streams: Sequence[int]) -> Forked:
-        """Start ``words``, for which `can_fork` has said yes; ``streams``: standard input, output and error."""
-        request = {"words": list(words), "cwd": str(cwd), "env": dict(env)}
+    def start(self, arguments: Sequence[str], *, cwd: Path, env: Mapping[str, str], streams: Sequence[int]) -> Forked:
+        """Start ``arguments``, for which `can_fork` has said yes; ``streams``: standard input, output and error."""
+        request = {"arguments": list(arguments), "cwd": str(cwd), "env": dict(env)}
         return Forked(self, int(self._ask(request, streams)))
 
     def reap(self, pid: int) -> int:
@@ -119,13 +119,13 @@ def server(*, with_bridge: bool) -> ForkServer:
     return ForkServer(with_bridge=with_bridge)
 
 
-def can_fork(words: Sequence[str], env: Mapping[str, str]) -> bool:
+def can_fork(arguments: Sequence[str], env: Mapping[str, str]) -> bool:
     """Whether a fork becomes the same program as a new interpreter would: ``python -m bridge …`` or ``celery …``."""
     if not hasattr(os, "pidfd_open") or not Path("/proc/self/stat").exists():
         return False
-    if list(words[:2]) != [sys.executable, "-m"] or words[2] not in MODULES:
+    if list(arguments[:2]) != [sys.executable, "-m"] or arguments[2] not in MODULES:
         return False
-    if any(pool in word for word in words for pool in PATCHING):
+    if any(pool in word for word in arguments for pool in PATCHING):
         return False
 
     def read_early(variables: Mapping[str, str]) -> dict[str, str]:
@@ -142,13 +142,13 @@ def uses_this_bridge(cwd: Path, env: Mapping[str, str]) -> bool:
     return True
 
 
-def start(words: Sequence[str], *, cwd: Path, env: Mapping[str, str], streams: Sequence[int]) -> Forked:
+def start(arguments: Sequence[str], *, cwd: Path, env: Mapping[str, str], streams: Sequence[int]) -> Forked:
     """Start a program from a preloaded parent."""
-    return server(with_bridge=uses_this_bridge(cwd, env)).start(words, cwd=cwd, env=env, streams=streams)
+    return server(with_bridge=uses_this_bridge(cwd, env)).start(arguments, cwd=cwd, env=env, streams=streams)
 
 
 def run(
-    words: Sequence[str], *, cwd: Path, env: Mapping[str, str], stdin: str = "", timeout_s: float = 60
+    arguments: Sequence[str], *, cwd: Path, env: Mapping[str, str], stdin: str = "", timeout_s: float = 60
 ) -> subprocess.CompletedProcess[str]:
     """Run a command to its end, as `subprocess.run` would: forked where that makes no difference.
 
@@ -156,14 +156,14 @@ def run(
         subprocess.TimeoutExpired: It did not end; it was killed.
     """
     given = {**env, "PYTHONUNBUFFERED": "1"}
-    if not can_fork(words, given):
+    if not can_fork(arguments, given):
         return subprocess.run(
-            words, cwd=cwd, env=given, input=stdin, capture_output=True, text=True, timeout=timeout_s, check=False
+            arguments, cwd=cwd, env=given, input=stdin, capture_output=True, text=True, timeout=timeout_s, check=False
         )
     with TemporaryFile("w+") as source, TemporaryFile("w+") as out, TemporaryFile("w+") as err:
         source.write(stdin)
         source.seek(0)
-        forked = start(words, cwd=cwd, env=given, streams=(source.fileno(), out.fileno(), err.fileno()))
+        forked = start(arguments, cwd=cwd, env=given, streams=(source.fileno(), out.fileno(), err.fileno()))
         try:
             code = forked.wait(timeout_s)
         except subprocess.TimeoutExpired:
@@ -172,4 +172,4 @@ def run(
             raise
         out.seek(0)
         err.seek(0)
-        return subprocess.CompletedProcess(list(words), code, out.read(), err.read())
+        return subprocess.CompletedProcess(list(arguments), code, out.read(), err.read())

@@ -235,7 +235,7 @@ def test_a_dead_letter_is_one_entry_whatever_its_size(fresh: World) -> None:
 
 def test_a_letter_with_more_fields_than_one_call_can_take_folds_the_last_ones(fresh: World) -> None:
     # Given an entry that no one would send, with bytes that are not UTF-8
-    letter = DeadLetter("1-0", [word for i in range(5000) for word in (f"f{i}", b"\xff%d" % i)])
+    letter = DeadLetter("1-0", [part for i in range(5000) for part in (f"f{i}", b"\xff%d" % i)])
     advance(fresh.client, fresh.lead, OPENING, Batch(dead=[letter]))
     # Then it is one letter, and nothing of it is missing
     [fields] = fields_of(fresh.snapshot(), fresh.keys.dead)

@@ -101,7 +101,7 @@ def test_of_an_entry_that_is_too_large_come_the_beginnings(fields: dict[str, str
 
 
 def test_of_an_entry_of_a_million_fields_come_a_few(fresh: World) -> None:
-    words = [word for n in range(200_000) for word in (f"field{n}", "x")]
-    fresh.client.execute_command("XADD", fresh.keys.stream, "*", *words)
+    arguments = [word for n in range(200_000) for word in (f"field{n}", "x")]
+    fresh.client.execute_command("XADD", fresh.keys.stream, "*", *arguments)
     [(_, shown, size, count)] = read(fresh.client, fresh.lead, 10, limit=MB).entries
-    assert (len(shown), size, count) == (32, sum(map(len, words)), 200_000)
+    assert (len(shown), size, count) == (32, sum(map(len, arguments)), 200_000)

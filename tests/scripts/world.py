@@ -173,8 +173,8 @@ class World:
 
     def read(self, count: int = 100_000) -> None:
         """The master reads."""
-        words = ("GROUP", self.keys.group, MASTER, "COUNT", count, "STREAMS", self.keys.stream, ">")
-        self.client.execute_command("XREADGROUP", *words)
+        arguments = ("GROUP", self.keys.group, MASTER, "COUNT", count, "STREAMS", self.keys.stream, ">")
+        self.client.execute_command("XREADGROUP", *arguments)
 
     def pushed(self, ticket: str, count: int = 1) -> list[str]:
         """Messages that the master has read."""

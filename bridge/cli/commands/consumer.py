@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @click.group()
 def consumer() -> None:
-    """Lists, drains and relieves consumers."""
+    """Lists, drains and resumes consumers, and moves their tickets."""
 
 
 @consumer.command("list")
@@ -33,9 +33,9 @@ def consumer() -> None:
 def list_(target: Target, as_json: bool) -> None:
     """Lists the consumers of the lane, with the state of each."""
     from bridge.app.finding import reach_lane
-    from bridge.inspect.status import look
+    from bridge.inspect.status import read_status
 
-    found = look(reach_lane(target.app), target.settings).consumers
+    found = read_status(reach_lane(target.app), target.settings).consumers
     if as_json:
         echo_json({"consumers": found})
     elif found:
@@ -151,5 +151,5 @@ def _state(one: ConsumerStatus) -> Text:
     from bridge.inspect.roster import ConsumerState
 
     colour = {ConsumerState.OPEN: "", ConsumerState.DRAINING: "yellow", ConsumerState.LEAVING: "yellow"}
-    words = one.state.value if one.registered else f"{one.state.value}, not registered"
-    return Text(words, colour.get(one.state, "red"))
+    text = one.state.value if one.registered else f"{one.state.value}, not registered"
+    return Text(text, colour.get(one.state, "red"))

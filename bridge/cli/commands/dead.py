@@ -152,7 +152,7 @@ class _Request:
         from bridge.app.finding import reach_lane
         from bridge.operate.replay import find_by_id, find_matching
 
-        chosen = everything or any(word is not None for word in (ticket, task, reason))
+        chosen = everything or any(option is not None for option in (ticket, task, reason))
         if bool(ids) == chosen:
             raise click.UsageError("name letters by ID, or choose them with --all, --ticket, --task, --reason", ctx)
         target: Target = ctx.obj

@@ -80,7 +80,9 @@ def of_the_lane(
 ) -> tuple[list[str], dict[str, str]]:
     """The job's arguments and environment, completed from the app's settings."""
     values = {"--stream": settings.lane.stream, "--group": settings.lane.group}
-    added = [word for option in job.lane if not _has_option(option, arguments) for word in (option, values[option])]
+    added = [
+        argument for option in job.lane if not _has_option(option, arguments) for argument in (option, values[option])
+    ]
     if job.payloads and not _has_option("--max-payload", arguments):
         added += ["--max-payload", str(settings.lane.max_payload)]
     env = dict(environ)
@@ -112,7 +114,7 @@ def _settings(target: Target, job: Job) -> Settings:
 
 
 def _has_option(option: str, arguments: Sequence[str]) -> bool:
-    return any(word == option or word.startswith(f"{option}=") for word in arguments)
+    return any(argument == option or argument.startswith(f"{option}=") for argument in arguments)
 
 
 def _command(job: Job) -> click.Command:

@@ -20,6 +20,8 @@ from bridge.cli.terminal import console, echo_json
 from bridge.routing.text import count, duration, printable
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from bridge.inspect.status import LaneStatus
 
 
@@ -40,30 +42,30 @@ def status(target: Target, watch: bool, interval: float, as_json: bool) -> None:
     Exits 0 when the server answered, whatever the state of the lane is.
     """
     from bridge.app.finding import reach_lane
-    from bridge.inspect.status import look
+    from bridge.inspect.status import read_status
 
     settings = target.settings
     redis = reach_lane(target.app)
     if watch:
         try:
-            _watch(lambda: look(redis, settings), interval, as_json)
+            _watch(lambda: read_status(redis, settings), interval, as_json)
         except KeyboardInterrupt:
             # Ctrl-C is the normal end of --watch.
             return
         return
-    seen = look(redis, settings)
+    lane = read_status(redis, settings)
     if as_json:
-        echo_json(as_document(seen))
+        echo_json(as_document(lane))
     else:
-        console().print(view(seen))
+        console().print(view(lane))
 
 
-def as_document(seen: LaneStatus) -> dict[str, Any]:
+def as_document(lane: LaneStatus) -> dict[str, Any]:
     """The JSON of ``--json``."""
-    return asdict(seen)
+    return asdict(lane)
 
 
-def _watch(look: Any, interval: float, as_json: bool) -> None:
+def _watch(read: Callable[[], LaneStatus], interval: float, as_json: bool) -> None:
     from bridge.link.failures import translated
 
     out = console()
@@ -74,78 +76,78 @@ def _watch(look: Any, interval: float, as_json: bool) -> None:
         while True:
             began = time.monotonic()
             try:
-                seen: LaneStatus | None = look()
+                lane: LaneStatus | None = read()
             except Exception as exc:
                 shown = translated(exc)
                 if shown is None:
                     raise
                 # The next round may succeed.
-                seen, trouble = None, str(shown)
+                lane, trouble = None, str(shown)
             if live is not None:
-                live.update(view(seen) if seen is not None else Text(trouble, "red"), refresh=True)
+                live.update(view(lane) if lane is not None else Text(trouble, "red"), refresh=True)
             elif as_json:
-                echo_json(as_document(seen) if seen is not None else {"error": trouble}, pretty=False)
+                echo_json(as_document(lane) if lane is not None else {"error": trouble}, pretty=False)
             else:
-                click.echo(line(seen) if seen is not None else f"{datetime.now().astimezone():%H:%M:%S} {trouble}")
+                click.echo(line(lane) if lane is not None else f"{datetime.now().astimezone():%H:%M:%S} {trouble}")
             time.sleep(max(0.0, interval - (time.monotonic() - began)))
     finally:
         if live is not None:
             live.stop()
 
 
-def line(seen: LaneStatus) -> str:
+def line(lane: LaneStatus) -> str:
     """The state on one line, for a log."""
-    alive = sum(1 for consumer in seen.consumers if consumer.alive)
-    leader = f"term {seen.leader.term}" if seen.leader else "no leader"
-    unread = unread_of(seen)
+    alive = sum(1 for consumer in lane.consumers if consumer.alive)
+    leader = f"term {lane.leader.term}" if lane.leader else "no leader"
+    unread = unread_of(lane)
     now = datetime.now().astimezone()
     return (
-        f"{now:%H:%M:%S} {leader}, consumers {alive}, unread {unread}, waiting {seen.waiting:,}, "
-        f"in flight {seen.in_flight:,}, retrying {seen.awaiting_retry:,}, parked {seen.parked:,}, dead {seen.dead:,}, "
-        f"done {seen.counters.get('done', 0):,}"
+        f"{now:%H:%M:%S} {leader}, consumers {alive}, unread {unread}, waiting {lane.waiting:,}, "
+        f"in flight {lane.in_flight:,}, retrying {lane.awaiting_retry:,}, parked {lane.parked:,}, dead {lane.dead:,}, "
+        f"done {lane.counters.get('done', 0):,}"
     )
 
 
-def unread_of(seen: LaneStatus) -> str:
+def unread_of(lane: LaneStatus) -> str:
     """The number of unread messages. "at most" when the number is an upper bound."""
-    return f"at most {seen.unread:,}" if seen.unread_why else f"{seen.unread:,}"
+    return f"at most {lane.unread:,}" if lane.unread_why else f"{lane.unread:,}"
 
 
-def view(seen: LaneStatus) -> RenderableType:
+def view(lane: LaneStatus) -> RenderableType:
     """The state as tables."""
     from bridge.inspect.status import TROUBLE
 
     facts = Table.grid(padding=(0, 2))
-    facts.add_row("lane", f"{printable(seen.stream)} / {printable(seen.group)} ({seen.length:,} entries)")
-    facts.add_row("server", f"{seen.server} at {printable(seen.url)}")
-    if seen.leader is None:
+    facts.add_row("lane", f"{printable(lane.stream)} / {printable(lane.group)} ({lane.length:,} entries)")
+    facts.add_row("server", f"{lane.server} at {printable(lane.url)}")
+    if lane.leader is None:
         facts.add_row("leader", Text("none", "red"))
     else:
-        held = f"{printable(seen.leader.holder)}, term {seen.leader.term}, lease {duration(seen.leader.lease_ms)} left"
+        held = f"{printable(lane.leader.holder)}, term {lane.leader.term}, lease {duration(lane.leader.lease_ms)} left"
         facts.add_row("leader", held)
-    facts.add_row("unread", unread_of(seen))
-    facts.add_row("waiting", f"{seen.waiting:,}")
-    facts.add_row("in flight", f"{seen.in_flight:,}")
-    facts.add_row("retrying", f"{seen.awaiting_retry:,}")
-    facts.add_row("dead", f"{seen.dead:,}" + (" (bridge dead list)" if seen.dead else ""))
-    facts.add_row("parked", _parked(seen))
-    facts.add_row("oldest", "nothing undone" if seen.oldest_undone_ms is None else duration(seen.oldest_undone_ms))
-    usual = {name: number for name, number in seen.counters.items() if number and name not in TROUBLE}
+    facts.add_row("unread", unread_of(lane))
+    facts.add_row("waiting", f"{lane.waiting:,}")
+    facts.add_row("in flight", f"{lane.in_flight:,}")
+    facts.add_row("retrying", f"{lane.awaiting_retry:,}")
+    facts.add_row("dead", f"{lane.dead:,}" + (" (bridge dead list)" if lane.dead else ""))
+    facts.add_row("parked", _parked(lane))
+    facts.add_row("oldest", "nothing undone" if lane.oldest_undone_ms is None else duration(lane.oldest_undone_ms))
+    usual = {name: number for name, number in lane.counters.items() if number and name not in TROUBLE}
     facts.add_row("so far", ", ".join(f"{name} {number:,}" for name, number in usual.items()) or "nothing")
-    trouble = {name: seen.counters[name] for name in TROUBLE if seen.counters.get(name)}
+    trouble = {name: lane.counters[name] for name in TROUBLE if lane.counters.get(name)}
     if trouble:
         facts.add_row("trouble", ", ".join(f"{name} {number:,}" for name, number in trouble.items()))
     parts: list[RenderableType] = [facts, Text("")]
-    if seen.consumers:
-        parts.append(table(seen.consumers))
+    if lane.consumers:
+        parts.append(table(lane.consumers))
     else:
         parts.append(Text("no consumers"))
-    parts += [Text(f"! {problem}", "yellow") for problem in seen.problems]
+    parts += [Text(f"! {problem}", "yellow") for problem in lane.problems]
     return Group(*parts)
 
 
-def _parked(seen: LaneStatus) -> str:
-    number = f"{seen.parked:,}" if seen.parked_complete else f"at least {seen.parked:,}"
-    if not seen.parked:
+def _parked(lane: LaneStatus) -> str:
+    number = f"{lane.parked:,}" if lane.parked_complete else f"at least {lane.parked:,}"
+    if not lane.parked:
         return number
-    return f"{number} ({count(seen.parked_messages, 'message')} waiting; bridge ticket list --parked)"
+    return f"{number} ({count(lane.parked_messages, 'message')} waiting; bridge ticket list --parked)"

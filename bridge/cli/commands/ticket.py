@@ -175,7 +175,7 @@ def _print(found: TicketFacts) -> None:
     if found.lost is not None:
         lost = found.lost
         fact("cut off", f"attempt {lost.attempt} on {lost.consumer}, fence {lost.fence}: {lost.cause}")
-    fact("waiting", _scan(found.waiting, "of what waits"))
+    fact("waiting", _scan(found.waiting, "of the waiting messages"))
     fact("unread", _scan(found.unread, "of the unread entries"))
     for letter in found.letters:
         fact("dead", f"{letter.message_id}: {letter.reason}{': ' + letter.error if letter.error else ''}")
@@ -186,4 +186,4 @@ def _print(found: TicketFacts) -> None:
 def _scan(scan: Scan, where: str) -> str:
     if scan.complete:
         return f"{scan.count:,}"
-    return f"at least {scan.count:,} (looked at the first {scan.looked_at:,} {where})"
+    return f"at least {scan.count:,} (searched the first {scan.looked_at:,} {where})"

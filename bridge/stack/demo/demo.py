@@ -53,7 +53,7 @@ class Kill:
         self.pid = 0
         self.at_ns = 0
         #: Ticket -> (first fence, messages) of the run that was in flight there.
-        self.stranded: dict[str, tuple[int, int]] = {}
+        self.interrupted: dict[str, tuple[int, int]] = {}
 
 
 class Demo:
@@ -72,8 +72,8 @@ class Demo:
             raise ConfigurationError(f"the demo needs a folder of its own, and {plan.directory} is not empty")
         self.ledger_dir = plan.directory / "ledger"
         self.states_file = plan.directory / "states.jsonl"
-        ledgered = Plan(**{**vars(plan), "env": {**plan.env, "BRIDGE_LEDGER_DIR": str(self.ledger_dir)}})
-        self.stack = Stack(ledgered, lane, stop, self._say)
+        with_ledger = Plan(**{**vars(plan), "env": {**plan.env, "BRIDGE_LEDGER_DIR": str(self.ledger_dir)}})
+        self.stack = Stack(with_ledger, lane, stop, self._say)
         self._lane = lane
         self._events = events
         self._console = console
@@ -97,12 +97,12 @@ class Demo:
         self._say(f"logs      {self.stack.plan.directory}")
         log = self._events or self._generate()
         spark_log = self.stack.plan.directory / "spark-incidents.log"
-        computing = self.stack.start_job(
+        expected_job = self.stack.start_job(
             "expected", "bridge.spark.incidents", log, "--out", str(self.states_file), "--spark-log", str(spark_log)
         )
         self.stack.start()
         with self._console.status("Spark computes the state that every incident must end in"):
-            self._await(computing)
+            self._await(expected_job)
         expected = self._expected_states()
         total = sum(int(state["events"]) for state in expected.values())
         self._say(f"log       {total:,} events of {len(expected):,} incidents")
@@ -117,8 +117,8 @@ class Demo:
 
     def _generate(self) -> str:
         out = str(self.stack.plan.directory / "events.csv.gz")
-        words = (out, "--events", str(GENERATED_EVENTS), "--tickets", str(GENERATED_TICKETS))
-        self._await(self.stack.start_job("generate", "bridge.spark.generate", *words))
+        arguments = (out, "--events", str(GENERATED_EVENTS), "--tickets", str(GENERATED_TICKETS))
+        self._await(self.stack.start_job("generate", "bridge.spark.generate", *arguments))
         return out
 
     def _await(self, job: Child) -> None:
@@ -137,13 +137,13 @@ class Demo:
         """Pushes the log and waits until it is handled, killing a worker on the way; the kill, and what went wrong."""
         kill = Kill("", f"w{len(self.stack.workers) + 1}")
         problems: list[str] = []
-        pushing = self._start_push(log)
-        moved_at = time.monotonic()
+        push_job = self._start_push(log)
+        progressed_at = time.monotonic()
         last: tuple[int, bool] | None = None
         with ProgressView(self._console, total) as view:
 
-            def look() -> bool:
-                nonlocal moved_at, last
+            def is_over() -> bool:
+                nonlocal progressed_at, last
                 if problems:
                     return True
                 try:
@@ -156,16 +156,16 @@ class Demo:
                     self._kill(kill, counts)
                 now = (counts.settled + counts.pushed, self._push_began)
                 if now != last:
-                    last, moved_at = now, time.monotonic()
+                    last, progressed_at = now, time.monotonic()
                 patience_s = PATIENCE_S if self._push_began else JOB_TIMEOUT_S
-                if time.monotonic() - moved_at > patience_s:
+                if time.monotonic() - progressed_at > patience_s:
                     problems.append(_stuck(counts, patience_s))
                     return True
-                return pushing.finished() == 0 and counts.settled >= counts.pushed and bool(kill.pid)
+                return push_job.finished() == 0 and counts.settled >= counts.pushed and bool(kill.pid)
 
-            self.stack.wait_for(lambda: look() or bool(kill.pid), "40 % to be handled", poll_s=QUICK_S)
-            self.stack.wait_for(look, "everything to be handled", poll_s=CALM_S)
-        if pushing.finished() == 0 and self._pushed.get("rows") != total:
+            self.stack.wait_for(lambda: is_over() or bool(kill.pid), "40 % to be handled", poll_s=QUICK_S)
+            self.stack.wait_for(is_over, "everything to be handled", poll_s=CALM_S)
+        if push_job.finished() == 0 and self._pushed.get("rows") != total:
             problems.append(f"Spark says that it pushed {self._pushed.get('rows')} messages; the log has {total}")
         return kill, problems
 
@@ -178,12 +178,12 @@ class Demo:
                 self._pushed.update(event)
 
         spark_log = self.stack.plan.directory / "spark-push.log"
-        words = ("--url", self.stack.server.url, "--stream", self._lane.stream, "--order", "timestamp")
+        arguments = ("--url", self.stack.server.url, "--stream", self._lane.stream, "--order", "timestamp")
         return self.stack.start_job(
             "push",
             "bridge.spark.push",
             log,
-            *words,
+            *arguments,
             "--progress",
             "json",
             "--spark-log",
@@ -202,9 +202,9 @@ class Demo:
         for ticket, raw in records.items():
             record = parse(raw)
             if record.in_flight and record.consumer == consumer:
-                kill.stranded[ticket.decode()] = (record.fence, len(record.ids))
+                kill.interrupted[ticket.decode()] = (record.fence, len(record.ids))
         self._say(
-            f"kill -9   {kill.name} (pid {kill.pid}) with {len(kill.stranded)} tickets in flight; "
+            f"kill -9   {kill.name} (pid {kill.pid}) with {len(kill.interrupted)} tickets in flight; "
             f"{kill.replacement} is started in its place"
         )
         self.stack.add_workers([kill.replacement], wait=False)
@@ -229,7 +229,7 @@ class Demo:
             findings=findings,
             states_equal=equal,
             problems=(*problems, *findings.examples, *differences, *self._dead_letters()),
-            reroute=time_to_reroute(ledger, kill.stranded, processes, kill.at_ns),
+            reroute=time_to_reroute(ledger, kill.interrupted, processes, kill.at_ns),
             killed=kill.name,
             lease_s=self._lane.lease,
         )
@@ -266,9 +266,9 @@ class Demo:
 
 def _stuck(counts: Counts, for_s: float) -> str:
     """A sentence about a run that makes no progress."""
-    flying = ", ".join(f"{n:,} on {name}" for name, n in counts.in_flight.items() if n) or "none"
+    dispatched = ", ".join(f"{n:,} on {name}" for name, n in counts.in_flight.items() if n) or "none"
     return (
         f"nothing moved for {for_s:g} s: pushed {counts.pushed:,}, done {counts.done:,}, dead {counts.dead:,}, "
-        f"waiting {counts.waiting:,}, in flight {flying}, tickets that await a retry {counts.retrying:,}, "
+        f"waiting {counts.waiting:,}, in flight {dispatched}, tickets that await a retry {counts.retrying:,}, "
         f"leader {counts.leader or 'none'}"
     )

@@ -42,13 +42,13 @@ class Counts:
         return self.done + self.dead
 
     @property
-    def flying(self) -> int:
+    def dispatched(self) -> int:
         return sum(self.in_flight.values())
 
     @property
     def waiting(self) -> int:
         """Messages that are not dispatched yet, whether the master has read them or not."""
-        return max(0, self.pushed - self.settled - self.flying)
+        return max(0, self.pushed - self.settled - self.dispatched)
 
 
 def read_counts(redis: Redis, lane: LaneSettings) -> Counts:
@@ -127,7 +127,7 @@ class ProgressView:
     def show(self, counts: Counts) -> None:
         """Shows the counts."""
         rate = self._rate(counts.settled)
-        moving = f"waiting {counts.waiting:,}, in flight {counts.flying:,}, {rate:,.0f} per second"
+        moving = f"waiting {counts.waiting:,}, in flight {counts.dispatched:,}, {rate:,.0f} per second"
         if self._bars is not None:
             self._bars.update(self._pushed, completed=counts.pushed, text=f"{counts.pushed:,}")
             self._bars.update(self._done, completed=counts.settled, text=f"{counts.settled:,}; {moving}")

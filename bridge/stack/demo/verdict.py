@@ -155,24 +155,24 @@ def _span_s(records: Iterable[Record]) -> float:
 
 
 def time_to_reroute(
-    ledger: Ledger, stranded: Mapping[str, tuple[int, int]], processes: set[int], killed_ns: int
+    ledger: Ledger, interrupted: Mapping[str, tuple[int, int]], processes: set[int], killed_ns: int
 ) -> Reroute | None:
     """How long the tickets that were in flight on a killed worker stood still. None: there were none.
 
-    ``stranded``: ticket -> (first fence, messages) of its run there. ``processes``: the pool processes of that worker.
-    A ticket whose whole run had ended before the kill had nothing to wait for.
+    ``interrupted``: ticket -> (first fence, messages) of its run on that worker. ``processes``: the worker's pool
+    processes. A ticket whose whole run had ended before the kill had nothing to wait for.
     """
     finished: Counter[str] = Counter()
     next_start: dict[str, int] = {}
     for record in ledger.records:
-        run = stranded.get(record.ticket)
+        run = interrupted.get(record.ticket)
         if run is None:
             continue
         if record.kind is Kind.DONE and record.pid in processes and run[0] <= record.fence < run[0] + run[1]:
             finished[record.ticket] += 1
         elif record.kind is Kind.START and record.at_ns > killed_ns and record.pid not in processes:
             next_start[record.ticket] = min(record.at_ns, next_start.get(record.ticket, record.at_ns))
-    waits = [(at - killed_ns) / 1e9 for ticket, at in next_start.items() if finished[ticket] < stranded[ticket][1]]
+    waits = [(at - killed_ns) / 1e9 for ticket, at in next_start.items() if finished[ticket] < interrupted[ticket][1]]
     return Reroute(len(waits), median(waits), max(waits)) if waits else None
 
 

@@ -5,8 +5,9 @@
 - Each thread, greenlet or process that runs messages has a row. There it writes the fence that it is running. When a
   child or the whole worker dies, the others read here what it was running.
 
-Each number is one aligned 8-byte word, written at once. So no reader sees half of a number. The deadline is on a clock
-that all processes of a machine share. That clock goes on while the machine is suspended, as the server's clock does.
+Each number has 8 aligned bytes, which are written at once. So no reader sees half of a number. The deadline is on a
+clock that all processes of a machine share. That clock goes on while the machine is suspended, as the server's clock
+does.
 """
 
 from __future__ import annotations
@@ -65,7 +66,7 @@ class SharedPage:
         self.fd = _memory_file() if fd is None else fd
         page = mmap.mmap(self.fd, _SIZE)
         self._bytes = memoryview(page)
-        self._words = self._bytes.cast("q")
+        self._numbers = self._bytes.cast("q")
         self._pid = os.getpid()
         self._lock = threading.Lock()
         #: Rows of this process that are not in use now.
@@ -74,8 +75,8 @@ class SharedPage:
         self._revoked: set[bytes] = set()
         self._revoked_seen = 0
         if fd is None:
-            self._words[_MAIN_START] = start_time(self._pid)
-            self._words[_MAIN_PID] = self._pid
+            self._numbers[_MAIN_START] = start_time(self._pid)
+            self._numbers[_MAIN_PID] = self._pid
 
     @classmethod
     def attach(cls, fd: int) -> SharedPage:
@@ -88,18 +89,18 @@ class SharedPage:
         """A new incarnation holds the lease until ``deadline_ns``."""
         # The deadline is 0 in between: a child must never see the new incarnation with the old deadline, or the
         # old incarnation with the new deadline.
-        self._words[_DEADLINE] = 0
-        self._words[_LIFE] += 1
+        self._numbers[_DEADLINE] = 0
+        self._numbers[_LIFE] += 1
         self._bytes[_INCARNATION] = incarnation.encode().ljust(INCARNATION_CHARS, b"\0")
-        self._words[_DEADLINE] = deadline_ns
+        self._numbers[_DEADLINE] = deadline_ns
 
     def extend(self, deadline_ns: int) -> None:
         """The lease was renewed, until ``deadline_ns``."""
-        self._words[_DEADLINE] = deadline_ns
+        self._numbers[_DEADLINE] = deadline_ns
 
     def end(self) -> None:
         """The lease is over, or given up: nothing may start."""
-        self._words[_DEADLINE] = 0
+        self._numbers[_DEADLINE] = 0
 
     @property
     def incarnation(self) -> str:
@@ -109,36 +110,36 @@ class SharedPage:
     @property
     def deadline_ns(self) -> int:
         """The deadline, by the clock of `now_ns`; 0 when the lease is over."""
-        return self._words[_DEADLINE]
+        return self._numbers[_DEADLINE]
 
     @property
     def left_s(self) -> float:
         """Seconds until the deadline; negative after it."""
-        return (self._words[_DEADLINE] - now_ns()) / 1e9
+        return (self._numbers[_DEADLINE] - now_ns()) / 1e9
 
     def holds(self, incarnation: str) -> bool:
         """Whether ``incarnation`` holds the lease right now, as far as this machine may trust it."""
-        return now_ns() < self._words[_DEADLINE] and self.incarnation == incarnation
+        return now_ns() < self._numbers[_DEADLINE] and self.incarnation == incarnation
 
     # -- what the main process recalls -----------------------------------------------------------------------------
 
     @property
     def recalled_to(self) -> int:
         """A message with this fence or an older one must not start any more: it goes back to the leader."""
-        return self._words[_RECALLED]
+        return self._numbers[_RECALLED]
 
     @recalled_to.setter
     def recalled_to(self, fence: int) -> None:
-        self._words[_RECALLED] = max(fence, self._words[_RECALLED])
+        self._numbers[_RECALLED] = max(fence, self._numbers[_RECALLED])
 
     @property
     def ends_now(self) -> bool:
         """Whether the worker is in a cold shutdown: it ends without waiting for running tasks."""
-        return bool(self._words[_ENDS_NOW])
+        return bool(self._numbers[_ENDS_NOW])
 
     def end_now(self) -> None:
         """A cold shutdown began. The messages that it cuts off are not to blame for the worker's end."""
-        self._words[_ENDS_NOW] = 1
+        self._numbers[_ENDS_NOW] = 1
 
     # -- what an operator revoked ----------------------------------------------------------------------------------
 
@@ -148,20 +149,20 @@ class SharedPage:
         for id_ in ids:
             digest = _digest(id_)
             if digest not in self._revoked:
-                count = self._words[_REVOKED]
+                count = self._numbers[_REVOKED]
                 at = _FIRST_REVOKED + count % REVOKED_MAX * _DIGEST
                 self._bytes[at : at + _DIGEST] = digest
-                self._words[_REVOKED] = count + 1
+                self._numbers[_REVOKED] = count + 1
                 self._learn_revoked()
 
     @property
     def has_revoked(self) -> bool:
-        """Whether any message was revoked at all. It reads one word."""
-        return self._words[_REVOKED] > 0
+        """Whether any message was revoked at all. It reads one number."""
+        return self._numbers[_REVOKED] > 0
 
     def is_revoked(self, id_: str) -> bool:
         """Whether an operator revoked the message with this id."""
-        count = self._words[_REVOKED]
+        count = self._numbers[_REVOKED]
         if not count:
             return False
         if count != self._revoked_seen:
@@ -169,7 +170,7 @@ class SharedPage:
         return _digest(id_) in self._revoked
 
     def _learn_revoked(self) -> None:
-        count = self._words[_REVOKED]
+        count = self._numbers[_REVOKED]
         if len(self._revoked) > 2 * REVOKED_MAX:
             # The page has overwritten half of them long ago.
             self._revoked.clear()
@@ -201,56 +202,56 @@ class SharedPage:
         try:
             row = self._unclaimed()
             at = _FIRST_ROW + _ROW * row
-            self._words[at + _FENCE] = self._words[at + _ASKED] = 0
-            self._words[at + _START] = start_time(self._pid)
-            self._words[at + _PID] = self._pid
+            self._numbers[at + _FENCE] = self._numbers[at + _ASKED] = 0
+            self._numbers[at + _START] = start_time(self._pid)
+            self._numbers[at + _PID] = self._pid
             return row
         finally:
             fcntl.lockf(self.fd, fcntl.LOCK_UN)
 
     def _unclaimed(self) -> int:
-        used = self._words[_USED]
+        used = self._numbers[_USED]
         # The row of a dead process is kept while it has a fence. The main process clears it, see `forget`.
         for row in range(used):
             at = _FIRST_ROW + _ROW * row
-            pid, started = self._words[at + _PID], self._words[at + _START]
-            if self._words[at + _FENCE] or pid == self._pid or not started or not gone(pid, started):
+            pid, started = self._numbers[at + _PID], self._numbers[at + _START]
+            if self._numbers[at + _FENCE] or pid == self._pid or not started or not gone(pid, started):
                 continue
             # Read the fence again: the process may have started a message after the first read, and died then.
-            if not self._words[at + _FENCE]:
+            if not self._numbers[at + _FENCE]:
                 return row
         if used >= ROWS:
             raise ConfigurationError(f"a worker runs at most {ROWS} messages at once; start it with less concurrency")
-        self._words[_USED] = used + 1
+        self._numbers[_USED] = used + 1
         return used
 
     def running(self, row: int, fence: int) -> None:
         """The owner of ``row`` runs the message with ``fence``; 0: none."""
         at = _FIRST_ROW + _ROW * row
         # In this order, so that a reader that sees the fence also sees its life.
-        self._words[at + _ROW_LIFE] = self._words[_LIFE]
-        self._words[at + _FENCE] = fence
+        self._numbers[at + _ROW_LIFE] = self._numbers[_LIFE]
+        self._numbers[at + _FENCE] = fence
 
     def fence_in(self, row: int) -> int:
         """The fence that the owner of ``row`` runs, or ran when it was cut off; 0: none."""
-        return self._words[_FIRST_ROW + _ROW * row + _FENCE]
+        return self._numbers[_FIRST_ROW + _ROW * row + _FENCE]
 
     @property
     def in_main(self) -> bool:
         """Whether this process is the main process."""
-        return self._words[_MAIN_PID] == os.getpid()
+        return self._numbers[_MAIN_PID] == os.getpid()
 
     def rows(self) -> Iterator[Row]:
         """All rows that were ever taken."""
-        for row in range(self._words[_USED]):
+        for row in range(self._numbers[_USED]):
             at = _FIRST_ROW + _ROW * row
-            fence = self._words[at + _FENCE]
-            yield Row(self._words[at + _PID], self._words[at + _START], fence, self._words[at + _ROW_LIFE])
+            fence = self._numbers[at + _FENCE]
+            yield Row(self._numbers[at + _PID], self._numbers[at + _START], fence, self._numbers[at + _ROW_LIFE])
 
     @property
     def main(self) -> tuple[int, int]:
         """Pid and start time of the main process."""
-        return self._words[_MAIN_PID], self._words[_MAIN_START]
+        return self._numbers[_MAIN_PID], self._numbers[_MAIN_START]
 
     def row_of(self, pid: int) -> Row | None:
         """The row of pool child ``pid``, alive or dead. If several processes had this pid: the row with a fence."""
@@ -264,11 +265,11 @@ class SharedPage:
         """Clears the fences of the dead pool child ``pid``: their outcomes are written."""
         for row, found in enumerate(self.rows()):
             if found.pid == pid and found.fence and gone(pid, found.started):
-                self._words[_FIRST_ROW + _ROW * row + _FENCE] = 0
+                self._numbers[_FIRST_ROW + _ROW * row + _FENCE] = 0
 
     def asked_to_end(self, row: int) -> None:
         """The owner of ``row`` is cut off since its process was asked to end, not since the message crashed it."""
-        self._words[_FIRST_ROW + _ROW * row + _ASKED] = 1
+        self._numbers[_FIRST_ROW + _ROW * row + _ASKED] = 1
 
     def cut_off(self, first: int, last: int) -> tuple[int, bool]:
         """Finds a fence from ``first`` to ``last`` that a dead process was running, and clears it.
@@ -277,16 +278,17 @@ class SharedPage:
         process dies before it has told Celery that it accepted a message, Celery gives the message to another process.
         But the first process may have started it.
         """
-        words = self._words
-        if words[_MAIN_PID] == os.getpid():
+        numbers = self._numbers
+        if numbers[_MAIN_PID] == os.getpid():
             # The tasks run in the main process. It is alive, since it runs this.
             return 0, False
-        for row in range(words[_USED]):
+        for row in range(numbers[_USED]):
             at = _FIRST_ROW + _ROW * row
-            fence = words[at + _FENCE]
-            if first <= fence <= last and words[at + _PID] != self._pid and gone(words[at + _PID], words[at + _START]):
-                words[at + _FENCE] = 0
-                return fence, bool(words[at + _ASKED])
+            fence = numbers[at + _FENCE]
+            pid, started = numbers[at + _PID], numbers[at + _START]
+            if first <= fence <= last and pid != self._pid and gone(pid, started):
+                numbers[at + _FENCE] = 0
+                return fence, bool(numbers[at + _ASKED])
         return 0, False
 
     def running_fences(self) -> set[int]:
@@ -295,8 +297,8 @@ class SharedPage:
 
     def overdue(self) -> list[Row]:
         """The rows with a fence whose lease is over."""
-        ended = now_ns() >= self._words[_DEADLINE]
-        return [row for row in self.rows() if row.fence and (ended or row.life != self._words[_LIFE])]
+        ended = now_ns() >= self._numbers[_DEADLINE]
+        return [row for row in self.rows() if row.fence and (ended or row.life != self._numbers[_LIFE])]
 
 
 def _digest(id_: str) -> bytes:

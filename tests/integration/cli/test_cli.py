@@ -57,20 +57,20 @@ class Shell:
         kept = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
         self.env = {**kept, **broker_environment(url), "PYTHONUNBUFFERED": "1", "COLUMNS": "200"}
 
-    def run(self, *words: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
-        done = preloaded.run(python_module(*words), cwd=self.folder, env=self.env, stdin=stdin)
+    def run(self, *arguments: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
+        done = preloaded.run(python_module(*arguments), cwd=self.folder, env=self.env, stdin=stdin)
         assert "Traceback" not in done.stderr
         return done
 
-    def bridge(self, *words: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
-        return self.run("bridge", "-A", "shop", *words, stdin=stdin)
+    def bridge(self, *arguments: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
+        return self.run("bridge", "-A", "shop", *arguments, stdin=stdin)
 
-    def json(self, *words: str) -> Any:
-        return json.loads(self.bridge(*words, "--json").stdout)
+    def json(self, *arguments: str) -> Any:
+        return json.loads(self.bridge(*arguments, "--json").stdout)
 
-    def start(self, *words: str, **options: Any) -> subprocess.Popen[str]:
+    def start(self, *arguments: str, **options: Any) -> subprocess.Popen[str]:
         return subprocess.Popen(
-            python_module("bridge", "-A", "shop", *words),
+            python_module("bridge", "-A", "shop", *arguments),
             cwd=self.folder,
             env=self.env,
             stdout=subprocess.PIPE,
@@ -163,8 +163,8 @@ def test_the_commands_work_as_a_plugin_of_celery(shell: Shell, redis: Redis) -> 
     assert seen["unread"] == 1
     assert shell.run("celery", "-A", "shop", "bridge", "ticket", "show", "A").returncode == 0
     assert shell.run("celery", "bridge", "-A", "shop", "status").returncode == 0
-    for words in (["celery", "bridge", "status"], ["bridge", "status"]):
-        missing = shell.run(*words)
+    for arguments in (["celery", "bridge", "status"], ["bridge", "status"]):
+        missing = shell.run(*arguments)
         assert missing.returncode == 2
         assert "cannot load the Celery app 'tasks'" in missing.stderr
 
@@ -245,8 +245,8 @@ def test_a_large_file_is_pushed_in_bounded_memory(shell: Shell, redis: Redis) ->
         "    print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, file=sys.stderr)"
     )
 
-    def peak_kib(*words: str) -> int:
-        command = [sys.executable, "-c", script, *words]
+    def peak_kib(*arguments: str) -> int:
+        command = [sys.executable, "-c", script, *arguments]
         done = subprocess.run(
             command, cwd=shell.folder, env=shell.env, capture_output=True, text=True, timeout=60, check=False
         )

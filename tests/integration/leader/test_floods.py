@@ -12,7 +12,7 @@ from redis import Redis
 import bridge
 from bridge.app.finding import reach
 from bridge.audit.audit import audit
-from bridge.inspect.status import look
+from bridge.inspect.status import read_status
 from bridge.inspect.ticket_search import locate
 from bridge.settings.app import Settings
 from bridge.stack.embedded import EmbeddedServer
@@ -49,7 +49,7 @@ def test_a_task_whose_database_is_down_pauses_and_goes_on_in_order_when_it_is_ba
     plain = asking(own_server)
 
     def status_says_open() -> bool:
-        return any("circuit breaker is open" in problem for problem in look(plain, settings_of(lane)).problems)
+        return any("circuit breaker is open" in problem for problem in read_status(plain, settings_of(lane)).problems)
 
     # Then it pauses, and says so
     wait_until(status_says_open, description="the status to say that the circuit is open", timeout_s=40)
@@ -97,7 +97,7 @@ def test_at_the_cap_of_dead_letters_nothing_new_is_read_until_some_are_dropped(
         lane.redis.xadd(lane.keys.stream, {"nonsense": i})
     lane.push_many(3, 2)
     # Then it stays where it is: it is not even read
-    seen = look(asking(own_server), settings_of(lane, dead_max=30))
+    seen = read_status(asking(own_server), settings_of(lane, dead_max=30))
     assert (seen.dead, seen.unread) == (30, 21)
     assert any("bridge_dead_max is 30" in problem for problem in seen.problems)
     # When letters are dropped, then it goes on

@@ -53,14 +53,14 @@ class Operator:
         self.given: dict[str, int] = {}
         self.kills = 0
 
-    def order(self, **words: Any) -> dict[str, Any]:
+    def order(self, **fields: Any) -> dict[str, Any]:
         try:
-            answer = give(self.redis, self.lane.keys, words, timeout_s=20)
+            answer = give(self.redis, self.lane.keys, fields, timeout_s=20)
         except OrderFailed as exc:
             if any(text in str(exc) for text in FINE):
                 return {}
             raise
-        self.given[words["do"]] = self.given.get(words["do"], 0) + 1
+        self.given[fields["do"]] = self.given.get(fields["do"], 0) + 1
         return answer
 
     def park(self) -> None:

@@ -21,8 +21,8 @@ def lane(request: pytest.FixtureRequest, nodes: NodeYard, own_server: EmbeddedSe
     return LaneUnderTest(nodes, own_server, tmp_path, COUNTER_BUNDLE_MS=request.param)
 
 
-def order(lane: LaneUnderTest, do: str, **words: Any) -> dict[str, Any]:
-    return give(lane.server.client(), lane.keys, {"do": do, **words})
+def order(lane: LaneUnderTest, do: str, **fields: Any) -> dict[str, Any]:
+    return give(lane.server.client(), lane.keys, {"do": do, **fields})
 
 
 def shelved(lane: LaneUnderTest, ticket: str) -> int:

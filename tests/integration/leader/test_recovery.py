@@ -221,8 +221,8 @@ def test_what_is_taken_from_a_parked_ticket_is_pending_there_again(
     lane.wait_consumers(1)
     shelf = lane.keys.parked_consumer("master", "A")
 
-    def order(do: str, **words: Any) -> None:
-        assert give(lane.server.client(), lane.keys, {"do": do, **words})["ok"]
+    def order(do: str, **fields: Any) -> None:
+        assert give(lane.server.client(), lane.keys, {"do": do, **fields})["ok"]
 
     # Given a parked ticket whose first message awaited a retry, with others before it: one done, and one that was dead
     # and put back; what was done in between must not be done again

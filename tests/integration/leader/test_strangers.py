@@ -28,7 +28,7 @@ STRANGE: dict[str, list[bytes]] = {
     "an order for no ticket": [b"i", b"order-5", b"order", b'{"do":"park","ticket":""}'],
 }
 #: Those that are answered, or known, and not counted.
-ORDERS = sum(words[2:3] == [b"order"] for words in STRANGE.values())
+ORDERS = sum(fields[2:3] == [b"order"] for fields in STRANGE.values())
 
 
 @pytest.mark.slow
@@ -37,8 +37,8 @@ def test_entries_that_nobody_understands_end_no_master_and_the_lane_goes_on(
 ) -> None:
     lane = LaneUnderTest(nodes, own_server, tmp_path)
     raw: Any = own_server.client()
-    for words in STRANGE.values():
-        raw.execute_command("XADD", lane.keys.outcomes, "*", *words)
+    for fields in STRANGE.values():
+        raw.execute_command("XADD", lane.keys.outcomes, "*", *fields)
     lane.worker("w1")
     first = lane.master("m1")
     newer = [
@@ -47,8 +47,8 @@ def test_entries_that_nobody_understands_end_no_master_and_the_lane_goes_on(
     ]
     lane.push_many(3, 5)
     lane.wait_done(15)
-    for words in STRANGE.values():
-        raw.execute_command("XADD", lane.keys.outcomes, "*", *words)
+    for fields in STRANGE.values():
+        raw.execute_command("XADD", lane.keys.outcomes, "*", *fields)
     lane.push_many(3, 5, first=5)
     lane.wait_done(30)
     lane.assert_logs(3, 10)

@@ -14,7 +14,7 @@ from redis import Redis
 import bridge
 from bridge.app.finding import reach
 from bridge.app.installed import bridge_of
-from bridge.inspect.status import look
+from bridge.inspect.status import read_status
 from bridge.inspect.ticket_facts import TicketFacts
 from bridge.inspect.ticket_search import locate
 from bridge.operate.orders import give
@@ -53,7 +53,7 @@ class ServicesLane(LaneUnderTest):
 
     def unserved(self) -> dict[str, UnservedTask]:
         """The tasks that messages wait for, as `bridge status` finds them."""
-        return {one.task: one for one in look(self.asking, self.settings).unserved}
+        return {one.task: one for one in read_status(self.asking, self.settings).unserved}
 
     def wait_heard(self) -> None:
         """Waits until the leader has looked at what was told to it before."""
@@ -154,7 +154,7 @@ def test_a_task_that_nobody_knows_waits_and_is_said_until_somebody_comes_who_kno
     assert (one.tickets, one.messages, one.known, one.queue) == (1, 2, False, None)
     assert one.dead_in_ms is not None
     assert 0 < one.dead_in_ms <= 600_000
-    [said] = look(lane.asking, lane.settings).problems
+    [said] = read_status(lane.asking, lane.settings).problems
     assert said.startswith("2 messages of 1 ticket wait for service.new since ")
     assert "no consumer has this task" in said
     assert "can run its task service.new: no consumer has this task" in lane.locate("A").why
@@ -264,7 +264,7 @@ def test_settings_that_differ_are_said_once_on_both_sides_and_by_status(lane: Se
     master.wait_for_log(f"consumer {worker.hostname} differs from this master: {said}", timeout_s=15)
     other = lane.leader("m2", tasks="service.old", settings={"bridge_unknown_after": 5.0})
     other.wait_for_log("differs from the one that led last: bridge_unknown_after is 5.0 (there 600.0)", timeout_s=15)
-    [problem] = look(lane.asking, lane.settings).problems
+    [problem] = read_status(lane.asking, lane.settings).problems
     assert problem.startswith(f"{worker.hostname}: bridge_max_payload is 1000 (the master: 1048576)")
     holds_for(lambda: worker.logs().count(said) == 1, description="no second line", duration_s=2)
     assert master.logs().count(said) == 1

@@ -141,7 +141,7 @@ class TestForked:
 
 
 @pytest.mark.parametrize(
-    ("words", "change"),
+    ("arguments", "change"),
     [
         (["/usr/bin/env", *WORDS], {}),
         (["/other/python", *WORDS[1:]], {}),
@@ -154,10 +154,10 @@ class TestForked:
         (WORDS, {"PYTHONUNBUFFERED": ""}),
     ],
 )
-def test_what_another_interpreter_would_run_is_not_forked(words: list[str], change: dict[str, str]) -> None:
+def test_what_another_interpreter_would_run_is_not_forked(arguments: list[str], change: dict[str, str]) -> None:
     env = {**os.environ, "PYTHONUNBUFFERED": "1"}
     assert preloaded.can_fork(WORDS, env)
-    assert not preloaded.can_fork(words, {**env, **change})
+    assert not preloaded.can_fork(arguments, {**env, **change})
 
 
 def test_the_server_ends_with_the_process_that_started_it(tmp_path: Path) -> None:

@@ -70,9 +70,9 @@ class Shop:
     def env(self) -> dict[str, str]:
         return {**os.environ, **broker_environment(self.url), "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"}
 
-    def start(self, *words: str) -> subprocess.Popen[str]:
+    def start(self, *arguments: str) -> subprocess.Popen[str]:
         return subprocess.Popen(
-            python_module("bridge", "-A", "shop", *words),
+            python_module("bridge", "-A", "shop", *arguments),
             cwd=self.folder,
             env=self.env,
             stdout=subprocess.PIPE,
@@ -80,15 +80,15 @@ class Shop:
             text=True,
         )
 
-    def bridge(self, *words: str, code: int = 0) -> str:
+    def bridge(self, *arguments: str, code: int = 0) -> str:
         """What the command printed, which ended with ``code``; its error where that is not 0."""
-        done = preloaded.run(python_module("bridge", "-A", "shop", *words), cwd=self.folder, env=self.env)
+        done = preloaded.run(python_module("bridge", "-A", "shop", *arguments), cwd=self.folder, env=self.env)
         assert done.returncode == code, (done.stdout, done.stderr)
         assert "Traceback" not in done.stderr
         return done.stdout if code == 0 else done.stderr or done.stdout
 
-    def json(self, *words: str) -> Any:
-        return json.loads(self.bridge(*words, "--json"))
+    def json(self, *arguments: str) -> Any:
+        return json.loads(self.bridge(*arguments, "--json"))
 
     def push(self, ticket: str, n: int, **payload: Any) -> str:
         fields: Any = {"ticket_id": ticket, "payload": json.dumps({"n": n, **payload})}

@@ -259,9 +259,9 @@ def test_no_more_than_the_printed_permissions_is_possible(role: str, guarded: Gu
     prefix = guarded.lane.keys.prefix
     with guarded.connect(role) as connected:
         # Whatever its keys may be, a role that could do this would also do it here
-        for words in [*BEYOND[role], *NOBODY]:
+        for arguments in [*BEYOND[role], *NOBODY]:
             with pytest.raises(redis.exceptions.NoPermissionError):
-                connected.execute_command(*(word.replace("%", prefix) for word in words))
+                connected.execute_command(*(word.replace("%", prefix) for word in arguments))
         assert connected.ping()
         if role in ("master", "worker"):
             # A script is no way around. (6.2 wraps the error in the script's own.)
@@ -270,10 +270,10 @@ def test_no_more_than_the_printed_permissions_is_possible(role: str, guarded: Gu
 
 
 def test_a_user_that_was_printed_has_no_password_to_log_in_with(valkey: EmbeddedServer) -> None:
-    words = rules_of("worker", "--user", "somebody")
+    arguments = rules_of("worker", "--user", "somebody")
     with valkey.client() as admin:
         try:
-            admin.execute_command(*words)
+            admin.execute_command(*arguments)
             with pytest.raises(redis.AuthenticationError), client(f"redis://somebody:@{HOST}:{valkey.port}/0") as one:
                 one.ping()
         finally:

@@ -81,8 +81,8 @@ def away(python: Path) -> Path:
 
 def has(python: Path, module: str) -> bool:
     """Whether a Python can import a module from nowhere in particular."""
-    words = [str(python), "-c", f"import {module}"]
-    return subprocess.run(words, cwd="/", env={}, capture_output=True, check=False).returncode == 0
+    arguments = [str(python), "-c", f"import {module}"]
+    return subprocess.run(arguments, cwd="/", env={}, capture_output=True, check=False).returncode == 0
 
 
 class StandaloneCluster:
@@ -101,11 +101,11 @@ class StandaloneCluster:
         assert found is not None, master.log_tail()
         self.url = found[1]
         place = ("--host", "127.0.0.1", "--cores", "1", "--memory", "1g", "--work-dir", str(self._folder / "work"))
-        words = ("org.apache.spark.deploy.worker.Worker", *place, self.url)
-        for worker in [self._start(name, *words) for name in ("worker1", "worker2")]:
+        arguments = ("org.apache.spark.deploy.worker.Worker", *place, self.url)
+        for worker in [self._start(name, *arguments) for name in ("worker1", "worker2")]:
             worker.wait_for_log("Successfully registered with master", timeout_s=120)
 
-    def _start(self, name: str, *words: str) -> ProcessNode:
+    def _start(self, name: str, *arguments: str) -> ProcessNode:
         env = {
             **find_java().env,
             "SPARK_HOME": str(SPARK_HOME),
@@ -114,10 +114,10 @@ class StandaloneCluster:
             # Executors inherit it, and here it would name this project.
             "PYTHONPATH": "",
         }
-        command = [str(SPARK_HOME / "bin" / "spark-class"), *words[:1], "--webui-port", "0", *words[1:]]
+        command = [str(SPARK_HOME / "bin" / "spark-class"), *arguments[:1], "--webui-port", "0", *arguments[1:]]
         return self._yard.process(name, command, env=env, cwd=self._folder, wait=False)
 
 
-def conf_words(conf: Mapping[str, str]) -> list[str]:
+def conf_arguments(conf: Mapping[str, str]) -> list[str]:
     """As a job's command line takes it."""
     return [word for key, value in conf.items() for word in ("--conf", f"{key}={value}")]

@@ -29,9 +29,9 @@ SUBMIT = Path(pyspark.__file__).parent / "bin" / "spark-submit"
 CLUSTER = ("--master", "local[2]", "--conf", "spark.sql.shuffle.partitions=2", "--conf", "spark.ui.enabled=false")
 
 
-def command(job: str, *words: str | Path) -> list[str]:
+def command(job: str, *arguments: str | Path) -> list[str]:
     """``python -m spark.<job> …``."""
-    return [sys.executable, "-m", f"bridge.spark.{job}", *map(str, words)]
+    return [sys.executable, "-m", f"bridge.spark.{job}", *map(str, arguments)]
 
 
 class JobsHere:
@@ -49,18 +49,18 @@ class JobsHere:
         monkeypatch.setattr("bridge.spark.job.session.local_session", shared)
         monkeypatch.setattr("bridge.spark.job.session.end_java", lambda: None)
 
-    def __call__(self, main: click.Command, *words: str | Path) -> Said:
+    def __call__(self, main: click.Command, *arguments: str | Path) -> Said:
         """What the job said. Fails when the job does, and when it says anything else than JSON lines."""
-        done = CliRunner().invoke(main, [*map(str, words), "--progress", "json"])
+        done = CliRunner().invoke(main, [*map(str, arguments), "--progress", "json"])
         assert (done.exit_code, done.stderr) == (0, ""), done.output
         return [json.loads(line) for line in done.stdout.splitlines()]
 
 
-def submit(job: str, *words: str | Path, cwd: Path, env: Mapping[str, str] | None = None) -> Said:
+def submit(job: str, *arguments: str | Path, cwd: Path, env: Mapping[str, str] | None = None) -> Said:
     """A job by ``spark-submit``, from elsewhere and with nothing on the path: what it said. Fails when the job does."""
     clean = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     done = subprocess.run(
-        [str(SUBMIT), *CLUSTER, str(ROOT / "spark" / f"{job}.py"), *map(str, words), "--progress=json"],
+        [str(SUBMIT), *CLUSTER, str(ROOT / "spark" / f"{job}.py"), *map(str, arguments), "--progress=json"],
         capture_output=True,
         text=True,
         check=False,
@@ -90,14 +90,14 @@ def without_java(folder: Path) -> dict[str, str]:
     return {"PATH": str(programs), "JAVA_HOME": "", "XDG_CACHE_HOME": str(folder / "cache")}
 
 
-def refused(main: click.Command, words: list[str], monkeypatch: pytest.MonkeyPatch) -> Result:
+def refused(main: click.Command, arguments: list[str], monkeypatch: pytest.MonkeyPatch) -> Result:
     """A job that ends before Java is even looked for, with one line on standard error and nothing else."""
 
     def never(*_: object, **__: object) -> None:
         raise AssertionError("Java was started")
 
     monkeypatch.setattr("bridge.spark.job.session.find_java", never)
-    done = CliRunner().invoke(main, words)
+    done = CliRunner().invoke(main, arguments)
     assert isinstance(done.exception, SystemExit), done.exception
     assert done.stdout == ""
     assert done.stderr.startswith("error: ")

@@ -41,8 +41,8 @@ def rules() -> dict[str, list[str]]:
 def admin(server: EmbeddedServer, rules: dict[str, list[str]]) -> Iterator[Redis]:
     with server.client() as client:
         client.execute_command("ACL", "LOG", "RESET")
-        for words in rules.values():
-            client.execute_command(*words, f">{PASSWORD}")
+        for arguments in rules.values():
+            client.execute_command(*arguments, f">{PASSWORD}")
         yield client
         client.acl_deluser(*(f"bridge-{role}" for role in rules))
         client.execute_command("ACL", "LOG", "RESET")

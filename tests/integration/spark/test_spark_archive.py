@@ -397,7 +397,7 @@ def test_an_archive_that_is_killed_stopped_and_submitted_again_has_each_row_once
     with valkey.client() as client:
         for at_ms in days:
             add_history(client, 150, at_ms=at_ms)
-    words = [str(out), "--max-rows", "200", "--progress", "json", "--master", "local[2]"]
+    arguments = [str(out), "--max-rows", "200", "--progress", "json", "--master", "local[2]"]
     yard = NodeYard(tmp_path, valkey.url)
 
     def staged() -> bool:
@@ -417,12 +417,12 @@ def test_an_archive_that_is_killed_stopped_and_submitted_again_has_each_row_once
         moments: list[Ready] = [staged, staged_again]
         for moment in moments:
             name = moment.__name__
-            killed = yard.process(name, command("archive", *words, "--url", valkey.url), wait=False)
+            killed = yard.process(name, command("archive", *arguments, "--url", valkey.url), wait=False)
             wait_until(partial(ended_or, killed, moment), description=name, timeout_s=240, interval_s=0.005)
             killed.vanish()
             check_once(out)
         # And then follows the lane, with what comes meanwhile, until it is told to end
-        following = python_module("bridge", "-A", APP, "spark", "archive", *words, "--follow", "--every", "0.5")
+        following = python_module("bridge", "-A", APP, "spark", "archive", *arguments, "--follow", "--every", "0.5")
         env = {"CELERY_BROKER_URL": valkey.url, "CELERY_RESULT_BACKEND": valkey.url}
         node = yard.process("following", following, env=env, wait=False)
         wait_until(

@@ -150,9 +150,9 @@ def test_the_report_of_a_log_that_went_the_whole_way_says_what_the_log_says(
     # When it is pushed, while it is worked off, into a stream that may not become long
     trace = Trace(own_server, lane.keys.stream)
     trace.begin()
-    words = ["--seq", "n", "--order", "at", "--task-column", "task", "--partitions", str(PARTITIONS)]
+    arguments = ["--seq", "n", "--order", "at", "--task-column", "task", "--partitions", str(PARTITIONS)]
     limits = ["--high-water", str(high), "--chunk-size", str(chunk)]
-    pushed = jobs_here(push.main, log, "--url", own_server.url, *words, *limits)[-1]
+    pushed = jobs_here(push.main, log, "--url", own_server.url, *arguments, *limits)[-1]
     lane.wait_done(len(events), timeout_s=60)
     lane.assert_at_rest()
     # Then every event ran once in its ticket's order, and the stream was never longer than it may be
@@ -241,11 +241,11 @@ def test_a_stream_that_is_fed_faster_than_it_is_worked_off_stays_short(
     land(0)
     trace = Trace(own_server, lane.keys.stream)
     trace.begin()
-    words = ["--format", "json", "--follow", "--checkpoint", str(tmp_path / "checkpoint"), "--seq", "n"]
+    arguments = ["--format", "json", "--follow", "--checkpoint", str(tmp_path / "checkpoint"), "--seq", "n"]
     limits = ["--high-water", str(high), "--chunk-size", str(chunk), "--partitions", str(PARTITIONS)]
     places = ["--master", "local[2]", "--progress", "json"]
     # The one job of the suite that is a process as a user starts it, from its start to its end by a signal
-    command = python_module("bridge", "-A", APP, "spark", "push", str(folder), *words, *limits, *places)
+    command = python_module("bridge", "-A", APP, "spark", "push", str(folder), *arguments, *limits, *places)
     address = {"CELERY_BROKER_URL": own_server.url, "CELERY_RESULT_BACKEND": own_server.url}
     pushing = nodes.process("push", command, env={**address, **without_java(tmp_path)}, wait=False)
     for worker in [lane.worker(name, "--concurrency=1", wait=False) for name in ("w1", "w2")]:

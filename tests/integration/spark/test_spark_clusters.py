@@ -23,7 +23,7 @@ from tests.integration.spark.spark_clusters import (
     NEEDED,
     StandaloneCluster,
     away,
-    conf_words,
+    conf_arguments,
     has,
     other_python,
     python_with,
@@ -145,10 +145,10 @@ class TestMatrix:
         python = away(python_with(tmp_path / "env", packages))
         Round(valkey, python, tmp_path / "round").run(master, "push", "follow", "archive", "report", "replay")
 
-    def job(self, server: EmbeddedServer, python: Path, master: str, folder: Path, *words: str) -> tuple[int, str]:
+    def job(self, server: EmbeddedServer, python: Path, master: str, folder: Path, *arguments: str) -> tuple[int, str]:
         """A job as a user starts it: its exit code and the line that it ends with."""
         done = subprocess.run(
-            [*command(*words), "--master", master, "--progress=none", *conf_words(EXECUTORS)],
+            [*command(*arguments), "--master", master, "--progress=none", *conf_arguments(EXECUTORS)],
             capture_output=True,
             text=True,
             check=False,
@@ -173,7 +173,7 @@ class TestMatrix:
         with valkey.client() as client:
             client.xadd(STREAM, {"ticket_id": "T", "payload": "{}"})
         following = ("landing", "--format=csv", "--follow", "--available-now", "--checkpoint", str(folder / "kept"))
-        words = {
+        arguments = {
             "push": ("push", "log.csv"),
             "follow": ("push", *following),
             "archive": ("archive", "archive"),
@@ -181,7 +181,7 @@ class TestMatrix:
         }[job]
         where = {"empty": lambda: python_with(tmp_path / "env", ()), "other": lambda: other_python(tmp_path / "env")}
         chosen = where.get(python, lambda: tmp_path / "nowhere" / "python")()
-        code, line = self.job(valkey, chosen, LOCAL_CLUSTER, folder, *words)
+        code, line = self.job(valkey, chosen, LOCAL_CLUSTER, folder, *arguments)
         assert (code, said in line) == (2, True), line
         with valkey.client() as client:
             assert (client.xlen(STREAM), client.xlen(AGAIN)) == (1, 0)

@@ -38,7 +38,7 @@ class Became:
     """What a command became."""
 
     program: str
-    words: list[str]
+    arguments: list[str]
     env: dict[str, str]
 
 
@@ -56,16 +56,16 @@ class Commands:
         self._became = Became(command[1], command[2:], env)
         raise SystemExit(0)
 
-    def become(self, *words: str) -> Became:
+    def become(self, *arguments: str) -> Became:
         """What ``bridge -A APP spark …`` becomes."""
-        done = self._shell("spark", *words)
+        done = self._shell("spark", *arguments)
         assert (done.exit_code, done.output) == (0, "")
         assert self._became is not None
         return self._became
 
-    def refused(self, *words: str) -> str:
+    def refused(self, *arguments: str) -> str:
         """The line with which it is refused as wrong usage."""
-        done = self._shell("spark", *words)
+        done = self._shell("spark", *arguments)
         assert (done.exit_code, done.stdout, done.stderr.count("\n")) == (2, "", 1)
         return done.stderr
 
@@ -81,7 +81,7 @@ def commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Comman
 
 
 @pytest.mark.parametrize(
-    ("job", "words"),
+    ("job", "arguments"),
     [
         ("push", ["--stream", "ticket_stream", "--max-payload", "1048576"]),
         ("archive", ["--stream", "ticket_stream", "--group", "concurrency_stream_group"]),
@@ -89,19 +89,19 @@ def commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Comman
     ],
 )
 def test_the_lane_comes_from_the_app_and_its_password_through_the_environment(
-    commands: Commands, job: str, words: list[str]
+    commands: Commands, job: str, arguments: list[str]
 ) -> None:
     became = commands.become(job, "log.csv", "--key", "x y")
     assert became.program == str(ROOT / "spark" / f"{job}.py")
-    assert became.words == [*words, "log.csv", "--key", "x y"]
+    assert became.arguments == [*arguments, "log.csv", "--key", "x y"]
     assert became.env["TICKET_BRIDGE_URL"] == URL
-    assert SECRET not in " ".join(became.words)
+    assert SECRET not in " ".join(became.arguments)
 
 
 def test_what_the_user_says_wins_over_the_app(commands: Commands, monkeypatch: pytest.MonkeyPatch) -> None:
-    words = ["f", "--stream=mine", "--max-payload", "9", "--url", "redis://else"]
-    became = commands.become("push", *words)
-    assert became.words == words
+    arguments = ["f", "--stream=mine", "--max-payload", "9", "--url", "redis://else"]
+    became = commands.become("push", *arguments)
+    assert became.arguments == arguments
     # An explicit address leaves nothing of the app's in the environment.
     assert "TICKET_BRIDGE_URL" not in became.env
     monkeypatch.setenv("TICKET_BRIDGE_URL", "redis://other")
@@ -110,11 +110,11 @@ def test_what_the_user_says_wins_over_the_app(commands: Commands, monkeypatch: p
 
 def test_an_app_is_needed_only_where_something_is_left_to_say(commands: Commands) -> None:
     commands.forget_app()
-    assert commands.become("push", "f", "--url", "u", "--stream", "s").words[:1] == ["f"]
-    assert commands.become("report", "archive").words == ["archive"]
-    assert commands.become("archive", "--help").words == ["--help"]
-    for words in (["push", "f", "--url", "u"], ["archive", "out", "--url", "u", "--stream", "s"]):
-        line = commands.refused(*words)
+    assert commands.become("push", "f", "--url", "u", "--stream", "s").arguments[:1] == ["f"]
+    assert commands.become("report", "archive").arguments == ["archive"]
+    assert commands.become("archive", "--help").arguments == ["--help"]
+    for arguments in (["push", "f", "--url", "u"], ["archive", "out", "--url", "u", "--stream", "s"]):
+        line = commands.refused(*arguments)
         assert line.startswith("Error: cannot load the Celery app 'no_such_app'")
         assert "no app is needed" in line
 
@@ -160,8 +160,8 @@ def test_exit_code_process_and_signals_are_the_jobs_own(tmp_path: Path) -> None:
     )
     yard = NodeYard(tmp_path, URL)
     try:
-        words = [sys.executable, "-c", code, "-A", APP, "spark", "push", "f"]
-        node = yard.process("job", words, env={"CELERY_BROKER_URL": URL}, ready_text="waits")
+        arguments = [sys.executable, "-c", code, "-A", APP, "spark", "push", "f"]
+        node = yard.process("job", arguments, env={"CELERY_BROKER_URL": URL}, ready_text="waits")
         # There is no process in between that could be killed alone.
         assert node.logs() == f"waits as {node.pid}\n"
         assert node.terminate() == 7
@@ -181,9 +181,9 @@ def starts_spark(node: ProcessNode, program: str) -> bool:
     """Whether a process that this one started is to be Spark's Java, and is this program now: first it is a shell."""
     for child in node.children():
         with suppress(psutil.Error):
-            words = child.cmdline()
-            if child.ppid() == node.pid and "org.apache.spark.deploy.SparkSubmit" in words:
-                return Path(words[0]).name == program
+            arguments = child.cmdline()
+            if child.ppid() == node.pid and "org.apache.spark.deploy.SparkSubmit" in arguments:
+                return Path(arguments[0]).name == program
     return False
 
 
@@ -214,8 +214,8 @@ class TestWithSpark:
             file.write("T1,1\n")
         yard = NodeYard(tmp_path, valkey.url)
         try:
-            words = command("push", log, "--url", valkey.url, "--master", "local[2]", "--progress", "none")
-            node = yard.process("push", words, wait=False)
+            arguments = command("push", log, "--url", valkey.url, "--master", "local[2]", "--progress", "none")
+            node = yard.process("push", arguments, wait=False)
             assert node.wait(timeout_s=400) == 1
             assert node.survivors() == []
             assert node.logs().startswith("error: the input cannot be read: ")
@@ -233,8 +233,8 @@ class TestWithSpark:
         env = {"TMPDIR": str(files), "JAVA_TOOL_OPTIONS": f"-Djava.io.tmpdir={files}"}
         yard = NodeYard(tmp_path, valkey.url)
         try:
-            words = command("push", log, "--url", valkey.url, "--master", "local[2]", "--progress", "json")
-            node = yard.process("push", words, env=env, wait=False)
+            arguments = command("push", log, "--url", valkey.url, "--master", "local[2]", "--progress", "json")
+            node = yard.process("push", arguments, env=env, wait=False)
             wait_until(lambda: starts_spark(node, program), description=f"{program} to run", timeout_s=240)
             assert node.pid is not None
             os.kill(node.pid, number)
@@ -255,10 +255,10 @@ class TestWithSpark:
             # Given a push that waits, since the stream is full
             with valkey.client() as client:
                 client.xadd("ticket_stream", {"ticket_id": "other", "payload": "{}"})
-            words = ["spark", "push", str(log), "--high-water", "1", "--master", "local[2]", "--progress", "json"]
+            arguments = ["spark", "push", str(log), "--high-water", "1", "--master", "local[2]", "--progress", "json"]
             node = yard.process(
                 "push",
-                [sys.executable, "-m", "bridge", "-A", APP, *words],
+                [sys.executable, "-m", "bridge", "-A", APP, *arguments],
                 env={"CELERY_BROKER_URL": valkey.url},
                 wait=False,
             )

@@ -336,7 +336,7 @@ def test_states_of_a_real_log_equal_an_independent_fold(session: SparkSession) -
 
 
 @pytest.mark.parametrize(
-    ("words", "code", "text"),
+    ("arguments", "code", "text"),
     [
         (["nowhere.csv"], 1, "there is no file nowhere.csv"),
         (["{log}", "--url", "redis://127.0.0.1:1"], 1, "no Redis at redis://127.0.0.1:1"),
@@ -348,10 +348,10 @@ def test_states_of_a_real_log_equal_an_independent_fold(session: SparkSession) -
     ids=["file", "server", "url", "option", "both", "format"],
 )
 def test_wrong_usage_is_one_line_before_java_starts(
-    log: Path, monkeypatch: pytest.MonkeyPatch, words: list[str], code: int, text: str
+    log: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], code: int, text: str
 ) -> None:
     monkeypatch.chdir(ROOT)
-    done = refused(main, [word.format(log=log) for word in words], monkeypatch)
+    done = refused(main, [word.format(log=log) for word in arguments], monkeypatch)
     assert (done.exit_code, text in done.stderr) == (code, True), done.stderr
     assert "hunter2" not in done.stderr
 

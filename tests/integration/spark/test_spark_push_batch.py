@@ -34,9 +34,9 @@ def log(tmp_path: Path) -> Path:
     return path
 
 
-def plan(server: EmbeddedServer, source: Path | str, *words: str) -> PushPlan:
+def plan(server: EmbeddedServer, source: Path | str, *arguments: str) -> PushPlan:
     """A push as somebody types it."""
-    typed = [str(source), "--url", server.url, "--progress", "json", *words]
+    typed = [str(source), "--url", server.url, "--progress", "json", *arguments]
     return plan_of(main.make_context("push", typed).params)
 
 
@@ -46,14 +46,14 @@ class Pusher:
     def __init__(self, session: SparkSession, server: EmbeddedServer, capsys: pytest.CaptureFixture[str]) -> None:
         self._session, self._server, self._capsys = session, server, capsys
 
-    def push(self, source: Path | str, *words: str) -> Said:
+    def push(self, source: Path | str, *arguments: str) -> Said:
         self._capsys.readouterr()
-        push(self._session, plan(self._server, source, *words))
+        push(self._session, plan(self._server, source, *arguments))
         return [json.loads(line) for line in self._capsys.readouterr().out.splitlines()]
 
-    def refused(self, source: Path | str, *words: str) -> Exception:
+    def refused(self, source: Path | str, *arguments: str) -> Exception:
         with pytest.raises(Exception) as failed:  # noqa: PT011 - what Spark throws is Spark's; one_line reads it
-            self.push(source, *words)
+            self.push(source, *arguments)
         error = one_line(failed.value)
         assert "\n" not in str(error)
         return error
@@ -122,20 +122,20 @@ def test_a_name_of_ones_own_makes_the_same_push_of_a_table(
     pusher: Pusher, session: SparkSession, valkey: EmbeddedServer
 ) -> None:
     session.range(50).selectExpr("'T' || id % 5 ticket_id", "id seq").createOrReplaceTempView("orders")
-    words = ("--format", "table", "--run-id", "orders-of-monday")
-    assert pusher.push("orders", *words)[-1]["already"] == 0
-    assert pusher.push("orders", *words)[-1]["already"] == 50
+    arguments = ("--format", "table", "--run-id", "orders-of-monday")
+    assert pusher.push("orders", *arguments)[-1]["already"] == 0
+    assert pusher.push("orders", *arguments)[-1]["already"] == 50
     assert len(pusher.entries()) == 50
 
 
 def test_by_the_tickets_numbers_it_says_what_was_offered_not_what_was_added(
     pusher: Pusher, session: SparkSession, valkey: EmbeddedServer, log: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    words = ("--idempotence", "ticket")
+    arguments = ("--idempotence", "ticket")
     for _ in range(2):
-        done = pusher.push(log, *words)[-1]
+        done = pusher.push(log, *arguments)[-1]
         assert (done["rows"], done["already"]) == (ROWS, None)
-    push(session, plan(valkey, log, *words, "--progress", "text"))
+    push(session, plan(valkey, log, *arguments, "--progress", "text"))
     said = capsys.readouterr().out
     assert f"offered {ROWS} events to {STREAM} in " in said
     assert "pushed" not in said
@@ -207,10 +207,10 @@ def test_the_name_of_a_push_stays_within_the_folder_of_rejects(pusher: Pusher, t
 def test_a_sequence_may_have_any_name(pusher: Pusher, tmp_path: Path, name: str) -> None:
     path, aside = tmp_path / "log.csv", tmp_path / "aside"
     path.write_text(f"ticket,{name},seq\nA,2,2\nA,1,1\nA,x,9\nB,3,3\nB,3,4\n")
-    words = ("--key", "ticket", "--seq", name)
-    error = str(pusher.refused(path, *words))
+    arguments = ("--key", "ticket", "--seq", name)
+    error = str(pusher.refused(path, *arguments))
     assert f"ticket 'A' has a row whose {name} is not a whole number" in error
-    said = pusher.push(path, *words, "--rejects", str(aside))
+    said = pusher.push(path, *arguments, "--rejects", str(aside))
     assert (said[-1]["rows"], said[-1]["rejected"]) == (3, 2)
     assert [seq for ticket, seq in pusher.entries() if ticket == "A"] == [1, 2]
 

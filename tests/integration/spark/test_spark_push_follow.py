@@ -50,9 +50,9 @@ class Following:
         hidden.write_text("".join(f"{line}\n" for line in (*map(json.dumps, rows), *more)))
         hidden.rename(self.folder / name)
 
-    def push(self, *words: str) -> None:
+    def push(self, *arguments: str) -> None:
         typed = ["--follow", "--available-now", "--format", "json", "--checkpoint", str(self._home / "checkpoint")]
-        typed += ["--url", self._server.url, "--progress", "json", "--partitions", "2", *words]
+        typed += ["--url", self._server.url, "--progress", "json", "--partitions", "2", *arguments]
         follow(self._session, plan_of(main.make_context("push", [str(self.folder), *typed]).params))
 
     def entries(self) -> dict[str, list[int]]:
@@ -165,13 +165,13 @@ def test_a_checkpoint_of_another_stream_is_refused(
 ) -> None:
     following.land("1.jsonl", range(2))
     following.push()
-    words = other if len(other) == 2 else (*other, valkey.url.replace("/0", "/1"))
+    arguments = other if len(other) == 2 else (*other, valkey.url.replace("/0", "/1"))
     # Where it would go on in the middle
     following.land("2.jsonl", range(2, 4))
     with pytest.raises(
         ConfigurationError, match=r"of pushes into stream 'ticket_stream' in database 0; .*another --check"
     ):
-        following.push(*words)
+        following.push(*arguments)
     # And the one that it is of goes on
     following.push()
     assert following.entries() == every_ticket(4)
@@ -182,8 +182,8 @@ def test_a_checkpoint_of_another_stream_is_refused(
 def test_a_file_in_the_place_of_the_folder_is_refused_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     log = tmp_path / "log.csv"
     log.write_bytes(HEADER)
-    words = [str(log), "--follow", "--format", "csv", "--checkpoint", str(tmp_path / "checkpoint")]
-    assert "is a file: push it without --follow" in refused(main, words, monkeypatch).stderr
+    arguments = [str(log), "--follow", "--format", "csv", "--checkpoint", str(tmp_path / "checkpoint")]
+    assert "is a file: push it without --follow" in refused(main, arguments, monkeypatch).stderr
 
 
 @contextmanager

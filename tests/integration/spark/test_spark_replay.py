@@ -217,11 +217,11 @@ def test_a_replay_that_is_killed_goes_on_where_it_was_whoever_starts_it_again(
     valkey: EmbeddedServer, many_archive: Path, many: Archive, tmp_path: Path
 ) -> None:
     yard = NodeYard(tmp_path, valkey.url)
-    words = (many_archive, "--stream", STREAM, "--url", valkey.url)
+    arguments = (many_archive, "--stream", STREAM, "--url", valkey.url)
     try:
         # Given a replay in the middle of its rows: the stream is full
         limits = ("--high-water", "100", "--chunk-size", "20", "--partitions", "2", "--master", "local[2]")
-        node = yard.process("replay", command("replay", *words, *limits, "--progress", "json"), wait=False)
+        node = yard.process("replay", command("replay", *arguments, *limits, "--progress", "json"), wait=False)
         wait_until(
             lambda: len(entries(valkey)) >= 100 or not node.running, description="the stream to be full", timeout_s=240
         )
@@ -230,7 +230,7 @@ def test_a_replay_that_is_killed_goes_on_where_it_was_whoever_starts_it_again(
         node.vanish()
         written = len(entries(valkey))
         assert 100 <= written < 100 + 20
-        lines = submit("replay", *words, cwd=tmp_path)
+        lines = submit("replay", *arguments, cwd=tmp_path)
     finally:
         yard.close()
     # Then what was there is not there twice, and each ticket is whole, in order
@@ -239,7 +239,7 @@ def test_a_replay_that_is_killed_goes_on_where_it_was_whoever_starts_it_again(
 
 
 @pytest.mark.parametrize(
-    ("words", "code", "text"),
+    ("arguments", "code", "text"),
     [
         (["nowhere", "--stream", "s"], 1, "there is no archive at nowhere"),
         (["{archive}"], 2, "--stream is missing"),
@@ -251,9 +251,9 @@ def test_a_replay_that_is_killed_goes_on_where_it_was_whoever_starts_it_again(
     ids=["nowhere", "stream", "again", "time", "option", "server"],
 )
 def test_wrong_usage_is_one_line_before_java_starts(
-    lane_archive: Path, monkeypatch: pytest.MonkeyPatch, words: list[str], code: int, text: str
+    lane_archive: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], code: int, text: str
 ) -> None:
-    done = refused(main, [word.format(archive=lane_archive) for word in words], monkeypatch)
+    done = refused(main, [word.format(archive=lane_archive) for word in arguments], monkeypatch)
     assert (done.exit_code, text in done.stderr) == (code, True), done.stderr
     assert "hunter2" not in done.stderr
 

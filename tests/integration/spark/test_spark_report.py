@@ -250,7 +250,7 @@ def test_the_job_that_is_submitted_makes_the_whole_report_and_says_so_in_json_li
 
 
 @pytest.mark.parametrize(
-    ("words", "code", "said"),
+    ("arguments", "code", "said"),
     [
         (["nowhere", "--out", "{out}"], 1, "there is no archive at nowhere"),
         (["docs", "--out", "{out}"], 1, "docs is not an archive"),
@@ -263,8 +263,8 @@ def test_the_job_that_is_submitted_makes_the_whole_report_and_says_so_in_json_li
     ids=["nowhere", "other", "proc", "time", "date", "year", "empty"],
 )
 def test_wrong_usage_is_one_line_before_java_starts(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str], code: int, said: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], code: int, said: str
 ) -> None:
     monkeypatch.chdir(ROOT)
-    done = refused(main, [word.format(out=tmp_path / "out") for word in words], monkeypatch)
+    done = refused(main, [word.format(out=tmp_path / "out") for word in arguments], monkeypatch)
     assert (done.exit_code, said in done.stderr) == (code, True), done.stderr

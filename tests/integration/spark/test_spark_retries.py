@@ -221,9 +221,9 @@ def test_epochs_are_written_in_order_and_a_replayed_one_adds_nothing(
 class Driver:
     """A driver, its Java and its workers, as processes of one session."""
 
-    def __init__(self, *words: str) -> None:
+    def __init__(self, *arguments: str) -> None:
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "tests.integration.spark.spark_stream_job", *words],
+            [sys.executable, "-m", "tests.integration.spark.spark_stream_job", *arguments],
             cwd=ROOT,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
@@ -251,7 +251,7 @@ def test_a_driver_that_is_killed_in_the_middle_of_epochs_loses_and_doubles_nothi
     # Given three epochs, each far larger than the stream may get: a writer is in the middle of one when it is full
     for number in range(3):
         put_file(tmp_path / "in", f"{number}.parquet", number * 2000, 2000)
-    words = (valkey.url, STREAM, str(tmp_path / "in"), str(tmp_path / "checkpoint"), "500")
+    arguments = (valkey.url, STREAM, str(tmp_path / "in"), str(tmp_path / "checkpoint"), "500")
     found: dict[str, list[int]] = defaultdict(list)
     drivers: list[Driver] = []
 
@@ -272,7 +272,7 @@ def test_a_driver_that_is_killed_in_the_middle_of_epochs_loses_and_doubles_nothi
 
     try:
         for kill in range(kills):
-            drivers.append(Driver(*words))
+            drivers.append(Driver(*arguments))
             # When it is killed in mid-epoch, the first time after 500 rows, then after 1,500 and 2,500
             for _ in range(1 + kill % 2):
                 wait_until(lambda: length() >= 500, description="the stream to be full", timeout_s=240)
@@ -283,7 +283,7 @@ def test_a_driver_that_is_killed_in_the_middle_of_epochs_loses_and_doubles_nothi
             else:
                 drivers[-1].kill_group()
         # And another driver takes its checkpoint, and is left alone
-        query = spark_stream_job.start(session, *words)
+        query = spark_stream_job.start(session, *arguments)
         wait_until(
             lambda: take() == 0 and not query.isActive and length() == 0,
             description="the query to end",

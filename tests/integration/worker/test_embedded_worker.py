@@ -81,7 +81,7 @@ def test_celerys_own_fixture_starts_a_worker_that_joins_the_lane_and_leaves_it(
 
     def watchers() -> list[int]:
         lines = [(process.pid, process.info["cmdline"] or []) for process in psutil.process_iter(["cmdline"])]
-        return [pid for pid, words in lines if WATCHER in words and f"{name}@here" in words]
+        return [pid for pid, arguments in lines if WATCHER in arguments and f"{name}@here" in arguments]
 
     wait_until(lambda: not watchers(), description="its watcher to end")
 

@@ -63,7 +63,7 @@ class Reading:
         self.redis.lpush(queue, json.dumps(text))
 
     @property
-    def words(self) -> int:
+    def arguments(self) -> int:
         """Words to the worker that came back."""
         return sum(HEADER_WORD in message.headers for message in self.got)
 
@@ -87,7 +87,7 @@ def reading(server: EmbeddedServer) -> Iterator[Reading]:
 def test_a_read_that_waits_is_ended(reading: Reading) -> None:
     wait_until(lambda: reading.blocked() == 1, description="the read to wait")
     reading.end()
-    assert (len(reading.got), reading.words) == (1, 1)
+    assert (len(reading.got), reading.arguments) == (1, 1)
     assert reading.redis.llen(reading.own) == 0
 
 

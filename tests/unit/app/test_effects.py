@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from redis.exceptions import DataError
 
-from bridge.app.effect_arguments import MAX_NUMBER, MAX_WORDS
+from bridge.app.effect_arguments import MAX_ARGUMENTS, MAX_NUMBER
 from bridge.app.effects import Effects
 from bridge.routing.effects import Effect
 from bridge.routing.errors import PayloadError
@@ -81,7 +81,7 @@ REFUSED: dict[str, Callable[[Effects], Any]] = {
     "none": lambda e: e.set("k", None),  # type: ignore[arg-type]
     "true": lambda e: e.set("k", True),
     "a list": lambda e: e.set("k", [1]),  # type: ignore[arg-type]
-    "too many words": lambda e: e.rpush("k", *range(MAX_WORDS)),
+    "too many arguments": lambda e: e.rpush("k", *range(MAX_ARGUMENTS)),
     "a pipeline": lambda e: e.pipeline(),
 }
 

@@ -32,7 +32,7 @@ def lane(valkey: EmbeddedServer) -> Iterator[Lane]:
 
 
 @pytest.mark.parametrize(
-    "words",
+    "arguments",
     [
         ["status", "--watch", "--interval", "nan"],
         ["consumer", "drain", "w1", "--timeout", "nan"],
@@ -47,8 +47,8 @@ def lane(valkey: EmbeddedServer) -> Iterator[Lane]:
         ["acl", "worker", "--own-keys", "\udcff"],
     ],
 )
-def test_an_argument_that_cannot_work_is_wrong_usage(shell: CommandLine, words: list[str]) -> None:
-    result = shell(*words)
+def test_an_argument_that_cannot_work_is_wrong_usage(shell: CommandLine, arguments: list[str]) -> None:
+    result = shell(*arguments)
     assert (result.exit_code, result.stdout) == (2, "")
     assert "Error: Invalid value for" in result.stderr
 
@@ -64,18 +64,18 @@ def test_a_reason_from_an_unset_variable_does_not_choose_every_letter(
     assert lane.redis.xlen(lane.keys.dead) == 1
 
 
-def ran(shell: CommandLine, *words: str, stdout: int, **env: str) -> subprocess.CompletedProcess[bytes]:
-    command = [sys.executable, "-m", "bridge", "-A", shell.app, *words]
+def ran(shell: CommandLine, *arguments: str, stdout: int, **env: str) -> subprocess.CompletedProcess[bytes]:
+    command = [sys.executable, "-m", "bridge", "-A", shell.app, *arguments]
     path = os.pathsep.join([str(shell.folder), str(Path(__file__).parents[3])])
     return subprocess.run(
         command, stdout=stdout, stderr=subprocess.PIPE, env={**os.environ, "PYTHONPATH": path, **env}, check=False
     )
 
 
-@pytest.mark.parametrize("words", [["status"], ["status", "--json"], ["acl", "worker"]])
-def test_a_full_disk_behind_the_output_is_told_in_one_line(shell: CommandLine, words: list[str]) -> None:
+@pytest.mark.parametrize("arguments", [["status"], ["status", "--json"], ["acl", "worker"]])
+def test_a_full_disk_behind_the_output_is_told_in_one_line(shell: CommandLine, arguments: list[str]) -> None:
     with Path("/dev/full").open("wb") as full:
-        result = ran(shell, *words, stdout=full.fileno())
+        result = ran(shell, *arguments, stdout=full.fileno())
     assert result.stderr == b"Error: the output cannot be written: No space left on device\n"
     assert result.returncode == 1
 

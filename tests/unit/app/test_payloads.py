@@ -159,9 +159,9 @@ tickets = st.text(max_size=3) | st.integers() | st.sampled_from([True, None, b"T
 @example(ticket="T", payload=nested(201), max_payload=MAX)
 def test_one_of_many_is_taken_or_refused_as_it_would_be_alone(ticket: Any, payload: Any, max_payload: int) -> None:
     refusal = ""
-    words: tuple[bytes, ...] = ()
+    arguments: tuple[bytes, ...] = ()
     try:
-        words = ticket_bytes(ticket), payload_bytes(payload, max_payload)
+        arguments = ticket_bytes(ticket), payload_bytes(payload, max_payload)
     except PayloadError as exc:
         refusal = f"message 1: {exc}; nothing was pushed"
     if refusal:
@@ -171,7 +171,7 @@ def test_one_of_many_is_taken_or_refused_as_it_would_be_alone(ticket: Any, paylo
         return
     [part], count = parts_of([("T", 1), (ticket, payload)], max_payload)
     assert count == part.count == 2
-    assert part.packed == b"".join(b"$%d\r\n%b\r\n" % (len(word), word) for word in (b"T", b"1", *words))
+    assert part.packed == b"".join(b"$%d\r\n%b\r\n" % (len(word), word) for word in (b"T", b"1", *arguments))
 
 
 def of_file(ticket: Any) -> bytes:

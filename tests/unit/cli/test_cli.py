@@ -110,8 +110,8 @@ class _OldServer(socketserver.StreamRequestHandler):
 
     def handle(self) -> None:
         while line := self.rfile.readline():
-            words = [self._word() for _ in range(int(line[1:]))]
-            if words[0].upper() == b"INFO":
+            arguments = [self._word() for _ in range(int(line[1:]))]
+            if arguments[0].upper() == b"INFO":
                 info = b"# Server\r\nredis_version:5.0.14\r\n"
                 self.wfile.write(b"$%d\r\n%b\r\n" % (len(info), info))
             else:

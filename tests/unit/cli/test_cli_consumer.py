@@ -123,11 +123,11 @@ def test_without_any_consumer_the_error_says_so(shell: CommandLine, lane: Lane) 
     assert "\x1b" not in result.stderr
 
 
-@pytest.mark.parametrize("words", [["drain", "w1"], ["resume", "w1"], ["transfer", "w1"]])
-def test_without_a_leader_an_order_fails_with_one_line(shell: CommandLine, lane: Lane, words: list[str]) -> None:
+@pytest.mark.parametrize("arguments", [["drain", "w1"], ["resume", "w1"], ["transfer", "w1"]])
+def test_without_a_leader_an_order_fails_with_one_line(shell: CommandLine, lane: Lane, arguments: list[str]) -> None:
     lane.join("w1@host")
     lane.depose()
-    result = shell("consumer", *words)
+    result = shell("consumer", *arguments)
     assert (result.exit_code, result.stdout, result.stderr.count("\n")) == (1, "", 1)
     assert "no master leads" in result.stderr
 

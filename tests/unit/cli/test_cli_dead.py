@@ -29,12 +29,12 @@ def lane(valkey: EmbeddedServer) -> Iterator[Lane]:
     made.redis.close()
 
 
-def buried(lane: Lane, *tickets: str, newest_first: bool = False, **words: object) -> list[str]:
+def buried(lane: Lane, *tickets: str, newest_first: bool = False, **fields: object) -> list[str]:
     ids = lane.add(*tickets)
     lane.read()
     past_the_millisecond(lane)
     for ticket, id_ in list(zip(tickets, ids, strict=True))[:: -1 if newest_first else 1]:
-        lane.bury(id_, *letter(ticket, **words))  # type: ignore[arg-type]
+        lane.bury(id_, *letter(ticket, **fields))  # type: ignore[arg-type]
     past_the_millisecond(lane)
     return ids
 
@@ -117,8 +117,8 @@ def test_a_letter_is_found_by_its_own_id_too(shell: CommandLine, lane: Lane) -> 
 def test_an_entry_that_is_no_utf8_is_shown_and_lost_nowhere(shell: CommandLine, lane: Lane) -> None:
     (id_,) = lane.add("A")
     lane.read()
-    words = ["reason", "a field is not UTF-8", "error", "", "traceback", "", "attempts", 0, "at_ms", 1]
-    lane.bury(id_, *words, b"field:ticket_id", b"\xff\xfe", b"field:p\xe9", b"\x00\x1b[2J", b"field:p\xe9", b"twice")
+    fields = ["reason", "a field is not UTF-8", "error", "", "traceback", "", "attempts", 0, "at_ms", 1]
+    lane.bury(id_, *fields, b"field:ticket_id", b"\xff\xfe", b"field:p\xe9", b"\x00\x1b[2J", b"field:p\xe9", b"twice")
     shown = shell("dead", "show", id_).stdout
     assert "\\xff\\xfe" in shown
     assert "\x1b" not in shown
@@ -176,8 +176,8 @@ def unprocessable(lane: Lane, ticket: str, task: str = "shop.later") -> str:
     (id_,) = lane.add(ticket, task=task)
     lane.read()
     past_the_millisecond(lane)
-    words = ["reason", "unknown task", "error", task, "traceback", "", "attempts", 0, "at_ms", 1]
-    lane.bury(id_, *words, "field:ticket_id", ticket, "field:task", task, "field:payload", "{}")
+    fields = ["reason", "unknown task", "error", task, "traceback", "", "attempts", 0, "at_ms", 1]
+    lane.bury(id_, *fields, "field:ticket_id", ticket, "field:task", task, "field:payload", "{}")
     past_the_millisecond(lane)
     return id_
 
@@ -299,11 +299,11 @@ def test_at_a_terminal_a_selection_is_asked_for(
 
 
 @pytest.mark.parametrize("verb", ["replay", "drop"])
-@pytest.mark.parametrize("words", [[], ["5-1", "--all"], ["5-1", "--ticket", "A"]])
+@pytest.mark.parametrize("fields", [[], ["5-1", "--all"], ["5-1", "--ticket", "A"]])
 def test_a_selection_that_says_nothing_or_two_things_is_wrong_usage(
-    shell: CommandLine, verb: str, words: list[str]
+    shell: CommandLine, verb: str, fields: list[str]
 ) -> None:
-    result = shell("dead", verb, *words)
+    result = shell("dead", verb, *fields)
     assert (result.exit_code, result.stdout) == (2, "")
     assert "--all" in result.stderr
 

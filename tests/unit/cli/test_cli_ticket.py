@@ -201,7 +201,7 @@ def test_a_search_that_stopped_early_says_how_far_it_looked(
     assert seen["waiting"] == {"ids": seen["waiting"]["ids"], "count": 1, "looked_at": 120, "complete": False}
     assert seen["unread"] == {"ids": [], "count": 0, "looked_at": 120, "complete": False}
     assert "at least 1 message" in seen["why"]
-    assert "looked at the first 120 of what waits" in shell("ticket", "show", "A").stdout
+    assert "searched the first 120 of the waiting messages" in shell("ticket", "show", "A").stdout
     assert "only the first 120 messages that wait" in shell.json("ticket", "show", "C")["why"], "so it may wait, too"
     nobody = shell.json("ticket", "show", "NOBODY")
     assert "only the first 120 messages that wait were looked at, there are more" in nobody["why"]

@@ -182,42 +182,43 @@ class Store:
         if id_ in self.pending:
             self.pending[id_] = owner
 
-    def call(self, *words: Any) -> Any:
+    def call(self, *arguments: Any) -> Any:
         """The commands of rebuild and refill, with raw replies."""
-        if words[0] == "XGROUP":
+        if arguments[0] == "XGROUP":
             raise ResponseError("BUSYGROUP Consumer Group name already exists")
-        if words[0] == "EXISTS":
+        if arguments[0] == "EXISTS":
             return 0
-        if words[0] == "GET":
+        if arguments[0] == "GET":
             return None
-        if words[:2] == ("XINFO", "GROUPS"):
+        if arguments[:2] == ("XINFO", "GROUPS"):
             last = list(self.entries)[self.delivered - 1] if self.delivered else "0-0"
             group = {b"name": b"concurrency_stream_group", b"pending": len(self.pending)}
             return [[word for pair in {**group, b"last-delivered-id": last.encode()}.items() for word in pair]]
-        if words[:2] == ("XINFO", "CONSUMERS"):
+        if arguments[:2] == ("XINFO", "CONSUMERS"):
             return [[b"name", MASTER.encode()]]
-        if words[0] == "ZRANGE":
+        if arguments[0] == "ZRANGE":
             return [word for pair in self.retries.items() for word in (pair[0].encode(), str(pair[1]).encode())]
-        if words[0] == "HSCAN":
+        if arguments[0] == "HSCAN":
             return [b"0", [word.encode() for pair in self.tickets.items() for word in pair]]
-        if words[0] == "XRANGE":
-            return [[words[2].encode(), self.entries[words[2]]]] if words[2] in self.entries else []
-        if words[0] == "XPENDING":
+        if arguments[0] == "XRANGE":
+            return [[arguments[2].encode(), self.entries[arguments[2]]]] if arguments[2] in self.entries else []
+        if arguments[0] == "XPENDING":
             owners = list(self.pending.values())
-            if len(words) == 3:
+            if len(arguments) == 3:
                 return [0, None, None, [[name.encode(), b"%d" % owners.count(name)] for name in dict.fromkeys(owners)]]
-            after = id_key(words[3][1:]) if words[3].startswith("(") else (0, -1)
-            if words[3] == words[4]:
-                after = (id_key(words[3])[0], id_key(words[3])[1] - 1)
-            upto = (1 << 64, 0) if words[4] == "+" else id_key(words[4])
-            name = words[6].decode() if len(words) > 6 and isinstance(words[6], bytes) else "".join(words[6:])
+            after = id_key(arguments[3][1:]) if arguments[3].startswith("(") else (0, -1)
+            if arguments[3] == arguments[4]:
+                after = (id_key(arguments[3])[0], id_key(arguments[3])[1] - 1)
+            upto = (1 << 64, 0) if arguments[4] == "+" else id_key(arguments[4])
+            given = arguments[6] if len(arguments) > 6 else ""
+            name = given.decode() if isinstance(given, bytes) else given
             ids = sorted((id_ for id_, owner in self.pending.items() if name in ("", owner)), key=id_key)
             rows = [[id_.encode(), self.pending[id_].encode(), 0, 1] for id_ in ids if after < id_key(id_) <= upto]
-            return rows[: words[5]]
-        raise AssertionError(f"the store does not know {words}")
+            return rows[: arguments[5]]
+        raise AssertionError(f"the store does not know {arguments}")
 
     def call_many(self, commands: Sequence[Sequence[Any]]) -> list[Any]:
-        return [self.call(*words) for words in commands]
+        return [self.call(*arguments) for arguments in commands]
 
 
 def begun(record: records.Record) -> bool:

@@ -17,12 +17,12 @@ from bridge.stack.embedded import EmbeddedServer
 from tests.waiting import wait_until
 
 
-def reply_of(url: str, *words: object) -> BaseException:
+def reply_of(url: str, *arguments: object) -> BaseException:
     """The error that the server answers to a command, as a client and as a raw connection raise it."""
     with client(url) as one, pytest.raises(redis.RedisError) as by_client:
-        one.execute_command(*words)
+        one.execute_command(*arguments)
     with pytest.raises(redis.RedisError) as by_wire:
-        Wire(url).call(*words)
+        Wire(url).call(*arguments)
     assert error_code(by_client.value) == error_code(by_wire.value)
     return by_client.value
 
@@ -41,35 +41,35 @@ def troubled(server: EmbeddedServer) -> Iterator[EmbeddedServer]:
         one.config_set("replica-serve-stale-data", "yes")
 
 
-@pytest.mark.parametrize("words", [XADD, SCRIPT], ids=["command", "script"])
+@pytest.mark.parametrize("arguments", [XADD, SCRIPT], ids=["command", "script"])
 class TestRepliesThatPass:
-    def test_full(self, troubled: EmbeddedServer, words: tuple[object, ...]) -> None:
+    def test_full(self, troubled: EmbeddedServer, arguments: tuple[object, ...]) -> None:
         with troubled.client() as one:
             one.config_set("maxmemory", "1")
-        found = reply_of(troubled.url, *words)
+        found = reply_of(troubled.url, *arguments)
         assert is_full(found)
         assert is_outage(found)
 
-    def test_too_few_replicas(self, troubled: EmbeddedServer, words: tuple[object, ...]) -> None:
+    def test_too_few_replicas(self, troubled: EmbeddedServer, arguments: tuple[object, ...]) -> None:
         with troubled.client() as one:
             one.config_set("min-replicas-to-write", "1")
-        found = reply_of(troubled.url, *words)
+        found = reply_of(troubled.url, *arguments)
         assert error_code(found) == "NOREPLICAS"
         assert is_outage(found)
         assert not is_full(found)
 
-    def test_a_replica(self, troubled: EmbeddedServer, words: tuple[object, ...]) -> None:
+    def test_a_replica(self, troubled: EmbeddedServer, arguments: tuple[object, ...]) -> None:
         with troubled.client() as one:
             one.execute_command("REPLICAOF", "127.0.0.1", "1")
-        found = reply_of(troubled.url, *words)
+        found = reply_of(troubled.url, *arguments)
         assert error_code(found) == "READONLY"
         assert is_outage(found)
 
-    def test_a_replica_that_lost_its_primary(self, troubled: EmbeddedServer, words: tuple[object, ...]) -> None:
+    def test_a_replica_that_lost_its_primary(self, troubled: EmbeddedServer, arguments: tuple[object, ...]) -> None:
         with troubled.client() as one:
             one.config_set("replica-serve-stale-data", "no")
             one.execute_command("REPLICAOF", "127.0.0.1", "1")
-        assert is_outage(reply_of(troubled.url, *words))
+        assert is_outage(reply_of(troubled.url, *arguments))
 
 
 def test_a_disk_that_refuses_snapshots(server: EmbeddedServer) -> None:
@@ -80,8 +80,8 @@ def test_a_disk_that_refuses_snapshots(server: EmbeddedServer) -> None:
         try:
             one.config_set("save", "3600 1")
             save(one, "err")
-            for words in (XADD, SCRIPT):
-                found = reply_of(server.url, *words)
+            for arguments in (XADD, SCRIPT):
+                found = reply_of(server.url, *arguments)
                 assert error_code(found) == "MISCONF"
                 assert is_outage(found)
         finally:
@@ -106,7 +106,7 @@ def save(one: redis.Redis, status: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "words",
+    "arguments",
     [
         ("NOSUCH",),
         ("EVAL", "return redis.call('NOSUCH')", 0),
@@ -116,8 +116,8 @@ def save(one: redis.Redis, status: str) -> None:
         ("XREADGROUP", "GROUP", "g", "m", "STREAMS", "nowhere", ">"),
     ],
 )
-def test_other_errors_are_no_outages(server: EmbeddedServer, words: tuple[object, ...]) -> None:
-    assert not is_outage(reply_of(server.url, *words))
+def test_other_errors_are_no_outages(server: EmbeddedServer, arguments: tuple[object, ...]) -> None:
+    assert not is_outage(reply_of(server.url, *arguments))
 
 
 def test_an_error_of_the_program_is_no_outage() -> None:

@@ -60,7 +60,7 @@ class TestEveryService:
             assert service.get("image"), name
             # A list: no shell between, so that signals arrive at the program.
             assert isinstance(service["command"], list), name
-            assert all(isinstance(word, str) for word in service["command"]), name
+            assert all(isinstance(instruction, str) for instruction in service["command"]), name
 
     def test_waits_only_for_what_exists_and_can_become_true(self, services: dict[str, Service]) -> None:
         for name, service in services.items():
@@ -142,8 +142,8 @@ class TestCommands:
         command = services["spark"]["command"]
         assert command[:3] == ["python", "-m", "bridge.spark.push"]
         # The defaults of ${NAME:-default} are what a newcomer gets.
-        words = [re.sub(r"\$\{\w+:-([^}]*)\}", r"\1", word) for word in command[3:]]
-        assert main.make_context("bridge.spark.push", words, resilient_parsing=False).params["url"] == BROKER
+        command = [re.sub(r"\$\{\w+:-([^}]*)\}", r"\1", instruction) for instruction in command[3:]]
+        assert main.make_context("bridge.spark.push", command, resilient_parsing=False).params["url"] == BROKER
         assert services["spark"]["profiles"] == ["spark"]
         # And the log is there: the image has it.
         [made] = re.findall(
@@ -153,8 +153,8 @@ class TestCommands:
 
     def test_the_bridge_s_commands_exist(self, services: dict[str, Service]) -> None:
         cli = pytest.importorskip("bridge.cli.main").cli
-        words = services["master"]["command"]
-        program, app_option, app, command, *options = words
+        command = services["master"]["command"]
+        program, app_option, app, command, *options = command
         assert (program, app_option, app) == ("bridge", "-A", "tasks")
         found = cli.get_command(click.Context(cli), command)
         assert found is not None
@@ -162,9 +162,9 @@ class TestCommands:
         assert set(options) <= known
 
     def test_valkey_has_the_settings_of_the_embedded_server(self, services: dict[str, Service], tmp_path: Path) -> None:
-        program, *words = services["valkey"]["command"]
+        program, *command = services["valkey"]["command"]
         assert program == "valkey-server"
-        in_compose = dict(zip(words[::2], words[1::2], strict=True))
+        in_compose = dict(zip(command[::2], command[1::2], strict=True))
         embedded = EmbeddedServer(data_dir=tmp_path)._command(Path("valkey-server"))
         settings = dict(zip(embedded[1::2], embedded[2::2], strict=True))
         of_the_place = {"--bind", "--port", "--dir", "--daemonize", "--logfile"}
@@ -179,33 +179,33 @@ class TestDockerfile:
     def steps(self) -> list[tuple[str, str]]:
         text = (ROOT / "Dockerfile").read_text(encoding="utf-8").replace("\\\n", " ")
         lines = [line.strip() for line in text.splitlines() if line.strip() and not line.startswith("#")]
-        return [(words[0].upper(), words[1]) for words in (line.split(maxsplit=1) for line in lines)]
+        return [(command[0].upper(), command[1]) for command in (line.split(maxsplit=1) for line in lines)]
 
     def test_what_runs_runs_as_an_ordinary_user(self, steps: list[tuple[str, str]]) -> None:
-        [made] = [number for number, (word, rest) in enumerate(steps) if word == "RUN" and "useradd --uid" in rest]
-        stages = [number for number, (word, _) in enumerate(steps) if word == "FROM"]
+        [made] = [number for number, (verb, rest) in enumerate(steps) if verb == "RUN" and "useradd --uid" in rest]
+        stages = [number for number, (verb, _) in enumerate(steps) if verb == "FROM"]
         for name in ("spark", "bridge"):
             [at] = [number for number in stages if steps[number][1] == f"app AS {name}"]
             assert made < at
             end = min((number for number in stages if number > at), default=len(steps))
-            assert [rest for word, rest in steps[at:end] if word == "USER"] == ["bridge"]
+            assert [rest for verb, rest in steps[at:end] if verb == "USER"] == ["bridge"]
         # The default is the small one.
         assert steps[stages[-1]][1] == "app AS bridge"
 
     def test_every_stage_is_on_the_documented_python(self, steps: list[tuple[str, str]]) -> None:
-        named = {rest.split()[-1] for word, rest in steps if word == "FROM"}
-        assert {rest.split()[0] for word, rest in steps if word == "FROM"} - named == {"python:3.11-slim"}
+        named = {rest.split()[-1] for verb, rest in steps if verb == "FROM"}
+        assert {rest.split()[0] for verb, rest in steps if verb == "FROM"} - named == {"python:3.11-slim"}
 
     def test_everything_copied_exists_and_is_let_through(self, steps: list[tuple[str, str]]) -> None:
         ignored = (ROOT / ".dockerignore").read_text(encoding="utf-8").splitlines()
         let_through = {line[1:].rstrip("/") for line in ignored if line.startswith("!")}
-        copied = {rest.split()[0] for word, rest in steps if word == "COPY" and not rest.startswith("--from")}
+        copied = {rest.split()[0] for verb, rest in steps if verb == "COPY" and not rest.startswith("--from")}
         assert copied == let_through
         assert ignored[1] == "*"
         assert [name for name in sorted(copied) if not (ROOT / name).exists()] == []
 
     def test_the_versions_are_the_locked_ones(self, steps: list[tuple[str, str]]) -> None:
-        installs = [rest for word, rest in steps if word == "RUN" and "pip install" in rest]
+        installs = [rest for verb, rest in steps if verb == "RUN" and "pip install" in rest]
         own = "python -m pip install --no-deps --no-build-isolation ."
         assert installs == [
             "python -m pip install --require-hashes -r requirements-image.lock",

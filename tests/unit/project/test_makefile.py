@@ -44,9 +44,9 @@ class Machine:
         if not (self.path / "chmod").exists():
             (self.path / "chmod").symlink_to(chmod)
 
-    def make(self, *words: str, **env: str) -> subprocess.CompletedProcess[str]:
+    def make(self, *arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            [str(self.path / "make"), *words],
+            [str(self.path / "make"), *arguments],
             cwd=self.checkout,
             env={"PATH": str(self.path), "HOME": str(self.checkout / "home"), **env},
             capture_output=True,

@@ -20,17 +20,17 @@ def parser(default: str | None = "shop.update", max_payload: int = 1000) -> Entr
     return EntryParser(default_task=default, max_payload=max_payload, known_tasks=TASKS)
 
 
-def parsed(*words: bytes, **options: Any) -> Message:
-    found = parser(**options).parse("5-1", words)
+def parsed(*fields: bytes, **options: Any) -> Message:
+    found = parser(**options).parse("5-1", fields)
     assert isinstance(found, Message), found
     return found
 
 
-def refused(*words: bytes, **options: Any) -> Refusal:
-    found = parser(**options).parse("5-1", words)
+def refused(*fields: bytes, **options: Any) -> Refusal:
+    found = parser(**options).parse("5-1", fields)
     assert isinstance(found, Refusal), found
     assert found.id == "5-1"
-    assert tuple(found.fields) == words
+    assert tuple(found.fields) == fields
     return found
 
 
@@ -69,8 +69,8 @@ REFUSALS: dict[str, tuple[Refused, tuple[bytes, ...], dict[str, Any]]] = {
 
 @pytest.mark.parametrize("case", REFUSALS)
 def test_a_broken_entry_is_refused_with_its_reason_and_kept_as_it_came(case: str) -> None:
-    reason, words, options = REFUSALS[case]
-    assert refused(*words, **options).reason is reason
+    reason, fields, options = REFUSALS[case]
+    assert refused(*fields, **options).reason is reason
 
 
 def test_every_reason_is_seen_here() -> None:
@@ -223,8 +223,8 @@ def test_however_deep_a_payload_that_is_accepted_does_not_stop_a_workers_parser(
 
 @given(pairs=st.lists(st.tuples(st.binary(max_size=6), st.binary(max_size=6)), min_size=1, max_size=5))
 def test_any_entry_is_a_message_or_a_refusal_and_never_an_error(pairs: list[tuple[bytes, bytes]]) -> None:
-    words = [word for pair in [(b"ticket_id", b"T"), *pairs] for word in pair]
-    found = parser().parse("1-0", words)
+    fields = [word for pair in [(b"ticket_id", b"T"), *pairs] for word in pair]
+    found = parser().parse("1-0", fields)
     assert isinstance(found, Message | Refusal)
 
 

@@ -85,7 +85,7 @@ def test_every_code_of_the_enum_is_returned_by_some_script() -> None:
 def test_the_sections_of_a_batch_are_those_that_the_script_reads_in_this_order() -> None:
     header, code = split(LUA / "advance.lua")
     sections = re.findall(r"(\w+) \(([^)]*)\)", section(header, "ARGV:").partition("The sections are:")[2])
-    assert [(name, len(words.split(","))) for name, words in sections] == [(one.name, one.width) for one in SECTIONS]
+    assert [(name, len(parts.split(","))) for name, parts in sections] == [(one.name, one.width) for one in SECTIONS]
     assert re.findall(r"\bsection\('(\w+)'\)", code) == [one.name for one in SECTIONS]
 
 
@@ -148,12 +148,12 @@ def _documented(node: ast.AST) -> bool:
 def test_lua_builds_no_key_names(path: Path) -> None:
     _, code = split(path)
     for call in re.findall(r"redis\.p?call\(([^\n]*)", code):
-        words = re.match(r"'([A-Z]+)'(?:, *'[A-Z]+')?(?:, *(.*))?", call)
-        if words is None:
+        parts = re.match(r"'([A-Z]+)'(?:, *'[A-Z]+')?(?:, *(.*))?", call)
+        if parts is None:
             # Commands whose words come together: from ARGV as they are, or from a list that the script made.
             assert re.match(r"unpack\((ARGV|words)\b", call), call
             continue
-        command, rest = words.groups()
+        command, rest = parts.groups()
         if command == "TIME":
             continue
         if command == "XREADGROUP":

@@ -18,9 +18,9 @@ from bridge.spark.wire.encoder import EncodedRows, RowEncoder, as_bytes, parts
 NASTY = ["plain", "", "ü", "日本語", "\0", "a\0b", "\r\n", "*3\r\n$4\r\n", "$-1\r\n", "🎫" * 100]
 
 
-def packed(*words: str | bytes) -> bytes:
+def packed(*arguments: str | bytes) -> bytes:
     """Arguments of a command as redis-py packs them, without the command."""
-    return b"".join(bytes(piece) for piece in Connection().pack_command("X", *words)).partition(b"$1\r\nX\r\n")[2]
+    return b"".join(bytes(piece) for piece in Connection().pack_command("X", *arguments)).partition(b"$1\r\nX\r\n")[2]
 
 
 def encoded(batch: pa.RecordBatch, fields: Sequence[str], sequence: str | None = None) -> EncodedRows:
@@ -139,8 +139,8 @@ def test_a_call_is_its_opening_and_its_rows() -> None:
     at = Partition("{strüam}:\0", "guard", 3, 1, None, 20, 60)
     opening = once_opening(at, "0 0", "2 7", columns, 2, rows.present(0, 2))
     # Then it is what redis-py would send in one
-    words = ["{strüam}:\0", "guard", "3", "1", "", "0 0", "2 7", "20", "60", "1110", "2", "ticket_id", "fü\r\n"]
-    whole = Connection().pack_command("EVALSHA", opening.split(b"\r\n")[4], "2", *words, "A", "1", "B", "\0")
+    arguments = ["{strüam}:\0", "guard", "3", "1", "", "0 0", "2 7", "20", "60", "1110", "2", "ticket_id", "fü\r\n"]
+    whole = Connection().pack_command("EVALSHA", opening.split(b"\r\n")[4], "2", *arguments, "A", "1", "B", "\0")
     assert opening + wire(rows) == b"".join(bytes(piece) for piece in whole)
 
 

@@ -80,14 +80,14 @@ def test_without_any_java_the_error_says_what_was_found_and_what_to_do(tmp_path:
     assert "\n" not in said
 
 
-def through_shim(tmp_path: Path, *words: str) -> list[str]:
+def through_shim(tmp_path: Path, *arguments: str) -> list[str]:
     """The arguments that reach the Java behind the script."""
     java = tmp_path / "a java's home" / "java"
     java.parent.mkdir()
     java.write_text('#!/bin/sh\nfor word in "$@"; do printf "%s\\0" "$word"; done\n')
     java.chmod(0o755)
     home = write_shim(java, 25, tmp_path / "shims")
-    said = subprocess.run([home / "bin" / "java", *words], capture_output=True, text=True, check=True).stdout
+    said = subprocess.run([home / "bin" / "java", *arguments], capture_output=True, text=True, check=True).stdout
     return said.split("\0")[:-1]
 
 
@@ -100,10 +100,10 @@ def test_the_script_drops_the_vector_module_and_nothing_else(tmp_path: Path, arg
 
 
 @pytest.mark.parametrize(
-    "words", [["--add-modules", "java.sql"], ["--add-modules"], ["jdk.incubator.vector"], []], ids=str
+    "arguments", [["--add-modules", "java.sql"], ["--add-modules"], ["jdk.incubator.vector"], []], ids=str
 )
-def test_the_script_keeps_what_only_looks_alike(tmp_path: Path, words: list[str]) -> None:
-    assert through_shim(tmp_path, *words) == words
+def test_the_script_keeps_what_only_looks_alike(tmp_path: Path, arguments: list[str]) -> None:
+    assert through_shim(tmp_path, *arguments) == arguments
 
 
 def test_the_exit_code_of_java_is_the_scripts(tmp_path: Path) -> None:

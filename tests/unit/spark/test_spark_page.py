@@ -81,8 +81,8 @@ def by_hiredis(wire: bytes) -> list[tuple[bytes, dict[bytes, bytes]]] | None:
         found = [(id_, dict(zip(flat[::2], flat[1::2], strict=True))) for id_, flat in entries]
     except (hiredis.ProtocolError, TypeError, ValueError):
         return None
-    words = [word for id_, flat in entries for word in (id_, *flat)]
-    return found if all(isinstance(word, bytes) for word in words) and not reader.has_data() else None
+    values = [value for id_, flat in entries for value in (id_, *flat)]
+    return found if all(isinstance(value, bytes) for value in values) and not reader.has_data() else None
 
 
 @st.composite

@@ -23,12 +23,12 @@ SECRET = "hunter2"
 FOLLOW = ("--follow", "--format", "csv", "--checkpoint", "c")
 
 
-def plan(*words: str) -> PushPlan:
-    return plan_of(main.make_context("push", list(words)).params)
+def plan(*arguments: str) -> PushPlan:
+    return plan_of(main.make_context("push", list(arguments)).params)
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("arguments", "said"),
     [
         (["log.csv", "--again", "--run-id", "x"], "--again makes a new name, and --run-id gives one"),
         (["log.csv", "--run-id", "x", "--idempotence", "ticket"], "runId has no meaning with idempotence=ticket"),
@@ -47,13 +47,13 @@ def plan(*words: str) -> PushPlan:
         (["log"], "cannot tell the format of log from its name"),
     ],
 )
-def test_what_cannot_work_is_one_line_before_anything_is_looked_at(words: list[str], said: str) -> None:
-    done = CliRunner().invoke(main, words)
+def test_what_cannot_work_is_one_line_before_anything_is_looked_at(arguments: list[str], said: str) -> None:
+    done = CliRunner().invoke(main, arguments)
     assert done.exit_code == 2
     assert done.stderr.startswith("error: ")
     assert said in done.stderr
     assert done.stderr.count("\n") == 1
-    if "--conf" not in words:
+    if "--conf" not in arguments:
         assert SECRET not in done.stderr
 
 

@@ -48,8 +48,8 @@ def start(monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
     """Starts a program as the Java of the next session; none: as under spark-submit."""
     started: list[subprocess.Popen[bytes]] = []
 
-    def started_as_java(*words: str) -> Gateway:
-        java = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL) if words else None
+    def started_as_java(*arguments: str) -> Gateway:
+        java = subprocess.Popen(arguments, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL) if arguments else None
         gateway = Gateway(java)
         monkeypatch.setattr(SparkContext, "_gateway", gateway)
         monkeypatch.setattr(SparkContext, "_jvm", object())

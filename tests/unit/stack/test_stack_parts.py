@@ -134,7 +134,7 @@ class TestProgress:
 
     def test_what_is_neither_settled_nor_in_flight_waits(self) -> None:
         counts = self.counts(30)
-        assert (counts.settled, counts.flying, counts.waiting) == (31, 9, 60)
+        assert (counts.settled, counts.dispatched, counts.waiting) == (31, 9, 60)
 
     def test_without_a_terminal_it_is_plain_lines(self) -> None:
         out = io.StringIO()
