@@ -282,7 +282,7 @@ def test_no_message_of_many_does(stack: SmallStack, happened: list[tuple[str, li
     ],
     ids=" ".join,
 )
-def test_the_commands_read_whatever_lies_there(stack: SmallStack, command: list[str]) -> None:
+def test_the_commands_read_any_data_that_lies_in_the_lane(stack: SmallStack, command: list[str]) -> None:
     """After the examples, and with some more of each kind that nobody reads away."""
     for arguments in (
         [b"d", b"{"],

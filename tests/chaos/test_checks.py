@@ -223,6 +223,6 @@ def test_a_look_at_a_lane_at_work_finds_what_was_acknowledged_without_an_outcome
     assert (found.invariant, found.message_id) == (checks.ACKNOWLEDGED_EARLY, "2-0")
 
 
-def test_a_violation_is_told_in_one_line() -> None:
+def test_a_violation_is_shown_on_one_line() -> None:
     assert str(Violation(checks.LOST, "T1", "5-0", "why")) == "lost: T1 5-0: why"
     assert str(Violation(checks.STUCK, "", "", "why")) == "stuck: why"

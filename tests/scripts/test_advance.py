@@ -113,7 +113,7 @@ def test_a_conflict_is_found_wherever_it_stands_in_a_large_batch(wrong: int, wor
 
 
 @pytest.mark.parametrize("name", [section.name for section in SECTIONS])
-def test_a_word_that_is_also_the_name_of_a_section_begins_none(name: str, fresh: World) -> None:
+def test_an_argument_equal_to_a_sections_name_begins_no_section(name: str, fresh: World) -> None:
     # Given a batch with one section, whose first word is the name of another one, or of its own
     fresh.read()
     before = fresh.snapshot()
@@ -221,7 +221,7 @@ def test_a_refused_message_is_dead_before_it_was_ever_in_flight(world: World) ->
     assert changes(before, world.snapshot()) == {world.keys.stream, world.keys.dead}
 
 
-def test_a_dead_letter_is_one_entry_whatever_its_size(fresh: World) -> None:
+def test_a_dead_letter_of_any_size_is_one_entry(fresh: World) -> None:
     # Given letters below, at and above what one call takes at a time
     letters = [
         DeadLetter(f"{n}-0", [word for i in range(n) for word in (f"field:{i}", f"value {i}")])
@@ -280,7 +280,7 @@ def test_messages_reach_each_consumer_in_the_order_of_the_batch(fresh: World) ->
 
 
 @pytest.mark.parametrize("ticket", HOSTILE, ids=[ascii(t)[:20] for t in HOSTILE])
-def test_a_ticket_id_is_data_whatever_it_holds(ticket: str, fresh: World) -> None:
+def test_a_ticket_id_is_never_evaluated(ticket: str, fresh: World) -> None:
     # Given a ticket whose name looks like a protocol, a format, a key or JSON
     ids = fresh.pushed(ticket, 2)
     batch = Batch(expected={ticket: ""})

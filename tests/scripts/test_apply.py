@@ -363,7 +363,7 @@ def test_a_ticket_id_is_data_for_effects_too(ticket: str, fresh: World) -> None:
 
 
 @pytest.mark.parametrize("base", [2**50 + 1, 2**52 + 1, 2**53 - 3])
-def test_large_fences_are_told_apart_exactly(base: int, fresh: World) -> None:
+def test_large_fences_are_compared_exactly(base: int, fresh: World) -> None:
     fresh.in_flight("t", fresh.pushed("t", 2), "w1@a", base)
     effects = recorded(lambda e: e.incr("user:n"))
     codes = [

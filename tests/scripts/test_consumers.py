@@ -45,7 +45,7 @@ def test_a_new_consumer_registers_with_a_lease(world: World) -> None:
     assert 0 < world.client.pttl(keys.lease(NEW)) <= LEASE_MS
 
 
-def test_a_name_whose_lease_is_over_begins_anew_with_an_empty_queue(world: World) -> None:
+def test_a_name_whose_lease_is_over_registers_with_an_empty_queue(world: World) -> None:
     # Given a consumer that died with a message in its queue
     keys = world.keys
     end_lease(world, "w1@a")
@@ -72,7 +72,7 @@ def test_while_the_other_lease_holds_it_waits(world: World) -> None:
     [None, (b'{"incarnation":"older"}', "older"), (b"", "older")],
     ids=["saw none", "saw an older one", "saw an empty one"],
 )
-def test_a_name_that_was_registered_meanwhile_is_looked_at_again(found: Any, world: World) -> None:
+def test_a_name_that_was_registered_meanwhile_is_read_again(found: Any, world: World) -> None:
     # Given somebody who saw another registration than the one that is there, whose lease is over
     end_lease(world, "w1@a")
     before = world.snapshot()
@@ -80,7 +80,7 @@ def test_a_name_that_was_registered_meanwhile_is_looked_at_again(found: Any, wor
     assert world.snapshot() == before
 
 
-def test_a_name_that_was_forgotten_meanwhile_is_looked_at_again(world: World) -> None:
+def test_a_name_that_was_forgotten_meanwhile_is_read_again(world: World) -> None:
     world.client.hdel(world.keys.consumers, "w1@a")
     before = world.snapshot()
     assert begin(world, "w1@a", (world.registrations["w1@a"], incarnation("w1@a"))) == (ReturnCode.CHANGED, 0)
@@ -98,7 +98,7 @@ def test_of_two_that_start_under_one_name_one_wins(world: World) -> None:
 # -- goodbye -------------------------------------------------------------------------------------------------------
 
 
-def test_a_goodbye_ends_the_lease_and_tells_the_leader(world: World) -> None:
+def test_a_goodbye_ends_the_lease_and_writes_a_notice_to_the_leader(world: World) -> None:
     keys = world.keys
     before = world.snapshot()
     goodbye(world.client, keys, "w1@a", incarnation("w1@a"))
@@ -128,7 +128,7 @@ def test_a_death_notice_ends_the_lease_and_names_what_ran(world: World) -> None:
     assert after == expected
 
 
-def test_a_death_notice_says_that_it_was_told_to_end(world: World) -> None:
+def test_a_death_notice_says_that_the_worker_was_asked_to_end(world: World) -> None:
     assert died(world.client, world.keys, "w1@a", incarnation("w1@a"), [7], asked=True) is ReturnCode.OK
     notice = {"i": incarnation("w1@a"), "died": "w1@a", "ran": "[7]", "asked": "1"}
     assert fields_of(world.snapshot(), world.keys.outcomes)[-1] == notice
@@ -229,7 +229,7 @@ def test_one_that_came_back_under_a_new_incarnation_is_not_forgotten(world: Worl
 
 
 @pytest.mark.parametrize("how", [deposed, without_a_leader])
-def test_who_does_not_lead_forgets_nobody(how: Any, world: World) -> None:
+def test_a_master_that_does_not_lead_forgets_no_consumer(how: Any, world: World) -> None:
     end_lease(world, "w1@a")
     how(world)
     before = world.snapshot()

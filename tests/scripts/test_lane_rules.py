@@ -346,6 +346,6 @@ def explore(
 
 
 @pytest.mark.parametrize("examples", [20, pytest.param(200, marks=[pytest.mark.long, pytest.mark.timeout(600)])])
-def test_whatever_happens_the_server_is_what_the_design_says(server: EmbeddedServer, examples: int) -> None:
+def test_the_servers_data_equals_the_reference_after_any_steps(server: EmbeddedServer, examples: int) -> None:
     with client(server.url) as connected:
         explore(connected, examples=examples)

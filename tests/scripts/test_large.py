@@ -60,7 +60,7 @@ def test_a_survey_names_no_ticket_that_is_none_and_changes_nothing(fresh: World)
     assert changes(before, fresh.snapshot()) == set()
 
 
-def test_the_oldest_in_each_queue_is_told_by_its_beginning_a_few_megabytes_at_a_time(fresh: World) -> None:
+def test_the_oldest_message_of_each_queue_is_returned_in_part_a_few_megabytes_at_a_time(fresh: World) -> None:
     # Given queues of large messages, small ones and none
     queues = [fresh.keys.queue(f"w{n}@a") for n in range(20)]
     for n, queue in enumerate(queues[:18]):

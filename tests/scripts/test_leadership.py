@@ -21,7 +21,7 @@ def test_the_first_master_is_elected_in_term_one(empty: World) -> None:
 
 
 @pytest.mark.parametrize("holder", ["m2@b", "master@here"])
-def test_while_one_leads_nobody_is_elected_not_even_its_namesake(holder: str, world: World) -> None:
+def test_while_one_leads_no_other_is_elected_not_even_with_the_same_name(holder: str, world: World) -> None:
     before = world.snapshot()
     elected, token, left_ms = lead(world.client, world.keys, holder, 5000)
     assert (elected, token) == (False, TOKEN)

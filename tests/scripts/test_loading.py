@@ -85,7 +85,7 @@ CALLS: dict[str, Callable[[World], object]] = {
 
 
 @pytest.mark.parametrize("name", CALLS)
-def test_a_server_that_forgot_a_script_is_told_it_again(name: str, world: World) -> None:
+def test_a_script_is_loaded_again_after_a_server_forgot_it(name: str, world: World) -> None:
     script = Script(name)
     # Given a server that knows no script
     for _ in range(2):
@@ -118,5 +118,5 @@ def test_an_error_of_the_script_itself_is_not_taken_for_a_missing_one(world: Wor
     assert not isinstance(raised.value, NoScriptError)
 
 
-def test_words_are_the_enums(world: World) -> None:
+def test_return_codes_are_the_enums(world: World) -> None:
     assert forget(world.client, world.lead, "w1@a", incarnation("w1@a"), "") is ReturnCode.ALIVE

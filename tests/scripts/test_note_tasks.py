@@ -35,7 +35,7 @@ def test_thousands_of_tasks_are_noted_in_one_call(world: World) -> None:
 
 
 @pytest.mark.parametrize("how", [deposed, without_a_leader])
-def test_who_does_not_lead_notes_nothing(how: Any, world: World) -> None:
+def test_a_master_that_does_not_lead_notes_nothing(how: Any, world: World) -> None:
     how(world)
     before = world.snapshot()
     with pytest.raises(NotLeading):

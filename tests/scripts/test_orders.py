@@ -32,7 +32,7 @@ CALLS: dict[str, Callable[[World], Any]] = {
 
 @pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
 @pytest.mark.parametrize("how", [deposed, without_a_leader])
-def test_who_does_not_lead_changes_nothing(how: Any, call: Callable[[World], Any], world: World) -> None:
+def test_a_master_without_the_lead_changes_nothing(how: Any, call: Callable[[World], Any], world: World) -> None:
     how(world)
     before = world.snapshot()
     with pytest.raises(NotLeading):
@@ -109,7 +109,7 @@ def test_a_group_says_again_how_far_it_has_read(world: World) -> None:
 
 
 @pytest.mark.parametrize("to", ["0-0", "0-1", "$"])
-def test_of_a_group_that_somebody_moved_nothing_is_read(world: World, to: str) -> None:
+def test_nothing_is_read_of_a_group_that_was_moved_by_hand(world: World, to: str) -> None:
     keys = world.keys
     known = world.snapshot()[keys.stream]["value"]["groups"][keys.group]["last"]
     world.client.xgroup_setid(keys.stream, keys.group, to)
@@ -167,7 +167,7 @@ def test_a_dead_message_comes_back_with_its_letter_gone(world: World) -> None:
     assert after[keys.counts]["value"]["replayed"] == "1"
 
 
-def test_the_history_is_written_in_the_step_that_it_tells_of_and_capped(world: World) -> None:
+def test_the_history_is_written_in_the_step_that_it_describes_and_capped(world: World) -> None:
     keys = world.keys
     row = [world.busy[0], "busy", "t", "w1@a", 1, 100, 5, 6, 0.5, "done"]
     for _ in range(300):
@@ -185,7 +185,7 @@ def test_the_history_is_written_in_the_step_that_it_tells_of_and_capped(world: W
     assert world.snapshot() == before
 
 
-def test_a_re_route_tells_the_history_of_it(world: World) -> None:
+def test_a_re_route_writes_history(world: World) -> None:
     keys = world.keys
     gone = incarnation("w1@a")
     row = [world.busy[0], "busy", "t", "w1@a", 1, 100, 5, 0, 0, "lost"]

@@ -88,7 +88,7 @@ def test_a_straggler_of_an_epoch_that_is_over_is_refused(empty: World) -> None:
     assert again == Answer(ReturnCode.CHANGED, "1 5")
 
 
-def test_what_was_said_of_the_partitions_stays_however_many_tasks_there_were(empty: World) -> None:
+def test_the_number_of_partitions_stays_however_many_tasks_ran(empty: World) -> None:
     append_once(empty.client, AT, "0 0", "1 5", TWO, rows("A"))
     assert settle_push(empty.client, AT.guard, 0, 2, "{}", LIFE_S) is ReturnCode.OK
     # Another attempt says the same again
@@ -176,7 +176,7 @@ def test_rows_that_are_there_already_need_no_room(empty: World) -> None:
     assert empty.snapshot() == before
 
 
-def test_who_waits_is_noted_until_it_goes_on(empty: World) -> None:
+def test_a_waiting_writer_is_noted_until_it_goes_on(empty: World) -> None:
     key = push_waiting(STREAM)
     note_wait(empty.client, STREAM, "run 0/1", "the stream is full", 2500)
     note_wait(empty.client, STREAM, "run 0/2", "no memory", 1)

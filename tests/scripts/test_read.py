@@ -40,7 +40,7 @@ def test_no_more_than_asked_for_is_read_and_nothing_twice(world: World) -> None:
 
 
 @pytest.mark.parametrize("how", [deposed, without_a_leader])
-def test_who_does_not_lead_takes_nothing_from_the_next_leader(how: Any, world: World) -> None:
+def test_a_former_leader_takes_nothing_from_the_next_one(how: Any, world: World) -> None:
     how(world)
     before = world.snapshot()
     with pytest.raises(NotLeading):

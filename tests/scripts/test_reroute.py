@@ -106,7 +106,7 @@ def test_a_record_that_is_not_as_expected_moves_nothing(world: World) -> None:
 
 
 @pytest.mark.parametrize("how", [deposed, without_a_leader])
-def test_who_does_not_lead_moves_nothing(how: Any, world: World) -> None:
+def test_a_master_that_does_not_lead_moves_nothing(how: Any, world: World) -> None:
     end_lease(world)
     how(world)
     before = world.snapshot()
@@ -144,7 +144,7 @@ def test_many_tickets_move_in_one_step(fresh: World) -> None:
 # -- adopt ---------------------------------------------------------------------------------------------------------
 
 
-def test_entries_are_pending_where_they_belong_whoever_had_them_or_nobody(world: World) -> None:
+def test_entries_are_pending_where_they_belong_wherever_they_were(world: World) -> None:
     # Given entries that somebody claimed by hand, and one that somebody acknowledged by hand
     keys = world.keys
     world.client.xclaim(keys.stream, keys.group, "a stranger", 0, world.idle[:2], justid=True)
@@ -192,7 +192,7 @@ def test_without_the_group_nothing_is_adopted_or_moved_or_read(world: World) -> 
 
 
 @pytest.mark.parametrize("how", [deposed, without_a_leader])
-def test_who_does_not_lead_adopts_nothing(how: Any, world: World) -> None:
+def test_a_master_that_does_not_lead_adopts_nothing(how: Any, world: World) -> None:
     world.client.xclaim(world.keys.stream, world.keys.group, "a stranger", 0, world.idle[:2], justid=True)
     how(world)
     before = world.snapshot()

@@ -39,7 +39,7 @@ def test_the_snapshot_sees(what: str, world: World) -> None:
     world.client.pexpire(world.keys.leader, 1000)
 
 
-def test_the_key_check_names_what_nobody_owns_and_what_never_ends(world: World) -> None:
+def test_the_key_check_names_keys_without_owner_and_keys_that_never_expire(world: World) -> None:
     # Given a stray key, a lease without an end, and a key of the lane's prefix that nobody wrote down
     stray = ["stray", f"{world.keys.prefix}:new", world.keys.lease("immortal")]
     for key in stray:

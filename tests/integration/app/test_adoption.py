@@ -49,7 +49,7 @@ def test_one_that_cannot_be_adopted_is_refused_at_start_with_one_line(nodes: Nod
     assert "Traceback" not in node.logs()
 
 
-def test_a_retry_is_told_as_one_by_every_kind_of_task() -> None:
+def test_a_retry_is_reported_as_one_by_every_kind_of_task() -> None:
     """As far as a process sees that only declares them: the rest is the worker's."""
     app.finalize()
     for name in EXPECTED:

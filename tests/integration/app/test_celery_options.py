@@ -143,7 +143,7 @@ def test_autoretry_comes_again_when_it_says(lane: Options) -> None:
     assert lane.error_of("auto") == ""
 
 
-def test_a_lost_process_is_the_bridges_business_whatever_the_task_says_of_acknowledging(lane: Options) -> None:
+def test_the_bridge_handles_a_lost_process_whatever_acks_late_says(lane: Options) -> None:
     lane.handle("dies", "dies")
     assert lane.before_the_last("dies") == ["1", "2"]
     # Nothing was sent again by Celery's own ways

@@ -107,7 +107,7 @@ def test_results_of_ordinary_calls_are_where_they_were(backend: tuple[str, Any])
     assert plain.AsyncResult("0b8ffa7d-8b4c-4a3c-8f4e-1f6a6f3b8a11").result == 1
 
 
-def test_who_waits_for_a_result_hears_of_its_own_lane_only(own_server: EmbeddedServer) -> None:
+def test_a_result_is_received_from_its_own_lane_only(own_server: EmbeddedServer) -> None:
     one, two = lane((own_server.url, None), "orders"), lane((own_server.url, None), "refunds")
     of_one, of_two = one.AsyncResult(ID), two.AsyncResult(ID)
     # Both are subscribed before anything is there.

@@ -55,7 +55,7 @@ def keep_alive(lane: LaneUnderTest, workers: list[WorkerNode]) -> int:
         pytest.param(True, 2, "10", id="unnoticed-two-workers-bundles"),
     ],
 )
-def test_a_message_that_kills_its_worker_dies_and_nobody_else_is_charged(
+def test_a_message_that_kills_its_worker_dies_and_no_other_is_charged(
     nodes: NodeYard, own_server: EmbeddedServer, tmp_path: Path, unnoticed: bool, count: int, bundle_ms: str
 ) -> None:
     lane = LaneUnderTest(nodes, own_server, tmp_path, COUNTER_BUNDLE_MS=bundle_ms)

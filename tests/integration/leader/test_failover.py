@@ -121,7 +121,7 @@ def test_a_worker_that_is_asked_to_stop_hands_over_at_once(lane: LaneUnderTest) 
     )
 
 
-def test_a_worker_that_finishes_a_long_task_gets_nothing_more_and_holds_nobody_up(lane: LaneUnderTest) -> None:
+def test_a_worker_that_finishes_a_long_task_gets_nothing_more_and_delays_no_ticket(lane: LaneUnderTest) -> None:
     lane.master("m1")
     going = lane.worker("w1", "--concurrency=1")
     lane.wait_consumers(1)

@@ -163,7 +163,7 @@ def test_effects_that_cannot_be_applied_fail_the_message_and_change_nothing(lane
     assert "holds a string, not a list" in letter["error"]
 
 
-def test_broken_messages_are_dead_at_once_and_hold_nobody_up(lane: LaneUnderTest) -> None:
+def test_broken_messages_are_dead_at_once_and_delay_no_ticket(lane: LaneUnderTest) -> None:
     stream = lane.keys.stream
     raw = lane.server.client()
     raw.xadd(stream, {"payload": "{}"})

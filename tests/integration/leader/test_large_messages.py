@@ -95,7 +95,7 @@ def peak_mb(master: MasterNode) -> float:
     "count",
     [pytest.param(150, id="150"), pytest.param(5000, id="5000", marks=[pytest.mark.long, pytest.mark.timeout(1800)])],
 )
-def test_waiting_megabytes_hold_nobody_up(count: int, lane: LaneUnderTest) -> None:
+def test_waiting_megabytes_delay_no_other_ticket(count: int, lane: LaneUnderTest) -> None:
     # Given so many messages of a megabyte that wait
     redis = lane.redis
     push(redis, lane.keys.stream, count)

@@ -110,7 +110,7 @@ def test_a_probe_is_no_task_and_moves_nothing(lane: LaneUnderTest, pool: str) ->
     assert "ERROR/" not in worker.logs()
 
 
-def test_a_word_to_another_life_is_of_no_concern(lane: LaneUnderTest, pool: str) -> None:
+def test_a_request_to_another_incarnation_is_ignored(lane: LaneUnderTest, pool: str) -> None:
     worker, master, _ = behind_a_long_task(lane, pool)
     say(lane, worker, WorkerWord.GIVE_BACK, "another-life")
     holds_for(

@@ -134,7 +134,7 @@ def test_what_waits_survives_the_masters_name_when_the_leader_changes(lane: Lane
 
 
 @pytest.mark.parametrize("deed", [acknowledge_everything, pytest.param(set_group_forward, marks=pytest.mark.long)])
-def test_what_is_done_by_hand_while_nobody_leads_is_mended(lane: LaneUnderTest, deed: Any) -> None:
+def test_manual_changes_without_a_leader_are_repaired(lane: LaneUnderTest, deed: Any) -> None:
     # One message of a ticket at a time, however fast they are: so that there is always some that wait
     lane.env["COUNTER_BUNDLE_MS"] = "0"
     master = calm(lane).master("m1")
@@ -355,7 +355,7 @@ def test_deleted_entries_are_dead_letters_for_the_next_leader(lane: LaneUnderTes
     lane.assert_at_rest()
 
 
-def test_a_deleted_stream_is_made_anew(lane: LaneUnderTest) -> None:
+def test_a_deleted_stream_is_made_again(lane: LaneUnderTest) -> None:
     lane.master("m1")
     lane.worker("w1")
     lane.push_many(3, 5)

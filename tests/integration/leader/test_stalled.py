@@ -87,7 +87,7 @@ def test_what_a_leader_sent_to_a_worker_that_takes_nothing_the_next_leader_takes
     lane.assert_at_rest()
 
 
-def test_a_solo_worker_with_a_long_task_holds_nobody_up(lane: LaneUnderTest) -> None:
+def test_a_solo_worker_with_a_long_task_delays_no_other_ticket(lane: LaneUnderTest) -> None:
     lane.master("m1")
     lane.worker("w1", "--pool=solo")
     lane.wait_consumers(1)

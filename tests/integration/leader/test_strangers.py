@@ -32,7 +32,7 @@ ORDERS = sum(fields[2:3] == [b"order"] for fields in STRANGE.values())
 
 
 @pytest.mark.slow
-def test_entries_that_nobody_understands_end_no_master_and_the_lane_goes_on(
+def test_unreadable_entries_end_no_master_and_the_lane_goes_on(
     nodes: NodeYard, own_server: EmbeddedServer, tmp_path: Path
 ) -> None:
     lane = LaneUnderTest(nodes, own_server, tmp_path)

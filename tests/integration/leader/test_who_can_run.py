@@ -138,7 +138,7 @@ def test_in_a_rolling_deploy_a_new_task_runs_only_where_it_is_known(lane: Servic
     assert lane.dead_letters() == []
 
 
-def test_a_task_that_nobody_knows_waits_and_is_said_until_somebody_comes_who_knows_it(lane: ServicesLane) -> None:
+def test_a_message_of_an_unknown_task_waits_and_is_reported_until_a_worker_knows_the_task(lane: ServicesLane) -> None:
     # Given a master and a worker that do not know what others push already
     lane.leader("m1", tasks="service.old")
     lane.service("old", tasks="service.old")
@@ -171,7 +171,7 @@ def test_a_task_that_nobody_knows_waits_and_is_said_until_somebody_comes_who_kno
     lane.assert_at_rest()
 
 
-def test_a_task_that_nobody_knows_for_too_long_is_a_dead_letter_and_its_ticket_goes_on(lane: ServicesLane) -> None:
+def test_a_message_of_an_unknown_task_is_dead_after_a_time_and_its_ticket_goes_on(lane: ServicesLane) -> None:
     lane.leader("m1", tasks="service.old", settings={"bridge_unknown_after": 1.0})
     lane.service("old", tasks="service.old")
     lane.wait_consumers(1)
@@ -256,7 +256,7 @@ def test_two_apps_on_one_lane_the_second_says_so_and_stops(lane: ServicesLane) -
     lane.wait_consumers(2)
 
 
-def test_settings_that_differ_are_said_once_on_both_sides_and_by_status(lane: ServicesLane) -> None:
+def test_settings_that_differ_are_logged_once_on_both_sides_and_shown_by_status(lane: ServicesLane) -> None:
     master = lane.leader("m1", tasks="service.old")
     worker = lane.service("w1", tasks="service.old", settings={"bridge_max_payload": 1000})
     said = "bridge_max_payload is 1000 (there 1048576)"
@@ -270,7 +270,7 @@ def test_settings_that_differ_are_said_once_on_both_sides_and_by_status(lane: Se
     assert master.logs().count(said) == 1
 
 
-def test_a_worker_that_is_told_to_consume_other_queues_gets_the_messages_of_those(lane: ServicesLane) -> None:
+def test_a_worker_that_is_told_to_consume_other_queues_gets_their_messages(lane: ServicesLane) -> None:
     # Given two workers, of which one is for emails
     both, routes = "service.book,service.email", {"service.email": {"queue": "emails"}}
     lane.leader("m1", tasks=both, routes=routes)

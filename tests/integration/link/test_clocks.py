@@ -114,7 +114,7 @@ def test_no_ticket_moves_while_its_worker_runs_it_although_the_servers_clock_end
 
 @pytest.mark.slow
 @pytest.mark.parametrize("dies", ["worker", "leader"])
-def test_who_died_is_missed_after_a_lease_although_the_servers_clock_was_set_back(
+def test_a_dead_consumer_is_noticed_after_a_lease_although_the_servers_clock_was_set_back(
     lane: LaneUnderTest, clock: SettableClock, dies: str
 ) -> None:
     """Its key would hold for an hour more."""
@@ -173,7 +173,7 @@ STEPS_S = (0.02, 0.3, 1.5, LEASE_S, 60.0, HOUR_S, 400 * 24 * HOUR_S)
 @pytest.mark.parametrize(
     ("seed", "steps"), [(1, 6), *(pytest.param(seed, 25, marks=pytest.mark.long) for seed in range(2, 12))]
 )
-def test_whatever_clock_is_set_to_whatever_time_the_lane_works_on_and_charges_nobody(
+def test_the_lane_works_on_and_charges_no_message_whichever_clock_is_set(
     lane: LaneUnderTest, clock: SettableClock, others: dict[str, SettableClock], seed: int, steps: int
 ) -> None:
     """Also while a main process stands still for less than its lease, and while the lead goes from one to the other."""

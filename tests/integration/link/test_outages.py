@@ -143,7 +143,7 @@ def test_an_outage_longer_than_the_lease_costs_no_message(
     assert load.registered().keys() == load.incarnations.keys()
 
 
-def test_reset_connections_are_made_anew(lane: LaneUnderTest) -> None:
+def test_reset_connections_are_opened_again(lane: LaneUnderTest) -> None:
     load = Load(lane)
     load.begin(share=8)
     for part in (6, 4, 2):

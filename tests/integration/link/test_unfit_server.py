@@ -46,7 +46,7 @@ def shell(unfit_server: EmbeddedServer, tmp_path: Path, monkeypatch: pytest.Monk
         yield made
 
 
-def test_whoever_starts_refuses_it_with_one_line(
+def test_every_program_refuses_it_at_start_with_one_line(
     unfit_server: EmbeddedServer, kind: str, shell: CommandLine, tmp_path: Path
 ) -> None:
     rows = tmp_path / "rows.jsonl"

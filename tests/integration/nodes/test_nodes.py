@@ -147,7 +147,7 @@ class TestProcessNodes:
         assert node.exit_code == -signal.SIGKILL
         assert len(node.survivors()) == 2
 
-    def test_vanish_leaves_nobody_not_even_in_another_session(self, nodes: NodeYard) -> None:
+    def test_vanish_leaves_no_process_not_even_in_another_session(self, nodes: NodeYard) -> None:
         node = nodes.process("parent", sleeper(session=True, children=2), ready_text="sleeping")
         assert len(node.survivors()) == 3
         node.vanish()
@@ -266,7 +266,7 @@ def test_a_server_container_offers_a_client_and_its_log(own_server: EmbeddedServ
     assert "Ready to accept connections" in container.logs()
 
 
-def test_marks_tell_nodes_apart(nodes: NodeYard) -> None:
+def test_marks_distinguish_nodes(nodes: NodeYard) -> None:
     one = nodes.process("one", sleeper(), ready_text="sleeping")
     two = nodes.process("two", sleeper(), ready_text="sleeping")
     one.close()

@@ -119,7 +119,7 @@ class TestForked:
         assert node.exit_code == -number
         assert not node.running
 
-    def test_it_stays_there_until_somebody_asks(self, node: ProcessNode) -> None:
+    def test_it_stays_a_zombie_until_its_exit_code_is_read(self, node: ProcessNode) -> None:
         assert node.pid is not None
         process = psutil.Process(node.pid)
         process.kill()

@@ -233,7 +233,7 @@ def test_a_stream_that_is_none_is_one_line(
 
 
 @EACH_WAY
-def test_an_answer_that_does_not_come_is_told_from_a_refusal_and_a_key_answers_it(
+def test_a_missing_answer_differs_from_a_refusal_and_a_key_resolves_it(
     server: EmbeddedServer, push_many: Callable[..., list[str]]
 ) -> None:
     with Proxy(server.port) as proxy:

@@ -150,7 +150,7 @@ def test_nothing_else_is_allowed(admin: Redis, server: EmbeddedServer, role: str
 
 
 @pytest.mark.parametrize("command", ["info", "ping", "xinfo|stream", "xrange", "xrevrange"])
-def test_who_may_not_read_is_told_so_in_one_line_without_the_password(
+def test_a_missing_permission_to_read_is_one_line_without_the_password(
     admin: Redis, server: EmbeddedServer, rules: dict[str, list[str]], command: str
 ) -> None:
     fill(admin)

@@ -200,7 +200,7 @@ def test_a_column_that_would_order_wrongly_is_refused_at_once(
         in_ticket_order(rows, **given)
 
 
-def test_the_sequence_wins_inside_a_ticket_whatever_the_times_say(
+def test_inside_a_ticket_the_sequence_decides_and_not_the_times(
     session: SparkSession, valkey: EmbeddedServer, tmp_path: Path
 ) -> None:
     # Given a ticket whose times tie, go back and are unreadable, and numbers that text would sort wrongly

@@ -186,7 +186,7 @@ def test_what_cannot_order_or_name_a_ticket_is_refused_by_its_type(session: Spar
         to_messages(events, Mapping(task_column="o"))
 
 
-def test_what_is_no_number_and_what_is_no_time_are_told_apart(session: SparkSession, tmp_path: Path) -> None:
+def test_a_wrong_number_and_a_wrong_time_have_different_errors(session: SparkSession, tmp_path: Path) -> None:
     path = tmp_path / "log.csv"
     path.write_text("ticket_id,at\nA,soon\n")
     for mapping, said in (
@@ -274,7 +274,7 @@ def test_a_header_that_does_not_name_its_columns_is_refused_by_what_is_wrong(
 
 
 @pytest.mark.parametrize("kind", ["csv", "json", "parquet"])
-def test_a_folder_without_files_is_told_as_such(session: SparkSession, tmp_path: Path, kind: str) -> None:
+def test_a_folder_without_files_is_named_in_the_error(session: SparkSession, tmp_path: Path, kind: str) -> None:
     for name in ("_log.csv", ".log.jsonl"):
         (tmp_path / name).write_text("{}\n")
     for tolerant in (False, True):
@@ -306,7 +306,7 @@ def test_a_tolerant_read_keeps_the_text_of_what_cannot_be_read(session: SparkSes
         assert [row["ticket_id"] for row in rows if row[MALFORMED] is None] == (["A", "B"] if ".csv" in name else ["A"])
 
 
-def test_a_line_with_a_member_that_nobody_knows_is_not_sent_without_it(session: SparkSession) -> None:
+def test_a_line_with_an_unknown_member_is_not_sent_without_that_member(session: SparkSession) -> None:
     # Spark's reader would leave it out in silence
     columns = StructType.fromDDL(
         "ticket_id string, n long, o struct<x: long>, l array<struct<x: long>>, m map<string, struct<x: long>>"
@@ -408,9 +408,7 @@ def test_a_name_that_looks_like_a_pattern_is_that_of_one_file(session: SparkSess
     assert {row["ticket_id"] for row in session.table("followed").collect()} == {"A"}
 
 
-def test_a_name_with_a_backslash_is_refused_since_it_cannot_be_told_to_spark(
-    session: SparkSession, tmp_path: Path
-) -> None:
+def test_a_name_with_a_backslash_is_refused_since_spark_cannot_take_it(session: SparkSession, tmp_path: Path) -> None:
     (tmp_path / "x\\[1].csv").write_text("ticket_id\nA\n")
     with pytest.raises(InputError, match="a path with a backslash cannot be read"):
         read_events(session, str(tmp_path / "x\\[1].csv"))

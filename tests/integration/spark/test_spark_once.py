@@ -279,7 +279,7 @@ def test_a_server_that_is_killed_and_comes_back_has_each_row_once(own_server: Em
     assert sequence(own_server) == list(range(2000))
 
 
-def test_a_server_that_forgot_the_scripts_is_told_again(server: EmbeddedServer) -> None:
+def test_the_scripts_are_loaded_again_after_a_server_forgot_them(server: EmbeddedServer) -> None:
     def batches() -> Iterator[pa.RecordBatch]:
         for one in cut(log(500), 100):
             with server.client() as client:

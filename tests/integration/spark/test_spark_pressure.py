@@ -135,7 +135,7 @@ def test_a_server_without_memory_is_waited_for_and_no_chunk_is_torn(server: Embe
     assert sequence(server) == list(range(3000))
 
 
-def test_who_waits_is_told_while_it_waits_and_no_longer(valkey: EmbeddedServer) -> None:
+def test_a_waiting_writer_is_shown_only_while_it_waits(valkey: EmbeddedServer) -> None:
     with ThreadPoolExecutor(1) as pool, connect_to(valkey) as watching, valkey.client() as admin:
         write = pool.submit(partition, valkey.url, iter([log(100)]), highWater="50", chunkSize="10")
         notes = wait_until(lambda: waiting(watching, STREAM), description="the note of the writer")

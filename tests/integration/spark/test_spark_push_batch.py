@@ -90,7 +90,7 @@ def test_the_same_push_again_adds_nothing_and_says_so(pusher: Pusher, log: Path)
     assert all_once_in_order(pusher.entries())
 
 
-def test_again_is_for_whoever_wants_it_twice(pusher: Pusher, log: Path) -> None:
+def test_again_pushes_a_file_a_second_time(pusher: Pusher, log: Path) -> None:
     pusher.push(log)
     again = pusher.push(log, "--again")
     assert (again[-1]["rows"], again[-1]["already"]) == (ROWS, 0)
@@ -215,7 +215,7 @@ def test_a_sequence_may_have_any_name(pusher: Pusher, tmp_path: Path, name: str)
     assert [seq for ticket, seq in pusher.entries() if ticket == "A"] == [1, 2]
 
 
-def test_a_ticket_of_two_lines_is_told_in_one(pusher: Pusher, tmp_path: Path) -> None:
+def test_a_ticket_of_two_lines_is_printed_on_one(pusher: Pusher, tmp_path: Path) -> None:
     path = tmp_path / "log.csv"
     path.write_text('ticket_id,seq\n"A\nB",x\n"A\rC\x1b",1\n"A\rC\x1b",1\n')
     error = str(pusher.refused(path))

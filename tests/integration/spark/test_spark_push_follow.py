@@ -138,7 +138,7 @@ def test_a_file_that_cannot_be_read_ends_the_push_with_what_is_wrong_in_it(
     assert following.entries() == {}
 
 
-def test_a_value_of_another_type_is_told_with_its_name(following: Following) -> None:
+def test_a_value_of_another_type_is_reported_with_its_name(following: Following) -> None:
     following.land("1.jsonl", range(0), '{"ticket_id": "A", "seq": "two"}')
     with pytest.raises(Exception) as failed:  # noqa: PT011 - what Spark throws is Spark's; one_line reads it
         following.push("--schema", "ticket_id string, seq long")
@@ -253,5 +253,5 @@ class WithoutJava(Exception):
     ],
     ids=["worker", "java", "full"],
 )
-def test_the_end_of_those_who_work_for_a_query_is_no_reason_of_its_own(error: Exception, reason: bool) -> None:
+def test_the_end_of_a_querys_helpers_is_no_cause(error: Exception, reason: bool) -> None:
     assert push_follow._has_a_reason(error) == reason

@@ -214,7 +214,7 @@ def test_entries_that_suddenly_are_large_are_read_in_smaller_pages(
     assert [row["payload"] for row in rows[3000:]] == large
 
 
-def test_neighbours_that_are_too_large_for_one_page_are_read_all_the_same(
+def test_neighbours_that_are_too_large_for_one_page_are_read(
     valkey: EmbeddedServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each page begins with the last entry of the one before it, and so has two entries at least."""

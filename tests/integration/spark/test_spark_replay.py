@@ -203,7 +203,7 @@ def test_a_selection_takes_what_it_says(
     assert sorted(id_key(row.message_id)[0] - START_MS for row in rows.collect()) == expected
 
 
-def test_a_dry_run_tells_the_counts_and_needs_no_server(session: SparkSession, lane_archive: Path) -> None:
+def test_a_dry_run_prints_the_counts_and_needs_no_server(session: SparkSession, lane_archive: Path) -> None:
     selection = Selection(Range(), tickets=("B",))
     asked = Replay(str(lane_archive), selection, "", "r", {"url": "redis://127.0.0.1:1", "runId": "r"}, dry_run=True)
     expected = Counts(3, 0, 0, 1, f"{START_MS + 3}-0", f"{START_MS + 5}-0")
@@ -213,7 +213,7 @@ def test_a_dry_run_tells_the_counts_and_needs_no_server(session: SparkSession, l
 
 
 @pytest.mark.long
-def test_a_replay_that_is_killed_goes_on_where_it_was_whoever_starts_it_again(
+def test_a_killed_replay_continues_where_it_was_when_started_again(
     valkey: EmbeddedServer, many_archive: Path, many: Archive, tmp_path: Path
 ) -> None:
     yard = NodeYard(tmp_path, valkey.url)

@@ -124,7 +124,7 @@ def test_the_distributions_hold_every_value_once(archive: Archive, reported: Rep
         assert all(row["to_ms"] == pytest.approx(row["from_ms"] * 10**0.2) for row in rows)
 
 
-def test_dead_letters_are_told_by_reason_and_task(archive: Archive, reported: Reported) -> None:
+def test_dead_letters_are_counted_by_reason_and_task(archive: Archive, reported: Reported) -> None:
     expected: dict[tuple[str, str | None], list[Row]] = {}
     for one in archive.dead:
         expected.setdefault((one["reason"], one["task"]), []).append(one)

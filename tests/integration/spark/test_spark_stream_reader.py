@@ -254,7 +254,7 @@ def test_entries_that_vanish_from_a_planned_epoch_are_noticed(
     assert len(lenient.read(query.at, end)) == 94
 
 
-def test_a_stream_made_anew_is_noticed(server: EmbeddedServer, client: redis.Redis) -> None:
+def test_a_stream_that_was_deleted_and_made_again_is_noticed(server: EmbeddedServer, client: redis.Redis) -> None:
     add(client, 101, 120)
     strict, lenient = Query(server), Query(server, failOnDataLoss="false")
     assert strict.epoch() == lenient.epoch() == list(range(101, 121))
@@ -272,7 +272,7 @@ def test_a_stream_made_anew_is_noticed(server: EmbeddedServer, client: redis.Red
     assert lenient.epoch() == [4, 5]
 
 
-def test_a_stream_made_anew_with_more_than_was_read_is_noticed(valkey: EmbeddedServer) -> None:
+def test_a_stream_made_again_with_more_entries_than_were_read_is_noticed(valkey: EmbeddedServer) -> None:
     """Where the server counts: neither its ids nor its length went back."""
     with valkey.client() as client:
         add(client, 1, 100)

@@ -68,7 +68,7 @@ def go_on_elsewhere(lane: LaneUnderTest, messages: int) -> None:
     lane.assert_at_rest()
 
 
-def test_what_is_cut_off_comes_again_and_is_charged_to_nobody(lane: LaneUnderTest) -> None:
+def test_a_message_that_is_cut_off_runs_again_and_is_not_charged(lane: LaneUnderTest) -> None:
     worker, messages, _ = holding(lane)
     worker.send(signal.SIGQUIT)
     worker.wait(timeout_s=20)

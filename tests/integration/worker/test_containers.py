@@ -74,7 +74,9 @@ def containers(nodes: NodeYard, own_server: EmbeddedServer, tmp_path: Path) -> C
     return Containers(LaneUnderTest(nodes, own_server, tmp_path, COUNTER_LEASE=LONG_LEASE))
 
 
-def test_with_our_init_first_a_death_is_told_at_once_and_the_container_ends_after_that(containers: Containers) -> None:
+def test_with_our_init_as_first_process_a_death_is_noticed_at_once_and_then_the_container_ends(
+    containers: Containers,
+) -> None:
     worker = containers.worker("w1", *INIT)
     took_ms = containers.ms_to_the_end_of_the_lease(worker)
     assert took_ms is not None
@@ -84,7 +86,7 @@ def test_with_our_init_first_a_death_is_told_at_once_and_the_container_ends_afte
     wait_until(lambda: not worker.survivors(), description="the end of the container")
 
 
-def test_with_the_worker_first_nobody_is_left_to_tell_it(containers: Containers) -> None:
+def test_with_the_worker_as_first_process_its_death_is_not_noticed(containers: Containers) -> None:
     """What the init is for: the kernel takes the watcher with the first process, and the lease decides."""
     worker = containers.worker("w1")
     assert containers.ms_to_the_end_of_the_lease(worker) is None
@@ -100,7 +102,7 @@ def test_our_init_passes_a_deployment_s_signal_on_and_ends_as_the_worker_does(co
 
 
 @pytest.mark.long
-def test_how_long_a_death_takes_to_be_told_with_each_first_process(containers: Containers) -> None:
+def test_the_time_from_death_to_notice_with_each_first_process(containers: Containers) -> None:
     """With an init that ends with the worker it is a race that the watcher may lose: measured, not asked for."""
     ways: dict[str, tuple[str, ...]] = {"worker": (), "plain-init": PLAIN_INIT, "our-init": INIT}
     for called, init in ways.items():

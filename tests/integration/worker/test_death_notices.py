@@ -121,7 +121,7 @@ def test_a_watcher_outlives_what_is_meant_for_the_worker(lane: LaneUnderTest) ->
     wait_until(lambda: entries(lane, "died"), description="a death notice", timeout_s=5)
 
 
-def test_without_a_watcher_nobody_says_anything_and_the_lease_decides(lane: LaneUnderTest) -> None:
+def test_without_a_watcher_only_the_lease_decides(lane: LaneUnderTest) -> None:
     worker = lane.worker("w1")
     incarnation = incarnation_of(lane, worker)
     [watcher] = worker.watchers()

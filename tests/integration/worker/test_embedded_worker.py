@@ -95,7 +95,7 @@ from bridge import TicketBridgeError
 from tests.apps.services import app
 
 
-def test_a_wrong_setting_is_told():
+def test_a_wrong_setting_is_reported():
     app.conf.bridge_default_task = "no.such"
     with pytest.raises(TicketBridgeError, match="bridge_default_task 'no.such' is not a task of this app"):
         with start_worker(app, perform_ping_check=False):

@@ -85,7 +85,7 @@ def test_a_pool_process_whose_parent_is_frozen_is_ended_in_time(lane: LaneUnderT
     lane.wait_done(1)
 
 
-def test_it_ends_itself_when_nobody_else_can(lane: LaneUnderTest) -> None:
+def test_the_pool_process_ends_itself_while_worker_and_watchers_cannot(lane: LaneUnderTest) -> None:
     worker, child = running(lane)
     worker.send(signal.SIGSTOP)
     for watcher in worker.watchers():
@@ -178,7 +178,7 @@ def test_a_killed_pool_process_of_a_frozen_worker_is_charged_once(lane: LaneUnde
     os.kill(second[6], 0)
 
 
-def test_a_hard_time_limit_is_told_when_the_pool_process_is_gone(lane: LaneUnderTest) -> None:
+def test_a_hard_time_limit_is_reported_when_the_pool_process_is_gone(lane: LaneUnderTest) -> None:
     # Given a task that does not heed the SIGTERM with which Celery begins, and a retry that is due at once
     lane.master("m1")
     lane.worker("w1", "--concurrency=2")

@@ -94,7 +94,7 @@ def test_autoscale_gets_what_its_largest_pool_takes(lane: LaneUnderTest) -> None
 
 
 @pytest.mark.parametrize("pool", ["prefork", "gevent"])
-def test_a_pool_that_is_shrunk_to_nothing_holds_nobody_up(lane: LaneUnderTest, pool: str) -> None:
+def test_a_pool_that_is_shrunk_to_nothing_delays_no_ticket(lane: LaneUnderTest, pool: str) -> None:
     master = lane.master("m1")
     worker = lane.worker("w1", f"--pool={pool}", "--concurrency=1")
     lane.wait_consumers(1)

@@ -73,7 +73,7 @@ def ran(shell: CommandLine, *arguments: str, stdout: int, **env: str) -> subproc
 
 
 @pytest.mark.parametrize("arguments", [["status"], ["status", "--json"], ["acl", "worker"]])
-def test_a_full_disk_behind_the_output_is_told_in_one_line(shell: CommandLine, arguments: list[str]) -> None:
+def test_a_full_disk_behind_the_output_is_an_error_of_one_line(shell: CommandLine, arguments: list[str]) -> None:
     with Path("/dev/full").open("wb") as full:
         result = ran(shell, *arguments, stdout=full.fileno())
     assert result.stderr == b"Error: the output cannot be written: No space left on device\n"

@@ -156,7 +156,7 @@ def test_without_a_lost_attempt_nothing_is_undone() -> None:
         assert task() is None
 
 
-def test_a_lost_attempt_is_told_to_a_task_that_undoes_nothing() -> None:
+def test_a_task_that_undoes_nothing_sees_its_lost_attempt() -> None:
     task = make_task(lambda self: self.ticket.lost)
     with on_ticket(task, lost=LOST):
         assert task() == LOST
@@ -289,7 +289,7 @@ def test_a_date_far_in_the_future_fits_too() -> None:
 # -- effects and results -------------------------------------------------------------------------------------------
 
 
-def test_effects_are_committed_before_a_result_that_somebody_may_wait_for() -> None:
+def test_effects_are_committed_before_the_result_is_stored() -> None:
     def body(self: Any) -> str:
         self.ticket.effects.set("k", "v")
         return "result"

@@ -81,7 +81,7 @@ def test_an_audit_changes_nothing(redis: Redis) -> None:
 
 
 @pytest.mark.parametrize("left", [1, 5, 20])
-def test_of_a_capped_history_the_rest_is_judged_and_it_is_said_from_where(redis: Redis, left: int) -> None:
+def test_the_rest_of_a_capped_history_is_audited_and_its_start_is_named(redis: Redis, left: int) -> None:
     lane = TrueLane().play(EVENTFUL).finish()
     written = WrittenLane(redis, lane, cap=left)
     written.finish()
@@ -164,7 +164,7 @@ def test_a_dead_letter_that_was_dropped_is_not_missed(redis: Redis) -> None:
     assert audit(redis, written.keys).ok
 
 
-def test_a_row_that_cannot_be_read_is_told(redis: Redis) -> None:
+def test_an_unreadable_row_is_reported(redis: Redis) -> None:
     written = WrittenLane(redis, TrueLane().play(EVENTFUL).finish())
     written.finish()
     redis.xadd(written.keys.history, {"d": '[["1-1"]]'})
@@ -187,7 +187,7 @@ def test_without_a_group_what_is_undone_is_not_judged(redis: Redis) -> None:
     assert verdict.notes == (NO_GROUP,)
 
 
-def test_while_the_leader_makes_the_group_anew_nothing_is_judged_lost(redis: Redis) -> None:
+def test_while_the_leader_makes_the_group_again_nothing_counts_as_lost(redis: Redis) -> None:
     """It says how far the group has read when what is undone is pending again, and not before."""
     written = WrittenLane(redis, TrueLane().play(EVENTFUL))
     written.finish()

@@ -44,7 +44,7 @@ def test_a_command_that_is_not_there_names_the_nearest() -> None:
     assert "there is no command 'statsu'; did you mean 'status'?" in result.stderr
 
 
-def test_the_app_behind_the_command_is_told_where_it_belongs() -> None:
+def test_an_app_option_behind_the_command_gets_a_hint_where_it_belongs() -> None:
     result = checked(CliRunner().invoke(cli, ["status", "-A", "shop"]))
     assert result.exit_code == 2
     assert "put it before the command" in result.stderr
@@ -132,7 +132,7 @@ def test_a_server_that_is_too_old_is_refused(tmp_path: Path, monkeypatch: pytest
         server.shutdown()
 
 
-def test_a_login_that_is_refused_is_told_as_such(
+def test_a_refused_login_is_named_in_the_error(
     valkey: EmbeddedServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     url = valkey.url.replace("redis://", "redis://nobody:s3cret@")
@@ -142,7 +142,7 @@ def test_a_login_that_is_refused_is_told_as_such(
     assert "s3cret" not in said
 
 
-def test_a_password_that_is_missing_is_told_as_such(
+def test_a_missing_password_is_named_in_the_error(
     valkey: EmbeddedServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with valkey.client() as admin:
@@ -157,7 +157,7 @@ def test_a_password_that_is_missing_is_told_as_such(
 
 
 @pytest.mark.parametrize("forbidden", ["info", "xpending", "zcard", "hgetall"])
-def test_a_user_without_permission_is_told_which_one(
+def test_the_error_names_the_missing_permission(
     valkey: EmbeddedServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, forbidden: str
 ) -> None:
     with valkey.client() as admin:
@@ -174,7 +174,7 @@ def test_a_user_without_permission_is_told_which_one(
     assert "ACL SETUSER" in said or forbidden == "info"
 
 
-def test_something_else_under_the_streams_name_is_told(shell: CommandLine, valkey: EmbeddedServer) -> None:
+def test_another_type_under_the_streams_name_is_reported(shell: CommandLine, valkey: EmbeddedServer) -> None:
     """Also to who may not ask for its type; for all others see `test_misplaced.py`."""
     with valkey.client() as client:
         client.set("ticket_stream", "no stream")
@@ -215,7 +215,7 @@ def test_celery_with_an_app_without_the_bridge_says_so(shell: CommandLine) -> No
     assert "has no bridge: call bridge.install(app)" in result.stderr
 
 
-def test_celery_tells_where_the_app_belongs_too(shell: CommandLine) -> None:
+def test_celerys_command_says_where_the_app_option_belongs(shell: CommandLine) -> None:
     result = celery("bridge", "status", "-A", shell.app)
     assert result.exit_code == 2
     assert "put it before the command" in result.stderr

@@ -167,7 +167,7 @@ def test_what_cannot_be_is_refused(
     assert result.stdout == ""
 
 
-def test_what_each_check_proves_is_said_and_on_the_page() -> None:
+def test_the_command_and_the_page_say_what_each_check_proves() -> None:
     result = CliRunner().invoke(cli, ["audit", "--explain"])
     assert result.exit_code == 0
     page = " ".join((DOCS / "reference" / "audit.md").read_text().split())
@@ -220,7 +220,7 @@ def test_following_shows_what_comes_and_ends_with_a_verdict(
     assert (shown[0] == "repeated") if lies else shown == []
 
 
-def test_following_waits_out_a_server_that_is_away_and_begins_anew(
+def test_following_waits_out_an_outage_and_begins_again(
     own_server: EmbeddedServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lane = TrueLane().play(EVENTFUL).finish()

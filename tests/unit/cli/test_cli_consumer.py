@@ -193,7 +193,7 @@ def test_draining_an_idle_consumer_is_done_at_once(shell: CommandLine, lane: Lan
 
 
 @pytest.mark.parametrize("how", ["resumed", "restarted"])
-def test_a_drain_that_somebody_ends_is_told(shell: CommandLine, lane: Lane, server: EmbeddedServer, how: str) -> None:
+def test_a_drain_that_was_revoked_is_an_error(shell: CommandLine, lane: Lane, server: EmbeddedServer, how: str) -> None:
     lane.join("w1@host")
     in_flight(lane, "w1@host", "A")
 

@@ -194,7 +194,7 @@ def test_a_message_is_replayed_by_its_id_or_by_its_letters(
     assert [ticket for _, ticket in letters_of(lane)] == ["B"]
 
 
-def test_what_the_leader_refuses_is_told_with_its_reason(
+def test_a_refusal_of_the_leader_is_shown_with_its_reason(
     shell: CommandLine, lane: Lane, valkey: EmbeddedServer
 ) -> None:
     ids = buried(lane, "A", "B")
@@ -222,7 +222,7 @@ def test_what_can_be_seen_not_to_come_again_is_not_even_ordered(
     assert len(letters_of_any(lane)) == 2
 
 
-def test_a_message_that_was_refused_is_replayed_when_it_can_be_processed_by_now(
+def test_a_refused_message_is_replayed_once_it_can_be_processed(
     shell: CommandLine, lane: Lane, valkey: EmbeddedServer
 ) -> None:
     id_ = unprocessable(lane, "A", task="shop.once")
@@ -276,9 +276,7 @@ def test_a_dry_run_shows_what_would_be_done_and_does_nothing(shell: CommandLine,
 
 
 @pytest.mark.parametrize("verb", ["replay", "drop"])
-def test_a_selection_without_yes_is_refused_where_nobody_can_be_asked(
-    shell: CommandLine, lane: Lane, verb: str
-) -> None:
+def test_a_selection_without_yes_is_refused_without_a_terminal(shell: CommandLine, lane: Lane, verb: str) -> None:
     buried(lane, "A", "B")
     result = shell("dead", verb, "--ticket", "A")
     assert (result.exit_code, result.stdout) == (2, "")
@@ -360,7 +358,7 @@ def test_a_replay_that_breaks_off_says_how_many_it_had_replayed(
     assert result.stderr == "Error: no more today (100 of 150 were replayed before)\n"
 
 
-def test_letters_are_dropped_for_good_whatever_they_are(shell: CommandLine, lane: Lane) -> None:
+def test_letters_of_any_kind_are_dropped_for_good(shell: CommandLine, lane: Lane) -> None:
     unprocessable(lane, "A")
     ids = buried(lane, "B", "B")
     lane.depose()
@@ -370,7 +368,7 @@ def test_letters_are_dropped_for_good_whatever_they_are(shell: CommandLine, lane
     assert shell("dead", "drop", ids[0]).exit_code == 1
 
 
-def test_a_letter_that_went_while_it_was_dropped_is_told(
+def test_a_letter_that_was_deleted_before_the_drop_is_reported(
     shell: CommandLine, lane: Lane, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (id_,) = buried(lane, "A")

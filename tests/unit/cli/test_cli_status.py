@@ -107,7 +107,7 @@ def test_unread_messages_are_counted_although_what_is_done_leaves_the_stream(
     assert shell.json("status")["unread"] == 2
 
 
-def test_where_nobody_knows_how_much_is_unread_the_most_that_it_can_be_is_told(
+def test_an_unknown_number_of_unread_messages_is_shown_as_an_upper_bound(
     shell: CommandLine, lane: Lane, server: EmbeddedServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lane.make_group()
@@ -126,7 +126,7 @@ def test_where_nobody_knows_how_much_is_unread_the_most_that_it_can_be_is_told(
     assert shell.json("status")["unread"] == 0
 
 
-def test_a_lane_that_nobody_has_ever_led_is_a_state_and_no_error(shell: CommandLine, lane: Lane) -> None:
+def test_a_lane_without_any_leader_so_far_has_a_status(shell: CommandLine, lane: Lane) -> None:
     result = shell("status")
     assert result.exit_code == 0
     assert "no master leads" in result.stdout
@@ -236,7 +236,7 @@ def test_more_records_than_are_looked_at_make_the_number_of_parked_tickets_a_low
     assert "at least" in shell("status").stdout
 
 
-def test_consumers_that_take_nothing_new_are_told_with_what_ends_it(shell: CommandLine, lane: Lane) -> None:
+def test_consumers_that_take_nothing_new_are_a_problem_with_a_remedy(shell: CommandLine, lane: Lane) -> None:
     lane.make_group()
     lane.lead()
     lane.join("w1@host")

@@ -51,7 +51,7 @@ def test_a_ticket_in_flight_names_consumer_messages_attempt_and_fence(shell: Com
     assert "1 message waiting behind, 1 message not read yet" in seen["why"]
 
 
-def test_in_flight_on_a_dead_consumer_says_who_moves_it(shell: CommandLine, lane: Lane) -> None:
+def test_in_flight_on_a_dead_consumer_says_that_the_leader_moves_it(shell: CommandLine, lane: Lane) -> None:
     lane.join("w1@host")
     ids = lane.add("A")
     lane.read()
@@ -204,8 +204,8 @@ def test_a_search_that_stopped_early_says_how_far_it_looked(
     assert "searched the first 120 of the waiting messages" in shell("ticket", "show", "A").stdout
     assert "only the first 120 messages that wait" in shell.json("ticket", "show", "C")["why"], "so it may wait, too"
     nobody = shell.json("ticket", "show", "NOBODY")
-    assert "only the first 120 messages that wait were looked at, there are more" in nobody["why"]
-    assert "only the first 120 unread messages were looked at, there are more" in nobody["why"]
+    assert "only the first 120 messages that wait were searched; there are more" in nobody["why"]
+    assert "only the first 120 unread messages were searched; there are more" in nobody["why"]
 
 
 def test_a_search_that_ends_exactly_at_its_bound_is_complete(
@@ -299,15 +299,13 @@ def test_a_parked_ticket_with_more_messages_than_a_search_may_look_at_is_counted
     assert (found["count"], found["complete"], found["ids"]) == (50, True, ids[: bridge.inspect.scans.IDS_KEPT])
 
 
-def test_a_parked_ticket_without_messages_is_parked_all_the_same(shell: CommandLine, lane: Lane) -> None:
+def test_a_ticket_without_messages_can_be_parked(shell: CommandLine, lane: Lane) -> None:
     park(lane, "A", [], "r")
     seen = shell.json("ticket", "show", "A")
     assert (seen["state"], seen["waiting"]["count"]) == (TicketState.PARKED.value, 0)
 
 
-def test_a_parked_message_that_was_begun_tells_its_attempt_and_what_is_suspected(
-    shell: CommandLine, lane: Lane
-) -> None:
+def test_a_parked_message_that_was_begun_shows_its_attempt_and_the_suspicion(shell: CommandLine, lane: Lane) -> None:
     ids = lane.add(*"AA")
     lane.read()
     lost = LostAttempt(2, 77, "w9@host", "its worker ended")
@@ -383,7 +381,7 @@ def test_parking_and_releasing_order_it_of_the_leader(shell: CommandLine, lane: 
 
 
 @pytest.mark.parametrize("verb", ["park", "release"])
-def test_what_cannot_be_parked_is_told_in_one_line(
+def test_a_ticket_that_cannot_be_parked_is_an_error_of_one_line(
     shell: CommandLine, lane: Lane, server: EmbeddedServer, verb: str
 ) -> None:
     with fake_leader(server, lane, lambda _: {"error": "it cannot be"}):

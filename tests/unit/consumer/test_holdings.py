@@ -42,7 +42,7 @@ def test_the_next_run_may_come_before_the_one_before_is_dropped() -> None:
     assert holdings.report() == [8]
 
 
-def test_a_run_that_comes_again_is_refused_while_it_is_here_and_told_forgotten_when_it_is_not() -> None:
+def test_a_second_delivery_of_a_run_is_refused_while_held_and_else_reported_as_forgotten() -> None:
     holdings = Holdings()
     assert holdings.take("T", 5, 7, True) is Taking.TAKEN
     # The leader may have settled a part of it meanwhile

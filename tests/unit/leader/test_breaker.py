@@ -54,7 +54,7 @@ def fail_for_all(world: LaneWorld) -> None:
 
 
 @pytest.mark.parametrize("attempts", [1, 3])
-def test_nothing_dies_of_a_task_that_fails_for_everybody_and_all_of_it_comes_in_order(attempts: int) -> None:
+def test_a_task_that_fails_for_all_tickets_kills_none_and_runs_in_order_later(attempts: int) -> None:
     world = world_of(max_attempts=attempts)
     fail_for_all(world)
     dead = len(world.store.dead)

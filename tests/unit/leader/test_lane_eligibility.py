@@ -53,7 +53,7 @@ class EligibilityMachine(LaneMachine):
         super().teardown()
 
 
-def test_nobody_is_sent_what_it_cannot_run_and_everything_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_consumer_gets_a_task_that_it_cannot_run_and_all_messages_end(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("bridge.leader.stream.pending.PAGE", 10)
     run_state_machine_as_test(
         EligibilityMachine,
@@ -67,7 +67,7 @@ def test_nobody_is_sent_what_it_cannot_run_and_everything_ends(monkeypatch: pyte
     )
 
 
-def test_what_nobody_can_run_costs_no_memory_and_stands_in_nobodys_way() -> None:
+def test_messages_that_no_consumer_can_run_cost_no_memory_and_delay_no_ticket() -> None:
     world = LaneWorld(window=100)
     world.join("w@h", 2, frozenset({"short"}))
     for number in range(500):

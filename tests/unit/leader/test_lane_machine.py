@@ -192,7 +192,7 @@ class LaneMachine(RuleBasedStateMachine):
             assert (consumer.messages, consumer.parcels, consumer.backlog_ms, len(consumer.ready)) == (0, 0, 0.0, 0)
 
 
-def test_whatever_happens_order_and_accounts_hold() -> None:
+def test_order_and_accounts_hold_after_any_steps() -> None:
     run_state_machine_as_test(
         LaneMachine,
         settings=settings(

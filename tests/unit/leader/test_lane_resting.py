@@ -72,7 +72,7 @@ def test_a_new_leader_leaves_them_where_they_are() -> None:
     assert sorted(world.store.done, key=id_key) == list(world.store.entries)
 
 
-def test_one_that_was_deleted_meanwhile_is_dead_and_its_ticket_goes_on() -> None:
+def test_a_message_that_was_deleted_meanwhile_is_dead_and_its_ticket_goes_on() -> None:
     world = LaneWorld(window=100)
     in_backoff(world, 1, 3, delay_ms=60_000)
     first, *rest = world.store.entries
@@ -84,7 +84,7 @@ def test_one_that_was_deleted_meanwhile_is_dead_and_its_ticket_goes_on() -> None
     assert (world.store.dead, world.store.done) == ([first], rest)
 
 
-def test_one_that_is_parked_meanwhile_keeps_its_place() -> None:
+def test_a_ticket_that_is_parked_meanwhile_keeps_its_place() -> None:
     world = LaneWorld(window=100)
     in_backoff(world, 1, 3, delay_ms=60_000)
     world.order(do="park", ticket="T0")

@@ -147,7 +147,7 @@ def test_a_ticket_that_was_read_in_part_when_another_one_was_satisfied_goes_on_t
     assert sorted(world.store.done, key=id_key) == list(world.store.entries)
 
 
-def test_a_deleted_entry_of_another_ticket_that_is_in_memory_is_handled_all_the_same() -> None:
+def test_a_message_in_memory_is_handled_though_its_entry_was_deleted() -> None:
     # Given a ticket in backoff, whose entries somebody deletes, behind the first spilled one of another ticket
     world = LaneWorld(window=100)
     world.join("w1@h")

@@ -29,7 +29,7 @@ def lane_of(consumers: int, **settings: Any) -> tuple[LaneWorld, list[str]]:
 
 @pytest.mark.parametrize("dead", [2, 5, 9])
 @pytest.mark.parametrize("left_ms", [0, MISSED_MS], ids=["one-look", "one-after-the-other"])
-def test_who_loses_several_consumers_at_once_has_one_loss(dead: int, left_ms: int) -> None:
+def test_a_ticket_that_loses_several_consumers_at_once_has_one_loss(dead: int, left_ms: int) -> None:
     # Given ten consumers, of which several are lost in one moment: their leases end together, or shortly after
     world, lives = lane_of(10)
     lost = lives[:dead]
@@ -64,7 +64,7 @@ def test_a_message_with_one_attempt_does_not_die_of_consumers_that_were_dead_bef
     ("ended", "losses", "attempt"),
     [([True, True, True], 0, 1), ([False, True, True], 1, 1), ([False, False, False], 1, 3)],
 )
-def test_what_ran_under_a_lease_that_somebody_ended_is_not_to_blame(
+def test_a_message_that_ran_under_a_lease_ended_by_hand_is_not_charged(
     monkeypatch: pytest.MonkeyPatch, ended: list[bool], losses: int, attempt: int
 ) -> None:
     """The server's clock was set forward, or the key was deleted: it did not end its worker, however often that is."""
@@ -106,7 +106,7 @@ def test_a_renewal_is_one_however_short_the_lease_of_the_worker_is() -> None:
     assert world.lane.consumers[short].open
 
 
-def test_a_late_renewal_alone_stops_nobody() -> None:
+def test_a_late_renewal_alone_stops_no_worker() -> None:
     # Given nobody lost, and a consumer that is late
     world, (_, late) = lane_of(2)
     world.look({late: MISSED_MS})
@@ -114,7 +114,7 @@ def test_a_late_renewal_alone_stops_nobody() -> None:
     assert world.lane.consumers[late].open
 
 
-def test_a_consumer_gets_nothing_after_the_word_that_it_ended() -> None:
+def test_a_consumer_gets_nothing_after_the_notice_of_its_end() -> None:
     # Given the death notice of one consumer that is read with others, before the look
     world, (dead, lives) = lane_of(2)
     world.lease_watch.gave_up(dead, GivenUp())

@@ -65,7 +65,7 @@ def test_a_step_with_nothing_to_do_asks_no_consumer() -> None:
 
 
 @pytest.mark.parametrize("tasks", [None, frozenset({"middle"})])
-def test_the_least_loaded_of_all_is_chosen_whatever_happened_before(tasks: frozenset[str] | None) -> None:
+def test_the_least_loaded_of_all_is_chosen_after_any_history(tasks: frozenset[str] | None) -> None:
     # Given consumers of different sizes that come, go and finish at random
     dice = random.Random(SEED)
     world = LaneWorld(window=100_000, bundle_ms=0.0)
@@ -141,7 +141,7 @@ def test_only_the_tickets_of_those_that_left_move_and_those_that_join_take_only_
     assert all(fresh.owner(ticket, there) == owner for ticket, owner in after.items())
 
 
-def test_who_may_not_have_a_ticket_is_passed_over_as_if_it_were_not_there() -> None:
+def test_a_consumer_that_may_not_have_a_ticket_is_skipped() -> None:
     whole, half = ring(NAMES), ring(NAMES[::2])
     able = set(NAMES[::2])
     assert all(whole.owner(ticket, able) == half.owner(ticket, able) for ticket in TICKETS[:2000])

@@ -49,7 +49,7 @@ def enough_of_all(lane: Lane) -> bool:
 
 
 @pytest.mark.parametrize("tasks", [None, frozenset({"middle"})])
-def test_it_is_known_as_if_everybody_had_been_asked(
+def test_the_result_equals_that_of_asking_all_of_them(
     tasks: frozenset[str] | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Given consumers of different sizes that come, go and finish at random, and bounds that a few tickets reach

@@ -96,7 +96,7 @@ def test_a_worker_with_more_processes_gets_more() -> None:
     assert [consumer.messages for consumer in lane.lane.consumers.values()] == [1, 6]
 
 
-def test_nobody_is_there_and_nothing_is_sent() -> None:
+def test_without_consumers_nothing_is_sent() -> None:
     lane = world()
     lane.push("T", count=5)
     lane.read()
@@ -344,7 +344,7 @@ def test_what_was_never_started_costs_no_attempt_and_what_had_some_keeps_them() 
     assert lane.lane.tickets["T"].attempt == 2
 
 
-def test_a_retry_that_is_given_back_while_nobody_has_room_keeps_its_attempts_over_a_new_leader() -> None:
+def test_a_retry_that_is_given_back_without_room_keeps_its_attempts_under_a_new_leader() -> None:
     # Given a second attempt that is given back by a worker that goes, the only one
     lane = world(max_attempts=3)
     home = lane.join("w1@h")
@@ -363,7 +363,7 @@ def test_a_retry_that_is_given_back_while_nobody_has_room_keeps_its_attempts_ove
     assert lane.running()
 
 
-def test_a_broken_entry_hurts_nobody() -> None:
+def test_a_broken_entry_changes_nothing_for_others() -> None:
     lane = world()
     lane.join("w1@h")
     first = lane.push("T")

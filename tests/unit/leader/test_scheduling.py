@@ -68,14 +68,14 @@ def test_two_processes_take_the_files_with_spark() -> None:
 
 
 @pytest.mark.parametrize("busy", [(0, 1), (2, 3)])
-def test_every_file_is_run_whole_whoever_is_slow(busy: tuple[int, ...]) -> None:
+def test_every_file_runs_in_one_process_whichever_is_slow(busy: tuple[int, ...]) -> None:
     files = [*OTHERS, *SPARK]
     nodes = scheduled(files, busy)
     assert sorted(file for node in nodes for file in node.files) == sorted(files)
     assert sorted(number for node in nodes for number in node.asked) == list(range(3 * len(files)))
 
 
-def test_who_has_run_out_of_its_own_takes_the_others() -> None:
+def test_a_process_without_files_of_its_own_takes_those_of_others() -> None:
     nodes = scheduled([*OTHERS, *SPARK], busy=(0,))
     assert len(nodes[1].files) > len(nodes[0].files)
     assert any(map(starts_spark, scheduled(SPARK)[3].files))

@@ -47,7 +47,7 @@ def test_a_place_that_cannot_be_written_is_refused_with_one_line(tmp_path: Path)
         Health(str(tmp_path / "nowhere" / "health"))
 
 
-def test_one_that_goes_later_is_told_once_and_the_loop_turns_on(
+def test_a_file_that_cannot_be_written_later_is_logged_once_and_the_loop_goes_on(
     tmp_path: Path, clock: list[float], caplog: pytest.LogCaptureFixture
 ) -> None:
     folder = tmp_path / "folder"

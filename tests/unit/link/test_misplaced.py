@@ -63,7 +63,7 @@ def test_several_keys_are_named_at_once(shell: CommandLine, server: EmbeddedServ
     assert "rename or delete them" in said
 
 
-def test_who_may_not_ask_for_types_is_not_held_up(shell: CommandLine, server: EmbeddedServer) -> None:
+def test_a_user_without_permission_for_type_is_not_stopped(shell: CommandLine, server: EmbeddedServer) -> None:
     with server.client() as client:
         client.execute_command("ACL", "SETUSER", "default", "-type")
         try:

@@ -165,7 +165,7 @@ def lines(caplog: pytest.LogCaptureFixture) -> list[str]:
     return found
 
 
-def test_an_outage_is_told_once_and_its_end_once(clock: Clock, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_outage_is_logged_once_and_its_end_once(clock: Clock, caplog: pytest.LogCaptureFixture) -> None:
     outage = Outage(logging.getLogger("x"), "waiting")
     assert not outage.over()
     for _ in range(100):
@@ -178,7 +178,7 @@ def test_an_outage_is_told_once_and_its_end_once(clock: Clock, caplog: pytest.Lo
     assert outage.count == 1
 
 
-def test_a_server_that_comes_and_goes_is_told_of_once(clock: Clock, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_server_that_comes_and_goes_is_logged_once(clock: Clock, caplog: pytest.LogCaptureFixture) -> None:
     outage = Outage(logging.getLogger("x"), "waiting")
     for _ in range(100):
         outage.met(ConnectionError("gone"))

@@ -53,7 +53,7 @@ def test_clocks_agree_after_one_lease_and_not_before() -> None:
 
 @pytest.mark.parametrize("step", [0.3, 7.0, 3600.0, -0.3, -3600.0])
 @pytest.mark.parametrize("seed", range(5))
-def test_a_step_is_noticed_and_nobody_is_judged_for_a_lease(step: float, seed: int) -> None:
+def test_a_step_is_noticed_and_no_lease_is_ended_for_one_lease(step: float, seed: int) -> None:
     world = World(seed)
     world.go_on(100)
     assert steady(world)
@@ -87,7 +87,7 @@ def test_clocks_that_drift_as_clocks_do_agree(drift: float) -> None:
         assert steady(world)
 
 
-def test_a_slow_answer_tells_nothing_and_is_no_step() -> None:
+def test_a_slow_answer_is_not_used_and_is_no_step() -> None:
     world = World()
     world.go_on(10)
     world.slow_s = 1.0
@@ -241,7 +241,7 @@ def test_what_is_missed_after_a_step_is_over_a_whole_lease_later() -> None:
     assert leases.was_ended("a"), "and what it ran is not to blame"
 
 
-def test_a_master_that_was_just_started_judges_nobody_in_its_first_lease() -> None:
+def test_a_master_that_was_just_started_ends_no_lease_within_its_first_lease() -> None:
     world = World()
     lead: Any = Lead(world)
     leases = Leases(world.clock, LEASE_S)

@@ -70,7 +70,7 @@ def test_a_missing_file_is_named_with_its_option(option: str, tmp_path: Path, an
     assert "is it running" not in said
 
 
-def test_a_file_without_a_certificate_is_told_apart(tmp_path: Path, answering: Callable[..., int]) -> None:
+def test_a_file_without_a_certificate_has_an_error_of_its_own(tmp_path: Path, answering: Callable[..., int]) -> None:
     empty = tmp_path / "empty.pem"
     empty.write_text("no certificate\n")
     said = said_of(f"rediss://{HOST}:{answering(b'')}/0?ssl_cert_reqs=required&ssl_ca_certs={empty}")
@@ -84,7 +84,7 @@ def test_tls_to_a_plain_server_is_called_so(reply: bytes, answering: Callable[..
     assert "is it running" not in said
 
 
-def test_a_certificate_that_nobody_trusts_points_at_the_option(answering: Callable[..., int]) -> None:
+def test_an_untrusted_certificate_gives_an_error_that_names_the_option(answering: Callable[..., int]) -> None:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     trustme.CA().issue_cert(HOST).configure_cert(context)
     said = said_of(f"rediss://{HOST}:{answering(context)}/0?ssl_cert_reqs=required")

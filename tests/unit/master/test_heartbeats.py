@@ -79,7 +79,7 @@ def test_a_worker_that_says_that_it_goes_makes_the_leader_look_at_once(
     assert "w1@a" not in heartbeats._heard
 
 
-def test_a_lost_link_is_made_anew_and_blames_nobody(
+def test_a_lost_connection_is_opened_again_and_charges_no_message(
     app: Celery, heartbeats: Heartbeats, looks: Looks, valkey: EmbeddedServer
 ) -> None:
     heard(app, heartbeats, "w1@a")

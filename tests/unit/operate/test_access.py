@@ -35,7 +35,7 @@ def test_every_script_has_its_commands_granted() -> None:
 @example(name="[a-z]?\\")
 @example(name="a b\nc")
 @example(name="'\"")
-def test_a_name_is_one_word_that_an_acl_file_can_say(name: str) -> None:
+def test_a_user_name_is_valid_in_an_acl_file(name: str) -> None:
     found = literal(name)
     assert found.split() == [found]
     assert not set(found) & set("\"'")
@@ -86,6 +86,6 @@ def test_the_printed_command_and_the_line_of_a_file_say_the_same(
         ["acl", "worker", "--own-keys", "a b"],
     ],
 )
-def test_wrong_usage_is_told(arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wrong_usage_is_reported(arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert CommandLine(tmp_path, "redis://localhost:1/0")(*arguments).exit_code == 2

@@ -75,13 +75,13 @@ def test_a_change_of_master_is_waited_out(server: EmbeddedServer, lane: Lane, mo
         assert give(lane.redis, lane.keys, ORDER) == {"ok": True}
 
 
-def test_an_order_that_nobody_takes_is_withdrawn(lane: Lane) -> None:
+def test_an_order_that_no_leader_takes_is_withdrawn(lane: Lane) -> None:
     with pytest.raises(OrderFailed, match=r"no master answered within 0.2 s \(host:1:abc leads\).*was withdrawn"):
         give(lane.redis, lane.keys, ORDER, timeout_s=0.2)
     assert lane.redis.xlen(lane.keys.outcomes) == 0, "or the next leader carries it out, when nobody wants it any more"
 
 
-def test_an_order_that_was_taken_and_never_answered_is_told_as_such(
+def test_an_order_that_was_taken_and_never_answered_has_an_error_of_its_own(
     server: EmbeddedServer, lane: Lane, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(bridge.operate.orders, "LAST_S", 0.2)

@@ -203,12 +203,12 @@ def test_a_line_without_end_is_refused_before_it_fills_the_memory() -> None:
     ("name", "kind"),
     [("a.csv", "csv"), ("a.CSV.gz", "csv"), ("a.jsonl", "json"), ("a.b.ndjson.gz", "json"), ("a.json", "json")],
 )
-def test_the_name_tells_the_format(name: str, kind: str) -> None:
+def test_the_files_name_decides_the_format(name: str, kind: str) -> None:
     assert format_of(name) == kind
 
 
 @pytest.mark.parametrize("name", ["-", "a", "a.txt", "a.gz", ".csv.gz.bak"])
-def test_a_name_that_tells_no_format_asks_for_it(name: str) -> None:
+def test_a_name_without_a_known_suffix_needs_the_format_option(name: str) -> None:
     with pytest.raises(ConfigurationError, match="add --format csv or --format json"):
         format_of(name)
 

@@ -186,7 +186,7 @@ def test_a_file_that_changes_while_it_is_checked_is_refused(
     assert stream(redis) == []
 
 
-def test_a_server_that_refuses_a_row_is_told_with_the_row(shell: CommandLine, redis: Redis) -> None:
+def test_the_error_of_a_refused_row_names_the_row(shell: CommandLine, redis: Redis) -> None:
     redis.set("ticket_stream", "not a stream")
     result = shell("push", write("a.jsonl", lines(3)))
     assert result.exit_code == 1
@@ -194,7 +194,7 @@ def test_a_server_that_refuses_a_row_is_told_with_the_row(shell: CommandLine, re
     assert "0 rows before it were pushed" in result.stderr
 
 
-def test_a_full_server_is_told_as_such(shell: CommandLine, redis: Redis) -> None:
+def test_a_full_server_is_named_in_the_error(shell: CommandLine, redis: Redis) -> None:
     redis.config_set("maxmemory", "1mb")
     try:
         result = shell("push", write("a.jsonl", lines(3)))

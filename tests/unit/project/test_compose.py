@@ -55,7 +55,7 @@ class TestEveryService:
         for name, service in services.items():
             assert set(service) <= KEYS_OF_A_SERVICE, name
 
-    def test_has_an_image_and_a_command_in_words(self, services: dict[str, Service]) -> None:
+    def test_has_an_image_and_a_command_of_strings(self, services: dict[str, Service]) -> None:
         for name, service in services.items():
             assert service.get("image"), name
             # A list: no shell between, so that signals arrive at the program.

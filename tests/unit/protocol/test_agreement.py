@@ -26,7 +26,7 @@ def redis(server: EmbeddedServer) -> Redis:
     return made
 
 
-def test_the_first_app_has_the_lane_and_one_of_another_name_is_told_so(server: EmbeddedServer, redis: Redis) -> None:
+def test_the_first_app_has_the_lane_and_an_app_of_another_name_is_refused(server: EmbeddedServer, redis: Redis) -> None:
     shop = make(server, "shop")
     arrive(redis, shop)
     arrive(redis, make(server, "shop"))

@@ -115,7 +115,7 @@ def test_a_message_that_travels_alone_is_what_it_was(ticket: str, payload: bytes
     assert (got.headers["id"], got.headers["root_id"], got.headers["retries"]) == ("5-1", "5-1", attempt - 1)
 
 
-def test_doubt_is_told() -> None:
+def test_doubt_is_shown() -> None:
     assert plain(message(), doubt=True)["headers"][HEADER_RUNS] == [["T42", 0, 1, 1, 1]]
 
 

@@ -26,7 +26,7 @@ def printable(text: str) -> str:
 
 
 @given(fence=FENCES, ms=TIMES, kind=st.sampled_from([Kind.DONE, Kind.RETURNED]))
-def test_what_needs_no_words_survives_the_way(fence: int, ms: float, kind: Kind) -> None:
+def test_an_outcome_without_error_is_read_as_it_was_written(fence: int, ms: float, kind: Kind) -> None:
     outcome = Outcome("1700000000000-12", fence, kind, ms)
     assert through(outcome) == [outcome]
 
@@ -39,7 +39,7 @@ def test_what_needs_no_words_survives_the_way(fence: int, ms: float, kind: Kind)
     delay_ms=st.none() | st.integers(0, 10**12),
 )
 @example(fence=2**53 - 1, kind=Kind.FAILED, error="\ud800", traceback="\udfff", delay_ms=0)
-def test_a_failure_keeps_its_words_but_for_what_is_no_text(
+def test_a_failure_keeps_its_message_without_invalid_text(
     fence: int, kind: Kind, error: str, traceback: str, delay_ms: int | None
 ) -> None:
     outcome = Outcome("1-0", fence, kind, 1.5, 1_700_000_000_000_000, error, traceback, delay_ms)
@@ -51,7 +51,7 @@ def test_a_failure_keeps_its_words_but_for_what_is_no_text(
     assert through(back) == [back]
 
 
-def test_a_failures_words_are_bounded_and_the_end_of_the_traceback_is_kept() -> None:
+def test_a_failures_message_is_bounded_and_the_end_of_the_traceback_is_kept() -> None:
     [back] = through(Outcome("1-0", 1, Kind.FAILED, 0.0, 0, "é" * 10_000, "x" * 100_000 + "the cause"))
     assert len(back.error) == ERROR_CHARS
     assert len(back.traceback) == TRACEBACK_CHARS
@@ -63,7 +63,7 @@ def test_many_outcomes_keep_their_order_in_one_entry() -> None:
     assert through(*outcomes) == outcomes
 
 
-def test_the_kinds_have_words_of_their_own() -> None:
+def test_each_kind_has_a_text_of_its_own() -> None:
     assert len({kind.value for kind in Kind}) == len(Kind)
 
 
@@ -98,7 +98,7 @@ plausible = st.tuples(
 
 
 @given(rows=st.lists(plausible.map(list) | plausible.map(lambda row: list(row[:5])) | json_values) | json_values)
-def test_whatever_is_written_is_read_or_passed_over(rows: Any) -> None:
+def test_any_entry_is_read_or_skipped(rows: Any) -> None:
     found, problems = read(orjson.dumps(rows))
     assert len(found) + len(problems) == (len(rows) if isinstance(rows, list) else 1)
     for outcome in found:
@@ -131,7 +131,7 @@ def test_no_text_at_all_is_an_exception(data: bytes) -> None:
         (b'{"a":1}', False),
     ],
 )
-def test_what_a_newer_version_writes_is_told_from_what_nobody_does(data: bytes, newer: bool | None) -> None:
+def test_outcomes_of_a_newer_version_differ_from_invalid_ones(data: bytes, newer: bool | None) -> None:
     found, problems = read(data)
     assert [problem.newer for problem in problems] == ([] if newer is None else [newer])
     assert len(found) == (newer is None)

@@ -84,7 +84,7 @@ def test_every_key_has_an_owner_in_its_own_lane_and_none_elsewhere(group: str, c
 @pytest.mark.parametrize(
     "key", ["", "x", "{s}", "{s}:g", "{s}:g:", "{s}:g:new", "{s}:g:lease", "{s}:g:leaderx", "{s}:h:leader"]
 )
-def test_what_nobody_wrote_down_has_no_owner(key: str) -> None:
+def test_an_undocumented_key_has_no_owner(key: str) -> None:
     assert LaneKeys("s", "g").owner_of(key) is None
 
 

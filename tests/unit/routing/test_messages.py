@@ -171,7 +171,7 @@ JSON = st.recursive(
 @given(payload=st.one_of(JSON.map(lambda v: json.dumps(v).encode("utf-8", "surrogatepass")), st.binary(max_size=40)))
 @example(payload=b"1" * 4400)
 @example(payload=b"\xef\xbb\xbf{}")
-def test_whatever_is_accepted_a_worker_can_decode(payload: bytes) -> None:
+def test_a_worker_can_decode_every_accepted_payload(payload: bytes) -> None:
     # Given an entry that is accepted
     found = parser(max_payload=10_000).parse("1-0", (b"ticket_id", b"T", b"payload", payload))
     if isinstance(found, Refusal):

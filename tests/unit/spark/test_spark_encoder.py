@@ -58,7 +58,7 @@ def test_a_sequence_comes_before_the_ticket() -> None:
     assert wire(rows) == packed("12", "T", "v")
 
 
-def test_a_null_is_told_beside_the_values() -> None:
+def test_nulls_are_marked_beside_the_values() -> None:
     batch = pa.record_batch(
         {"ticket_id": ["A", "B", "C", "D"], "x": [None, "1", None, "2"], "y": ["3", None, None, "4"]}
     )

@@ -76,7 +76,7 @@ NO_START = "Error from python worker:\n  Traceback:\n    File x\n  SyntaxError: 
     ],
     ids=["version", "not there", "module", "module at start", "start", "package"],
 )
-def test_a_python_that_cannot_run_tasks_is_told_with_what_to_do(text: str, said: str) -> None:
+def test_a_python_that_cannot_run_tasks_gives_an_error_that_says_what_to_do(text: str, said: str) -> None:
     error = one_line(RuntimeError(text))
     assert type(error) is ConfigurationError
     assert str(error).startswith("the Python that Spark runs tasks with ")
@@ -247,7 +247,7 @@ def test_the_plan_of_a_query_is_no_part_of_what_went_wrong(
     assert str(error) == said
 
 
-def test_of_a_chain_of_causes_the_innermost_that_says_anything_is_told() -> None:
+def test_the_innermost_cause_with_a_text_is_shown() -> None:
     failed = Caused("[STREAM_FAILED] Query [id = 9]", Caused("", Caused("the disk is full\n\tat x", Caused("", None))))
     assert str(one_line(failed)) == "Spark failed: the disk is full"
 
@@ -309,7 +309,7 @@ with errors_in_one_line(as_json={as_json}):
     assert (job.returncode, job.stderr) == (1, "error: No space left on device\n")
 
 
-def test_a_name_that_is_no_text_is_told_all_the_same() -> None:
+def test_a_name_that_is_no_text_is_shown() -> None:
     code = """
 from bridge.spark.job.failures import emit, errors_in_one_line
 with errors_in_one_line():
@@ -337,7 +337,7 @@ def test_ctrl_c_while_a_job_is_imported_leaves_no_trace(job: str, tmp_path: Path
     assert (ended.returncode, ended.stderr) == (-signal.SIGINT, "")
 
 
-def test_ctrl_c_is_told_by_a_job_that_was_imported(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_imported_job_reports_ctrl_c(capsys: pytest.CaptureFixture[str]) -> None:
     before = signal.signal(signal.SIGINT, signal.SIG_DFL)
     try:
         with pytest.raises(SystemExit) as ended, errors_in_one_line():

@@ -51,7 +51,7 @@ ACTIONS = st.lists(
 
 
 @given(ACTIONS)
-def test_what_is_told_without_counting_is_what_counting_tells(actions: list[tuple[str, int]]) -> None:
+def test_the_number_without_counting_equals_the_counted_one(actions: list[tuple[str, int]]) -> None:
     model, at = Model(), Offset(ZERO, 0)
     unread_and_gone, reported = set[int](), 0
     for action, number in actions:
@@ -96,7 +96,7 @@ def test_only_entries_deleted_singly_behind_the_offset_have_to_be_counted() -> N
     assert present_after(StreamInfo(3, EntryId(7, 0), EntryId(10, 0), EntryId(10, 0), None, ZERO), ZERO, None) is None
 
 
-def test_a_stream_that_was_made_anew_is_another_one() -> None:
+def test_a_stream_that_was_made_again_is_another_stream() -> None:
     at = Offset(EntryId(50, 0), 50, rows=10)
     shorter = StreamInfo(3, EntryId(60, 0), EntryId(62, 0), EntryId(62, 0), 3, ZERO)
     older_server = StreamInfo(3, EntryId(7, 0), EntryId(9, 0), EntryId(9, 0), None, ZERO)

@@ -167,7 +167,7 @@ def test_a_scheme_may_be_written_in_any_case() -> None:
 
 
 @pytest.mark.parametrize("url", ["redis://h?protocol=3&decode_responses=True", "sentinel://h:1/0?master_name=m"])
-def test_replies_come_raw_whatever_a_url_says(url: str) -> None:
+def test_replies_are_bytes_whatever_options_a_url_has(url: str) -> None:
     kwargs = client(url).connection_pool.connection_kwargs
     assert (kwargs["protocol"], kwargs["decode_responses"]) == (2, False)
 

@@ -47,7 +47,7 @@ def test_steps_grow_up_to_a_limit_and_end_at_the_longest_wait(uneven: float) -> 
     assert len(time.steps) < 300
 
 
-def test_progress_begins_the_wait_anew() -> None:
+def test_progress_restarts_the_wait() -> None:
     time = Time(0.5)
     patience = time.patience(10)
     for _ in range(100):
@@ -57,7 +57,7 @@ def test_progress_begins_the_wait_anew() -> None:
     assert patience.waited_s > 100
 
 
-def test_a_short_wait_is_not_worth_a_word_and_a_long_one_is_told_now_and_then_until_it_ends() -> None:
+def test_only_a_long_wait_is_noted_now_and_then_until_it_ends() -> None:
     time = Time(0.5)
     patience = time.patience(100)
     patience.wait("no room", StreamFull)

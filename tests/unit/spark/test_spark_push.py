@@ -106,7 +106,7 @@ def test_on_a_terminal_there_is_one_line_that_is_written_over_and_never_wraps(mo
     assert lines[3] == ""
 
 
-def test_elsewhere_a_reason_to_wait_is_told_once(capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_a_terminal_a_reason_to_wait_is_printed_once(capsys: pytest.CaptureFixture[str]) -> None:
     display = Display("text")
     for seconds in (1.0, 2.0, 3.0):
         display.waiting(0, "the stream is full", seconds)
@@ -126,7 +126,7 @@ def test_one_event_is_not_called_events(capsys: pytest.CaptureFixture[str]) -> N
     assert capsys.readouterr().out.splitlines() == ["1 event, 10 per second", "epoch 0: 1 event in 2.0 s"]
 
 
-def test_a_supervisor_gets_lines_of_json_and_whoever_wants_none_gets_none(capsys: pytest.CaptureFixture[str]) -> None:
+def test_progress_is_json_lines_or_nothing_as_asked(capsys: pytest.CaptureFixture[str]) -> None:
     for progress in ("json", "none"):
         display = Display(progress)
         display.rows(5, 10.04)
@@ -152,6 +152,6 @@ def test_a_signal_is_noted_and_what_was_before_comes_back(number: signal.Signals
     assert signal.getsignal(number) is before
 
 
-def test_a_file_that_is_not_there_is_told_before_java_starts(tmp_path: Path) -> None:
+def test_a_missing_file_is_reported_before_java_starts(tmp_path: Path) -> None:
     done = CliRunner().invoke(main, [str(tmp_path / "no.csv")])
     assert (done.exit_code, done.stderr) == (1, f"error: there is no file {tmp_path / 'no.csv'}\n")

@@ -82,7 +82,7 @@ def test_no_error_and_no_representation_has_the_password(url: str) -> None:
     assert "hunter" not in repr(parse_read({"url": "redis://:hunter2@h:1/0"}))
 
 
-def test_the_columns_follow_the_option_whatever_else_is_given() -> None:
+def test_the_columns_follow_their_option_only() -> None:
     others: dict[str, Any] = dict.fromkeys(OPTIONS, "5")
     del others["fields"]
     assert schema_of(others) == SCHEMA

@@ -82,5 +82,5 @@ def test_a_server_that_is_not_there_is_trouble() -> None:
         ([b"CHANGED", b"3 4 end"], Answer(ReturnCode.CHANGED, "3 4 end")),
     ],
 )
-def test_an_answer_is_a_word_and_what_it_tells(reply: list[bytes | int], answer: Answer) -> None:
+def test_an_answer_is_a_return_code_and_a_value(reply: list[bytes | int], answer: Answer) -> None:
     assert Answer.of(reply) == answer

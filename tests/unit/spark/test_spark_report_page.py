@@ -217,7 +217,7 @@ def test_tables_hold_the_numbers_and_show_them_readably() -> None:
     assert "The first 3 of 5,000." in "".join(read.texts)
 
 
-def test_the_words_are_explained_on_the_page() -> None:
+def test_the_page_defines_its_terms() -> None:
     text = "".join(Read(made()).texts)
     for word in ("waiting", "retries", "messages", "dead", "utilisation"):
         assert text.count(word) > 1

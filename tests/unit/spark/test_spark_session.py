@@ -115,7 +115,7 @@ class AsksJava(Exception):
         return "it is full"
 
 
-def test_an_error_is_told_while_there_is_a_java_to_ask(start: Start) -> None:
+def test_an_error_is_read_while_java_lives(start: Start) -> None:
     start(*POLITE)
     with pytest.raises(TicketBridgeError, match=r"^Spark failed: it is full$"), job_session("x"):
         raise AsksJava

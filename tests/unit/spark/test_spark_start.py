@@ -26,7 +26,7 @@ from bridge.spark.job.session import _why
         ("", "its log is empty"),
     ],
 )
-def test_the_line_that_tells_is_found(text: str, said: str, tmp_path: Path) -> None:
+def test_the_telling_line_is_found(text: str, said: str, tmp_path: Path) -> None:
     log = tmp_path / "log"
     log.write_text(text)
     assert _why(log) == said

@@ -89,7 +89,7 @@ def test_another_server_on_the_port_is_not_taken_for_its_own(valkey: EmbeddedSer
     assert valkey.running
 
 
-def test_a_chosen_port_is_chosen_again_when_somebody_was_faster(
+def test_a_port_that_was_taken_meanwhile_is_chosen_again(
     valkey: EmbeddedServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ports = iter([valkey.port, free_port()])
@@ -169,7 +169,7 @@ def test_nothing_outlives_a_killed_parent(tmp_path: Path) -> None:
     assert "bye bye" in (tmp_path / "server.log").read_text()
 
 
-def test_a_guard_that_was_released_strikes_nobody() -> None:
+def test_a_released_guard_kills_no_process() -> None:
     with subprocess.Popen(["sleep", "600"], start_new_session=True) as process:
         guard = OrphanGuard(process.pid)
         guard.release()

@@ -107,7 +107,7 @@ class TestTheVerdictIsRed:
         book = Book().ran("A", 1, 0, None).ran("A", 1, 30, 35, pid=101)
         assert book.judged({"A": 1}, {HERE: 40 * MS}).overlapped == 1
 
-    def test_for_what_nobody_pushed(self) -> None:
+    def test_for_a_message_that_was_not_pushed(self) -> None:
         found = Book().ran("A", 1, 0, 1).ran("A", 2, 2, 3).ran("Z", 1, 0, 1).judged({"A": 1})
         assert found.unexpected == 2
         assert not found.clean

@@ -52,7 +52,7 @@ class TestStopRequest:
         os.kill(os.getpid(), signal.SIGINT)
         assert stop.hurry
 
-    def test_one_that_notes_the_first_signal_leaves_the_second_to_who_listened_before(self) -> None:
+    def test_the_first_signal_is_noted_and_the_second_goes_to_the_earlier_handler(self) -> None:
         before: list[int] = []
         old = signal.signal(signal.SIGINT, lambda number, _frame: before.append(number))
         try:
@@ -120,7 +120,7 @@ class TestChild:
         end_all([child], stop)
         assert child.exit_code == -signal.SIGKILL
 
-    def test_who_is_in_a_hurry_waits_for_nobody(self, tmp_path: Path, stop: StopRequest) -> None:
+    def test_a_stop_requested_twice_waits_for_no_process(self, tmp_path: Path, stop: StopRequest) -> None:
         child = python("import signal\nwhile True: signal.signal(15, signal.SIG_IGN); signal.pause()", tmp_path)
         child.start()
         stop.count = 2
@@ -165,7 +165,7 @@ class TestVerdictTable:
         assert re.search(r"lost.*\x1b\[1;31m *7", self.shown(self.verdict(lost=7)))
         assert "\x1b[1;31m" not in self.shown(self.verdict())
 
-    def test_the_time_to_reroute_is_told_with_its_bound(self) -> None:
+    def test_the_time_to_reroute_is_shown_with_its_bound(self) -> None:
         shown = self.shown(self.verdict(reroute=Reroute(4, 1.25, 1.5)))
         assert "1.25 s" in shown
         assert "median of 4 tickets of w2, at most 1.50 s; bounded by the lease (6 s)" in shown

@@ -140,7 +140,7 @@ def test_a_frozen_parent_does_not_keep_a_lease_alive_for_its_child() -> None:
     assert not in_a_child(lambda: shared.holds(LIFE))
 
 
-def test_whoever_gets_the_file_sees_the_page() -> None:
+def test_a_process_that_gets_the_file_sees_the_page() -> None:
     shared = SharedPage()
     shared.begin(LIFE, soon())
     shared.running(shared.take_row(), 7)
@@ -236,7 +236,7 @@ def test_what_a_living_process_runs_is_not_forgotten() -> None:
     child.end()
 
 
-def test_rows_are_bounded_and_whoever_gets_none_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_are_bounded_and_a_process_without_one_logs_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "ROWS", 3)
     shared = SharedPage()
     rows = [shared.take_row() for _ in range(3)]
@@ -281,7 +281,7 @@ def test_overdue_is_what_runs_past_the_deadline_or_under_an_older_life() -> None
 
 
 @pytest.mark.parametrize("asked", [False, True])
-def test_what_a_dead_process_had_begun_is_told_to_the_one_that_gets_its_message_and_once(asked: bool) -> None:
+def test_the_next_process_learns_once_what_a_dead_process_had_begun(asked: bool) -> None:
     shared = SharedPage()
     shared.begin(LIFE, soon())
 

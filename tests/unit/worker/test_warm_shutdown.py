@@ -55,13 +55,13 @@ def ran(leaving: Leaving) -> list[str]:
     return leaving.did
 
 
-def test_nothing_comes_back_before_the_leader_was_told() -> None:
+def test_nothing_is_given_back_before_the_leader_is_notified() -> None:
     assert ran(Leaving())[:5] == ["tell", "recall", "empty", "give back", "empty"]
 
 
-def test_a_server_that_is_away_keeps_nothing_from_being_recalled_and_is_told_later() -> None:
+def test_during_an_outage_work_is_recalled_and_the_leader_is_notified_later() -> None:
     assert ran(Leaving(failures=2))[:6] == ["cannot tell", "recall", "cannot tell", "empty", "give back", "tell"]
 
 
-def test_it_is_told_once() -> None:
+def test_the_leader_is_notified_once() -> None:
     assert ran(Leaving(failures=1)).count("tell") == 1
