@@ -203,7 +203,7 @@ def test_a_failure_waits_in_redis_with_its_attempt(world: World) -> None:
     assert (kept.attempt, kept.cause, kept.in_flight) == (2, 'ValueError: "no"\n', False)
 
 
-def test_what_is_given_back_twice_or_was_acknowledged_is_not_revived(world: World) -> None:
+def test_a_message_given_back_twice_or_acknowledged_is_not_revived(world: World) -> None:
     # Given a message that is acknowledged and given back in one batch, as one that is given up is
     batch = Batch(acknowledged=world.busy[:1], given_back=[*world.busy[:2], *world.busy[:2], "999-0"])
     advance(world.client, world.lead, OPENING, batch)
@@ -441,7 +441,7 @@ def test_outcomes_are_trimmed_exactly_up_to_what_was_settled(keep: str, left: in
     assert fresh.client.xlen(fresh.keys.outcomes) == left
 
 
-def test_what_a_newer_version_may_understand_stays_among_outcomes_that_are_settled(fresh: World) -> None:
+def test_entries_for_a_newer_version_stay_among_settled_outcomes(fresh: World) -> None:
     outcomes = fresh.keys.outcomes
     for n in range(1, 9):
         fresh.client.xadd(outcomes, {"i": "x", "newer" if n in (2, 5) else "o": "[]"}, id=f"{n}-0")

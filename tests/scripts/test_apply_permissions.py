@@ -88,7 +88,7 @@ KEYS: dict[str, Callable[[Effects], object]] = {
 
 
 @pytest.mark.parametrize("name", KEYS)
-def test_a_key_that_is_not_permitted_lets_nothing_be_applied_and_hurts_no_other_message(
+def test_a_forbidden_key_prevents_all_effects_of_its_message_and_no_others(
     name: str, world: World, server: EmbeddedServer
 ) -> None:
     def effects(e: Effects) -> None:

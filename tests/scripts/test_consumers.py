@@ -87,7 +87,7 @@ def test_a_name_that_was_forgotten_meanwhile_is_read_again(world: World) -> None
     assert world.snapshot() == before
 
 
-def test_of_two_that_start_under_one_name_one_wins(world: World) -> None:
+def test_one_of_two_workers_that_start_under_one_name_wins(world: World) -> None:
     assert begin(world, "w3@c", None)[0] is ReturnCode.OK
     before = world.snapshot()
     second = register(world.client, world.keys, "w3@c", "another-life", LEASE_MS, b"{}", None)
@@ -213,13 +213,13 @@ def test_forgetting_twice_changes_nothing_more(world: World) -> None:
     assert world.snapshot() == before
 
 
-def test_one_that_lives_is_not_forgotten(world: World) -> None:
+def test_a_live_consumer_is_not_forgotten(world: World) -> None:
     before = world.snapshot()
     assert forgotten(world, "w1@a") is ReturnCode.ALIVE
     assert world.snapshot() == before
 
 
-def test_one_that_came_back_under_a_new_incarnation_is_not_forgotten(world: World) -> None:
+def test_a_consumer_with_a_new_incarnation_is_not_forgotten(world: World) -> None:
     end_lease(world, "w1@a")
     assert begin(world, "w1@a", (world.registrations["w1@a"], incarnation("w1@a")))[0] is ReturnCode.OK
     world.client.lpush(world.keys.queue("w1@a"), "a message for the new one")

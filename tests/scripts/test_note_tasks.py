@@ -14,7 +14,7 @@ from tests.scripts.world import World, changes
 pytestmark = pytest.mark.scripts
 
 
-def test_what_is_noted_takes_the_place_of_what_was(world: World) -> None:
+def test_a_note_replaces_the_earlier_one(world: World) -> None:
     keys = world.keys
     note_tasks(world.client, world.lead, {"a": 1, "b": 2}, [], {"x": b"{}", "y": b"{}"})
     before = world.snapshot()

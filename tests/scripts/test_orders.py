@@ -40,7 +40,7 @@ def test_a_master_without_the_lead_changes_nothing(how: Any, call: Callable[[Wor
     assert world.snapshot() == before
 
 
-def test_what_a_consumer_did_not_take_is_taken_back_the_oldest_first(world: World) -> None:
+def test_messages_that_a_consumer_did_not_take_are_taken_back_oldest_first(world: World) -> None:
     queue = world.keys.queue("w1@a")
     world.client.lpush(queue, "second", "third")
     before = world.snapshot()
@@ -69,7 +69,7 @@ def park_and_drain(world: World, order: str) -> Batch:
     return batch
 
 
-def test_what_is_ordered_is_done_in_the_step_in_which_the_order_goes(world: World) -> None:
+def test_an_order_is_carried_out_in_the_step_that_removes_it(world: World) -> None:
     keys = world.keys
     order = world.client.xadd(keys.outcomes, {"i": "x", "order": "{}"}).decode()
     advance(world.client, world.lead, OPENING, park_and_drain(world, order))
@@ -81,7 +81,7 @@ def test_what_is_ordered_is_done_in_the_step_in_which_the_order_goes(world: Worl
     assert not world.client.exists(keys.drains)
 
 
-def test_of_an_order_that_was_withdrawn_nothing_is_done(world: World) -> None:
+def test_a_withdrawn_order_changes_nothing(world: World) -> None:
     # Given an order that a leader has read and not settled, and that was withdrawn meanwhile
     order = world.client.xadd(world.keys.outcomes, {"i": "x", "order": "{}"}).decode()
     batch = park_and_drain(world, order)

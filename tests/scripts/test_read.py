@@ -84,7 +84,7 @@ def test_a_read_ends_when_it_has_enough_bytes_and_the_next_one_goes_on(first: in
     assert found == ids
 
 
-def test_of_a_large_entry_comes_what_makes_a_message(fresh: World) -> None:
+def test_of_a_large_entry_only_the_fields_of_a_message_are_returned(fresh: World) -> None:
     [id_] = add(fresh, 1, 100, task="a.task", image="x" * (3 * MB))
     [entry] = read(fresh.client, fresh.lead, 10, limit=MB).entries
     assert entry[0].decode() == id_
@@ -92,7 +92,7 @@ def test_of_a_large_entry_comes_what_makes_a_message(fresh: World) -> None:
 
 
 @pytest.mark.parametrize("fields", [{"payload": "x" * (3 * MB)}, {"a": "x" * (2 * MB), "b": "y" * (2 * MB)}])
-def test_of_an_entry_that_is_too_large_come_the_beginnings(fields: dict[str, str], fresh: World) -> None:
+def test_only_the_beginnings_of_a_too_large_entry_are_returned(fields: dict[str, str], fresh: World) -> None:
     given = {"ticket_id": "T", **fields}
     fresh.client.xadd(fresh.keys.stream, given)
     [(_, shown, size, count)] = read(fresh.client, fresh.lead, 10, limit=MB).entries
@@ -100,7 +100,7 @@ def test_of_an_entry_that_is_too_large_come_the_beginnings(fields: dict[str, str
     assert dict(zip(shown[::2], shown[1::2], strict=True)) == {k.encode(): v[:1024].encode() for k, v in given.items()}
 
 
-def test_of_an_entry_of_a_million_fields_come_a_few(fresh: World) -> None:
+def test_only_a_few_of_a_million_fields_are_returned(fresh: World) -> None:
     arguments = [word for n in range(200_000) for word in (f"field{n}", "x")]
     fresh.client.execute_command("XADD", fresh.keys.stream, "*", *arguments)
     [(_, shown, size, count)] = read(fresh.client, fresh.lead, 10, limit=MB).entries

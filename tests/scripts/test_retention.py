@@ -213,7 +213,7 @@ def keeper(world: World, seconds: float | None = 0.0, clock: Clock | None = None
     return Retention(cast(Any, term), cast(Any, steps))
 
 
-def test_what_was_acknowledged_leaves_and_what_is_dead_stays(fresh: World) -> None:
+def test_acknowledged_entries_leave_and_dead_ones_stay(fresh: World) -> None:
     ids = acknowledged(fresh, fresh.pushed("T", 4))
     retention = keeper(fresh)
     letter(fresh, ids[1])

@@ -36,7 +36,7 @@ def test_every_kind_of_task_gets_its_messages(  # type: ignore[no-untyped-def]
 
 
 @pytest.mark.parametrize("role", ["worker", "master"])
-def test_one_that_cannot_be_adopted_is_refused_at_start_with_one_line(nodes: NodeYard, role: str) -> None:
+def test_a_task_that_cannot_be_adopted_is_refused_at_start_with_one_line(nodes: NodeYard, role: str) -> None:
     env = {"ADOPTED_PAST": "1"}
     if role == "worker":
         node: ProcessNode = nodes.worker("w1", app=MODULE, arguments=("-c", "1", *QUICK), env=env, wait=False)

@@ -115,7 +115,7 @@ def test_the_ledger_has_a_start_and_an_end_for_every_execution(
     assert {r.pid for r in ledger.records} <= ledger.children_of(worker.pid)
 
 
-def test_what_the_ledger_says_survives_a_kill_of_everything(
+def test_the_ledger_survives_a_kill_of_all_processes(
     own_server: EmbeddedServer, lane: NodeYard, ledger_dir: Path
 ) -> None:
     push(own_server, "INC1", event(1))

@@ -66,7 +66,7 @@ def test_lanes_of_two_tests_do_not_meet_and_nothing_of_them_stays() -> None:
     assert left == set()
 
 
-def test_what_does_not_come_to_its_end_is_named(bridge_lane: Callable[..., Lane]) -> None:
+def test_messages_that_do_not_end_are_named(bridge_lane: Callable[..., Lane]) -> None:
     app = make_app()
     go_on = threading.Event()
 

@@ -25,7 +25,7 @@ def begin(lane: LaneUnderTest) -> None:
     lane.wait_consumers(1)
 
 
-def test_what_a_worker_received_and_forgot_goes_out_again(lane: LaneUnderTest) -> None:
+def test_a_message_that_a_worker_forgot_is_sent_again(lane: LaneUnderTest) -> None:
     begin(lane)
     for n in range(3):
         lane.push("F", {"n": n})

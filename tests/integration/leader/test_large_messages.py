@@ -133,7 +133,7 @@ def forgotten_without_a_leader(lane: LaneUnderTest, master: MasterNode) -> None:
 
 
 @pytest.mark.parametrize("deed", [forgotten, pytest.param(forgotten_without_a_leader, marks=pytest.mark.long)])
-def test_what_is_put_right_by_hand_is_not_read_at_once(
+def test_a_repair_of_manual_changes_does_not_read_all_messages_at_once(
     deed: Callable[[LaneUnderTest, MasterNode], None], lane: LaneUnderTest
 ) -> None:
     # Given a ticket with so many megabytes waiting that few of them are in memory
@@ -166,7 +166,7 @@ def pending(lane: LaneUnderTest) -> int:
     return int(pending["pending"])
 
 
-def test_what_is_replayed_fills_no_memory(lane: LaneUnderTest) -> None:
+def test_replayed_messages_do_not_fill_the_memory(lane: LaneUnderTest) -> None:
     # Given letters of messages of a megabyte, more than a master may have in memory, of tickets with other messages
     redis, keys = lane.redis, lane.keys
     ids = push(redis, keys.stream, 300)

@@ -70,7 +70,7 @@ def behind_a_long_task(lane: LaneUnderTest, pool: str) -> tuple[WorkerNode, Mast
     return worker, master, long
 
 
-def test_what_has_not_begun_comes_back_at_once_and_what_runs_runs_on(lane: LaneUnderTest, pool: str) -> None:
+def test_unstarted_messages_come_back_at_once_and_running_ones_go_on(lane: LaneUnderTest, pool: str) -> None:
     worker, master, long = behind_a_long_task(lane, pool)
     say(lane, worker, WorkerWord.GIVE_BACK)
 
@@ -122,7 +122,7 @@ def test_a_request_to_another_incarnation_is_ignored(lane: LaneUnderTest, pool: 
     lane.wait_done(4)
 
 
-def test_what_is_sent_after_it_was_asked_back_runs(lane: LaneUnderTest, pool: str) -> None:
+def test_a_message_sent_after_the_recall_runs(lane: LaneUnderTest, pool: str) -> None:
     worker, master, _ = behind_a_long_task(lane, pool)
     say(lane, worker, WorkerWord.GIVE_BACK)
     wait_until(lambda: outcomes(lane), description="something to come back", timeout_s=4)

@@ -105,7 +105,7 @@ def claim_everything(lane: LaneUnderTest) -> None:
     ],
     ids=lambda value: getattr(value, "__name__", ""),
 )
-def test_what_is_done_by_hand_is_mended(lane: LaneUnderTest, deed: Any, counter: str | None) -> None:
+def test_manual_changes_are_repaired(lane: LaneUnderTest, deed: Any, counter: str | None) -> None:
     calm(lane).master("m1")
     lane.worker("w1")
 
@@ -117,7 +117,7 @@ def test_what_is_done_by_hand_is_mended(lane: LaneUnderTest, deed: Any, counter:
     assert "stranger" not in [entry["name"] for entry in group if entry["pending"]]
 
 
-def test_what_waits_survives_the_masters_name_when_the_leader_changes(lane: LaneUnderTest) -> None:
+def test_waiting_messages_survive_a_leader_of_another_master_name(lane: LaneUnderTest) -> None:
     master = calm(lane).master("m1")
     lane.worker("w1", "--concurrency=1")
 
@@ -164,7 +164,7 @@ def test_manual_changes_without_a_leader_are_repaired(lane: LaneUnderTest, deed:
     lane.assert_at_rest()
 
 
-def test_what_was_done_while_no_history_was_written_is_not_done_again(lane: LaneUnderTest) -> None:
+def test_messages_done_without_history_are_not_done_again(lane: LaneUnderTest) -> None:
     # Given a parked ticket, which keeps the floor where it is, and an entry that was done without a history
     lane.env["COUNTER_RETENTION"] = "null"
     master = calm(lane).master("with-history")
@@ -213,7 +213,7 @@ def forget(lane: LaneUnderTest, shelf: str) -> None:
         (forget, "the next leader"),
     ],
 )
-def test_what_is_taken_from_a_parked_ticket_is_pending_there_again(
+def test_an_entry_taken_from_a_parked_ticket_is_pending_there_again(
     lane: LaneUnderTest, deed: Callable[[LaneUnderTest, str], None], seen_by: str
 ) -> None:
     master = lane.master("m1")

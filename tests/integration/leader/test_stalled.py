@@ -55,7 +55,7 @@ def test_a_worker_that_lives_and_does_not_consume_loses_its_tickets_and_comes_ba
     lane.assert_at_rest()
 
 
-def test_what_a_leader_sent_to_a_worker_that_takes_nothing_the_next_leader_takes_back(lane: LaneUnderTest) -> None:
+def test_the_next_leader_takes_back_messages_from_a_stalled_worker(lane: LaneUnderTest) -> None:
     # Given a worker in a long task, with more in its queue, and another one that was to take nothing until then
     master = lane.master("m1")
     deaf, other = lane.worker("w1", "--pool=solo", wait=False), lane.worker("w2", "--pool=solo", wait=False)

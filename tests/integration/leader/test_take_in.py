@@ -105,7 +105,7 @@ def claim(lane: LaneUnderTest, leader: Leader, taken: set[str]) -> None:
 
 
 @pytest.mark.parametrize("deed", [acknowledge, forget_master, claim])
-def test_what_is_taken_by_hand_between_two_turns_of_a_new_leader_is_pending_again(
+def test_an_entry_taken_by_hand_between_two_turns_of_a_new_leader_is_pending_again(
     lane: LaneUnderTest, deed: Callable[[LaneUnderTest, Leader, set[str]], None]
 ) -> None:
     taken: set[str] = set()
@@ -124,7 +124,7 @@ def test_what_is_taken_by_hand_between_two_turns_of_a_new_leader_is_pending_agai
 
 
 @pytest.mark.parametrize("parked", [False, True])
-def test_what_is_taken_by_hand_and_is_not_in_memory_is_pending_again_before_what_comes_after_it(
+def test_an_entry_taken_by_hand_outside_memory_is_pending_again_before_later_ones(
     nodes: NodeYard, own_server: EmbeddedServer, tmp_path: Path, parked: bool
 ) -> None:
     # Given far more messages of a ticket than are kept in memory

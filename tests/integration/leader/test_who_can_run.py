@@ -188,7 +188,7 @@ def test_a_message_of_an_unknown_task_is_dead_after_a_time_and_its_ticket_goes_o
     lane.assert_at_rest()
 
 
-def test_a_message_waits_without_end_for_workers_that_were_here_and_are_away(lane: ServicesLane) -> None:
+def test_a_message_waits_without_limit_for_workers_that_were_registered_before(lane: ServicesLane) -> None:
     lane.leader("m1", tasks="service.old", settings={"bridge_unknown_after": 0.5})
     lane.service("old", tasks="service.old")
     new = lane.service("new", tasks="service.new")
@@ -208,7 +208,7 @@ def test_a_message_waits_without_end_for_workers_that_were_here_and_are_away(lan
     assert [n for n, _, _ in lane.ran("A")] == [0, 1]
 
 
-def test_what_a_task_is_like_is_learned_from_the_workers_that_know_it(lane: ServicesLane) -> None:
+def test_the_traits_of_a_task_come_from_the_workers_that_have_it(lane: ServicesLane) -> None:
     # Given a task that only the worker has, with options of its own
     lane.leader("m1", tasks="service.old")
     lane.service("new", tasks="service.new", options={"bridge_max_attempts": 2, "bridge_on_dead": "park"})

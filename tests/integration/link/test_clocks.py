@@ -140,7 +140,9 @@ def test_a_dead_consumer_is_noticed_after_a_lease_although_the_servers_clock_was
 
 
 @pytest.mark.slow
-def test_what_ended_by_a_clock_before_its_own_id_does_not_come_again(lane: LaneUnderTest, clock: SettableClock) -> None:
+def test_a_message_that_ended_before_its_own_id_by_the_clock_does_not_run_again(
+    lane: LaneUnderTest, clock: SettableClock
+) -> None:
     """Pushed while the server's clock was ahead, done when it had been set back: its end is older than its entry."""
     first = lane.master("m1")
     lane.push("T0", {"n": 0})

@@ -18,7 +18,7 @@ REFUSED = ("bad-parse", "bad-ingest", "bad-plain")
 
 @pytest.mark.slow
 @pytest.mark.parametrize("bundle_ms", ["10", "0"], ids=["bundles", "plain"])
-def test_what_one_message_provokes_is_its_own_failure(
+def test_an_error_that_one_message_causes_is_its_own_failure(
     bundle_ms: str, nodes: NodeYard, own_server: EmbeddedServer, tmp_path: Path
 ) -> None:
     lane = LaneUnderTest(nodes, own_server, tmp_path, COUNTER_BUNDLE_MS=bundle_ms, COUNTER_LEASE="6")

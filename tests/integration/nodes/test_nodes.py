@@ -88,7 +88,7 @@ class TestPytestCelery:
 
         assert queued.get(timeout=RESULT_TIMEOUT_S) == 7
 
-    def test_the_worker_is_known_by_its_node_name(self, celery_setup: CeleryTestSetup) -> None:
+    def test_the_worker_is_named_by_its_node_name(self, celery_setup: CeleryTestSetup) -> None:
         app: Celery = celery_setup.app
         replies = app.control.inspect(timeout=5, destination=[celery_setup.worker.hostname()]).ping()
         assert replies == {celery_setup.worker.hostname(): {"ok": "pong"}}

@@ -134,7 +134,7 @@ class TestForked:
         node.vanish()
         assert node.survivors() == []
 
-    def test_waiting_for_one_that_runs_on_has_an_end(self, node: ProcessNode) -> None:
+    def test_waiting_for_a_running_task_is_limited(self, node: ProcessNode) -> None:
         with pytest.raises(AssertionError, match=r"did not end within 0\.1 s"):
             node.wait(0.1)
         assert node.running
@@ -154,7 +154,7 @@ class TestForked:
         (WORDS, {"PYTHONUNBUFFERED": ""}),
     ],
 )
-def test_what_another_interpreter_would_run_is_not_forked(arguments: list[str], change: dict[str, str]) -> None:
+def test_a_command_of_another_interpreter_is_not_forked(arguments: list[str], change: dict[str, str]) -> None:
     env = {**os.environ, "PYTHONUNBUFFERED": "1"}
     assert preloaded.can_fork(WORDS, env)
     assert not preloaded.can_fork(arguments, {**env, **change})

@@ -135,7 +135,7 @@ def shop(own_server: EmbeddedServer, nodes: NodeYard, tmp_path: Path) -> Shop:
 
 
 @pytest.mark.slow
-def test_a_parked_ticket_stands_still_alone_through_a_change_of_master_and_goes_on_whole(shop: Shop) -> None:
+def test_only_the_parked_ticket_stands_still_also_under_a_new_leader_and_loses_nothing(shop: Shop) -> None:
     shop.worker("w1")
     first = shop.master("m1")
     shop.wait_leading()

@@ -112,7 +112,7 @@ def test_a_part_is_bounded_by_bytes_too(server: EmbeddedServer, shop: Any, push_
     ],
     ids=["ticket", "payload", "large", "text", "text of two", "bytes of two", "names", "set", "three", "none"],
 )
-def test_one_that_cannot_be_sent_keeps_all_out(
+def test_a_message_that_cannot_be_sent_prevents_the_whole_push(
     server: EmbeddedServer, shop: Any, push_many: Callable[..., list[str]], bad: Any, said: str
 ) -> None:
     with pytest.raises(PayloadError, match=said) as error:
@@ -256,7 +256,7 @@ def test_a_missing_answer_differs_from_a_refusal_and_a_key_resolves_it(
 
 
 @EACH_WAY
-def test_of_many_the_error_names_what_is_in(
+def test_the_error_of_push_many_names_the_pushed_messages(
     server: EmbeddedServer, push_many: Callable[..., list[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # The second part meets a server that went full behind the first one
@@ -372,7 +372,7 @@ TICKETS = st.text(st.characters(codec="utf-8"), min_size=1, max_size=60)
 
 @settings(max_examples=60, deadline=None)
 @given(messages=st.lists(st.tuples(TICKETS, PAYLOADS), max_size=20), key=st.none() | TICKETS)
-def test_what_is_pushed_is_what_is_in(
+def test_the_stream_has_exactly_the_pushed_messages(
     valkey_of_session: EmbeddedServer, messages: list[tuple[str, Any]], key: str | None
 ) -> None:
     with valkey_of_session.client() as client:

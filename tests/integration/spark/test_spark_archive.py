@@ -232,7 +232,7 @@ def test_a_second_run_goes_on_and_a_third_finds_nothing(
     assert said[-1]["event"] == "done"
 
 
-def test_what_left_before_it_was_archived_is_an_error_or_counted(
+def test_entries_trimmed_before_they_were_archived_are_an_error_or_counted(
     session: SparkSession, valkey: EmbeddedServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with valkey.client() as client:

@@ -98,7 +98,7 @@ def test_the_lane_comes_from_the_app_and_its_password_through_the_environment(
     assert SECRET not in " ".join(became.arguments)
 
 
-def test_what_the_user_says_wins_over_the_app(commands: Commands, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_options_of_the_user_win_over_the_app(commands: Commands, monkeypatch: pytest.MonkeyPatch) -> None:
     arguments = ["f", "--stream=mine", "--max-payload", "9", "--url", "redis://else"]
     became = commands.become("push", *arguments)
     assert became.arguments == arguments
@@ -207,7 +207,7 @@ class TestWithSpark:
         with valkey.client() as client:
             assert client.xlen("ticket_stream") == 100
 
-    def test_what_spark_finds_is_one_line_too_and_leaves_nothing_behind(
+    def test_an_error_that_spark_finds_is_one_line_and_leaves_nothing_behind(
         self, valkey: EmbeddedServer, log: Path, tmp_path: Path
     ) -> None:
         with log.open("a") as file:

@@ -174,7 +174,7 @@ def test_a_sequence_is_a_whole_number_or_a_time_and_nothing_is_cut_off(
     assert [row["at"] for row in found.frame.collect()] == [expected]
 
 
-def test_what_cannot_order_or_name_a_ticket_is_refused_by_its_type(session: SparkSession) -> None:
+def test_a_key_or_sequence_column_of_a_wrong_type_is_refused(session: SparkSession) -> None:
     events = session.sql("select 'A' ticket_id, 1 seq, true yes, struct(1 x) o, array(1) l, map('a', 1) m, 1 n")
     for name, kind in (("yes", "boolean"), ("o", "struct<x:int>"), ("l", "array<int>")):
         with pytest.raises(InputError, match=f"--seq: the column '{name}' is {kind}: whole numbers or times order"):
@@ -282,7 +282,7 @@ def test_a_folder_without_files_is_named_in_the_error(session: SparkSession, tmp
             read_events(session, str(tmp_path), kind, tolerant=tolerant)
 
 
-def test_a_folder_within_a_folder_is_not_passed_over_in_silence(session: SparkSession, tmp_path: Path) -> None:
+def test_a_folder_within_a_folder_is_an_error(session: SparkSession, tmp_path: Path) -> None:
     within = tmp_path / "day=1" / "more"
     within.mkdir(parents=True)
     for folder in (tmp_path / "day=1", tmp_path / "_hidden", tmp_path / "empty" / ".git"):
@@ -346,9 +346,7 @@ def test_a_line_with_an_unknown_member_is_not_sent_without_that_member(session: 
     ['{"ticket_id": "LOST", "n": 2}', "}}} ]", ', {"ticket_id": "LOST", "n": 2}', "]", "// of the first day"],
     ids=["object", "closed", "listed", "list-closed", "comment"],
 )
-def test_what_stands_behind_the_object_of_a_line_is_not_lost_in_silence(
-    session: SparkSession, tmp_path: Path, more: str
-) -> None:
+def test_text_behind_the_object_of_a_line_is_an_error(session: SparkSession, tmp_path: Path, more: str) -> None:
     path, first = tmp_path / "log.jsonl", '{"ticket_id": "A", "n": 1}'
     path.write_text(f'{first}\n{first}{more}\n{{"ticket_id": "B", "n": NaN}}\n')
     with pytest.raises(Exception) as failed:  # noqa: PT011 - what Spark throws is Spark's
@@ -414,7 +412,7 @@ def test_a_name_with_a_backslash_is_refused_since_spark_cannot_take_it(session: 
         read_events(session, str(tmp_path / "x\\[1].csv"))
 
 
-def test_a_push_is_known_by_what_it_pushes_not_by_where_it_lies(session: SparkSession, tmp_path: Path) -> None:
+def test_the_id_of_a_push_depends_on_the_content_not_on_the_path(session: SparkSession, tmp_path: Path) -> None:
     def name(path: Path, mapping: Mapping | None = None, stream: str = "s") -> str | None:
         return run_id_of(session, read_events(session, str(path)), mapping or Mapping(), stream=stream)
 

@@ -70,7 +70,7 @@ def test_a_run_that_is_written_again_adds_nothing(server: EmbeddedServer) -> Non
 
 
 @pytest.mark.parametrize("tasks", [1, 3])
-def test_a_run_whose_tasks_are_not_what_it_was_partitioned_into_is_known_again(
+def test_a_run_is_recognised_though_its_tasks_are_not_its_partitions(
     valkey: EmbeddedServer, caplog: pytest.LogCaptureFixture, tasks: int
 ) -> None:
     """As after a coalesce, or where Spark reads nothing at all: the note of the partitions is still on the column."""

@@ -77,7 +77,7 @@ def said(capsys: pytest.CaptureFixture[str]) -> list[dict[str, Any]]:
     return [json.loads(line) for line in capsys.readouterr().out.splitlines()]
 
 
-def test_what_lands_is_written_once_in_order_and_bad_rows_are_put_aside(
+def test_new_files_are_written_once_in_order_and_bad_rows_are_put_aside(
     following: Following, capsys: pytest.CaptureFixture[str]
 ) -> None:
     # When files land, and one push after another takes what is there, the last one nothing

@@ -226,7 +226,7 @@ def test_neighbours_that_are_too_large_for_one_page_are_read(
     assert [(row["id"], row["payload"][0]) for row in rows] == [("1-0", "1"), ("2-0", "2"), ("3-0", "3")]
 
 
-def test_what_the_server_refuses_is_one_clear_line_without_secrets(own_server: EmbeddedServer) -> None:
+def test_a_refusal_of_the_server_is_one_line_without_secrets(own_server: EmbeddedServer) -> None:
     with own_server.client() as client:
         client.set(STREAM, "no stream")
         with pytest.raises(RefusedByServer, match=r"cannot read '{events}:stream' at redis://.*WRONGTYPE"):

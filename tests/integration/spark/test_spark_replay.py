@@ -97,7 +97,7 @@ def test_every_ticket_comes_back_whole_in_the_order_of_its_ids_and_once(
     assert len(entries(server)) == 2 * len(many.messages)
 
 
-def test_a_selection_that_is_not_what_it_was_is_refused_and_adds_nothing(
+def test_a_changed_selection_is_refused_and_adds_nothing(
     session: SparkSession, valkey: EmbeddedServer, tmp_path: Path, many: Archive
 ) -> None:
     # Given a replay without an end, of an archive that then grew in the middle
@@ -194,7 +194,7 @@ def test_bodies_that_the_archive_lacks_are_counted_and_nothing_is_written_withou
     ],
     ids=["dead", "ticket", "tickets-and-task", "task", "ids", "times"],
 )
-def test_a_selection_takes_what_it_says(
+def test_a_selection_takes_exactly_its_messages(
     session: SparkSession, lane_archive: Path, selection: Selection, expected: list[int]
 ) -> None:
     from bridge.spark.archiving.selection import selected
@@ -258,7 +258,7 @@ def test_wrong_usage_is_one_line_before_java_starts(
     assert "hunter2" not in done.stderr
 
 
-def test_a_replay_is_named_by_what_it_takes_however_that_is_written(tmp_path: Path) -> None:
+def test_the_id_of_a_replay_depends_on_the_selection_not_on_its_spelling(tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
     day = Selection(Range.of("2026-03-14", "2026-03-15"), tickets=("A",))
     same = Selection(Range.of("2026-03-14T01:00+01:00", "2026-03-15T00:00Z"), tickets=("A",))

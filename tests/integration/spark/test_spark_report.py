@@ -177,7 +177,7 @@ def test_the_page_shows_the_numbers_of_the_tables(reported: Reported) -> None:
         assert float(row["waiting p99"]) == whole["waiting_p99_ms"]
 
 
-def test_a_report_that_fails_leaves_the_one_that_is_there(
+def test_a_failed_report_leaves_the_earlier_one(
     session: SparkSession, archive: Archive, reported: Reported, tmp_path: Path
 ) -> None:
     def files() -> dict[str, int]:

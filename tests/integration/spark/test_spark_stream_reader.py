@@ -111,14 +111,14 @@ def test_a_query_may_begin_at_the_end_or_anywhere(server: EmbeddedServer, client
     assert (at_end.epoch(), inside.epoch(), future.epoch()) == ([11, 12, 13, 14], [11, 12, 13, 14], [13, 14])
 
 
-def test_what_was_gone_before_the_query_began_is_no_loss(server: EmbeddedServer, client: redis.Redis) -> None:
+def test_entries_deleted_before_the_query_began_are_no_loss(server: EmbeddedServer, client: redis.Redis) -> None:
     add(client, 1, 10)
     client.xdel(STREAM, "7-0")
     trim(client, 4)
     assert Query(server).epoch() == [4, 5, 6, 8, 9, 10]
 
 
-def test_what_is_deleted_behind_the_reader_is_no_loss(server: EmbeddedServer, client: redis.Redis) -> None:
+def test_deletions_behind_the_reader_are_no_loss(server: EmbeddedServer, client: redis.Redis) -> None:
     # Given a reader that has read ten entries
     add(client, 1, 10)
     query = Query(server)
@@ -162,7 +162,7 @@ def test_a_trim_just_to_where_the_reader_is_is_no_loss(server: EmbeddedServer, c
     ],
     ids=["trimmed", "inside", "next", "last", "both-sides", "all"],
 )
-def test_what_is_gone_before_it_was_read_is_noticed_and_counted_once(
+def test_entries_deleted_before_they_were_read_are_noticed_and_counted_once(
     server: EmbeddedServer, client: redis.Redis, counts: bool, deleted: list[int], lost: int, left: list[int]
 ) -> None:
     # Given a reader that has read five entries of twenty

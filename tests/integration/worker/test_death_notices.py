@@ -150,7 +150,7 @@ def test_a_killed_watcher_is_followed_by_another_one(
 
 
 @pytest.mark.parametrize("hides", [False, True], ids=["holds the pipe", "closed everything"])
-def test_while_a_pool_process_runs_on_there_is_no_notice(lane: LaneUnderTest, hides: bool) -> None:
+def test_while_a_pool_process_still_runs_there_is_no_notice(lane: LaneUnderTest, hides: bool) -> None:
     # Given tasks that are not ended with the main process, against all that Celery arranged
     worker = busy_worker(lane, task="counter.survives_hidden" if hides else "counter.survives")
     children = [line[6] for line in started(lane, 2)]
@@ -164,7 +164,7 @@ def test_while_a_pool_process_runs_on_there_is_no_notice(lane: LaneUnderTest, hi
     wait_until(lambda: entries(lane, "died"), description="a death notice", timeout_s=5)
 
 
-def test_what_a_task_left_behind_silences_the_watcher_until_the_lease_is_over(
+def test_a_process_that_a_task_left_behind_delays_the_notice_until_the_lease_ends(
     nodes: NodeYard, own_server: EmbeddedServer, tmp_path: Path
 ) -> None:
     lane = LaneUnderTest(nodes, own_server, tmp_path, COUNTER_LEASE="2")

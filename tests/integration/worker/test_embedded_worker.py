@@ -86,7 +86,7 @@ def test_celerys_own_fixture_starts_a_worker_that_joins_the_lane_and_leaves_it(
     wait_until(lambda: not watchers(), description="its watcher to end")
 
 
-def test_what_is_wrong_is_raised_where_the_worker_is_made(lane: LaneUnderTest, tmp_path: Path) -> None:
+def test_a_wrong_setting_raises_where_the_worker_is_made(lane: LaneUnderTest, tmp_path: Path) -> None:
     project = """
 import pytest
 from celery.contrib.testing.worker import start_worker

@@ -91,7 +91,7 @@ def test_a_read_that_waits_is_ended(reading: Reading) -> None:
     assert reading.redis.llen(reading.own) == 0
 
 
-def test_what_the_read_had_taken_already_is_delivered(reading: Reading) -> None:
+def test_a_message_that_the_read_had_taken_is_delivered(reading: Reading) -> None:
     wait_until(lambda: reading.blocked() == 1, description="the read to wait")
     reading.push(reading.own, "a run")
     wait_until(lambda: reading.redis.llen(reading.own) == 0, description="the read to take it")
@@ -122,7 +122,7 @@ def test_on_a_full_server_the_read_ends_by_itself(valkey: EmbeddedServer) -> Non
         assert reading.got == []
 
 
-def test_of_a_server_that_is_gone_nothing_is_read(own_server: EmbeddedServer) -> None:
+def test_nothing_is_read_from_a_server_that_is_gone(own_server: EmbeddedServer) -> None:
     with reading_from(own_server) as reading:
         wait_until(lambda: reading.blocked() == 1, description="the read to wait")
         own_server.kill()

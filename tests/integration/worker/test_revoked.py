@@ -82,7 +82,7 @@ class Scene:
 
 
 @pytest.mark.parametrize("pool", ["prefork", "threads", "gevent"])
-def test_what_is_revoked_before_it_begins_does_not_run(lane: LaneUnderTest, pool: str) -> None:
+def test_a_message_revoked_before_it_starts_does_not_run(lane: LaneUnderTest, pool: str) -> None:
     scene = Scene(lane, f"--pool={pool}")
     # Mates in the bundle, one behind the message that runs, and what has not been dispatched
     dead = {id_ for (ticket, n), id_ in scene.ids.items() if n > AT_GATE and (n, ticket) != (EACH - 1, "T0")}
@@ -91,7 +91,7 @@ def test_what_is_revoked_before_it_begins_does_not_run(lane: LaneUnderTest, pool
     scene.finish(dead)
 
 
-def test_what_runs_is_ended_only_if_it_is_meant(lane: LaneUnderTest) -> None:
+def test_a_running_message_is_ended_only_if_its_fence_is_meant(lane: LaneUnderTest) -> None:
     scene = Scene(lane)
     running = scene.id_of(AT_GATE)
     assert "terminate" not in scene.revoke([running])

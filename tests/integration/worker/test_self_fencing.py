@@ -93,7 +93,7 @@ def test_the_pool_process_ends_itself_while_worker_and_watchers_cannot(lane: Lan
     assert_ended_before_its_lease(lane, child, incarnation_of(lane, worker))
 
 
-def test_the_watcher_ends_one_that_cannot_end_itself(lane: LaneUnderTest) -> None:
+def test_the_watcher_ends_a_worker_that_cannot_end_itself(lane: LaneUnderTest) -> None:
     # Given a task that keeps every other thread of its process from running
     worker, child = running(lane, "counter.holds_the_lock")
     worker.send(signal.SIGSTOP)

@@ -178,7 +178,7 @@ def test_a_lease_that_is_over_is_seen_before_any_call() -> None:
     assert calls == []
 
 
-def test_what_a_users_class_overrides_is_what_is_called() -> None:
+def test_methods_that_a_users_class_overrides_are_called() -> None:
     class Mine(Task):
         def retry(self, *args: Any, **options: Any) -> Any:
             return super().retry(*args, **{**options, "countdown": 7})
@@ -226,7 +226,7 @@ class NoTask:
     ],
     ids=["final", "foreign"],
 )
-def test_what_cannot_be_adopted_is_refused_at_start(task: Any, message: str) -> None:
+def test_tasks_that_cannot_be_adopted_are_refused_at_start(task: Any, message: str) -> None:
     app = install(make_app())
     app.tasks[task.name] = task
     with pytest.raises(ConfigurationError) as raised:
@@ -234,7 +234,7 @@ def test_what_cannot_be_adopted_is_refused_at_start(task: Any, message: str) -> 
     assert str(raised.value) == message
 
 
-def test_what_came_past_the_registry_is_adopted_at_start() -> None:
+def test_a_task_that_bypassed_the_registry_is_adopted_at_start() -> None:
     app = install(make_app())
 
     class Pay(Task):
@@ -245,7 +245,7 @@ def test_what_came_past_the_registry_is_adopted_at_start() -> None:
     assert isinstance(app.tasks["shop.pay"], TicketTask)
 
 
-def test_a_registry_of_the_users_own_stays_what_it_is() -> None:
+def test_a_users_own_registry_is_kept() -> None:
     from celery.app.registry import TaskRegistry
 
     class Mine(TaskRegistry):
@@ -314,7 +314,7 @@ def test_a_warning_of_two_tasks_of_one_name_points_to_the_users_line(with_bridge
     assert [Path(one.filename).name for one in of_these] == [Path(__file__).name] * 2
 
 
-def test_what_the_bridge_itself_replaces_is_no_task_of_another() -> None:
+def test_a_task_that_the_bridge_replaces_is_not_another_apps() -> None:
     if not hasattr(celery.exceptions, "DuplicateTaskNameWarning"):
         pytest.skip("this Celery says nothing of two tasks of one name")
     app = make_app()

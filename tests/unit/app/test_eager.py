@@ -54,7 +54,7 @@ def save(self: Any, ticket_id: str, payload: Any) -> str:
 # -- push ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_push_runs_the_task_here_and_now_with_a_ticket(app: Any) -> None:
+def test_an_eager_push_runs_the_task_at_once_with_a_ticket(app: Any) -> None:
     task = declare(app, save)
     with recorded(app) as handled:
         id_ = task.push("T42", {"amount": 3})
@@ -75,7 +75,7 @@ def test_all_forms_of_a_push_run_in_the_order_of_their_pushes(app: Any) -> None:
     assert ids == sorted(set(ids), key=lambda id_: int(id_.partition("-")[0]))
 
 
-def test_what_cannot_be_pushed_is_refused_as_by_a_server(app: Any) -> None:
+def test_an_eager_push_refuses_what_a_real_one_refuses(app: Any) -> None:
     task = declare(app, save)
     for bad in ({"x": object()}, float("nan")):
         with pytest.raises(PayloadError):
@@ -85,7 +85,7 @@ def test_what_cannot_be_pushed_is_refused_as_by_a_server(app: Any) -> None:
     assert seen == []
 
 
-def test_what_a_task_pushes_is_handled_after_it(app: Any) -> None:
+def test_messages_that_a_task_pushes_are_handled_after_it(app: Any) -> None:
     def parent(self: Any, ticket_id: str, payload: int) -> None:
         seen.append(("begins", payload))
         if payload:

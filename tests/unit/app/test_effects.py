@@ -87,7 +87,7 @@ REFUSED: dict[str, Callable[[Effects], Any]] = {
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_what_could_fail_half_way_is_refused_at_the_call(case: str) -> None:
+def test_commands_that_could_fail_half_way_are_refused_at_the_call(case: str) -> None:
     effects = Effects()
     effects.set("before", "1")
     # redis-py refuses some by itself
@@ -141,7 +141,7 @@ def test_ordinary_combinations_are_recorded(number: int) -> None:
     assert len(effects) >= 4
 
 
-def test_the_refusal_of_a_command_names_those_that_are_possible() -> None:
+def test_the_refusal_of_a_command_names_the_possible_ones() -> None:
     with pytest.raises(PayloadError, match=r"cannot get: .* hset, .* zadd"):
         Effects().get("k")
 

@@ -67,7 +67,7 @@ anything = st.recursive(
 
 
 @given(payload=anything)
-def test_what_a_producer_may_push_comes_out_as_it_went_in(payload: Any) -> None:
+def test_a_pushed_message_is_read_unchanged(payload: Any) -> None:
     try:
         raw = payload_bytes(payload, MAX)
     except PayloadError:
@@ -113,7 +113,7 @@ def test_nothing_is_refused_that_json_has(payload: Any) -> None:
 
 
 @pytest.mark.parametrize(("levels", "refused"), [(199, False), (200, False), (201, True), (254, True)])
-def test_what_a_master_would_refuse_as_too_deep_is_refused_at_once(levels: int, refused: bool) -> None:
+def test_a_payload_too_deep_for_the_master_is_refused_at_the_push(levels: int, refused: bool) -> None:
     payload = nested(levels)
     line = json.dumps({"ticket_id": "T", "payload": payload}).encode()
     parser = EntryParser(default_task="t", max_payload=MAX, known_tasks=["t"])
@@ -134,7 +134,7 @@ def test_a_ticket_is_the_same_to_push_and_to_bridge_push(ticket: Any) -> None:
 
 
 @pytest.mark.parametrize("ticket", [True, False, 1.5, 42.0, None, [], b"42", "", "x" * 513, 10**600, "\ud800"])
-def test_what_is_no_ticket_to_one_is_none_to_the_other(ticket: Any) -> None:
+def test_producer_and_master_refuse_the_same_ticket_ids(ticket: Any) -> None:
     with pytest.raises(PayloadError, match="ticket_id"):
         ticket_bytes(ticket)
     if isinstance(ticket, bytes):
@@ -157,7 +157,7 @@ tickets = st.text(max_size=3) | st.integers() | st.sampled_from([True, None, b"T
 @example(ticket="T", payload={"a": NAN}, max_payload=MAX)
 @example(ticket="T", payload="x" * 20, max_payload=20)
 @example(ticket="T", payload=nested(201), max_payload=MAX)
-def test_one_of_many_is_taken_or_refused_as_it_would_be_alone(ticket: Any, payload: Any, max_payload: int) -> None:
+def test_a_message_of_many_is_taken_or_refused_as_if_alone(ticket: Any, payload: Any, max_payload: int) -> None:
     refusal = ""
     arguments: tuple[bytes, ...] = ()
     try:

@@ -104,7 +104,7 @@ def test_the_last_attempt_fails_with_its_own_error() -> None:
 
 
 @pytest.mark.parametrize("error", [Ignore(), Reject("bad", requeue=False), Retry(when=5), StaleFence("late")], ids=repr)
-def test_what_already_says_what_happens_passes_through(error: Exception) -> None:
+def test_errors_that_are_one_line_already_are_unchanged(error: Exception) -> None:
     def body(_self: Any) -> None:
         raise error
 
@@ -130,7 +130,7 @@ class _Undo:
 
 
 @pytest.mark.parametrize("kind", ["function", "object", "staticmethod"])
-def test_what_was_cut_off_is_undone_before_the_task_begins(kind: str) -> None:
+def test_the_work_of_a_cut_off_attempt_is_rolled_back_before_the_next(kind: str) -> None:
     calls: list[Any] = []
 
     def undo(*args: Any) -> None:

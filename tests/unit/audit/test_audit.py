@@ -59,7 +59,7 @@ def test_a_lane_at_rest_is_clean_and_complete(redis: Redis) -> None:
     assert verdict.repeats > 0
 
 
-def test_what_is_undone_is_counted_and_no_violation(redis: Redis) -> None:
+def test_undone_messages_are_counted_and_no_violation(redis: Redis) -> None:
     lane = TrueLane().play(EVENTFUL)
     written = WrittenLane(redis, lane)
     written.finish()
@@ -263,9 +263,7 @@ def _interrupt(
     monkeypatch.setattr(pages, "raw_client", lambda _: interrupted)
 
 
-def test_a_row_that_comes_late_does_not_make_up_for_one_that_was_dropped(
-    redis: Redis, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_late_row_does_not_replace_a_dropped_one(redis: Redis, monkeypatch: pytest.MonkeyPatch) -> None:
     """As many rows as were counted are there, and still the oldest is missing."""
     lane = TrueLane().play([(Event.PUSH, 0, 0), (Event.DISPATCH, 0, 0), (Event.DONE, 0, 0)] * 6)
     written = WrittenLane(redis, lane, ahead=6)

@@ -127,7 +127,7 @@ def test_a_tickets_life_is_shown_row_by_row(shell: CommandLine, redis: Redis) ->
     assert first["started_us"] < first["finished_us"] <= first["written_ms"] * 1000
 
 
-def test_of_one_ticket_only_its_own_violations_count(shell: CommandLine, redis: Redis) -> None:
+def test_an_audit_of_one_ticket_counts_only_its_violations(shell: CommandLine, redis: Redis) -> None:
     lie(redis, *written(redis))
     assert shell("audit", "--ticket", "T0").exit_code == 1
     assert shell("audit", "--ticket", "T1").exit_code == 0
@@ -157,7 +157,7 @@ def _renamed(lane: TrueLane) -> Any:
         (["--ticket", ""], "ticket", 1),
     ],
 )
-def test_what_cannot_be_is_refused(
+def test_impossible_options_are_refused(
     shell: CommandLine, redis: Redis, arguments: list[str], said: str, code: int
 ) -> None:
     WrittenLane(redis, TrueLane())

@@ -72,7 +72,7 @@ def test_each_consumer_is_listed_with_the_state_that_it_is_in(shell: CommandLine
     assert [line.split()[0] for line in lines[1:]] == list(found)
 
 
-def test_what_else_is_known_of_a_consumer_is_listed(shell: CommandLine, lane: Lane) -> None:
+def test_the_other_facts_of_a_consumer_are_listed(shell: CommandLine, lane: Lane) -> None:
     lane.join("w1@host", lease_ms=30_000)
     in_flight(lane, "w1@host", "A", "B")
     (one,) = shell.json("consumer", "list")["consumers"]
@@ -263,14 +263,14 @@ def test_a_transfer_to_itself_is_wrong_usage(shell: CommandLine, lane: Lane) -> 
     assert "itself" in result.stderr
 
 
-def test_what_cannot_be_a_ticket_is_not_transferred(shell: CommandLine, lane: Lane) -> None:
+def test_an_invalid_ticket_id_is_not_transferred(shell: CommandLine, lane: Lane) -> None:
     lane.join("w1@host")
     result = shell("consumer", "transfer", "w1", "--ticket", "x" * 513)
     assert result.exit_code == 1
     assert "1 to 512 bytes" in result.stderr
 
 
-def test_what_the_leader_refuses_is_shown_as_one_line_that_steers_no_terminal(
+def test_a_refusal_of_the_leader_is_one_line_without_control_characters(
     shell: CommandLine, lane: Lane, server: EmbeddedServer
 ) -> None:
     lane.join("w1@host")

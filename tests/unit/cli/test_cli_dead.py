@@ -206,9 +206,7 @@ def test_a_refusal_of_the_leader_is_shown_with_its_reason(
     assert (document["replayed"], document["refused"], document["letters"][0]["why"]) == (0, 1, "it runs")
 
 
-def test_what_can_be_seen_not_to_come_again_is_not_even_ordered(
-    shell: CommandLine, lane: Lane, valkey: EmbeddedServer
-) -> None:
+def test_a_replay_that_must_fail_is_not_ordered(shell: CommandLine, lane: Lane, valkey: EmbeddedServer) -> None:
     broken = unprocessable(lane, "A")
     (gone,) = buried(lane, "B")
     lane.redis.xdel(lane.keys.stream, gone)
@@ -234,7 +232,7 @@ def letters_of_any(lane: Lane) -> list[Any]:
     return cast("list[Any]", lane.redis.xrange(lane.keys.dead))
 
 
-def test_of_several_letters_of_a_message_only_the_newest_is_replayed(
+def test_only_the_newest_of_a_messages_letters_is_replayed(
     shell: CommandLine, lane: Lane, valkey: EmbeddedServer
 ) -> None:
     (id_,) = buried(lane, "A")

@@ -147,7 +147,7 @@ def test_a_lane_that_was_read_up_to_the_largest_id_is_looked_at_as_any(shell: Co
     assert shell("consumer", "list").exit_code == 0
 
 
-def test_a_consumer_that_is_gone_is_shown_with_what_it_left(shell: CommandLine, lane: Lane) -> None:
+def test_a_consumer_that_is_gone_is_shown_with_its_messages(shell: CommandLine, lane: Lane) -> None:
     lane.make_group()
     lane.join("w1@host")
     lane.join("w2@host")
@@ -164,7 +164,7 @@ def test_a_consumer_that_is_gone_is_shown_with_what_it_left(shell: CommandLine, 
     assert any("gone with messages in flight: w1@host, w2@host" in problem for problem in seen["problems"])
 
 
-def test_what_a_consumer_says_of_itself_is_shown(shell: CommandLine, lane: Lane) -> None:
+def test_the_facts_that_a_consumer_registered_are_shown(shell: CommandLine, lane: Lane) -> None:
     lane.make_group()
     incarnation = lane.join("w1@host", lease_ms=30_000)
     ids = lane.add("A", "A")
@@ -250,7 +250,7 @@ def test_consumers_that_take_nothing_new_are_a_problem_with_a_remedy(shell: Comm
     assert any("taking nothing from the queue: w2@host" in problem for problem in shell.json("status")["problems"])
 
 
-def test_what_should_not_happen_is_shown_when_it_did(shell: CommandLine, lane: Lane) -> None:
+def test_counters_of_what_should_not_happen_are_shown_if_above_zero(shell: CommandLine, lane: Lane) -> None:
     lane.make_group()
     lane.redis.hset(lane.keys.counts, mapping={"done": 5, "lost": 2, "stale": 1, "tampered": 0, "suspect": 3})
     lines = [line.split() for line in shell("status").stdout.splitlines()]

@@ -246,7 +246,7 @@ def test_nothing_is_written_by_looking(shell: CommandLine, lane: Lane, server: E
 
 
 @pytest.mark.parametrize("ticket", ["", "x" * 513])
-def test_what_cannot_be_a_ticket_is_refused(shell: CommandLine, ticket: str) -> None:
+def test_an_invalid_ticket_id_is_refused(shell: CommandLine, ticket: str) -> None:
     result = shell("ticket", "show", ticket)
     assert result.exit_code == 1
     assert "1 to 512 bytes" in result.stderr
@@ -329,7 +329,7 @@ def test_a_run_after_which_the_ticket_is_to_be_parked_says_so(shell: CommandLine
     assert "to be parked after it: stop it" in seen["why"]
 
 
-def test_what_was_put_back_before_the_begun_message_is_counted_as_waiting(shell: CommandLine, lane: Lane) -> None:
+def test_messages_put_back_before_the_begun_one_count_as_waiting(shell: CommandLine, lane: Lane) -> None:
     ids = lane.add(*"AAA")
     lane.read()
     lane.hold_back("A", ids[1], 2, 60_000, "x")

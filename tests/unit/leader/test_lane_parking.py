@@ -53,7 +53,7 @@ def begin(count: int, dead: int, window: int = 100) -> tuple[LaneWorld, list[str
 
 
 @WITH_AND_WITHOUT_ROOM
-def test_what_is_in_flight_stays_first_when_it_fails_afterwards(window: int) -> None:
+def test_a_message_in_flight_stays_first_when_it_fails_later(window: int) -> None:
     world, ids = begin(3, dead=1, window=window)
     world.order(do="replay", letters=[ids[0]])
     world.check()
@@ -63,7 +63,7 @@ def test_what_is_in_flight_stays_first_when_it_fails_afterwards(window: int) -> 
 
 
 @WITH_AND_WITHOUT_ROOM
-def test_what_is_in_flight_and_was_never_begun_gives_way(window: int) -> None:
+def test_an_unstarted_message_lets_a_replayed_one_go_first(window: int) -> None:
     world, ids = begin(3, dead=1, window=window)
     world.order(do="replay", letters=[ids[0]])
     next_outcome(world, Kind.RETURNED)
@@ -71,7 +71,7 @@ def test_what_is_in_flight_and_was_never_begun_gives_way(window: int) -> None:
 
 
 @WITH_AND_WITHOUT_ROOM
-def test_what_was_cut_off_with_its_consumer_stays_first_also_for_the_next_leader(window: int) -> None:
+def test_messages_cut_off_with_their_consumer_stay_first_under_the_next_leader(window: int) -> None:
     for another in (False, True):
         world, ids = begin(3, dead=1, window=window)
         world.order(do="replay", letters=[ids[0]])
@@ -85,7 +85,7 @@ def test_what_was_cut_off_with_its_consumer_stays_first_also_for_the_next_leader
 
 
 @WITH_AND_WITHOUT_ROOM
-def test_what_was_never_begun_at_a_lost_consumer_gives_way(window: int) -> None:
+def test_an_unstarted_message_of_a_lost_consumer_lets_a_replayed_one_go_first(window: int) -> None:
     # Given two runs at a worker, of which the notice of its death names one
     world, ids = begin(3, dead=1, window=window)
     [consumer] = world.lane.consumers.values()
@@ -100,7 +100,7 @@ def test_what_was_never_begun_at_a_lost_consumer_gives_way(window: int) -> None:
 
 
 @WITH_AND_WITHOUT_ROOM
-def test_what_failed_and_is_charged_nothing_gives_way(window: int) -> None:
+def test_a_failure_that_is_not_charged_lets_a_replayed_message_go_first(window: int) -> None:
     world, ids = begin(3, dead=1, window=window)
     world.order(do="replay", letters=[ids[0]])
     # When what ran cannot be given up, since there is no room for its letter
@@ -152,7 +152,7 @@ def test_a_ticket_is_released_by_a_leader_that_has_read_nothing_new() -> None:
     assert work_off(world) == ids[1:]
 
 
-def test_what_was_begun_comes_first_though_more_was_put_back_than_memory_holds() -> None:
+def test_begun_messages_come_first_though_more_were_put_back_than_memory_holds() -> None:
     # Given a parked ticket whose begun message is behind sixty that were put back; fifty may be in memory
     world, ids = begin(62, dead=60)
     next_outcome(world, Kind.FAILED, delay_ms=10_000)
@@ -165,7 +165,7 @@ def test_what_was_begun_comes_first_though_more_was_put_back_than_memory_holds()
 
 
 @WITH_AND_WITHOUT_ROOM
-def test_all_is_done_only_up_to_the_oldest_one_that_was_put_back(window: int) -> None:
+def test_the_floor_is_below_the_oldest_message_that_was_put_back(window: int) -> None:
     world, ids = begin(3, dead=1, window=window)
     next_outcome(world, Kind.FAILED, delay_ms=10_000)
     assert oldest_undone(world.lane) == id_key(ids[1])

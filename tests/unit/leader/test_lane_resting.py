@@ -99,7 +99,7 @@ def test_a_ticket_that_is_parked_meanwhile_keeps_its_place() -> None:
     assert world.store.done == list(world.store.entries)
 
 
-def test_what_comes_soon_stays_in_memory() -> None:
+def test_a_short_backoff_stays_in_memory() -> None:
     world = LaneWorld(window=100)
     in_backoff(world, 1, 3, delay_ms=200)
     assert world.lane.held == 3

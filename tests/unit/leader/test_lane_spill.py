@@ -84,7 +84,7 @@ def test_a_new_leader_reads_a_spilled_lane_in_order() -> None:
     assert sorted(world.store.done, key=id_key) == list(world.store.entries)
 
 
-def test_what_fails_in_a_spilled_ticket_stays_before_the_rest() -> None:
+def test_a_failed_message_of_a_spilled_ticket_stays_first() -> None:
     world = LaneWorld(window=100)
     world.join("w1@h")
     world.push("hot", count=200)
@@ -124,7 +124,7 @@ def test_tickets_of_different_speed_lose_nothing_when_one_of_them_is_refilled(
 
 @pytest.mark.parametrize("page", [1, 2, 3])
 @pytest.mark.parametrize("offset", range(4))
-def test_a_ticket_that_was_read_in_part_when_another_one_was_satisfied_goes_on_there(offset: int, page: int) -> None:
+def test_a_ticket_that_was_read_in_part_is_read_on_from_there(offset: int, page: int) -> None:
     # Given two spilled tickets, one of which has few messages between those of the other
     world = LaneWorld(page=page, window=100, bundle_ms=0.0)
     world.join("w1@h")
@@ -189,7 +189,7 @@ def test_an_entry_that_was_deleted_while_it_was_spilled_is_a_dead_letter() -> No
 
 
 @pytest.mark.parametrize("tickets", [1, 5, 40])
-def test_what_is_in_memory_is_bounded_in_bytes(tickets: int) -> None:
+def test_the_bytes_in_memory_are_bounded(tickets: int) -> None:
     # Given far more bytes than may be in memory, of payloads of any size
     world = LaneWorld(page=10, max_payload=200_000, window=50_000, window_bytes=1024 * 1024)
     for n in range(400):

@@ -122,7 +122,7 @@ def test_a_spilled_ticket_is_read_again_no_further_than_the_leader_has_come() ->
         assert len(done_of(world, ticket)) == 300
 
 
-def test_what_came_back_from_a_run_is_not_taken_in_again() -> None:
+def test_messages_given_back_from_a_run_are_not_taken_twice() -> None:
     # Given a run in flight that is later than a page of a stuck ticket
     world = LaneWorld(page=PAGE, sliced=True)
     world.join("w1@h", slots=4)

@@ -82,7 +82,7 @@ def test_a_message_that_ran_under_a_lease_ended_by_hand_is_not_charged(
     assert ticket.lost is not None
 
 
-def test_one_that_missed_a_renewal_while_others_were_lost_gets_work_again_when_it_renews() -> None:
+def test_a_consumer_that_missed_one_renewal_gets_work_again_after_the_next() -> None:
     # Given two consumers, one lost, and the other one late with its renewal
     world, (lost, late) = lane_of(2)
     world.look({lost: 0, late: MISSED_MS})

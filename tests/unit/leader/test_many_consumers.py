@@ -123,7 +123,7 @@ def test_tickets_are_spread_evenly_over_many() -> None:
     assert max(shares) < 1.4 * fair
 
 
-def test_only_the_tickets_of_those_that_left_move_and_those_that_join_take_only_their_share() -> None:
+def test_only_tickets_of_lost_consumers_move_and_new_consumers_take_their_share() -> None:
     kept = ring(NAMES)
     everybody = set(NAMES)
     before = {ticket: kept.owner(ticket, everybody) for ticket in TICKETS[:10_000]}

@@ -328,7 +328,7 @@ def test_after_the_last_attempt_a_message_is_dead_and_its_ticket_goes_on() -> No
     assert lane.lane.tickets == {}
 
 
-def test_what_was_never_started_costs_no_attempt_and_what_had_some_keeps_them() -> None:
+def test_unstarted_messages_are_not_charged_and_retries_keep_their_attempts() -> None:
     lane = world(max_attempts=3)
     lane.join("w1@h")
     lane.push("T")
@@ -433,7 +433,7 @@ def test_results_come_in_any_order_of_tickets_but_in_one_order_each() -> None:
         assert mine == sorted(mine)
 
 
-def test_tickets_that_always_have_work_do_not_keep_out_one_that_has_no_consumer() -> None:
+def test_busy_tickets_do_not_starve_a_ticket_without_a_consumer() -> None:
     # Given one slot, and tickets with work for a long time
     lane = world(bundle_ms=0.0)
     lane.join("w1@h", 1)
@@ -474,7 +474,7 @@ def wait_at(lane: LaneWorld, consumer: Consumer | None, *tickets: Ticket, first:
         lane.lane.make_ready(ticket, first=first)
 
 
-def test_what_waited_at_a_worker_that_leaves_goes_before_the_backlog_in_its_order() -> None:
+def test_messages_of_a_leaving_worker_go_before_the_backlog_in_order() -> None:
     # Given a backlog, of which two tickets wait for room at the worker that had them before
     lane, consumer = crowded()
     sticky = list(lane.lane.ready)[-2:]
@@ -488,7 +488,7 @@ def test_what_waited_at_a_worker_that_leaves_goes_before_the_backlog_in_its_orde
     assert not consumer.ready
 
 
-def test_what_waited_at_a_worker_goes_behind_what_was_lost_or_given_back() -> None:
+def test_messages_that_waited_at_a_worker_go_behind_lost_or_returned_ones() -> None:
     # Given a ticket that was given back and waits for room, behind it a backlog, and tickets that wait at one worker
     lane, consumer = crowded()
     *backlog, back, one, two, three = lane.lane.ready
@@ -509,7 +509,7 @@ def size_of(lane: LaneWorld, parcel: Parcel) -> int:
 
 
 @pytest.mark.parametrize("tickets", [1, 7, 400])
-def test_what_goes_out_at_once_is_bounded_in_bytes(tickets: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_bytes_of_one_dispatch_are_bounded(tickets: int, monkeypatch: pytest.MonkeyPatch) -> None:
     # Given short tasks with payloads of any size, for more slots than may have them at once
     monkeypatch.setattr("bridge.leader.picture.capacity.PARCEL_BYTES", 20_000)
     monkeypatch.setattr("bridge.leader.picture.capacity.STEP_BYTES", 50_000)

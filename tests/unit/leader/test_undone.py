@@ -36,7 +36,7 @@ def backlog() -> tuple[LaneWorld, list[str]]:
     return world, ids
 
 
-def test_of_a_backlog_few_tickets_are_looked_at(looked_at: list[Ticket]) -> None:
+def test_only_few_tickets_of_a_backlog_are_examined(looked_at: list[Ticket]) -> None:
     world, ids = backlog()
     assert undone.oldest_undone(world.lane) == id_key(ids[0])
     # Also when those that came first are done, and the place of the oldest one goes from ticket to ticket
@@ -47,7 +47,7 @@ def test_of_a_backlog_few_tickets_are_looked_at(looked_at: list[Ticket]) -> None
     assert len(looked_at) <= 4
 
 
-def test_what_is_put_back_is_found_behind_all_that_is_younger(looked_at: list[Ticket]) -> None:
+def test_a_replayed_message_is_the_oldest_undone_one(looked_at: list[Ticket]) -> None:
     world, ids = backlog()
     parcel, ticket = world.running()[0]
     world.step([world.outcome(parcel, ticket, Kind.DEAD)])

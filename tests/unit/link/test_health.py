@@ -34,7 +34,7 @@ def test_it_is_touched_once_in_a_while_as_the_loop_turns(tmp_path: Path, clock: 
     assert ages == [False, True, False]
 
 
-def test_one_that_was_tidied_up_comes_back(tmp_path: Path) -> None:
+def test_a_file_that_was_deleted_is_made_again(tmp_path: Path) -> None:
     file = tmp_path / "health"
     health = Health(str(file))
     file.unlink()

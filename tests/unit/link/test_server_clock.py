@@ -211,7 +211,7 @@ def test_a_master_knows_in_its_next_term_when_a_lease_was_to_end() -> None:
     assert second.was_ended("a")
 
 
-def test_what_is_known_of_leases_is_forgotten_when_they_are_over() -> None:
+def test_leases_that_are_over_are_forgotten() -> None:
     world = World()
     lead: Any = Lead(world)
     leases = Leases(world.clock, LEASE_S)
@@ -223,7 +223,7 @@ def test_what_is_known_of_leases_is_forgotten_when_they_are_over() -> None:
     assert world.clock.ends == {}
 
 
-def test_what_is_missed_after_a_step_is_over_a_whole_lease_later() -> None:
+def test_a_lease_missing_after_a_step_counts_as_over_one_lease_later() -> None:
     world = World()
     lead: Any = Lead(world)
     leases = Leases(world.clock, LEASE_S)

@@ -52,7 +52,7 @@ def test_each_order_has_an_answer_of_its_own(server: EmbeddedServer, lane: Lane)
     assert {n: answer["n"] for n, answer in got.items()} == {n: n for n in range(8)}
 
 
-def test_what_the_leader_refuses_is_the_error(server: EmbeddedServer, lane: Lane) -> None:
+def test_a_refusal_of_the_leader_is_the_error(server: EmbeddedServer, lane: Lane) -> None:
     with (
         fake_leader(server, lane, lambda _: {"error": "ticket A is not parked"}),
         pytest.raises(OrderFailed, match=r"^ticket A is not parked$"),

@@ -56,7 +56,7 @@ def test_every_promise_and_every_fault_of_the_guarantees_names_a_test() -> None:
     assert not bare
 
 
-def test_what_is_counted_of_the_tests_is_so() -> None:
+def test_the_documented_numbers_of_tests_are_true() -> None:
     text = " ".join(GUARANTEES.read_text().split())
     assert re.findall(r"each of (\d+) guards", text) == [str(len(ESSENTIAL))]
     assert re.findall(r"any of (\d+) pieces", text) == [str(len(MUTATIONS))]

@@ -72,7 +72,7 @@ def test_a_cell_may_hold_line_breaks_and_the_lines_go_on_counting() -> None:
     assert payloads(data.rsplit("T3", 1)[0], "csv") == [{"a": "x\r\ny\n"}, {"a": 'say "hi"'}]
 
 
-def test_what_spreadsheets_write_is_read() -> None:
+def test_files_of_spreadsheets_are_read() -> None:
     assert payloads(b"\xef\xbb\xbfticket_id;a\r\nT1;1,5\r\n", "csv", rules(delimiter=";")) == [{"a": "1,5"}]
 
 

@@ -97,7 +97,9 @@ def test_a_file_with_a_bad_row_at_its_end_pushes_nothing(shell: CommandLine, red
     assert stream(redis) == []
 
 
-def test_what_comes_from_a_pipe_says_how_many_rows_went_in_before_the_bad_one(shell: CommandLine, redis: Redis) -> None:
+def test_the_error_of_a_pipe_says_how_many_rows_were_pushed_before_the_bad_one(
+    shell: CommandLine, redis: Redis
+) -> None:
     result = shell("push", "-", "--format", "json", stdin=lines(1500) + "oops\n" + lines(5, 1500))
     assert result.exit_code == 1
     assert "standard input:1501:1: not JSON" in result.stderr

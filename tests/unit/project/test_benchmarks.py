@@ -71,7 +71,7 @@ def test_a_ratio_compares_values_of_the_same_round() -> None:
 # -- results and goals -------------------------------------------------------------------------------------------------
 
 
-def test_what_was_not_measured_is_none() -> None:
+def test_missing_measurements_are_none() -> None:
     found = results(plain=[1.0])
     assert found.spread("case", "plain", "latency") is None
     assert found.ratio("case", "bridge", "plain", "rate") is None
@@ -135,7 +135,7 @@ def test_counts_of_all_processes_add_up(tmp_path: Path) -> None:
     assert reading.misplaced() == 0
 
 
-def test_what_overtakes_its_predecessor_is_seen(tmp_path: Path) -> None:
+def test_a_message_that_overtakes_another_is_detected(tmp_path: Path) -> None:
     tally = Tally(tmp_path)
     for number in (1, 3, 2, 4):
         tally.count(5, number)

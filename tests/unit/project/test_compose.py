@@ -103,14 +103,14 @@ class TestEveryService:
             assert not {"container_name", "hostname", "ports"} & set(services[name]), name
         assert services["master"]["deploy"]["replicas"] == 2
 
-    def test_of_python_is_an_unprivileged_image_with_the_broker_s_address(self, services: dict[str, Service]) -> None:
+    def test_services_of_python_run_unprivileged_with_the_brokers_address(self, services: dict[str, Service]) -> None:
         for name in PYTHON_SERVICES:
             assert services[name]["environment"]["BRIDGE_BROKER_URL"] == BROKER, name
             assert services[name]["cap_drop"] == ["ALL"], name
             # Of workers the first process is our own.
             assert services[name]["init"] is (name != "worker"), name
 
-    def test_of_python_has_spark_only_where_that_runs(self, services: dict[str, Service]) -> None:
+    def test_images_of_python_have_spark_only_where_it_runs(self, services: dict[str, Service]) -> None:
         built = {name: (services[name]["image"], services[name]["build"]["target"]) for name in PYTHON_SERVICES}
         small = ("ticket-bridge:local", "bridge")
         assert built.pop("spark") == ("ticket-bridge-spark:local", "spark")
@@ -181,7 +181,7 @@ class TestDockerfile:
         lines = [line.strip() for line in text.splitlines() if line.strip() and not line.startswith("#")]
         return [(command[0].upper(), command[1]) for command in (line.split(maxsplit=1) for line in lines)]
 
-    def test_what_runs_runs_as_an_ordinary_user(self, steps: list[tuple[str, str]]) -> None:
+    def test_processes_run_as_an_ordinary_user(self, steps: list[tuple[str, str]]) -> None:
         [made] = [number for number, (verb, rest) in enumerate(steps) if verb == "RUN" and "useradd --uid" in rest]
         stages = [number for number, (verb, _) in enumerate(steps) if verb == "FROM"]
         for name in ("spark", "bridge"):

@@ -89,7 +89,7 @@ def test_with_a_python_that_lacks_venv_it_names_the_package(machine: Machine) ->
     assert not (machine.checkout / ".venv").exists()
 
 
-def test_a_python_that_lacks_venv_is_passed_over_for_one_that_has_it(machine: Machine) -> None:
+def test_a_python_without_venv_is_skipped_for_one_with_it(machine: Machine) -> None:
     machine.python("python3.11", venv=False)
     machine.python("python3")
     assert machine.make("setup").returncode == 0

@@ -73,7 +73,7 @@ def test_a_lane_from_before_has_no_format_and_gets_one(server: EmbeddedServer, r
     assert redis.hgetall(app.bridge.settings.lane.keys.about) == {b"app": b"shop", b"format": b"%d" % LANE_FORMAT}
 
 
-def test_what_differs_is_named_with_both_values(server: EmbeddedServer) -> None:
+def test_differences_are_named_with_both_values(server: EmbeddedServer) -> None:
     worker = facts(make(server, "shop", lease=2.0, max_payload=1000), master=False)
     master = facts(make(server, "shop", leader_lease=1.0), master=True)
     assert differences(worker, worker) == []

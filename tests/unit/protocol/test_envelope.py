@@ -96,7 +96,7 @@ PAYLOADS = st.recursive(
 @example(ticket="@@ID@@", payload=b'"@@SHOWN@@ @@BODY@@ @@RUNS@@ @@RETRIES@@"', attempt=1, offset=0)
 @example(ticket="T", payload=b'"\\u0000\\u001f\\\\\\""', attempt=2, offset=7)
 @example(ticket="T", payload=b' {"b" : 1.50 , "n": 123456789012345678901234567890} ', attempt=1, offset=0)
-def test_a_message_that_travels_alone_is_what_it_was(ticket: str, payload: bytes, attempt: int, offset: int) -> None:
+def test_a_single_message_is_unchanged(ticket: str, payload: bytes, attempt: int, offset: int) -> None:
     # Given any ticket and payload that may be sent
     parser = EntryParser(default_task="shop.update", max_payload=10**6, known_tasks=["shop.update"])
     sent = parser.parse("5-1", (b"ticket_id", ticket.encode(), b"payload", payload))
@@ -239,7 +239,7 @@ def test_a_bundle_may_carry_messages_of_several_tasks() -> None:
     assert [name for _, name, _ in messages] == ["shop.update", strange]
 
 
-def test_what_has_no_body_of_a_bundle_is_given_back_by_its_headers() -> None:
+def test_a_bundle_without_a_valid_body_is_given_back_by_its_headers() -> None:
     headers = {"task": BUNDLE_TASK, "id": "5-0", HEADER_INCARNATION: "a", HEADER_BASE: 1000}
     for body in ('[["T", {}], {}, {}]', "", "[1]", "null"):
         alone = {"headers": {**headers, HEADER_RUNS: [["T", 3, 1, 1, 0]]}, "body": body}

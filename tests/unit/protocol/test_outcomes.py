@@ -74,7 +74,7 @@ def test_a_service_time_is_kept_to_the_microsecond(ms: float) -> None:
 
 
 @pytest.mark.parametrize("data", [b"", b'[["1-0",1]]', b'[["1-0",1,"?",0]]', b"[1]"])
-def test_what_is_no_outcome_is_an_error(data: bytes) -> None:
+def test_an_invalid_outcome_is_an_error(data: bytes) -> None:
     with pytest.raises((ValueError, TypeError)):
         decode(data)
 
@@ -137,7 +137,7 @@ def test_outcomes_of_a_newer_version_differ_from_invalid_ones(data: bytes, newer
     assert len(found) == (newer is None)
 
 
-def test_one_outcome_that_cannot_be_read_takes_no_other_with_it() -> None:
+def test_an_unreadable_outcome_does_not_affect_the_others() -> None:
     data = b'[["1-0",1,"S",0,0],5,["2-0",2,"S",0,0],["3-0",3,"?",0,0]]'
     found, problems = read(data)
     assert [outcome.message_id for outcome in found] == ["1-0", "2-0"]

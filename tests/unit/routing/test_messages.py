@@ -146,7 +146,7 @@ def test_a_field_that_is_there_twice_is_named() -> None:
     ],
     ids=lambda value: ascii(value)[:24],
 )
-def test_what_is_refused_for_another_reason_is_not_called_no_json(around: str, payload: str, reason: Refused) -> None:
+def test_a_refusal_for_another_reason_does_not_mention_json(around: str, payload: str, reason: Refused) -> None:
     found = refused(b"ticket_id", b"T", b"payload", (around % payload).encode(), max_payload=100_000)
     assert found.reason is reason
 

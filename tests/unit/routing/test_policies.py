@@ -45,7 +45,7 @@ def test_rendezvous_spreads_tickets_evenly(count: int) -> None:
     assert all(abs(share - fair) < slack for share in shares.values()), shares
 
 
-def test_rendezvous_moves_only_the_tickets_of_the_one_that_left() -> None:
+def test_rendezvous_moves_only_the_tickets_of_the_lost_consumer() -> None:
     before = {ticket: rendezvous(ticket, crowd(5)).name for ticket in TICKETS}
     rest = [one for one in crowd(5) if one.name != "w2@host"]
     after = {ticket: rendezvous(ticket, rest).name for ticket in TICKETS}
@@ -55,7 +55,7 @@ def test_rendezvous_moves_only_the_tickets_of_the_one_that_left() -> None:
     assert len({after[ticket] for ticket in moved}) == 4
 
 
-def test_rendezvous_gives_one_that_joins_its_share_and_moves_nothing_else() -> None:
+def test_rendezvous_gives_a_new_consumer_its_share_and_moves_nothing_else() -> None:
     before = {ticket: rendezvous(ticket, crowd(4)).name for ticket in TICKETS}
     after = {ticket: rendezvous(ticket, crowd(5)).name for ticket in TICKETS}
     moved = {after[ticket] for ticket in TICKETS if before[ticket] != after[ticket]}

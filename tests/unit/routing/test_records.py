@@ -37,13 +37,13 @@ def test_fence_and_count_come_first_where_the_script_looks(fence: int, cause: st
     assert len(orjson.loads(text)) == 8
 
 
-def test_the_fence_of_one_that_awaits_a_retry_is_zero() -> None:
+def test_the_fence_of_a_message_that_awaits_a_retry_is_zero() -> None:
     text = records.record(0, records.tail("", "", 2, ["1-0"], 1, "ValueError"))
     assert not records.parse(text).in_flight
     assert text.startswith("[0,")
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", "[1,2]", "null", "x", '[1,2,"w","i",1,["1-0"],5,""]'])
-def test_what_is_no_record_is_an_error(text: str) -> None:
+def test_an_invalid_record_is_an_error(text: str) -> None:
     with pytest.raises((ValueError, TypeError)):
         records.parse(text)

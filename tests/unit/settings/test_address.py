@@ -40,7 +40,7 @@ def refusal(broker: Any, **settings: Any) -> str:
         "redis://[::1]:7/0",
     ],
 )
-def test_a_plain_url_stays_what_it_is_but_for_redis_pys_spelling_of_sockets(url: str) -> None:
+def test_a_plain_url_is_unchanged_except_for_sockets(url: str) -> None:
     assert address(url) == url.replace("redis+socket", "unix").replace("virtual_host", "db")
 
 
@@ -116,7 +116,7 @@ def test_sentinels_that_cannot_work_are_refused() -> None:
     )
 
 
-def test_what_would_put_the_lane_elsewhere_is_refused() -> None:
+def test_settings_that_would_move_the_lane_to_another_server_are_refused() -> None:
     assert "global_keyprefix" in refusal("redis://h", broker_transport_options={"global_keyprefix": "x:"})
     assert "several servers" in refusal("redis://h1;redis://h2")
     assert "several servers" in refusal(["redis://h1", "redis://h2"])

@@ -65,7 +65,7 @@ def test_settings_are_read_in_the_apps_namespace(namespace: str) -> None:
     assert (settings.lane.lease, settings.lane.backoff.base, settings.redis_url) == (3.0, 2.0, "redis://127.0.0.1/0")
 
 
-def test_what_is_set_on_the_app_itself_comes_before_the_namespace() -> None:
+def test_settings_of_the_app_itself_come_before_the_namespace() -> None:
     made = in_namespace("CELERY", CELERY_BRIDGE_LEASE=3)
     made.conf.bridge_lease = 4
     assert read_settings(made).lane.lease == 4.0
@@ -93,7 +93,7 @@ def test_what_is_set_on_the_app_itself_comes_before_the_namespace() -> None:
         ),
     ],
 )  # fmt: skip
-def test_names_outside_the_namespace_are_never_passed_over(
+def test_names_outside_the_namespace_are_always_checked(
     namespace: str | None, key: str, value: Any, message: str
 ) -> None:
     made = in_namespace(namespace, **{key: value}) if namespace else app(**{key: value})

@@ -86,7 +86,7 @@ def test_a_python_that_cannot_run_tasks_gives_an_error_that_says_what_to_do(text
     )
 
 
-def test_what_cannot_say_what_it_is_is_a_line_too() -> None:
+def test_an_error_without_a_text_is_one_line_too() -> None:
     """Java has ended, and would be asked."""
 
     class Speechless(Exception):
@@ -252,7 +252,7 @@ def test_the_innermost_cause_with_a_text_is_shown() -> None:
     assert str(one_line(failed)) == "Spark failed: the disk is full"
 
 
-def test_what_java_was_called_for_is_not_what_went_wrong() -> None:
+def test_the_method_that_was_called_in_java_is_not_the_error() -> None:
     text = "An error occurred while calling o8.collect.\n: java.lang.IllegalStateException: it is closed\n\tat x\n"
     assert str(one_line(RuntimeError(text))) == "Spark failed: it is closed"
 

@@ -156,7 +156,7 @@ def test_a_url_that_cannot_be_used_is_refused_without_quoting_it(url: str) -> No
         ("redis://h?socket_timeout=soon", "is not a Redis URL"),
     ],
 )
-def test_what_a_url_asks_for_is_checked_before_anything_connects(url: str, said: str) -> None:
+def test_the_options_of_a_url_are_checked_before_connecting(url: str, said: str) -> None:
     with pytest.raises(ConfigurationError, match=f"--url:? {said}"):
         check_url(url, called="--url")
 

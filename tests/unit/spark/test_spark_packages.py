@@ -29,7 +29,7 @@ def test_the_same_files_are_the_same_bytes() -> None:
     assert zipped_packages().read_bytes() == first
 
 
-def test_what_is_in_it_works_from_there() -> None:
+def test_the_modules_in_the_zip_work() -> None:
     """Lua is read out of it; a Python without this project runs it, and a transition is whole."""
     lua = min((ROOT / "routing" / "lua").glob("*.lua"))
     code = f"import sys, bridge.routing.scripts as s; print(s.__file__, len(s.Script({lua.stem!r}).text))"

@@ -116,7 +116,7 @@ def lengths_bent(entries: list[Entry], most: int) -> list[bytes]:
 @example(b"*1\r\n*2\r\n$3\r\n0-0\r\n*2\r\n$01\r\na\r\n$0\r\n\r\n")
 @example(b"*1\r\n*2\r\n$3\r\n0-0\r\n*02\r\n$1\r\na\r\n$0\r\n\r\n")
 @given(bent())
-def test_what_only_looks_like_a_page_is_read_as_hiredis_reads_it_or_refused(wire: bytes) -> None:
+def test_a_reply_that_only_resembles_a_page_is_read_as_by_hiredis_or_refused(wire: bytes) -> None:
     expected = by_hiredis(wire)
     if expected is None:
         with pytest.raises(MalformedReply):
@@ -146,7 +146,7 @@ def test_a_value_ends_where_its_length_says_and_nowhere_else() -> None:
 
 
 @given(pages())
-def test_what_is_read_is_what_hiredis_reads(entries: list[Entry]) -> None:
+def test_replies_are_read_as_hiredis_reads_them(entries: list[Entry]) -> None:
     # Given a reply, and what redis-py's own parser makes of it
     wire = reply(entries)
     expected = by_hiredis(wire)
@@ -208,7 +208,7 @@ def test_a_value_that_would_end_before_it_begins_is_not_looked_into() -> None:
         b":1\r\n",
     ],
 )
-def test_what_is_no_reply_is_refused(wire: bytes) -> None:
+def test_an_invalid_reply_is_refused(wire: bytes) -> None:
     with pytest.raises(MalformedReply):
         read_page(pa.py_buffer(wire))
 

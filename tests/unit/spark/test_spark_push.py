@@ -47,7 +47,7 @@ def plan(*arguments: str) -> PushPlan:
         (["log"], "cannot tell the format of log from its name"),
     ],
 )
-def test_what_cannot_work_is_one_line_before_anything_is_looked_at(arguments: list[str], said: str) -> None:
+def test_impossible_options_are_one_line_before_anything_is_read(arguments: list[str], said: str) -> None:
     done = CliRunner().invoke(main, arguments)
     assert done.exit_code == 2
     assert done.stderr.startswith("error: ")

@@ -68,7 +68,7 @@ def test_a_read_that_ends_with_a_time_ends_with_its_last_entry_as_in_xrange(valu
         ({"chunkSize": "5"}, "option chunkSize is for writing; a read does not know it"),
     ],
 )
-def test_what_cannot_be_is_refused_in_one_line(options: dict[str, str], said: str) -> None:
+def test_impossible_options_are_refused_in_one_line(options: dict[str, str], said: str) -> None:
     with pytest.raises(ConfigurationError, match=said) as refused:
         parse_read(options)
     assert "\n" not in str(refused.value)
@@ -103,6 +103,6 @@ def test_ids_are_compared_as_numbers_and_have_neighbours(one: EntryId, other: En
 
 
 @pytest.mark.parametrize("text", ["", "-", "5-", "-5", "5-5-5", "a-1", "1_0", "٣-0", "5 -0", b"\xff"])
-def test_what_is_no_id_is_refused(text: str | bytes) -> None:
+def test_an_invalid_id_is_refused(text: str | bytes) -> None:
     with pytest.raises(ValueError, match="no stream id"):
         EntryId.of(text)

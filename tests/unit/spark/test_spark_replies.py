@@ -36,7 +36,7 @@ def link() -> Link:
     ],
     ids=lambda value: type(value).__name__,
 )
-def test_what_passes_is_waited_out(error: Exception, full: bool) -> None:
+def test_passing_failures_are_waited_out(error: Exception, full: bool) -> None:
     failure = link().failed(error)
     assert isinstance(failure, Trouble)
     assert failure.full is full
@@ -53,7 +53,7 @@ def test_what_passes_is_waited_out(error: Exception, full: bool) -> None:
     ],
     ids=str,
 )
-def test_what_does_not_pass_is_an_error(error: Exception) -> None:
+def test_permanent_failures_are_errors(error: Exception) -> None:
     assert isinstance(link().failed(error), RefusedByServer)
 
 

@@ -161,7 +161,7 @@ class TestStates:
 
 
 class TestTheFile:
-    def test_what_was_written_is_read(self, tmp_path: Path) -> None:
+    def test_a_written_outcome_is_read(self, tmp_path: Path) -> None:
         process = Process(7, 6, "w1@here")
         records = [Record(Kind.START, 'a "ticket"\n', 1, 2**60, 3, 99, 7), Record(Kind.DONE, "b", 2, 5, 1, 100, 7)]
         lines = b"".join([process.encode(), *(record.encode() for record in records)])

@@ -132,7 +132,7 @@ class TestProgress:
     def counts(self, done: int) -> Counts:
         return Counts(pushed=100, done=done, dead=1, in_flight={"w1": 5, "w2": 4}, retrying=0, leader="m")
 
-    def test_what_is_neither_settled_nor_in_flight_waits(self) -> None:
+    def test_messages_neither_settled_nor_in_flight_are_waiting(self) -> None:
         counts = self.counts(30)
         assert (counts.settled, counts.dispatched, counts.waiting) == (31, 9, 60)
 

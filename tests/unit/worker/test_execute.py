@@ -455,7 +455,7 @@ def test_a_result_that_cannot_be_stored_takes_back_nothing_that_was_committed() 
     assert writer.written == []
 
 
-def test_what_raises_outside_of_a_task_is_that_messages_failure_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_outside_of_a_task_is_the_failure_of_that_message_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     app: Any = install(Celery("shop", broker="redis://localhost:1/0", set_as_current=False))
 
     @app.task(name="shop.pay", ignore_result=True, lazy=False, shared=False)

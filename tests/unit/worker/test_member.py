@@ -49,7 +49,7 @@ def test_a_process_that_is_being_killed_is_waited_for_until_it_is_gone(shared: S
     os.waitpid(child.pid, 0)
 
 
-def test_one_that_goes_on_with_something_else_is_waited_for_no_longer(shared: SharedPage) -> None:
+def test_waiting_ends_when_the_process_runs_another_message(shared: SharedPage) -> None:
     child = Child(runs(shared, 5))
     waiting = Waiting(shared, child.pid, {5}, killed=False)
     holds_for(lambda: not waiting.said, description="nobody to say that it is over", duration_s=0.2)

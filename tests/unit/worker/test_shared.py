@@ -152,7 +152,7 @@ def test_a_process_that_gets_the_file_sees_the_page() -> None:
     assert in_a_child(lambda: not seen.in_main)
 
 
-def test_what_is_wanted_back_only_grows() -> None:
+def test_the_fence_of_a_recall_only_grows() -> None:
     shared = SharedPage()
     shared.begin(LIFE, soon())
     shared.recalled_to = 7
@@ -213,7 +213,7 @@ def test_processes_that_begin_at_once_get_different_rows() -> None:
     assert shared.running_fences() == set(range(1, 31))
 
 
-def test_a_dead_process_is_followed_in_its_row_once_what_it_ran_is_settled() -> None:
+def test_a_new_process_takes_the_row_of_a_dead_one_once_its_message_is_settled() -> None:
     shared = SharedPage()
     first = Child(runs(shared, 5))
     first.end()
@@ -228,7 +228,7 @@ def test_a_dead_process_is_followed_in_its_row_once_what_it_ran_is_settled() -> 
     third.end()
 
 
-def test_what_a_living_process_runs_is_not_forgotten() -> None:
+def test_a_message_that_a_live_process_runs_is_not_forgotten() -> None:
     shared = SharedPage()
     child = Child(runs(shared, 5))
     shared.forget(child.pid)
@@ -308,13 +308,13 @@ def test_the_next_process_learns_once_what_a_dead_process_had_begun(asked: bool)
     assert in_a_child(gets_its_message)
 
 
-def test_what_a_living_process_runs_was_not_cut_off() -> None:
+def test_a_message_that_a_live_process_runs_was_not_cut_off() -> None:
     shared = SharedPage()
     shared.running(shared.take_row(), 7)
     assert in_a_child(lambda: shared.take_row() >= 0 and shared.cut_off(7, 7) == (0, False))
 
 
-def test_a_revoked_id_is_known_to_every_process_also_when_old_ones_were_written_over(
+def test_every_process_knows_a_revoked_id_also_after_old_ones_were_overwritten(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("bridge.worker.guard.shared_page.REVOKED_MAX", 8)
