@@ -1,4 +1,4 @@
-"""The processes of one run: a server, workers, masters; made anew for each run, so that none inherits a state."""
+"""The processes of one run: a server, workers, masters. Each run starts its own, so that none inherits a state."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Stack:
         self._app = f"benchmarks.apps.{app}"
         self._bundle_ms = bundle_ms
         self._cleanup = ExitStack()
-        #: What the processes are told besides.
+        #: Further environment variables of the processes.
         self.environment_more: dict[str, str] = {}
         self._roles: dict[str, list[psutil.Process]] = {}
         self._processes: list[tuple[str, subprocess.Popen[bytes], Path]] = []
@@ -74,7 +74,7 @@ class Stack:
 
     @property
     def environment(self) -> dict[str, str]:
-        """What the processes are told."""
+        """The environment variables of the processes."""
         return {
             "BENCHMARK_URL": self.server.url,
             FOLDER: str(self.folder),
@@ -120,7 +120,7 @@ class Stack:
         deadline = time.monotonic() + timeout_s
         while not condition():
             if time.monotonic() > deadline:
-                raise BenchmarkFailed(f"waited {timeout_s:g} s in vain for {what}; {self._last_words()}")
+                raise BenchmarkFailed(f"waited {timeout_s:g} s for {what}; {self._last_words()}")
             self.check()
             time.sleep(interval_s)
 
@@ -158,7 +158,8 @@ class Stack:
         return "; ".join(said) or "no process said why"
 
     def _end(self) -> None:
-        # Nobody needs what they hold: no good-byes. Pool processes end with their parent, being of its session.
+        # They are killed without a good-bye, since nothing of theirs is needed. Pool processes end with their parent:
+        # they are in its session.
         for process in (*self._ended, *(process for _, process, _ in self._processes)):
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)

@@ -34,7 +34,7 @@ __all__ = ["Checks", "RedisStreamDataSource", "by_ticket", "in_ticket_order", "s
 
 
 def __getattr__(name: str) -> object:
-    """Load a public name; anything else is an ordinary missing attribute."""
+    """Loads a public name; anything else is an ordinary missing attribute."""
     if name in _PLACES:
         return getattr(importlib.import_module(f"{__name__}.{_PLACES[name]}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -218,7 +218,7 @@ def _pick(rng: random.Random, weighted: Sequence[tuple[str, int]]) -> str:
 
 
 def write_log(rows: Sequence[dict[str, str]], out: Path) -> None:
-    """Write a CSV, gzipped when the name ends in .gz; the file appears whole or not at all.
+    """Writes a CSV, gzipped when the name ends in .gz; the file appears whole or not at all.
 
     Raises ``InputError`` when the place cannot be written.
     """
@@ -256,7 +256,7 @@ def _write_csv(rows: Sequence[dict[str, str]], file: IO[bytes] | gzip.GzipFile) 
 @click.option("--tickets", default=3_500, show_default=True, help="Tickets that they belong to.")
 @click.option("--seed", default=1, show_default=True, help="The same seed gives the same file.")
 def main(out: Path, events: int, tickets: int, seed: int) -> None:
-    """Write a generated incident log to OUT, a CSV, gzipped when its name ends in .gz."""
+    """Writes a generated incident log to OUT, a CSV, gzipped when its name ends in .gz."""
     with errors_in_one_line():
         write_log(incident_log(events, tickets, seed), out)
         click.echo(f"{events:,} events of {tickets:,} tickets in {out}")

@@ -112,7 +112,7 @@ def expected_states(events: DataFrame) -> DataFrame:
 
 
 def write_states(states: DataFrame, out: str) -> int:
-    """Write one JSON line per incident, by ticket, to ``out`` (``-``: standard output); returns how many.
+    """Writes one JSON line per incident, by ticket, to ``out`` (``-``: standard output); returns how many.
 
     A file appears whole or not at all.
     """
@@ -148,7 +148,7 @@ def write_states(states: DataFrame, out: str) -> int:
 @click.option("--master", help="Spark master [default: local[*]].")
 @click.option("--spark-log", type=click.Path(path_type=Path), help="Keep Spark's own output in this file.")
 def main(events: str, out: str, kind: str | None, master: str | None, spark_log: Path | None) -> None:
-    """Compute the final state of every incident in EVENTS, as JSON lines {"ticket_id": …, "state": {…}}."""
+    """Computes the final state of every incident in EVENTS, as JSON lines {"ticket_id": …, "state": {…}}."""
     with errors_in_one_line():
         kind = kind or format_of(events)
         check_readable(events)

@@ -78,7 +78,7 @@ POSITIVE = click.IntRange(min=1)
 @click.option("--files", type=POSITIVE, default=100, show_default=True, help="With --follow: most files in one epoch.")
 @job_options
 def main(**given: Any) -> None:
-    """Push the events of FILE into a stream, each ticket in order.
+    """Pushes the events of FILE into a stream, each ticket in order.
 
     FILE is a CSV, JSON lines (both also .gz) or Parquet, a folder of such, or with --format table the name of a table.
     The same push again adds nothing: it goes on where the first one ended.

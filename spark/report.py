@@ -80,7 +80,7 @@ def main(
     progress: Progress,
     spark_log: Path | None,
 ) -> None:
-    """Report on ARCHIVE: how long messages waited and ran, what failed, which tickets are slow or hot."""
+    """Reports on ARCHIVE: how long messages waited and ran, what failed, which tickets are slow or hot."""
     with errors_in_one_line(as_json=progress == "json"):
         asked = Asked(archive, out, Range.of(start, end), top, start, end)
         configuration = parse_conf(conf)
@@ -103,7 +103,7 @@ def main(
 
 
 def check_out(out: Path) -> None:
-    """Make the folder. Raises ``InputError`` when that fails, or the folder cannot be written to."""
+    """Makes the folder. Raises ``InputError`` when that fails, or the folder cannot be written to."""
     try:
         out.mkdir(parents=True, exist_ok=True)
         probe = out / ".report.html.new"
@@ -114,7 +114,7 @@ def check_out(out: Path) -> None:
 
 
 def report(session: SparkSession, asked: Asked, tell: Callable[[str, int], None] | None = None) -> dict[str, Any]:
-    """Compute and write the report. Returns the rows that the page shows, by table, at most ``asked.top`` of each.
+    """Computes and writes the report. Returns the rows that the page shows, by table, at most ``asked.top`` of each.
 
     ``tell`` is called with the name and the number of rows of each table that was written. Raises ``InputError`` when
     the archive holds no history of the range.

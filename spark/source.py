@@ -29,7 +29,9 @@ if TYPE_CHECKING:
 
 
 class RedisStreamDataSource(DataSource):
-    """Register it once per session, then ``df.write.format("redisstream").mode("append").options(…).save()``."""
+    """The data source ``redisstream``. Register it once per session. Then use
+    ``df.write.format("redisstream").mode("append")``.
+    """
 
     def __init__(self, options: Mapping[str, str]) -> None:
         """Raises ``ConfigurationError`` for an option that neither direction knows.

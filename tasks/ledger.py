@@ -19,7 +19,7 @@ from bridge.stack.demo.ledger import Kind, Process, Record, file_name
 
 
 class LedgerWriter:
-    """Appends to one file for each process; opens it anew after a fork."""
+    """Appends to one file for each process. After a fork it opens a new one."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory

@@ -49,7 +49,7 @@ REDIS6 = "redis-6.2.14"
 
 
 def missing(reason: str) -> None:
-    """Give the test up: skipped for a developer, failed in continuous integration, where nothing may be missing."""
+    """Gives the test up: skipped for a developer, failed in continuous integration, where nothing may be missing."""
     if os.environ.get("CI"):
         pytest.fail(f"{reason}; in CI this is a failure", pytrace=False)
     pytest.skip(reason)

@@ -11,7 +11,7 @@ from typing import Any
 
 from bridge.routing.keys import LaneKeys
 
-#: Kinds of keys that end by themselves when whoever renews them is gone.
+#: Kinds of keys that expire when they are not renewed.
 MUST_EXPIRE = ("leader", "lease:", "held:", "reply:")
 
 

@@ -23,7 +23,7 @@ def wait_until(
     timeout_s: float = DEFAULT_TIMEOUT_S,
     interval_s: float = DEFAULT_INTERVAL_S,
 ) -> T:
-    """Call the predicate until it returns something truthy, and return that.
+    """Calls the predicate until it returns something truthy, and returns that.
 
     An exception of the predicate is not swallowed: a predicate that expects one handles it. The predicate is asked once
     more after the deadline, so that a machine that slept through it does not fail the test.
@@ -38,12 +38,12 @@ def wait_until(
         if value:
             return value
         if late:
-            raise WaitTimeout(f"waited {timeout_s:g} s in vain for: {description} (last value: {value!r})")
+            raise WaitTimeout(f"waited {timeout_s:g} s without success for: {description} (last value: {value!r})")
         time.sleep(interval_s)
 
 
 def holds_for(predicate: Callable[[], object], *, description: str, duration_s: float) -> None:
-    """Watch that the predicate stays truthy for a while: the counterpart of `wait_until`, for what must not happen.
+    """Watches that the predicate stays truthy for a while: the counterpart of `wait_until`, for what must not happen.
 
     Raises:
         AssertionError: As soon as it does not hold.

@@ -40,7 +40,7 @@ def wait_empty(redis: Redis, keys: LaneKeys, name: str, timeout_s: float | None,
         if left == 0:
             return
         if not holds:
-            raise OrderFailed(f"{name} takes work again: it was resumed, or started anew, with {_messages(left)}")
+            raise OrderFailed(f"{name} takes work again: it was resumed, or restarted, with {_messages(left)}")
         if left is not None and left != last:
             last = left
             tell(left)

@@ -34,7 +34,7 @@ class Child:
         env: Mapping[str, str] | None = None,
         on_line: Callable[[str], None] | None = None,
     ) -> None:
-        """Describe it; `start` starts it.
+        """`start` starts it.
 
         ``env`` comes on top of this process's environment. ``on_line`` gets each line of its standard output, on a
         thread; then only its standard error goes to the log.

@@ -148,7 +148,7 @@ class EmbeddedServer:
         options: Mapping[str, str] | None = None,
         start_timeout_s: float = 10.0,
     ) -> None:
-        """Describe the server; nothing happens before `start()`.
+        """`start` starts the server.
 
         Args:
             port: Where to listen; 0 takes a free one at the first start and keeps it.
@@ -222,7 +222,7 @@ class EmbeddedServer:
         return client
 
     def start(self) -> None:
-        """Start the server and wait until it answers; nothing to do when it runs.
+        """Starts the server and waits until it answers; nothing to do when it runs.
 
         Raises:
             PortInUse: Another process listens on the port.
@@ -251,11 +251,11 @@ class EmbeddedServer:
         self._end(signal.SIGTERM, timeout_s)
 
     def kill(self) -> None:
-        """End the server as a crash would: SIGKILL, no good-bye, no last fsync."""
+        """Ends the server as a crash would: SIGKILL, no good-bye, no last fsync."""
         self._end(signal.SIGKILL, timeout_s=10.0)
 
     def restart(self) -> None:
-        """Stop it if it runs, then start it on the same port and data; returns when the data is loaded."""
+        """Stops it if it runs, then starts it on the same port and data; returns when the data is loaded."""
         self.stop()
         self.start()
 
@@ -264,11 +264,11 @@ class EmbeddedServer:
         self._signal(signal.SIGSTOP)
 
     def resume(self) -> None:
-        """Let a frozen process go on."""
+        """Lets a frozen process go on."""
         self._signal(signal.SIGCONT)
 
     def close(self) -> None:
-        """Stop the server and remove the data folder if it is a temporary one."""
+        """Stops the server and removes the data folder if it is a temporary one."""
         self.stop()
         if self._temporary is not None:
             self._temporary.cleanup()

@@ -64,7 +64,7 @@ class Stack:
     """Starts, watches and stops the processes of a plan; a context manager that stops them."""
 
     def __init__(self, plan: Plan, lane: LaneSettings, stop: StopRequest, say: Callable[[str], None]) -> None:
-        """Describe it; `start` starts it. ``say`` gets a line for each step."""
+        """`start` starts it. ``say`` gets a line for each step."""
         self.plan = plan
         self.lane = lane
         self.stop = stop

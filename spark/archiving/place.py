@@ -71,7 +71,7 @@ class ArchivePlace:
             os.close(lock)
 
     def claim(self, stream: str, group: str, tables: list[str], *, database: int) -> None:
-        """Make this the archive of one lane.
+        """Makes this the archive of one lane.
 
         Of the server's address only the number of the database is kept: the rest may change. Raises
         ``ConfigurationError`` when the folder belongs to another lane, or when a table has files but no checkpoint: all
@@ -101,7 +101,7 @@ class ArchivePlace:
                 )
 
     def tidy(self, table: str) -> None:
-        """Remove unfinished files of a run that was killed. Only while the folder is held."""
+        """Removes unfinished files of a run that was killed. Only while the folder is held."""
         for left in [*self.table(table).glob(".spark-staging-*"), self.table(table) / "_temporary"]:
             shutil.rmtree(left, ignore_errors=True)
 
@@ -122,7 +122,7 @@ class ArchivePlace:
         return [folder.parent.name.partition("=")[2] for folder in self.table(table).glob(f"date=*/batch={epoch}")]
 
     def mark(self, table: str, epoch: int) -> None:
-        """Note that all files of ``epoch`` are written. Spark runs no earlier epoch again, so one mark is enough."""
+        """Notes that all files of ``epoch`` are written. Spark runs no earlier epoch again, so one mark is enough."""
         marks = self._marks(table)
         marks.mkdir(exist_ok=True)
         (marks / str(epoch)).touch()

@@ -93,7 +93,7 @@ def id_numbers(message_id: Column) -> tuple[Column, Column]:
 
 
 def check_archive(archive: str) -> None:
-    """Raise ``InputError`` when a local archive does not exist. Spark checks other file systems."""
+    """Raises ``InputError`` when a local archive does not exist. Spark checks other file systems."""
     if "://" in archive:
         return
     if not Path(archive).is_dir():

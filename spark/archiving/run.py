@@ -71,7 +71,7 @@ class Archive:
     conf: dict[str, str] = field(default_factory=dict)
 
     def claim(self) -> None:
-        """Make the folder the archive of this lane. Raises what ``ArchivePlace.claim`` raises."""
+        """Makes the folder the archive of this lane. Raises what ``ArchivePlace.claim`` raises."""
         self.place.claim(self.stream, self.group, [table.name for table in self.tables], database=database(self.url))
 
 
@@ -121,7 +121,7 @@ class _TableRun:
         self.query: StreamingQuery = writer.start()
 
     def _write(self, entries: DataFrame, epoch: int) -> None:
-        """Write the files of one epoch. Spark calls this again for the last epoch of a run that was killed."""
+        """Writes the files of one epoch. Spark calls this again for the last epoch of a run that was killed."""
         name = self.table.name
         if self._place.is_whole(name, epoch):
             self._skipped.add(epoch)
@@ -152,7 +152,7 @@ class _TableRun:
         return self.query.lastProgress is not None or not self.query.isActive
 
     def report_missing(self) -> None:
-        """Report the missing entries of epochs that have ended since the last call."""
+        """Reports the missing entries of epochs that have ended since the last call."""
         for progress in self.query.recentProgress:
             if progress.batchId in self._reported or not progress.sources:
                 continue
@@ -206,7 +206,7 @@ class Run:
         return rows
 
     def _watch(self, tables: list[_TableRun], stop: StopSignal, until: Callable[[], bool] = lambda: False) -> None:
-        """Watch the queries until they end, one of them fails, a signal arrives, or ``until`` is true."""
+        """Watches the queries until they end, one of them fails, a signal arrives, or ``until`` is true."""
         deadline = None
         while True:
             # A query that has ended is looked at once more: its last epoch is reported after its end.

@@ -56,7 +56,7 @@ def format_of(path: str) -> str:
 
 
 def check_readable(path: str) -> None:
-    """Raise ``InputError`` when a local path does not exist or cannot be read. Spark checks other file systems.
+    """Raises ``InputError`` when a local path does not exist or cannot be read. Spark checks other file systems.
 
     Also for a folder within the folder, unless its name is that of a column (``day=2026-11-22``): Spark would skip it.
     """
@@ -166,7 +166,7 @@ def follow_events(
 
 
 def _check_header(session: SparkSession, events: DataFrame) -> None:
-    """Raise ``InputError`` for a header with a name twice, or with an empty one, which Spark replaces.
+    """Raises ``InputError`` for a header with a name twice, or with an empty one, which Spark replaces.
 
     Spark's names end in the number of the column. If a name does, the header of the first local file is read again.
     """

@@ -172,7 +172,7 @@ class Terminated(KeyboardInterrupt):
 
 @contextmanager
 def errors_in_one_line(*, as_json: bool = False) -> Iterator[None]:
-    """Run a job. Any error ends the process with one line on standard error and the error's exit code.
+    """Runs a job. Any error ends the process with one line on standard error and the error's exit code.
 
     With ``as_json``, standard output gets ``{"event": "failed", "error": …}`` too, for a supervisor that reads it.
     SIGTERM ends the job as Ctrl-C does: Spark is stopped and its files are removed.

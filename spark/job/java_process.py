@@ -15,7 +15,7 @@ JAVA_ENDS_S = 5.0
 
 
 def end_java() -> None:
-    """End the Java that was started here, and wait for its end. The Java of spark-submit is not ended.
+    """Ends the Java that was started here, and waits for its end. The Java of spark-submit is not ended.
 
     Otherwise Java would end a moment after this process: a supervisor or a test that waits for the command would still
     find it, without the folder of its classes, which is removed when this process ends.
@@ -35,7 +35,7 @@ def end_java() -> None:
 
 @contextmanager
 def ended_or_killed(java: subprocess.Popen[bytes]) -> Iterator[None]:
-    """Wait for the end of a Java that the block has asked to end. Kill it if it does not end."""
+    """Waits for the end of a Java that the block has asked to end. Kills it if it does not end."""
     try:
         yield
         java.wait(JAVA_ENDS_S)
@@ -50,7 +50,7 @@ def ended_or_killed(java: subprocess.Popen[bytes]) -> Iterator[None]:
 
 @contextmanager
 def java_ends_with_a_failed_start() -> Iterator[None]:
-    """End a Java that the block starts, if an error or a signal ends the block before PySpark is connected to it.
+    """Ends a Java that the block starts, if an error or a signal ends the block before PySpark is connected to it.
 
     PySpark does not end such a Java: it removes the folder into which Java writes its port. Java fails at that before
     it watches the pipe that shows our end, and one of its threads keeps it alive.

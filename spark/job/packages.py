@@ -32,7 +32,7 @@ _TIME = (1980, 1, 1, 0, 0, 0)
 
 
 def send_packages(context: SparkContext) -> None:
-    """Send the packages to every process that Spark starts for this context from now on."""
+    """Sends the packages to every process that Spark starts for this context from now on."""
     made = str(zipped_packages())
     context.addPyFile(made)
     # The process that plans the reads of a stream looks for sent files in a folder in which Spark has not put them. So

@@ -73,7 +73,7 @@ class Display:
             self._show(f"{name}: {count(rows, 'row')}")
 
     def close(self) -> None:
-        """Remove the live line."""
+        """Removes the live line."""
         if self._live and self._shown:
             print("\r\033[K", end="", flush=True)
         self._shown = ""

@@ -104,7 +104,7 @@ def local_session(
 
 
 def _prepare(session: SparkSession, *, away: bool) -> None:
-    """Make the settings that all jobs need. ``away``: tasks may run in a Python without this project."""
+    """Makes the settings that all jobs need. ``away``: tasks may run in a Python without this project."""
     session.conf.set("spark.sql.session.timeZone", "UTC")
     if away:
         send_packages(session.sparkContext)
@@ -137,7 +137,7 @@ def _is_local(master: str) -> bool:
 def _start(
     builder: SparkSession.Builder, master: str, conf: Mapping[str, str] | None, log: Path | None
 ) -> SparkSession:
-    """Start Java and a session in it, quietly."""
+    """Starts Java and a session in it, quietly."""
     os.environ.update(find_java().env)
     os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
     if _is_local(master):

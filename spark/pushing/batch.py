@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 def push(session: SparkSession, plan: PushPlan) -> None:
-    """Push, with progress as asked for. Raises ``InputError`` and ``PayloadError`` before anything is written."""
+    """Pushes, with progress as asked for. Raises ``InputError`` and ``PayloadError`` before anything is written."""
     _Batch(session, plan).run()
 
 
@@ -64,7 +64,7 @@ class _Batch:
         self._partitions = plan.partitions or partitions or session.sparkContext.defaultParallelism
 
     def run(self) -> None:
-        """Push. Rejected rows are written first, so that they are kept even if the push fails."""
+        """Pushes. Rejected rows are written first, so that they are kept even if the push fails."""
         plan, messages = self._plan, self._messages
         self._tell_start()
         rejected = 0
@@ -92,7 +92,7 @@ class _Batch:
             connection.disconnect()
 
     def _write(self, messages: Messages) -> int:
-        """Write; returns the number of rows, those written before included."""
+        """Writes; returns the number of rows, those written before included."""
         ordered = in_ticket_order(
             messages.frame,
             key=messages.key,

@@ -19,7 +19,7 @@ _FILE = "stream.json"
 
 
 def claim(session: SparkSession, checkpoint: str, *, url: str, stream: str) -> None:
-    """Make this the checkpoint of pushes into one stream, in any file system that Spark writes to.
+    """Makes this the checkpoint of pushes into one stream, in any file system that Spark writes to.
 
     Of the server's address only the number of the database is kept: the rest may change. An older checkpoint did not
     keep the stream: it takes the present one. Raises ``ConfigurationError`` for the checkpoint of another stream.

@@ -38,7 +38,7 @@ _WRITTEN = "written"
 
 
 def follow(session: SparkSession, plan: PushPlan) -> None:
-    """Push files that appear, with progress as asked for, until a signal; with ``available_now``, the present files.
+    """Pushes files that appear, with progress as asked for, until a signal; with ``available_now``, the present files.
 
     Raises the error that ended the query; ``Terminated`` and ``KeyboardInterrupt`` only with ``available_now``.
     """
@@ -114,7 +114,7 @@ class _Following:
         return writer.trigger(processingTime=f"{EVERY_S} seconds")
 
     def _watch(self, queries: list[StreamingQuery], stop: StopSignal) -> None:
-        """Watch the queries until they end, or until a signal ends them."""
+        """Watches the queries until they end, or until a signal ends them."""
         deadline = None
         try:
             with WriteWatch(self._parsed, queries[0].id, self._display):
@@ -168,7 +168,7 @@ def _has_a_reason(error: Exception) -> bool:
 
 
 def _still_running(queries: list[StreamingQuery]) -> bool:
-    """Wait for a moment, then say whether any query still runs. Raises the error that ended a query."""
+    """Waits for a moment, then says whether any query still runs. Raises the error that ended a query."""
     running = [query for query in queries if query.isActive]
     if running:
         running[0].awaitTermination(QUERY_CHECK_S)

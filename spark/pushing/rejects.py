@@ -68,7 +68,7 @@ def first_reasons(messages: Messages, *, limit: int) -> str:
 
 
 def keep_rejects(rejects: DataFrame, folder: str, *, run: str) -> int:
-    """Write the rows into ``folder``, each run as a table of its own; returns how many.
+    """Writes the rows into ``folder``, each run as a table of its own; returns how many.
 
     A push of the same name replaces the table of the earlier one, and nothing else. The format is Parquet, or JSON
     lines if the folder's name ends in ``.jsonl``. Without bad rows there is no table. The run's name is quoted, so that

@@ -168,7 +168,7 @@ def bars(rows: Sequence[Bar], label: str, *, line: tuple[float, str] | None = No
             if wide > 0:
                 drawn.append(_rect(look, x, y + 5, max(wide, 0.75), 16, rx=2))
             x += wide
-        drawn.append(_text("told", x + _GAP, y + 17, row.label))
+        drawn.append(_text("value", x + _GAP, y + 17, row.label))
         pieces.append(_titled(row.title, drawn))
     if line:
         x = name_width + line[0] / most * width

@@ -43,7 +43,7 @@ def results(
     folder: Path,
     tell: Callable[[str, int], None] | None = None,
 ) -> dict[str, Any]:
-    """Write all tables below ``folder``, in place of earlier ones; returns what is shown.
+    """Writes all tables below ``folder``, in place of earlier ones; returns what is shown.
 
     Keys: ``totals`` (one row, with ``imbalance``), ``tasks``, ``slowest_tickets``, ``hot_tickets``, ``consumers``,
     ``dead_letters`` (lists of at most ``top`` rows each), ``over_time`` and ``distribution`` (whole), ``rows`` (how
@@ -124,7 +124,7 @@ class _Writer:
         self._made: dict[str, Path] = {}
 
     def write(self, name: str, table: DataFrame, *, small: bool = True) -> DataFrame:
-        """Write a table, a ``small`` one as one file; returns it as it was written."""
+        """Writes a table, a ``small`` one as one file; returns it as it was written."""
         made = self._made[name] = self._folder / f".{name}.new"
         counted = Observation(name)
         whole = table.coalesce(1) if small else table
@@ -136,7 +136,7 @@ class _Writer:
         return self._session.read.schema(table.schema).parquet(to_read(made))
 
     def put_in_place(self) -> None:
-        """Move the tables to their places. DataFrames that were read before must not be read again."""
+        """Moves the tables to their places. DataFrames that were read before must not be read again."""
         for name, made in self._made.items():
             place = self._folder / name
             if place.exists():
@@ -145,6 +145,6 @@ class _Writer:
         self._made = {}
 
     def clear(self) -> None:
-        """Remove the tables that are not in their places."""
+        """Removes the tables that are not in their places."""
         for made in self._made.values():
             shutil.rmtree(made, ignore_errors=True)

@@ -19,7 +19,7 @@ _NAME_CHARS = 40
 
 
 def show(found: dict[str, Any]) -> None:
-    """Print what ``bridge.spark.reporting.results.results`` returned."""
+    """Prints what ``bridge.spark.reporting.results.results`` returned."""
     console = Console(markup=False, highlight=False, emoji=False)
     if not console.is_terminal:
         console = Console(markup=False, highlight=False, emoji=False, width=_PIPE_WIDTH)

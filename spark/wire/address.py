@@ -33,19 +33,19 @@ class RedisConnection(Protocol):
     _sock: socket.socket | None
 
     def connect(self) -> None:
-        """Open, authenticate and select the database."""
+        """Opens the connection, authenticates and selects the database."""
 
     def disconnect(self) -> None:
-        """Close; never raises."""
+        """Closes; never raises."""
 
     def send_command(self, *args: str | bytes) -> None:
-        """Send one command."""
+        """Sends one command."""
 
     def send_packed_command(self, command: Sequence[bytes | memoryview], check_health: bool = True) -> None:
-        """Send bytes that are commands already."""
+        """Sends bytes that are commands already."""
 
     def read_response(self, disable_decoding: bool = False) -> object:
-        """Wait for the next reply; an error reply is raised."""
+        """Waits for the next reply; an error reply is raised."""
 
 
 def without_secrets(url: str) -> str:
@@ -142,7 +142,7 @@ def unavailable(url: str, error: Exception) -> ServerUnavailable:
 
 
 def check_server(url: str, stream: str) -> None:
-    """Find on the driver what every task would fail on.
+    """Finds on the driver what every task would fail on.
 
     Raises ``ServerUnavailable`` for a server that does not answer, ``ServerTooOld`` for one before 6.2,
     ``ServerUnfit`` for one that evicts keys or is in cluster mode, and ``ConfigurationError`` when the key exists

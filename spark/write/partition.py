@@ -56,7 +56,7 @@ class Written(WriterCommitMessage):
 def write_partition(
     options: WriteOptions, layout: Layout, run: str, epoch: int, number: int, batches: Iterator[pa.RecordBatch]
 ) -> Written:
-    """Append the rows of one partition in their order; returns when the server has answered for all of them.
+    """Appends the rows of one partition in their order; returns when the server has answered for all of them.
 
     Raises ``PayloadError`` before anything of the refused batch is sent, and what ``bridge.spark.write.appending`` and
     ``bridge.spark.write.per_ticket`` raise. After any error the guard and the stream agree, and another attempt goes

@@ -53,7 +53,7 @@ class Patience:
             self._since = now
         so_far = now - self._since
         if so_far >= self._longest_s:
-            raise give_up(f"{why}; waited {so_far:.0f} s in vain (maxWait)")
+            raise give_up(f"{why}; waited {so_far:.0f} s without success (maxWait)")
         if so_far >= NOTED_FROM_S and (self._noted is None or now - self._noted >= NOTE_EVERY_S):
             if self._noted is None:
                 _log.warning("waiting: %s", why)

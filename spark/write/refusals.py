@@ -20,7 +20,7 @@ TASK = "task"
 
 
 def check_tickets(tickets: pa.Array) -> None:
-    """Refuse a null or empty ticket, one over 512 bytes of UTF-8, and bytes that are not UTF-8."""
+    """Refuses a null or empty ticket, one over 512 bytes of UTF-8, and bytes that are not UTF-8."""
     if tickets.null_count:
         raise PayloadError(f"a row has no ticket (null), the first is row {_first(pc.is_null(tickets))} of its batch")
     if is_bytes(tickets.type):
@@ -42,7 +42,7 @@ def check_tickets(tickets: pa.Array) -> None:
 
 
 def check_payloads(batch: pa.RecordBatch, tickets: pa.Array, fields: list[str], limit: int) -> None:
-    """Refuse a payload over ``limit`` bytes.
+    """Refuses a payload over ``limit`` bytes.
 
     The payload of a row without ``payload`` is its other fields, as the bridge reads it. They are counted together.
     """
@@ -61,7 +61,7 @@ def check_payloads(batch: pa.RecordBatch, tickets: pa.Array, fields: list[str], 
 
 
 def check_dates(batch: pa.RecordBatch, tickets: pa.Array, names: list[str]) -> None:
-    """Refuse a date that has no text: Spark's dates go beyond years of four digits."""
+    """Refuses a date that has no text: Spark's dates go beyond years of four digits."""
     for name in names:
         column = batch.column(name)
         if not pa.types.is_date32(column.type):
@@ -74,7 +74,7 @@ def check_dates(batch: pa.RecordBatch, tickets: pa.Array, names: list[str]) -> N
 
 
 def check_range(tickets: pa.Array, sequence: pa.Array, name: str) -> None:
-    """Refuse a number that the server cannot compare: its scripts have 53 bits for a number."""
+    """Refuses a number that the server cannot compare: its scripts have 53 bits for a number."""
     for number in pc.min_max(sequence.cast(pa.int64())).as_py().values():
         if number is not None and abs(number) > MAX_SEQUENCE:
             ticket = tickets[_first(pc.equal(sequence, number))].as_py()
@@ -93,7 +93,7 @@ class SequenceGuard:
         self._last: dict[object, int] = {}
 
     def check(self, tickets: pa.Array, sequence: pa.Array) -> None:
-        """Refuse a null, and a number that is not larger than the one before it in the same ticket."""
+        """Refuses a null, and a number that is not larger than the one before it in the same ticket."""
         if not len(tickets):
             return
         if sequence.null_count:

@@ -31,7 +31,7 @@ class RedisStreamStreamWriter(DataSourceStreamArrowWriter):
         return f"RedisStreamStreamWriter({self._options.stream} at {self._options.shown_url})"
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
-        """Append the rows of one partition of one epoch, sorted; returns when the server has answered for all of them.
+        """Appends the rows of one partition of one epoch, sorted; returns when the server has answered for all of them.
 
         The whole partition is held in memory: it is sorted by ``orderBy`` and ``seqColumn``, where named, and nothing
         of it is sent before all of it was checked. Raises ``PayloadError``, and what

@@ -32,7 +32,7 @@ class RedisStreamWriter(DataSourceArrowWriter):
         return f"RedisStreamWriter({self._options.stream} at {self._options.shown_url})"
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
-        """Append the rows of one partition in their order; returns when the server has answered for all of them.
+        """Appends the rows of one partition in their order; returns when the server has answered for all of them.
 
         Raises ``PayloadError`` before anything of the refused batch is written (earlier batches are), and what
         ``bridge.spark.write.partition`` raises.

@@ -42,7 +42,7 @@ BASES = {
 
 
 class Exits(Exception):
-    """Ends whoever unpickles it."""
+    """Ends the process that unpickles it."""
 
     def __reduce__(self) -> Any:
         return (sys.exit, (3,))

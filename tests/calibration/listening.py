@@ -1,7 +1,7 @@
 """Listens to every command that a server runs, and judges who wrote what: the detector of I7 and I8.
 
-What only a leader may write, it writes in scripts, and each of these has asked who leads before it writes. That is
-judged of every single call in a run: also of those whose harm something else would have prevented this time.
+Some keys may only be written by the leader, in scripts that compare the term before they write. The listener checks
+every call of a run, also calls whose harm another check would have prevented.
 """
 
 from __future__ import annotations

@@ -231,7 +231,7 @@ def late_read(stage: Stage) -> None:
 
 
 def late_read_of_its_own(stage: Stage) -> None:
-    """The same, but the leader lives: it lost its connection, and read the lane anew."""
+    """The same, but the leader lives: it lost its connection, and read the lane again."""
     with HoldingProxy(stage.server.port) as proxy:
         leader = _held_read(stage, proxy, leader_lease_s=KEPT_S)
         proxy.cut()

@@ -76,7 +76,7 @@ def _run(name: str, nodes: list[str]) -> None:
 
 
 def main() -> None:
-    """Everything; nothing is judged here."""
+    """Everything that was found."""
     _run(AS_IT_IS, list(dict.fromkeys(map(node_of, SCRIPT_MUTATIONS))))
     for mutation in SCRIPT_MUTATIONS:
         with _in_place(mutation):

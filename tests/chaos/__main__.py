@@ -38,7 +38,7 @@ def main(
     only: tuple[str, ...],
     folder: Path | None,
 ) -> None:
-    """Do drawn faults to real workers, masters and a server under load, and check every promise."""
+    """Does drawn faults to real workers, masters and a server under load, and checks every promise."""
     seed = time.time_ns() % 1_000_000 if seed is None else seed
     folder = folder or Path(tempfile.mkdtemp(prefix="ticket-bridge-chaos-")) / "run"
     click.echo(f"seed {seed}; logs, ledger and data in {folder}")

@@ -34,7 +34,7 @@ def now_ns() -> int:
 
 
 class LedgerWriter:
-    """Appends to one file for each process; opens it anew after a fork."""
+    """Appends to one file for each process. After a fork it opens a new one."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder

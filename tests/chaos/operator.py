@@ -66,7 +66,7 @@ class Operator:
         return self._give({"do": "drain", "consumer": consumer})
 
     def transfer(self, consumer: str) -> bool:
-        """Moves a consumer's tickets to whoever else there is."""
+        """Moves a consumer's tickets to the other consumers."""
         return self._give({"do": "transfer", "consumer": consumer, "to": None, "tickets": None})
 
     def replay(self, letter: str, message_id: str) -> bool:

@@ -293,7 +293,7 @@ class Run:
         return f"pushed {len(self.feeder.messages):,}, settled {self._settled():,}"
 
     def _standstill(self) -> str:
-        """What there is to know of a lane that stands still, for whoever looks for the cause."""
+        """The state of a lane that stands still, to find the cause."""
         records: Any = self.redis.hgetall(self.keys.tickets)
         pending: Any = self.redis.xpending(self.keys.stream, self.keys.group)
         leases = list(self.redis.scan_iter(match=f"{self.keys.prefix}:lease:*"))

@@ -66,7 +66,7 @@ def main(
     *,
     keep: bool,
 ) -> None:
-    """Push an incident log through real workers while faults of every kind strike, and write a report."""
+    """Pushes an incident log through real workers while faults of every kind strike, and writes a report."""
     if log_file is not None and not log_file.is_file():
         raise click.UsageError(f"there is no incident log {log_file}; {WHERE_FROM}")
     seed = time.time_ns() % 1_000_000 if seed is None else seed

@@ -27,7 +27,7 @@ class Sentinels:
 
     def __init__(self, binary: Path, folder: Path, yard: NodeYard, stack: ExitStack, *, quick: bool) -> None:
         options = {"requirepass": PASSWORD, "masterauth": PASSWORD, "repl-diskless-sync-delay": "0"}
-        # One that seems to be away for so long is replaced, whoever asked for it: also on a machine that stood still.
+        # Sentinels replace a primary that does not answer for so long, also after a pause of the whole machine.
         down_after_ms = 700 if quick else 5000
         self.ports: list[int] = []
         self.servers: dict[int, Any] = {}
@@ -79,7 +79,7 @@ class Sentinels:
         return {"broker_transport_options": options, "result_backend_transport_options": options}
 
     def fail_over(self) -> None:
-        """Ask the sentinels for another primary, and wait until they have one."""
+        """Asks the sentinels for another primary, and waits until they have one."""
         first = self.primary()
 
         def begun() -> bool:
@@ -101,14 +101,14 @@ class Sentinels:
         return Redis(host=HOST, port=port, password=PASSWORD, decode_responses=True)
 
     def client(self, **options: Any) -> Redis:
-        """A client of whoever is the primary."""
+        """A client of the present primary."""
         sentinels = [(HOST, port) for port in self.sentinel_ports]
         asked = Sentinel(sentinels, sentinel_kwargs={"password": SENTINEL_PASSWORD}, password=PASSWORD)
         found: Redis = asked.master_for(NAME, **options)
         return found
 
     def primary(self) -> int:
-        """The port of whoever the sentinels say is the primary."""
+        """The port of the primary that the sentinels name."""
         with client(f"redis://:{SENTINEL_PASSWORD}@{HOST}:{self.sentinel_ports[0]}") as one:
             found = one.execute_command("SENTINEL", "GET-MASTER-ADDR-BY-NAME", NAME)
         return int(found[1])

@@ -152,7 +152,7 @@ class WorkerContainer(CeleryWorkerContainer):
         self.node.wait_ready()
 
     def exec_run(self, command: str | Sequence[str]) -> tuple[int, bytes]:
-        """Run a command where the worker runs: its folder, its environment, its Python."""
+        """Runs a command where the worker runs: its folder, its environment, its Python."""
         arguments = shlex.split(command) if isinstance(command, str) else list(command)
         if arguments[0] == "python":
             arguments[0] = sys.executable

@@ -84,7 +84,7 @@ def own_area(first: int) -> tuple[int, int]:
 
 
 def show(first: int, arguments: list[str]) -> None:
-    """Let others see ``arguments`` as this process's arguments or environment."""
+    """Lets others see ``arguments`` as this process's arguments or environment."""
     start, size = own_area(first)
     shown = b"".join(os.fsencode(word) + b"\0" for word in arguments)[: size - 1]
     ctypes.memset(start, 0, size)
@@ -101,7 +101,7 @@ class Program:
         self.streams = streams
 
     def take_place(self, base_path: list[str]) -> None:
-        """Make this fork look as the program's own interpreter would."""
+        """Makes this fork look as the program's own interpreter would."""
         os.setsid()
         for number, stream in enumerate(self.streams):
             os.dup2(stream, number)
@@ -125,7 +125,7 @@ class Program:
 
 
 def serve(control: socket.socket) -> Program:
-    """Answer requests; returns in forks only."""
+    """Answers requests; returns in forks only."""
     while True:
         data, streams, _, _ = socket.recv_fds(control, REQUEST_SIZE, 3)
         if not data:

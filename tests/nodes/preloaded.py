@@ -96,7 +96,7 @@ class ForkServer:
         assert self._control.recv(fork_server.REQUEST_SIZE) == b"ready", "the fork server did not start"
 
     def start(self, arguments: Sequence[str], *, cwd: Path, env: Mapping[str, str], streams: Sequence[int]) -> Forked:
-        """Start ``arguments``, for which `can_fork` has said yes; ``streams``: standard input, output and error."""
+        """Starts ``arguments``, for which `can_fork` has said yes; ``streams``: standard input, output and error."""
         request = {"arguments": list(arguments), "cwd": str(cwd), "env": dict(env)}
         return Forked(self, int(self._ask(request, streams)))
 
@@ -143,14 +143,14 @@ def uses_this_bridge(cwd: Path, env: Mapping[str, str]) -> bool:
 
 
 def start(arguments: Sequence[str], *, cwd: Path, env: Mapping[str, str], streams: Sequence[int]) -> Forked:
-    """Start a program from a preloaded parent."""
+    """Starts a program from a preloaded parent."""
     return server(with_bridge=uses_this_bridge(cwd, env)).start(arguments, cwd=cwd, env=env, streams=streams)
 
 
 def run(
     arguments: Sequence[str], *, cwd: Path, env: Mapping[str, str], stdin: str = "", timeout_s: float = 60
 ) -> subprocess.CompletedProcess[str]:
-    """Run a command to its end, as `subprocess.run` would: forked where that makes no difference.
+    """Runs a command to its end, as `subprocess.run` would: forked where that makes no difference.
 
     Raises:
         subprocess.TimeoutExpired: It did not end; it was killed.

@@ -87,7 +87,7 @@ class ProcessNode:
         }
 
     def start(self) -> None:
-        """Start the program; its log is appended to. It need not be ready when this returns."""
+        """Starts the program; its log is appended to. It need not be ready when this returns."""
         assert not self.running, f"{self.name} runs already"
         if self._guard is not None:
             self._guard.release()  # of the life before
@@ -110,7 +110,7 @@ class ProcessNode:
         self._guard = OrphanGuard(self._process.pid)
 
     def wait_ready(self, timeout_s: float = 30.0) -> None:
-        """Wait until this life of the program has logged `ready_text`; fails at once when it ends before."""
+        """Waits until this life of the program has logged `ready_text`; fails at once when it ends before."""
 
         def ready_or_ended() -> bool:
             return not self.running or self.ready_text is None or self.ready_text in self.logs(this_life=True)
@@ -119,7 +119,7 @@ class ProcessNode:
         assert self.running, f"{self.name} ended with {self.exit_code} before it was ready:\n{self.log_tail()}"
 
     def wait(self, timeout_s: float = 15.0) -> int:
-        """Wait for the main process to end; its exit code."""
+        """Waits for the main process to end; its exit code."""
         assert self._process is not None, f"{self.name} was never started"
         try:
             return self._process.wait(timeout_s)
@@ -127,7 +127,7 @@ class ProcessNode:
             raise AssertionError(f"{self.name} did not end within {timeout_s:g} s:\n{self.log_tail()}") from None
 
     def send(self, number: signal.Signals) -> None:
-        """Send a signal to the main process only: what a supervisor or the kernel's OOM killer does."""
+        """Sends a signal to the main process only: what a supervisor or the kernel's OOM killer does."""
         assert self._process is not None, f"{self.name} was never started"
         assert self.running, f"{self.name} has already ended with {self.exit_code}:\n{self.log_tail()}"
         os.kill(self._process.pid, number)
@@ -157,7 +157,7 @@ class ProcessNode:
         os.killpg(self._process.pid, signal.SIGSTOP)
 
     def resume(self) -> None:
-        """Let a frozen group go on."""
+        """Lets a frozen group go on."""
         assert self._process is not None, f"{self.name} was never started"
         os.killpg(self._process.pid, signal.SIGCONT)
 
@@ -187,7 +187,7 @@ class ProcessNode:
         return "\n".join(self.logs().splitlines()[-lines:])
 
     def wait_for_log(self, text: str, *, timeout_s: float = 15.0) -> None:
-        """Wait until this life of the program has logged a text."""
+        """Waits until this life of the program has logged a text."""
         wait_until(
             lambda: text in self.logs(this_life=True),
             description=f"{self.name} to log {text!r}",
@@ -195,7 +195,7 @@ class ProcessNode:
         )
 
     def close(self) -> None:
-        """End whatever is left of the node, by force. A node that a test wants to end in order is terminated before."""
+        """Kills what is left of the node. For an orderly end, a test calls `terminate` before."""
         if self._process is None:
             return
         self._kill_all()

@@ -33,7 +33,7 @@ class NodeYard:
     ) -> WorkerNode:
         """A Celery worker, ready unless `wait` is off (start several without, then `wait_ready()` each).
 
-        With `start` off it is only kept: whoever asked for it starts it.
+        With `start` off the caller starts it.
         """
         node = WorkerNode(
             name,
@@ -86,7 +86,7 @@ class NodeYard:
         return self.add(node, wait=wait)
 
     def add(self, node: Node, *, wait: bool, start: bool = True) -> Node:
-        """Take a node over and start it."""
+        """Takes a node over and starts it."""
         self.nodes.append(node)
         if not start:
             return node
@@ -96,7 +96,7 @@ class NodeYard:
         return node
 
     def close(self) -> None:
-        """End every node; then show what each logged, which pytest prints for a test that failed."""
+        """Ends every node; then shows what each logged, which pytest prints for a test that failed."""
         for node in self.nodes:
             node.close()
         for node in self.nodes:

@@ -63,7 +63,7 @@ def _worker(
             yield f"w{w} pops a run of ticket {ticket}, and is slow to take it", hands
             twice = take(world, w, worker, queue[0], dropped)
             if setup.recalling:
-                # It does so after an outage only, and then whoever leads reads the lane anew.
+                # It does so only after an outage. Then the leader reads the lane again.
                 leading = [i for i, master in enumerate(world.masters) if master.term and master.term == world.lead]
                 twice = twice._replace(outage=world.fence)
                 for i in leading:

@@ -38,8 +38,8 @@ class Guard(Enum):
     OUTCOME_FIRST = "outcome before XACK"
     #: bridge/leader/takeover/rebuild.py: a new leader reads what waits before it reads on in the stream.
     REBUILD = "read the lane first"
-    #: bridge/leader/leader.py: whoever reads the lane anew does it in a term of its own, so that a script that it gave
-    #: up, and that is still on its way, is that of a deposed leader.
+    #: bridge/leader/leader.py: a leader that reads the lane again begins a new term. So a script that it gave up, and
+    #: that is still on its way, has an old term.
     FRESH_TERM = "a term for each reading"
     #: bridge/leader/consumers/leases.py: a lease that the server's clock may have ended before its time is judged when
     #: its worker trusts in it no longer.

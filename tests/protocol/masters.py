@@ -81,7 +81,7 @@ def _reply(before: World, after: World, i: int, word: str, setup: Setup, dropped
 
 
 def rebuilt(world: World, i: int, setup: Setup, dropped: AbstractSet[Guard]) -> World:
-    """The leader throws its picture away and reads the lane anew."""
+    """The leader drops its memory and reads the lane again."""
     term = world.lead
     if Guard.FRESH_TERM not in dropped:
         term = world.term + 1

@@ -52,7 +52,7 @@ class DrivenLane(DrivenWorkers):
         return self.lead
 
     def begin_term(self) -> None:
-        """The leader reads the lane anew, in a term of its own."""
+        """The leader reads the lane again, in a new term."""
         self._terms += 1
         token = begin_term(self.client, self.keys, self.lead.token, f"m{self._terms}", LEASE_MS)
         assert token == f"{self._terms} m{self._terms}"

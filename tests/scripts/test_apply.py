@@ -454,7 +454,7 @@ SEED_COMMANDS = [
 
 @pytest.fixture
 def worlds(server: EmbeddedServer) -> EmbeddedServer:
-    """The server; each example seeds it anew."""
+    """The server. Each example seeds its own data."""
     return server
 
 

@@ -83,7 +83,7 @@ class LaneRules(RuleBasedStateMachine):
     @precondition(lambda self: self.lane.consumers)
     @rule(settle=st.booleans(), data=st.data())
     def step(self, settle: bool, data: st.DataObject) -> None:
-        # To whoever has been there: the leader may not know yet that its lease is over
+        # To any consumer that was registered: the leader may not know yet that its lease is over
         pick = st.tuples(st.sampled_from(TICKETS), st.integers(1, 3), st.sampled_from(sorted(self.lane.consumers)))
         self.lane.step(settle=settle, picks=data.draw(st.lists(pick, max_size=3)))
 

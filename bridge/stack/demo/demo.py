@@ -60,7 +60,7 @@ class Demo:
     """One run; a context manager that stops its stack."""
 
     def __init__(self, plan: Plan, lane: LaneSettings, events: str | None, stop: StopRequest, console: Console) -> None:
-        """Describe it. ``events``: the log; None generates one.
+        """``events``: the log. None: one is generated.
 
         Raises `InputError` for a log that is not there, `ConfigurationError` for what can be seen to fail.
         """

@@ -27,7 +27,7 @@ class Findings:
     reordered: int = 0
     #: Executions that began while another one of their ticket was running.
     overlapped: int = 0
-    #: Executions of events that nobody pushed.
+    #: Executions of events that were not pushed.
     unexpected: int = 0
     #: Executions beyond the first of each event. Allowed: a message is delivered at least once.
     repeated: int = 0
@@ -53,7 +53,7 @@ class Reroute:
 
 @dataclass(frozen=True)
 class DemoVerdict:
-    """All that a run is judged by."""
+    """All that decides whether a run passed."""
 
     messages: int
     tickets: int

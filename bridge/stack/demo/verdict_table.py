@@ -25,7 +25,7 @@ def verdict_table(verdict: DemoVerdict) -> Table:
     row("lost", findings.lost, 0)
     row("reordered", findings.reordered, 0)
     row("overlapped", findings.overlapped, 0)
-    row("unexpected", findings.unexpected, 0, "ran, and nobody had pushed it")
+    row("unexpected", findings.unexpected, 0, "ran, and was not pushed")
     row("dead", verdict.dead, 0)
     row("repeated", findings.repeated, None, "what the killed worker was running may run again")
     row("states as Spark's", verdict.states_equal, verdict.tickets, f"of {verdict.tickets:,}")

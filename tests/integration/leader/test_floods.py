@@ -75,7 +75,7 @@ def test_a_task_whose_database_is_down_pauses_and_goes_on_in_order_when_it_is_ba
     lane.assert_logs(4, 5)
     lane.assert_no_overlap()
     wait_until(lambda: not status_says_open(), description="the status to forget it")
-    # And what was tried in vain is no riddle to an audit
+    # And the audit explains the failed attempts
     verdict = audit(asking(own_server), lane.keys, since="0")
     assert verdict.ok, verdict.examples
 

@@ -36,7 +36,7 @@ def test_a_message_that_a_worker_forgot_is_sent_again(lane: LaneUnderTest) -> No
     assert lane.log("F") == [0, 1, 2]
     assert lane.log("other") == [0, 1, 2]
     assert lane.count("lost") == 1
-    # By the same life of the worker: nobody was judged for it
+    # By the same incarnation: no lease was ended
     assert lane.count("rerouted") == 0
     lane.assert_no_overlap()
     lane.assert_at_rest()

@@ -148,7 +148,7 @@ def test_a_message_of_an_unknown_task_waits_and_is_reported_until_a_worker_knows
     lane.push("B", {"n": 0}, "service.old")
     lane.wait_done(2)
 
-    # Then it waits, its ticket with it and no other, and whoever asks is told
+    # Then it waits with its ticket, no other ticket waits, and the status names the task
     wait_until(lambda: "service.new" in lane.unserved(), description="the wait to be noted")
     one = lane.unserved()["service.new"]
     assert (one.tickets, one.messages, one.known, one.queue) == (1, 2, False, None)

@@ -99,7 +99,7 @@ def test_a_lane_follows_its_primary(how: str, lease: str, sentinels: Sentinels, 
         # again then, so the ledger may repeat itself. The effects are all there, once, in order.
         lane.assert_at_rest()
         assert lane.dead_letters() == []
-        # The outage was shorter than the lease, and everybody shared it: nobody is judged.
+        # The outage was shorter than the lease and hit all processes: no lease is ended.
         assert lane.redis.hgetall(lane.keys.consumers) == registered
         for node in (*masters, worker):
             said = node.log_file.read_text(errors="replace")

@@ -1,4 +1,4 @@
-"""A server that would delete keys by itself, or spread them, is refused by whoever starts, in one line."""
+"""Every program refuses at start, in one line, a server that evicts keys or is in cluster mode."""
 
 from __future__ import annotations
 

@@ -337,7 +337,7 @@ SECRET = "sesame0451"
 
 @pytest.fixture
 def secret_server(valkey_binary: Path, tmp_path: Path) -> Iterator[EmbeddedServer]:
-    """A server whose password is `SECRET`, for whoever logs in as bridge-any; the tests themselves use none."""
+    """A server with the user bridge-any, whose password is `SECRET`. The tests themselves log in without a password."""
     with EmbeddedServer(binary=valkey_binary, data_dir=tmp_path / "server", append_only=False) as server:
         with server.client() as admin:
             admin.execute_command("ACL", "SETUSER", "any", "on", "+@all", "~*", "&*", f">{SECRET}")

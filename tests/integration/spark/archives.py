@@ -74,7 +74,7 @@ class Archive:
     messages: list[Row] = field(default_factory=list)
 
     def write(self, folder: Path, *, batches: int = 2) -> Path:
-        """Write it, each table in ``batches`` batches; a table without rows has no folder."""
+        """Writes it, each table in ``batches`` batches; a table without rows has no folder."""
         for name, schema in SCHEMAS.items():
             files: dict[tuple[str, int], list[Row]] = defaultdict(list)
             for i, row in enumerate(getattr(self, name)):

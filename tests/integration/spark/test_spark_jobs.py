@@ -54,7 +54,7 @@ def log(rows: list[Row], tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_workers_import_pyspark_from_where_it_is_installed(session: SparkSession) -> None:
-    """Not from the archive in Spark's home, which each of them would compile anew."""
+    """Not from the archive in Spark's home, which each process would compile again."""
 
     def origin(_: Iterable[int]) -> list[str]:
         import pyspark

@@ -166,7 +166,7 @@ def test_two_attempts_at_once_write_each_row_once_in_order(server: EmbeddedServe
         first = pool.submit(partition, server.url, in_step(20), chunkSize="3", window="2")
         second = pool.submit(partition, server.url, in_step(20), chunkSize="5", window="4")
         assert first.result(60).rows == second.result(60).rows == 600
-    # Then each row is there once, in its place, whoever wrote it
+    # Then each row is there once, in its place, from either attempt
     assert sequence(server) == list(range(600))
 
 
@@ -310,7 +310,7 @@ def test_rows_that_the_server_lost_are_an_error_and_the_next_attempt_writes_them
 
 
 def test_by_ticket_rows_may_come_from_any_partition(server: EmbeddedServer) -> None:
-    # Given an upstream that deals its rows out anew for each attempt, each ticket's in order
+    # Given an upstream that divides its rows differently in each attempt, each ticket's in order
     draw = random.Random(SEED)
     print(f"seed {SEED}")
     rows = log(700).to_pylist()

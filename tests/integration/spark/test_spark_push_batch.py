@@ -1,4 +1,4 @@
-"""A push of what is there: once, whole or not at all, and what it says of it."""
+"""A push of a file: each row once, all rows or none, and what the push reports."""
 
 from __future__ import annotations
 

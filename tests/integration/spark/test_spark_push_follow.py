@@ -80,7 +80,7 @@ def said(capsys: pytest.CaptureFixture[str]) -> list[dict[str, Any]]:
 def test_new_files_are_written_once_in_order_and_bad_rows_are_put_aside(
     following: Following, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    # When files land, and one push after another takes what is there, the last one nothing
+    # When files land, and one push after another takes the new ones, the last one none
     following.land("1.jsonl", range(10))
     following.push("--rejects", str(following.rejects))
     two = '{"ticket_id": "T0", "seq": 20}{"ticket_id": "T1", "seq": 20}'

@@ -92,7 +92,7 @@ def test_every_ticket_comes_back_whole_in_the_order_of_its_ids_and_once(
         replay(session, ask(many_archive, server))
         # Then each ticket has its messages as they were, in order
         assert by_ticket(entries(server)) == in_order(many)
-    # And only a deliberate second time adds them anew
+    # And only a deliberate second replay adds them again
     replay(session, ask(many_archive, server, run="another"))
     assert len(entries(server)) == 2 * len(many.messages)
 

@@ -243,7 +243,7 @@ def test_entries_that_vanish_from_a_planned_epoch_are_noticed(
     # When some of its entries go meanwhile
     client.xdel(STREAM, "40-0", "41-0")
     trim(client, 5)
-    # Then whoever reads it notices
+    # Then every reader notices
     fresh = Query(server, numPartitions=partitions)
     with pytest.raises(
         EntriesLost, match=r"6 of 100 entries .* between 0-1 and 100-0 vanished after they were planned"

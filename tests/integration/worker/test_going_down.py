@@ -77,7 +77,7 @@ class Stage:
         )
 
     def bring_to_the_gate(self) -> None:
-        """Work for all, until in every worker a message stands at the gate."""
+        """Works for all, until in every worker a message stands at the gate."""
         lane = self.lane
         warm = 20 * len(self.workers)
         for n in range(warm):

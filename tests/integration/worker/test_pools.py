@@ -52,7 +52,7 @@ def test_order_and_retries(lane: LaneUnderTest, pool: str) -> None:
     assert lane.count("failed") == 2
     lane.assert_no_overlap()
     lane.assert_at_rest()
-    # And whoever chose a pool that cannot kill was told so, once
+    # And a worker whose pool cannot kill tasks says so once
     assert worker.logs().count(CANNOT_KILL) == (0 if pool == "prefork" else 1)
 
 

@@ -1,4 +1,6 @@
-"""A worker that cannot renew its lease ends what it runs before anybody else may run it, whoever of it is frozen."""
+"""A worker that cannot renew its lease ends its tasks before another worker may run them, also if a part of it is
+frozen.
+"""
 
 from __future__ import annotations
 

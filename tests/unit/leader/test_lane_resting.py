@@ -18,7 +18,7 @@ def failed(world: LaneWorld, delay_ms: int) -> None:
 
 
 def finish_all(world: LaneWorld) -> None:
-    """Works off what is there."""
+    """Handles all messages."""
     while running := world.running():
         world.step([world.outcome(*one, Kind.DONE) for one in running])
 

@@ -10,7 +10,7 @@ from tests.unit.leader.lane_world import LaneWorld
 
 
 def finish_all(world: LaneWorld) -> None:
-    """Works off what is there, checking at each step."""
+    """Handles all messages, and checks the lane at each step."""
     for _ in range(5000):
         running = world.running()
         if not running:

@@ -34,7 +34,7 @@ def catch_up(world: LaneWorld) -> None:
 
 
 def finish_all(world: LaneWorld) -> None:
-    """Works off what is there, checking at each step."""
+    """Handles all messages, and checks the lane at each step."""
     for _ in range(1000):
         running = world.running()
         if not running and not world.behind:

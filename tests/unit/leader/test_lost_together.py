@@ -36,7 +36,7 @@ def test_a_ticket_that_loses_several_consumers_at_once_has_one_loss(dead: int, l
     world.look({lost[0]: 0} | dict.fromkeys(lost[1:], left_ms))
     for i in range(1, dead if left_ms else 1):
         world.look({lost[i]: 0} | dict.fromkeys(lost[i + 1 :], left_ms))
-    # Then whoever was there has one loss, nobody is a suspect, and all are at consumers that live
+    # Then the tickets in flight have one loss, none is a suspect, and all are at live consumers
     tickets = world.lane.tickets.values()
     assert sorted({ticket.losses for ticket in tickets}) == [0, 1]
     assert sum(ticket.losses for ticket in tickets) == 4 * dead

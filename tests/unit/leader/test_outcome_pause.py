@@ -102,7 +102,7 @@ def test_only_those_are_looked_at_of_which_something_landed_or_went_out() -> Non
         assert looked.call_count == 0
         world.step([world.outcome(parcel, ticket, Kind.DONE) for parcel, ticket in world.running()[:3]])
         pause.seconds()
-    # Then it is those three, and whoever is asked again first
+    # Then those three are asked, and the consumer that is checked again first
     assert 1 <= looked.call_count <= 4
 
 

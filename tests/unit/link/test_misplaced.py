@@ -1,4 +1,4 @@
-"""A key of the lane that holds something else is named, with its type and what to do, by whoever meets it."""
+"""Every program names a key of the lane with a wrong type, and says what to do."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ def test_returns_the_first_truthy_value() -> None:
 
 
 def test_says_what_did_not_come_and_what_was_there_instead() -> None:
-    with pytest.raises(WaitTimeout, match=r"waited 0\.05 s in vain for: the moon \(last value: \[\]\)"):
+    with pytest.raises(WaitTimeout, match=r"waited 0\.05 s without success for: the moon \(last value: \[\]\)"):
         wait_until(list, description="the moon", timeout_s=0.05, interval_s=0.01)
 
 

@@ -87,7 +87,7 @@ def by_hiredis(wire: bytes) -> list[tuple[bytes, dict[bytes, bytes]]] | None:
 
 @st.composite
 def bent(draw: st.DrawFn) -> bytes:
-    """Replies to the eye of whoever counts lines: those of entries that are all alike, but for a line or two.
+    """Replies that look uniform when only lines are counted: all entries are alike, except for a line or two.
 
     What stands there instead is another line of the page, or a number that is too large or too small, so that a value
     swallows what stands behind it, or ends in its midst.

@@ -289,14 +289,14 @@ def test_a_message_does_not_begin_when_the_lease_ends_on_the_way_to_its_body(bun
         signals.task_prerun.disconnect(waits_for_long, sender=pay)
 
     assert begun == []
-    # Nothing was done, and nobody is told that it was: neither the leader nor whoever waits for the result.
+    # Nothing was done, and neither the outcome nor the result says that it was.
     assert [(outcome.kind, outcome.started_us) for outcome in written] == [(Kind.RETURNED, 0)]
     assert app.AsyncResult("7-0").state == "PENDING"
 
 
 def test_an_early_commit_is_in_the_name_of_the_life_that_the_message_was_dispatched_to() -> None:
-    """In a pool within the main process a task outlives its lease: by then the worker may have another one, and whoever
-    takes the tickets of the first life back looks for outcomes in that name.
+    """In a pool within the main process, a task may outlive its lease. Then the worker has a new incarnation, and the
+    leader looks for outcomes of the first one when it takes the tickets back.
     """
     app: Any = install(Celery("shop", broker="redis://localhost:1/0", backend="cache+memory://", set_as_current=False))
     shared = SharedPage()

@@ -189,7 +189,7 @@ def test_lines_of_execution_of_one_process_have_rows_of_their_own() -> None:
     for thread in threads:
         thread.join()
     assert len(set(taken)) == 200
-    # And whoever gives one back makes room for one
+    # And a row that was given back can be taken again
     shared.give_row(taken[7])
     assert shared.take_row() == taken[7]
 
@@ -217,7 +217,7 @@ def test_a_new_process_takes_the_row_of_a_dead_one_once_its_message_is_settled()
     shared = SharedPage()
     first = Child(runs(shared, 5))
     first.end()
-    # What it ran is not known yet to whoever has to charge it
+    # The watcher has not yet read what it ran
     second = Child(runs(shared, 6))
     assert shared.running_fences() == {5, 6}
     shared.forget(first.pid)
