@@ -178,7 +178,7 @@ MUTATIONS = [
         (
             Edit(
                 "bridge/worker/guard/shared_page.py",
-                "ended = now_ns() >= self._words[_DEADLINE]\n",
+                "ended = now_ns() >= self._numbers[_DEADLINE]\n",
                 "return []\n        ended = 0\n",
             ),
         ),

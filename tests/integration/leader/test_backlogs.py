@@ -40,8 +40,8 @@ def test_a_backlog_of_several_pages_is_taken_in_between_the_turns_of_a_new_leade
     every = 6 + 4 * PAGE
 
     def pending() -> int:
-        pending: Any = lane.redis.xpending(lane.keys.stream, lane.keys.group)
-        return int(pending.get("pending", 0))
+        summary: Any = lane.redis.xpending(lane.keys.stream, lane.keys.group)
+        return int(summary.get("pending", 0))
 
     wait_until(lambda: pending() == every, description="all to be read")
     # When it dies, and somebody acknowledges a message of a later page by hand

@@ -47,8 +47,8 @@ def lane(nodes: NodeYard, own_server: EmbeddedServer, tmp_path: Path) -> LaneUnd
 
 
 def pending(lane: LaneUnderTest) -> int:
-    pending: Any = lane.redis.xpending(lane.keys.stream, lane.keys.group)
-    return int(pending["pending"])
+    summary: Any = lane.redis.xpending(lane.keys.stream, lane.keys.group)
+    return int(summary["pending"])
 
 
 def never_run(ticket_id: str, payload: Any) -> None:

@@ -60,7 +60,7 @@ class TestEveryService:
             assert service.get("image"), name
             # A list: no shell between, so that signals arrive at the program.
             assert isinstance(service["command"], list), name
-            assert all(isinstance(instruction, str) for instruction in service["command"]), name
+            assert all(isinstance(part, str) for part in service["command"]), name
 
     def test_waits_only_for_what_exists_and_can_become_true(self, services: dict[str, Service]) -> None:
         for name, service in services.items():
@@ -142,8 +142,8 @@ class TestCommands:
         command = services["spark"]["command"]
         assert command[:3] == ["python", "-m", "bridge.spark.push"]
         # The defaults of ${NAME:-default} are what a newcomer gets.
-        command = [re.sub(r"\$\{\w+:-([^}]*)\}", r"\1", instruction) for instruction in command[3:]]
-        assert main.make_context("bridge.spark.push", command, resilient_parsing=False).params["url"] == BROKER
+        options = [re.sub(r"\$\{\w+:-([^}]*)\}", r"\1", option) for option in command[3:]]
+        assert main.make_context("bridge.spark.push", options, resilient_parsing=False).params["url"] == BROKER
         assert services["spark"]["profiles"] == ["spark"]
         # And the log is there: the image has it.
         [made] = re.findall(
@@ -153,8 +153,7 @@ class TestCommands:
 
     def test_the_bridge_s_commands_exist(self, services: dict[str, Service]) -> None:
         cli = pytest.importorskip("bridge.cli.main").cli
-        command = services["master"]["command"]
-        program, app_option, app, command, *options = command
+        program, app_option, app, command, *options = services["master"]["command"]
         assert (program, app_option, app) == ("bridge", "-A", "tasks")
         found = cli.get_command(click.Context(cli), command)
         assert found is not None
@@ -162,9 +161,9 @@ class TestCommands:
         assert set(options) <= known
 
     def test_valkey_has_the_settings_of_the_embedded_server(self, services: dict[str, Service], tmp_path: Path) -> None:
-        program, *command = services["valkey"]["command"]
+        program, *options = services["valkey"]["command"]
         assert program == "valkey-server"
-        in_compose = dict(zip(command[::2], command[1::2], strict=True))
+        in_compose = dict(zip(options[::2], options[1::2], strict=True))
         embedded = EmbeddedServer(data_dir=tmp_path)._command(Path("valkey-server"))
         settings = dict(zip(embedded[1::2], embedded[2::2], strict=True))
         of_the_place = {"--bind", "--port", "--dir", "--daemonize", "--logfile"}

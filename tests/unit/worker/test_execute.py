@@ -73,11 +73,11 @@ def test_a_success_that_is_committed_before_its_result_is_stored_says_when_it_be
     )
 
     assert outcome.kind is Kind.DONE
-    [outcome] = writer.applied
-    assert outcome.kind is Kind.DONE
-    assert before_us <= outcome.started_us == delivery.started_us
-    assert outcome.service_ms >= 20
-    assert outcome.started_us + outcome.service_ms * 1000 <= time.time_ns() // 1000
+    [applied] = writer.applied
+    assert applied.kind is Kind.DONE
+    assert before_us <= applied.started_us == delivery.started_us
+    assert applied.service_ms >= 20
+    assert applied.started_us + applied.service_ms * 1000 <= time.time_ns() // 1000
 
 
 @pytest.mark.parametrize("has_effects", [True, False], ids=["effects", "no effects"])
@@ -88,14 +88,14 @@ def test_an_effect_that_comes_after_the_success_was_written_is_refused(has_effec
     tickets: list[Any] = []
     refused: list[str] = []
 
-    class Told(app.Task):
+    class Notified(app.Task):
         def on_success(self, *_: Any) -> None:
             try:
                 self.ticket.effects.set("handler", 1)
             except PayloadError as exc:
                 refused.append(str(exc))
 
-    @app.task(bind=True, base=Told, name="shop.pay", ignore_result=not has_result, lazy=False, shared=False)
+    @app.task(bind=True, base=Notified, name="shop.pay", ignore_result=not has_result, lazy=False, shared=False)
     def pay(self: Any, ticket_id: str, payload: Any) -> None:
         tickets.append(self.ticket)
         if has_effects:
