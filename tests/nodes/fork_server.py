@@ -1,12 +1,16 @@
 """Starts Python programs by forking: what most of a test's processes import is imported once, here.
 
-Run as a script, with the number of a connected socket and "with-bridge" or "without-bridge". Each request names a
+Run as a script, with the number of a connected socket, "with-bridge" or "without-bridge", and "gevent" for programs
+that begin with its patches. Each request names a
 program (``python -m module …``), its folder and its environment, and carries its three standard streams. The fork
 becomes that program: session, streams, folder, environment, arguments and search path are those that a new interpreter
 would have, and so is what other processes read of it under ``/proc``. Nothing of an app is imported before the fork.
 
 A program that has ended stays a zombie until the test asks for its exit code, as a child of the test itself would. The
 server ends with the test process, by the end of the socket.
+
+A worker that was forked forks its watcher in turn, which the product starts as a new interpreter: most of what that
+takes is to import what the worker has. Tests of the watcher itself set `WATCHER_BY_EXEC`.
 
 Only the standard library may be imported at the top.
 """
@@ -16,12 +20,17 @@ from __future__ import annotations
 import ctypes
 import gc
 import importlib
+import inspect
 import json
 import os
 import runpy
+import signal
 import socket
+import subprocess
 import sys
 import threading
+import traceback
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +39,9 @@ ROOT = Path(__file__).resolve().parents[2]
 REQUEST_SIZE = 1 << 18
 #: What tells a node's processes apart. The kernel shows as much of an environment as the server's own took.
 MARK = "TICKET_BRIDGE_TEST_NODE"
+#: The module that a watcher runs, and the variable that lets a worker start it as a new interpreter.
+WATCHER = "bridge.worker.guard.watcher"
+WATCHER_BY_EXEC = "TICKET_BRIDGE_TEST_WATCHER_BY_EXEC"
 #: What a worker and a master have imported when they are ready, but for the bridge and the app.
 LIBRARIES = (
     "billiard.managers", "billiard.pool", "billiard.popen_fork", "billiard.sharedctypes", "celery.app.amqp",
@@ -94,20 +106,12 @@ def show(first: int, arguments: list[str]) -> None:
 class Program:
     """What a fork becomes: ``python -m module …``."""
 
-    def __init__(self, request: dict[str, Any], streams: list[int]) -> None:
-        self.arguments: list[str] = request["arguments"]
-        self.cwd: str = request["cwd"]
-        self.env: dict[str, str] = request["env"]
-        self.streams = streams
+    def __init__(self, arguments: Sequence[str], env: dict[str, str]) -> None:
+        self.arguments = list(arguments)
+        self.env = env
 
     def take_place(self, base_path: list[str]) -> None:
         """Makes this fork look as the program's own interpreter would."""
-        os.setsid()
-        for number, stream in enumerate(self.streams):
-            os.dup2(stream, number)
-        for stream in self.streams:
-            os.close(stream)
-        os.chdir(self.cwd)
         # The library's own environment follows, so nothing points into the memory that is written over.
         for name in list(os.environ):
             del os.environ[name]
@@ -124,7 +128,78 @@ class Program:
         runpy.run_module(self.arguments[2], run_name="__main__", alter_sys=True)
 
 
-def serve(control: socket.socket) -> Program:
+def fork_watchers(base_path: list[str]) -> None:
+    """Lets this program fork what it starts as a watcher. All else is started as before."""
+    execute: Callable[..., None] = subprocess.Popen._execute_child  # type: ignore[attr-defined]
+    signature = inspect.signature(execute)
+
+    def execute_or_fork(*given: Any) -> None:
+        asked = signature.bind(*given).arguments
+        popen, arguments = asked["self"], asked["args"]
+        if not isinstance(arguments, list) or arguments[:3] != [sys.executable, "-m", WATCHER]:
+            execute(*given)
+            return
+        pid = os.fork()
+        if pid == 0:
+            _be_watcher(Program(arguments, dict(asked["env"])), base_path, asked)
+        popen.pid = pid
+        popen._child_created = True
+        popen._close_pipe_fds(*(asked[name] for name in PIPES))
+
+    subprocess.Popen._execute_child = execute_or_fork  # type: ignore[attr-defined]
+
+
+#: How `subprocess.Popen` names the ends of its pipes.
+PIPES = ("p2cread", "p2cwrite", "c2pread", "c2pwrite", "errread", "errwrite")
+
+
+def _be_watcher(program: Program, base_path: list[str], asked: dict[str, Any]) -> None:
+    """Runs as a watcher to the end of this process, with nothing of the worker's but what it was given."""
+    code = 1
+    try:
+        # What the collector would end here may be a socket whose number means another one by then.
+        gc.freeze()
+        os.setsid()
+        os.dup2(asked["p2cread"], 0)
+        os.dup2(asked["c2pwrite"], 1)
+        for number in [int(name) for name in os.listdir("/proc/self/fd")]:  # noqa: PTH208
+            if number > 2 and number not in asked["pass_fds"]:
+                _close(number)
+        signal.set_wakeup_fd(-1)
+        for number in signal.valid_signals():
+            if callable(signal.getsignal(number)):
+                signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
+        sys.stdin, sys.stdout, sys.stderr = open(0), open(1, "w"), open(2, "w")  # noqa: SIM115
+        # Its own, not the one that the worker has imported.
+        del sys.modules[WATCHER]
+        program.take_place(base_path)
+        program.run()
+        code = 0
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        os._exit(code)
+
+
+def _close(number: int) -> None:
+    try:
+        os.close(number)
+    except OSError:  # the one that listed them
+        return
+
+
+def stand_alone(request: dict[str, Any], streams: list[int]) -> Program:
+    """Gives this fork a session, the streams and the folder of a program; what it shall become."""
+    os.setsid()
+    for number, stream in enumerate(streams):
+        os.dup2(stream, number)
+    for stream in streams:
+        os.close(stream)
+    os.chdir(request["cwd"])
+    return Program(request["arguments"], request["env"])
+
+
+def serve(control: socket.socket, fork: Callable[[], int]) -> Program:
     """Answers requests; returns in forks only."""
     while True:
         data, streams, _, _ = socket.recv_fds(control, REQUEST_SIZE, 3)
@@ -135,10 +210,10 @@ def serve(control: socket.socket) -> Program:
             _, status = os.waitpid(request["reap"], 0)
             control.send(json.dumps(os.waitstatus_to_exitcode(status)).encode())
             continue
-        pid = os.fork()
+        pid = fork()
         if pid == 0:
             control.close()
-            return Program(request, streams)
+            return stand_alone(request, streams)
         for stream in streams:
             os.close(stream)
         control.send(json.dumps(pid).encode())
@@ -147,12 +222,19 @@ def serve(control: socket.socket) -> Program:
 def main() -> None:
     # Without the folder of this script.
     base_path = sys.path[1:]
-    control = socket.socket(fileno=int(sys.argv[1]))
+    number, bridge, patches = sys.argv[1:4]
+    # Made before gevent's patches, as it waits for requests in no hub; nor does the fork have one of its parent's.
+    control, fork = socket.socket(fileno=int(number)), os.fork
     control.set_inheritable(False)
-    preload(sys.argv[2] == "with-bridge")
+    if patches == "gevent":
+        importlib.import_module("celery").maybe_patch_concurrency(["--pool=gevent"])
+    preload(bridge == "with-bridge")
     control.send(b"ready")
-    program = serve(control)
+    program = serve(control, fork)
     program.take_place(base_path)
+    # With gevent's patches a fork is another thing.
+    if patches != "gevent" and WATCHER_BY_EXEC not in program.env:
+        fork_watchers(base_path)
     program.run()
 
 

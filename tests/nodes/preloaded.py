@@ -32,8 +32,6 @@ READ_LATER = (
     "ADOPTED_", "ANYWHERE_", "BRIDGE_", "CELERY_BROKER_URL", "CELERY_RESULT_BACKEND", "CHAOS_", "COLUMNS", "COUNTER_",
     "ODD_", "PYTEST_CURRENT_TEST", "PYTHONPATH", "PYTHONUNBUFFERED", "SERVICE_", "SHOP", "SOAK_", "TICKET_BRIDGE_",
 )  # fmt: skip
-#: Pools that replace parts of the standard library before anything is imported.
-PATCHING = ("gevent", "eventlet")
 #: Room for what a process shows as its arguments and its environment.
 ROOM = 1 << 15
 
@@ -78,7 +76,7 @@ class Forked:
 class ForkServer:
     """One server of this process; it ends with this process."""
 
-    def __init__(self, *, with_bridge: bool) -> None:
+    def __init__(self, *, with_bridge: bool, gevent: bool = False) -> None:
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._lock = threading.Lock()
         kept = {name: value for name, value in STARTED_WITH.items() if name != "PYTHONPATH"}
@@ -86,7 +84,8 @@ class ForkServer:
             self._process = subprocess.Popen(
                 [
                     sys.executable, fork_server.__file__, str(theirs.fileno()),
-                    "with-bridge" if with_bridge else "without-bridge", " " * ROOM,
+                    "with-bridge" if with_bridge else "without-bridge", "gevent" if gevent else "no-patches",
+                    " " * ROOM,
                 ],
                 stdin=subprocess.DEVNULL,
                 pass_fds=(theirs.fileno(),),
@@ -114,9 +113,9 @@ class ForkServer:
 
 
 @cache
-def server(*, with_bridge: bool) -> ForkServer:
+def server(*, with_bridge: bool, gevent: bool = False) -> ForkServer:
     """The server of this test process, started when it is first needed."""
-    return ForkServer(with_bridge=with_bridge)
+    return ForkServer(with_bridge=with_bridge, gevent=gevent)
 
 
 def can_fork(arguments: Sequence[str], env: Mapping[str, str]) -> bool:
@@ -125,13 +124,22 @@ def can_fork(arguments: Sequence[str], env: Mapping[str, str]) -> bool:
         return False
     if list(arguments[:2]) != [sys.executable, "-m"] or arguments[2] not in MODULES:
         return False
-    if any(pool in word for word in arguments for pool in PATCHING):
+    if pool_of(arguments) == "eventlet":  # there is no server with its patches
         return False
 
     def read_early(variables: Mapping[str, str]) -> dict[str, str]:
         return {name: value for name, value in variables.items() if not name.startswith(READ_LATER)}
 
     return env.get("PYTHONUNBUFFERED") == "1" and read_early(env) == read_early(STARTED_WITH)
+
+
+def pool_of(arguments: Sequence[str]) -> str:
+    """The pool that a worker's command line chooses, as Celery finds it before it imports anything: "" for none."""
+    for word, following in zip(arguments, [*arguments[1:], ""], strict=True):
+        name, _, value = word.partition("=")
+        if name in ("-P", "--pool"):
+            return value or following
+    return ""
 
 
 def uses_this_bridge(cwd: Path, env: Mapping[str, str]) -> bool:
@@ -144,7 +152,8 @@ def uses_this_bridge(cwd: Path, env: Mapping[str, str]) -> bool:
 
 def start(arguments: Sequence[str], *, cwd: Path, env: Mapping[str, str], streams: Sequence[int]) -> Forked:
     """Starts a program from a preloaded parent."""
-    return server(with_bridge=uses_this_bridge(cwd, env)).start(arguments, cwd=cwd, env=env, streams=streams)
+    own = server(with_bridge=uses_this_bridge(cwd, env), gevent=pool_of(arguments) == "gevent")
+    return own.start(arguments, cwd=cwd, env=env, streams=streams)
 
 
 def run(

@@ -13,8 +13,12 @@ from typing import Any
 import psutil
 import pytest
 
+from bridge.stack.embedded import EmbeddedServer
+from tests.integration.lanes import LaneUnderTest
 from tests.nodes import preloaded
+from tests.nodes.fork_server import MARK, WATCHER_BY_EXEC
 from tests.nodes.process import ROOT, ProcessNode, python_module
+from tests.nodes.roles import WorkerNode
 from tests.nodes.yard import NodeYard
 from tests.waiting import wait_until
 
@@ -55,10 +59,11 @@ os._exit(7)
 WORDS = python_module("celery", "-A", "probe", "worker")
 
 
-def seen(yard: NodeYard, folder: Path, module: str, *, preload: bool, **env: str) -> tuple[dict[str, Any], float]:
-    """What the probe sees as the app of ``python -m module``, and its first random number."""
+def seen(yard: NodeYard, folder: Path, program: str, *, preload: bool, **env: str) -> tuple[dict[str, Any], float]:
+    """What the probe sees as the app of ``python -m program``, and its first random number."""
+    module, *words = program.split()
     name = f"{module}-{len(yard.nodes)}"
-    command = python_module(module, "-A", "probe", *(["run"] if module == "bridge" else ["worker"]))
+    command = python_module(module, "-A", "probe", *(words or ["run"]))
     node = ProcessNode(name, command, log_file=folder / f"{name}.log", cwd=folder, env=env)
     node.preload = preload
     yard.add(node, wait=False)
@@ -77,12 +82,17 @@ def folder(tmp_path: Path) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("module", preloaded.MODULES)
-def test_an_app_sees_the_process_that_it_would_see(nodes: NodeYard, folder: Path, module: str) -> None:
+@pytest.fixture
+def lane(nodes: NodeYard, own_server: EmbeddedServer, tmp_path: Path) -> LaneUnderTest:
+    return LaneUnderTest(nodes, own_server, tmp_path)
+
+
+@pytest.mark.parametrize("program", ["bridge", "celery worker", "celery worker --pool gevent"])
+def test_an_app_sees_the_process_that_it_would_see(nodes: NodeYard, folder: Path, program: str) -> None:
     env = {"SHOP": "a b=c", "PYTHONPATH": os.pathsep.join([str(folder), str(ROOT)])}
-    fresh, _ = seen(nodes, folder, module, preload=False, **env)
-    forked, number = seen(nodes, folder, module, preload=True, **env)
-    another, other_number = seen(nodes, folder, module, preload=True, **env)
+    fresh, _ = seen(nodes, folder, program, preload=False, **env)
+    forked, number = seen(nodes, folder, program, preload=True, **env)
+    another, other_number = seen(nodes, folder, program, preload=True, **env)
     assert forked == fresh
     assert another == fresh
     assert number != other_number
@@ -95,6 +105,38 @@ def test_a_copy_of_the_bridge_is_not_taken_for_the_one_of_this_checkout(nodes: N
     (copy / "__main__.py").write_text("import probe")
     found, _ = seen(nodes, folder, "bridge", preload=True)
     assert found["bridge"] == str(copy / "__init__.py")
+
+
+def of_its_watcher(worker: WorkerNode) -> dict[str, Any]:
+    """What others see of a watcher."""
+    watcher = worker.watcher_at_work()
+    told = Path(f"/proc/{watcher.pid}")
+    status = dict(line.split(":\t", 1) for line in (told / "status").read_text().splitlines() if ":\t" in line)
+    shown = sorted(word for word in (told / "environ").read_text().split("\0") if word)
+    assert worker.pid is not None
+    return {
+        "parent": watcher.ppid() == worker.pid,
+        "leads its session": os.getsid(watcher.pid) == watcher.pid == os.getpgid(watcher.pid),
+        "arguments": [word for word in watcher.cmdline() if word],
+        "environment": [word for word in shown if not word.startswith((MARK, WATCHER_BY_EXEC))],
+        "cwd": watcher.cwd(),
+        "signals": [status[name] for name in ("SigBlk", "SigIgn", "SigCgt")],
+        "threads": watcher.num_threads(),
+        "open": sorted(path.readlink().name.partition(":")[0] for path in (told / "fd").iterdir()),
+        "children": worker.children() == [],
+    }
+
+
+@pytest.mark.parametrize("pool", ["solo", "prefork"])
+def test_a_watcher_that_its_worker_forked_is_the_one_that_it_would_start(lane: LaneUnderTest, pool: str) -> None:
+    found = []
+    for by_exec in (False, True):
+        lane.env |= {WATCHER_BY_EXEC: "1"} if by_exec else {}
+        worker = lane.worker("w1", f"--pool={pool}", "--concurrency=1")
+        found.append(of_its_watcher(worker))
+        assert worker.terminate() == 0
+        wait_until(lambda worker=worker: not worker.survivors(), description="the watcher to end")  # type: ignore[misc]
+    assert found[0] == found[1]
 
 
 class TestForked:
@@ -147,7 +189,7 @@ class TestForked:
         (["/other/python", *WORDS[1:]], {}),
         (python_module("http.server"), {}),
         ([sys.executable, "-c", "pass"], {}),
-        ([*WORDS, "--pool=gevent"], {}),
+        ([*WORDS, "--pool=eventlet"], {}),
         (WORDS, {"LD_PRELOAD": "x.so"}),
         (WORDS, {"PYTHONHASHSEED": "1"}),
         (WORDS, {"REMAP_SIGTERM": "SIGQUIT"}),

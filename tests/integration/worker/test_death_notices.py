@@ -14,6 +14,7 @@ import pytest
 
 from bridge.stack.embedded import EmbeddedServer
 from tests.integration.lanes import LaneUnderTest
+from tests.nodes.fork_server import WATCHER_BY_EXEC
 from tests.nodes.roles import WorkerNode
 from tests.nodes.yard import NodeYard
 from tests.waiting import holds_for, wait_until
@@ -21,11 +22,13 @@ from tests.waiting import holds_for, wait_until
 #: Long enough that nothing in these tests happens because a lease is over.
 LONG_LEASE = "30"
 KILLS = 4
+#: The watcher is a new interpreter, not a fork of the worker.
+AS_DEPLOYED = {WATCHER_BY_EXEC: "1"}
 
 
 @pytest.fixture
 def lane(nodes: NodeYard, own_server: EmbeddedServer, tmp_path: Path) -> LaneUnderTest:
-    return LaneUnderTest(nodes, own_server, tmp_path, COUNTER_LEASE=LONG_LEASE)
+    return LaneUnderTest(nodes, own_server, tmp_path, COUNTER_LEASE=LONG_LEASE, **AS_DEPLOYED)
 
 
 def incarnation_of(lane: LaneUnderTest, worker: WorkerNode) -> str:
@@ -136,7 +139,7 @@ def test_a_killed_watcher_is_followed_by_another_one(
     nodes: NodeYard, own_server: EmbeddedServer, tmp_path: Path
 ) -> None:
     # A new one comes with a renewal, three in a lease; and a dead worker's lease must not end before it tells of it
-    lane = LaneUnderTest(nodes, own_server, tmp_path, COUNTER_LEASE="8")
+    lane = LaneUnderTest(nodes, own_server, tmp_path, COUNTER_LEASE="8", **AS_DEPLOYED)
     worker = lane.worker("w1")
     [first] = worker.watchers()
     first.kill()
@@ -167,7 +170,7 @@ def test_while_a_pool_process_still_runs_there_is_no_notice(lane: LaneUnderTest,
 def test_a_process_that_a_task_left_behind_delays_the_notice_until_the_lease_ends(
     nodes: NodeYard, own_server: EmbeddedServer, tmp_path: Path
 ) -> None:
-    lane = LaneUnderTest(nodes, own_server, tmp_path, COUNTER_LEASE="2")
+    lane = LaneUnderTest(nodes, own_server, tmp_path, COUNTER_LEASE="2", **AS_DEPLOYED)
     worker = busy_worker(lane, task="counter.leaves_behind")
     incarnation = incarnation_of(lane, worker)
     worker.kill()
