@@ -1,4 +1,4 @@
-"""The command line in a test: an app of its own in a folder of its own, and a lane put into any state.
+"""The command line in a test: an app of its own in a folder of its own, and a lane that can be brought into any state.
 
 The lane is changed by the real transitions only, so that what the commands read is what a master writes.
 """

@@ -1,4 +1,4 @@
-"""A leader that does nothing but answer orders, and states of a lane that only orders lead to."""
+"""A leader that only answers orders, and states of a lane that only orders lead to."""
 
 from __future__ import annotations
 

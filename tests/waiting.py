@@ -1,4 +1,4 @@
-"""Waiting in tests: always for something, with a deadline, and with words for what did not come."""
+"""Waiting in tests: always for a condition, with a deadline and a description of the condition."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the projects of adopters run in: the wheel, environments with it, and a stand for each project."""
+"""What the projects of adopters need: the wheel, environments that have it installed, and servers."""
 
 from __future__ import annotations
 

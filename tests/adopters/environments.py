@@ -1,4 +1,4 @@
-"""Environments that hold the wheel and what it asks for, and nothing of this checkout's own environment."""
+"""Python environments with the wheel and its requirements, separate from this checkout's environment."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One adopter's project at work: a server, a master and a worker as processes of an environment, and what came out."""
+"""One adopter's project at work: a server, a master and a worker as processes of its environment, and their results."""
 
 from __future__ import annotations
 

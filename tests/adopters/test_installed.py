@@ -1,5 +1,5 @@
-"""The wheel with its runtime dependencies only: it must be whole with the oldest versions that pyproject.toml allows,
-and with the newest that there are.
+"""The wheel with its runtime dependencies only. It must work with the oldest versions that pyproject.toml allows, and
+with the newest ones.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""An adopter's type checker understands tasks, tickets and effects, with Celery's stubs and without any."""
+"""Type checkers understand tasks, tickets and effects in an adopter's code, with and without Celery's stubs."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Whatever a message says, and whatever lies in the lane's streams beside messages: no process ends of it, everything
-ends done or dead with a reason, and a healthy ticket beside it flows on.
+"""No message and no entry of the lane's streams ends a process. Each ends done or dead with a reason, and a healthy
+ticket goes on.
 
 Against a real master and a real worker, which stay up over all examples. ``ADVERSARY_EXAMPLES`` says how many.
 """

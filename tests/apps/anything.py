@@ -1,4 +1,4 @@
-"""An app whose tasks take whatever comes: what runs under messages that a generator makes."""
+"""An app whose tasks accept any payload: it runs the messages that a generator makes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The app `tests.apps.counter` with whatever configuration a test wants: JSON in ``ANYWHERE_CONF``."""
+"""The app `tests.apps.counter` with the configuration in ``ANYWHERE_CONF`` (JSON)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tasks that use what Celery offers, each as its users would; what they did is in Redis, in lists ``seen:TICKET``."""
+"""Tasks that use Celery's features as its users do. What they did is in Redis, in lists ``seen:TICKET``."""
 
 from __future__ import annotations
 

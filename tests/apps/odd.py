@@ -1,4 +1,4 @@
-"""Tasks whose end is odd: what they raise cannot leave their process, or the process cannot go on."""
+"""Tasks that end in an unusual way: their exception cannot leave the process, or the process cannot go on."""
 
 from __future__ import annotations
 

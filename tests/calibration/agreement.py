@@ -1,4 +1,4 @@
-"""One atomic look at a lane at work: do its records, its pending list, its queues and its leases tell the same?
+"""Reads a lane at work in one transaction, and checks that records, pending list, queues and leases agree.
 
 What the design says of every moment (I1, I2, I5, I7, I9), and not only of a lane at rest. Pure, but for `look`.
 """

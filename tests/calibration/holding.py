@@ -1,4 +1,4 @@
-"""A connection in which one request gets stuck, and arrives when nobody waits for it any more."""
+"""A connection in which one request is delayed, and arrives when its sender has given it up."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Listens to every command that a server runs, and judges who wrote what: the detector of I7 and I8.
+"""Listens to every command that a server runs, and checks which client wrote which key: the detector of I7 and I8.
 
 Some keys may only be written by the leader, in scripts that compare the term before they write. The listener checks
 every call of a run, also calls whose harm another check would have prevented.

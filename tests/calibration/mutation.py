@@ -1,4 +1,4 @@
-"""One named defect, made in a copy of the product: no switch for it exists in the product itself.
+"""One named defect, made in a copy of the product. The product itself has no switch for it.
 
 A mutation replaces text that stands exactly once in its file. When the product has changed so that it does not, that is
 an error, and never a mutation that silently does nothing.

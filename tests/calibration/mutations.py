@@ -1,4 +1,6 @@
-"""The mutations. Their texts are as short as they can be and still stand once: then they outlive most changes."""
+"""The mutations. Their texts are as short as possible and occur once, so that most changes of the product leave them
+valid.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is run with a mutation, and without it: short, and without chance as far as real processes allow.
+"""What runs with a mutation and without it: short, and without randomness as far as real processes allow.
 
 Each scenario makes something happen to a lane and returns when it is over; what was wrong, the detectors say.
 """

@@ -1,4 +1,4 @@
-"""Mutations of single scripts, where a race needs exact timing: caught by the tests of the scripts, run in the copy."""
+"""Mutations of single scripts, for races that need exact timing. The tests of the scripts catch them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs tests of the scripts, once as they are and once for each mutation of a script; prints a line of JSON for each.
+"""Runs tests of the scripts, once unchanged and once for each mutation of a script. Prints a line of JSON for each run.
 
 In one process for all, since starting one takes longer than the tests: ``python -m tests.calibration.script_runs``. A
 mutated script is put into the place of the one that the product loaded; no file is changed.

@@ -1,4 +1,4 @@
-"""Runs real masters and workers from a copy of the product, and has every detector of the project judge what they did.
+"""Runs real masters and workers from a copy of the product, and lets every detector of the project check them.
 
 The detectors are those that are trusted elsewhere: the checks of the chaos runs on a ledger that the tasks write
 themselves (`ledger`), one atomic look after another at the lane at work (`look`), every command that the server was

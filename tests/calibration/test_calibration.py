@@ -1,4 +1,4 @@
-"""Each invariant broken on purpose, and caught: a detector is trusted once it has gone red.
+"""Each invariant is broken on purpose and the break is detected: a detector is trusted once it has gone red.
 
 Every scenario is run once as the product is, and nothing may be found; and once with each of its mutations, and the
 detectors that the mutation names must find what it names. Of those with real processes one for each invariant is run on

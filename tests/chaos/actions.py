@@ -1,4 +1,4 @@
-"""What the conductor can do to a lane: a method for each action of the draw, named after it.
+"""What the conductor can do to a lane: one method for each action of the draw, with its name.
 
 Each takes the dice of its step and returns whether there was anybody to do it to. None of them waits, but for those
 that take the server away.

@@ -1,4 +1,4 @@
-"""All that a chaos run consists of at one moment: its processes, its server, and what is known of them."""
+"""The processes and the server of a chaos run, and what is known of them at the moment."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Puts the drawn faults into practice, on real processes and a real server, while messages flow.
+"""Carries out the drawn faults on real processes and a real server, while messages flow.
 
 One thread and no waiting: a fault starts something (a process is killed, frozen, asked to stop) and `tick` looks after
 what comes of it, so faults overlap as they please. Only the server's own faults block, for as long as it is away.

@@ -1,4 +1,4 @@
-"""Pushes the messages of a chaos run, and knows exactly which ones are in the stream, whatever happens to the server.
+"""Pushes the messages of a chaos run, and knows exactly which ones are in the stream, also after faults of the server.
 
 A push whose reply was lost may have been done or not. So after an error the feeder reads the stream's end and takes
 what is there as pushed; the numbers of a ticket go on behind it, without a gap.

@@ -1,4 +1,4 @@
-"""The ledger of a chaos run: what really ran, when and where, written by the tasks themselves into files.
+"""The ledger of a chaos run: what ran, when and where. The tasks themselves write it into files.
 
 A folder with one file for each pool process. A record is one line, written with one call: what was written is in the
 kernel, and stays whatever happens to the process at its next instruction. Nothing of it goes through the bridge or its

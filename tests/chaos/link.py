@@ -1,4 +1,5 @@
-"""A process's own line to the server, that can be cut: ``python -m tests.chaos.link LISTEN_PORT SERVER_PORT``.
+"""A connection between one process and the server that can be cut: ``python -m tests.chaos.link LISTEN_PORT
+SERVER_PORT``.
 
 Frozen (SIGSTOP), it is a network that carries nothing: connections stay open, new ones are accepted and never answered,
 and what was on its way arrives when it goes on, long after its sender has given it up.

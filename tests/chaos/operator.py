@@ -1,5 +1,4 @@
-"""The operator of a chaos run: gives the leader orders and does not wait for answers, but sees to it that whatever was
-held back is let go again.
+"""The operator of a chaos run: gives the leader orders without waiting for answers, and later undoes every order.
 
 An order is written as `bridge.operate.orders` does it, into a lane whose leader may die before it is read, or before it
 can answer; so nothing here believes that an order was carried out before it has an answer that says so.

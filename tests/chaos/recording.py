@@ -1,4 +1,4 @@
-"""Makes the ledger and the effects part of any app's ticket tasks; the tasks themselves know nothing of it."""
+"""Adds the ledger and an effect to the ticket tasks of any app. The tasks know nothing of it."""
 
 from __future__ import annotations
 

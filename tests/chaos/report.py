@@ -1,4 +1,4 @@
-"""What a soak found, for people (Markdown) and for programs (JSON)."""
+"""The results of a soak, for people (Markdown) and for programs (JSON)."""
 
 from __future__ import annotations
 

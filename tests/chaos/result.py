@@ -1,4 +1,4 @@
-"""What came of a chaos run."""
+"""The result of a chaos run."""
 
 from __future__ import annotations
 

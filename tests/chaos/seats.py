@@ -1,4 +1,4 @@
-"""The processes of a chaos run: a seat is a name that a worker or master has, over all its lives.
+"""The processes of a chaos run. A seat is the name of a worker or master, over all its lives.
 
 A seat is hit by faults and comes back by itself, looked after by `tick`, which never waits: so faults overlap.
 """

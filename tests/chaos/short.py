@@ -1,4 +1,4 @@
-"""A short run over drawn messages, as the test has it and as ``python -m tests.chaos`` starts it."""
+"""A short run over drawn messages, for the test and for ``python -m tests.chaos``."""
 
 from __future__ import annotations
 

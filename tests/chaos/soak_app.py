@@ -1,4 +1,4 @@
-"""The incident demo's own app and task, under the eyes of the ledger: what the workers of a soak run."""
+"""The demo's own app and task with the ledger added: what the workers of a soak run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Faults of every kind, drawn by a seed, under load, with bundles and without: every promise is kept all the same.
+"""Faults of every kind, drawn by a seed, under load, with bundles and without. Every promise is kept.
 
 ``CHAOS_SEED`` replays a draw, ``CHAOS_FAULTS`` says how many faults each of the two runs has.
 """

@@ -1,4 +1,4 @@
-"""Each check is red for the evidence of what it names, and only then: forged evidence, no processes."""
+"""Each check finds exactly the violation that it names, in forged evidence, without processes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The draw depends on the seed alone, and its actions are those that the conductor can do."""
+"""The draw depends on the seed alone, and the conductor can do all its actions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the integration tests ask a lane, and what they check of it when it is at rest."""
+"""A lane for integration tests: what they do to it, and what they check when it is at rest."""
 
 from __future__ import annotations
 

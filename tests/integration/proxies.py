@@ -1,4 +1,4 @@
-"""A TCP proxy between a lane and its server: slow, cut, or with TLS on the side of the clients."""
+"""A TCP proxy between a lane and its server: it can delay, cut, or add TLS on the side of the clients."""
 
 from __future__ import annotations
 

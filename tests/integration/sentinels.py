@@ -1,4 +1,4 @@
-"""Servers that sentinels watch over: a primary, its replica, and three that agree on which is which."""
+"""A primary, its replica, and three sentinels that watch them."""
 
 from __future__ import annotations
 

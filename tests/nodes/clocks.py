@@ -1,4 +1,4 @@
-"""Wall clocks that a test sets while their processes run: the real ones, but for what a preloaded library adds."""
+"""Wall clocks that a test sets while its processes run: a preloaded library adds to the real time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A node in a process namespace of its own, as an engine gives each container one: its first process ends them all."""
+"""A node in a process namespace of its own, as in a container: the end of its first process ends all of them."""
 
 from __future__ import annotations
 

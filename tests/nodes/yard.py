@@ -1,4 +1,4 @@
-"""The nodes of one test: made here, and gone when the test is over, whatever it did to them."""
+"""The nodes of one test. All of them are ended when the test is over."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What must hold in every state, and what a good end is, in the words of the design's promises and invariants."""
+"""What must hold in every state, and what a good end is, in the terms of the design's promises and invariants."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The faults: what may happen to anybody at any moment, each counted against the bound."""
+"""The faults: what may happen to any process at any moment. Each counts against the bound."""
 
 from __future__ import annotations
 

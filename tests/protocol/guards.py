@@ -1,4 +1,4 @@
-"""The guards of the hand-over protocol, by name: where each stands in the code, and what it keeps out.
+"""The guards of the protocol, by name: where each is in the code, and what it prevents.
 
 A model that drops one (`python -m tests.protocol --drop NAME`) must find a broken promise; a test asserts that.
 """

@@ -1,4 +1,4 @@
-"""What masters do: run for the lead, plan, send scripts, take the replies."""
+"""What masters do: they elect a leader, plan, send scripts and read the replies."""
 
 from __future__ import annotations
 

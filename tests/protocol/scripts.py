@@ -1,4 +1,4 @@
-"""The scripts on the model's server: each is one step, with the guards of the real one, and refuses or does it all."""
+"""The scripts on the model's server. Each is one step with the guards of the real one, and does all or nothing."""
 
 from __future__ import annotations
 

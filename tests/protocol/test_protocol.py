@@ -1,4 +1,4 @@
-"""The protocol of hand-over, in all interleavings up to a bound; and that its guards are what keeps the promises.
+"""The protocol in all interleavings up to a bound; and each of its guards is needed for a promise.
 
 A bigger bound takes longer: `python -m tests.protocol --faults 3`.
 """

@@ -1,4 +1,4 @@
-"""A leader that drives the real scripts, beside the reference of what must come of it."""
+"""A leader that drives the real scripts, beside the reference that says what must result."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Workers that drive the real scripts, beside the reference of what must come of it."""
+"""Workers that drive the real scripts, beside the reference that says what must result."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a lane must be, in plain Python: states, records, queues, effects. Nothing of it is of `bridge`.
+"""The state that a lane must have, in plain Python: states, records, queues, effects. It uses nothing of `bridge`.
 
 Whatever a script is asked to do is done to the reference, too, along the edges of `bridge.routing.states`; then the
 server must be what the reference says, in every key.

@@ -1,4 +1,4 @@
-"""advance.lua: what is settled and dispatched in one step, and that a refusal changes nothing."""
+"""advance.lua: outcomes are settled and messages dispatched in one step, and a refusal changes nothing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Effects that the worker's Redis user may not apply: none of their message is, and no other message suffers."""
+"""Effects that the worker's Redis user may not apply: none of their message is applied, and other messages are not
+affected.
+"""
 
 from __future__ import annotations
 

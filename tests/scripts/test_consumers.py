@@ -1,4 +1,4 @@
-"""register, goodbye, died, forget: one living incarnation of a name, and nothing left behind by the last one."""
+"""register, goodbye, died, forget: a name has one live incarnation, and the last one leaves nothing behind."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A full server (OOM, noeviction) refuses producers; whatever leads to room goes through, and nothing stops half way.
+"""A full server (OOM, noeviction) refuses producers. What makes room goes through, and no script stops half way.
 
 Servers from 6.2 to 9 refuse a command that needs memory as long as its script has not written anything, and let all of
 it pass afterwards. So a script that begins with a write which needs no memory cannot be refused, and any other is

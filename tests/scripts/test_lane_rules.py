@@ -1,4 +1,5 @@
-"""A lane under random events, by the real scripts on real servers: after each the server is what the reference says.
+"""A lane under random events, by the real scripts on real servers. After each event the server's data equals the
+reference.
 
 The leader may settle, dispatch, re-route and send again at any time, and its predecessors go on trying; workers are
 careless: they run whatever they popped, under whatever fence. What keeps the invariants is the scripts alone.

@@ -1,4 +1,4 @@
-"""The rules of `test_lane_rules` see it when a script lacks one of its guards: each is taken out of it, in memory."""
+"""The rules of `test_lane_rules` go red when a script lacks one of its guards. Each guard is removed in memory."""
 
 from __future__ import annotations
 

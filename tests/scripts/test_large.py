@@ -1,4 +1,4 @@
-"""What is only looked at (survey.lua, oldest.lua), or taken back (recall.lua), is bounded in bytes in each call."""
+"""survey.lua, oldest.lua and recall.lua are bounded in bytes in each call."""
 
 from __future__ import annotations
 

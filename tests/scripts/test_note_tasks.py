@@ -1,4 +1,4 @@
-"""note_tasks, introduce: what the leader tells of itself and of what messages wait for; nobody else does."""
+"""note_tasks, introduce: what the leader writes about itself and about unserved tasks. Only the leader may write it."""
 
 from __future__ import annotations
 

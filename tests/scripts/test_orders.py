@@ -1,4 +1,4 @@
-"""The small scripts of orders and repairs (recall, drain, floor, set_read_to, unname), and what others do for them."""
+"""The small scripts of orders and repairs (recall, drain, floor, set_read_to, unname), and how others use them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The scripts of writers from outside: each row once, none torn, never into a full stream."""
+"""The scripts of writers outside the lane: each row once, none incomplete, never into a full stream."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The detectors of this tier go red: the snapshot sees every kind of change, and the key check every ownerless key."""
+"""The detectors of this tier go red: the snapshot shows every kind of change, and the key check every key without an
+owner.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Units start no server, but for those that are marked ``server``."""
+"""Unit tests start no server, except those marked ``server``."""
 
 from __future__ import annotations
 

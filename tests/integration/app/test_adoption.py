@@ -1,4 +1,4 @@
-"""Tasks declared in every way that Celery has: each gets its messages, through its base class's `__call__`."""
+"""Tasks declared in every way that Celery offers get their messages, through the `__call__` of their base class."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An existing app needs `bridge.install(app)` and nothing else; what its tasks know, and what their callers get."""
+"""An existing app needs only `bridge.install(app)`. What its tasks know, and what their callers get."""
 
 from __future__ import annotations
 

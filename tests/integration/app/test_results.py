@@ -1,4 +1,4 @@
-"""Results of messages: two lanes on one result backend give out the same ids, and each finds its own."""
+"""Results of messages: two lanes on one result backend have the same message ids, and each finds its own result."""
 
 from __future__ import annotations
 

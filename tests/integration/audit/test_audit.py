@@ -1,4 +1,4 @@
-"""The audit of a lane of real processes: silent while they keep the promise, whatever happens to them."""
+"""The audit of a lane of real processes finds nothing as long as they keep the promise, whatever faults they meet."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What cannot work is refused at once: one clear line, an exit code, and nothing changed."""
+"""Impossible input is refused at once: one clear line, an exit code, and nothing is changed."""
 
 from __future__ import annotations
 

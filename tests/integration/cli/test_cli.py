@@ -1,4 +1,4 @@
-"""The commands as a user types them: processes of their own, beside a master and a worker that really run."""
+"""The commands as a user types them, as processes, with a real master and a real worker."""
 
 from __future__ import annotations
 

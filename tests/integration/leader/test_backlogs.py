@@ -1,4 +1,4 @@
-"""A new leader and a backlog: it works while it takes it in, and nothing of it is lost, doubled or out of order."""
+"""A new leader reads a backlog and works at the same time. No message is lost, doubled or out of order."""
 
 from __future__ import annotations
 

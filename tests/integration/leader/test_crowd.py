@@ -1,4 +1,6 @@
-"""Hundreds of consumers, some lost in one moment, the leader killed: all once, in order, and no false suspect."""
+"""Hundreds of consumers, some lost at once, and the leader killed. All messages run once and in order, and none is
+falsely suspected.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A message that ends its whole worker, again and again: it dies, nobody else is charged, and the lane goes on."""
+"""A message that ends its whole worker, again and again, dies. No other message is charged, and the lane goes on."""
 
 from __future__ import annotations
 

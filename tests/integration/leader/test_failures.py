@@ -1,4 +1,4 @@
-"""Whatever can go wrong with a message ends in a retry or a dead letter, and only its own ticket waits for it."""
+"""Every failure of a message ends in a retry or a dead letter, and only its own ticket waits for it."""
 
 from __future__ import annotations
 

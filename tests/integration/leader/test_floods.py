@@ -1,4 +1,6 @@
-"""Floods of dead letters: a task that fails for everybody pauses, and a producer of nonsense is not read on."""
+"""Floods of dead letters: a task that fails for all tickets is paused, and the entries of a faulty producer are not
+read on.
+"""
 
 from __future__ import annotations
 

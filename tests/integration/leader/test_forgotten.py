@@ -1,4 +1,4 @@
-"""A worker that takes a message and forgets it; and tasks that say what a dead message of theirs does to its ticket."""
+"""A worker that takes a message and forgets it, and tasks that set what a dead message does to its ticket."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Messages of a megabyte each, as many as there may be: bytes are bounded wherever counts are."""
+"""The largest messages, as many as allowed: memory and commands are bounded in bytes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tickets that are moved on purpose: drained, transferred, rebalanced, and through a rolling restart of everything."""
+"""Tickets that are moved on purpose: by drain, transfer, rebalancing, and a rolling restart."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Operators who will not leave a busy lane alone: orders of every kind, drawn by a seed, while messages flow."""
+"""Orders of every kind to a busy lane, drawn by a seed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tickets that stand still, and dead messages that come back: in exact order, whatever happens meanwhile."""
+"""Parked tickets and replayed messages: the order is kept exactly, also through other changes."""
 
 from __future__ import annotations
 

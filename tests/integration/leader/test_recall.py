@@ -1,4 +1,4 @@
-"""What the leader asks of a worker through its queue: a probe is no task, and what has not begun comes back, once."""
+"""Requests of the leader to a worker through its queue: a probe runs no task, and unstarted messages come back once."""
 
 from __future__ import annotations
 

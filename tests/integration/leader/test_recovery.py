@@ -1,4 +1,4 @@
-"""What somebody does to a lane by hand, under load: noticed, mended, counted; nothing lost, repeated or reordered."""
+"""Manual changes of a lane under load are noticed, repaired and counted. No message is lost, repeated or reordered."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A task is told which attempt of its was cut off half way, and may undo it before it begins again."""
+"""A task learns which of its attempts was cut off, and may undo that attempt before it starts again."""
 
 from __future__ import annotations
 

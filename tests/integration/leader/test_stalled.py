@@ -1,4 +1,4 @@
-"""Workers that live and take nothing from their queues: their tickets go on elsewhere, and they come back."""
+"""Live workers that take nothing from their queues: their tickets move to others, and later they get work again."""
 
 from __future__ import annotations
 

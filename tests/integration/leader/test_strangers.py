@@ -1,4 +1,4 @@
-"""What is in the outcome stream, and is not of this version's making: no master ends of it, and the lane goes on."""
+"""Entries of the outcome stream that this version did not write end no master, and the lane goes on."""
 
 from __future__ import annotations
 

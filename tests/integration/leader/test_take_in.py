@@ -1,4 +1,4 @@
-"""What is done by hand to the pending list while a new leader takes in what waits: between any two of its turns."""
+"""Manual changes of the pending list between any two turns of a new leader that still reads the backlog."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Messages go only to consumers that can run them: routes, rolling deploys, tasks that nobody knows."""
+"""Messages go only to consumers that can run them: routes, rolling deploys, unknown tasks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Clocks that are set while the lane works: no worker is taken for dead by one clock alone (I5a)."""
+"""Clocks that are set while the lane works: no worker counts as dead by one clock alone (I5a)."""
 
 from __future__ import annotations
 

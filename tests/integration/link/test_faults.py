@@ -1,4 +1,4 @@
-"""Defects that one message provokes in a master or a worker's main process: its own failure, and nobody else's."""
+"""An error that one message causes in a master or in a worker's main process is the failure of that message alone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Redis trouble under load: everybody waits and comes back by itself, says so once, and judges nobody for it."""
+"""Outages of Redis under load: all processes wait, recover by themselves, log it once, and end no lease for it."""
 
 from __future__ import annotations
 

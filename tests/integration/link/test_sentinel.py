@@ -1,4 +1,4 @@
-"""A lane whose server is named by sentinels: when the primary dies, everybody follows the new one."""
+"""A lane whose server is named by sentinels: when the primary dies, all processes follow the new one."""
 
 from __future__ import annotations
 

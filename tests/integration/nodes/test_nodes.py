@@ -1,4 +1,4 @@
-"""The nodes that integration tests stand on: they are what pytest-celery expects, and none stays behind."""
+"""The nodes of the integration tests: they have pytest-celery's interface, and none survives its test."""
 
 from __future__ import annotations
 

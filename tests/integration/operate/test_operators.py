@@ -1,4 +1,4 @@
-"""What operators order, beside a master and workers that really run: as a user types it, and seen from the ledger."""
+"""Operators' commands with a real master and real workers, checked by the ledger."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""A lane whose parts are users of their own, over TLS, with names of every kind: no more is allowed, nothing leaks."""
+"""A lane with a Redis user for each role, over TLS, with unusual names. No user may do more than needed, and no secret
+is shown.
+"""
 
 from __future__ import annotations
 

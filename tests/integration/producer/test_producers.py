@@ -1,4 +1,6 @@
-"""Producers: one message, many, each once, from asyncio, with Django's commits and from Beat; what an error says."""
+"""Producers: one message, many, with idempotency keys, from asyncio, with Django's commits, from Beat; and their
+errors.
+"""
 
 from __future__ import annotations
 

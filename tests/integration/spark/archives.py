@@ -1,4 +1,4 @@
-"""Archives made by hand, exactly in the form in which ``bridge.spark.archive`` leaves them; and a random one."""
+"""Archives made by hand in exactly the form that ``bridge.spark.archive`` writes, and a random one."""
 
 from __future__ import annotations
 

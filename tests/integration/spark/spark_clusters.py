@@ -1,4 +1,4 @@
-"""Masters other than ``local``: executors are processes of their own, in a Python that does not have this project."""
+"""Spark masters other than ``local``: executors are separate processes, whose Python does not have this project."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `bridge acl` prints for who writes from Spark, and for who reads: it suffices, and nothing more is allowed."""
+"""The permissions that `bridge acl` prints for writers and readers from Spark suffice, and allow nothing more."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The archive with a real Spark: what its tables hold, read without Spark, and each row once whatever happens."""
+"""The archive with a real Spark: its tables, read without Spark, have each row once after any fault."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The jobs on masters whose executors are other processes, with a Python that has pyarrow and redis and not this."""
+"""The jobs on masters whose executors are other processes, with a Python that has pyarrow and redis-py but not this
+project.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`bridge spark`: the process becomes the job, and the job gets from the app what the user does not say."""
+"""`bridge spark`: the process becomes the job, and options that the user omits come from the app."""
 
 from __future__ import annotations
 

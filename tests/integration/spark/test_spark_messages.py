@@ -1,4 +1,4 @@
-"""A log, a table or files without a sequence as messages: what becomes of each column, and what orders a ticket."""
+"""A log, a table or files without a sequence as messages: what each column becomes, and what orders a ticket."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Each row is written once and in order, whatever is tried again: attempts called as Spark calls them, real servers."""
+"""Each row is written once and in order after every kind of retry: attempts called as Spark calls them, on real
+servers.
+"""
 
 from __future__ import annotations
 

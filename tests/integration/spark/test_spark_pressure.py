@@ -1,4 +1,4 @@
-"""A writer that is faster than who reads: it waits, says why, gives up in time, and leaves everything consistent."""
+"""A writer that is faster than the readers: it waits, says why, gives up in time, and leaves everything consistent."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A push that follows a folder: epochs that are written once, whatever ends it, and rows that are put aside."""
+"""A push that follows a folder: each epoch is written once, however the push ends, and bad rows are put aside."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Writers and readers where the server is guarded: TLS with a user of its own, and sentinels that name the primary."""
+"""Writers and readers on a protected server: TLS with a user of its own, and sentinels."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The streaming reader, called as Spark calls it, without a JVM: epochs, and what is missing, on both servers."""
+"""The streaming reader, called as Spark calls it, without a JVM: epochs and missing entries, on both servers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The health checks of the compose file, as they stand there, on real processes: a loop that hangs is seen."""
+"""The health checks of the compose file on real processes: they detect a loop that hangs."""
 
 from __future__ import annotations
 

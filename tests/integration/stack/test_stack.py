@@ -1,4 +1,4 @@
-"""`bridge up`: the stack as a user starts it, how it ends, and what it says when it cannot."""
+"""`bridge up`: the stack as a user starts it, how it ends, and its errors."""
 
 from __future__ import annotations
 

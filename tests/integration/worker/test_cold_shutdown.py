@@ -1,4 +1,4 @@
-"""A worker that is told to end at once: what it cuts off comes again, is charged to nobody, and nothing dies of it."""
+"""A cold shutdown of a worker: the messages that it cuts off run again, are not charged, and none dies."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A worker that is alone in its container: whether its death is told depends on who the first process is."""
+"""A worker alone in its container: whether its death is noticed depends on the container's first process."""
 
 from __future__ import annotations
 

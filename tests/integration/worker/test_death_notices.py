@@ -1,4 +1,4 @@
-"""A worker that dies alone is known to be dead at once, and never before everything of it is gone."""
+"""The death of a worker alone is noticed at once, and never before all its processes are gone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A worker that stops leaves nothing unread: no reply of its queues, and no word of its pool's processes."""
+"""A worker that stops leaves no reply of its queues unread, and no result of its pool processes."""
 
 from __future__ import annotations
 

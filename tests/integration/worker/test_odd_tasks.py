@@ -1,4 +1,4 @@
-"""Whatever a task raises, or does to its process, is its message's failure: worker and master live, others go on."""
+"""Any exception of a task, and anything it does to its process, is its message's failure. Worker and master live on."""
 
 from __future__ import annotations
 

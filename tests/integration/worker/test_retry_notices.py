@@ -1,4 +1,6 @@
-"""What Celery's world is told of an attempt that was cut off: a retry, as long as the message comes again."""
+"""What Celery's handlers, signals and results get for an attempt that was cut off: a retry, as long as the message runs
+again.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an operator revokes does not run, also in a bundle; what runs is ended only if he says so; nothing else dies."""
+"""A revoked message does not run, also in a bundle. A running one is ended only on request. No other message dies."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A worker gets as many messages at once as its pool takes, also when that grows and shrinks while it runs."""
+"""A worker gets as many messages at once as its pool has slots, also when the pool grows and shrinks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whatever way a task came into the registry, and whatever its classes do: the bridge's call is outermost."""
+"""The bridge's call is the outermost one, however a task came into the registry and whatever its classes do."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tasks without a server: eager pushes, `apply`, `run`, and what `bridge.testing` tells of them."""
+"""Tasks without a server: eager pushes, `apply`, `run`, and the results in `bridge.testing`."""
 
 from __future__ import annotations
 

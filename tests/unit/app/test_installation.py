@@ -1,4 +1,4 @@
-"""What `bridge.install` loads, and leaves for later: seen in a new process, since this one has loaded everything."""
+"""What `bridge.install` imports at once, and what later. Tested in a new process."""
 
 from __future__ import annotations
 

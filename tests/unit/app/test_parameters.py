@@ -1,4 +1,4 @@
-"""Arguments that click lets through and Python stumbles over, and output that its reader cannot take."""
+"""Arguments that click accepts and Python does not, and output that cannot be written."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a producer may push: tickets and payloads that come out as they went in, or a refusal."""
+"""What a producer may push: tickets and payloads that are read unchanged, or a refusal."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The task class: what a task may ask of its ticket, and where its failures end."""
+"""The task class: its ticket, and what becomes of its failures."""
 
 from __future__ import annotations
 

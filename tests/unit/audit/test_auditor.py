@@ -1,4 +1,4 @@
-"""The judge of an audit: silent on every true history, wherever it is cut; loud on every lie that matters."""
+"""The auditor finds nothing in any true history, wherever it is cut, and every lie that matters."""
 
 from __future__ import annotations
 

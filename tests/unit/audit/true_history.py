@@ -1,4 +1,4 @@
-"""A lane that keeps the promise, in a few lines and without a server: makes the history that a true leader writes.
+"""A lane that keeps the promise, in a few lines and without a server: it makes the history that a true leader writes.
 
 What happens is drawn by the caller, one `Event` after another; an event that makes no sense just now does nothing.
 """

@@ -1,4 +1,4 @@
-"""Puts a `TrueLane` on a server, step by step, as a leader would: each step's acknowledgements and rows at once."""
+"""Writes a `TrueLane` to a server, step by step, as a leader does: the acknowledgements and rows of a step at once."""
 
 from __future__ import annotations
 

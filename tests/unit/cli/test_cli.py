@@ -1,4 +1,4 @@
-"""The command line as such: which app, which server, and what is said when either is not there."""
+"""The command line itself: which app, which server, and its errors without them."""
 
 from __future__ import annotations
 

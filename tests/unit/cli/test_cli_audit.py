@@ -1,4 +1,4 @@
-"""``bridge audit``: what it prints, and what it exits with."""
+"""``bridge audit``: its output and its exit codes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Holdings: a run is taken once, under fences that are newer than all before; what was forgotten is told."""
+"""Holdings: a run is taken once, under fences newer than all before. A forgotten run is reported as forgotten."""
 
 from __future__ import annotations
 

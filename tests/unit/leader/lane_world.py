@@ -1,4 +1,6 @@
-"""A pure lane for tests: the real picture, planner, rebuild and refill, over a dict that does what the scripts do."""
+"""A lane without a server for tests: the real picture, planner, rebuild and refill over a dict that acts as the scripts
+do.
+"""
 
 from __future__ import annotations
 

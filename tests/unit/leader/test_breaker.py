@@ -1,4 +1,4 @@
-"""A task that fails for everybody pauses: nothing dies of it, others flow, and it goes on in order when it can."""
+"""A task that fails for all tickets is paused. None of its messages dies, and it goes on in order later."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Consumers that can run different tasks, under random events: nobody is sent what it cannot run, and nobody waits for
-less than that.
+"""Consumers that can run different tasks, under random events: none is sent a task that it cannot run, and no message
+waits longer than needed.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The lane and its planner under random events: what must hold at each step, and that everything ends."""
+"""The lane and its planner under random events: the rules hold at each step, and every message ends."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where a replayed message goes, and what becomes of parked tickets: in the pure lane, one case after the other."""
+"""The place of a replayed message, and parked tickets, in a lane without a server: one case after the other."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Dead messages that are put back: each once, in its place, however much of its ticket is in memory."""
+"""Replayed dead messages: each runs once, in its place, however much of its ticket is in memory."""
 
 from __future__ import annotations
 

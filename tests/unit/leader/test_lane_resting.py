@@ -1,4 +1,4 @@
-"""Tickets that wait out a backoff: they fill no window, and go on in order when their time has come."""
+"""Tickets that await a retry: they do not fill the window, and go on in order when the retry is due."""
 
 from __future__ import annotations
 

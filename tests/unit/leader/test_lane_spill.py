@@ -1,4 +1,4 @@
-"""Spilled tickets: what is not in memory is read again, in order, and nothing twice."""
+"""Spilled tickets: messages outside memory are read again, in order, and none twice."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A new leader takes in what waits a page at a time: what happens between two pages, and what others see of it."""
+"""A new leader reads the waiting messages page by page: events between two pages, and what other parts see of it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Several consumers are lost in one moment: one event, for which nobody is charged twice."""
+"""Several consumers that are lost at once count as one loss: no ticket is charged twice."""
 
 from __future__ import annotations
 

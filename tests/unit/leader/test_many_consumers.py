@@ -1,4 +1,4 @@
-"""Hundreds of consumers: a step costs what it moves, not what there is, and chooses as if it had asked everybody."""
+"""Hundreds of consumers: the cost of a step depends on what it moves, and its choices equal those of a full search."""
 
 from __future__ import annotations
 

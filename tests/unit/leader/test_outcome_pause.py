@@ -1,4 +1,4 @@
-"""How long outcomes may gather, and whether there is enough in memory: as if all consumers had been asked each time."""
+"""How long outcomes may gather, and whether memory holds enough work: equal to a check of all consumers each time."""
 
 from __future__ import annotations
 

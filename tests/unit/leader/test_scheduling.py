@@ -1,4 +1,4 @@
-"""Which process takes which test file: those with Spark stay with two as long as there is other work."""
+"""Which process takes which test file: files with Spark stay with two processes as long as there are others."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A consumer whose heartbeats are missing: the leader looks at its lease when that ends, and decides by the lease."""
+"""A consumer whose heartbeats are missing: the leader checks its lease when that ends, and decides by the lease."""
 
 from __future__ import annotations
 

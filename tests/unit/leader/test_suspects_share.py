@@ -1,4 +1,4 @@
-"""Suspects go out alone, and cost the lane a bounded share: others go on beside them, and they go on, too."""
+"""Suspects are dispatched alone and take a bounded share of the lane: other tickets go on, and so do they."""
 
 from __future__ import annotations
 

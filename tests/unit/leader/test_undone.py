@@ -1,4 +1,4 @@
-"""How far all is done, of many tickets: told without a look at all of them. `test_lane_machine` holds it to be true."""
+"""The oldest undone message of many tickets, without a search of all. `test_lane_machine` checks that it is right."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The file by which a supervisor sees that a loop turns."""
+"""The health file, by which a supervisor sees that a loop runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an outage is, and how often it is told."""
+"""Which errors are outages, and how often an outage is logged."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether the clocks agree, whose lease is over by them, and the time of the lane, on clocks that a test turns."""
+"""Whether the clocks agree, which leases are over by them, and the lane's time, on clocks that a test sets."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Orders to the leader: the way there and back, and what is said when nobody answers."""
+"""Orders to the leader: sending, answers, and the errors without an answer."""
 
 from __future__ import annotations
 

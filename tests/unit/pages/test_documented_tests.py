@@ -1,4 +1,4 @@
-"""The pages name the tests that show what they claim: each of those is there, or the claim stands alone."""
+"""The pages name tests for their claims. Each named test exists."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The pages say what the code says: their generated parts are up to date, and nothing is missing."""
+"""The generated parts of the pages are up to date and complete."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Code that a page says is a project's is in that project, whose tests run it."""
+"""Code of a project that a page shows is in that project, whose tests run it."""
 
 from __future__ import annotations
 

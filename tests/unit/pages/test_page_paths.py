@@ -1,4 +1,4 @@
-"""Files and folders that the pages name are there: a table that answers "Where is …?" must not lead nowhere."""
+"""Files and folders that the pages name exist."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a row becomes, and which rows are refused, with their place. No server."""
+"""What a row becomes, and which rows are refused, with their line. Without a server."""
 
 from __future__ import annotations
 

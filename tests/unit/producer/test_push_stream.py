@@ -1,4 +1,4 @@
-"""Rows on their way into a real stream."""
+"""Pushing rows into a real stream."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`make` on machines that lack something: one clear line each, and no half-made environment that passes for whole."""
+"""`make` on machines that lack something: one clear line, and no incomplete environment that looks complete."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is installed: the wheel holds the library, nothing of the application around it; the locks pin everything."""
+"""The wheel holds the library and nothing of the application around it, and the locks pin everything."""
 
 from __future__ import annotations
 

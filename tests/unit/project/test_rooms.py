@@ -1,4 +1,4 @@
-"""The rooms of the code: few at the top, each with a page of its own. Which may import which, `make lint` checks."""
+"""The rooms of the code: few at the top, each described. `make lint` checks which room may import which."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the other tests lean on: waiting that says what it waited for, and servers that come empty."""
+"""The helpers of other tests: waiting that says what it waited for, and empty servers."""
 
 from __future__ import annotations
 

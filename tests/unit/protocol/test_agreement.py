@@ -1,4 +1,4 @@
-"""What members of a lane must agree on, and what they say when they do not."""
+"""What members of a lane must agree on, and the errors and warnings if they do not."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Celery messages as text: what kombu, Celery and a worker read in them, whatever tickets and payloads hold."""
+"""Celery messages as text: what kombu, Celery and a worker read in them, with any tickets and payloads."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Outcomes: written and read back as they were, whatever errors say."""
+"""Outcomes are read as they were written, with any error text."""
 
 from __future__ import annotations
 

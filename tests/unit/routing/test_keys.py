@@ -1,4 +1,4 @@
-"""Keys: no two of them are one, whatever streams' groups and consumers are called, and all share one hash tag."""
+"""Keys: no two are equal, with any names of streams, groups and consumers, and all share one hash tag."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From a stream entry to a message, or to the reason why it is none."""
+"""From a stream entry to a message, or to the reason of its refusal."""
 
 from __future__ import annotations
 

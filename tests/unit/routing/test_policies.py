@@ -1,4 +1,4 @@
-"""Policies: even, stable where they promise it, and no more than a choice among those they are given."""
+"""Policies: even, stable if they promise it, and they only choose among the given consumers."""
 
 from __future__ import annotations
 

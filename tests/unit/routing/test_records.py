@@ -1,4 +1,4 @@
-"""Ticket records: written as text, read back as they were, with the fence where a script finds it."""
+"""Ticket records are read as they were written, with the fence where a script finds it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where the server is, as Celery says it, and what of it may be shown."""
+"""The server's address from Celery's settings, and which parts of it may be shown."""
 
 from __future__ import annotations
 

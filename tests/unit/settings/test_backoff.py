@@ -1,4 +1,4 @@
-"""Backoff: grows, within bounds, and spreads."""
+"""Backoff: it grows within bounds, and is spread."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a configuration may say. Each refusal is one line that names the setting."""
+"""What a configuration may contain. Each refusal is one line that names the setting."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The bytes that go over the wire, against redis-py's own packer."""
+"""The encoder's bytes equal those of redis-py's packer."""
 
 from __future__ import annotations
 

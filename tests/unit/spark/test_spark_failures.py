@@ -1,4 +1,4 @@
-"""What Spark throws becomes one line of the project's own errors."""
+"""Spark's errors become one line of the project's own errors."""
 
 from __future__ import annotations
 

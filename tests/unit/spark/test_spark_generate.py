@@ -1,4 +1,4 @@
-"""The generated incident log: the same for one seed, of the promised size, and as awkward as a real one."""
+"""The generated incident log: equal for one seed, of the promised size, and as irregular as a real one."""
 
 from __future__ import annotations
 

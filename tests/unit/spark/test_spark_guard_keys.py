@@ -1,4 +1,4 @@
-"""The keys that writes from Spark leave beside a stream: in its slot, and never one of a lane's."""
+"""The keys that writes from Spark leave beside a stream are in its slot, and none is a key of a lane."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Positions: what is missing is counted exactly, wherever entries were deleted. Against a stream kept in lists."""
+"""Offsets: missing entries are counted exactly, wherever entries were deleted. Tested against lists."""
 
 from __future__ import annotations
 

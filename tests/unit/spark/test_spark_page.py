@@ -1,4 +1,4 @@
-"""Pages of entries: whatever is in them, what is read is what hiredis reads."""
+"""Pages of entries of any content are read as hiredis reads them."""
 
 from __future__ import annotations
 

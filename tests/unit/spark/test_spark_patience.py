@@ -1,4 +1,4 @@
-"""Waiting: uneven steps that grow up to a limit, a word where it lasts, and an end."""
+"""Waiting: irregular steps that grow up to a limit, notes during a long wait, and an end."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a push is asked for and what it shows, without Java and without a server."""
+"""The options of a push and its output, without Java and without a server."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Options of a read, and ids as it compares them."""
+"""The options of a read, and how it compares ids."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a batch is refused for, and that the refusal names the ticket."""
+"""Which rows a batch refuses, and that the refusal names the ticket."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a server answers, told apart: what passes is waited out, what does not is an error."""
+"""Answers of a server: passing failures are waited out, permanent ones are errors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The page of a report without Spark: it parses, refers to nothing outside, and no name gets out of its place."""
+"""The page of a report without Spark: it parses, refers to nothing outside, and no name breaks its markup."""
 
 from __future__ import annotations
 

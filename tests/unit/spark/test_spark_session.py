@@ -1,4 +1,4 @@
-"""The end of a command's Spark: what it left behind, and what was raised, with a program in the place of Java."""
+"""The end of a command's Spark: its Java ends and its error is shown. A program stands in for Java."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a worker of Spark's is spared between its tasks."""
+"""A Spark worker keeps imported modules out of garbage collection, once for each process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The embedded server: what it promises about its start, its end, its port and its data."""
+"""The embedded server: its start, its end, its port and its data."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The ledger's form, and the verdict over it: green for a good run, red for each kind of fault."""
+"""The ledger's form, and the verdict about it: good for a good run, bad for each kind of fault."""
 
 from __future__ import annotations
 

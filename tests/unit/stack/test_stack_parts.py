@@ -1,4 +1,4 @@
-"""The parts of a stack, each alone: requests to stop, child processes, counts and how they are shown."""
+"""The parts of a stack, each alone: requests to stop, child processes, counts and their display."""
 
 from __future__ import annotations
 

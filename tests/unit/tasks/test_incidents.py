@@ -1,4 +1,4 @@
-"""The fold of `tasks.incidents`: the state of an incident after each event, by hand."""
+"""The fold of `tasks.incidents`: the state of an incident after each event, computed by hand."""
 
 from __future__ import annotations
 

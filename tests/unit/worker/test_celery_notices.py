@@ -1,4 +1,4 @@
-"""When, and on which thread, the worker's main process tells of an attempt that was cut off."""
+"""When, and on which thread, the worker's main process notifies Celery of an attempt that was cut off."""
 
 from __future__ import annotations
 

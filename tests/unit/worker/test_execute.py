@@ -1,4 +1,4 @@
-"""What a pool process tells of a message that it ran."""
+"""What a pool process writes about a message that it ran."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The worker's main process: it tells the end of an execution when it is certain, and hears what concerns it."""
+"""The worker's main process: it reports the end of an execution when that is certain, and obeys requests to its
+incarnation.
+"""
 
 from __future__ import annotations
 

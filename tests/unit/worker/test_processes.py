@@ -1,4 +1,4 @@
-"""A process is gone when it runs nothing any more, and nobody else is taken for it."""
+"""A process counts as gone when it runs nothing any more, and no other process is mistaken for it."""
 
 from __future__ import annotations
 

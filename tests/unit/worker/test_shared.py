@@ -1,4 +1,4 @@
-"""The page that main process, pool children and watcher share: what one writes, the others see at once."""
+"""The page that main process, pool children and watcher share: a write is visible to the others at once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Classes as tasks, with a base of the company's own; the bridge came later, at the end of the module."""
+"""Tasks as classes with a base class of the project's own. The bridge is installed at the end of the module."""
 
 import os
 

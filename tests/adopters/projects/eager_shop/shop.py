@@ -1,4 +1,4 @@
-"""A project whose tests know no server; some of its tasks hand work on to others."""
+"""A project whose tests need no server. Some of its tasks call others."""
 
 from celery import Celery, Task
 

@@ -1,4 +1,4 @@
-"""A project whose own messages and results are msgpack, and nothing else is accepted."""
+"""A project that accepts only msgpack for its own messages and results."""
 
 import os
 

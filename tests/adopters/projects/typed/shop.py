@@ -1,4 +1,4 @@
-"""An adopter's code with types: nothing of it is a mistake."""
+"""Typed code of an adopter without mistakes."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Every line that ends in a mark is a mistake that a type checker must see."""
+"""Every line that ends in a mark has a mistake that a type checker must report."""
 
 from celery import Celery
 
