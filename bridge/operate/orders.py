@@ -10,16 +10,7 @@ after the step, the order is carried out, and only the answer is lost.
 The operator's command withdraws an order by deleting its entry. Either the deletion or the step comes first; the other
 one then does nothing.
 
-An order::
-
-    {"do": "park", "ticket": T, "reason": R}                                  -> {"ok": true, "in_flight": n}
-    {"do": "release", "ticket": T}                                            -> {"ok": true, "messages": n}
-    {"do": "drain" | "resume", "consumer": NAME}                              -> {"ok": true, "in_flight": n}
-    {"do": "transfer", "consumer": NAME, "to": NAME | null, "tickets": [T, …] | null}
-                                                                              -> {"ok": true, "moved": n, "running": m}
-    {"do": "replay", "letters": [letter id, …]}          -> {"ok": true, "replayed": [id, …], "refused": [[id, why], …]}
-
-The answer to a refused order is ``{"error": "one line"}``; nothing was changed.
+The forms of orders and answers: `bridge.protocol.orders`.
 """
 
 from __future__ import annotations
@@ -31,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 import orjson
 
 from bridge.link.connections import UNAVAILABLE
+from bridge.protocol.orders import order_text
 from bridge.protocol.outcome_entries import EntryKind, notice_fields
 from bridge.routing.errors import OrderFailed
 from bridge.routing.text import one_line
@@ -38,6 +30,7 @@ from bridge.routing.text import one_line
 if TYPE_CHECKING:
     from redis import Redis
 
+    from bridge.protocol.orders import Order
     from bridge.routing.keys import LaneKeys
 
 #: Seconds that a command waits for the answer: longer than a standby needs to take over.
@@ -56,7 +49,7 @@ ERROR_CHARS = 1000
 NO_MASTER = "no master leads the lane, so the order cannot be carried out: start one with `bridge run`"
 
 
-def give(redis: Redis, keys: LaneKeys, order: dict[str, Any], timeout_s: float = ANSWER_WAIT_S) -> dict[str, Any]:
+def give(redis: Redis, keys: LaneKeys, order: Order, timeout_s: float = ANSWER_WAIT_S) -> dict[str, Any]:
     """Gives ``order`` to the leader of the lane, and returns its answer.
 
     Raises `OrderFailed`, one line, when the leader refused the order, when it did not answer within ``timeout_s`` and
@@ -65,7 +58,7 @@ def give(redis: Redis, keys: LaneKeys, order: dict[str, Any], timeout_s: float =
     """
     _find_leader(redis, keys)
     id_ = uuid.uuid4().hex
-    entry = redis.execute_command("XADD", keys.outcomes, "*", *notice_fields(EntryKind.ORDER, id_, orjson.dumps(order)))
+    entry = redis.execute_command("XADD", keys.outcomes, "*", *notice_fields(EntryKind.ORDER, id_, order_text(order)))
     reply = keys.reply(id_)
     try:
         found = _await(redis, reply, timeout_s)

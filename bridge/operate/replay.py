@@ -15,6 +15,7 @@ from bridge.app.ticket_tasks import ticket_tasks
 from bridge.inspect.dead_letters import newest_first, select
 from bridge.operate.orders import give
 from bridge.protocol.dead_letters import Letter
+from bridge.protocol.orders import Replay
 from bridge.routing.errors import InputError, OrderFailed
 from bridge.routing.ids import id_key
 from bridge.routing.messages import EntryParser, Refusal
@@ -123,7 +124,7 @@ def replay_letters(redis: Redis, keys: LaneKeys, letters: Sequence[Letter]) -> I
     done = 0
     for some in _pages(_by_ticket(letters), BATCH):
         try:
-            answer = give(redis, keys, {"do": "replay", "letters": [letter.id for letter in some]})
+            answer = give(redis, keys, Replay([letter.id for letter in some]))
         except OrderFailed as exc:
             before = f" ({done:,} of {len(letters):,} were replayed before)" if done else ""
             raise OrderFailed(f"{exc}{before}") from None

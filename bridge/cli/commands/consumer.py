@@ -59,10 +59,11 @@ def drain(target: Target, name: str, timeout_s: float | None, no_wait: bool) -> 
     """
     from bridge.operate.draining import wait_empty
     from bridge.operate.orders import give
+    from bridge.protocol.orders import Drain
     from bridge.routing.errors import OrderFailed
 
     redis, keys, name = _of(target, name)
-    left = give(redis, keys, {"do": "drain", "consumer": name})["in_flight"]
+    left = give(redis, keys, Drain(name))["in_flight"]
     shown = printable(name)
     if no_wait or not left:
         click.echo(f"{shown} takes nothing new; " + (f"{count(left, 'message')} in flight" if left else "it is empty"))
@@ -82,9 +83,10 @@ def drain(target: Target, name: str, timeout_s: float | None, no_wait: bool) -> 
 def resume(target: Target, name: str) -> None:
     """Sends messages to the consumer NAME again, after `drain`."""
     from bridge.operate.orders import give
+    from bridge.protocol.orders import Resume
 
     redis, keys, name = _of(target, name)
-    give(redis, keys, {"do": "resume", "consumer": name})
+    give(redis, keys, Resume(name))
     click.echo(f"{printable(name)} takes work again")
 
 
@@ -101,6 +103,7 @@ def transfer(target: Target, name: str, to: str | None, tickets: tuple[str, ...]
     from bridge.inspect.roster import full_name
     from bridge.operate.orders import give
     from bridge.producer.push import ticket_bytes
+    from bridge.protocol.orders import Transfer
 
     for ticket in tickets:
         ticket_bytes(ticket)
@@ -109,8 +112,7 @@ def transfer(target: Target, name: str, to: str | None, tickets: tuple[str, ...]
         to = full_name(redis, keys, to)
         if to == name:
             raise click.UsageError(f"--to names {printable(name)} itself")
-    order = {"do": "transfer", "consumer": name, "to": to, "tickets": list(tickets) or None}
-    answer = give(redis, keys, order)
+    answer = give(redis, keys, Transfer(name, to, tickets or None))
     click.echo(f"moved {count(answer['moved'], 'ticket')}")
     if answer["running"]:
         click.echo(f"{count(answer['running'], 'ticket')} more when their running messages are done")

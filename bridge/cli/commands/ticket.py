@@ -17,6 +17,7 @@ from bridge.routing.text import count, duration, one_line
 if TYPE_CHECKING:
     from bridge.inspect.scans import Scan
     from bridge.inspect.ticket_facts import TicketFacts
+    from bridge.protocol.orders import Park, Release
 
 #: Longest reason of an operator, in characters. It is written with every record of the ticket.
 MAX_REASON = 200
@@ -111,8 +112,10 @@ def park(target: Target, ticket_id: str, reason: str) -> None:
 
     Its messages in flight are finished first.
     """
+    from bridge.protocol.orders import Park
+
     reason = one_line(reason, MAX_REASON)
-    running = _ordered(target, {"do": "park", "ticket": ticket_id, "reason": reason})["in_flight"]
+    running = _ordered(target, Park(ticket_id, reason))["in_flight"]
     shown = one_line(ticket_id, 512)
     if running:
         click.echo(
@@ -127,17 +130,19 @@ def park(target: Target, ticket_id: str, reason: str) -> None:
 @click.pass_obj
 def release(target: Target, ticket_id: str) -> None:
     """Releases TICKET_ID, which was parked."""
-    messages = _ordered(target, {"do": "release", "ticket": ticket_id})["messages"]
+    from bridge.protocol.orders import Release
+
+    messages = _ordered(target, Release(ticket_id))["messages"]
     click.echo(f"{one_line(ticket_id, 512)} goes on, with {count(messages, 'message')} that waited")
 
 
-def _ordered(target: Target, order: dict[str, Any]) -> dict[str, Any]:
+def _ordered(target: Target, order: Park | Release) -> dict[str, Any]:
     """The leader's answer to an order for a ticket."""
     from bridge.app.finding import reach_lane
     from bridge.operate.orders import give
     from bridge.producer.push import ticket_bytes
 
-    ticket_bytes(order["ticket"])
+    ticket_bytes(order.ticket)
     return give(reach_lane(target.app), target.lane.keys, order)
 
 

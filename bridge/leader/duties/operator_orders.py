@@ -21,12 +21,13 @@ from bridge.leader.picture.pieces import Consumer, Ticket
 from bridge.protocol.dead_letters import read_letter
 from bridge.protocol.drain_orders import DrainOrder
 from bridge.protocol.names import WorkerWord
+from bridge.protocol.orders import Drain, Order, Park, Release, Replay, Resume, Transfer, read_order
 from bridge.protocol.outcome_entries import EntryKind, Notice
 from bridge.protocol.outcomes import is_id
 from bridge.routing.batch import Batch
 from bridge.routing.history import What, row
 from bridge.routing.ids import id_key
-from bridge.routing.messages import MAX_TICKET_BYTES, Message
+from bridge.routing.messages import Message
 from bridge.routing.text import one_line
 from bridge.routing.transitions import Advanced, unname
 
@@ -42,8 +43,6 @@ logger = get_logger(__name__)
 
 #: How long an answer is kept for the operator, in seconds.
 ANSWER_KEPT_S = 60
-#: Most characters of a reason that a ticket's record keeps. A command sends at most 200; this bounds other senders.
-REASON_CHARS = 500
 
 Answer = dict[str, Any]
 
@@ -66,21 +65,20 @@ class OperatorOrders:
         self._answers: list[tuple[str, Answer]] = []
         #: Names in the group that have no pending entries any more.
         self._emptied: list[str] = []
-        self._known: dict[str, Callable[[dict[str, Any], Batch], Answer]] = {
-            "park": self._park,
-            "release": self._release,
-            "drain": self._drain,
-            "resume": self._resume,
-            "transfer": self._transfer,
-            "replay": self._replay,
+        self._known: dict[type[Order], Callable[[Any, Batch], Answer]] = {
+            Park: self._park,
+            Release: self._release,
+            Drain: self._drain,
+            Resume: self._resume,
+            Transfer: self._transfer,
+            Replay: self._replay,
         }
 
     def take(self, order_id: str, text: bytes, batch: Batch) -> None:
         """Carries out the order in the picture and the batch."""
         try:
-            order = _checked(orjson.loads(text))
-            do = self._known[order["do"]]
-            answer = do(order, batch)
+            order = read_order(text)
+            answer = self._known[type(order)](order, batch)
         except (KeyError, TypeError, ValueError, AttributeError) as exc:
             answer = {"error": f"this master does not understand the order: {exc!r}"}
         logger.info("order %s: %s", one_line(text.decode(errors="replace")), answer)
@@ -109,21 +107,21 @@ class OperatorOrders:
 
     # -- tickets ---------------------------------------------------------------------------------------------------
 
-    def _park(self, order: dict[str, Any], batch: Batch) -> Answer:
+    def _park(self, order: Park, batch: Batch) -> Answer:
         lane = self._lane
-        name = str(order["ticket"])
+        name = order.ticket
         if name in lane.parked:
             return {"error": f"ticket {name} is parked already"}
         ticket = lane.tickets.get(name)
         if ticket is None:
             # The ticket has no undone message. Its next messages will wait.
             ticket = lane.tickets[name] = Ticket(name)
-        lane.park(ticket, str(order.get("reason") or "parked by an operator")[:REASON_CHARS], batch)
+        lane.park(ticket, order.reason, batch)
         return {"ok": True, "in_flight": len(ticket.run)}
 
-    def _release(self, order: dict[str, Any], batch: Batch) -> Answer:
+    def _release(self, order: Release, batch: Batch) -> Answer:
         lane = self._lane
-        name = str(order["ticket"])
+        name = order.ticket
         ticket = lane.tickets.get(name)
         if ticket is not None and ticket.park_reason is not None:
             # The ticket was to be parked after its run.
@@ -149,36 +147,35 @@ class OperatorOrders:
 
     # -- consumers -------------------------------------------------------------------------------------------------
 
-    def _drain(self, order: dict[str, Any], batch: Batch) -> Answer:
-        consumer = self._consumer(order["consumer"])
+    def _drain(self, order: Drain, batch: Batch) -> Answer:
+        consumer = self._consumer(order.consumer)
         if consumer is None:
-            return {"error": f"there is no consumer {order['consumer']}"}
+            return {"error": f"there is no consumer {order.consumer}"}
         started = consumer.registration.started if consumer.registration is not None else None
         batch.drains[consumer.name] = DrainOrder(self._lane.now_ms(), started).text()
         consumer.draining = True
         self._queues.empty(consumer, batch)
         return {"ok": True, "in_flight": consumer.messages}
 
-    def _resume(self, order: dict[str, Any], batch: Batch) -> Answer:
-        consumer = self._consumer(order["consumer"])
+    def _resume(self, order: Resume, batch: Batch) -> Answer:
+        consumer = self._consumer(order.consumer)
         if consumer is None:
-            return {"error": f"there is no consumer {order['consumer']}"}
+            return {"error": f"there is no consumer {order.consumer}"}
         batch.drains[consumer.name] = ""
         consumer.draining = False
         self._lane.stranded.fit()
         return {"ok": True, "in_flight": consumer.messages}
 
-    def _transfer(self, order: dict[str, Any], batch: Batch) -> Answer:
+    def _transfer(self, order: Transfer, batch: Batch) -> Answer:
         lane = self._lane
-        consumer = self._consumer(order["consumer"])
+        consumer = self._consumer(order.consumer)
         if consumer is None:
-            return {"error": f"there is no consumer {order['consumer']}"}
-        to = order.get("to") or ""
+            return {"error": f"there is no consumer {order.consumer}"}
+        to = order.to or ""
         others = [c for c in lane.consumers.values() if c.open and c is not consumer and to in ("", c.name)]
         if not others:
             return {"error": f"{to or 'no other consumer'} {'takes no tickets' if to else 'can take them'} now"}
-        chosen = order.get("tickets")
-        names = None if chosen is None else {str(name) for name in chosen}
+        names = None if order.tickets is None else set(order.tickets)
         ready = [ticket for ticket in consumer.ready if names is None or ticket.id in names]
         flying = [ticket for ticket in consumer.tickets if names is None or ticket.id in names]
         for ticket in ready:
@@ -192,16 +189,16 @@ class OperatorOrders:
             self._steps.say(consumer, WorkerWord.GIVE_BACK, batch)
         return {"ok": True, "moved": moved, "running": sum(1 for ticket in flying if ticket.run)}
 
-    def _consumer(self, name: Any) -> Consumer | None:
+    def _consumer(self, name: str) -> Consumer | None:
         found = [c for c in self._lane.consumers.values() if c.name == name and c.alive]
         return found[-1] if found else None
 
     # -- dead letters ----------------------------------------------------------------------------------------------
 
-    def _replay(self, order: dict[str, Any], batch: Batch) -> Answer:
+    def _replay(self, order: Replay, batch: Batch) -> Answer:
         refused: list[tuple[str, str]] = []
         named: list[tuple[str, str]] = []
-        for letter_id in order["letters"]:
+        for letter_id in order.letters:
             message_id = self._subject(letter_id)
             if message_id is None:
                 refused.append((letter_id, "there is no such dead letter"))
@@ -243,17 +240,3 @@ class OperatorOrders:
         if message.id in lane.in_flight or (ticket is not None and any(m.id == message.id for m in ticket.waiting)):
             return "it is not dead: it waits or runs"
         return message
-
-
-def _checked(order: dict[str, Any]) -> dict[str, Any]:
-    """Returns ``order`` if all its values have the right form. Raises `ValueError` otherwise."""
-    names = [order[name] for name in ("ticket", "consumer") if name in order]
-    names += order.get("tickets") or []
-    if not all(isinstance(name, str) and name for name in names):
-        raise ValueError("the name of a ticket or consumer is not a text")
-    for ticket in (*([order["ticket"]] if "ticket" in order else ()), *(order.get("tickets") or ())):
-        if len(ticket.encode()) > MAX_TICKET_BYTES:
-            raise ValueError(f"a ticket has more than {MAX_TICKET_BYTES} bytes")
-    if not all(isinstance(id_, str) and is_id(id_) for id_ in order.get("letters") or ()):
-        raise ValueError("the name of a dead letter is not an id")
-    return order

@@ -9,6 +9,7 @@ import pytest
 
 from bridge.audit.audit import Audit, AuditVerdict, audit
 from bridge.operate.orders import give
+from bridge.protocol.orders import Replay
 from bridge.routing.history import Delivery, What
 from bridge.stack.embedded import EmbeddedServer
 from tests.integration.lanes import WITH_AND_WITHOUT_BUNDLES, LaneUnderTest
@@ -133,7 +134,7 @@ def test_replays_a_frozen_worker_and_a_destroyed_group_are_explained(lane: LaneU
     lane.wait_done(122)
     with lane.server.client(protocol=2) as client:
         [(letter, _)] = client.xrange(lane.keys.dead)
-        give(client, lane.keys, {"do": "replay", "letters": [letter.decode()]})
+        give(client, lane.keys, Replay([letter.decode()]))
     lane.wait_done(123)
     assert audited(lane).ok
 

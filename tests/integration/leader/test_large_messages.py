@@ -15,6 +15,7 @@ from redis.exceptions import ResponseError
 
 from bridge.operate.orders import give
 from bridge.operate.replay import BATCH
+from bridge.protocol.orders import Replay
 from bridge.stack.embedded import EmbeddedServer
 from tests.integration.lanes import LaneUnderTest
 from tests.nodes.roles import MasterNode
@@ -178,7 +179,7 @@ def test_replayed_messages_do_not_fill_the_memory(lane: LaneUnderTest) -> None:
     lane.wait_leader()
     # When all are put back while nobody works
     for start in range(0, 300, BATCH):
-        order = {"do": "replay", "letters": letters[start : start + BATCH]}
+        order = Replay(letters[start : start + BATCH])
         answer = give(lane.server.client(), keys, order)
         assert (len(answer["replayed"]), answer["refused"]) == (BATCH, [])
     waited = peak_mb(master)

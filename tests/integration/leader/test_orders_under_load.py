@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from bridge.operate.orders import give
+from bridge.protocol.orders import ORDERS, Park
 from bridge.routing.errors import OrderFailed
 from bridge.stack.embedded import EmbeddedServer
 from tests.integration.lanes import WITH_AND_WITHOUT_BUNDLES, LaneUnderTest
@@ -53,14 +54,14 @@ class Operator:
         self.given: dict[str, int] = {}
         self.kills = 0
 
-    def order(self, **fields: Any) -> dict[str, Any]:
+    def order(self, do: str, **fields: Any) -> dict[str, Any]:
         try:
-            answer = give(self.redis, self.lane.keys, fields, timeout_s=20)
+            answer = give(self.redis, self.lane.keys, ORDERS[do](**fields), timeout_s=20)
         except OrderFailed as exc:
             if any(text in str(exc) for text in FINE):
                 return {}
             raise
-        self.given[fields["do"]] = self.given.get(fields["do"], 0) + 1
+        self.given[do] = self.given.get(do, 0) + 1
         return answer
 
     def park(self) -> None:
@@ -154,12 +155,12 @@ def test_an_order_that_was_withdrawn_is_not_done_by_a_leader_that_had_read_it(
     # Given a leader that stands still for longer than anybody waits: the server has handed it the order
     wait_until(stopped_while_it_waits, description="the leader to wait for entries and for outcomes")
     with pytest.raises(OrderFailed, match="was withdrawn"):
-        give(redis, lane.keys, {"do": "park", "ticket": "A"}, timeout_s=0.5)
+        give(redis, lane.keys, Park("A"), timeout_s=0.5)
 
     # When it goes on, it leaves the order alone
     master.resume()
     wait_until(lambda: "an order was withdrawn" in master.logs(), description="the leader to find that out")
     assert (lane.count("parked"), lane.redis.hgetall(lane.keys.tickets)) == (0, {})
     # And does the next one
-    assert give(redis, lane.keys, {"do": "park", "ticket": "B"})["ok"]
+    assert give(redis, lane.keys, Park("B"))["ok"]
     assert lane.redis.hkeys(lane.keys.tickets) == ["B"]

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from bridge.operate.orders import give
+from bridge.protocol.orders import ORDERS
 from bridge.stack.embedded import EmbeddedServer
 from tests.integration.lanes import WITH_AND_WITHOUT_BUNDLES, LaneUnderTest
 from tests.nodes.yard import NodeYard
@@ -22,7 +23,7 @@ def lane(request: pytest.FixtureRequest, nodes: NodeYard, own_server: EmbeddedSe
 
 
 def order(lane: LaneUnderTest, do: str, **fields: Any) -> dict[str, Any]:
-    return give(lane.server.client(), lane.keys, {"do": do, **fields})
+    return give(lane.server.client(), lane.keys, ORDERS[do](**fields))
 
 
 def shelved(lane: LaneUnderTest, ticket: str) -> int:

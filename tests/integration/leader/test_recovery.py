@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from bridge.operate.orders import give
+from bridge.protocol.orders import ORDERS, Park
 from bridge.routing.ids import LAST_ID, id_key
 from bridge.stack.embedded import EmbeddedServer
 from tests.integration.lanes import APP, LaneUnderTest
@@ -172,7 +173,7 @@ def test_messages_done_without_history_are_not_done_again(lane: LaneUnderTest) -
     lane.wait_consumers(1)
     parked = lane.push("A", {"countdown": 60, "n": 0}, task="counter.asks_again")
     wait_until(lambda: lane.redis.zcard(lane.keys.retries) == 1, description="the retry")
-    assert give(lane.server.client(), lane.keys, {"do": "park", "ticket": "A"})["ok"]
+    assert give(lane.server.client(), lane.keys, Park("A"))["ok"]
     lane.push("B", {"n": 0})
     lane.wait_done(1)
     wait_until(
@@ -222,7 +223,7 @@ def test_an_entry_taken_from_a_parked_ticket_is_pending_there_again(
     shelf = lane.keys.parked_consumer("master", "A")
 
     def order(do: str, **fields: Any) -> None:
-        assert give(lane.server.client(), lane.keys, {"do": do, **fields})["ok"]
+        assert give(lane.server.client(), lane.keys, ORDERS[do](**fields))["ok"]
 
     # Given a parked ticket whose first message awaited a retry, with others before it: one done, and one that was dead
     # and put back; what was done in between must not be done again

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from bridge.operate.orders import give
+from bridge.protocol.orders import Drain, Resume
 from bridge.stack.embedded import EmbeddedServer
 from tests.integration.lanes import APP, LaneUnderTest
 from tests.nodes.process import python_module
@@ -62,7 +63,7 @@ def test_the_next_leader_takes_back_messages_from_a_stalled_worker(lane: LaneUnd
     deaf.wait_ready()
     other.wait_ready()
     lane.wait_known(master, deaf, other)
-    assert give(lane.server.client(), lane.keys, {"do": "drain", "consumer": other.hostname})["ok"]
+    assert give(lane.server.client(), lane.keys, Drain(other.hostname))["ok"]
     lane.push("long", {"n": 0, "ms": 12_000})
     wait_until(lambda: lane.executions() == 1, description="the long task to start")
     # What was sent in the server's first moments is not known to be sent by the server as it is
@@ -77,7 +78,7 @@ def test_the_next_leader_takes_back_messages_from_a_stalled_worker(lane: LaneUnd
     master.wait()
     assert lane.count("stalled") == 0
     master.start()
-    assert give(lane.server.client(), lane.keys, {"do": "resume", "consumer": other.hostname})["ok"]
+    assert give(lane.server.client(), lane.keys, Resume(other.hostname))["ok"]
     # Then they are done elsewhere while the long task still runs
     wait_until(lambda: lane.count("done") >= 4, description="the short ones to be done elsewhere", timeout_s=15)
     assert lane.log("long") == []

@@ -15,6 +15,7 @@ from bridge.leader.leader import Leader
 from bridge.link.server_clock import ServerClock
 from bridge.master.election import Election
 from bridge.operate.orders import give
+from bridge.protocol.orders import Park, Release
 from bridge.routing.ids import id_key, id_text
 from bridge.settings.app import read_settings
 from bridge.stack.embedded import EmbeddedServer
@@ -145,11 +146,11 @@ def test_an_entry_taken_by_hand_outside_memory_is_pending_again_before_later_one
     lane.redis.xack(lane.keys.stream, lane.keys.group, *ids[3 * PAGE :: 100])
     if parked:
         order = lane.server.client()
-        assert give(order, lane.keys, {"do": "park", "ticket": "T"})["ok"]
+        assert give(order, lane.keys, Park("T"))["ok"]
         (lane.ledger / "gate").touch()
         wait_until(lambda: lane.log("T") == [0], description="it to stand still")
         lane.redis.xack(lane.keys.stream, lane.keys.group, *ids[3 * PAGE + 50 :: 100])
-        assert give(order, lane.keys, {"do": "release", "ticket": "T"})["ok"]
+        assert give(order, lane.keys, Release("T"))["ok"]
     else:
         lane.worker("w1", "--pool=solo")
     # Then all is done, in order

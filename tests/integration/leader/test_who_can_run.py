@@ -18,6 +18,7 @@ from bridge.inspect.status import read_status
 from bridge.inspect.ticket_facts import TicketFacts
 from bridge.inspect.ticket_search import locate
 from bridge.operate.orders import give
+from bridge.protocol.orders import Release
 from bridge.protocol.unserved import UnservedTask
 from bridge.routing.errors import OrderFailed
 from bridge.settings.app import Settings
@@ -60,7 +61,7 @@ class ServicesLane(LaneUnderTest):
         for _ in range(2):
             # What comes with a first one may be looked at after it, in the same turn of the leader's loop.
             with pytest.raises(OrderFailed, match="not parked"):
-                give(self.asking, self.keys, {"do": "release", "ticket": "nobody"})
+                give(self.asking, self.keys, Release("nobody"))
 
     def queues(self, worker: WorkerNode) -> list[str]:
         """The Celery queues that a worker has told of."""

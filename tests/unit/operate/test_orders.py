@@ -12,13 +12,15 @@ import pytest
 
 import bridge.operate.orders
 from bridge.operate.orders import give
+from bridge.protocol.orders import Park
 from bridge.routing.errors import OrderFailed
 from bridge.stack.embedded import EmbeddedServer
 from tests.commands import Lane
 from tests.operators import fake_leader
 from tests.waiting import wait_until
 
-ORDER = {"do": "park", "ticket": "A\n{x}: é", "reason": "r"}
+ORDER = Park("A\n{x}: é", "r")
+SENT = {"do": "park", "ticket": "A\n{x}: é", "reason": "r"}
 
 
 @pytest.fixture
@@ -33,7 +35,7 @@ def lane(server: EmbeddedServer) -> Iterator[Lane]:
 def test_an_order_reaches_the_leader_as_it_is_and_its_answer_comes_back(server: EmbeddedServer, lane: Lane) -> None:
     with fake_leader(server, lane, lambda _: {"ok": True, "in_flight": 2}) as leader:
         assert give(lane.redis, lane.keys, ORDER) == {"ok": True, "in_flight": 2}
-    assert leader.orders == [ORDER]
+    assert leader.orders == [SENT]
 
 
 def test_each_order_has_an_answer_of_its_own(server: EmbeddedServer, lane: Lane) -> None:
@@ -41,9 +43,9 @@ def test_each_order_has_an_answer_of_its_own(server: EmbeddedServer, lane: Lane)
 
     def order(n: int) -> None:
         with server.client(protocol=2) as client:
-            got[n] = give(client, lane.keys, {"do": "park", "n": n})
+            got[n] = give(client, lane.keys, Park(str(n)))
 
-    with fake_leader(server, lane, lambda order: {"ok": True, "n": order["n"]}):
+    with fake_leader(server, lane, lambda order: {"ok": True, "n": int(order["ticket"])}):
         threads = [threading.Thread(target=order, args=(n,)) for n in range(8)]
         for thread in threads:
             thread.start()
@@ -164,4 +166,4 @@ def test_an_order_is_json_under_an_id_of_its_own(lane: Lane, monkeypatch: pytest
     fields = seen[0][1]
     assert list(fields) == [b"i", b"order"]
     assert len(fields[b"i"]) == 32
-    assert json.loads(fields[b"order"]) == ORDER
+    assert json.loads(fields[b"order"]) == SENT
