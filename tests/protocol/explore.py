@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from tests.protocol import faults, masters, workers
 from tests.protocol.checks import check, good_end
 from tests.protocol.guards import Guard
+from tests.protocol.scripts import run
 from tests.protocol.world import Broken, Setup, World
 
 
@@ -60,6 +61,7 @@ class Exploration:
     def run(self) -> Found:
         """Explores; what was found."""
         began = time.monotonic()
+        run.cache_clear()  # a test may have changed the table of moves
         gc.disable()  # millions of tuples, and no cycles
         try:
             self._explore()

@@ -1,28 +1,52 @@
-"""The scripts on the model's server. Each is one step with the guards of the real one, and does all or nothing."""
+"""The scripts of the model. The reference does each of them, and is itself compared with the real scripts.
+
+Among all pairs of a server and a script that a search meets, few are different: each is done once.
+"""
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
+from bridge.routing.batch import Batch, DeadLetter, Dispatch
+from bridge.routing.effects import Success
+from bridge.routing.errors import LaneConflict, NotLeading
+from bridge.routing.return_codes import ReturnCode
+from bridge.routing.transitions import Leadership
 from tests.protocol.guards import Guard
-from tests.protocol.world import DEAD, DONE, MOVES, UNREAD, Broken, Exec, Out, Run, Script, World, put
+from tests.protocol.server import (
+    KEYS,
+    Server,
+    id_of,
+    ids_of,
+    lane_of,
+    life_of,
+    message_of,
+    popped,
+    server_of,
+    tail_of,
+    text_of,
+)
+from tests.protocol.world import DEAD, DONE, IN_FLIGHT, MOVES, UNREAD, Broken, Exec, Out, Run, Script, World, put
+from tests.reference.contents import MASTER
+from tests.reference.lane import ReferenceLane
 
 if TYPE_CHECKING:
     from collections.abc import Set as AbstractSet
 
     from tests.protocol.world import Setup
 
-_TERM = {"read": Guard.TERM_READ, "re-route": Guard.TERM_REROUTE}
-
 
 def execute(world: World, script: Script, setup: Setup, dropped: AbstractSet[Guard]) -> tuple[str, World]:
     """What the server answers, and the world after it. Raises `Broken` when a message would leave a state that it is
     not in (I1), and, unless only promises count, when the script does what it may not (I4, I5, I8).
     """
-    if script.term != world.lead and _TERM.get(script.kind, Guard.TERM_ADVANCE) not in dropped:
-        return "DEPOSED", world
-    word, after = _execute(world, script, dropped)
-    if word == "OK" and not setup.promises_only:
+    before = Server(*(getattr(world, name) for name in Server._fields))
+    word, server = run(before, script, frozenset(dropped))
+    if server is None:
+        return word, world
+    after = world._replace(**server._asdict())
+    if not setup.promises_only:
         if script.term != world.lead and after != world:
             raise Broken(f"I8: the '{script.kind}' of term {script.term} changed the lane, and term {world.lead} leads")
         lease = world.leases[script.over[0]]
@@ -33,86 +57,104 @@ def execute(world: World, script: Script, setup: Setup, dropped: AbstractSet[Gua
     return word, after
 
 
-def _execute(world: World, script: Script, dropped: AbstractSet[Guard]) -> tuple[str, World]:
-    if script.kind == "read":
-        return _read(world)
-    if script.kind == "re-route":
-        worker, life = script.over
-        lease = world.leases[worker]
-        if lease.held and lease.life == life and Guard.LEASE_OVER not in dropped:
-            return "ALIVE", world
-        if Guard.UNREAD not in dropped and any(out[:2] == (worker, life) for out in world.outcomes):
-            return "UNREAD", world
-    if script.kind == "recall":
-        return "OK", _recalled(world, script, dropped)
-    if Guard.EXPECTED not in dropped:
-        for change in script.changes:
-            if world.records[change.ticket] != change.expected:
-                return "CONFLICT", world
-    fence = world.fence
-    records, applied, messages, queues = world.records, world.applied, world.messages, world.queues
+@lru_cache(maxsize=1 << 17)
+def run(server: Server, script: Script, dropped: frozenset[Guard] = frozenset()) -> tuple[str, Server | None]:
+    """What the script answers, and the server after it; None: the script is refused."""
+    lane = lane_of(server, dropped)
+    try:
+        code = _call(lane, server, script, dropped)
+    except NotLeading:
+        return "DEPOSED", None
+    except LaneConflict:
+        return "CONFLICT", None
+    if code is not ReturnCode.OK:
+        return code.value, None
+    after = server_of(lane, server)
     for change in script.changes:
-        ticket, record = change.ticket, change.record
-        of_ticket = messages[ticket]
         for edge, pos in change.moves:
-            before, after = MOVES[edge]
-            if of_ticket[pos] != before:
-                raise Broken(f"I1: the edge '{edge}' was taken by message {ticket}.{pos}, which is not where it begins")
-            of_ticket = put(of_ticket, pos, after)
-        if of_ticket is not messages[ticket]:
-            messages = put(messages, ticket, of_ticket)
-        if script.kind == "dispatch":
-            assert record is not None
-            record = record._replace(fence=fence + 1 if Guard.FENCES_GROW not in dropped else 1)
-            fence = record.fence + record.length - 1
-            queues = put(queues, record.worker, (*queues[record.worker], record))
-        elif script.kind == "resend":
-            assert record is not None
-            queues = put(queues, record.worker, (*queues[record.worker], record._replace(doubt=True)))
+            taken = server.messages[change.ticket][pos], after.messages[change.ticket][pos]
+            if taken != MOVES[edge]:
+                raise Broken(f"I1: message {change.ticket}.{pos} took the edge '{edge}', and went {taken}")
+    return "OK", after
+
+
+def _call(lane: ReferenceLane, server: Server, script: Script, dropped: AbstractSet[Guard]) -> ReturnCode:
+    lead = Leadership(KEYS, str(script.term), MASTER)
+    worker, life = str(script.over[0]), life_of(*script.over)
+    if script.kind == "read":
+        lane.read(lead, 1)
+    elif script.kind == "re-route":
+        moves = [(str(c.ticket), text_of(c.expected), text_of(c.record), 0) for c in script.changes]
+        ids = [id_of(change.ticket, pos) for change in script.changes for _, pos in change.moves]
+        return lane.reroute(lead, life, "0-0", moves, ids)
+    elif script.kind == "resend":
+        [(ticket, expected, record, _)] = script.changes
+        assert record is not None
+        again = message_of(record._replace(doubt=True))
+        return lane.resend(lead, str(record.worker), str(ticket), text_of(expected), again)
+    elif script.kind == "recall":
+        queue = [popped(message) for message in lane.recall(lead, worker, len(server.queues[script.over[0]]))]
+        lane.advance(lead, "", _recalled(server, script, queue, dropped))
+    else:
+        lane.advance(lead, "", _batch(server, script))
+    return ReturnCode.OK
+
+
+def _batch(server: Server, script: Script) -> Batch:
+    batch = Batch()
+    for ticket, expected, record, moves in script.changes:
+        name = str(ticket)
+        batch.expected[name] = text_of(expected)
+        for edge, pos in moves:
+            after, id_ = MOVES[edge][1], id_of(ticket, pos)
+            if after in (DONE, DEAD):
+                batch.acknowledged.append(id_)
+                batch.dead += [DeadLetter(id_, [])] if after == DEAD else []
+            elif after != IN_FLIGHT:
+                batch.given_back.append(id_)
         if record is None:
-            applied = put(applied, ticket, 0)
-        records = put(records, ticket, record)
-    outcomes = world.outcomes
-    while outcomes and outcomes[0] in script.outs:
-        outcomes = outcomes[1:]
-    return "OK", world._replace(
-        fence=fence, records=records, applied=applied, messages=messages, queues=queues, outcomes=outcomes
-    )
+            batch.released.append(name)
+        elif script.kind == "dispatch":
+            to = batch.dispatches.setdefault(name, Dispatch(str(record.worker), ""))
+            to.ids += ids_of(record)
+            to.runs.append((name, batch.fences, tail_of(record)))
+            to.texts.append(message_of(record).removeprefix("0").encode())
+            batch.fences += record.length
+        else:
+            batch.records += (name, text_of(record))
+    settled = 0
+    while settled < len(server.outcomes) and server.outcomes[settled] in script.outs:
+        settled += 1
+    batch.keep_outcomes_from = f"{settled + 1}-1" if settled else ""
+    return batch
 
 
-def _recalled(world: World, script: Script, dropped: AbstractSet[Guard]) -> World:
-    """What is in the queue of a worker is given back, where it is certain that it is nowhere else."""
-    worker, life = script.over
-    queue = world.queues[worker]
-    world = world._replace(queues=put(world.queues, worker, ()))
+def _recalled(server: Server, script: Script, queue: list[Run], dropped: AbstractSet[Guard]) -> Batch:
+    """What was in the queue of a worker is given back, where it is certain that it is nowhere else."""
+    batch = Batch()
     for run in queue:
-        record = world.records[run.ticket]
-        if record is None or record.fence != run.fence or run.life != life:
+        record = server.records[run.ticket]
+        if record is None or record.fence != run.fence or run.life != script.over[1]:
             continue
         if run.doubt and Guard.RECALL_SINGLE not in dropped:
             continue
         if run.fence <= script.since and Guard.RECALL_OWN not in dropped:
             continue
-        first = "give back again" if record.attempt > 1 else "give back"
-        of_ticket = world.messages[run.ticket]
-        for pos in range(record.first, record.first + record.length):
-            of_ticket = put(of_ticket, pos, MOVES[first if pos == record.first else "give back others"][1])
-        awaits = Run(run.ticket, record.first, 1, 0, record.attempt, 0, 0) if record.attempt > 1 else None
-        world = world._replace(
-            messages=put(world.messages, run.ticket, of_ticket),
-            records=put(world.records, run.ticket, awaits),
-            applied=world.applied if awaits else put(world.applied, run.ticket, 0),
-        )
-    return world
+        batch.given_back += ids_of(record)
+        if record.attempt > 1:
+            awaits = Run(run.ticket, record.first, 1, 0, record.attempt, 0, 0)
+            batch.records += (str(run.ticket), text_of(awaits))
+        else:
+            batch.released.append(str(run.ticket))
+    return batch
 
 
-def _read(world: World) -> tuple[str, World]:
-    ticket, pos = next_unread(world)
-    if ticket < 0:
-        return "OK", world
-    return "OK", world._replace(
-        messages=put(world.messages, ticket, put(world.messages[ticket], pos, MOVES["read"][1]))
-    )
+@lru_cache(maxsize=1 << 12)
+def _may_apply(record: Run | None, applied: int, fence: int, dropped: frozenset[Guard]) -> bool:
+    lane = ReferenceLane(KEYS, dropped)
+    lane.tickets = {"T": text_of(record)} if record else {}
+    lane.applied = {"T": applied} if applied else {}
+    return lane.apply("life", [Success("T", fence, "", ())]) == [ReturnCode.OK]
 
 
 def next_unread(world: World) -> tuple[int, int]:
@@ -141,10 +183,8 @@ def succeed(world: World, execution: Exec, setup: Setup, dropped: AbstractSet[Gu
     record = world.records[ticket]
     current = record is not None and record.fence > 0 and record.fence <= fence < record.fence + record.length
     if setup.effects:
-        if not current and Guard.EFFECT_FENCE not in dropped:
-            return world  # STALE
-        if fence <= world.applied[ticket] and Guard.APPLIED_ONCE not in dropped:
-            return world  # AGAIN, or STALE
+        if not _may_apply(record, world.applied[ticket], fence, frozenset(dropped)):
+            return world  # STALE, or AGAIN
         before = world.effects[ticket]
         if pos in before:
             raise Broken(f"promise 4: the effects of {ticket}.{pos} were applied twice")

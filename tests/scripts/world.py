@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import orjson
@@ -53,8 +53,10 @@ def _stream(client: Client, key: str) -> dict[str, Any]:
     groups: dict[str, Any] = {}
     for group in client.xinfo_groups(key):
         name = text(group["name"])
-        consumers = client.xinfo_consumers(key, name)
-        pending = client.xpending_range(key, name, "-", "+", max(1, group["pending"]))
+        with client.pipeline(transaction=False) as pipe:
+            pipe.xinfo_consumers(key, name)
+            pipe.xpending_range(key, name, "-", "+", max(1, group["pending"]))
+            consumers, pending = pipe.execute()
         groups[name] = {
             "last": text(group["last-delivered-id"]),
             "consumers": sorted(text(consumer["name"]) for consumer in consumers),
@@ -63,25 +65,36 @@ def _stream(client: Client, key: str) -> dict[str, Any]:
     return {"entries": entries_of(client, key), "groups": groups}
 
 
+#: Type -> how its whole value is asked for, and how it is shown.
+_VALUES: dict[str, tuple[Callable[[Client, bytes], object], Callable[[Any], object]]] = {
+    "string": (lambda pipe, key: pipe.get(key), text),
+    "hash": (lambda pipe, key: pipe.hgetall(key), lambda value: {text(k): text(v) for k, v in value.items()}),
+    "list": (lambda pipe, key: pipe.lrange(key, 0, -1), lambda value: [text(v) for v in value]),
+    "set": (lambda pipe, key: pipe.smembers(key), lambda value: sorted(text(v) for v in value)),
+    "zset": (
+        lambda pipe, key: pipe.zrange(key, 0, -1, withscores=True),
+        lambda value: {text(k): float(v) for k, v in value},
+    ),
+    "stream": (lambda pipe, key: pipe.echo(key), lambda key: key),
+}
+
+
 def snapshot(client: Client) -> dict[str, Any]:
     """Everything that is on the server: types, ends, contents, groups and pending entries."""
+    raw = list(client.scan_iter(count=1000))
+    with client.pipeline(transaction=False) as pipe:
+        for key in raw:
+            pipe.type(key)
+            pipe.pttl(key)
+        told = pipe.execute()
+        kinds, ends = [text(kind) for kind in told[::2]], told[1::2]
+        for key, kind in zip(raw, kinds, strict=True):
+            _VALUES[kind][0](pipe, key)
+        values = pipe.execute()
     found: dict[str, Any] = {}
-    value: Any
-    for raw in client.scan_iter(count=1000):
-        kind = text(client.type(raw))
-        if kind == "string":
-            value = text(client.get(raw))
-        elif kind == "hash":
-            value = {text(k): text(v) for k, v in client.hgetall(raw).items()}
-        elif kind == "list":
-            value = [text(v) for v in client.lrange(raw, 0, -1)]
-        elif kind == "set":
-            value = sorted(text(v) for v in client.smembers(raw))
-        elif kind == "zset":
-            value = {text(k): float(v) for k, v in client.zrange(raw, 0, -1, withscores=True)}
-        else:
-            value = _stream(client, raw)
-        found[text(raw)] = {"type": kind, "expires": int(client.pttl(raw)) >= 0, "value": value}
+    for key, kind, end, value in zip(raw, kinds, ends, values, strict=True):
+        shown = _stream(client, text(key)) if kind == "stream" else _VALUES[kind][1](value)
+        found[text(key)] = {"type": kind, "expires": int(end) >= 0, "value": shown}
     return found
 
 

@@ -1,6 +1,4 @@
-"""A lane without a server for tests: the real picture, planner, rebuild and refill over a dict that acts as the scripts
-do.
-"""
+"""A lane without a server: the real picture, planner, rebuild and refill, over the reference of the scripts."""
 
 from __future__ import annotations
 
@@ -37,10 +35,13 @@ from bridge.protocol.registration import Registration, read_registration
 from bridge.routing import records
 from bridge.routing.batch import Batch
 from bridge.routing.ids import id_key
+from bridge.routing.keys import LaneKeys
 from bridge.routing.messages import EntryParser, Message, Refusal
 from bridge.routing.return_codes import ReturnCode
 from bridge.routing.transitions import Leadership, Read
 from bridge.settings.lane import LaneSettings
+from tests.reference.contents import MASTER
+from tests.reference.lane import ReferenceLane
 
 #: Task -> measured service time in ms.
 TASKS = {"short": 0.1, "middle": 8.0, "long": 50.0, "alone": 0.1, "limited": 0.1}
@@ -48,7 +49,6 @@ TRAITS = {
     "alone": TaskTraits(False, (None, None)),
     "limited": TaskTraits(True, (30.0, 20.0)),
 }
-MASTER = "master"
 
 
 def registration(incarnation: str, queue: str, slots: int) -> Registration:
@@ -82,22 +82,27 @@ class Parcel:
         self.size = sum(len(ids) for _, ids in runs.values())
 
 
-class Store:
-    """What is in Redis; each method is one script or one command."""
+class Store(ReferenceLane):
+    """The server: what the scripts do to it is the reference's, its commands are here. A letter has the id of its
+    message.
+    """
 
-    def __init__(self) -> None:
-        self.entries: dict[str, list[bytes]] = {}
+    def __init__(self, keys: LaneKeys) -> None:
+        super().__init__(keys)
+        self.stamp = lambda key, fields: fields["message_id"] if key == keys.dead else "1-0"
         #: Message id -> ticket, also of entries that somebody deleted.
         self.owners: dict[str, str] = {}
-        self.delivered = 0
-        self.pending: dict[str, str] = {}
-        self.tickets: dict[str, str] = {}
-        self.retries: dict[str, int] = {}
-        self.done: list[str] = []
-        self.dead: list[str] = []
-        self.fence = 0
-        self.counts: dict[str, int] = {}
+        #: What workers have popped.
         self.parcels: list[Parcel] = []
+
+    @property
+    def done(self) -> list[str]:
+        """Message ids, in the order in which they came to their end."""
+        return [id_ for id_ in self.acknowledged if id_ not in self.letters]
+
+    @property
+    def dead(self) -> list[str]:
+        return list(self.letters)
 
     def push(self, ticket: str, task: str, payload: bytes) -> str:
         id_ = f"{len(self.entries) // 3 + 1}-{len(self.entries) % 3}"
@@ -105,59 +110,26 @@ class Store:
         self.entries[id_] = [b"ticket_id", ticket.encode(), b"task", task.encode(), b"payload", payload]
         return id_
 
-    def read(self, count: int) -> list[str]:
-        """XREADGROUP >."""
-        ids = list(self.entries)[self.delivered : self.delivered + count]
-        self.delivered += len(ids)
-        self.pending |= dict.fromkeys(ids, MASTER)
-        return ids
-
     def unread(self) -> list[str]:
         return list(self.entries)[self.delivered :]
 
-    def advance(self, batch: Batch) -> int:
-        """advance.lua."""
-        for ticket, expected in batch.expected.items():
-            assert self.tickets.get(ticket, "") == expected, f"conflict: {ticket}"
-        dead = {letter.message_id for letter in batch.dead}
-        for id_ in batch.acknowledged:
-            if self.pending.pop(id_, None):
-                (self.dead if id_ in dead else self.done).append(id_)
-        for id_ in batch.revived:
-            self.dead.remove(id_)
-            self.pending[id_] = MASTER
-        for id_ in batch.given_back:
-            self._claim(id_, MASTER)
-        for i in range(0, len(batch.records), 2):
-            self.tickets[str(batch.records[i])] = str(batch.records[i + 1])
-        for ticket in batch.released:
-            del self.tickets[ticket]
-        for i in range(0, len(batch.retries), 2):
-            self.retries[str(batch.retries[i + 1])] = int(batch.retries[i])
-        for ticket in batch.due:
-            self.retries.pop(ticket, None)
-        for name, ids in batch.shelved.items():
-            for id_ in ids:
-                self._claim(id_, name)
-        for name, amount in batch.counts.items():
-            self.counts[name] = self.counts.get(name, 0) + amount
-        base = self.fence + 1 if batch.fences else 0
-        self.fence += batch.fences
+    def take(self, lead: Leadership, batch: Batch) -> int:
+        """The batch is sent, and the workers pop what is in it; the fence base."""
+        advanced = self.advance(lead, "", batch)
+        assert advanced.mended == len(batch.revived), "something was dispatched or given back that was over"
         for to in batch.dispatches.values():
-            for id_ in to.ids:
-                self._claim(id_, to.consumer)
-            for ticket, offset, tail in to.runs:
+            for ticket, _, tail in to.runs:
                 # The oldest undone messages, in order (I2); one that was begun before comes first
-                parsed = records.parse(records.record(1, tail))
-                first = list(parsed.ids[:1]) if begun(parsed) else []
+                run = records.parse(records.record(1, tail))
+                first = list(run.ids[:1]) if begun(run) else []
                 undone = first + [id_ for id_ in self.waiting(ticket) if id_ not in first]
-                assert list(parsed.ids) == undone[: len(parsed.ids)], f"{ticket}: not the oldest undone ones"
-                self.tickets[ticket] = records.record(base + offset, tail)
-            for text in to.texts:
-                kind, incarnation, runs, limits = json.loads(text)
-                held = {ticket: (base + offset, list(ids)) for ticket, offset, _, _, ids in runs}
+                assert list(run.ids) == undone[: len(run.ids)], f"{ticket}: not the oldest undone ones"
+            for popped in to.texts:
+                kind, incarnation, runs, limits = json.loads(popped)
+                held = {ticket: (advanced.base + offset, list(ids)) for ticket, offset, _, _, ids in runs}
                 self.parcels.append(Parcel(kind, incarnation, held, limits))
-        return base
+        self.queues.clear()
+        return advanced.base
 
     def readable(self, id_: str) -> bool:
         """Whether the entry is a message."""
@@ -179,10 +151,6 @@ class Store:
         record = records.parse(text)
         first = list(record.ids) if record.in_flight or begun(record) else []
         return first + [id_ for id_ in waits if id_ not in first]
-
-    def _claim(self, id_: str, owner: str) -> None:
-        if id_ in self.pending:
-            self.pending[id_] = owner
 
     def call(self, *arguments: Any) -> Any:
         """The commands of rebuild and refill, with raw replies."""
@@ -236,7 +204,7 @@ class LaneWorld:
         given = LaneSettings(**{"max_attempts": 3, **settings})
         # Smaller than a user may have it: a few messages fill it.
         self.settings = given.model_copy(update={"window": window})
-        self.store = Store()
+        self.store = Store(self.settings.keys)
         self.now = 1_000_000
         self.last_outcome = "0-0"
         #: Nobody writes notices here, nor is anybody told of what was written.
@@ -249,8 +217,6 @@ class LaneWorld:
         self.old_outcomes: list[Outcome] = []
         #: Message id -> failures that were settled.
         self.failures: dict[str, int] = {}
-        #: Consumers that take nothing new.
-        self.drained: set[str] = set()
         self._lives = 0
         #: Incarnation -> what it can run; not there: anything.
         self.tasks: dict[str, frozenset[str]] = {}
@@ -279,7 +245,7 @@ class LaneWorld:
         self.manual_changes = cast("Any", SimpleNamespace(mend_taken=lambda: False))
         self.term = Term(
             settings=self.settings,
-            leadership=Leadership(self.settings.keys, "1 master", MASTER),
+            leadership=Leadership(self.settings.keys, self._elected(), MASTER),
             redis=None,
             wire=cast("Any", self.store),
             parser=self.parser,
@@ -307,6 +273,10 @@ class LaneWorld:
         self.rebuilding: Rebuild | None = None
         self.reply = []
 
+    def _elected(self) -> str:
+        self.store.leader = ""
+        return self.store.lead(MASTER)[1]
+
     @property
     def behind(self) -> bool:
         """Whether the leader has not taken in yet all that those before it had read."""
@@ -329,7 +299,7 @@ class LaneWorld:
             facts = (queue, slots, registration(incarnation, queue, slots), self.tasks.get(incarnation))
             consumer = Consumer(name, incarnation, *facts)
             self.lane.consumers[incarnation] = consumer
-            consumer.draining = name in self.drained
+            consumer.draining = name in self.store.drains
         self.lane.stranded.fit()
         return {}
 
@@ -351,9 +321,7 @@ class LaneWorld:
         if not batch:
             self.lane.committed({}, 0)
             return
-        self.lane.committed(dispatched, self.store.advance(batch))
-        for name, text in batch.drains.items():
-            self.drained = (self.drained - {name}) | ({name} if text else set())
+        self.lane.committed(dispatched, self.store.take(self.term.leadership, batch))
 
     def step(self, outcomes: Iterable[Outcome] = ()) -> None:
         """One turn: outcomes in, what is due wakes, and the batch is sent."""
@@ -373,10 +341,9 @@ class LaneWorld:
     def read_on(self, _read_to: str = "", *, after: str, names: bool = False) -> Read:
         """The master's own pending entries."""
         del names
-        store = self.store
-        mine = [id_ for id_ in store.entries if store.pending.get(id_) == MASTER and id_key(id_) > id_key(after)]
-        some = mine[: self.page]
-        return Read([[id_.encode(), store.entries[id_]] for id_ in some], 0, len(mine) > len(some))
+        ids = self.store.read(self.term.leadership, self.page + 1, after)
+        some = ids[: self.page]
+        return Read([[id_.encode(), self.store.entries[id_]] for id_ in some], 0, len(ids) > len(some))
 
     @property
     def unseen(self) -> set[str]:
@@ -397,7 +364,7 @@ class LaneWorld:
     def hand_out(self, count: int = 1000) -> None:
         """The server answers a blocking read; the answer is on its way."""
         if not self.reply and not self.behind:
-            self.reply = self.store.read(count)
+            self.reply = self.store.read(self.term.leadership, count)
 
     def read(self, count: int = 1000) -> None:
         """The master looks at the answer, and goes on."""
@@ -421,6 +388,7 @@ class LaneWorld:
         queue = f"queue:{name}"
         facts = (queue, slots, registration(incarnation, queue, slots), tasks)
         self.lane.consumers[incarnation] = Consumer(name, incarnation, *facts)
+        self.store.leases[incarnation] = name
         self.lane.stranded.fit()
         self.step()
         return incarnation
@@ -441,6 +409,7 @@ class LaneWorld:
     def _ended(self, *incarnations: str) -> None:
         for incarnation in incarnations:
             del self.registered[incarnation]
+            self.store.leases.pop(incarnation, None)
         self.store.parcels = [parcel for parcel in self.store.parcels if parcel.incarnation not in incarnations]
 
     def _retire(self, consumers: list[Consumer]) -> None:
@@ -454,7 +423,7 @@ class LaneWorld:
         clock = SimpleNamespace(time=lambda: self.now / 1000, monotonic=lambda: self.now / 1000)
         with (
             patch("bridge.leader.consumers.reroute.reroute", self._reroute),
-            patch("bridge.leader.consumers.reroute.forget", lambda *_: ReturnCode.OK),
+            patch("bridge.leader.consumers.reroute.forget", lambda _, *args: self.store.forget(*args)),
             patch("bridge.leader.consumers.lease_watch.time", clock),
         ):
             yield
@@ -462,18 +431,11 @@ class LaneWorld:
     def learn_history_cap(self, _rows: int) -> int:
         return 1000
 
-    def _reroute(
-        self, _c: Any, _l: Any, _i: str, _o: str, moves: Any, ids: Sequence[str], _rows: Any, _cap: int
-    ) -> ReturnCode:
-        for ticket, expected, record, due_ms in moves:
-            assert self.store.tickets.get(ticket) == expected
-            self.store.tickets[ticket] = record
+    def _reroute(self, _client: Any, lead: Leadership, life: str, last: str, moves: Any, *rest: Any) -> ReturnCode:
+        for _, _, record, _ in moves:
             parsed = records.parse(record)
             self.failures[parsed.ids[0]] = parsed.attempt - 1
-            self.store.retries[ticket] = due_ms
-        for id_ in ids:
-            self.store._claim(id_, MASTER)
-        return ReturnCode.OK
+        return self.store.reroute(lead, life, last, moves, *rest)
 
     # -- operators ---------------------------------------------------------------------------------------------------
 
@@ -500,7 +462,7 @@ class LaneWorld:
     @contextmanager
     def adopting(self) -> Iterator[None]:
         """Entries that are claimed are those of the store."""
-        with patch("bridge.leader.stream.pending.adopt", self._adopt):
+        with patch("bridge.leader.stream.pending.adopt", lambda _, *args: self.store.adopt(*args)):
             yield
 
     def refill_now(self) -> None:
@@ -516,11 +478,6 @@ class LaneWorld:
 
     def say(self, *_: Any) -> None:
         """Words to workers change nothing here."""
-
-    def _adopt(self, _c: Any, _l: Any, name: str, ids: Sequence[str]) -> int:
-        for id_ in ids:
-            self.store._claim(id_, name)
-        return len(ids)
 
     def _dead_message(self, id_: str) -> Message | str:
         found = self.parser.parse(id_, self.store.entries[id_])
@@ -548,7 +505,7 @@ class LaneWorld:
         return entry[3].decode() if entry else "short"
 
     def ticket_of(self, id_: str) -> str:
-        return self.store.entries[id_][1].decode()
+        return str(self.store.entries[id_][1].decode())
 
     # -- what must hold ----------------------------------------------------------------------------------------------
 

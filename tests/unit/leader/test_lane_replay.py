@@ -9,7 +9,7 @@ import pytest
 from bridge.routing.batch import Batch
 from bridge.routing.ids import id_key
 from bridge.routing.messages import Message
-from tests.unit.leader.lane_world import MASTER, LaneWorld
+from tests.unit.leader.lane_world import LaneWorld
 from tests.unit.leader.test_lane_spill import finish_all
 
 
@@ -17,10 +17,10 @@ def world_with_dead(count: int, dead: int, **settings: Any) -> tuple[LaneWorld, 
     """A lane whose ticket ``hot`` has ``count`` messages that were read, the first ``dead`` of them dead; their ids."""
     world = LaneWorld(window=100, **settings)
     ids = world.push("hot", count=count)
-    world.store.read(count)
+    world.store.read(world.term.leadership, count)
     for id_ in ids[:dead]:
         del world.store.pending[id_]
-        world.store.dead.append(id_)
+        world.store.letters[id_] = {"message_id": id_}
     world.lane.read_to = id_key(ids[-1])
     world.rebuild()
     return world, ids
@@ -30,9 +30,8 @@ def replay(world: LaneWorld, *ids: str) -> None:
     """The leader carries out an order."""
     batch = Batch()
     for id_ in ids:
-        world.store.dead.remove(id_)
-        world.store.pending[id_] = MASTER
         batch.given_back.append(id_)
+        batch.revived.append(id_)
         batch.count("replayed")
         world.lane.replay(Message(id_, "hot", "short", b"1"), batch)
     world.advance(batch)

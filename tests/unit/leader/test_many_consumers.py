@@ -37,14 +37,14 @@ def step_us(world: LaneWorld, tickets: int) -> float:
         for i in range(tickets):
             world.push(f"T{n}.{i}", "middle")
         batch = Batch()
-        for id_ in world.store.read(tickets):
+        for id_ in world.store.read(world.term.leadership, tickets):
             world.ingest([id_.encode(), world.store.entries[id_]], batch)
         began = time.process_time()
         dispatched = world.planner.plan(batch, world.now)
         best = min(best, time.process_time() - began)
         assert len(dispatched) == tickets
         world.lane.close(batch, set(dispatched))
-        world.lane.committed(dispatched, world.store.advance(batch))
+        world.lane.committed(dispatched, world.store.take(world.term.leadership, batch))
         world.step([world.outcome(parcel, ticket, Kind.DONE) for parcel, ticket in world.running()])
     return best * 1e6
 

@@ -1,0 +1,236 @@
+"""The scripts of a lane. Each method is one, with the arguments of its function in `bridge.routing` but the client."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from collections.abc import Set as AbstractSet
+from typing import Any
+
+import orjson
+
+from bridge.routing import records
+from bridge.routing.batch import Batch
+from bridge.routing.effects import Success
+from bridge.routing.errors import LaneConflict, NotLeading
+from bridge.routing.ids import id_key
+from bridge.routing.keys import LaneKeys
+from bridge.routing.return_codes import ReturnCode
+from bridge.routing.scripts import Word
+from bridge.routing.transitions import Advanced, Leadership
+from tests.protocol.guards import Guard
+from tests.reference.contents import Contents, text
+
+
+class ReferenceLane(Contents):
+    """What each script must change on the server, and refuse. ``dropped``: rules that it does without."""
+
+    def __init__(self, keys: LaneKeys, dropped: AbstractSet[Guard] = frozenset()) -> None:
+        super().__init__(keys)
+        self.dropped = dropped
+
+    # -- who leads ---------------------------------------------------------------------------------------------------
+
+    def lead(self, holder: str) -> tuple[bool, str]:
+        """Whether the holder is elected, and the token of whoever leads then."""
+        if self.leader:
+            return False, self.leader
+        return True, self._begin(holder)
+
+    def renew(self, token: str) -> bool:
+        return self.leader == token
+
+    def resign(self, token: str) -> bool:
+        leads = self.leader == token
+        self.leader = "" if leads else self.leader
+        return leads
+
+    def begin_term(self, token: str, holder: str) -> str:
+        if self.leader != token:
+            raise NotLeading("another master leads")
+        return self._begin(holder)
+
+    def _begin(self, holder: str) -> str:
+        self.term += 1
+        self.leader = f"{self.term} {holder}"
+        return self.leader
+
+    def _leads(self, lead: Leadership, guard: Guard = Guard.TERM_ADVANCE) -> None:
+        if self.leader != lead.token and guard not in self.dropped:
+            raise NotLeading("another master leads")
+
+    def _expects(self, expected: Iterable[tuple[str, str]]) -> str | None:
+        """A ticket whose record is not what the caller thinks; None: all are."""
+        if Guard.EXPECTED in self.dropped:
+            return None
+        return next((ticket for ticket, record in expected if self.tickets.get(ticket, "") != record), None)
+
+    # -- the leader's scripts ----------------------------------------------------------------------------------------
+
+    def read(self, lead: Leadership, count: int, after: str = ">") -> list[str]:
+        """The ids of what a read brings when the entries are small."""
+        self._leads(lead, Guard.TERM_READ)
+        if after != ">":
+            mine = (id_ for id_ in self.entries if self.pending.get(id_) == lead.master)
+            return [id_ for id_ in mine if id_key(id_) > id_key(after)][:count]
+        ids = list(self.entries)[self.delivered : self.delivered + count]
+        self.delivered += len(ids)
+        self.pending |= dict.fromkeys(ids, lead.master)
+        return ids
+
+    def advance(self, lead: Leadership, opening: str, batch: Batch) -> Advanced:
+        self._leads(lead)
+        if (ticket := self._expects(batch.expected.items())) is not None:
+            raise LaneConflict(f"conflict: {ticket}")
+        if any(order not in self.outcomes for order in batch.orders):
+            raise LaneConflict("an order was withdrawn")
+        acknowledged = [id_ for id_ in batch.acknowledged if self.pending.pop(id_, None)]
+        self.acknowledged |= dict.fromkeys(acknowledged)
+        mended = self.claim(lead.master, [id_ for id_ in batch.given_back if id_ not in batch.acknowledged])
+        mended += sum(self.claim(name, ids) for name, ids in batch.shelved.items())
+        self.tickets.update(_pairs(batch.records))
+        for ticket in batch.released:
+            self.tickets.pop(ticket, None)
+            self.applied.pop(ticket, None)
+        self.retries.update((ticket, int(due)) for due, ticket in _pairs(batch.retries))
+        for ticket in batch.due:
+            self.retries.pop(ticket, None)
+        for letter in batch.dead:
+            self.add(self.letters, self.keys.dead, dict(_pairs(letter.words())))
+        for letter_id in batch.revived:
+            self.letters.pop(letter_id, None)
+        for name, amount in batch.counts.items():
+            self.counts[name] = self.counts.get(name, 0) + amount
+        for name, order in batch.drains.items():
+            self.drains.pop(name, None)
+            self.drains.update({name: order} if order else {})
+        self.note(batch.history)
+        if batch.keep_outcomes_from:
+            keep, *others = batch.keep_outcomes_from.split()
+            first = id_key(keep)
+            entries = self.outcomes.items()
+            self.outcomes = {id_: fields for id_, fields in entries if id_ in others or id_key(id_) >= first}
+        base, more = self._dispatch(opening, batch) if batch.fences else (0, 0)
+        return Advanced(base, len(acknowledged), mended + more)
+
+    def _dispatch(self, opening: str, batch: Batch) -> tuple[int, int]:
+        base = max(self.now_us(), self.fence + 1) if Guard.FENCES_GROW not in self.dropped else 1
+        self.fence = base + batch.fences - 1
+        mended = 0
+        for to in batch.dispatches.values():
+            mended += self.claim(to.consumer, to.ids)
+            self.tickets |= {ticket: records.record(base + offset, tail) for ticket, offset, tail in to.runs}
+            self.queues.setdefault(to.consumer, []).extend(f"{opening}{base}{text(message)}" for message in to.texts)
+        return base, mended
+
+    def reroute(
+        self,
+        lead: Leadership,
+        incarnation: str,
+        last_outcome: str,
+        tickets: Iterable[tuple[str, str, str, int]],
+        ids: Sequence[str],
+        history: Sequence[list[Any]] = (),
+        _history_cap: int = 0,
+    ) -> ReturnCode:
+        self._leads(lead, Guard.TERM_REROUTE)
+        moves = list(tickets)
+        if incarnation in self.leases and Guard.LEASE_OVER not in self.dropped:
+            return ReturnCode.ALIVE
+        unread = (fields["i"] for id_, fields in self.outcomes.items() if id_key(id_) > id_key(last_outcome))
+        if incarnation in unread and Guard.UNREAD not in self.dropped:
+            return ReturnCode.UNREAD
+        if self._expects((ticket, expected) for ticket, expected, _, _ in moves) is not None:
+            return ReturnCode.CONFLICT
+        for ticket, _, record, due_ms in moves:
+            self.tickets[ticket] = record
+            self.retries[ticket] = due_ms
+        self.claim(lead.master, ids)
+        self.note(history)
+        self.counts["rerouted"] = self.counts.get("rerouted", 0) + len(moves)
+        return ReturnCode.OK
+
+    def adopt(self, lead: Leadership, consumer: str, ids: Sequence[str]) -> int:
+        self._leads(lead)
+        self.claim(consumer, ids)
+        return sum(id_ in self.pending for id_ in ids)
+
+    def resend(self, lead: Leadership, consumer: str, ticket: str, expected: str, message: Word) -> ReturnCode:
+        self._leads(lead)
+        if self.tickets.get(ticket) != expected and Guard.EXPECTED not in self.dropped:
+            return ReturnCode.CONFLICT
+        self.queues.setdefault(consumer, []).append(text(message))
+        return ReturnCode.OK
+
+    def recall(self, lead: Leadership, consumer: str, count: int) -> list[str]:
+        self._leads(lead)
+        queue = self.queues.get(consumer, [])
+        taken, self.queues[consumer] = queue[:count], queue[count:]
+        return taken
+
+    def forget(self, lead: Leadership, consumer: str, incarnation: str, registration: Word) -> ReturnCode:
+        self._leads(lead)
+        if incarnation in self.leases:
+            return ReturnCode.ALIVE
+        if self.consumers.get(consumer, text(registration)) != text(registration):
+            return ReturnCode.CHANGED
+        self.consumers.pop(consumer, None)
+        self.queues.pop(consumer, None)
+        return ReturnCode.OK
+
+    # -- the workers' scripts ----------------------------------------------------------------------------------------
+
+    def register(
+        self, consumer: str, incarnation: str, registration: Word, found: tuple[Word, str] | None
+    ) -> ReturnCode:
+        if self.consumers.get(consumer, "") != (text(found[0]) if found else ""):
+            return ReturnCode.CHANGED
+        if found and found[1] in self.leases:
+            return ReturnCode.HELD
+        self.queues.pop(consumer, None)
+        self.leases[incarnation] = consumer
+        self.consumers[consumer] = text(registration)
+        self.tell(incarnation, joined=consumer)
+        return ReturnCode.OK
+
+    def goodbye(self, consumer: str, incarnation: str) -> None:
+        self.leases.pop(incarnation, None)
+        self.tell(incarnation, gone=consumer)
+
+    def died(self, consumer: str, incarnation: str, ran: Sequence[int]) -> ReturnCode:
+        if incarnation not in self.leases:
+            return ReturnCode.LATE
+        del self.leases[incarnation]
+        self.tell(incarnation, died=consumer, ran=orjson.dumps(list(ran)).decode())
+        return ReturnCode.OK
+
+    def apply(self, incarnation: str, successes: Sequence[Success]) -> list[ReturnCode]:
+        """Knows one command: RPUSH to a list of the user."""
+        codes, accepted = [], []
+        for success in successes:
+            code = self._apply(success)
+            if code is ReturnCode.OK:
+                self.applied[success.ticket] = success.fence
+                accepted.append(success.outcome)
+                for effect in success.effects:
+                    self.effects.setdefault(text(effect.words[1]), []).append(text(effect.words[2]))
+            codes.append(code)
+        if accepted:
+            self.tell(incarnation, o=f"[{','.join(accepted)}]")
+        return codes
+
+    def _apply(self, success: Success) -> ReturnCode:
+        done = self.applied.get(success.ticket, 0)
+        if not self.is_current(success.ticket, success.fence) and Guard.EFFECT_FENCE not in self.dropped:
+            return ReturnCode.STALE
+        if success.fence <= done and Guard.APPLIED_ONCE not in self.dropped:
+            return ReturnCode.AGAIN if success.fence == done else ReturnCode.STALE
+        wrong = any(effect.kind != "list" and effect.words[1] in self.effects for effect in success.effects)
+        return ReturnCode.ERR if wrong else ReturnCode.OK
+
+    def tell(self, incarnation: str, **fields: str) -> None:
+        """A worker writes an entry to the outcome stream."""
+        self.add(self.outcomes, self.keys.outcomes, {"i": incarnation, **fields})
+
+
+def _pairs(words: Sequence[Word]) -> list[tuple[str, str]]:
+    return list(zip(map(text, words[::2]), map(text, words[1::2]), strict=True))
