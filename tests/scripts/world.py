@@ -46,27 +46,15 @@ def text(value: Any) -> str:
 
 def entries_of(client: Client, key: str) -> list[tuple[str, dict[str, str]]]:
     """The entries of a stream."""
-    return [(text(id_), {text(k): text(v) for k, v in fields.items()}) for id_, fields in client.xrange(key)]
+    return _entries(client.xrange(key))
 
 
-def _stream(client: Client, key: str) -> dict[str, Any]:
-    groups: dict[str, Any] = {}
-    for group in client.xinfo_groups(key):
-        name = text(group["name"])
-        with client.pipeline(transaction=False) as pipe:
-            pipe.xinfo_consumers(key, name)
-            pipe.xpending_range(key, name, "-", "+", max(1, group["pending"]))
-            consumers, pending = pipe.execute()
-        groups[name] = {
-            "last": text(group["last-delivered-id"]),
-            "consumers": sorted(text(consumer["name"]) for consumer in consumers),
-            "pending": {text(row["message_id"]): text(row["consumer"]) for row in pending},
-        }
-    return {"entries": entries_of(client, key), "groups": groups}
+def _entries(raw: Any) -> list[tuple[str, dict[str, str]]]:
+    return [(text(id_), {text(k): text(v) for k, v in fields.items()}) for id_, fields in raw]
 
 
-#: Type -> how its whole value is asked for, and how it is shown.
-_VALUES: dict[str, tuple[Callable[[Client, bytes], object], Callable[[Any], object]]] = {
+#: Type -> how its whole value is asked for, and how it is shown. Of a stream: its entries; see `_groups`.
+_VALUES: dict[str, tuple[Callable[[Client, bytes], object], Callable[[Any], Any]]] = {
     "string": (lambda pipe, key: pipe.get(key), text),
     "hash": (lambda pipe, key: pipe.hgetall(key), lambda value: {text(k): text(v) for k, v in value.items()}),
     "list": (lambda pipe, key: pipe.lrange(key, 0, -1), lambda value: [text(v) for v in value]),
@@ -75,8 +63,28 @@ _VALUES: dict[str, tuple[Callable[[Client, bytes], object], Callable[[Any], obje
         lambda pipe, key: pipe.zrange(key, 0, -1, withscores=True),
         lambda value: {text(k): float(v) for k, v in value},
     ),
-    "stream": (lambda pipe, key: pipe.echo(key), lambda key: key),
+    "stream": (lambda pipe, key: pipe.xrange(key), _entries),
 }
+
+
+def _groups(client: Client, keys: Sequence[bytes | str]) -> dict[str, dict[str, Any]]:
+    """The groups of each of these streams."""
+    with client.pipeline(transaction=False) as pipe:
+        for key in keys:
+            pipe.xinfo_groups(key)
+        groups = [(key, group) for key, found in zip(keys, pipe.execute(), strict=True) for group in found]
+        for key, group in groups:
+            pipe.xinfo_consumers(key, group["name"])
+            pipe.xpending_range(key, group["name"], "-", "+", max(1, group["pending"]))
+        replies = pipe.execute()
+    seen: dict[str, dict[str, Any]] = {text(key): {} for key in keys}
+    for (key, group), consumers, pending in zip(groups, replies[::2], replies[1::2], strict=True):
+        seen[text(key)][text(group["name"])] = {
+            "last": text(group["last-delivered-id"]),
+            "consumers": sorted(text(consumer["name"]) for consumer in consumers),
+            "pending": {text(row["message_id"]): text(row["consumer"]) for row in pending},
+        }
+    return seen
 
 
 def snapshot(client: Client) -> dict[str, Any]:
@@ -86,15 +94,18 @@ def snapshot(client: Client) -> dict[str, Any]:
         for key in raw:
             pipe.type(key)
             pipe.pttl(key)
-        told = pipe.execute()
-        kinds, ends = [text(kind) for kind in told[::2]], told[1::2]
+        replies = pipe.execute()
+        kinds = [text(kind) for kind in replies[::2]]
         for key, kind in zip(raw, kinds, strict=True):
             _VALUES[kind][0](pipe, key)
         values = pipe.execute()
     found: dict[str, Any] = {}
-    for key, kind, end, value in zip(raw, kinds, ends, values, strict=True):
-        shown = _stream(client, text(key)) if kind == "stream" else _VALUES[kind][1](value)
-        found[text(key)] = {"type": kind, "expires": int(end) >= 0, "value": shown}
+    for key, kind, end, value in zip(raw, kinds, replies[1::2], values, strict=True):
+        found[text(key)] = {"type": kind, "expires": int(end) >= 0, "value": _VALUES[kind][1](value)}
+    for name, groups in _groups(
+        client, [key for key, kind in zip(raw, kinds, strict=True) if kind == "stream"]
+    ).items():
+        found[name]["value"] = {"entries": found[name]["value"], "groups": groups}
     return found
 
 
@@ -115,8 +126,7 @@ def id_key(id_: str) -> tuple[int, int]:
 
 def states_of(client: Client, keys: LaneKeys, message_id: str, master: str = MASTER) -> set[State]:
     """The states that Redis alone shows for an entry, by the sentences of `bridge.routing.states`; one, if I1 holds."""
-    lane = _stream(client, keys.stream)
-    group = lane["groups"][keys.group]
+    group = _groups(client, [keys.stream])[keys.stream][keys.group]
     owner = group["pending"].get(message_id)
     known = [records.parse(value) for value in client.hgetall(keys.tickets).values()]
     found: set[State] = set()

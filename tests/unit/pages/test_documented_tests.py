@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.protocol.test_protocol import ESSENTIAL
-from tests.scripts.test_lane_rules_notice import MUTATIONS
+from tests.scripts.test_lane_rules_notice import MUTATIONS, RULES
 
 ROOT = Path(__file__).parents[3]
 PAGES = [*sorted((ROOT / "docs").rglob("*.md")), ROOT / "README.md"]
@@ -60,6 +60,7 @@ def test_the_documented_numbers_of_tests_are_true() -> None:
     text = " ".join(GUARANTEES.read_text().split())
     assert re.findall(r"each of (\d+) guards", text) == [str(len(ESSENTIAL))]
     assert re.findall(r"any of (\d+) pieces", text) == [str(len(MUTATIONS))]
+    assert re.findall(r"any of (\d+) rules", text) == [str(len(RULES))]
 
 
 def test_a_name_that_nothing_has_is_noticed() -> None:
