@@ -29,6 +29,7 @@ import pytest
 
 from bridge.routing.errors import ServerStartFailed
 from bridge.stack.embedded import EmbeddedServer, find_server_binary
+from bridge.testing.nodes.preloaded import read_by_apps
 
 # A shell lets what it starts in the background ignore Ctrl-C, and so would everything that tests send it to.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -40,6 +41,12 @@ os.environ.setdefault("SPARK_CONF_DIR", str(Path(__file__).parent / "sparkconf")
 # How long an example takes says how busy the machine is. All else is as Hypothesis has it, which is another for CI.
 hypothesis.settings.register_profile("any machine", hypothesis.settings.default, deadline=None, print_blob=True)
 hypothesis.settings.load_profile("any machine")
+
+# The apps of the tests.
+read_by_apps("ADOPTED_", "ANYWHERE_", "CHAOS_", "COUNTER_", "ODD_", "SERVICE_", "SHOP", "SOAK_")
+
+#: The nodes of the tests are those that users get in theirs.
+pytest_plugins = ["bridge.testing.nodes.plugin"]
 
 #: Fixtures that every other one with a server asks for.
 NEED_A_SERVER = {"valkey_binary", "redis6_binary", "server"}

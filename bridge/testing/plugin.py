@@ -1,4 +1,7 @@
-"""Fixtures for pytest. An installed bridge offers them by itself; nothing is imported before one is asked for."""
+"""Fixtures and options for pytest. An installed bridge offers them by itself, and imports nothing before one is used.
+
+The fixtures of nodes are apart, in `bridge.testing.nodes.plugin`, which a project names in its conftest.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,17 @@ import pytest
 if TYPE_CHECKING:
     from bridge.testing import Handled
     from bridge.testing.lane import Lane
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """For `bridge.testing.nodes`."""
+    parser.getgroup("ticket-bridge").addoption(
+        "--bridge-nodes",
+        choices=("processes", "containers"),
+        default="processes",
+        help="what the nodes of `celery_setup` are: processes of this machine, or containers of a Docker engine",
+    )
+    parser.addini("bridge_app", "the app of the nodes of `celery_setup`, as `celery -A` takes it", default="")
 
 
 @pytest.fixture

@@ -9,9 +9,9 @@ from typing import Protocol
 import pytest
 
 from bridge.stack.embedded import EmbeddedServer
+from bridge.testing.nodes.yard import ProcessYard
 from tests.adopters.environments import FRAMEWORKS, Environment, make_environment
 from tests.adopters.stand import Stand
-from tests.nodes.yard import NodeYard
 from tests.wheel import build_wheel
 
 
@@ -39,7 +39,7 @@ def frameworks(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Environ
 @pytest.fixture
 def stand(own_server: EmbeddedServer, tmp_path: Path) -> Iterator[MakeStand]:
     """All that a stand started is gone when the test is over."""
-    yard = NodeYard(tmp_path, own_server.url)
+    yard = ProcessYard(tmp_path, own_server.url)
 
     def make(project: str, environment: Environment, stream: str = "ticket_stream", **env: str) -> Stand:
         return Stand(project, environment, yard, own_server, stream, **env)

@@ -10,7 +10,7 @@ from importlib import import_module
 from pkgutil import walk_packages
 
 #: How the names of modules begin -> what these may miss.
-OPTIONAL = {"bridge.spark": {"pyspark", "pyarrow", "jinja2"}, "bridge.testing": {"pytest"}}
+OPTIONAL = {"bridge.spark": {"pyspark", "pyarrow", "jinja2"}, "bridge.testing": {"pytest", "pytest_celery", "psutil"}}
 #: Programs: to import one is to run it.
 PROGRAMS = ("bridge.__main__",)
 

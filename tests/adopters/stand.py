@@ -9,10 +9,10 @@ from redis import Redis
 
 from bridge.routing.keys import LaneKeys
 from bridge.stack.embedded import EmbeddedServer
+from bridge.testing.nodes.node import NodeYard
+from bridge.testing.nodes.process import ProcessNode
+from bridge.testing.waiting import wait_until
 from tests.adopters.environments import Environment
-from tests.nodes.process import ProcessNode
-from tests.nodes.yard import NodeYard
-from tests.waiting import wait_until
 
 PROJECTS = Path(__file__).parent / "projects"
 

@@ -23,10 +23,10 @@ from bridge.protocol.outcomes import Kind
 from bridge.routing.history import What
 from bridge.routing.keys import LaneKeys
 from bridge.stack.embedded import EmbeddedServer
-from tests.nodes.process import ROOT, python_module
-from tests.nodes.roles import MasterNode, WorkerNode, broker_environment
-from tests.nodes.yard import NodeYard
-from tests.waiting import wait_until
+from bridge.testing.nodes.node import MasterNode, NodeYard, WorkerNode, broker_environment
+from bridge.testing.nodes.process import ROOT, python_module
+from bridge.testing.nodes.yard import ProcessYard
+from bridge.testing.waiting import wait_until
 
 APP = "tests.apps.anything"
 SHORT = int(os.environ.get("ADVERSARY_EXAMPLES", "50"))
@@ -212,7 +212,7 @@ class SmallStack:
 def stack(valkey_binary: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SmallStack]:
     folder = tmp_path_factory.mktemp("generated")
     with EmbeddedServer(binary=valkey_binary, data_dir=folder / "server", append_only=False) as server:
-        yard = NodeYard(folder, server.url)
+        yard = ProcessYard(folder, server.url)
         try:
             yield SmallStack(server, yard)
         finally:

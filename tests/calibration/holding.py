@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import Self
 
 from bridge.stack.embedded import HOST
-from tests.waiting import wait_until
+from bridge.testing.waiting import wait_until
 
 
 class HoldingProxy:

@@ -10,7 +10,7 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.nodes.process import ROOT
+from bridge.testing.nodes.process import ROOT
 
 #: What a copy of the product consists of: enough to start masters and workers from it.
 PARTS = ("bridge", "routing")

@@ -12,12 +12,12 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from bridge.testing.nodes.process import ProcessNode
+from bridge.testing.waiting import wait_until
 from tests.calibration.holding import HoldingProxy
 from tests.calibration.stage import KEPT_S, LEASE_S, Stage
 from tests.chaos.checks import Freeze
 from tests.chaos.ledger import now_ns
-from tests.nodes.process import ProcessNode
-from tests.waiting import wait_until
 
 #: Milliseconds that a task works, long enough for something to happen meanwhile.
 LONG_MS = 3000.0
@@ -169,7 +169,7 @@ def _killed_with(stage: Stage, pattern: bytes, push: Callable[[], object]) -> No
         for _ in range(3):
             stage.push("stuck")
         proxy.wait_held()
-        leader.kill()
+        leader.kill_main()
         stage.master("m2", wait=False)
         stage.wait_settled()
         proxy.release()
@@ -184,7 +184,7 @@ def doubled(stage: Stage) -> None:
     stage.wait_led(1)
     stage.push("before")
     stage.wait_settled()
-    queue = stage.keys.queue(worker.hostname)
+    queue = stage.keys.queue(worker.hostname())
     # For a moment only: its lease goes on.
     worker.pause()
     try:
@@ -209,7 +209,7 @@ def parked(stage: Stage) -> None:
     stage.push("T")
     stage.push("before")
     stage.wait_for(lambda: stage.executions("before"), "another ticket to go on")
-    leader.kill()
+    leader.kill_main()
     stage.master("m2", wait=False)
     stage.push("after")
     stage.wait_for(lambda: stage.executions("after"), "another ticket to go on")
@@ -224,7 +224,7 @@ def late_read(stage: Stage) -> None:
     """A leader is killed, and its last read arrives when there is something new to read, before the next one's."""
     with HoldingProxy(stage.server.port) as proxy:
         old = _held_read(stage, proxy)
-        old.kill()
+        old.kill_main()
         new = stage.master("m2", leader_lease_s=KEPT_S, wait=False)
         stage.wait_settled()
         _release_before(stage, proxy, new)

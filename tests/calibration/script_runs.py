@@ -17,9 +17,9 @@ from collections.abc import Iterator
 import pytest
 
 from bridge.routing.scripts import Script
+from bridge.testing.nodes.process import ROOT
 from tests.calibration.mutation import Mutation, mutated
 from tests.calibration.script_mutations import SCRIPT_MUTATIONS
-from tests.nodes.process import ROOT
 
 #: Stands for the run without a mutation.
 AS_IT_IS = ""

@@ -23,15 +23,15 @@ from redis import Redis
 from bridge.audit.audit import audit
 from bridge.routing.keys import LaneKeys
 from bridge.stack.embedded import EmbeddedServer
+from bridge.testing.nodes.node import MasterNode, WorkerNode, broker_environment
+from bridge.testing.nodes.yard import ProcessYard
+from bridge.testing.waiting import WaitTimeout, wait_until
 from tests.calibration import agreement
 from tests.calibration.listening import Listener
 from tests.chaos import evidence
 from tests.chaos.checks import Evidence, Execution, Message, Notes, Rest, check_all
 from tests.chaos.ledger import LedgerReader
 from tests.nodes.clocks import SettableClock
-from tests.nodes.roles import MasterNode, WorkerNode, broker_environment
-from tests.nodes.yard import NodeYard
-from tests.waiting import WaitTimeout, wait_until
 
 APP = "tests.chaos.app"
 #: Workers start a second sooner without looking for their neighbours.
@@ -93,7 +93,7 @@ class Stage:
         self.ledger_folder.mkdir(parents=True)
         self.server.start()
         self.redis: Redis = self.server.client(decode_responses=True)
-        self.yard = NodeYard(self._folder, self.server.url)
+        self.yard = ProcessYard(self._folder, self.server.url)
         self.ledger = LedgerReader(self.ledger_folder)
         self.listener = Listener(self.server.port, self.keys)
         return self

@@ -14,6 +14,8 @@ from typing import Any
 
 import pytest
 
+from bridge.testing.nodes.process import ROOT, python_module
+from bridge.testing.waiting import WaitTimeout
 from tests.calibration.mutation import Edit, Mutation, NoLongerApplies, mutated, product
 from tests.calibration.mutations import MUTATIONS
 from tests.calibration.scenarios import SCENARIOS, SETS_THE_CLOCK
@@ -21,8 +23,6 @@ from tests.calibration.script_mutations import SCRIPT_MUTATIONS
 from tests.calibration.script_runs import AS_IT_IS, node_of
 from tests.calibration.stage import Finding, Stage
 from tests.nodes.clocks import SettableClock
-from tests.nodes.process import ROOT, python_module
-from tests.waiting import WaitTimeout
 
 #: The invariants of the design, each of which must be broken by something.
 INVARIANTS = [*(f"I{number}" for number in range(1, 10)), "I5a"]

@@ -112,7 +112,7 @@ class Actions(Company):
         seat = self.new_worker(f"j{self.joined}", pools[int(pool * len(pools))])
         seat.start()
         self.workers.append(seat)
-        self.leave_at[seat.node.name] = time.monotonic() + 4 + 8 * long
+        self.leave_at[seat.node.name()] = time.monotonic() + 4 + 8 * long
         return True
 
     # -- masters -----------------------------------------------------------------------------------------------------

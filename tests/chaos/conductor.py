@@ -36,9 +36,9 @@ class Conductor(Actions):
         """Looks after everything that is on its way."""
         now = time.monotonic()
         for seat in self.seats:
-            due = self.leave_at.get(seat.node.name)
+            due = self.leave_at.get(seat.node.name())
             if due is not None and now >= due and seat.idle:
-                del self.leave_at[seat.node.name]
+                del self.leave_at[seat.node.name()]
                 seat.leaving = True
                 seat.stop(0)
             seat.tick()

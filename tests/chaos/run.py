@@ -13,6 +13,11 @@ from redis import Redis
 
 from bridge.routing.keys import LaneKeys
 from bridge.stack.embedded import HOST, EmbeddedServer, FsyncPolicy, free_port
+from bridge.testing.nodes.node import broker_environment
+from bridge.testing.nodes.preloaded import read_by_apps
+from bridge.testing.nodes.process import ProcessNode, python_module
+from bridge.testing.nodes.yard import ProcessYard
+from bridge.testing.waiting import wait_until
 from tests.chaos import evidence
 from tests.chaos.checks import STUCK, Violation, check_all
 from tests.chaos.conductor import Conductor
@@ -24,10 +29,8 @@ from tests.chaos.link import READY
 from tests.chaos.result import Result
 from tests.chaos.seats import Seat
 from tests.chaos.stranded import waits
-from tests.nodes.process import ProcessNode, python_module
-from tests.nodes.roles import broker_environment
-from tests.nodes.yard import NodeYard
-from tests.waiting import wait_until
+
+read_by_apps("CHAOS_", "SOAK_")
 
 APP = "tests.chaos.app"
 #: Workers start a second sooner without looking for their neighbours.
@@ -88,7 +91,7 @@ class Run:
         self.ledger_folder.mkdir(parents=True)
         self.server.start()
         self.redis: Redis = self.server.client(decode_responses=True)
-        self.yard = NodeYard(self.plan.folder, self.server.url)
+        self.yard = ProcessYard(self.plan.folder, self.server.url)
         self.ledger = LedgerReader(self.ledger_folder)
         # A producer whose connection hangs blocks the conductor: the server is only frozen by calls that thaw it again.
         self.feeder = Feeder(self.server.client(decode_responses=True), self.keys, self.plan.source)

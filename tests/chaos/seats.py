@@ -12,10 +12,10 @@ import time
 
 import psutil
 
+from bridge.testing.nodes.process import ProcessNode
 from tests.chaos.facts import Freeze, Notes
 from tests.chaos.ledger import now_ns
 from tests.chaos.recording import WATCHER
-from tests.nodes.process import ProcessNode
 
 #: Seconds that a node which was asked to stop may take, before it is ended by force. Celery's pool processes may wait
 #: up to 30 s for results that nobody reads after a lost connection.
@@ -54,7 +54,7 @@ class Seat:
         self._stopped_by_us = True  # nothing to complain about before its first start
 
     def __repr__(self) -> str:
-        return f"{self.node.name} ({self.pool or self.kind})"
+        return f"{self.node.name()} ({self.pool or self.kind})"
 
     @property
     def idle(self) -> bool:

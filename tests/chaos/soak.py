@@ -21,11 +21,11 @@ from redis import Redis
 
 from bridge.stack.demo.verdict import compare_states
 from bridge.stack.stopping import StopRequest
+from bridge.testing.nodes.process import ROOT
 from tests.chaos import draw, report
 from tests.chaos.incident_log import LogError, count_rounds, original, read_log, rounds
 from tests.chaos.result import Result
 from tests.chaos.run import Plan, Run
-from tests.nodes.process import ROOT
 
 VARIABLE = "TICKET_BRIDGE_INCIDENT_LOG"
 WHERE_FROM = (

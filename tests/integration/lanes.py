@@ -13,9 +13,8 @@ from redis import Redis
 
 from bridge.routing.keys import LaneKeys
 from bridge.stack.embedded import EmbeddedServer
-from tests.nodes.roles import MasterNode, WorkerNode
-from tests.nodes.yard import NodeYard
-from tests.waiting import wait_until
+from bridge.testing.nodes.node import MasterNode, NodeYard, WorkerNode
+from bridge.testing.waiting import wait_until
 
 APP = "tests.apps.counter"
 #: For `bridge_bundle_ms`: as it is by default, and off.
@@ -103,7 +102,7 @@ class LaneUnderTest:
     def wait_known(self, master: MasterNode, *workers: WorkerNode) -> None:
         """A worker is registered a moment before the leader knows it, and can be given orders about it."""
         for worker in workers:
-            master.wait_for_log(f"consumer {worker.hostname} is here", timeout_s=30)
+            master.wait_for_log(f"consumer {worker.hostname()} is here", timeout=30)
 
     def wait_leader(self) -> str:
         return str(wait_until(lambda: self.redis.get(self.keys.leader), description="a leader"))

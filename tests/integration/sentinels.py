@@ -14,8 +14,8 @@ from redis.sentinel import Sentinel
 from bridge.link.connections import client
 from bridge.settings.address import address_of
 from bridge.stack.embedded import HOST, free_port
-from tests.nodes.yard import NodeYard
-from tests.waiting import wait_until
+from bridge.testing.nodes.node import NodeYard
+from bridge.testing.waiting import wait_until
 
 NAME = "the-primary"
 PASSWORD = "pw-data"

@@ -14,11 +14,11 @@ import redis
 from redis import Redis
 
 from bridge.stack.embedded import HOST, EmbeddedServer
+from bridge.testing.nodes import preloaded
+from bridge.testing.nodes.node import broker_environment
+from bridge.testing.nodes.process import ROOT, python_module
 from tests.integration.lanes import APP
 from tests.integration.proxies import Proxy
-from tests.nodes import preloaded
-from tests.nodes.process import ROOT, python_module
-from tests.nodes.roles import broker_environment
 
 #: Where the effects of `tests.apps.counter` go.
 OWN_KEYS = ("log:*", "sum:*", "a-string:*")
@@ -46,7 +46,7 @@ def make_user(admin: Redis, role: str, *options: str) -> None:
 
 def run_command(environment: dict[str, str], *arguments: str, app: str = APP) -> subprocess.CompletedProcess[str]:
     """One command of the bridge's, run to its end; of this process's environment, it sees nothing of the bridge's."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(preloaded.READ_LATER)}
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(tuple(preloaded.READ_LATER))}
     return preloaded.run(python_module("bridge", "-A", app, *arguments), cwd=ROOT, env={**kept, **environment})
 
 

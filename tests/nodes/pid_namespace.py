@@ -7,8 +7,8 @@ import subprocess
 
 import psutil
 
-from tests.nodes.process import ProcessNode
-from tests.waiting import wait_until
+from bridge.testing.nodes.process import ProcessNode
+from bridge.testing.waiting import wait_until
 
 #: The network, the files and the user stay the test's.
 UNSHARE = ["unshare", "--pid", "--fork", "--mount-proc", "--kill-child"]

@@ -20,7 +20,7 @@ from bridge.routing.membership import goodbye
 from bridge.routing.return_codes import ReturnCode
 from bridge.routing.scripts import FOLDER
 from bridge.routing.transitions import advance, drain, floor, read
-from tests.nodes.process import ROOT
+from bridge.testing.nodes.process import ROOT
 from tests.scripts.test_reroute import end_lease, move
 from tests.scripts.world import OPENING, TOKEN, World
 

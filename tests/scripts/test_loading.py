@@ -34,7 +34,7 @@ from bridge.routing.transitions import (
     survey,
     unname,
 )
-from tests.nodes.process import ROOT
+from bridge.testing.nodes.process import ROOT
 from tests.scripts.world import OPENING, TOKEN, World, incarnation
 
 pytestmark = pytest.mark.scripts

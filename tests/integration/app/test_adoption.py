@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from bridge.testing.nodes.node import NodeYard
+from bridge.testing.nodes.process import ProcessNode
 from tests.apps.adopted import EXPECTED, app
 from tests.integration.lanes import QUICK, LaneUnderTest
-from tests.nodes.process import ProcessNode
-from tests.nodes.yard import NodeYard
 
 MODULE = "tests.apps.adopted"
 

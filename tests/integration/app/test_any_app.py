@@ -9,9 +9,9 @@ from celery import states
 from celery.result import AsyncResult
 
 from bridge.stack.embedded import EmbeddedServer
+from bridge.testing.nodes.node import NodeYard
+from bridge.testing.waiting import wait_until
 from tests.integration.lanes import APP, LaneUnderTest
-from tests.nodes.yard import NodeYard
-from tests.waiting import wait_until
 
 PUSH = """
 import sys

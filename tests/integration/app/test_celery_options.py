@@ -13,9 +13,9 @@ from celery import Celery, chain, chord, group
 from celery.result import AsyncResult
 
 from bridge.stack.embedded import EmbeddedServer
+from bridge.testing.nodes.yard import ProcessYard
+from bridge.testing.waiting import wait_until
 from tests.integration.lanes import QUICK, LaneUnderTest
-from tests.nodes.yard import NodeYard
-from tests.waiting import wait_until
 
 MODULE = "tests.apps.celerys"
 
@@ -52,7 +52,7 @@ def lane(valkey_binary: Path, tmp_path_factory: pytest.TempPathFactory) -> Itera
     folder = tmp_path_factory.mktemp("options")
     with (
         EmbeddedServer(binary=valkey_binary, data_dir=folder / "server", append_only=False) as server,
-        closing(NodeYard(folder, server.url)) as nodes,
+        closing(ProcessYard(folder, server.url)) as nodes,
     ):
         lane = Options(nodes, server, folder)
         nodes.worker("w1", app=MODULE, arguments=("-c", "2", *QUICK), wait=False)

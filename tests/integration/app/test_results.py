@@ -18,8 +18,8 @@ from celery.result import AsyncResult, GroupResult
 from bridge.app.installation import install
 from bridge.routing.keys import LaneKeys
 from bridge.stack.embedded import EmbeddedServer
+from bridge.testing.nodes.node import NodeYard
 from tests.integration.lanes import LaneUnderTest
-from tests.nodes.yard import NodeYard
 
 ID = "1795385580968-0"
 #: Stream -> the task of the lane's messages: their results cannot be mistaken.

@@ -10,9 +10,9 @@ import pytest
 from bridge.routing.keys import LaneKeys
 from bridge.stack.demo.ledger import Kind, read_ledger
 from bridge.stack.embedded import EmbeddedServer
+from bridge.testing.nodes.node import NodeYard
+from bridge.testing.waiting import wait_until
 from tasks.incidents import State, fold, record_event
-from tests.nodes.yard import NodeYard
-from tests.waiting import wait_until
 
 KEYS = LaneKeys("ticket_stream", "concurrency_stream_group")
 

@@ -12,8 +12,8 @@ from bridge.operate.orders import give
 from bridge.protocol.orders import Replay
 from bridge.routing.history import Delivery, What
 from bridge.stack.embedded import EmbeddedServer
+from bridge.testing.nodes.node import NodeYard
 from tests.integration.lanes import WITH_AND_WITHOUT_BUNDLES, LaneUnderTest
-from tests.nodes.yard import NodeYard
 
 
 @pytest.fixture(params=WITH_AND_WITHOUT_BUNDLES)
@@ -47,7 +47,7 @@ def test_failures_a_killed_worker_and_dead_letters_are_explained_by_the_history(
         assert verdict.examples == ()
         looks += 1
         if not killed and lane.count("done") > 100:
-            worker.kill()
+            worker.kill_main()
             killed = True
     lane.wait_done(total)
     assert killed

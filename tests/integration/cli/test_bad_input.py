@@ -10,9 +10,9 @@ import pytest
 
 from bridge.routing.keys import LaneKeys
 from bridge.stack.embedded import EmbeddedServer, free_port
-from tests.nodes.process import ProcessNode
-from tests.nodes.yard import NodeYard
-from tests.waiting import wait_until
+from bridge.testing.nodes.node import NodeYard
+from bridge.testing.nodes.process import ProcessNode
+from bridge.testing.waiting import wait_until
 
 APP = """
 import json, os
@@ -123,7 +123,7 @@ def test_a_second_worker_of_one_name_stops_and_the_first_goes_on(
     first = nodes.worker("w1", app="shop", cwd=folder, env=env, arguments=QUICK)
     with own_server.client(decode_responses=True) as client:
         registered = client.hgetall(KEYS.consumers)
-        assert list(registered) == [first.hostname]
+        assert list(registered) == [first.hostname()]
 
         pushed = 0
 
@@ -140,7 +140,7 @@ def test_a_second_worker_of_one_name_stops_and_the_first_goes_on(
             pushed += 1
             wait_until(all_done, description="the first worker to go on")
         assert second.wait() == 1
-        assert error_of(second).startswith(f"another worker named {first.hostname} is running")
+        assert error_of(second).startswith(f"another worker named {first.hostname()} is running")
         assert client.hgetall(KEYS.consumers) == registered, "the same incarnation"
         assert not {"retried", "rerouted", "lost", "stale"} & set(client.hgetall(KEYS.counts))
     assert first.running
@@ -156,4 +156,4 @@ def test_a_worker_takes_over_a_name_whose_worker_is_gone(
     second = nodes.worker("w2", app="shop", cwd=folder, env=env, arguments=(*QUICK, "-n", "w1@%h"))
     assert second.running
     with own_server.client(decode_responses=True) as client:
-        assert list(client.hgetall(KEYS.consumers)) == [first.hostname]
+        assert list(client.hgetall(KEYS.consumers)) == [first.hostname()]

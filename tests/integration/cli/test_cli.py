@@ -16,12 +16,11 @@ from redis import Redis
 
 from bridge.routing.keys import LaneKeys
 from bridge.stack.embedded import EmbeddedServer
+from bridge.testing.nodes import preloaded
+from bridge.testing.nodes.node import NodeYard, broker_environment
+from bridge.testing.nodes.process import python_module
+from bridge.testing.waiting import wait_until
 from tests.commands import Lane, letter
-from tests.nodes import preloaded
-from tests.nodes.process import python_module
-from tests.nodes.roles import broker_environment
-from tests.nodes.yard import NodeYard
-from tests.waiting import wait_until
 
 APP = """
 import os, time
@@ -127,7 +126,7 @@ def test_a_file_is_followed_from_the_push_to_the_end_of_its_tickets(
 
     flight = shell.json("ticket", "show", "SLOW")
     assert flight["state"] == "in flight"
-    assert flight["in_flight"]["consumer"] == worker.hostname
+    assert flight["in_flight"]["consumer"] == worker.hostname()
     assert flight["in_flight"]["message_ids"][0] == pushed["first_id"]
     assert flight["in_flight"]["consumer_alive"] is True
     retry = shell.json("ticket", "show", "RETRY")
@@ -142,7 +141,7 @@ def test_a_file_is_followed_from_the_push_to_the_end_of_its_tickets(
     assert seen["awaiting_retry"] == 1
     assert seen["dead"] == 1
     assert seen["in_flight"] + seen["waiting"] == 2
-    assert [(one["name"], one["alive"], one["slots"]) for one in seen["consumers"]] == [(worker.hostname, True, 2)]
+    assert [(one["name"], one["alive"], one["slots"]) for one in seen["consumers"]] == [(worker.hostname(), True, 2)]
     listed = shell.json("dead", "list")["letters"]
     assert [one["ticket_id"] for one in listed] == ["DEAD"]
     shown = shell.bridge("dead", "show", listed[0]["message_id"]).stdout

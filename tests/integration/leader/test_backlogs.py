@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from bridge.stack.embedded import EmbeddedServer
+from bridge.testing.nodes.node import NodeYard
+from bridge.testing.waiting import wait_until
 from tests.integration.lanes import LaneUnderTest
-from tests.nodes.yard import NodeYard
-from tests.waiting import wait_until
 
 #: Entries in one page of what a leader reads.
 PAGE = 500
@@ -45,7 +45,7 @@ def test_a_backlog_of_several_pages_is_taken_in_between_the_turns_of_a_new_leade
 
     wait_until(lambda: pending() == every, description="all to be read")
     # When it dies, and somebody acknowledges a message of a later page by hand
-    master.kill()
+    master.kill_main()
     master.wait()
     lane.redis.xack(lane.keys.stream, lane.keys.group, ids[1][1])
     lane.worker("w1", wait=False)
@@ -84,7 +84,7 @@ def test_far_more_tickets_in_backoff_than_the_window_holds_cost_others_nothing(
     # Then others flow, and so they do under the next leader
     lane.push_many(20, 5)
     lane.wait_done(100)
-    master.kill()
+    master.kill_main()
     lane.master("m2")
     lane.push_many(20, 5, first=5)
     lane.wait_done(200)

@@ -9,10 +9,9 @@ from pathlib import Path
 import pytest
 
 from bridge.stack.embedded import EmbeddedServer
+from bridge.testing.nodes.node import NodeYard, WorkerNode
+from bridge.testing.waiting import wait_until
 from tests.integration.lanes import LaneUnderTest
-from tests.nodes.roles import WorkerNode
-from tests.nodes.yard import NodeYard
-from tests.waiting import wait_until
 
 ATTEMPTS = 3
 INNOCENTS = 6

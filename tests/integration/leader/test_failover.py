@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from bridge.stack.embedded import EmbeddedServer
+from bridge.testing.nodes.node import NodeYard
+from bridge.testing.waiting import wait_until
 from tests.integration.lanes import WITH_AND_WITHOUT_BUNDLES, LaneUnderTest
-from tests.nodes.yard import NodeYard
-from tests.waiting import wait_until
 
 TICKETS = 20
 EACH = 60
@@ -46,11 +46,12 @@ def test_a_killed_workers_tickets_go_on_elsewhere_in_order(lane: LaneUnderTest) 
     other.wait_ready()
     lane.wait_consumers(2)
 
-    under_load(lane, victim.kill)
+    under_load(lane, victim.kill_main)
 
     assert lane.count("rerouted") > 0
     wait_until(
-        lambda: lane.redis.hkeys(lane.keys.consumers) == [other.hostname], description="the killed one to be forgotten"
+        lambda: lane.redis.hkeys(lane.keys.consumers) == [other.hostname()],
+        description="the killed one to be forgotten",
     )
 
 
@@ -59,7 +60,7 @@ def test_a_killed_worker_that_returns_under_its_name_waits_its_lease_out(lane: L
     victim = lane.worker("w1")
 
     def kill_and_return() -> None:
-        victim.kill()
+        victim.kill_main()
         victim.wait()
         victim.start()
 
@@ -84,7 +85,7 @@ def test_a_killed_leaders_standby_takes_over(lane: LaneUnderTest) -> None:
     def kill_leader() -> None:
         holder = lane.wait_leader()
         [leader] = [m for m in masters if f":{m.pid}:" in holder]
-        leader.kill()
+        leader.kill_main()
 
     under_load(lane, kill_leader)
 
@@ -96,7 +97,7 @@ def test_a_killed_master_that_returns_goes_on_where_it_was(lane: LaneUnderTest) 
     lane.worker("w1")
 
     def kill_and_return() -> None:
-        master.kill()
+        master.kill_main()
         master.wait()
         master.start()
 
@@ -115,7 +116,7 @@ def test_a_worker_that_is_asked_to_stop_hands_over_at_once(lane: LaneUnderTest) 
     assert going.wait() == 0
     # The leader may read its good-bye a moment after it ended
     wait_until(
-        lambda: going.hostname not in lane.redis.hkeys(lane.keys.consumers),
+        lambda: going.hostname() not in lane.redis.hkeys(lane.keys.consumers),
         description="the worker that is gone to be forgotten",
         timeout_s=1.5,
     )
@@ -179,7 +180,7 @@ def test_a_worker_frozen_past_its_lease_changes_nothing_when_it_wakes_up(lane: L
     lane.wait_consumers(1)
     lane.push("A", {"n": 0, "ms": 600})
     wait_until(lambda: any(lane.ledger.iterdir()), description="the task to start")
-    before = lane.redis.hget(lane.keys.consumers, frozen.hostname)
+    before = lane.redis.hget(lane.keys.consumers, frozen.hostname())
 
     frozen.pause()
     lane.worker("w2", "--concurrency=1")
@@ -190,7 +191,7 @@ def test_a_worker_frozen_past_its_lease_changes_nothing_when_it_wakes_up(lane: L
 
     # It ran on for a moment, perhaps to the end of its task; its lease had ended, and so had its fence.
     wait_until(
-        lambda: lane.redis.hget(lane.keys.consumers, frozen.hostname) not in (None, before),
+        lambda: lane.redis.hget(lane.keys.consumers, frozen.hostname()) not in (None, before),
         description="the frozen worker to come back as a new incarnation",
     )
     lane.push("B", {"n": 0})
@@ -209,7 +210,7 @@ def test_a_worker_that_joins_is_used_at_once(lane: LaneUnderTest) -> None:
 
     wait_until(
         lambda: any(
-            entry["name"] == joined.hostname and entry["pending"] > 0
+            entry["name"] == joined.hostname() and entry["pending"] > 0
             for entry in lane.redis.xinfo_consumers(lane.keys.stream, lane.keys.group)
         ),
         description="the second worker to have messages in flight",

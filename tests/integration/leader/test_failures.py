@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from bridge.stack.embedded import EmbeddedServer
+from bridge.testing.nodes.node import NodeYard
+from bridge.testing.waiting import wait_until
 from tests.integration.lanes import WITH_AND_WITHOUT_BUNDLES, LaneUnderTest
-from tests.nodes.yard import NodeYard
-from tests.waiting import wait_until
 
 
 @pytest.fixture(params=WITH_AND_WITHOUT_BUNDLES)
@@ -224,7 +224,7 @@ def test_a_lost_celery_message_goes_out_again(lane: LaneUnderTest) -> None:
     quick.push("A", {"n": 0, "ms": 1000})
     quick.push("B", {"n": 0})
     worker.pause()  # so that the message stays in its queue for a moment
-    queue = quick.keys.queue(worker.hostname)
+    queue = quick.keys.queue(worker.hostname())
     # One of these the server may hand to a read that the worker had begun.
     quick.push("C", {"n": 0})
     quick.push("D", {"n": 0})

@@ -18,9 +18,9 @@ from bridge.inspect.status import read_status
 from bridge.inspect.ticket_search import locate
 from bridge.settings.app import Settings
 from bridge.stack.embedded import EmbeddedServer
+from bridge.testing.nodes.node import NodeYard
+from bridge.testing.waiting import wait_until
 from tests.integration.lanes import LaneUnderTest
-from tests.nodes.yard import NodeYard
-from tests.waiting import wait_until
 
 TICKETS = 40
 #: Different tickets that fail before the circuit opens, by default.
@@ -55,13 +55,13 @@ def test_a_task_whose_database_is_down_pauses_and_goes_on_in_order_when_it_is_ba
 
     # Then it pauses, and says so
     wait_until(status_says_open, description="the status to say that the circuit is open", timeout_s=40)
-    master.wait_for_log("its circuit breaker is open", timeout_s=5)
+    master.wait_for_log("its circuit breaker is open", timeout=5)
     dead = lane.count("dead")
     assert dead < OPENS_AT + 2
     waits = next(f"D{i}" for i in range(TICKETS) if i >= OPENS_AT)
     assert "is paused" in str(locate(plain, settings_of(lane).lane, waits, lambda _task: 1))
     # Another task flows, and the next leader finds it so
-    master.kill()
+    master.kill_main()
     lane.master("m2")
     lane.push_many(4, 5)
     lane.wait_done(dead + 20)
@@ -93,7 +93,7 @@ def test_at_the_cap_of_dead_letters_nothing_new_is_read_until_some_are_dropped(
     lane.wait_consumers(1)
     for i in range(30):
         lane.redis.xadd(lane.keys.stream, {"nonsense": i})
-    master.wait_for_log("nothing new is read", timeout_s=30)
+    master.wait_for_log("nothing new is read", timeout=30)
     # When more comes, and good messages behind it
     for i in range(15):
         lane.redis.xadd(lane.keys.stream, {"nonsense": i})

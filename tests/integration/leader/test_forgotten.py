@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from bridge.stack.embedded import EmbeddedServer
+from bridge.testing.nodes.node import NodeYard
+from bridge.testing.waiting import wait_until
 from tests.integration.lanes import QUICK, LaneUnderTest
-from tests.nodes.yard import NodeYard
-from tests.waiting import wait_until
 
 APP = "tests.apps.forgetful"
 

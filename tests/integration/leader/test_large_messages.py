@@ -17,10 +17,10 @@ from bridge.operate.orders import give
 from bridge.operate.replay import BATCH
 from bridge.protocol.orders import Replay
 from bridge.stack.embedded import EmbeddedServer
+from bridge.testing.nodes.node import MasterNode
+from bridge.testing.nodes.yard import ProcessYard
+from bridge.testing.waiting import wait_until
 from tests.integration.lanes import LaneUnderTest
-from tests.nodes.roles import MasterNode
-from tests.nodes.yard import NodeYard
-from tests.waiting import wait_until
 
 #: Just below `bridge_max_payload`.
 LARGE = 1024 * 1024 - 64
@@ -40,7 +40,7 @@ def server(valkey_binary: Path) -> Iterator[EmbeddedServer]:
 
 @pytest.fixture
 def lane(server: EmbeddedServer, tmp_path: Path) -> Iterator[LaneUnderTest]:
-    yard = NodeYard(tmp_path, server.url)
+    yard = ProcessYard(tmp_path, server.url)
     yield LaneUnderTest(yard, server, tmp_path, COUNTER_RETENTION="0")
     yard.close()
 
@@ -127,7 +127,7 @@ def forgotten(lane: LaneUnderTest, master: MasterNode) -> None:
 
 
 def forgotten_without_a_leader(lane: LaneUnderTest, master: MasterNode) -> None:
-    master.kill()
+    master.kill_main()
     master.wait()
     forgotten(lane, master)
     master.start()

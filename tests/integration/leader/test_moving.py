@@ -13,9 +13,9 @@ import pytest
 from bridge.operate.orders import give
 from bridge.protocol.orders import ORDERS
 from bridge.stack.embedded import EmbeddedServer
+from bridge.testing.nodes.node import NodeYard
+from bridge.testing.waiting import holds_for, wait_until
 from tests.integration.lanes import WITH_AND_WITHOUT_BUNDLES, LaneUnderTest
-from tests.nodes.yard import NodeYard
-from tests.waiting import holds_for, wait_until
 
 
 @pytest.fixture(params=WITH_AND_WITHOUT_BUNDLES)
@@ -55,20 +55,20 @@ def test_a_drained_worker_empties_under_load_and_takes_tickets_again(lane: LaneU
     lane.master("m1")
     one, two = two_workers(lane)
     lane.push_many(20, 40, ms=10)
-    wait_until(lambda: pending_at(lane, one.hostname) > 0, description="the worker to be busy")
+    wait_until(lambda: pending_at(lane, one.hostname()) > 0, description="the worker to be busy")
 
-    order(lane, "drain", consumer=one.hostname)
+    order(lane, "drain", consumer=one.hostname())
 
-    wait_until(lambda: pending_at(lane, one.hostname) == 0, description="the drained worker to be empty", timeout_s=5)
+    wait_until(lambda: pending_at(lane, one.hostname()) == 0, description="the drained worker to be empty", timeout_s=5)
     before = lane.count("done")
-    holds_for(lambda: pending_at(lane, one.hostname) == 0, description="nothing new to come there", duration_s=0.5)
+    holds_for(lambda: pending_at(lane, one.hostname()) == 0, description="nothing new to come there", duration_s=0.5)
     wait_until(lambda: lane.count("done") > before, description="the other one to go on")
     assert one.running
-    order(lane, "resume", consumer=one.hostname)
-    wait_until(lambda: pending_at(lane, one.hostname) > 0, description="the worker to be used again", timeout_s=5)
+    order(lane, "resume", consumer=one.hostname())
+    wait_until(lambda: pending_at(lane, one.hostname()) > 0, description="the worker to be used again", timeout_s=5)
     # A transfer of everything, to the other one by name; and of one ticket, to anybody
-    order(lane, "transfer", consumer=one.hostname, to=two.hostname)
-    order(lane, "transfer", consumer=two.hostname, tickets=["T0", "T1"])
+    order(lane, "transfer", consumer=one.hostname(), to=two.hostname())
+    order(lane, "transfer", consumer=two.hostname(), tickets=["T0", "T1"])
     lane.wait_done(20 * 40)
     lane.assert_logs(20, 40)
     lane.assert_no_overlap()
@@ -82,20 +82,20 @@ def test_a_drain_lasts_through_a_lost_lease_and_ends_with_the_process(lane: Lane
     master = lane.master("m1")
     one, _ = two_workers(lane)
     lane.wait_known(master, one)
-    order(lane, "drain", consumer=one.hostname)
-    before = lane.redis.hget(lane.keys.consumers, one.hostname)
+    order(lane, "drain", consumer=one.hostname())
+    before = lane.redis.hget(lane.keys.consumers, one.hostname())
     # Given a worker that loses its lease, and comes back as a new incarnation
     one.pause()
     wait_until(
-        lambda: lane.redis.hget(lane.keys.consumers, one.hostname) is None, description="it to be gone", timeout_s=8
+        lambda: lane.redis.hget(lane.keys.consumers, one.hostname()) is None, description="it to be gone", timeout_s=8
     )
     one.resume()
     wait_until(
-        lambda: lane.redis.hget(lane.keys.consumers, one.hostname) not in (None, before), description="it to be back"
+        lambda: lane.redis.hget(lane.keys.consumers, one.hostname()) not in (None, before), description="it to be back"
     )
     lane.push_many(10, 10, ms=20)
     lane.wait_done(100)
-    assert lane.redis.hexists(lane.keys.drains, one.hostname)
+    assert lane.redis.hexists(lane.keys.drains, one.hostname())
     assert starts(lane)
     pids = {int(path.stem) for path in lane.ledger.glob("*.jsonl")}
     assert pids.isdisjoint(child.pid for child in one.children()), "the drained worker ran something"
@@ -104,8 +104,10 @@ def test_a_drain_lasts_through_a_lost_lease_and_ends_with_the_process(lane: Lane
     one.start()
     one.wait_ready()
     lane.push_many(10, 20, ms=20, first=10)
-    wait_until(lambda: pending_at(lane, one.hostname) > 0, description="the restarted worker to be used", timeout_s=5)
-    wait_until(lambda: not lane.redis.hexists(lane.keys.drains, one.hostname), description="the order to be forgotten")
+    wait_until(lambda: pending_at(lane, one.hostname()) > 0, description="the restarted worker to be used", timeout_s=5)
+    wait_until(
+        lambda: not lane.redis.hexists(lane.keys.drains, one.hostname()), description="the order to be forgotten"
+    )
     lane.wait_done(300)
     lane.assert_logs(10, 30)
 
@@ -119,7 +121,7 @@ def test_workers_that_join_take_their_share(lane: LaneUnderTest, policy: str) ->
     lane.push_many(20, 40, ms=20)
     wait_until(lambda: lane.count("done") > 50, description="the first worker to work")
     joined = lane.worker("w2", "--concurrency=2")
-    wait_until(lambda: pending_at(lane, joined.hostname) > 0, description="the new one to be used", timeout_s=5)
+    wait_until(lambda: pending_at(lane, joined.hostname()) > 0, description="the new one to be used", timeout_s=5)
     lane.wait_done(20 * 40)
     lane.assert_logs(20, 40)
     lane.assert_no_overlap()

@@ -14,10 +14,9 @@ from bridge.operate.orders import give
 from bridge.protocol.orders import ORDERS, Park
 from bridge.routing.errors import OrderFailed
 from bridge.stack.embedded import EmbeddedServer
+from bridge.testing.nodes.node import MasterNode, NodeYard, WorkerNode
+from bridge.testing.waiting import wait_until
 from tests.integration.lanes import WITH_AND_WITHOUT_BUNDLES, LaneUnderTest
-from tests.nodes.roles import MasterNode, WorkerNode
-from tests.nodes.yard import NodeYard
-from tests.waiting import wait_until
 
 TICKETS = 40
 EACH = 100
@@ -48,7 +47,7 @@ class Operator:
         self.masters = masters
         self.redis = server.client(protocol=2)
         self.lane = lane
-        self.workers = [worker.hostname for worker in workers]
+        self.workers = [worker.hostname() for worker in workers]
         self.dice = dice
         self.parked: set[str] = set()
         self.given: dict[str, int] = {}
@@ -94,7 +93,7 @@ class Operator:
             # Never none at all: an order does not wait for a master to be started.
             self.masters[-1].wait_ready()
             master = self.masters.pop(0)
-            master.kill()
+            master.kill_main()
             self.masters.append(self.lane.master(f"m{2 + self.kills}", wait=False))
 
     def in_flight(self, name: str) -> int:

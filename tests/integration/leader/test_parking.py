@@ -12,9 +12,9 @@ import pytest
 from bridge.operate.orders import give
 from bridge.protocol.orders import ORDERS
 from bridge.stack.embedded import EmbeddedServer
+from bridge.testing.nodes.node import NodeYard
+from bridge.testing.waiting import holds_for, wait_until
 from tests.integration.lanes import WITH_AND_WITHOUT_BUNDLES, LaneUnderTest
-from tests.nodes.yard import NodeYard
-from tests.waiting import holds_for, wait_until
 
 
 @pytest.fixture(params=WITH_AND_WITHOUT_BUNDLES)
@@ -126,7 +126,7 @@ def test_replays_go_before_everything_that_was_not_begun(lane: LaneUnderTest) ->
     first, second = letters_of(lane, "T")
     order(lane, "replay", letters=[second])
     order(lane, "replay", letters=[first])
-    master.kill()
+    master.kill_main()
     master.wait()
     master.start()
     # Then the one that was begun stays first, and the others come in their order

@@ -12,11 +12,10 @@ from bridge.protocol.envelope import OPENING, Envelopes
 from bridge.protocol.names import WorkerWord
 from bridge.protocol.outcomes import Kind, Outcome, decode
 from bridge.stack.embedded import EmbeddedServer
+from bridge.testing.nodes.node import MasterNode, NodeYard, WorkerNode
+from bridge.testing.waiting import holds_for, wait_until
 from tests.apps.counter import app
 from tests.integration.lanes import WITH_AND_WITHOUT_BUNDLES, LaneUnderTest
-from tests.nodes.roles import MasterNode, WorkerNode
-from tests.nodes.yard import NodeYard
-from tests.waiting import holds_for, wait_until
 
 LONG_MS = 5000
 
@@ -36,9 +35,9 @@ def lane(request: pytest.FixtureRequest, nodes: NodeYard, own_server: EmbeddedSe
 
 def say(lane: LaneUnderTest, worker: WorkerNode, word: WorkerWord, incarnation: str | None = None) -> None:
     """What the leader would push."""
-    found: Any = lane.redis.hget(lane.keys.consumers, worker.hostname)
+    found: Any = lane.redis.hget(lane.keys.consumers, worker.hostname())
     addressee = incarnation or json.loads(found)["incarnation"]
-    queue = lane.keys.queue(worker.hostname)
+    queue = lane.keys.queue(worker.hostname())
     lane.redis.lpush(queue, OPENING.encode() + b"1" + Envelopes(app).word(addressee, queue, word))
     wait_until(lambda: lane.redis.llen(queue) == 0, description="the word to leave the queue")
 
@@ -64,9 +63,9 @@ def behind_a_long_task(lane: LaneUnderTest, pool: str) -> tuple[WorkerNode, Mast
         return [record for record in map(json.loads, records) if record[0] > 0]
 
     wait_until(lambda: len(in_flight()) > 1, description="something to be in flight behind it", timeout_s=4)
-    queue = lane.keys.queue(worker.hostname)
+    queue = lane.keys.queue(worker.hostname())
     wait_until(lambda: lane.redis.llen(queue) == 0, description="the worker to receive it")
-    master.kill()
+    master.kill_main()
     return worker, master, long
 
 

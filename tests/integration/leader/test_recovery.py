@@ -12,11 +12,10 @@ from bridge.operate.orders import give
 from bridge.protocol.orders import ORDERS, Park
 from bridge.routing.ids import LAST_ID, id_key
 from bridge.stack.embedded import EmbeddedServer
+from bridge.testing.nodes.node import NodeYard, broker_environment
+from bridge.testing.nodes.process import python_module
+from bridge.testing.waiting import wait_until
 from tests.integration.lanes import APP, LaneUnderTest
-from tests.nodes.process import python_module
-from tests.nodes.roles import broker_environment
-from tests.nodes.yard import NodeYard
-from tests.waiting import wait_until
 
 TICKETS = 10
 EACH = 80
@@ -124,7 +123,7 @@ def test_waiting_messages_survive_a_leader_of_another_master_name(lane: LaneUnde
 
     def kill_and_forget() -> None:
         wait_until(lambda: lane.redis.exists(lane.keys.floor), description="how far all is done to be noted")
-        master.kill()
+        master.kill_main()
         master.wait()
         forget_master(lane)
         master.start()
@@ -148,7 +147,7 @@ def test_manual_changes_without_a_leader_are_repaired(lane: LaneUnderTest, deed:
     worker.pause()
     lane.push_many(2, 4, first=3)
     wait_until(lambda: len(waiting(lane)) >= 4, description="some to wait")
-    master.kill()
+    master.kill_main()
     master.wait()
     lane.push_many(2, 3, first=7)
     # When they are taken from the pending list, or left out, and then somebody leads
@@ -242,7 +241,7 @@ def test_an_entry_taken_from_a_parked_ticket_is_pending_there_again(
             lambda: (floor := lane.redis.get(lane.keys.floor)) is not None and id_key(str(floor)) < id_key(dead),
             description="it to be noted that not all is done that was",
         )
-        master.kill()
+        master.kill_main()
         master.wait()
     deed(lane, shelf)
     if seen_by == "the next leader":
@@ -260,7 +259,7 @@ def test_an_entry_taken_from_a_parked_ticket_is_pending_there_again(
 def test_a_purge_delays_messages_and_loses_none(lane: LaneUnderTest) -> None:
     lane.master("m1")
     worker = lane.worker("w1", "--concurrency=1")
-    queue = lane.keys.queue(worker.hostname)
+    queue = lane.keys.queue(worker.hostname())
     # A full queue: purge takes what is there at that moment
     worker.pause()
     lane.push_many(3, 5)
@@ -286,13 +285,13 @@ def test_a_message_that_never_reaches_its_worker_goes_out_again(lane: LaneUnderT
     lane.master("m1")
     worker = lane.worker("w1", "--concurrency=1")
     lane.wait_consumers(1)
-    queue = lane.keys.queue(worker.hostname)
+    queue = lane.keys.queue(worker.hostname())
     lane.push("A", {"n": 0})
     lane.wait_done(1)
     worker.pause()
     # It waits for a message, which the server hands over at once; the next one stays in the queue
     lane.push("B", {"n": 0})
-    wait_until(lambda: lane.in_flight(worker.hostname), description="the first message to be taken")
+    wait_until(lambda: lane.in_flight(worker.hostname()), description="the first message to be taken")
     lane.push("A", {"n": 1})
     wait_until(lambda: lane.redis.llen(queue) == 1, description="the message to be in the worker's queue")
     if how == "deleted":
@@ -319,7 +318,7 @@ def test_entries_that_are_deleted_while_they_wait_are_handled_or_reported(lane: 
     wait_until(lambda: set(later) <= set(waiting(lane)), description="the later ones to wait")
     # Read as well, since nobody can tell of an entry that was deleted before that.
     wait_until(
-        lambda: awaits in {*waiting(lane), *lane.in_flight(worker.hostname)}, description="the last one to be read"
+        lambda: awaits in {*waiting(lane), *lane.in_flight(worker.hostname())}, description="the last one to be read"
     )
 
     lane.redis.xdel(lane.keys.stream, *later[:2], awaits)
@@ -343,7 +342,7 @@ def test_deleted_entries_are_dead_letters_for_the_next_leader(lane: LaneUnderTes
     wait_until(lambda: set(later) <= set(waiting(lane)), description="the later ones to wait")
     wait_until(lambda: lane.redis.zcard(lane.keys.retries) == 1, description="the slow one to await its retry")
 
-    master.kill()
+    master.kill_main()
     master.wait()
     lane.redis.xdel(lane.keys.stream, *later[1:3], slow)
     master.start()
@@ -383,7 +382,7 @@ def test_a_lane_whose_newest_entry_has_the_largest_id_is_led_on(lane: LaneUnderT
     # When the group is set back, while a master leads and while none does
     set_group_back(lane)
     wait_until(lambda: lane.count("tampered") > 0, description="the group to be put back")
-    master.kill()
+    master.kill_main()
     master.wait()
     set_group_back(lane)
     master.start()
@@ -406,7 +405,7 @@ def test_a_master_that_meets_a_key_of_another_type_ends_and_names_it(lane: LaneU
     lane.wait_done(1)
 
     # When somebody writes over a key of the lane, while a master leads
-    name = lane.keys.queue(worker.hostname) if key == "queue" else getattr(lane.keys, key)
+    name = lane.keys.queue(worker.hostname()) if key == "queue" else getattr(lane.keys, key)
     worker.pause()
     lane.redis.set(name, "not the lane's") if key != "leader" else lane.redis.eval(
         "redis.call('DEL', KEYS[1]) redis.call('LPUSH', KEYS[1], 'x')", 1, name

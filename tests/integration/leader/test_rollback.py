@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from bridge.stack.embedded import EmbeddedServer
+from bridge.testing.nodes.node import NodeYard
+from bridge.testing.waiting import wait_until
 from tests.integration.lanes import WITH_AND_WITHOUT_BUNDLES, LaneUnderTest
-from tests.nodes.yard import NodeYard
-from tests.waiting import wait_until
 
 
 @pytest.fixture(params=WITH_AND_WITHOUT_BUNDLES)
@@ -40,7 +40,7 @@ def test_a_pool_process_that_died_is_undone_before_the_next_attempt(lane: LaneUn
     lane.wait_done(2)
     first, second, third = starts(lane)
     [(attempt, fence, consumer, cause)] = undone(lane, "A")
-    assert (attempt, fence, consumer) == (1, first[3], worker.hostname)
+    assert (attempt, fence, consumer) == (1, first[3], worker.hostname())
     assert cause
     assert (second[4], third[4]) == (2, 1)
     # The effects of the rollback are part of the attempt's, and the next message was not asked to undo anything
@@ -97,7 +97,7 @@ def test_a_worker_that_died_is_undone_elsewhere(lane: LaneUnderTest) -> None:
     victim.send(signal.SIGKILL)
     lane.wait_done(1)
     [(attempt, fence, consumer, _)] = undone(lane, "A")
-    assert (attempt, fence, consumer) == (1, starts(lane)[0][3], victim.hostname)
+    assert (attempt, fence, consumer) == (1, starts(lane)[0][3], victim.hostname())
     assert lane.log("A") == [-1, 0]
     lane.assert_at_rest()
 

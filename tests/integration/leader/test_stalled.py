@@ -9,11 +9,10 @@ import pytest
 from bridge.operate.orders import give
 from bridge.protocol.orders import Drain, Resume
 from bridge.stack.embedded import EmbeddedServer
+from bridge.testing.nodes.node import NodeYard, broker_environment
+from bridge.testing.nodes.process import python_module
+from bridge.testing.waiting import wait_until
 from tests.integration.lanes import APP, LaneUnderTest
-from tests.nodes.process import python_module
-from tests.nodes.roles import broker_environment
-from tests.nodes.yard import NodeYard
-from tests.waiting import wait_until
 
 
 @pytest.fixture
@@ -27,12 +26,12 @@ def test_a_worker_that_lives_and_does_not_consume_loses_its_tickets_and_comes_ba
     deaf.wait_ready()
     other.wait_ready()
     lane.wait_consumers(2)
-    queue = lane.keys.queue(deaf.hostname)
+    queue = lane.keys.queue(deaf.hostname())
 
     def control(command: str) -> None:
         done = lane.nodes.process(
             f"control-{command}",
-            python_module("celery", "-A", APP, "control", "--timeout", "10", "-d", deaf.hostname, command, queue),
+            python_module("celery", "-A", APP, "control", "--timeout", "10", "-d", deaf.hostname(), command, queue),
             env={**lane.env, **broker_environment(lane.server.url)},
             wait=False,
         )
@@ -50,7 +49,7 @@ def test_a_worker_that_lives_and_does_not_consume_loses_its_tickets_and_comes_ba
     control("add_consumer")
     wait_until(lambda: lane.redis.llen(queue) == 0, description="the probe to be taken")
     lane.push_many(6, 5, ms=200, first=5)
-    wait_until(lambda: lane.in_flight(deaf.hostname), description="the worker to have messages again", timeout_s=5)
+    wait_until(lambda: lane.in_flight(deaf.hostname()), description="the worker to have messages again", timeout_s=5)
     lane.wait_done(60)
     lane.assert_logs(6, 10)
     lane.assert_at_rest()
@@ -63,7 +62,7 @@ def test_the_next_leader_takes_back_messages_from_a_stalled_worker(lane: LaneUnd
     deaf.wait_ready()
     other.wait_ready()
     lane.wait_known(master, deaf, other)
-    assert give(lane.server.client(), lane.keys, Drain(other.hostname))["ok"]
+    assert give(lane.server.client(), lane.keys, Drain(other.hostname()))["ok"]
     lane.push("long", {"n": 0, "ms": 12_000})
     wait_until(lambda: lane.executions() == 1, description="the long task to start")
     # What was sent in the server's first moments is not known to be sent by the server as it is
@@ -71,14 +70,14 @@ def test_the_next_leader_takes_back_messages_from_a_stalled_worker(lane: LaneUnd
     wait_until(lambda: server.info("server")["uptime_in_seconds"] > 3, description="the server to be up for a while")
     for n in range(4):
         lane.push(f"S{n}", {"n": 0})
-    queue = lane.keys.queue(deaf.hostname)
+    queue = lane.keys.queue(deaf.hostname())
     wait_until(lambda: lane.redis.llen(queue) > 0, description="the queue to fill")
     # When another leader comes, which sent nothing of that
-    master.kill()
+    master.kill_main()
     master.wait()
     assert lane.count("stalled") == 0
     master.start()
-    assert give(lane.server.client(), lane.keys, Resume(other.hostname))["ok"]
+    assert give(lane.server.client(), lane.keys, Resume(other.hostname()))["ok"]
     # Then they are done elsewhere while the long task still runs
     wait_until(lambda: lane.count("done") >= 4, description="the short ones to be done elsewhere", timeout_s=15)
     assert lane.log("long") == []

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from bridge.stack.embedded import EmbeddedServer
+from bridge.testing.nodes.node import NodeYard
+from bridge.testing.waiting import wait_until
 from tests.integration.lanes import LaneUnderTest
-from tests.nodes.yard import NodeYard
-from tests.waiting import wait_until
 
 STRANGE: dict[str, list[bytes]] = {
     "two words": [b"foo", b"bar"],
@@ -61,7 +61,7 @@ def test_unreadable_entries_end_no_master_and_the_lane_goes_on(
         description="the outcome stream to have only what a newer version may understand",
     )
     assert first.running
-    first.kill()
+    first.kill_main()
     second = lane.master("m2")
     lane.push_many(3, 5, first=10)
     lane.wait_done(45)

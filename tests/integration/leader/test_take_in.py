@@ -19,9 +19,9 @@ from bridge.protocol.orders import Park, Release
 from bridge.routing.ids import id_key, id_text
 from bridge.settings.app import read_settings
 from bridge.stack.embedded import EmbeddedServer
+from bridge.testing.nodes.node import NodeYard
+from bridge.testing.waiting import wait_until
 from tests.integration.lanes import LaneUnderTest
-from tests.nodes.yard import NodeYard
-from tests.waiting import wait_until
 
 #: Entries in one page of what a leader reads.
 PAGE = 500

@@ -23,10 +23,9 @@ from bridge.protocol.unserved import UnservedTask
 from bridge.routing.errors import OrderFailed
 from bridge.settings.app import Settings
 from bridge.stack.embedded import EmbeddedServer
+from bridge.testing.nodes.node import MasterNode, NodeYard, WorkerNode
+from bridge.testing.waiting import holds_for, wait_until
 from tests.integration.lanes import QUICK, LaneUnderTest
-from tests.nodes.roles import MasterNode, WorkerNode
-from tests.nodes.yard import NodeYard
-from tests.waiting import holds_for, wait_until
 
 APP = "tests.apps.services"
 
@@ -65,7 +64,7 @@ class ServicesLane(LaneUnderTest):
 
     def queues(self, worker: WorkerNode) -> list[str]:
         """The Celery queues that a worker has told of."""
-        found: Any = self.redis.hget(self.keys.consumers, worker.hostname)
+        found: Any = self.redis.hget(self.keys.consumers, worker.hostname())
         queues: list[str] = json.loads(found)["queues"]
         return queues
 
@@ -261,12 +260,12 @@ def test_settings_that_differ_are_logged_once_on_both_sides_and_shown_by_status(
     master = lane.leader("m1", tasks="service.old")
     worker = lane.service("w1", tasks="service.old", settings={"bridge_max_payload": 1000})
     said = "bridge_max_payload is 1000 (there 1048576)"
-    worker.wait_for_log(f"this worker differs from the master that leads: {said}", timeout_s=15)
-    master.wait_for_log(f"consumer {worker.hostname} differs from this master: {said}", timeout_s=15)
+    worker.wait_for_log(f"this worker differs from the master that leads: {said}", timeout=15)
+    master.wait_for_log(f"consumer {worker.hostname()} differs from this master: {said}", timeout=15)
     other = lane.leader("m2", tasks="service.old", settings={"bridge_unknown_after": 5.0})
-    other.wait_for_log("differs from the one that led last: bridge_unknown_after is 5.0 (there 600.0)", timeout_s=15)
+    other.wait_for_log("differs from the one that led last: bridge_unknown_after is 5.0 (there 600.0)", timeout=15)
     [problem] = read_status(lane.asking, lane.settings).problems
-    assert problem.startswith(f"{worker.hostname}: bridge_max_payload is 1000 (the master: 1048576)")
+    assert problem.startswith(f"{worker.hostname()}: bridge_max_payload is 1000 (the master: 1048576)")
     holds_for(lambda: worker.logs().count(said) == 1, description="no second line", duration_s=2)
     assert master.logs().count(said) == 1
 
@@ -285,8 +284,8 @@ def test_a_worker_that_is_told_to_consume_other_queues_gets_their_messages(lane:
     # When an operator moves the emails to the other one
     for command, worker in (("cancel_consumer", first), ("add_consumer", second)):
         arguments = {"queue": "emails"}
-        [reply] = lane.app.control.broadcast(command, arguments, [worker.hostname], reply=True, timeout=10, limit=1)
-        assert "ok" in reply[worker.hostname]
+        [reply] = lane.app.control.broadcast(command, arguments, [worker.hostname()], reply=True, timeout=10, limit=1)
+        assert "ok" in reply[worker.hostname()]
     wait_until(
         lambda: (lane.queues(first), lane.queues(second)) == (["celery"], ["celery", "emails"]),
         description="both to tell what they consume now",

@@ -13,10 +13,11 @@ from typing import Any
 import pytest
 
 from bridge.stack.embedded import EmbeddedServer
+from bridge.testing.nodes.node import NodeYard
+from bridge.testing.nodes.yard import ProcessYard
+from bridge.testing.waiting import wait_until
 from tests.integration.lanes import LaneUnderTest
 from tests.nodes.clocks import SettableClock
-from tests.nodes.yard import NodeYard
-from tests.waiting import wait_until
 
 LEASE_S = 4.0
 HOUR_S = 3600.0
@@ -36,7 +37,7 @@ def server(clock: SettableClock, valkey_binary: Path, tmp_path: Path) -> Iterato
 
 @pytest.fixture
 def nodes(server: EmbeddedServer, tmp_path: Path) -> Iterator[NodeYard]:
-    yard = NodeYard(tmp_path, server.url)
+    yard = ProcessYard(tmp_path, server.url)
     yield yard
     yard.close()
 
@@ -77,7 +78,7 @@ def test_no_ticket_moves_while_its_worker_runs_it_although_the_servers_clock_end
     leader = lane.master("m1")
     if takes_over:
         standby = lane.master("m2")
-        standby.wait_for_log("standing by: ", timeout_s=30)
+        standby.wait_for_log("standing by: ", timeout=30)
     first = lane.worker("w1", "--concurrency=4", wait=False)
     second = lane.worker("w2", "--concurrency=4", wait=False)
     for worker in (first, second):
@@ -100,7 +101,7 @@ def test_no_ticket_moves_while_its_worker_runs_it_although_the_servers_clock_end
             wait_until(lambda: lane.redis.exists(*ends) == 0, description="all leases to be over", interval_s=0.0)
             clock.set(0)
         if takes_over:
-            leader.kill()
+            leader.kill_main()
         # What the second worker ran is done again, and what the first one ran.
         lane.wait_done(4 + 4, timeout_s=60)
     finally:
@@ -123,12 +124,12 @@ def test_a_dead_consumer_is_noticed_after_a_lease_although_the_servers_clock_was
     lane.wait_known(leader, first)
     if dies == "leader":
         standby = lane.master("m2")
-        standby.wait_for_log("standing by: ", timeout_s=30)
+        standby.wait_for_log("standing by: ", timeout=30)
     lane.push_many(2, 2, ms=800)
     wait_until(lambda: len(running(lane)) == 2, description="both tickets to run")
     clock.set(-HOUR_S)
     if dies == "leader":
-        leader.kill()
+        leader.kill_main()
     else:
         # Nobody is left who could give notice.
         first.vanish()
@@ -157,9 +158,9 @@ def test_a_message_that_ended_before_its_own_id_by_the_clock_does_not_run_again(
     lane.wait_done(4)
     lane.assert_at_rest()
     clock.set(HOUR_S)
-    first.kill()
+    first.kill_main()
     second = lane.master("m2")
-    second.wait_for_log("read the lane: ", timeout_s=30)
+    second.wait_for_log("read the lane: ", timeout=30)
     lane.push("T0", {"n": 4})
     lane.wait_done(5, timeout_s=40)
     assert lane.log("T0") == [0, 1, 2, 3, 4]
@@ -198,7 +199,7 @@ def test_the_lane_works_on_and_charges_no_message_whichever_clock_is_set(
         target = clock if name == "server" else others[name]
         # Not to before 1970.
         target.set(max(-20 * 365 * 24 * HOUR_S, target.ahead_s + step_s))
-        print(f"{name} is set by {step_s:g} s, while {still.name if still else 'nobody'} stands still")
+        print(f"{name} is set by {step_s:g} s, while {still.name() if still else 'nobody'} stands still")
         done = lane.count("done")
         wait_briefly = time.monotonic() + chosen.uniform(0.3, 0.6 * LEASE_S)
         wait_until(lambda until=wait_briefly: time.monotonic() > until, description="some time to go by")  # type: ignore[misc]

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from bridge.stack.embedded import EmbeddedServer
+from bridge.testing.nodes.node import NodeYard
+from bridge.testing.waiting import wait_until
 from tests.integration.lanes import LaneUnderTest
-from tests.nodes.yard import NodeYard
-from tests.waiting import wait_until
 
 FAULTY = "tests.apps.faulty"
 #: Each makes something raise whenever it comes along: it is dead, with that reason.

@@ -13,11 +13,11 @@ import pytest
 import redis
 
 from bridge.stack.embedded import EmbeddedServer
+from bridge.testing.nodes.node import MasterNode, NodeYard, WorkerNode
+from bridge.testing.nodes.yard import ProcessYard
+from bridge.testing.waiting import holds_for, wait_until
 from tests.integration.lanes import OF_EACH_SERVER, LaneUnderTest
 from tests.integration.proxies import Proxy
-from tests.nodes.roles import MasterNode, WorkerNode
-from tests.nodes.yard import NodeYard
-from tests.waiting import holds_for, wait_until
 
 TICKETS = 20
 EACH = 60
@@ -74,7 +74,7 @@ class Load:
         for master in self.masters if standby else self.masters[:1]:
             wait_until(
                 lambda master=master: "Redis is back" in log_of(master),  # type: ignore[misc]
-                description=f"{master.name} to say that the server is back",
+                description=f"{master.name()} to say that the server is back",
             )
             log = log_of(master)
             assert 1 <= log.count("Redis is away") <= times + 1, log
@@ -87,7 +87,7 @@ class Load:
 
 
 def log_of(node: MasterNode | WorkerNode) -> str:
-    return node.log_file.read_text(errors="replace")
+    return node.logs()
 
 
 def make_lane(yard: NodeYard, server: EmbeddedServer, folder: Path) -> LaneUnderTest:
@@ -103,14 +103,14 @@ def lane(nodes: NodeYard, own_server: EmbeddedServer, tmp_path: Path) -> LaneUnd
 def lane_with_file(request: pytest.FixtureRequest, valkey_binary: Path, tmp_path: Path) -> Iterator[LaneUnderTest]:
     folder = tmp_path / "server"
     server = EmbeddedServer(binary=valkey_binary, data_dir=folder, fsync=request.param)
-    with server, closing(NodeYard(tmp_path, server.url)) as yard:
+    with server, closing(ProcessYard(tmp_path, server.url)) as yard:
         yield make_lane(yard, server, tmp_path)
 
 
 @pytest.fixture(params=OF_EACH_SERVER)
 def lane_of_each(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[LaneUnderTest]:
     server: EmbeddedServer = request.getfixturevalue(request.param)
-    with closing(NodeYard(tmp_path, server.url)) as yard:
+    with closing(ProcessYard(tmp_path, server.url)) as yard:
         yield make_lane(yard, server, tmp_path)
     with server.client() as one:
         one.config_set("maxmemory", "0")
@@ -179,7 +179,7 @@ def test_a_frozen_server_is_waited_out(lane: LaneUnderTest) -> None:
 
 
 def test_a_slow_server_only_slows_the_lane_down(own_server: EmbeddedServer, tmp_path: Path) -> None:
-    with Proxy(own_server.port, delay_s=0.03) as proxy, closing(NodeYard(tmp_path, proxy.url)) as yard:
+    with Proxy(own_server.port, delay_s=0.03) as proxy, closing(ProcessYard(tmp_path, proxy.url)) as yard:
         # The default lease of a leader: a quarter of it is how long one renewal may take.
         lane = LaneUnderTest(yard, own_server, tmp_path, COUNTER_LEASE=str(LEASE_S), COUNTER_LEADER_LEASE="5")
         load = Load(lane, each=20)
@@ -257,7 +257,7 @@ def test_a_disk_that_refuses_snapshots_is_waited_out(lane_of_each: LaneUnderTest
 def test_a_server_that_takes_long_to_load_is_waited_out(valkey_binary: Path, tmp_path: Path) -> None:
     folder = tmp_path / "server"
     server = EmbeddedServer(binary=valkey_binary, data_dir=folder, start_timeout_s=30)
-    with server, closing(NodeYard(tmp_path, server.url)) as yard:
+    with server, closing(ProcessYard(tmp_path, server.url)) as yard:
         load = Load(make_lane(yard, server, tmp_path))
         load.begin()
         server.stop()

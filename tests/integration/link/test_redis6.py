@@ -5,12 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 from bridge.stack.embedded import EmbeddedServer
+from bridge.testing.nodes.yard import ProcessYard
 from tests.integration.lanes import LaneUnderTest
-from tests.nodes.yard import NodeYard
 
 
 def test_messages_flow_on_redis_6_2(redis6: EmbeddedServer, tmp_path: Path) -> None:
-    yard = NodeYard(tmp_path, redis6.url)
+    yard = ProcessYard(tmp_path, redis6.url)
     try:
         lane = LaneUnderTest(yard, redis6, tmp_path)
         lane.push_many(10, 50)
@@ -25,7 +25,7 @@ def test_messages_flow_on_redis_6_2(redis6: EmbeddedServer, tmp_path: Path) -> N
         lane.assert_at_rest()
 
         lane.push_many(10, 50, ms=5, first=50)
-        worker.kill()
+        worker.kill_main()
         worker.wait()
         worker.start()
         lane.wait_done(1001)

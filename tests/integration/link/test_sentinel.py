@@ -15,12 +15,12 @@ from redis import Redis
 
 from bridge.link.connections import Wire, client, is_outage
 from bridge.stack.embedded import HOST
+from bridge.testing.nodes.node import broker_environment
+from bridge.testing.nodes.yard import ProcessYard
+from bridge.testing.waiting import wait_until
 from tests.integration.lanes import QUICK, LaneUnderTest
 from tests.integration.sentinels import PASSWORD, SENTINEL_PASSWORD, Sentinels, address
 from tests.integration.servers import run_command
-from tests.nodes.roles import broker_environment
-from tests.nodes.yard import NodeYard
-from tests.waiting import wait_until
 
 APP = "tests.apps.anywhere"
 
@@ -63,7 +63,7 @@ def answers(one: Redis) -> bool:
     indirect=["sentinels"],
 )
 def test_a_lane_follows_its_primary(how: str, lease: str, sentinels: Sentinels, tmp_path: Path) -> None:
-    with closing(NodeYard(tmp_path, sentinels.url)) as yard:
+    with closing(ProcessYard(tmp_path, sentinels.url)) as yard:
         # What the tests ask of a server, the sentinels answer as well.
         stand_in: Any = sentinels
         lane = LaneUnderTest(
@@ -102,15 +102,15 @@ def test_a_lane_follows_its_primary(how: str, lease: str, sentinels: Sentinels, 
         # The outage was shorter than the lease and hit all processes: no lease is ended.
         assert lane.redis.hgetall(lane.keys.consumers) == registered
         for node in (*masters, worker):
-            said = node.log_file.read_text(errors="replace")
+            said = node.logs()
             assert PASSWORD not in said
             assert SENTINEL_PASSWORD not in said
         for master in masters:
-            assert "Traceback" not in master.log_file.read_text(errors="replace")
+            assert "Traceback" not in master.logs()
         environment = {**broker_environment(sentinels.url), **lane.env}
         shown = run_command(environment, "status", app=APP)
         assert shown.returncode == 0, shown.stderr
-        assert worker.hostname in shown.stdout
+        assert worker.hostname() in shown.stdout
         assert PASSWORD not in shown.stdout
 
 

@@ -10,10 +10,9 @@ from pathlib import Path
 import pytest
 
 from bridge.stack.embedded import HOST, EmbeddedServer
+from bridge.testing.nodes.node import NodeYard, WorkerNode, broker_environment
+from bridge.testing.waiting import wait_until
 from tests.integration.lanes import QUICK, LaneUnderTest
-from tests.nodes.roles import WorkerNode, broker_environment
-from tests.nodes.yard import NodeYard
-from tests.waiting import wait_until
 
 POOLS = ("prefork", "solo", "threads", "gevent")
 LEASE_S = 4
@@ -46,7 +45,7 @@ def test_a_worker_of_any_pool_ends_soon_although_its_server_is_away(
         took = {}
         for worker in workers:
             assert worker.wait(timeout_s=25) == 0, worker.log_tail()
-            took[worker.name] = round(time.monotonic() - asked, 1)
+            took[worker.name()] = round(time.monotonic() - asked, 1)
         print(f"{fault}: {took}")
     finally:
         if fault == "frozen":
@@ -67,7 +66,7 @@ def early_worker(nodes: NodeYard, url: str, **more: str) -> WorkerNode:
     conf = json.dumps({"broker_connection_retry_on_startup": True})
     env = {**broker_environment(url), "ANYWHERE_CONF": conf, **more}
     worker = nodes.worker("early", app="tests.apps.anywhere", arguments=("-c", "1", *QUICK), env=env, wait=False)
-    worker.wait_for_log(WAITING, timeout_s=30)
+    worker.wait_for_log(WAITING, timeout=30)
     return worker
 
 

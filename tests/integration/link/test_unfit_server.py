@@ -12,10 +12,10 @@ from bridge.master.process import Master
 from bridge.routing.errors import ServerUnfit
 from bridge.spark.wire.address import check_server
 from bridge.stack.embedded import EmbeddedServer
+from bridge.testing.nodes.node import NodeYard
+from bridge.testing.waiting import wait_until
 from tests.commands import CommandLine, command_line
 from tests.integration.cli.test_bad_input import APP, QUICK, environment, error_of
-from tests.nodes.yard import NodeYard
-from tests.waiting import wait_until
 
 STREAM = "ticket_stream"
 SAID = {"cluster": "runs in cluster mode", "evicting": "has maxmemory-policy volatile-lru"}

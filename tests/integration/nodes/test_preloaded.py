@@ -14,13 +14,12 @@ import psutil
 import pytest
 
 from bridge.stack.embedded import EmbeddedServer
+from bridge.testing.nodes import preloaded
+from bridge.testing.nodes.fork_server import MARK, WATCHER_BY_EXEC
+from bridge.testing.nodes.node import NodeYard, WorkerNode
+from bridge.testing.nodes.process import ROOT, ProcessNode, python_module
+from bridge.testing.waiting import wait_until
 from tests.integration.lanes import LaneUnderTest
-from tests.nodes import preloaded
-from tests.nodes.fork_server import MARK, WATCHER_BY_EXEC
-from tests.nodes.process import ROOT, ProcessNode, python_module
-from tests.nodes.roles import WorkerNode
-from tests.nodes.yard import NodeYard
-from tests.waiting import wait_until
 
 #: What an app sees of its process while it is imported.
 PROBE = """
@@ -171,7 +170,7 @@ class TestForked:
 
     def test_its_children_carry_its_mark(self, node: ProcessNode) -> None:
         assert len(node.survivors()) == 2
-        node.kill()
+        node.kill_main()
         assert len(node.survivors()) == 1
         node.vanish()
         assert node.survivors() == []
@@ -180,6 +179,13 @@ class TestForked:
         with pytest.raises(AssertionError, match=r"did not end within 0\.1 s"):
             node.wait(0.1)
         assert node.running
+
+
+def test_what_the_tests_start_is_forked(nodes: NodeYard) -> None:
+    """A variable that a conftest sets, or one of the apps of the tests, does not cost a start from nothing."""
+    node = nodes.worker("w1", app="tests.apps.counter", env={"COUNTER_LEASE": "4"}, start=False)
+    assert preloaded.can_fork(node.command, node.environment())
+    assert not preloaded.can_fork(node.command, {**node.environment(), "UNKNOWN": "1"})
 
 
 @pytest.mark.parametrize(
@@ -204,7 +210,7 @@ def test_a_command_of_another_interpreter_is_not_forked(arguments: list[str], ch
 
 def test_the_server_ends_with_the_process_that_started_it(tmp_path: Path) -> None:
     code = (
-        "import os, signal; from tests.nodes import preloaded; "
+        "import os, signal; from bridge.testing.nodes import preloaded; "
         "print(preloaded.server(with_bridge=False)._process.pid, flush=True); os.kill(os.getpid(), signal.SIGKILL)"
     )
     ended = subprocess.run([sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE, check=False, timeout=60)

@@ -13,11 +13,10 @@ from redis import Redis
 
 from bridge.routing.keys import LaneKeys
 from bridge.stack.embedded import EmbeddedServer
-from tests.nodes import preloaded
-from tests.nodes.process import ROOT, python_module
-from tests.nodes.roles import MasterNode, WorkerNode, broker_environment
-from tests.nodes.yard import NodeYard
-from tests.waiting import holds_for, wait_until
+from bridge.testing.nodes import preloaded
+from bridge.testing.nodes.node import MasterNode, NodeYard, WorkerNode, broker_environment
+from bridge.testing.nodes.process import ROOT, python_module
+from bridge.testing.waiting import holds_for, wait_until
 
 APP = """
 import os, time
@@ -152,7 +151,7 @@ def test_only_the_parked_ticket_stands_still_also_under_a_new_leader_and_loses_n
     assert (seen["state"], seen["parked"]["reason"], seen["waiting"]["count"]) == ("parked", "wrong prices", 3)
     assert shop.json("status")["parked"] == 1
 
-    first.kill()
+    first.kill_main()
     shop.master("m2")
     for n in range(4, 6):
         shop.push("A", n)
@@ -280,31 +279,31 @@ def test_a_drained_consumer_finishes_what_runs_gives_up_the_rest_and_gets_nothin
 
     drain = shop.start("consumer", "drain", "w1")
     assert drain.stdout is not None
-    assert drain.stdout.readline() == f"{w1.hostname} takes nothing new; waiting for what it has in flight\n"
+    assert drain.stdout.readline() == f"{w1.hostname()} takes nothing new; waiting for what it has in flight\n"
     for n in range(20):
         shop.wait_log(f"T{n}", [0])
-        assert shop.at(f"T{n}") == [w2.hostname], "what it had not begun goes to the other one"
+        assert shop.at(f"T{n}") == [w2.hostname()], "what it had not begun goes to the other one"
     states = {one["name"]: one["state"] for one in shop.json("consumer", "list")["consumers"]}
-    assert states == {w1.hostname: "draining", w2.hostname: "open"}
+    assert states == {w1.hostname(): "draining", w2.hostname(): "open"}
     assert drain.poll() is None, "its task still runs"
     holds_for(lambda: drain.poll() is None, description="draining waits for the task", duration_s=0.5)
     gate.touch()
     out, err = drain.communicate(timeout=30)
     assert (drain.returncode, err) == (0, "")
-    assert out.endswith(f"{w1.hostname} is empty\n")
+    assert out.endswith(f"{w1.hostname()} is empty\n")
     assert shop.log("A") == [0]
 
     for n in range(20):
         shop.push(f"U{n}", 0)
     for n in range(20):
         shop.wait_log(f"U{n}", [0])
-        assert shop.at(f"U{n}") == [w2.hostname]
+        assert shop.at(f"U{n}") == [w2.hostname()]
 
-    assert shop.bridge("consumer", "resume", "w1") == f"{w1.hostname} takes work again\n"
+    assert shop.bridge("consumer", "resume", "w1") == f"{w1.hostname()} takes work again\n"
     shop.bridge("consumer", "drain", "w2")
     shop.push("V", 0)
     shop.wait_log("V", [0])
-    assert shop.at("V") == [w1.hostname]
+    assert shop.at("V") == [w1.hostname()]
     shop.assert_at_rest()
 
 
@@ -314,7 +313,7 @@ def test_a_drain_outlives_its_master_and_ends_with_the_worker(shop: Shop) -> Non
     first = shop.master("m1")
     shop.wait_leading()
     shop.bridge("consumer", "drain", "w1")
-    first.kill()
+    first.kill_main()
     shop.master("m2")
     shop.push("A", 0)
     wait_until(lambda: shop.json("ticket", "show", "A")["state"] == "waiting", description="A to be read")
@@ -341,7 +340,7 @@ def test_tickets_move_between_two_of_their_messages_to_whom_an_operator_names(sh
     assert said == "moved 0 tickets\n1 ticket more when their running messages are done\n"
     gate.touch()
     shop.wait_log("A", [0, 1, 2, 3, 4])
-    assert shop.at("A") == [w1.hostname, *[w2.hostname] * 4]
+    assert shop.at("A") == [w1.hostname(), *[w2.hostname()] * 4]
     assert "no consumer w9" in shop.bridge("consumer", "transfer", "w1", "--to", "w9", code=1)
     shop.assert_at_rest()
 
@@ -351,7 +350,7 @@ def test_an_order_that_no_master_answers_is_withdrawn(shop: Shop) -> None:
     master = shop.master("m1")
     shop.wait_leading()
     assert "no consumer w1" in shop.bridge("consumer", "drain", "w1", code=1)
-    master.kill()
+    master.kill_main()
     # Its lead outlives it for a while; nobody is there to take over.
     said = shop.bridge("ticket", "park", "A", code=1)
     assert "the order was withdrawn" in said or "no master leads" in said
@@ -376,7 +375,7 @@ def test_replaying_many_messages_survives_a_change_of_leader_in_the_middle(shop:
     wait_until(
         lambda: shop.redis.hget(shop.keys.counts, "replayed"), description="the first order to be done", timeout_s=40
     )
-    first.kill()
+    first.kill_main()
     _, errors = replay.communicate(timeout=60)
     if replay.returncode:
         # The answer to an order may end with the leader that did it: what is left is given again.

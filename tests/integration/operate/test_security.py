@@ -24,13 +24,13 @@ from bridge.app.effect_arguments import COMMANDS
 from bridge.link.connections import client
 from bridge.routing.keys import LaneKeys
 from bridge.stack.embedded import HOST, EmbeddedServer
+from bridge.testing.nodes.node import broker_environment
+from bridge.testing.nodes.process import python_module
+from bridge.testing.nodes.yard import ProcessYard
+from bridge.testing.waiting import wait_until
 from tests.integration.lanes import APP, OF_EACH_SERVER, QUICK, WITH_AND_WITHOUT_BUNDLES, LaneUnderTest
 from tests.integration.proxies import Proxy
 from tests.integration.servers import OWN_KEYS, Watched, make_user, rules_of, run_command, url_of
-from tests.nodes.process import python_module
-from tests.nodes.roles import broker_environment
-from tests.nodes.yard import NodeYard
-from tests.waiting import wait_until
 
 ANYWHERE = "tests.apps.anywhere"
 ROLES = ("producer", "master", "worker", "operator")
@@ -76,7 +76,7 @@ class GuardedLane:
         make_user(self.admin, "operator")
         self.proxies = {role: stack.enter_context(Proxy(server.port)) for role in ROLES}
         self.lane = LaneUnderTest(
-            stack.enter_context(closing(NodeYard(folder, url_of("worker", self.proxies["worker"].port)))),
+            stack.enter_context(closing(ProcessYard(folder, url_of("worker", self.proxies["worker"].port)))),
             server,
             folder,
         )
@@ -152,7 +152,7 @@ def test_the_printed_permissions_suffice_for_a_whole_lane(guarded: GuardedLane) 
         # A killed worker's tickets are taken back by the master
         lane.push_many(10, 30, ms=5, first=30)
         wait_until(lambda: lane.count("done") > 332, description="some more to be done")
-        guarded.worker.kill()
+        guarded.worker.kill_main()
         guarded.worker.wait()
         guarded.worker.start()
         lane.wait_done(605)
@@ -169,8 +169,8 @@ def test_the_printed_permissions_suffice_for_a_whole_lane(guarded: GuardedLane) 
             ["dead", "show", letter["message_id"]],
             ["dead", "replay", letter["message_id"]],
             ["consumer", "list"],
-            ["consumer", "drain", guarded.worker.hostname],
-            ["consumer", "resume", guarded.worker.hostname],
+            ["consumer", "drain", guarded.worker.hostname()],
+            ["consumer", "resume", guarded.worker.hostname()],
             ["audit"],
         ):
             done = guarded.command("operator", *arguments, check=False)
@@ -298,7 +298,7 @@ def test_a_whole_lane_speaks_tls(
     authority.cert_pem.write_to_path(str(ca))
     place = f"rediss://{HOST}:{tls_proxy.port}/0"
     url = f"{place}?ssl_cert_reqs=required&ssl_ca_certs={ca}"
-    with closing(NodeYard(tmp_path, url)) as yard:
+    with closing(ProcessYard(tmp_path, url)) as yard:
         lane = LaneUnderTest(yard, own_server, tmp_path)
         lane.master("m1", wait=False)
         worker = lane.worker("w1")
@@ -313,7 +313,7 @@ def test_a_whole_lane_speaks_tls(
             return run_command(environment, *arguments)
 
         shown = command(url, "status")
-        assert worker.hostname in shown.stdout
+        assert worker.hostname() in shown.stdout
         assert f"rediss://{HOST}:{tls_proxy.port}/0" in shown.stdout
         rows = tmp_path / "rows.jsonl"
         rows.write_text('{"ticket_id": "P", "payload": {"n": 0}}\n')
@@ -365,7 +365,7 @@ LEAKY = {
 @pytest.mark.parametrize("case", LEAKY)
 def test_no_error_shows_a_password(case: str, secret_server: EmbeddedServer, tmp_path: Path) -> None:
     url = LEAKY[case].format(secret=SECRET, host=HOST, port=secret_server.port)
-    with closing(NodeYard(tmp_path, url)) as yard:
+    with closing(ProcessYard(tmp_path, url)) as yard:
         nodes = [
             yard.worker("w1", app=APP, arguments=("--concurrency=1", *QUICK, "--loglevel=DEBUG"), wait=False),
             yard.master("m1", app=APP, arguments=("--loglevel=DEBUG",), wait=False),
@@ -375,19 +375,19 @@ def test_no_error_shows_a_password(case: str, secret_server: EmbeddedServer, tmp
         ]
         for node in nodes:
             wait_until(
-                lambda node=node: not node.running or "Trying again in" in node.log_file.read_text(errors="replace"),  # type: ignore[misc]
-                description=f"{node.name} to say what is wrong",
+                lambda node=node: not node.running or "Trying again in" in node.logs(),  # type: ignore[misc]
+                description=f"{node.name()} to say what is wrong",
                 timeout_s=30,
             )
         for node in nodes:
-            said = node.log_file.read_text(errors="replace")
-            assert said.strip(), node.name
-            assert SECRET not in said, f"{node.name}: {said}"
+            said = node.logs()
+            assert said.strip(), node.name()
+            assert SECRET not in said, f"{node.name()}: {said}"
 
 
 def test_nothing_shows_the_password_of_a_lane_at_work(secret_server: EmbeddedServer, tmp_path: Path) -> None:
     url = f"redis://any:{SECRET}@{HOST}:{secret_server.port}/0"
-    with closing(NodeYard(tmp_path, url)) as yard:
+    with closing(ProcessYard(tmp_path, url)) as yard:
         lane = LaneUnderTest(yard, secret_server, tmp_path)
         yard.master("m1", app=APP, arguments=("--loglevel=DEBUG",), env=lane.env, wait=False)
         worker = lane.worker("w1", "--concurrency=2", "-E", "--loglevel=DEBUG")
@@ -412,7 +412,7 @@ def test_nothing_shows_the_password_of_a_lane_at_work(secret_server: EmbeddedSer
             admin.client_kill_filter(_type="normal", skipme=True)
             admin.client_kill_filter(_type="pubsub")
         wait_until(
-            lambda: "Trying again in" in worker.log_file.read_text(errors="replace"),
+            lambda: "Trying again in" in worker.logs(),
             description="the worker to meet the changed password",
             timeout_s=20,
         )
@@ -421,7 +421,7 @@ def test_nothing_shows_the_password_of_a_lane_at_work(secret_server: EmbeddedSer
         lane.push("T0", {"n": 20})
         lane.wait_done(102)
         for node in yard.nodes:
-            assert SECRET not in node.log_file.read_text(errors="replace")
+            assert SECRET not in node.logs()
         everything = json.dumps([lane.redis.xrange(lane.keys.dead), lane.redis.hgetall(lane.keys.consumers)])
         assert SECRET not in everything
 
@@ -433,7 +433,7 @@ HOSTILE = "a b:c'\"\\*?[x]%7B\n\tünd " + "x" * 480
 @pytest.mark.parametrize("bundle_ms", WITH_AND_WITHOUT_BUNDLES)
 def test_names_of_any_kind_are_data(bundle_ms: str, own_server: EmbeddedServer, tmp_path: Path) -> None:
     names = {"bridge_stream": HOSTILE[:512], "bridge_group": HOSTILE[::-1][:500], "bridge_master": HOSTILE[:100]}
-    with closing(NodeYard(tmp_path, own_server.url)) as yard:
+    with closing(ProcessYard(tmp_path, own_server.url)) as yard:
         lane = LaneUnderTest(yard, own_server, tmp_path, COUNTER_BUNDLE_MS=bundle_ms, ANYWHERE_CONF=json.dumps(names))
         lane.keys = LaneKeys(names["bridge_stream"], names["bridge_group"])
         yard.master("m1", app=ANYWHERE, env=lane.env, wait=False)

@@ -22,9 +22,9 @@ from pathlib import Path
 import pytest
 
 from bridge.stack.embedded import EmbeddedServer
-from tests.nodes.process import ProcessNode
-from tests.nodes.yard import NodeYard
-from tests.waiting import wait_until
+from bridge.testing.nodes.process import ProcessNode
+from bridge.testing.nodes.yard import ProcessYard
+from bridge.testing.waiting import wait_until
 
 PAGE = Path(__file__).parents[3] / "docs" / "tutorial" / "index.md"
 BLOCK = re.compile(r"^<!-- (?P<what>.+?) -->$(?:\n```\w*\n(?P<text>.*?)^```$)?", re.MULTILINE | re.DOTALL)
@@ -52,7 +52,7 @@ class Reader:
 
     def __init__(self, folder: Path, url: str) -> None:
         self.folder = folder
-        self.yard = NodeYard(folder.parent, url)
+        self.yard = ProcessYard(folder.parent, url)
         self.terminals: dict[str, ProcessNode] = {}
         path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
         self.env = {"SHOP_REDIS": url, "PATH": path, "PYTHONPATH": "", "PYTHONDONTWRITEBYTECODE": "1"}

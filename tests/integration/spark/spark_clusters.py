@@ -14,8 +14,8 @@ import pyspark
 import pytest
 
 from bridge.spark.job.java import find_java
-from tests.nodes.process import ProcessNode
-from tests.nodes.yard import NodeYard
+from bridge.testing.nodes.node import NodeYard
+from bridge.testing.nodes.process import ProcessNode
 
 #: In Spark's own folder; what it brings is enough for a cluster of processes.
 SPARK_HOME = Path(pyspark.__file__).parent
@@ -96,14 +96,14 @@ class StandaloneCluster:
     def start(self) -> None:
         """Returns when both workers are there."""
         master = self._start("master", "org.apache.spark.deploy.master.Master", "--host", "127.0.0.1", "--port", "0")
-        master.wait_for_log("New state: ALIVE", timeout_s=120)
+        master.wait_for_log("New state: ALIVE", timeout=120)
         found = re.search(r"Starting Spark master at (spark://\S+)", master.logs())
         assert found is not None, master.log_tail()
         self.url = found[1]
         place = ("--host", "127.0.0.1", "--cores", "1", "--memory", "1g", "--work-dir", str(self._folder / "work"))
         arguments = ("org.apache.spark.deploy.worker.Worker", *place, self.url)
         for worker in [self._start(name, *arguments) for name in ("worker1", "worker2")]:
-            worker.wait_for_log("Successfully registered with master", timeout_s=120)
+            worker.wait_for_log("Successfully registered with master", timeout=120)
 
     def _start(self, name: str, *arguments: str) -> ProcessNode:
         env = {

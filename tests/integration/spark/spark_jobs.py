@@ -17,8 +17,8 @@ import pytest
 from click.testing import CliRunner, Result
 
 from bridge.spark.job.java import find_java
+from bridge.testing.nodes.process import ROOT
 from tests.integration.spark.spark_session import session_of
-from tests.nodes.process import ROOT
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

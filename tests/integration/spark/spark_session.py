@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pyspark.sql import SparkSession
 
 from bridge.spark.job.session import local_session
-from tests.waiting import wait_until
+from bridge.testing.waiting import wait_until
 
 #: Two cores, as wherever these tests run. (Nothing is tried twice: ``local[2,3]`` does that.)
 MASTER = "local[2]"

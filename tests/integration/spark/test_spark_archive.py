@@ -24,12 +24,12 @@ from bridge.routing.errors import ConfigurationError, EntriesLost
 from bridge.routing.history import What, read_entry
 from bridge.routing.keys import LaneKeys
 from bridge.stack.embedded import EmbeddedServer
+from bridge.testing.nodes.process import ProcessNode, python_module
+from bridge.testing.nodes.yard import ProcessYard
+from bridge.testing.waiting import wait_until
 from tests.integration.lanes import APP
 from tests.integration.spark.spark_jobs import command, said, submit
 from tests.integration.spark.spark_session import session_of
-from tests.nodes.process import ProcessNode, python_module
-from tests.nodes.yard import NodeYard
-from tests.waiting import wait_until
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -398,7 +398,7 @@ def test_an_archive_that_is_killed_stopped_and_submitted_again_has_each_row_once
         for at_ms in days:
             add_history(client, 150, at_ms=at_ms)
     arguments = [str(out), "--max-rows", "200", "--progress", "json", "--master", "local[2]"]
-    yard = NodeYard(tmp_path, valkey.url)
+    yard = ProcessYard(tmp_path, valkey.url)
 
     def staged() -> bool:
         return any(out.glob("*/.spark-staging-*"))

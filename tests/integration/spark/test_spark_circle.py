@@ -21,11 +21,11 @@ import redis
 from bridge.spark import archive, push, report
 from bridge.spark.generate import incident_log
 from bridge.stack.embedded import EmbeddedServer
+from bridge.testing.nodes.node import NodeYard
+from bridge.testing.nodes.process import ProcessNode, python_module
+from bridge.testing.waiting import wait_until
 from tests.integration.lanes import APP, LaneUnderTest
 from tests.integration.spark.spark_jobs import JobsHere, without_java
-from tests.nodes.process import ProcessNode, python_module
-from tests.nodes.yard import NodeYard
-from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(600)]
 

@@ -18,6 +18,8 @@ import pytest
 
 from bridge.spark.job.java import find_java
 from bridge.stack.embedded import EmbeddedServer
+from bridge.testing.nodes.process import ROOT
+from bridge.testing.nodes.yard import ProcessYard
 from tests.integration.spark.archives import random_archive
 from tests.integration.spark.spark_clusters import (
     EXECUTORS,
@@ -32,8 +34,6 @@ from tests.integration.spark.spark_clusters import (
 )
 from tests.integration.spark.spark_jobs import command, said
 from tests.integration.spark.spark_round import AGAIN, STREAM
-from tests.nodes.process import ROOT
-from tests.nodes.yard import NodeYard
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -54,7 +54,7 @@ def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def standalone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StandaloneCluster]:
     folder = tmp_path_factory.mktemp("cluster")
-    with closing(NodeYard(folder, "redis://nowhere")) as yard:
+    with closing(ProcessYard(folder, "redis://nowhere")) as yard:
         cluster = StandaloneCluster(yard, folder)
         cluster.start()
         yield cluster

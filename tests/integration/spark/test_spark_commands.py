@@ -21,12 +21,12 @@ from click.testing import CliRunner
 
 from bridge.spark import archive, push, replay, report
 from bridge.stack.embedded import EmbeddedServer
+from bridge.testing.nodes.process import ROOT, ProcessNode
+from bridge.testing.nodes.yard import ProcessYard
+from bridge.testing.waiting import wait_until
 from tests.commands import CommandLine, command_line
 from tests.integration.spark.spark_clusters import python_with
 from tests.integration.spark.spark_jobs import command, said, submit
-from tests.nodes.process import ROOT, ProcessNode
-from tests.nodes.yard import NodeYard
-from tests.waiting import wait_until
 
 SECRET = "hunter2"
 URL = f"redis://user:{SECRET}@127.0.0.1:1/3"
@@ -158,7 +158,7 @@ def test_exit_code_process_and_signals_are_the_jobs_own(tmp_path: Path) -> None:
         f"s.JOBS = pathlib.Path({str(tmp_path)!r})\n"
         "sys.argv = ['bridge', *sys.argv[1:]]\nbridge.cli.main.main()"
     )
-    yard = NodeYard(tmp_path, URL)
+    yard = ProcessYard(tmp_path, URL)
     try:
         arguments = [sys.executable, "-c", code, "-A", APP, "spark", "push", "f"]
         node = yard.process("job", arguments, env={"CELERY_BROKER_URL": URL}, ready_text="waits")
@@ -212,7 +212,7 @@ class TestWithSpark:
     ) -> None:
         with log.open("a") as file:
             file.write("T1,1\n")
-        yard = NodeYard(tmp_path, valkey.url)
+        yard = ProcessYard(tmp_path, valkey.url)
         try:
             arguments = command("push", log, "--url", valkey.url, "--master", "local[2]", "--progress", "none")
             node = yard.process("push", arguments, wait=False)
@@ -231,7 +231,7 @@ class TestWithSpark:
         files = tmp_path / "files"
         files.mkdir()
         env = {"TMPDIR": str(files), "JAVA_TOOL_OPTIONS": f"-Djava.io.tmpdir={files}"}
-        yard = NodeYard(tmp_path, valkey.url)
+        yard = ProcessYard(tmp_path, valkey.url)
         try:
             arguments = command("push", log, "--url", valkey.url, "--master", "local[2]", "--progress", "json")
             node = yard.process("push", arguments, env=env, wait=False)
@@ -250,7 +250,7 @@ class TestWithSpark:
     def test_ctrl_c_ends_the_job_and_java_with_one_line(
         self, valkey: EmbeddedServer, log: Path, tmp_path: Path
     ) -> None:
-        yard = NodeYard(tmp_path, valkey.url)
+        yard = ProcessYard(tmp_path, valkey.url)
         try:
             # Given a push that waits, since the stream is full
             with valkey.client() as client:
@@ -262,7 +262,7 @@ class TestWithSpark:
                 env={"CELERY_BROKER_URL": valkey.url},
                 wait=False,
             )
-            node.wait_for_log('"event": "waiting"', timeout_s=400)
+            node.wait_for_log('"event": "waiting"', timeout=400)
             # When Ctrl-C goes to the whole group, as a terminal sends it
             assert node.pid is not None
             os.killpg(node.pid, signal.SIGINT)

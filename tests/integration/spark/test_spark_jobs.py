@@ -25,8 +25,8 @@ from bridge.spark.push import main
 from bridge.spark.pushing.messages import Mapping, to_messages
 from bridge.spark.write.order import in_ticket_order
 from bridge.stack.embedded import EmbeddedServer
+from bridge.testing.nodes.process import ROOT
 from tests.integration.spark.spark_jobs import JobsHere, refused
-from tests.nodes.process import ROOT
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

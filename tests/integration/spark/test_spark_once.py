@@ -25,10 +25,10 @@ from bridge.spark.write.layout import Layout
 from bridge.spark.write.options import parse
 from bridge.spark.write.partition import settle, write_partition
 from bridge.stack.embedded import EmbeddedServer
+from bridge.testing.waiting import wait_until
 from tests.integration.proxies import Proxy
 from tests.integration.spark.spark_writes import LOG, STREAM, batch, cut, entries, log, partition, sequence, writer
 from tests.keycheck import check_keys
-from tests.waiting import wait_until
 
 SEED = 20261121
 

@@ -15,8 +15,8 @@ from bridge.routing.errors import StreamFull
 from bridge.spark.wire.address import RedisConnection, connect
 from bridge.spark.write.guard import waiting
 from bridge.stack.embedded import EmbeddedServer
+from bridge.testing.waiting import wait_until
 from tests.integration.spark.spark_writes import STREAM, batch, cut, entries, log, partition, sequence
-from tests.waiting import wait_until
 
 HIGH_WATER = 100
 CHUNK = 30

@@ -22,8 +22,8 @@ from bridge.spark.push import main, plan_of
 from bridge.spark.pushing import follow as push_follow
 from bridge.spark.pushing.follow import follow
 from bridge.stack.embedded import EmbeddedServer
+from bridge.testing.waiting import wait_until
 from tests.integration.spark.spark_jobs import refused
-from tests.waiting import wait_until
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

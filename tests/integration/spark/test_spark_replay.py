@@ -18,10 +18,10 @@ from bridge.spark.archiving.selection import Counts, Selection
 from bridge.spark.job.failures import one_line
 from bridge.spark.replay import Replay, main, name_of, replay
 from bridge.stack.embedded import EmbeddedServer
+from bridge.testing.nodes.yard import ProcessYard
+from bridge.testing.waiting import wait_until
 from tests.integration.spark.archives import START_MS, Archive, Line, history, id_key, letter, message
 from tests.integration.spark.spark_jobs import command, refused, said, submit
-from tests.nodes.yard import NodeYard
-from tests.waiting import wait_until
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -216,7 +216,7 @@ def test_a_dry_run_prints_the_counts_and_needs_no_server(session: SparkSession, 
 def test_a_killed_replay_continues_where_it_was_when_started_again(
     valkey: EmbeddedServer, many_archive: Path, many: Archive, tmp_path: Path
 ) -> None:
-    yard = NodeYard(tmp_path, valkey.url)
+    yard = ProcessYard(tmp_path, valkey.url)
     arguments = (many_archive, "--stream", STREAM, "--url", valkey.url)
     try:
         # Given a replay in the middle of its rows: the stream is full

@@ -16,10 +16,10 @@ from bridge.routing.errors import InputError
 from bridge.spark.archiving.reading import Range, read_table
 from bridge.spark.archiving.tables import HISTORY
 from bridge.spark.report import Asked, main, report
+from bridge.testing.nodes.process import ROOT
 from tests.integration.spark import report_reference as reference
 from tests.integration.spark.archives import START_MS, Archive, Line, Row, history, id_key, letter, random_archive
 from tests.integration.spark.spark_jobs import refused, submit
-from tests.nodes.process import ROOT
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

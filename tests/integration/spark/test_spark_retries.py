@@ -23,9 +23,9 @@ from bridge.spark.wire.address import connect
 from bridge.spark.write.guard import summary_of
 from bridge.spark.write.options import parse
 from bridge.stack.embedded import EmbeddedServer
+from bridge.testing.waiting import wait_until
 from tests.integration.spark import spark_stream_job
 from tests.integration.spark.spark_session import session_of
-from tests.waiting import wait_until
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -13,18 +13,18 @@ import pytest
 
 from bridge.spark.generate import incident_log, write_log
 from bridge.stack.embedded import port_is_taken
-from tests.nodes.process import ROOT, ProcessNode, python_module
-from tests.nodes.yard import NodeYard
-from tests.waiting import wait_until
+from bridge.testing.nodes.process import ROOT, ProcessNode, python_module
+from bridge.testing.nodes.yard import ProcessYard
+from bridge.testing.waiting import wait_until
 
 EVENTS, TICKETS = 2000, 300
 SMALL = ("--workers", "2", "--concurrency", "1", "--masters", "1", "--lease", "1.5", "--no-flower")
 
 
 @pytest.fixture
-def yard(tmp_path: Path) -> Iterator[NodeYard]:
+def yard(tmp_path: Path) -> Iterator[ProcessYard]:
     """Without a server: the demo brings its own."""
-    made = NodeYard(tmp_path, "redis://127.0.0.1:1/0")
+    made = ProcessYard(tmp_path, "redis://127.0.0.1:1/0")
     yield made
     made.close()
 
@@ -36,12 +36,12 @@ def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def demo(yard: NodeYard, *arguments: str, app: str = "tasks", cwd: Path = ROOT) -> ProcessNode:
+def demo(yard: ProcessYard, *arguments: str, app: str = "tasks", cwd: Path = ROOT) -> ProcessNode:
     command = python_module("bridge", "-A", app, "demo", "--dir", str(yard.folder / "run"), *arguments)
     return yard.process("demo", command, cwd=cwd, wait=False)
 
 
-def verdict_of(yard: NodeYard) -> dict[str, Any]:
+def verdict_of(yard: ProcessYard) -> dict[str, Any]:
     found: dict[str, Any] = json.loads((yard.folder / "run" / "verdict.json").read_text(encoding="utf-8"))
     return found
 
@@ -50,7 +50,7 @@ def verdict_of(yard: NodeYard) -> dict[str, Any]:
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 class TestWithSpark:
-    def test_an_honest_run_passes(self, yard: NodeYard, log: Path) -> None:
+    def test_an_honest_run_passes(self, yard: ProcessYard, log: Path) -> None:
         run = demo(yard, "--events", str(log), *SMALL, "--json")
         assert run.wait(timeout_s=240) == 0, run.logs()
         verdict = verdict_of(yard)
@@ -72,7 +72,7 @@ class TestWithSpark:
         assert run.survivors() == []
 
     @pytest.mark.long
-    def test_a_dishonest_app_fails_and_the_verdict_says_why(self, yard: NodeYard, log: Path) -> None:
+    def test_a_dishonest_app_fails_and_the_verdict_says_why(self, yard: ProcessYard, log: Path) -> None:
         # One event's end is kept from the ledger, another one's is written twice as an older one, and one incident
         # gets another priority than its events say.
         (yard.folder / "dishonest.py").write_text(
@@ -125,7 +125,7 @@ class TestWithSpark:
             pytest.param("orders.csv", "the log has no column 'ticket_id'", id="columns", marks=pytest.mark.long),
         ],
     )
-    def test_a_log_that_a_job_refuses_is_one_clear_line(self, yard: NodeYard, name: str, said: str) -> None:
+    def test_a_log_that_a_job_refuses_is_one_clear_line(self, yard: ProcessYard, name: str, said: str) -> None:
         other = yard.folder / name
         other.write_text("order,amount\n1,20\n")
         run = demo(yard, "--events", str(other), *SMALL)
@@ -136,7 +136,7 @@ class TestWithSpark:
         assert "Traceback" not in run.logs()
         assert run.survivors() == []
 
-    def test_ctrl_c_in_the_middle_stops_everything_without_a_verdict(self, yard: NodeYard, log: Path) -> None:
+    def test_ctrl_c_in_the_middle_stops_everything_without_a_verdict(self, yard: ProcessYard, log: Path) -> None:
         run = demo(yard, "--events", str(log), *SMALL)
         wait_until(lambda: "workers   w1, w2" in run.logs(), description="the workers", timeout_s=60)
         port = int(run.logs().split("redis://127.0.0.1:")[1].split("/")[0])
@@ -148,13 +148,13 @@ class TestWithSpark:
         assert not port_is_taken(port)
 
 
-def test_a_missing_log_is_one_clear_line(yard: NodeYard) -> None:
+def test_a_missing_log_is_one_clear_line(yard: ProcessYard) -> None:
     run = demo(yard, "--events", "no/such/log.csv")
     assert run.wait(timeout_s=30) == 1
     assert run.logs() == "Error: there is no file no/such/log.csv\n"
 
 
-def test_a_folder_with_something_in_it_is_refused(yard: NodeYard, log: Path) -> None:
+def test_a_folder_with_something_in_it_is_refused(yard: ProcessYard, log: Path) -> None:
     (yard.folder / "run").mkdir()
     (yard.folder / "run" / "mine.txt").write_text("precious")
     run = demo(yard, "--events", str(log))

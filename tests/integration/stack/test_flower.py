@@ -13,9 +13,9 @@ import pytest
 import redis
 
 from bridge.stack.embedded import HOST, free_port
-from tests.nodes.process import python_module
-from tests.nodes.yard import NodeYard
-from tests.waiting import wait_until
+from bridge.testing.nodes.process import python_module
+from bridge.testing.nodes.yard import ProcessYard
+from bridge.testing.waiting import wait_until
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow, pytest.mark.timeout(240)]
 
@@ -67,7 +67,7 @@ class Page:
 @pytest.fixture(scope="module")
 def stack(browser: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Page, redis.Redis]]:
     folder = tmp_path_factory.mktemp("flower")
-    yard = NodeYard(folder, "redis://127.0.0.1:1/0")
+    yard = ProcessYard(folder, "redis://127.0.0.1:1/0")
     port, flower_port = free_port(), free_port()
     ports = ("--port", str(port), "--flower-port", str(flower_port))
     size = ("--workers", "2", "--concurrency", "1", "--masters", "1")

@@ -15,10 +15,10 @@ from celery import Celery
 
 from bridge.link.health import EVERY_S
 from bridge.stack.embedded import EmbeddedServer
+from bridge.testing.nodes.node import NodeYard
+from bridge.testing.nodes.process import ROOT, ProcessNode
+from bridge.testing.waiting import holds_for, wait_until
 from tests.integration.lanes import LaneUnderTest
-from tests.nodes.process import ROOT, ProcessNode
-from tests.nodes.yard import NodeYard
-from tests.waiting import holds_for, wait_until
 
 FILE = "/tmp/bridge-health"
 LONG_AGO = 1_000_000_000
@@ -56,15 +56,15 @@ def conf(file: Path) -> str:
 
 def is_seen_to_hang(node: ProcessNode, file: Path, healthy: Callable[[], bool]) -> None:
     """Without waiting for as long as the check allows for: the file is made as old as it would be."""
-    wait_until(healthy, description=f"{node.name} to be healthy")
+    wait_until(healthy, description=f"{node.name()} to be healthy")
     os.utime(file, (LONG_AGO, LONG_AGO))
     assert not healthy()
-    wait_until(healthy, description=f"{node.name} to touch its file again", timeout_s=30)
+    wait_until(healthy, description=f"{node.name()} to touch its file again", timeout_s=30)
     node.pause()
     os.utime(file, (LONG_AGO, LONG_AGO))
     assert not healthy()
     node.resume()
-    wait_until(healthy, description=f"{node.name} to turn on", timeout_s=30)
+    wait_until(healthy, description=f"{node.name()} to turn on", timeout_s=30)
 
 
 @pytest.mark.parametrize("role", ["leader", "standby"])
@@ -110,6 +110,6 @@ def test_a_worker_whose_connection_was_cut_is_healthy_again(
     worker = lane.worker("w1", "--concurrency=1", COUNTER_CONF=conf(file))
     wait_until(lambda: healthy("worker"), description="the worker to be healthy")
     lane.redis.client_kill_filter(_type="normal", skipme=True)
-    worker.wait_for_log("Connection to broker lost", timeout_s=30)
+    worker.wait_for_log("Connection to broker lost", timeout=30)
     os.utime(file, (LONG_AGO, LONG_AGO))
     wait_until(lambda: healthy("worker"), description="the worker to touch its file again", timeout_s=30)

@@ -13,9 +13,9 @@ import pytest
 import redis
 
 from bridge.stack.embedded import HOST, free_port, port_is_taken
-from tests.nodes.process import ProcessNode, python_module
-from tests.nodes.yard import NodeYard
-from tests.waiting import wait_until
+from bridge.testing.nodes.process import ProcessNode, python_module
+from bridge.testing.nodes.yard import ProcessYard
+from bridge.testing.waiting import wait_until
 
 #: A stack as small as it gets.
 SMALL = ("--workers", "1", "--concurrency", "1", "--masters", "1", "--lease", "1")
@@ -25,14 +25,14 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.fixture
-def yard(tmp_path: Path) -> Iterator[NodeYard]:
+def yard(tmp_path: Path) -> Iterator[ProcessYard]:
     """Without a server: a stack brings its own."""
-    made = NodeYard(tmp_path, "redis://127.0.0.1:1/0")
+    made = ProcessYard(tmp_path, "redis://127.0.0.1:1/0")
     yield made
     made.close()
 
 
-def bridge_up(yard: NodeYard, *arguments: str, wait: bool = True, name: str = "up") -> ProcessNode:
+def bridge_up(yard: ProcessYard, *arguments: str, wait: bool = True, name: str = "up") -> ProcessNode:
     command = python_module("bridge", "up", "--dir", str(yard.folder / "stack"), *arguments)
     node = yard.process(name, command, ready_text=UP, wait=False)
     if wait:
@@ -63,7 +63,7 @@ def count(commands: Sequence[str], text: str) -> int:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.long)])
-def test_the_whole_stack_comes_up_and_goes_away_when_asked(yard: NodeYard, number: signal.Signals) -> None:
+def test_the_whole_stack_comes_up_and_goes_away_when_asked(yard: ProcessYard, number: signal.Signals) -> None:
     up = bridge_up(yard, "--workers", "2", "--concurrency", "1")
     assert re.search(r"^Redis +redis://127\.0\.0\.1:\d+/0$", up.logs(), re.MULTILINE)
     assert re.search(r"^Flower +http://127\.0\.0\.1:\d+$", up.logs(), re.MULTILINE)
@@ -81,14 +81,14 @@ def test_the_whole_stack_comes_up_and_goes_away_when_asked(yard: NodeYard, numbe
     assert not serves(up)
 
 
-def test_nothing_outlives_a_stack_that_is_killed(yard: NodeYard) -> None:
+def test_nothing_outlives_a_stack_that_is_killed(yard: ProcessYard) -> None:
     up = bridge_up(yard, *SMALL, "--no-flower")
     assert count(commands_of(up), "flower --address") == 0
-    up.kill()
+    up.kill_main()
     wait_until(lambda: not up.survivors() and not serves(up), description="the orphans to end", timeout_s=30)
 
 
-def test_ctrl_c_while_it_comes_up_leaves_nothing(yard: NodeYard) -> None:
+def test_ctrl_c_while_it_comes_up_leaves_nothing(yard: ProcessYard) -> None:
     up = bridge_up(yard, *SMALL, wait=False)
     wait_until(
         lambda: count(commands_of(up), "-A tasks run") == 1, description="the master to be started", timeout_s=30
@@ -99,7 +99,7 @@ def test_ctrl_c_while_it_comes_up_leaves_nothing(yard: NodeYard) -> None:
     assert not serves(up)
 
 
-def test_a_worker_that_ends_by_itself_is_an_error_that_names_its_log(yard: NodeYard) -> None:
+def test_a_worker_that_ends_by_itself_is_an_error_that_names_its_log(yard: ProcessYard) -> None:
     up = bridge_up(yard, *SMALL, "--no-flower")
     [main] = [p for p in up.children() if "worker" in p.cmdline() and p.ppid() == up.pid]
     main.kill()
@@ -110,7 +110,7 @@ def test_a_worker_that_ends_by_itself_is_an_error_that_names_its_log(yard: NodeY
     assert not serves(up)
 
 
-def test_the_data_of_a_folder_outlives_the_stack(yard: NodeYard) -> None:
+def test_the_data_of_a_folder_outlives_the_stack(yard: ProcessYard) -> None:
     port = str(free_port())
     for life in ("first", "second"):
         up = bridge_up(yard, *SMALL, "--no-flower", "--port", port, name=life)
@@ -124,7 +124,7 @@ def test_the_data_of_a_folder_outlives_the_stack(yard: NodeYard) -> None:
 
 
 @pytest.mark.parametrize("option", ["--port", "--flower-port"])
-def test_a_port_that_is_taken_is_one_clear_line(yard: NodeYard, option: str) -> None:
+def test_a_port_that_is_taken_is_one_clear_line(yard: ProcessYard, option: str) -> None:
     with socket.socket() as taken:
         taken.bind((HOST, 0))
         taken.listen()
@@ -136,7 +136,7 @@ def test_a_port_that_is_taken_is_one_clear_line(yard: NodeYard, option: str) -> 
         )
 
 
-def test_a_folder_that_cannot_be_made_is_one_clear_line(yard: NodeYard) -> None:
+def test_a_folder_that_cannot_be_made_is_one_clear_line(yard: ProcessYard) -> None:
     (yard.folder / "file").write_text("")
     command = python_module("bridge", "up", "--dir", str(yard.folder / "file" / "stack"))
     up = yard.process("up", command, wait=False)
@@ -144,7 +144,7 @@ def test_a_folder_that_cannot_be_made_is_one_clear_line(yard: NodeYard) -> None:
     assert up.logs().strip() == f"Error: cannot make {yard.folder / 'file' / 'stack'}: Not a directory"
 
 
-def test_an_app_without_the_bridge_is_refused_before_anything_starts(yard: NodeYard) -> None:
+def test_an_app_without_the_bridge_is_refused_before_anything_starts(yard: ProcessYard) -> None:
     (yard.folder / "plain.py").write_text("from celery import Celery\napp = Celery('plain')\n")
     command = python_module("bridge", "-A", "plain", "up", "--dir", str(yard.folder / "stack"))
     up = yard.process("up", command, cwd=yard.folder, wait=False)

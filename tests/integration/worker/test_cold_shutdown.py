@@ -11,10 +11,9 @@ from typing import Any
 import pytest
 
 from bridge.stack.embedded import EmbeddedServer
+from bridge.testing.nodes.node import NodeYard, WorkerNode
+from bridge.testing.waiting import wait_until
 from tests.integration.lanes import WITH_AND_WITHOUT_BUNDLES, LaneUnderTest
-from tests.nodes.roles import WorkerNode
-from tests.nodes.yard import NodeYard
-from tests.waiting import wait_until
 
 GATE = "gate"
 
@@ -91,7 +90,7 @@ def test_a_soft_shutdown_gives_back_at_once_what_has_not_begun(lane: LaneUnderTe
     assert lane.count("failed") == lane.count("interrupted") == 0
     lane.assert_logs(tickets, 9)
     lane.assert_no_overlap()
-    worker.kill()
+    worker.kill_main()
     other.terminate()
 
 

@@ -12,11 +12,10 @@ from typing import Any
 import pytest
 
 from bridge.stack.embedded import EmbeddedServer
+from bridge.testing.nodes.node import NodeYard, WorkerNode
+from bridge.testing.waiting import wait_until
 from tests.integration.lanes import LaneUnderTest
 from tests.nodes.pid_namespace import contained, first_process, why_not, worker_process
-from tests.nodes.roles import WorkerNode
-from tests.nodes.yard import NodeYard
-from tests.waiting import wait_until
 
 REFUSED = why_not()
 pytestmark = pytest.mark.skipif(bool(REFUSED), reason=REFUSED)
@@ -42,11 +41,11 @@ class Containers:
         contained(node, *init)
         node.start()
         node.wait_ready()
-        wait_until(lambda: self.lane.redis.hexists(self.lane.keys.consumers, node.hostname), description="registered")
+        wait_until(lambda: self.lane.redis.hexists(self.lane.keys.consumers, node.hostname()), description="registered")
         return node
 
     def lease_of(self, node: WorkerNode) -> str:
-        found: Any = self.lane.redis.hget(self.lane.keys.consumers, node.hostname)
+        found: Any = self.lane.redis.hget(self.lane.keys.consumers, node.hostname())
         return self.lane.keys.lease(json.loads(found)["incarnation"])
 
     def notices(self, kind: str) -> int:

@@ -13,11 +13,10 @@ import psutil
 import pytest
 
 from bridge.stack.embedded import EmbeddedServer
+from bridge.testing.nodes.fork_server import WATCHER_BY_EXEC
+from bridge.testing.nodes.node import NodeYard, WorkerNode
+from bridge.testing.waiting import holds_for, wait_until
 from tests.integration.lanes import LaneUnderTest
-from tests.nodes.fork_server import WATCHER_BY_EXEC
-from tests.nodes.roles import WorkerNode
-from tests.nodes.yard import NodeYard
-from tests.waiting import holds_for, wait_until
 
 #: Long enough that nothing in these tests happens because a lease is over.
 LONG_LEASE = "30"
@@ -32,7 +31,7 @@ def lane(nodes: NodeYard, own_server: EmbeddedServer, tmp_path: Path) -> LaneUnd
 
 
 def incarnation_of(lane: LaneUnderTest, worker: WorkerNode) -> str:
-    found: Any = lane.redis.hget(lane.keys.consumers, worker.hostname)
+    found: Any = lane.redis.hget(lane.keys.consumers, worker.hostname())
     return str(json.loads(found)["incarnation"]) if found else ""
 
 
@@ -61,7 +60,7 @@ def busy_worker(lane: LaneUnderTest, *arguments: str, task: str | None = None) -
     for ticket in "AB":
         lane.push(ticket, {"n": 0, "ms": 60_000}, task)
     started(lane, 2)
-    master.kill()
+    master.kill_main()
     return worker
 
 
@@ -69,13 +68,13 @@ def busy_worker(lane: LaneUnderTest, *arguments: str, task: str | None = None) -
 def test_a_notice_names_exactly_what_ran(lane: LaneUnderTest, pool: str) -> None:
     worker = busy_worker(lane, "--concurrency=3", f"--pool={pool}")
     incarnation = incarnation_of(lane, worker)
-    worker.kill()
+    worker.kill_main()
 
     wait_until(lambda: entries(lane, "died"), description="a death notice", timeout_s=5)
 
     fences = sorted(line[3] for line in started(lane, 2))
     assert entries(lane, "died") == [
-        {"i": incarnation, "died": worker.hostname, "ran": json.dumps(fences, separators=(",", ":"))}
+        {"i": incarnation, "died": worker.hostname(), "ran": json.dumps(fences, separators=(",", ":"))}
     ]
     assert not lane.redis.exists(lane.keys.lease(incarnation))
     wait_until(lambda: not worker.survivors(), description="the watcher to end")
@@ -109,7 +108,7 @@ def test_a_worker_that_was_cut_short_while_it_ended_is_reported_dead(lane: LaneU
     worker = busy_worker(lane)
     worker.send(signal.SIGTERM)
     worker.wait_for_log("Warm shutdown")
-    worker.kill()
+    worker.kill_main()
     wait_until(lambda: entries(lane, "died"), description="a death notice", timeout_s=5)
 
 
@@ -129,7 +128,7 @@ def test_without_a_watcher_only_the_lease_decides(lane: LaneUnderTest) -> None:
     incarnation = incarnation_of(lane, worker)
     [watcher] = worker.watchers()
     watcher.kill()
-    worker.kill()
+    worker.kill_main()
     wait_until(lambda: not worker.survivors(), description="everything of the worker to end")
     assert not entries(lane, "died")
     assert lane.redis.exists(lane.keys.lease(incarnation))
@@ -148,7 +147,7 @@ def test_a_killed_watcher_is_followed_by_another_one(
         description="another watcher",
     )
     worker.watcher_at_work()
-    worker.kill()
+    worker.kill_main()
     wait_until(lambda: entries(lane, "died"), description="a death notice", timeout_s=4)
 
 
@@ -157,7 +156,7 @@ def test_while_a_pool_process_still_runs_there_is_no_notice(lane: LaneUnderTest,
     # Given tasks that are not ended with the main process, against all that Celery arranged
     worker = busy_worker(lane, task="counter.survives_hidden" if hides else "counter.survives")
     children = [line[6] for line in started(lane, 2)]
-    worker.kill()
+    worker.kill_main()
     # Then nothing is said while one of them runs
     os.kill(children[0], signal.SIGKILL)
     holds_for(lambda: not entries(lane, "died"), description="no death notice", duration_s=1.0)
@@ -173,7 +172,7 @@ def test_a_process_that_a_task_left_behind_delays_the_notice_until_the_lease_end
     lane = LaneUnderTest(nodes, own_server, tmp_path, COUNTER_LEASE="2", **AS_DEPLOYED)
     worker = busy_worker(lane, task="counter.leaves_behind")
     incarnation = incarnation_of(lane, worker)
-    worker.kill()
+    worker.kill_main()
     wait_until(lambda: not lane.redis.exists(lane.keys.lease(incarnation)), description="the lease to end")
     wait_until(lambda: not worker.watchers(), description="the watcher to end")
     assert not entries(lane, "died")
@@ -201,7 +200,7 @@ def test_a_killed_workers_tickets_go_on_long_before_its_lease_is_over(lane: Lane
     lane.worker("w2", "--concurrency=1")
     lane.wait_consumers(2)
     # The message that ran is charged, and waits its backoff of a few ms
-    victim.kill()
+    victim.kill_main()
 
     wait_until(lambda: lane.count("done") == 2, description="both to be done elsewhere", timeout_s=6)
 

@@ -13,11 +13,11 @@ import psutil
 import pytest
 
 from bridge.stack.embedded import EmbeddedServer
+from bridge.testing.nodes.node import NodeYard, broker_environment
+from bridge.testing.nodes.process import ROOT
+from bridge.testing.nodes.roles import WATCHER
+from bridge.testing.waiting import wait_until
 from tests.integration.lanes import LaneUnderTest
-from tests.nodes.process import ROOT
-from tests.nodes.roles import WATCHER, broker_environment
-from tests.nodes.yard import NodeYard
-from tests.waiting import wait_until
 
 CONFTEST = 'pytest_plugins = ("celery.contrib.pytest",)\n'
 

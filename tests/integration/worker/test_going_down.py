@@ -21,10 +21,9 @@ import pytest
 from celery import Celery
 
 from bridge.stack.embedded import EmbeddedServer
+from bridge.testing.nodes.node import NodeYard, WorkerNode
+from bridge.testing.waiting import wait_until
 from tests.integration.lanes import LaneUnderTest
-from tests.nodes.roles import WorkerNode
-from tests.nodes.yard import NodeYard
-from tests.waiting import wait_until
 
 #: Messages of a ticket, and which one stands at the gate.
 EACH, AT_GATE = 5, 2
@@ -155,7 +154,7 @@ def sending(*numbers: signal.Signals) -> Strike:
 
 def asking(command: str, **arguments: Any) -> Strike:
     def strike(stage: Stage, worker: WorkerNode) -> None:
-        stage.control.broadcast(command, arguments=arguments, destination=[worker.hostname])
+        stage.control.broadcast(command, arguments=arguments, destination=[worker.hostname()])
 
     return strike
 
@@ -165,14 +164,14 @@ def nothing(_: Stage, __: WorkerNode) -> None:
 
 
 def cancel_and_add(stage: Stage, worker: WorkerNode) -> None:
-    queue = stage.lane.keys.queue(worker.hostname)
+    queue = stage.lane.keys.queue(worker.hostname())
     for command in ("cancel_consumer", "add_consumer"):
-        stage.control.broadcast(command, arguments={"queue": queue}, destination=[worker.hostname])
+        stage.control.broadcast(command, arguments={"queue": queue}, destination=[worker.hostname()])
 
 
 def shrink_after_growing(stage: Stage, worker: WorkerNode) -> None:
     for command, n in (("pool_grow", 3), ("pool_shrink", 3), ("pool_shrink", 1)):
-        stage.control.broadcast(command, arguments={"n": n}, destination=[worker.hostname])
+        stage.control.broadcast(command, arguments={"n": n}, destination=[worker.hostname()])
 
 
 def cut(stage: Stage, worker: WorkerNode) -> None:
@@ -183,9 +182,9 @@ def cut(stage: Stage, worker: WorkerNode) -> None:
         if int(client["addr"].rpartition(":")[2]) in ports:
             with suppress(Exception):
                 stage.lane.redis.client_kill_filter(_id=client["id"])
-    if worker.name.startswith(("prefork", "threads")):
+    if worker.name().startswith(("prefork", "threads")):
         # The others read nothing while all their slots are taken.
-        worker.wait_for_log("Connection to broker lost", timeout_s=30)
+        worker.wait_for_log("Connection to broker lost", timeout=30)
 
 
 TERM, INT, QUIT, HUP = signal.SIGTERM, signal.SIGINT, signal.SIGQUIT, signal.SIGHUP

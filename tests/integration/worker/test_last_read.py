@@ -17,10 +17,10 @@ from kombu import Connection, Consumer, Exchange, Queue
 from bridge.app.installation import install
 from bridge.protocol.names import HEADER_WORD
 from bridge.stack.embedded import EmbeddedServer
+from bridge.testing.nodes.node import NodeYard
+from bridge.testing.waiting import holds_for, wait_until
 from bridge.worker.main.last_read import end_last_read
 from tests.integration.lanes import QUICK, LaneUnderTest
-from tests.nodes.yard import NodeYard
-from tests.waiting import holds_for, wait_until
 
 APP = "tests.apps.anywhere"
 POOLS = ("prefork", "solo", "threads", "gevent")
@@ -184,7 +184,7 @@ def test_a_stopping_worker_reads_the_last_results_of_its_pool(
     # Given a process of the pool that was sent a task, and has not said yet that it begins
     [process] = going.children()
     process.suspend()
-    queue = lane.keys.queue(going.hostname)
+    queue = lane.keys.queue(going.hostname())
     for number, ticket in enumerate("ABC", 1):
         # Each is read when the one before it was dealt with: when the third is, the first was written to the process
         lane.push(ticket, {"n": 0})

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from bridge.stack.embedded import EmbeddedServer
+from bridge.testing.nodes.node import NodeYard
+from bridge.testing.waiting import wait_until
 from tests.integration.lanes import QUICK, LaneUnderTest
-from tests.nodes.yard import NodeYard
-from tests.waiting import wait_until
 
 ODD = "tests.apps.odd"
 #: Ends, and what their dead letter says.
@@ -130,7 +130,7 @@ def test_an_entry_that_was_trimmed_and_is_given_back_under_a_new_leader_is_a_dea
     wait_until(lambda: lane.executions() == 1, description="the long task to begin")
     trimmed = lane.push("T", {"n": 0})
     lane.push("T", {"n": 1})
-    wait_until(lambda: trimmed in str(lane.in_flight(worker.hostname)), description="the message to be in flight")
+    wait_until(lambda: trimmed in str(lane.in_flight(worker.hostname())), description="the message to be in flight")
     lane.redis.xdel(lane.keys.stream, trimmed)
     master.terminate()
     lane.master("m2")

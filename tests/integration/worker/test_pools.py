@@ -10,10 +10,9 @@ from typing import Any
 import pytest
 
 from bridge.stack.embedded import EmbeddedServer
+from bridge.testing.nodes.node import NodeYard, WorkerNode
+from bridge.testing.waiting import wait_until
 from tests.integration.lanes import WITH_AND_WITHOUT_BUNDLES, LaneUnderTest
-from tests.nodes.roles import WorkerNode
-from tests.nodes.yard import NodeYard
-from tests.waiting import wait_until
 
 TICKETS = 12
 EACH = 20
@@ -35,7 +34,7 @@ def worker_of(lane: LaneUnderTest, name: str, pool: str, *, wait: bool = True) -
 
 
 def incarnation_of(lane: LaneUnderTest, worker: WorkerNode) -> str:
-    found: Any = lane.redis.hget(lane.keys.consumers, worker.hostname)
+    found: Any = lane.redis.hget(lane.keys.consumers, worker.hostname())
     return str(json.loads(found)["incarnation"]) if found else ""
 
 
@@ -91,7 +90,7 @@ def test_a_worker_that_is_asked_to_stop_gives_back_what_it_has_not_begun(lane: L
     lane.assert_no_overlap()
     lane.assert_at_rest()
     wait_until(
-        lambda: lane.redis.hkeys(lane.keys.consumers) == [other.hostname],
+        lambda: lane.redis.hkeys(lane.keys.consumers) == [other.hostname()],
         description="the one that went to be forgotten",
     )
 
@@ -105,7 +104,7 @@ def test_a_killed_workers_tickets_go_on_elsewhere_in_order(lane: LaneUnderTest, 
     lane.push_many(TICKETS, EACH, ms=5)
     wait_until(lambda: lane.count("done") > 40, description="the workers to work", timeout_s=20)
 
-    victim.kill()
+    victim.kill_main()
 
     lane.wait_done(TICKETS * EACH)
     lane.assert_logs(TICKETS, EACH)

@@ -16,9 +16,9 @@ from celery import Celery, states
 from celery.exceptions import TimeLimitExceeded, WorkerLostError
 
 from bridge.stack.embedded import EmbeddedServer
+from bridge.testing.nodes.node import NodeYard
+from bridge.testing.waiting import wait_until
 from tests.integration.lanes import WITH_AND_WITHOUT_BUNDLES, LaneUnderTest
-from tests.nodes.yard import NodeYard
-from tests.waiting import wait_until
 
 
 @pytest.fixture(params=WITH_AND_WITHOUT_BUNDLES)

@@ -10,10 +10,9 @@ import pytest
 from celery import Celery
 
 from bridge.stack.embedded import EmbeddedServer
+from bridge.testing.nodes.node import NodeYard, WorkerNode
+from bridge.testing.waiting import wait_until
 from tests.integration.lanes import WITH_AND_WITHOUT_BUNDLES, LaneUnderTest
-from tests.nodes.roles import WorkerNode
-from tests.nodes.yard import NodeYard
-from tests.waiting import wait_until
 
 TASK = "counter.held_result"
 TICKETS = 6
@@ -61,7 +60,7 @@ class Scene:
 
     def revoke(self, ids: list[str], **how: Any) -> str:
         [reply] = self.app.control.revoke(ids, reply=True, timeout=10, limit=1, **how)
-        return str(reply[self.worker.hostname])
+        return str(reply[self.worker.hostname()])
 
     def finish(self, dead: set[str]) -> None:
         """Opens the gate: the dead are dead, and everything else is done, in order, once."""

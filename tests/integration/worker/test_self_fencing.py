@@ -15,10 +15,9 @@ import psutil
 import pytest
 
 from bridge.stack.embedded import EmbeddedServer
+from bridge.testing.nodes.node import NodeYard, WorkerNode
+from bridge.testing.waiting import holds_for, wait_until
 from tests.integration.lanes import LaneUnderTest
-from tests.nodes.roles import WorkerNode
-from tests.nodes.yard import NodeYard
-from tests.waiting import holds_for, wait_until
 
 #: A worker ends what it runs a twentieth of this before it is over: a machine may stand still for so long.
 LEASE_S = 4.0
@@ -30,7 +29,7 @@ def lane(nodes: NodeYard, own_server: EmbeddedServer, tmp_path: Path) -> LaneUnd
 
 
 def incarnation_of(lane: LaneUnderTest, worker: WorkerNode) -> str:
-    found: Any = lane.redis.hget(lane.keys.consumers, worker.hostname)
+    found: Any = lane.redis.hget(lane.keys.consumers, worker.hostname())
     return str(json.loads(found)["incarnation"]) if found else ""
 
 
@@ -125,7 +124,7 @@ def test_a_stopping_worker_does_not_come_back_when_its_lease_is_lost(lane: LaneU
     wait_until(lambda: ended(child), description="the pool process to end")
     # Then it ends, and was nobody else meanwhile: a new life would be sent tickets that nobody takes
     worker.wait()
-    assert worker.log_file.read_text().count("registered as") == 1
+    assert worker.logs().count("registered as") == 1
 
 
 def test_an_idle_worker_that_lost_its_lease_keeps_its_pool(lane: LaneUnderTest) -> None:

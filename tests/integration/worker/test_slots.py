@@ -10,10 +10,9 @@ import pytest
 from celery import Celery
 
 from bridge.stack.embedded import EmbeddedServer
+from bridge.testing.nodes.node import NodeYard, WorkerNode
+from bridge.testing.waiting import holds_for, wait_until
 from tests.integration.lanes import LaneUnderTest
-from tests.nodes.roles import WorkerNode
-from tests.nodes.yard import NodeYard
-from tests.waiting import holds_for, wait_until
 
 
 @pytest.fixture
@@ -22,7 +21,7 @@ def lane(nodes: NodeYard, own_server: EmbeddedServer, tmp_path: Path) -> LaneUnd
 
 
 def slots(lane: LaneUnderTest, worker: WorkerNode) -> int:
-    found: Any = lane.redis.hget(lane.keys.consumers, worker.hostname)
+    found: Any = lane.redis.hget(lane.keys.consumers, worker.hostname())
     return int(json.loads(found)["slots"])
 
 
@@ -43,10 +42,10 @@ def open_gate(lane: LaneUnderTest, gate: str, done: int) -> None:
 def tell(lane: LaneUnderTest, worker: WorkerNode, command: str, **arguments: int) -> None:
     """Celery's own remote control. A worker is a consumer a moment before it listens to that."""
     control = Celery(broker=lane.server.url).control
-    wait_until(lambda: control.ping([worker.hostname], timeout=1), description="the worker to listen", timeout_s=30)
-    to = {"destination": [worker.hostname], "reply": True, "timeout": 10, "limit": 1}
+    wait_until(lambda: control.ping([worker.hostname()], timeout=1), description="the worker to listen", timeout_s=30)
+    to = {"destination": [worker.hostname()], "reply": True, "timeout": 10, "limit": 1}
     [reply] = control.broadcast(command, arguments=arguments, **to)
-    assert "ok" in reply[worker.hostname]
+    assert "ok" in reply[worker.hostname()]
 
 
 @pytest.mark.parametrize("pool", ["prefork", "gevent"])

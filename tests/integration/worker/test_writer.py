@@ -14,8 +14,8 @@ from bridge.consumer.deadline import now_ns
 from bridge.consumer.writer import OutcomeWriter
 from bridge.protocol.outcomes import Kind, Outcome
 from bridge.stack.embedded import EmbeddedServer
+from bridge.testing.waiting import wait_until
 from bridge.worker.guard.shared_page import SharedPage
-from tests.waiting import wait_until
 
 LIFE = "1" * 32
 

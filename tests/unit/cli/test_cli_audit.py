@@ -18,11 +18,11 @@ from redis import Redis
 from bridge.audit.audit import Check
 from bridge.cli.main import cli
 from bridge.stack.embedded import EmbeddedServer
+from bridge.testing.waiting import wait_until
 from tests.commands import CommandLine, command_line
 from tests.unit.audit.test_audit import EVENTFUL
 from tests.unit.audit.true_history import Event, TrueLane
 from tests.unit.audit.written_history import WrittenLane
-from tests.waiting import wait_until
 
 DOCS = Path(__file__).parents[3] / "docs"
 

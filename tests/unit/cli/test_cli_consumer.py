@@ -10,9 +10,9 @@ import pytest
 
 from bridge.protocol.names import HEADER_WORD, WorkerWord
 from bridge.stack.embedded import EmbeddedServer
+from bridge.testing.waiting import holds_for, wait_until
 from tests.commands import CommandLine, Lane, command_line
 from tests.operators import fake_leader, order_drain
-from tests.waiting import holds_for, wait_until
 
 
 @pytest.fixture

@@ -9,9 +9,9 @@ import pytest
 
 import bridge.cli.commands.dead
 from bridge.stack.embedded import EmbeddedServer
+from bridge.testing.waiting import wait_until
 from tests.commands import CommandLine, Lane, command_line, letter
 from tests.operators import fake_leader
-from tests.waiting import wait_until
 
 
 @pytest.fixture

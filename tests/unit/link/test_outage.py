@@ -14,7 +14,7 @@ import bridge.link.outage
 from bridge.link.connections import Wire, client, error_code, is_full, is_outage
 from bridge.link.outage import CALM_S, Outage
 from bridge.stack.embedded import EmbeddedServer
-from tests.waiting import wait_until
+from bridge.testing.waiting import wait_until
 
 
 def reply_of(url: str, *arguments: object) -> BaseException:

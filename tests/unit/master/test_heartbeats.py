@@ -10,7 +10,7 @@ from celery import Celery
 import bridge.master.heartbeats
 from bridge.master.heartbeats import Heartbeats
 from bridge.stack.embedded import EmbeddedServer
-from tests.waiting import wait_until
+from bridge.testing.waiting import wait_until
 
 
 class Looks:

@@ -15,9 +15,9 @@ from bridge.operate.orders import give
 from bridge.protocol.orders import Park
 from bridge.routing.errors import OrderFailed
 from bridge.stack.embedded import EmbeddedServer
+from bridge.testing.waiting import wait_until
 from tests.commands import Lane
 from tests.operators import fake_leader
-from tests.waiting import wait_until
 
 ORDER = Park("A\n{x}: é", "r")
 SENT = {"do": "park", "ticket": "A\n{x}: é", "reason": "r"}

@@ -16,7 +16,7 @@ import pytest
 import yaml
 
 from bridge.stack.embedded import EmbeddedServer
-from tests.nodes.roles import MasterNode, WorkerNode
+from bridge.testing.nodes.roles import ProcessMaster, ProcessWorker
 
 ROOT = Path(__file__).parents[3]
 Service = dict[str, Any]
@@ -121,13 +121,13 @@ class TestCommands:
     """They are the ones that tests run and pages name; a container must not be a third way to start the bridge."""
 
     def test_a_worker_is_started_as_in_the_tests(self, services: dict[str, Service], tmp_path: Path) -> None:
-        node = WorkerNode("worker", app="tasks", broker_url=BROKER, log_file=tmp_path / "log", arguments=())
+        node = ProcessWorker("worker", app="tasks", broker_url=BROKER, log_file=tmp_path / "log", arguments=())
         init = ["python", "-m", "bridge.worker.init"]
         assert services["worker"]["command"] == init + without_python(node.command)
         assert find_spec(init[-1]) is not None
 
     def test_a_master_is_started_as_in_the_tests(self, services: dict[str, Service], tmp_path: Path) -> None:
-        node = MasterNode("master", app="tasks", broker_url=BROKER, log_file=tmp_path / "log")
+        node = ProcessMaster("master", app="tasks", broker_url=BROKER, log_file=tmp_path / "log")
         assert services["master"]["command"] == without_python(node.command)
 
     def test_flower_is_celery_s_own_command(self, services: dict[str, Service]) -> None:

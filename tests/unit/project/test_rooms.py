@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.nodes.process import ROOT
+from bridge.testing.nodes.process import ROOT
 
 TOPS = ("bridge", "spark")
 #: More entries than this are a hall, and nobody sees where a thing belongs.

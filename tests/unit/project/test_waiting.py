@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from bridge.stack.embedded import EmbeddedServer
+from bridge.testing.waiting import WaitTimeout, holds_for, wait_until
 from tests.conftest import missing
-from tests.waiting import WaitTimeout, holds_for, wait_until
 
 
 def test_returns_the_first_truthy_value() -> None:

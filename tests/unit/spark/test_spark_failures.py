@@ -15,7 +15,7 @@ from bridge.routing.errors import ConfigurationError, InputError, PayloadError, 
 from bridge.spark.job import failures
 from bridge.spark.job.failures import errors_in_one_line, one_line
 from bridge.spark.wire.replies import RefusedByServer
-from tests.nodes.process import ROOT
+from bridge.testing.nodes.process import ROOT
 
 PYTHON_TRACE = """An exception was thrown from the Python worker. Please see the stack trace below.
 Traceback (most recent call last):

@@ -7,7 +7,7 @@ import sys
 import zipfile
 
 from bridge.spark.job.packages import zipped_packages
-from tests.nodes.process import ROOT
+from bridge.testing.nodes.process import ROOT
 
 
 def test_it_holds_the_modules_and_the_lua_of_two_packages_and_what_makes_them_parts_of_bridge() -> None:

@@ -15,7 +15,7 @@ import pytest
 
 from bridge.routing.errors import PortInUse, ServerStartFailed
 from bridge.stack.embedded import EmbeddedServer, OrphanGuard, find_server_binary, free_port, port_is_taken
-from tests.waiting import wait_until
+from bridge.testing.waiting import wait_until
 
 pytestmark = pytest.mark.server
 ROOT = Path(__file__).parents[3]

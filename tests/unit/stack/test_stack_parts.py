@@ -20,7 +20,7 @@ from bridge.stack.demo.progress import Counts, ProgressView
 from bridge.stack.demo.verdict import DemoVerdict, Findings, Reroute
 from bridge.stack.demo.verdict_table import verdict_table
 from bridge.stack.stopping import Stopped, StopRequest
-from tests.waiting import wait_until
+from bridge.testing.waiting import wait_until
 
 
 @pytest.fixture

@@ -13,9 +13,9 @@ from redis.exceptions import ResponseError
 
 from bridge.consumer.deadline import now_ns
 from bridge.protocol.names import HEADER_BASE
+from bridge.testing.waiting import holds_for, wait_until
 from bridge.worker.guard.shared_page import SharedPage
 from bridge.worker.main import forced_end, threads
-from tests.waiting import holds_for, wait_until
 
 LIFE = "1" * 32
 

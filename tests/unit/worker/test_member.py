@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 
 from bridge.consumer.deadline import now_ns
+from bridge.testing.waiting import holds_for, wait_until
 from bridge.worker.guard.shared_page import SharedPage
 from bridge.worker.main.member import Member
 from tests.unit.worker.test_shared import LIFE, Child, runs
-from tests.waiting import holds_for, wait_until
 
 
 class Waiting:

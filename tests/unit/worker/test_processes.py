@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from bridge.testing.waiting import wait_until
 from bridge.worker.guard import processes
 from bridge.worker.guard.processes import gone, kill, start_time
-from tests.waiting import wait_until
 
 
 @pytest.fixture

@@ -7,9 +7,9 @@ from redis.exceptions import ConnectionError as Lost
 
 from bridge.consumer.holdings import Holdings
 from bridge.settings.lane import LaneSettings
+from bridge.testing.waiting import wait_until
 from bridge.worker.main import warm_shutdown as shutdown
 from bridge.worker.main.warm_shutdown import WarmShutdown
-from tests.waiting import wait_until
 
 
 class Leaving:

@@ -1,4 +1,4 @@
-"""Starts Python programs from a parent that has imported most of what they need (`tests.nodes.fork_server`).
+"""Starts Python programs from a parent that has imported most of what they need (`bridge.testing.nodes.fork_server`).
 
 A worker starts for a third of the processor time, and is otherwise the process that it would be: its own session,
 number, exit code, command line and environment. What is about starting itself is not for this: `can_fork` says no where
@@ -20,7 +20,7 @@ from functools import cache
 from pathlib import Path
 from tempfile import TemporaryFile
 
-from tests.nodes import fork_server
+from bridge.testing.nodes import fork_server
 
 ROOT = fork_server.ROOT
 MODULES = ("bridge", "celery")
@@ -28,10 +28,12 @@ MODULES = ("bridge", "celery")
 STARTED_WITH = dict(os.environ)
 #: Variables that a fork gets as an interpreter would, or that only an app reads. An interpreter and the libraries read
 #: many others once, when they start or are imported.
-READ_LATER = (
-    "ADOPTED_", "ANYWHERE_", "BRIDGE_", "CELERY_BROKER_URL", "CELERY_RESULT_BACKEND", "CHAOS_", "COLUMNS", "COUNTER_",
-    "ODD_", "PYTEST_CURRENT_TEST", "PYTHONPATH", "PYTHONUNBUFFERED", "SERVICE_", "SHOP", "SOAK_", "TICKET_BRIDGE_",
-)  # fmt: skip
+READ_LATER = [
+    "BRIDGE_", "CELERY_BROKER_URL", "CELERY_RESULT_BACKEND", "COLUMNS", "PYTEST_CURRENT_TEST", "PYTHONPATH",
+    "PYTHONUNBUFFERED", "TICKET_BRIDGE_",
+]  # fmt: skip
+#: How variables begin that an interpreter or a library reads early.
+READ_EARLY = ("CELERY_", "DJANGO_", "KOMBU_", "LANG", "LC_", "LD_", "MALLOC_", "PYTHON", "REMAP_", "TZ")
 #: Room for what a process shows as its arguments and its environment.
 ROOM = 1 << 15
 
@@ -112,6 +114,17 @@ class ForkServer:
         return code
 
 
+def read_by_apps(*names: str) -> None:
+    """Say that only apps read the variables that begin so, and so a fork may have others than its parent."""
+    READ_LATER.extend(name for name in names if name not in READ_LATER and not name.startswith(READ_EARLY))
+
+
+def take_environment() -> None:
+    """Let servers that start from now on have this process's environment of this moment."""
+    STARTED_WITH.clear()
+    STARTED_WITH.update(os.environ)
+
+
 @cache
 def server(*, with_bridge: bool, gevent: bool = False) -> ForkServer:
     """The server of this test process, started when it is first needed."""
@@ -128,7 +141,7 @@ def can_fork(arguments: Sequence[str], env: Mapping[str, str]) -> bool:
         return False
 
     def read_early(variables: Mapping[str, str]) -> dict[str, str]:
-        return {name: value for name, value in variables.items() if not name.startswith(READ_LATER)}
+        return {name: value for name, value in variables.items() if not name.startswith(tuple(READ_LATER))}
 
     return env.get("PYTHONUNBUFFERED") == "1" and read_early(env) == read_early(STARTED_WITH)
 

@@ -8,34 +8,21 @@ no engine exists. As with an engine, SIGKILL to a container takes everything in 
 from __future__ import annotations
 
 import shlex
-import signal
 import socket
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import redis
-from pytest_celery import CeleryTestContainer, CeleryTestWorker, CeleryWorkerContainer
+from pytest_celery import CeleryTestContainer, CeleryWorkerContainer
 
 from bridge.stack.embedded import HOST, EmbeddedServer
-from tests.nodes.roles import WorkerNode
-
-RUNNING = "running"
-EXITED = "exited"
+from bridge.testing.nodes.node import EXITED, RUNNING, signal_number
 
 
-def signal_number(wanted: str | int | None) -> signal.Signals:
-    """A signal as an engine's client names it: "SIGTERM", "TERM", 15, or nothing for SIGKILL."""
-    if wanted is None:
-        return signal.SIGKILL
-    if isinstance(wanted, int):
-        return signal.Signals(wanted)
-    return signal.Signals["SIG" + wanted.upper().removeprefix("SIG")]
-
-
-class ValkeyContainer(CeleryTestContainer):
+class ServerContainer(CeleryTestContainer):
     """A broker or result backend: an embedded server."""
 
     def __init__(self, server: EmbeddedServer, name: str = "valkey") -> None:
@@ -94,12 +81,27 @@ class ValkeyContainer(CeleryTestContainer):
         """The server belongs to the fixture that made it."""
 
 
-class WorkerContainer(CeleryWorkerContainer):
-    """A worker: `python -m celery -A APP worker -n NAME@%h` with a log file of its own."""
+class Holder(Protocol):
+    """What a container needs of the node whose processes it stands for."""
 
-    def __init__(self, node: WorkerNode, queue: str = "celery") -> None:
+    cwd: Path
+
+    @property
+    def running(self) -> bool: ...
+    def name(self) -> str: ...
+    def environment(self) -> dict[str, str]: ...
+    def ready(self) -> bool: ...
+    def logs(self) -> str: ...
+    def kill(self, signal: str | int = ...) -> None: ...
+    def restart(self, *, timeout_s: float = ...) -> None: ...
+    def close(self) -> None: ...
+
+
+class ProcessContainer(CeleryWorkerContainer):
+    """The processes of one node."""
+
+    def __init__(self, node: Holder) -> None:
         self.node = node
-        self._queue = queue
 
     @property
     def id(self) -> str:
@@ -107,27 +109,20 @@ class WorkerContainer(CeleryWorkerContainer):
 
     @property
     def name(self) -> str:
-        return self.node.name
+        return self.node.name()
 
     @property
     def status(self) -> str:
         return RUNNING if self.node.running else EXITED
 
-    # These three are classmethods in the base class, where a class stands for an image; here each worker has its own.
-    def worker_name(self) -> str:
-        return self.node.name
-
-    def worker_queue(self) -> str:
-        return self._queue
-
+    # A classmethod in the base class, where a class stands for an image.
     def version(self) -> str:
         import celery
 
         return str(celery.__version__)
 
     def ready(self) -> bool:
-        self.node.wait_ready()
-        return True
+        return self.node.ready()
 
     def logs(self) -> str:
         return self.node.logs()
@@ -136,23 +131,13 @@ class WorkerContainer(CeleryWorkerContainer):
         """Nothing is cached."""
 
     def kill(self, signal: str | int | None = None) -> None:
-        number = signal_number(signal)
-        if number.name == "SIGKILL":
-            self.node.vanish()
-        else:
-            self.node.send(number)
+        self.node.kill("SIGKILL" if signal is None else signal)
 
     def restart(self, timeout: int = 10) -> None:
-        if self.node.running:
-            try:
-                self.node.terminate(timeout_s=timeout)
-            except AssertionError:
-                self.node.vanish()
-        self.node.start()
-        self.node.wait_ready()
+        self.node.restart(timeout_s=timeout)
 
     def exec_run(self, command: str | Sequence[str]) -> tuple[int, bytes]:
-        """Runs a command where the worker runs: its folder, its environment, its Python."""
+        """Runs a command where the node runs: its folder, its environment, its Python."""
         arguments = shlex.split(command) if isinstance(command, str) else list(command)
         if arguments[0] == "python":
             arguments[0] = sys.executable
@@ -163,24 +148,6 @@ class WorkerContainer(CeleryWorkerContainer):
 
     def teardown(self) -> None:
         self.node.close()
-
-
-class ProcessWorker(CeleryTestWorker):
-    """pytest-celery's worker node, where host and processes are those of this machine."""
-
-    container: WorkerContainer
-
-    def hostname(self) -> str:
-        """The node name; pytest-celery would cut the host's part to the length of a container's id."""
-        return self.container.node.hostname
-
-    def get_running_processes_info(
-        self, columns: list[str] | None = None, filters: Mapping[str, object] | None = None
-    ) -> list[dict[str, Any]]:
-        """The processes of this node only, as they would be the only ones in a container."""
-        wanted = columns or ["pid", "name", "username", "cmdline", "cpu_percent", "memory_percent", "create_time"]
-        found = [process.as_dict(wanted) for process in self.container.node.survivors()]
-        return [info for info in found if all(info.get(key) == value for key, value in (filters or {}).items())]
 
 
 def write_content(folder: Path, content: Mapping[str, bytes]) -> None:

@@ -20,18 +20,21 @@ from pathlib import Path
 import psutil
 
 from bridge.stack.embedded import OrphanGuard
-from tests.nodes import preloaded
-from tests.nodes.fork_server import MARK
-from tests.waiting import wait_until
+from bridge.testing.nodes import preloaded
+from bridge.testing.nodes.fork_server import MARK
+from bridge.testing.nodes.local_containers import ProcessContainer
+from bridge.testing.nodes.node import Node
+from bridge.testing.waiting import wait_until
 
+#: The folder that `bridge` is imported from.
 ROOT = preloaded.ROOT
+#: Where programs start that are not told a folder, and what they can import from wherever they start.
+HOME = Path.cwd()
 
 
-class ProcessNode:
-    """A command that a test starts, watches and ends; it can be started again after it has ended."""
+class ProcessNode(Node):
+    """A command that runs as a process of this machine."""
 
-    #: A text in the log that says the program is ready; None: it is ready when it runs.
-    ready_text: str | None = None
     #: Whether it is forked from a preloaded parent, where that makes no difference to the program.
     preload = True
 
@@ -42,11 +45,10 @@ class ProcessNode:
         *,
         log_file: Path,
         env: Mapping[str, str] | None = None,
-        cwd: Path = ROOT,
+        cwd: Path = HOME,
         ready_text: str | None = None,
     ) -> None:
-        self.name = name
-        self.command = list(command)
+        super().__init__(name, command, ProcessContainer(self))
         self.log_file = log_file
         self.cwd = cwd
         self.env = dict(env or {})
@@ -59,21 +61,18 @@ class ProcessNode:
 
     def __repr__(self) -> str:
         state = f"pid {self.pid}" if self.running else f"ended with {self.exit_code}"
-        return f"<{type(self).__name__} {self.name}: {state}>"
+        return f"<{type(self).__name__} {self._name}: {state}>"
 
     @property
     def running(self) -> bool:
-        """Whether the main process is there."""
         return self._process is not None and self._process.poll() is None
 
     @property
     def pid(self) -> int | None:
-        """The main process, also after it has ended."""
         return None if self._process is None else self._process.pid
 
     @property
     def exit_code(self) -> int | None:
-        """None while it runs or before it has started; -9 after SIGKILL."""
         return None if self._process is None else self._process.poll()
 
     def environment(self) -> dict[str, str]:
@@ -81,14 +80,13 @@ class ProcessNode:
         return {
             **os.environ,
             "PYTHONUNBUFFERED": "1",
-            "PYTHONPATH": str(ROOT),  # for programs that start in a folder of their own
+            "PYTHONPATH": str(HOME),  # for programs that start in a folder of their own
             **self.env,
             MARK: self._mark,
         }
 
     def start(self) -> None:
-        """Starts the program; its log is appended to. It need not be ready when this returns."""
-        assert not self.running, f"{self.name} runs already"
+        assert not self.running, f"{self._name} runs already"
         if self._guard is not None:
             self._guard.release()  # of the life before
         self._life_began_at = self._log_size()
@@ -109,42 +107,24 @@ class ProcessNode:
                 )
         self._guard = OrphanGuard(self._process.pid)
 
-    def wait_ready(self, timeout_s: float = 30.0) -> None:
-        """Waits until this life of the program has logged `ready_text`; fails at once when it ends before."""
-
-        def ready_or_ended() -> bool:
-            return not self.running or self.ready_text is None or self.ready_text in self.logs(this_life=True)
-
-        wait_until(ready_or_ended, description=f"{self.name} to log {self.ready_text!r}", timeout_s=timeout_s)
-        assert self.running, f"{self.name} ended with {self.exit_code} before it was ready:\n{self.log_tail()}"
-
     def wait(self, timeout_s: float = 15.0) -> int:
-        """Waits for the main process to end; its exit code."""
-        assert self._process is not None, f"{self.name} was never started"
+        assert self._process is not None, f"{self._name} was never started"
         try:
             return self._process.wait(timeout_s)
         except subprocess.TimeoutExpired:
-            raise AssertionError(f"{self.name} did not end within {timeout_s:g} s:\n{self.log_tail()}") from None
+            raise AssertionError(f"{self._name} did not end within {timeout_s:g} s:\n{self.log_tail()}") from None
 
     def send(self, number: signal.Signals) -> None:
-        """Sends a signal to the main process only: what a supervisor or the kernel's OOM killer does."""
-        assert self._process is not None, f"{self.name} was never started"
-        assert self.running, f"{self.name} has already ended with {self.exit_code}:\n{self.log_tail()}"
+        assert self._process is not None, f"{self._name} was never started"
+        assert self.running, f"{self._name} has already ended with {self.exit_code}:\n{self.log_tail()}"
         os.kill(self._process.pid, number)
 
-    def terminate(self, timeout_s: float = 15.0) -> int:
-        """SIGTERM to the main process, as a deployment does, and wait for it to end; its exit code."""
-        self.send(signal.SIGTERM)
-        return self.wait(timeout_s)
-
-    def kill(self) -> None:
-        """SIGKILL to the main process only, and wait for it to be gone. Children get whatever the program arranged."""
+    def kill_main(self) -> None:
         self.send(signal.SIGKILL)
         self.wait()
 
     def vanish(self) -> None:
-        """SIGKILL to everything that the node consists of: a lost machine, where nobody is left to say good-bye."""
-        assert self._process is not None, f"{self.name} was never started"
+        assert self._process is not None, f"{self._name} was never started"
         # Frozen first, so that nobody sees another end and still acts on it.
         for process in self.survivors():
             with contextlib.suppress(psutil.NoSuchProcess):
@@ -152,17 +132,14 @@ class ProcessNode:
         self._kill_all()
 
     def pause(self) -> None:
-        """Freeze the whole group, as a paused virtual machine would."""
-        assert self._process is not None, f"{self.name} was never started"
+        assert self._process is not None, f"{self._name} was never started"
         os.killpg(self._process.pid, signal.SIGSTOP)
 
     def resume(self) -> None:
-        """Lets a frozen group go on."""
-        assert self._process is not None, f"{self.name} was never started"
+        assert self._process is not None, f"{self._name} was never started"
         os.killpg(self._process.pid, signal.SIGCONT)
 
     def children(self) -> list[psutil.Process]:
-        """The live descendants of the main process: pool children, mostly."""
         if self._process is None:
             return []
         try:
@@ -171,31 +148,16 @@ class ProcessNode:
             return []
 
     def survivors(self) -> list[psutil.Process]:
-        """Every live process that this node or a descendant of it started, whatever its parent or session is now."""
         return list({*_processes_with_mark(self._mark), *self.children()})
 
     def logs(self, *, this_life: bool = False) -> str:
-        """Everything logged so far, or only since the last start."""
         if not self.log_file.exists():
             return ""
         with self.log_file.open("rb") as log:
             log.seek(self._life_began_at if this_life else 0)
             return log.read().decode("utf-8", errors="replace")
 
-    def log_tail(self, lines: int = 40) -> str:
-        """The last lines of the log, for a failing test's report."""
-        return "\n".join(self.logs().splitlines()[-lines:])
-
-    def wait_for_log(self, text: str, *, timeout_s: float = 15.0) -> None:
-        """Waits until this life of the program has logged a text."""
-        wait_until(
-            lambda: text in self.logs(this_life=True),
-            description=f"{self.name} to log {text!r}",
-            timeout_s=timeout_s,
-        )
-
     def close(self) -> None:
-        """Kills what is left of the node. For an orderly end, a test calls `terminate` before."""
         if self._process is None:
             return
         self._kill_all()

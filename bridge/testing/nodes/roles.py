@@ -1,4 +1,4 @@
-"""The nodes of a bridge: workers and masters, each one real process with the command that a user types."""
+"""Workers and masters as processes: each one real process with the command that a user types."""
 
 from __future__ import annotations
 
@@ -6,11 +6,13 @@ import signal
 import socket
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import psutil
 
-from tests.nodes.process import ROOT, ProcessNode, python_module
-from tests.waiting import wait_until
+from bridge.testing.nodes.node import MasterNode, WorkerNode, broker_environment
+from bridge.testing.nodes.process import HOME, ProcessNode, python_module
+from bridge.testing.waiting import wait_until
 
 #: The module that a watcher runs, as its command line shows it.
 WATCHER = "bridge.worker.guard.watcher"
@@ -33,15 +35,10 @@ def _ignores(pid: int, number: signal.Signals) -> bool:
     return bool(int(mask, 16) >> (number - 1) & 1)
 
 
-def broker_environment(url: str) -> dict[str, str]:
-    """Where a process finds the broker: the project's own variable, and Celery's for apps that know nothing of it."""
-    return {"BRIDGE_BROKER_URL": url, "CELERY_BROKER_URL": url, "CELERY_RESULT_BACKEND": url}
+class ProcessWorker(ProcessNode, WorkerNode):
+    """A worker as processes of this machine."""
 
-
-class WorkerNode(ProcessNode):
-    """`celery -A APP worker -n NAME@%h`."""
-
-    ready_text = " ready."
+    ready_text = WorkerNode.ready_text
 
     def __init__(
         self,
@@ -52,7 +49,7 @@ class WorkerNode(ProcessNode):
         log_file: Path,
         arguments: Sequence[str] = ("--concurrency=2",),
         env: Mapping[str, str] | None = None,
-        cwd: Path = ROOT,
+        cwd: Path = HOME,
     ) -> None:
         super().__init__(
             name,
@@ -62,33 +59,36 @@ class WorkerNode(ProcessNode):
             cwd=cwd,
         )
 
+    def host(self) -> str:
+        return socket.gethostname()
+
     def children(self) -> list[psutil.Process]:
         """The live descendants of the main process but for its watcher: the pool children, mostly."""
         return [process for process in super().children() if not _is_watcher(process)]
 
     def watchers(self) -> list[psutil.Process]:
-        """The live watchers: there is one beside each main process that lives or has just died."""
         return [process for process in self.survivors() if _is_watcher(process)]
 
     def watcher_at_work(self) -> psutil.Process:
-        """The one watcher of a worker that lives, as soon as it does what it is for: it starts as a bare Python."""
-
         def at_work() -> psutil.Process | None:
             found = [process for process in self.watchers() if process.status() != psutil.STATUS_ZOMBIE]
             return found[0] if len(found) == 1 and _ignores(found[0].pid, signal.SIGTERM) else None
 
-        found = wait_until(at_work, description=f"the watcher of {self.name} to be at work")
+        found = wait_until(at_work, description=f"the watcher of {self._name} to be at work")
         assert found is not None
         return found
 
-    @property
-    def hostname(self) -> str:
-        """The node name under which Celery, Flower and the bridge know this worker."""
-        return f"{self.name}@{socket.gethostname()}"
+    def get_running_processes_info(
+        self, columns: list[str] | None = None, filters: Mapping[str, object] | None = None
+    ) -> list[dict[str, Any]]:
+        """The processes of this node only, as they would be the only ones in a container."""
+        wanted = columns or ["pid", "name", "username", "cmdline", "cpu_percent", "memory_percent", "create_time"]
+        found = [process.as_dict(wanted) for process in self.survivors()]
+        return [info for info in found if all(info.get(key) == value for key, value in (filters or {}).items())]
 
 
-class MasterNode(ProcessNode):
-    """`python -m bridge -A APP run`."""
+class ProcessMaster(ProcessNode, MasterNode):
+    """A master as a process of this machine."""
 
     def __init__(
         self,
@@ -99,7 +99,7 @@ class MasterNode(ProcessNode):
         log_file: Path,
         arguments: Sequence[str] = (),
         env: Mapping[str, str] | None = None,
-        cwd: Path = ROOT,
+        cwd: Path = HOME,
         ready_text: str | None = None,
     ) -> None:
         super().__init__(

@@ -34,7 +34,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 #: Bytes of one request at most.
 REQUEST_SIZE = 1 << 18
 #: What tells a node's processes apart. The kernel shows as much of an environment as the server's own took.
@@ -220,8 +220,10 @@ def serve(control: socket.socket, fork: Callable[[], int]) -> Program:
 
 
 def main() -> None:
+    """Preload, then fork for each request until the socket ends."""
     # Without the folder of this script.
     base_path = sys.path[1:]
+    sys.path[:] = base_path
     number, bridge, patches = sys.argv[1:4]
     # Made before gevent's patches, as it waits for requests in no hub; nor does the fork have one of its parent's.
     control, fork = socket.socket(fileno=int(number)), os.fork

@@ -1,0 +1,83 @@
+"""The nodes of one test as processes: made here, and gone when the test is over, whatever it did to them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from bridge.testing.nodes.node import NodeYard
+from bridge.testing.nodes.process import HOME, ProcessNode
+from bridge.testing.nodes.roles import ProcessMaster, ProcessWorker
+
+
+class ProcessYard(NodeYard):
+    """Starts processes of this machine; their logs are in ``folder``, and they start in ``home``."""
+
+    def __init__(self, folder: Path, broker_url: str, *, home: Path = HOME) -> None:
+        super().__init__(broker_url)
+        self.folder = folder
+        self.home = home
+
+    def worker(
+        self,
+        name: str,
+        *,
+        app: str,
+        arguments: Sequence[str] = ("--concurrency=2",),
+        env: Mapping[str, str] | None = None,
+        cwd: Path | None = None,
+        wait: bool = True,
+        start: bool = True,
+    ) -> ProcessWorker:
+        node = ProcessWorker(
+            name,
+            app=app,
+            broker_url=self.broker_url,
+            log_file=self._log_file(name),
+            arguments=arguments,
+            env=env,
+            cwd=cwd or self.home,
+        )
+        return self.add(node, wait=wait, start=start)
+
+    def master(
+        self,
+        name: str,
+        *,
+        app: str,
+        arguments: Sequence[str] = (),
+        env: Mapping[str, str] | None = None,
+        cwd: Path | None = None,
+        ready_text: str | None = None,
+        wait: bool = True,
+        start: bool = True,
+    ) -> ProcessMaster:
+        node = ProcessMaster(
+            name,
+            app=app,
+            broker_url=self.broker_url,
+            log_file=self._log_file(name),
+            arguments=arguments,
+            env=env,
+            cwd=cwd or self.home,
+            ready_text=ready_text,
+        )
+        return self.add(node, wait=wait, start=start)
+
+    def process(
+        self,
+        name: str,
+        command: Sequence[str],
+        *,
+        env: Mapping[str, str] | None = None,
+        cwd: Path | None = None,
+        ready_text: str | None = None,
+        wait: bool = True,
+    ) -> ProcessNode:
+        node = ProcessNode(
+            name, command, log_file=self._log_file(name), env=env, cwd=cwd or self.home, ready_text=ready_text
+        )
+        return self.add(node, wait=wait)
+
+    def _log_file(self, name: str) -> Path:
+        return self.folder / f"{name}.log"

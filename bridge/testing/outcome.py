@@ -1,0 +1,51 @@
+"""What became of the messages that a test pushed."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from redis import Redis
+
+from bridge.settings.lane import LaneSettings
+
+#: Seconds between two looks at the lane.
+LANE_CHECK_S = 0.02
+
+
+def wait_until_done(redis: Redis, lane: LaneSettings, timeout_s: float) -> None:
+    """Waits until every message that was pushed is done or dead. Raises `TimeoutError`, which says what is not."""
+    end = time.monotonic() + timeout_s
+    while (left := _undone(redis, lane)) is not None:
+        if time.monotonic() > end:
+            raise TimeoutError(f"after {timeout_s:g} s the lane has {left}")
+        time.sleep(LANE_CHECK_S)
+
+
+def dead_letters(redis: Redis, lane: LaneSettings) -> list[dict[str, str]]:
+    """The messages that were given up, oldest first, with the fields of their letters."""
+    found: Any = redis.xrange(lane.keys.dead)
+    return [
+        {name.decode(): value.decode(errors="backslashreplace") for name, value in fields.items()}
+        for _, fields in found
+    ]
+
+
+def _undone(redis: Redis, lane: LaneSettings) -> str | None:
+    if not redis.exists(lane.stream):
+        return None
+    stream: Any = redis.xinfo_stream(lane.stream)
+    groups: Any = {one["name"]: one for one in redis.xinfo_groups(lane.stream)}
+    group = groups.get(lane.group.encode())
+    if group is None:
+        return "no group yet"
+    if group["last-delivered-id"] != stream["last-generated-id"] and stream["length"]:
+        last: Any = redis.xrevrange(lane.stream, count=1)
+        if _key(last[0][0]) > _key(group["last-delivered-id"]):
+            return "messages that were not read"
+    return f"{group['pending']} pending messages" if group["pending"] else None
+
+
+def _key(id_: bytes) -> tuple[int, int]:
+    ms, _, sequence = id_.partition(b"-")
+    return int(ms), int(sequence)

@@ -1,0 +1,36 @@
+"""An app that a test points at another server, and sets back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
+
+from bridge.app.installed import bridge_of
+
+#: What of an app's settings is replaced.
+REPLACED = ("broker_url", "result_backend", "task_always_eager", "broker_read_url", "broker_write_url")
+
+
+@contextmanager
+def pointed_at(app: Any, url: str) -> Iterator[None]:
+    """``app`` sends to the server at ``url`` and reads results from it, for as long as the block."""
+    bridge = bridge_of(app)
+    conf = app.conf
+    before = {name: conf.get(name) for name in REPLACED}
+
+    def put(values: dict[str, Any]) -> None:
+        conf.update(values)
+        # What was made for the other server.
+        app._pool = app.amqp._producer_pool = None
+        app._backend_cache = None
+        with suppress(AttributeError):
+            del app._local.backend
+        for name in ("settings", "client", "eager"):
+            vars(bridge).pop(name, None)
+
+    put({**dict.fromkeys(REPLACED, url), "task_always_eager": False})
+    try:
+        yield
+    finally:
+        put(before)
