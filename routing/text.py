@@ -1,4 +1,4 @@
-"""Text for people: control characters written out, durations, counts. For messages, logs and terminals."""
+"""Text for people: control characters written out. For messages, logs and terminals."""
 
 from __future__ import annotations
 
@@ -17,24 +17,3 @@ def one_line(text: str, limit: int = 200) -> str:
     """``text`` on one line of at most ``limit`` characters."""
     flat = " ".join(printable(text).split())
     return flat if len(flat) <= limit else flat[: limit - 1] + "…"
-
-
-def duration(ms: float) -> str:
-    """A duration in ms in readable form, with two units at most."""
-    seconds = max(0.0, ms) / 1000
-    if seconds < 1:
-        return f"{round(seconds * 1000)} ms"
-    if seconds < 60:
-        return f"{seconds:.1f} s"
-    minutes, left = divmod(int(seconds), 60)
-    if minutes < 60:
-        return f"{minutes} min {left} s"
-    hours, minutes = divmod(minutes, 60)
-    if hours < 48:
-        return f"{hours} h {minutes} min"
-    return f"{hours // 24} d {hours % 24} h"
-
-
-def count(number: int, thing: str) -> str:
-    """``1 message``, ``2,000 messages``."""
-    return f"{number:,} {thing}{'' if number == 1 else 's'}"

@@ -28,6 +28,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from bridge.routing.numbers import duration
+
 if __name__ == "__main__":
     # Before all other imports. `start` says what for. A cluster may have a copy of this file alone, and the package.
     beside = not __package__ and Path(__file__).with_name("start.py").exists()
@@ -225,7 +227,8 @@ def _write(session: SparkSession, rows: DataFrame, asked: Replay, counts: Counts
         emit(event="done", rows=counts.replayable, already=already, seconds=round(seconds, 3), run=asked.run)
     elif progress == "text":
         fresh = counts.replayable - already
-        print(f"replayed {fresh:,} messages into {asked.stream} in {seconds:.1f} s, as {asked.run}", flush=True)
+        took = duration(seconds * 1000)
+        print(f"replayed {fresh:,} messages into {asked.stream} in {took}, as {asked.run}", flush=True)
         if already:
             print(f"{already:,} were there already, from an earlier run of the same replay; --again replays them again")
 

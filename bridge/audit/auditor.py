@@ -21,6 +21,7 @@ from bridge.audit.checks import Check, Finding
 from bridge.audit.trail import NONE, Trail
 from bridge.routing.history import Delivery, What
 from bridge.routing.ids import IdKey, id_key
+from bridge.routing.numbers import duration
 
 #: Findings of each check that are kept. All are counted.
 EXAMPLES = 5
@@ -429,7 +430,7 @@ class Auditor:
             allowed = ROUNDING_US if host == trail.host else self._skew_us
             early = trail.finished_us - row.started_us
             if early > allowed:
-                text = f"began {early / 1000:.3f} ms before {trail.finished_id} had ended"
+                text = f"began {duration(early / 1000)} before {trail.finished_id} had ended"
                 if host != trail.host:
                     text += f", on another host ({host}, {trail.host})"
                 self.report(Check.OVERLAPPED, trail.name, row.message_id, text)

@@ -14,7 +14,8 @@ from bridge.audit.checks import Check, Finding
 from bridge.audit.verdict import AuditVerdict, row_document
 from bridge.cli.terminal import console, echo_json
 from bridge.routing.history import What
-from bridge.routing.text import count, duration, one_line
+from bridge.routing.numbers import count, duration
+from bridge.routing.text import one_line
 
 if TYPE_CHECKING:
     from bridge.audit.auditor import Auditor
@@ -200,7 +201,7 @@ def _cells(row: Delivery) -> tuple[Any, ...]:
         _clock(int(row.message_id.partition("-")[0])),
         _clock(row.dispatched_ms),
         _clock(row.started_us / 1000),
-        f"{row.service_ms:.1f} ms" if row.started_us else "",
+        duration(row.service_ms) if row.started_us else "",
         _clock(row.written_ms),
         one_line(row.consumer, 60),
         row.fence or "",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from bridge.inspect.ticket_state import TicketState
-from bridge.routing.text import count, duration
+from bridge.routing.numbers import count, duration
 
 if TYPE_CHECKING:
     from bridge.inspect.scans import Scan

@@ -18,8 +18,9 @@ from bridge.protocol.agreement import differences, leaders_facts
 from bridge.protocol.unserved import UnservedTask, read_unserved
 from bridge.routing.groups import Group, group_in
 from bridge.routing.ids import id_key, younger_than
+from bridge.routing.numbers import count, duration
 from bridge.routing.records import PARKED
-from bridge.routing.text import count, duration, one_line
+from bridge.routing.text import one_line
 
 if TYPE_CHECKING:
     from redis import Redis

@@ -33,8 +33,8 @@ from bridge.protocol.unserved import read_unserved
 from bridge.routing import records
 from bridge.routing.groups import group_in
 from bridge.routing.ids import id_key
+from bridge.routing.numbers import duration
 from bridge.routing.records import PARK_AFTER
-from bridge.routing.text import duration
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -6,6 +6,8 @@ import logging
 import threading
 import time
 
+from bridge.routing.numbers import duration
+
 #: An outage that begins within this time after the last one is logged only when it lasts as long, in seconds. So a
 #: server that comes and goes does not fill the log.
 CALM_S = 5.0
@@ -55,5 +57,5 @@ class Outage:
                 return False
             self._ended = time.monotonic()
         if logged:
-            self._logger.warning("Redis is back after %.1f s", time.monotonic() - since)
+            self._logger.warning("Redis is back after %s", duration((time.monotonic() - since) * 1000))
         return True

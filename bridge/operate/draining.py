@@ -10,7 +10,7 @@ from bridge.inspect.roster import draining
 from bridge.link.connections import UNAVAILABLE
 from bridge.protocol.registration import read_registration
 from bridge.routing.errors import OrderFailed
-from bridge.routing.text import count, duration
+from bridge.routing.numbers import count, duration
 
 if TYPE_CHECKING:
     from redis import Redis

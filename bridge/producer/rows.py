@@ -23,7 +23,7 @@ import orjson
 from bridge.producer.sources import Source
 from bridge.routing.errors import ConfigurationError, InputError
 from bridge.routing.messages import MAX_TICKET_BYTES, Refused, is_deep, why_refused
-from bridge.routing.text import count
+from bridge.routing.numbers import count
 
 Format = Literal["csv", "json"]
 FORMATS: tuple[Format, ...] = ("csv", "json")

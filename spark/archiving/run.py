@@ -20,6 +20,7 @@ from pyspark.sql import functions as fn
 
 from bridge.routing.errors import EntriesLost
 from bridge.routing.keys import LaneKeys
+from bridge.routing.numbers import duration
 from bridge.routing.stop_signal import StopSignal
 from bridge.spark.archiving.place import NO_DATE, ArchivePlace
 from bridge.spark.archiving.tables import Table
@@ -264,4 +265,4 @@ def _line(event: str, **about: Any) -> str:
             )
     rows = ", ".join(f"{count:,} of {table}" for table, count in about["rows"].items())
     missing = ", ".join(f"{count:,} of {table}" for table, count in about["missing"].items())
-    return f"archived {rows} in {about['seconds']:.1f} s" + (f"; missing: {missing}" if missing else "")
+    return f"archived {rows} in {duration(about['seconds'] * 1000)}" + (f"; missing: {missing}" if missing else "")

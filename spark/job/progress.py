@@ -19,8 +19,8 @@ from typing import Literal, Self, cast
 import redis
 
 from bridge.routing.errors import TicketBridgeError
+from bridge.routing.numbers import count, duration, rate
 from bridge.routing.pushes import guard_of
-from bridge.routing.text import count
 from bridge.spark.job.failures import emit
 from bridge.spark.wire.address import RedisConnection, connect
 from bridge.spark.write.guard import waiting
@@ -41,19 +41,19 @@ class Display:
         self._live = progress == "text" and sys.stdout.isatty()
         self._shown = ""
 
-    def rows(self, rows: int, rate: float) -> None:
+    def rows(self, rows: int, speed: float) -> None:
         """The number of written rows, and the rate per second."""
         if self._json:
-            emit(event="pushed", rows=rows, rows_per_s=round(rate, 1))
+            emit(event="pushed", rows=rows, rows_per_s=round(speed, 1))
         else:
-            self._show(f"{count(rows, 'event')}, {rate:,.0f} per second")
+            self._show(f"{count(rows, 'event')}, {rate(speed)}")
 
     def waiting(self, rows: int, reason: str, seconds: float) -> None:
         """Nothing was written for so many seconds, for this reason."""
         if self._json:
             emit(event="waiting", reason=reason, seconds=round(seconds, 1))
         elif self._live:
-            self._show(f"{count(rows, 'event')}, waiting for {seconds:,.0f} s: {reason}")
+            self._show(f"{count(rows, 'event')}, waiting for {duration(seconds * 1000)}: {reason}")
         else:
             # Without the seconds, so that each reason is shown once and not twice a second.
             self._show(f"waiting: {reason}")
@@ -63,7 +63,7 @@ class Display:
         if self._json:
             emit(event="epoch", epoch=epoch, rows=rows, seconds=round(seconds, 3))
         else:
-            self._show(f"epoch {epoch}: {count(rows, 'event')} in {seconds:.1f} s")
+            self._show(f"epoch {epoch}: {count(rows, 'event')} in {duration(seconds * 1000)}")
 
     def table(self, name: str, rows: int) -> None:
         """A table is written. A person sees this on a terminal only."""

@@ -11,7 +11,7 @@ from pyspark.sql import Observation
 from pyspark.sql import functions as fn
 
 from bridge.routing.errors import PayloadError, RunChanged
-from bridge.routing.text import count
+from bridge.routing.numbers import count, duration, rate
 from bridge.spark.job.eventlog import read_events
 from bridge.spark.job.failures import emit
 from bridge.spark.job.progress import Display, WriteWatch, marked_partitions, marked_rows
@@ -128,12 +128,12 @@ class _Batch:
         counted = self._parsed.idempotence is not Idempotence.TICKET
         already = min(self._already, total)
         fresh = total - already
-        rate = fresh / seconds if seconds else 0.0
+        speed = fresh / seconds if seconds else 0.0
         if plan.progress == "json":
             emit(
                 event="done",
                 rows=total,
-                rows_per_s=round(rate, 1),
+                rows_per_s=round(speed, 1),
                 seconds=round(seconds, 3),
                 already=already if counted else None,
                 rejected=rejected,
@@ -142,7 +142,7 @@ class _Batch:
         if plan.progress != "text":
             return
         done = f"pushed {count(fresh, 'event')} into" if counted else f"offered {count(fresh, 'event')} to"
-        print(f"{done} {plan.stream} in {seconds:.1f} s, {rate:,.0f} per second", flush=True)
+        print(f"{done} {plan.stream} in {duration(seconds * 1000)}, {rate(speed)}", flush=True)
         if not counted:
             print("events whose number is not above the last one of their ticket are there already, and are not added")
         if already:

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 from pyspark.sql import functions as fn
 
 from bridge.routing.errors import TicketBridgeError
+from bridge.routing.numbers import count
 from bridge.routing.stop_signal import StopSignal
-from bridge.routing.text import count
 from bridge.spark.job.eventlog import follow_events
 from bridge.spark.job.failures import Terminated, emit, one_line
 from bridge.spark.job.progress import Display, WriteWatch

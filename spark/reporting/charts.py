@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 
-from bridge.spark.reporting.numbers import duration, significant
+from bridge.routing.numbers import duration, significant
 
 #: Size of the pictures, in units of about a pixel on a wide screen.
 WIDTH, HEIGHT = 560, 240

@@ -17,10 +17,11 @@ from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
 
+from bridge.routing.numbers import NONE, duration, rate, ratio, share, whole
 from bridge.spark.reporting import panels
 from bridge.spark.reporting.definitions import DEFINITIONS
-from bridge.spark.reporting.numbers import NONE, count, duration, moment, rate, ratio, share, visible
 from bridge.spark.reporting.table_columns import CONSUMERS, DEAD_LETTERS, HOT, SLOWEST, TASKS, Column, Row
+from bridge.spark.reporting.text import moment, visible
 
 _LOOK = Path(__file__).parent / "look"
 
@@ -79,7 +80,7 @@ def _template() -> Template:
     environment = Environment(
         loader=FileSystemLoader(_LOOK), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
-    environment.filters.update(visible=visible, moment=moment, count=count, number=_number)
+    environment.filters.update(visible=visible, moment=moment, count=whole, number=_number)
     return environment.get_template("report.html")
 
 
@@ -88,15 +89,15 @@ def _cards(totals: Row) -> list[tuple[str, str, str, str]]:
     bad = totals["dead"] + totals["refused"]
     undone = totals["undone"] + totals["unknown"]
     return [
-        ("Messages", count(totals["messages"]), f"{count(totals['tickets'])} tickets", ""),
-        ("Done", count(totals["done"]), f"{share(totals['done'] / totals['messages'])} of all", ""),
-        ("Dead", count(bad), f"{count(totals['refused'])} of them refused", "bad" if bad else ""),
-        ("Undone", count(undone), f"{count(totals['unknown'])} of them unknown", ""),
-        ("Throughput", rate(totals["throughput_per_s"]), f"{count(totals['consumers'])} workers", ""),
+        ("Messages", whole(totals["messages"]), f"{whole(totals['tickets'])} tickets", ""),
+        ("Done", whole(totals["done"]), f"{share(totals['done'] / totals['messages'])} of all", ""),
+        ("Dead", whole(bad), f"{whole(totals['refused'])} of them refused", "bad" if bad else ""),
+        ("Undone", whole(undone), f"{whole(totals['unknown'])} of them unknown", ""),
+        ("Throughput", rate(totals["throughput_per_s"]), f"{whole(totals['consumers'])} workers", ""),
         (
             "Retries",
-            count(totals["retries"]),
-            f"{count(totals['failures'])} failures, {count(totals['losses'])} losses",
+            whole(totals["retries"]),
+            f"{whole(totals['failures'])} failures, {whole(totals['losses'])} losses",
             "",
         ),
         *(

@@ -6,10 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC
 
+from bridge.routing.numbers import NONE, duration, rate, ratio, share, whole
 from bridge.spark.reporting.charts import Bar, Bucket, Mark, Shape, bars, histogram, linear, logarithmic
 from bridge.spark.reporting.charts import over_time as chart_over_time
-from bridge.spark.reporting.numbers import NONE, count, duration, moment, rate, ratio, share, short, visible
 from bridge.spark.reporting.table_columns import Row
+from bridge.spark.reporting.text import moment, short, visible
 
 _NAME_CHARS = 26
 #: Bars of a chart; the table below it has more rows.
@@ -52,8 +53,8 @@ def over_time(rows: Sequence[Row], bucket_us: int) -> Panels:
         if row["enqueued"]:
             come = row["enqueued"] / bucket_s
             marks.append(Mark(come, come, "orange"))
-        tip = f"{when}\ndone {count(row['done'])} ({rate(done)}), enqueued {count(row['enqueued'])}"
-        tip += f", failures {count(row['failures'])}, losses {count(row['losses'])}"
+        tip = f"{when}\ndone {whole(row['done'])} ({rate(done)}), enqueued {whole(row['enqueued'])}"
+        tip += f", failures {whole(row['failures'])}, losses {whole(row['losses'])}"
         counts.append(Bucket(at.timestamp(), marks, tip))
         p50, p90, p99 = (row[f"waiting_{name}_ms"] for name in ("p50", "p90", "p99"))
         bands = []
@@ -110,10 +111,10 @@ def retries(tasks: Sequence[Row]) -> Panels:
     rows = [
         Bar(
             _short(row["task"]),
-            count(row["failures"] + row["losses"]),
+            whole(row["failures"] + row["losses"]),
             ((row["failures"], "red"), (row["losses"], "orange")),
-            f"{visible(row['task'])}\n{count(row['failures'])} failures and {count(row['losses'])} losses in "
-            f"{count(row['executions'])} executions, {count(row['retries'])} retries",
+            f"{visible(row['task'])}\n{whole(row['failures'])} failures and {whole(row['losses'])} losses in "
+            f"{whole(row['executions'])} executions, {whole(row['retries'])} retries",
         )
         for row in troubled[:_MOST_BARS]
     ]
@@ -137,7 +138,7 @@ def hot(tickets: Sequence[Row]) -> Panels:
                 _short(row["ticket_id"]),
                 share(row[key]),
                 ((row[key] or 0.0, look),),
-                f"{visible(row['ticket_id'])}\n{count(row['messages'])} messages, {share(row['share_of_messages'])} of "
+                f"{visible(row['ticket_id'])}\n{whole(row['messages'])} messages, {share(row['share_of_messages'])} of "
                 f"all; {share(row['share_of_waiting'])} of the waiting",
             )
             for row in shown
@@ -158,7 +159,7 @@ def balance(consumers: Sequence[Row], totals: Row) -> Panels:
             duration(row["busy_ms"]),
             ((row["busy_ms"], "blue"),),
             f"{visible(row['consumer'])}\nbusy {duration(row['busy_ms'])}, {share(row['share_of_busy'])} of all; "
-            f"{count(row['executions'])} executions, at most {count(row['peak'])} at once",
+            f"{whole(row['executions'])} executions, at most {whole(row['peak'])} at once",
         )
         for row in shown
     ]
@@ -177,9 +178,9 @@ def reasons(letters: Sequence[Row]) -> Panels:
     rows = [
         Bar(
             _short(reason),
-            count(sum(tasks.values())),
+            whole(sum(tasks.values())),
             ((sum(tasks.values()), "red"),),
-            "\n".join([visible(reason), *(f"{visible(task)}: {count(number)}" for task, number in tasks.items())]),
+            "\n".join([visible(reason), *(f"{visible(task)}: {whole(number)}" for task, number in tasks.items())]),
         )
         for reason, tasks in sorted(counted.items(), key=lambda pair: -sum(pair[1].values()))[:_MOST_BARS]
     ]

@@ -6,7 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from bridge.spark.reporting.numbers import count, duration, moment, rate, ratio, share
+from bridge.routing.numbers import duration, rate, ratio, share, whole
+from bridge.spark.reporting.text import moment
 
 Row = dict[str, Any]
 
@@ -29,11 +30,11 @@ class Column:
 
 
 _OUTCOMES = (
-    Column("done", "done", count),
-    Column("dead", "dead", count, "ended in the dead letters", bad=True),
-    Column("retries", "retries", count, "executions after one that failed or was lost"),
-    Column("failures", "failures", count, "executions that raised"),
-    Column("losses", "losses", count, "executions that were cut off"),
+    Column("done", "done", whole),
+    Column("dead", "dead", whole, "ended in the dead letters", bad=True),
+    Column("retries", "retries", whole, "executions after one that failed or was lost"),
+    Column("failures", "failures", whole, "executions that raised"),
+    Column("losses", "losses", whole, "executions that were cut off"),
 )
 
 
@@ -43,8 +44,8 @@ def _times(measure: str, *names: str) -> tuple[Column, ...]:
 
 TASKS = (
     Column("task", "task"),
-    Column("messages", "messages", count),
-    Column("tickets", "tickets", count),
+    Column("messages", "messages", whole),
+    Column("tickets", "tickets", whole),
     *_OUTCOMES,
     Column("throughput", "throughput_per_s", rate, "messages done, from the first start to the last end"),
     *_times("waiting", "p50", "p90", "p99", "max"),
@@ -53,7 +54,7 @@ TASKS = (
 
 HOT = (
     Column("ticket", "ticket_id"),
-    Column("messages", "messages", count),
+    Column("messages", "messages", whole),
     Column("of messages", "share_of_messages", share, "share of all messages"),
     Column("of waiting", "share_of_waiting", share, "share of the waiting time of all messages"),
     *_OUTCOMES,
@@ -65,7 +66,7 @@ HOT = (
 SLOWEST = (
     Column("ticket", "ticket_id"),
     *_times("turnaround", "max", "p99", "p50"),
-    Column("messages", "messages", count),
+    Column("messages", "messages", whole),
     *_OUTCOMES,
     *_times("waiting", "p50", "p90", "p99", "max"),
     *_times("service", "p50", "p90", "p99", "max"),
@@ -73,15 +74,15 @@ SLOWEST = (
 
 CONSUMERS = (
     Column("worker", "consumer"),
-    Column("executions", "executions", count),
-    Column("done", "done", count),
-    Column("failures", "failures", count),
-    Column("losses", "losses", count),
-    Column("tickets", "tickets", count),
+    Column("executions", "executions", whole),
+    Column("done", "done", whole),
+    Column("failures", "failures", whole),
+    Column("losses", "losses", whole),
+    Column("tickets", "tickets", whole),
     Column("busy", "busy_ms", duration, "sum of the service times"),
     Column("of busy", "share_of_busy", share, "share of the busy time of all workers"),
     Column("running", "running", ratio, "at once, on average"),
-    Column("peak", "peak", count, "most at once"),
+    Column("peak", "peak", whole, "most at once"),
     Column("utilisation", "utilisation", share, "running over peak"),
     Column("throughput", "throughput_per_s", rate),
     *_times("service", "p50", "p99", "max"),
@@ -90,8 +91,8 @@ CONSUMERS = (
 DEAD_LETTERS = (
     Column("reason", "reason"),
     Column("task", "task"),
-    Column("letters", "letters", count),
-    Column("tickets", "tickets", count),
+    Column("letters", "letters", whole),
+    Column("tickets", "tickets", whole),
     Column("first", "first_at", moment),
     Column("last", "last_at", moment),
     Column("newest error", "newest_error"),

@@ -8,8 +8,9 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from bridge.spark.reporting.numbers import NONE, count, duration, rate, ratio, short, visible
+from bridge.routing.numbers import NONE, duration, rate, ratio, whole
 from bridge.spark.reporting.table_columns import CONSUMERS, DEAD_LETTERS, HOT, SLOWEST, TASKS, Column, Row
+from bridge.spark.reporting.text import short, visible
 
 #: Width of output to a file or a pipe, in which lines are not cut.
 _PIPE_WIDTH = 1000
@@ -25,14 +26,14 @@ def show(found: dict[str, Any]) -> None:
         console = Console(markup=False, highlight=False, emoji=False, width=_PIPE_WIDTH)
     totals = found["totals"]
     console.print(
-        f"{count(totals['messages'])} messages of {count(totals['tickets'])} tickets: {count(totals['done'])} done, "
-        f"{count(totals['dead'])} dead, {count(totals['refused'])} refused, {count(totals['undone'])} undone, "
-        f"{count(totals['unknown'])} unknown"
+        f"{whole(totals['messages'])} messages of {whole(totals['tickets'])} tickets: {whole(totals['done'])} done, "
+        f"{whole(totals['dead'])} dead, {whole(totals['refused'])} refused, {whole(totals['undone'])} undone, "
+        f"{whole(totals['unknown'])} unknown"
     )
     console.print(
-        f"{count(totals['executions'])} executions: {count(totals['retries'])} retries, "
-        f"{count(totals['failures'])} failures, {count(totals['losses'])} losses; "
-        f"{rate(totals['throughput_per_s'])} on {count(totals['consumers'])} workers, "
+        f"{whole(totals['executions'])} executions: {whole(totals['retries'])} retries, "
+        f"{whole(totals['failures'])} failures, {whole(totals['losses'])} losses; "
+        f"{rate(totals['throughput_per_s'])} on {whole(totals['consumers'])} workers, "
         f"imbalance {ratio(totals['imbalance'])}"
     )
     times = Table(box=None, padding=(0, 2, 0, 0))

@@ -17,6 +17,7 @@ from pyspark.sql.datasource import WriterCommitMessage
 from bridge.routing.connection import client
 from bridge.routing.errors import ServerUnavailable, TicketBridgeError
 from bridge.routing.keys import push_prefix
+from bridge.routing.numbers import duration
 from bridge.routing.pushes import Columns, Partition, Tickets, guard_of, note_wait, settle_push
 from bridge.spark.wire.address import ANSWER_TIMEOUT_S, unavailable
 from bridge.spark.wire.encoder import RowEncoder, parts
@@ -131,7 +132,7 @@ def settle(
         waited_for=longest.why,
     )
     if summary.waited_for:
-        _log.warning("a partition waited %.1f s: %s", summary.waited_s, summary.waited_for)
+        _log.warning("a partition waited %s: %s", duration(summary.waited_s * 1000), summary.waited_for)
     if options.idempotence is not Idempotence.WATERMARK:
         return
     if layout.partitions not in (None, len(messages)) and summary.rows:

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 
 from bridge.routing.errors import TicketBridgeError
+from bridge.routing.numbers import duration
 
 #: The first step and the longest one, in seconds.
 FIRST_STEP_S = 0.01
@@ -53,7 +54,7 @@ class Patience:
             self._since = now
         so_far = now - self._since
         if so_far >= self._longest_s:
-            raise give_up(f"{why}; waited {so_far:.0f} s without success (maxWait)")
+            raise give_up(f"{why}; waited {duration(so_far * 1000)} without success (maxWait)")
         if so_far >= NOTED_FROM_S and (self._noted is None or now - self._noted >= NOTE_EVERY_S):
             if self._noted is None:
                 _log.warning("waiting: %s", why)
@@ -70,7 +71,7 @@ class Patience:
         if self._since is None:
             return
         if self._noted is not None:
-            _log.warning("going on after %.1f s", self._clock() - self._since)
+            _log.warning("going on after %s", duration((self._clock() - self._since) * 1000))
             self._note("", 0.0)
         self._since = self._noted = None
         self._step_s = FIRST_STEP_S

@@ -14,7 +14,8 @@ from rich.table import Table
 from bridge.cli.main import Target
 from bridge.cli.parameters import LIMIT, NON_EMPTY
 from bridge.cli.terminal import console, echo_json
-from bridge.routing.text import count, one_line, printable
+from bridge.routing.numbers import count
+from bridge.routing.text import one_line, printable
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

@@ -16,7 +16,7 @@ from bridge.cli.terminal import console, echo_json
 from bridge.producer.rows import FORMATS, Rules, format_of, rows
 from bridge.producer.sources import Fingerprint, opened, readable_twice
 from bridge.routing.errors import ConfigurationError, InputError, TicketBridgeError
-from bridge.routing.text import count, duration
+from bridge.routing.numbers import count, duration, rate
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -108,7 +108,7 @@ def push(
 
 
 def _report(pushed: Pushed, stream: str, seconds: float, error: str, as_json: bool) -> None:
-    rate = pushed.rows / seconds if seconds > 0 else 0.0
+    speed = pushed.rows / seconds if seconds > 0 else 0.0
     if as_json:
         echo_json(
             {
@@ -118,7 +118,7 @@ def _report(pushed: Pushed, stream: str, seconds: float, error: str, as_json: bo
                 "first_id": pushed.first_id,
                 "last_id": pushed.last_id,
                 "seconds": round(seconds, 3),
-                "rows_per_second": round(rate),
+                "rows_per_second": round(speed),
                 "error": error or None,
             }
         )
@@ -128,7 +128,7 @@ def _report(pushed: Pushed, stream: str, seconds: float, error: str, as_json: bo
             what = f"{count(pushed.rows, 'row')} pushed for certain, {pushed.uncertain:,} more may be in"
         click.echo(f"Error: {error}; {what}", err=True)
     elif not as_json:
-        click.echo(f"pushed {count(pushed.rows, 'message')} to {stream} in {duration(seconds * 1000)} ({rate:,.0f}/s)")
+        click.echo(f"pushed {count(pushed.rows, 'message')} to {stream} in {duration(seconds * 1000)} ({rate(speed)})")
 
 
 def _check(file: str, kind: Format, rules: Rules, *, quiet: bool) -> int:
@@ -169,8 +169,8 @@ def _progress(what: str, total: int | None, *, quiet: bool) -> Iterator[Callable
         def advance(number: int) -> None:
             nonlocal done
             done += number
-            rate = done / max(0.001, time.monotonic() - began)
-            progress.update(task, completed=done, rate=f"{rate:,.0f}/s", rows=count(done, "row"))
+            speed = done / max(0.001, time.monotonic() - began)
+            progress.update(task, completed=done, rate=rate(speed), rows=count(done, "row"))
 
         yield advance
 
@@ -191,4 +191,4 @@ class _PlainProgress:
             return
         self._shown = now
         rows = count(self._done, "row") if self._total is None else f"{self._done:,} of {count(self._total, 'row')}"
-        click.echo(f"{self._what}: {rows}, {self._done / (now - self._began):,.0f}/s", err=True)
+        click.echo(f"{self._what}: {rows}, {rate(self._done / (now - self._began))}", err=True)

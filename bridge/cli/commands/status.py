@@ -17,7 +17,8 @@ from bridge.cli.commands.consumer import table
 from bridge.cli.main import Target
 from bridge.cli.parameters import Number
 from bridge.cli.terminal import console, echo_json
-from bridge.routing.text import count, duration, printable
+from bridge.routing.numbers import count, duration
+from bridge.routing.text import printable
 
 if TYPE_CHECKING:
     from collections.abc import Callable

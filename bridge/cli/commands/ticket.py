@@ -12,7 +12,8 @@ from bridge.cli.main import Target
 from bridge.cli.parameters import LIMIT, NON_EMPTY
 from bridge.cli.terminal import console, echo_json
 from bridge.inspect.ticket_state import TicketState
-from bridge.routing.text import count, duration, one_line
+from bridge.routing.numbers import count, duration
+from bridge.routing.text import one_line
 
 if TYPE_CHECKING:
     from bridge.inspect.scans import Scan

@@ -27,7 +27,7 @@ from bridge.protocol.unserved import UnservedTask
 from bridge.routing.batch import Batch
 from bridge.routing.ids import id_key, key_after
 from bridge.routing.messages import Refused
-from bridge.routing.text import duration
+from bridge.routing.numbers import duration
 from bridge.routing.transitions import note_tasks
 
 if TYPE_CHECKING:

@@ -13,6 +13,8 @@ from redis.exceptions import ResponseError
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
+from bridge.routing.numbers import rate
+
 if TYPE_CHECKING:
     from bridge.settings.lane import LaneSettings
 
@@ -126,8 +128,7 @@ class ProgressView:
 
     def show(self, counts: Counts) -> None:
         """Shows the counts."""
-        rate = self._rate(counts.settled)
-        moving = f"waiting {counts.waiting:,}, in flight {counts.dispatched:,}, {rate:,.0f} per second"
+        moving = f"waiting {counts.waiting:,}, in flight {counts.dispatched:,}, {rate(self._rate(counts.settled))}"
         if self._bars is not None:
             self._bars.update(self._pushed, completed=counts.pushed, text=f"{counts.pushed:,}")
             self._bars.update(self._done, completed=counts.settled, text=f"{counts.settled:,}; {moving}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from rich.table import Table
 from rich.text import Text
 
+from bridge.routing.numbers import duration
 from bridge.stack.demo.verdict import DemoVerdict
 
 
@@ -29,15 +30,15 @@ def verdict_table(verdict: DemoVerdict) -> Table:
     row("dead", verdict.dead, 0)
     row("repeated", findings.repeated, None, "what the killed worker was running may run again")
     row("states as Spark's", verdict.states_equal, verdict.tickets, f"of {verdict.tickets:,}")
-    row("throughput", round(verdict.throughput), None, f"messages per second, over {findings.seconds:.1f} s")
+    row("throughput", round(verdict.throughput), None, f"messages per second, over {duration(findings.seconds * 1000)}")
     found = verdict.reroute
     if found is None:
         table.add_row("time to re-route", "", f"no ticket was in flight on {verdict.killed or 'a killed worker'}")
         return table
     table.add_row(
         "time to re-route",
-        f"{found.median_s:.2f} s",
-        f"median of {found.tickets} tickets of {verdict.killed}, at most {found.max_s:.2f} s; "
+        duration(found.median_s * 1000),
+        f"median of {found.tickets} tickets of {verdict.killed}, at most {duration(found.max_s * 1000)}; "
         f"bounded by the lease ({verdict.lease_s:g} s) and the time until the master looks (1 s)",
     )
     return table

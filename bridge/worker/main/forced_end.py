@@ -29,6 +29,7 @@ from redis.exceptions import RedisError
 
 from bridge.link.connections import client, is_outage
 from bridge.protocol.names import HEADER_BASE
+from bridge.routing.numbers import duration
 from bridge.worker.main.threads import run_in_thread
 
 if TYPE_CHECKING:
@@ -64,7 +65,8 @@ class ForcedEnd:
                 answered = time.monotonic()
             away_s = time.monotonic() - answered
             if away_s > AWAY_S and self._nothing_counts():
-                logger.warning("Redis has not answered for %.0f s and no task runs here: ending without it", away_s)
+                silence = duration(away_s * 1000)
+                logger.warning("Redis has not answered for %s and no task runs here: ending without it", silence)
                 _end()
             time.sleep(ASK_S)
 

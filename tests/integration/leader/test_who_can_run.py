@@ -184,7 +184,7 @@ def test_a_message_of_an_unknown_task_is_dead_after_a_time_and_its_ticket_goes_o
     assert [(letter["reason"], letter["task"], letter["attempts"]) for letter in letters] == [
         ("unknown task", "service.new", "0")
     ] * 2
-    assert letters[0]["error"].startswith("service.new: no consumer has this task; it waited for 1.0 s")
+    assert letters[0]["error"].startswith("service.new: no consumer has this task; it waited for 1.00 s")
     lane.assert_at_rest()
 
 

@@ -92,7 +92,7 @@ def test_a_writer_gives_up_in_one_line_and_the_next_attempt_goes_on(server: Embe
         )
     # Then it ends with one line that says what to do, and holds a beginning of the rows
     assert re.search(
-        r"the stream holds 120 entries \(highWater 100\); waited \d+ s without success \(maxWait\)", str(full.value)
+        r"the stream holds 120 entries \(highWater 100\); waited [\d.]+ s without success \(maxWait\)", str(full.value)
     )
     assert "\n" not in str(full.value)
     assert sequence(server) == list(range(120))

@@ -193,7 +193,7 @@ def test_a_server_that_comes_and_goes_is_logged_once(clock: Clock, caplog: pytes
     outage.met(ConnectionError("still gone"))
     assert lines(caplog) == ["Redis is away, waiting: still gone"]
     outage.over()
-    assert lines(caplog) == ["Redis is back after 5.0 s"]
+    assert lines(caplog) == ["Redis is back after 5.00 s"]
     # And after a calm time the next one at once
     clock.now += CALM_S
     outage.met(ConnectionError("gone"))

@@ -101,8 +101,8 @@ def test_on_a_terminal_there_is_one_line_that_is_written_over_and_never_wraps(mo
     shown = "".join(written)
     assert "\n" not in shown
     lines = [line.removesuffix("\033[K") for line in shown.split("\r")]
-    assert lines[1] == "1,200 events, 600 per second"
-    assert lines[2] == "1,200 events, waiting for 12 s: the str"
+    assert lines[1] == "1,200 events, 600/s"
+    assert lines[2] == "1,200 events, waiting for 12.0 s: the s"
     assert lines[3] == ""
 
 
@@ -114,7 +114,7 @@ def test_without_a_terminal_a_reason_to_wait_is_printed_once(capsys: pytest.Capt
     display.waiting(5, "the stream is full", 1.0)
     assert capsys.readouterr().out.splitlines() == [
         "waiting: the stream is full",
-        "5 events, 10 per second",
+        "5 events, 10.0/s",
         "waiting: the stream is full",
     ]
 
@@ -123,7 +123,7 @@ def test_one_event_is_not_called_events(capsys: pytest.CaptureFixture[str]) -> N
     display = Display("text")
     display.rows(1, 10.0)
     display.epoch(0, 1, 2.0)
-    assert capsys.readouterr().out.splitlines() == ["1 event, 10 per second", "epoch 0: 1 event in 2.0 s"]
+    assert capsys.readouterr().out.splitlines() == ["1 event, 10.0/s", "epoch 0: 1 event in 2.00 s"]
 
 
 def test_progress_is_json_lines_or_nothing_as_asked(capsys: pytest.CaptureFixture[str]) -> None:

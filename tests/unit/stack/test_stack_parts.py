@@ -140,7 +140,7 @@ class TestProgress:
         out = io.StringIO()
         with ProgressView(Console(file=out, width=200), 100) as view:
             view.show(self.counts(30))
-        assert out.getvalue() == "pushed 100, done 31 of 100, waiting 60, in flight 9, 0 per second\n"
+        assert out.getvalue() == "pushed 100, done 31 of 100, waiting 60, in flight 9, 0/s\n"
 
     def test_on_a_terminal_it_is_bars(self) -> None:
         out = io.StringIO()

@@ -1,18 +1,30 @@
-"""Numbers for people: three significant digits, a fitting unit, and a dash where there is no number."""
+"""Numbers for people, by one rule, in commands, logs and reports.
+
+- A whole number has commas.
+- A measured number has three significant digits and never an exponent: ``0.0421``, ``4.21``, ``42.1``, ``4,210``.
+- A duration has the unit that fits. From a minute on it has two units, and is rounded to the smaller one.
+- A rate is per second. One that is below one per second is per minute, hour or day.
+- A dash stands where there is no number.
+
+Python's own formatting rounds: to the nearest, and from exactly half to the even neighbour. Output for programs (JSON)
+has plain numbers. This module is in this room because the rest of the bridge and Spark share no other.
+"""
 
 from __future__ import annotations
-
-import unicodedata
-from datetime import UTC, datetime
 
 #: Shown where there is no number.
 NONE = "\N{EN DASH}"
 _DAY_S = 86_400
 
 
-def count(number: int | None) -> str:
+def whole(number: int | None) -> str:
     """``141,712``."""
     return NONE if number is None else f"{number:,}"
+
+
+def count(number: int, thing: str) -> str:
+    """``1 message``, ``2,000 messages``."""
+    return f"{whole(number)} {thing}{'' if number == 1 else 's'}"
 
 
 def significant(number: float) -> str:
@@ -26,11 +38,11 @@ def significant(number: float) -> str:
 
 
 def duration(ms: float | None) -> str:
-    """``420 µs``, ``12.3 ms``, ``4.21 s``, ``3 min 20 s``, ``5 h 7 min``, ``12 d 3 h``."""
+    """``420 µs``, ``12.3 ms``, ``4.21 s``, ``3 min 20 s``, ``5 h 7 min``, ``12 d 3 h``; ``0 ms`` for less than none."""
     if ms is None:
         return NONE
     if ms < 0.9995:
-        return f"{round(ms * 1000)} µs" if ms else "0 ms"
+        return f"{round(ms * 1000)} µs" if ms > 0 else "0 ms"
     if ms < 999.5:
         return f"{significant(ms)} ms"
     seconds = ms / 1000
@@ -47,7 +59,7 @@ def duration(ms: float | None) -> str:
 
 
 def rate(per_s: float | None) -> str:
-    """``1,340/s``; slow ones by the minute, hour or day: ``2.5/min``."""
+    """``1,340/s``; slow ones by the minute, hour or day: ``2.50/min``."""
     if per_s is None:
         return NONE
     for seconds, unit in ((1, "s"), (60, "min"), (3600, "h")):
@@ -67,35 +79,6 @@ def share(part: float | None) -> str:
 def ratio(number: float | None) -> str:
     """``1.18``."""
     return NONE if number is None else f"{number:.2f}"
-
-
-def moment(time: datetime | None) -> str:
-    """``2026-03-14 09:24:47``, UTC."""
-    return NONE if time is None else f"{time.astimezone(UTC):%Y-%m-%d %H:%M:%S}"
-
-
-def visible(text: str) -> str:
-    """A name from outside, with escapes for characters that are invisible or control a terminal or the direction."""
-    if text.isprintable():
-        return text
-    return "".join(_shown(character) for character in text)
-
-
-def _shown(character: str) -> str:
-    if character.isprintable():
-        return character
-    code = ord(character)
-    return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
-
-
-def short(text: str, limit: int) -> str:
-    """At most ``limit`` characters, with … at a cut. Combining marks stay with their letters."""
-    if len(text) <= limit:
-        return text
-    cut = limit - 1
-    while cut > 1 and unicodedata.combining(text[cut]):
-        cut -= 1
-    return text[:cut] + "…"
 
 
 def _two(large: int, large_unit: str, small: int, small_unit: str) -> str:
