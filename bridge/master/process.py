@@ -1,4 +1,13 @@
-"""A master process: leads the lane, or stands by. What ``bridge run`` runs."""
+"""A master process: leads the lane, or stands by. What ``bridge run`` runs.
+
+A master does these steps after SIGTERM or Ctrl-C:
+
+1. `Master.stop` wakes the election and the leader. A standby only ends: it goes on with step 4.
+2. The leader finishes the turn of its loop, and closes its connections. It waits for no worker: what is in flight stays
+   in flight, and the next leader settles it.
+3. `Election.resign` deletes the leader lease, so that a standby leads at once. The renewing thread ends.
+4. The thread of the heartbeats ends, and the master prints "stopped".
+"""
 
 from __future__ import annotations
 
