@@ -97,7 +97,7 @@ calibration: $(READY) ## Every invariant broken on purpose, and caught; also wha
 soak: $(READY) ## 300,000 messages of an incident log, 300 faults, a report (SOAK_ARGS="--log FILE --hours 1")
 	$(BIN)/python -m tests.chaos.soak $(SOAK_ARGS)
 
-pages: $(READY) ## The generated parts of pages, after a change of settings, commands, keys, errors or rooms
+pages: $(READY) ## The generated parts of pages, after a change of settings, commands, keys, errors, rooms or the audit
 	$(BIN)/python docs/generate.py
 
 docs: pages ## The pages as HTML in docs/_build/html; a dead link or a missing reference is an error

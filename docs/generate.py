@@ -1,4 +1,4 @@
-"""Writes the parts of pages that the code already says: settings, commands, keys, errors, rooms.
+"""Writes the parts of pages that the code already says: settings, commands, keys, errors, rooms, checks of the audit.
 
 ``python docs/generate.py`` fills each block between ``<!-- generated: NAME -->`` and ``<!-- end of NAME -->``. The
 result is checked in, so the pages are whole on GitHub and in an editor; a test compares it with the code.
@@ -22,6 +22,7 @@ from pydantic_core import PydanticUndefined
 DOCS = Path(__file__).parent
 sys.path.insert(0, str(DOCS.parent))
 
+from bridge.audit.checks import Check  # noqa: E402
 from bridge.cli.main import cli  # noqa: E402
 from bridge.routing import errors, keys  # noqa: E402
 from bridge.settings import app as settings_module  # noqa: E402 (the checkout's, wherever this is run from)
@@ -222,6 +223,11 @@ def rooms() -> str:
     return table(["room", "what lives there"], rows)
 
 
+def audit_checks() -> str:
+    """What each check of the audit proves, and what it cannot."""
+    return table(["check", "proves", "cannot prove"], [[one.value, one.proves, one.cannot] for one in Check])
+
+
 # -- Pages ------------------------------------------------------------------------------------------------------------
 
 BLOCKS: dict[str, Callable[[], str]] = {
@@ -230,6 +236,7 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "keys of pushes": push_keys,
     "errors": error_tree,
     "rooms": rooms,
+    "audit checks": audit_checks,
 }
 
 
