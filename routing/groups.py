@@ -1,4 +1,4 @@
-"""Reads the reply of XINFO GROUPS, raw or as dictionaries."""
+"""Reads the replies of XINFO GROUPS, raw or as dictionaries, and of XPENDING, raw."""
 
 from __future__ import annotations
 
@@ -18,6 +18,24 @@ class Group(NamedTuple):
     lag: int | None
     #: Entries that it has read so far; None: as above.
     entries_read: int | None
+
+
+class PendingSummary(NamedTuple):
+    """The pending entries of a group."""
+
+    total: int
+    #: Id of the oldest; None: there is none.
+    oldest: str | None
+    #: Name in the group -> how many are pending under it, of names with any. A name need not be UTF-8.
+    under: dict[bytes, int]
+
+
+def pending_summary(reply: Any) -> PendingSummary:
+    """A raw reply of XPENDING without a range; None where there is no group."""
+    if not reply or not reply[0]:
+        return PendingSummary(0, None, {})
+    total, oldest, _, names = reply
+    return PendingSummary(int(total), oldest.decode(), {name: int(number) for name, number in names or ()})
 
 
 def group_in(reply: Any, name: str) -> Group | None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from redis import Redis
 
 from bridge.routing.keys import LaneKeys
@@ -12,6 +14,20 @@ _LEAD = Script("lead")
 _RENEW = Script("renew")
 _RESIGN = Script("resign")
 _BEGIN_TERM = Script("begin_term")
+
+
+class LeaderToken(NamedTuple):
+    """What the key of the leader holds: ``<term> <holder>``."""
+
+    term: int
+    #: ``<host>:<pid>:<random>`` of its master.
+    holder: str
+
+
+def read_token(text: bytes | str) -> LeaderToken:
+    """The token in ``text``."""
+    term, _, holder = text_of(text).partition(" ")
+    return LeaderToken(int(term), holder)
 
 
 def lead(client: Redis, keys: LaneKeys, holder: str, lease_ms: int) -> tuple[bool, str, int]:

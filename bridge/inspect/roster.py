@@ -14,6 +14,8 @@ from bridge.protocol.held_runs import read_held_runs
 from bridge.protocol.names import HEADER_WORD, WorkerWord
 from bridge.protocol.registration import Registration, read_registration
 from bridge.routing.errors import InputError
+from bridge.routing.groups import pending_summary
+from bridge.routing.ids import id_key
 from bridge.routing.text import printable
 
 if TYPE_CHECKING:
@@ -82,21 +84,21 @@ class Pending:
     of_parked: dict[str, int]
 
     @classmethod
-    def of(cls, summary: Any, lane: LaneSettings, registered: Collection[str]) -> Pending:
+    def of(cls, reply: Any, lane: LaneSettings, registered: Collection[str]) -> Pending:
         """From the reply of XPENDING without a range. None: there is no group."""
-        if not summary or not summary[0]:
-            return cls(None, 0, {}, {})
+        summary = pending_summary(reply)
         aside = lane.keys.parked_consumer(lane.master, "")
         of_master, of_consumers, of_parked = 0, {}, {}
-        for raw, number in summary[3] or ():
+        for raw, number in summary.under.items():
             name = raw.decode(errors="replace")
             if name == lane.master:
-                of_master = int(number)
+                of_master = number
             elif name.startswith(aside) and name not in registered:
-                of_parked[name.removeprefix(aside)] = int(number)
+                of_parked[name.removeprefix(aside)] = number
             else:
-                of_consumers[name] = int(number)
-        return cls(int(summary[1].decode().partition("-")[0]), of_master, of_consumers, of_parked)
+                of_consumers[name] = number
+        first_ms = None if summary.oldest is None else id_key(summary.oldest)[0]
+        return cls(first_ms, of_master, of_consumers, of_parked)
 
 
 def registrations_of(reply: dict[bytes, bytes]) -> dict[str, Registration]:

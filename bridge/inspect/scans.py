@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
+from bridge.routing.groups import pending_summary
 from bridge.routing.history import What, read_entry
 from bridge.routing.ids import id_key, younger_than
 
@@ -107,7 +108,7 @@ def pending_under(redis: Redis, keys: LaneKeys, name: str) -> Scan:
         pipe.execute_command("XPENDING", keys.stream, keys.group)
         pipe.execute_command("XPENDING", keys.stream, keys.group, "-", "+", IDS_KEPT, name)
         summary, first = pipe.execute()
-    count = next((int(number) for of, number in summary[3] or () if of == name.encode()), 0)
+    count = pending_summary(summary).under.get(name.encode(), 0)
     return Scan(tuple(line[0].decode() for line in first), count, count, True)
 
 

@@ -16,8 +16,9 @@ from bridge.inspect.roster import ConsumerState, ConsumerStatus, Pending, consum
 from bridge.link.connections import without_password
 from bridge.protocol.agreement import differences, leaders_facts
 from bridge.protocol.unserved import UnservedTask, read_unserved
-from bridge.routing.groups import Group, group_in
+from bridge.routing.groups import Group, group_in, pending_summary
 from bridge.routing.ids import id_key, younger_than
+from bridge.routing.leadership import read_token
 from bridge.routing.numbers import count, duration
 from bridge.routing.records import PARKED
 from bridge.routing.text import one_line
@@ -137,12 +138,12 @@ def read_status(redis: Redis, settings: Settings) -> LaneStatus:
     unread, why = length, ""
     if group is not None:
         # If there is no group, the first master makes it from the stream's beginning: all entries are unread.
-        pending_count = int(pending_raw[0]) if pending_raw else 0
+        pending_count = pending_summary(pending_raw).total
         unread, why = _unread(redis, keys, group, stream, next_unread, length - pending_count)
     leader = None
     if token is not None:
-        term, _, holder = token.decode().partition(" ")
-        leader = Leading(holder, int(term), max(0, leader_left))
+        term, holder = read_token(token)
+        leader = Leading(holder, term, max(0, leader_left))
     oldest = pending.first_ms
     if oldest is None and next_unread:
         oldest = _ms_of(next_unread[0][0])

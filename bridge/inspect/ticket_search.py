@@ -33,6 +33,7 @@ from bridge.protocol.unserved import read_unserved
 from bridge.routing import records
 from bridge.routing.groups import group_in
 from bridge.routing.ids import id_key
+from bridge.routing.leadership import read_token
 from bridge.routing.numbers import duration
 from bridge.routing.records import PARK_AFTER
 
@@ -163,7 +164,7 @@ def _read_lane(redis: Redis, settings: LaneSettings, ticket: str) -> _Lane:
     time_, token, text, due, registered = replies
     lane = _Lane(
         now_ms=time_[0] * 1000 + time_[1] // 1000,
-        leader=None if token is None else token.decode().partition(" ")[2],
+        leader=None if token is None else read_token(token).holder,
         record=None if text is None else records.parse(text),
         due_ms=None if due is None else int(due),
         registrations=Registrations().read(registered),

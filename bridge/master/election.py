@@ -31,7 +31,7 @@ from bridge.link.connections import client, is_outage
 from bridge.link.health import Health
 from bridge.link.outage import Outage
 from bridge.link.server_clock import ServerClock
-from bridge.routing.leadership import begin_term, lead, renew, resign
+from bridge.routing.leadership import begin_term, lead, read_token, renew, resign
 
 if TYPE_CHECKING:
     from bridge.settings.lane import LaneSettings
@@ -118,7 +118,7 @@ class Election:
             self._outage.over()
             if token != announced:
                 announced = token
-                logger.info("standing by: %s leads", token.partition(" ")[2])
+                logger.info("standing by: %s leads", read_token(token).holder)
             self._stop.wait(min(ASK_S, max(0.01, left_ms / 1000)))
         return False
 

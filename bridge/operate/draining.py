@@ -10,6 +10,7 @@ from bridge.inspect.roster import draining
 from bridge.link.connections import UNAVAILABLE
 from bridge.protocol.registration import read_registration
 from bridge.routing.errors import OrderFailed
+from bridge.routing.groups import pending_summary
 from bridge.routing.numbers import count, duration
 
 if TYPE_CHECKING:
@@ -59,7 +60,7 @@ def _look(redis: Redis, keys: LaneKeys, name: str) -> tuple[int, bool]:
         pipe.hget(keys.drains, name)
         pipe.hget(keys.consumers, name)
         summary, order, registered = pipe.execute()
-    left = next((int(number) for of, number in summary[3] or () if of == name.encode()), 0)
+    left = pending_summary(summary).under.get(name.encode(), 0)
     return left, not registered or draining(read_registration(registered), order)
 
 

@@ -25,6 +25,7 @@ from bridge.link.connections import UNAVAILABLE
 from bridge.protocol.orders import order_text
 from bridge.protocol.outcome_entries import EntryKind, notice_fields
 from bridge.routing.errors import OrderFailed
+from bridge.routing.leadership import read_token
 from bridge.routing.text import one_line
 
 if TYPE_CHECKING:
@@ -126,5 +127,5 @@ def _unanswered(redis: Redis, keys: LaneKeys, timeout_s: float) -> str:
     token: Any = redis.get(keys.leader)
     if token is None:
         return f"no master answered within {timeout_s:g} s, and none leads any more; the order was withdrawn"
-    holder = token.decode().partition(" ")[2]
+    holder = read_token(token).holder
     return f"no master answered within {timeout_s:g} s ({holder} leads); the order was withdrawn"

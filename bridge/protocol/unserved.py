@@ -8,7 +8,7 @@ A lane's hash (`bridge.routing.keys.LaneKeys.unserved`), task -> JSON. `bridge.l
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import orjson
 
@@ -34,12 +34,6 @@ class UnservedTask:
     #: Why its circuit breaker is open; '': it is not.
     breaker: str = ""
 
-    def text(self, waited_s: float) -> bytes:
-        """The JSON for the lane's hash. ``waited_s``: what the task's clock shows, for the next leader."""
-        told: dict[str, Any] = asdict(self)
-        del told["task"]
-        return orjson.dumps({**told, "waited_s": waited_s})
-
     @property
     def why(self) -> str:
         """What stands in the way."""
@@ -50,11 +44,28 @@ class UnservedTask:
         return "the consumers that can run it are away" if self.known else "no consumer has this task"
 
 
+class Note(NamedTuple):
+    """What the leader notes of one task."""
+
+    task: UnservedTask
+    #: What the task's clock shows, for the next leader.
+    waited_s: float
+
+    def text(self) -> bytes:
+        """The JSON for the lane's hash."""
+        fields: dict[str, Any] = asdict(self.task)
+        del fields["task"]
+        return orjson.dumps({**fields, "waited_s": self.waited_s})
+
+
+def read_note(name: bytes, text: bytes) -> Note:
+    """One field of the hash, and its value."""
+    fields = orjson.loads(text)
+    waited_s = fields.pop("waited_s")
+    return Note(UnservedTask(name.decode(), **fields), waited_s)
+
+
 def read_unserved(found: Mapping[bytes, bytes]) -> tuple[UnservedTask, ...]:
     """What the reply of HGETALL says, by task."""
-    tasks = []
-    for name, text in found.items():
-        told = orjson.loads(text)
-        del told["waited_s"]
-        tasks.append(UnservedTask(name.decode(), **told))
+    tasks = (read_note(name, text).task for name, text in found.items())
     return tuple(sorted(tasks, key=lambda one: one.task))

@@ -26,6 +26,7 @@ from redis import Redis
 from bridge.link.connections import client
 from bridge.protocol.registration import read_registration
 from bridge.routing.errors import ConfigurationError, InputError, PortInUse, StackFailed
+from bridge.routing.leadership import read_token
 from bridge.settings.lane import LaneSettings
 from bridge.stack.child import Child, end_all
 from bridge.stack.embedded import HOST, EmbeddedServer, free_port, port_is_taken
@@ -262,8 +263,7 @@ class Stack:
 
     def _a_master_leads(self) -> bool:
         leader: Any = self.redis.get(self.lane.keys.leader)
-        # "<term> <host>:<pid>:<random>"
-        holder = leader.decode().partition(" ")[2] if leader else ""
+        holder = read_token(leader).holder if leader else ""
         return any(holder.startswith(f"{socket.gethostname()}:{master.pid}:") for master in self.masters)
 
     def _workers_are_registered(self) -> bool:

@@ -17,13 +17,12 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
-import orjson
 from celery.utils.log import get_logger
 
 from bridge.leader.picture.pieces import Ticket
 from bridge.leader.picture.stranded import Waiting
 from bridge.leader.stream.by_id import message_of
-from bridge.protocol.unserved import UnservedTask
+from bridge.protocol.unserved import Note, UnservedTask, read_note
 from bridge.routing.batch import Batch
 from bridge.routing.ids import id_key, key_after
 from bridge.routing.messages import Refused
@@ -88,12 +87,11 @@ class UnknownTasks:
         redis = self._term.redis
         self._known = {name.decode(): int(at) for name, at in redis.hgetall(self._keys.known).items()}
         for name, text in redis.hgetall(self._keys.unserved).items():
-            note = orjson.loads(text)
-            self._noted.add(name.decode())
-            waiting = Waiting(int(note["since_ms"]), float(note["waited_s"]))
-            self._lane.stranded.waiting[name.decode()] = waiting
-            if breaker := note.get("breaker"):
-                self._breakers.restore(name.decode(), breaker)
+            unserved, waited_s = read_note(name, text)
+            self._noted.add(unserved.task)
+            self._lane.stranded.waiting[unserved.task] = Waiting(unserved.since_ms, waited_s)
+            if unserved.breaker:
+                self._breakers.restore(unserved.task, unserved.breaker)
 
     def look(self) -> None:
         """Advances the clocks, gives up messages that waited too long, and notes the waiting tasks."""
@@ -138,7 +136,7 @@ class UnknownTasks:
         notes = {}
         for task in sorted(self._noted)[:NOTED]:
             waiting = stranded.waiting[task]
-            notes[task] = self._describe(task, waiting).text(waiting.waited_s)
+            notes[task] = Note(self._describe(task, waiting), waiting.waited_s).text()
         note_tasks(self._term.redis, self._term.leadership, known, forgotten, notes)
 
     def _describe(self, task: str, waiting: Waiting) -> UnservedTask:

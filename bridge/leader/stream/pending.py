@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from redis.exceptions import ResponseError
 
 from bridge.routing.errors import LaneConflict
-from bridge.routing.groups import Group, group_in
+from bridge.routing.groups import Group, group_in, pending_summary
 from bridge.routing.ids import IdKey, id_key, id_text, younger_than
 from bridge.routing.messages import Refusal, Refused
 from bridge.routing.transitions import adopt
@@ -48,12 +48,13 @@ class PendingList:
         """
         keys = self._term.keys
         try:
-            summary = self._term.wire.call("XPENDING", keys.stream, keys.group)
+            reply = self._term.wire.call("XPENDING", keys.stream, keys.group)
         except ResponseError as exc:
             if not str(exc).startswith("NOGROUP"):
                 raise
             raise LaneConflict(f"the group {keys.group} of {keys.stream} is gone") from None
-        return {name.decode(errors="surrogateescape"): int(count) for name, count in summary[3] or ()}
+        under = pending_summary(reply).under
+        return {name.decode(errors="surrogateescape"): count for name, count in under.items()}
 
     def count(self) -> int:
         """Number of entries that are pending in the group, under all names.

@@ -13,6 +13,7 @@ from redis.exceptions import ResponseError
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
+from bridge.routing.leadership import read_token
 from bridge.routing.numbers import rate
 
 if TYPE_CHECKING:
@@ -77,7 +78,7 @@ def read_counts(redis: Redis, lane: LaneSettings) -> Counts:
         dead=int(counts[1] or 0),
         in_flight={_text(c["name"]): c["pending"] for c in consumers if _text(c["name"]) != lane.master},
         retrying=int(retrying),
-        leader=_text(leader).partition(" ")[2] if leader else None,
+        leader=read_token(leader).holder if leader else None,
     )
 
 

@@ -27,7 +27,7 @@ import select
 import signal
 import sys
 import time
-from typing import Any
+from typing import NamedTuple
 
 from redis.exceptions import RedisError
 
@@ -48,12 +48,36 @@ RETRY_S = 0.05
 TIMEOUT_S = 1.0
 
 
-def watch(pipe: int, shared: SharedPage, config: dict[str, Any]) -> None:
+class WatcherConfig(NamedTuple):
+    """What a worker tells its watcher: one line of JSON."""
+
+    #: File descriptors of the reading end of the pipe, and of the shared page.
+    pipe: int
+    page: int
+    url: str
+    stream: str
+    group: str
+    #: Of the consumer.
+    name: str
+    #: In seconds.
+    lease: float
+
+    def text(self) -> bytes:
+        """The line."""
+        return json.dumps(self._asdict()).encode() + b"\n"
+
+    @classmethod
+    def read(cls, line: str) -> WatcherConfig:
+        """The configuration in ``line``."""
+        return cls(**json.loads(line))
+
+
+def watch(shared: SharedPage, config: WatcherConfig) -> None:
     """Waits for the worker's end, and writes the death notice if one is needed."""
     # The client is made now and connects later: so no module has to be loaded when the worker is dead.
-    redis = client(config["url"], timeout_s=TIMEOUT_S)
-    keys = LaneKeys(config["stream"], config["group"])
-    if not _worker_died(pipe, shared, config["lease"]):
+    redis = client(config.url, timeout_s=TIMEOUT_S)
+    keys = LaneKeys(config.stream, config.group)
+    if not _worker_died(config.pipe, shared, config.lease):
         return
     incarnation = shared.incarnation
     if not incarnation or not _all_gone(shared):
@@ -61,7 +85,7 @@ def watch(pipe: int, shared: SharedPage, config: dict[str, Any]) -> None:
     ran = sorted(shared.running_fences())
     while shared.left_s > 0:
         try:
-            died(redis, keys, config["name"], incarnation, ran, asked=shared.ends_now)
+            died(redis, keys, config.name, incarnation, ran, asked=shared.ends_now)
             return
         except (RedisError, OSError):
             # Try again whatever the error is. After the end of the lease the notice is not needed any more.
@@ -99,8 +123,8 @@ def main() -> None:
     # A supervisor may send its signals to all processes of the worker. The watcher must outlive the worker.
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
         signal.signal(number, signal.SIG_IGN)
-    config = json.loads(sys.stdin.readline())
-    watch(config["pipe"], SharedPage.attach(config["page"]), config)
+    config = WatcherConfig.read(sys.stdin.readline())
+    watch(SharedPage.attach(config.page), config)
 
 
 if __name__ == "__main__":

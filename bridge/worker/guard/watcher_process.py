@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import subprocess
 import sys
@@ -12,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from celery.utils.log import get_logger
 
-from bridge.worker.guard.watcher import ANNOUNCED_END
+from bridge.worker.guard.watcher import ANNOUNCED_END, WatcherConfig
 
 if TYPE_CHECKING:
     from bridge.settings.lane import LaneSettings
@@ -53,15 +52,15 @@ class WatcherProcess:
                 logger.warning("cannot start a watcher, a crash will be noticed when the lease is over: %s", exc)
 
     def _start(self) -> subprocess.Popen[bytes]:
-        config = {
-            "pipe": self._reading,
-            "page": self._shared.fd,
-            "url": self._url,
-            "stream": self._lane.stream,
-            "group": self._lane.group,
-            "name": self._name,
-            "lease": self._lane.lease,
-        }
+        config = WatcherConfig(
+            pipe=self._reading,
+            page=self._shared.fd,
+            url=self._url,
+            stream=self._lane.stream,
+            group=self._lane.group,
+            name=self._name,
+            lease=self._lane.lease,
+        )
         path = os.pathsep.join(filter(None, (_HOME, os.environ.get("PYTHONPATH"))))
         process = subprocess.Popen(
             # The name is shown in lists of processes.
@@ -75,7 +74,7 @@ class WatcherProcess:
         assert process.stdin is not None
         # Not on the command line: the URL may hold a password.
         with contextlib.suppress(BrokenPipeError), process.stdin:
-            process.stdin.write(json.dumps(config).encode() + b"\n")
+            process.stdin.write(config.text())
         return process
 
     def end(self) -> None:
