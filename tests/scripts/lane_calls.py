@@ -58,7 +58,7 @@ class LaneCalls:
             self.reroute: 4,
             self.join: 3,
             self.a_lease_ends: 2,
-            self.the_lead_changes: 1,
+            self.the_lead_changes: 2,
             self.adopt: 1,
             self.resend: 1,
             self.recall: 1,
@@ -206,7 +206,7 @@ class LaneCalls:
 
     def the_lead_changes(self) -> None:
         """Or somebody who does not lead tries to change it."""
-        dice, lead = self.dice, self.lead
+        dice, lead = self.dice, self.dice.choice(self.leads)
         how = dice.choice(["lead", "expires", "renew", "resign", "begin_term"])
         if how == "expires":
             self.lane.lead_expires()

@@ -80,13 +80,6 @@ def test_a_name_that_was_registered_meanwhile_is_read_again(found: Any, world: W
     assert world.snapshot() == before
 
 
-def test_a_name_that_was_forgotten_meanwhile_is_read_again(world: World) -> None:
-    world.client.hdel(world.keys.consumers, "w1@a")
-    before = world.snapshot()
-    assert begin(world, "w1@a", (world.registrations["w1@a"], incarnation("w1@a"))) == (ReturnCode.CHANGED, 0)
-    assert world.snapshot() == before
-
-
 def test_one_of_two_workers_that_start_under_one_name_wins(world: World) -> None:
     assert begin(world, "w3@c", None)[0] is ReturnCode.OK
     before = world.snapshot()
@@ -132,25 +125,6 @@ def test_a_death_notice_says_that_the_worker_was_asked_to_end(world: World) -> N
     assert died(world.client, world.keys, "w1@a", incarnation("w1@a"), [7], asked=True) is ReturnCode.OK
     notice = {"i": incarnation("w1@a"), "died": "w1@a", "ran": "[7]", "asked": "1"}
     assert fields_of(world.snapshot(), world.keys.outcomes)[-1] == notice
-
-
-def test_a_death_notice_may_name_nothing(world: World) -> None:
-    assert died(world.client, world.keys, "w1@a", incarnation("w1@a"), []) is ReturnCode.OK
-    assert fields_of(world.snapshot(), world.keys.outcomes)[-1]["ran"] == "[]"
-
-
-def test_a_death_notice_comes_too_late_when_the_lease_is_over(world: World) -> None:
-    end_lease(world, "w1@a")
-    before = world.snapshot()
-    assert died(world.client, world.keys, "w1@a", incarnation("w1@a"), [7]) is ReturnCode.LATE
-    assert world.snapshot() == before
-
-
-def test_a_second_death_notice_says_nothing(world: World) -> None:
-    assert died(world.client, world.keys, "w1@a", incarnation("w1@a"), [7]) is ReturnCode.OK
-    before = world.snapshot()
-    assert died(world.client, world.keys, "w1@a", incarnation("w1@a"), [7]) is ReturnCode.LATE
-    assert world.snapshot() == before
 
 
 @pytest.mark.parametrize("how", ["died", "goodbye", "register"])
@@ -205,26 +179,9 @@ def test_a_name_with_pending_entries_stays_in_the_group(world: World) -> None:
     assert changes(before, after) == {world.keys.consumers, world.keys.queue("w1@a")}
 
 
-def test_forgetting_twice_changes_nothing_more(world: World) -> None:
-    end_lease(world, "w1@a")
-    assert forgotten(world, "w1@a") is ReturnCode.OK
-    before = world.snapshot()
-    assert forgotten(world, "w1@a") is ReturnCode.OK
-    assert world.snapshot() == before
-
-
 def test_a_live_consumer_is_not_forgotten(world: World) -> None:
     before = world.snapshot()
     assert forgotten(world, "w1@a") is ReturnCode.ALIVE
-    assert world.snapshot() == before
-
-
-def test_a_consumer_with_a_new_incarnation_is_not_forgotten(world: World) -> None:
-    end_lease(world, "w1@a")
-    assert begin(world, "w1@a", (world.registrations["w1@a"], incarnation("w1@a")))[0] is ReturnCode.OK
-    world.client.lpush(world.keys.queue("w1@a"), "a message for the new one")
-    before = world.snapshot()
-    assert forgotten(world, "w1@a") is ReturnCode.CHANGED
     assert world.snapshot() == before
 
 
