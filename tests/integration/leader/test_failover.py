@@ -16,9 +16,9 @@ from bridge.testing.waiting import wait_until
 from tests.integration.lanes import WITH_AND_WITHOUT_BUNDLES, LaneUnderTest
 
 TICKETS = 20
-EACH = 60
+EACH = 20
 #: Sleep of each task: long enough that something is running whenever something is killed.
-TASK_MS = 5
+TASK_MS = 15
 
 
 @pytest.fixture(params=WITH_AND_WITHOUT_BUNDLES)

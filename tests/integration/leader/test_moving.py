@@ -54,7 +54,7 @@ def two_workers(lane: LaneUnderTest) -> tuple[Any, Any]:
 def test_a_drained_worker_empties_under_load_and_takes_tickets_again(lane: LaneUnderTest) -> None:
     lane.master("m1")
     one, two = two_workers(lane)
-    lane.push_many(20, 40, ms=10)
+    lane.push_many(20, 20, ms=20)
     wait_until(lambda: pending_at(lane, one.hostname()) > 0, description="the worker to be busy")
 
     order(lane, "drain", consumer=one.hostname())
@@ -69,11 +69,11 @@ def test_a_drained_worker_empties_under_load_and_takes_tickets_again(lane: LaneU
     # A transfer of everything, to the other one by name; and of one ticket, to anybody
     order(lane, "transfer", consumer=one.hostname(), to=two.hostname())
     order(lane, "transfer", consumer=two.hostname(), tickets=["T0", "T1"])
-    lane.wait_done(20 * 40)
-    lane.assert_logs(20, 40)
+    lane.wait_done(20 * 20)
+    lane.assert_logs(20, 20)
     lane.assert_no_overlap()
     lane.assert_at_rest()
-    assert len(starts(lane)) == 20 * 40
+    assert len(starts(lane)) == 20 * 20
 
 
 @pytest.mark.parametrize("lane", ["10"], indirect=True, ids=["bundles"])
@@ -118,15 +118,15 @@ def test_workers_that_join_take_their_share(lane: LaneUnderTest, policy: str) ->
     lane.env["COUNTER_POLICY"] = policy
     lane.master("m1")
     lane.worker("w1", "--concurrency=2")
-    lane.push_many(20, 40, ms=20)
+    lane.push_many(20, 20, ms=40)
     wait_until(lambda: lane.count("done") > 50, description="the first worker to work")
     joined = lane.worker("w2", "--concurrency=2")
     wait_until(lambda: pending_at(lane, joined.hostname()) > 0, description="the new one to be used", timeout_s=5)
-    lane.wait_done(20 * 40)
-    lane.assert_logs(20, 40)
+    lane.wait_done(20 * 20)
+    lane.assert_logs(20, 20)
     lane.assert_no_overlap()
     lane.assert_at_rest()
-    assert len(starts(lane)) == 20 * 40
+    assert len(starts(lane)) == 20 * 20
 
 
 class Pauses:
@@ -161,8 +161,8 @@ class Pauses:
 def test_a_rolling_restart_of_everything_repeats_nothing_and_hardly_pauses(lane: LaneUnderTest) -> None:
     masters = [lane.master("m1"), lane.master("m2")]
     workers = two_workers(lane)
-    tickets, each = 40, 60
-    lane.push_many(tickets, each, ms=20)
+    tickets, each = 40, 20
+    lane.push_many(tickets, each, ms=60)
     wait_until(lambda: lane.count("done") > 100, description="the load to run")
 
     with Pauses(lane) as pauses:

@@ -250,16 +250,19 @@ def losses(pool: str) -> list[Cell]:
     ]
 
 
+#: Ways that go where another one goes: one more signal, or another one that Celery takes for the same.
+SELDOM = ("int", "term-quit", "quit-thrice", "remapped-twice", "soft-twice")
 POOLS = ("prefork", "threads", "gevent", "solo")
 STAGES: dict[str, list[Cell]] = {
     **{f"ends-{pool}": ends(pool) for pool in POOLS},
     **{f"lives-{pool}": lives(pool) for pool in POOLS},
     **{f"losses-{pool}": losses(pool) for pool in POOLS},
-    # What is tried each time: all ways of prefork, and of the others the two most common ones
+    # What is tried each time: the ways of prefork that take another path each, and of the others the two most common
     "often": [
-        *(cell for cell in ends("prefork") if cell.name not in ("quit-thrice", "soft-twice")),
+        *(cell for cell in ends("prefork") if cell.name not in SELDOM),
         *(cell for pool in POOLS[1:] for cell in ends(pool) if cell.name in ("term", "quit")),
     ],
+    "few": [cell for cell in ends("prefork") if cell.name in ("term", "quit-twice", "soft")],
     "often-lives": [*lives("prefork"), losses("prefork")[3]],
 }
 
@@ -273,8 +276,8 @@ def lane(request: pytest.FixtureRequest, nodes: NodeYard, own_server: EmbeddedSe
     )
 
 
-#: On every change: all of the often ones with bundles, and the ends without.
-SHORT = {("bundles", "often"), ("bundles", "often-lives"), ("alone", "often")}
+#: On every change: all of the often ones with bundles, and without them one end of each kind.
+SHORT = {("bundles", "often"), ("bundles", "often-lives"), ("alone", "few")}
 
 
 @pytest.mark.parametrize(
