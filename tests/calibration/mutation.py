@@ -15,7 +15,7 @@ from bridge.testing.nodes.process import ROOT
 #: What a copy of the product consists of: enough to start masters and workers from it.
 PARTS = ("bridge", "routing")
 #: What comes along of the tests: the app that the workers run, and what it needs.
-TESTS = ("chaos", "nodes", "keycheck.py", "waiting.py")
+TESTS = ("chaos", "keycheck.py")
 
 
 class NoLongerApplies(AssertionError):
