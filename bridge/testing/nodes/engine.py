@@ -123,10 +123,19 @@ class EngineYard(NodeYard):
     """Makes containers from one image, in one network."""
 
     def __init__(
-        self, client: Any, *, image: str, network: str, broker_url: str, home: Path, shared: Sequence[Path] = ()
+        self,
+        client: Any,
+        *,
+        image: str,
+        network: str,
+        broker_url: str,
+        home: Path,
+        shared: Sequence[Path] = (),
+        app: str | None = None,
+        env: Mapping[str, str] | None = None,
     ) -> None:
         """``client``: of docker-py. ``shared``: folders that nodes see, and may write, at the test's own paths."""
-        super().__init__(broker_url)
+        super().__init__(broker_url, app=app, env=env)
         self._client = client
         self._made_with = {
             "image": image,
@@ -143,14 +152,24 @@ class EngineYard(NodeYard):
         self,
         name: str,
         *,
-        app: str,
+        app: str | None = None,
         arguments: Sequence[str] = ("--concurrency=2",),
         env: Mapping[str, str] | None = None,
         cwd: Path | None = None,
         wait: bool = True,
         start: bool = True,
     ) -> EngineWorker:
-        command = [*INIT, "celery", "-A", app, "worker", "-n", f"{name}@%h", "--loglevel=INFO", *arguments]
+        command = [
+            *INIT,
+            "celery",
+            "-A",
+            self.app_or_default(app),
+            "worker",
+            "-n",
+            f"{name}@%h",
+            "--loglevel=INFO",
+            *arguments,
+        ]
         node = EngineWorker(name, command, self._container(command, env, cwd), None)
         return self.add(node, wait=wait, start=start)
 
@@ -158,7 +177,7 @@ class EngineYard(NodeYard):
         self,
         name: str,
         *,
-        app: str,
+        app: str | None = None,
         arguments: Sequence[str] = (),
         env: Mapping[str, str] | None = None,
         cwd: Path | None = None,
@@ -166,7 +185,7 @@ class EngineYard(NodeYard):
         wait: bool = True,
         start: bool = True,
     ) -> EngineMaster:
-        command = ["bridge", "-A", app, "run", *arguments]
+        command = ["bridge", "-A", self.app_or_default(app), "run", *arguments]
         node = EngineMaster(name, command, self._container(command, env, cwd), ready_text)
         return self.add(node, wait=wait, start=start)
 
@@ -177,6 +196,7 @@ class EngineYard(NodeYard):
             "PYTHONUNBUFFERED": "1",
             "PYTHONDONTWRITEBYTECODE": "1",
             "PYTHONPATH": HOME,
+            **self._env,
             **(env or {}),
         }
         made = {**self._made_with, "command": list(command), "environment": environment}

@@ -233,9 +233,12 @@ AnyNode = TypeVar("AnyNode", bound=Node)
 class NodeYard(ABC):
     """Starts the nodes of one test against one broker, and keeps them so that none is forgotten."""
 
-    def __init__(self, broker_url: str) -> None:
+    def __init__(self, broker_url: str, *, app: str | None = None, env: Mapping[str, str] | None = None) -> None:
+        """``app``: of nodes that are made without one; ``env``: for workers and masters, beside their own."""
         #: The broker as nodes reach it.
         self.broker_url = broker_url
+        self._app = app
+        self._env = dict(env or {})
         self.nodes: list[Node] = []
 
     @abstractmethod
@@ -243,7 +246,7 @@ class NodeYard(ABC):
         self,
         name: str,
         *,
-        app: str,
+        app: str | None = None,
         arguments: Sequence[str] = ("--concurrency=2",),
         env: Mapping[str, str] | None = None,
         cwd: Path | None = None,
@@ -260,7 +263,7 @@ class NodeYard(ABC):
         self,
         name: str,
         *,
-        app: str,
+        app: str | None = None,
         arguments: Sequence[str] = (),
         env: Mapping[str, str] | None = None,
         cwd: Path | None = None,
@@ -291,6 +294,12 @@ class NodeYard(ABC):
             if wait:
                 node.wait_ready()
         return node
+
+    def app_or_default(self, app: str | None) -> str:
+        """The app of a node that is made with ``app``."""
+        chosen = app or self._app
+        assert chosen is not None, "which app? Set the ini option bridge_app"
+        return chosen
 
     def workers(self) -> list[WorkerNode]:
         """The workers, in the order in which they were made."""

@@ -160,6 +160,7 @@ def bridge_broker_url(celery_broker_cluster: CeleryBrokerCluster) -> str:
 def bridge_nodes(
     request: pytest.FixtureRequest,
     bridge_broker_url: str,
+    bridge_app: str | None,
     bridge_home: Path,
     bridge_node_env: Mapping[str, str],
     tmp_path: Path,
@@ -174,10 +175,12 @@ def bridge_nodes(
             broker_url=bridge_broker_url,
             home=bridge_home,
             shared=[tmp_path],
+            app=bridge_app,
+            env=bridge_node_env,
         )
     else:
         read_by_apps(*bridge_node_env)
-        nodes = ProcessYard(tmp_path, bridge_broker_url, home=bridge_home)
+        nodes = ProcessYard(tmp_path, bridge_broker_url, home=bridge_home, app=bridge_app, env=bridge_node_env)
     yield nodes
     nodes.close()
 
@@ -190,7 +193,6 @@ def celery_worker_cluster(
     bridge_app: str | None,
     bridge_workers: Sequence[str],
     bridge_worker_arguments: Sequence[str],
-    bridge_node_env: Mapping[str, str],
 ) -> CeleryWorkerCluster | None:
     """The workers that the test asks for by name, started; `celery_setup` waits until they are ready."""
     if not bridge_workers:
@@ -204,7 +206,6 @@ def celery_worker_cluster(
             name,
             app=bridge_app or "app",
             arguments=bridge_worker_arguments,
-            env=bridge_node_env,
             cwd=folder,
             wait=False,
         )
@@ -214,19 +215,11 @@ def celery_worker_cluster(
 
 
 @pytest.fixture
-def bridge_master_cluster(
-    bridge_nodes: NodeYard, bridge_app: str | None, bridge_masters: Sequence[str], bridge_node_env: Mapping[str, str]
-) -> MasterCluster | None:
+def bridge_master_cluster(bridge_nodes: NodeYard, bridge_masters: Sequence[str]) -> MasterCluster | None:
     """The masters that the test asks for by name, started; `celery_setup` waits until they are ready."""
     if not bridge_masters:
         return None
-    assert bridge_app is not None, "a master needs an app: set the ini option bridge_app"
-    return MasterCluster(
-        *(
-            bridge_nodes.master(name, app=bridge_app, env=bridge_node_env, ready_text="standing by", wait=False)
-            for name in bridge_masters
-        )
-    )
+    return MasterCluster(*(bridge_nodes.master(name, ready_text="standing by", wait=False) for name in bridge_masters))
 
 
 @pytest.fixture

@@ -97,7 +97,7 @@ class BridgeSetup(CeleryTestSetup):
         made: Redis = Redis.from_url(self.broker.config()["host_url"], **options)
         return made
 
-    def wait(self, timeout_s: float = 30.0) -> None:
+    def wait(self, timeout_s: float = 60.0) -> None:
         """Waits until every message that was pushed is done or dead. Raises `TimeoutError`, which says what is not."""
         with self.client() as redis:
             wait_until_done(redis, bridge_of(self.app).settings.lane, timeout_s)

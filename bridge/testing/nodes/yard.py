@@ -13,8 +13,16 @@ from bridge.testing.nodes.roles import ProcessMaster, ProcessWorker
 class ProcessYard(NodeYard):
     """Starts processes of this machine; their logs are in ``folder``, and they start in ``home``."""
 
-    def __init__(self, folder: Path, broker_url: str, *, home: Path = HOME) -> None:
-        super().__init__(broker_url)
+    def __init__(
+        self,
+        folder: Path,
+        broker_url: str,
+        *,
+        home: Path = HOME,
+        app: str | None = None,
+        env: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(broker_url, app=app, env=env)
         self.folder = folder
         self.home = home
 
@@ -22,7 +30,7 @@ class ProcessYard(NodeYard):
         self,
         name: str,
         *,
-        app: str,
+        app: str | None = None,
         arguments: Sequence[str] = ("--concurrency=2",),
         env: Mapping[str, str] | None = None,
         cwd: Path | None = None,
@@ -31,11 +39,11 @@ class ProcessYard(NodeYard):
     ) -> ProcessWorker:
         node = ProcessWorker(
             name,
-            app=app,
+            app=self.app_or_default(app),
             broker_url=self.broker_url,
             log_file=self._log_file(name),
             arguments=arguments,
-            env=env,
+            env={**self._env, **(env or {})},
             cwd=cwd or self.home,
         )
         return self.add(node, wait=wait, start=start)
@@ -44,7 +52,7 @@ class ProcessYard(NodeYard):
         self,
         name: str,
         *,
-        app: str,
+        app: str | None = None,
         arguments: Sequence[str] = (),
         env: Mapping[str, str] | None = None,
         cwd: Path | None = None,
@@ -54,11 +62,11 @@ class ProcessYard(NodeYard):
     ) -> ProcessMaster:
         node = ProcessMaster(
             name,
-            app=app,
+            app=self.app_or_default(app),
             broker_url=self.broker_url,
             log_file=self._log_file(name),
             arguments=arguments,
-            env=env,
+            env={**self._env, **(env or {})},
             cwd=cwd or self.home,
             ready_text=ready_text,
         )

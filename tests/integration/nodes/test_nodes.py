@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import psutil
@@ -18,10 +18,12 @@ from pytest_celery import CeleryTestSetup
 from pytest_celery.vendors.worker.tasks import add
 
 from bridge.stack.embedded import EmbeddedServer
+from bridge.testing.nodes import preloaded
 from bridge.testing.nodes.local_containers import ServerContainer
 from bridge.testing.nodes.node import NodeYard, signal_number
 from bridge.testing.nodes.process import ROOT, python_module
 from bridge.testing.nodes.roles import ProcessWorker
+from bridge.testing.nodes.setup import BridgeSetup
 from bridge.testing.nodes.yard import ProcessYard
 from bridge.testing.waiting import wait_until
 
@@ -121,6 +123,45 @@ class TestSeveralWorkers:
     def test_the_other_worker_goes_on_when_one_is_lost(self, celery_setup: CeleryTestSetup) -> None:
         celery_setup.worker_cluster[0].kill()
         assert add.s(2, 2).apply_async().get(timeout=RESULT_TIMEOUT_S) == 4
+
+
+class TestBridge:
+    """The nodes as a user asks for them: by name, before the test."""
+
+    @pytest.fixture
+    def bridge_app(self) -> str:
+        return "tests.apps.counter"
+
+    @pytest.fixture
+    def bridge_workers(self) -> Sequence[str]:
+        return ("w1", "w2")
+
+    @pytest.fixture
+    def bridge_masters(self) -> Sequence[str]:
+        return ("m1", "m2")
+
+    @pytest.fixture
+    def bridge_node_env(self, tmp_path: Path) -> Mapping[str, str]:
+        (tmp_path / "ledger").mkdir()
+        return {"COUNTER_LEDGER": str(tmp_path / "ledger"), "COUNTER_LEASE": "3", "COUNTER_LEADER_LEASE": "2"}
+
+    def test_messages_are_done_over_the_loss_of_a_worker_and_of_a_master(self, celery_setup: BridgeSetup) -> None:
+        assert len(celery_setup) == 6
+        assert [node.name() for node in celery_setup.worker_cluster or ()] == ["w1", "w2"]
+        assert [node.name() for node in celery_setup.master_cluster or ()] == ["m1", "m2"]
+        assert all(isinstance(node._process, preloaded.Forked) for node in celery_setup.nodes.nodes)
+        assert celery_setup.app.conf.broker_url == celery_setup.server.url
+        append = celery_setup.app.tasks["counter.append"]
+        append.push_many([(f"T{i % 5}", {"n": i // 5}) for i in range(50)])
+
+        celery_setup.worker.kill()
+        celery_setup.master.kill()
+        celery_setup.wait()
+
+        with celery_setup.client() as redis:
+            assert [redis.lrange(f"log:T{i}", 0, -1) for i in range(5)] == [[b"%d" % n for n in range(10)]] * 5
+        assert celery_setup.dead_letters() == []
+        assert celery_setup.worker.exit_code == celery_setup.master.exit_code == -signal.SIGKILL
 
 
 class TestProcessNodes:
@@ -253,6 +294,18 @@ def test_without_an_engine_the_choice_of_containers_skips_and_says_why() -> None
     assert done.returncode == 0, done.stdout
     assert "--bridge-nodes=containers needs a Docker engine: Error while fetching server API version" in done.stdout
     assert "1 skipped" in done.stdout
+
+
+def test_without_pytest_celery_one_line_says_what_to_install(tmp_path: Path) -> None:
+    (tmp_path / "conftest.py").write_text("pytest_plugins = ['bridge.testing.nodes.plugin']\n")
+    code = "import sys, pytest; sys.modules['pytest_celery'] = None; sys.exit(pytest.main(['-q']))"
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, env=env, capture_output=True, text=True, check=False, timeout=60
+    )
+    assert done.returncode == pytest.ExitCode.USAGE_ERROR
+    said = [line for line in (done.stdout + done.stderr).splitlines() if line]
+    assert said == ["ERROR: bridge.testing.nodes needs pytest-celery: pip install 'ticket-bridge[testing]'"]
 
 
 @pytest.mark.parametrize(
