@@ -4,7 +4,7 @@ Each figure is the time from the signal to the *next execution of a ticket* that
 these tickets; for the leader, from the signal to the execution of a message that was pushed right after it. The
 distribution over at least 100 kills each: median, p99, maximum.
 
-Workers die a few at a time, under load, with others left that take their tickets; then as many are started anew, and
+Workers die a few at a time, under load, with others left that take their tickets; then as many are started again, and
 measuring goes on when all are there: starting a process costs more than anything that is measured here.
 """
 

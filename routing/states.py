@@ -6,7 +6,7 @@
                      ^  |  ^                | |  |  |
                      |  |  +---give back----+ |  |  +--fail, attempts left----> AWAITING_RETRY --retry--> IN_FLIGHT
                      |  |  +-give back others-+  +-----give back again--------> AWAITING_RETRY
-                     |  |                        +-----re-route---------------> AWAITING_RETRY --condemn--> DEAD
+                     |  |                        +-----re-route---------------> AWAITING_RETRY --give up--> DEAD
                      |  |                        +-----give up: no attempt left-----------------------------> DEAD
                      |  +---refuse (broken message)---------------------------------------------------------> DEAD
                      +---replay (an operator's order)-------------------------------------------------------- DEAD
@@ -57,7 +57,7 @@ EDGES: dict[str, tuple[State, State]] = {
     "give back others": (State.IN_FLIGHT, State.WAITING),
     "re-route": (State.IN_FLIGHT, State.AWAITING_RETRY),
     # Its consumers ended with it too often, or its entry is gone. No further attempt.
-    "condemn": (State.AWAITING_RETRY, State.DEAD),
+    "give up retry": (State.AWAITING_RETRY, State.DEAD),
     "refuse": (State.WAITING, State.DEAD),
     "park": (State.AWAITING_RETRY, State.WAITING),
     "release": (State.WAITING, State.AWAITING_RETRY),

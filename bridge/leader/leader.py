@@ -167,7 +167,7 @@ class Leader:
         uptime_s = int(term.redis.info("server").get("uptime_in_seconds", 0))
         if uptime_s < term.settings.lease:
             # The server has just started. Workers could not renew their leases while it was away.
-            self.lease_watch.grant_amnesty()
+            self.lease_watch.spare_leases()
         self._queues.know_server(uptime_s)
         if not term.settings.history:
             # The history is off now. An old history with a gap would look as if messages were lost.

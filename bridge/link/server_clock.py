@@ -123,7 +123,7 @@ class ServerClock:
                 # The clock may have been set, or this answer was slow.
                 return False
             # The known bounds are too wide, because earlier answers were slow.
-            self._begin_anew(received, least, most)
+            self._restart(received, least, most)
         elif forward or most < known_least - self.tolerance_s:
             step = least - known_least
             logger.warning(
@@ -132,7 +132,7 @@ class ServerClock:
             )
             self._stepped += step
             self.stepped_at = received
-            self._begin_anew(received, least, most)
+            self._restart(received, least, most)
         else:
             # Bounds that no longer fit are dropped: two clocks always drift apart a little.
             oldest = received - self._lease_s
@@ -141,6 +141,6 @@ class ServerClock:
             self._ahead = max(low for _, low, _ in self._bounds) - self._stepped
         return True
 
-    def _begin_anew(self, received: float, least: float, most: float) -> None:
+    def _restart(self, received: float, least: float, most: float) -> None:
         self._bounds = [(received, least, most)]
         self._since = received

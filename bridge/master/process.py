@@ -74,7 +74,7 @@ class Master:
         self._announce = announce
         self._holder = f"{socket.gethostname()}:{os.getpid()}:{uuid.uuid4().hex[:8]}"
         self._outage = Outage(logger, "waiting for it")
-        #: Number of outages after which a leader granted an amnesty (`LeaseWatch.grant_amnesty`).
+        #: Number of outages after which a leader spared the leases (`LeaseWatch.spare_leases`).
         self._spared = 0
         self._health = Health(self._settings.health_file)
         self._clock = ServerClock(self._lane.lease)
@@ -157,7 +157,7 @@ class Master:
                 if self._spared < self._outage.count:
                     # The workers could not renew their leases in the outage.
                     self._spared = self._outage.count
-                    leader.lease_watch.grant_amnesty()
+                    leader.lease_watch.spare_leases()
                 if self._stop.is_set():
                     return
                 leader.run(self._leads())
@@ -167,7 +167,7 @@ class Master:
                 self._election.forfeit()
                 return
             except LaneConflict as exc:
-                logger.warning("reading the lane anew: %s", exc)
+                logger.warning("reading the lane again: %s", exc)
                 time.sleep(0.05)
             except (RedisError, OSError, TicketBridgeError):
                 raise

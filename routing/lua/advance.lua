@@ -17,9 +17,9 @@
 --       of its texts), ids (id), runs (ticket, fence offset, record tail), texts (Celery message without opening).
 -- Returns: {'OK', fence base, ids acknowledged, ids that should have been pending, were not, and are now}
 --          {'DEPOSED'}: another master leads; nothing was changed; the caller stops leading.
---          {'CONFLICT', ticket}: a record is not what the caller thought; nothing was changed; it reads the lane anew.
---          {'WITHDRAWN'}: whoever gave one of the orders took it back; nothing was changed; it reads the lane anew.
---          {'NOGROUP'}: the group is gone; nothing was changed; it reads the lane anew.
+--          {'CONFLICT', ticket}: a record is not what the caller thought; nothing was changed; it reads the lane again.
+--          {'WITHDRAWN'}: one of the orders was withdrawn; nothing was changed; it reads the lane again.
+--          {'NOGROUP'}: the group is gone; nothing was changed; it reads the lane again.
 -- Keeps: I2 (records are compared before they are replaced), I3 (XACK with the release), I4 (fences), I7, I8.
 -- Bound: O(what the batch holds), times log of the pending list.
 

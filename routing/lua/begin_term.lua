@@ -4,7 +4,7 @@
 -- ARGV: token, holder, lease of the leader (ms).
 -- Returns: {'OK', token}; {'DEPOSED'}: it does not lead any more; nothing was changed.
 -- Keeps: I8: a script whose reply was lost may still be on its way, or run late, when the leader has read the lane
---        anew.
+--        again.
 -- Bound: O(1).
 
 if redis.call('GET', KEYS[1]) ~= ARGV[1] then

@@ -7,7 +7,7 @@
 --       '>' = new ones, or the id after which those that wait under the master's name are read.
 -- Returns: {'OK', entries ([id, [field, value ...]] ...), bytes of the largest of them, whether there may be more
 --          (1 | 0)}; {'DEPOSED'}: another master leads: nothing was read; {'NOGROUP'}: the group is gone: the caller
---          reads the lane anew;
+--          reads the lane again;
 --          {'CHANGED'}: the group was set back or forward by hand. Nothing was read: done messages could be read again,
 --          or waiting ones twice. The caller puts the group where it was.
 --          An entry that was deleted has no fields. Of a larger one than the limit come only the fields that make a

@@ -6,7 +6,7 @@
 --       caller's group, and delivered to the others.
 -- Returns: {'OK', entries that were removed}: those that another group has pending stay; {'DEPOSED'}: another master
 --          leads: nothing was removed; {'CHANGED'}: the stream has other groups than the caller thought: nothing was
---          removed; the caller asks anew which entries they are all done with.
+--          removed; the caller asks again which entries they are all done with.
 -- Keeps: I1 (what some group has not read, or has pending, stays), I8. Bound: O(ids), times other groups.
 
 if redis.call('GET', KEYS[1]) ~= ARGV[1] then

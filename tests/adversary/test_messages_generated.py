@@ -240,7 +240,7 @@ def judge(stack: SmallStack, happened: list[tuple[str, list[bytes]]]) -> None:
     for _, fields in stack.redis.xrange(stack.keys.dead):
         letters[fields[b"message_id"]] = fields
     assert all(letters[id_][b"reason"] for id_ in pushed if id_ in letters)
-    # Whoever reads the history reads this.
+    # A reader of the history reads this.
     audit(stack.redis, stack.keys, since="0")
     stack.redis.delete(stack.keys.dead)
 

@@ -164,7 +164,7 @@ MUTATIONS = [
         "long tasks",
         ("ledger: overlap",),
         (
-            Edit(RECOVERY, "judged = set() if amnesty else self._leases.over(left)", "judged = set(left)"),
+            Edit(RECOVERY, "expired = set() if spared else self._leases.over(left)", "expired = set(left)"),
             # Only of those that have tickets: who has none would be gone before it gets one.
             Edit(
                 RECOVERY, "for i, ms in left.items() if ms <= 0]", "for i in left if self._lane.consumers[i].tickets]"
@@ -296,7 +296,7 @@ MUTATIONS = [
         long=True,
     ),
     Mutation(
-        "a lane that is read anew has no new term",
+        "a lane that is read again has no new term",
         "I8",
         "late read of its own",
         ("ledger: started too early",),

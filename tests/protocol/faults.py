@@ -46,8 +46,8 @@ def _master(world: World, i: int, setup: Setup, dropped: AbstractSet[Guard]) -> 
         on_its_way = f"'{script.kind}' on its way"
         yield f"the master of term {master.term} is killed with {on_its_way}", standby._replace(late=late)
         if master.term == world.lead:
-            anew = rebuilt(world._replace(late=late), i, setup, dropped)
-            yield f"the leader gives up waiting, with {on_its_way}, and reads the lane anew", anew
+            rebuilt_world = rebuilt(world._replace(late=late), i, setup, dropped)
+            yield f"the leader gives up waiting, with {on_its_way}, and reads the lane again", rebuilt_world
 
 
 def _worker(

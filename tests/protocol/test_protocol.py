@@ -44,7 +44,7 @@ PLACES = {
 }
 ESSENTIAL = [guard for guard in Guard if guard not in SECOND_LINES]
 #: Edges that no hand-over takes: operators' orders, and messages that cannot be handled.
-NOT_HERE = {"refuse", "condemn", "park", "release", "replay"}
+NOT_HERE = {"refuse", "give up retry", "park", "release", "replay"}
 
 
 def in_words(found: Found) -> str:

@@ -75,7 +75,7 @@ def test_an_order_is_carried_out_in_the_step_that_removes_it(world: World) -> No
     advance(world.client, world.lead, OPENING, park_and_drain(world, order))
     assert world.client.hget(keys.tickets, "free") == b'[-1,1,"","",1,[],5,"why"]'
     assert world.client.hgetall(keys.drains) == {b"w1@a": b'{"at_ms":1}'}
-    # Whoever gave it can withdraw it no more
+    # The operator's command can no longer withdraw it
     assert world.client.xdel(keys.outcomes, order) == 0
     advance(world.client, world.lead, OPENING, Batch(drains={"w1@a": ""}))
     assert not world.client.exists(keys.drains)

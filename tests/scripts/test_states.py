@@ -85,7 +85,7 @@ def give_back_others(world: World) -> Iterable[str]:
     return world.busy[1:2]
 
 
-def condemn(world: World) -> Iterable[str]:
+def give_up_retry(world: World) -> Iterable[str]:
     batch = Batch(expected={"late": world.late_record}, acknowledged=world.late[:1], released=["late"], due=["late"])
     batch.dead = [DeadLetter(world.late[0], ["reason", "gave up after 5 attempts"])]
     advance(world.client, world.lead, OPENING, batch)
@@ -134,7 +134,7 @@ WALK: dict[str, Callable[[World], Iterable[str]]] = {
     "refuse": refuse,
     "give back again": give_back_again,
     "give back others": give_back_others,
-    "condemn": condemn,
+    "give up retry": give_up_retry,
     "park": park,
     "release": release,
     "replay": replay,

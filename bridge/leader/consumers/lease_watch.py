@@ -64,16 +64,16 @@ class LeaseWatch:
         #: Names of consumers whose heartbeats are missing. Another thread adds them.
         self.silent: set[str] = set()
         #: No lease counts as over before this time (monotonic seconds).
-        self.amnesty_until = 0.0
+        self.spared_until = 0.0
         #: Incarnation that gave its lease up -> what it was running at that moment.
         self.given_up: dict[str, GivenUp] = {}
         steps.on_notice[EntryKind.JOINED] = self._joined
         steps.on_notice[EntryKind.GONE] = self._gone
         steps.on_notice[EntryKind.DIED] = self._died
 
-    def grant_amnesty(self) -> None:
+    def spare_leases(self) -> None:
         """For the time of one lease, no lease counts as over: workers could not renew while the server was away."""
-        self.amnesty_until = time.monotonic() + self._term.settings.lease
+        self.spared_until = time.monotonic() + self._term.settings.lease
 
     def look_within(self, seconds: float) -> None:
         """Checks the leases within ``seconds`` at the latest."""
@@ -82,10 +82,10 @@ class LeaseWatch:
     def look(self) -> None:
         """Checks all leases, moves the tickets of lost consumers, and finds lost runs."""
         left = self._consumers.find()
-        amnesty = time.monotonic() < self.amnesty_until
-        judged = set() if amnesty else self._leases.over(left)
+        spared = time.monotonic() < self.spared_until
+        expired = set() if spared else self._leases.over(left)
         gone = [self._lane.consumers[i] for i, ms in left.items() if ms <= 0]
-        over = [consumer for consumer in gone if consumer.incarnation in (judged | self.given_up.keys())]
+        over = [consumer for consumer in gone if consumer.incarnation in (expired | self.given_up.keys())]
         for consumer in gone:
             # Its lease does not come back. The consumer may still be running.
             if consumer.alive and consumer not in over:

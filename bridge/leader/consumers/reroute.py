@@ -148,7 +148,7 @@ class Reroute:
             if ticket.park_reason is not None:
                 self._lane.park(ticket, ticket.park_reason, batch)
             if ticket.waiting and self._settling.exhausted(ticket):
-                self._settling.condemn(ticket, batch, cause)
+                self._settling.give_up(ticket, batch, cause)
             elif ticket.suspect:
                 batch.count("suspect")
                 logger.warning(

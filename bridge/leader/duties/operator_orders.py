@@ -231,7 +231,7 @@ class OperatorOrders:
         """The message ``id_`` from its entry in the stream, or why it cannot be replayed."""
         entry = self._term.wire.call("XRANGE", self._keys.stream, id_, id_)
         if not entry:
-            return "its entry has left the stream, so it cannot take its place again; push it anew"
+            return "its entry has left the stream, so it cannot take its place again; push it again"
         message = self._term.parser.parse(id_, entry[0][1])
         if not isinstance(message, Message):
             return f"it can still not be processed: {message.reason.value}"

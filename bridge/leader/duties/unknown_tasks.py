@@ -49,7 +49,7 @@ NOTE_S = 5.0
 #: Longest step of a task's clock, in seconds. While a master was frozen, it did not see which consumers were here.
 CLOCK_STEP_MAX_S = 5.0
 #: Most messages that one step makes dead letters; most such steps in one look; most tasks that are noted.
-CONDEMNED_PER_STEP = 200
+GIVEN_UP_PER_STEP = 200
 STEPS_PER_LOOK = 10
 NOTED = 200
 
@@ -103,7 +103,7 @@ class UnknownTasks:
             for task, waiting in stranded.waiting.items():
                 if task not in self._known and task not in stranded.paused:
                     waiting.waited_s += step_s
-            self._give_up()
+            self._give_up_overdue()
             for task in [task for task, waiting in stranded.waiting.items() if not waiting.tickets]:
                 if task not in stranded.paused:
                     del stranded.waiting[task]
@@ -152,14 +152,14 @@ class UnknownTasks:
 
     # -- messages that waited too long -------------------------------------------------------------------------------
 
-    def _give_up(self) -> None:
+    def _give_up_overdue(self) -> None:
         for _ in range(STEPS_PER_LOOK):
             overdue = self._overdue()
             if not overdue:
                 return
             batch = Batch()
             for ticket in overdue:
-                self._condemn(ticket, batch)
+                self._give_up(ticket, batch)
             self._steps.advance(batch)
             self._refill.run()
 
@@ -169,7 +169,7 @@ class UnknownTasks:
             if task in self._known or task in self._lane.stranded.paused:
                 continue
             while (
-                len(found) < CONDEMNED_PER_STEP
+                len(found) < GIVEN_UP_PER_STEP
                 and (longest := waiting.longest()) is not None
                 and longest[1] >= self._after_s
             ):
@@ -177,7 +177,7 @@ class UnknownTasks:
                 waiting.pass_over()
         return found
 
-    def _condemn(self, ticket: Ticket, batch: Batch) -> None:
+    def _give_up(self, ticket: Ticket, batch: Batch) -> None:
         lane = self._lane
         task, more = ticket.stranded, ticket.waiting_known > 1
         why = self._describe(task, lane.stranded.waiting[task]).why
@@ -193,4 +193,4 @@ class UnknownTasks:
         lane.put_first(ticket, message)
         error = f"{task}: {why}; it waited for {duration(int(self._after_s * 1000))} (bridge_unknown_after)"
         logger.warning("ticket %r: message %s is dead: %s", ticket.id, id_, error)
-        self._settling.condemn(ticket, batch, error, reason=Refused.UNKNOWN_TASK.value)
+        self._settling.give_up(ticket, batch, error, reason=Refused.UNKNOWN_TASK.value)

@@ -132,7 +132,7 @@ class Breakers:
         lane.stranded.waiting.setdefault(task, Waiting(lane.now_ms()))
         for consumer in list(lane.crowded):
             lane.free_ready(consumer)
-        lane.queue_anew()
+        lane.queue_again()
 
     def _close(self, task: str, circuit: Circuit) -> None:
         logger.warning("task %s: a message succeeded, its circuit breaker is closed", task)

@@ -42,7 +42,7 @@ class Ready(Flight):
         self._backoff_sequence = 0
         self._turn = 0
         #: Tickets whose oldest message no consumer here can run.
-        self.stranded = Stranded(self, self.queue_anew)
+        self.stranded = Stranded(self, self.queue_again)
         #: Tickets that wait for the end of a backoff, with no message in memory.
         self.resting = Resting(self, now_ms)
 
@@ -161,7 +161,7 @@ class Ready(Flight):
                 ticket.turn = 0
         self.ready.extendleft(reversed(ahead))
 
-    def queue_anew(self) -> None:
+    def queue_again(self) -> None:
         """Queues all tickets of the common queues again, because the consumers can run other tasks than before."""
         for queue in (self.ready, self.suspects):
             tickets = list(queue)

@@ -116,7 +116,7 @@ class Settling:
         batch.count("returned")
         if ticket.waiting and not ticket.waiting[0].payload and ticket.park_reason is None:
             # Its entry is gone from the stream, and a new leader has no copy of it: it cannot be sent again.
-            self.condemn(ticket, batch, "given back")
+            self.give_up(ticket, batch, "given back")
             return
         # It has waited for its turn before.
         lane.make_ready(ticket, first=True)
@@ -133,7 +133,7 @@ class Settling:
         lane.hold_back(ticket, lane.now_ms())
         batch.count("interrupted")
         if not ticket.waiting[0].payload and ticket.park_reason is None:
-            self.condemn(ticket, batch, ticket.cause)
+            self.give_up(ticket, batch, ticket.cause)
 
     def _failed(self, ticket: Ticket, outcome: Outcome, batch: Batch) -> None:
         """The message raised, or was cut off alone. It comes again after its backoff, or is dead."""
@@ -204,11 +204,11 @@ class Settling:
         if self._parks(message.task) and ticket.park_reason is None:
             ticket.park_reason = f"message {message.id} is dead: {outcome.error[:CAUSE_CHARS]}"
         if ticket.park_reason is None and ticket.waiting and not ticket.waiting[0].payload:
-            self.condemn(ticket, batch, outcome.error)
+            self.give_up(ticket, batch, outcome.error)
             return
         lane.make_ready(ticket)
 
-    def condemn(self, ticket: Ticket, batch: Batch, error: str, reason: str = "") -> None:
+    def give_up(self, ticket: Ticket, batch: Batch, error: str, reason: str = "") -> None:
         """Moves the oldest waiting message to the dead letters without a further attempt.
 
         Its attempts are used up, or its entry is gone. ``reason``: another reason to give it up.

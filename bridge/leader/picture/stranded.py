@@ -62,12 +62,12 @@ class Waiting:
 class Stranded:
     """The stranded tickets of one lane. The lane asks it before it queues a ticket for dispatch.
 
-    ``queue_anew`` queues all waiting tickets again, because the consumers can run other tasks than before.
+    ``queue_again`` queues all waiting tickets again, because the consumers can run other tasks than before.
     """
 
-    def __init__(self, lane: Flight, queue_anew: Callable[[], None]) -> None:
+    def __init__(self, lane: Flight, queue_again: Callable[[], None]) -> None:
         self._lane = lane
-        self._queue_anew = queue_anew
+        self._queue_again = queue_again
         #: The tasks that the consumers here can run; None: any task, or no consumer is here.
         self.runnable: frozenset[str] | None = None
         #: Whether the consumers differ in the tasks that they can run.
@@ -140,7 +140,7 @@ class Stranded:
         for task in [task for task in self.waiting if self.can_run(task)]:
             self.release(task)
         if self.runnable is not None and (before is None or not before <= self.runnable):
-            self._queue_anew()
+            self._queue_again()
 
     def can_run(self, task: str) -> bool:
         """Whether a consumer that is here can run ``task``, and the task's circuit breaker is closed."""

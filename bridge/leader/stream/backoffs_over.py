@@ -45,5 +45,5 @@ class BackoffsOver:
             lane.put_first(ticket, message)
             if settling.exhausted(ticket):
                 error = ticket.cause if message.payload else "its entry was deleted while it awaited a retry"
-                settling.condemn(ticket, batch, error)
+                settling.give_up(ticket, batch, error)
             lane.make_ready(ticket, first=True)

@@ -34,4 +34,4 @@ class FirstMessages:
         if message.payload:
             self._pending.adopt(self._term.master, [id_])
         else:
-            self._settling.condemn(ticket, batch, "its entry was deleted while it awaited a retry")
+            self._settling.give_up(ticket, batch, "its entry was deleted while it awaited a retry")

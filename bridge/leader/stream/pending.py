@@ -110,7 +110,7 @@ class PendingList:
 
     # -- claims and the count ----------------------------------------------------------------------------------------
 
-    def count_anew(self) -> None:
+    def count_again(self) -> None:
         """Takes the number of entries that are pending now as the expected one."""
         self.expected = self.count()
 

@@ -102,7 +102,7 @@ class Rebuild:
         self._consumers.find()
         self._read_records()
         self._find_first_messages()
-        self._pending.count_anew()
+        self._pending.count_again()
         lane = self._lane
         logger.info(
             "read the records: %d messages in flight, %d tickets await a retry, %d consumers",

@@ -56,7 +56,7 @@ def test_the_result_of_a_message_has_its_id(lane: LaneUnderTest, result_of) -> N
     id_ = pushed(lane, "add")
 
     assert result_of(id_).get(timeout=10) == {"n": 7, "attempt": 1}
-    # Whoever has the result finds the effects applied.
+    # When the result is there, the effects are applied.
     assert lane.redis.get("sum:T42") == "7"
 
 

@@ -97,7 +97,7 @@ def test_no_ticket_moves_while_its_worker_runs_it_although_the_servers_clock_end
         ends: Any = [lane.keys.leader, *lane.redis.scan_iter(match=lane.keys.lease("*"))]
         clock.set(HOUR_S)
         if undone:
-            # Whoever asks for a key ends it, if its time has come.
+            # Reading an expired key deletes it.
             wait_until(lambda: lane.redis.exists(*ends) == 0, description="all leases to be over", interval_s=0.0)
             clock.set(0)
         if takes_over:

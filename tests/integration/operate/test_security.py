@@ -320,7 +320,7 @@ def test_a_whole_lane_speaks_tls(
         assert command(url, "push", str(rows)).returncode == 0
         lane.wait_done(202)
 
-        # Whoever does not trust the certificate, or does not say whether to, is told so in one line
+        # A client that does not trust the certificate, or does not say whether to check it, gets an error of one line
         stranger = tmp_path / "stranger.pem"
         trustme.CA().cert_pem.write_to_path(str(stranger))
         for wrong, said, code in (

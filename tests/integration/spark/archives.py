@@ -204,8 +204,8 @@ def random_archive(seed: int, count: int = 400) -> Archive:
                     break
                 known = what != "returned" and (what != "lost" or draw.random() < 0.5)
                 now = max(started + ran_us, now) + (10 if quick else draw.randrange(100, 3_000))
-                condemned = what == "dead" and draw.random() < 0.3
-                if condemned:
+                given_up = what == "dead" and draw.random() < 0.3
+                if given_up:
                     lines.append(Line(now, message_id, ticket, task, "dead"))
                 else:
                     times = (started, ran_us / 1000) if known else (0, 0.0)

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 Said = list[dict[str, Any]]
 SUBMIT = Path(pyspark.__file__).parent / "bin" / "spark-submit"
-#: What whoever submits says of the cluster. Of 200 partitions, which is the default, each would be a task without rows.
+#: The options of a submit. With the default of 200 partitions, most tasks would have no rows.
 CLUSTER = ("--master", "local[2]", "--conf", "spark.sql.shuffle.partitions=2", "--conf", "spark.ui.enabled=false")
 
 

@@ -72,7 +72,7 @@ def test_rows_are_written_and_read_over_tls_by_a_user_whom_no_error_shows(
     # Then they are there once, in order, for a reader over TLS, too
     assert sequence(valkey) == list(range(300))
     assert rows_of(url) == [(f"T{row % 7}", str(row)) for row in range(300)]
-    # And whoever shows no certificate that we trust, or speaks no TLS, gets nothing from us, and one line says so
+    # And a server without a trusted certificate, or without TLS, is an error of one line, and gets no data
     errors = []
     for wrong, said in (
         (f"{at}?ssl_ca_certs={other}", "certificate verify failed"),

@@ -217,7 +217,7 @@ def ends(pool: str) -> list[Cell]:
         cell("soft", sending(QUIT), conf={"worker_soft_shutdown_timeout": 1}, early=early),
         cell("soft-twice", sending(QUIT, QUIT), conf={"worker_soft_shutdown_timeout": 5}, early=early),
         cell("shutdown", asking("shutdown")),
-        # Celery starts its command line anew, which it cannot when that was `python -m celery`: so it ends here.
+        # Celery runs its command line again. It cannot when that was `python -m celery`, so it ends here.
         cell("hup", sending(HUP)),
     ]
 

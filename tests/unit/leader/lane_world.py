@@ -530,7 +530,7 @@ class LaneWorld:
                 assert mine[0] == ticket.front_id
                 rest = [id_ for id_ in mine if id_ not in (ticket.front_id, *here)]
                 here = []
-            # Whoever leads knows what the oldest one has behind it
+            # The leader knows what the oldest one has behind it
             assert not here or ticket.attempt == 1 + self.failures.get(here[0], 0), ticket
             assert (not rest) or (ticket.spilled_from is not None and ticket.spilled_from <= id_key(rest[0]))
         known = {self.ticket_of(id_) for id_ in store.pending if id_ not in unseen and store.readable(id_)}

@@ -202,7 +202,7 @@ def test_a_master_knows_in_its_next_term_when_a_lease_was_to_end() -> None:
     first.ask(lead, lead, ["a"])
     lead.left = {}
     second = Leases(world.clock, LEASE_S)
-    # Whoever is only in the records of tickets is asked for last.
+    # Consumers that only ticket records name are asked for last.
     second.ask(lead, lead, ["b"])
     missed = world.mono
     while not second.over(second.ask(lead, lead, ["a"])):

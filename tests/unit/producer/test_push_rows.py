@@ -88,7 +88,7 @@ def test_whole_numbers_of_any_length_stay_as_they_are() -> None:
         ('{"ticket_id":"A","amount":1,"amount":2}', "amount"),
         ('{"ticket_id":"A","a":[{"b":{"c":1,"c":1}}]}', "c"),
         ('{"ticket_id":"A","n":123456789012345678901234567890,"n":1}', "n"),
-        # As many quotes as what is left of it has when it is written anew.
+        # As many quotes as the rest of it has when it is written again.
         ('{"ticket_id":"A","t":"\\u0022\\u0022","a":1,"a":2}', "a"),
         ('{"ticket_id":"A","t":"\\u0022","a":1,"\\u0061":2}', "a"),
     ],
