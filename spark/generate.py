@@ -1,4 +1,4 @@
-"""An incident log out of thin air, shaped like a real one: for demos and tests that must run without any data set.
+"""A generated incident log that resembles a real one, for demos and tests without a data set.
 
     python -m bridge.spark.generate --events 20000 --tickets 3500 --seed 1 events.csv.gz
 
@@ -57,7 +57,7 @@ START = datetime(2024, 3, 4)  # noqa: DTZ001 - the log's times have no zone
 TICKETS_PER_DAY = 70
 #: Of a thousand tickets, how many are hot, and how many times the events of an ordinary one they have.
 HOT_PER_MILLE, HOT_FACTOR = 4, 12
-#: Hours within which an incident is to be closed, by priority from 1 (critical) to 4 (low).
+#: Hours within which an incident should be closed, by priority from 1 (critical) to 4 (low).
 SLA_HOURS = (8, 24, 120, 240)
 PRIORITIES = ("1 - Critical", "2 - High", "3 - Moderate", "4 - Low")
 LEVELS = ("1 - High", "2 - Medium", "3 - Low")
@@ -230,7 +230,7 @@ def write_log(rows: Sequence[dict[str, str]], out: Path) -> None:
     try:
         with os.fdopen(descriptor, "wb") as file:
             if out.suffix == ".gz":
-                # Neither name nor time of writing in the header: the same log is the same file.
+                # The header has no file name and no time, so that equal logs are equal files.
                 with gzip.GzipFile(filename="", fileobj=file, mode="wb", mtime=0) as packed:
                     _write_csv(rows, packed)
             else:

@@ -2,7 +2,7 @@
 
 The task needs no lock and no transaction of its own. The bridge hands it the events of one incident in order and one
 at a time, and applies ``self.ticket.effects`` in the same atomic step as the task's success: an event whose worker died
-comes again to find the state as it was before, and one that succeeded never comes again.
+runs again on the state before it, and an event that succeeded never runs again.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from tasks import app
 
 State = dict[str, str]
 
-#: In these states an incident is done with; leaving one for any other is a reopening.
+#: In these states an incident is over. A change from one of them to any other state is a reopening.
 DONE_STATES = ("Resolved", "Closed")
-#: The clock of the service level stands still in the states above, and in all that begin with this word.
+#: The clock of the service level stops in the states above, and in all states that begin with this prefix.
 WAITING_PREFIX = "Awaiting"
 
 
 class OutOfOrder(Exception):
-    """An event is not the successor of the last one of its incident: the promise of the bridge was broken."""
+    """An event does not follow the last one of its incident: the bridge broke its promise."""
 
 
 @app.task(bind=True, ignore_result=True)
@@ -51,7 +51,7 @@ def fold(state: Mapping[str, str], event: Mapping[str, Any]) -> State:
     event. ``events``: how many there were. ``reassignments``: how often the group changed. ``reopenings``: how often
     the incident left `DONE_STATES`. ``sla_seconds``: whole seconds that passed while it was neither done nor waiting
     for somebody; time that runs backwards does not count. ``digest``: a fingerprint of all events in their order, so
-    that one event lost, doubled or out of place shows for ever.
+    that one lost, doubled or misplaced event changes it for good.
     """
     seq, status, group, at = (_text(event, name) for name in ("seq", "activity", "assignment_group", "timestamp"))
     before = state.get("status", "")

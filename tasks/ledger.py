@@ -1,8 +1,9 @@
-"""Writes the ledger: what really ran, when, and in which process. Evidence that does not come from the bridge itself.
+"""Writes the ledger: what ran, when, and in which process. This evidence does not come from the bridge.
 
-Each pool process appends to a file of its own, one write for each record: what was written is in the kernel, and stays
-when the process is killed at the next instruction. The tasks know nothing of it; Celery's signals around every
-execution are enough. The end is written before the bridge writes the outcome: so an acknowledged message has one.
+Each pool process appends to its own file, with one write for each record. A written record is in the kernel, so it
+stays when the process is killed at the next instruction. Celery's signals around every execution write the records, and
+the tasks know nothing of it. The end is written before the bridge writes the outcome, so an acknowledged message has an
+end.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ class LedgerWriter:
 
 
 def keep_ledger(directory: Path) -> None:
-    """From now on every execution in this process and its children is recorded in ``directory``, which exists."""
+    """Records every execution of this process and its children from now on in ``directory``, which must exist."""
     writer = LedgerWriter(directory)
 
     def started(task: TicketTask, args: Any, **_: Any) -> None:

@@ -5,7 +5,7 @@
 -- ARGV: token, group, consumer, the registration as the caller read it.
 -- Returns: 'OK'; 'DEPOSED'; 'ALIVE': the lease holds; 'CHANGED': the name was registered again.
 -- Keeps: I8, I9.
--- Bound: O(pending entries of the consumer looked at, 1).
+-- Bound: O(1): it reads one pending entry of the consumer.
 
 if redis.call('GET', KEYS[1]) ~= ARGV[1] then
   return 'DEPOSED'

@@ -26,7 +26,7 @@ class Survey:
 
 
 def survey(url: str, stream: str, first: EntryId, last: EntryId, *, each: int, most: int | None = None) -> Survey:
-    """The entries from ``first`` to ``last``, in ranges of ``each``; with ``most``, at most so many of them.
+    """The entries from ``first`` to ``last``, in ranges of ``each`` entries. ``most``: at most this many ranges.
 
     Raises ``ServerUnavailable`` and ``RefusedByServer``.
     """

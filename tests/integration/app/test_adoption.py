@@ -50,7 +50,7 @@ def test_a_task_that_cannot_be_adopted_is_refused_at_start_with_one_line(nodes: 
 
 
 def test_a_retry_is_reported_as_one_by_every_kind_of_task() -> None:
-    """As far as a process sees that only declares them: the rest is the worker's."""
+    """As far as a process can see that only declares the tasks. The worker does the rest."""
     app.finalize()
     for name in EXPECTED:
         task = app.tasks[name]

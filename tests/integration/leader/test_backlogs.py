@@ -20,7 +20,7 @@ PAGE = 500
 def test_a_backlog_of_several_pages_is_taken_in_between_the_turns_of_a_new_leader(
     nodes: NodeYard, own_server: EmbeddedServer, tmp_path: Path
 ) -> None:
-    # Given all read by a leader, and nobody to work on it: tickets before, between and behind a backlog of one
+    # Given a leader that has read everything and no worker: tickets before, between and behind a backlog of one ticket
     lane = LaneUnderTest(nodes, own_server, tmp_path)
     master = lane.master("m1")
     first = lane.worker("w0")
@@ -70,7 +70,7 @@ def test_far_more_tickets_in_backoff_than_the_window_holds_cost_others_nothing(
     master = lane.master("m1")
     worker = lane.worker("w1", "--concurrency=2", "--loglevel=CRITICAL", wait=False)
     lane.wait_consumers(1)
-    # Given that so many tickets wait for a retry
+    # Given as many tickets that await a retry
     with lane.redis.pipeline(transaction=False) as pipe:
         for ticket in range(tickets):
             payload = json.dumps({"countdown": 3600, "n": 0})
@@ -81,7 +81,7 @@ def test_far_more_tickets_in_backoff_than_the_window_holds_cost_others_nothing(
         return int(lane.redis.zcard(lane.keys.retries)) == tickets
 
     wait_until(waits, description="all to wait for a retry", timeout_s=700)
-    # Then others flow, and so they do under the next leader
+    # Then other tickets flow, also under the next leader
     lane.push_many(20, 5)
     lane.wait_done(100)
     master.kill_main()
@@ -90,7 +90,7 @@ def test_far_more_tickets_in_backoff_than_the_window_holds_cost_others_nothing(
     lane.wait_done(200)
     lane.assert_logs(20, 10)
     assert waits()
-    # And what comes for those that wait waits behind it
+    # And new messages of the resting tickets wait behind the retry
     lane.push("B0", {"n": 1, "ms": 0})
     lane.push("last", {"n": 0, "ms": 0})
     lane.wait_done(201)

@@ -23,6 +23,6 @@ def test_a_crowd_does_everything_once_and_in_order(shape: Shape) -> None:
     Console().print(show(shape, figures))
     assert (figures.done, figures.dead) == (shape.messages, 0)
     assert (figures.reordered, figures.repeated, figures.missing) == (0, 0, 0)
-    # Those that were lost had something, and were one event
+    # The lost consumers had messages, and count as one loss
     assert figures.rerouted > 0
     assert figures.suspects == 0

@@ -18,7 +18,7 @@ INNOCENTS = 6
 
 
 def ended(lane: LaneUnderTest) -> list[tuple[str, int, int]]:
-    """(ticket, number, attempt) of every execution that came to its end."""
+    """(ticket, number, attempt) of every execution that ended."""
     found = []
     for path in lane.ledger.glob("*.jsonl"):
         for line in path.read_text().splitlines():
@@ -29,7 +29,7 @@ def ended(lane: LaneUnderTest) -> list[tuple[str, int, int]]:
 
 
 def keep_alive(lane: LaneUnderTest, workers: list[WorkerNode]) -> int:
-    """Starts each worker again that ends, until the culprit is dead; the lives that it cost."""
+    """Restarts each worker that ends, until the culprit is dead. Returns how many workers it ended."""
     lives = 0
 
     def dead_or_ended() -> bool:
@@ -64,7 +64,7 @@ def test_a_message_that_kills_its_worker_dies_and_no_other_is_charged(
         worker.wait_ready()
     lane.wait_consumers(count)
     began = time.monotonic()
-    # Given innocents that run for long enough to be in flight whenever the culprit strikes
+    # Given other messages that run long enough to be in flight whenever the culprit ends a worker
     for n in range(3):
         for i in range(INNOCENTS):
             lane.push(f"I{i}", {"n": n, "ms": 300})
@@ -78,7 +78,7 @@ def test_a_message_that_kills_its_worker_dies_and_no_other_is_charged(
     [letter] = lane.dead_letters()
     assert (letter["ticket_id"], letter["attempts"]) == ("K", str(ATTEMPTS))
     assert lane.log("K") == [1]
-    # Two lives may go before it is a suspect; then it goes alone, once for each attempt
+    # Two workers may end before it is a suspect. Then it runs alone, once for each attempt
     assert ATTEMPTS <= lives <= ATTEMPTS + 2
     for i in range(INNOCENTS):
         assert lane.log(f"I{i}") == [0, 1, 2]

@@ -27,7 +27,7 @@ def lane(request: pytest.FixtureRequest, nodes: NodeYard, own_server: EmbeddedSe
 
 
 def under_load(lane: LaneUnderTest, fault: Callable[[], object]) -> None:
-    """Pushes a load, lets the fault happen in the middle of it, and checks everything when all is done."""
+    """Pushes a load, causes the fault in the middle of it, and checks everything when all is done."""
     lane.push_many(TICKETS, EACH, ms=TASK_MS)
     total = TICKETS * EACH
     wait_until(lambda: lane.count("done") > total // 4, description="a quarter of the load to be done", timeout_s=40)
@@ -114,7 +114,7 @@ def test_a_worker_that_is_asked_to_stop_hands_over_at_once(lane: LaneUnderTest) 
     under_load(lane, lambda: going.send(signal.SIGTERM))
 
     assert going.wait() == 0
-    # The leader may read its good-bye a moment after it ended
+    # The leader may read the worker's good-bye a moment after its end
     wait_until(
         lambda: going.hostname() not in lane.redis.hkeys(lane.keys.consumers),
         description="the worker that is gone to be forgotten",
@@ -153,7 +153,7 @@ def test_a_leader_that_is_asked_to_stop_resigns_at_once(lane: LaneUnderTest) -> 
         holder = lane.wait_leader()
         [leader] = [m for m in masters if f":{m.pid}:" in holder]
         assert leader.terminate() == 0
-        # Well under a lease: the lease of the one that is gone was given up.
+        # Well under a lease: the worker that left gave its lease up.
         wait_until(
             lambda: lane.redis.get(lane.keys.leader) not in (None, holder),
             description="the standby to lead",
@@ -189,7 +189,7 @@ def test_a_worker_frozen_past_its_lease_changes_nothing_when_it_wakes_up(lane: L
     assert lane.log("A") == [0, 1]
     frozen.resume()
 
-    # It ran on for a moment, perhaps to the end of its task; its lease had ended, and so had its fence.
+    # It ran on for a moment, perhaps to the end of its task. Its lease had ended, so its fence was not current.
     wait_until(
         lambda: lane.redis.hget(lane.keys.consumers, frozen.hostname()) not in (None, before),
         description="the frozen worker to come back as a new incarnation",

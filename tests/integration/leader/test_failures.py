@@ -21,13 +21,13 @@ def lane(request: pytest.FixtureRequest, nodes: NodeYard, own_server: EmbeddedSe
 
 
 def start(lane: LaneUnderTest, unknown_after: str = "600") -> None:
-    """The master comes last: what was pushed before is a backlog, which travels in bundles where they are on."""
+    """The master starts last, so earlier messages are a backlog, and travel in bundles if those are on."""
     lane.wait_consumers(1)
     lane.master("m1", COUNTER_UNKNOWN_AFTER=unknown_after)
 
 
 def warm(lane: LaneUnderTest, task: str = "counter.append") -> int:
-    """Lets the master measure that the task is short; the number of messages that this took."""
+    """Lets the master measure that the task is short. Returns how many messages that took."""
     for n in range(20):
         lane.push(f"warm{n % 4}", {"n": n // 4, "until": 1}, task)
     lane.wait_done(20)
@@ -194,7 +194,7 @@ def test_broken_messages_are_dead_at_once_and_delay_no_ticket(lane: LaneUnderTes
         "unknown task",
         "payload is not JSON",
         "ticket_id is empty, longer than 512 bytes, or not UTF-8",
-        # Of a name that anybody may yet come with; it was waited for.
+        # Another worker may have a task of this name later, so the message waited.
         "unknown task",
     ]
     lane.assert_at_rest()

@@ -23,7 +23,7 @@ from bridge.testing.waiting import wait_until
 from tests.integration.lanes import LaneUnderTest
 
 TICKETS = 40
-#: Different tickets that fail before the circuit opens, by default.
+#: How many different tickets fail before the circuit breaker opens, by default.
 OPENS_AT = 20
 
 
@@ -32,14 +32,14 @@ def settings_of(lane: LaneUnderTest, **more: Any) -> Settings:
 
 
 def asking(server: EmbeddedServer) -> Redis:
-    """A client as the commands have it."""
+    """A client as the commands use it."""
     return reach(bridge.install(Celery("counter", broker=server.url)))
 
 
 def test_a_task_whose_database_is_down_pauses_and_goes_on_in_order_when_it_is_back(
     nodes: NodeYard, own_server: EmbeddedServer, tmp_path: Path
 ) -> None:
-    # Given a task that fails for everybody, whose messages have one attempt
+    # Given a task that fails for all tickets, whose messages have one attempt
     conf = {"COUNTER_CONF": json.dumps({"bridge_breaker": {"probe": 1}})}
     lane = LaneUnderTest(nodes, own_server, tmp_path, COUNTER_MAX_ATTEMPTS="1", **conf)
     lane.worker("w1", wait=False)
@@ -85,7 +85,7 @@ def test_a_task_whose_database_is_down_pauses_and_goes_on_in_order_when_it_is_ba
 def test_at_the_cap_of_dead_letters_nothing_new_is_read_until_some_are_dropped(
     nodes: NodeYard, own_server: EmbeddedServer, tmp_path: Path
 ) -> None:
-    # Given a producer of nonsense
+    # Given a producer of broken messages
     conf = {"COUNTER_CONF": json.dumps({"bridge_dead_max": 30})}
     lane = LaneUnderTest(nodes, own_server, tmp_path, **conf)
     lane.worker("w1", wait=False)
@@ -98,11 +98,11 @@ def test_at_the_cap_of_dead_letters_nothing_new_is_read_until_some_are_dropped(
     for i in range(15):
         lane.redis.xadd(lane.keys.stream, {"nonsense": i})
     lane.push_many(3, 2)
-    # Then it stays where it is: it is not even read
+    # Then they stay unread
     seen = read_status(asking(own_server), settings_of(lane, dead_max=30))
     assert (seen.dead, seen.unread) == (30, 21)
     assert any("bridge_dead_max is 30" in problem for problem in seen.problems)
-    # When letters are dropped, then it goes on
+    # When letters are dropped, then the leader reads on
     lane.redis.xtrim(lane.keys.dead, maxlen=0)
     lane.wait_done(45 + 6)
     lane.assert_logs(3, 2)

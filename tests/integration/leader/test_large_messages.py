@@ -24,15 +24,15 @@ from tests.integration.lanes import LaneUnderTest
 
 #: Just below `bridge_max_payload`.
 LARGE = 1024 * 1024 - 64
-#: Tickets in which they are.
+#: Number of tickets of these messages.
 TICKETS = 30
-#: How many times as long as the server takes to hand 8 MB over plainly one of our commands may take.
+#: How many times as long as a plain read of 8 MB one of our commands may take on the server.
 TIMES_THE_PROBE = 8
 
 
 @pytest.fixture
 def server(valkey_binary: Path) -> Iterator[EmbeddedServer]:
-    """One that writes nothing to a disk: gigabytes go through it."""
+    """A server that writes nothing to disk, since gigabytes pass through it."""
     options = {"save": "", "slowlog-log-slower-than": "1000", "slowlog-max-len": "10000"}
     with EmbeddedServer(binary=valkey_binary, append_only=False, options=options) as started:
         yield started
@@ -46,7 +46,9 @@ def lane(server: EmbeddedServer, tmp_path: Path) -> Iterator[LaneUnderTest]:
 
 
 def push(redis: Redis, stream: str, count: int, *, tickets: int = TICKETS, first_ms: int = 0) -> list[str]:
-    """Ids of so many large messages of some tickets by turns; the first one runs for so many ms."""
+    """Pushes ``count`` large messages of ``tickets`` tickets in turn. Returns their ids. The first one runs for
+    ``first_ms``.
+    """
     ids: list[Any] = []
     for n in range(count):
         ticket, place = n % tickets, n // tickets
@@ -57,14 +59,14 @@ def push(redis: Redis, stream: str, count: int, *, tickets: int = TICKETS, first
 
 
 def commands(redis: Redis) -> list[tuple[int, str]]:
-    """(µs, command) of what the server took longest for, the slowest first."""
+    """(µs, command) of the server's slowest commands, the slowest first."""
     slowlog: list[Any] = redis.slowlog_get(10_000)
     return sorted(((entry["duration"], entry["command"][:60].decode()) for entry in slowlog), reverse=True)
 
 
 @contextmanager
 def probing(server: EmbeddedServer) -> Iterator[list[int]]:
-    """Asks for 8 MB now and then; what the server took for it, in µs: others may have the machine, too."""
+    """Reads 8 MB now and then. Collects how long the server took, in µs: other processes may use the machine, too."""
     with server.client() as redis:
         for n in range(8):
             redis.xadd("probe", {"fill": "x" * LARGE}, id=f"{n + 1}-0")
@@ -97,26 +99,26 @@ def peak_mb(master: MasterNode) -> float:
     [pytest.param(150, id="150"), pytest.param(5000, id="5000", marks=[pytest.mark.long, pytest.mark.timeout(1800)])],
 )
 def test_waiting_megabytes_delay_no_other_ticket(count: int, lane: LaneUnderTest) -> None:
-    # Given so many messages of a megabyte that wait
+    # Given waiting messages of a megabyte each
     redis = lane.redis
     push(redis, lane.keys.stream, count)
     redis.slowlog_reset()
     with probing(lane.server) as probes:
         lane.worker("w1")
         master = lane.master("m1")
-        # When they are worked off, with a leader's lease of two seconds
+        # When they are handled, with a leader lease of two seconds
         lane.wait_done(count, timeout_s=60)
-    # Then all were, in order, under the first leader
+    # Then all were handled in order, under the first leader
     assert lane.count("dead") == 0
     assert redis.get(lane.keys.term) == "1"
     for ticket in range(TICKETS):
         assert lane.log(f"T{ticket}") == list(range(len(range(ticket, count, TICKETS))))
-    # And no command held the server up, nor was the master's memory filled
+    # And no command blocked the server for long, and the master's memory stayed small
     ours = [(us, text) for us, text in commands(redis) if text.startswith(("EVAL", "X")) and "probe" not in text]
     slow, late = [us for us, _ in ours], sum(us > 50_000 for us, _ in ours)
     print(f"probes {max(probes)} µs; ours that took 1 ms: {len(ours)}, {late} of them 50 ms, slowest {ours[:5]},")
     print(f"p99 {slow[len(slow) // 100]} µs, median {slow[len(slow) // 2]} µs; master {peak_mb(master):.0f} MB")
-    # Others have this machine, too: of many commands, some were interrupted.
+    # Other processes use this machine, too: some of many commands were interrupted.
     assert ours[len(ours) // 200][0] < TIMES_THE_PROBE * max(probes), (max(probes), ours[:5])
     assert peak_mb(master) < 300
 
@@ -146,11 +148,11 @@ def test_a_repair_of_manual_changes_does_not_read_all_messages_at_once(
     wait_until(lambda: pending(lane) == count, description="all to be read", timeout_s=20)
     redis.slowlog_reset()
     with probing(lane.server) as probes:
-        # When somebody takes them from the pending list, and they are worked off
+        # When they are removed from the pending list by hand, and then handled
         deed(lane, master)
         wait_until(lambda: pending(lane) == count, description="all to be pending again", timeout_s=20)
         lane.wait_done(count)
-    # Then they were, in order, and mending was no more work for the server than reading is
+    # Then they were handled in order, and the repair cost the server no more than reading
     assert lane.log("T0") == list(range(count))
     ours = [(us, text) for us, text in commands(redis) if text.startswith(("EVAL", "X")) and "probe" not in text]
     print(f"probes {max(probes)} µs; ours {ours[:3]}; master {peak_mb(master):.0f} MB")
@@ -168,7 +170,7 @@ def pending(lane: LaneUnderTest) -> int:
 
 
 def test_replayed_messages_do_not_fill_the_memory(lane: LaneUnderTest) -> None:
-    # Given letters of messages of a megabyte, more than a master may have in memory, of tickets with other messages
+    # Given dead letters of large messages, more than a master may hold in memory, of tickets with other messages
     redis, keys = lane.redis, lane.keys
     ids = push(redis, keys.stream, 300)
     redis.xgroup_create(keys.stream, keys.group, "0")
@@ -177,13 +179,13 @@ def test_replayed_messages_do_not_fill_the_memory(lane: LaneUnderTest) -> None:
     letters: list[Any] = [redis.xadd(keys.dead, {"message_id": id_, "reason": "gave up"}) for id_ in ids]
     master = lane.master("m1")
     lane.wait_leader()
-    # When all are put back while nobody works
+    # When all are replayed while no worker runs
     for start in range(0, 300, BATCH):
         order = Replay(letters[start : start + BATCH])
         answer = give(lane.server.client(), keys, order)
         assert (len(answer["replayed"]), answer["refused"]) == (BATCH, [])
     waited = peak_mb(master)
-    # Then they wait where they are, and are worked off in order
+    # Then they wait, and are later handled in order
     lane.worker("w1")
     lane.wait_done(300)
     lane.assert_logs(TICKETS, 10)

@@ -130,7 +130,7 @@ def test_workers_that_join_take_their_share(lane: LaneUnderTest, policy: str) ->
 
 
 class Pauses:
-    """Watches for how long nothing was done."""
+    """Measures for how long no message was done."""
 
     def __init__(self, lane: LaneUnderTest) -> None:
         self.longest_s = 0.0

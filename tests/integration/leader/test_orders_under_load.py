@@ -34,7 +34,7 @@ KILLS = 2
 
 
 class Operator:
-    """Gives orders to a lane, and knows which of its tickets it has parked."""
+    """Gives orders to a lane, and keeps which tickets it has parked."""
 
     def __init__(
         self,
@@ -87,10 +87,10 @@ class Operator:
         self.order(do="resume", consumer=name)
 
     def kill_a_master(self) -> None:
-        """Mostly the leader: the other one has to finish what it was ordered."""
+        """Mostly the leader. The other master must finish its orders."""
         if self.kills < KILLS:
             self.kills += 1
-            # Never none at all: an order does not wait for a master to be started.
+            # One master always lives: an order does not wait for a master to start.
             self.masters[-1].wait_ready()
             master = self.masters.pop(0)
             master.kill_main()
@@ -151,12 +151,12 @@ def test_an_order_that_was_withdrawn_is_not_done_by_a_leader_that_had_read_it(
             master.resume()
         return len(reads) == 2
 
-    # Given a leader that stands still for longer than anybody waits: the server has handed it the order
+    # Given a leader that is frozen for longer than the command waits, after the server has sent it the order
     wait_until(stopped_while_it_waits, description="the leader to wait for entries and for outcomes")
     with pytest.raises(OrderFailed, match="was withdrawn"):
         give(redis, lane.keys, Park("A"), timeout_s=0.5)
 
-    # When it goes on, it leaves the order alone
+    # When it goes on, it does not carry out the order
     master.resume()
     wait_until(lambda: "an order was withdrawn" in master.logs(), description="the leader to find that out")
     assert (lane.count("parked"), lane.redis.hgetall(lane.keys.tickets)) == (0, {})

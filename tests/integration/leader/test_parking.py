@@ -43,7 +43,7 @@ def push_flaky(lane: LaneUnderTest, ticket: str, n: int, until: int = 99) -> str
 
 
 def restart(lane: LaneUnderTest, master: Any) -> None:
-    """Another leader, which knows nothing but what is in Redis."""
+    """Starts another leader, which knows only what is in Redis."""
     master.kill()
     master.wait()
     master.start()
@@ -69,7 +69,7 @@ def test_a_ticket_is_parked_in_every_state_and_goes_on_in_order(lane: LaneUnderT
     wait_until(lambda: shelved(lane, "slow") == 2, description="the one in backoff to be parked")
     wait_until(lambda: shelved(lane, "idle") == 30, description="messages of an idle one to be put aside")
     wait_until(lambda: shelved(lane, "busy") == 30 - len(lane.log("busy")), description="what ran to be done")
-    # Then they stand still, also for the next leader, and others do not
+    # Then they stand still, also under the next leader, and other tickets do not
     before = lane.log("busy")
     restart(lane, master)
     for n in range(5):
@@ -101,7 +101,7 @@ def test_a_dead_message_parks_its_ticket_and_its_replay_comes_first(lane: LaneUn
     [letter] = letters_of(lane, "T")
     lane.redis.set("log:fixed", 1)
     restart(lane, master)
-    # The dead one comes back before all that it would have come before
+    # The replayed message comes before all messages that are younger
     assert order(lane, "replay", letters=[letter])["replayed"] == [letter]
     wait_until(lambda: shelved(lane, "T") == 5, description="it to stand with the others")
     restart(lane, master)

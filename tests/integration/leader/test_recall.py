@@ -22,8 +22,8 @@ LONG_MS = 5000
 
 @pytest.fixture(params=["prefork", "threads"])
 def pool(request: pytest.FixtureRequest) -> str:
-    """The others receive nothing while they have no room: what has not begun is still in the queue, where the leader
-    takes it back itself.
+    """Other pools receive nothing while they have no room: unstarted messages are still in the queue, where the leader
+    takes them back itself.
     """
     return str(request.param)
 
@@ -43,7 +43,7 @@ def say(lane: LaneUnderTest, worker: WorkerNode, word: WorkerWord, incarnation: 
 
 
 def outcomes(lane: LaneUnderTest) -> list[Outcome]:
-    """All outcomes; nobody trims them while there is no master."""
+    """All outcomes. Without a master they are not trimmed."""
     found: Any = lane.redis.xrange(lane.keys.outcomes)
     return [outcome for _, fields in found if "o" in fields for outcome in decode(fields["o"].encode())]
 
@@ -78,7 +78,7 @@ def test_unstarted_messages_come_back_at_once_and_running_ones_go_on(lane: LaneU
     back = outcomes(lane)
     assert {outcome.kind for outcome in back} == {Kind.RETURNED}
     assert long not in {outcome.message_id for outcome in back}
-    # And nothing of it begins after all, when the long task is over
+    # And none of them starts when the long task is over
     wait_until(
         lambda: [o.kind for o in outcomes(lane) if o.message_id == long] == [Kind.DONE],
         description="the long task to end",

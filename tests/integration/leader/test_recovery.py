@@ -32,13 +32,13 @@ def waiting(lane: LaneUnderTest) -> list[str]:
 
 
 def calm(lane: LaneUnderTest) -> LaneUnderTest:
-    """A lane whose workers lose no lease when the machine stands still for a second: what runs is not run again."""
+    """A lane whose workers keep their lease when the machine pauses for a second, so that no message runs again."""
     lane.env["COUNTER_LEASE"] = "6"
     return lane
 
 
 def under_load(lane: LaneUnderTest, deed: Callable[[], object], *, repeated: int = 0) -> None:
-    """A load, in the middle of which somebody does something; then everything must be as if nobody had."""
+    """Changes something by hand in the middle of a load. Then everything must be as if nothing had happened."""
     lane.push_many(TICKETS, EACH, ms=TASK_MS)
     total = TICKETS * EACH
     wait_until(lambda: lane.count("done") > total // 4, description="a quarter of the load to be done", timeout_s=40)
@@ -100,7 +100,7 @@ def claim_everything(lane: LaneUnderTest) -> None:
         pytest.param(forget_worker, "tampered", marks=pytest.mark.long),
         (forget_master, "tampered"),
         (acknowledge_everything, "tampered"),
-        # Counted only where the pending list is compared before all of it is done: a claim alone does no harm.
+        # Counted only if the pending list is compared before all messages are done: a claim alone does no harm.
         pytest.param(claim_everything, None, marks=pytest.mark.long),
     ],
     ids=lambda value: getattr(value, "__name__", ""),
@@ -135,7 +135,7 @@ def test_waiting_messages_survive_a_leader_of_another_master_name(lane: LaneUnde
 
 @pytest.mark.parametrize("deed", [acknowledge_everything, pytest.param(set_group_forward, marks=pytest.mark.long)])
 def test_manual_changes_without_a_leader_are_repaired(lane: LaneUnderTest, deed: Any) -> None:
-    # One message of a ticket at a time, however fast they are: so that there is always some that wait
+    # One message of a ticket at a time, so that some always wait
     lane.env["COUNTER_BUNDLE_MS"] = "0"
     master = calm(lane).master("m1")
     worker = lane.worker("w1", "--concurrency=1")
@@ -150,7 +150,7 @@ def test_manual_changes_without_a_leader_are_repaired(lane: LaneUnderTest, deed:
     master.kill_main()
     master.wait()
     lane.push_many(2, 3, first=7)
-    # When they are taken from the pending list, or left out, and then somebody leads
+    # When they are removed from the pending list, or skipped by the group, and then a master leads
     deed(lane)
     worker.resume()
     master.start()
@@ -159,7 +159,7 @@ def test_manual_changes_without_a_leader_are_repaired(lane: LaneUnderTest, deed:
     lane.assert_logs(2, 10)
     lane.assert_no_overlap()
     assert lane.executions() == 20
-    # The waiting ones are counted as they are mended; those in flight when the leader looks next
+    # The waiting ones are counted when they are repaired, those in flight at the leader's next check
     wait_until(lambda: lane.count("tampered") >= 4, description="it to be counted")
     lane.assert_at_rest()
 
@@ -188,7 +188,7 @@ def test_messages_done_without_history_are_not_done_again(lane: LaneUnderTest) -
     lane.master("with-history-again")
     lane.push("B", {"n": 2})
     lane.wait_done(3)
-    # Then what it does not tell of stays done
+    # Then messages that it does not contain stay done
     assert lane.log("B") == [0, 1, 2]
     assert lane.executions() == 3
     assert lane.count("tampered") == 0
@@ -235,7 +235,7 @@ def test_an_entry_taken_from_a_parked_ticket_is_pending_there_again(
     order("replay", letters=[str(id_) for id_, _ in lane.redis.xrange(lane.keys.dead)])  # type: ignore[union-attr]
     there = sorted([dead, begun, *later])
     wait_until(lambda: lane.in_flight(shelf) == there, description="all that is undone to be set aside")
-    # When somebody takes some of it, or all, from the pending list
+    # When some of its messages, or all, are removed from the pending list by hand
     if seen_by == "the next leader":
         wait_until(
             lambda: (floor := lane.redis.get(lane.keys.floor)) is not None and id_key(str(floor)) < id_key(dead),
@@ -246,7 +246,7 @@ def test_an_entry_taken_from_a_parked_ticket_is_pending_there_again(
     deed(lane, shelf)
     if seen_by == "the next leader":
         master.start()
-    # Then it is pending there again, and the ticket goes on as if nothing had been
+    # Then they are pending there again, and the ticket goes on as before
     if seen_by != "the release":
         wait_until(lambda: lane.in_flight(shelf) == there, description="all of it to be pending there again")
     order("release", ticket="A")
@@ -289,7 +289,7 @@ def test_a_message_that_never_reaches_its_worker_goes_out_again(lane: LaneUnderT
     lane.push("A", {"n": 0})
     lane.wait_done(1)
     worker.pause()
-    # It waits for a message, which the server hands over at once; the next one stays in the queue
+    # The worker waits for a message, which the server sends it at once. The next one stays in the queue
     lane.push("B", {"n": 0})
     wait_until(lambda: lane.in_flight(worker.hostname()), description="the first message to be taken")
     lane.push("A", {"n": 1})
@@ -316,7 +316,7 @@ def test_entries_that_are_deleted_while_they_wait_are_handled_or_reported(lane: 
     later = [lane.push("A", {"n": n}) for n in range(1, 6)]
     awaits = lane.push("B", {"n": 0, "until": 2}, task="counter.flaky")
     wait_until(lambda: set(later) <= set(waiting(lane)), description="the later ones to wait")
-    # Read as well, since nobody can tell of an entry that was deleted before that.
+    # Read as well: an entry that is deleted before it is read leaves no trace.
     wait_until(
         lambda: awaits in {*waiting(lane), *lane.in_flight(worker.hostname())}, description="the last one to be read"
     )
@@ -324,7 +324,7 @@ def test_entries_that_are_deleted_while_they_wait_are_handled_or_reported(lane: 
     lane.redis.xdel(lane.keys.stream, *later[:2], awaits)
 
     lane.wait_done(7)
-    # They were in memory; what is done of them, and what is dead, is each once and in order
+    # They were in memory. Each is done or dead, once and in order
     found = lane.log("A")
     assert found == sorted(set(found))
     assert len(found) + len(lane.log("B")) + len(lane.dead_letters()) == 7
@@ -370,7 +370,7 @@ def test_a_deleted_stream_is_made_again(lane: LaneUnderTest) -> None:
 
 
 def test_a_lane_whose_newest_entry_has_the_largest_id_is_led_on(lane: LaneUnderTest) -> None:
-    """No server speaks of what is younger than that; a producer may choose it."""
+    """The largest possible id. A producer may choose it, and no entry can follow it."""
     master = calm(lane).master("m1")
     lane.worker("w1")
     lane.wait_consumers(1)
@@ -379,7 +379,7 @@ def test_a_lane_whose_newest_entry_has_the_largest_id_is_led_on(lane: LaneUnderT
     lane.wait_done(1)
     wait_until(lambda: lane.redis.get(lane.keys.floor) == LAST_ID, description="how far all is done to be noted")
 
-    # When the group is set back, while a master leads and while none does
+    # When the group is set back by hand, with and without a leader
     set_group_back(lane)
     wait_until(lambda: lane.count("tampered") > 0, description="the group to be put back")
     master.kill_main()
@@ -387,7 +387,7 @@ def test_a_lane_whose_newest_entry_has_the_largest_id_is_led_on(lane: LaneUnderT
     set_group_back(lane)
     master.start()
 
-    # Then it is put right, and nothing comes again
+    # Then it is repaired, and no message runs again
     wait_until(lambda: lane.count("regrouped") > 0, description="the group to be put right")
     lane.assert_at_rest()
     lane.assert_logs(1, 1)

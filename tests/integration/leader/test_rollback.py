@@ -43,7 +43,7 @@ def test_a_pool_process_that_died_is_undone_before_the_next_attempt(lane: LaneUn
     assert (attempt, fence, consumer) == (1, first[3], worker.hostname())
     assert cause
     assert (second[4], third[4]) == (2, 1)
-    # The effects of the rollback are part of the attempt's, and the next message was not asked to undo anything
+    # The effects of the rollback belong to the attempt, and the next message had nothing to undo
     assert lane.log("A") == [-1, 0, 1]
     lane.assert_at_rest()
 

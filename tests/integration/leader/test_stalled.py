@@ -56,7 +56,7 @@ def test_a_worker_that_lives_and_does_not_consume_loses_its_tickets_and_comes_ba
 
 
 def test_the_next_leader_takes_back_messages_from_a_stalled_worker(lane: LaneUnderTest) -> None:
-    # Given a worker in a long task, with more in its queue, and another one that was to take nothing until then
+    # Given a worker in a long task, with more messages in its queue, and another worker that was drained until now
     master = lane.master("m1")
     deaf, other = lane.worker("w1", "--pool=solo", wait=False), lane.worker("w2", "--pool=solo", wait=False)
     deaf.wait_ready()

@@ -27,7 +27,7 @@ STRANGE: dict[str, list[bytes]] = {
     "an order for letters that are none": [b"i", b"order-4", b"order", b'{"do":"replay","letters":["x",{}]}'],
     "an order for no ticket": [b"i", b"order-5", b"order", b'{"do":"park","ticket":""}'],
 }
-#: Those that are answered, or known, and not counted.
+#: Entries that are answered or known, and not counted.
 ORDERS = sum(fields[2:3] == [b"order"] for fields in STRANGE.values())
 
 
@@ -53,7 +53,7 @@ def test_unreadable_entries_end_no_master_and_the_lane_goes_on(
     lane.wait_done(30)
     lane.assert_logs(3, 10)
 
-    # All are counted, and only those stay that another version may understand: for the next leader.
+    # All are counted. Only entries that another version may understand stay, for the next leader.
     strange = 2 * (len(STRANGE) - ORDERS) + 2 * 2 + len(newer)
     wait_until(lambda: lane.count("unknown") == strange, description=f"{strange} entries to be counted")
     wait_until(

@@ -30,7 +30,7 @@ PAGES = 4
 
 @pytest.fixture
 def lane(nodes: NodeYard, own_server: EmbeddedServer, tmp_path: Path) -> LaneUnderTest:
-    """A lane with a history, in which some pages of messages wait, and nobody leads or works."""
+    """A lane with a history and some pages of waiting messages, without leader and worker."""
     lane = LaneUnderTest(nodes, own_server, tmp_path)
     master = lane.master("m1")
     worker = lane.worker("w0", "--pool=solo")
@@ -53,11 +53,11 @@ def pending(lane: LaneUnderTest) -> int:
 
 
 def never_run(ticket_id: str, payload: Any) -> None:
-    """There is nobody to run it."""
+    """No worker runs it."""
 
 
 def take_in(lane: LaneUnderTest, deed: Callable[[Leader], None]) -> Leader:
-    """A new leader takes everything in; before each of its turns somebody does something."""
+    """Lets a new leader read everything. Calls ``deed`` before each of its turns."""
     app = bridge.install(Celery("counter", broker=lane.server.url))
     app.conf.update(bridge_default_task="counter.append", bridge_leader_lease=30)
     app.task(name="counter.append", shared=False)(never_run)
@@ -69,7 +69,7 @@ def take_in(lane: LaneUnderTest, deed: Callable[[Leader], None]) -> Leader:
     def goes_on() -> bool:
         deed(leader)
         if not leader.lane.behind:
-            # What it has in memory it misses by itself.
+            # It notices the loss of messages in memory by itself.
             leader.manual_changes.compare()
         return leader.lane.behind
 
@@ -78,7 +78,7 @@ def take_in(lane: LaneUnderTest, deed: Callable[[Leader], None]) -> Leader:
 
 
 def acknowledge(lane: LaneUnderTest, leader: Leader, taken: set[str]) -> None:
-    """A message that is not taken in yet, and will be soon."""
+    """Acknowledges a message that the leader has not read yet, and will read soon."""
     after = id_text(leader.lane.read_to)
     found: Any = lane.redis.xpending_range(lane.keys.stream, lane.keys.group, f"({after}", "+", 5)
     ids = [entry["message_id"] for entry in found if entry["message_id"] not in taken]
@@ -88,14 +88,14 @@ def acknowledge(lane: LaneUnderTest, leader: Leader, taken: set[str]) -> None:
 
 
 def forget_master(lane: LaneUnderTest, leader: Leader, taken: set[str]) -> None:
-    """With its name goes all that waits."""
+    """Deletes the master's name in the group, and with it all waiting messages."""
     if leader.lane.behind:
         taken.add(id_text(leader.lane.read_to))
         lane.redis.xgroup_delconsumer(lane.keys.stream, lane.keys.group, "master")
 
 
 def claim(lane: LaneUnderTest, leader: Leader, taken: set[str]) -> None:
-    """A message that is not taken in yet is pending under a stranger's name."""
+    """Claims a message that the leader has not read yet for an unknown name."""
     after = id_text(leader.lane.read_to)
     found: Any = lane.redis.xpending_range(
         lane.keys.stream, lane.keys.group, f"({after}", "+", 5, consumername="master"
@@ -142,7 +142,7 @@ def test_an_entry_taken_by_hand_outside_memory_is_pending_again_before_later_one
             pipe.xadd(lane.keys.stream, {"ticket_id": "T", "payload": json.dumps({"n": n})})
         ids += pipe.execute()
     wait_until(lambda: pending(lane) == count, description="all to be read")
-    # When some of the others are acknowledged, and it goes on before anybody looks
+    # When some of the others are acknowledged by hand, and the ticket goes on before the next check
     lane.redis.xack(lane.keys.stream, lane.keys.group, *ids[3 * PAGE :: 100])
     if parked:
         order = lane.server.client()

@@ -56,9 +56,9 @@ class ServicesLane(LaneUnderTest):
         return {one.task: one for one in read_status(self.asking, self.settings).unserved}
 
     def wait_heard(self) -> None:
-        """Waits until the leader has looked at what was told to it before."""
+        """Waits until the leader has read all earlier notices."""
         for _ in range(2):
-            # What comes with a first one may be looked at after it, in the same turn of the leader's loop.
+            # Messages that arrive with the first one may be handled after it, in the same turn of the leader's loop.
             with pytest.raises(OrderFailed, match="not parked"):
                 give(self.asking, self.keys, Release("nobody"))
 
@@ -93,7 +93,7 @@ def lane(nodes: NodeYard, own_server: EmbeddedServer, tmp_path: Path) -> Service
 
 
 def test_a_task_that_is_routed_to_a_queue_runs_only_where_that_queue_is_consumed(lane: ServicesLane) -> None:
-    # Given two workers of one app, of which one is for emails
+    # Given two workers of one app, one of them for emails
     both = "service.book,service.email"
     routes = {"service.email": {"queue": "emails"}}
     lane.leader("m1", tasks=both, routes=routes)
@@ -103,14 +103,14 @@ def test_a_task_that_is_routed_to_a_queue_runs_only_where_that_queue_is_consumed
     emails.wait_ready()
     lane.wait_consumers(2)
 
-    # When messages of both kinds come, in turn, of the same tickets
+    # When messages of both kinds arrive in turn, of the same tickets
     tasks = ("service.book", "service.email")
     for n in range(20):
         for ticket in range(10):
             lane.push(f"T{ticket}", {"n": n}, tasks[n % 2])
     lane.wait_done(200)
 
-    # Then each was run where it is meant to be, in order
+    # Then each ran on its worker, in order
     for ticket in range(10):
         where = ("books", "emails")
         assert lane.ran(f"T{ticket}") == [(n, tasks[n % 2], where[n % 2]) for n in range(20)]
@@ -139,7 +139,7 @@ def test_in_a_rolling_deploy_a_new_task_runs_only_where_it_is_known(lane: Servic
 
 
 def test_a_message_of_an_unknown_task_waits_and_is_reported_until_a_worker_knows_the_task(lane: ServicesLane) -> None:
-    # Given a master and a worker that do not know what others push already
+    # Given a master and a worker that do not know a task that others already push
     lane.leader("m1", tasks="service.old")
     lane.service("old", tasks="service.old")
     lane.wait_consumers(1)
@@ -160,11 +160,11 @@ def test_a_message_of_an_unknown_task_waits_and_is_reported_until_a_worker_knows
     assert "can run its task service.new: no consumer has this task" in lane.locate("A").why
     assert lane.ran("B") == [(0, "service.old", "old")]
 
-    # When somebody comes who knows it
+    # When a worker starts that has the task
     lane.service("new", tasks="service.new")
     lane.wait_done(4)
 
-    # Then it goes on, in order, where it can
+    # Then the ticket goes on there, in order
     assert lane.ran("A") == [(0, "service.old", "old"), (1, "service.new", "new"), (2, "service.new", "new")]
     wait_until(lambda: lane.unserved() == {}, description="nothing to wait any more")
     assert lane.dead_letters() == []
@@ -271,7 +271,7 @@ def test_settings_that_differ_are_logged_once_on_both_sides_and_shown_by_status(
 
 
 def test_a_worker_that_is_told_to_consume_other_queues_gets_their_messages(lane: ServicesLane) -> None:
-    # Given two workers, of which one is for emails
+    # Given two workers, one of them for emails
     both, routes = "service.book,service.email", {"service.email": {"queue": "emails"}}
     lane.leader("m1", tasks=both, routes=routes)
     first = lane.service("first", "-Q", "celery,emails", tasks=both, routes=routes)
@@ -295,6 +295,6 @@ def test_a_worker_that_is_told_to_consume_other_queues_gets_their_messages(lane:
         lane.push("T", {"n": n}, "service.email")
     lane.wait_done(6)
 
-    # Then so are their messages, and nothing of that was a new life
+    # Then their messages run there, and no worker got a new incarnation
     assert [(n, where) for n, _, where in lane.ran("T")] == [(n, "first" if n < 2 else "second") for n in range(6)]
     assert [worker.logs().count("registered as") for worker in (first, second)] == [1, 1]

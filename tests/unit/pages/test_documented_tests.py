@@ -13,13 +13,13 @@ from tests.scripts.test_lane_rules_notice import MUTATIONS, RULES
 
 ROOT = Path(__file__).parents[3]
 PAGES = [*sorted((ROOT / "docs").rglob("*.md")), ROOT / "README.md"]
-#: Where a test is that the guarantees name without its folder.
+#: The folder of tests that the page names without a folder.
 HERE = ROOT / "tests" / "integration"
 GUARANTEES = ROOT / "docs" / "explanation" / "guarantees.md"
 
 
 def named(page: Path) -> list[str]:
-    """What is quoted on the page and looks like a test, a file of tests, or a folder or pattern of them."""
+    """Quoted names of tests, of test files, and of folders or patterns of them."""
     quoted = re.findall(r"`([^`\n]+)`", page.read_text())
     return sorted({text for text in quoted if re.fullmatch(r"(tests/[\w/.*]+|test_[\w*]+(\.py)?)", text)})
 
@@ -32,7 +32,7 @@ def functions(folder: Path) -> frozenset[str]:
 
 
 def is_there(name: str, folder: Path = HERE) -> bool:
-    """Whether the test, file, folder or pattern exists; ``folder``: where, if the name does not say."""
+    """Whether the test, file, folder or pattern exists. ``folder``: where to look if the name has no folder."""
     if name.startswith("tests/"):
         return any(ROOT.glob(name.rstrip("/")))
     return any(folder.rglob(name)) if name.endswith(".py") else name in functions(folder)
