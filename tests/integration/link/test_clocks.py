@@ -25,7 +25,7 @@ HOUR_S = 3600.0
 
 @pytest.fixture
 def clock(tmp_path: Path) -> SettableClock:
-    """The server's."""
+    """The server's clock."""
     return SettableClock(tmp_path, "server")
 
 
@@ -49,7 +49,7 @@ def lane(nodes: NodeYard, server: EmbeddedServer, tmp_path: Path) -> LaneUnderTe
 
 @pytest.fixture
 def others(tmp_path: Path) -> dict[str, SettableClock]:
-    """Those of the masters and of the workers."""
+    """The clocks of the masters and of the workers."""
     return {name: SettableClock(tmp_path, name) for name in ("m1", "m2", "w1", "w2")}
 
 
@@ -72,8 +72,8 @@ def running(lane: LaneUnderTest) -> set[int]:
 def test_no_ticket_moves_while_its_worker_runs_it_although_the_servers_clock_ended_all_leases(
     lane: LaneUnderTest, clock: SettableClock, takes_over: bool, undone: bool
 ) -> None:
-    """One worker's main process stands still, so it cannot learn that its lease was ended; its pool works on in good
-    faith. Another one, half of which is idle, has come back under a new lease at once, and would be given all tickets.
+    """One worker's main process is frozen, so it cannot learn that its lease was ended, and its pool works on. Another
+    worker, half of it idle, has a new lease at once, and would get all tickets.
     """
     leader = lane.master("m1")
     if takes_over:
@@ -86,7 +86,7 @@ def test_no_ticket_moves_while_its_worker_runs_it_although_the_servers_clock_end
     lane.wait_known(leader, first, second)
     lane.push_many(4, 1)
     lane.wait_done(4)
-    # A master judges nobody in its first lease, whatever happens: that is not what is to be seen here.
+    # Wait for one lease: a new master ends no lease in that time, which is not what this test is about.
     old = time.monotonic() + LEASE_S + 1
     wait_until(lambda: time.monotonic() > old, description="the masters to be older than a lease")
     lane.push_many(4, 2, ms=2200, first=1)
@@ -118,7 +118,7 @@ def test_no_ticket_moves_while_its_worker_runs_it_although_the_servers_clock_end
 def test_a_dead_consumer_is_noticed_after_a_lease_although_the_servers_clock_was_set_back(
     lane: LaneUnderTest, clock: SettableClock, dies: str
 ) -> None:
-    """Its key would hold for an hour more."""
+    """Its lease key would hold for another hour."""
     leader = lane.master("m1")
     first = lane.worker("w1")
     lane.wait_known(leader, first)
@@ -131,7 +131,7 @@ def test_a_dead_consumer_is_noticed_after_a_lease_although_the_servers_clock_was
     if dies == "leader":
         leader.kill_main()
     else:
-        # Nobody is left who could give notice.
+        # No watcher is left that could write a notice.
         first.vanish()
         lane.worker("w2")
     lane.wait_done(4, timeout_s=30)
@@ -168,7 +168,7 @@ def test_a_message_that_ended_before_its_own_id_by_the_clock_does_not_run_again(
     lane.assert_at_rest()
 
 
-#: Seconds by which a clock is set: less than what is noticed, about a lease, and by far more.
+#: Seconds by which a clock is set: less than a noticeable step, about a lease, and far more.
 STEPS_S = (0.02, 0.3, 1.5, LEASE_S, 60.0, HOUR_S, 400 * 24 * HOUR_S)
 
 
@@ -179,7 +179,7 @@ STEPS_S = (0.02, 0.3, 1.5, LEASE_S, 60.0, HOUR_S, 400 * 24 * HOUR_S)
 def test_the_lane_works_on_and_charges_no_message_whichever_clock_is_set(
     lane: LaneUnderTest, clock: SettableClock, others: dict[str, SettableClock], seed: int, steps: int
 ) -> None:
-    """Also while a main process stands still for less than its lease, and while the lead goes from one to the other."""
+    """Also while a main process is frozen for less than its lease, and while the leader changes."""
     print(f"seed {seed}")
     chosen = random.Random(seed)
     masters = {name: lane.master(name, wait=False, **others[name].env) for name in ("m1", "m2")}

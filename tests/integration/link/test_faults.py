@@ -12,7 +12,7 @@ from bridge.testing.waiting import wait_until
 from tests.integration.lanes import LaneUnderTest
 
 FAULTY = "tests.apps.faulty"
-#: Each makes something raise whenever it comes along: it is dead, with that reason.
+#: Each of these tickets makes the code raise whenever it is handled. The message is dead, with that reason.
 REFUSED = ("bad-parse", "bad-ingest", "bad-plain")
 
 
@@ -43,8 +43,8 @@ def test_an_error_that_one_message_causes_is_its_own_failure(
     assert {letter["attempts"] for letter in letters if "bad-request" in letter["error"]} == {"3"}
     lane.assert_at_rest()
 
-    # An outcome that cannot be settled is passed over, and its message is found to be nowhere, and comes again: for
-    # ever, with this defect; but the lane flows on beside it.
+    # An outcome that cannot be settled is skipped. Its message counts as lost and runs again, forever with this defect.
+    # Other tickets go on.
     lane.push("bad-settle", {"n": 0})
     wait_until(lambda: lane.count("unknown") > 0, description="an outcome to be passed over", timeout_s=30)
     before = lane.count("done")

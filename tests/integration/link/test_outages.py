@@ -22,12 +22,12 @@ from tests.integration.proxies import Proxy
 TICKETS = 20
 EACH = 60
 TASK_MS = 5
-#: Longer than every outage here but one: a worker need not come back as another incarnation.
+#: Longer than all outages here except one, so that workers keep their incarnation.
 LEASE_S = 15
 
 
 class Load:
-    """A lane with a leader, a standby and a worker, and a load that a fault meets in the middle."""
+    """A lane with a leader, a standby and a worker, and a load for a fault in its middle."""
 
     def __init__(self, lane: LaneUnderTest, tickets: int = TICKETS, each: int = EACH) -> None:
         self.lane = lane
@@ -54,7 +54,7 @@ class Load:
         )
 
     def finish(self) -> None:
-        """Waits for the rest and checks everything."""
+        """Waits for the rest, and checks everything."""
         self.lane.wait_done(self.total, timeout_s=40)
         self.lane.assert_logs(self.tickets, self.each)
         self.lane.assert_no_overlap()
@@ -67,9 +67,8 @@ class Load:
         assert "the lease of" not in self.worker.log_tail(10_000)
 
     def assert_said_once(self, times: int = 1, *, standby: bool = True) -> None:
-        """Each master that met it says that the server is away, and that it is back; no more.
-
-        But for one more time: a machine may stand still.
+        """Each master that met the outage logs its begin and its end, and nothing more. One more outage is allowed,
+        since the machine may pause.
         """
         for master in self.masters if standby else self.masters[:1]:
             wait_until(
@@ -198,7 +197,7 @@ def test_a_full_server_refuses_producers_only_and_the_lane_drains(lane_of_each: 
     lane = lane_of_each
     load = Load(lane)
     load.begin()
-    # Effects go in with their outcome; these outcomes go in alone.
+    # Effects are written with their outcome. These outcomes are written alone.
     for n in range(100):
         lane.push(f"I{n % 5}", {"n": n}, "counter.ignores")
     lane.push("F", {"n": 0, "until": 3}, "counter.flaky")
@@ -206,7 +205,7 @@ def test_a_full_server_refuses_producers_only_and_the_lane_drains(lane_of_each: 
 
     with pytest.raises(redis.exceptions.OutOfMemoryError):
         lane.push("T0", {"n": 0})
-    # All that is in is done while there is no room.
+    # All messages that are in the stream are done while there is no room.
     lane.wait_done(load.total + 101, timeout_s=40)
     with pytest.raises(redis.exceptions.OutOfMemoryError):
         lane.push("T0", {"n": 0})
@@ -224,14 +223,14 @@ def test_a_server_that_became_a_replica_is_waited_out(lane_of_each: LaneUnderTes
     lane = lane_of_each
     load = Load(lane)
     load.begin()
-    # Of a primary that is not there: it goes on answering reads, and keeps what it has.
+    # A replica of a primary that does not exist: it answers reads, and keeps its data.
     lane.redis.execute_command("REPLICAOF", "127.0.0.1", "1")
     before = lane.count("done")
     holds_for(lambda: lane.count("done") == before, description="nothing is done", duration_s=1.5)
     lane.redis.execute_command("REPLICAOF", "NO", "ONE")
     load.finish()
     load.assert_nobody_was_judged()
-    # The standby only looks who leads, which a replica answers.
+    # The standby only asks who leads, which a replica answers.
     load.assert_said_once(standby=False)
 
 

@@ -35,7 +35,8 @@ def test_clients_and_raw_connections_find_the_primary_and_follow_it(sentinels: S
         there = sentinels.connect(sentinels.primary())
 
         def arrived() -> bool:
-            # Until the old primary is told, it goes on taking writes, which are lost: so it is asked again and again.
+            # Until the old primary learns that it was replaced, it accepts writes that are lost. So the test waits for
+            # its role to change.
             try:
                 wire.call("SET", "y", 2)
                 one.set("x", 2)
@@ -58,7 +59,7 @@ def answers(one: Redis) -> bool:
 
 @pytest.mark.parametrize(
     ("sentinels", "how", "lease"),
-    # One that is replaced while it lives takes renewals for ten seconds more, which are lost with it.
+    # A live primary that is replaced accepts renewals for ten more seconds. They are lost.
     [("quick", "killed", "15"), pytest.param("", "asked", "30", marks=pytest.mark.long)],
     indirect=["sentinels"],
 )
@@ -95,8 +96,8 @@ def test_a_lane_follows_its_primary(how: str, lease: str, sentinels: Sentinels, 
         lane.wait_done(1200, timeout_s=60)
         print(f"all done after {time.monotonic() - began:.1f} s")
         lane.assert_logs(20, 60)
-        # A failover may lose the last writes of the old primary, outcomes and effects alike: what they told of has run
-        # again then, so the ledger may repeat itself. The effects are all there, once, in order.
+        # A failover may lose the last writes of the old primary, outcomes and effects alike. Their messages run again,
+        # so the ledger may have repetitions. The effects are all there, once, in order.
         lane.assert_at_rest()
         assert lane.dead_letters() == []
         # The outage was shorter than the lease and hit all processes: no lease is ended.

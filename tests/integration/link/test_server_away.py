@@ -53,7 +53,7 @@ def test_a_worker_of_any_pool_ends_soon_although_its_server_is_away(
         else:
             own_server.start()
 
-    # And nothing is lost by it, or done twice at once
+    # And no message is lost, or runs twice at once
     lane.worker("w-next")
     lane.wait_done(TICKETS * EACH)
     lane.assert_logs(TICKETS, EACH)
@@ -62,7 +62,7 @@ def test_a_worker_of_any_pool_ends_soon_although_its_server_is_away(
 
 
 def early_worker(nodes: NodeYard, url: str, **more: str) -> WorkerNode:
-    """A worker that is to wait for its server, which is not there."""
+    """A worker that waits for its server, which does not run."""
     conf = json.dumps({"broker_connection_retry_on_startup": True})
     env = {**broker_environment(url), "ANYWHERE_CONF": conf, **more}
     worker = nodes.worker("early", app="tests.apps.anywhere", arguments=("-c", "1", *QUICK), env=env, wait=False)

@@ -33,7 +33,7 @@ def unfit_server(request: pytest.FixtureRequest, kind: str, tmp_path: Path) -> I
     binary = request.getfixturevalue(request.param)
     with EmbeddedServer(binary=binary, data_dir=tmp_path / "server", append_only=False, options=OPTIONS[kind]) as made:
         if kind == "cluster":
-            # A whole one, of one node: it takes every command whose keys are in one slot.
+            # A whole cluster of one node: it accepts every command whose keys are in one slot.
             with made.client() as client:
                 client.execute_command("CLUSTER", "ADDSLOTS", *range(16384))
                 wait_until(lambda: client.cluster("INFO")["cluster_state"] == "ok", description="the cluster to be up")

@@ -33,8 +33,8 @@ def held(lane: LaneUnderTest, ticket: str = "*") -> list[Path]:
 def holding(
     lane: LaneUnderTest, *arguments: str, task: str = "counter.held", conf: str = "{}"
 ) -> tuple[WorkerNode, int, int]:
-    """A worker with one slot in which a message stands at a gate, with mates before and behind it; how many messages
-    there are, and how many tickets. With bundles, it came in one.
+    """A worker with one slot, in which a message waits at a gate, with others before and behind it. Returns how many
+    messages and tickets there are. If bundles are on, the message came in one.
     """
     lane.master("m1")
     worker = lane.worker("w1", *(arguments or ("--concurrency=1",)), COUNTER_CONF=conf)
@@ -56,7 +56,7 @@ def holding(
 
 
 def go_on_elsewhere(lane: LaneUnderTest, messages: int) -> None:
-    """Opens the gate, and starts another worker; everything is done then, and nothing dead."""
+    """Opens the gate and starts another worker. Then all messages are done, and none is dead."""
     (lane.ledger / GATE).touch()
     lane.worker("w2", "--concurrency=2")
     lane.wait_done(messages)
@@ -81,7 +81,7 @@ def test_a_soft_shutdown_gives_back_at_once_what_has_not_begun(lane: LaneUnderTe
     other = lane.worker("w2", "--concurrency=1")
     lane.wait_consumers(2)
     worker.send(signal.SIGQUIT)
-    # All tickets but the one of the message that runs, which stands at the gate, come here, up to the gate
+    # All other tickets come to this worker, up to the gate
     wait_until(lambda: len(held(lane)) > 1, description="another ticket to come to the gate elsewhere", timeout_s=20)
     assert worker.running
     (lane.ledger / GATE).touch()
@@ -110,7 +110,7 @@ def test_a_lost_connection_ends_nothing_that_runs(lane: LaneUnderTest) -> None:
 
 
 def test_threads_that_are_cut_off_by_force_are_charged_nothing(lane: LaneUnderTest) -> None:
-    """Celery waits for them, and so does Python, until somebody loses patience."""
+    """Celery and Python wait for these tasks until the process is killed."""
     worker, messages, _ = holding(lane, "--pool=threads", "--concurrency=1")
 
     def ended() -> bool:
@@ -128,11 +128,11 @@ def test_pools_within_one_process_lose_nothing(lane: LaneUnderTest, pool: str) -
     worker, messages, _ = holding(lane, f"--pool={pool}", "--concurrency=1")
     worker.send(signal.SIGQUIT)
     if pool == "gevent":
-        # Greenlets can be ended; threads, and the one main thread, end when their task does
+        # Greenlets can be ended. Threads, and a solo pool's only thread, end when their task does
         worker.wait(timeout_s=20)
     (lane.ledger / GATE).touch()
     worker.wait(timeout_s=20)
     if pool != "gevent":
-        # There Celery waits in a signal handler, where gevent refuses it
+        # Celery waits in a signal handler, which gevent does not allow
         assert "Traceback" not in worker.logs()
     go_on_elsewhere(lane, messages)

@@ -20,10 +20,10 @@ from tests.nodes.pid_namespace import contained, first_process, why_not, worker_
 REFUSED = why_not()
 pytestmark = pytest.mark.skipif(bool(REFUSED), reason=REFUSED)
 
-#: Long enough that nothing in these tests happens because a lease is over.
+#: Long enough that no lease ends within these tests.
 LONG_LEASE = "30"
 INIT = (sys.executable, "-m", "bridge.worker.init")
-#: Ends as soon as the worker has, as tini does.
+#: An init that ends as soon as the worker ends, as tini does.
 PLAIN_INIT = (sys.executable, "-c", "import os, subprocess, sys; os._exit(subprocess.call(sys.argv[1:]) & 127)")
 KILLS = 5
 
@@ -53,7 +53,7 @@ class Containers:
         return sum(kind in fields for _, fields in entries)
 
     def ms_to_the_end_of_the_lease(self, node: WorkerNode) -> float | None:
-        """From kill -9 of the worker; None when all of the container ended and the lease did not."""
+        """The time from kill -9 of the worker, in ms. None: the container ended and the lease did not."""
         lease = self.lease_of(node)
         worker = worker_process(node)
         before = time.monotonic()
@@ -86,7 +86,7 @@ def test_with_our_init_as_first_process_a_death_is_noticed_at_once_and_then_the_
 
 
 def test_with_the_worker_as_first_process_its_death_is_not_noticed(containers: Containers) -> None:
-    """What the init is for: the kernel takes the watcher with the first process, and the lease decides."""
+    """Without our init, the kernel ends the watcher together with the first process, and the lease decides."""
     worker = containers.worker("w1")
     assert containers.ms_to_the_end_of_the_lease(worker) is None
     wait_until(lambda: not worker.survivors(), description="the end of the container")
@@ -102,7 +102,7 @@ def test_our_init_passes_a_deployment_s_signal_on_and_ends_as_the_worker_does(co
 
 @pytest.mark.long
 def test_the_time_from_death_to_notice_with_each_first_process(containers: Containers) -> None:
-    """With an init that ends with the worker it is a race that the watcher may lose: measured, not asked for."""
+    """With an init that ends with the worker, the watcher may lose a race. So this is measured, and not required."""
     ways: dict[str, tuple[str, ...]] = {"worker": (), "plain-init": PLAIN_INIT, "our-init": INIT}
     for called, init in ways.items():
         workers = (containers.worker(f"{called}{n}", *init) for n in range(KILLS))

@@ -18,7 +18,7 @@ from bridge.testing.nodes.node import NodeYard, WorkerNode
 from bridge.testing.waiting import holds_for, wait_until
 from tests.integration.lanes import LaneUnderTest
 
-#: Long enough that nothing in these tests happens because a lease is over.
+#: Long enough that no lease ends within these tests.
 LONG_LEASE = "30"
 KILLS = 4
 #: The watcher is a new interpreter, not a fork of the worker.
@@ -36,13 +36,13 @@ def incarnation_of(lane: LaneUnderTest, worker: WorkerNode) -> str:
 
 
 def entries(lane: LaneUnderTest, kind: str) -> list[dict[str, str]]:
-    """What is in the outcome stream of one kind; nobody trims it while there is no master."""
+    """The entries of one kind in the outcome stream. Without a master they are not trimmed."""
     found: Any = lane.redis.xrange(lane.keys.outcomes)
     return [fields for _, fields in found if kind in fields]
 
 
 def started(lane: LaneUnderTest, count: int) -> list[Any]:
-    """The first ``count`` starts in the ledger, as soon as they are there."""
+    """Waits for the first ``count`` starts in the ledger."""
 
     def starts() -> list[Any]:
         lines = [line for path in lane.ledger.glob("*.jsonl") for line in path.read_text().splitlines()]
@@ -53,7 +53,7 @@ def started(lane: LaneUnderTest, count: int) -> list[Any]:
 
 
 def busy_worker(lane: LaneUnderTest, *arguments: str, task: str | None = None) -> WorkerNode:
-    """A worker that runs one message of each of two tickets, and no master any more that would answer to anything."""
+    """A worker that runs one message of each of two tickets, without a master."""
     master = lane.master("m1")
     worker = lane.worker("w1", *arguments)
     lane.wait_consumers(1)
@@ -92,7 +92,7 @@ def test_a_notice_comes_within_milliseconds(lane: LaneUnderTest) -> None:
         took_ms.append(1000 * (time.monotonic() - before))
     print(f"SIGKILL to notice, ms: {', '.join(f'{ms:.1f}' for ms in sorted(took_ms))}")
     assert len(entries(lane, "died")) == KILLS
-    # How many milliseconds, on a machine that does nothing else, is for the benchmark to say
+    # The benchmark measures the exact time on an idle machine
     assert max(took_ms) < 1000 * float(LONG_LEASE) / 4
 
 
@@ -117,7 +117,7 @@ def test_a_watcher_outlives_what_is_meant_for_the_worker(lane: LaneUnderTest) ->
     watcher = worker.watcher_at_work()
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         watcher.send_signal(number)
-    # Also what is sent to the whole process group
+    # Also a signal to the whole process group
     assert worker.pid is not None
     os.killpg(worker.pid, signal.SIGKILL)
     wait_until(lambda: entries(lane, "died"), description="a death notice", timeout_s=5)
@@ -137,7 +137,7 @@ def test_without_a_watcher_only_the_lease_decides(lane: LaneUnderTest) -> None:
 def test_a_killed_watcher_is_followed_by_another_one(
     nodes: NodeYard, own_server: EmbeddedServer, tmp_path: Path
 ) -> None:
-    # A new one comes with a renewal, three in a lease; and a dead worker's lease must not end before it tells of it
+    # A renewal starts a new watcher, three times in a lease. A dead worker's lease must not end before that
     lane = LaneUnderTest(nodes, own_server, tmp_path, COUNTER_LEASE="8", **AS_DEPLOYED)
     worker = lane.worker("w1")
     [first] = worker.watchers()
@@ -153,7 +153,7 @@ def test_a_killed_watcher_is_followed_by_another_one(
 
 @pytest.mark.parametrize("hides", [False, True], ids=["holds the pipe", "closed everything"])
 def test_while_a_pool_process_still_runs_there_is_no_notice(lane: LaneUnderTest, hides: bool) -> None:
-    # Given tasks that are not ended with the main process, against all that Celery arranged
+    # Given tasks that do not end with the main process, although Celery arranges that
     worker = busy_worker(lane, task="counter.survives_hidden" if hides else "counter.survives")
     children = [line[6] for line in started(lane, 2)]
     worker.kill_main()
@@ -161,7 +161,7 @@ def test_while_a_pool_process_still_runs_there_is_no_notice(lane: LaneUnderTest,
     os.kill(children[0], signal.SIGKILL)
     holds_for(lambda: not entries(lane, "died"), description="no death notice", duration_s=1.0)
     assert psutil.pid_exists(children[1])
-    # But when the last one has ended
+    # But a notice when the last one has ended
     os.kill(children[1], signal.SIGKILL)
     wait_until(lambda: entries(lane, "died"), description="a death notice", timeout_s=5)
 
@@ -186,7 +186,7 @@ def test_a_watcher_has_nothing_of_the_worker_but_the_pipe_and_the_page(lane: Lan
     assert {name.partition(":")[0] for name in held} == {"pipe", "/memfd"}
     assert len(held) == 2
     assert os.getsid(watcher.pid) == watcher.pid
-    # And the password that may be in the URL is not for everybody to read
+    # And no other user can read the password in the URL
     assert not any("redis://" in word for word in watcher.cmdline())
 
 

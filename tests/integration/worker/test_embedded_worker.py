@@ -1,6 +1,4 @@
-"""A worker within somebody else's program: Celery's own fixture for tests, which sends none of the command line's
-signals.
-"""
+"""A worker within another program: Celery's fixture for tests, which sends none of the command line's signals."""
 
 from __future__ import annotations
 
@@ -74,7 +72,7 @@ def test_celerys_own_fixture_starts_a_worker_that_joins_the_lane_and_leaves_it(
 
     assert done.returncode == 0, done.stdout + done.stderr
     assert lane.count("done") == 6
-    # It said good-bye: nobody waits for its lease, and nothing of it is left
+    # It said good-bye: no lease is waited for, and nothing of it is left
     assert lane.redis.keys(lane.keys.lease("*").replace("{", "\\{")) == []
     wait_until(lambda: lane.redis.hlen(lane.keys.consumers) == 0, description="the lane to have forgotten it")
     lane.assert_at_rest()

@@ -1,9 +1,9 @@
 """Every way to stop, shrink, replace or interrupt a worker that Celery documents, on every pool, alone and in bundles.
 
-A *cell* is one worker and one way. The cells of a *stage* stand side by side in one lane: in each a message stands at a
-gate when it is struck. Then another worker comes, and the gate is opened. Of every cell the result is the same: nothing
-lost, nothing dead, nothing charged, order kept, and who was to end has ended. (What an operator revokes shall die: that
-is `test_revoked.py`. What is charged for a time limit: `test_failures.py`, `test_retry_notices.py`.)
+A *cell* is one worker and one way. The cells of a *stage* share one lane. In each cell, a message waits at a gate when
+the way is applied. Then another worker starts, and the gate is opened. The result is the same for every cell: no
+message is lost, dead or charged, the order is kept, and the worker has ended if it should. (Revoked messages die:
+`test_revoked.py`. Charges for a time limit: `test_failures.py`, `test_retry_notices.py`.)
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from bridge.testing.nodes.node import NodeYard, WorkerNode
 from bridge.testing.waiting import wait_until
 from tests.integration.lanes import LaneUnderTest
 
-#: Messages of a ticket, and which one stands at the gate.
+#: Messages of a ticket, and the number of the one that waits at the gate.
 EACH, AT_GATE = 5, 2
-#: Tickets for each slot: what one worker holds is not there for another one.
+#: Tickets for each slot. A ticket that one worker holds is not available to another.
 TICKETS_PER_SLOT = 8
 
 Strike = Callable[["Stage", WorkerNode], None]
@@ -35,7 +35,7 @@ Strike = Callable[["Stage", WorkerNode], None]
 
 @dataclass(frozen=True, eq=False)
 class Cell:
-    """``ends``: whether the worker ends (None: nobody knows); ``early``: without the message at the gate being done."""
+    """``ends``: whether the worker ends (None: either). ``early``: before the message at the gate is done."""
 
     name: str
     strike: Strike
@@ -53,7 +53,7 @@ class Cell:
 
 
 class Stage:
-    """Cells side by side in one lane."""
+    """Several cells in one lane."""
 
     def __init__(self, lane: LaneUnderTest, cells: list[Cell], task: str) -> None:
         self.lane = lane
@@ -76,7 +76,7 @@ class Stage:
         )
 
     def bring_to_the_gate(self) -> None:
-        """Works for all, until in every worker a message stands at the gate."""
+        """Pushes messages until one waits at the gate in every worker."""
         lane = self.lane
         warm = 20 * len(self.workers)
         for n in range(warm):
@@ -98,7 +98,7 @@ class Stage:
             )
 
     def held(self, worker: WorkerNode) -> list[Path]:
-        """What stands, or stood, at the gate in a worker."""
+        """The files of messages that wait, or waited, at the gate in a worker."""
         pids = {str(worker.pid), *(str(child.pid) for child in worker.children())}
         return [path for path in self.lane.ledger.glob("held-*") if path.stem.rpartition("-")[2] in pids]
 
@@ -107,7 +107,7 @@ class Stage:
             cell.strike(self, worker)
 
     def finish(self) -> None:
-        """Another worker comes, the gate is opened, and everything is as if nothing had happened."""
+        """Starts another worker and opens the gate. Then everything must be as if nothing had happened."""
         lane = self.lane
         for cell, worker in self.workers.items():
             if cell.early:
@@ -127,14 +127,14 @@ class Stage:
                 assert worker.running, cell.title
 
 
-#: What Celery says when it has heard a signal, and takes the next one for another.
+#: What Celery logs for a signal. After that, the next signal counts as a further one.
 HEARD = ("shutdown (MainProcess)", "will terminate all running tasks!")
 
 # -- the ways ----------------------------------------------------------------------------------------------------------
 
 
 def sending(*numbers: signal.Signals) -> Strike:
-    """One signal after another: each when the one before it was heard."""
+    """Sends one signal after another, each when Celery has logged the one before."""
 
     def strike(_: Stage, worker: WorkerNode) -> None:
         for i, number in enumerate(numbers):
@@ -160,7 +160,7 @@ def asking(command: str, **arguments: Any) -> Strike:
 
 
 def nothing(_: Stage, __: WorkerNode) -> None:
-    """The way lies in how the worker was started."""
+    """Does nothing: the way is in the worker's options."""
 
 
 def cancel_and_add(stage: Stage, worker: WorkerNode) -> None:
@@ -192,10 +192,10 @@ REMAPPED = {"REMAP_SIGTERM": "SIGQUIT"}
 
 
 def ends(pool: str) -> list[Cell]:
-    """The ways in which a worker ends. Threads, and a solo pool's one thread, end when their task does.
+    """The ways in which a worker ends. Threads, and a solo pool's only thread, end when their task does.
 
-    With gevent, Celery's cold shutdown waits in a signal handler, in whatever greenlet that came to: now and then it
-    hangs there with all the others, and its lease decides.
+    With gevent, Celery's cold shutdown waits in a signal handler, in any greenlet. Sometimes it hangs there with all
+    others, and the lease decides.
     """
     early = pool == "prefork"
     warm = ("term", "int", "term-twice", "shutdown", "hup")
@@ -223,7 +223,7 @@ def ends(pool: str) -> list[Cell]:
 
 
 def lives(pool: str) -> list[Cell]:
-    """The ways in which a worker goes on, with another pool or for other messages."""
+    """The ways after which a worker goes on."""
 
     def cell(name: str, strike: Strike, *arguments: str, **more: Any) -> Cell:
         return Cell(name, strike, pool, arguments=arguments, **more)
@@ -269,7 +269,7 @@ STAGES: dict[str, list[Cell]] = {
 
 @pytest.fixture
 def lane(request: pytest.FixtureRequest, nodes: NodeYard, own_server: EmbeddedServer, tmp_path: Path) -> LaneUnderTest:
-    # One attempt: whatever is charged is dead. A lease that outlasts the start of so many processes on a busy machine.
+    # One attempt: a charged message is dead. The lease outlasts the start of all processes on a busy machine.
     bundle_ms = "10" if request.param == "bundles" else "0"
     return LaneUnderTest(
         nodes, own_server, tmp_path, COUNTER_BUNDLE_MS=bundle_ms, COUNTER_MAX_ATTEMPTS="1", COUNTER_LEASE="10"

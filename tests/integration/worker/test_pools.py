@@ -67,7 +67,7 @@ def test_a_lost_lease_makes_a_new_incarnation_and_the_work_goes_on(lane: LaneUnd
 
     wait_until(lambda: incarnation_of(lane, worker) not in ("", before), description="a new incarnation")
     lane.wait_done(TICKETS * EACH)
-    # What ran when the lease was lost may have run on: its effects came first, or not at all
+    # The message that ran when the lease was lost may have run on. Its effects were applied first, or not at all
     lane.assert_logs(TICKETS, EACH)
     lane.assert_at_rest()
 

@@ -82,7 +82,7 @@ def test_an_attempt_that_was_cut_off_is_a_retry_and_the_last_one_a_failure(
             bad = lane.push("B", {"n": 0, "until": 99}, task)
             mates = [lane.push(ticket, {"n": n}, task) for n in range(3) for ticket in "CDE"]
         if task == "counter.overdue":
-            # An attempt lasts for a second, in which the state is that of the one before.
+            # An attempt lasts for a second. The state during it is that of the attempt before.
             wait_until(lambda: app.AsyncResult(bad).state == states.RETRY, description="the state to be a retry")
         assert app.AsyncResult(good).get(timeout=30) == 2
         with pytest.raises(error):
@@ -101,8 +101,8 @@ def test_an_attempt_that_was_cut_off_is_a_retry_and_the_last_one_a_failure(
     events = [heard[good].count("task-retried"), heard[bad].count("task-retried"), heard[bad].count("task-failed")]
     if task == "counter.overdue":
         assert events == [1, 2, 1]
-    # An attempt whose process ended before Celery knew that it had it is told by the next one, which sends no events
+    # If the process ended before Celery knew of the attempt, the next attempt reports it, without events
     assert all(count <= most for count, most in zip(events, [1, 2, 1], strict=True))
-    # Nobody was told of the bundle itself
+    # There is no notice of the bundle itself
     assert not lane.redis.keys("celery-task-meta-bundle-*")
     lane.assert_at_rest()

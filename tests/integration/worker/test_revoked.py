@@ -17,7 +17,7 @@ from tests.integration.lanes import WITH_AND_WITHOUT_BUNDLES, LaneUnderTest
 TASK = "counter.held_result"
 TICKETS = 6
 EACH = 5
-#: The messages of every ticket of which one stands at the gate.
+#: The number of each ticket's message that waits at the gate.
 AT_GATE = 1
 
 
@@ -27,7 +27,7 @@ def lane(request: pytest.FixtureRequest, nodes: NodeYard, own_server: EmbeddedSe
 
 
 class Scene:
-    """A worker with one slot in which a message of some ticket stands at a gate; with bundles, in one with others."""
+    """A worker with one slot, in which a message waits at a gate; with bundles on, it is in one with others."""
 
     def __init__(self, lane: LaneUnderTest, *arguments: str) -> None:
         self.lane = lane
@@ -63,7 +63,7 @@ class Scene:
         return str(reply[self.worker.hostname()])
 
     def finish(self, dead: set[str]) -> None:
-        """Opens the gate: the dead are dead, and everything else is done, in order, once."""
+        """Opens the gate. Then the messages ``dead`` are dead, and all others are done, in order, once."""
         lane = self.lane
         (lane.ledger / "gate").touch()
         lane.wait_done(40 + len(self.ids))
@@ -83,7 +83,7 @@ class Scene:
 @pytest.mark.parametrize("pool", ["prefork", "threads", "gevent"])
 def test_a_message_revoked_before_it_starts_does_not_run(lane: LaneUnderTest, pool: str) -> None:
     scene = Scene(lane, f"--pool={pool}")
-    # Mates in the bundle, one behind the message that runs, and what has not been dispatched
+    # Messages of the same bundle, one behind the running message, and undispatched ones
     dead = {id_ for (ticket, n), id_ in scene.ids.items() if n > AT_GATE and (n, ticket) != (EACH - 1, "T0")}
     assert scene.id_of(2) in dead
     scene.revoke(sorted(dead))

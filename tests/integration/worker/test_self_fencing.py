@@ -19,7 +19,7 @@ from bridge.testing.nodes.node import NodeYard, WorkerNode
 from bridge.testing.waiting import holds_for, wait_until
 from tests.integration.lanes import LaneUnderTest
 
-#: A worker ends what it runs a twentieth of this before it is over: a machine may stand still for so long.
+#: A worker ends its tasks a twentieth of this early. So the machine may pause for that long.
 LEASE_S = 4.0
 
 
@@ -39,7 +39,7 @@ def starts(lane: LaneUnderTest) -> list[Any]:
 
 
 def running(lane: LaneUnderTest, task: str | None = None) -> tuple[WorkerNode, psutil.Process]:
-    """A worker that runs one long task, and the pool process that does."""
+    """A worker that runs one long task, and the pool process with that task."""
     lane.master("m1")
     worker = lane.worker("w1", "--concurrency=1")
     lane.wait_consumers(1)
@@ -63,7 +63,7 @@ def assert_ended_before_its_lease(lane: LaneUnderTest, process: psutil.Process, 
         nonlocal seen
         there = lane.redis.exists(lease)
         if not ended(process):
-            # Asked in this order, it was running after the lease was gone
+            # In this order, the check shows that it ran after the lease was gone
             assert there, "it ran on when the lease was over"
             seen += 1
             return False
@@ -104,7 +104,7 @@ def test_the_watcher_ends_a_worker_that_cannot_end_itself(lane: LaneUnderTest) -
 def test_a_lost_lease_ends_what_runs_and_makes_a_new_incarnation(lane: LaneUnderTest) -> None:
     worker, child = running(lane)
     before = incarnation_of(lane, worker)
-    # As after a server that lost its last second, or an operator's hand
+    # As after a server lost its last second, or an operator deleted the key
     lane.redis.delete(lane.keys.lease(before))
     wait_until(lambda: ended(child), description="the pool process to end")
     wait_until(lambda: incarnation_of(lane, worker) not in ("", before), description="a new incarnation")
@@ -122,7 +122,7 @@ def test_a_stopping_worker_does_not_come_back_when_its_lease_is_lost(lane: LaneU
     worker.wait_for_log("Warm shutdown")
     lane.redis.delete(lane.keys.lease(before))
     wait_until(lambda: ended(child), description="the pool process to end")
-    # Then it ends, and was nobody else meanwhile: a new life would be sent tickets that nobody takes
+    # Then it ends without a new incarnation, which would get tickets that it does not take
     worker.wait()
     assert worker.logs().count("registered as") == 1
 
@@ -167,7 +167,7 @@ def test_a_full_server_takes_no_lease_away(lane: LaneUnderTest) -> None:
 
 
 def test_a_killed_pool_process_of_a_frozen_worker_is_charged_once(lane: LaneUnderTest) -> None:
-    # Frozen as a whole: nobody of it can act, and what it did not end is ended when it thaws
+    # Frozen as a whole, it cannot act. Its tasks are ended when it goes on
     worker, child = running(lane)
     worker.pause()
     wait_until(lambda: ended(child), description="the watcher to end it", timeout_s=2 * LEASE_S)
@@ -180,7 +180,7 @@ def test_a_killed_pool_process_of_a_frozen_worker_is_charged_once(lane: LaneUnde
 
 
 def test_a_hard_time_limit_is_reported_when_the_pool_process_is_gone(lane: LaneUnderTest) -> None:
-    # Given a task that does not heed the SIGTERM with which Celery begins, and a retry that is due at once
+    # Given a task that ignores Celery's first SIGTERM, and a retry that is due at once
     lane.master("m1")
     lane.worker("w1", "--concurrency=2")
     lane.wait_consumers(1)

@@ -40,7 +40,7 @@ def open_gate(lane: LaneUnderTest, gate: str, done: int) -> None:
 
 
 def tell(lane: LaneUnderTest, worker: WorkerNode, command: str, **arguments: int) -> None:
-    """Celery's own remote control. A worker is a consumer a moment before it listens to that."""
+    """Sends a command of Celery's remote control. A worker is registered a moment before it listens to that."""
     control = Celery(broker=lane.server.url).control
     wait_until(lambda: control.ping([worker.hostname()], timeout=1), description="the worker to listen", timeout_s=30)
     to = {"destination": [worker.hostname()], "reply": True, "timeout": 10, "limit": 1}
@@ -70,7 +70,7 @@ def test_slots_follow_the_pool(lane: LaneUnderTest, pool: str) -> None:
     open_gate(lane, "b", 6)
     assert [lane.log(f"{gate}{ticket}") for gate in "ab" for ticket in range(3)] == [[0]] * 6
     assert lane.count("failed") == 0
-    # Nothing of that was a new life
+    # The incarnation is still the same
     assert worker.logs().count("registered as") == 1
 
 
@@ -84,7 +84,7 @@ def test_autoscale_gets_what_its_largest_pool_takes(lane: LaneUnderTest) -> None
     wait_until(lambda: held(lane, "a") == 4, description="the pool to grow to four", timeout_s=20)
     tell(lane, worker, "autoscale", max=6, min=1)
     wait_until(lambda: slots(lane, worker) == 6, description="the worker to tell that its pool may grow")
-    # Celery grows it when something arrives
+    # Celery grows the pool when a message arrives
     for ticket in range(2):
         lane.push(f"b{ticket}", {"n": 0, "gate": "a"}, "counter.held")
     wait_until(lambda: held(lane, "") == 6, description="the pool to grow to six", timeout_s=20)

@@ -65,7 +65,7 @@ def test_threads_that_come_and_go_share_a_connection(writing: Writing) -> None:
 
 
 def test_threads_that_write_at_once_never_share_one(writing: Writing, monkeypatch: pytest.MonkeyPatch) -> None:
-    # None is answered before all have asked, and none may take that for an outage and write once more.
+    # None gets its answer before all have asked. None may take that for an outage and write again.
     monkeypatch.setattr("bridge.consumer.writer.TIMEOUT_S", 60.0)
     writing.redis.client_pause(50_000, all=False)
     try:
