@@ -64,7 +64,7 @@ def jobs_here(monkeypatch: pytest.MonkeyPatch) -> JobsHere:
 
 @pytest.fixture
 def nothing_runs_on() -> Iterator[None]:
-    """What the test asked of Spark has ended when it is over."""
+    """Waits until Spark's tasks have ended when the test is over."""
     from tests.integration.spark.spark_session import wait_for_tasks
 
     yield
@@ -79,7 +79,7 @@ def authority() -> trustme.CA:
 
 @pytest.fixture
 def sentinels(request: pytest.FixtureRequest, valkey_binary: Path, tmp_path: Path) -> Iterator[Sentinels]:
-    """A primary, a replica, and sentinels; which replace it soon when it is away, if the parameter says "quick"."""
+    """A primary, a replica, and sentinels. With the parameter "quick" they replace a dead primary soon."""
     folder = tmp_path / "servers"
     folder.mkdir()
     with ExitStack() as stack:

@@ -17,14 +17,14 @@ from bridge.testing.nodes.node import MasterNode, NodeYard, WorkerNode
 from bridge.testing.waiting import wait_until
 
 APP = "tests.apps.counter"
-#: For `bridge_bundle_ms`: as it is by default, and off.
+#: Values of `bridge_bundle_ms`: the default, and off.
 WITH_AND_WITHOUT_BUNDLES = [
     pytest.param("10", id="bundles"),
     pytest.param("0", id="plain", marks=pytest.mark.long),
 ]
-#: The same of the fixtures of servers.
+#: The fixtures of the two servers.
 OF_EACH_SERVER = [pytest.param("valkey"), pytest.param("redis6", marks=pytest.mark.long)]
-#: Workers start a second sooner without looking for their neighbours.
+#: Without these, a worker's start takes a second longer.
 QUICK = ("--without-mingle", "--without-gossip")
 
 
@@ -55,7 +55,7 @@ class LaneUnderTest:
         return str(id_)
 
     def push_many(self, tickets: int, each: int, *, ms: float = 0, first: int = 0) -> None:
-        """``each`` messages of every ticket, numbered, the tickets by turns."""
+        """Pushes ``each`` numbered messages of every ticket, the tickets in turn."""
         with self.redis.pipeline(transaction=False) as pipe:
             for n in range(first, first + each):
                 for ticket in range(tickets):
@@ -75,12 +75,12 @@ class LaneUnderTest:
         return [entry["message_id"] for entry in found]
 
     def log(self, ticket: str) -> list[int]:
-        """What the ticket's tasks appended, by their effects."""
+        """The numbers that the effects of the ticket's tasks appended."""
         found: Any = self.redis.lrange(f"log:{ticket}", 0, -1)
         return [int(n) for n in found]
 
     def wait_done(self, count: int, timeout_s: float = 30) -> None:
-        """Waits until ``count`` messages are done or dead; ``timeout_s`` is how long nothing may move."""
+        """Waits until ``count`` messages are done or dead. ``timeout_s``: longest time without any progress."""
 
         def ended() -> int:
             return self.count("done") + self.count("dead")
@@ -100,7 +100,7 @@ class LaneUnderTest:
         )
 
     def wait_known(self, master: MasterNode, *workers: WorkerNode) -> None:
-        """A worker is registered a moment before the leader knows it, and can be given orders about it."""
+        """Waits until the leader knows the workers, which is a moment after they registered. Orders need that."""
         for worker in workers:
             master.wait_for_log(f"consumer {worker.hostname()} is here", timeout=30)
 
@@ -132,8 +132,8 @@ class LaneUnderTest:
     def assert_no_overlap(self) -> None:
         """No two executions of one ticket ran at the same time, and they began in order.
 
-        An execution that never ended was cut off with its process; it ended before the next one began, or that one
-        began in spite of it: so its end is taken as its start, and the check is on the ones that ended.
+        An execution without an end was cut off with its process. Its end is not known and is taken as its start, so
+        only executions with an end are checked.
         """
         executions: dict[str, list[tuple[int, int, int, int]]] = defaultdict(list)
         for path in self.ledger.glob("*.jsonl"):

@@ -12,10 +12,10 @@ from bridge.stack.embedded import HOST
 
 
 class Proxy:
-    """Listens on a port of its own and passes everything on, from a thread of its own; a context manager.
+    """Listens on a port and forwards everything, in its own thread. A context manager.
 
-    ``delay_s``: how long each piece is held back, in each direction; may be changed at any time.
-    ``tls``: the certificate that clients are shown; without it they speak in plain text.
+    ``delay_s``: delay of each piece, in each direction. It may be changed at any time. ``tls``: the certificate for
+    clients. Without it the connection is plain text.
     """
 
     def __init__(self, target_port: int, *, delay_s: float = 0.0, tls: ssl.SSLContext | None = None) -> None:
@@ -23,7 +23,7 @@ class Proxy:
         self.port = 0
         #: Connections since the start.
         self.accepted = 0
-        #: The local ports of its connections to the server: how the server sees them.
+        #: The local ports of its connections to the server, by which the server names them.
         self.ports: set[int] = set()
         self._target_port = target_port
         self._tls = tls

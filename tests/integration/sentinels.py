@@ -69,12 +69,12 @@ class Sentinels:
 
     @property
     def url(self) -> str:
-        """As kombu takes it."""
+        """The broker's URL, as kombu takes it."""
         return ";".join(f"sentinel://:{PASSWORD}@{HOST}:{port}/0" for port in self.sentinel_ports)
 
     @property
     def conf(self) -> dict[str, Any]:
-        """What Celery is told besides."""
+        """Further Celery settings."""
         options = {"master_name": NAME, "sentinel_kwargs": {"password": SENTINEL_PASSWORD}}
         return {"broker_transport_options": options, "result_backend_transport_options": options}
 
@@ -87,7 +87,7 @@ class Sentinels:
                 try:
                     operator.execute_command("SENTINEL", "FAILOVER", NAME)
                 except ResponseError as refused:
-                    # What they know of the replica may be too old, for a moment.
+                    # For a moment, their information about the replica may be too old.
                     if "NOGOODSLAVE" not in str(refused):
                         raise
                     return False
@@ -115,7 +115,7 @@ class Sentinels:
 
 
 def address(sentinels: Sentinels) -> str:
-    """The address that the bridge makes of it."""
+    """The address that the bridge makes from the settings."""
     made = Celery("somewhere", broker=sentinels.url, set_as_current=False)
     made.conf.update(sentinels.conf)
     return address_of(made)

@@ -20,7 +20,7 @@ from bridge.testing.nodes.process import ROOT, python_module
 from tests.integration.lanes import APP
 from tests.integration.proxies import Proxy
 
-#: Where the effects of `tests.apps.counter` go.
+#: The keys of the effects of `tests.apps.counter`.
 OWN_KEYS = ("log:*", "sum:*", "a-string:*")
 PASSWORDS = {"producer": "pw-producer", "master": "pw-master", "worker": "pw-worker", "operator": "pw-operator"}
 
@@ -31,14 +31,14 @@ def url_of(role: str, port: int) -> str:
 
 
 def rules_of(role: str, *options: str) -> list[str]:
-    """What ``bridge acl`` prints for the app of the tests, as words."""
+    """The arguments of the command that ``bridge acl`` prints for the app of the tests."""
     done = run_command(broker_environment("redis://localhost:1/0"), "acl", role, *options)
     assert done.returncode == 0, done.stderr
     return done.stdout.split()
 
 
 def make_user(admin: Redis, role: str, *options: str) -> None:
-    """Makes the user of ``role`` on the server, with what ``bridge acl`` prints and a password."""
+    """Creates the user of ``role`` on the server, with the rules of ``bridge acl`` and a password."""
     arguments = rules_of(role, *options)
     assert arguments[:3] == ["ACL", "SETUSER", f"bridge-{role}"]
     admin.execute_command(*arguments, f">{PASSWORDS[role]}")
@@ -51,10 +51,10 @@ def run_command(environment: dict[str, str], *arguments: str, app: str = APP) ->
 
 
 class Watched:
-    """The commands that each role gives, as MONITOR shows them; a context manager.
+    """Collects the commands of each role from MONITOR. A context manager.
 
-    A role is told by its proxy, whose connections to the server have ports of their own. What a script calls is shown
-    right behind the call of the script, as ``lua``.
+    The role follows from the local port of the connection, since each role has its own proxy. MONITOR shows the
+    commands of a script right behind its call, as ``lua``.
     """
 
     def __init__(self, server: EmbeddedServer, proxies: Mapping[str, Proxy]) -> None:

@@ -28,7 +28,7 @@ class Options(LaneUnderTest):
         return list(found)
 
     def handle(self, ticket: str, task: str, payload: Any = None, count: int = 1) -> str:
-        """Pushes messages of a ticket, and one behind them that is done when they are; the id of the first."""
+        """Pushes messages of a ticket, and waits for one more message behind them. Returns the id of the first."""
         ids = [self.push(ticket, payload, task=task) for _ in range(count)]
         self.push(ticket, None, task="behind")
         wait_until(lambda: "behind" in self.seen(ticket), description=f"the message behind {task}", timeout_s=30)
@@ -41,7 +41,7 @@ class Options(LaneUnderTest):
         return rest
 
     def error_of(self, ticket: str) -> str:
-        """The reason of the ticket's one dead letter; empty when it has none."""
+        """The reason of the ticket's only dead letter. Empty: it has none."""
         found = [fields["error"] for fields in self.dead_letters() if fields["ticket_id"] == ticket]
         assert len(found) <= 1
         return found[0] if found else ""
@@ -63,7 +63,7 @@ def lane(valkey_binary: Path, tmp_path_factory: pytest.TempPathFactory) -> Itera
 
 @pytest.fixture
 def caller(lane: Options, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """The tasks' app as a caller has it."""
+    """The tasks' app, as in a process that calls tasks."""
     from tests.apps import celerys
 
     monkeypatch.setattr(celerys.app.conf, "broker_url", lane.server.url)
@@ -146,7 +146,7 @@ def test_autoretry_comes_again_when_it_says(lane: Options) -> None:
 def test_the_bridge_handles_a_lost_process_whatever_acks_late_says(lane: Options) -> None:
     lane.handle("dies", "dies")
     assert lane.before_the_last("dies") == ["1", "2"]
-    # Nothing was sent again by Celery's own ways
+    # Celery itself sent no message again
     assert lane.redis.llen("celery") == 0
 
 
@@ -159,7 +159,7 @@ def test_states_of_its_own_are_seen(lane: Options) -> None:
 def test_a_rate_limit_holds(lane: Options) -> None:
     lane.handle("limited", "limited", count=8)
     times = [float(at) for at in lane.before_the_last("limited")]
-    # The first may be at once; the bucket gives one more each fifth of a second.
+    # The first one may start at once. The rate limit allows one more each fifth of a second.
     assert times[-1] - times[0] > 6 * 0.2 * 0.8
 
 

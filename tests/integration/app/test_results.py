@@ -22,12 +22,12 @@ from bridge.testing.nodes.node import NodeYard
 from tests.integration.lanes import LaneUnderTest
 
 ID = "1795385580968-0"
-#: Stream -> the task of the lane's messages: their results cannot be mistaken.
+#: Stream -> the task of the lane's messages. The tasks have different results.
 TASKS = {"orders": "add", "refunds": "context"}
 
 
 class Table(BaseBackend):
-    """In the place of a database: it has the three hooks of a backend, and no keys."""
+    """Stands for a database backend: it has the three hooks of a backend, and no keys."""
 
     rows: dict[str, dict[str, Any]] = {}  # noqa: RUF012  one for all, as a database is
 
@@ -71,7 +71,7 @@ def lane(backend: tuple[str, Any], stream: str, group: str = "group", *, used_be
 
 
 def forms(app: Any, id_: str = ID) -> list[Any]:
-    """Every way to come to a result by its id."""
+    """Every way to get a result by its id."""
     app.set_current()
     found = [app.AsyncResult(id_), app.tasks["shop.pay"].AsyncResult(id_), AsyncResult(id_), AsyncResult(id_, app=app)]
     return [*found, pickle.loads(pickle.dumps(found[0]))]

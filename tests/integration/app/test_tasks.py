@@ -30,7 +30,7 @@ def event(seq: int, activity: str = "Active") -> dict[str, str]:
 
 
 def push(server: EmbeddedServer, ticket: str, *events: dict[str, str]) -> None:
-    """Straight into the stream, as a service that has no Celery would do it."""
+    """Pushes straight into the stream, as a service without Celery does."""
     with server.client() as client:
         for one in events:
             # The fields are the payload.

@@ -27,7 +27,7 @@ def audited(lane: LaneUnderTest, *, since: str | None = "0") -> AuditVerdict:
 
 
 def test_failures_a_killed_worker_and_dead_letters_are_explained_by_the_history(lane: LaneUnderTest) -> None:
-    """Audited again and again while all that happens: none of the looks sees what is not so."""
+    """Audited again and again while all that happens. No audit reports a false violation."""
     lane.push_many(8, 60, ms=2)
     for ticket in range(4):
         lane.push(f"F{ticket}", {"n": 0, "until": 3}, "counter.flaky")
@@ -62,7 +62,7 @@ def test_failures_a_killed_worker_and_dead_letters_are_explained_by_the_history(
     assert verdict.rows[What.DONE] == 8 * 60 + 8
     assert verdict.rows[What.DEAD] == 4
     assert verdict.rows[What.REFUSED] == 3
-    # Of those that fail, the worker may be killed in one that it runs in each of its two processes.
+    # The worker may be killed during one failing task in each of its two processes.
     assert verdict.rows[What.FAILED] >= 4 * 2 + 4 * 2 - 2
     assert verdict.rows[What.LOST] >= 4
     assert verdict.rows[What.FAILED] + verdict.rows[What.LOST] >= 4 * 2 + 4 * 2 + 4
@@ -71,7 +71,7 @@ def test_failures_a_killed_worker_and_dead_letters_are_explained_by_the_history(
 
 
 def test_an_acknowledgement_without_an_outcome_is_found(lane: LaneUnderTest) -> None:
-    """Somebody acknowledges by hand what nobody has handled: in the pending list nothing is left to see."""
+    """Unhandled messages are acknowledged by hand, so the pending list does not show them."""
     lane.master("m1", wait=False)
     lane.worker("w1")
     lane.push_many(2, 3)
@@ -117,7 +117,7 @@ def test_an_audit_can_go_on_with_what_comes(lane: LaneUnderTest) -> None:
         verdict = following.result()
     assert verdict.ok
     assert verdict.rows[What.DONE] == 300
-    # A bundle that took long for its share, on a busy machine, gives back what it has not begun, and a lease may end.
+    # On a busy machine, a slow bundle gives its unstarted messages back, and a lease may end.
     for row in (row for row in rows if row.what is What.DONE):
         enqueued_us = int(row.message_id.partition("-")[0]) * 1000
         assert enqueued_us <= row.dispatched_ms * 1000 + 999

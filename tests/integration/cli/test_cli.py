@@ -119,7 +119,7 @@ def test_a_file_is_followed_from_the_push_to_the_end_of_its_tickets(
     assert stuck["state"] == "waiting"
     assert "no consumer is alive" in stuck["why"]
 
-    # Two processes: one is held by the gate, the other goes through the rest.
+    # Two processes: the gate holds one, and the other handles the rest.
     worker = nodes.worker("w1", app="shop", cwd=shell.folder, arguments=("--concurrency=2", *QUICK[1:]))
     wait_until(lambda: redis.hget(KEYS.counts, "done") == b"1", description="BEHIND to be done", timeout_s=20)
     wait_until(lambda: redis.hget(KEYS.counts, "failed") == b"2", description="two failures")
@@ -206,7 +206,7 @@ def test_ctrl_c_while_pushing_says_how_many_rows_are_in(shell: Shell, redis: Red
     push.send_signal(signal.SIGINT)
     _, errors = push.communicate(timeout=20)
     assert push.returncode == 1
-    # On a busy machine the interruption may come before the reply of the second batch: then it says so.
+    # On a busy machine the interruption may come before the reply to the second batch. Then the message is different.
     assert errors in (
         "Error: interrupted; 20 rows before it were pushed\n",
         "Error: interrupted; 10 rows pushed for certain, 10 more may be in\n",

@@ -31,7 +31,7 @@ RESULT_TIMEOUT_S = 20
 
 
 def sleeper(*, ignore_term: bool = False, session: bool = False, children: int = 1) -> list[str]:
-    """A program with children that sleep, which may be stubborn or start sessions of their own."""
+    """A program with sleeping children, which may ignore SIGTERM or start sessions of their own."""
     code = f"""
         import signal, subprocess, sys, time
         if {ignore_term}: signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -274,7 +274,7 @@ class TestProcessNodes:
 
 
 def test_collecting_and_running_needs_no_engine() -> None:
-    """The tests of this file in a process of their own, where an engine could only be found at a wrong address."""
+    """Runs the tests of this file in another process, in which the engine's address is wrong."""
     env = {**os.environ, "DOCKER_HOST": "tcp://127.0.0.1:1"}
     command = python_module(
         "pytest", "-q", "-p", "no:cacheprovider", f"{__file__}::TestPytestCelery", "-k", "plain_task"

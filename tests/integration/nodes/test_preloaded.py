@@ -59,7 +59,7 @@ WORDS = python_module("celery", "-A", "probe", "worker")
 
 
 def seen(yard: NodeYard, folder: Path, program: str, *, preload: bool, **env: str) -> tuple[dict[str, Any], float]:
-    """What the probe sees as the app of ``python -m program``, and its first random number."""
+    """What the probe reports as the app of ``python -m program``, and its first random number."""
     module, *words = program.split()
     name = f"{module}-{len(yard.nodes)}"
     command = python_module(module, "-A", "probe", *(words or ["run"]))
@@ -107,7 +107,7 @@ def test_a_copy_of_the_bridge_is_not_taken_for_the_one_of_this_checkout(nodes: N
 
 
 def of_its_watcher(worker: WorkerNode) -> dict[str, Any]:
-    """What others see of a watcher."""
+    """What other processes see of a watcher."""
     watcher = worker.watcher_at_work()
     told = Path(f"/proc/{watcher.pid}")
     status = dict(line.split(":\t", 1) for line in (told / "status").read_text().splitlines() if ":\t" in line)

@@ -80,7 +80,7 @@ class Shop:
         )
 
     def bridge(self, *arguments: str, code: int = 0) -> str:
-        """What the command printed, which ended with ``code``; its error where that is not 0."""
+        """The output of a command that ended with ``code``; its error output if that is not 0."""
         done = preloaded.run(python_module("bridge", "-A", "shop", *arguments), cwd=self.folder, env=self.env)
         assert done.returncode == code, (done.stdout, done.stderr)
         assert "Traceback" not in done.stderr
@@ -213,7 +213,7 @@ def test_a_message_whose_death_parked_its_ticket_is_replayed_with_the_whole_orde
 def test_replayed_messages_come_before_what_was_not_started_in_the_order_of_their_ids(
     shop: Shop, tmp_path: Path
 ) -> None:
-    # One message a Celery message: what is behind the gate is not on its way yet.
+    # Each message is one Celery message, so messages behind the gate are not dispatched yet.
     shop.worker("w1", 1)
     shop.master("m1")
     until, gate = tmp_path / "until", tmp_path / "gate"
@@ -228,7 +228,7 @@ def test_replayed_messages_come_before_what_was_not_started_in_the_order_of_thei
     shop.wait_log("A", [2, 3])
     shop.wait_dead(4)
     gate.unlink()
-    # Effects are to be seen before the message is settled; together, 4 and 5 would travel as one run.
+    # Effects are visible before the message is settled. Pushed together, 4 and 5 would travel as one run.
     wait_until(lambda: not shop.redis.hexists(shop.keys.tickets, "A"), description="3 to be settled")
     shop.push("A", 4, gate=str(gate))
     wait_until(lambda: shop.redis.hexists(shop.keys.tickets, "A"), description="4 to run")
@@ -378,13 +378,13 @@ def test_replaying_many_messages_survives_a_change_of_leader_in_the_middle(shop:
     first.kill_main()
     _, errors = replay.communicate(timeout=60)
     if replay.returncode:
-        # The answer to an order may end with the leader that did it: what is left is given again.
+        # The answer may be lost with the leader that carried the order out. Then the order is given again.
         assert "before it could answer" in errors
         shop.bridge("dead", "replay", "--all", "--yes")
     for ticket in "ABC":
         shop.wait_log(ticket, list(range(each)))
     assert shop.redis.xlen(shop.keys.dead) == 0
-    # Its effect is there before it is settled
+    # Its effect is visible before it is settled
     wait_until(lambda: int(shop.redis.hget(shop.keys.counts, "done") or 0) >= 3 * each, description="all to be settled")
     assert shop.redis.hget(shop.keys.counts, "done") == str(3 * each)
     shop.assert_at_rest()

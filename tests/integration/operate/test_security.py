@@ -35,7 +35,7 @@ from tests.integration.servers import OWN_KEYS, Watched, make_user, rules_of, ru
 ANYWHERE = "tests.apps.anywhere"
 ROLES = ("producer", "master", "worker", "operator")
 
-#: Granted, but not met in the life of one lane: what they are for.
+#: Granted commands that one lane does not need in this test, and why they are granted.
 CONNECTING = {"select"}  # a database other than 0
 OUT_OF_MEMORY = {"xdel"}  # what lets a script go on on a full server
 KOMBU_ENDS = {"smembers", "srem", "punsubscribe", "zrem"}  # how kombu ends a queue
@@ -58,7 +58,7 @@ NOT_ON_THE_WAY = {
     "worker": CONNECTING | OUT_OF_MEMORY | KOMBU_ENDS | ORDINARY_TASKS | RESULTS | EFFECTS | {"exists", "pttl"},
     "operator": CONNECTING | {"ping", "xadd", "blpop", "xdel", "hkeys", "lindex", "xread", "hlen", "xinfo|stream"},
 }
-#: Given without asking, or may be refused.
+#: Commands that need no permission, or may be refused.
 UNGRANTED = {"auth", "hello", "client|setinfo"}
 
 
@@ -100,10 +100,10 @@ class GuardedLane:
         return done
 
     def denials(self) -> list[str]:
-        """What the server refused, by user and command."""
+        """The commands that the server refused, with their user."""
         found: Any = self.admin.acl_log()
         refusals = [(entry["username"], entry["reason"], entry["object"]) for entry in found]
-        # Clients tell their version, and go on when they may not. (6.2 logs no subcommand.)
+        # Clients send their version, and go on if that is refused. (6.2 logs no subcommand.)
         return [" ".join(one) for one in refusals if one[2] not in ("client", "client|setinfo")]
 
 
@@ -111,7 +111,7 @@ class GuardedLane:
 def guarded(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[GuardedLane]:
     server: EmbeddedServer = request.getfixturevalue(request.param)
     with server.client() as admin:
-        # Other tests of this process may have been refused something on this server.
+        # The server may have refused commands of other tests of this process.
         admin.execute_command("ACL", "LOG", "RESET")
     with ExitStack() as stack:
         made = GuardedLane(server, tmp_path, stack)
@@ -182,13 +182,13 @@ def test_the_printed_permissions_suffice_for_a_whole_lane(guarded: GuardedLane) 
     for role in ROLES:
         granted = {word.removeprefix("+") for word in rules_of(role) if word.startswith("+")}
         used = watched.commands[role]
-        # Whatever else is granted must have its reason here: what is not needed is not granted.
+        # All other granted commands must have a reason here.
         assert granted - used - NOT_ON_THE_WAY[role] == set()
-        # Without the others something of the above would have been refused.
+        # Without the other commands, the server would have refused a command above.
         assert used - granted - UNGRANTED == set()
 
 
-#: What each role might try beyond its part. ``%`` stands for the lane's prefix.
+#: Commands beyond each role's part. ``%`` stands for the lane's prefix.
 BEYOND: dict[str, list[list[str]]] = {
     "producer": [
         ["XADD", "another_stream", "*", "a", "b"],
@@ -234,7 +234,7 @@ BEYOND: dict[str, list[list[str]]] = {
         ["PUBLISH", "/0.celery.pidbox", "{}"],
     ],
 }
-#: What nobody may.
+#: Commands that no role may use.
 NOBODY = [
     ["FLUSHALL"],
     ["FLUSHDB"],
@@ -260,7 +260,7 @@ NOBODY = [
 def test_no_more_than_the_printed_permissions_is_possible(role: str, guarded: GuardedLane) -> None:
     prefix = guarded.lane.keys.prefix
     with guarded.connect(role) as connected:
-        # Whatever its keys may be, a role that could do this would also do it here
+        # A role that could do this with some keys could also do it here
         for arguments in [*BEYOND[role], *NOBODY]:
             with pytest.raises(redis.exceptions.NoPermissionError):
                 connected.execute_command(*(word.replace("%", prefix) for word in arguments))
@@ -346,7 +346,7 @@ def secret_server(valkey_binary: Path, tmp_path: Path) -> Iterator[EmbeddedServe
         yield server
 
 
-#: URLs that hold the password, and cannot work, or do.
+#: URLs with the password, both working and not.
 LEAKY = {
     "wrong": "redis://any:x{secret}@{host}:{port}/0",
     "closed": "redis://any:{secret}@{host}:1/0",
@@ -426,7 +426,7 @@ def test_nothing_shows_the_password_of_a_lane_at_work(secret_server: EmbeddedSer
         assert SECRET not in everything
 
 
-#: As hostile as a name can be: what globs, shells, logs, scripts and key patterns make something of.
+#: A name with characters that globs, shells, logs, scripts and key patterns treat specially.
 HOSTILE = "a b:c'\"\\*?[x]%7B\n\tünd " + "x" * 480
 
 
@@ -455,7 +455,7 @@ def test_names_of_any_kind_are_data(bundle_ms: str, own_server: EmbeddedServer, 
         assert lane.log("flaky\n") == [0]
         assert lane.redis.xlen(lane.keys.dead) == 4
         lane.assert_at_rest()
-        # The commands show them, and none trips over one.
+        # The commands show them, and none fails.
         environment = {**broker_environment(own_server.url), **lane.env}
         for arguments in (["status"], ["status", "--json"], ["ticket", "show", "dead {"], ["dead", "list"]):
             done = run_command(environment, *arguments, app=ANYWHERE)

@@ -48,7 +48,7 @@ def steps() -> list[Step]:
 
 
 class Reader:
-    """Does what the page says, in a folder of its own."""
+    """Does what the page says, in a temporary folder."""
 
     def __init__(self, folder: Path, url: str) -> None:
         self.folder = folder
@@ -87,7 +87,7 @@ class Reader:
         return done.stdout
 
     def settled(self, step: Step) -> str:
-        """What the command prints when it prints the same twice, after something was there."""
+        """Repeats the command until it prints the same text twice. Returns that text."""
         seen = [""]
 
         def same() -> bool:

@@ -28,7 +28,7 @@ STREAM = "ticket_stream"
 
 
 def shop_of(url: str, **conf: Any) -> Any:
-    """A task of an app of its own, on the server behind ``url``."""
+    """A task of a new app, on the server at ``url``."""
     app = Celery("shop", broker=url, set_as_current=False)
     app.conf.update(conf)
     bridge.install(app)
@@ -47,7 +47,7 @@ def shop(server: EmbeddedServer) -> Iterator[Any]:
 
 
 def entries(server: EmbeddedServer) -> list[tuple[str, str, str]]:
-    """(id, ticket, payload) of what is in the stream."""
+    """(id, ticket, payload) of each entry in the stream."""
     with server.client(decode_responses=True) as client:
         found: Any = client.xrange(STREAM)
     assert all(fields["task"] == "shop.apply_update" for _, fields in found)
@@ -55,7 +55,7 @@ def entries(server: EmbeddedServer) -> list[tuple[str, str, str]]:
 
 
 def in_loop(task: Any, run: Callable[[], Any]) -> Any:
-    """What ``run`` answers in an event loop of its own, after which no connection is left."""
+    """The result of ``run`` in a new event loop. Afterwards no connection is left."""
 
     async def inside() -> Any:
         try:
@@ -66,7 +66,7 @@ def in_loop(task: Any, run: Callable[[], Any]) -> Any:
     return asyncio.run(inside())
 
 
-#: How many are pushed: as a function does, and as asyncio does.
+#: Ways to push many messages: synchronously, and with asyncio.
 WAYS: list[Callable[..., list[str]]] = [
     lambda task, *args, **options: task.push_many(*args, **options),
     lambda task, *args, **options: in_loop(task, lambda: task.apush_many(*args, **options)),
@@ -92,7 +92,7 @@ def test_a_part_is_bounded_by_bytes_too(server: EmbeddedServer, shop: Any, push_
         client.config_resetstat()
         ids = push_many(shop, [("T", "x" * (PART_BYTES // 3)) for _ in range(7)])
         stats: Any = client.info("commandstats")
-    # Two of a third each and their quotes fit, a third one does not.
+    # Two payloads of a third each fit with their quotes, a third one does not.
     assert stats["cmdstat_evalsha"]["calls"] - stats["cmdstat_evalsha"].get("failed_calls", 0) in (4, 5)
     assert [id_ for id_, _, _ in entries(server)] == ids
 
@@ -156,7 +156,7 @@ def test_a_key_that_was_used_for_other_messages_is_refused(
 def test_a_key_stands_for_all_of_its_messages(
     server: EmbeddedServer, shop: Any, push_many: Callable[..., list[str]], first: int, then: int
 ) -> None:
-    # One call is the beginning of the other, and ends where a part of it does
+    # One push is the beginning of the other, and ends where a part of it ends
     push_many(shop, [("T", n) for n in range(first)], idempotency_key="k")
     with pytest.raises(PayloadError, match="other messages were pushed under the idempotency key 'k'"):
         push_many(shop, [("T", n) for n in range(then)], idempotency_key="k")
@@ -230,7 +230,7 @@ def test_a_stream_that_is_none_is_one_line(
                 push_many(shop, [("T", 1)], **options)
             assert "\n" not in str(error.value)
         client.delete(STREAM)
-    # The key was not used up by the refusal
+    # The refused push did not use the key
     assert len(push_many(shop, [("T", 1)], idempotency_key="k")) == 1
 
 
@@ -261,7 +261,7 @@ def test_a_missing_answer_differs_from_a_refusal_and_a_key_resolves_it(
 def test_the_error_of_push_many_names_the_pushed_messages(
     server: EmbeddedServer, push_many: Callable[..., list[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # The second part meets a server that went full behind the first one
+    # The server becomes full between the first and the second part
     task = shop_of(server.url)
     calls: list[bytes] = []
     made = Part.call

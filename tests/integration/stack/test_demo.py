@@ -63,7 +63,7 @@ class TestWithSpark:
         assert verdict["throughput_per_s"] > 0
         assert verdict["problems"] == []
         if verdict["reroute"] is not None:
-            # The lease, a look per second, and a start on a busy machine.
+            # The lease, one check per second, and a start on a busy machine.
             assert verdict["reroute"]["max_s"] < 1.5 + 1.0 + 5.0
         said = run.logs()
         assert '"ok": true' in said
@@ -120,7 +120,7 @@ class TestWithSpark:
     @pytest.mark.parametrize(
         ("name", "said"),
         [
-            # The first is refused before Java is started. What a job says of columns is tested with the jobs.
+            # The first is refused before Java starts. Errors about columns are tested with the jobs.
             pytest.param("orders.txt", "cannot tell the format of ", id="format"),
             pytest.param("orders.csv", "the log has no column 'ticket_id'", id="columns", marks=pytest.mark.long),
         ],

@@ -20,7 +20,7 @@ from bridge.testing.waiting import wait_until
 pytestmark = [pytest.mark.browser, pytest.mark.slow, pytest.mark.timeout(240)]
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
-#: Nothing but the page: no network of its own, no profile, no questions.
+#: Options of the browser: no other network traffic, no profile, no dialogs.
 FLAGS = (
     "--headless",
     "--no-sandbox",
@@ -30,7 +30,7 @@ FLAGS = (
     "--disable-background-networking",
     "--disable-component-update",
     "--disable-sync",
-    # Milliseconds that the page may believe to have passed: its scripts fetch the table within them.
+    # Virtual time of the page in ms. Its scripts fetch the table within it.
     "--virtual-time-budget=10000",
 )
 TICKETS, EVENTS = 4, 60
@@ -46,7 +46,7 @@ def browser() -> str:
 
 
 class Page:
-    """What a browser makes of Flower's pages."""
+    """Flower's pages as a browser renders them."""
 
     def __init__(self, browser: str, url: str, folder: Path) -> None:
         self._browser = browser
@@ -81,7 +81,7 @@ def stack(browser: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tu
 
 
 def push(client: redis.Redis, events: range) -> list[str]:
-    """One event of each ticket at a time, all in one go; their message ids."""
+    """Pushes one event of each ticket at a time, in one pipeline. Returns the message ids."""
     with client.pipeline() as pipe:
         for seq in events:
             for ticket in range(TICKETS):
@@ -100,7 +100,7 @@ def handled(client: redis.Redis) -> int:
 
 
 def celery_messages(client: redis.Redis) -> int:
-    """How often something was pushed to a list: once for every Celery message."""
+    """Number of pushes to lists: one for every Celery message."""
     found: Any = client.info("commandstats")
     return int(found["cmdstat_lpush"]["calls"])
 
@@ -117,7 +117,7 @@ def test_the_workers_page_lists_the_workers(stack: tuple[Page, redis.Redis]) -> 
 
 def test_the_tasks_page_shows_every_message_with_its_ticket(stack: tuple[Page, redis.Redis]) -> None:
     page, client = stack
-    # The first ones travel alone, and tell the master that the task is short; the others come as a backlog.
+    # The first ones travel alone, so that the master measures a short task. The others are a backlog.
     done = handled(client)
     ids = push(client, range(1, 2))
     wait_until(lambda: handled(client) == done + len(ids), description="the first events to be handled")

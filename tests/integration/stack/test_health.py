@@ -36,7 +36,7 @@ def file(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def healthy(file: Path) -> Callable[[str], bool]:
-    """What the check of a service says, of a process whose file is elsewhere."""
+    """The health check of a service, for a process with another file."""
     services: Any = yaml.safe_load((ROOT / "docker-compose.yml").read_text())["services"]
 
     def check(service: str) -> bool:
@@ -92,7 +92,7 @@ def test_a_worker_that_hangs_is_not_healthy(
 def test_a_worker_whose_loop_alone_hangs_is_not_healthy(
     lane: LaneUnderTest, file: Path, healthy: Callable[[str], bool], tmp_path: Path
 ) -> None:
-    """Its threads go on: the lease is renewed."""
+    """Its other threads go on and renew the lease."""
     lane.worker("w1", "--concurrency=1", COUNTER_CONF=conf(file))
     wait_until(lambda: healthy("worker"), description="the worker to be healthy")
     gate, held = tmp_path / "gate", tmp_path / "gate.held"

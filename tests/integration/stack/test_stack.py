@@ -17,7 +17,7 @@ from bridge.testing.nodes.process import ProcessNode, python_module
 from bridge.testing.nodes.yard import ProcessYard
 from bridge.testing.waiting import wait_until
 
-#: A stack as small as it gets.
+#: The smallest stack.
 SMALL = ("--workers", "1", "--concurrency", "1", "--masters", "1", "--lease", "1")
 UP = "Ctrl-C stops everything."
 
@@ -41,7 +41,7 @@ def bridge_up(yard: ProcessYard, *arguments: str, wait: bool = True, name: str =
 
 
 def commands_of(node: ProcessNode) -> list[str]:
-    """The command lines of what the stack started."""
+    """The command lines of the stack's processes."""
     found = []
     for process in node.survivors():
         try:
@@ -52,7 +52,7 @@ def commands_of(node: ProcessNode) -> list[str]:
 
 
 def serves(up: ProcessNode) -> bool:
-    """Whether the stack's server is there. It overwrites its environment, so it is not among the survivors."""
+    """Whether the stack's server runs. It overwrites its environment, so the search for processes does not find it."""
     found = re.search(r"^server +redis://127\.0\.0\.1:(\d+)/0$", up.logs(), re.MULTILINE)
     assert found is not None
     return port_is_taken(int(found[1]))

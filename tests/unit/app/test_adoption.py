@@ -74,7 +74,7 @@ def test_a_class_based_task_keeps_its_class_and_its_instances_their_app() -> Non
     assert isinstance(task, Pay)
     assert isinstance(task, TicketTask)
     assert type(task).__doc__ == "What it is for."
-    # Another app may have the class, too
+    # Another app may have the same class
     assert not issubclass(Pay, TicketTask)
     assert Pay().app is app
     with on_ticket(task), pytest.raises(Retry) as raised:
@@ -133,7 +133,7 @@ def test_the_call_of_a_base_class_stands_between_the_bridges_checks_and_the_body
 
     with on_ticket(task):
         assert task(fails=False) == 7
-    # Celery itself protects the request from a second one only in its own worker program
+    # Celery itself protects the request only in its own worker program
     assert calls == [("before", "T1"), ("body", "T1"), ("after", "T1")]
     calls.clear()
     with on_ticket(task), pytest.raises(Retry):
@@ -206,7 +206,7 @@ def test_ordinary_messages_go_to_the_strategy_that_the_task_had() -> None:
 
 
 class Sealed(Task):
-    """A class that nobody may extend."""
+    """A class that cannot be extended."""
 
     name = "shop.sealed"
 
@@ -258,7 +258,9 @@ def test_a_users_own_registry_is_kept() -> None:
 
 
 def test_install_reads_no_configuration_that_is_still_to_come() -> None:
-    """Celery reads it once, and tells of it once: who connects later would never hear, as Beat's entries."""
+    """Celery reads the configuration once and sends one signal. A receiver that connects later, such as Beat's entries,
+    would not get it.
+    """
     app = install(make_app())
     heard = []
     app.on_after_configure.connect(lambda **_: heard.append(True), weak=False)

@@ -18,7 +18,7 @@ import bridge
 from bridge.routing.errors import PayloadError
 from bridge.testing import Handled, LostAttempt, handle, recorded
 
-#: What tasks have seen, in the order in which they saw it.
+#: What the tasks were called with, in order.
 seen: list[Any] = []
 
 

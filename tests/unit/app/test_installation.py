@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 
-#: Prints the modules of the worker's part and of the master's that a process has which only produces.
+#: Prints the modules of worker and master that a process imports which only produces.
 PRODUCER = """
 import sys
 from celery import Celery
@@ -20,7 +20,7 @@ foreign = ("bridge.worker.main.steps", "bridge.worker.main.member", "bridge.work
 "bridge.leader.leader")
 print([name for name in sys.modules if name.startswith(foreign)])
 """
-#: Prints the steps that Celery finds by the names that were given to it.
+#: Prints the steps that Celery finds by the registered names.
 STEPS = """
 from celery import Celery
 from celery.utils.imports import symbol_by_name

@@ -72,7 +72,7 @@ def test_a_pushed_message_is_read_unchanged(payload: Any) -> None:
         raw = payload_bytes(payload, MAX)
     except PayloadError:
         return
-    # Python's own writer writes what JSON does not have, or says that it does.
+    # Python's own encoder writes some values that JSON does not have.
     assert json.loads(raw) == json.loads(json.dumps(plain(payload), allow_nan=False))
 
 

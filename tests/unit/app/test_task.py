@@ -39,7 +39,7 @@ def make_task(body: Callable[..., Any], **options: Any) -> Any:
 def on_ticket(
     task: Any, attempt: int = 1, max_attempts: int = 3, lost: LostAttempt | None = None
 ) -> Iterator[tuple[TicketContext, list[TicketContext]]]:
-    """Runs the block as if the task handled a message; the context, and what was committed early."""
+    """Runs the block as if the task handled a message. Yields the context and the early commits."""
     commits: list[TicketContext] = []
     context = TicketContext("T1", "5-0", attempt, 1000, 3, commits.append, lambda: True, lost)
     task.push_request(bridge_ticket=context)
@@ -75,7 +75,7 @@ def test_a_task_that_calls_itself_is_called_directly_the_second_time() -> None:
             return self(depth - 1)
         raise ValueError("inside")
 
-    # The inner call raises what it raises; only the outer one turns it into the ticket's retry
+    # The inner call raises its own error. Only the outer one turns it into the ticket's retry
     task = make_task(body)
     with on_ticket(task), pytest.raises(Retry) as raised:
         task(2)
@@ -173,7 +173,7 @@ def test_a_rollback_that_fails_fails_the_attempt_before_the_task_begins() -> Non
     assert isinstance(raised.value.exc, KeyError)
     assert not begun
     assert context.rollback_failed
-    # And the outcome says so, for a failure only
+    # And only the outcome of a failure says so
     delivery = Delivery("T1", "5-0", 1000, 2, "shop.task", [], {}, LOST)
     delivery.context = context
     assert delivery.outcome(Kind.FAILED).kind is Kind.UNDO_FAILED
@@ -257,7 +257,7 @@ def test_any_delay_fits_an_outcome(when: Any, delay_ms: int | None) -> None:
     # Given a retry that asks for it
     asked = retry_delay_ms(Retry(when=when))
     assert asked == delay_ms
-    # Then the outcome that carries it can be written and read
+    # Then the outcome with this delay can be written and read
     outcome = Outcome("1-0", 1, Kind.FAILED, 0.0, 0, "", "", asked)
     assert decode(b"[" + outcome.encode() + b"]") == [outcome]
 

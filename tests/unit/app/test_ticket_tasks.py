@@ -12,7 +12,7 @@ from bridge.protocol.names import BUNDLE_TASK
 
 
 class Foreign:
-    """Something in the registry that is no task of ours."""
+    """A task in the registry that is not of the bridge."""
 
     name = "shop.foreign"
 

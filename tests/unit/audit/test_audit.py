@@ -21,7 +21,7 @@ from tests.scripts.world import snapshot
 from tests.unit.audit.true_history import Event, Happening, TrueLane, happenings
 from tests.unit.audit.written_history import WrittenLane
 
-#: Each ticket has it all: successes, a retry, a death and its replay, a consumer that ends, a run that is given back.
+#: Each ticket has successes, a retry, a death and its replay, a lost consumer, and a returned run.
 EVENTFUL: list[Happening] = [
     (event, ticket, number)
     for ticket in range(3)
@@ -95,7 +95,7 @@ def test_the_rest_of_a_capped_history_is_audited_and_its_start_is_named(redis: R
 
 
 def test_entries_from_before_the_bridge_are_not_missed_unless_they_are_its_own(redis: Redis) -> None:
-    """A group that others have used before has acknowledged what no history knows."""
+    """A group that was used before has acknowledged entries without a history."""
     lane = TrueLane().play(EVENTFUL).finish()
     lane.entries[:0] = [(f"1-{n + 1}", "old") for n in range(3)]
     lane.marks = [mark + 3 for mark in lane.marks]
@@ -188,7 +188,7 @@ def test_without_a_group_what_is_undone_is_not_judged(redis: Redis) -> None:
 
 
 def test_while_the_leader_makes_the_group_again_nothing_counts_as_lost(redis: Redis) -> None:
-    """It says how far the group has read when what is undone is pending again, and not before."""
+    """The group's position is restored after the undone messages are pending again, and not before."""
     written = WrittenLane(redis, TrueLane().play(EVENTFUL))
     written.finish()
     redis.xgroup_destroy(written.keys.stream, written.keys.group)
@@ -221,7 +221,7 @@ def test_entries_need_not_be_utf8(redis: Redis) -> None:
 
 
 class _Interrupted(Redis):
-    """Lets something happen before each of its commands."""
+    """A client that calls a function before each of its commands."""
 
     between: Callable[[], None]
 
@@ -245,7 +245,7 @@ class _Interrupted(Redis):
 def _interrupt(
     monkeypatch: pytest.MonkeyPatch, redis: Redis, before: str, then: Callable[[], object], *, nth: int = 1
 ) -> None:
-    """Does something once, before the audit's ``nth`` command that begins like this."""
+    """Calls a function once, before the audit's ``nth`` command with this beginning."""
     seen = 0
     interrupted = with_raw_replies(_Interrupted(connection_pool=redis.connection_pool))
     interrupted.between = lambda: None
@@ -264,7 +264,7 @@ def _interrupt(
 
 
 def test_a_late_row_does_not_replace_a_dropped_one(redis: Redis, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As many rows as were counted are there, and still the oldest is missing."""
+    """There are as many rows as were counted, and the oldest is missing."""
     lane = TrueLane().play([(Event.PUSH, 0, 0), (Event.DISPATCH, 0, 0), (Event.DONE, 0, 0)] * 6)
     written = WrittenLane(redis, lane, ahead=6)
     for _ in range(5):
@@ -280,7 +280,7 @@ def test_a_late_row_does_not_replace_a_dropped_one(redis: Redis, monkeypatch: py
 
 
 def test_failures_alone_that_were_dropped_are_no_miscount(redis: Redis) -> None:
-    """Done and dead are all there, so the counters do not tell that anything is missing."""
+    """All done and dead rows are there, so the counters do not show that one is missing."""
     lane = TrueLane().play([(Event.PUSH, 0, 0), (Event.DISPATCH, 0, 0), (Event.FAIL, 0, 0)]).finish()
     written = WrittenLane(redis, lane, cap=1)
     written.finish()

@@ -27,7 +27,7 @@ def judged(
     pending: Sequence[str] | None = None,
     entries: bool = True,
 ) -> Auditor:
-    """What the judge says of ``steps`` (the lane's own), of which the first ``cut_at`` were dropped."""
+    """The verdict on ``steps`` (default: the lane's), without the first ``cut_at``."""
     all_steps = lane.steps if steps is None else steps
     auditor = Auditor(clock_skew_ms=0)
     left = all_steps[cut_at:]
@@ -83,7 +83,7 @@ def test_a_true_history_that_is_cut_anywhere_has_no_violation(
 def test_a_true_history_that_is_torn_in_the_middle_has_no_violation(
     happened: list[Happening], data: st.DataObject
 ) -> None:
-    """Rows were dropped faster than they were read: the reader says so, and goes on behind the gap."""
+    """Rows were dropped faster than they were read. The reader reports that, and goes on behind the gap."""
     lane = TrueLane().play(happened).finish()
     assume(len(lane.steps) > 2)
     first = data.draw(st.integers(1, len(lane.steps) - 2))
@@ -109,7 +109,7 @@ def test_a_true_history_that_is_torn_in_the_middle_has_no_violation(
 
 # -- every lie is found ------------------------------------------------------------------------------------------------
 
-#: A lie: changes the steps in place; False when there is nothing that it could change.
+#: A lie: changes the steps in place. Returns False if it finds nothing to change.
 Lie = Callable[[TrueLane, list[list[Delivery]], st.DataObject], bool]
 
 
@@ -129,7 +129,7 @@ def _ran(row: Delivery) -> bool:
 
 
 def a_last_row_vanishes(lane: TrueLane, steps: list[list[Delivery]], data: st.DataObject) -> bool:
-    """Acknowledged, and no outcome was ever recorded."""
+    """The message was acknowledged without a recorded outcome."""
     replayed = {row.message_id for step in steps for row in step if row.what is What.REPLAYED}
     place = _pick(steps, data, lambda row: _last(row) and row.message_id not in replayed)
     if place is not None:
@@ -147,7 +147,7 @@ def a_last_row_is_written_twice(lane: TrueLane, steps: list[list[Delivery]], dat
 
 
 def a_done_message_runs_again(lane: TrueLane, steps: list[list[Delivery]], data: st.DataObject) -> bool:
-    """A second execution with a fence of its own, some time after the first, and nothing that explains it."""
+    """A second execution with a new fence, some time after the first, without a cause."""
     place = _pick(steps, data, lambda row: row.what is What.DONE)
     if place is None:
         return False
@@ -158,7 +158,7 @@ def a_done_message_runs_again(lane: TrueLane, steps: list[list[Delivery]], data:
 
 
 def two_messages_change_places(lane: TrueLane, steps: list[list[Delivery]], data: st.DataObject) -> bool:
-    """The younger one of a ticket is done first, each with the fence and the times of its turn."""
+    """The younger message is done first, each with the fence and the times of its turn."""
     replayed = {row.message_id for step in steps for row in step if row.what is What.REPLAYED}
     done = [
         (i, j)
@@ -182,7 +182,7 @@ def two_messages_change_places(lane: TrueLane, steps: list[list[Delivery]], data
 
 
 def an_execution_begins_too_early(lane: TrueLane, steps: list[list[Delivery]], data: st.DataObject) -> bool:
-    """Before the one before it had ended, on one host."""
+    """It begins before the execution before it had ended, on the same host."""
     by_ticket: dict[str, list[tuple[int, int]]] = {}
     for i, step in enumerate(steps):
         for j, row in enumerate(step):
@@ -224,7 +224,7 @@ def an_attempt_is_miscounted(lane: TrueLane, steps: list[list[Delivery]], data: 
 
 
 def a_failure_vanishes(lane: TrueLane, steps: list[list[Delivery]], data: st.DataObject) -> bool:
-    """A message comes again in a later attempt, and no row explains it."""
+    """A message has a later attempt without a row that explains it."""
     rows: dict[str, list[tuple[int, int]]] = {}
     for i, step in enumerate(steps):
         for j, row in enumerate(step):
@@ -254,7 +254,7 @@ def a_row_names_another_ticket(lane: TrueLane, steps: list[list[Delivery]], data
 
 
 def a_replayed_message_is_passed(lane: TrueLane, steps: list[list[Delivery]], data: st.DataObject) -> bool:
-    """Something of its ticket that was dispatched long after the replay runs before it."""
+    """A message of its ticket that was dispatched long after the replay runs before it."""
     place = _pick(steps, data, lambda row: row.what is What.REPLAYED)
     if place is None:
         return False
@@ -264,7 +264,7 @@ def a_replayed_message_is_passed(lane: TrueLane, steps: list[list[Delivery]], da
     lane.entries.append((id_, row.ticket))
     times = (at_us // 1000, at_us, 1.0)
     late = Delivery(id_, row.ticket, "t", "w1@a", 1, at_us, *times, What.DONE, at_us // 1000 + 1)
-    # What came of the replay is not there yet: it still waits when the later one is done.
+    # The replayed message still waits when the later one is done.
     steps[i + 1 :] = [
         kept for step in steps[i + 1 :] if (kept := [other for other in step if other.message_id != row.message_id])
     ]
@@ -290,7 +290,7 @@ def a_refusal_is_written_twice(lane: TrueLane, steps: list[list[Delivery]], data
 
 
 def a_replay_is_written_twice(lane: TrueLane, steps: list[list[Delivery]], data: st.DataObject) -> bool:
-    """The second time it is not dead."""
+    """The message is not dead at the second replay."""
     place = _pick(steps, data, lambda row: row.what is What.REPLAYED)
     if place is not None:
         steps.insert(place[0] + 1, [steps[place[0]][place[1]]])
@@ -300,7 +300,7 @@ def a_replay_is_written_twice(lane: TrueLane, steps: list[list[Delivery]], data:
 def a_message_that_was_given_back_runs_all_the_same(
     lane: TrueLane, steps: list[list[Delivery]], data: st.DataObject
 ) -> bool:
-    """Its outcome comes under a fence that is over; its effects may have been applied by then."""
+    """Its outcome has an old fence. Its effects may have been applied by then."""
     places = [
         (i, row)
         for i, step in enumerate(steps)

@@ -1,6 +1,6 @@
 """A lane that keeps the promise, in a few lines and without a server: it makes the history that a true leader writes.
 
-What happens is drawn by the caller, one `Event` after another; an event that makes no sense just now does nothing.
+The caller draws what happens, one `Event` after another. An event that is not possible at the moment does nothing.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ class Event(Enum):
     REPLAY = "replay"
 
 
-#: (what happens, to which ticket, a number that the event uses as it likes)
+#: (event, ticket, a number for the event's choices)
 Happening = tuple[Event, int, int]
 
 
 GOOD = [Event.PUSH] * 4 + [Event.DISPATCH] * 5 + [Event.DONE] * 6
-#: Deaths and replays, which are what makes order hard to judge.
+#: Deaths and replays, which make the order hard to check.
 REPLAYED = [Event.PUSH] * 4 + [Event.DISPATCH] * 6 + [Event.DIE] * 3 + [Event.REPLAY] * 4 + [Event.DONE] * 3
 
 
 def happenings(most: int = 80) -> st.SearchStrategy[list[Happening]]:
-    """What may happen to a lane: of three tickets mostly good; or much that is bad, of one."""
+    """Draws events: mostly successes of three tickets, or many failures of one."""
 
     def drawn(kinds: list[Event], tickets: int) -> st.SearchStrategy[list[Happening]]:
         one = st.tuples(st.sampled_from(kinds), st.integers(0, tickets - 1), st.integers(0, 5))
@@ -58,7 +58,7 @@ class Message:
     id: str
     ticket: str
     attempt: int = 1
-    #: It had an attempt, or a consumer ended under it: it stays the first of its ticket.
+    #: It had an attempt, or its consumer was lost. It stays the first of its ticket.
     begun: bool = False
 
 
@@ -74,8 +74,8 @@ class Ticket:
 
 
 class TrueLane:
-    """``entries``: (id, ticket) as in the stream; ``steps``: the history; ``marks``: for each step how many entries the
-    stream had by then.
+    """``entries``: (id, ticket) as in the stream; ``steps``: the history; ``marks``: for each step, the number of
+    entries in the stream at that time.
     """
 
     def __init__(self) -> None:
@@ -96,7 +96,7 @@ class TrueLane:
         return self
 
     def finish(self) -> TrueLane:
-        """Everything that waits is done; no replay of what is dead."""
+        """Handles all waiting messages. Replays no dead one."""
         for ticket in self.tickets.values():
             while ticket.waiting or ticket.run:
                 self._happens(Event.DISPATCH, ticket, 3)
@@ -105,7 +105,7 @@ class TrueLane:
 
     @property
     def pending(self) -> list[str]:
-        """Ids of what is undone."""
+        """Ids of the undone messages."""
         return [m.id for ticket in self.tickets.values() for m in (*ticket.run, *ticket.waiting)]
 
     def _ticket(self, name: str) -> Ticket:

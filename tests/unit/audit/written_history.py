@@ -16,13 +16,13 @@ COUNTERS = {What.DONE: "done", What.DEAD: "dead", What.REFUSED: "dead", What.REP
 
 
 def row_of(row: Delivery) -> list[Any]:
-    """The row as the history has it."""
+    """The row in the form of the history."""
     named = [row.message_id, row.ticket, row.task, row.consumer, row.attempt, row.fence]
     return [*named, row.dispatched_ms, row.started_us, row.service_ms, row.what.value]
 
 
 class WrittenLane:
-    """``lane`` on a server. ``cap``: entries that its history may have."""
+    """``lane`` on a server. ``cap``: most entries of its history."""
 
     def __init__(self, redis: Redis, lane: TrueLane, *, cap: int | None = None, ahead: int = 0) -> None:
         self.keys = LaneKeys("ticket_stream", "concurrency_stream_group")
@@ -38,12 +38,12 @@ class WrittenLane:
         redis.xgroup_create(self.keys.stream, self.keys.group, "0", mkstream=True)
 
     def finish(self) -> None:
-        """All of it."""
+        """Writes all remaining steps."""
         while self.go_on():
             pass
 
     def go_on(self) -> bool:
-        """The next step; whether there was one."""
+        """Writes the next step. Returns False if there is none."""
         if self._step == len(self._lane.steps):
             self._read(len(self._lane.entries))
             return False

@@ -23,7 +23,7 @@ def shell(valkey: EmbeddedServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 
 def refused(result: Result, code: int) -> str:
-    """The one line of a refusal."""
+    """The error line of a refused command."""
     assert result.exit_code == code
     assert result.stdout == ""
     assert result.stderr.count("\n") == 1
@@ -106,7 +106,7 @@ def test_an_attribute_names_the_app(shell: CommandLine) -> None:
 
 
 class _OldServer(socketserver.StreamRequestHandler):
-    """A server of long ago: it answers INFO, and everything else with OK."""
+    """An old server: it answers INFO, and everything else with OK."""
 
     def handle(self) -> None:
         while line := self.rfile.readline():
@@ -175,7 +175,7 @@ def test_the_error_names_the_missing_permission(
 
 
 def test_another_type_under_the_streams_name_is_reported(shell: CommandLine, valkey: EmbeddedServer) -> None:
-    """Also to who may not ask for its type; for all others see `test_misplaced.py`."""
+    """Also for a user without permission for TYPE. For other users see `test_misplaced.py`."""
     with valkey.client() as client:
         client.set("ticket_stream", "no stream")
         client.execute_command("ACL", "SETUSER", "default", "-type")

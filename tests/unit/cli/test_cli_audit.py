@@ -47,7 +47,7 @@ def written(redis: Redis, *, cap: int | None = None) -> tuple[TrueLane, WrittenL
 
 
 def lie(redis: Redis, lane: TrueLane, made: WrittenLane) -> str:
-    """A message that is done is done once more; its id."""
+    """Writes a second success of a done message. Returns its id."""
     row = next(row for step in lane.steps for row in step if row.ticket == "T0")
     made.write([replace(row, written_ms=lane.now_us // 1000 + 1)])
     return row.message_id
@@ -194,7 +194,7 @@ def _interrupt_when(asked: Any, description: str) -> threading.Thread:
 def test_following_shows_what_comes_and_ends_with_a_verdict(
     shell: CommandLine, redis: Redis, valkey: EmbeddedServer, lies: bool
 ) -> None:
-    """Ctrl-C ends it; the exit code is the verdict's."""
+    """Ctrl-C ends it with the verdict's exit code."""
     lane = TrueLane().play(EVENTFUL).finish()
     made = WrittenLane(redis, lane)
     made.go_on()

@@ -37,7 +37,7 @@ def says(lane: Lane, name: str, **facts: Any) -> None:
 
 
 def ask_of(lane: Lane, name: str, word: WorkerWord) -> None:
-    """A word of the leader is in the queue of ``name``."""
+    """Puts a request of the leader into the queue of ``name``."""
     lane.redis.lpush(lane.keys.queue(name), json.dumps({"body": "", "headers": {HEADER_WORD: word.value}}))
 
 
@@ -136,7 +136,7 @@ def test_without_a_leader_an_order_fails_with_one_line(shell: CommandLine, lane:
 
 
 def drains(lane: Lane) -> Any:
-    """A leader that writes the order down."""
+    """A leader that records the order to drain."""
 
     def answer(order: dict[str, Any]) -> dict[str, Any]:
         order_drain(lane, order["consumer"])

@@ -40,7 +40,7 @@ def buried(lane: Lane, *tickets: str, newest_first: bool = False, **fields: obje
 
 
 def past_the_millisecond(lane: Lane) -> None:
-    """No letter has the id of another one's message, nor the other way round: both begin with the server's clock."""
+    """Waits for the next millisecond, so that no letter has the id of another letter's message."""
     began = server_ms(lane)
     wait_until(lambda: server_ms(lane) > began, description="the next millisecond", interval_s=0.0005)
 
@@ -149,7 +149,7 @@ def test_a_message_without_a_letter_exits_1(shell: CommandLine) -> None:
 
 
 def replays(lane: Lane, **refused: str) -> Any:
-    """A leader that puts letters back, but for those of the messages that ``refused`` names."""
+    """A leader that replays letters, except those of the messages in ``refused``."""
 
     def answer(order: dict[str, Any]) -> dict[str, Any]:
         back, not_back = [], []
@@ -167,7 +167,7 @@ def replays(lane: Lane, **refused: str) -> Any:
 
 
 def letters_of(lane: Lane) -> list[tuple[str, str]]:
-    """(letter id, ticket) of all that are there."""
+    """(letter id, ticket) of all dead letters."""
     found = cast("Any", lane.redis.xrange(lane.keys.dead))
     return [(id_.decode(), fields[b"ticket_id"].decode()) for id_, fields in found]
 

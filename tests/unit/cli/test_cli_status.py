@@ -68,7 +68,7 @@ def test_the_number_of_redis_calls_does_not_grow_with_the_backlog(
         lane.redis.config_resetstat()
         assert shell("status", "--json").exit_code == 0
         counted = calls_of(server)
-        # What the connection says of itself, and the question itself.
+        # The connection's own set-up, and the question itself.
         return {
             n: c for n, c in counted.items() if not n.startswith(("cmdstat_client", "cmdstat_info", "cmdstat_config"))
         }
@@ -85,12 +85,12 @@ def test_the_number_of_redis_calls_does_not_grow_with_the_backlog(
 def test_unread_messages_are_counted_although_what_is_done_leaves_the_stream(
     shell: CommandLine, lane: Lane, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One that is pending keeps its place, and what came later is done and deleted: the server gives up counting."""
+    """A pending entry keeps its place, and later ones are done and deleted. Then the server does not know the lag."""
     lane.make_group()
     ids = lane.add(*(f"T{n}" for n in range(30)))
     leading = lane.lead()
     if not shell.json("status")["server"].startswith("Redis 6"):
-        # It is the server that counts, however many they are.
+        # The server counts them, however many they are.
         monkeypatch.setattr(bridge.inspect.status, "COUNTED", 1)
     read_to = "0-0"
     left = 30
@@ -113,7 +113,7 @@ def test_an_unknown_number_of_unread_messages_is_shown_as_an_upper_bound(
     lane.make_group()
     ids = lane.add(*(f"T{n}" for n in range(20)))
     lane.read(10)
-    # By hand, and ahead of what was read: no server knows after this.
+    # Deleted by hand, ahead of the group: after this the server does not know the lag.
     lane.redis.xdel(lane.keys.stream, ids[15])
     seen = shell.json("status")
     assert (seen["unread"], seen["unread_why"]) == (9, ""), "few are counted"

@@ -146,7 +146,7 @@ def test_a_ticket_whose_last_message_died_is_dead_and_one_whose_last_succeeded_i
 
 
 def test_a_ticket_whose_messages_have_left_the_stream_is_known_from_the_history(shell: CommandLine, lane: Lane) -> None:
-    # Given tickets whose messages are done; those of others, and rows that end nothing, came later
+    # Given tickets whose messages are done, and later rows of other tickets or without an end
     ids = lane.add("A", "B", 'quo"te\n', "A")
     lane.read()
 
@@ -162,13 +162,13 @@ def test_a_ticket_whose_messages_have_left_the_stream_is_known_from_the_history(
         lane.redis.xadd(lane.keys.history, {"d": orjson.dumps(step)})
     lane.finish(*ids)
     lane.redis.xdel(lane.keys.stream, *ids)
-    # When they are asked for, then the last message that ended is named
+    # When they are shown, then the last message that ended is named
     for ticket, last in (("A", ids[3]), ('quo"te\n', ids[2])):
         seen = shell.json("ticket", "show", ticket)
         assert (seen["state"], seen["last_done"]) == (State.DONE.value, last)
-    # And one that only failed, or that is in no row, is not known
+    # And a ticket with failures only, or without rows, is unknown
     assert shell("ticket", "show", "B").exit_code == shell("ticket", "show", "NOBODY").exit_code == 1
-    # And a dead one whose later messages are done and gone is done
+    # And a ticket with a dead message, whose later messages are done, is done
     lane.bury(ids[0], *letter("A"))
     assert shell.json("ticket", "show", "A")["state"] == State.DONE.value
 

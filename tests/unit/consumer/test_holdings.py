@@ -18,7 +18,7 @@ def test_a_run_is_taken_once() -> None:
     holdings = Holdings()
     assert holdings.take("T", 5, 5, False) is Taking.TAKEN
     assert holdings.take("T", 5, 5, False) is Taking.REFUSED
-    # Not after it was finished, either: a server that lost its last second gives it out again
+    # Not after it was finished, either: a server that lost its last second sends it again
     holdings.drop("T", 5)
     assert holdings.take("T", 5, 5, False) is Taking.REFUSED
 
@@ -33,11 +33,11 @@ def test_only_newer_fences_are_taken(fences: list[int]) -> None:
 
 
 def test_the_next_run_may_come_before_the_one_before_is_dropped() -> None:
-    # The leader reads the last outcome sooner than the main process hears that the run is over
+    # The leader may read the last outcome before the main process knows that the run is over
     holdings = Holdings()
     assert holdings.take("T", 5, 5, False) is Taking.TAKEN
     assert holdings.take("T", 8, 8, False) is Taking.TAKEN
-    # And the late end of the old one does not end the new one
+    # And the late end of the old run does not end the new one
     holdings.drop("T", 5)
     assert holdings.report() == [8]
 
@@ -45,13 +45,13 @@ def test_the_next_run_may_come_before_the_one_before_is_dropped() -> None:
 def test_a_second_delivery_of_a_run_is_refused_while_held_and_else_reported_as_forgotten() -> None:
     holdings = Holdings()
     assert holdings.take("T", 5, 7, True) is Taking.TAKEN
-    # The leader may have settled a part of it meanwhile
+    # The leader may have settled a part of the run in the meantime
     assert holdings.take("T", 5, 7, True) is Taking.REFUSED
     assert holdings.take("T", 6, 7, True) is Taking.REFUSED
     assert holdings.report() == [5]
     holdings.drop("T", 5)
     assert holdings.take("T", 6, 7, True) is Taking.FORGOTTEN
-    # Not when a server that lost its last second gives it out again: its outcome may be on its way
+    # Not when a server that lost its last second sends it again: its outcome may be on its way
     assert holdings.take("T", 6, 7, False) is Taking.REFUSED
     assert holdings.report() == []
     assert holdings.take("T", 8, 8, True) is Taking.TAKEN
@@ -81,7 +81,7 @@ def test_memory_is_bounded_and_forgets_the_longest_unused_first(monkeypatch: pyt
     for fence, ticket in enumerate(["a", "b", "c", "a", "d"], start=1):
         assert holdings.take(ticket, fence, fence, False) is Taking.TAKEN
         holdings.drop(ticket, fence)
-    # "b" was used longest ago; of the others every fence is known
+    # "b" was used longest ago. The fences of all others are known
     assert not any(holdings.take(ticket, 1, 1, False) is Taking.TAKEN for ticket in "acd")
     assert holdings.take("b", 1, 1, False) is Taking.TAKEN
 
