@@ -52,13 +52,13 @@ TRAITS = {
 
 
 def registration(incarnation: str, queue: str, slots: int) -> Registration:
-    """What a consumer registered with."""
+    """The registration of a consumer."""
     fields = {"incarnation": incarnation, "queue": queue, "slots": slots, "started": 1}
     return read_registration(json.dumps(fields).encode())
 
 
 class FakeEnvelopes:
-    """Writes down what a Celery message would carry."""
+    """Records what a Celery message would carry."""
 
     def plain(
         self, incarnation: str, _queue: str, message: Message, offset: int, attempt: int, doubt: bool, _lost: Any = None
@@ -72,7 +72,7 @@ class FakeEnvelopes:
 
 
 class Parcel:
-    """One Celery message in a worker's hands. ``runs``: ticket -> (first fence, ids not settled yet)."""
+    """One Celery message that a worker holds. ``runs``: ticket -> (first fence, ids not settled yet)."""
 
     def __init__(self, kind: str, incarnation: str, runs: dict[str, tuple[int, list[str]]], limits: Any) -> None:
         self.kind = kind
@@ -136,13 +136,13 @@ class Store(ReferenceLane):
         return self.entries[id_][5][:1] in b'1"'
 
     def waiting(self, ticket: str) -> list[str]:
-        """What is pending of a ticket, in the order of the stream."""
+        """The ticket's messages pending under the master's name, in stream order."""
         mine = [i for i, entry in self.entries.items() if self.owners[i] == ticket and (not entry or self.readable(i))]
         return [id_ for id_ in mine if id_ in self.pending]
 
     def undone(self, ticket: str) -> list[str]:
-        """What was read of a ticket and is not done, in the order in which it must be handled: what is in flight, or
-        was begun before, and then by the stream.
+        """The ticket's undone messages that were read, in the order in which they must be handled: first those in
+        flight or begun before, then in stream order.
         """
         waits = self.waiting(ticket)
         text = self.tickets.get(ticket)
@@ -202,35 +202,35 @@ class LaneWorld:
     def __init__(self, *, page: int = 1000, sliced: bool = False, max_payload: int = 1000, **settings: Any) -> None:
         window = settings.pop("window", 100)
         given = LaneSettings(**{"max_attempts": 3, **settings})
-        # Smaller than a user may have it: a few messages fill it.
+        # Smaller than the settings allow, so that a few messages fill it.
         self.settings = given.model_copy(update={"window": window})
         self.store = Store(self.settings.keys)
         self.now = 1_000_000
         self.last_outcome = "0-0"
-        #: Nobody writes notices here, nor is anybody told of what was written.
+        #: There are no notices here, and no listeners.
         self.on_notice: dict[Any, Any] = {}
         self.after_commit: list[Any] = []
         self.registered: dict[str, tuple[str, int]] = {}
         self.parser = EntryParser(default_task="short", max_payload=max_payload, known_tasks=list(TASKS))
-        #: Entries that the server handed to the master, and the master has not looked at yet.
+        #: Entries that the server sent to the master and the master has not read yet.
         self.reply: list[str] = []
         self.old_outcomes: list[Outcome] = []
         #: Message id -> failures that were settled.
         self.failures: dict[str, int] = {}
         self._lives = 0
-        #: Incarnation -> what it can run; not there: anything.
+        #: Incarnation -> the tasks that it can run. Missing: all tasks.
         self.tasks: dict[str, frozenset[str]] = {}
-        #: Whether a step reads one page, and others may come between; else all that are wanted.
+        #: Whether a step reads only one page, so that other steps may come between.
         self.sliced = sliced
-        #: Entries in one page of what is pending.
+        #: Entries in one page of the pending list.
         self.page = page
         self.lead()
 
     def lead(self) -> None:
-        """A new leader: nothing but what is in the store."""
+        """A new leader, which knows only what is in the store."""
         self.lane = Lane(self.settings, now_ms=lambda: self.now)
         self.breakers = Breakers(self.lane)
-        #: Clocks that always agree: what happens when they do not is shown elsewhere.
+        #: Clocks that always agree. Other tests cover clocks that do not.
         self.clock = SimpleNamespace(now=lambda: self.now / 1000, steady=True, tolerance_s=0.0, ends={})
         self.settling = Settling(
             self.lane,
@@ -241,7 +241,7 @@ class LaneWorld:
         )
         traits = {task: TRAITS.get(task, TaskTraits(True, (None, None))) for task in TASKS}
         self.planner = Planner(self.lane, cast("Envelopes", FakeEnvelopes()), traits.__getitem__)
-        #: Nothing is done by hand here.
+        #: There are no manual changes here.
         self.manual_changes = cast("Any", SimpleNamespace(mend_taken=lambda: False))
         self.term = Term(
             settings=self.settings,
@@ -264,7 +264,7 @@ class LaneWorld:
         self.leases = Leases(term.clock, self.settings.lease)
         self.consumers = SimpleNamespace(find=self._find_consumers)
         self.reroute = Reroute(term, lane, steps, settling, self.leases)
-        #: Nothing is looked for in the workers' reports.
+        #: There are no reports of workers here.
         lost_runs = cast("Any", SimpleNamespace(find=lambda _consumers: None))
         parts = (self.leases, cast("Any", self.consumers), self.reroute, self.queues, lost_runs)
         self.lease_watch = LeaseWatch(term, lane, steps, *parts)
@@ -279,7 +279,7 @@ class LaneWorld:
 
     @property
     def behind(self) -> bool:
-        """Whether the leader has not taken in yet all that those before it had read."""
+        """Whether the leader has not read all messages yet that earlier leaders had read."""
         return self.lane.behind
 
     def rebuild(self) -> None:
@@ -324,7 +324,7 @@ class LaneWorld:
         self.lane.committed(dispatched, self.store.take(self.term.leadership, batch))
 
     def step(self, outcomes: Iterable[Outcome] = ()) -> None:
-        """One turn: outcomes in, what is due wakes, and the batch is sent."""
+        """One turn: settles outcomes, wakes tickets that are due, and sends the batch."""
         batch = Batch()
         for outcome in outcomes:
             # Every read of the outcome stream trims what it read.
@@ -347,7 +347,7 @@ class LaneWorld:
 
     @property
     def unseen(self) -> set[str]:
-        """What the leader has not looked at yet."""
+        """The ids that the leader has not read yet."""
         if not self.behind:
             return set(self.reply)
         mine = (id_ for id_, owner in self.store.pending.items() if owner == MASTER)
@@ -356,18 +356,18 @@ class LaneWorld:
         return beyond - here - {ticket.front_id for ticket in self.lane.tickets.values()}
 
     def settle_all(self) -> None:
-        """Outcomes are settled as they come here."""
+        """Does nothing: outcomes are settled at once here."""
 
     def push(self, ticket: str, task: str = "short", payload: bytes = b"1", count: int = 1) -> list[str]:
         return [self.store.push(ticket, task, payload) for _ in range(count)]
 
     def hand_out(self, count: int = 1000) -> None:
-        """The server answers a blocking read; the answer is on its way."""
+        """The server answers a blocking read. The master has not read the answer yet."""
         if not self.reply and not self.behind:
             self.reply = self.store.read(self.term.leadership, count)
 
     def read(self, count: int = 1000) -> None:
-        """The master looks at the answer, and goes on."""
+        """The master reads the answer."""
         self.hand_out(count)
         batch = Batch()
         for id_ in self.reply:
@@ -394,12 +394,12 @@ class LaneWorld:
         return incarnation
 
     def leave(self, *incarnations: str) -> None:
-        """The leases of these are over, and one look finds that out."""
+        """Ends these leases, and lets the leader notice it."""
         self._ended(*incarnations)
         self._retire([self.lane.consumers[incarnation] for incarnation in incarnations])
 
     def look(self, left: dict[str, int]) -> None:
-        """The leader looks at the leases: those named have so many ms left, the others a whole lease."""
+        """The leader checks the leases. ``left``: ms of some leases. All others are full."""
         self._ended(*(incarnation for incarnation, ms in left.items() if ms <= 0))
         seen = {incarnation: left.get(incarnation, self.settings.lease_ms) for incarnation in self.lane.consumers}
         with self._recovering(), patch.object(self.consumers, "find", lambda: seen):
@@ -419,7 +419,7 @@ class LaneWorld:
 
     @contextmanager
     def _recovering(self) -> Iterator[None]:
-        """The scripts of lease_watch work on the store."""
+        """Lets the scripts of lease_watch work on the store."""
         clock = SimpleNamespace(time=lambda: self.now / 1000, monotonic=lambda: self.now / 1000)
         with (
             patch("bridge.leader.consumers.reroute.reroute", self._reroute),
@@ -440,7 +440,7 @@ class LaneWorld:
     # -- operators ---------------------------------------------------------------------------------------------------
 
     def order(self, **order: Any) -> dict[str, Any]:
-        """The leader does an order; its answer."""
+        """The leader carries out an order. Returns its answer."""
         batch = Batch(keep_outcomes_from="1-0")
         with self.patched():
             self.operator_orders.take("order", json.dumps(order).encode(), batch)
@@ -452,7 +452,7 @@ class LaneWorld:
 
     @contextmanager
     def patched(self) -> Iterator[None]:
-        """The scripts that orders call by themselves work on the store."""
+        """Lets the scripts that orders call work on the store."""
         with (
             self.adopting(),
             patch("bridge.leader.consumers.queues.recall", lambda *_: []),
@@ -466,7 +466,7 @@ class LaneWorld:
             yield
 
     def refill_now(self) -> None:
-        """Reads what a new leader has not taken in yet, and what is spilled, if somebody wants it."""
+        """Reads messages that a new leader has not read yet, and spilled ones that are needed."""
         with self.adopting():
             while self.rebuilding is not None and self.behind:
                 self.rebuilding.read_on()
@@ -477,7 +477,7 @@ class LaneWorld:
                 self.refill.run()
 
     def say(self, *_: Any) -> None:
-        """Words to workers change nothing here."""
+        """Requests to workers change nothing here."""
 
     def _dead_message(self, id_: str) -> Message | str:
         found = self.parser.parse(id_, self.store.entries[id_])
@@ -486,11 +486,11 @@ class LaneWorld:
     # -- workers -----------------------------------------------------------------------------------------------------
 
     def running(self) -> list[tuple[Parcel, str]]:
-        """What could be worked on: the first unsettled message of each run."""
+        """The messages that could run: the first unsettled one of each run."""
         return [(parcel, ticket) for parcel in self.store.parcels for ticket in parcel.runs]
 
     def outcome(self, parcel: Parcel, ticket: str, kind: Any, **more: Any) -> Outcome:
-        """The next outcome of a run; a failure ends the run."""
+        """The next outcome of a run. A failure ends the run."""
         fence, ids = parcel.runs[ticket]
         outcome = Outcome(ids[0], fence, kind, TASKS[self.task_of(ids[0])], **more)
         if kind.name == "DONE" and len(ids) > 1:
@@ -520,7 +520,7 @@ class LaneWorld:
         store, unseen = self.store, self.unseen
         everything = [*store.unread(), *store.pending, *store.done, *store.dead]
         assert sorted(everything, key=id_key) == list(store.entries)
-        # In memory each is once, in order; what is not in memory is spilled
+        # In memory each message is once, in order. Messages outside memory are spilled
         for ticket in self.lane.tickets.values():
             here = [message.id for message in (*ticket.run, *ticket.waiting)]
             mine = [id_ for id_ in store.undone(ticket.id) if id_ not in unseen]
@@ -541,13 +541,13 @@ class LaneWorld:
             shelf = self.lane.parked_name(ticket.id)
             assert ticket.shelved == sum(1 for owner in store.pending.values() if owner == shelf)
             for id_ in store.undone(ticket.id):
-                # What was spilled when it was parked stays where it is until somebody reads it.
+                # Messages that were spilled before their ticket was parked stay where they are until they are read.
                 spilled = ticket.spilled_from is not None and ticket.spilled_from <= id_key(id_)
                 owners = {self.lane.parked_name(ticket.id), *([MASTER] if spilled or id_ in unseen else [])}
                 assert store.pending[id_] in owners
 
     def check_how_far_all_is_done(self) -> None:
-        """It is what a look at all tickets tells, and nothing undone is older."""
+        """The floor equals that of a search of all tickets, and no undone message is older."""
         lane, unseen = self.lane, self.unseen
         places = [oldest_of(ticket) for ticket in lane.tickets.values()]
         places += [place for ticket in lane.parked.values() for place in (ticket.parked_from, ticket.spilled_from)]
@@ -561,7 +561,7 @@ class LaneWorld:
         store = self.store
         for name, text in store.tickets.items():
             record = records.parse(text)
-            # On one consumer (I2); that they are the oldest undone ones is checked when they are dispatched
+            # On one consumer (I2). The dispatch checks that they are the oldest undone ones
             owners = {store.pending[id_] for id_ in record.ids}
             shelf = self.lane.parked_name(name)
             if record.parked:
@@ -578,7 +578,7 @@ class LaneWorld:
         assert sorted(named) == sorted(claimed)
         if store.counts.get("replayed"):
             return
-        # Of each ticket messages end in stream order
+        # The messages of each ticket end in stream order
         for ends in (store.done, store.dead):
             last: dict[str, tuple[int, int]] = {}
             for id_ in ends:
@@ -618,7 +618,7 @@ class LaneWorld:
             assert ticket in lane.resting.due if rests and not ticket.due_ms else ticket not in lane.resting.due
             assert ticket.park_reason is None or ticket.run, f"{ticket} is to be parked, and nothing of it runs"
         if lane.suspects:
-            # One of them is on its way, or a consumer is kept empty for it, or it is the turn of those that wait
+            # One of them is in flight, or a consumer is kept free for it, or it is the other tickets' turn
             task = self.task_of(lane.suspects[0].waiting[0].id)
             able = [c for c in lane.consumers.values() if c.serving and not c.doubted and c.runs(task)]
             resting = self.now < lane.rest_until and set(queued) > set(lane.suspects)

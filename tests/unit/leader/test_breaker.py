@@ -23,7 +23,9 @@ def world_of(**settings: Any) -> LaneWorld:
 
 
 def turn(world: LaneWorld, *, broken: bool, ms: int = 1000) -> list[str]:
-    """Everything that runs ends, then time passes and the leader looks; the messages of the broken task that ran."""
+    """Ends all running messages, advances the time, and lets the leader check. Returns the messages of the broken task
+    that ran.
+    """
     ran = []
     outcomes = []
     for parcel, ticket in world.running():
@@ -42,7 +44,7 @@ def turn(world: LaneWorld, *, broken: bool, ms: int = 1000) -> list[str]:
 
 
 def fail_for_all(world: LaneWorld) -> None:
-    """The task fails for everybody, until its circuit is open."""
+    """Lets the task fail for all tickets, until its circuit breaker is open."""
     for i in range(TICKETS):
         world.push(f"B{i}", BROKEN, count=2)
     world.read()
@@ -66,7 +68,7 @@ def test_a_task_that_fails_for_all_tickets_kills_none_and_runs_in_order_later(at
     assert 9 <= len(tried) <= 13
     assert len(set(tried)) > 3
     assert len(world.store.dead) == dead
-    # And it costs no memory
+    # And its messages cost no memory
     assert sum(len(ticket.waiting) for ticket in world.lane.tickets.values()) <= 2
     # Another task flows
     fine = [id_ for i in range(9) for id_ in world.push(f"F{i}", FINE, count=2)]
@@ -74,10 +76,10 @@ def test_a_task_that_fails_for_all_tickets_kills_none_and_runs_in_order_later(at
     for _ in range(4):
         turn(world, broken=True)
     assert set(fine) <= set(world.store.done)
-    # When it is mended
+    # When the task works again
     for _ in range(30):
         turn(world, broken=False)
-    # Then all of it is done, each ticket in the order of the stream
+    # Then all its messages are done, each ticket in stream order
     assert not world.breakers.why(BROKEN)
     assert len(world.store.done) == 2 * TICKETS + len(fine) - dead
     for i in range(TICKETS):
@@ -142,7 +144,7 @@ def test_the_next_leader_finds_it_open() -> None:
     why = world.breakers.why(BROKEN)
     assert "20 tickets failed" in why
     assert world.lane.stranded.waiting[BROKEN].tickets or world.lane.backoffs
-    # As `bridge.leader.duties.unknown_tasks` reads it from what the one before noted
+    # As `bridge.leader.duties.unknown_tasks` reads it from the last leader's note
     world.lead()
     world.breakers = Breakers(world.lane)
     world.breakers.restore(BROKEN, why)

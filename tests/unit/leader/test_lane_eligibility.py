@@ -14,12 +14,12 @@ from bridge.routing.policies import PolicyName
 from tests.unit.leader.lane_world import TASKS, LaneWorld
 from tests.unit.leader.test_lane_machine import LaneMachine
 
-#: What consumers can run. Those that can run the same have one object, as the leader makes it.
+#: Sets of tasks that consumers can run. Equal sets are one object, as the leader makes them.
 SETS = [frozenset(names) for names in (TASKS, ["short"], ["long", "alone"], ["short", "middle"], ["nothing"], [])]
 
 
 class EligibilityMachine(LaneMachine):
-    """The lane machine, with consumers that differ. `LaneWorld.advance` looks at each dispatch."""
+    """The lane machine, with consumers that can run different tasks. `LaneWorld.advance` checks each dispatch."""
 
     @initialize(
         policy=st.sampled_from(list(PolicyName)),
@@ -105,6 +105,6 @@ def test_a_run_ends_before_a_message_that_its_consumer_cannot_run() -> None:
     world.push("T", "limited", count=5)
     world.read()
 
-    # Then only what the consumer can run is sent there: `LaneWorld.advance` has looked
+    # Then only messages that the consumer can run are sent there: `LaneWorld.advance` has checked it
     [(parcel, ticket)] = world.running()
     assert len(parcel.runs[ticket][1]) == 5

@@ -24,7 +24,7 @@ BROKEN = b"{"
 
 
 class LaneMachine(RuleBasedStateMachine):
-    """Every rule is something that may happen; the invariants are those of the design."""
+    """Every rule is an event that may happen. The invariants are those of the design."""
 
     world: LaneWorld
 
@@ -34,7 +34,7 @@ class LaneMachine(RuleBasedStateMachine):
         slots=st.integers(1, 3),
     )
     def begin(self, policy: PolicyName, bundle_ms: float, slots: int) -> None:
-        # Small pages, so that a few dozen messages are several of them
+        # Small pages, so that a few dozen messages need several
         self.world = LaneWorld(page=10, sliced=True, policy=policy, bundle_ms=bundle_ms)
         self.world.join("w0@h", slots)
 
@@ -84,7 +84,7 @@ class LaneMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.world.running())
     @rule(data=st.data())
     def a_bundle_is_lost_as_a_whole(self, data: st.DataObject) -> None:
-        # As the main process reports it: first the one that ran, if one did, then all the others
+        # In the order of the main process's report: first the message that ran, if one did, then the others
         world = self.world
         parcel, ticket = data.draw(st.sampled_from(world.running()))
         charged = data.draw(st.booleans())
@@ -158,7 +158,7 @@ class LaneMachine(RuleBasedStateMachine):
     def teardown(self) -> None:
         if not hasattr(self, "world"):
             return
-        # In the end, with one worker and no more failures, everything ends, and nothing is left
+        # At the end, with one worker and no more failures, all messages end, and nothing is left
         world = self.world
         for ticket in list(world.lane.tickets):
             world.order(do="release", ticket=ticket)
@@ -180,7 +180,7 @@ class LaneMachine(RuleBasedStateMachine):
             world.step([world.outcome(parcel, ticket, Kind.DONE) for parcel, ticket in running])
             world.check()
         while world.refill.waits:
-            # All is done, and a ticket has yet to learn that nothing of it is left.
+            # All is done, and a ticket does not know yet that it has no more messages.
             world.step()
         store = world.store
         assert sorted([*store.done, *store.dead]) == sorted(store.entries)

@@ -15,19 +15,19 @@ from tests.unit.leader.lane_world import LaneWorld
 
 
 def next_outcome(world: LaneWorld, kind: Kind, **more: int) -> str:
-    """The one that runs ends so; its id."""
+    """Ends the running message with this outcome. Returns its id."""
     [(parcel, ticket)] = world.running()
     id_ = parcel.runs[ticket][1][0]
     world.step([world.outcome(parcel, ticket, kind, **more)])
     return id_
 
 
-#: With room in memory for what is put back, and without.
+#: With room in memory for replayed messages, and without.
 WITH_AND_WITHOUT_ROOM = pytest.mark.parametrize("window", [100, 1])
 
 
 def work_off(world: LaneWorld) -> list[str]:
-    """Everything succeeds; the ids in the order in which it does."""
+    """Lets all messages succeed. Returns their ids in the order of success."""
     done = []
     for _ in range(1000):
         world.now += 20_000
@@ -41,7 +41,7 @@ def work_off(world: LaneWorld) -> list[str]:
 
 
 def begin(count: int, dead: int, window: int = 100) -> tuple[LaneWorld, list[str]]:
-    """One ticket, whose first ``dead`` messages are dead; the next one is in flight."""
+    """One ticket, whose first ``dead`` messages are dead and whose next one is in flight."""
     world = LaneWorld(bundle_ms=0.0, window=window)
     world.join("w1@h", 1)
     ids = world.push("T", count=count)
@@ -86,13 +86,13 @@ def test_messages_cut_off_with_their_consumer_stay_first_under_the_next_leader(w
 
 @WITH_AND_WITHOUT_ROOM
 def test_an_unstarted_message_of_a_lost_consumer_lets_a_replayed_one_go_first(window: int) -> None:
-    # Given two runs at a worker, of which the notice of its death names one
+    # Given two runs at a worker, one of which the death notice names
     world, ids = begin(3, dead=1, window=window)
     [consumer] = world.lane.consumers.values()
     world.lease_watch.gave_up("life1", GivenUp())
     world.order(do="replay", letters=[ids[0]])
     assert consumer.messages == 1
-    # When it is lost, then what did not run waits for the older one
+    # When it is lost, then the run that had not started waits for the replayed message
     world.leave("life1")
     world.check()
     world.join("w2@h", 1)
@@ -103,7 +103,7 @@ def test_an_unstarted_message_of_a_lost_consumer_lets_a_replayed_one_go_first(wi
 def test_a_failure_that_is_not_charged_lets_a_replayed_message_go_first(window: int) -> None:
     world, ids = begin(3, dead=1, window=window)
     world.order(do="replay", letters=[ids[0]])
-    # When what ran cannot be given up, since there is no room for its letter
+    # When the message that ran cannot be given up, since there is no room for its letter
     world.settling._letters_full = lambda: True
     next_outcome(world, Kind.DEAD)
     world.check()
@@ -124,12 +124,12 @@ def test_several_replays_come_in_the_order_of_their_ids_behind_what_awaits_a_ret
 
 @WITH_AND_WITHOUT_ROOM
 def test_a_replay_in_the_step_that_releases_its_ticket_is_not_handled_twice(window: int) -> None:
-    # Given a parked ticket with a message that was put back, and another dead one that is younger
+    # Given a parked ticket with a replayed message, and a younger dead one
     world, ids = begin(4, dead=1, window=window)
     world.order(do="park", ticket="T")
     next_outcome(world, Kind.DEAD)
     world.order(do="replay", letters=[ids[0]])
-    # When it is released, and the younger one put back, before anything was read again
+    # When it is released, and the younger one is replayed, before any message was read again
     batch = Batch(keep_outcomes_from="1-0")
     with world.patched():
         for order in ({"do": "release", "ticket": "T"}, {"do": "replay", "letters": [ids[1]]}):
@@ -153,7 +153,7 @@ def test_a_ticket_is_released_by_a_leader_that_has_read_nothing_new() -> None:
 
 
 def test_begun_messages_come_first_though_more_were_put_back_than_memory_holds() -> None:
-    # Given a parked ticket whose begun message is behind sixty that were put back; fifty may be in memory
+    # Given a parked ticket whose begun message is behind sixty replayed ones. Fifty may be in memory
     world, ids = begin(62, dead=60)
     next_outcome(world, Kind.FAILED, delay_ms=10_000)
     world.order(do="park", ticket="T")

@@ -14,7 +14,9 @@ from tests.unit.leader.test_lane_spill import finish_all
 
 
 def world_with_dead(count: int, dead: int, **settings: Any) -> tuple[LaneWorld, list[str]]:
-    """A lane whose ticket ``hot`` has ``count`` messages that were read, the first ``dead`` of them dead; their ids."""
+    """A lane whose ticket ``hot`` has ``count`` messages that were read, the first ``dead`` of them dead; and their
+    ids.
+    """
     world = LaneWorld(window=100, **settings)
     ids = world.push("hot", count=count)
     world.store.read(world.term.leadership, count)
@@ -51,7 +53,7 @@ def test_replayed_messages_come_before_those_that_wait_in_the_order_of_their_ids
 def test_a_message_is_handled_once_and_in_its_place_whether_or_not_what_is_around_it_is_in_memory(
     rebuilt: bool, place: int
 ) -> None:
-    # Given more replayed messages than a leader keeps of one ticket
+    # Given more replayed messages than a leader keeps in memory for one ticket
     world, ids = world_with_dead(300, 200)
     others = [id_ for id_ in ids[:200] if id_ != ids[place]]
     replay(world, *others)
@@ -60,7 +62,7 @@ def test_a_message_is_handled_once_and_in_its_place_whether_or_not_what_is_aroun
         spilled_from = world.lane.tickets["hot"].spilled_from
         assert spilled_from is not None
         assert id_key(ids[5]) < spilled_from < id_key(ids[120])
-    # When one more comes whose place is among them
+    # When one more is replayed whose place is among them
     replay(world, ids[place])
     world.check()
     # Then each is done once, in the order of the ids

@@ -8,12 +8,12 @@ from bridge.protocol.outcomes import Kind
 from bridge.routing.ids import id_key
 from tests.unit.leader.lane_world import LaneWorld
 
-#: Everything fails here, which a breaker would stop.
+#: Breakers are off, because every message fails here.
 OFF = {"share": 0.0}
 
 
 def failed(world: LaneWorld, delay_ms: int) -> None:
-    """Whatever runs fails."""
+    """Lets all running messages fail."""
     world.step([world.outcome(*one, Kind.FAILED, delay_ms=delay_ms) for one in world.running()])
 
 
@@ -24,7 +24,7 @@ def finish_all(world: LaneWorld) -> None:
 
 
 def in_backoff(world: LaneWorld, tickets: int, each: int, delay_ms: int) -> None:
-    """So many tickets with so many messages, the first of which failed."""
+    """Pushes ``tickets`` tickets with ``each`` messages, and lets each first message fail."""
     for n in range(tickets):
         world.push(f"T{n}", count=each)
     world.join("w1@h", slots=8)
@@ -42,13 +42,13 @@ def test_tickets_in_backoff_leave_the_window_to_others(each: int) -> None:
     in_backoff(world, 120, each, delay_ms=60_000)
     world.check()
     assert len(world.store.retries) == 120
-    # Then nothing of them is in memory, and others are read and done
+    # Then none of their messages is in memory, and others are read and done
     assert (world.lane.held, world.lane.full) == (0, False)
     healthy = world.push("healthy", count=5)
     world.read()
     finish_all(world)
     assert world.store.done == healthy
-    # When their time comes they are done too, each in order
+    # When their retries are due, they are done too, each in order
     world.now += 60_000
     while world.lane.tickets:
         world.step()

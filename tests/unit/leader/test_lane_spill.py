@@ -39,9 +39,9 @@ def test_spilled_tickets_are_done_in_order_to_their_end(page: int) -> None:
     world.join("w1@h")
     for _ in range(20):
         world.read(50)
-    # When all of it is worked off
+    # When all are handled
     finish_all(world)
-    # Then it was done in the order of the stream, and nothing is spilled any more
+    # Then they were done in stream order, and none is spilled any more
     for ticket in ("a", "b", "c"):
         mine = [id_ for id_ in world.store.done if world.ticket_of(id_) == ticket]
         assert len(mine) == 300
@@ -52,7 +52,7 @@ def test_spilled_tickets_are_done_in_order_to_their_end(page: int) -> None:
 
 @pytest.mark.parametrize("answered", [1, 5, 40])
 def test_entries_that_are_on_their_way_to_the_master_are_not_taken_twice(answered: int) -> None:
-    # Given a spilled ticket, and new entries of it that the server handed out, whose reply was not read yet
+    # Given a spilled ticket with new entries that the server has sent, and whose reply was not read yet
     world = LaneWorld(window=100)
     world.join("w1@h")
     world.push("hot", count=120)
@@ -60,7 +60,7 @@ def test_entries_that_are_on_their_way_to_the_master_are_not_taken_twice(answere
     assert world.lane.spilled
     world.push("hot", count=40)
     world.hand_out(answered)
-    # When the ticket is refilled to the end of what is pending, and then the reply is read
+    # When the ticket is refilled to the end of the pending list, and then the reply is read
     finish_all(world)
     world.read()
     world.check()
@@ -103,7 +103,7 @@ def test_a_failed_message_of_a_spilled_ticket_stays_first() -> None:
 def test_tickets_of_different_speed_lose_nothing_when_one_of_them_is_refilled(
     page: int,
 ) -> None:
-    # Given two spilled tickets, of which one runs and the other waits out a backoff
+    # Given two spilled tickets, one running and the other in backoff
     world = LaneWorld(page=page, window=100)
     world.join("w1@h")
     for _ in range(100):
@@ -112,7 +112,7 @@ def test_tickets_of_different_speed_lose_nothing_when_one_of_them_is_refilled(
     world.read()
     slow = next((parcel, ticket) for parcel, ticket in world.running() if ticket == "slow")
     world.step([world.outcome(*slow, Kind.FAILED, delay_ms=1000)])
-    # When the one is refilled again and again, and then the other one goes on
+    # When the first is refilled several times, and then the other goes on
     finish_all(world)
     assert len(world.store.done) == 100
     world.now += 1000
@@ -125,7 +125,7 @@ def test_tickets_of_different_speed_lose_nothing_when_one_of_them_is_refilled(
 @pytest.mark.parametrize("page", [1, 2, 3])
 @pytest.mark.parametrize("offset", range(4))
 def test_a_ticket_that_was_read_in_part_is_read_on_from_there(offset: int, page: int) -> None:
-    # Given two spilled tickets, one of which has few messages between those of the other
+    # Given two spilled tickets, one with few messages between those of the other
     world = LaneWorld(page=page, window=100, bundle_ms=0.0)
     world.join("w1@h")
     for _ in range(35):
@@ -136,7 +136,7 @@ def test_a_ticket_that_was_read_in_part_is_read_on_from_there(offset: int, page:
         world.push("many", count=3)
         world.push("few")
     world.read()
-    # When the first has room, and the other one is refilled
+    # When the first has room, and the other is refilled
     for ticket, count in (("few", 22), ("many", 40)):
         for _ in range(count):
             found = next((parcel, name) for parcel, name in world.running() if name == ticket)
@@ -148,7 +148,7 @@ def test_a_ticket_that_was_read_in_part_is_read_on_from_there(offset: int, page:
 
 
 def test_a_message_in_memory_is_handled_though_its_entry_was_deleted() -> None:
-    # Given a ticket in backoff, whose entries somebody deletes, behind the first spilled one of another ticket
+    # Given a ticket in backoff, whose entries are deleted by hand, behind the first spilled message of another ticket
     world = LaneWorld(window=100)
     world.join("w1@h")
     hot = world.push("hot", count=150)
@@ -157,7 +157,7 @@ def test_a_message_in_memory_is_handled_though_its_entry_was_deleted() -> None:
     found = next((parcel, ticket) for parcel, ticket in world.running() if ticket == "slow")
     world.step([world.outcome(*found, Kind.FAILED, delay_ms=1000)])
     world.store.entries[slow[1]] = []
-    # When the other one is refilled over them
+    # When the other ticket is refilled past them
     for _ in range(1000):
         world.step([world.outcome(parcel, ticket, Kind.DONE) for parcel, ticket in world.running()])
     world.now += 1000
@@ -169,7 +169,7 @@ def test_a_message_in_memory_is_handled_though_its_entry_was_deleted() -> None:
 
 
 def test_an_entry_that_was_deleted_while_it_was_spilled_is_a_dead_letter() -> None:
-    # Given a spilled ticket, and two entries that somebody deletes: one in memory, one not
+    # Given a spilled ticket, and two entries that are deleted by hand: one in memory, one not
     world = LaneWorld(window=100)
     world.join("w1@h")
     ids = world.push("hot", count=200)
@@ -179,10 +179,10 @@ def test_an_entry_that_was_deleted_while_it_was_spilled_is_a_dead_letter() -> No
     assert id_key(gone) > (world.lane.tickets["hot"].spilled_from or (0, 0))
     for id_ in (here, gone):
         world.store.entries[id_] = []
-    # When the rest is worked off
+    # When the rest is handled
     for _ in range(1000):
         world.step([world.outcome(parcel, ticket, Kind.DONE) for parcel, ticket in world.running()])
-    # Then what was in memory was handled, and what was not is told, not forgotten
+    # Then the message in memory was handled, and the other one is a dead letter
     assert world.store.dead == [gone]
     assert world.store.done == [id_ for id_ in ids if id_ != gone]
     assert world.store.pending == {}
@@ -195,7 +195,7 @@ def test_the_bytes_in_memory_are_bounded(tickets: int) -> None:
     for n in range(400):
         world.push(f"T{n % tickets}", payload=b'"%b"' % (b"x" * (7919 * n % 60_000)))
     world.join("w1@h")
-    # When they are read, as long as the lane wants any, and worked off
+    # When they are read, as long as the lane has room, and handled
     for _ in range(1000):
         while not world.lane.has_enough_work and world.store.unread():
             world.read(10)
@@ -203,7 +203,7 @@ def test_the_bytes_in_memory_are_bounded(tickets: int) -> None:
         finish_some(world)
         if not world.store.unread() and not world.running():
             break
-    # Then nothing is missing, and each ticket's were done in order
+    # Then no message is missing, and each ticket was done in order
     assert sorted(world.store.done, key=id_key) == list(world.store.entries)
     assert (world.lane.bytes, world.lane.bytes_in_flight) == (0, 0)
 

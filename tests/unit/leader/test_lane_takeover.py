@@ -14,7 +14,7 @@ PAGE = 10
 
 
 def behind(**settings: Any) -> LaneWorld:
-    """A lane with 10 messages of a stuck ticket, then 20 of others, of which the new leader has taken in one page."""
+    """A lane with 10 messages of a stuck ticket, then 20 of others. The new leader has read one page of them."""
     world = LaneWorld(page=PAGE, sliced=True, **settings)
     world.join("w1@h", slots=4)
     world.push("stuck", count=PAGE)
@@ -57,7 +57,7 @@ def test_the_first_tickets_go_on_while_the_rest_is_read() -> None:
     world.store.parcels.clear()
     world.leave(*world.registered)
     world.rebuild()
-    # A worker comes, and is given what is known so far
+    # A worker joins, and gets the messages that are known so far
     world.join("w2@h", slots=4)
     assert world.behind
     assert "first" in {ticket for _, ticket in world.running()}
@@ -80,7 +80,7 @@ def test_nothing_newer_is_read_before_all_is_taken_in() -> None:
 
 @pytest.mark.parametrize("when", [0, 1])
 def test_a_dead_message_that_is_put_back_takes_its_place(when: int) -> None:
-    """Whether its place was reached already or not."""
+    """Whether the leader has read its place already or not."""
     world = LaneWorld(page=PAGE, sliced=True, max_attempts=1)
     world.join("w1@h", slots=4)
     world.push("stuck", count=PAGE)
@@ -131,7 +131,7 @@ def test_messages_given_back_from_a_run_are_not_taken_twice() -> None:
     world.read()
     world.rebuild()
     assert world.behind
-    # When it is given back before the leader has come to its place
+    # When it is given back before the leader has read its place
     [(parcel, ticket)] = [one for one in world.running() if one[1] == "a"]
     world.lane.consumers[next(iter(world.registered))].draining = True
     world.step([world.outcome(parcel, ticket, Kind.RETURNED)])

@@ -31,7 +31,7 @@ def crowd(count: int, policy: PolicyName = PolicyName.LEAST_LOADED) -> LaneWorld
 
 
 def step_us(world: LaneWorld, tickets: int) -> float:
-    """Processor time of the step that dispatches so many new tickets, in µs; the least of some."""
+    """Processor time of the step that dispatches so many new tickets, in µs: the least of several."""
     best = float("inf")
     for n in range(5):
         for i in range(tickets):
@@ -51,7 +51,7 @@ def step_us(world: LaneWorld, tickets: int) -> float:
 
 @pytest.mark.parametrize("policy", list(PolicyName))
 def test_a_step_costs_the_same_with_few_consumers_and_with_many(policy: PolicyName) -> None:
-    # Looking at all consumers for each ticket costs tens of times as much with so many
+    # A search of all consumers for each ticket would cost tens of times as much
     few, many = (step_us(crowd(count, policy), 12) for count in (FEW, MANY))
     print(f"{policy.value}: {few:.0f} µs with {FEW} consumers, {many:.0f} µs with {MANY}")
     assert many < 5 * few + 100
@@ -136,7 +136,7 @@ def test_only_tickets_of_lost_consumers_move_and_new_consumers_take_their_share(
     moved = {ticket for ticket in before if before[ticket] != after[ticket]}
     assert all(before[ticket] in left or after[ticket] in came for ticket in moved)
     assert {after[ticket] for ticket in moved} >= came
-    # Then it is what a ring is that never knew the others
+    # Then it equals a ring that never had the others
     fresh = ring(sorted(there))
     assert all(fresh.owner(ticket, there) == owner for ticket, owner in after.items())
 

@@ -20,7 +20,7 @@ SEED = 20_261_123
 
 
 def pause_of_all(lane: Lane) -> float:
-    """Looks at everybody."""
+    """The same by a check of all consumers."""
     pause_s = GATHER_S
     for consumer in lane.consumers.values():
         if consumer.parcels >= 2 * consumer.slots:
@@ -33,7 +33,7 @@ def pause_of_all(lane: Lane) -> float:
 
 
 def enough_of_all(lane: Lane) -> bool:
-    """The same for what is in memory: whether each kind of consumer has enough of what waits."""
+    """The same for memory: whether each kind of consumer has enough waiting messages."""
     together = not lane.stranded.mixed
     slots: dict[object, int] = {}
     ready: dict[object, int] = {}
@@ -82,7 +82,7 @@ def test_the_result_equals_that_of_asking_all_of_them(
                 assert found[-1] == pytest.approx(pause_of_all(world.lane))
             enough.append(world.lane.has_enough_work)
             assert enough[-1] == (world.lane.held >= 1 and enough_of_all(world.lane))
-    # Then every kind of answer was among them
+    # Then every kind of answer has occurred
     assert {0.0, GATHER_S} <= set(found)
     assert any(0 < one < GATHER_S for one in found)
     assert set(enough) == {True, False}
