@@ -16,7 +16,7 @@ from tests.unit.leader.lane_world import TASKS, TRAITS, LaneWorld, Parcel
 
 
 def world(*, measured: bool = True, **settings: Any) -> LaneWorld:
-    """A lane whose tasks were measured before."""
+    """A lane whose service times are known."""
     made = LaneWorld(**settings)
     if measured:
         made.lane.service_ms.update(TASKS)
@@ -124,7 +124,7 @@ def test_a_backlog_of_short_tasks_travels_in_bundles() -> None:
         lane.push(f"T{i}", "short")
     lane.read()
     assert set(kinds(lane)) == {"bundle"}
-    # A bundle lasts about bridge_bundle_ms by what was measured
+    # By the measured service times, a bundle lasts about bridge_bundle_ms
     for parcel in lane.store.parcels:
         assert 0.3 * 10 <= parcel.size * (TASKS["short"] + 0.03) <= 1.5 * 10
 
@@ -194,7 +194,7 @@ def test_a_bundle_has_the_smallest_limits_of_its_tasks_and_a_grace(
         "limited" in {lane.task_of(id_) for _, ids in parcel.runs.values() for id_ in ids}: parcel.limits
         for parcel in lane.store.parcels
     }
-    # By its own limits, 30 and 20 s, or the others', and what the bundle itself may take
+    # By its own limits, 30 and 20 s, or those of the others, and the time that the bundle itself may take
     assert limits[True] == smallest
     assert limits.get(False, without) == without
 
@@ -236,7 +236,7 @@ def test_a_retry_goes_to_the_same_worker_while_it_lives() -> None:
 
 
 def test_a_ticket_that_waits_for_room_moves_to_a_worker_that_is_idle() -> None:
-    # Given a worker that has its room full of a long task, and a ticket of its own that waits for room there
+    # Given a worker that is full of a long task, and a ticket that waits for room there
     lane = world(bundle_ms=0.0)
     crowded = lane.join("w1@h", slots=1)
     for task in ("middle", "long"):
@@ -250,7 +250,7 @@ def test_a_ticket_that_waits_for_room_moves_to_a_worker_that_is_idle() -> None:
     assert [ticket.id for ticket in lane.lane.consumers[crowded].ready] == ["B"]
     # When another worker comes
     idle = lane.join("w2@h", slots=1)
-    # Then it moves there: nothing of it is in flight
+    # Then the ticket moves there, since none of its messages is in flight
     assert {ticket: parcel.incarnation for parcel, ticket in lane.running()} == {"A": crowded, "B": idle}
     lane.check()
 
@@ -345,7 +345,7 @@ def test_unstarted_messages_are_not_charged_and_retries_keep_their_attempts() ->
 
 
 def test_a_retry_that_is_given_back_without_room_keeps_its_attempts_under_a_new_leader() -> None:
-    # Given a second attempt that is given back by a worker that goes, the only one
+    # Given a second attempt that the only worker gives back when it leaves
     lane = world(max_attempts=3)
     home = lane.join("w1@h")
     lane.push("T")
@@ -355,7 +355,7 @@ def test_a_retry_that_is_given_back_without_room_keeps_its_attempts_under_a_new_
     del lane.registered[home]
     lane.step([lane.outcome(*lane.running()[0], Kind.RETURNED)])
     lane.check()
-    # When another leader reads the lane, then it is the second attempt still
+    # When another leader reads the lane, then it is still the second attempt
     lane.rebuild()
     lane.check()
     assert lane.lane.tickets["T"].attempt == 2
@@ -446,7 +446,7 @@ def test_busy_tickets_do_not_starve_a_ticket_without_a_consumer() -> None:
     # When another ticket comes
     [late] = lane.push("late", "long")
     lane.read()
-    # Then it has its turn after those that waited before it, not after all their work
+    # Then it has its turn after the tickets that waited before it, not after all their messages
     turns = 0
     while late not in lane.lane.in_flight:
         turns += 1
@@ -456,7 +456,7 @@ def test_busy_tickets_do_not_starve_a_ticket_without_a_consumer() -> None:
 
 
 def crowded() -> tuple[LaneWorld, Consumer]:
-    """A backlog, and the one worker that has no room for it."""
+    """A backlog, and one worker without room for it."""
     lane = world()
     incarnation = lane.join("w1@h", slots=1)
     for i in range(20):
@@ -466,7 +466,7 @@ def crowded() -> tuple[LaneWorld, Consumer]:
 
 
 def wait_at(lane: LaneWorld, consumer: Consumer | None, *tickets: Ticket, first: bool = False) -> None:
-    """Tickets of the backlog wait for room at ``consumer``, as if it had had them before; None: at anybody."""
+    """Lets tickets of the backlog wait for room at ``consumer``, as if it had had them before. None: at any consumer."""
     for ticket in tickets:
         lane.lane.unqueue(ticket)
         ticket.queued = False
@@ -475,12 +475,12 @@ def wait_at(lane: LaneWorld, consumer: Consumer | None, *tickets: Ticket, first:
 
 
 def test_messages_of_a_leaving_worker_go_before_the_backlog_in_order() -> None:
-    # Given a backlog, of which two tickets wait for room at the worker that had them before
+    # Given a backlog with two tickets that wait for room at the worker that had them before
     lane, consumer = crowded()
     sticky = list(lane.lane.ready)[-2:]
     wait_at(lane, consumer, *sticky)
     assert list(consumer.ready) == sticky
-    # When it leaves
+    # When the worker leaves
     consumer.leaving = True
     lane.lane.free_ready(consumer)
     # Then they are next, and the one that waited longer is first
@@ -493,11 +493,11 @@ def test_messages_that_waited_at_a_worker_go_behind_lost_or_returned_ones() -> N
     lane, consumer = crowded()
     *backlog, back, one, two, three = lane.lane.ready
     wait_at(lane, None, back, first=True)
-    # When that worker is to be kept empty for a suspect, twice in a row
+    # When that worker is kept empty for a suspect, twice in a row
     for tickets in ((one, two), (three,)):
         wait_at(lane, consumer, *tickets)
         lane.lane.free_ready(consumer)
-    # Then the first one is still the first, and the backlog the last
+    # Then the returned ticket is still first, and the backlog last
     assert list(lane.lane.ready) == [back, one, two, three, *backlog]
 
 
@@ -519,7 +519,7 @@ def test_the_bytes_of_one_dispatch_are_bounded(tickets: int, monkeypatch: pytest
         lane.push(f"T{n % tickets}", payload=b'"%b"' % (b"x" * (3 * n % 8_000)))
     lane.join("w1@h", slots=8)
     lane.read()
-    # When all is worked off, step by step
+    # When all are handled, step by step
     while lane.store.parcels:
         before = list(lane.store.parcels)
         assert all(size_of(lane, parcel) <= 20_000 for parcel in before)
@@ -527,7 +527,7 @@ def test_the_bytes_of_one_dispatch_are_bounded(tickets: int, monkeypatch: pytest
         lane.step([lane.outcome(parcel, ticket, Kind.DONE) for parcel, ticket in lane.running()])
         fresh = [parcel for parcel in lane.store.parcels if parcel not in before]
         assert sum(size_of(lane, parcel) for parcel in fresh) <= 50_000 + 8_000
-        # Then whatever did not go out at once goes out in the next step, without anything else to wake it
+        # Then messages that were not sent at once are sent in the next step, without another event
         while lane.planner.left_some:
             lane.step()
         lane.check()

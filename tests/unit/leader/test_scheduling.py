@@ -14,7 +14,7 @@ OTHERS = [f"tests/integration/test_{name}.py" for name in "abcdef"]
 
 
 class Node:
-    """A process of xdist as a scheduler knows it: it is asked to run tests by their numbers."""
+    """A process of xdist as a scheduler sees it: it gets the numbers of the tests to run."""
 
     def __init__(self, collection: list[str]) -> None:
         self.collection = collection
@@ -34,7 +34,7 @@ class Node:
 
 
 def scheduled(files: list[str], busy: tuple[int, ...] = (), processes: int = 4, each: int = 3) -> list[Node]:
-    """What each process ran in the end. One of ``busy`` never ends the first test that it was given."""
+    """What each process ran. A process in ``busy`` never ends its first test."""
     config: Any = SimpleNamespace(
         getvalue=lambda _: ["popen"] * processes,
         option=SimpleNamespace(loadscopereorder=False),

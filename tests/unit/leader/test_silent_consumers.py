@@ -12,7 +12,7 @@ LEASE_MS = 6000
 def lane_of_two() -> tuple[LaneWorld, str, str]:
     world = LaneWorld()
     one, other = world.join("w1@h"), world.join("w2@h")
-    # The look that comes once a second has seen both leases.
+    # The check of each second has seen both leases.
     world.look({one: LEASE_MS - 100, other: LEASE_MS - 100})
     world.lease_watch.look_at = float("inf")
     return world, one, other

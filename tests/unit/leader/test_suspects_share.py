@@ -10,7 +10,7 @@ from bridge.leader.picture.pieces import SUSPECT_AFTER
 from bridge.protocol.outcomes import Kind
 from tests.unit.leader.lane_world import LaneWorld
 
-#: How long everything takes, in ms.
+#: Time of each task in ms.
 TASK_MS = 50
 SUSPECTS = 6
 
@@ -35,7 +35,9 @@ def suspected(consumers: int, slots: int, *, healthy: int) -> LaneWorld:
 
 
 def work(world: LaneWorld) -> tuple[int, int]:
-    """All that runs ends, after its time, and consumers take what is next; how many suspects ended, and others."""
+    """Ends all running messages after their time, and dispatches the next ones. Returns how many suspects and other
+    messages ended.
+    """
     running = [(parcel, ticket) for parcel, ticket in world.running() if began(world, parcel.incarnation, ticket)]
     world.now += TASK_MS
     world.step([world.outcome(parcel, ticket, Kind.DONE) for parcel, ticket in running])
@@ -45,7 +47,7 @@ def work(world: LaneWorld) -> tuple[int, int]:
 
 
 def began(world: LaneWorld, incarnation: str, ticket: str) -> bool:
-    """Whether a process runs it: a consumer has as many as slots, and takes what came first."""
+    """Whether a process runs it: a consumer has as many processes as slots, and runs the first messages."""
     mine = [name for parcel, name in world.running() if parcel.incarnation == incarnation]
     return ticket in mine[: world.lane.consumers[incarnation].slots]
 
@@ -53,7 +55,7 @@ def began(world: LaneWorld, incarnation: str, ticket: str) -> bool:
 @settings(max_examples=15, deadline=None)
 @given(consumers=st.integers(1, 12), slots=st.integers(1, 4))
 def test_suspects_cost_at_most_their_share_while_others_wait(consumers: int, slots: int) -> None:
-    # Given suspects, and others that come again and again
+    # Given suspects, and other tickets with new messages all the time
     room = consumers * slots
     world = suspected(consumers, slots, healthy=3 * room)
     turns, suspects, others = 0, 0, 0
@@ -68,7 +70,7 @@ def test_suspects_cost_at_most_their_share_while_others_wait(consumers: int, slo
             world.push(f"H{turns}.{i}", "long")
         world.read()
         assert world.lane.ready
-    # Then others had the rest, but for one turn: in the last one nobody has ended his rest
+    # Then the other tickets had the rest, except one turn
     assert others >= room * ((turns + 6) * (1 - 1 / SUSPECTS_SHARE) - 6)
 
 

@@ -15,7 +15,7 @@ TICKETS = 500
 
 @pytest.fixture
 def looked_at(monkeypatch: pytest.MonkeyPatch) -> list[Ticket]:
-    """The tickets whose messages were looked at."""
+    """The tickets whose messages were examined."""
     seen: list[Ticket] = []
     oldest_of = undone.oldest_of
 
@@ -28,7 +28,7 @@ def looked_at(monkeypatch: pytest.MonkeyPatch) -> list[Ticket]:
 
 
 def backlog() -> tuple[LaneWorld, list[str]]:
-    """Many tickets that wait, and one consumer."""
+    """Many waiting tickets, and one consumer."""
     world = LaneWorld(window=10 * TICKETS)
     ids = [id_ for n in range(TICKETS) for id_ in world.push(f"T{n}")]
     world.join("w1@h")
@@ -39,7 +39,7 @@ def backlog() -> tuple[LaneWorld, list[str]]:
 def test_only_few_tickets_of_a_backlog_are_examined(looked_at: list[Ticket]) -> None:
     world, ids = backlog()
     assert undone.oldest_undone(world.lane) == id_key(ids[0])
-    # Also when those that came first are done, and the place of the oldest one goes from ticket to ticket
+    # Also when the first messages are done, and the oldest message is always of another ticket
     world.step([world.outcome(parcel, ticket, Kind.DONE) for parcel, ticket in world.running()])
     left = [id_ for id_ in ids if id_ in world.store.pending]
     assert 0 < len(left) < TICKETS
@@ -65,7 +65,8 @@ def test_a_replayed_message_is_the_oldest_undone_one(looked_at: list[Ticket]) ->
 
 
 def test_a_ticket_that_always_has_work_does_not_hide_an_older_message(looked_at: list[Ticket]) -> None:
-    # Given a ticket that came first and got more, whose first message is done; an older one waits behind it in the lane
+    # Given the first ticket with further messages, whose first message is done, and an older message of another ticket
+    # behind it in the lane
     world = LaneWorld(window=1000)
     busy = world.push("busy")
     other = world.push("other", "long")

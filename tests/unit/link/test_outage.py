@@ -18,7 +18,7 @@ from bridge.testing.waiting import wait_until
 
 
 def reply_of(url: str, *arguments: object) -> BaseException:
-    """The error that the server answers to a command, as a client and as a raw connection raise it."""
+    """The server's error for a command. A client and a raw connection must raise the same."""
     with client(url) as one, pytest.raises(redis.RedisError) as by_client:
         one.execute_command(*arguments)
     with pytest.raises(redis.RedisError) as by_wire:
@@ -73,7 +73,7 @@ class TestRepliesThatPass:
 
 
 def test_a_disk_that_refuses_snapshots(server: EmbeddedServer) -> None:
-    # A folder stands where the snapshot is to go
+    # A folder has the name of the snapshot's file
     in_the_way = server.data_dir / "dump.rdb"
     in_the_way.mkdir()
     with server.client(decode_responses=True) as one:
@@ -92,7 +92,7 @@ def test_a_disk_that_refuses_snapshots(server: EmbeddedServer) -> None:
 
 
 def save(one: redis.Redis, status: str) -> None:
-    """Has a snapshot made that must end with this status. The server may begin one by itself, which is no error."""
+    """Lets the server write a snapshot, which must end with this status. The server may start one by itself."""
 
     def ended() -> bool:
         persistence = one.info("persistence")
@@ -138,7 +138,7 @@ def test_a_connection_to_what_is_no_primary_any_more_is_given_up(troubled: Embed
             one.set("x", 1)
         assert one.client_id() != name
         assert wire.call("CLIENT", "ID") != number
-        # Any other error leaves it as it is
+        # Any other error does not change that
         number = wire.call("CLIENT", "ID")
         with pytest.raises(ResponseError):
             wire.call("NOSUCH")
@@ -186,7 +186,7 @@ def test_a_server_that_comes_and_goes_is_logged_once(clock: Clock, caplog: pytes
         outage.over()
     assert len(lines(caplog)) == 2
     assert outage.count == 100
-    # One that stays away is told, and its end is
+    # A lasting outage is logged, and so is its end
     outage.met(ConnectionError("gone"))
     clock.now += CALM_S
     outage.met(ConnectionError("still gone"))

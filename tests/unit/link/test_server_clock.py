@@ -14,7 +14,7 @@ LEASE_S = 6.0
 
 
 class World:
-    """A server, and a master beside it; the answer to a question takes some time."""
+    """A server and a master. Each answer takes some time."""
 
     def __init__(self, seed: int = 0) -> None:
         self.mono = 1000.0
@@ -24,7 +24,7 @@ class World:
         self.clock = ServerClock(LEASE_S, now=lambda: self.mono)
 
     def time(self) -> tuple[int, int]:
-        """What the server answers to TIME."""
+        """The server's reply to TIME."""
         there, back = self.random.uniform(0.0001, 0.002) + self.slow_s, self.random.uniform(0.0001, 0.002)
         self.mono += there
         server_s = self.mono + self.ahead
@@ -69,7 +69,7 @@ def test_a_clock_that_is_made_to_run_fast_is_noticed_as_well() -> None:
     world = World()
     world.go_on(100)
     for _ in range(60):
-        # A twelfth more, as some programs do it that correct a clock.
+        # A twelfth faster, as some programs correct a clock.
         world.ahead += 1 / 12
         world.go_on(1)
         if not steady(world):
@@ -130,7 +130,7 @@ def test_the_time_of_the_lane_knows_no_step_and_the_servers_does() -> None:
 
 
 class Lead:
-    """The answers of a server to what the leader asks of leases."""
+    """The server's replies to the leader's questions about leases."""
 
     def __init__(self, world: World) -> None:
         self.world = world
@@ -175,7 +175,7 @@ def test_a_lease_that_ends_in_its_time_is_over_at_once() -> None:
 
 
 def test_a_lease_that_is_gone_before_its_time_is_waited_for() -> None:
-    """Somebody deleted it, or the server's clock was set and set back between two looks."""
+    """It was deleted by hand, or the server's clock was set and set back between two checks."""
     world = World()
     lead: Any = Lead(world)
     leases = Leases(world.clock, LEASE_S)
@@ -187,13 +187,13 @@ def test_a_lease_that_is_gone_before_its_time_is_waited_for() -> None:
     missed = world.mono
     while not leases.over(leases.ask(lead, lead, ["a"])):
         world.mono += 1
-    # It had 5 s left when it was last seen, and may have been renewed since.
+    # It had 5 s left at the last check, and may have been renewed since.
     assert world.mono - missed >= LEASE_S
     assert leases.was_ended("a"), "and what it ran is not to blame"
 
 
 def test_a_master_knows_in_its_next_term_when_a_lease_was_to_end() -> None:
-    """A step that was undone between two looks ended the leases, and the lead."""
+    """A step that was set back between two checks ended the leases, and the leader lease."""
     world = World()
     lead: Any = Lead(world)
     first = Leases(world.clock, LEASE_S)
@@ -230,7 +230,7 @@ def test_a_lease_missing_after_a_step_counts_as_over_one_lease_later() -> None:
     world.go_on(10)
     lead.left = {"a": 100}
     leases.ask(lead, lead, ["a"])
-    # It is renewed, and then the clock is set.
+    # The lease is renewed, and then the clock is set.
     world.mono += 0.9
     world.ahead += 60
     lead.left = {}

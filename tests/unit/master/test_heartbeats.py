@@ -14,7 +14,7 @@ from bridge.testing.waiting import wait_until
 
 
 class Looks:
-    """Counts how often the leader was asked to look."""
+    """Counts how often the leader was asked to check the leases."""
 
     count = 0
     silent: Collection[str] = ()
@@ -46,7 +46,7 @@ def heartbeats(app: Celery, looks: Looks, monkeypatch: pytest.MonkeyPatch) -> It
 
 
 def say(app: Celery, kind: str, hostname: str) -> None:
-    """What a worker of that name would say."""
+    """Sends an event as a worker of that name."""
     with app.connection_for_write() as link, app.events.Dispatcher(link, hostname=hostname) as dispatcher:
         dispatcher.send(kind, freq=2.0)
 

@@ -137,7 +137,7 @@ def test_an_interrupted_order_is_withdrawn(lane: Lane, monkeypatch: pytest.Monke
 def test_an_order_waits_longer_than_the_clients_own_time_limit(
     server: EmbeddedServer, lane: Lane, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # No read of it runs into that limit: an answer that comes just then would be lost with the connection.
+    # No read may reach that limit: an answer at that moment would be lost with the connection.
     monkeypatch.setattr(bridge.operate.orders, "UNAVAILABLE", ())
     monkeypatch.setattr(bridge.operate.orders, "SLICE_S", 0.2)
     with server.client(protocol=2, socket_timeout=1.5) as client:

@@ -15,7 +15,7 @@ REFERENCE = ROOT / "docs" / "reference"
 
 @pytest.fixture(scope="module")
 def generate() -> ModuleType:
-    """``docs/generate.py``, which is no part of a package."""
+    """The module ``docs/generate.py``, which is in no package."""
     spec = importlib.util.spec_from_file_location("docs_generate", ROOT / "docs" / "generate.py")
     assert spec is not None
     assert spec.loader is not None

@@ -138,7 +138,7 @@ def test_a_named_pipe_is_read_once(shell: CommandLine, redis: Redis) -> None:
         ("bad.csv.gz", b"ticket_id\nT1\n", "named .gz, but it is not gzip data"),
         ("bad.jsonl.gz", gzip.compress(lines(10).encode())[:-8] + b"\0" * 8, "the gzip data is damaged"),
     ],
-    # gzip notes the time, so the data would be another name in each process.
+    # gzip writes the time into the data, so the test's id would differ between processes.
     ids=["cut in the middle", "cut at the end", "no gzip", "wrong sum"],
 )
 def test_damaged_gzip_pushes_nothing(shell: CommandLine, redis: Redis, name: str, data: bytes, said: str) -> None:

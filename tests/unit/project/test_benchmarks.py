@@ -62,7 +62,7 @@ def test_percentiles_interpolate_between_neighbours() -> None:
 
 
 def test_a_ratio_compares_values_of_the_same_round() -> None:
-    # The machine was half as fast in the second round: each round still says 5.
+    # The machine was half as fast in the second round, and each round's ratio is still 5.
     assert ratios([5000.0, 2500.0], [1000.0, 500.0]) == [5.0, 5.0]
     assert ratios([5000.0, 2500.0], [1000.0]) == [5.0]
     assert ratios([5000.0], [0.0]) == []
@@ -157,7 +157,7 @@ def test_messages_are_the_same_each_time_and_numbered_without_a_gap() -> None:
         assert ticket == f"T{payload['t']}"
         numbers.setdefault(ticket, []).append(payload["n"])
     assert len(numbers) == 10
-    # As many of each, so that no run ends in a tail of its longest ticket.
+    # Equally many of each ticket, so that no run ends with one long ticket.
     assert all(of_ticket == list(range(1, 51)) for of_ticket in numbers.values())
 
 

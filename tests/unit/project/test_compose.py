@@ -58,7 +58,7 @@ class TestEveryService:
     def test_has_an_image_and_a_command_of_strings(self, services: dict[str, Service]) -> None:
         for name, service in services.items():
             assert service.get("image"), name
-            # A list: no shell between, so that signals arrive at the program.
+            # A list, so that no shell is between, and signals reach the program.
             assert isinstance(service["command"], list), name
             assert all(isinstance(part, str) for part in service["command"]), name
 
@@ -107,7 +107,7 @@ class TestEveryService:
         for name in PYTHON_SERVICES:
             assert services[name]["environment"]["BRIDGE_BROKER_URL"] == BROKER, name
             assert services[name]["cap_drop"] == ["ALL"], name
-            # Of workers the first process is our own.
+            # A worker's first process is the bridge's own init.
             assert services[name]["init"] is (name != "worker"), name
 
     def test_images_of_python_have_spark_only_where_it_runs(self, services: dict[str, Service]) -> None:
@@ -118,7 +118,7 @@ class TestEveryService:
 
 
 class TestCommands:
-    """They are the ones that tests run and pages name; a container must not be a third way to start the bridge."""
+    """The commands are those of the tests and pages, so that a container is not another way to start the bridge."""
 
     def test_a_worker_is_started_as_in_the_tests(self, services: dict[str, Service], tmp_path: Path) -> None:
         node = ProcessWorker("worker", app="tasks", broker_url=BROKER, log_file=tmp_path / "log", arguments=())
@@ -141,11 +141,11 @@ class TestCommands:
 
         command = services["spark"]["command"]
         assert command[:3] == ["python", "-m", "bridge.spark.push"]
-        # The defaults of ${NAME:-default} are what a newcomer gets.
+        # A new user gets the defaults of ${NAME:-default}.
         options = [re.sub(r"\$\{\w+:-([^}]*)\}", r"\1", option) for option in command[3:]]
         assert main.make_context("bridge.spark.push", options, resilient_parsing=False).params["url"] == BROKER
         assert services["spark"]["profiles"] == ["spark"]
-        # And the log is there: the image has it.
+        # The image has the log.
         [made] = re.findall(
             r"^RUN python -m bridge.spark.generate (\S+)$", (ROOT / "Dockerfile").read_text(), re.MULTILINE
         )
@@ -167,7 +167,7 @@ class TestCommands:
         embedded = EmbeddedServer(data_dir=tmp_path)._command(Path("valkey-server"))
         settings = dict(zip(embedded[1::2], embedded[2::2], strict=True))
         of_the_place = {"--bind", "--port", "--dir", "--daemonize", "--logfile"}
-        # An embedded one has the machine's.
+        # An embedded server has the machine's values.
         assert in_compose.pop("--maxmemory") == "${VALKEY_MAXMEMORY:-1gb}"
         assert in_compose == {name: value for name, value in settings.items() if name not in of_the_place}
         assert services["valkey"]["volumes"] == ["valkey-data:/data"]
@@ -188,7 +188,7 @@ class TestDockerfile:
             assert made < at
             end = min((number for number in stages if number > at), default=len(steps))
             assert [rest for verb, rest in steps[at:end] if verb == "USER"] == ["bridge"]
-        # The default is the small one.
+        # The default is the small image.
         assert steps[stages[-1]][1] == "app AS bridge"
 
     def test_every_stage_is_on_the_documented_python(self, steps: list[tuple[str, str]]) -> None:
@@ -215,7 +215,9 @@ class TestDockerfile:
 
 
 def test_docker_s_own_client_accepts_the_file(tmp_path: Path) -> None:
-    """By the compose plugin, as it is; else by `docker stack config`, which needs no engine but lacks two keys."""
+    """With the compose plugin if there is one, else with `docker stack config`, which needs no engine but lacks two
+    keys.
+    """
     docker = shutil.which("docker")
     if docker is None:
         pytest.skip("no docker client here; the structural checks above stand alone")

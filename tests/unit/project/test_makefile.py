@@ -13,7 +13,7 @@ TOOLS = ("make", "sh", "touch", "awk", "mkdir", "cat", "rm", "find", "mktemp")
 
 
 class Machine:
-    """A folder with the Makefile, and a PATH with nothing on it but what is put there."""
+    """A folder with the Makefile, and a PATH with only the given programs."""
 
     def __init__(self, folder: Path) -> None:
         self.checkout, self.path = folder / "checkout", folder / "bin"
@@ -27,7 +27,7 @@ class Machine:
             (self.path / tool).symlink_to(found)
 
     def python(self, name: str, *, recent: bool = True, venv: bool = True) -> None:
-        """A pretended Python that answers the Makefile's two questions and notes down what else it was asked to do."""
+        """A fake Python that answers the Makefile's two questions and records its other calls."""
         script = f"""#!/bin/sh
             case "$2" in
                 *version_info*) exit {0 if recent else 1} ;;
@@ -132,7 +132,7 @@ def test_the_tests_and_the_checks_beside_them_fail_together(machine: Machine, fa
     done = machine.make("test")
     assert (done.returncode != 0) == bool(failing)
     lines = done.stdout.splitlines()
-    # The output of the checks stands together, after that of the tests.
+    # The output of the checks follows that of the tests in one piece.
     assert lines[0] == "python -m pytest"
     assert {"ruff check ", "mypy  "} <= set(lines[1:])
 

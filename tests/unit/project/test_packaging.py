@@ -13,7 +13,7 @@ import pytest
 from tests.wheel import FOLDERS, ROOT, build_wheel
 
 LOCK = "requirements.lock"
-#: Of the image for masters and workers, and of the one for Spark's jobs.
+#: The locks of the image for masters and workers, and of the image for Spark's jobs.
 IMAGE_LOCK, SPARK_LOCK = "requirements-image.lock", "requirements-image-spark.lock"
 
 
@@ -71,7 +71,7 @@ def test_the_commands_are_declared(wheel: zipfile.ZipFile) -> None:
 
 
 def test_celery_shows_the_bridge_s_commands_as_one_of_its_own() -> None:
-    """Celery adds what the entry point loads under that object's own name, and hides a broken one behind a dagger."""
+    """Celery adds the loaded object under the object's own name. For a broken entry point it only prints a dagger."""
     cli = pytest.importorskip("bridge.cli.main").cli
     from celery.bin.celery import celery
 

@@ -10,7 +10,7 @@ import pytest
 from bridge.testing.nodes.process import ROOT
 
 TOPS = ("bridge", "spark")
-#: More entries than this are a hall, and nobody sees where a thing belongs.
+#: Most entries of a top folder. With more, it is hard to see where a thing belongs.
 ENTRIES = 20
 ROOMS = sorted(
     path.parent.relative_to(ROOT)

@@ -23,7 +23,7 @@ def test_says_what_did_not_come_and_what_was_there_instead() -> None:
 
 
 def test_looks_once_more_after_the_deadline() -> None:
-    # A machine that stood still over the deadline: the first look is late already, and what it finds counts.
+    # The machine paused past the deadline: the first check is late, and its result counts.
     asked = []
 
     def slow() -> bool:

@@ -36,7 +36,7 @@ def test_the_first_app_has_the_lane_and_an_app_of_another_name_is_refused(server
     assert "belongs to the app 'shop', and this is 'billing'" in message
     assert "bridge_app = 'shop'" in message
     assert "\n" not in message
-    # A name of its own, another group, or the old name under a new one
+    # A name in the settings, another group, or the old name in the settings of a renamed app
     arrive(redis, make(server, "billing", group="billing"))
     arrive(redis, make(server, "billing", app="shop"))
     assert redis.hget(shop.bridge.settings.lane.keys.about, "app") == b"shop"
@@ -84,7 +84,7 @@ def test_differences_are_named_with_both_values(server: EmbeddedServer) -> None:
     other = facts(make(server, "shop"), master=True)
     assert differences(other, master) == ["bridge_leader_lease is 5.0 (there 1.0)"]
     assert differences(other, {**other, "version": "9"}) == [f"the version is {package_version()} (there 9)"]
-    # Who says nothing, as older versions do, differs in nothing
+    # A member that registers no facts, as older versions do, has no differences
     assert differences(worker, {}) == []
     assert differences({}, {}) == []
     assert orjson.loads(orjson.dumps(master)) == master

@@ -101,7 +101,7 @@ def test_a_single_message_is_unchanged(ticket: str, payload: bytes, attempt: int
     parser = EntryParser(default_task="shop.update", max_payload=10**6, known_tasks=["shop.update"])
     sent = parser.parse("5-1", (b"ticket_id", ticket.encode(), b"payload", payload))
     assert isinstance(sent, Message)
-    # When kombu takes it apart
+    # When kombu parses it
     got = received(plain(sent, offset, attempt))
     # Then the body decodes to exactly the ticket and the payload
     args, kwargs, embed = got.decode()
@@ -133,10 +133,10 @@ def test_celery_takes_it_for_an_ordinary_request() -> None:
 
 
 def test_it_is_protocol_2_and_says_all_that_celery_says() -> None:
-    # Given what Celery itself would send
+    # Given the message that Celery itself would send
     theirs = APP.amqp.as_task_v2("5-1", "shop.update", args=["T42", {"amount": 3}], root_id="5-1")
     ours = plain(message())
-    # Then every header of Celery's is there, and alike but for those that tell who sent what to whom
+    # Then it has every header of Celery's, with equal values, except those of sender and receiver
     ours_only = {HEADER_BASE, HEADER_RUNS, HEADER_INCARNATION}
     assert set(ours["headers"]) == set(theirs.headers) | ours_only
     differing = {name for name, value in theirs.headers.items() if ours["headers"][name] != value}

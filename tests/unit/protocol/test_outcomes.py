@@ -47,7 +47,7 @@ def test_a_failure_keeps_its_message_without_invalid_text(
     assert back == Outcome(
         "1-0", fence, kind, 1.5, 1_700_000_000_000_000, printable(error), printable(traceback), delay_ms
     )
-    # And what was read can be written again
+    # And the parsed outcome can be written again
     assert through(back) == [back]
 
 
@@ -103,7 +103,7 @@ def test_any_entry_is_read_or_skipped(rows: Any) -> None:
     assert len(found) + len(problems) == (len(rows) if isinstance(rows, list) else 1)
     for outcome in found:
         assert Outcome(*_parts(outcome)) == outcome
-        # What is done with it: the history, the record of a ticket, a time to come again.
+        # Its uses: the history, the record of a ticket, a time for the retry.
         orjson.dumps([outcome.message_id, outcome.fence, outcome.started_us, outcome.service_ms, outcome.delay_ms])
         assert all(part.isdecimal() and part.isascii() for part in outcome.message_id.split("-"))
         assert int(1e3 + (outcome.delay_ms or 0)) >= 1000

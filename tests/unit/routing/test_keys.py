@@ -19,8 +19,7 @@ NAMED = ("lease", "held", "queue", "reply")
 HOSTILE = ["g", "a:b", "leader", "g:leader", "lease:x", "}", "{x}", "%3A", ":", "é", "a/b", "queue:w1@a", "\n", "*"]
 NAMES = st.one_of(st.sampled_from(HOSTILE), st.text(alphabet="ab:{}%/@.", min_size=1, max_size=8))
 GROUPS = NAMES
-#: A stream's name is the application's own; braces in it are refused by the settings, since they would make a hash tag
-#: of their own.
+#: The application chooses the stream's name. The settings refuse braces in it, since they would make another hash tag.
 STREAMS = st.one_of(
     st.sampled_from(["s", "ticket_stream", "a:b", "s:g", "shop:tickets", "s g", "s\n", "%7Bs%7D", "é", "*", "s" * 512]),
     st.text(min_size=1, max_size=8).filter(lambda name: not set("{}") & set(name)),
@@ -28,7 +27,7 @@ STREAMS = st.one_of(
 
 
 def every_key(keys: LaneKeys, consumers: list[str]) -> dict[tuple[str, ...], str]:
-    """Every key of a lane, by what it is."""
+    """Every key of a lane, by kind."""
     found: dict[tuple[str, ...], str] = {(kind,): getattr(keys, kind) for kind in FIXED}
     for kind in NAMED:
         found |= {(kind, name): getattr(keys, kind)(name) for name in consumers}
@@ -60,7 +59,7 @@ def test_no_two_lanes_or_kinds_share_a_key(lanes: set[tuple[str, str]], consumer
     found: dict[str, tuple[object, ...]] = {}
     for stream, group in lanes:
         for what, key in every_key(LaneKeys(stream, group), consumers).items():
-            # Then each key is one thing of one lane
+            # Then each key belongs to one lane and has one meaning
             assert key not in found, f"{key!r} is {found[key]} and {(stream, group, *what)}"
             found[key] = (stream, group, *what)
     assert not {stream for stream, _ in lanes} & found.keys()

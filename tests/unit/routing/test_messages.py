@@ -80,7 +80,7 @@ def test_every_reason_is_seen_here() -> None:
 
 
 def test_an_empty_task_is_refused_as_empty_and_not_as_unknown() -> None:
-    # It comes from a producer that fills the field from a variable which nobody has set.
+    # It comes from a producer that fills the field from an unset variable.
     assert refused(b"ticket_id", b"T", b"task", b"", b"payload", b"1").reason.value == "the field task is empty"
 
 
@@ -119,7 +119,7 @@ def test_a_ticket_alone_has_an_empty_payload() -> None:
 def test_a_field_that_is_there_twice_is_named() -> None:
     assert refused(b"ticket_id", b"T1", b"payload", b"1", b"ticket_id", b"T2").detail == "ticket_id"
     assert refused(b"b", b"1", b"ticket_id", b"T", b"a", b"1", b"task", b"shop.update", b"a", b"2").detail == "a"
-    # Beside a payload nobody looks at the other fields.
+    # If there is a payload, the other fields are ignored.
     assert parsed(b"ticket_id", b"T", b"a", b"1", b"payload", b"1", b"a", b"2").payload == b"1"
 
 

@@ -26,7 +26,7 @@ def nothing() -> None:
 
 
 async def waits(self: Any, lost: Any, ticket_id: str, payload: Any) -> None:
-    """A rollback that Python would not run when it is called."""
+    """A rollback that is async, so a call would not run it."""
 
 
 def refusal(**settings: Any) -> str:
@@ -47,7 +47,7 @@ def test_nothing_has_to_be_set() -> None:
 
 
 def in_namespace(namespace: str, **settings: Any) -> Celery:
-    """An app that is configured as Django's pages show it, by an object that holds other things, too."""
+    """An app that is configured as Django's pages show it, by an object with unrelated settings too."""
     made = Celery("shop", set_as_current=False)
     unrelated = {
         "DEBUG": True,
@@ -233,7 +233,7 @@ def test_a_tasks_own_options_are_checked(options: dict[str, object], said: str) 
         {"expires": "2100-01-01T00:00:00Z"},
         {},
     ],
-    # Not their text: two processes that share the tests must name them alike, and a function's text has its address.
+    # Not their repr: all test processes must have equal ids, and a function's repr has its address.
     ids=lambda options: "-".join(f"{name}-{type(value).__name__}" for name, value in options.items()) or "none",
 )
 def test_a_tasks_own_options_are_taken(options: dict[str, object]) -> None:

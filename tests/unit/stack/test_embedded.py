@@ -22,7 +22,7 @@ ROOT = Path(__file__).parents[3]
 
 
 def test_starts_at_once_and_answers(tmp_path: Path) -> None:
-    # The best of three, and more than it takes by far: a busy machine must not fail the test.
+    # The best of three, with a generous limit, so that a busy machine does not fail the test.
     durations_s = []
     for number in range(3):
         started = time.monotonic()
@@ -165,7 +165,7 @@ def test_nothing_outlives_a_killed_parent(tmp_path: Path) -> None:
         assert psutil.pid_exists(server_pid)
         parent.kill()
     wait_until(lambda: not _is_alive(server_pid), description="the server of a killed parent to end")
-    # It had the time to end in good order: the guard asked before it would have forced.
+    # It had time for an orderly end: the guard first sends a signal that asks, and later kills.
     assert "bye bye" in (tmp_path / "server.log").read_text()
 
 
@@ -187,7 +187,7 @@ def test_a_free_port_is_free_and_never_a_source_port_of_outgoing_connections() -
 
 
 def _ask(port: int) -> bytes:
-    """PING over a bare socket, so that no client's retries hide a server that is silent."""
+    """PING over a bare socket, so that a client's retries do not hide a silent server."""
     with socket.create_connection(("127.0.0.1", port), timeout=0.2) as connection:
         connection.sendall(b"PING\r\n")
         return connection.recv(16)

@@ -14,7 +14,7 @@ from bridge.stack.stopping import StopRequest
 def test_without_flower_a_stack_says_how_to_get_it_and_starts_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Python's own way to say that a module cannot be imported.
+    # This makes Python's import of the module fail.
     monkeypatch.setitem(sys.modules, "flower", None)
     folder = tmp_path / "stack"
     stack = Stack(Plan("tasks", folder), LaneSettings(), StopRequest(), print)

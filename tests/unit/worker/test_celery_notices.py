@@ -18,7 +18,7 @@ from bridge.worker.main.requests import TicketRequest
 def test_celery_is_notified_on_the_thread_that_forks_and_before_the_outcome_is_written(
     exc: Exception, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # If another thread notified Celery, a process that is forked meanwhile would inherit the locks of that thread
+    # If another thread notified Celery, a process that is forked at that moment would inherit the locks of that thread
     part: Any = TicketRequest.__new__(TicketRequest)
     part.member = SimpleNamespace(forks=True, waiting_threads=set())
     part.worker_pid = 7

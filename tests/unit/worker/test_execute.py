@@ -124,7 +124,7 @@ def test_an_effect_that_comes_after_the_success_was_written_is_refused(has_effec
     outcome, _ = execution.trace(delivery, LIFE, request)
     execution.write(LIFE, [(delivery, outcome)])
     assert [outcome.kind for outcome in writer.applied] == [Kind.DONE]
-    # What the handler recorded was applied with the success, or the handler was outcome.
+    # The handler's effects were applied with the success, or refused.
     assert len([key for key in keys if "handler" in key]) + len(refused) == 1
     assert len(refused) == (has_effects and has_result)
     [ticket] = tickets
@@ -135,7 +135,7 @@ def test_an_effect_that_comes_after_the_success_was_written_is_refused(has_effec
 @pytest.mark.parametrize("itself", [False, True], ids=["another", "itself"])
 @pytest.mark.parametrize("way", ["run", "apply"])
 def test_an_effect_of_a_task_that_a_task_calls_is_refused(way: str, itself: bool) -> None:
-    """It has no message with whose success it could be applied."""
+    """There is no message whose success could apply it."""
     app: Any = install(Celery("shop", broker="redis://localhost:1/0", backend="cache+memory://", set_as_current=False))
 
     def save(self: Any, ticket_id: str, payload: Any) -> None:
@@ -156,7 +156,7 @@ def test_an_effect_of_a_task_that_a_task_calls_is_refused(way: str, itself: bool
     request = {"id": "5-0", "task": outer.name, "delivery_info": {}, "hostname": "w1@here"}
     outcome, _ = execution.trace(delivery, LIFE, request)
     if way == "run" and itself:
-        # A call of the body that runs already: it is a part of this message.
+        # A call of the running task's body: it is a part of this message.
         assert outcome.kind is Kind.DONE
         return
     assert outcome.kind is Kind.FAILED
@@ -218,7 +218,7 @@ def test_a_copy_that_a_task_forked_ends_where_it_comes_back(
 
 
 def test_a_bundle_starts_nothing_when_the_lease_ended_while_it_wrote() -> None:
-    """The server is away: what was done before cannot be written until the lease is over, and that is the end."""
+    """The server is away. Earlier outcomes cannot be written until the lease is over, and the bundle ends."""
     app: Any = install(Celery("shop", broker="redis://localhost:1/0", backend="cache+memory://", set_as_current=False))
     begun: list[str] = []
 
@@ -251,7 +251,7 @@ def test_a_bundle_starts_nothing_when_the_lease_ended_while_it_wrote() -> None:
 
 @pytest.mark.parametrize("bundled", [False, True])
 def test_a_message_does_not_begin_when_the_lease_ends_on_the_way_to_its_body(bundled: bool) -> None:
-    """Celery stores that the task has started, where that is asked for, and calls handlers: both may wait for long."""
+    """Celery may store that the task has started, and calls handlers. Both may take long."""
     app: Any = install(Celery("shop", broker="redis://localhost:1/0", backend="cache+memory://", set_as_current=False))
     begun: list[str] = []
 
@@ -309,7 +309,7 @@ def test_an_early_commit_is_in_the_name_of_the_life_that_the_message_was_dispatc
         return 1
 
     app.finalize()
-    # It asserts whose name it is asked to write in.
+    # It asserts the incarnation of each write.
     writer: Any = Writer()
     execution = Execution(app, app.bridge.settings.lane, shared, writer, "w1@here")
     delivery = Delivery("T1", "5-0", 1000, 1, pay.name, ["T1", 3], {})
@@ -363,16 +363,16 @@ def test_a_ticket_does_not_go_on_behind_effects_that_were_refused(code: ReturnCo
 
     assert not failed
     assert begun == ["T1:0", "T2:0", "T1:1", "T2:1", "T2:2", "T2:3"]
-    # Of a ticket that was taken away there is nothing to be said.
+    # The outcomes of a ticket that was taken away are not written.
     refused = [(1001, Kind.FAILED)] if code is ReturnCode.ERR else []
     assert [(outcome.fence, outcome.kind) for outcome in written] == refused
-    # Flower is not told of a success that there was not.
+    # Flower gets no event of a success that did not happen.
     assert [kind for id_, kind, *_ in events if id_ == "1-0"] == (["retried"] if refused else [])
 
 
 @pytest.mark.parametrize(("asked", "kind"), [(True, Kind.INTERRUPTED), (False, Kind.LOST)])
 def test_a_message_is_charged_for_the_end_of_its_process_unless_that_was_asked_to_end(asked: bool, kind: Kind) -> None:
-    """Celery gives a message to another process when the first one died before it could say that it had begun."""
+    """Celery gives a message to another process when the first one died before it reported the start."""
     app: Any = install(Celery("shop", broker="redis://localhost:1/0", backend="cache+memory://", set_as_current=False))
     shared = SharedPage()
     shared.begin(LIFE, now_ns() + 60 * 10**9)
@@ -422,7 +422,7 @@ class KeepingWriter(Writer):
 
 
 def running_bundle(app: Any, writer: Any, task: str, tickets: int, each: int, payload: Any = 1) -> list[Any]:
-    """Runs a bundle of as many messages, with payloads of ``payload``; its events."""
+    """Runs a bundle of ``tickets`` times ``each`` messages with this payload. Returns its events."""
     shared = SharedPage()
     shared.begin(LIFE, now_ns() + 60 * 10**9)
     # However slow the machine is, the bundle gives nothing back.
@@ -450,7 +450,7 @@ def test_a_result_that_cannot_be_stored_takes_back_nothing_that_was_committed() 
     writer = KeepingWriter()
     running_bundle(app, writer, pay.name, tickets=1, each=3)
 
-    # All ran, in order, and nobody said that one failed.
+    # All ran, in order, without a failure.
     assert [(outcome.fence, outcome.kind) for outcome in writer.applied] == [(1000 + n, Kind.DONE) for n in range(3)]
     assert writer.written == []
 

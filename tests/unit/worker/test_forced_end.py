@@ -21,14 +21,14 @@ LIFE = "1" * 32
 
 
 class Request:
-    """One of Celery's, as far as it matters here."""
+    """A request of Celery's, with the attributes that matter here."""
 
     def __init__(self, *headers: str) -> None:
         self.request_dict = dict.fromkeys(headers)
 
 
 class Server:
-    """Answers, or not, as a test wants it."""
+    """A client that answers or not, as a test sets it."""
 
     def __init__(self) -> None:
         self.sign: Exception | None = Lost("gone")
@@ -67,7 +67,7 @@ def going(monkeypatch: pytest.MonkeyPatch) -> Iterator[Going]:
     found = Going()
     monkeypatch.setattr(forced_end, "_end", found.end)
     yield found
-    # So that no thread of this test goes on.
+    # Ends the threads of this test.
     found.server.sign = Lost("gone")
     found.shared.end()
     state.active_requests.clear()
@@ -108,7 +108,7 @@ def test_a_task_beside_the_bridges_counts_until_it_is_done(going: Going) -> None
 
 
 def test_with_gevent_it_can_be_started_where_nothing_may_wait() -> None:
-    """A signal may find gevent in its event loop, where a call that waits raises."""
+    """A signal may arrive in gevent's event loop, where a blocking call raises."""
     script = f"""
 from gevent import monkey; monkey.patch_all()
 import os, signal, subprocess, threading

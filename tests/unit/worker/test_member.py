@@ -20,7 +20,7 @@ from tests.unit.worker.test_shared import LIFE, Child, runs
 
 
 class Waiting:
-    """`Member.wait_for_end` on a thread of its own, for a page alone."""
+    """Runs `Member.wait_for_end` in a thread, for a page without a worker."""
 
     def __init__(self, shared: SharedPage, pid: int, fences: set[int], *, killed: bool) -> None:
         self.said: list[bool] = []
@@ -40,7 +40,7 @@ def shared() -> SharedPage:
 
 
 def test_a_process_that_is_being_killed_is_waited_for_until_it_is_gone(shared: SharedPage) -> None:
-    # Given one that does not end, and between two rounds of a bundle even says that it runs nothing
+    # Given a process that does not end, and that between two rounds of a bundle reports no running message
     child = Child(lambda: (signal.signal(signal.SIGTERM, signal.SIG_IGN), runs(shared, 0)()))
     os.kill(child.pid, signal.SIGTERM)
     waiting = Waiting(shared, child.pid, {5}, killed=True)

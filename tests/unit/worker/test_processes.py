@@ -95,7 +95,7 @@ def test_without_proc_a_process_is_gone_only_when_its_number_is(
     assert start_time(sleeper.pid) == 0
     assert not gone(sleeper.pid, 0)
     sleeper.kill()
-    # Not even a zombie's, since nobody can tell it from one that runs
+    # Not even that of a zombie, which cannot be distinguished from a running process
     assert not gone(sleeper.pid, 0)
     sleeper.wait()
     assert gone(sleeper.pid, 0)

@@ -26,7 +26,7 @@ def soon() -> int:
 
 
 def in_a_child(act: Callable[[], object]) -> bool:
-    """What ``act`` says in a forked process."""
+    """The result of ``act`` in a forked process."""
     pid = os.fork()
     if pid == 0:
         try:
@@ -40,14 +40,14 @@ def in_a_child(act: Callable[[], object]) -> bool:
 
 
 class Child:
-    """A forked process that does something, and then sleeps until it is ended."""
+    """A forked process that calls a function, and then sleeps until it is killed."""
 
     def __init__(self, act: Callable[[], object]) -> None:
         ours, theirs = os.pipe()
         self.pid = os.fork()
         if self.pid == 0:
             try:
-                # Not to outlive a test that failed: SIGKILL with the death of its parent (PR_SET_PDEATHSIG).
+                # Killed with its parent (PR_SET_PDEATHSIG), so that it does not outlive a failed test.
                 ctypes.CDLL(None).prctl(1, signal.SIGKILL)
                 act()
                 os.write(theirs, b"1")
@@ -112,7 +112,7 @@ def test_a_shorter_name_leaves_nothing_of_the_longer_one() -> None:
 
 
 def test_children_that_were_forked_before_see_what_the_parent_writes_after() -> None:
-    # Given a child that waits for a word from its parent
+    # Given a child that waits for a signal from its parent
     shared = SharedPage()
     shared.begin(LIFE, soon())
     ours, theirs = os.pipe()
@@ -121,12 +121,12 @@ def test_children_that_were_forked_before_see_what_the_parent_writes_after() -> 
         os.close(theirs)
         os.read(ours, 1)
         os._exit(0 if not shared.holds(LIFE) and shared.recalled_to == EVERYTHING else 1)
-    # When the lease ends and the worker goes
+    # When the lease ends and the worker exits
     shared.end()
     shared.recalled_to = EVERYTHING
     os.close(ours)
     os.close(theirs)
-    # Then the child knows
+    # Then the child sees it
     _, status = os.waitpid(pid, 0)
     assert os.waitstatus_to_exitcode(status) == 0
 
@@ -135,7 +135,7 @@ def test_a_frozen_parent_does_not_keep_a_lease_alive_for_its_child() -> None:
     shared = SharedPage()
     shared.begin(LIFE, soon())
     assert in_a_child(lambda: shared.holds(LIFE))
-    # The parent writes nothing any more; the clock alone ends it
+    # The parent writes nothing more. The clock alone ends the lease
     shared.extend(now_ns() - 1)
     assert not in_a_child(lambda: shared.holds(LIFE))
 
@@ -274,7 +274,7 @@ def test_overdue_is_what_runs_past_the_deadline_or_under_an_older_life() -> None
     assert shared.overdue() == []
     shared.extend(now_ns() - 1)
     assert [row.fence for row in shared.overdue()] == [5]
-    # A new life does not make the old message its own
+    # A message of the old incarnation does not belong to the new one
     shared.begin(OTHER, soon())
     shared.running(idle, 6)
     assert [row.fence for row in shared.overdue()] == [5]
