@@ -53,7 +53,7 @@ class CommandLine:
 
     def __init__(self, folder: Path, url: str, **settings: Any) -> None:
         self.folder = folder
-        # Modules are imported once in a process, so each test's has a name of its own.
+        # A process imports a module once, so each test's module has another name.
         self.app = f"shop_{uuid.uuid4().hex}"
         values = {"bridge_default_task": "shop.update", **settings}
         self.write_app(APP.format(url=url, settings=values))
@@ -62,7 +62,7 @@ class CommandLine:
         (self.folder / f"{self.app}.py").write_text(text)
 
     def __call__(self, *arguments: str, stdin: str | bytes | None = None) -> Result:
-        """The result of one command. A stack trace fails the test: nobody shall ever see one."""
+        """The result of one command. A stack trace fails the test."""
         result = CliRunner().invoke(cli, ["-A", self.app, *arguments], input=stdin)
         return checked(result)
 
@@ -72,7 +72,7 @@ class CommandLine:
 
 
 def checked(result: Result) -> Result:
-    """``result``, which ended in order: by itself or by `sys.exit`."""
+    """Returns ``result`` after a check that the command ended by itself or by `sys.exit`."""
     if result.exception is not None and not isinstance(result.exception, SystemExit):
         raise result.exception
     assert "Traceback" not in result.stderr
@@ -81,7 +81,7 @@ def checked(result: Result) -> Result:
 
 @contextmanager
 def command_line(folder: Path, monkeypatch: pytest.MonkeyPatch, url: str, **settings: Any) -> Iterator[CommandLine]:
-    """A command line whose app is found in ``folder``, which is the current folder meanwhile."""
+    """A command line whose app is in ``folder``, which is the current folder within the block."""
     monkeypatch.chdir(folder)
     monkeypatch.syspath_prepend(str(folder))
     shell = CommandLine(folder, url, **settings)
@@ -90,7 +90,7 @@ def command_line(folder: Path, monkeypatch: pytest.MonkeyPatch, url: str, **sett
 
 
 class Lane:
-    """A lane that a test puts into the state that it wants."""
+    """A lane that a test can bring into any state."""
 
     def __init__(self, server: EmbeddedServer) -> None:
         self.keys = LaneKeys("ticket_stream", "concurrency_stream_group")
@@ -107,11 +107,11 @@ class Lane:
         return self.leadership
 
     def depose(self) -> None:
-        """The leader's lease ends."""
+        """Ends the leader lease."""
         self.redis.delete(self.keys.leader)
 
     def join(self, name: str, lease_ms: int = 60_000) -> str:
-        """A consumer that is alive for ``lease_ms``; its incarnation."""
+        """Registers a consumer that is alive for ``lease_ms``. Returns its incarnation."""
         incarnation = uuid.uuid4().hex
         registration = {
             "queue": self.keys.queue(name),
@@ -129,24 +129,24 @@ class Lane:
         self.redis.delete(self.keys.lease(self.incarnations[name]))
 
     def add(self, *tickets: str, payload: str = "{}", task: str | None = None) -> list[str]:
-        """One message for each of ``tickets``; their ids."""
+        """Adds one message for each of ``tickets``. Returns their ids."""
         named = [] if task is None else ["task", task]
         fields = ["payload", payload, *named]
         ids = [self.redis.execute_command("XADD", self.keys.stream, "*", "ticket_id", t, *fields) for t in tickets]
         return [id_.decode() for id_ in ids]
 
     def read(self, count: int | None = None) -> None:
-        """The master reads the next ``count`` messages, or all."""
+        """Lets the master read the next ``count`` messages, or all."""
         self.redis.xreadgroup(self.keys.group, MASTER, {self.keys.stream: ">"}, count=count)
 
     def dispatch(self, consumer: str, ticket: str, ids: Sequence[str], attempt: int = 1) -> int:
-        """Messages that were read go to a consumer as one run; the fence of the first."""
+        """Dispatches messages that were read to a consumer as one run. Returns the first fence."""
         tail = records.tail(consumer, self.incarnations[consumer], attempt, list(ids), int(time.time() * 1000))
         to = Dispatch(consumer, self.keys.queue(consumer), list(ids), [(ticket, 0, tail)], [b"}"])
         return self._do(Batch(fences=len(ids), expected={ticket: ""}, dispatches={consumer: to}))
 
     def hold_back(self, ticket: str, id_: str, attempt: int, due_in_ms: int, cause: str) -> None:
-        """A message that was read awaits its next attempt."""
+        """Lets a message that was read await its next attempt."""
         now = int(time.time() * 1000)
         tail = records.tail("", "", attempt, [id_], now, cause)
         self._do(
@@ -159,11 +159,11 @@ class Lane:
         )
 
     def finish(self, *ids: str) -> None:
-        """Messages that were read are done."""
+        """Settles messages that were read as done."""
         self._do(Batch(acknowledged=list(ids), counts={"done": len(ids)}))
 
     def bury(self, id_: str, *fields: Any) -> None:
-        """A message that was read is dead; ``fields``: names and values of its letter beside its id."""
+        """Makes a message that was read dead. ``fields``: names and values of its letter, without its id."""
         self._do(Batch(acknowledged=[id_], dead=[DeadLetter(id_, fields)], counts={"dead": 1}))
 
     def _do(self, batch: Batch) -> int:

@@ -31,14 +31,15 @@ from bridge.routing.errors import ServerStartFailed
 from bridge.stack.embedded import EmbeddedServer, find_server_binary
 from bridge.testing.nodes.preloaded import read_by_apps
 
-# A shell lets what it starts in the background ignore Ctrl-C, and so would everything that tests send it to.
+# A shell lets background processes ignore Ctrl-C. Their children, to which tests send it, would ignore it too.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# Before anything starts a Java; what tests start inherits it.
+# Before the first Java starts. Processes of tests inherit it.
 os.environ.setdefault("SPARK_CONF_DIR", str(Path(__file__).parent / "sparkconf"))
 
-# How long an example takes says how busy the machine is. All else is as Hypothesis has it, which is another for CI.
+# No deadline for examples, since it would measure how busy the machine is. Other settings are Hypothesis's, which
+# differ in CI.
 hypothesis.settings.register_profile("any machine", hypothesis.settings.default, deadline=None, print_blob=True)
 hypothesis.settings.load_profile("any machine")
 
@@ -56,7 +57,7 @@ REDIS6 = "redis-6.2.14"
 
 
 def missing(reason: str) -> None:
-    """Gives the test up: skipped for a developer, failed in continuous integration, where nothing may be missing."""
+    """Skips the test. In continuous integration, where nothing may be missing, fails it."""
     if os.environ.get("CI"):
         pytest.fail(f"{reason}; in CI this is a failure", pytrace=False)
     pytest.skip(reason)
@@ -81,10 +82,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def _place(item: pytest.Item) -> tuple[bool, int]:
-    """Where a file stands among those that several processes take one after another.
+    """The position of a file among those that several processes take one after another.
 
-    What starts processes comes first, mixed (those with Spark want processors, the others mostly wait); units fill what
-    these leave at the end.
+    Files that start processes come first, mixed (those with Spark need processors, the others mostly wait). Unit tests
+    fill the rest at the end.
     """
     folder, _, _ = item.nodeid.removeprefix("tests/").partition("/")
     processes = folder in ("adopters", "adversary", "calibration", "chaos", "integration")
@@ -93,7 +94,7 @@ def _place(item: pytest.Item) -> tuple[bool, int]:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> object:
-    """The one of this project, for ``--dist loadfile``."""
+    """The scheduler of this project, for ``--dist loadfile``."""
     if config.getvalue("dist") != "loadfile":
         return None
     from tests.scheduling import Scheduling
@@ -139,11 +140,11 @@ def redis6_of_session(redis6_binary: Path, tmp_path_factory: pytest.TempPathFact
 
 def emptied(server: EmbeddedServer) -> EmbeddedServer:
     """The server without keys, scripts and clients of an earlier test."""
-    server.start()  # a test may have stopped it, against the rule; the next one shall not suffer
+    server.start()  # a test may have stopped it, against the rule
     with server.client() as client:
-        # The others first: a client that a failed test left behind must not write after the flush.
+        # Clients first: a client that a failed test left behind must not write after the flush.
         client.client_kill_filter(_type="normal", skipme=True)
-        # At once, not in a thread of the server: what is freed later would give a test with little memory more of it.
+        # Synchronously: memory that is freed later would change a test with little memory.
         client.execute_command("FLUSHALL", "SYNC")
         client.script_flush()
     return server
@@ -168,6 +169,6 @@ def server(request: pytest.FixtureRequest) -> EmbeddedServer:
 
 @pytest.fixture
 def own_server(valkey_binary: Path, tmp_path: Path) -> Iterator[EmbeddedServer]:
-    # fsync always: what a test saw written is still there after it killed the server.
+    # fsync always: a write that a test saw survives the kill of the server.
     with EmbeddedServer(binary=valkey_binary, data_dir=tmp_path / "own-server", fsync="always") as server:
         yield server

@@ -16,7 +16,7 @@ MUST_EXPIRE = ("leader", "lease:", "held:", "reply:")
 
 
 def ownerless(client: Any, lanes: Iterable[LaneKeys], allowed: Iterable[str] = ()) -> list[str]:
-    """What is wrong with the keys on the server, a line for each. ``allowed``: patterns of the test's own keys."""
+    """A line for each key on the server that breaks the rule. ``allowed``: patterns of the test's own keys."""
     problems = []
     for raw in client.scan_iter(count=1000):
         key = raw.decode(errors="surrogateescape") if isinstance(raw, bytes) else str(raw)
@@ -34,6 +34,6 @@ def ownerless(client: Any, lanes: Iterable[LaneKeys], allowed: Iterable[str] = (
 
 
 def check_keys(client: Any, *lanes: LaneKeys, allowed: Iterable[str] = ()) -> None:
-    """Raises AssertionError, with a line for each key that nobody owns."""
+    """Raises AssertionError with the lines of `ownerless`."""
     problems = ownerless(client, lanes, tuple(allowed))
     assert not problems, "\n".join(problems)

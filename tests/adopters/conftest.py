@@ -25,14 +25,14 @@ collect_ignore = ["projects"]
 
 
 class MakeStand(Protocol):
-    """Makes the stand of a project."""
+    """Makes the `Stand` of a project."""
 
     def __call__(self, project: str, environment: Environment, stream: str = "ticket_stream", **env: str) -> Stand: ...
 
 
 @pytest.fixture(scope="session")
 def frameworks(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Environment:
-    """One environment for all projects: the wheel, and what they are made with, in the versions of the lock."""
+    """One environment for all projects: the wheel and the frameworks, in the versions of the lock."""
     return make_environment(tmp_path_factory.mktemp("frameworks") / "environment", wheel, *FRAMEWORKS, locked=True)
 
 

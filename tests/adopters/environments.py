@@ -14,11 +14,11 @@ import uv
 from tests.conftest import missing
 from tests.wheel import ROOT
 
-#: What uv says when it cannot reach the index; everything else that stops it is a fault of ours.
+#: uv's errors when it cannot reach the index. Any other error is a defect of the project.
 UNREACHABLE = ("Failed to fetch", "Failed to download", "error sending request")
 
 
-#: What adopters make their projects with.
+#: The frameworks of the projects.
 FRAMEWORKS = ("django", "fastapi", "flask", "msgpack", "pytest", "uvicorn")
 
 
@@ -33,7 +33,7 @@ class Environment:
         return str(self.folder / "bin" / name)
 
     def run(self, *arguments: str, cwd: Path, timeout_s: float = 60) -> str:
-        """Runs its Python to the end; what it printed. Fails the test when it failed."""
+        """Runs its Python to the end. Returns the output. Fails the test if it fails."""
         done = subprocess.run(
             [self.command("python"), *arguments],
             cwd=cwd, env=clean_environment(), capture_output=True, text=True, timeout=timeout_s, check=False,
@@ -43,7 +43,7 @@ class Environment:
 
 
 def clean_environment() -> dict[str, str]:
-    """This process's variables without those that would lead a Python back to the checkout."""
+    """This process's variables without those that would let a Python import the checkout."""
     return {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "VIRTUAL_ENV"))}
 
 
@@ -55,7 +55,7 @@ def make_environment(
     locked: bool = False,
 ) -> Environment:
     """Installs the wheel and ``more`` into an empty environment: the newest versions that fit, the lowest that are
-    allowed, or those of the lock. Gives the test up where no package index can be reached.
+    allowed, or those of the lock. Skips the test if no package index can be reached.
     """
     _uv("venv", "--python", sys.executable, str(folder))
     environment = Environment(folder)

@@ -1,6 +1,5 @@
-"""Imports every module of the package; prints how many, and fails when one of them cannot be imported.
-
-Runs in an environment without Spark and pytest: modules that are for these may say so, and nothing else.
+"""Imports every module of the package, prints how many, and fails if one cannot be imported. Runs in an environment
+without Spark and pytest: only modules for these may fail, and only because of them.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ PROGRAMS = ("bridge.__main__",)
 
 
 def main() -> None:
-    """Goes through all of them."""
+    """Imports all modules."""
     count = 0
     root = import_module("bridge")
     assert "site-packages" in str(root.__file__), root.__file__

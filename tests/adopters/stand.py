@@ -18,7 +18,7 @@ PROJECTS = Path(__file__).parent / "projects"
 
 
 class Stand:
-    """Runs a project's programs from the folder that they are in, as its users would."""
+    """Runs a project's programs in its folder, as its users do."""
 
     def __init__(
         self, project: str, environment: Environment, nodes: NodeYard, server: EmbeddedServer, stream: str, **env: str
@@ -28,11 +28,11 @@ class Stand:
         self.environment = environment
         self.nodes = nodes
         self.redis: Redis = server.client(decode_responses=True)
-        #: The empty PYTHONPATH keeps this checkout out of sight.
+        #: The empty PYTHONPATH prevents imports from this checkout.
         self.env = {"REDIS_URL": server.url, "PYTHONPATH": "", "PYTHONDONTWRITEBYTECODE": "1", **env}
 
     def start(self, app: str, *worker_arguments: str) -> None:
-        """A master and a worker; ready when the worker is registered."""
+        """Starts a master and a worker. Returns when the worker is registered."""
         self.program("master", "bridge", "-A", app, "run", ready_text="standing by")
         worker = self.program(
             "worker", "celery", "-A", app, "worker", "-n", "w1@%h", "-c", "2", "--loglevel=INFO",
@@ -46,12 +46,12 @@ class Stand:
         wait_until(registered, description="the worker to register", timeout_s=40)
 
     def program(self, name: str, command: str, *arguments: str, ready_text: str | None = None) -> ProcessNode:
-        """A program of the environment that runs on."""
+        """Starts a program of the environment."""
         line = [self.environment.command(command), *arguments]
         return self.nodes.process(name, line, env=self.env, cwd=self.folder, ready_text=ready_text)
 
     def run(self, *arguments: str, timeout_s: float = 30) -> list[str]:
-        """Runs the environment's Python to its end; the lines that it printed."""
+        """Runs the environment's Python to its end. Returns the printed lines."""
         node = self.program(f"python-{len(self.nodes.nodes)}", "python", *arguments)
         assert node.wait(timeout_s) == 0, node.log_tail()
         return node.logs().splitlines()
@@ -74,6 +74,6 @@ class Stand:
         return [fields for _, fields in found]
 
     def log(self, ticket: str) -> list[str]:
-        """What the ticket's tasks appended, by their effects."""
+        """The values that the effects of the ticket's tasks appended."""
         found: Any = self.redis.lrange(f"log:{ticket}", 0, -1)
         return list(found)

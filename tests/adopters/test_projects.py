@@ -37,7 +37,7 @@ def test_flask_whose_tasks_run_in_its_application_context(stand: MakeStand, fram
     project.run("produce.py")
     project.wait_done(3)
 
-    # The one that was slow was cut off, and undone in the context, too
+    # The slow attempt was cut off, and rolled back within the context, too
     shop = "corner shop"
     assert project.log("T0") == [f"{shop} tea", f"{shop} undoes", f"{shop} slow", f"{shop} milk"]
 

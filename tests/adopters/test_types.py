@@ -22,7 +22,7 @@ def checkers(request: pytest.FixtureRequest, wheel: Path, tmp_path_factory: pyte
 
 
 def found_by_mypy(environment: Environment, folder: Path, name: str) -> set[int]:
-    # Celery itself is the adopter's own business: who checks strictly says so of every package without types
+    # Celery has no types of its own, so strict checks need this setting
     (folder / "mypy.ini").write_text("[mypy]\nstrict = true\n[mypy-celery.*]\nignore_missing_imports = true\n")
     output = _run(environment.command("mypy"), "--output=json", name, cwd=folder)
     return {json.loads(line)["line"] for line in output.splitlines() if line.startswith("{")}
@@ -54,7 +54,7 @@ def test_a_checker_sees_mistakes_and_nothing_else(
     assert found_by(checkers, tmp_path, "shop.py") == set()
     lines = (TYPED / "wrong.py").read_text().splitlines()
     certain = {n for n, line in enumerate(lines, 1) if line.endswith("# wrong")}
-    # Without its stubs Celery's task has any attribute, as far as mypy knows
+    # Without stubs, mypy accepts any attribute of Celery's task
     perhaps = {n for n, line in enumerate(lines, 1) if line.endswith("# wrong when Celery has types")}
     assert certain
     assert certain <= found_by(checkers, tmp_path, "wrong.py") <= certain | perhaps

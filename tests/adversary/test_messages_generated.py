@@ -1,7 +1,7 @@
 """No message and no entry of the lane's streams ends a process. Each ends done or dead with a reason, and a healthy
 ticket goes on.
 
-Against a real master and a real worker, which stay up over all examples. ``ADVERSARY_EXAMPLES`` says how many.
+One real master and one real worker handle all examples. ``ADVERSARY_EXAMPLES`` sets how many.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from bridge.testing.waiting import wait_until
 APP = "tests.apps.anything"
 SHORT = int(os.environ.get("ADVERSARY_EXAMPLES", "50"))
 LONG = 25 * SHORT
-#: Seconds that a batch of a few messages may take on a machine that stands still for a while.
+#: Seconds that a batch of a few messages may take on a machine that pauses.
 PATIENCE_S = 30.0
-#: Nothing is tried a second time, smaller: what broke the stack once has broken it.
+#: Failing examples are not shrunk: once the stack is broken, it stays broken.
 TRIED: Any = {"phases": (Phase.generate,), "database": None, "suppress_health_check": list(HealthCheck)}
 HEALTHY = "healthy"
 
@@ -65,7 +65,7 @@ values = st.recursive(
     lambda inner: st.lists(inner, max_size=5) | st.dictionaries(st.text(max_size=8), inner, max_size=5),
     max_leaves=15,
 )
-#: As Python writes it: NaN, Infinity, half of a pair of surrogates and numbers of any length, too.
+#: JSON as Python writes it, with NaN, Infinity, lone surrogates, and numbers of any length.
 payloads = values.map(lambda value: json.dumps(value).encode())
 texts = (
     payloads
@@ -113,7 +113,7 @@ orders = st.fixed_dictionaries(
     {},
     optional={
         "do": st.sampled_from(["park", "release", "drain", "resume", "transfer", "replay", "dance"]) | scalars,
-        # Of tickets that no message is of: one that an operator parks stands still, as it should.
+        # Tickets without messages, since a parked ticket would rightly stand still.
         "ticket": st.sampled_from(["parked a", "parked b"]) | st.integers() | st.lists(st.integers()),
         "consumer": st.sampled_from(["w9@nowhere", ""]) | st.integers(),
         "tickets": st.lists(st.integers()) | st.integers(),
@@ -122,7 +122,7 @@ orders = st.fixed_dictionaries(
         "reason": values,
     },
 )
-#: Of another life than that of the worker, whose own word would be believed.
+#: Not the worker's own incarnation, whose outcomes the leader would believe.
 lives = st.sampled_from([b"0" * 32, b"", b"\xff"]) | st.binary(max_size=6)
 outcomes = (
     st.tuples(lives, st.lists(outcome, max_size=4).map(json.dumps).map(str.encode) | texts).map(
@@ -164,7 +164,7 @@ happenings = st.lists(
 
 
 class SmallStack:
-    """One server, one master, one worker, over all examples."""
+    """One server, one master and one worker for all examples."""
 
     def __init__(self, server: EmbeddedServer, yard: NodeYard) -> None:
         self.server = server
@@ -220,7 +220,7 @@ def stack(valkey_binary: Path, tmp_path_factory: pytest.TempPathFactory) -> Iter
 
 
 def judge(stack: SmallStack, happened: list[tuple[str, list[bytes]]]) -> None:
-    """Lets all of it happen, and a healthy message beside it."""
+    """Pushes all entries and a healthy message beside them, and checks the results."""
     pushed = []
     for where, arguments in happened:
         if where == "message":
@@ -283,7 +283,7 @@ def test_no_message_of_many_does(stack: SmallStack, happened: list[tuple[str, li
     ids=" ".join,
 )
 def test_the_commands_read_any_data_that_lies_in_the_lane(stack: SmallStack, command: list[str]) -> None:
-    """After the examples, and with some more of each kind that nobody reads away."""
+    """Runs after the examples, with some more entries of each kind that stay in the lane."""
     for arguments in (
         [b"d", b"{"],
         [b"d", b'[["x",1,2,3,4,5,6,7,8,"done"]]'],

@@ -1,7 +1,7 @@
 """Tasks declared in every way that Celery has, some before the app has the bridge and some after.
 
 ``ADOPTED_FINALISED``: the app is finalised before it gets the bridge. ``ADOPTED_PAST``: it has one that is no task.
-Each task appends what the `__call__` of its base class has set, so that a call that was passed over shows.
+Each task appends the value that the `__call__` of its base class set, so that a skipped call is noticed.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class ContextTask(Task):
 
 
 class Above(Task):
-    """A base class that leads to the body by way of the classes above it."""
+    """A base class that calls the body through its own base classes."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         before = CONTEXT.set("above")
@@ -46,7 +46,7 @@ app.conf.update(bridge_lease=2.0, bridge_leader_lease=2.0, bridge_backoff={"base
 
 
 def append(task: Any, ticket_id: str, payload: Any) -> None:
-    """The body of all of them: fails at first where it is told to."""
+    """The body of all tasks. It fails at first if the payload says so."""
     if task.ticket.attempt <= payload.get("fails", 0):
         raise ValueError("as told")
     task.ticket.effects.rpush(f"log:{ticket_id}", CONTEXT.get())
@@ -150,7 +150,7 @@ app.tasks.register(in_registry)
 in_registry.bind(app)
 
 if os.environ.get("ADOPTED_PAST"):
-    # Past the registry, where nobody looks before the start.
+    # Added past the registry, so it is only found at the start.
     dict.__setitem__(app.tasks, "past", object())
 
 #: Task -> what its base class's `__call__` sets.

@@ -37,7 +37,7 @@ def returns(ticket_id: str, payload: Any) -> Any:
 
 @app.task(bind=True, name="anything.records", ignore_result=True)
 def records(self: Any, ticket_id: str, payload: Any) -> None:
-    """Has effects that are made of the message; some cannot be recorded, some not be applied."""
+    """Records effects from the message. Some cannot be recorded, others not applied."""
     effects = self.ticket.effects
     effects.expire(f"any:{ticket_id}", 60)
     if isinstance(payload, dict):
@@ -52,24 +52,24 @@ def records(self: Any, ticket_id: str, payload: Any) -> None:
 
 @app.task(bind=True, name="anything.commits")
 def commits(self: Any, ticket_id: str, payload: Any) -> Any:
-    """The same, written before its result is."""
+    """The same, committed before its result is stored."""
     self.ticket.effects.append(f"any:{ticket_id}", json.dumps(payload))
     return payload
 
 
 @app.task(name="anything.raises")
 def raises(ticket_id: str, payload: Any) -> None:
-    """Fails with whatever is in the message."""
+    """Fails with an error made from the message."""
     raise ValueError(ticket_id, payload)
 
 
 @app.task(bind=True, name="anything.asks")
 def asks(self: Any, ticket_id: str, payload: Any) -> None:
-    """Asks to come again, after whatever it is told."""
+    """Asks for a retry, after a delay from the message."""
     raise self.retry(countdown=payload if isinstance(payload, float) and payload < 0.01 else 0)
 
 
 @app.task(name="anything.counts", bind=True, ignore_result=True)
 def counts(self: Any, ticket_id: str, payload: Any) -> None:
-    """Of the healthy ticket beside all others."""
+    """The task of the healthy ticket."""
     self.ticket.effects.rpush(f"log:{ticket_id}", payload["n"])

@@ -22,7 +22,7 @@ app.conf.update(
 
 
 def tell(ticket_id: str, *arguments: Any) -> None:
-    """At once, whatever becomes of the message."""
+    """Records a line at once, independent of the message's outcome."""
     app.bridge.client.rpush(f"seen:{ticket_id}", " ".join(str(word) for word in arguments))
 
 
@@ -34,27 +34,27 @@ def adds(x: int, y: int, z: int) -> int:
 
 @app.task(bind=True, name="plain")
 def plain(self: Any, ticket_id: str, payload: Any) -> str:
-    """Says whether it has a ticket."""
+    """Records whether it has a ticket."""
     tell(ticket_id, "ticket" if self.ticket else "no ticket")
     return "done"
 
 
 @app.task(name="behind", ignore_result=True)
 def behind(ticket_id: str, payload: Any) -> None:
-    """Comes behind the others."""
+    """The task of the last message."""
     tell(ticket_id, "behind")
 
 
 @app.task(bind=True, name="fails", throws=(KeyError,))
 def fails(self: Any, ticket_id: str, payload: Any) -> None:
-    """Raises what is expected; tells what its caller knows by then."""
+    """Raises an expected error, and records what its caller knows at that time."""
     tell(ticket_id, self.request.retries, self.AsyncResult(self.request.id).state)
     raise KeyError("expected")
 
 
 @app.task(bind=True, name="expires", expires=4)
 def expires(self: Any, ticket_id: str, payload: Any) -> str:
-    """Is not worth anything later."""
+    """A task with an expiry."""
     tell(ticket_id, "ran")
     time.sleep(payload)
     return "in time"
@@ -69,28 +69,28 @@ def retries(self: Any, ticket_id: str, payload: Any) -> None:
 
 @app.task(bind=True, name="annotated")
 def annotated(self: Any, ticket_id: str, payload: Any) -> None:
-    """Is told by ``task_annotations`` how often it may."""
+    """Gets its number of retries from ``task_annotations``."""
     tell(ticket_id, self.request.retries)
     raise ValueError("no")
 
 
 @app.task(bind=True, name="retries_once", default_retry_delay=0)
 def retries_once(self: Any, ticket_id: str, payload: Any) -> None:
-    """Says with each retry how often it may."""
+    """Sets its number of retries with each retry."""
     tell(ticket_id, self.request.retries)
     raise self.retry(max_retries=1)
 
 
 @app.task(bind=True, name="changes")
 def changes(self: Any, ticket_id: str, payload: Any) -> None:
-    """Asks for another message than it got."""
+    """Asks for a retry with other arguments."""
     tell(ticket_id, self.request.retries)
     raise self.retry(**payload, countdown=0)
 
 
 @app.task(bind=True, name="repeats")
 def repeats(self: Any, ticket_id: str, payload: Any) -> None:
-    """Asks for the message that it got, as in old code."""
+    """Asks for a retry with its own arguments, as in old code."""
     tell(ticket_id, self.request.retries)
     if self.request.retries == 0:
         raise self.retry(args=self.request.args, kwargs=self.request.kwargs, countdown=0)
@@ -121,7 +121,7 @@ def dies(self: Any, ticket_id: str, payload: Any) -> None:
 
 @app.task(bind=True, name="progress")
 def progress(self: Any, ticket_id: str, payload: Any) -> str:
-    """Says how far it is."""
+    """Stores its progress as a state."""
     self.update_state(state="PROGRESS", meta={"half": True})
     tell(ticket_id, self.AsyncResult(self.request.id).state)
     return "done"
@@ -129,13 +129,13 @@ def progress(self: Any, ticket_id: str, payload: Any) -> str:
 
 @app.task(bind=True, name="limited", rate_limit="5/s", ignore_result=True)
 def limited(self: Any, ticket_id: str, payload: Any) -> None:
-    """Is run five times a second at most."""
+    """Runs at most five times a second."""
     tell(ticket_id, time.time())
 
 
 @app.task(bind=True, name="ends", ignore_result=True)
 def ends(self: Any, ticket_id: str, payload: Any) -> None:
-    """Ends in the ways that Celery has beside returning."""
+    """Ends with Ignore or Reject."""
     tell(ticket_id, self.request.retries)
     if payload == "ignore":
         raise Ignore
@@ -143,7 +143,7 @@ def ends(self: Any, ticket_id: str, payload: Any) -> None:
 
 
 class Handled(Task):
-    """Tells which handlers were called."""
+    """Records which handlers were called."""
 
     def before_start(self, _task_id: str, args: Any, _kwargs: Any) -> None:
         tell(args[0], "before_start")
@@ -165,7 +165,7 @@ class Handled(Task):
 
 @app.task(bind=True, name="handled", base=Handled, ignore_result=True)
 def handled(self: Any, ticket_id: str, payload: Any) -> None:
-    """Fails where it is told to."""
+    """Fails if its payload says so."""
     tell(ticket_id, "ran")
     if payload == "fails" or (payload == "fails once" and self.request.retries == 0):
         raise ValueError("as told")

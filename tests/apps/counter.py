@@ -1,6 +1,5 @@
-"""A small app that knows nothing of ``tasks/``: what an existing app looks like with the bridge, and what tests run.
-
-Every execution is written to a file of its process in ``COUNTER_LEDGER``: it survives whatever happens to the process.
+"""A small app without ``tasks/``, as an existing app looks with the bridge. Most integration tests run it. Every
+execution is written to a file of its process in ``COUNTER_LEDGER``, so that the record survives the process.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ app.conf.update(json.loads(os.environ.get("COUNTER_CONF", "{}")))
 
 @contextmanager
 def ledger(task: Any, ticket_id: str, payload: Any) -> Iterator[None]:
-    """Notes the start and, when nothing is raised, the end of an execution."""
+    """Records the start of an execution and, without an error, its end."""
 
     def note(kind: str) -> None:
         ticket = task.ticket
@@ -63,7 +62,7 @@ def ledger(task: Any, ticket_id: str, payload: Any) -> Iterator[None]:
 
 
 def fixed() -> bool:
-    """Whether what made tasks fail was mended: the key ``log:fixed``."""
+    """Whether the cause of the failures was fixed: the key ``log:fixed`` exists."""
     with app.connection_for_read() as link, link.channel() as channel:
         return bool(channel.client.exists("log:fixed"))
 
@@ -72,7 +71,7 @@ def fixed() -> bool:
 def append(self: Any, ticket_id: str, payload: Any) -> None:
     """Appends its number to the ticket's list, with the success or not at all.
 
-    Takes ``ms``; with ``attempts``, only the first so many do.
+    It takes ``ms`` milliseconds; with ``attempts``, only in so many first attempts.
     """
     with ledger(self, ticket_id, payload):
         if payload.get("ms") and self.ticket.attempt <= payload.get("attempts", self.ticket.attempt):
@@ -82,14 +81,14 @@ def append(self: Any, ticket_id: str, payload: Any) -> None:
 
 @app.task(bind=True, name="counter.add")
 def add(self: Any, ticket_id: str, payload: Any) -> dict[str, Any]:
-    """Returns a result that somebody waits for."""
+    """Returns a result."""
     self.ticket.effects.incrby(f"sum:{ticket_id}", payload["n"])
     return {"n": payload["n"], "attempt": self.ticket.attempt}
 
 
 @app.task(bind=True, name="counter.context")
 def context(self: Any, ticket_id: str, payload: Any) -> dict[str, Any]:
-    """Tells what a task can know."""
+    """Returns what a task knows about its message."""
     del ticket_id, payload
     ticket = self.ticket
     return {
@@ -145,14 +144,14 @@ def soft(self: Any, ticket_id: str, payload: Any) -> None:
 
 
 def note(kind: str, id_: str) -> None:
-    """Notes in a file what a handler or a receiver of a signal was told of a task."""
+    """Records the calls of handlers and receivers of signals in a file."""
     if "COUNTER_LEDGER" in os.environ:
         with (Path(os.environ["COUNTER_LEDGER"]) / f"noted-{id_}").open("a") as file:
             file.write(f"{kind}\n")
 
 
 class Telling(Task):
-    """Tells what Celery calls for it."""
+    """Records the handlers that Celery calls."""
 
     def on_failure(self, _exc: Any, task_id: str, *_: Any) -> None:
         note("on_failure", task_id)
@@ -177,7 +176,7 @@ def on_task_revoked(request: Any, **_: Any) -> None:
 
 
 def cut_off(self: Any, ticket_id: str, payload: Any) -> int:
-    """Until attempt ``payload['until']`` it kills its own process, or outlasts its time limit."""
+    """Kills its own process, or exceeds its time limit, until attempt ``payload['until']``."""
     with ledger(self, ticket_id, payload):
         if self.ticket.attempt < payload.get("until", 1):
             if not self.time_limit:
@@ -189,20 +188,19 @@ def cut_off(self: Any, ticket_id: str, payload: Any) -> int:
 
 @app.task(bind=True, base=Telling, name="counter.killed")
 def killed(self: Any, ticket_id: str, payload: Any) -> int:
-    """Returns its attempt; kills its process in those before."""
+    """Kills its process until attempt ``payload['until']``. Then returns its attempt."""
     return cut_off(self, ticket_id, payload)
 
 
 @app.task(bind=True, base=Telling, name="counter.overdue", time_limit=1)
 def overdue(self: Any, ticket_id: str, payload: Any) -> int:
-    """Returns its attempt; outlasts its time limit in those before."""
+    """Exceeds its time limit until attempt ``payload['until']``. Then returns its attempt."""
     return cut_off(self, ticket_id, payload)
 
 
 def hold(self: Any, ticket_id: str, payload: Any) -> dict[str, Any]:
-    """With ``gate``, waits until there is a file of that name in the ledger's folder.
-
-    It tells in a file whether it came in a bundle: what a process that is ended cannot tell otherwise.
+    """With ``gate``, waits until the ledger's folder has a file of that name. It writes into a file whether it came in
+    a bundle, since its process may be killed.
     """
     with ledger(self, ticket_id, payload):
         if "gate" in payload:
@@ -217,19 +215,19 @@ def hold(self: Any, ticket_id: str, payload: Any) -> dict[str, Any]:
 
 @app.task(bind=True, name="counter.held", ignore_result=True)
 def held(self: Any, ticket_id: str, payload: Any) -> None:
-    """Appends its number; waits at a gate before, if it has one."""
+    """Waits at its gate, if it has one, and appends its number."""
     hold(self, ticket_id, payload)
 
 
 @app.task(bind=True, name="counter.held_result")
 def held_result(self: Any, ticket_id: str, payload: Any) -> dict[str, Any]:
-    """The same, and somebody waits for its result."""
+    """The same with a result."""
     return hold(self, ticket_id, payload)
 
 
 @app.task(bind=True, name="counter.held_late", ignore_result=True, acks_late=True)
 def held_late(self: Any, ticket_id: str, payload: Any) -> None:
-    """The same of a task that Celery would acknowledge when it is done."""
+    """The same with acks_late."""
     hold(self, ticket_id, payload)
 
 
@@ -243,7 +241,9 @@ def dies(self: Any, ticket_id: str, payload: Any) -> None:
 
 @app.task(bind=True, name="counter.kills_worker", ignore_result=True)
 def kills_worker(self: Any, ticket_id: str, payload: Any) -> None:
-    """Kills its whole worker; with ``payload['unnoticed']`` its watcher first, so that nobody says so."""
+    """Kills its whole worker. With ``payload['unnoticed']`` it kills the watcher first, so that there is no death
+    notice.
+    """
     with ledger(self, ticket_id, payload):
         if payload.get("unnoticed"):
             for process in psutil.Process(os.getppid()).children():
@@ -269,7 +269,7 @@ def ignores(self: Any, ticket_id: str, payload: Any) -> None:
 
 @app.task(bind=True, name="counter.wrong_effect")
 def wrong_effect(self: Any, ticket_id: str, payload: Any) -> None:
-    """Records effects of which the last cannot be applied: none is."""
+    """Records effects, the last of which cannot be applied. So none is."""
     self.ticket.effects.rpush(f"log:{ticket_id}", payload["n"])
     self.ticket.effects.rpush(f"a-string:{ticket_id}", 1)
 
@@ -285,19 +285,19 @@ if os.environ.get("COUNTER_EXTRA"):
 
     @app.task(bind=True, name="counter.extra", ignore_result=True)
     def extra(self: Any, ticket_id: str, payload: Any) -> None:
-        """A task that only some processes have, as in the middle of a deploy."""
+        """A task that only some processes have, as during a deploy."""
 
 
 @control_command(args=[("gate", str)])
 def hang(_state: Any, gate: str) -> None:
-    """Holds the worker's loop up, and nothing else of it, until there is the file ``gate``; makes ``gate``.held."""
+    """Blocks only the worker's loop until the file ``gate`` exists. Creates ``gate``.held when it begins."""
     Path(f"{gate}.held").touch()
     while not Path(gate).exists():
         time.sleep(0.01)
 
 
 def _survive() -> None:
-    """Undoes what Celery arranged: that a pool process ends with the main process."""
+    """Removes Celery's setting that ends a pool process with the main process."""
     ctypes.CDLL(None).prctl(1, 0)  # PR_SET_PDEATHSIG
 
 
@@ -320,7 +320,7 @@ def survives_hidden(self: Any, ticket_id: str, payload: Any) -> None:
 
 @app.task(bind=True, name="counter.leaves_behind", ignore_result=True)
 def leaves_behind(self: Any, ticket_id: str, payload: Any) -> None:
-    """Forks a process that runs on, and has everything that this one has."""
+    """Forks a process that runs on, with copies of all open files."""
     if os.fork() == 0:
         _survive()
         time.sleep(payload["ms"] / 1000)
@@ -337,7 +337,7 @@ def holds_the_lock(self: Any, ticket_id: str, payload: Any) -> None:
 
 
 def undo(self: Any, lost: Any, ticket_id: str, payload: Any) -> None:
-    """Tells what it was asked to undo; raises as often as the payload wants."""
+    """Records what it has to undo. Raises as often as the payload says."""
     self.app.bridge.client.rpush(
         f"undone:{ticket_id}", json.dumps([lost.attempt, lost.fence, lost.consumer, lost.cause])
     )
@@ -348,7 +348,7 @@ def undo(self: Any, lost: Any, ticket_id: str, payload: Any) -> None:
 
 @app.task(bind=True, name="counter.undoes", ignore_result=True, bridge_rollback=undo, bridge_max_attempts=5)
 def undoes(self: Any, ticket_id: str, payload: Any) -> None:
-    """Is cut off half way until attempt ``payload['until']``: by SIGKILL, or by sleeping until something ends it."""
+    """Is cut off half way until attempt ``payload['until']``: by SIGKILL, or while it sleeps."""
     with ledger(self, ticket_id, payload):
         if self.ticket.attempt < payload["until"]:
             if payload.get("raises"):
@@ -361,9 +361,8 @@ def undoes(self: Any, ticket_id: str, payload: Any) -> None:
 
 @app.task(bind=True, name="counter.undoes_late", ignore_result=True, bridge_rollback=undo, time_limit=1)
 def undoes_late(self: Any, ticket_id: str, payload: Any) -> None:
-    """Runs into the hard time limit until attempt ``payload['until']``, and does not heed SIGTERM.
-
-    It tells how long it ran in a file: what a process that was killed cannot tell otherwise.
+    """Runs into the hard time limit until attempt ``payload['until']``, and ignores SIGTERM. It writes into a file how
+    long it ran, since its process is killed.
     """
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     beat = Path(os.environ["COUNTER_LEDGER"]) / f"beat-{self.ticket.attempt}"

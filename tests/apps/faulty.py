@@ -1,5 +1,5 @@
-"""The counter app in a product that has defects: some messages, by their ticket, make a master or a worker raise where
-nothing should. What one message provokes is its failure, and the process lives.
+"""The counter app in a product with defects: messages of some tickets make a master or a worker raise. The error is the
+failure of that message, and the process lives on.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from tests.apps.counter import app
 
 
 class Defect(Exception):
-    """What a defect raises."""
+    """The error of a defect."""
 
 
 def _defective(owner: Any, name: str, ticket_of: Any, word: str) -> None:

@@ -1,5 +1,5 @@
-"""The app `tests.apps.counter` in a worker that forgets: it takes the first message of ticket ``F`` from its queue, and
-nothing comes of it. And a task that says itself what becomes of the ticket of its dead message.
+"""The app `tests.apps.counter` in a forgetful worker: it takes the first message of ticket ``F`` from its queue and
+does nothing. And tasks that set what a dead message does to its ticket.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Member.take = take  # type: ignore[method-assign]
 
 @app.task(name="forgetful.parks", ignore_result=True, bridge_on_dead="park", bridge_max_attempts=1)
 def parks(ticket_id: str, payload: Any) -> None:
-    """Fails unless it is told to succeed."""
+    """Fails unless its payload says otherwise."""
     del ticket_id
     if not payload.get("good"):
         raise ValueError("bad")

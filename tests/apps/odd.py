@@ -26,11 +26,11 @@ app.conf.update(
     bridge_max_attempts=2,
     bridge_bundle_ms=float(os.environ.get("ODD_BUNDLE_MS", "10")),
 )
-#: What a pool process keeps open.
+#: Files that a pool process keeps open.
 kept: list[Any] = []
 
 
-#: Each is no `Exception`: Celery, Python or a library gives it a meaning.
+#: None of these is an `Exception`. Celery, Python or a library treats each in its own way.
 BASES = {
     "sys.exit": SystemExit,
     "interrupt": KeyboardInterrupt,
@@ -49,7 +49,7 @@ class Exits(Exception):
 
 
 def foreign(base: str = "Exception") -> Any:
-    """Of a class in a module that nobody else has imported."""
+    """An exception of a class in a module that no other process has imported."""
     module = sys.modules["only_here"] = ModuleType("only_here")
     exec(f"class OnlyHere({base}): pass\nOnlyHere.__module__ = 'only_here'", module.__dict__)
     return module.OnlyHere("of nobody's module")
@@ -97,10 +97,10 @@ def ends_quietly(self: Any, ticket_id: str, payload: Any) -> None:
 
 @app.task(name="odd.awaits")
 async def awaits(ticket_id: str, payload: Any) -> None:
-    """Celery would make a coroutine of it, and not run it."""
+    """Celery would create a coroutine, and not run it."""
 
 
 @app.task(name="odd.yields")
 def yields(ticket_id: str, payload: Any) -> Iterator[None]:
-    """Celery would make a generator of it."""
+    """Celery would create a generator, and not run it."""
     yield

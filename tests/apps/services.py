@@ -1,4 +1,4 @@
-"""An app of which each process may have other tasks, another name, other routes and settings, by its environment.
+"""An app whose tasks, name, routes and settings depend on each process's environment.
 
 Every task appends ``[number, its own name, its consumer]`` to the ticket's list, with its success.
 """
@@ -30,7 +30,7 @@ app.conf.update(json.loads(os.environ.get("SERVICE_SETTINGS", "{}")))
 
 
 def append(self: Any, ticket_id: str, payload: Any) -> str:
-    """Notes who ran what; raises until attempt ``payload['until']``."""
+    """Records what ran where. Raises until attempt ``payload['until']``."""
     if self.ticket.attempt < payload.get("until", 1):
         raise ValueError(f"attempt {self.ticket.attempt} fails")
     note = json.dumps([payload["n"], self.name, self.request.hostname])

@@ -18,7 +18,7 @@ SOURCE = Path(__file__).with_name("stepped.c")
 
 @cache
 def library() -> Path:
-    """The library that is preloaded. Skips the test where there is no C compiler to build it with."""
+    """Builds the library that is preloaded. Skips the test without a C compiler."""
     compiler = shutil.which("cc") or shutil.which("gcc")
     if compiler is None:
         pytest.skip("no C compiler, and so no clock to set: install gcc")
@@ -51,7 +51,7 @@ class SettableClock:
         return float(struct.unpack("q", self._page[:])[0]) / 1e6
 
     def set(self, ahead_s: float) -> None:
-        """Sets it, for all its processes in one moment."""
+        """Sets it for all its processes at once."""
         self._page[:] = struct.pack("q", int(ahead_s * 1e6))
 
     def program(self, binary: Path) -> Path:

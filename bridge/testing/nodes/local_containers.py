@@ -26,7 +26,7 @@ class ServerContainer(CeleryTestContainer):
     """A broker or result backend: an embedded server."""
 
     def __init__(self, server: EmbeddedServer, name: str = "valkey") -> None:
-        # Without super().__init__, which asks an engine about the container.
+        # Without super().__init__, which would ask an engine about the container.
         self.server = server
         self._name = name
 
@@ -49,7 +49,7 @@ class ServerContainer(CeleryTestContainer):
 
     @property
     def celeryconfig(self) -> dict[str, Any]:
-        """What Celery needs to reach it; the address is the same from inside a node and from the test."""
+        """The settings with which Celery reaches it. The address is the same inside a node and in the test."""
         return {
             "url": self.server.url,
             "host_url": self.server.url,
@@ -151,7 +151,7 @@ class ProcessContainer(CeleryWorkerContainer):
 
 
 def write_content(folder: Path, content: Mapping[str, bytes]) -> None:
-    """Lay pytest-celery's generated app, tasks and helpers out as a folder, as it would fill a container's volume."""
+    """Writes pytest-celery's generated app, tasks and helpers into a folder, as into a container's volume."""
     for name, source in content.items():
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)

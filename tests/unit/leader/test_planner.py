@@ -466,7 +466,7 @@ def crowded() -> tuple[LaneWorld, Consumer]:
 
 
 def wait_at(lane: LaneWorld, consumer: Consumer | None, *tickets: Ticket, first: bool = False) -> None:
-    """Lets tickets of the backlog wait for room at ``consumer``, as if it had had them before. None: at any consumer."""
+    """Lets tickets of the backlog wait for room at ``consumer``, which had them before. None: at any consumer."""
     for ticket in tickets:
         lane.lane.unqueue(ticket)
         ticket.queued = False

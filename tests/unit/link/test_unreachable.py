@@ -28,7 +28,7 @@ def said_of(url: str) -> str:
 
 @pytest.fixture
 def answering() -> Iterator[Callable[[bytes | ssl.SSLContext], int]]:
-    """``answering(reply)`` starts a server that answers each connection with these bytes, or in TLS. Returns its port."""
+    """``answering(reply)`` starts a server that answers with these bytes, or in TLS. Returns its port."""
     listeners: list[socket.socket] = []
 
     def listen(reply: bytes | ssl.SSLContext) -> int:

@@ -8,7 +8,7 @@ import bridge
 
 
 class Audited(Task):
-    """The company's base: keeps a connection, and notes who calls."""
+    """The project's base class: it keeps a connection, and records each call."""
 
     abstract = True
     _connection = None

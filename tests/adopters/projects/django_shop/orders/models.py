@@ -9,7 +9,7 @@ class Line(models.Model):
 
 
 class Booked(models.Model):
-    """The same, when its message was handled."""
+    """One line of an order, written when its message was handled."""
 
     order = models.CharField(max_length=20)
     number = models.IntegerField()

@@ -6,7 +6,7 @@ from orders.models import Booked
 
 
 class Command(BaseCommand):
-    """Prints what was booked of each order, in the order in which it was."""
+    """Prints the booked lines of each order, in the order of booking."""
 
     def handle(self, *args, **options):
         for order in ("A", "B"):
