@@ -49,7 +49,7 @@ read_by_apps("ADOPTED_", "ANYWHERE_", "CHAOS_", "COUNTER_", "ODD_", "SERVICE_", 
 #: The nodes of the tests are those that users get in theirs.
 pytest_plugins = ["bridge.testing.nodes.plugin"]
 
-#: Fixtures that every other one with a server asks for.
+#: Fixtures that all fixtures with a server depend on.
 NEED_A_SERVER = {"valkey_binary", "redis6_binary", "server"}
 
 VALKEY = "valkey-9.1"

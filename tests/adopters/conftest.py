@@ -38,7 +38,7 @@ def frameworks(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Environ
 
 @pytest.fixture
 def stand(own_server: EmbeddedServer, tmp_path: Path) -> Iterator[MakeStand]:
-    """All that a stand started is gone when the test is over."""
+    """Ends all processes of the stands when the test is over."""
     yard = ProcessYard(tmp_path, own_server.url)
 
     def make(project: str, environment: Environment, stream: str = "ticket_stream", **env: str) -> Stand:

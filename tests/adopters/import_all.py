@@ -8,9 +8,9 @@ import sys
 from importlib import import_module
 from pkgutil import walk_packages
 
-#: How the names of modules begin -> what these may miss.
+#: Beginning of module names -> the packages that these modules may lack.
 OPTIONAL = {"bridge.spark": {"pyspark", "pyarrow", "jinja2"}, "bridge.testing": {"pytest", "pytest_celery", "psutil"}}
-#: Programs: to import one is to run it.
+#: Programs, which run when they are imported.
 PROGRAMS = ("bridge.__main__",)
 
 

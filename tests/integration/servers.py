@@ -45,7 +45,7 @@ def make_user(admin: Redis, role: str, *options: str) -> None:
 
 
 def run_command(environment: dict[str, str], *arguments: str, app: str = APP) -> subprocess.CompletedProcess[str]:
-    """One command of the bridge's, run to its end; of this process's environment, it sees nothing of the bridge's."""
+    """Runs one command of the bridge, without the bridge's variables of this process's environment."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(tuple(preloaded.READ_LATER))}
     return preloaded.run(python_module("bridge", "-A", app, *arguments), cwd=ROOT, env={**kept, **environment})
 

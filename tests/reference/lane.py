@@ -31,7 +31,7 @@ class ReferenceLane(Contents):
     # -- who leads ---------------------------------------------------------------------------------------------------
 
     def lead(self, holder: str) -> tuple[bool, str]:
-        """Whether the holder is elected, and the token of whoever leads then."""
+        """Whether the holder is elected, and the token of the present leader."""
         if self.leader:
             return False, self.leader
         return True, self._begin(holder)

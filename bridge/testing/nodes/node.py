@@ -255,7 +255,7 @@ class NodeYard(ABC):
     ) -> WorkerNode:
         """A Celery worker, ready unless `wait` is off (start several without, then `wait_ready()` each).
 
-        With `start` off it is only kept: whoever asked for it starts it.
+        With `start` off the caller starts it.
         """
 
     @abstractmethod

@@ -44,7 +44,7 @@ def test_a_backlog_of_several_pages_is_taken_in_between_the_turns_of_a_new_leade
         return int(summary.get("pending", 0))
 
     wait_until(lambda: pending() == every, description="all to be read")
-    # When it dies, and somebody acknowledges a message of a later page by hand
+    # When it dies, and a message of a later page is acknowledged by hand
     master.kill_main()
     master.wait()
     lane.redis.xack(lane.keys.stream, lane.keys.group, ids[1][1])

@@ -17,7 +17,7 @@ from tests.integration.lanes import WITH_AND_WITHOUT_BUNDLES, LaneUnderTest
 
 TICKETS = 20
 EACH = 20
-#: Sleep of each task: long enough that something is running whenever something is killed.
+#: Sleep of each task in ms: long enough that a task is running whenever a process is killed.
 TASK_MS = 15
 
 

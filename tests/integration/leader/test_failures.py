@@ -225,7 +225,7 @@ def test_a_lost_celery_message_goes_out_again(lane: LaneUnderTest) -> None:
     quick.push("B", {"n": 0})
     worker.pause()  # so that the message stays in its queue for a moment
     queue = quick.keys.queue(worker.hostname())
-    # One of these the server may hand to a read that the worker had begun.
+    # The server may hand one of these to a read that the worker had begun.
     quick.push("C", {"n": 0})
     quick.push("D", {"n": 0})
     try:

@@ -66,7 +66,7 @@ def test_a_drained_worker_empties_under_load_and_takes_tickets_again(lane: LaneU
     assert one.running
     order(lane, "resume", consumer=one.hostname())
     wait_until(lambda: pending_at(lane, one.hostname()) > 0, description="the worker to be used again", timeout_s=5)
-    # A transfer of everything, to the other one by name; and of one ticket, to anybody
+    # A transfer of all tickets to the other worker by name, and of one ticket to any worker
     order(lane, "transfer", consumer=one.hostname(), to=two.hostname())
     order(lane, "transfer", consumer=two.hostname(), tickets=["T0", "T1"])
     lane.wait_done(20 * 20)

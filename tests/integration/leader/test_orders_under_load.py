@@ -20,7 +20,7 @@ from tests.integration.lanes import WITH_AND_WITHOUT_BUNDLES, LaneUnderTest
 
 TICKETS = 40
 EACH = 40
-#: Refusals that are as good as done: the lane has moved on since the order was drawn.
+#: Refusals that are no errors: the lane has changed since the order was drawn.
 FINE = (
     "is parked already",
     "is not parked",
@@ -160,6 +160,6 @@ def test_an_order_that_was_withdrawn_is_not_done_by_a_leader_that_had_read_it(
     master.resume()
     wait_until(lambda: "an order was withdrawn" in master.logs(), description="the leader to find that out")
     assert (lane.count("parked"), lane.redis.hgetall(lane.keys.tickets)) == (0, {})
-    # And does the next one
+    # And carries out the next one
     assert give(redis, lane.keys, Park("B"))["ok"]
     assert lane.redis.hkeys(lane.keys.tickets) == ["B"]

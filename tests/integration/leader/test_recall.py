@@ -34,7 +34,7 @@ def lane(request: pytest.FixtureRequest, nodes: NodeYard, own_server: EmbeddedSe
 
 
 def say(lane: LaneUnderTest, worker: WorkerNode, word: WorkerWord, incarnation: str | None = None) -> None:
-    """What the leader would push."""
+    """Pushes a request as the leader does."""
     found: Any = lane.redis.hget(lane.keys.consumers, worker.hostname())
     addressee = incarnation or json.loads(found)["incarnation"]
     queue = lane.keys.queue(worker.hostname())

@@ -260,7 +260,7 @@ def test_a_purge_delays_messages_and_loses_none(lane: LaneUnderTest) -> None:
     lane.master("m1")
     worker = lane.worker("w1", "--concurrency=1")
     queue = lane.keys.queue(worker.hostname())
-    # A full queue: purge takes what is there at that moment
+    # A full queue: purge deletes the messages that are in it at that moment
     worker.pause()
     lane.push_many(3, 5)
     wait_until(lambda: lane.redis.llen(queue) > 0, description="the worker's queue to fill")
@@ -404,7 +404,7 @@ def test_a_master_that_meets_a_key_of_another_type_ends_and_names_it(lane: LaneU
     lane.push("T0", {"n": 0})
     lane.wait_done(1)
 
-    # When somebody writes over a key of the lane, while a master leads
+    # When a key of the lane is overwritten by hand, while a master leads
     name = lane.keys.queue(worker.hostname()) if key == "queue" else getattr(lane.keys, key)
     worker.pause()
     lane.redis.set(name, "not the lane's") if key != "leader" else lane.redis.eval(

@@ -72,7 +72,7 @@ def test_the_next_leader_takes_back_messages_from_a_stalled_worker(lane: LaneUnd
         lane.push(f"S{n}", {"n": 0})
     queue = lane.keys.queue(deaf.hostname())
     wait_until(lambda: lane.redis.llen(queue) > 0, description="the queue to fill")
-    # When another leader comes, which sent nothing of that
+    # When another leader takes over, which sent none of them
     master.kill_main()
     master.wait()
     assert lane.count("stalled") == 0

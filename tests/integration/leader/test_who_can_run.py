@@ -63,7 +63,7 @@ class ServicesLane(LaneUnderTest):
                 give(self.asking, self.keys, Release("nobody"))
 
     def queues(self, worker: WorkerNode) -> list[str]:
-        """The Celery queues that a worker has told of."""
+        """The Celery queues that a worker has registered."""
         found: Any = self.redis.hget(self.keys.consumers, worker.hostname())
         queues: list[str] = json.loads(found)["queues"]
         return queues

@@ -102,7 +102,7 @@ def test_no_ticket_moves_while_its_worker_runs_it_although_the_servers_clock_end
             clock.set(0)
         if takes_over:
             leader.kill_main()
-        # What the second worker ran is done again, and what the first one ran.
+        # The messages that both workers ran are run again.
         lane.wait_done(4 + 4, timeout_s=60)
     finally:
         first.send(signal.SIGCONT)

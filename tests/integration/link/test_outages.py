@@ -179,7 +179,7 @@ def test_a_frozen_server_is_waited_out(lane: LaneUnderTest) -> None:
 
 def test_a_slow_server_only_slows_the_lane_down(own_server: EmbeddedServer, tmp_path: Path) -> None:
     with Proxy(own_server.port, delay_s=0.03) as proxy, closing(ProcessYard(tmp_path, proxy.url)) as yard:
-        # The default lease of a leader: a quarter of it is how long one renewal may take.
+        # The default leader lease. One renewal may take a quarter of it.
         lane = LaneUnderTest(yard, own_server, tmp_path, COUNTER_LEASE=str(LEASE_S), COUNTER_LEADER_LEASE="5")
         load = Load(lane, each=20)
         load.begin()

@@ -65,7 +65,7 @@ def answers(one: Redis) -> bool:
 )
 def test_a_lane_follows_its_primary(how: str, lease: str, sentinels: Sentinels, tmp_path: Path) -> None:
     with closing(ProcessYard(tmp_path, sentinels.url)) as yard:
-        # What the tests ask of a server, the sentinels answer as well.
+        # The sentinels also name the server for the tests.
         stand_in: Any = sentinels
         lane = LaneUnderTest(
             yard,

@@ -351,7 +351,7 @@ def test_an_order_that_no_master_answers_is_withdrawn(shop: Shop) -> None:
     shop.wait_leading()
     assert "no consumer w1" in shop.bridge("consumer", "drain", "w1", code=1)
     master.kill_main()
-    # Its lead outlives it for a while; nobody is there to take over.
+    # Its leader lease outlives it for a while, and there is no standby.
     said = shop.bridge("ticket", "park", "A", code=1)
     assert "the order was withdrawn" in said or "no master leads" in said
     assert shop.redis.xlen(shop.keys.outcomes) == 0

@@ -23,7 +23,7 @@ SMALL = ("--workers", "2", "--concurrency", "1", "--masters", "1", "--lease", "1
 
 @pytest.fixture
 def yard(tmp_path: Path) -> Iterator[ProcessYard]:
-    """Without a server: the demo brings its own."""
+    """No server: the demo starts its own."""
     made = ProcessYard(tmp_path, "redis://127.0.0.1:1/0")
     yield made
     made.close()
@@ -73,8 +73,8 @@ class TestWithSpark:
 
     @pytest.mark.long
     def test_a_dishonest_app_fails_and_the_verdict_says_why(self, yard: ProcessYard, log: Path) -> None:
-        # One event's end is kept from the ledger, another one's is written twice as an older one, and one incident
-        # gets another priority than its events say.
+        # The end of one event is missing in the ledger, that of another is written twice with an older number, and one
+        # incident has a wrong priority.
         (yard.folder / "dishonest.py").write_text(
             textwrap.dedent("""
                 from bridge.stack.demo.ledger import Kind, Record

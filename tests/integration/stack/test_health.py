@@ -55,7 +55,7 @@ def conf(file: Path) -> str:
 
 
 def is_seen_to_hang(node: ProcessNode, file: Path, healthy: Callable[[], bool]) -> None:
-    """Without waiting for as long as the check allows for: the file is made as old as it would be."""
+    """Sets the file's age instead of waiting as long as the check allows."""
     wait_until(healthy, description=f"{node.name()} to be healthy")
     os.utime(file, (LONG_AGO, LONG_AGO))
     assert not healthy()

@@ -26,7 +26,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture
 def yard(tmp_path: Path) -> Iterator[ProcessYard]:
-    """Without a server: a stack brings its own."""
+    """No server: a stack starts its own."""
     made = ProcessYard(tmp_path, "redis://127.0.0.1:1/0")
     yield made
     made.close()

@@ -157,7 +157,7 @@ def test_while_a_pool_process_still_runs_there_is_no_notice(lane: LaneUnderTest,
     worker = busy_worker(lane, task="counter.survives_hidden" if hides else "counter.survives")
     children = [line[6] for line in started(lane, 2)]
     worker.kill_main()
-    # Then nothing is said while one of them runs
+    # Then there is no notice while one of them runs
     os.kill(children[0], signal.SIGKILL)
     holds_for(lambda: not entries(lane, "died"), description="no death notice", duration_s=1.0)
     assert psutil.pid_exists(children[1])
@@ -199,7 +199,7 @@ def test_a_killed_workers_tickets_go_on_long_before_its_lease_is_over(lane: Lane
     started(lane, 1)
     lane.worker("w2", "--concurrency=1")
     lane.wait_consumers(2)
-    # The message that ran is charged, and waits its backoff of a few ms
+    # The message that ran is charged, and awaits its retry for a few ms
     victim.kill_main()
 
     wait_until(lambda: lane.count("done") == 2, description="both to be done elsewhere", timeout_s=6)

@@ -183,7 +183,7 @@ def cut(stage: Stage, worker: WorkerNode) -> None:
             with suppress(Exception):
                 stage.lane.redis.client_kill_filter(_id=client["id"])
     if worker.name().startswith(("prefork", "threads")):
-        # The others read nothing while all their slots are taken.
+        # Other pools read nothing while all their slots are busy.
         worker.wait_for_log("Connection to broker lost", timeout=30)
 
 

@@ -90,7 +90,7 @@ class Store(ReferenceLane):
     def __init__(self, keys: LaneKeys) -> None:
         super().__init__(keys)
         self.stamp = lambda key, fields: fields["message_id"] if key == keys.dead else "1-0"
-        #: Message id -> ticket, also of entries that somebody deleted.
+        #: Message id -> ticket, also of entries that were deleted by hand.
         self.owners: dict[str, str] = {}
         #: What workers have popped.
         self.parcels: list[Parcel] = []
@@ -119,7 +119,7 @@ class Store(ReferenceLane):
         assert advanced.mended == len(batch.revived), "something was dispatched or given back that was over"
         for to in batch.dispatches.values():
             for ticket, _, tail in to.runs:
-                # The oldest undone messages, in order (I2); one that was begun before comes first
+                # The oldest undone messages, in order (I2). A message that was begun before comes first
                 run = records.parse(records.record(1, tail))
                 first = list(run.ids[:1]) if begun(run) else []
                 undone = first + [id_ for id_ in self.waiting(ticket) if id_ not in first]
@@ -461,7 +461,7 @@ class LaneWorld:
 
     @contextmanager
     def adopting(self) -> Iterator[None]:
-        """Entries that are claimed are those of the store."""
+        """Lets claims work on the store."""
         with patch("bridge.leader.stream.pending.adopt", lambda _, *args: self.store.adopt(*args)):
             yield
 

@@ -194,7 +194,7 @@ def test_a_server_that_comes_and_goes_is_logged_once(clock: Clock, caplog: pytes
     assert lines(caplog) == ["Redis is away, waiting: still gone"]
     outage.over()
     assert lines(caplog) == ["Redis is back after 5.00 s"]
-    # And after a calm time the next one at once
+    # And after a calm time the next one is logged at once
     clock.now += CALM_S
     outage.met(ConnectionError("gone"))
     assert len(lines(caplog)) == 1
