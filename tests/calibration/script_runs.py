@@ -62,7 +62,8 @@ def _run(name: str, nodes: list[str]) -> None:
     reports = _Reports()
     shown = io.StringIO()
     # On one server: on the other they run among the tests of the scripts.
-    options = ["-q", "-x", "-p", "no:cacheprovider", "--tb=short", "-k", "not redis"]
+    # Nor with a look for what was not closed: it takes as long as the test, and they have it there, too.
+    options = ["-q", "-x", "-p", "no:cacheprovider", "-p", "no:unraisableexception", "--tb=short", "-k", "not redis"]
     with contextlib.redirect_stdout(shown), contextlib.redirect_stderr(shown):
         code = pytest.main([*options, *nodes], plugins=[reports])
     line = {
