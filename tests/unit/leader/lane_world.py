@@ -175,7 +175,9 @@ class Store(ReferenceLane):
         if arguments[0] == "XPENDING":
             owners = list(self.pending.values())
             if len(arguments) == 3:
-                return [0, None, None, [[name.encode(), b"%d" % owners.count(name)] for name in dict.fromkeys(owners)]]
+                ends = sorted(self.pending, key=id_key) or [""]
+                names = [[name.encode(), b"%d" % owners.count(name)] for name in dict.fromkeys(owners)]
+                return [len(owners), ends[0].encode(), ends[-1].encode(), names or None]
             after = id_key(arguments[3][1:]) if arguments[3].startswith("(") else (0, -1)
             if arguments[3] == arguments[4]:
                 after = (id_key(arguments[3])[0], id_key(arguments[3])[1] - 1)

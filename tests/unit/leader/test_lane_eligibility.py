@@ -53,12 +53,15 @@ class EligibilityMachine(LaneMachine):
         super().teardown()
 
 
-def test_no_consumer_gets_a_task_that_it_cannot_run_and_all_messages_end(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("examples", [60, pytest.param(1000, marks=[pytest.mark.long, pytest.mark.timeout(900)])])
+def test_no_consumer_gets_a_task_that_it_cannot_run_and_all_messages_end(
+    monkeypatch: pytest.MonkeyPatch, examples: int
+) -> None:
     monkeypatch.setattr("bridge.leader.stream.pending.PAGE", 10)
     run_state_machine_as_test(
         EligibilityMachine,
         settings=settings(
-            max_examples=60,
+            max_examples=examples,
             stateful_step_count=40,
             print_blob=True,
             report_multiple_bugs=False,

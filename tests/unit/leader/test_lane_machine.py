@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
@@ -192,11 +193,12 @@ class LaneMachine(RuleBasedStateMachine):
             assert (consumer.messages, consumer.parcels, consumer.backlog_ms, len(consumer.ready)) == (0, 0, 0.0, 0)
 
 
-def test_order_and_accounts_hold_after_any_steps() -> None:
+@pytest.mark.parametrize("examples", [60, pytest.param(1000, marks=[pytest.mark.long, pytest.mark.timeout(900)])])
+def test_order_and_accounts_hold_after_any_steps(examples: int) -> None:
     run_state_machine_as_test(
         LaneMachine,
         settings=settings(
-            max_examples=60,
+            max_examples=examples,
             stateful_step_count=40,
             print_blob=True,
             report_multiple_bugs=False,
