@@ -59,16 +59,22 @@ $(READY): requirements.lock pyproject.toml
 demo: $(READY) ## The whole stack with data on this machine, a worker killed on the way, a verdict at the end
 	$(BIN)/bridge demo $(DEMO_ARGS)
 
+# Tests start some ten Javas with Spark. Where this fails, they start slower.
+CLASSES := $(VENV)/spark-classes/classes.jsa
+$(CLASSES): $(READY)
+	@echo "Recording the classes that Spark loads, once for this environment (a minute)" >&2
+	-@$(BIN)/python -m tests.spark_java >/dev/null
+
 # Not $(MAKE) in the recipe itself: make -n would run it.
 CHECKS := $(MAKE) --no-print-directory --keep-going lint types
-test: $(READY) ## Lint, strict types and the tests, beside each other: everything once
+test: $(READY) $(CLASSES) ## Lint, strict types and the tests, beside each other: everything once
 	@shown=$$(mktemp); trap 'rm -f "$$shown"' EXIT; trap 'exit 130' INT TERM; \
 	$(CHECKS) >"$$shown" 2>&1 & checks=$$!; \
 	$(BIN)/python -m pytest $(BESIDE) tests $(PYTEST_ARGS); tested=$$?; \
 	wait $$checks; checked=$$?; cat "$$shown"; \
 	exit $$((tested | checked))
 
-long: $(READY) ## What make test leaves out: the same in other modes, pools and on other servers, and longer looks
+long: $(READY) $(CLASSES) ## What make test leaves out: the same in other modes, pools and on other servers, and longer looks
 	$(BIN)/python -m pytest $(BESIDE) --tier long tests $(PYTEST_ARGS)
 
 lint: $(READY) ## ruff: rules and format; import-linter: imports run one way

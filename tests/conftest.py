@@ -30,13 +30,14 @@ import pytest
 from bridge.routing.errors import ServerStartFailed
 from bridge.stack.embedded import EmbeddedServer, find_server_binary
 from bridge.testing.nodes.preloaded import read_by_apps
+from tests.spark_java import set_environment
 
 # A shell lets background processes ignore Ctrl-C. Their children, to which tests send it, would ignore it too.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Before the first Java starts. Processes of tests inherit it.
-os.environ.setdefault("SPARK_CONF_DIR", str(Path(__file__).parent / "sparkconf"))
+set_environment()
 
 # No deadline for examples, since it would measure how busy the machine is. Other settings are Hypothesis's, which
 # differ in CI.

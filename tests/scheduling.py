@@ -1,7 +1,8 @@
 """Which process takes which test file, when several take them side by side (``pytest -n``).
 
-A file stays whole. Each process that runs a file with Spark starts a Java machine, which compiles the same code for
-itself as every other; so two processes take those files first, and the others take what is left of them at the end.
+A file stays whole. Each process that runs a file with Spark starts a Java machine, which loads and compiles the same
+code for itself as every other, for some 25 seconds of a processor. So one process takes those files first, and the
+others take what is left of them at the end.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
     from xdist.workermanage import WorkerController
 
 #: Processes that take files with Spark first.
-WITH_SPARK = 2
+WITH_SPARK = 1
 
 
 def starts_spark(file: str) -> bool:
@@ -24,7 +25,7 @@ def starts_spark(file: str) -> bool:
 
 
 class Scheduling(LoadFileScheduling):
-    """Files in their order, but those with Spark for the first two processes, and the others for the rest."""
+    """Files in their order, but those with Spark for the first process, and the others for the rest."""
 
     def _assign_work_unit(self, node: WorkerController) -> None:
         spark = self.nodes.index(node) < WITH_SPARK

@@ -16,17 +16,18 @@ import pytest
 from bridge.spark.job.java import find_java
 from bridge.testing.nodes.node import NodeYard
 from bridge.testing.nodes.process import ProcessNode
+from tests.spark_java import java_options
 
 #: In Spark's own folder; what it brings is enough for a cluster of processes.
 SPARK_HOME = Path(pyspark.__file__).parent
-#: Two executors of one core, started by the driver's Java.
-LOCAL_CLUSTER = "local-cluster[2,1,1024]"
+#: Two executors of one core, started by the driver's Java; and a single one, which is a Java less.
+LOCAL_CLUSTER, ONE_EXECUTOR = "local-cluster[2,1,1024]", "local-cluster[1,1,1024]"
 #: What an executor must bring, as the page says; PySpark itself comes with Spark.
 NEEDED = ("pyarrow", "redis")
 #: Small, and quick to start.
 EXECUTORS = {
     "spark.executor.memory": "512m",
-    "spark.executor.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+    "spark.executor.extraJavaOptions": java_options(),
     "spark.sql.shuffle.partitions": "2",
 }
 

@@ -1,4 +1,4 @@
-"""Which process takes which test file: files with Spark stay with two processes as long as there are others."""
+"""Which process takes which test file: files with Spark stay with one process as long as there are others."""
 
 from __future__ import annotations
 
@@ -59,11 +59,10 @@ def scheduled(files: list[str], busy: tuple[int, ...] = (), processes: int = 4, 
     return nodes
 
 
-def test_two_processes_take_the_files_with_spark() -> None:
-    nodes = scheduled([*SPARK, *OTHERS])
-    for node in nodes[:2]:
-        assert [starts_spark(file) for file in node.files][:3] == [True] * 3
-    for node in nodes[2:]:
+def test_one_process_takes_the_files_with_spark() -> None:
+    first, *rest = scheduled([*OTHERS[:2], *SPARK, *OTHERS[2:]], busy=(1, 2, 3))
+    assert [starts_spark(file) for file in first.files[: len(SPARK)]] == [True] * len(SPARK)
+    for node in rest:
         assert not any(map(starts_spark, node.files))
 
 
@@ -78,6 +77,7 @@ def test_every_file_runs_in_one_process_whichever_is_slow(busy: tuple[int, ...])
 def test_a_process_without_files_of_its_own_takes_those_of_others() -> None:
     nodes = scheduled([*OTHERS, *SPARK], busy=(0,))
     assert len(nodes[1].files) > len(nodes[0].files)
+    assert any(starts_spark(file) for node in nodes[1:] for file in node.files)
     assert any(map(starts_spark, scheduled(SPARK)[3].files))
     assert [starts_spark(file) for file in scheduled(OTHERS)[0].files] == [False] * len(scheduled(OTHERS)[0].files)
 
@@ -85,7 +85,8 @@ def test_a_process_without_files_of_its_own_takes_those_of_others() -> None:
 @pytest.mark.parametrize(
     ("file", "does"),
     [
-        ("tests/integration/spark/test_spark_reader.py", True),
+        ("tests/integration/spark/test_spark_jobs.py", True),
+        ("tests/integration/spark/test_source_reader.py", False),
         ("tests/integration/leader/test_recovery.py", False),
         ("tests/unit/spark/test_spark_page.py", False),
     ],

@@ -137,6 +137,23 @@ def test_the_tests_and_the_checks_beside_them_fail_together(machine: Machine, fa
     assert {"ruff check ", "mypy  "} <= set(lines[1:])
 
 
+def test_what_spark_loads_is_recorded_before_the_first_tests_only(machine: Machine) -> None:
+    machine.python("python3.11")
+    assert machine.make("setup").returncode == 0
+    for name in ("ruff", "lint-imports", "mypy", "python"):
+        tool = machine.checkout / ".venv" / "bin" / name
+        tool.write_text(f"""#!/bin/sh
+            echo "{name} $2" >> "{machine.checkout}/asked"
+            case "$2" in tests.spark_java) mkdir .venv/spark-classes; touch .venv/spark-classes/classes.jsa ;; esac
+        """)
+        tool.chmod(0o755)
+    before = len(machine.asked())
+    for _ in range(2):
+        assert machine.make("test").returncode == 0
+    asked = [line for line in machine.asked()[before:] if line.startswith("python")]
+    assert asked == ["python tests.spark_java", "python pytest", "python pytest"]
+
+
 @pytest.mark.parametrize("variable", ["PYTHONPATH", "PYTHONDONTWRITEBYTECODE"])
 def test_variables_of_the_caller_do_not_change_the_environment_of_the_checkout(machine: Machine, variable: str) -> None:
     machine.python("python3.11")
