@@ -63,11 +63,7 @@ def parsed_lines(lines: DataFrame, columns: StructType, *, tolerant: bool, compa
     if tolerant:
         schema = StructType([*columns.fields]).add(MALFORMED, StringType())
         options = {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": MALFORMED}
-    wrong = fn.when(~fn.is_valid_utf8(text), fn.lit("is not valid UTF-8")).when(
-        ~_is_one_object(text), fn.lit("is not one JSON object and nothing else")
-    )
-    if compare_members:
-        wrong = wrong.otherwise(_wrong_within(text, columns))
+    wrong = what_is_wrong(text, columns, compare_members=compare_members)
     given = lines.where(text.rlike(r"\S"))
     wanted = [
         (column(field.name).cast(field.dataType) if field.name in others else column(ROW)[field.name]).alias(field.name)
@@ -81,6 +77,14 @@ def parsed_lines(lines: DataFrame, columns: StructType, *, tolerant: bool, compa
     # A filter, since Spark may remove a column that the payload leaves out, but no filter.
     checked = given.where(fn.when(wrong.isNotNull(), fn.raise_error(said)).otherwise(fn.lit(True)))
     return checked.select(*map(column, others), row).select(*wanted)
+
+
+def what_is_wrong(text: Column, columns: StructType, *, compare_members: bool = True) -> Column:
+    """What is wrong with a line of text; null when nothing is."""
+    wrong = fn.when(~fn.is_valid_utf8(text), fn.lit("is not valid UTF-8")).when(
+        ~_is_one_object(text), fn.lit("is not one JSON object and nothing else")
+    )
+    return wrong.otherwise(_wrong_within(text, columns)) if compare_members else wrong
 
 
 def _is_one_object(text: Column) -> Column:

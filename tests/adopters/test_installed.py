@@ -15,7 +15,7 @@ from tests.adopters.environments import make_environment
 pytestmark = pytest.mark.slow
 
 
-@pytest.mark.parametrize("resolution", ["lowest-direct", "highest"])
+@pytest.mark.parametrize("resolution", ["lowest-direct", pytest.param("highest", marks=pytest.mark.long)])
 def test_an_empty_environment_needs_nothing_but_the_wheel(
     resolution: Literal["lowest-direct", "highest"],
     wheel: Path,

@@ -16,7 +16,7 @@ TYPED = PROJECTS / "typed"
 CHECKERS = ("mypy", "basedpyright")
 
 
-@pytest.fixture(scope="module", params=[[], ["celery-types"]], ids=["no-stubs", "celery-types"])
+@pytest.fixture(scope="module")
 def checkers(request: pytest.FixtureRequest, wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Environment:
     return make_environment(tmp_path_factory.mktemp("typed") / "environment", wheel, *CHECKERS, *request.param)
 
@@ -45,7 +45,17 @@ def _run(*command: str, cwd: Path) -> str:
     return done.stdout
 
 
-@pytest.mark.parametrize("found_by", [found_by_mypy, found_by_pyright], ids=["mypy", "pyright"])
+@pytest.mark.parametrize(
+    ("checkers", "found_by"),
+    [
+        pytest.param([], found_by_mypy, id="no-stubs-mypy"),
+        pytest.param(["celery-types"], found_by_pyright, id="celery-types-pyright"),
+        # The same lines, with the same stubs, by the other one
+        pytest.param([], found_by_pyright, id="no-stubs-pyright", marks=pytest.mark.long),
+        pytest.param(["celery-types"], found_by_mypy, id="celery-types-mypy", marks=pytest.mark.long),
+    ],
+    indirect=["checkers"],
+)
 def test_a_checker_sees_mistakes_and_nothing_else(
     checkers: Environment, tmp_path: Path, found_by: Callable[[Environment, Path, str], set[int]]
 ) -> None:

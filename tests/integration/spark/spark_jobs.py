@@ -18,7 +18,7 @@ from click.testing import CliRunner, Result
 
 from bridge.spark.job.java import find_java
 from bridge.testing.nodes.process import ROOT
-from tests.integration.spark.spark_session import session_of
+from tests.integration.spark.spark_session import DEALT_OUT, session_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -42,7 +42,7 @@ class JobsHere:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         def shared(_name: str, *, conf: Mapping[str, str] | None = None, **_: object) -> SparkSession:
-            made = session_of(conf=conf)
+            made = session_of(conf={**DEALT_OUT, **(conf or {})})
             monkeypatch.setattr(made, "stop", lambda: None)
             return made
 

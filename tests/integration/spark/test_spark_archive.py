@@ -53,14 +53,15 @@ def session() -> SparkSession:
 def archived(
     session: SparkSession, server: EmbeddedServer, out: Path, *, only: str | None = "messages", **options: Any
 ) -> dict[str, int]:
-    """What one run of the job writes, in the session of the tests."""
+    """What one run of the job writes, in the session of the tests. Each table is a query, with processes of its own."""
     from bridge.spark.archiving.place import ArchivePlace
     from bridge.spark.archiving.run import Archive, Run
     from bridge.spark.archiving.tables import TABLES
 
     asked = Archive(
-        place=ArchivePlace(str(out)), url=server.url, stream=KEYS.stream, group=KEYS.group, tables=TABLES,
-        max_rows=1000, fail_on_data_loss=True, every_s=None, progress="json",
+        place=ArchivePlace(str(out)), url=server.url, stream=KEYS.stream, group=KEYS.group,
+        tables=tuple(table for table in TABLES if only in (None, table.name)),
+        max_rows=100, fail_on_data_loss=True, every_s=None, progress="json",
     )  # fmt: skip
     asked = replace(asked, **options)
     with asked.place.held():
@@ -215,20 +216,20 @@ def test_a_second_run_goes_on_and_a_third_finds_nothing(
     session: SparkSession, redis6: EmbeddedServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with redis6.client() as client:
-        add_messages(client, 1, 2500)
-        assert archived(session, redis6, tmp_path)["messages"] == 2500
-        add_messages(client, 2501, 2600)
-        assert archived(session, redis6, tmp_path)["messages"] == 100
+        add_messages(client, 1, 250)
+        assert archived(session, redis6, tmp_path)["messages"] == 250
+        add_messages(client, 251, 260)
+        assert archived(session, redis6, tmp_path)["messages"] == 10
     assert archived(session, redis6, tmp_path)["messages"] == 0
     assert sorted(row["payload"] for row in rows_of(tmp_path, "messages")) == sorted(
-        f'{{"n": {n}}}' for n in range(1, 2601)
+        f'{{"n": {n}}}' for n in range(1, 261)
     )
     # Epochs were of the size that was asked for, and it was told
     said = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     epochs = [
         (line["epoch"], line["rows"]) for line in said if line["event"] == "archived" and line["table"] == "messages"
     ]
-    assert epochs == [(0, 1000), (1, 1000), (2, 500), (3, 100)]
+    assert epochs == [(0, 100), (1, 100), (2, 50), (3, 10)]
     assert said[-1]["event"] == "done"
 
 
@@ -256,12 +257,12 @@ def test_entries_trimmed_before_they_were_archived_are_an_error_or_counted(
         # Of the history nothing leaves as a matter of course
         for _ in range(3):
             client.xadd(KEYS.history, {"d": "[]"})
-        archived(session, valkey, tmp_path)
+        archived(session, valkey, tmp_path, only="history")
         for _ in range(3):
             client.xadd(KEYS.history, {"d": "[]"})
         client.xtrim(KEYS.history, maxlen=1, approximate=False)
         with pytest.raises(EntriesLost, match=r"^history: 2 entries"):
-            archived(session, valkey, tmp_path, fail_on_data_loss=None)
+            archived(session, valkey, tmp_path, only="history", fail_on_data_loss=None)
     assert len(rows_of(tmp_path, "messages")) == 120
 
 
@@ -337,12 +338,12 @@ def test_a_batch_and_a_stream_of_the_source_in_spark(
     session: SparkSession, valkey: EmbeddedServer, tmp_path: Path
 ) -> None:
     with valkey.client() as client:
-        add_messages(client, 1, 2000)
+        add_messages(client, 1, 200)
     options = {"url": valkey.url, "stream": KEYS.stream}
     # A batch, in parts, with columns and types of the user's choice
     rows = session.read.format("redisstream").options(**options, fields="payload", numPartitions="4").load()
     assert (rows.rdd.getNumPartitions(), rows.columns) == (4, ["id", "payload", "enqueued_at"])
-    assert [row.payload for row in rows.collect()] == [f'{{"n": {n}}}' for n in range(1, 2001)]
+    assert [row.payload for row in rows.collect()] == [f'{{"n": {n}}}' for n in range(1, 201)]
     chosen = (
         session.read.format("redisstream")
         .schema("payload BINARY, fields MAP<STRING, BINARY>")
@@ -358,7 +359,7 @@ def test_a_batch_and_a_stream_of_the_source_in_spark(
     # A stream, in epochs of exactly the size that was asked for
     seen: list[tuple[int, int]] = []
     stream = (
-        session.readStream.format("redisstream").options(**options, maxRowsPerTrigger="800", numPartitions="2").load()
+        session.readStream.format("redisstream").options(**options, maxRowsPerTrigger="80", numPartitions="2").load()
     )
     query = (
         stream.writeStream.foreachBatch(lambda batch, epoch: seen.append((epoch, batch.count())))
@@ -367,7 +368,7 @@ def test_a_batch_and_a_stream_of_the_source_in_spark(
         .start()
     )
     query.awaitTermination()
-    assert seen == [(0, 800), (1, 800), (2, 400)]
+    assert seen == [(0, 80), (1, 80), (2, 40)]
 
 
 Ready = Callable[[], bool]

@@ -27,6 +27,7 @@ from bridge.spark.write.order import in_ticket_order
 from bridge.stack.embedded import EmbeddedServer
 from bridge.testing.nodes.process import ROOT
 from tests.integration.spark.spark_jobs import JobsHere, refused
+from tests.integration.spark.spark_session import DEALT_OUT, session_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -39,6 +40,11 @@ REAL_LOG = os.environ.get("TICKET_BRIDGE_INCIDENT_LOG", "")
 
 Row = dict[str, str]
 State = dict[str, str]
+
+
+@pytest.fixture(scope="module")
+def session() -> SparkSession:
+    return session_of(conf=DEALT_OUT)
 
 
 @pytest.fixture(scope="module")

@@ -203,7 +203,9 @@ def test_the_name_of_a_push_stays_within_the_folder_of_rejects(pusher: Pusher, t
     assert len(pq.read_table(aside)) == 4
 
 
-@pytest.mark.parametrize("name", ["row", "reason", "Payload", "TICKET_ID", "__times"])
+@pytest.mark.parametrize(
+    "name", ["row", "reason", pytest.param("Payload", marks=pytest.mark.long), "TICKET_ID", "__times"]
+)
 def test_a_sequence_may_have_any_name(pusher: Pusher, tmp_path: Path, name: str) -> None:
     path, aside = tmp_path / "log.csv", tmp_path / "aside"
     path.write_text(f"ticket,{name},seq\nA,2,2\nA,1,1\nA,x,9\nB,3,3\nB,3,4\n")

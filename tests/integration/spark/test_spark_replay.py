@@ -85,16 +85,16 @@ def in_order(many: Archive) -> dict[str, list[dict[str, str]]]:
 
 
 def test_every_ticket_comes_back_whole_in_the_order_of_its_ids_and_once(
-    session: SparkSession, server: EmbeddedServer, many: Archive, many_archive: Path
+    session: SparkSession, valkey: EmbeddedServer, many: Archive, many_archive: Path
 ) -> None:
     # When an archive is replayed, and by mistake a second time
     for _ in range(2):
-        replay(session, ask(many_archive, server))
+        replay(session, ask(many_archive, valkey))
         # Then each ticket has its messages as they were, in order
-        assert by_ticket(entries(server)) == in_order(many)
+        assert by_ticket(entries(valkey)) == in_order(many)
     # And only a deliberate second replay adds them again
-    replay(session, ask(many_archive, server, run="another"))
-    assert len(entries(server)) == 2 * len(many.messages)
+    replay(session, ask(many_archive, valkey, run="another"))
+    assert len(entries(valkey)) == 2 * len(many.messages)
 
 
 def test_a_changed_selection_is_refused_and_adds_nothing(

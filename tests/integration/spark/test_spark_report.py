@@ -20,6 +20,7 @@ from bridge.testing.nodes.process import ROOT
 from tests.integration.spark import report_reference as reference
 from tests.integration.spark.archives import START_MS, Archive, Line, Row, history, id_key, letter, random_archive
 from tests.integration.spark.spark_jobs import refused, submit
+from tests.integration.spark.spark_session import DEALT_OUT, session_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -28,6 +29,11 @@ pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(600)]
 
 SEED = int(os.environ.get("REPORT_SEED", "20"))
 TOP = 5
+
+
+@pytest.fixture(scope="module")
+def session() -> SparkSession:
+    return session_of(conf=DEALT_OUT)
 
 
 @pytest.fixture(scope="module")

@@ -25,7 +25,7 @@ from bridge.spark.write.options import parse
 from bridge.stack.embedded import EmbeddedServer
 from bridge.testing.waiting import wait_until
 from tests.integration.spark import spark_stream_job
-from tests.integration.spark.spark_session import session_of
+from tests.integration.spark.spark_session import DEALT_OUT, session_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -40,7 +40,7 @@ ROOT = Path(__file__).parents[3]
 @pytest.fixture(scope="module")
 def session() -> SparkSession:
     # Two cores, three attempts: without the second number a local Spark tries nothing twice.
-    return session_of("local[2,3]")
+    return session_of("local[2,3]", DEALT_OUT)
 
 
 def rows_of(session: SparkSession, count: int) -> DataFrame:
@@ -99,7 +99,7 @@ def test_a_task_that_fails_half_way_and_is_retried_writes_each_row_once(
     assert in_stream(valkey) == expected(3000)
     if idempotence == "watermark":
         # And what that came to is known. How much the first attempts wrote is a matter of how soon their writers began:
-        # that later ones go on behind it is shown without a JVM (test_spark_once.py).
+        # that later ones go on behind it is shown without a JVM (test_source_once.py).
         noted = summary_of(connect(valkey.url), parse({"stream": STREAM}), "r")
         assert noted is not None
         assert (noted.rows, noted.partitions) == (3000, 3)
@@ -244,9 +244,9 @@ class Driver:
         self.process.wait()
 
 
-@pytest.mark.parametrize("kills", [1, pytest.param(3, marks=pytest.mark.long)])
+@pytest.mark.long
 def test_a_driver_that_is_killed_in_the_middle_of_epochs_loses_and_doubles_nothing(
-    session: SparkSession, valkey: EmbeddedServer, tmp_path: Path, kills: int
+    session: SparkSession, valkey: EmbeddedServer, tmp_path: Path
 ) -> None:
     # Given three epochs, each far larger than the stream may get: a writer is in the middle of one when it is full
     for number in range(3):
@@ -271,7 +271,7 @@ def test_a_driver_that_is_killed_in_the_middle_of_epochs_loses_and_doubles_nothi
         return int(reader.xlen(STREAM))
 
     try:
-        for kill in range(kills):
+        for kill in range(3):
             drivers.append(Driver(*arguments))
             # When it is killed in mid-epoch, the first time after 500 rows, then after 1,500 and 2,500
             for _ in range(1 + kill % 2):
