@@ -12,10 +12,10 @@ from typing import Any, NamedTuple
 
 import orjson
 
-from bridge.routing.scripts import Word
+from bridge.routing.scripts import Argument
 
 #: Most field names and values of one dead letter: the number of arguments of one call from Lua is limited.
-MAX_LETTER_WORDS = 6000
+MAX_LETTER_ARGUMENTS = 6000
 
 
 class DeadLetter(NamedTuple):
@@ -23,17 +23,17 @@ class DeadLetter(NamedTuple):
 
     message_id: str
     #: Names and values of its other fields, alternating.
-    fields: Sequence[Word]
+    fields: Sequence[Argument]
 
     @property
     def size(self) -> int:
-        """How many words the script gets."""
-        return min(2 + len(self.fields), MAX_LETTER_WORDS)
+        """How many arguments the script gets."""
+        return min(2 + len(self.fields), MAX_LETTER_ARGUMENTS)
 
-    def words(self) -> list[Word]:
-        """All names and values, in at most `MAX_LETTER_WORDS` words."""
-        words: list[Word] = ["message_id", self.message_id, *self.fields]
-        return words if len(words) <= MAX_LETTER_WORDS else _folded(words)
+    def arguments(self) -> list[Argument]:
+        """All names and values, in at most `MAX_LETTER_ARGUMENTS` arguments."""
+        arguments: list[Argument] = ["message_id", self.message_id, *self.fields]
+        return arguments if len(arguments) <= MAX_LETTER_ARGUMENTS else _folded(arguments)
 
 
 @dataclass
@@ -60,9 +60,9 @@ class Batch:
     orders: list[str] = field(default_factory=list)
     acknowledged: list[str] = field(default_factory=list)
     given_back: list[str] = field(default_factory=list)
-    records: list[Word] = field(default_factory=list)
+    records: list[Argument] = field(default_factory=list)
     released: list[str] = field(default_factory=list)
-    retries: list[Word] = field(default_factory=list)
+    retries: list[Argument] = field(default_factory=list)
     due: list[str] = field(default_factory=list)
     dead: list[DeadLetter] = field(default_factory=list)
     #: Name in the group under which messages of a parked ticket are pending -> their ids.
@@ -85,16 +85,16 @@ class Batch:
         if ids:
             self.shelved.setdefault(name, []).extend(ids)
 
-    def sections(self) -> list[Word]:
+    def sections(self) -> list[Argument]:
         """The sections that are not empty, as the script reads them."""
-        names: list[Word] = []
-        words: list[Word] = []
+        names: list[Argument] = []
+        arguments: list[Argument] = []
         for name, _, source, words_of in SECTIONS:
             found = getattr(self, source)
             if found and (some := found if words_of is None else words_of(self)):
                 names += (name, len(some))
-                words += some
-        return [len(names) // 2, *names, *words]
+                arguments += some
+        return [len(names) // 2, *names, *arguments]
 
     def __bool__(self) -> bool:
         """Whether anything is in it. An empty batch needs no script."""
@@ -105,15 +105,15 @@ class Section(NamedTuple):
     """One list of a batch, as the script gets it."""
 
     name: str
-    #: Words of one item.
+    #: Arguments of one item.
     width: int
     #: The field of the batch; when it is empty, so is the section.
     field: str
-    #: The words of all items; None: they are the field itself.
-    words: Callable[[Batch], Sequence[Word]] | None = None
+    #: The arguments of all items; None: the field itself.
+    arguments: Callable[[Batch], Sequence[Argument]] | None = None
 
 
-def _flat(items: Iterable[Iterable[Word]]) -> list[Word]:
+def _flat(items: Iterable[Iterable[Argument]]) -> list[Argument]:
     return list(chain.from_iterable(items))
 
 
@@ -123,11 +123,11 @@ def _given_back(batch: Batch) -> list[str]:
     return [id_ for id_ in batch.given_back if id_ not in gone]
 
 
-def _dispatches(batch: Batch) -> list[Word]:
+def _dispatches(batch: Batch) -> list[Argument]:
     return _flat([(to.consumer, len(to.ids), len(to.runs), len(to.texts)) for to in batch.dispatches.values()])
 
 
-def _runs(batch: Batch) -> list[Word]:
+def _runs(batch: Batch) -> list[Argument]:
     return _flat([run for to in batch.dispatches.values() for run in to.runs])
 
 
@@ -144,7 +144,7 @@ SECTIONS = (
     Section("retries", 2, "retries"),
     Section("due", 1, "due"),
     Section("dead", 1, "dead", lambda batch: [letter.size for letter in batch.dead]),
-    Section("letters", 1, "dead", lambda batch: _flat([letter.words() for letter in batch.dead])),
+    Section("letters", 1, "dead", lambda batch: _flat([letter.arguments() for letter in batch.dead])),
     Section("revived", 1, "revived"),
     Section("counts", 2, "counts", lambda batch: _flat(batch.counts.items())),
     Section("drains", 2, "drains", lambda batch: _flat(batch.drains.items())),
@@ -155,8 +155,11 @@ SECTIONS = (
 )
 
 
-def _folded(letter: list[Word]) -> list[Word]:
+def _folded(letter: list[Argument]) -> list[Argument]:
     """A letter with too many fields for one call: the last ones become one field, ``rest``, a JSON list."""
-    kept = MAX_LETTER_WORDS - 2
-    rest = [word.decode(errors="backslashreplace") if isinstance(word, bytes) else str(word) for word in letter[kept:]]
+    kept = MAX_LETTER_ARGUMENTS - 2
+    rest = [
+        argument.decode(errors="backslashreplace") if isinstance(argument, bytes) else str(argument)
+        for argument in letter[kept:]
+    ]
     return [*letter[:kept], "rest", orjson.dumps(rest)]

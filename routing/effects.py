@@ -11,7 +11,7 @@ from redis import Redis
 
 from bridge.routing.keys import LaneKeys
 from bridge.routing.return_codes import ReturnCode, code_of, text_of
-from bridge.routing.scripts import Script, Word
+from bridge.routing.scripts import Argument, Script
 
 _APPLY = Script("apply")
 _TELL = Script("tell")
@@ -25,7 +25,7 @@ class Effect:
 
     kind: str
     check: str
-    words: tuple[Word, ...]
+    arguments: tuple[Argument, ...]
 
 
 @dataclass(frozen=True)
@@ -42,15 +42,15 @@ def apply(
     client: Redis, keys: LaneKeys, incarnation: str, successes: Sequence[Success]
 ) -> list[tuple[ReturnCode, str]]:
     """Applies effects and writes outcomes. Returns a code for each message, and for ERR what cannot be applied."""
-    args: list[Word] = [incarnation, len(successes)]
+    args: list[Argument] = [incarnation, len(successes)]
     for success in successes:
         args += (success.ticket, success.fence, success.outcome, len(success.effects))
         for effect in success.effects:
-            args += (effect.kind, effect.check, len(effect.words))
-            args += effect.words
+            args += (effect.kind, effect.check, len(effect.arguments))
+            args += effect.arguments
     nothing = keys.lease("none")
     reply = _APPLY.run(client, [keys.tickets, keys.applied, keys.outcomes, nothing], args)
-    return [(code_of(word), text_of(word).partition(" ")[2]) for word in reply]
+    return [(code_of(argument), text_of(argument).partition(" ")[2]) for argument in reply]
 
 
 def tell(client: Redis, keys: LaneKeys, incarnation: str, outcomes: bytes) -> ReturnCode:

@@ -8,7 +8,7 @@ from redis import Redis
 
 from bridge.routing.keys import LaneKeys
 from bridge.routing.return_codes import ReturnCode, code_of, text_of
-from bridge.routing.scripts import Script, Word
+from bridge.routing.scripts import Argument, Script
 
 _REGISTER = Script("register")
 _GOODBYE = Script("goodbye")
@@ -22,8 +22,8 @@ def register(
     consumer: str,
     incarnation: str,
     lease_ms: int,
-    registration: Word,
-    found: tuple[Word, str] | None,
+    registration: Argument,
+    found: tuple[Argument, str] | None,
 ) -> tuple[ReturnCode, int]:
     """Begins an incarnation. ``found``: the current registration and its incarnation; None: there is none.
 

@@ -14,7 +14,7 @@ from redis import Redis
 from bridge.routing.errors import PayloadError
 from bridge.routing.keys import push_once as push_once_key
 from bridge.routing.return_codes import ReturnCode, code_of, text_of
-from bridge.routing.scripts import Script, Word
+from bridge.routing.scripts import Argument, Script
 
 _PUSH_MANY = Script("push_many")
 _PUSH_ONCE = Script("push_once")
@@ -25,19 +25,19 @@ LOADING: tuple[tuple[str, str, str], ...] = (_PUSH_MANY.loading, _PUSH_ONCE.load
 IDEMPOTENCY_S = 86_400
 
 
-def push_many(client: Redis, stream: str, task: str, words: Sequence[bytes]) -> list[str]:
-    """Appends messages, all or none. Returns their ids. ``words``: ticket and payload of each message in turn."""
-    return ids_in(_PUSH_MANY.run(client, [stream], [task, *words]), "")
+def push_many(client: Redis, stream: str, task: str, arguments: Sequence[bytes]) -> list[str]:
+    """Appends messages, all or none. Returns their ids. ``arguments``: ticket and payload of each message in turn."""
+    return ids_in(_PUSH_MANY.run(client, [stream], [task, *arguments]), "")
 
 
 @lru_cache(maxsize=64)
-def many_opening(stream: str, task: str, words: int) -> bytes:
-    """The same call up to so many ``words``."""
-    return _PUSH_MANY.opening([stream], [task], words)
+def many_opening(stream: str, task: str, arguments: int) -> bytes:
+    """The beginning of the same call, before ``arguments`` more arguments."""
+    return _PUSH_MANY.opening([stream], [task], arguments)
 
 
 def push_once(
-    client: Redis, stream: str, task: str, words: Sequence[bytes], key: str, first: int, digest: str
+    client: Redis, stream: str, task: str, arguments: Sequence[bytes], key: str, first: int, digest: str
 ) -> list[str]:
     """Appends messages, all or none, unless they were appended under ``key`` before. Returns their ids.
 
@@ -45,13 +45,13 @@ def push_once(
     Raises `PayloadError` when other messages were pushed under the key.
     """
     keys, args = _once(stream, task, key, first, digest)
-    return ids_in(_PUSH_ONCE.run(client, keys, [*args, *words]), key)
+    return ids_in(_PUSH_ONCE.run(client, keys, [*args, *arguments]), key)
 
 
-def once_opening(stream: str, task: str, words: int, key: str, first: int, digest: str) -> bytes:
-    """The same call up to so many ``words``."""
+def once_opening(stream: str, task: str, arguments: int, key: str, first: int, digest: str) -> bytes:
+    """The beginning of the same call, before ``arguments`` more arguments."""
     keys, args = _once(stream, task, key, first, digest)
-    return _PUSH_ONCE.opening(keys, args, words)
+    return _PUSH_ONCE.opening(keys, args, arguments)
 
 
 def ids_in(reply: Sequence[bytes], key: str) -> list[str]:
@@ -61,5 +61,5 @@ def ids_in(reply: Sequence[bytes], key: str) -> list[str]:
     return text_of(reply[1]).split(" ")
 
 
-def _once(stream: str, task: str, key: str, first: int, digest: str) -> tuple[list[Word], list[Word]]:
+def _once(stream: str, task: str, key: str, first: int, digest: str) -> tuple[list[Argument], list[Argument]]:
     return [stream, push_once_key(stream, key)], [first, digest, IDEMPOTENCY_S, task]

@@ -14,7 +14,7 @@ from redis import Redis
 
 from bridge.routing.keys import push_guard, push_prefix, push_tickets, push_waiting
 from bridge.routing.return_codes import ReturnCode, code_of, text_of
-from bridge.routing.scripts import Script, Word
+from bridge.routing.scripts import Argument, Script
 
 _APPEND_ONCE = Script("append_once")
 _APPEND_PER_TICKET = Script("append_per_ticket")
@@ -47,7 +47,7 @@ class Columns:
 
     names: tuple[str, ...]
 
-    def words(self) -> list[Word]:
+    def arguments(self) -> list[Argument]:
         return [len(self.names), *self.names]
 
 
@@ -71,11 +71,13 @@ class Partition:
         """The field of the guard that holds this partition's mark."""
         return f"{self.epoch}/{self.number}"
 
-    def words(self, before: str, after: str, present: bytes, columns: Columns) -> tuple[list[Word], list[Word]]:
+    def arguments(
+        self, before: str, after: str, present: bytes, columns: Columns
+    ) -> tuple[list[Argument], list[Argument]]:
         """Keys and arguments of a chunk that moves the mark from ``before`` to ``after``, up to its values."""
-        keys: list[Word] = [self.stream, self.guard]
-        args: list[Word] = [self.epoch, self.number, _or_none(self.count), before, after]
-        return keys, [*args, _or_none(self.high_water), self.guard_ttl_s, present, *columns.words()]
+        keys: list[Argument] = [self.stream, self.guard]
+        args: list[Argument] = [self.epoch, self.number, _or_none(self.count), before, after]
+        return keys, [*args, _or_none(self.high_water), self.guard_ttl_s, present, *columns.arguments()]
 
 
 @dataclass(frozen=True)
@@ -90,14 +92,14 @@ class Tickets:
     high_water: int | None
     guard_ttl_s: int
 
-    def words(self, present: bytes, columns: Columns) -> tuple[list[Word], list[Word]]:
+    def arguments(self, present: bytes, columns: Columns) -> tuple[list[Argument], list[Argument]]:
         """Keys and arguments of a chunk, up to its rows.
 
         Rows from a writer whose clock is one period ahead or behind are seen too.
         """
-        keys: list[Word] = [self.stream]
+        keys: list[Argument] = [self.stream]
         keys += (push_tickets(self.prefix, self.period + ahead) for ahead in (0, 1, -1))
-        return keys, [_or_none(self.high_water), 3 * self.guard_ttl_s, present, *columns.words()]
+        return keys, [_or_none(self.high_water), 3 * self.guard_ttl_s, present, *columns.arguments()]
 
 
 def append_once(
@@ -110,13 +112,13 @@ def append_once(
     present: bytes = b"",
 ) -> Answer:
     """Appends rows. ``values``: their values, row by row. Without values it only moves the mark."""
-    keys, args = at.words(before, after, present, columns)
+    keys, args = at.arguments(before, after, present, columns)
     return Answer.of(_APPEND_ONCE.run(client, keys, [*args, *values]))
 
 
 def once_opening(at: Partition, before: str, after: str, columns: Columns, rows: int, present: bytes = b"") -> bytes:
     """The same call up to the values of ``rows`` rows."""
-    keys, args = at.words(before, after, present, columns)
+    keys, args = at.arguments(before, after, present, columns)
     return _APPEND_ONCE.opening(keys, args, rows * len(columns.names))
 
 
@@ -124,13 +126,13 @@ def append_per_ticket(
     client: Redis, at: Tickets, columns: Columns, values: Sequence[bytes], present: bytes = b""
 ) -> Answer:
     """Appends those rows that are new; ``values``: number and values of each. The answer's detail counts them."""
-    keys, args = at.words(present, columns)
+    keys, args = at.arguments(present, columns)
     return Answer.of(_APPEND_PER_TICKET.run(client, keys, [*args, *values]))
 
 
 def per_ticket_opening(at: Tickets, columns: Columns, rows: int, present: bytes = b"") -> bytes:
     """The same call up to the numbers and values of ``rows`` rows."""
-    keys, args = at.words(present, columns)
+    keys, args = at.arguments(present, columns)
     return _APPEND_PER_TICKET.opening(keys, args, rows * (1 + len(columns.names)))
 
 
@@ -149,5 +151,5 @@ def guard_of(stream: str, run: str, prefix: str | None = None) -> str:
     return push_guard(prefix or push_prefix(stream), run)
 
 
-def _or_none(number: int | None) -> Word:
+def _or_none(number: int | None) -> Argument:
     return "" if number is None else number

@@ -14,7 +14,7 @@ from redis.exceptions import NoScriptError
 FOLDER = files("bridge.routing").joinpath("lua")
 
 #: A script argument as it goes over the wire.
-Word = str | bytes | int | float
+Argument = str | bytes | int | float
 
 
 class Script:
@@ -25,7 +25,7 @@ class Script:
         self.text = FOLDER.joinpath(f"{name}.lua").read_text(encoding="utf-8")
         self.sha = hashlib.sha1(self.text.encode(), usedforsecurity=False).hexdigest()
 
-    def run(self, client: Redis, keys: Sequence[Word], args: Sequence[Word]) -> Any:
+    def run(self, client: Redis, keys: Sequence[Argument], args: Sequence[Argument]) -> Any:
         """Runs the script and returns its reply. One round trip; two when the server does not know the script."""
         try:
             return client.execute_command("EVALSHA", self.sha, len(keys), *keys, *args)
@@ -37,12 +37,12 @@ class Script:
         """The command that loads the script, for calls that are sent without waiting for their replies."""
         return ("SCRIPT", "LOAD", self.text)
 
-    def opening(self, keys: Sequence[Word], args: Sequence[Word], more: int) -> bytes:
+    def opening(self, keys: Sequence[Argument], args: Sequence[Argument], more: int) -> bytes:
         """The encoded call without its last ``more`` arguments. The caller sends these after it."""
-        words = [b"EVALSHA", self.sha.encode(), b"%d" % len(keys), *map(_packed, keys), *map(_packed, args)]
-        head = b"*%d\r\n" % (len(words) + more)
-        return head + b"".join(b"$%d\r\n%s\r\n" % (len(word), word) for word in words)
+        arguments = [b"EVALSHA", self.sha.encode(), b"%d" % len(keys), *map(_packed, keys), *map(_packed, args)]
+        head = b"*%d\r\n" % (len(arguments) + more)
+        return head + b"".join(b"$%d\r\n%s\r\n" % (len(argument), argument) for argument in arguments)
 
 
-def _packed(word: Word) -> bytes:
-    return word if isinstance(word, bytes) else str(word).encode()
+def _packed(argument: Argument) -> bytes:
+    return argument if isinstance(argument, bytes) else str(argument).encode()

@@ -18,7 +18,7 @@ from bridge.routing.errors import GroupMoved, LaneConflict
 from bridge.routing.keys import LaneKeys
 from bridge.routing.messages import MAX_TICKET_BYTES
 from bridge.routing.return_codes import ReturnCode, code_for_leader, text_of
-from bridge.routing.scripts import Script, Word
+from bridge.routing.scripts import Argument, Script
 
 _READ = Script("read")
 _ADVANCE = Script("advance")
@@ -78,17 +78,17 @@ class Read:
     more: bool
 
 
-def advance(client: Redis, lead: Leadership, opening: Word, batch: Batch) -> Advanced:
+def advance(client: Redis, lead: Leadership, opening: Argument, batch: Batch) -> Advanced:
     """Does the whole batch in one step.
 
     Raises `NotLeading` when another master leads, `LaneConflict` when a record is not as expected, an order was
     withdrawn, or the group is gone; nothing was changed then.
     """
     keys = lead.keys
-    args: list[Word] = [lead.token, keys.group, lead.master, batch.keep_outcomes_from, batch.fences, opening]
+    args: list[Argument] = [lead.token, keys.group, lead.master, batch.keep_outcomes_from, batch.fences, opening]
     args += (batch.history_cap, orjson.dumps(batch.history) if batch.history else "")
     args += batch.sections()
-    names: list[Word] = [
+    names: list[Argument] = [
         keys.leader,
         keys.tickets,
         keys.applied,
@@ -132,7 +132,7 @@ def read(
     Raises `NotLeading`, `GroupMoved` when the group has read to another entry, and `LaneConflict` when it is gone.
     """
     keys = lead.keys
-    args: list[Word] = [lead.token, keys.group, lead.master, count, read_to, READ_BYTES, limit, first, after]
+    args: list[Argument] = [lead.token, keys.group, lead.master, count, read_to, READ_BYTES, limit, first, after]
     reply = _READ.run(client, [keys.leader, keys.stream], args)
     code = code_for_leader(reply[0], keys)
     if code is ReturnCode.CHANGED:
@@ -156,16 +156,16 @@ def reroute(
     ``history``: rows that say so. Raises `NotLeading`.
     """
     keys = lead.keys
-    flat: list[Word] = [word for ticket in tickets for word in ticket]
+    flat: list[Argument] = [argument for ticket in tickets for argument in ticket]
     names = [keys.leader, keys.tickets, keys.retries, keys.outcomes, keys.stream, keys.lease(incarnation), keys.counts]
     names.append(keys.history)
     rows = orjson.dumps(list(history)) if history else ""
-    args: list[Word] = [lead.token, keys.group, lead.master, incarnation, last_outcome]
+    args: list[Argument] = [lead.token, keys.group, lead.master, incarnation, last_outcome]
     args += (history_cap, rows, len(flat) // 4)
     return code_for_leader(_REROUTE.run(client, names, [*args, *flat, len(ids), *ids]), keys)
 
 
-def forget(client: Redis, lead: Leadership, consumer: str, incarnation: str, registration: Word) -> ReturnCode:
+def forget(client: Redis, lead: Leadership, consumer: str, incarnation: str, registration: Argument) -> ReturnCode:
     """Removes registration, queue and group name of a consumer whose ``incarnation`` is over. Raises `NotLeading`."""
     keys = lead.keys
     names = [keys.leader, keys.consumers, keys.stream, keys.lease(incarnation), keys.queue(consumer)]
@@ -184,7 +184,7 @@ def adopt(client: Redis, lead: Leadership, consumer: str, ids: Sequence[str]) ->
     return int(reply[1])
 
 
-def resend(client: Redis, lead: Leadership, consumer: str, ticket: str, expected: str, text: Word) -> ReturnCode:
+def resend(client: Redis, lead: Leadership, consumer: str, ticket: str, expected: str, text: Argument) -> ReturnCode:
     """Puts the Celery message of a run that seems lost into its consumer's queue again, with the fences that it has.
 
     CONFLICT: the record is not ``expected`` any more; nothing was sent. Raises `NotLeading`.
@@ -221,9 +221,9 @@ def survey(client: Redis, stream: str, start: str, end: str) -> Iterator[list[tu
     while more:
         flat, more = _SURVEY.run(client, [stream], [start, end, SURVEY, READ_BYTES, MAX_TICKET_BYTES])
         if flat:
-            words = [word.decode(errors="replace") for word in flat]
-            start = f"({words[-2]}"
-            yield list(zip(words[::2], words[1::2], strict=True))
+            arguments = [argument.decode(errors="replace") for argument in flat]
+            start = f"({arguments[-2]}"
+            yield list(zip(arguments[::2], arguments[1::2], strict=True))
 
 
 def shorten(client: Redis, lead: Leadership, incarnation: str, lease_ms: int) -> None:
@@ -244,20 +244,24 @@ def floor(client: Redis, lead: Leadership, id_: str) -> None:
     code_for_leader(_FLOOR.run(client, [keys.leader, keys.floor], [lead.token, id_]), keys)
 
 
-def introduce(client: Redis, lead: Leadership, facts: Word) -> None:
+def introduce(client: Redis, lead: Leadership, facts: Argument) -> None:
     """Says which version and settings the leader has (JSON). Raises `NotLeading`."""
     keys = lead.keys
     code_for_leader(_INTRODUCE.run(client, [keys.leader, keys.about], [lead.token, facts]), keys)
 
 
 def note_tasks(
-    client: Redis, lead: Leadership, known: Mapping[str, int], forgotten: Sequence[str], unserved: Mapping[str, Word]
+    client: Redis,
+    lead: Leadership,
+    known: Mapping[str, int],
+    forgotten: Sequence[str],
+    unserved: Mapping[str, Argument],
 ) -> None:
     """Notes the tasks that a consumer could run (with the time, Unix s), those that are ``forgotten``, and those that
     messages wait for (with JSON). Raises `NotLeading`.
     """
     keys = lead.keys
-    args: list[Word] = [lead.token, len(known)]
+    args: list[Argument] = [lead.token, len(known)]
     for pair in known.items():
         args += pair
     args += [len(forgotten), *forgotten, len(unserved)]

@@ -196,7 +196,10 @@ class Eager:
 def commands_of(ticket: TicketContext) -> tuple[tuple[str, ...], ...]:
     """The recorded effects of ``ticket``, as text. Bytes that are not UTF-8 are escaped."""
     return tuple(
-        tuple(word.decode(errors="backslashreplace") if isinstance(word, bytes) else str(word) for word in effect.words)
+        tuple(
+            argument.decode(errors="backslashreplace") if isinstance(argument, bytes) else str(argument)
+            for argument in effect.arguments
+        )
         for effect in ticket.effects.recorded()
     )
 

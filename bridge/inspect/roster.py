@@ -11,7 +11,7 @@ import orjson
 
 from bridge.protocol.drain_orders import read_drain_order
 from bridge.protocol.held_runs import read_held_runs
-from bridge.protocol.names import HEADER_WORD, WorkerWord
+from bridge.protocol.names import HEADER_REQUEST, WorkerRequest
 from bridge.protocol.registration import Registration, read_registration
 from bridge.routing.errors import InputError
 from bridge.routing.groups import pending_summary
@@ -172,10 +172,10 @@ def consumers(
 
 def _is_probe(text: bytes | None) -> bool:
     """Whether a Celery message is the leader's probe: it shows whether the consumer reads its queue."""
-    if text is None or HEADER_WORD.encode() not in text:
+    if text is None or HEADER_REQUEST.encode() not in text:
         return False
     headers: dict[str, Any] = orjson.loads(text)["headers"]
-    return headers.get(HEADER_WORD) == WorkerWord.PROBE.value
+    return headers.get(HEADER_REQUEST) == WorkerRequest.PROBE.value
 
 
 def full_name(redis: Redis, keys: LaneKeys, name: str) -> str:

@@ -266,7 +266,7 @@ def commands_of_scripts(role: Role) -> frozenset[str]:
 
 
 def commands_in(script: str) -> set[str]:
-    """The commands in the text of a script: the first words of calls, and of tables that are unpacked into calls."""
+    """The commands in the text of a script: the first argument of calls, and of tables that are unpacked into calls."""
     code = re.sub(r"--.*", "", script)
     found = set()
     for command, sub in re.findall(r"[({]'([A-Z]{3,})'(?:, '([A-Z]+)')?", code):

@@ -4,7 +4,7 @@
   it could not read what is there. All versions of Ticket Bridge with one format work together.
 - The **app**: a lane belongs to the Celery app whose member came first. Another one stops: each would take the other's
   messages. The name is ``bridge_app``, or the app's own; an app without a name says nothing.
-- **Versions and settings** that differ are told once, on both sides and by `bridge status`; the lane goes on.
+- **Versions and settings** that differ are logged once, on both sides and by `bridge status`; the lane goes on.
 
 They are kept in the lane's hash ``about``, and each consumer registers its own (`bridge.protocol.registration`).
 """
@@ -76,8 +76,8 @@ def arrive(redis: Redis, app: Celery) -> None:
 def facts(app: Celery, *, master: bool) -> dict[str, Any]:
     """What a member of ``app`` says of itself."""
     names = (*SHARED, *OF_MASTERS) if master else SHARED
-    told = app.bridge.settings.lane.model_dump(mode="json", include=set(names))
-    return {"app": app_name(app), "version": package_version(), "format": LANE_FORMAT, "settings": told}
+    compared = app.bridge.settings.lane.model_dump(mode="json", include=set(names))
+    return {"app": app_name(app), "version": package_version(), "format": LANE_FORMAT, "settings": compared}
 
 
 def differences(mine: Mapping[str, Any], theirs: Mapping[str, Any]) -> list[str]:

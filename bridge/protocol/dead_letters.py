@@ -20,12 +20,12 @@ from bridge.routing.batch import DeadLetter
 
 if TYPE_CHECKING:
     from bridge.routing.messages import Message, Refusal
-    from bridge.routing.scripts import Word
+    from bridge.routing.scripts import Argument
 
 #: Bytes of a payload, or of all fields of an entry, that a letter holds.
 LETTER_BYTES = 64 * 1024
 #: Fields and values of an entry that a letter holds: what Lua can put into one call is limited.
-LETTER_WORDS = 5000
+LETTER_ARGUMENTS = 5000
 #: Most digits of a number: of a fence, in microseconds since 1970.
 DIGITS = 18
 
@@ -45,7 +45,7 @@ def given_up(
 ) -> DeadLetter:
     """The letter of a message that was given up."""
     payload = message.payload
-    fields: list[Word] = ["reason", reason, "error", error, "traceback", traceback]
+    fields: list[Argument] = ["reason", reason, "error", error, "traceback", traceback]
     fields += ("attempts", attempts, "at_ms", at_ms, "ticket_id", message.ticket, "task", message.task)
     fields += ("payload", payload[:LETTER_BYTES])
     if len(payload) > LETTER_BYTES:
@@ -56,18 +56,18 @@ def given_up(
 
 def refused(refusal: Refusal, *, at_ms: int) -> DeadLetter:
     """The letter of an entry that could never be processed."""
-    fields: list[Word] = ["reason", refusal.reason.value, "error", refusal.detail, "traceback", ""]
+    fields: list[Argument] = ["reason", refusal.reason.value, "error", refusal.detail, "traceback", ""]
     fields += ("attempts", 0, "at_ms", at_ms)
     return DeadLetter(refusal.id, fields + _as_it_came(refusal.fields))
 
 
-def _as_it_came(fields: Sequence[bytes]) -> list[Word]:
-    words: list[Word] = []
+def _as_it_came(fields: Sequence[bytes]) -> list[Argument]:
+    arguments: list[Argument] = []
     left = LETTER_BYTES
     cut = 0
     for i in range(0, len(fields), 2):
         name, value = fields[i], fields[i + 1]
-        if left <= 0 or len(words) >= LETTER_WORDS:
+        if left <= 0 or len(arguments) >= LETTER_ARGUMENTS:
             cut += len(name) + len(value)
             continue
         size = len(name) + len(value)
@@ -75,8 +75,8 @@ def _as_it_came(fields: Sequence[bytes]) -> list[Word]:
             cut += max(0, len(name) - left) + max(0, len(value) - left)
             name, value = name[:left], value[:left]
         left -= size
-        words += [_FIELD + name, value]
-    return [*words, "cut_bytes", cut] if cut else words
+        arguments += [_FIELD + name, value]
+    return [*arguments, "cut_bytes", cut] if cut else arguments
 
 
 @dataclass(frozen=True)

@@ -22,9 +22,9 @@ from bridge.protocol.names import (
     BUNDLE_TASK,
     HEADER_BASE,
     HEADER_INCARNATION,
+    HEADER_REQUEST,
     HEADER_RUNS,
-    HEADER_WORD,
-    WorkerWord,
+    WorkerRequest,
 )
 from bridge.protocol.outcomes import Kind, Outcome
 from bridge.routing.messages import Message
@@ -125,14 +125,14 @@ class Envelopes:
             )
         )
 
-    def word(self, incarnation: str, queue: str, word: WorkerWord) -> bytes:
-        """The same for a message that carries no run, but a word to the worker itself."""
+    def request(self, incarnation: str, queue: str, request: WorkerRequest) -> bytes:
+        """The same for a message without a run: a request to the worker itself."""
         parts = self._template(BUNDLE_TASK, queue, incarnation)
-        head = b'[],"%b":%b' % (HEADER_WORD.encode(), orjson.dumps(word.value))
+        head = b'[],"%b":%b' % (HEADER_REQUEST.encode(), orjson.dumps(request.value))
         own_id = b"word"
         body = orjson.dumps((b"[[],{}," + self._embed + b"]").decode())
-        told = (head, own_id, b"0", own_id, orjson.dumps(word.value), own_id, body)
-        return b"".join(piece for pair in zip(parts, (*told, b""), strict=True) for piece in pair)
+        pieces = (head, own_id, b"0", own_id, orjson.dumps(request.value), own_id, body)
+        return b"".join(piece for pair in zip(parts, (*pieces, b""), strict=True) for piece in pair)
 
     def _sample(self, name: str, ignore_result: bool, limits: Limits = (None, None)) -> tuple[dict[str, Any], bytes]:
         mark = _MARK.format
@@ -192,7 +192,7 @@ def returned(message: dict[str, Any], incarnation: str) -> list[Outcome]:
     The rest of a run goes back with its first message.
     """
     headers = message["headers"]
-    if headers.get(HEADER_INCARNATION) != incarnation or HEADER_WORD in headers:
+    if headers.get(HEADER_INCARNATION) != incarnation or HEADER_REQUEST in headers:
         return []
     base = headers[HEADER_BASE]
     if headers["task"] != BUNDLE_TASK:

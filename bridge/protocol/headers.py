@@ -59,7 +59,7 @@ def _quoted_task(name: str) -> bytes:
 
 
 def heads_of(headers: Mapping[str, Any]) -> list[RunHead]:
-    """The runs; none in a word to the worker."""
+    """The runs; none in a request to the worker."""
     return list(map(RunHead._make, headers[HEADER_RUNS]))
 
 
@@ -80,11 +80,11 @@ def bundled_runs(body: str | bytes) -> list[BundledRun]:
 
 def lost_text(lost: LostAttempt) -> bytes:
     """The header `HEADER_LOST` with its name, as JSON."""
-    told = orjson.dumps([lost.attempt, lost.fence, lost.consumer, lost.cause])
-    return b'"%b":%b' % (HEADER_LOST.encode(), told)
+    values = orjson.dumps([lost.attempt, lost.fence, lost.consumer, lost.cause])
+    return b'"%b":%b' % (HEADER_LOST.encode(), values)
 
 
 def lost_of(headers: Mapping[str, Any]) -> LostAttempt | None:
     """The attempt of the message that was cut off half way, if there was one."""
-    told = headers.get(HEADER_LOST)
-    return LostAttempt(*told) if told else None
+    values = headers.get(HEADER_LOST)
+    return LostAttempt(*values) if values else None

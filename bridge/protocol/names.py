@@ -12,18 +12,19 @@ PUSH_TASK = "bridge.push"
 #: Header: the fence base of the dispatch; a message's fence is the base plus its offset.
 HEADER_BASE = "bridge_fence"
 #: Header: a list of rows (`bridge.protocol.headers.RunHead`), one for each run that the Celery message carries; none in
-#: a word to the worker (`HEADER_WORD`). Only while a run is in doubt may an older run of its ticket still be here.
+#: a request to the worker (`HEADER_REQUEST`). Only while a run is in doubt may an older run of its ticket still be
+#: here.
 HEADER_RUNS = "bridge_runs"
 #: Header: the incarnation that the message was dispatched to; any other one refuses it.
 HEADER_INCARNATION = "bridge_incarnation"
 #: Header: ``[attempt, fence, consumer, cause]`` of an attempt of this message that was cut off half way
 #: (`bridge.routing.records.LostAttempt`).
 HEADER_LOST = "bridge_lost"
-#: Header of a Celery message that carries no run: what the leader asks of the worker, a value of `WorkerWord`.
-HEADER_WORD = "bridge_word"
+#: Header of a Celery message that carries no run: what the leader asks of the worker, a value of `WorkerRequest`.
+HEADER_REQUEST = "bridge_word"
 
 
-class WorkerWord(Enum):
+class WorkerRequest(Enum):
     """What the leader may ask of a worker, through its queue."""
 
     #: Nothing: that the message leaves the queue shows that the worker consumes.

@@ -154,5 +154,5 @@ def _outcome(row: Any) -> Outcome:
     known = _KINDS.get(kind)
     if known is None:
         raise NotUnderstood(f"an outcome of the kind {kind!r:.20}", newer=True)
-    told = (error[:ERROR_CHARS], traceback[-TRACEBACK_CHARS:]) if error or traceback else ("", "")
-    return Outcome(id_, fence, known, service_ms, started_us, *told, delay_ms)
+    texts = (error[:ERROR_CHARS], traceback[-TRACEBACK_CHARS:]) if error or traceback else ("", "")
+    return Outcome(id_, fence, known, service_ms, started_us, *texts, delay_ms)

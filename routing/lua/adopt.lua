@@ -11,13 +11,13 @@
 if redis.call('GET', KEYS[1]) ~= ARGV[1] then
   return {'DEPOSED'}
 end
-local words = {'XCLAIM', KEYS[2], ARGV[2], ARGV[3], 0}
+local arguments = {'XCLAIM', KEYS[2], ARGV[2], ARGV[3], 0}
 for i = 4, #ARGV do
-  words[#words + 1] = ARGV[i]
+  arguments[#arguments + 1] = ARGV[i]
 end
-words[#words + 1] = 'FORCE'
-words[#words + 1] = 'JUSTID'
-local claimed = redis.pcall(unpack(words))
+arguments[#arguments + 1] = 'FORCE'
+arguments[#arguments + 1] = 'JUSTID'
+local claimed = redis.pcall(unpack(arguments))
 if claimed.err then
   return {'NOGROUP'}
 end

@@ -7,12 +7,12 @@
 -- ARGV: token, group, master, first outcome id to keep ('' = keep all), and behind it, after spaces, ids before
 --       it that are kept, too, oldest first; number of fences needed,
 --       opening (the text before the fence in every Celery message), entries that the history may have, rows for the
---       history ('' = none), number of sections; of each section its name and its number of words, in the order in
---       which they are read here, without empty ones; then the words of all sections. The sections are:
+--       history ('' = none), number of sections; of each section its name and its number of arguments, in the order in
+--       which they are read here, without empty ones; then the arguments of all sections. The sections are:
 --       expected (ticket, record | ''), orders (id in the outcome stream), acknowledged (id), given_back (id),
 --       shelves (name in the group of a parked ticket, number of its ids), shelved (id), records (ticket, record),
---       released (ticket), retries (due ms, ticket), due (ticket whose retry is over), dead (number of words of a
---       letter: at most 6000), letters (word), revived (id of a letter), counts (name, amount),
+--       released (ticket), retries (due ms, ticket), due (ticket whose retry is over), dead (number of arguments of a
+--       letter: at most 6000), letters (argument), revived (id of a letter), counts (name, amount),
 --       drains (consumer, order | '' = it takes work again), dispatches (consumer, number of its ids, of its runs,
 --       of its texts), ids (id), runs (ticket, fence offset, record tail), texts (Celery message without opening).
 -- Returns: {'OK', fence base, ids acknowledged, ids that should have been pending, were not, and are now}
@@ -27,16 +27,16 @@ if redis.call('GET', KEYS[1]) ~= ARGV[1] then
   return {'DEPOSED'}
 end
 
-local told = 9
-local stop = told + 2 * ARGV[told]
+local place = 9
+local stop = place + 2 * ARGV[place]
 local at = stop
 local function section(name)
-  -- The place in ARGV before its first word, and its number of words.
-  if told == stop or ARGV[told + 1] ~= name then
+  -- The place in ARGV before its first argument, and its number of arguments.
+  if place == stop or ARGV[place + 1] ~= name then
     return at, 0
   end
-  told = told + 2
-  local first, size = at, tonumber(ARGV[told])
+  place = place + 2
+  local first, size = at, tonumber(ARGV[place])
   at = at + size
   return first, size
 end
@@ -44,22 +44,22 @@ end
 local CHUNK = 1000  -- below Lua's limit on unpacked values; even: pairs stay together
 
 local function call_chunked(head, at, n, last, more)
-  -- Calls `head` with n words behind ARGV[at], at most CHUNK of them at a time; returns the sum of the replies.
+  -- Calls `head` with n arguments behind ARGV[at], at most CHUNK of them at a time; returns the sum of the replies.
   local total = 0
   local stop = at + n
   while at < stop do
     local upto = math.min(at + CHUNK, stop)
-    local words = {unpack(head)}
-    local w = #words
+    local arguments = {unpack(head)}
+    local w = #arguments
     for i = at + 1, upto do
       w = w + 1
-      words[w] = ARGV[i]
+      arguments[w] = ARGV[i]
     end
     if last then
-      words[w + 1] = last
-      words[w + 2] = more
+      arguments[w + 1] = last
+      arguments[w + 2] = more
     end
-    local reply = redis.call(unpack(words))
+    local reply = redis.call(unpack(arguments))
     if type(reply) == 'number' then
       total = total + reply
     elseif type(reply) == 'table' then
@@ -125,11 +125,11 @@ call_chunked({'HDEL', KEYS[3]}, first, size)
 call_chunked({'ZADD', KEYS[4]}, section('retries'))
 call_chunked({'ZREM', KEYS[4]}, section('due'))
 first, size = section('dead')
-local word = section('letters')
+local argument = section('letters')
 for i = first + 1, first + size do
   local n = tonumber(ARGV[i])
-  redis.call('XADD', KEYS[8], '*', unpack(ARGV, word + 1, word + n))  -- in one call: a letter is one entry
-  word = word + n
+  redis.call('XADD', KEYS[8], '*', unpack(ARGV, argument + 1, argument + n))  -- in one call: a letter is one entry
+  argument = argument + n
 end
 call_chunked({'XDEL', KEYS[8]}, section('revived'))
 first, size = section('counts')
@@ -183,14 +183,14 @@ if fences > 0 then
     local ids, runs, texts = tonumber(ARGV[to + 2]), tonumber(ARGV[to + 3]), tonumber(ARGV[to + 4])
     claim(ARGV[to + 1], id, ids)
     id = id + ids
-    local words = {'HSET', KEYS[2]}
+    local arguments = {'HSET', KEYS[2]}
     for r = 1, runs do
-      words[#words + 1] = ARGV[run + 1]
-      words[#words + 1] = '[' .. string.format('%.0f', base + tonumber(ARGV[run + 2])) .. ARGV[run + 3]
+      arguments[#arguments + 1] = ARGV[run + 1]
+      arguments[#arguments + 1] = '[' .. string.format('%.0f', base + tonumber(ARGV[run + 2])) .. ARGV[run + 3]
       run = run + 3
-      if #words > CHUNK or r == runs then
-        redis.call(unpack(words))
-        words = {'HSET', KEYS[2]}
+      if #arguments > CHUNK or r == runs then
+        redis.call(unpack(arguments))
+        arguments = {'HSET', KEYS[2]}
       end
     end
     for i = text + 1, text + texts do

@@ -15,15 +15,15 @@
 -- Otherwise the next attempt would append a row without a mark again. Bound: O(rows).
 
 local at, of = ARGV[1] .. '/' .. ARGV[2], ARGV[1] .. '/of'
-local told = redis.call('HMGET', KEYS[2], at, of, 'floor')
-if told[3] and tonumber(ARGV[1]) < tonumber(told[3]) then
+local noted = redis.call('HMGET', KEYS[2], at, of, 'floor')
+if noted[3] and tonumber(ARGV[1]) < tonumber(noted[3]) then
   return {'LATE'}
 end
-if told[2] and ARGV[3] ~= '' and told[2] ~= ARGV[3] then
-  return {'CONFLICT', told[2]}
+if noted[2] and ARGV[3] ~= '' and noted[2] ~= ARGV[3] then
+  return {'CONFLICT', noted[2]}
 end
-if (told[1] or '0 0') ~= ARGV[4] then
-  return {'CHANGED', told[1] or '0 0'}
+if (noted[1] or '0 0') ~= ARGV[4] then
+  return {'CHANGED', noted[1] or '0 0'}
 end
 local columns = tonumber(ARGV[9])
 local first = 10 + columns
@@ -44,20 +44,20 @@ if columns == 2 and present == '' then
     call('XADD', stream, '*', one, ARGV[i], two, ARGV[i + 1])
   end
 else
-  local words = {'XADD', KEYS[1], '*'}
+  local arguments = {'XADD', KEYS[1], '*'}
   for i = first, #ARGV, columns do
     local n = 3
     for c = 0, columns - 1 do
       if present == '' or present:byte(i - first + c + 1) == 49 then
-        words[n + 1], words[n + 2] = ARGV[10 + c], ARGV[i + c]
+        arguments[n + 1], arguments[n + 2] = ARGV[10 + c], ARGV[i + c]
         n = n + 2
       end
     end
-    call(unpack(words, 1, n))
+    call(unpack(arguments, 1, n))
   end
 end
 redis.call('HSET', KEYS[2], at, ARGV[5])
-if ARGV[3] ~= '' and not told[2] then
+if ARGV[3] ~= '' and not noted[2] then
   redis.call('HSET', KEYS[2], of, ARGV[3])
 end
 return {'OK'}

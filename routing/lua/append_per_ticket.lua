@@ -60,29 +60,29 @@ end
 redis.call('HSET', KEYS[2], '', '')
 redis.call('EXPIRE', KEYS[2], ARGV[2])
 local present = ARGV[3]
-local words = {'XADD', KEYS[1], '*'}
+local arguments = {'XADD', KEYS[1], '*'}
 for _, i in ipairs(new) do
   local n = 3
   local row = (i - first) / (columns + 1) * columns
   for c = 1, columns do
     if present == '' or present:byte(row + c) == 49 then
-      words[n + 1], words[n + 2] = ARGV[4 + c], ARGV[i + c]
+      arguments[n + 1], arguments[n + 2] = ARGV[4 + c], ARGV[i + c]
       n = n + 2
     end
   end
-  redis.call(unpack(words, 1, n))
+  redis.call(unpack(arguments, 1, n))
 end
-words = {'HSET', KEYS[2]}
+arguments = {'HSET', KEYS[2]}
 local n = 2
 for ticket, number in pairs(news) do
-  words[n + 1], words[n + 2] = ticket, number
+  arguments[n + 1], arguments[n + 2] = ticket, number
   n = n + 2
   if n > 4000 then
-    redis.call(unpack(words, 1, n))
+    redis.call(unpack(arguments, 1, n))
     n = 2
   end
 end
 if n > 2 then
-  redis.call(unpack(words, 1, n))
+  redis.call(unpack(arguments, 1, n))
 end
 return {'OK', #new}

@@ -62,15 +62,15 @@ local function may_call(command, ticket, first, last)
     return true  -- before 7.0 a channel cannot be tried: see `applied` below
   end
   if tried[command] == nil then
-    local words = HARMLESS[command]
+    local arguments = HARMLESS[command]
     if command == 'HSET' then
-      words = {command, KEYS[1], ticket, redis.call('HGET', KEYS[1], ticket)}
+      arguments = {command, KEYS[1], ticket, redis.call('HGET', KEYS[1], ticket)}
     elseif command == 'HSETNX' or command == 'HINCRBY' or command == 'HINCRBYFLOAT' then
-      words = {command, KEYS[1], ticket, '1'}  -- a record exists, and is not a number
-    elseif not words then
-      words = {command, KEYS[1], unpack(ARGV, first + 2, last)}
+      arguments = {command, KEYS[1], ticket, '1'}  -- a record exists, and is not a number
+    elseif not arguments then
+      arguments = {command, KEYS[1], unpack(ARGV, first + 2, last)}
     end
-    tried[command] = not denied(redis.pcall(unpack(words)))
+    tried[command] = not denied(redis.pcall(unpack(arguments)))
   end
   if not tried[command] then
     return false

@@ -26,18 +26,18 @@ if groups.err then
 end
 local upto, names, asked, busiest, most = ARGV[2], {}, {}, 0, -1
 for i, flat in ipairs(groups) do
-  local told = {}
+  local info = {}
   for k = 1, #flat, 2 do
-    told[flat[k]] = flat[k + 1]
+    info[flat[k]] = flat[k + 1]
   end
-  names[i] = told['name']
-  if ARGV[4] == '' or ARGV[4] == told['name'] then
-    asked[#asked + 1] = told['name']
-    if told['pending'] > most then
-      busiest, most = #asked, told['pending']
+  names[i] = info['name']
+  if ARGV[4] == '' or ARGV[4] == info['name'] then
+    asked[#asked + 1] = info['name']
+    if info['pending'] > most then
+      busiest, most = #asked, info['pending']
     end
-    if younger(upto, told['last-delivered-id']) then
-      upto = told['last-delivered-id']
+    if younger(upto, info['last-delivered-id']) then
+      upto = info['last-delivered-id']
     end
   end
 end
@@ -62,8 +62,8 @@ local function read_up_to(to)
     local peak, asked_for = 1, step
     for _, entry in ipairs(entries) do
       local size = 0
-      for _, word in ipairs(entry[2]) do
-        size = size + #word
+      for _, part in ipairs(entry[2]) do
+        size = size + #part
       end
       bytes = bytes + size
       peak = math.max(peak, size)

@@ -10,9 +10,9 @@
 -- A full server refuses the first HSET and so all of it: a message without its note would be appended again.
 -- Bound: O(messages), which the caller keeps to 500 and 1 MiB, or one message that is larger.
 
-local told = redis.call('HGET', KEYS[2], ARGV[1])
-if told and told ~= '' then
-  local digest, ids = told:match('^(%x+) (.*)$')
+local noted = redis.call('HGET', KEYS[2], ARGV[1])
+if noted and noted ~= '' then
+  local digest, ids = noted:match('^(%x+) (.*)$')
   if digest ~= ARGV[2] then
     return {'CHANGED'}
   end

@@ -25,16 +25,16 @@ if ARGV[5] ~= '' then
   if groups.err then
     return {'NOGROUP'}  -- there is no stream
   end
-  for _, told in ipairs(groups) do
-    local words = {}
-    for i = 1, #told, 2 do
-      words[told[i]] = told[i + 1]
+  for _, info in ipairs(groups) do
+    local by_name = {}
+    for i = 1, #info, 2 do
+      by_name[info[i]] = info[i + 1]
     end
-    if words['name'] == ARGV[2] then
-      if words['last-delivered-id'] ~= ARGV[5] then
+    if by_name['name'] == ARGV[2] then
+      if by_name['last-delivered-id'] ~= ARGV[5] then
         return {'CHANGED'}
       end
-      read_before = words['entries-read']
+      read_before = by_name['entries-read']
     end
   end
 end
@@ -61,8 +61,8 @@ local function slim(entry, size)
     end
   end
   local own = 0
-  for _, word in ipairs(kept) do
-    own = own + #word
+  for _, part in ipairs(kept) do
+    own = own + #part
   end
   if payload and own <= limit then
     return {entry[1], kept}

@@ -22,10 +22,10 @@ if groups.err then
   return {'CHANGED'}  -- there is no stream
 end
 local found = 0
-for _, told in ipairs(groups) do
-  for i = 1, #told, 2 do
-    if told[i] == 'name' and told[i + 1] ~= ARGV[2] then
-      if not known[told[i + 1]] then
+for _, info in ipairs(groups) do
+  for i = 1, #info, 2 do
+    if info[i] == 'name' and info[i + 1] ~= ARGV[2] then
+      if not known[info[i + 1]] then
         return {'CHANGED'}
       end
       found = found + 1

@@ -25,9 +25,9 @@ if #unread == 10000 then
   return 'UNREAD'  -- there may be more than were looked at, and one of those may be its own
 end
 for _, entry in ipairs(unread) do
-  local words = entry[2]
-  for i = 1, #words, 2 do
-    if words[i] == 'i' and words[i + 1] == ARGV[4] then
+  local fields = entry[2]
+  for i = 1, #fields, 2 do
+    if fields[i] == 'i' and fields[i + 1] == ARGV[4] then
       return 'UNREAD'
     end
   end

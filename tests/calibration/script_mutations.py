@@ -42,7 +42,7 @@ SCRIPT_MUTATIONS = [
         "I1",
         ADOPT,
         "test_reroute::test_entries_are_pending_where_they_belong_wherever_they_were",
-        "words[#words + 1] = 'FORCE'\n",
+        "arguments[#arguments + 1] = 'FORCE'\n",
         "",
     ),
     # -- I2 ----------------------------------------------------------------------------------------------------------
@@ -76,7 +76,7 @@ SCRIPT_MUTATIONS = [
         "I3",
         REROUTE,
         "test_reroute::test_an_outcome_that_was_not_read_yet_comes_first",
-        "words[i] == 'i' and words[i + 1] == ARGV[4]",
+        "fields[i] == 'i' and fields[i + 1] == ARGV[4]",
         "false",
     ),
     _script(

@@ -9,7 +9,7 @@ import orjson
 
 from bridge.routing import records
 from bridge.routing.keys import LaneKeys
-from bridge.routing.scripts import Word
+from bridge.routing.scripts import Argument
 from bridge.routing.states import State
 
 Fields = dict[str, str]
@@ -18,9 +18,9 @@ Fields = dict[str, str]
 MASTER = "master"
 
 
-def text(word: Word) -> str:
-    """A word of a call as a server gives it back."""
-    return word.decode(errors="surrogateescape") if isinstance(word, bytes) else str(word)
+def text(argument: Argument) -> str:
+    """An argument of a call as a server returns it."""
+    return argument.decode(errors="surrogateescape") if isinstance(argument, bytes) else str(argument)
 
 
 class Contents:

@@ -15,7 +15,7 @@ from bridge.routing.errors import LaneConflict, NotLeading
 from bridge.routing.ids import id_key
 from bridge.routing.keys import LaneKeys
 from bridge.routing.return_codes import ReturnCode
-from bridge.routing.scripts import Word
+from bridge.routing.scripts import Argument
 from bridge.routing.transitions import Advanced, Leadership
 from tests.protocol.guards import Guard
 from tests.reference.contents import Contents, text
@@ -95,7 +95,7 @@ class ReferenceLane(Contents):
         for ticket in batch.due:
             self.retries.pop(ticket, None)
         for letter in batch.dead:
-            self.add(self.letters, self.keys.dead, dict(_pairs(letter.words())))
+            self.add(self.letters, self.keys.dead, dict(_pairs(letter.arguments())))
         for letter_id in batch.revived:
             self.letters.pop(letter_id, None)
         for name, amount in batch.counts.items():
@@ -154,7 +154,7 @@ class ReferenceLane(Contents):
         self.claim(consumer, ids)
         return sum(id_ in self.pending for id_ in ids)
 
-    def resend(self, lead: Leadership, consumer: str, ticket: str, expected: str, message: Word) -> ReturnCode:
+    def resend(self, lead: Leadership, consumer: str, ticket: str, expected: str, message: Argument) -> ReturnCode:
         self._leads(lead)
         if self.tickets.get(ticket) != expected and Guard.EXPECTED not in self.dropped:
             return ReturnCode.CONFLICT
@@ -167,7 +167,7 @@ class ReferenceLane(Contents):
         taken, self.queues[consumer] = queue[:count], queue[count:]
         return taken
 
-    def forget(self, lead: Leadership, consumer: str, incarnation: str, registration: Word) -> ReturnCode:
+    def forget(self, lead: Leadership, consumer: str, incarnation: str, registration: Argument) -> ReturnCode:
         self._leads(lead)
         if incarnation in self.leases:
             return ReturnCode.ALIVE
@@ -180,7 +180,7 @@ class ReferenceLane(Contents):
     # -- the workers' scripts ----------------------------------------------------------------------------------------
 
     def register(
-        self, consumer: str, incarnation: str, registration: Word, found: tuple[Word, str] | None
+        self, consumer: str, incarnation: str, registration: Argument, found: tuple[Argument, str] | None
     ) -> ReturnCode:
         if self.consumers.get(consumer, "") != (text(found[0]) if found else ""):
             return ReturnCode.CHANGED
@@ -212,7 +212,7 @@ class ReferenceLane(Contents):
                 self.applied[success.ticket] = success.fence
                 accepted.append(success.outcome)
                 for effect in success.effects:
-                    self.effects.setdefault(text(effect.words[1]), []).append(text(effect.words[2]))
+                    self.effects.setdefault(text(effect.arguments[1]), []).append(text(effect.arguments[2]))
             codes.append(code)
         if accepted:
             self.tell(incarnation, o=f"[{','.join(accepted)}]")
@@ -224,7 +224,7 @@ class ReferenceLane(Contents):
             return ReturnCode.STALE
         if success.fence <= done and Guard.APPLIED_ONCE not in self.dropped:
             return ReturnCode.AGAIN if success.fence == done else ReturnCode.STALE
-        wrong = any(effect.kind != "list" and effect.words[1] in self.effects for effect in success.effects)
+        wrong = any(effect.kind != "list" and effect.arguments[1] in self.effects for effect in success.effects)
         return ReturnCode.ERR if wrong else ReturnCode.OK
 
     def tell(self, incarnation: str, **fields: str) -> None:
@@ -232,5 +232,5 @@ class ReferenceLane(Contents):
         self.add(self.outcomes, self.keys.outcomes, {"i": incarnation, **fields})
 
 
-def _pairs(words: Sequence[Word]) -> list[tuple[str, str]]:
-    return list(zip(map(text, words[::2]), map(text, words[1::2]), strict=True))
+def _pairs(arguments: Sequence[Argument]) -> list[tuple[str, str]]:
+    return list(zip(map(text, arguments[::2]), map(text, arguments[1::2]), strict=True))

@@ -11,7 +11,7 @@ import orjson
 import pytest
 
 from bridge.routing import records
-from bridge.routing.batch import MAX_LETTER_WORDS, SECTIONS, Batch, DeadLetter
+from bridge.routing.batch import MAX_LETTER_ARGUMENTS, SECTIONS, Batch, DeadLetter
 from bridge.routing.errors import LaneConflict, NotLeading
 from bridge.routing.transitions import Advanced, Leadership, advance
 from tests.scripts.world import (
@@ -170,7 +170,7 @@ def test_an_empty_batch_changes_nothing(world: World) -> None:
 def test_a_dead_letter_of_any_size_is_one_entry(fresh: World) -> None:
     # Given letters below, at and above what one call takes at a time
     letters = [
-        DeadLetter(f"{n}-0", [word for i in range(n) for word in (f"field:{i}", f"value {i}")])
+        DeadLetter(f"{n}-0", [argument for i in range(n) for argument in (f"field:{i}", f"value {i}")])
         for n in (1, 499, 500, 501, 2999)
     ]
     advance(fresh.client, fresh.lead, OPENING, Batch(dead=letters))
@@ -185,7 +185,7 @@ def test_a_letter_with_more_fields_than_one_call_can_take_folds_the_last_ones(fr
     advance(fresh.client, fresh.lead, OPENING, Batch(dead=[letter]))
     # Then it is one letter, and nothing of it is missing
     [fields] = fields_of(fresh.snapshot(), fresh.keys.dead)
-    assert len(fields) == MAX_LETTER_WORDS // 2
+    assert len(fields) == MAX_LETTER_ARGUMENTS // 2
     rest = orjson.loads(fields["rest"])
     assert rest[-2:] == ["f4999", "\\xff4999"]
     assert len(fields) - 1 + len(rest) // 2 == 1 + len(letter.fields) // 2
@@ -321,7 +321,7 @@ def test_five_thousand_acknowledgements_and_three_thousand_runs_fit_one_batch(fr
     fresh.client.hset(keys.tickets, mapping=held)
     fresh.client.hset(keys.applied, mapping=dict.fromkeys(held, 1))
     batch = Batch(expected={**held, **{f"new-{i}": "" for i in range(3000)}}, acknowledged=old, released=list(held))
-    batch.retries = [word for i in range(1500) for word in (i, f"later-{i}")]
+    batch.retries = [argument for i in range(1500) for argument in (i, f"later-{i}")]
     batch.given_back = new
     for consumer in range(3):
         mine = [(f"new-{i}", [new[i]]) for i in range(consumer, 3000, 3)]
@@ -346,8 +346,8 @@ def test_five_thousand_acknowledgements_and_three_thousand_runs_fit_one_batch(fr
 def test_no_list_is_cut_at_the_edge_of_a_chunk(fresh: World) -> None:
     for count in (1, 499, 500, 501, 999, 1000, 1001, 2000, 2001):
         names = [f"t{i}" for i in range(count)]
-        batch = Batch(records=[word for name in names for word in (name, f"[0,1,{name}]")])
-        batch.retries = [word for i, name in enumerate(names) for word in (i, name)]
+        batch = Batch(records=[argument for name in names for argument in (name, f"[0,1,{name}]")])
+        batch.retries = [argument for i, name in enumerate(names) for argument in (i, name)]
         advance(fresh.client, fresh.lead, OPENING, batch)
         after = fresh.snapshot()
         assert after[fresh.keys.tickets]["value"] == {name: f"[0,1,{name}]" for name in names}

@@ -162,7 +162,7 @@ def test_times_to_live_streams_places_and_publications_are_effects_too(world: Wo
 def test_every_allowed_command_was_seen_here() -> None:
     seen = {"EXPIRE", "PEXPIRE", "PERSIST", "XADD", "GEOADD", "PUBLISH"}
     for record in [*(w[1] for w in WRITES.values()), *(w[1] for w in ON_WHAT_IS_THERE.values())]:
-        seen |= {str(effect.words[0]) for effect in recorded(record)}
+        seen |= {str(effect.arguments[0]) for effect in recorded(record)}
     # DECRBY is written as INCRBY.
     assert seen == set(COMMANDS) - {"DECRBY"}
 
@@ -478,7 +478,7 @@ def test_effects_are_all_applied_or_none(worlds: EmbeddedServer, calls: list[Cal
         for i in sorted(seeds):
             connected.execute_command(*SEED_COMMANDS[i])
         for effect in effects.recorded():
-            connected.execute_command(*effect.words)
+            connected.execute_command(*effect.arguments)
         plain = snapshot(connected)
         assert {k: _comparable(v) for k, v in after.items() if k.startswith("user:")} == {
             k: _comparable(v) for k, v in plain.items()

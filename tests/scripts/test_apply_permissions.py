@@ -47,7 +47,7 @@ def every_command() -> dict[str, Callable[[Effects], object]]:
     calls["publish"] = lambda e: e.publish("user:k", "hello")
     of: dict[str, Callable[[Effects], object]] = {}
     for record in calls.values():
-        of.setdefault(str(recorded(record)[0].words[0]), record)
+        of.setdefault(str(recorded(record)[0].arguments[0]), record)
     return of
 
 

@@ -52,7 +52,7 @@ MUTATIONS = {
     ),
     "outcomes are read, before tickets move": (
         transitions._REROUTE,
-        "if words[i] == 'i' and words[i + 1] == ARGV[4] then",
+        "if fields[i] == 'i' and fields[i + 1] == ARGV[4] then",
         _NEVER,
     ),
     "a fence is newer than all before": (

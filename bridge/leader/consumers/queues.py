@@ -20,7 +20,7 @@ from celery.utils.log import get_logger
 from bridge.leader.picture.pieces import Consumer
 from bridge.protocol.envelope import returned
 from bridge.protocol.headers import heads_of
-from bridge.protocol.names import WorkerWord
+from bridge.protocol.names import WorkerRequest
 from bridge.routing.batch import Batch
 from bridge.routing.transitions import recall
 
@@ -65,7 +65,7 @@ class Queues:
         self._lane.free_ready(consumer)
         self.take_back(consumer, batch)
         if consumer.tickets:
-            self._steps.say(consumer, WorkerWord.GIVE_BACK, batch)
+            self._steps.request(consumer, WorkerRequest.GIVE_BACK, batch)
 
     def take_back(self, consumer: Consumer, batch: Batch) -> int:
         """Takes back the messages that ``consumer`` has not taken from its queue. Returns the number of runs."""
@@ -105,7 +105,7 @@ class Queues:
         self._lane.free_ready(consumer)
         runs = self.take_back(consumer, batch)
         batch.count("stalled")
-        self._steps.say(consumer, WorkerWord.PROBE, batch)
+        self._steps.request(consumer, WorkerRequest.PROBE, batch)
         logger.warning(
             "consumer %s holds its lease and takes nothing from its queue: %d runs go elsewhere", consumer.name, runs
         )

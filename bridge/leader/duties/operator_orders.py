@@ -20,7 +20,7 @@ from redis.exceptions import ResponseError
 from bridge.leader.picture.pieces import Consumer, Ticket
 from bridge.protocol.dead_letters import read_letter
 from bridge.protocol.drain_orders import DrainOrder
-from bridge.protocol.names import WorkerWord
+from bridge.protocol.names import WorkerRequest
 from bridge.protocol.orders import Drain, Order, Park, Release, Replay, Resume, Transfer, read_order
 from bridge.protocol.outcome_entries import EntryKind, Notice
 from bridge.protocol.outcomes import is_id
@@ -186,7 +186,7 @@ class OperatorOrders:
             ticket.moving = to
         moved = len(ready) + self._queues.take_back(consumer, batch)
         if flying:
-            self._steps.say(consumer, WorkerWord.GIVE_BACK, batch)
+            self._steps.request(consumer, WorkerRequest.GIVE_BACK, batch)
         return {"ok": True, "moved": moved, "running": sum(1 for ticket in flying if ticket.run)}
 
     def _consumer(self, name: str) -> Consumer | None:

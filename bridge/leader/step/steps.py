@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from bridge.leader.picture.planner import Planner
     from bridge.leader.picture.settling import Settling
     from bridge.leader.step.term import Term
-    from bridge.protocol.names import WorkerWord
+    from bridge.protocol.names import WorkerRequest
 
 #: Outcome entries in one read.
 READ_COUNT = 500
@@ -102,9 +102,9 @@ class Steps:
         """The Celery message of a run in flight, built again: with the same fences, and marked as in doubt."""
         return self._planner.text_again(ticket, consumer)
 
-    def say(self, consumer: Consumer, word: WorkerWord, batch: Batch) -> None:
-        """Sends a word to a worker, through its queue."""
+    def request(self, consumer: Consumer, request: WorkerRequest, batch: Batch) -> None:
+        """Sends a request to a worker, through its queue."""
         to = batch.dispatches.setdefault(consumer.name, Dispatch(consumer.name, consumer.queue))
         # The script puts a fence into every text. No message uses this fence.
         batch.fences += 1
-        to.texts.append(self._envelopes.word(consumer.incarnation, consumer.queue, word))
+        to.texts.append(self._envelopes.request(consumer.incarnation, consumer.queue, request))

@@ -19,7 +19,7 @@ from redis.exceptions import RedisError
 
 from bridge.link.connections import client
 from bridge.protocol.envelope import OPENING, Envelopes
-from bridge.protocol.names import WorkerWord
+from bridge.protocol.names import WorkerRequest
 
 if TYPE_CHECKING:
     from bridge.worker.main.member import Member
@@ -64,10 +64,10 @@ def end_last_read(member: Member, consumer: Any) -> None:
 
 def _wake(member: Member, queue: str) -> None:
     # No message has fence 0. A probe carries no message: to take it from the queue is all that is needed.
-    word = Envelopes(member.app).word(member.shared.incarnation, queue, WorkerWord.PROBE)
+    probe = Envelopes(member.app).request(member.shared.incarnation, queue, WorkerRequest.PROBE)
     try:
         with client(member.url, timeout_s=PUSH_S) as redis:
-            redis.lpush(queue, OPENING.encode() + b"0" + word)
+            redis.lpush(queue, OPENING.encode() + b"0" + probe)
     except (RedisError, OSError) as exc:
         # A full server, for example, refuses the push. Then the read ends by itself, after `brpop_timeout`.
         logger.debug("cannot end the last read at once: %s", exc)

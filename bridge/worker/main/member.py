@@ -23,7 +23,7 @@ from bridge.consumer.writer import OutcomeWriter
 from bridge.protocol.agreement import facts
 from bridge.protocol.envelope import returned
 from bridge.protocol.headers import first_fence, heads_of
-from bridge.protocol.names import HEADER_BASE, HEADER_INCARNATION, HEADER_WORD, WorkerWord
+from bridge.protocol.names import HEADER_BASE, HEADER_INCARNATION, HEADER_REQUEST, WorkerRequest
 from bridge.protocol.outcomes import Kind, Outcome
 from bridge.protocol.registration import ChangingFacts, Profile, RunnableTasks
 from bridge.routing.errors import ConfigurationError
@@ -172,8 +172,8 @@ class Member:
 
     def handle_leader_request(self, headers: dict[str, Any]) -> None:
         """Handles a request of the leader, which came instead of a message."""
-        word = headers[HEADER_WORD]
-        if word != WorkerWord.GIVE_BACK.value or headers[HEADER_INCARNATION] != self.shared.incarnation:
+        request = headers[HEADER_REQUEST]
+        if request != WorkerRequest.GIVE_BACK.value or headers[HEADER_INCARNATION] != self.shared.incarnation:
             # A probe needs no answer: the leader sees that it left the queue. Another incarnation's request is ignored.
             return
         logger.info("the leader recalls the messages that have not started")

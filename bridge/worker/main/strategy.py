@@ -17,7 +17,7 @@ from celery.worker.request import create_request_cls
 from celery.worker.state import task_reserved
 
 from bridge.protocol.headers import first_fence
-from bridge.protocol.names import BUNDLE_TASK, HEADER_BASE, HEADER_INCARNATION, HEADER_WORD
+from bridge.protocol.names import BUNDLE_TASK, HEADER_BASE, HEADER_INCARNATION, HEADER_REQUEST
 from bridge.protocol.outcomes import Kind, Outcome
 from bridge.worker.main.bundle_requests import BundleRequest
 from bridge.worker.main.requests import TicketRequest
@@ -68,7 +68,7 @@ def strategy(task: Any, app: Any, consumer: Any, **kwargs: Any) -> Any:
         headers = message.headers
         if HEADER_BASE not in headers:
             return ordinary(message, body, ack, reject, callbacks, **extra)
-        if HEADER_WORD in headers:
+        if HEADER_REQUEST in headers:
             member.handle_leader_request(headers)
             return None
         try:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from bridge.protocol.envelope import OPENING, Envelopes
-from bridge.protocol.names import WorkerWord
+from bridge.protocol.names import WorkerRequest
 from bridge.protocol.outcomes import Kind, Outcome, decode
 from bridge.stack.embedded import EmbeddedServer
 from bridge.testing.nodes.node import MasterNode, NodeYard, WorkerNode
@@ -33,13 +33,13 @@ def lane(request: pytest.FixtureRequest, nodes: NodeYard, own_server: EmbeddedSe
     return LaneUnderTest(nodes, own_server, tmp_path, COUNTER_BUNDLE_MS=request.param, COUNTER_LEASE="10")
 
 
-def say(lane: LaneUnderTest, worker: WorkerNode, word: WorkerWord, incarnation: str | None = None) -> None:
+def say(lane: LaneUnderTest, worker: WorkerNode, request: WorkerRequest, incarnation: str | None = None) -> None:
     """Pushes a request as the leader does."""
     found: Any = lane.redis.hget(lane.keys.consumers, worker.hostname())
     addressee = incarnation or json.loads(found)["incarnation"]
     queue = lane.keys.queue(worker.hostname())
-    lane.redis.lpush(queue, OPENING.encode() + b"1" + Envelopes(app).word(addressee, queue, word))
-    wait_until(lambda: lane.redis.llen(queue) == 0, description="the word to leave the queue")
+    lane.redis.lpush(queue, OPENING.encode() + b"1" + Envelopes(app).request(addressee, queue, request))
+    wait_until(lambda: lane.redis.llen(queue) == 0, description="the request to leave the queue")
 
 
 def outcomes(lane: LaneUnderTest) -> list[Outcome]:
@@ -71,7 +71,7 @@ def behind_a_long_task(lane: LaneUnderTest, pool: str) -> tuple[WorkerNode, Mast
 
 def test_unstarted_messages_come_back_at_once_and_running_ones_go_on(lane: LaneUnderTest, pool: str) -> None:
     worker, master, long = behind_a_long_task(lane, pool)
-    say(lane, worker, WorkerWord.GIVE_BACK)
+    say(lane, worker, WorkerRequest.GIVE_BACK)
 
     wait_until(lambda: outcomes(lane), description="something to come back", timeout_s=4)
 
@@ -98,7 +98,7 @@ def test_unstarted_messages_come_back_at_once_and_running_ones_go_on(lane: LaneU
 
 def test_a_probe_is_no_task_and_moves_nothing(lane: LaneUnderTest, pool: str) -> None:
     worker, master, _ = behind_a_long_task(lane, pool)
-    say(lane, worker, WorkerWord.PROBE)
+    say(lane, worker, WorkerRequest.PROBE)
     holds_for(
         lambda: Kind.RETURNED not in {outcome.kind for outcome in outcomes(lane)},
         description="nothing to come back",
@@ -111,7 +111,7 @@ def test_a_probe_is_no_task_and_moves_nothing(lane: LaneUnderTest, pool: str) ->
 
 def test_a_request_to_another_incarnation_is_ignored(lane: LaneUnderTest, pool: str) -> None:
     worker, master, _ = behind_a_long_task(lane, pool)
-    say(lane, worker, WorkerWord.GIVE_BACK, "another-life")
+    say(lane, worker, WorkerRequest.GIVE_BACK, "another-life")
     holds_for(
         lambda: Kind.RETURNED not in {outcome.kind for outcome in outcomes(lane)},
         description="nothing to come back",
@@ -123,7 +123,7 @@ def test_a_request_to_another_incarnation_is_ignored(lane: LaneUnderTest, pool: 
 
 def test_a_message_sent_after_the_recall_runs(lane: LaneUnderTest, pool: str) -> None:
     worker, master, _ = behind_a_long_task(lane, pool)
-    say(lane, worker, WorkerWord.GIVE_BACK)
+    say(lane, worker, WorkerRequest.GIVE_BACK)
     wait_until(lambda: outcomes(lane), description="something to come back", timeout_s=4)
     master.start()
     for n in range(5):

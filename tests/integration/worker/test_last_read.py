@@ -15,7 +15,7 @@ from celery import Celery
 from kombu import Connection, Consumer, Exchange, Queue
 
 from bridge.app.installation import install
-from bridge.protocol.names import HEADER_WORD
+from bridge.protocol.names import HEADER_REQUEST
 from bridge.stack.embedded import EmbeddedServer
 from bridge.testing.nodes.node import NodeYard
 from bridge.testing.waiting import holds_for, wait_until
@@ -64,8 +64,8 @@ class Reading:
 
     @property
     def arguments(self) -> int:
-        """Words to the worker that came back."""
-        return sum(HEADER_WORD in message.headers for message in self.got)
+        """Requests to the worker that were returned to the queue."""
+        return sum(HEADER_REQUEST in message.headers for message in self.got)
 
     def blocked(self) -> int:
         found: Any = self.redis.info("clients")["blocked_clients"]

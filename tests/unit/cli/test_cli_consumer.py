@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from bridge.protocol.names import HEADER_WORD, WorkerWord
+from bridge.protocol.names import HEADER_REQUEST, WorkerRequest
 from bridge.stack.embedded import EmbeddedServer
 from bridge.testing.waiting import holds_for, wait_until
 from tests.commands import CommandLine, Lane, command_line
@@ -36,9 +36,9 @@ def says(lane: Lane, name: str, **facts: Any) -> None:
     lane.redis.hset(lane.keys.consumers, name, json.dumps({**registration, **facts}))
 
 
-def ask_of(lane: Lane, name: str, word: WorkerWord) -> None:
+def ask_of(lane: Lane, name: str, request: WorkerRequest) -> None:
     """Puts a request of the leader into the queue of ``name``."""
-    lane.redis.lpush(lane.keys.queue(name), json.dumps({"body": "", "headers": {HEADER_WORD: word.value}}))
+    lane.redis.lpush(lane.keys.queue(name), json.dumps({"body": "", "headers": {HEADER_REQUEST: request.value}}))
 
 
 def in_flight(lane: Lane, name: str, *tickets: str) -> list[str]:
@@ -58,8 +58,8 @@ def test_each_consumer_is_listed_with_the_state_that_it_is_in(shell: CommandLine
     order_drain(lane, "draining@host")
     lane.end_lease("gone@host")
     says(lane, "leaving@host", leaving=True)
-    ask_of(lane, "stalled@host", WorkerWord.PROBE)
-    ask_of(lane, "open@host", WorkerWord.GIVE_BACK)
+    ask_of(lane, "stalled@host", WorkerRequest.PROBE)
+    ask_of(lane, "open@host", WorkerRequest.GIVE_BACK)
     found = {one["name"]: one["state"] for one in shell.json("consumer", "list")["consumers"]}
     assert found == {
         "draining@host": "draining",

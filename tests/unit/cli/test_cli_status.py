@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import bridge.inspect.status
-from bridge.protocol.names import HEADER_WORD, WorkerWord
+from bridge.protocol.names import HEADER_REQUEST, WorkerRequest
 from bridge.routing.ids import LAST_ID
 from bridge.routing.transitions import read
 from bridge.stack.embedded import EmbeddedServer, free_port
@@ -246,7 +246,7 @@ def test_consumers_that_take_nothing_new_are_a_problem_with_a_remedy(shell: Comm
     assert any("bridge consumer resume NAME" in problem for problem in seen["problems"])
     lane.join("w2@host")
     assert shell.json("status")["problems"] == []
-    lane.redis.lpush(lane.keys.queue("w2@host"), json.dumps({"headers": {HEADER_WORD: WorkerWord.PROBE.value}}))
+    lane.redis.lpush(lane.keys.queue("w2@host"), json.dumps({"headers": {HEADER_REQUEST: WorkerRequest.PROBE.value}}))
     assert any("taking nothing from the queue: w2@host" in problem for problem in shell.json("status")["problems"])
 
 

@@ -478,7 +478,7 @@ class LaneWorld:
             while self.refill.waits and not self.sliced:
                 self.refill.run()
 
-    def say(self, *_: Any) -> None:
+    def request(self, *_: Any) -> None:
         """Requests to workers change nothing here."""
 
     def _dead_message(self, id_: str) -> Message | str:

@@ -10,8 +10,8 @@ from bridge.routing.messages import Message, Refusal, Refused
 
 
 def read(letter: DeadLetter) -> Letter:
-    words: list[Any] = [str(word) if isinstance(word, int) else word for word in letter.words()]
-    return read_letter(b"9-0", [word.encode() if isinstance(word, str) else word for word in words])
+    arguments: list[Any] = [str(argument) if isinstance(argument, int) else argument for argument in letter.arguments()]
+    return read_letter(b"9-0", [argument.encode() if isinstance(argument, str) else argument for argument in arguments])
 
 
 def letter_of(payload: bytes) -> DeadLetter:
@@ -21,7 +21,7 @@ def letter_of(payload: bytes) -> DeadLetter:
 
 
 def test_the_letter_of_a_message_has_the_words_that_other_versions_read() -> None:
-    assert letter_of(b'{"n":1}').words() == [
+    assert letter_of(b'{"n":1}').arguments() == [
         *("message_id", "5-1", "reason", "gave up after 3 attempts", "error", "ValueError: no", "traceback", "…"),
         *("attempts", 3, "at_ms", 1700, "ticket_id", "T42", "task", "shop.pay", "payload", b'{"n":1}'),
         *("consumer", "w1@a", "fence", 2**53 + 1),
@@ -47,15 +47,15 @@ def test_all_that_was_written_of_a_message_is_read() -> None:
 
 
 def test_a_large_payload_is_cut_and_its_size_is_there() -> None:
-    words = letter_of(b"x" * (LETTER_BYTES + 1)).words()
-    at = words.index("payload")
-    assert words[at : at + 4] == ["payload", b"x" * LETTER_BYTES, "payload_bytes", LETTER_BYTES + 1]
+    arguments = letter_of(b"x" * (LETTER_BYTES + 1)).arguments()
+    at = arguments.index("payload")
+    assert arguments[at : at + 4] == ["payload", b"x" * LETTER_BYTES, "payload_bytes", LETTER_BYTES + 1]
 
 
 def test_the_letter_of_a_refused_entry_has_its_fields_as_they_came() -> None:
     fields = [b"ticket_id", b"\xff", b"n", b"1"]
     letter = refused(Refusal("5-1", Refused.BAD_TICKET, "not UTF-8", fields), at_ms=1700)
-    assert letter.words() == [
+    assert letter.arguments() == [
         *("message_id", "5-1", "reason", Refused.BAD_TICKET.value, "error", "not UTF-8", "traceback", ""),
         *("attempts", 0, "at_ms", 1700, b"field:ticket_id", b"\xff", b"field:n", b"1"),
     ]

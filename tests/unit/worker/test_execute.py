@@ -107,7 +107,7 @@ def test_an_effect_that_comes_after_the_success_was_written_is_refused(has_effec
         """Keeps the effects, too."""
 
         def apply(self, incarnation: str, items: Any) -> list[tuple[ReturnCode, str]]:
-            keys.extend(str(effect.words[1]) for _, _, effects in items for effect in effects)
+            keys.extend(str(effect.arguments[1]) for _, _, effects in items for effect in effects)
             return super().apply(incarnation, items)
 
         def write(self, incarnation: str, outcomes: Any) -> None:
