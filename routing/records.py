@@ -10,8 +10,7 @@ A record is one JSON array, a value of the hash ``tickets``::
 - parked: ``fence`` is -1. If there is an id, it is that of a message that was begun before.
 
 ``losses`` counts the consumers that ended while this message may have been running, and ``lost`` is the last attempt
-that was cut off half way, ``[attempt, fence, consumer, cause]`` or null; both are there only when there is something
-to say.
+that was cut off half way, ``[attempt, fence, consumer, cause]`` or null; both are left out when they are 0 and null.
 
 The fence comes first, so that a script can put it there and read it without parsing the rest.
 """

@@ -96,7 +96,7 @@ class OutcomeWriter:
     ) -> list[tuple[ReturnCode, str]]:
         """Applies effects and writes successes. ``items``: (ticket, outcome, effects).
 
-        Returns a return word and an error for each item. All are STALE when the lease ended first.
+        Returns a return code and an error for each item. All are STALE when the lease ended first.
         """
         successes = [
             Success(ticket, outcome.fence, outcome.encode().decode(), effects) for ticket, outcome, effects in items

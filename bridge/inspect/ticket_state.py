@@ -8,7 +8,9 @@ from bridge.routing.states import State
 
 
 class TicketState(Enum):
-    """Where a ticket is; the value is the word that is shown. Undone messages decide before those that are not."""
+    """The state of a ticket, which follows from its undone messages if there are any. The value is the text that is
+    shown.
+    """
 
     UNREAD = State.UNREAD.value
     WAITING = State.WAITING.value

@@ -88,7 +88,7 @@ class Child:
             self._reader.start()
 
     def send(self, number: signal.Signals) -> None:
-        """A signal to the main process; nothing when it has ended."""
+        """Sends a signal to the main process. Does nothing when it has ended."""
         if self._process is not None:
             self._process.send_signal(number)
 

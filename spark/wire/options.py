@@ -1,7 +1,7 @@
 """What the options of a write and of a read have in common: their names, the checks of values, and the errors.
 
-Spark hands options over as strings under lower-cased names. A name that is not known is refused with the nearest one
-that is: a misspelt option that is ignored in silence would lose order or data much later.
+Spark hands options over as strings under lower-cased names. An unknown name is refused, and the error names the nearest
+known one: a misspelt option that is ignored could lose order or data much later.
 """
 
 from __future__ import annotations

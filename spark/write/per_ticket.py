@@ -2,8 +2,8 @@
 partition it comes.
 
 For upstreams that give other partitions, or rows in another order, when they run again. Each chunk is answered before
-the next is sent: if a chunk were taken after one that was not, the rows of that one could never be written. A chunk
-whose answer was lost is sent again, and the rows that it wrote are skipped.
+the next is sent: if the server took a chunk after it refused an earlier one, the rows of the earlier one could never be
+written. A chunk whose answer was lost is sent again, and the rows that it wrote are skipped.
 """
 
 from __future__ import annotations

@@ -55,7 +55,7 @@ class Counts:
 
 
 def read_counts(redis: Redis, lane: LaneSettings) -> Counts:
-    """The counts of a lane. Raises redis errors; a lane that does not exist yet has none of anything."""
+    """The counts of a lane; zeros for a lane that does not exist yet. Raises redis errors."""
     keys = lane.keys
     with redis.pipeline(transaction=False) as pipe:
         pipe.hmget(keys.counts, ["done", "dead"])

@@ -63,7 +63,7 @@ def end_last_read(member: Member, consumer: Any) -> None:
 
 
 def _wake(member: Member, queue: str) -> None:
-    # No message has fence 0. A probe carries no message: to take it from the queue is all that is needed.
+    # No message has fence 0. A probe carries no message. It only has to leave the queue.
     probe = Envelopes(member.app).request(member.shared.incarnation, queue, WorkerRequest.PROBE)
     try:
         with client(member.url, timeout_s=PUSH_S) as redis:
