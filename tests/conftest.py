@@ -53,6 +53,22 @@ pytest_plugins = ["bridge.testing.nodes.plugin"]
 #: Fixtures that all fixtures with a server depend on.
 NEED_A_SERVER = {"valkey_binary", "redis6_binary", "server"}
 
+#: Files that take a minute or more, the longest first: no other file shall have to wait for one of them at the end.
+LONGEST = (
+    "integration/stack/test_demo.py",
+    "integration/leader/test_failover.py",
+    "integration/worker/test_pools.py",
+    "integration/leader/test_recovery.py",
+    "integration/operate/test_operators.py",
+    "integration/link/test_outages.py",
+    "chaos/test_chaos.py",
+    "calibration/test_calibration.py",
+    "integration/worker/test_self_fencing.py",
+    "integration/link/test_clocks.py",
+    "integration/leader/test_take_in.py",
+    "integration/leader/test_moving.py",
+)
+
 VALKEY = "valkey-9.1"
 REDIS6 = "redis-6.2.14"
 
@@ -82,15 +98,17 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     items[:] = sorted(chosen, key=_place) if hasattr(config, "workerinput") else chosen
 
 
-def _place(item: pytest.Item) -> tuple[bool, int]:
+def _place(item: pytest.Item) -> tuple[int, int]:
     """The position of a file among those that several processes take one after another.
 
-    Files that start processes come first, mixed (those with Spark need processors, the others mostly wait). Unit tests
-    fill the rest at the end.
+    The longest files come first, then the others that start processes, mixed (those with Spark need processors, the
+    others mostly wait). Unit tests fill the rest at the end.
     """
-    folder, _, _ = item.nodeid.removeprefix("tests/").partition("/")
-    processes = folder in ("adopters", "adversary", "calibration", "chaos", "integration")
-    return not processes, crc32(item.nodeid.partition("::")[0].encode())
+    file = item.nodeid.partition("::")[0].removeprefix("tests/")
+    if file in LONGEST:
+        return LONGEST.index(file), 0
+    processes = file.startswith(("adopters/", "adversary/", "calibration/", "chaos/", "integration/"))
+    return len(LONGEST) + (not processes), crc32(file.encode())
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -20,8 +20,8 @@ from tests.integration.lanes import OF_EACH_SERVER, LaneUnderTest
 from tests.integration.proxies import Proxy
 
 TICKETS = 20
-EACH = 60
-TASK_MS = 5
+EACH = 20
+TASK_MS = 15
 #: Longer than all outages here except one, so that workers keep their incarnation.
 LEASE_S = 15
 
@@ -178,10 +178,11 @@ def test_a_frozen_server_is_waited_out(lane: LaneUnderTest) -> None:
 
 
 def test_a_slow_server_only_slows_the_lane_down(own_server: EmbeddedServer, tmp_path: Path) -> None:
-    with Proxy(own_server.port, delay_s=0.03) as proxy, closing(ProcessYard(tmp_path, proxy.url)) as yard:
+    with Proxy(own_server.port) as proxy, closing(ProcessYard(tmp_path, proxy.url)) as yard:
         # The default leader lease. One renewal may take a quarter of it.
         lane = LaneUnderTest(yard, own_server, tmp_path, COUNTER_LEASE=str(LEASE_S), COUNTER_LEADER_LEASE="5")
-        load = Load(lane, each=20)
+        load = Load(lane, each=10)
+        proxy.delay_s = 0.03
         load.begin()
         proxy.delay_s = 0.1
         before = load.lane.count("done")
@@ -266,7 +267,7 @@ def test_a_server_that_takes_long_to_load_is_waited_out(valkey_binary: Path, tmp
             binary=valkey_binary,
             data_dir=folder,
             start_timeout_s=30,
-            options={"key-load-delay": "300", "loading-process-events-interval-bytes": "1024"},
+            options={"key-load-delay": "900", "loading-process-events-interval-bytes": "1024"},
         )
         with slow:
             assert "Done loading" in slow.log_tail(100)
