@@ -15,7 +15,7 @@ from bridge.testing.waiting import wait_until
 from tests.integration.lanes import WITH_AND_WITHOUT_BUNDLES, LaneUnderTest
 
 TICKETS = 12
-EACH = 20
+EACH = 10
 CANNOT_KILL = "pool cannot end a running task"
 
 
@@ -42,7 +42,7 @@ def test_order_and_retries(lane: LaneUnderTest, pool: str) -> None:
     lane.master("m1")
     worker = worker_of(lane, "w1", pool)
     lane.wait_consumers(1)
-    lane.push_many(TICKETS, EACH, ms=1)
+    lane.push_many(TICKETS, EACH, ms=2)
     for n in range(5):
         lane.push("flaky", {"n": n, "until": 2 if n % 2 else 1}, "counter.flaky")
     lane.wait_done(TICKETS * EACH + 5)
@@ -60,7 +60,7 @@ def test_a_lost_lease_makes_a_new_incarnation_and_the_work_goes_on(lane: LaneUnd
     worker = worker_of(lane, "w1", pool)
     lane.wait_consumers(1)
     before = incarnation_of(lane, worker)
-    lane.push_many(TICKETS, EACH, ms=5)
+    lane.push_many(TICKETS, EACH, ms=15)
     wait_until(lambda: lane.count("done") > 20, description="the worker to work", timeout_s=20)
 
     lane.redis.delete(lane.keys.lease(before))
@@ -101,7 +101,7 @@ def test_a_killed_workers_tickets_go_on_elsewhere_in_order(lane: LaneUnderTest, 
     worker_of(lane, "w2", pool)
     victim.wait_ready()
     lane.wait_consumers(2)
-    lane.push_many(TICKETS, EACH, ms=5)
+    lane.push_many(TICKETS, EACH, ms=15)
     wait_until(lambda: lane.count("done") > 40, description="the workers to work", timeout_s=20)
 
     victim.kill_main()
