@@ -26,8 +26,11 @@ _OPTIONS = (
     # The recording is used where it was made to be, and what Java says of one that is not its own is of no use.
     "-XX:ArchiveRelocationMode=0 -Xlog:disable -Xlog:all=error:stderr"
 )
-#: Queries are not compiled.
-_SPARK = "-Dspark.sql.codegen.wholeStage=false -Dspark.sql.codegen.factoryMode=NO_CODEGEN"
+#: Queries are not compiled, and nobody reads the plans that Spark writes down for its web pages.
+_SPARK = (
+    "-Dspark.sql.codegen.wholeStage=false -Dspark.sql.codegen.factoryMode=NO_CODEGEN "
+    "-Dspark.sql.ui.explainMode=simple -Dspark.sql.maxPlanStringLength=1"
+)
 
 
 def java_options() -> str:

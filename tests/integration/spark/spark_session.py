@@ -15,10 +15,10 @@ from bridge.testing.waiting import wait_until
 
 #: Two cores, as wherever these tests run. (Nothing is tried twice: ``local[2,3]`` does that.)
 MASTER = "local[2]"
-#: Data is small here: one partition behind a shuffle, since each costs its tasks.
-SMALL = {"spark.sql.shuffle.partitions": "1"}
-#: For what must be right however rows are dealt out.
-DEALT_OUT = {"spark.sql.shuffle.partitions": "2"}
+#: Data is small here: one partition behind a shuffle, since each costs its tasks, and one plan for a query.
+SMALL = {"spark.sql.shuffle.partitions": "1", "spark.sql.adaptive.enabled": "false"}
+#: For what must be right however Spark deals out rows, and however it plans anew meanwhile.
+DEALT_OUT = {"spark.sql.shuffle.partitions": "2", "spark.sql.adaptive.enabled": "true"}
 
 #: What the file before this one has set.
 _set: list[str] = []
