@@ -142,7 +142,8 @@ def test_an_idle_worker_that_lost_its_lease_keeps_its_pool(lane: LaneUnderTest) 
 
 def test_a_worker_that_waits_for_its_name_stops_when_it_is_asked_to(lane: LaneUnderTest) -> None:
     name = f"w1@{socket.gethostname()}"
-    lane.redis.hset(lane.keys.consumers, name, '{"incarnation": "older"}')
+    older = {"incarnation": "older", "queue": lane.keys.queue(name), "slots": 1}
+    lane.redis.hset(lane.keys.consumers, name, json.dumps(older))
     lane.redis.set(lane.keys.lease("older"), "1", ex=60)
     worker = lane.worker("w1", wait=False)
     worker.wait_for_log(f"the lease of another {name} holds for")

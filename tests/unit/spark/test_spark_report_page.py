@@ -352,4 +352,4 @@ def test_no_text_leaves_its_chart_or_touches_another_in_a_wide_font() -> None:
 def test_texts_are_as_large_as_the_charts_reckon() -> None:
     style = (Path(__file__).parents[3] / "spark" / "reporting" / "look" / "report.css").read_text()
     assert f"svg text {{ font-size: {TICK_PX}px;" in style
-    assert f"svg text.name, svg text.told {{ font-size: {NAME_PX}px; }}" in style
+    assert f"svg text.name, svg text.value {{ font-size: {NAME_PX}px; }}" in style
