@@ -12,9 +12,10 @@ from rich.text import Text
 
 from bridge.audit.checks import Check, Finding
 from bridge.audit.verdict import AuditVerdict, row_document
-from bridge.cli.terminal import console, echo_json
+from bridge.cli.terminal import echo_json
 from bridge.routing.history import What
 from bridge.routing.numbers import count, duration
+from bridge.routing.terminal import console
 from bridge.routing.text import one_line
 
 if TYPE_CHECKING:

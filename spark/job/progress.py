@@ -8,8 +8,6 @@ the end of a job is Spark's own count.
 
 from __future__ import annotations
 
-import shutil
-import sys
 import threading
 import time
 from contextlib import suppress
@@ -21,6 +19,7 @@ import redis
 from bridge.routing.errors import TicketBridgeError
 from bridge.routing.numbers import count, duration, rate
 from bridge.routing.pushes import guard_of
+from bridge.routing.terminal import ProgressDisplay, console
 from bridge.spark.job.failures import emit
 from bridge.spark.wire.address import RedisConnection, connect
 from bridge.spark.write.guard import waiting
@@ -33,13 +32,13 @@ INTERVAL_S = 0.5
 
 
 class Display:
-    """Shows progress: on a terminal one line that is replaced, elsewhere a new line for each change."""
+    """Shows a job's progress: JSON for a program; for a person one line that is replaced, or a line for each change."""
 
     def __init__(self, progress: Progress) -> None:
         self.wanted = progress != "none"
         self._json = progress == "json"
-        self._live = progress == "text" and sys.stdout.isatty()
-        self._shown = ""
+        self._display = ProgressDisplay(console())
+        self._live = progress == "text" and self._display.is_live
 
     def rows(self, rows: int, speed: float) -> None:
         """The number of written rows, and the rate per second."""
@@ -74,19 +73,11 @@ class Display:
 
     def close(self) -> None:
         """Removes the live line."""
-        if self._live and self._shown:
-            print("\r\033[K", end="", flush=True)
-        self._shown = ""
+        self._display.close()
 
     def _show(self, line: str) -> None:
-        if not self.wanted or line == self._shown:
-            return
-        self._shown = line
-        if self._live:
-            # A line that wraps cannot be replaced.
-            print(f"\r{line[: shutil.get_terminal_size().columns - 1]}\033[K", end="", flush=True)
-        else:
-            print(line, flush=True)
+        if self.wanted:
+            self._display.show(line)
 
 
 class WriteWatch:

@@ -5,15 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
 
 from bridge.routing.numbers import NONE, duration, rate, ratio, whole
+from bridge.routing.terminal import console
 from bridge.spark.reporting.table_columns import CONSUMERS, DEAD_LETTERS, HOT, SLOWEST, TASKS, Column, Row
 from bridge.spark.reporting.text import short, visible
 
-#: Width of output to a file or a pipe, in which lines are not cut.
-_PIPE_WIDTH = 1000
 #: Columns of the page that a terminal has no room for.
 _LEFT_OUT = ("waiting p90", "waiting max", "service p90", "service max", "turnaround p99", "first", "of busy")
 _NAME_CHARS = 40
@@ -21,16 +19,14 @@ _NAME_CHARS = 40
 
 def show(found: dict[str, Any]) -> None:
     """Prints what ``bridge.spark.reporting.results.results`` returned."""
-    console = Console(markup=False, highlight=False, emoji=False)
-    if not console.is_terminal:
-        console = Console(markup=False, highlight=False, emoji=False, width=_PIPE_WIDTH)
+    out = console()
     totals = found["totals"]
-    console.print(
+    out.print(
         f"{whole(totals['messages'])} messages of {whole(totals['tickets'])} tickets: {whole(totals['done'])} done, "
         f"{whole(totals['dead'])} dead, {whole(totals['refused'])} refused, {whole(totals['undone'])} undone, "
         f"{whole(totals['unknown'])} unknown"
     )
-    console.print(
+    out.print(
         f"{whole(totals['executions'])} executions: {whole(totals['retries'])} retries, "
         f"{whole(totals['failures'])} failures, {whole(totals['losses'])} losses; "
         f"{rate(totals['throughput_per_s'])} on {whole(totals['consumers'])} workers, "
@@ -42,7 +38,7 @@ def show(found: dict[str, Any]) -> None:
     for measure in ("waiting", "service", "turnaround"):
         shown = (duration(totals.get(f"{measure}_{name}_ms")) for name in ("p50", "p90", "p99", "max"))
         times.add_row(measure, *shown)
-    console.print(times)
+    out.print(times)
     for title, name, columns in (
         ("tasks", "tasks", TASKS),
         ("hot tickets", "hot_tickets", HOT),
@@ -51,8 +47,8 @@ def show(found: dict[str, Any]) -> None:
         ("dead letters", "dead_letters", DEAD_LETTERS),
     ):
         if found[name]:
-            console.print(f"\n{title}")
-            console.print(_table(columns, found[name]))
+            out.print(f"\n{title}")
+            out.print(_table(columns, found[name]))
 
 
 def _table(columns: Sequence[Column], rows: Sequence[Row]) -> Table:

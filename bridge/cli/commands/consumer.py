@@ -10,8 +10,9 @@ from rich.text import Text
 
 from bridge.cli.main import Target
 from bridge.cli.parameters import Number
-from bridge.cli.terminal import console, echo_json
+from bridge.cli.terminal import echo_json
 from bridge.routing.numbers import count, duration
+from bridge.routing.terminal import console
 from bridge.routing.text import printable
 
 if TYPE_CHECKING:

@@ -13,8 +13,9 @@ from rich.table import Table
 
 from bridge.cli.main import Target
 from bridge.cli.parameters import LIMIT, NON_EMPTY
-from bridge.cli.terminal import console, echo_json
+from bridge.cli.terminal import echo_json
 from bridge.routing.numbers import count
+from bridge.routing.terminal import console
 from bridge.routing.text import one_line, printable
 
 if TYPE_CHECKING:

@@ -6,17 +6,17 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from bridge.cli.main import Target
-from bridge.cli.terminal import console, echo_json
+from bridge.cli.terminal import echo_json
 from bridge.producer.rows import FORMATS, Rules, format_of, rows
 from bridge.producer.sources import Fingerprint, opened, readable_twice
 from bridge.routing.errors import ConfigurationError, InputError, TicketBridgeError
 from bridge.routing.numbers import count, duration, rate
+from bridge.routing.terminal import Part, ProgressDisplay, console
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -148,47 +148,18 @@ def _check(file: str, kind: Format, rules: Rules, *, quiet: bool) -> int:
 @contextmanager
 def _progress(what: str, total: int | None, *, quiet: bool) -> Iterator[Callable[[int], None]]:
     """Shows progress on standard error. Yields a function that is called with the number of further rows done."""
-    out = console(err=True)
     if quiet:
         yield lambda _: None
         return
-    if not out.is_terminal:
-        yield _PlainProgress(what, total)
-        return
-    columns: list[Any] = [SpinnerColumn(), TextColumn("{task.description}")]
-    if total is not None:
-        columns += [BarColumn(), MofNCompleteColumn()]
-    else:
-        columns += [TextColumn("{task.fields[rows]}")]
-    columns += [TextColumn("{task.fields[rate]}"), TimeElapsedColumn()]
-    with Progress(*columns, console=out, transient=True) as progress:
-        task = progress.add_task(what, total=total, rate="", rows="0 rows")
-        began = time.monotonic()
-        done = 0
+    began = time.monotonic()
+    done = 0
+    with ProgressDisplay(console(err=True), every_s=PLAIN_EVERY_S, first_s=PLAIN_EVERY_S) as display:
 
         def advance(number: int) -> None:
             nonlocal done
             done += number
-            speed = done / max(0.001, time.monotonic() - began)
-            progress.update(task, completed=done, rate=rate(speed), rows=count(done, "row"))
+            speed = rate(done / max(0.001, time.monotonic() - began))
+            rows = count(done, "row") if total is None else f"{done:,} of {count(total, 'row')}"
+            display.show(f"{what}: {rows}, {speed}", [Part(what, f"{rows}, {speed}", done, total)])
 
         yield advance
-
-
-class _PlainProgress:
-    """Prints a progress line at most every `PLAIN_EVERY_S`."""
-
-    def __init__(self, what: str, total: int | None) -> None:
-        self._what = what
-        self._total = total
-        self._done = 0
-        self._began = self._shown = time.monotonic()
-
-    def __call__(self, number: int) -> None:
-        self._done += number
-        now = time.monotonic()
-        if now - self._shown < PLAIN_EVERY_S:
-            return
-        self._shown = now
-        rows = count(self._done, "row") if self._total is None else f"{self._done:,} of {count(self._total, 'row')}"
-        click.echo(f"{self._what}: {rows}, {rate(self._done / (now - self._began))}", err=True)

@@ -13,8 +13,9 @@ import click
 
 from bridge.cli.main import Target
 from bridge.cli.parameters import Number
-from bridge.cli.terminal import console, echo_json
+from bridge.cli.terminal import echo_json
 from bridge.routing.errors import ServerStartFailed
+from bridge.routing.terminal import console
 
 if TYPE_CHECKING:
     from bridge.settings.lane import LaneSettings

@@ -10,9 +10,10 @@ from rich.table import Table
 
 from bridge.cli.main import Target
 from bridge.cli.parameters import LIMIT, NON_EMPTY
-from bridge.cli.terminal import console, echo_json
+from bridge.cli.terminal import echo_json
 from bridge.inspect.ticket_state import TicketState
 from bridge.routing.numbers import count, duration
+from bridge.routing.terminal import console
 from bridge.routing.text import one_line
 
 if TYPE_CHECKING:

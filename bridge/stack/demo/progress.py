@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any, Self
 from redis import Redis
 from redis.exceptions import ResponseError
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
 from bridge.routing.leadership import read_token
 from bridge.routing.numbers import rate
+from bridge.routing.terminal import Part, ProgressDisplay
 
 if TYPE_CHECKING:
     from bridge.settings.lane import LaneSettings
@@ -98,47 +98,25 @@ class ProgressView:
     """Shows a run's counts: bars on a terminal, else a line at most every `LINE_EVERY_S`."""
 
     def __init__(self, console: Console, total: int) -> None:
-        self._console = console
+        self._display = ProgressDisplay(console, every_s=LINE_EVERY_S, keep=True)
         self._total = total
-        self._printed_at = 0.0
-        self._last_line = ""
         self._history: deque[tuple[float, int]] = deque()
-        self._bars: Progress | None = None
-        if console.is_terminal:
-            columns = (
-                TextColumn("{task.description:>7}"),
-                BarColumn(),
-                TaskProgressColumn(),
-                TextColumn("{task.fields[text]}"),
-                TimeElapsedColumn(),
-            )
-            self._bars = Progress(*columns, console=console)
-            self._pushed = self._bars.add_task("pushed", total=total, text="")
-            self._done = self._bars.add_task("done", total=total, text="")
 
     def __enter__(self) -> Self:
-        if self._bars is not None:
-            self._bars.start()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._bars is not None:
-            self._bars.stop()
+        self._display.close()
 
     def show(self, counts: Counts) -> None:
         """Shows the counts."""
         moving = f"waiting {counts.waiting:,}, in flight {counts.dispatched:,}, {rate(self._rate(counts.settled))}"
-        if self._bars is not None:
-            self._bars.update(self._pushed, completed=counts.pushed, text=f"{counts.pushed:,}")
-            self._bars.update(self._done, completed=counts.settled, text=f"{counts.settled:,}; {moving}")
-            return
+        pushed = Part("pushed", f"{counts.pushed:,}", counts.pushed, self._total)
+        done = Part("done", f"{counts.settled:,}; {moving}", counts.settled, self._total)
         line = f"pushed {counts.pushed:,}, done {counts.settled:,} of {self._total:,}, {moving}"
-        now = time.monotonic()
-        if line != self._last_line and now - self._printed_at >= LINE_EVERY_S:
-            self._last_line, self._printed_at = line, now
-            self._console.print(line, highlight=False)
+        self._display.show(line, [pushed, done])
 
     def _rate(self, settled: int) -> float:
         now = time.monotonic()
