@@ -17,7 +17,7 @@ from bridge.testing.waiting import wait_until
 MASTER = "local[2]"
 #: Data is small here: one partition behind a shuffle, since each costs its tasks, and one plan for a query.
 SMALL = {"spark.sql.shuffle.partitions": "1", "spark.sql.adaptive.enabled": "false"}
-#: For what must be right however Spark deals out rows, and however it plans anew meanwhile.
+#: For what must be right however Spark deals out rows, and however often it plans again meanwhile.
 DEALT_OUT = {"spark.sql.shuffle.partitions": "2", "spark.sql.adaptive.enabled": "true"}
 
 #: What the file before this one has set.
