@@ -4,8 +4,8 @@ The broker is `own_server`. Most tests start their workers and masters while the
 lane on top of it (`tests.integration.lanes`), so none is there at first: a test or class that wants them before says
 `bridge_workers`, `bridge_masters` and `bridge_app` of `bridge.testing.nodes.plugin`.
 
-``--bridge-nodes=containers`` makes the nodes containers. A test that strikes single processes, or the server's, is then
-skipped.
+``--bridge-nodes=containers`` makes the nodes containers. A test that needs single processes, or the server as one, is
+then skipped.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import trustme
 
 from bridge.stack.embedded import EmbeddedServer
 from bridge.testing.nodes.node import NodeYard
+from bridge.testing.nodes.plugin import in_containers
 from bridge.testing.nodes.setup import BridgeSetup
 from bridge.testing.nodes.yard import ProcessYard
 from tests.integration.sentinels import Sentinels
@@ -33,6 +34,14 @@ if TYPE_CHECKING:
 @pytest.fixture
 def bridge_workers() -> Sequence[str]:
     return ()
+
+
+@pytest.fixture
+def own_server(pytestconfig: pytest.Config, own_server: EmbeddedServer) -> EmbeddedServer:
+    """As everywhere. With nodes in containers the broker is another one, and the test cannot be run."""
+    if in_containers(pytestconfig):
+        pytest.skip("needs the server as a process: --bridge-nodes=processes")
+    return own_server
 
 
 @pytest.fixture
