@@ -15,7 +15,6 @@ from dataclasses import dataclass, field
 from tests.protocol import faults, masters, workers
 from tests.protocol.checks import check, good_end
 from tests.protocol.guards import Guard
-from tests.protocol.scripts import run
 from tests.protocol.world import Broken, Setup, World
 
 
@@ -46,7 +45,7 @@ class Exploration:
         self, setup: Setup, dropped: AbstractSet[Guard] = frozenset(), *, most: int = 100_000_000, ends: bool = True
     ) -> None:
         self._setup = setup
-        self._dropped = dropped
+        self._dropped = frozenset(dropped)
         self._most = most
         self._ends = ends
         self._index: dict[World, int] = {}
@@ -61,7 +60,6 @@ class Exploration:
     def run(self) -> Found:
         """Explores; what was found."""
         began = time.monotonic()
-        run.cache_clear()  # a test may have changed the table of moves
         gc.disable()  # millions of tuples, and no cycles
         try:
             self._explore()

@@ -6,6 +6,7 @@ Among all pairs of a server and a script that a search meets, few are different:
 from __future__ import annotations
 
 from functools import lru_cache
+from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from bridge.routing.batch import Batch, DeadLetter, Dispatch
@@ -29,7 +30,7 @@ from tests.protocol.server import (
 )
 from tests.protocol.world import DEAD, DONE, IN_FLIGHT, MOVES, UNREAD, Broken, Exec, Out, Run, Script, World, put
 from tests.reference.contents import MASTER
-from tests.reference.lane import ReferenceLane
+from tests.reference.lane import RULES, ReferenceLane
 
 if TYPE_CHECKING:
     from collections.abc import Set as AbstractSet
@@ -37,12 +38,21 @@ if TYPE_CHECKING:
     from tests.protocol.world import Setup
 
 
+#: Guards that scripts look at. Without any other one the scripts do the same, and what they did is known.
+_IN_SCRIPTS = RULES | {Guard.RECALL_OWN, Guard.RECALL_SINGLE}
+_SEEN = attrgetter(*Server._fields)
+
+
+@lru_cache
+def _of_scripts(dropped: frozenset[Guard]) -> frozenset[Guard]:
+    return dropped & _IN_SCRIPTS
+
+
 def execute(world: World, script: Script, setup: Setup, dropped: AbstractSet[Guard]) -> tuple[str, World]:
     """What the server answers, and the world after it. Raises `Broken` when a message would leave a state that it is
     not in (I1), and, unless only promises count, when the script does what it may not (I4, I5, I8).
     """
-    before = Server(*(getattr(world, name) for name in Server._fields))
-    word, server = run(before, script, frozenset(dropped))
+    word, server = run(Server._make(_SEEN(world)), script, _of_scripts(frozenset(dropped)))
     if server is None:
         return word, world
     after = world._replace(**server._asdict())
@@ -183,7 +193,7 @@ def succeed(world: World, execution: Exec, setup: Setup, dropped: AbstractSet[Gu
     record = world.records[ticket]
     current = record is not None and record.fence > 0 and record.fence <= fence < record.fence + record.length
     if setup.effects:
-        if not _may_apply(record, world.applied[ticket], fence, frozenset(dropped)):
+        if not _may_apply(record, world.applied[ticket], fence, _of_scripts(frozenset(dropped))):
             return world  # STALE, or AGAIN
         before = world.effects[ticket]
         if pos in before:

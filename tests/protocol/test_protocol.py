@@ -11,6 +11,7 @@ from bridge.routing.states import EDGES
 from tests.protocol import masters
 from tests.protocol.explore import Exploration, Found
 from tests.protocol.guards import SECOND_LINES, Guard
+from tests.protocol.scripts import run
 from tests.protocol.world import MOVES, Change, Script, Setup
 
 #: name -> what is explored in full.
@@ -130,6 +131,7 @@ def _edges(script: Script) -> set[str]:
 def test_another_table_makes_another_model(monkeypatch: pytest.MonkeyPatch) -> None:
     # Given a table in which a message that failed simply waits
     monkeypatch.setitem(MOVES, "fail", MOVES["give back"])
+    run.cache_clear()
     # Then the model finds that its record, which counts its attempts, says something else
     found = Exploration(Setup(faults=1), ends=False).run()
     assert found.broken.startswith("I1")

@@ -11,6 +11,7 @@ from bridge.routing import effects, leadership, membership, transitions
 from bridge.routing.scripts import Script
 from bridge.stack.embedded import EmbeddedServer
 from tests.protocol.guards import Guard
+from tests.reference.lane import RULES
 from tests.scripts.beside import Differs
 from tests.scripts.test_lane_rules import explore
 
@@ -20,11 +21,6 @@ _TERM = "if redis.call('GET', KEYS[1]) ~= ARGV[1] then"
 _NEVER = "if false then"
 #: Not at random: what was seen once is seen again.
 SEEDS = range(400)
-#: The rules that the reference can do without.
-RULES = [
-    *(Guard.TERM_ADVANCE, Guard.TERM_READ, Guard.TERM_REROUTE, Guard.EXPECTED, Guard.LEASE_OVER, Guard.UNREAD),
-    *(Guard.FENCES_GROW, Guard.EFFECT_FENCE, Guard.APPLIED_ONCE),
-]
 _COMPARED = {
     "advance": "if (found[k - i + 1] or '') ~= ARGV[first + k * 2 + 2] then",
     "resend": "if redis.call('HGET', KEYS[2], ARGV[2]) ~= ARGV[3] then",
@@ -99,7 +95,7 @@ def test_a_script_without_it_differs(what: str, valkey: EmbeddedServer, monkeypa
         explore(connected, SEEDS)
 
 
-@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.value)
+@pytest.mark.parametrize("rule", [guard for guard in Guard if guard in RULES], ids=lambda rule: rule.value)
 def test_a_reference_without_the_rule_differs(rule: Guard, valkey: EmbeddedServer) -> None:
     with client(valkey.url) as connected, pytest.raises(Differs):
         explore(connected, SEEDS, {rule})

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from tests.protocol.test_protocol import ESSENTIAL
-from tests.scripts.test_lane_rules_notice import MUTATIONS, RULES
+from tests.reference.lane import RULES
+from tests.scripts.test_lane_rules_notice import MUTATIONS
 
 ROOT = Path(__file__).parents[3]
 PAGES = [*sorted((ROOT / "docs").rglob("*.md")), ROOT / "README.md"]
