@@ -16,6 +16,7 @@ The id of the message holds the time when it was added. The id of the entry hold
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
@@ -87,8 +88,13 @@ def row(
     return [message_id, ticket, task, consumer, attempt, fence, dispatched_ms, started_us, service_ms, what.value]
 
 
+def rows_in(fields: Sequence[bytes]) -> bytes:
+    """The rows of an entry (JSON), from its fields and values; empty when it is no history entry."""
+    return dict(zip(fields[::2], fields[1::2], strict=True)).get(b"d", b"")
+
+
 def read_entry(id_: bytes | str, data: bytes | str) -> list[Delivery]:
-    """The rows of the entry ``id_`` with the field ``d``. Raises ValueError or TypeError when it is not a history
+    """The rows ``data`` of the entry ``id_``. Raises ValueError or TypeError when it is not a history
     entry.
     """
     text = id_.decode() if isinstance(id_, bytes) else id_

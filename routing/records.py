@@ -18,6 +18,7 @@ The fence comes first, so that a script can put it there and read it without par
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import orjson
 
@@ -39,6 +40,11 @@ class LostAttempt:
     fence: int
     consumer: str
     cause: str
+
+
+def lost_row(lost: LostAttempt) -> list[Any]:
+    """``[attempt, fence, consumer, cause]``: how records and Celery messages name it."""
+    return [lost.attempt, lost.fence, lost.consumer, lost.cause]
 
 
 @dataclass(frozen=True)
@@ -81,8 +87,7 @@ def tail(
     text = f",{len(ids)},{names},{attempt},[{quoted}],{at_ms},{why}"
     if not losses and lost is None:
         return text + "]"
-    lost_fields = None if lost is None else [lost.attempt, lost.fence, lost.consumer, lost.cause]
-    return f"{text},{losses},{orjson.dumps(lost_fields).decode()}]"
+    return f"{text},{losses},{orjson.dumps(None if lost is None else lost_row(lost)).decode()}]"
 
 
 def record(fence: int, rest: str) -> str:

@@ -14,7 +14,7 @@ from bridge.protocol.dead_letters import read_letter
 from bridge.routing import records
 from bridge.routing.connection import with_raw_replies
 from bridge.routing.groups import Group, group_in
-from bridge.routing.history import Delivery, read_entry
+from bridge.routing.history import Delivery, read_entry, rows_in
 from bridge.routing.ids import IdKey, id_key, younger_than
 from bridge.routing.messages import MAX_TICKET_BYTES
 
@@ -106,8 +106,8 @@ class HistoryPages:
         for raw_id, fields in page:
             self.at = _text(raw_id)
             try:
-                steps.append(read_entry(raw_id, dict(zip(fields[::2], fields[1::2], strict=True))[b"d"]))
-            except (ValueError, TypeError, KeyError):
+                steps.append(read_entry(raw_id, rows_in(fields)))
+            except (ValueError, TypeError):
                 self.unreadable.append(self.at)
                 steps.append([])
         return steps

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import orjson
 
 from bridge.routing.groups import pending_summary
-from bridge.routing.history import What, read_entry
+from bridge.routing.history import What, read_entry, rows_in
 from bridge.routing.ids import id_key, younger_than
 
 if TYPE_CHECKING:
@@ -172,7 +172,7 @@ def newest_in_history(redis: Redis, keys: LaneKeys, ticket: str) -> str | None:
         page = redis.execute_command("XREVRANGE", keys.history, end, "-", "COUNT", size)
         for id_, fields in page:
             pages.took(fields)
-            data = dict(zip(fields[::2], fields[1::2], strict=True)).get(b"d", b"")
+            data = rows_in(fields)
             if quoted not in data:
                 continue
             try:

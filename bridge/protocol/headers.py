@@ -15,7 +15,7 @@ import orjson
 
 from bridge.protocol.names import HEADER_BASE, HEADER_LOST, HEADER_RUNS
 from bridge.routing.messages import Message
-from bridge.routing.records import LostAttempt
+from bridge.routing.records import LostAttempt, lost_row
 
 
 class RunHead(NamedTuple):
@@ -78,10 +78,28 @@ def bundled_runs(body: str | bytes) -> list[BundledRun]:
     return list(map(BundledRun._make, json.loads(body)))
 
 
+def readable_runs(body: str, unreadable: Any) -> list[BundledRun]:
+    """As `bundled_runs`. A payload that Python's parser refuses is replaced by ``unreadable``."""
+    try:
+        return bundled_runs(body)
+    except (ValueError, RecursionError):
+        runs = map(BundledRun._make, orjson.loads(body))
+    return [
+        run._replace(messages=[[id_, task, _reread(payload, unreadable)] for id_, task, payload in run.messages])
+        for run in runs
+    ]
+
+
+def _reread(payload: Any, unreadable: Any) -> Any:
+    try:
+        return json.loads(orjson.dumps(payload))
+    except (ValueError, RecursionError):
+        return unreadable
+
+
 def lost_text(lost: LostAttempt) -> bytes:
     """The header `HEADER_LOST` with its name, as JSON."""
-    values = orjson.dumps([lost.attempt, lost.fence, lost.consumer, lost.cause])
-    return b'"%b":%b' % (HEADER_LOST.encode(), values)
+    return b'"%b":%b' % (HEADER_LOST.encode(), orjson.dumps(lost_row(lost)))
 
 
 def lost_of(headers: Mapping[str, Any]) -> LostAttempt | None:

@@ -22,7 +22,7 @@ from celery.utils.log import get_logger
 from bridge.leader.stream.pending import NEVER
 from bridge.routing import records
 from bridge.routing.batch import Batch
-from bridge.routing.history import What, read_entry
+from bridge.routing.history import What, read_entry, rows_in
 from bridge.routing.ids import id_key, id_text, younger_than
 from bridge.routing.transitions import adopt, advance, set_read_to, survey
 
@@ -120,7 +120,7 @@ class Ends:
                 logger.warning("the history does not reach back to %s: messages done since then may run again", floor)
             self.missing_to = begins
         for id_, fields in page:
-            for row in read_entry(id_, fields[1]):
+            for row in read_entry(id_, rows_in(fields)):
                 later = id_key(row.message_id) > self._after
                 if row.what in LAST:
                     self.replayed.pop(row.message_id, None)

@@ -11,13 +11,10 @@ Contract:
 
 from __future__ import annotations
 
-import json
 import time
 from typing import TYPE_CHECKING, Any
 
-import orjson
-
-from bridge.protocol.headers import BundledRun, bundled_runs, first_fence
+from bridge.protocol.headers import first_fence, readable_runs
 from bridge.protocol.names import HEADER_BASE, HEADER_INCARNATION
 from bridge.protocol.outcomes import Kind, Outcome
 from bridge.worker.pool.delivery import (
@@ -41,7 +38,7 @@ WRITE_AFTER_S = 0.005
 #: A bundle that takes this many times `bridge_bundle_ms` gives back what it has not started.
 OVERTIME = 16
 
-#: Stands for a payload that cannot be read.
+#: Stands for a payload that cannot be read, so that only its message fails.
 UNREADABLE = object()
 
 
@@ -63,7 +60,7 @@ def _run(execution: Execution, row: int, request: dict[str, Any], body: str) -> 
             Delivery(ticket, id_, base + offset + i, attempt if i == 0 else 1, task, [ticket, payload], {})
             for i, (id_, task, payload) in enumerate(messages)
         ]
-        for ticket, offset, attempt, messages in _parsed(body)
+        for ticket, offset, attempt, messages in readable_runs(body, UNREADABLE)
     ]
     template = request_of_bundle(request, execution.hostname)
     cut_off, asked = shared.cut_off(runs[0][0].fence, max(deliveries[-1].fence for deliveries in runs))
@@ -168,21 +165,6 @@ def _request_of(execution: Execution, delivery: Delivery, template: dict[str, An
     known = execution.app.tasks.get(delivery.task)
     wanted["ignore_result"] = bool(known.ignore_result) if known is not None else True
     return wanted
-
-
-def _parsed(body: str) -> list[BundledRun]:
-    """The runs of a bundle. A payload that cannot be read becomes `UNREADABLE`, so that only its message fails."""
-    try:
-        return bundled_runs(body)
-    except (ValueError, RecursionError):
-        runs = list(map(BundledRun._make, orjson.loads(body)))
-    for run in runs:
-        for message in run.messages:
-            try:
-                message[2] = json.loads(orjson.dumps(message[2]))
-            except (ValueError, RecursionError):
-                message[2] = UNREADABLE
-    return runs
 
 
 def request_of_bundle(request: dict[str, Any], hostname: str) -> dict[str, Any]:

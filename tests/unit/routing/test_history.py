@@ -5,7 +5,7 @@ from __future__ import annotations
 import orjson
 import pytest
 
-from bridge.routing.history import Delivery, What, read_entry, row
+from bridge.routing.history import Delivery, What, read_entry, row, rows_in
 
 WHOLE = row(
     "1700-3",
@@ -26,6 +26,11 @@ def test_a_row_has_the_order_that_other_versions_read() -> None:
         b'[["1700-3","T42","shop.pay","w1@a",2,9007199254740993,1800,1900000,0.25,"failed"],'
         b'["5-0","","","",0,0,0,0,0,"refused"]]'
     )
+
+
+def test_the_rows_of_an_entry_are_in_one_field() -> None:
+    assert rows_in([b"d", b"[]"]) == b"[]"
+    assert rows_in([b"other", b"[]"]) == b""
 
 
 def test_a_row_is_read_as_it_was_written() -> None:

@@ -19,7 +19,7 @@ from redis.exceptions import ResponseError
 from bridge.app import forked_children
 from bridge.app.installation import install
 from bridge.consumer.deadline import now_ns
-from bridge.protocol.headers import RunHead
+from bridge.protocol.headers import RunHead, readable_runs
 from bridge.protocol.names import BUNDLE_TASK, HEADER_BASE, HEADER_INCARNATION, HEADER_RUNS
 from bridge.protocol.outcomes import Kind, Outcome
 from bridge.routing.errors import PayloadError
@@ -495,7 +495,7 @@ def test_a_payload_that_python_cannot_read_is_its_own_messages_failure() -> None
     sys.setrecursionlimit(len(inspect.stack()) + 150)
     try:
         text = orjson.dumps([["T", 0, 1, [["1-0", "a", deep], ["2-0", "b", 2]]]]).decode()
-        [[_, _, _, messages]] = bundles._parsed(text)
+        [[_, _, _, messages]] = readable_runs(text, bundles.UNREADABLE)
     finally:
         sys.setrecursionlimit(limit)
     assert [payload is bundles.UNREADABLE for _, _, payload in messages] == [True, False]
