@@ -75,6 +75,9 @@ class LaneMachine(RuleBasedStateMachine):
     def an_outcome_comes_again(self, data: st.DataObject) -> None:
         world = self.world
         old = data.draw(st.sampled_from(world.old_outcomes))
+        while world.refill.waits:
+            # The step would also move the spilled messages of a ticket that was parked.
+            world.step()
         before = (dict(world.store.pending), dict(world.store.tickets), list(world.store.done), list(world.store.dead))
         stale = world.store.counts.get("stale", 0)
         world.step([old])
