@@ -43,10 +43,16 @@ class What(Enum):
     DEAD = "dead"
     #: It could never be processed, and went to the dead letters without a delivery: the last row.
     REFUSED = "refused"
+    #: The lane does not want it (its filter, its tasks), and acknowledged it without a delivery: the last row.
+    LEFT_OUT = "left out"
     #: An outcome had another fence than the current one, and was refused.
     STALE = "stale"
     #: A dead message was replayed: it goes before all messages of its ticket that were not started.
     REPLAYED = "replayed"
+
+
+#: What the last row of a message says. After `DEAD` it may still be replayed.
+LAST = frozenset({What.DONE, What.DEAD, What.REFUSED, What.LEFT_OUT})
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,9 +7,11 @@ import re
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any
+from typing import Any, NamedTuple
 
 import orjson
+
+from bridge.routing.filters import Filter
 
 #: Longest ticket id, in bytes of UTF-8.
 MAX_TICKET_BYTES = 512
@@ -20,6 +22,10 @@ MAX_TASK_BYTES = 512
 #: Deepest nesting of a payload. Python's own parser in a worker fails near a thousand levels, less the depth of its
 #: stack. It would fail for a whole bundle then.
 MAX_DEPTH = 200
+#: Why a dead message is not replayed when the lane would leave it out.
+LEFT_OUT_NOW = "this subscription leaves it out now: its filter or its tasks changed"
+#: Most names of tasks of other lanes whose handling is remembered.
+FOUND_MAX = 1000
 
 
 class Refused(Enum):
@@ -69,11 +75,21 @@ class Refusal:
     fields: Sequence[bytes]
 
 
+class LeftOut(NamedTuple):
+    """An entry that the lane does not want: its filter or its tasks say so. It is acknowledged without a dispatch."""
+
+    id: str
+
+
 class EntryParser:
     """Parses entries of one lane.
 
     ``known_tasks``: names of tasks that may be dispatched. ``foreign``: whether another name may be that of a task that
-    only consumers know; without it, no other name is accepted.
+    only consumers know; without it, no other name is accepted. ``wanted``: which messages the lane wants; None: all.
+
+    ``elsewhere``: None, or, in a lane that is one of several subscriptions, the tasks that belong to other lanes only.
+    Such a lane leaves out the messages that it has no task for. ``consumers_know``: whether some consumer of the lane
+    has the task of this name.
     """
 
     def __init__(
@@ -83,14 +99,27 @@ class EntryParser:
         max_payload: int,
         known_tasks: Collection[str],
         foreign: Callable[[str], bool] | None = None,
+        wanted: Filter | None = None,
+        elsewhere: Collection[str] | None = None,
+        consumers_know: Callable[[str], bool] = lambda _name: False,
     ) -> None:
         self._default_task = default_task
+        self._filter = wanted
+        self._is_subscription = elsewhere is not None
+        self._elsewhere = {name.encode() for name in elsewhere or ()}
+        self._consumers_know = consumers_know
+        #: What `_of_subscription` found for a name.
+        self._found: dict[bytes, str | None] = {}
         self._max_payload = max_payload
         # Keyed by bytes, so that a name is not decoded again for each message.
         self._tasks = {name.encode(): name for name in known_tasks}
         self._foreign = foreign
 
-    def parse_entry(self, entry: Sequence[Any]) -> Message | Refusal:
+    def forget(self) -> None:
+        """The consumers' tasks changed."""
+        self._found.clear()
+
+    def parse_entry(self, entry: Sequence[Any]) -> Message | Refusal | LeftOut:
         """Parses an entry in the form of `bridge.routing.transitions.Read`."""
         id_ = entry[0].decode()
         if len(entry) == 2:
@@ -99,8 +128,14 @@ class EntryParser:
         detail = f"{size} bytes in {count} fields; the whole entry stays in the stream as long as this letter is there"
         return Refusal(id_, Refused.TOO_LARGE, detail, entry[1])
 
-    def parse(self, id_: str, fields: Sequence[bytes]) -> Message | Refusal:
-        """Parses an entry. ``fields``: its field names and values, alternating."""
+    def parse_begun(self, id_: str, fields: Sequence[bytes]) -> Message | Refusal:
+        """Parses the entry of a message that was dispatched before. The lane wants it, whatever its filter is now."""
+        found = self.parse(id_, fields, begun=True)
+        assert not isinstance(found, LeftOut)
+        return found
+
+    def parse(self, id_: str, fields: Sequence[bytes], *, begun: bool = False) -> Message | Refusal | LeftOut:
+        """Parses an entry. ``fields``: its field names and values, alternating. ``begun``: as in `parse_begun`."""
         if not fields:
             # XADD accepts no entry without fields. So this one is pending, but not in the stream any more.
             return Refusal(id_, Refused.TRIMMED, "", fields)
@@ -131,12 +166,22 @@ class EntryParser:
             return Refusal(id_, Refused.BAD_TICKET, f"{len(ticket_raw)} bytes", fields)
         if task_raw is None:
             if self._default_task is None:
-                return Refusal(id_, Refused.NO_TASK, "", fields)
+                return (
+                    LeftOut(id_) if self._is_subscription and not begun else Refusal(id_, Refused.NO_TASK, "", fields)
+                )
             task: str | None = self._default_task
         elif not task_raw:
             return Refusal(id_, Refused.EMPTY_TASK, "", fields)
         else:
-            task = self._tasks.get(task_raw) or self._foreign_name(task_raw)
+            task = self._tasks.get(task_raw)
+            if task is None and self._is_subscription:
+                task = self._of_subscription(task_raw)
+                if task == "":
+                    if not begun:
+                        return LeftOut(id_)
+                    task = task_raw.decode()
+            elif task is None:
+                task = self._foreign_name(task_raw)
             if task is None:
                 return Refusal(id_, Refused.UNKNOWN_TASK, task_raw.decode(errors="replace"), fields)
         if payload is None:
@@ -146,6 +191,7 @@ class EntryParser:
                 return Refusal(id_, Refused.NOT_UTF8, "", fields)
             if 2 * (len(rest) + (1 if task_raw is None else 2)) < len(fields):
                 return Refusal(id_, Refused.TWICE, _first_twice(fields), fields)
+            parsed = None
             payload = orjson.dumps(rest)
             if len(payload) > self._max_payload:
                 return Refusal(id_, Refused.TOO_LARGE, f"{len(payload)} bytes", fields)
@@ -158,7 +204,30 @@ class EntryParser:
                 return Refusal(id_, why_refused(payload, exc), str(exc), fields)
             if is_deep(payload, parsed):
                 return Refusal(id_, Refused.TOO_DEEP, "", fields)
+        if self._filter is not None and not begun and not self._filter.passes(fields, parsed):
+            return LeftOut(id_)
         return Message(id_, ticket, task or "", payload)
+
+    def _of_subscription(self, raw: bytes) -> str | None:
+        """The task that handles a message that names ``raw``, a task that is not the lane's own here. '': none, and the
+        message is left out. None: no task can have this name.
+        """
+        if raw in self._found:
+            return self._found[raw]
+        name = self._foreign_name(raw)
+        if name is not None and self._consumers_know(name):
+            # Consumers that were upgraded first have the task already.
+            found: str | None = name
+        elif self._default_task is not None:
+            found = self._default_task
+        elif raw in self._elsewhere:
+            found = ""
+        else:
+            found = name
+        if len(self._found) >= FOUND_MAX:
+            self._found.clear()
+        self._found[raw] = found
+        return found
 
     def _foreign_name(self, raw: bytes) -> str | None:
         if self._foreign is None or not 0 < len(raw) <= MAX_TASK_BYTES:

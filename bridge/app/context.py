@@ -26,6 +26,7 @@ class TicketContext:
       it, and refuses a fence smaller than the largest one that it saw.
     - ``lost``: the last attempt of this message, if it was cut off half way (its worker died, its lease ended, or its
       time limit struck); else None.
+    - ``subscription``: the name of the logical consumer for which the message is handled.
     """
 
     #: Whether this is a pushed message. A task that is called as a function may have a ticket too.
@@ -49,6 +50,7 @@ class TicketContext:
         "rollback_failed",
         "rolled_back",
         "started_us",
+        "subscription",
     )
 
     def __init__(
@@ -61,8 +63,10 @@ class TicketContext:
         commit: Callable[[TicketContext], None],
         lease_holds: Callable[[], bool],
         lost: LostAttempt | None = None,
+        subscription: str = "",
     ) -> None:
         self.id = id_
+        self.subscription = subscription
         self.message_id = message_id
         self.attempt = attempt
         self.fence = fence

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from celery import Celery
     from redis import Redis
 
+    from bridge.settings.lane import LaneSettings
+
 #: Folders of Python and of installed packages: code in other folders is the user's.
 INSTALLED = tuple(sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib"))
 
@@ -87,13 +89,13 @@ def reach(app: Celery) -> Redis:
     return with_raw_replies(redis)
 
 
-def reach_lane(app: Celery) -> Redis:
+def reach_lane(app: Celery, lane: LaneSettings) -> Redis:
     """A client as of `reach`, for a command that reads or changes the lane.
 
     Also raises `ConfigurationError` when a key of the lane has the wrong type.
     """
     redis = reach(app)
-    refuse_misplaced(redis, bridge_of(app).settings.lane.keys)
+    refuse_misplaced(redis, lane.keys)
     return redis
 
 

@@ -4,6 +4,9 @@ A message's id is its Celery task id, and two streams may have the same ids. So 
 its id with a prefix that names the lane. The app knows its lane, so `AsyncResult` finds the result by the message id
 alone. Ids of ordinary calls are not changed, and neither is the ``task_id`` within a stored result.
 
+An app with several subscriptions has one result for each message and subscription. `AsyncResult` means the first
+subscription that has a task with a result (`subscription_of_results`). `result_of` finds the result of another one.
+
 The default lane (default names of stream and group) has no prefix. So any Celery app with the same result backend finds
 its results, also an app without the bridge.
 """
@@ -13,12 +16,14 @@ from __future__ import annotations
 import hashlib
 import re
 import threading
-from functools import cache
+from functools import cache, cached_property
 from typing import TYPE_CHECKING, Any
 
-from celery import current_app
+from celery import current_app, current_task
 from celery.backends.base import BaseKeyValueStoreBackend, DisabledBackend
+from celery.result import AsyncResult
 
+from bridge.app.lanes import lane_of, lanes_of
 from bridge.settings.lane import LaneSettings
 
 if TYPE_CHECKING:
@@ -32,6 +37,18 @@ _PLAIN = re.compile(r"[A-Za-z0-9_.-]+(:[A-Za-z0-9_.-]+)*")
 _BETWEEN = "::"
 _LONGEST = 100
 _DEFAULT_LANE = (LaneSettings.model_fields["stream"].default, LaneSettings.model_fields["group"].default)
+
+
+def subscription_of_results(app: Celery) -> str:
+    """The name of the subscription whose result ``AsyncResult(message_id)`` means: the first that has a task with one.
+
+    Where no task has a result, the first subscription.
+    """
+    lanes = lanes_of(app)
+    for lane in lanes.values():
+        if lane.is_subscription and any(not app.tasks[task].ignore_result for task in lane.tasks if task in app.tasks):
+            return lane.name
+    return next(iter(lanes))
 
 
 def keep_results_apart(app: Celery) -> None:
@@ -55,13 +72,26 @@ class _LaneNames:
     def _lane_id(self, task_id: Any) -> Any:
         """The id under which the backend stores ``task_id``."""
         if isinstance(task_id, str) and _MESSAGE_ID.fullmatch(task_id):
-            return f"{self._lane_prefix}{task_id}"
+            return f"{self._prefix_for(task_id)}{task_id}"
         return task_id
+
+    def _prefix_for(self, message_id: str) -> str:
+        running = current_task
+        ticket = running.request.__dict__.get("bridge_ticket") if running else None
+        if ticket is not None and ticket.message_id == message_id and ticket.subscription:
+            # The pool process stores the result of the message that it runs.
+            return _prefix_of(self.app.bridge.settings.lane.stream, ticket.subscription)
+        return self._lane_prefix
+
+    @cached_property
+    def _group_of_results(self) -> str:
+        """The subscription whose results are found by the message id alone."""
+        return subscription_of_results(self.app)
 
     @property
     def _lane_prefix(self) -> str:
         lane = self.app.bridge.settings.lane
-        return _prefix_of(lane.stream, lane.group)
+        return _prefix_of(lane.stream, self._group_of_results)
 
     def __reduce__(self, *args: Any, **kwargs: Any) -> Any:
         # The class was created at run time, so pickle cannot find it by its name.
@@ -131,3 +161,11 @@ def _unpickled(rebuild: Any, cls: type, *args: Any) -> Any:
     """Unpickles a backend, for the current app (see `celery.backends.base.unpickle_backend`)."""
     backend = rebuild(cls, *args)
     return _with_lane_names(backend) if hasattr(current_app, "bridge") else backend
+
+
+def result_of(app: Celery, message_id: str, subscription: str) -> AsyncResult:
+    """The result of a message in ``subscription``. Raises `ConfigurationError` when the app does not have it."""
+    lane = lane_of(app, subscription)
+    backend = app._get_backend()
+    backend._group_of_results = lane.name
+    return AsyncResult(message_id, backend=backend, app=app)

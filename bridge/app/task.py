@@ -43,6 +43,9 @@ class TicketTask(Task):  # type: ignore[misc, unused-ignore]
     #: called again before the next one.
     bridge_rollback: Callable[..., Any] | None = None
 
+    #: The subscription that the task belongs to; None: the one whose default task it is, or the app's only one.
+    bridge_subscription: str | None = None
+
     _rolls_back_in_run = False
 
     @property

@@ -11,15 +11,16 @@ from typing import TYPE_CHECKING, Any
 
 from celery.utils.time import maybe_iso8601
 
+from bridge.app.installed import bridge_of
+from bridge.app.lanes import lanes_of
 from bridge.app.signature import is_async_or_generator, require_match
 from bridge.app.ticket_tasks import ticket_tasks
 from bridge.routing.errors import ConfigurationError
 from bridge.settings.config_keys import PREFIX
+from bridge.settings.subscriptions import SETTING
 
 if TYPE_CHECKING:
     from celery import Celery
-
-    from bridge.settings.lane import LaneSettings
 
 #: The values of ``bridge_on_dead``: what happens to the ticket of a dead message.
 ON_DEAD = ("skip", "park")
@@ -28,20 +29,37 @@ ON_DEAD = ("skip", "park")
 ROLLBACK = "(self, lost, ticket_id, payload)"
 
 #: The options that a task may have, without their prefix, and their types.
-TASK_OVERRIDES: dict[str, type[Any]] = {"max_attempts": int, "bundle": bool, "on_dead": str, "rollback": object}
+TASK_OVERRIDES: dict[str, type[Any]] = {
+    "max_attempts": int,
+    "bundle": bool,
+    "on_dead": str,
+    "rollback": object,
+    "subscription": str,
+}
 
 
-def check_tasks(app: Celery, lane: LaneSettings) -> None:
-    """Raises `ConfigurationError` for a default task that ``app`` does not have, and for wrong options of its tasks."""
+def check_tasks(app: Celery) -> None:
+    """Checks the options of the tasks, and the tasks of the lanes.
+
+    Raises `ConfigurationError` for a wrong option, a default task that ``app`` does not have, a subscription without a
+    task.
+    """
     for name, task in app.tasks.items():
         check_task_options(name, task)
-    default = lane.default_task
     known_tasks = ticket_tasks(app)
-    if default is not None and default not in known_tasks:
-        known = ", ".join(sorted(known_tasks)) or "none"
-        raise ConfigurationError(f"bridge_default_task {default!r} is not a task of this app; its tasks: {known}")
-    if default is not None:
-        require_match(app.tasks[default])
+    subscriptions = bridge_of(app).settings.subscriptions
+    for lane in lanes_of(app).values():
+        default = lane.settings.default_task
+        where = f"{SETTING}[{lane.name!r}]: task" if lane.name in subscriptions else "bridge_default_task"
+        if default is not None and default not in known_tasks:
+            known = ", ".join(sorted(known_tasks)) or "none"
+            raise ConfigurationError(f"{where} {default!r} is not a task of this app; its tasks: {known}")
+        if default is not None:
+            require_match(app.tasks[default])
+        if lane.is_subscription and not lane.tasks:
+            raise ConfigurationError(
+                f"{SETTING}[{lane.name!r}] has no task: give it one (task), or name it at one (bridge_subscription)"
+            )
 
 
 def check_task_options(name: str, task: Any) -> None:

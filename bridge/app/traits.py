@@ -6,7 +6,7 @@ If neither has it, it uses the defaults.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -53,6 +53,8 @@ class Traits:
         self._lane = lane
         self._registrations = registrations
         self._found: dict[str, TaskTraits] = {}
+        #: Functions to call when a registration changed.
+        self.on_change: list[Callable[[], None]] = []
 
     def of(self, name: str) -> TaskTraits:
         """The traits of the task ``name`` that the planner needs."""
@@ -78,6 +80,8 @@ class Traits:
     def forget(self) -> None:
         """A registration changed: read the traits again."""
         self._found.clear()
+        for listener in self.on_change:
+            listener()
 
     def _facts_of(self, name: str) -> Mapping[str, Any]:
         task = self._app.tasks.get(name)

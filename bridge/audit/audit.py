@@ -45,7 +45,12 @@ __all__ = ["Audit", "AuditVerdict", "Auditor", "Check", "Coverage", "Finding", "
 MAX_COMPARISONS = 3
 NO_GROUP = "the consumer group does not exist: undone messages cannot be compared with pending entries"
 #: Counter of the lane -> the kinds of rows that it counts.
-COUNTED = {"done": (What.DONE,), "dead": (What.DEAD, What.REFUSED), "replayed": (What.REPLAYED,)}
+COUNTED = {
+    "done": (What.DONE,),
+    "dead": (What.DEAD, What.REFUSED),
+    "replayed": (What.REPLAYED,),
+    "left_out": (What.LEFT_OUT,),
+}
 
 
 def audit(

@@ -191,6 +191,8 @@ class Auditor:
                 self._refused(row)
             elif row.what is What.REPLAYED:
                 self._replayed(row)
+            elif row.what is What.LEFT_OUT:
+                self._left_out(row)
             else:
                 self._delivered(row)
                 if row.what is What.RETURNED:
@@ -279,6 +281,12 @@ class Auditor:
             self.report(Check.REPEATED, row.ticket, id_, "it was refused, and was dead already")
         self._finish(id_)
         self._dead.add(id_)
+
+    def _left_out(self, row: Delivery) -> None:
+        """An entry that the lane did not want. It had no delivery, so it breaks no order."""
+        if row.message_id in self._dead:
+            self.report(Check.REPEATED, row.ticket, row.message_id, "it was left out, and was dead already")
+        self._finish(row.message_id)
 
     def _replayed(self, row: Delivery) -> None:
         id_ = row.message_id

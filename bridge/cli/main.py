@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import sys
 from difflib import get_close_matches
+from functools import cached_property
 from importlib import import_module
 from io import TextIOWrapper
 from typing import TYPE_CHECKING, Any
@@ -18,6 +19,7 @@ import click
 if TYPE_CHECKING:
     from celery import Celery
 
+    from bridge.app.lanes import AppLane
     from bridge.settings.app import Settings
     from bridge.settings.lane import LaneSettings
 
@@ -36,6 +38,9 @@ COMMANDS = {
     "spark": "bridge.cli.commands.spark:spark",
 }
 
+#: The commands that are about the app, and not about one of its subscriptions.
+WITHOUT_SUBSCRIPTION = ("run", "up", "demo", "push")
+
 #: The app of a command without -A.
 DEFAULT_APP = "tasks"
 
@@ -52,6 +57,8 @@ class Commands(click.Group):
             return None
         module, _, name = place.partition(":")
         command: click.Command = getattr(import_module(module), name)
+        if cmd_name not in WITHOUT_SUBSCRIPTION:
+            _take_subscription(command)
         return command
 
     def resolve_command(
@@ -86,12 +93,36 @@ class Commands(click.Group):
             ctx.exit(shown.exit_code)
 
 
+def _take_subscription(command: click.Command) -> None:
+    """Adds ``-s`` to ``command``, or to the commands of a group."""
+    if isinstance(command, click.Group):
+        for inner in command.commands.values():
+            _take_subscription(inner)
+    elif not any("-s" in parameter.opts for parameter in command.params):
+        command.params.append(
+            click.Option(
+                ["-s", "--subscription"],
+                expose_value=False,
+                metavar="NAME",
+                callback=_chosen,
+                help="The subscription that it is about, where the app has several.",
+            )
+        )
+
+
+def _chosen(ctx: click.Context, _parameter: click.Parameter, value: str | None) -> None:
+    if value is not None:
+        ctx.find_object(Target).subscription = value  # type: ignore[union-attr]
+
+
 class Target:
     """The Celery app of a command, loaded at first use."""
 
     def __init__(self, name: str, app: Celery | None = None) -> None:
         self.name = name
         self._app = app
+        #: The subscription that the command is about, as ``-s`` names it; None: the only one.
+        self.subscription: str | None = None
 
     @property
     def app(self) -> Celery:
@@ -104,16 +135,26 @@ class Target:
         bridge_of(self._app)
         return self._app
 
+    @cached_property
+    def app_lane(self) -> AppLane:
+        """The lane that the command is about. Raises `ConfigurationError`."""
+        from bridge.app.finding import load_tasks
+        from bridge.app.lanes import lane_of
+
+        # Tasks may name subscriptions.
+        load_tasks(self.app)
+        return lane_of(self.app, self.subscription)
+
     @property
     def settings(self) -> Settings:
-        """The app's validated settings. Raises `ConfigurationError`."""
+        """The app's validated settings, with those of the command's lane. Raises `ConfigurationError`."""
         settings: Settings = self.app.bridge.settings
-        return settings
+        return settings.model_copy(update={"lane": self.lane})
 
     @property
     def lane(self) -> LaneSettings:
-        """The validated settings of the lane. Raises `ConfigurationError`."""
-        return self.settings.lane
+        """The validated settings of the command's lane. Raises `ConfigurationError`."""
+        return self.app_lane.settings
 
 
 def _app_of_celery(ctx: click.Context) -> Celery | None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import orjson
 
 from bridge.routing.groups import pending_summary
-from bridge.routing.history import What, read_entry, rows_in
+from bridge.routing.history import LAST, read_entry, rows_in
 from bridge.routing.ids import id_key, younger_than
 
 if TYPE_CHECKING:
@@ -32,8 +32,6 @@ PAGE_MAX = 1000
 PAGE_BYTES = 4 * 1024 * 1024
 #: Message ids that a search keeps.
 IDS_KEPT = 10
-#: The kinds of rows that end a message. Only a replay brings it back.
-LAST = (What.DONE, What.DEAD, What.REFUSED)
 
 
 @dataclass(frozen=True)

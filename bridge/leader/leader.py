@@ -56,8 +56,8 @@ from bridge.routing.transitions import introduce
 if TYPE_CHECKING:
     from celery import Celery
 
+    from bridge.app.lanes import AppLane
     from bridge.link.server_clock import ServerClock
-    from bridge.settings.lane import LaneSettings
 
 #: Longest sleep of the loop, in seconds. A timer may be late by this much when nothing else happens.
 BLOCK_S = 5.0
@@ -74,12 +74,14 @@ class Leader:
     `run` returns when it was asked to stop, and raises when it cannot go on.
     """
 
-    def __init__(self, app: Celery, url: str, settings: LaneSettings, token: str, clock: ServerClock) -> None:
+    def __init__(self, app: Celery, url: str, app_lane: AppLane, token: str, clock: ServerClock) -> None:
         self._app = app
-        term = self._term = Term.begin(app, url, settings, token, clock)
-        lane = self.lane = Lane(settings, now_ms=clock.lane_ms)
+        settings = app_lane.settings
         registrations = Registrations()
+        term = self._term = Term.begin(app, url, app_lane, token, clock, registrations.knows)
+        lane = self.lane = Lane(settings, now_ms=clock.lane_ms)
         traits = Traits(app, settings, registrations)
+        traits.on_change.append(term.parser.forget)
         envelopes = Envelopes(app, traits.ignores_result)
         self._breakers = Breakers(lane)
         self._intake = Intake(term)
@@ -165,7 +167,7 @@ class Leader:
     def _look_around(self) -> None:
         term = self._term
         # A newer version may have used the lane in the meantime.
-        arrive(term.redis, self._app)
+        arrive(term.redis, self._app, term.settings)
         introduce(term.redis, term.leadership, orjson.dumps(term.facts))
         uptime_s = int(term.redis.info("server").get("uptime_in_seconds", 0))
         if uptime_s < term.settings.lease:

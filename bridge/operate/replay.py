@@ -10,21 +10,19 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from bridge.app.finding import load_tasks
-from bridge.app.ticket_tasks import ticket_tasks
 from bridge.inspect.dead_letters import newest_first, select
 from bridge.operate.orders import give
 from bridge.protocol.dead_letters import Letter
 from bridge.protocol.orders import Replay
 from bridge.routing.errors import InputError, OrderFailed
 from bridge.routing.ids import id_key
-from bridge.routing.messages import EntryParser, Refusal
+from bridge.routing.messages import LEFT_OUT_NOW, EntryParser, LeftOut, Refusal
 from bridge.routing.text import printable
 
 if TYPE_CHECKING:
-    from celery import Celery
     from redis import Redis
 
+    from bridge.app.lanes import AppLane
     from bridge.routing.keys import LaneKeys
 
 #: Letters in one order.
@@ -103,15 +101,20 @@ def check_replay(
             elif isinstance(found := parser.parse(letter.message_id, entry[0][1]), Refusal):
                 detail = f", {found.detail}" if found.detail else ""
                 why = f"it still cannot be processed ({found.reason.value}{detail}): push a correct message"
+            elif isinstance(found, LeftOut):
+                why = LEFT_OUT_NOW
             yield LetterResult(letter, why)
 
 
-def parser_of(app: Celery) -> EntryParser:
-    """The parser of entries that a master of ``app`` uses. Raises `ConfigurationError` when tasks cannot be loaded."""
-    load_tasks(app)
-    settings = app.bridge.settings.lane
+def parser_of(lane: AppLane) -> EntryParser:
+    """The parser of entries that a master of the lane uses."""
+    settings = lane.settings
     return EntryParser(
-        default_task=settings.default_task, max_payload=settings.max_payload, known_tasks=ticket_tasks(app)
+        default_task=settings.default_task,
+        max_payload=settings.max_payload,
+        known_tasks=lane.tasks,
+        wanted=settings.filter,
+        elsewhere=lane.elsewhere if lane.is_subscription else None,
     )
 
 

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from celery import Celery
     from redis import Redis
 
+    from bridge.settings.lane import LaneSettings
+
 
 #: The format of what a lane keeps in Redis. It grows when a version that knows the last one could not read it.
 LANE_FORMAT = 1
@@ -54,11 +56,11 @@ def app_name(app: Celery) -> str:
     return "" if name in NAMELESS else str(name)
 
 
-def arrive(redis: Redis, app: Celery) -> None:
+def arrive(redis: Redis, app: Celery, settings: LaneSettings) -> None:
     """Before a member of ``app`` begins. Raises `ConfigurationError`, one line, when the lane is not for it, and redis
     errors.
     """
-    keys, name = app.bridge.settings.lane.keys, app_name(app)
+    keys, name = settings.keys, app_name(app)
     code, found = meet(redis, keys, LANE_FORMAT, name)
     lane = f"the lane of stream {keys.stream}, group {keys.group},"
     if code is ReturnCode.NEWER:
@@ -73,10 +75,10 @@ def arrive(redis: Redis, app: Celery) -> None:
         )
 
 
-def facts(app: Celery, *, master: bool) -> dict[str, Any]:
+def facts(app: Celery, settings: LaneSettings, *, master: bool) -> dict[str, Any]:
     """What a member of ``app`` says of itself."""
     names = (*SHARED, *OF_MASTERS) if master else SHARED
-    compared = app.bridge.settings.lane.model_dump(mode="json", include=set(names))
+    compared = settings.model_dump(mode="json", include=set(names))
     return {"app": app_name(app), "version": package_version(), "format": LANE_FORMAT, "settings": compared}
 
 

@@ -154,6 +154,10 @@ class Registrations:
                 return one.traits.get(task, {})
         return {}
 
+    def knows(self, task: str) -> bool:
+        """Whether some consumer can run ``task``."""
+        return any(one.tasks is not None and task in one.tasks for one in self._read.values())
+
     def known(self) -> set[str]:
         """All tasks that some consumer can run."""
         return set().union(*(one.tasks for one in self._read.values() if one.tasks is not None))

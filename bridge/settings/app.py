@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import difflib
+import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from bridge.routing.connection import check_options
 from bridge.routing.errors import ConfigurationError
@@ -14,6 +15,7 @@ from bridge.settings.address import address_of, database_of, normalised, parsed
 from bridge.settings.config_keys import PREFIX, given_settings
 from bridge.settings.lane import BreakerLimits, LaneSettings
 from bridge.settings.retries import Backoff
+from bridge.settings.subscriptions import OWN, check_name, read_subscriptions
 
 if TYPE_CHECKING:
     from celery import Celery
@@ -37,7 +39,20 @@ class Settings(BaseModel):
         max_length=512,
         description="The app's name in its lane. A lane belongs to one app. None: the Celery app's own name.",
     )
+    #: What all lanes of the app share. An app without subscriptions has this lane alone.
     lane: LaneSettings = LaneSettings()
+    subscriptions: Mapping[str, LaneSettings] = Field(
+        default={},
+        description="The logical consumers of the stream, each with its own tasks, order, attempts and dead letters: a "
+        "dict from the name, which is the name of the consumer group, to its options. `task` handles messages that "
+        "name no task of the subscription; `filter` is as bridge_filter; "
+        f"and {', '.join(OWN)} as the settings of these names. Empty: one, named by bridge_group.",
+    )
+    serve: tuple[str, ...] | None = Field(
+        default=None,
+        description="The subscriptions that a worker of this app serves. None: all. The environment variable "
+        "BRIDGE_SERVE, names with commas between, goes before it.",
+    )
     health_file: str | None = Field(
         default=None,
         min_length=1,
@@ -45,7 +60,18 @@ class Settings(BaseModel):
         "file's age. None: no file.",
     )
 
+    @field_validator("serve", mode="before")
+    @classmethod
+    def _names_of_subscriptions(cls, value: object) -> object:
+        if isinstance(value, list | tuple | set | frozenset) and value:
+            return tuple(dict.fromkeys(check_name(name, "bridge_serve") for name in value))
+        if value is None:
+            return None
+        raise ValueError("must be a list of the names of subscriptions")
 
+
+#: The environment variable that says which subscriptions a worker serves.
+SERVE_VARIABLE = "BRIDGE_SERVE"
 #: The name of every setting that an app may have.
 NAMES = (*(name for name in Settings.model_fields if name != "lane"), *LaneSettings.model_fields)
 
@@ -54,8 +80,11 @@ def read_settings(app: Celery) -> Settings:
     """The settings of ``app``. Raises `ConfigurationError`, one line, for whatever cannot work."""
     found = given_settings(app, NAMES)
     given: dict[str, Any] = {"redis_url": "", "lane": {}}
+    subscriptions = found.pop("subscriptions", ("", {}))[1]
     for name, (_, value) in found.items():
         (given["lane"] if name in LaneSettings.model_fields else given)[name] = value
+    if serve := os.environ.get(SERVE_VARIABLE):
+        given["serve"] = [name.strip() for name in serve.split(",")]
     try:
         settings = Settings(**given)
     except ValidationError as exc:
@@ -68,7 +97,10 @@ def read_settings(app: Celery) -> Settings:
             raise
         # An eager app sends nothing.
         url = ""
-    return settings.model_copy(update={"redis_url": url})
+    changed: dict[str, Any] = {"redis_url": url}
+    if subscriptions != {}:
+        changed["subscriptions"] = read_subscriptions(subscriptions, settings.lane)
+    return settings.model_copy(update=changed)
 
 
 def _check_url(app: Celery, url: str) -> str:

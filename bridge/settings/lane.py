@@ -12,6 +12,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
+from bridge.routing.filters import Filter
 from bridge.routing.keys import LaneKeys
 from bridge.routing.policies import PolicyName
 from bridge.settings.retries import Backoff
@@ -67,6 +68,12 @@ class LaneSettings(BaseModel):
     )
     default_task: str | None = Field(
         default=None, description="The task of messages that name none. None: such a message is dead."
+    )
+    filter: Filter | None = Field(
+        default=None,
+        description="Which messages this consumer group wants, as a dict: field of the message, or member of its "
+        "payload, and the values that are wanted. The others are acknowledged without a dispatch, and counted. None: "
+        "all.",
     )
     policy: PolicyName = Field(
         default=PolicyName.LEAST_LOADED,
@@ -161,6 +168,11 @@ class LaneSettings(BaseModel):
                 names = ", ".join(p.value for p in PolicyName)
                 raise ValueError(f"must be one of {names}") from None
         return value
+
+    @field_validator("filter", mode="before")
+    @classmethod
+    def _filter_of_mapping(cls, value: object) -> object:
+        return None if value is None else Filter.read(value)
 
     @field_validator("lease", "leader_lease", "bundle_ms", "retention", "unknown_after", mode="before")
     @classmethod

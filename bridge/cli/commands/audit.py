@@ -74,7 +74,7 @@ def audit(
         ticket_bytes(ticket)
     if since is not None and not re.fullmatch(r"\d{1,20}(-\d{1,20})?", since):
         raise click.BadParameter(f"{since!r} is no message id; they look like 1700000000000-0", param_hint="--from")
-    redis = reach_lane(target.app)
+    redis = reach_lane(target.app, target.lane)
     view = AuditView(ticket=ticket, as_json=as_json, follow=follow)
 
     def begin() -> Audit:

@@ -37,7 +37,7 @@ def list_(target: Target, as_json: bool) -> None:
     from bridge.app.finding import reach_lane
     from bridge.inspect.status import read_status
 
-    found = read_status(reach_lane(target.app), target.settings).consumers
+    found = read_status(reach_lane(target.app, target.lane), target.settings).consumers
     if as_json:
         echo_json({"consumers": found})
     elif found:
@@ -126,7 +126,7 @@ def _of(target: Target, name: str) -> tuple[Redis, LaneKeys, str]:
     from bridge.inspect.roster import full_name
 
     keys = target.lane.keys
-    redis = reach_lane(target.app)
+    redis = reach_lane(target.app, target.lane)
     return redis, keys, full_name(redis, keys, name)
 
 

@@ -43,7 +43,7 @@ def list_(target: Target, ticket: str | None, task: str | None, reason: str | No
     from bridge.inspect.dead_letters import newest_first, select
 
     keys = target.lane.keys
-    redis = reach_lane(target.app)
+    redis = reach_lane(target.app, target.lane)
     found = select(newest_first(redis, keys), ticket=ticket, task=task, reason=reason)
     letters = list(islice(found, limit))
     more = next(found, None) is not None
@@ -69,7 +69,7 @@ def show(target: Target, message_id: str, as_json: bool) -> None:
     from bridge.inspect.dead_letters import of_message
     from bridge.routing.errors import InputError
 
-    letters = of_message(reach_lane(target.app), target.lane.keys, message_id)
+    letters = of_message(reach_lane(target.app, target.lane), target.lane.keys, message_id)
     if not letters:
         raise InputError(f"no dead letter of message {printable(message_id)}; `bridge dead list` lists them")
     letter = letters[-1]
@@ -112,7 +112,7 @@ def replay(ctx: click.Context, **options: Any) -> None:
     from bridge.operate.replay import check_replay, parser_of, replay_letters
 
     request = _Request(ctx, "replay", "replayed", **options)
-    results = list(check_replay(request.redis, request.keys, request.letters, parser_of(request.app)))
+    results = list(check_replay(request.redis, request.keys, request.letters, parser_of(request.app_lane)))
     good = [result.letter for result in results if result.why is None]
     bad = [result for result in results if result.why is not None]
     if request.goes_on(good, bad):
@@ -164,9 +164,9 @@ class _Request:
         self._sure = yes or bool(ids)
         self._dry_run = dry_run
         self._as_json = as_json
-        self.app = target.app
+        self.app_lane = target.app_lane
         self.keys = target.lane.keys
-        self.redis = reach_lane(target.app)
+        self.redis = reach_lane(target.app, target.lane)
         self.letters = (
             find_by_id(self.redis, self.keys, ids)
             if ids

@@ -66,7 +66,8 @@ def push(
         delimiter = "\t"
     if len(delimiter) != 1:
         raise ConfigurationError(f"--delimiter must be one character, not {delimiter!r}")
-    app, lane = target.app, target.lane
+    app = target.app
+    lane = app.bridge.settings.lane
     load_tasks(app)
     tasks = ticket_tasks(app)
     if task is not None and task not in tasks:

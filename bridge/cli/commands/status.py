@@ -47,7 +47,7 @@ def status(target: Target, watch: bool, interval: float, as_json: bool) -> None:
     from bridge.inspect.status import read_status
 
     settings = target.settings
-    redis = reach_lane(target.app)
+    redis = reach_lane(target.app, target.lane)
     if watch:
         try:
             _watch(lambda: read_status(redis, settings), interval, as_json)

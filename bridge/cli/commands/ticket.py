@@ -52,7 +52,7 @@ def show(ctx: click.Context, ticket_id: str, as_json: bool) -> None:
         task = app.tasks.get(name or lane.default_task or "")
         return int(getattr(task, "bridge_max_attempts", None) or lane.max_attempts)
 
-    found = locate(reach_lane(app), lane, ticket_id, max_attempts)
+    found = locate(reach_lane(app, lane), lane, ticket_id, max_attempts)
     if as_json:
         echo_json(found.document())
     else:
@@ -70,7 +70,7 @@ def list_(target: Target, parked: bool, limit: int, as_json: bool) -> None:
     from bridge.app.finding import reach_lane
     from bridge.inspect.recorded import recorded
 
-    found = recorded(reach_lane(target.app), target.lane, parked_only=parked)
+    found = recorded(reach_lane(target.app, target.lane), target.lane, parked_only=parked)
     shown = list(islice(found, limit))
     more = next(found, None) is not None
     shown.sort(key=lambda one: one.ticket_id)
@@ -145,7 +145,7 @@ def _ordered(target: Target, order: Park | Release) -> dict[str, Any]:
     from bridge.producer.push import ticket_bytes
 
     ticket_bytes(order.ticket)
-    return give(reach_lane(target.app), target.lane.keys, order)
+    return give(reach_lane(target.app, target.lane), target.lane.keys, order)
 
 
 def _print(found: TicketFacts) -> None:

@@ -27,7 +27,7 @@ from bridge.protocol.outcomes import is_id
 from bridge.routing.batch import Batch
 from bridge.routing.history import What, row
 from bridge.routing.ids import id_key
-from bridge.routing.messages import Message
+from bridge.routing.messages import LEFT_OUT_NOW, LeftOut, Message
 from bridge.routing.text import one_line
 from bridge.routing.transitions import Advanced, unname
 
@@ -233,6 +233,8 @@ class OperatorOrders:
         if not entry:
             return "its entry has left the stream, so it cannot take its place again; push it again"
         message = self._term.parser.parse(id_, entry[0][1])
+        if isinstance(message, LeftOut):
+            return LEFT_OUT_NOW
         if not isinstance(message, Message):
             return f"it can still not be processed: {message.reason.value}"
         lane = self._lane

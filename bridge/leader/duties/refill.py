@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from bridge.leader.picture.pieces import Ticket
 from bridge.routing.batch import Batch
 from bridge.routing.ids import id_before, id_key, key_after
-from bridge.routing.messages import Refusal, ticket_of
+from bridge.routing.messages import LeftOut, Message, Refusal, ticket_of
 
 if TYPE_CHECKING:
     from bridge.leader.picture.lane import Lane
@@ -83,7 +83,7 @@ class Refill:
         # Only these tickets are read from their first spilled message on.
         served = {t for t in lane.spilled if t.spilled_from is not None and t.spilled_from >= start and not t.front_id}
         satisfied: set[Ticket] = set()
-        trimmed: list[Refusal] = []
+        trimmed: list[Refusal | LeftOut] = []
         found = self._reading.read_on(after=id_before(start))
         if self._manual_changes.mend_taken():
             # Some messages may not have been pending. They are pending now, so the page is read again.
@@ -105,7 +105,7 @@ class Refill:
             if name is not None and name not in lane.parked and lane.tickets.get(name) not in served:
                 continue
             message = self._term.parser.parse_entry(entry)
-            if isinstance(message, Refusal):
+            if not isinstance(message, Message):
                 trimmed.append(message)
                 continue
             ticket = lane.tickets.get(message.ticket)
@@ -140,8 +140,10 @@ class Refill:
                 lane.drop_if_done(ticket)
         self._refuse_trimmed(trimmed, batch)
 
-    def _refuse_trimmed(self, refusals: list[Refusal], batch: Batch) -> None:
+    def _refuse_trimmed(self, refusals: list[Refusal | LeftOut], batch: Batch) -> None:
         """Makes messages dead letters whose entries were deleted from the stream while they were spilled.
+
+        Leaves those out that the lane does not want any more, since its filter changed.
 
         Messages that are in memory are handled as usual.
         """
@@ -149,5 +151,9 @@ class Refill:
             return
         known = {message.id for ticket in self._lane.tickets.values() for message in ticket.waiting}
         for refusal in refusals:
-            if refusal.id not in known:
+            if refusal.id in known:
+                continue
+            if isinstance(refusal, LeftOut):
+                self._lane.leave_out(refusal.id, batch)
+            else:
                 self._lane.refuse(refusal, batch)

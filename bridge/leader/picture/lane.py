@@ -125,3 +125,10 @@ class Lane(TicketRecords):
         batch.count("dead")
         if self._historical:
             batch.history.append(row(refusal.id, What.REFUSED))
+
+    def leave_out(self, id_: str, batch: Batch) -> None:
+        """Acknowledges a message that the lane does not want. Its ticket does not wait for it."""
+        batch.acknowledged.append(id_)
+        batch.count("left_out")
+        if self._historical:
+            batch.history.append(row(id_, What.LEFT_OUT))

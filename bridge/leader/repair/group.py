@@ -22,7 +22,7 @@ from celery.utils.log import get_logger
 from bridge.leader.stream.pending import NEVER
 from bridge.routing import records
 from bridge.routing.batch import Batch
-from bridge.routing.history import What, read_entry, rows_in
+from bridge.routing.history import LAST, What, read_entry, rows_in
 from bridge.routing.ids import id_key, id_text, younger_than
 from bridge.routing.transitions import adopt, advance, set_read_to, survey
 
@@ -35,8 +35,6 @@ logger = get_logger(__name__)
 PAGE = 1000
 #: Entries of the history in one page: each may have hundreds of rows.
 ENTRIES = 20
-#: The events that end a message.
-LAST = frozenset({What.DONE, What.DEAD, What.REFUSED})
 #: Position of a group that is being repaired. A leader that dies half way leaves this position behind.
 HALF_MADE = "0-1"
 

@@ -5,11 +5,11 @@ Most parts of a leader need only this and the picture (`bridge.leader.picture.la
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from bridge.app.ticket_tasks import RESERVED, ticket_tasks
+from bridge.app.ticket_tasks import RESERVED
 from bridge.link.connections import Wire, client
 from bridge.protocol.agreement import facts
 from bridge.routing.messages import EntryParser
@@ -18,6 +18,7 @@ from bridge.routing.transitions import Leadership
 if TYPE_CHECKING:
     from celery import Celery
 
+    from bridge.app.lanes import AppLane
     from bridge.link.server_clock import ServerClock
     from bridge.routing.keys import LaneKeys
     from bridge.settings.lane import LaneSettings
@@ -39,15 +40,26 @@ class Term:
     wire: Wire
     parser: EntryParser
     clock: ServerClock
-    #: The ticket tasks of this master's own app.
+    #: The ticket tasks of this master's own app that belong to the lane.
     own_tasks: frozenset[str]
     #: Facts about this master that other members compare with their own.
     facts: Mapping[str, Any]
 
     @classmethod
-    def begin(cls, app: Celery, url: str, settings: LaneSettings, token: str, clock: ServerClock) -> Term:
-        """The term that ``token`` names, with its own connections to the server at ``url``."""
-        own_tasks = ticket_tasks(app)
+    def begin(
+        cls,
+        app: Celery,
+        url: str,
+        lane: AppLane,
+        token: str,
+        clock: ServerClock,
+        consumers_know: Callable[[str], bool] = lambda _name: False,
+    ) -> Term:
+        """The term that ``token`` names, with its own connections to the server at ``url``.
+
+        ``consumers_know``: whether some consumer of the lane has the task of this name.
+        """
+        settings, own_tasks = lane.settings, lane.tasks
         return cls(
             settings=settings,
             leadership=Leadership(settings.keys, token, settings.master),
@@ -59,10 +71,13 @@ class Term:
                 known_tasks=own_tasks,
                 # A message cannot mean a Celery task of this app that is not a ticket task.
                 foreign=lambda name: name not in app.tasks and not name.startswith(RESERVED),
+                wanted=settings.filter,
+                elsewhere=lane.elsewhere if lane.is_subscription else None,
+                consumers_know=consumers_know,
             ),
             clock=clock,
             own_tasks=own_tasks,
-            facts=facts(app, master=True),
+            facts=facts(app, settings, master=True),
         )
 
     @property

@@ -20,7 +20,7 @@ def messages_of(term: Term, named: Sequence[tuple[str, str]]) -> list[Message]:
     replies = term.wire.call_many([("XRANGE", term.keys.stream, id_, id_) for _, id_ in named])
     messages = []
     for (ticket, id_), entries in zip(named, replies, strict=True):
-        found = term.parser.parse(id_, entries[0][1]) if entries else None
+        found = term.parser.parse_begun(id_, entries[0][1]) if entries else None
         messages.append(found if isinstance(found, Message) else Message(id_, ticket, "", b""))
     return messages
 

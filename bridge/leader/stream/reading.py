@@ -9,7 +9,7 @@ from celery.utils.log import get_logger
 from bridge.leader.picture.faults import MessageAtFault, fault_of
 from bridge.routing.batch import Batch
 from bridge.routing.errors import LaneConflict
-from bridge.routing.messages import Message, unreadable
+from bridge.routing.messages import LeftOut, Message, unreadable
 from bridge.routing.transitions import READ_BYTES, Read, read
 
 if TYPE_CHECKING:
@@ -56,6 +56,8 @@ class Reading:
             found = self._term.parser.parse_entry(entry) if fault is None else unreadable(entry, fault)
             if isinstance(found, Message):
                 self._lane.ingest(found, batch)
+            elif isinstance(found, LeftOut):
+                self._lane.leave_out(found.id, batch)
             else:
                 self._lane.refuse(found, batch)
         except LaneConflict:

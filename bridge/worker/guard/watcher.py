@@ -27,6 +27,7 @@ import select
 import signal
 import sys
 import time
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from redis.exceptions import RedisError
@@ -48,62 +49,87 @@ RETRY_S = 0.05
 TIMEOUT_S = 1.0
 
 
-class WatcherConfig(NamedTuple):
-    """What a worker tells its watcher: one line of JSON."""
+class WatchedConfig(NamedTuple):
+    """One lane in a `WatcherConfig`."""
 
-    #: File descriptors of the reading end of the pipe, and of the shared page.
-    pipe: int
+    #: File descriptor of the shared page.
     page: int
-    url: str
     stream: str
     group: str
-    #: Of the consumer.
-    name: str
     #: In seconds.
     lease: float
 
+
+class WatcherConfig(NamedTuple):
+    """What a worker tells its watcher: one line of JSON."""
+
+    #: File descriptor of the reading end of the pipe.
+    pipe: int
+    url: str
+    #: Of the consumer.
+    name: str
+    lanes: Sequence[WatchedConfig]
+
     def text(self) -> bytes:
         """The line."""
-        return json.dumps(self._asdict()).encode() + b"\n"
+        lanes = [lane._asdict() for lane in self.lanes]
+        return json.dumps({**self._asdict(), "lanes": lanes}).encode() + b"\n"
 
     @classmethod
     def read(cls, line: str) -> WatcherConfig:
         """The configuration in ``line``."""
-        return cls(**json.loads(line))
+        found = json.loads(line)
+        return cls(**{**found, "lanes": [WatchedConfig(**lane) for lane in found["lanes"]]})
 
 
-def watch(shared: SharedPage, config: WatcherConfig) -> None:
-    """Waits for the worker's end, and writes the death notice if one is needed."""
+class Watched(NamedTuple):
+    """A lane in which the worker has a lease."""
+
+    keys: LaneKeys
+    shared: SharedPage
+    #: Length of the lease.
+    lease_s: float
+
+    @property
+    def wait_s(self) -> float:
+        """Seconds until the next look at the lease."""
+        return wait_s(self.shared, self.lease_s) if self.shared.incarnation else self.lease_s / 2
+
+
+def watch(pipe: int, url: str, name: str, lanes: Sequence[Watched]) -> None:
+    """Waits for the end of the worker ``name``, and writes the death notice in each of ``lanes`` that needs one."""
     # The client is made now and connects later: so no module has to be loaded when the worker is dead.
-    redis = client(config.url, timeout_s=TIMEOUT_S)
-    keys = LaneKeys(config.stream, config.group)
-    if not _worker_died(config.pipe, shared, config.lease):
+    redis = client(url, timeout_s=TIMEOUT_S)
+    if not _worker_died(pipe, lanes):
         return
-    incarnation = shared.incarnation
-    if not incarnation or not _all_gone(shared):
-        return
-    ran = sorted(shared.running_fences())
-    while shared.left_s > 0:
-        try:
-            died(redis, keys, config.name, incarnation, ran, asked=shared.ends_now)
-            return
-        except (RedisError, OSError):
-            # Try again whatever the error is. After the end of the lease the notice is not needed any more.
-            time.sleep(RETRY_S)
+    for keys, shared, _ in lanes:
+        incarnation = shared.incarnation
+        if not incarnation or not _all_gone(shared):
+            continue
+        ran = sorted(shared.running_fences())
+        while shared.left_s > 0:
+            try:
+                died(redis, keys, name, incarnation, ran, asked=shared.ends_now)
+                break
+            except (RedisError, OSError):
+                # Try again whatever the error is. After the end of the lease the notice is not needed any more.
+                time.sleep(RETRY_S)
 
 
-def _worker_died(pipe: int, shared: SharedPage, lease_s: float) -> bool:
+def _worker_died(pipe: int, lanes: Sequence[Watched]) -> bool:
     """Waits for the end of the worker. Returns whether the worker ended without announcing it."""
     poll = select.poll()
     poll.register(pipe, select.POLLIN)
+    main = lanes[0].shared.main
     while True:
-        if poll.poll(1000 * (wait_s(shared, lease_s) if shared.incarnation else lease_s / 2)):
+        if poll.poll(1000 * min(lane.wait_s for lane in lanes)):
             return os.read(pipe, 1) != ANNOUNCED_END
-        if shared.left_s <= 0:
+        over = [lane.shared for lane in lanes if lane.shared.left_s <= 0]
+        for shared in over:
             kill_overdue(shared)
-            if gone(*shared.main):
-                # Another process still holds the pipe. But the lease is over, so no notice is needed.
-                return False
+        if len(over) == len(lanes) and gone(*main):
+            # Another process still holds the pipe. But all leases are over, so no notice is needed.
+            return False
 
 
 def _all_gone(shared: SharedPage) -> bool:
@@ -124,7 +150,10 @@ def main() -> None:
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
         signal.signal(number, signal.SIG_IGN)
     config = WatcherConfig.read(sys.stdin.readline())
-    watch(SharedPage.attach(config.page), config)
+    lanes = [
+        Watched(LaneKeys(one.stream, one.group), SharedPage.attach(one.page), one.lease) for one in config.lanes
+    ]
+    watch(config.pipe, config.url, config.name, lanes)
 
 
 if __name__ == "__main__":

@@ -6,8 +6,10 @@ import contextlib
 import os
 import subprocess
 import sys
+import threading
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from celery.utils.log import get_logger
 
@@ -23,23 +25,35 @@ logger = get_logger(__name__)
 _HOME = str(Path(__file__).absolute().parents[__name__.count(".")])
 
 
+class WatchedLane(NamedTuple):
+    """A lane in which the worker has a lease."""
+
+    lane: LaneSettings
+    shared: SharedPage
+
+
 class WatcherProcess:
     """Must be made before the pool forks, so that every pool child holds the writing end of the pipe.
 
     The main process also keeps the reading end. So it can start a new watcher on the same pipe when one was killed.
     """
 
-    def __init__(self, url: str, lane: LaneSettings, name: str, shared: SharedPage) -> None:
+    def __init__(self, url: str, lanes: Sequence[WatchedLane], name: str) -> None:
         self._url = url
-        self._lane = lane
+        self._lanes = lanes
         self._name = name
-        self._shared = shared
+        #: Held while a watcher is started: each lane's lease has a thread of its own.
+        self._starting = threading.Lock()
         self._reading, self._writing = os.pipe()
         self._process: subprocess.Popen[bytes] | None = None
         self._warned = False
 
     def ensure(self) -> None:
         """Starts a watcher when none is running. Called at start and with each renewal of the lease."""
+        with self._starting:
+            self._ensure()
+
+    def _ensure(self) -> None:
         if self._process is not None and self._process.poll() is None:
             return
         if self._process is not None:
@@ -54,12 +68,9 @@ class WatcherProcess:
     def _start(self) -> subprocess.Popen[bytes]:
         config = WatcherConfig(
             pipe=self._reading,
-            page=self._shared.fd,
             url=self._url,
-            stream=self._lane.stream,
-            group=self._lane.group,
             name=self._name,
-            lease=self._lane.lease,
+            lanes=[WatchedConfig(shared.fd, lane.stream, lane.group, lane.lease) for lane, shared in self._lanes],
         )
         path = os.pathsep.join(filter(None, (_HOME, os.environ.get("PYTHONPATH"))))
         process = subprocess.Popen(
@@ -67,7 +78,7 @@ class WatcherProcess:
             [sys.executable, "-m", "bridge.worker.guard.watcher", self._name],
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
-            pass_fds=(self._reading, self._shared.fd),
+            pass_fds=(self._reading, *(one.shared.fd for one in self._lanes)),
             start_new_session=True,
             env={**os.environ, "PYTHONPATH": path},
         )

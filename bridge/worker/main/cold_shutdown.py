@@ -13,25 +13,25 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from bridge.worker.main.member import Member
+    from bridge.worker.main.members import Members
 
 
-def hook_cold_shutdown(worker: Any, member: Member) -> None:
-    """Makes ``worker`` (Celery's) call ``member`` at the start and at the end of a cold shutdown."""
+def hook_cold_shutdown(worker: Any, members: Members) -> None:
+    """Makes ``worker`` (Celery's) call ``members`` at the start and at the end of a cold shutdown."""
     wait_for_soft_shutdown = worker.wait_for_soft_shutdown
     terminate = worker.terminate
 
     def tell_and_wait() -> None:
-        member.shared.end_now()
-        member.begin_shutdown()
-        member.forced_end.start()
+        members.end_now()
+        members.begin_shutdown()
+        members.forced_end.start()
         wait_for_soft_shutdown()
 
     def terminate_and_stop(in_sighandler: bool = False) -> None:
-        member.shared.end_now()
+        members.end_now()
         terminate(in_sighandler)
         # Celery sends `worker_shutdown` only after a warm shutdown.
-        member.stop()
+        members.stop()
 
     worker.wait_for_soft_shutdown = tell_and_wait
     worker.terminate = terminate_and_stop

@@ -19,6 +19,7 @@ from __future__ import annotations
 import os
 import sys
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
@@ -47,8 +48,8 @@ TIMEOUT_S = 1.0
 class ForcedEnd:
     """Watches the server on a thread of its own, from `start` to the end of the process."""
 
-    def __init__(self, url: str, shared: SharedPage) -> None:
-        self._shared = shared
+    def __init__(self, url: str, pages: Sequence[SharedPage]) -> None:
+        self._pages = pages
         self._redis: Redis = client(url, timeout_s=TIMEOUT_S)
         self._started = False
 
@@ -78,7 +79,7 @@ class ForcedEnd:
         return True
 
     def _nothing_counts(self) -> bool:
-        if self._shared.left_s > 0 and self._shared.running_fences():
+        if any(page.left_s > 0 and page.running_fences() for page in self._pages):
             return False
         try:
             running = list(state.active_requests)

@@ -23,16 +23,19 @@ if TYPE_CHECKING:
 logger = get_logger(__name__)
 
 
-def queues_of(app: Celery, own: str) -> frozenset[str]:
-    """The Celery queues that this worker consumes now, except its ``own`` queue for tickets."""
-    return frozenset(app.amqp.queues.consume_from) - {own}
+def queues_of(app: Celery, own: frozenset[str]) -> frozenset[str]:
+    """The Celery queues that this worker consumes now, except its ``own`` queues for tickets."""
+    return frozenset(app.amqp.queues.consume_from) - own
 
 
-def runnable_tasks(app: Celery, queues: frozenset[str]) -> RunnableTasks:
-    """The part of the registration about tasks, for a worker of ``app`` that consumes ``queues``."""
+def runnable_tasks(app: Celery, lane_tasks: frozenset[str], queues: frozenset[str]) -> RunnableTasks:
+    """The part of the registration about tasks, for a worker of ``app`` that consumes ``queues``.
+
+    ``lane_tasks``: the tasks that belong to the lane.
+    """
     router = Router(app.amqp.routes, _Queues(app.amqp.queues), app=app)
     found = RunnableTasks([], sorted(queues), {}, {})
-    for name in sorted(ticket_tasks(app)):
+    for name in sorted(lane_tasks & ticket_tasks(app)):
         task = app.tasks[name]
         queue = _queue_of(task, router, queues)
         if queue is not None:

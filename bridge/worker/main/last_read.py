@@ -23,6 +23,7 @@ from bridge.protocol.names import WorkerRequest
 
 if TYPE_CHECKING:
     from bridge.worker.main.member import Member
+    from bridge.worker.main.members import Members
 
 logger = get_logger(__name__)
 
@@ -32,7 +33,7 @@ PUSH_S = 1.0
 PATIENCE_S = 1.0
 
 
-def end_last_read(member: Member, consumer: Any) -> None:
+def end_last_read(members: Members, consumer: Any) -> None:
     """Ends the open read of ``consumer`` (Celery's), whose loop has ended. A stopping worker gives the message back.
 
     If the server is away, there is no reply to read. That is no error here.
@@ -43,13 +44,13 @@ def end_last_read(member: Member, consumer: Any) -> None:
     if channel is None or not channel._in_poll:
         return
     reading = channel._in_poll
-    queue = member.lane.keys.queue(member.name)
+    member = next(iter(members))
     try:
-        for other in [other for other in tasks.queues if other.name != queue]:
+        for other in [other for other in tasks.queues if other.name not in members.queues]:
             # An ordinary message must go back to its queue, since the pool is closed. Kombu does that for a queue that
             # is not consumed.
             tasks.cancel_by_queue(other)
-        _wake(member, queue)
+        _wake(member)
         if reading.can_read(timeout=channel.brpop_timeout + PATIENCE_S):
             channel._brpop_read()
     except Empty:
@@ -62,12 +63,12 @@ def end_last_read(member: Member, consumer: Any) -> None:
         reading.disconnect()
 
 
-def _wake(member: Member, queue: str) -> None:
+def _wake(member: Member) -> None:
     # No message has fence 0. A probe carries no message. It only has to leave the queue.
-    probe = Envelopes(member.app).request(member.shared.incarnation, queue, WorkerRequest.PROBE)
+    probe = Envelopes(member.app).request(member.shared.incarnation, member.queue, WorkerRequest.PROBE)
     try:
         with client(member.url, timeout_s=PUSH_S) as redis:
-            redis.lpush(queue, OPENING.encode() + b"0" + probe)
+            redis.lpush(member.queue, OPENING.encode() + b"0" + probe)
     except (RedisError, OSError) as exc:
         # A full server, for example, refuses the push. Then the read ends by itself, after `brpop_timeout`.
         logger.debug("cannot end the last read at once: %s", exc)

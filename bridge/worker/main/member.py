@@ -30,9 +30,7 @@ from bridge.routing.errors import ConfigurationError
 from bridge.worker.guard.fencing import kill_overdue, watch_own_deadline
 from bridge.worker.guard.processes import gone
 from bridge.worker.guard.shared_page import EVERYTHING, SharedPage
-from bridge.worker.guard.watcher_process import WatcherProcess
 from bridge.worker.main.cutting_off import end_running_tasks
-from bridge.worker.main.forced_end import ForcedEnd
 from bridge.worker.main.known_tasks import queues_of, runnable_tasks
 from bridge.worker.main.slots import slots_of
 from bridge.worker.main.warm_shutdown import WarmShutdown
@@ -40,6 +38,7 @@ from bridge.worker.main.warm_shutdown import WarmShutdown
 if TYPE_CHECKING:
     from celery import Celery
 
+    from bridge.app.lanes import AppLane
     from bridge.settings.lane import LaneSettings
 
 logger = get_logger(__name__)
@@ -55,10 +54,13 @@ EXIT_CHECK_S = 0.002
 class Member:
     """A worker that is a consumer of a lane."""
 
-    def __init__(self, app: Celery, name: str) -> None:
+    def __init__(self, app: Celery, name: str, app_lane: AppLane) -> None:
         self.app = app
         self.name = name
-        self.lane: LaneSettings = app.bridge.settings.lane
+        self.app_lane = app_lane
+        self.lane: LaneSettings = app_lane.settings
+        #: The Celery queue of this worker in the lane. Only the leader pushes to it.
+        self.queue = self.lane.keys.queue(name)
         #: The URL of the lane's server.
         self.url: str = app.bridge.settings.redis_url
         #: Start of this worker, Unix time in seconds. It is the same for all incarnations of this process.
@@ -66,8 +68,8 @@ class Member:
         self.shared = SharedPage()
         self.holdings = Holdings()
         self.writer = OutcomeWriter(self.url, self.lane, self.shared)
-        self.watcher = WatcherProcess(self.url, self.lane, name, self.shared)
-        self.forced_end = ForcedEnd(self.url, self.shared)
+        #: Starts the worker's watcher when none is running.
+        self.ensure_watcher: Callable[[], None] = lambda: None
         #: Celery's pool.
         self.pool: Any = None
         #: Returns how many messages the worker takes now.
@@ -215,10 +217,11 @@ class Member:
         self.shared.give_row(self.shared.take_row())
         watch_own_deadline(self.shared, self.lane.lease)
 
-    def start(self, consumer: Any) -> None:
-        """Takes the lease: the worker will consume next. After a lost connection Celery calls this again.
+    def start(self, consumer: Any, own_queues: frozenset[str]) -> None:
+        """Takes the lease: the worker will consume next. ``own_queues``: its queues for tickets, of all its lanes.
 
-        Then the lease is kept, and only the messages that Celery may have dropped are noted.
+        After a lost connection Celery calls this again. Then the lease is kept, and only the messages that Celery may
+        have dropped are noted.
         """
         # Celery learned revoked ids from other workers, or kept them over a restart.
         self.shared.revoke(state.revoked)
@@ -230,7 +233,7 @@ class Member:
         pool = type(consumer.pool).__module__.rpartition(".")[2]
         self.pool = consumer.pool
         self._slots = slots_of(consumer, self.name)
-        self.refresh_tasks()
+        self.refresh_tasks(own_queues)
         self.forks = pool == "prefork"
         self.can_end = self.forks or pool in ("gevent", "eventlet")
         if not self.forks:
@@ -245,12 +248,12 @@ class Member:
                 "set worker_pool_start_method = 'fork', or choose another pool (-P threads)"
             )
         profile = Profile(
-            queue=self.lane.keys.queue(self.name),
+            queue=self.queue,
             changing=self._changing_facts(),
             pool=pool,
             pid=os.getpid(),
             started=self.started,
-            facts=facts(self.app, master=False),
+            facts=facts(self.app, self.lane, master=False),
         )
         lease = Lease(
             self.url,
@@ -270,14 +273,14 @@ class Member:
         # Set last: when the server is away, `begin` raises, and Celery will call this again.
         self.lease = lease
 
-    def refresh_tasks(self) -> None:
+    def refresh_tasks(self, own_queues: frozenset[str]) -> None:
         """Computes the runnable tasks again if an operator changed the queues (``add_consumer``, ``cancel_consumer``).
 
         Called every second on Celery's own thread, and not on the lease's: the app's router may be slow.
         """
-        queues = queues_of(self.app, self.lane.keys.queue(self.name))
+        queues = queues_of(self.app, own_queues)
         if queues != self._queues and not self._is_stopping:
-            self._runnable_tasks = runnable_tasks(self.app, queues)
+            self._runnable_tasks = runnable_tasks(self.app, self.app_lane.tasks, queues)
             self._queues = queues
 
     def _changing_facts(self) -> ChangingFacts:
@@ -285,7 +288,7 @@ class Member:
 
     def _on_renewal(self) -> None:
         """Called with each renewal of the lease, on its thread."""
-        self.watcher.ensure()
+        self.ensure_watcher()
         if self.unaccepted and not self._is_stopping and self._slots() < 1:
             logger.warning("the pool was shrunk to nothing: giving back the messages that have not started")
             self._recall()
@@ -357,10 +360,11 @@ class Member:
             if max(fences) <= newest and not running & fences:
                 request.give_back()
 
-    def stop(self) -> None:
+    def stop(self) -> bool:
         """Ends the worker's part in the lane, after its pool has ended. May be called twice.
 
-        In a cold shutdown, tasks may still run. They are ended first. If that fails, the lease is not given up.
+        In a cold shutdown, tasks may still run. They are ended first. Returns False if that fails. Then the lease is
+        not given up.
         """
         shutdown, self._warm_shutdown = self._warm_shutdown, None
         if shutdown is not None:
@@ -368,12 +372,12 @@ class Member:
         for thread in list(self.waiting_threads):
             thread.join(timeout=max(0.0, self.shared.left_s))
         if self.shared.ends_now and not self._end_running_tasks():
-            # A task may still run, so the lease is not given up. The watcher gives notice, or the lease decides.
-            return
+            # The watcher gives notice, or the lease decides.
+            return False
         lease, self.lease = self.lease, None
         if lease is not None:
             lease.end()
-        self.watcher.end()
+        return True
 
     def _end_running_tasks(self) -> bool:
         requests, waiting_threads = self.requests.values(), self.waiting_threads

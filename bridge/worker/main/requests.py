@@ -127,7 +127,7 @@ class BridgeRequest(_Base):
             self.member.unaccepted.pop(first, None)
             self.member.requests.pop(first, None)
             self.member.drop(self._request_dict)
-            cut_off_in(first)
+            cut_off_in(self.member.queue, first)
 
     def report(self, outcomes: list[Outcome]) -> None:
         """Writes outcomes from the main process, unless their lease is over."""
@@ -141,7 +141,7 @@ class BridgeRequest(_Base):
             return
         self._outcomes_reported = True
         if not (self.member.forks and self.worker_pid):
-            cut_off = cut_off_in(self.first_fence)
+            cut_off = cut_off_in(self.member.queue, self.first_fence)
             running = cut_off.fence if cut_off is not None else 0
             self._notify_celery(kind, exc, running)
             self._write_outcomes(kind, exc, running)
@@ -223,7 +223,7 @@ class BridgeRequest(_Base):
     # -- called by Celery ----------------------------------------------------------------------------------------------
 
     def on_success(self, failed__retval__runtime: Any, **kwargs: Any) -> Any:
-        if not self.member.forks and (cut_off := cut_off_in(self.first_fence)) is not None:
+        if not self.member.forks and (cut_off := cut_off_in(self.member.queue, self.first_fence)) is not None:
             # For Celery, a greenlet that was killed looks like one that succeeded. If neither an operator nor a
             # shutdown ended it, its task did (`sys.exit` in a task). The task of a thread can do that too.
             self._outcomes_reported = True

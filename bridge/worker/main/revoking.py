@@ -16,26 +16,27 @@ from celery.worker.control import Panel, ok
 from kombu.utils.functional import maybe_list
 
 if TYPE_CHECKING:
-    from bridge.worker.main.member import Member
+    from bridge.worker.main.members import Members
 
 logger = get_logger(__name__)
 
 
-def hook_revokes(members: Mapping[str, Member]) -> None:
-    """Extends Celery's remote commands ``revoke`` and ``terminate`` for the workers ``members``."""
+def hook_revokes(workers: Mapping[str, Members]) -> None:
+    """Extends Celery's remote commands ``revoke`` and ``terminate`` for the workers ``workers``."""
     ordinary: Callable[..., Any] = Panel.data["revoke"]
     if getattr(ordinary, "of_ticket_bridge", False):
         return
 
     def revoke(state: Any, task_id: Any, terminate: bool = False, signal: Any = None, **kwargs: Any) -> Any:
-        member = members.get(state.hostname)
-        if member is None:
+        members = workers.get(state.hostname)
+        if members is None:
             return ordinary(state, task_id, terminate, signal, **kwargs)
         ids = frozenset(maybe_list(task_id) or ())
         known = sorted(id_ for id_ in ids if id_ in worker_state.requests)
-        member.shared.revoke(ids)
+        for member in members:
+            member.shared.revoke(ids)
         reply = ordinary(state, task_id, terminate, signal, **kwargs)
-        ended = _end(member, state.consumer.pool, ids, signal) if terminate else []
+        ended = _end(members, state.consumer.pool, ids, signal) if terminate else []
         return ok(f"terminate: {', '.join([*known, *ended])}") if ended else reply
 
     def terminate(state: Any, signal: Any, task_id: Any, **kwargs: Any) -> Any:
@@ -46,10 +47,10 @@ def hook_revokes(members: Mapping[str, Member]) -> None:
     Panel.data["terminate"] = terminate
 
 
-def _end(member: Member, pool: Any, ids: frozenset[str], signal: Any) -> list[str]:
+def _end(members: Members, pool: Any, ids: frozenset[str], signal: Any) -> list[str]:
     """Ends those of the messages ``ids`` that are in bundles here. Returns the ids that it found unfinished."""
     found: list[str] = []
-    for request in list(member.requests.values()):
+    for request in [one for member in members for one in member.requests.values()]:
         if request.carries_many and (mine := [one.id for one in request.unfinished() if one.id in ids]):
             logger.info("terminating %s, in a bundle", ", ".join(mine))
             request.end(pool, frozenset(mine), signal)

@@ -18,6 +18,7 @@ from celery.worker import state
 from redis import Redis
 from redis.exceptions import AuthenticationError, RedisError
 
+from bridge.app.lanes import served_lanes
 from bridge.link.connections import check_server, client, is_outage
 from bridge.link.outage import Outage
 from bridge.protocol.agreement import arrive
@@ -64,7 +65,8 @@ def check_lane_server(app: Celery) -> None:
             return
         check_server(redis, app.bridge.settings.redis_url)
         try:
-            arrive(redis, app)
+            for lane in served_lanes(app).values():
+                arrive(redis, app, lane.settings)
         except (RedisError, OSError) as exc:
             # The server went away just now. `ServerStep` waits for it, or Celery reports it.
             if not is_outage(exc):

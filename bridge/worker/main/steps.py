@@ -24,7 +24,7 @@ from bridge.worker.celery_patches.last_results import keep_unanswered_jobs
 from bridge.worker.main import strategy
 from bridge.worker.main.cold_shutdown import hook_cold_shutdown
 from bridge.worker.main.last_read import end_last_read
-from bridge.worker.main.member import Member
+from bridge.worker.main.members import Members
 from bridge.worker.main.revoking import hook_revokes
 from bridge.worker.main.server_check import check_lane_server, end_worker, exit_with_error
 from bridge.worker.pool import calls as pool_calls
@@ -35,8 +35,8 @@ if TYPE_CHECKING:
 
 logger = get_logger(__name__)
 
-#: Worker name -> member. A process usually has one worker; a program may start several.
-_members: dict[str, Member] = {}
+#: Worker name -> its members. A process usually has one worker; a program may start several.
+_workers: dict[str, Members] = {}
 
 
 class JoinStep(bootsteps.StartStopStep):
@@ -51,9 +51,9 @@ class JoinStep(bootsteps.StartStopStep):
 
     def start(self, parent: Any) -> None:
         """Celery starts the worker. A handler of Celery's signals may have chosen other queues since `create`."""
-        member = _members.get(parent.hostname)
-        if member is not None:
-            _consume(parent.app, member)
+        members = _workers.get(parent.hostname)
+        if members is not None:
+            _consume(parent.app, members)
 
 
 class MemberStep(bootsteps.StartStopStep):
@@ -70,66 +70,67 @@ class MemberStep(bootsteps.StartStopStep):
         self._timer: Any = None
 
     def start(self, parent: Any) -> None:
-        member = _members.get(parent.hostname)
-        if member is None:
+        members = _workers.get(parent.hostname)
+        if members is None:
             return
         # Celery forgets its timers when it reconnects.
         if self._timer is not None:
             self._timer.cancel()
         try:
-            health = Health(member.app.bridge.settings.health_file)
-            self._timer = parent.timer.call_repeatedly(EVERY_S, self._every_second, (member, health))
-            member.start(parent)
+            health = Health(members.app.bridge.settings.health_file)
+            self._timer = parent.timer.call_repeatedly(EVERY_S, self._every_second, (members, health))
+            members.start(parent)
         except TicketBridgeError as exc:
             end_worker(parent.controller, exc)
 
     @staticmethod
-    def _every_second(member: Member, health: Health) -> None:
+    def _every_second(members: Members, health: Health) -> None:
         health.turn()
-        member.refresh_tasks()
+        members.refresh_tasks()
 
     def close(self, parent: Any) -> None:
         """The worker stops: Celery's loop has ended for good. After a lost connection Celery does not call this."""
-        member = _members.get(parent.hostname)
-        if member is not None and member.lease is not None:
+        members = _workers.get(parent.hostname)
+        if members is not None and members.have_leases:
             # After a signal this was done before. Without one (a remote command, an error) it is done here.
-            member.begin_shutdown()
-            member.recall_all()
-            end_last_read(member, parent)
+            members.begin_shutdown()
+            for member in members:
+                member.recall_all()
+            end_last_read(members, parent)
 
 
 def _join(app: Celery, worker: Any) -> None:
-    """Creates the worker's member. Raises `TicketBridgeError`, one line, when the worker cannot join the lane."""
+    """Creates the worker's members. Raises `TicketBridgeError`, one line, when the worker cannot join the lane."""
     adopt_all(app)
-    check_tasks(app, app.bridge.settings.lane)
+    check_tasks(app)
     # If the server is away, `ServerStep` waits for it later, where the app is set so.
     check_lane_server(app)
-    member = _members[worker.hostname] = Member(app, worker.hostname)
-    hook_cold_shutdown(worker, member)
+    members = _workers[worker.hostname] = Members(app, worker.hostname)
+    hook_cold_shutdown(worker, members)
     _leave_when_terminated(worker)
-    member.watcher.ensure()
-    _consume(app, member)
-    strategy.set_member(member)
-    pool_calls.set_current(Execution(app, member.lane, member.shared, member.writer, member.name))
+    members.watcher.ensure()
+    _consume(app, members)
+    strategy.set_members(members)
+    pool_calls.set_current({one.queue: Execution(app, one.lane, one.shared, one.writer, one.name) for one in members})
 
 
-def _consume(app: Celery, member: Member) -> None:
-    """Makes the worker consume its own queue for tickets, beside its other queues."""
-    name = member.lane.keys.queue(member.name)
-    if name in app.amqp.queues.consume_from:
-        return
-    queue = app.amqp.queues.select_add(Queue(name, routing_key=name, no_ack=True))
-    # Without an exchange there is no binding that would stay in Redis. Only the leader pushes to this queue, by name.
-    queue.exchange = Exchange("")
+def _consume(app: Celery, members: Members) -> None:
+    """Makes the worker consume its own queues for tickets, beside its other queues."""
+    for name in members.by_queue:
+        if name in app.amqp.queues.consume_from:
+            continue
+        queue = app.amqp.queues.select_add(Queue(name, routing_key=name, no_ack=True))
+        # Without an exchange there is no binding that would stay in Redis. The leader pushes to the queue by its name.
+        queue.exchange = Exchange("")
 
 
-def _leave(app: Celery, member: Member) -> None:
-    """Removes the worker's queue from the app: the worker has ended, and its program may start another one."""
+def _leave(app: Celery, members: Members) -> None:
+    """Removes the worker's queues from the app: the worker has ended, and its program may start another one."""
     queues = app.amqp.queues
-    name = member.lane.keys.queue(member.name)
     for chosen in (queues, queues._consume_from, getattr(queues, "_default_consume_from", None)):
         if chosen is not None:
-            chosen.pop(name, None)
+            for name in members.by_queue:
+                chosen.pop(name, None)
 
 
 def _leave_when_terminated(worker: Any) -> None:
@@ -138,9 +139,9 @@ def _leave_when_terminated(worker: Any) -> None:
 
     def terminate_and_leave(in_sighandler: bool = False) -> None:
         terminate(in_sighandler)
-        member = _members.pop(worker.hostname, None)
-        if member is not None:
-            _leave(worker.app, member)
+        members = _workers.pop(worker.hostname, None)
+        if members is not None:
+            _leave(worker.app, members)
 
     worker.terminate = terminate_and_leave
 
@@ -158,23 +159,23 @@ def check_settings(app: Celery) -> None:
 
 @signals.worker_process_init.connect(weak=False)  # type: ignore[untyped-decorator, unused-ignore]
 def _child_started(**_: Any) -> None:
-    for member in _members.values():
-        member.child_started()
+    for members in _workers.values():
+        members.child_started()
 
 
 @signals.worker_shutting_down.connect(weak=False)  # type: ignore[untyped-decorator, unused-ignore]
 def _shutting_down(**_: Any) -> None:
-    for member in _members.values():
-        member.begin_shutdown()
-        member.forced_end.start()
+    for members in _workers.values():
+        members.begin_shutdown()
+        members.forced_end.start()
 
 
 @signals.worker_shutdown.connect(weak=False)  # type: ignore[untyped-decorator, unused-ignore]
 def _stopped(sender: Any, **_: Any) -> None:
-    member = _members.pop(getattr(sender, "hostname", ""), None)
-    if member is not None:
-        member.stop()
-        _leave(member.app, member)
+    members = _workers.pop(getattr(sender, "hostname", ""), None)
+    if members is not None:
+        members.stop()
+        _leave(members.app, members)
 
 
 @signals.task_unknown.connect(weak=False)  # type: ignore[untyped-decorator, unused-ignore]
@@ -182,4 +183,4 @@ def _unknown(message: Any, name: str, **_: Any) -> None:
     strategy.unknown_task(message, name)
 
 
-hook_revokes(_members)
+hook_revokes(_workers)

@@ -25,25 +25,27 @@ from bridge.worker.pool.calls import run_bundle, run_ticket
 
 if TYPE_CHECKING:
     from bridge.worker.main.member import Member
+    from bridge.worker.main.members import Members
 
 logger = get_logger(__name__)
 
-#: The member (the bridge's part of this worker process). It is set at start.
-_member: Member | None = None
+#: The members (the bridge's part of this worker process). They are set at start.
+_members: Members | None = None
 
 
-def set_member(member: Member) -> None:
-    """Sets the member for which this process takes messages."""
-    global _member
-    _member = member
+def set_members(members: Members) -> None:
+    """Sets the members for which this process takes messages."""
+    global _members
+    _members = members
 
 
 def strategy(task: Any, app: Any, consumer: Any, **kwargs: Any) -> Any:
     """Returns the handler for messages of ``task``. Celery calls this for each task."""
     ordinary = symbol_by_name(task._ordinary_strategy)(task, app, consumer, **kwargs)
-    if _member is None:
+    if _members is None:
         return ordinary
-    member = _member
+    by_queue = _members.by_queue
+    only = next(iter(_members)) if len(by_queue) == 1 else None
     eventer = consumer.event_dispatcher
     bundle = task.name == BUNDLE_TASK
     base = create_request_cls(
@@ -68,11 +70,15 @@ def strategy(task: Any, app: Any, consumer: Any, **kwargs: Any) -> Any:
         headers = message.headers
         if HEADER_BASE not in headers:
             return ordinary(message, body, ack, reject, callbacks, **extra)
+        member = only or by_queue.get(message.delivery_info.get("routing_key"))
+        if member is None:
+            logger.warning("ignored a message of a lane that this worker does not serve: %s", headers.get("id"))
+            return None
         if HEADER_REQUEST in headers:
             member.handle_leader_request(headers)
             return None
         try:
-            return take(message, headers, callbacks)
+            return take(member, message, headers, callbacks)
         except passed_on:
             raise
         except Exception as exc:
@@ -81,7 +87,7 @@ def strategy(task: Any, app: Any, consumer: Any, **kwargs: Any) -> Any:
             member.refuse(headers, message.body, f"the worker could not take it: {exc!r}")
             return None
 
-    def take(message: Any, headers: Any, callbacks: Any) -> Any:
+    def take(member: Member, message: Any, headers: Any, callbacks: Any) -> Any:
         if not member.take(headers, message.body):
             return None
         if member.is_stopping:
@@ -130,8 +136,11 @@ def strategy(task: Any, app: Any, consumer: Any, **kwargs: Any) -> Any:
 def unknown_task(message: Any, name: str) -> None:
     """Handles a ticket message whose task this worker does not have: it is dead, with that reason."""
     headers = message.headers or {}
-    if _member is None or HEADER_BASE not in headers or name == BUNDLE_TASK:
+    if _members is None or HEADER_BASE not in headers or name == BUNDLE_TASK:
+        return
+    member = _members.by_queue.get(message.delivery_info.get("routing_key"))
+    if member is None:
         return
     error = f"{NotRegistered.__name__}: the worker does not know the task {name}"
     outcome = Outcome(headers["id"], first_fence(headers), Kind.DEAD, error=error)
-    _member.write(headers[HEADER_INCARNATION], [outcome])
+    member.write(headers[HEADER_INCARNATION], [outcome])

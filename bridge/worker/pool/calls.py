@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Mapping
 from typing import Any
 
 from celery.exceptions import WorkerShutdown, WorkerTerminate
@@ -19,20 +20,23 @@ GREEN = ("greenlet", "gevent", "eventlet")
 #: The result that Celery's pools of greenlets report for a greenlet that was killed.
 CUT_OFF_WITHIN_MAIN: Traced = (0, None, 0.0)
 
-#: The execution of this process, set before the pool forks.
-_current: Execution | None = None
+#: Queue for tickets -> the execution of its lane. Set before the pool forks.
+_executions: Mapping[str, Execution] = {}
+#: The execution, when there is one lane.
+_only: Execution | None = None
 
 
-def set_current(execution: Execution) -> None:
-    """Makes ``execution`` the one that `run_ticket` and `run_bundle` use in this process and its children."""
-    global _current
-    _current = execution
+def set_current(executions: Mapping[str, Execution]) -> None:
+    """Sets what `run_ticket` and `run_bundle` use in this process and its children: queue -> execution."""
+    global _executions, _only
+    _executions = executions
+    _only = next(iter(executions.values())) if len(executions) == 1 else None
 
 
 def run_ticket(name: str, uuid: str, request: dict[str, Any], body: str, *_: Any, **__: Any) -> Traced:
     """Runs a message that travelled alone. Celery's pool calls this as it calls Celery's own trace function."""
     del uuid
-    execution = _execution()
+    execution = _only or _executions[request["delivery_info"]["routing_key"]]
     try:
         return picklable(execution.run_alone(request, name, body))
     except BaseException as exc:
@@ -42,7 +46,7 @@ def run_ticket(name: str, uuid: str, request: dict[str, Any], body: str, *_: Any
 def run_bundle(name: str, uuid: str, request: dict[str, Any], body: str, *_: Any, **__: Any) -> Traced:
     """Runs a bundle. Celery's pool calls this as it calls Celery's own trace function."""
     del name, uuid
-    execution = _execution()
+    execution = _only or _executions[request["delivery_info"]["routing_key"]]
     try:
         return picklable(bundles.run_bundle(execution, request, body))
     except BaseException as exc:
@@ -77,12 +81,7 @@ def _is_the_pools(exc: BaseException) -> bool:
     return not isinstance(exc, Exception) and type(exc).__module__.partition(".")[0] in GREEN
 
 
-def cut_off_in(first_fence: int) -> CutOff | None:
-    """What cut off the Celery message with ``first_fence`` within this process, or None. Answers once."""
-    return _current.cut_off.pop(first_fence, None) if _current is not None else None
-
-
-def _execution() -> Execution:
-    if _current is None:
-        raise RuntimeError("the bridge was not set up in this process")
-    return _current
+def cut_off_in(queue: str, first_fence: int) -> CutOff | None:
+    """What cut off the Celery message with ``first_fence`` of ``queue`` within this process, or None. Answers once."""
+    execution = _executions.get(queue)
+    return execution.cut_off.pop(first_fence, None) if execution is not None else None

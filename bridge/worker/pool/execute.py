@@ -132,6 +132,7 @@ class Execution:
             partial(self._commit_early, incarnation),
             partial(self.shared.holds, incarnation),
             delivery.lost,
+            self.lane.group,
         )
         request["bridge_ticket"] = context
         delivery.context = context

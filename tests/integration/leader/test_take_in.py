@@ -11,6 +11,7 @@ import pytest
 from celery import Celery
 
 import bridge
+from bridge.app.lanes import lane_of
 from bridge.leader.leader import Leader
 from bridge.link.server_clock import ServerClock
 from bridge.master.election import Election
@@ -64,7 +65,7 @@ def take_in(lane: LaneUnderTest, deed: Callable[[Leader], None]) -> Leader:
     settings = read_settings(app)
     election = Election(settings.redis_url, settings.lane, "in this process")
     assert election.campaign()
-    leader = Leader(app, settings.redis_url, settings.lane, election.take_term(), ServerClock(settings.lane.lease))
+    leader = Leader(app, settings.redis_url, lane_of(app), election.take_term(), ServerClock(settings.lane.lease))
 
     def goes_on() -> bool:
         deed(leader)

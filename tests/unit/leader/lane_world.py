@@ -37,7 +37,7 @@ from bridge.routing import records
 from bridge.routing.batch import Batch
 from bridge.routing.ids import id_key as key_of_id
 from bridge.routing.keys import LaneKeys
-from bridge.routing.messages import EntryParser, Message, Refusal
+from bridge.routing.messages import EntryParser, LeftOut, Message, Refusal
 from bridge.routing.return_codes import ReturnCode
 from bridge.routing.transitions import Leadership, Read
 from bridge.settings.lane import LaneSettings
@@ -317,6 +317,8 @@ class LaneWorld:
         found = self.parser.parse_entry(entry)
         if isinstance(found, Refusal):
             self.lane.refuse(found, batch)
+        elif isinstance(found, LeftOut):
+            self.lane.leave_out(found.id, batch)
         else:
             self.lane.ingest(found, batch)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import orjson
 import pytest
 from celery import Celery
@@ -19,6 +21,16 @@ def make(server: EmbeddedServer, name: str | None, **settings: object) -> Celery
     return app
 
 
+def come(redis: Redis, app: Celery) -> None:
+    """A member of ``app`` arrives in its only lane."""
+    arrive(redis, app, app.bridge.settings.lane)
+
+
+def facts_of(app: Celery, *, master: bool) -> dict[str, Any]:
+    """What a member of ``app`` says of itself in its only lane."""
+    return facts(app, app.bridge.settings.lane, master=master)
+
+
 @pytest.fixture
 def redis(server: EmbeddedServer) -> Redis:
     made: Redis = server.client()
@@ -28,17 +40,17 @@ def redis(server: EmbeddedServer) -> Redis:
 
 def test_the_first_app_has_the_lane_and_an_app_of_another_name_is_refused(server: EmbeddedServer, redis: Redis) -> None:
     shop = make(server, "shop")
-    arrive(redis, shop)
-    arrive(redis, make(server, "shop"))
+    come(redis, shop)
+    come(redis, make(server, "shop"))
     with pytest.raises(ConfigurationError) as caught:
-        arrive(redis, make(server, "billing"))
+        come(redis, make(server, "billing"))
     message = str(caught.value)
     assert "belongs to the app 'shop', and this is 'billing'" in message
     assert "bridge_app = 'shop'" in message
     assert "\n" not in message
     # A name in the settings, another group, or the old name in the settings of a renamed app
-    arrive(redis, make(server, "billing", group="billing"))
-    arrive(redis, make(server, "billing", app="shop"))
+    come(redis, make(server, "billing", group="billing"))
+    come(redis, make(server, "billing", app="shop"))
     assert redis.hget(shop.bridge.settings.lane.keys.about, "app") == b"shop"
 
 
@@ -48,11 +60,11 @@ def test_an_app_without_a_name_has_no_lane_and_is_refused_none(
 ) -> None:
     nameless = make(server, name)
     assert app_name(nameless) == ""
-    arrive(redis, nameless)
-    arrive(redis, make(server, "shop"))
-    arrive(redis, nameless)
+    come(redis, nameless)
+    come(redis, make(server, "shop"))
+    come(redis, nameless)
     with pytest.raises(ConfigurationError):
-        arrive(redis, make(server, "billing"))
+        come(redis, make(server, "billing"))
 
 
 def test_a_newer_format_is_refused_and_an_older_one_is_not(server: EmbeddedServer, redis: Redis) -> None:
@@ -60,28 +72,28 @@ def test_a_newer_format_is_refused_and_an_older_one_is_not(server: EmbeddedServe
     key = app.bridge.settings.lane.keys.about
     redis.hset(key, "format", LANE_FORMAT + 1)
     with pytest.raises(ConfigurationError, match=rf"a newer Ticket Bridge, in format {LANE_FORMAT + 1}.*upgrade it$"):
-        arrive(redis, app)
+        come(redis, app)
     redis.hset(key, "format", 0)
-    arrive(redis, app)
+    come(redis, app)
     assert redis.hget(key, "format") == b"0"
 
 
 def test_a_lane_from_before_has_no_format_and_gets_one(server: EmbeddedServer, redis: Redis) -> None:
     app = make(server, "shop")
     redis.hset(app.bridge.settings.lane.keys.about, "app", "shop")
-    arrive(redis, app)
+    come(redis, app)
     assert redis.hgetall(app.bridge.settings.lane.keys.about) == {b"app": b"shop", b"format": b"%d" % LANE_FORMAT}
 
 
 def test_differences_are_named_with_both_values(server: EmbeddedServer) -> None:
-    worker = facts(make(server, "shop", lease=2.0, max_payload=1000), master=False)
-    master = facts(make(server, "shop", leader_lease=1.0), master=True)
+    worker = facts_of(make(server, "shop", lease=2.0, max_payload=1000), master=False)
+    master = facts_of(make(server, "shop", leader_lease=1.0), master=True)
     assert differences(worker, worker) == []
     assert differences(worker, master) == [
         "bridge_lease is 2.0 (there 6.0)",
         "bridge_max_payload is 1000 (there 1048576)",
     ]
-    other = facts(make(server, "shop"), master=True)
+    other = facts_of(make(server, "shop"), master=True)
     assert differences(other, master) == ["bridge_leader_lease is 5.0 (there 1.0)"]
     assert differences(other, {**other, "version": "9"}) == [f"the version is {package_version()} (there 9)"]
     # A member that registers no facts, as older versions do, has no differences

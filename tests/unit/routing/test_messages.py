@@ -174,7 +174,7 @@ JSON = st.recursive(
 def test_a_worker_can_decode_every_accepted_payload(payload: bytes) -> None:
     # Given an entry that is accepted
     found = parser(max_payload=10_000).parse("1-0", (b"ticket_id", b"T", b"payload", payload))
-    if isinstance(found, Refusal):
+    if not isinstance(found, Message):
         return
 
     # Then Python's own parser can decode the body of a bundle with it

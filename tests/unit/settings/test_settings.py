@@ -186,7 +186,7 @@ def test_the_default_task_must_be_one_of_the_apps() -> None:
     with pytest.raises(
         ConfigurationError, match=r"bridge_default_task 'shop.updat' is not a task.*its tasks: .*shop.update"
     ):
-        check_tasks(shop, read_settings(shop).lane)
+        check_tasks(shop)
 
 
 @pytest.mark.parametrize(

@@ -46,7 +46,7 @@ class Going:
         self.shared.begin(LIFE, now_ns() + 60_000_000_000)
         self.server = Server()
         self.ended = False
-        self.forced_end = forced_end.ForcedEnd("redis://localhost:1/0", self.shared)
+        self.forced_end = forced_end.ForcedEnd("redis://localhost:1/0", [self.shared])
         self.forced_end._redis = self.server  # type: ignore[assignment]
 
     def end(self) -> None:

@@ -1,0 +1,75 @@
+"""The members of one Celery worker: one for each lane that it serves, with one watcher and one forced end for all."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from bridge.app.lanes import served_lanes
+from bridge.worker.guard.watcher_process import WatchedLane, WatcherProcess
+from bridge.worker.main.forced_end import ForcedEnd
+from bridge.worker.main.member import Member
+
+if TYPE_CHECKING:
+    from celery import Celery
+
+
+class Members:
+    """The members of the worker ``name``. Raises `ConfigurationError` for a lane that the app does not have."""
+
+    def __init__(self, app: Celery, name: str) -> None:
+        self.app = app
+        url: str = app.bridge.settings.redis_url
+        lanes = list(served_lanes(app).values())
+        self._members = [Member(app, name, lane) for lane in lanes]
+        watched = [WatchedLane(member.lane, member.shared) for member in self._members]
+        self.watcher = WatcherProcess(url, watched, name)
+        self.forced_end = ForcedEnd(url, [member.shared for member in self._members])
+        for member in self._members:
+            member.ensure_watcher = self.watcher.ensure
+        #: Queue for tickets -> its member.
+        self.by_queue = {member.queue: member for member in self._members}
+
+    def __iter__(self) -> Iterator[Member]:
+        return iter(self._members)
+
+    @property
+    def queues(self) -> frozenset[str]:
+        """The worker's own queues for tickets, one for each lane."""
+        return frozenset(self.by_queue)
+
+    @property
+    def have_leases(self) -> bool:
+        """Whether the members have taken their leases."""
+        return any(member.lease is not None for member in self._members)
+
+    def start(self, consumer: Any) -> None:
+        """Takes the leases. ``consumer``: Celery's, which will consume next."""
+        for member in self._members:
+            member.start(consumer, self.queues)
+
+    def refresh_tasks(self) -> None:
+        """Looks again which tasks the worker can run: an operator may have changed its queues."""
+        for member in self._members:
+            member.refresh_tasks(self.queues)
+
+    def child_started(self) -> None:
+        """A pool process has started. Called in that process, before it gets any message."""
+        for member in self._members:
+            member.child_started()
+
+    def begin_shutdown(self) -> None:
+        """The worker was asked to stop: starts the warm shutdown. May be called twice."""
+        for member in self._members:
+            member.begin_shutdown()
+
+    def end_now(self) -> None:
+        """A cold shutdown began."""
+        for member in self._members:
+            member.shared.end_now()
+
+    def stop(self) -> None:
+        """Ends the worker's part in its lanes, after its pool has ended. May be called twice."""
+        ended = [member.stop() for member in self._members]
+        if all(ended):
+            self.watcher.end()
