@@ -39,27 +39,27 @@ def append(task: Any, ticket_id: str, payload: Any) -> None:
     task.ticket.effects.rpush(f"{here}:{ticket_id}", payload["n"])
 
 
-@app.task(bind=True, name="billing.apply")
+@app.task(bind=True, shared=False, name="billing.apply")
 def apply(self: Any, ticket_id: str, payload: Any) -> str:
     """The default task of ``billing``."""
     append(self, ticket_id, payload)
     return f"billed {payload['n']}"
 
 
-@app.task(bind=True, name="billing.refund", bridge_subscription="billing", ignore_result=True)
+@app.task(bind=True, shared=False, name="billing.refund", bridge_subscription="billing", ignore_result=True)
 def refund(self: Any, ticket_id: str, payload: Any) -> None:
     """A second task of ``billing``."""
     append(self, ticket_id, {**payload, "n": -payload["n"]})
 
 
-@app.task(bind=True, name="search.index")
+@app.task(bind=True, shared=False, name="search.index")
 def index(self: Any, ticket_id: str, payload: Any) -> str:
     """The default task of ``search``."""
     append(self, ticket_id, payload)
     return f"indexed {payload['n']}"
 
 
-@app.task(bind=True, name="trail.note", bridge_subscription="trail", ignore_result=True)
+@app.task(bind=True, shared=False, name="trail.note", bridge_subscription="trail", ignore_result=True)
 def note(self: Any, ticket_id: str, payload: Any) -> None:
     """The only task of ``trail``, which has no default task: only what names it comes here."""
     append(self, ticket_id, payload)
