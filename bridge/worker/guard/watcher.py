@@ -150,9 +150,7 @@ def main() -> None:
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
         signal.signal(number, signal.SIG_IGN)
     config = WatcherConfig.read(sys.stdin.readline())
-    lanes = [
-        Watched(LaneKeys(one.stream, one.group), SharedPage.attach(one.page), one.lease) for one in config.lanes
-    ]
+    lanes = [Watched(LaneKeys(one.stream, one.group), SharedPage.attach(one.page), one.lease) for one in config.lanes]
     watch(config.pipe, config.url, config.name, lanes)
 
 

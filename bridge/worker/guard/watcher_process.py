@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from celery.utils.log import get_logger
 
-from bridge.worker.guard.watcher import ANNOUNCED_END, WatcherConfig
+from bridge.worker.guard.watcher import ANNOUNCED_END, WatchedConfig, WatcherConfig
 
 if TYPE_CHECKING:
     from bridge.settings.lane import LaneSettings

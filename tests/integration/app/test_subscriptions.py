@@ -10,8 +10,8 @@ import pytest
 
 from bridge.routing.keys import LaneKeys
 from bridge.stack.embedded import EmbeddedServer
-from tests.nodes.yard import NodeYard
-from tests.waiting import wait_until
+from bridge.testing.nodes.node import NodeYard
+from bridge.testing.waiting import wait_until
 
 APP = "tests.apps.subscribers"
 NAMES = ("billing", "search", "trail")
