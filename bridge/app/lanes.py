@@ -1,4 +1,5 @@
-"""The lanes of an app: one for each of its subscriptions, and which tasks belong to each.
+"""The lanes of an app, and which tasks belong to each: one lane for each subscription on each partition of each version
+of the stream.
 
 An app names its subscriptions in ``bridge_subscriptions``, or at its tasks (``bridge_subscription="billing"``), or in
 both places. An app without either has one lane, named by ``bridge_group``. An app that names them at its tasks alone
@@ -42,18 +43,42 @@ class AppLane:
     elsewhere: frozenset[str]
     #: Whether the lane is one of several logical consumers. Messages that it has no task for are not for it.
     is_subscription: bool
+    #: The number of the partition; None: the stream is not split.
+    partition: int | None = None
+    #: The lanes of the same subscription and partition on older versions of the stream, oldest first. A message of this
+    #: lane waits for the messages of its ticket there.
+    older: tuple[LaneSettings, ...] = ()
 
     @property
     def name(self) -> str:
         """The name of the subscription, which is that of the consumer group."""
         return self.settings.group
 
+    @property
+    def title(self) -> str:
+        """How messages for people name the lane."""
+        return f"{self.name} on {self.settings.stream}"
 
-def lanes_of(app: Celery) -> Mapping[str, AppLane]:
-    """Name -> lane, in the order in which the app names them. The app's tasks must be loaded.
+
+def lanes_of(app: Celery) -> tuple[AppLane, ...]:
+    """All lanes of an app: subscriptions in the order in which the app names them; of each the partitions; of each the
+    versions, oldest first. The app's tasks must be loaded.
 
     Raises `ConfigurationError` when a task belongs to a subscription that there is not.
     """
+    return tuple(lane for lanes in subscriptions_of(app).values() for lane in lanes)
+
+
+def subscriptions_of(app: Celery) -> Mapping[str, tuple[AppLane, ...]]:
+    """Name -> its lanes, in the order of `lanes_of`. The app's tasks must be loaded.
+
+    Raises `ConfigurationError` when a task belongs to a subscription that there is not.
+    """
+    return {name: (lane,) for name, lane in _unsplit(app).items()}
+
+
+def _unsplit(app: Celery) -> Mapping[str, AppLane]:
+    """Name -> the lane that the subscription would have on a stream of one partition and one version."""
     settings = bridge_of(app).settings
     tasks = ticket_tasks(app)
     named = {
@@ -85,27 +110,27 @@ def lanes_of(app: Celery) -> Mapping[str, AppLane]:
 
 
 def lane_of(app: Celery, name: str | None = None) -> AppLane:
-    """The lane of the subscription ``name``; None: the only one. Raises `ConfigurationError`, one line."""
-    lanes = lanes_of(app)
+    """The newest lane of the subscription ``name`` on its first partition; None: of the only one. Raises
+    `ConfigurationError`, one line.
+    """
+    lanes = subscriptions_of(app)
     known = ", ".join(lanes)
     if name is None:
         if len(lanes) > 1:
             raise ConfigurationError(f"this app has {len(lanes)} subscriptions: name one with -s: {known}")
-        return next(iter(lanes.values()))
+        name = next(iter(lanes))
     found = lanes.get(name)
     if found is None:
         raise ConfigurationError(f"there is no subscription {name!r}; this app has: {known}")
-    return found
+    return next(lane for lane in reversed(found) if lane.partition in (None, 0))
 
 
-def served_lanes(app: Celery) -> Mapping[str, AppLane]:
-    """The lanes that a worker of ``app`` serves. Raises `ConfigurationError` for one that there is not."""
-    lanes, serve = lanes_of(app), bridge_of(app).settings.serve
-    if serve is None:
-        return lanes
-    for name in serve:
+def served_lanes(app: Celery) -> tuple[AppLane, ...]:
+    """The lanes that a worker of ``app`` serves. Raises `ConfigurationError` for a subscription that there is not."""
+    lanes, serve = subscriptions_of(app), bridge_of(app).settings.serve
+    for name in serve or ():
         if name not in lanes:
             raise ConfigurationError(
                 f"bridge_serve: there is no subscription {name!r}; this app has: {', '.join(lanes)}"
             )
-    return {name: lanes[name] for name in serve}
+    return tuple(lane for name in serve or lanes for lane in lanes[name])

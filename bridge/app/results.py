@@ -45,10 +45,10 @@ def subscription_of_results(app: Celery) -> str:
     Where no task has a result, the first subscription.
     """
     lanes = lanes_of(app)
-    for lane in lanes.values():
+    for lane in lanes:
         if lane.is_subscription and any(not app.tasks[task].ignore_result for task in lane.tasks if task in app.tasks):
             return lane.name
-    return next(iter(lanes))
+    return lanes[0].name
 
 
 def keep_results_apart(app: Celery) -> None:

@@ -48,7 +48,7 @@ def check_tasks(app: Celery) -> None:
         check_task_options(name, task)
     known_tasks = ticket_tasks(app)
     subscriptions = bridge_of(app).settings.subscriptions
-    for lane in lanes_of(app).values():
+    for lane in lanes_of(app):
         default = lane.settings.default_task
         where = f"{SETTING}[{lane.name!r}]: task" if lane.name in subscriptions else "bridge_default_task"
         if default is not None and default not in known_tasks:

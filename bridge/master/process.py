@@ -61,7 +61,7 @@ class Master:
         app.finalize()
         adopt_all(app)
         check_tasks(app)
-        lanes = list(lanes_of(app).values())
+        lanes = lanes_of(app)
         redis = client(settings.redis_url)
         check_server(redis, settings.redis_url)
         self._announce = announce
@@ -70,15 +70,15 @@ class Master:
         self._health = Health(settings.health_file)
         self._healths = [LaneHealth() for _ in lanes]
         self._lanes = [
-            LaneMaster(app, lane, redis, self._holder, health, self._announcing(lane.name, alone=len(lanes) == 1))
+            LaneMaster(app, lane, redis, self._holder, health, self._announcing(lane.title, alone=len(lanes) == 1))
             for lane, health in zip(lanes, self._healths, strict=True)
         ]
         redis.close()
         self._stop = threading.Event()
         self._failed: list[BaseException] = []
 
-    def _announcing(self, name: str, *, alone: bool) -> Callable[[str], None]:
-        return self._announce if alone else partial(_announce_of, self._announce, name)
+    def _announcing(self, title: str, *, alone: bool) -> Callable[[str], None]:
+        return self._announce if alone else partial(_announce_of, self._announce, title)
 
     def stop(self, *_: Any) -> None:
         """Resigns and ends `run`; safe in a signal handler."""
@@ -127,8 +127,8 @@ class Master:
             lane.look(silent)
 
 
-def _announce_of(announce: Callable[[str], None], name: str, line: str) -> None:
-    announce(f"{name}: {line}")
+def _announce_of(announce: Callable[[str], None], title: str, line: str) -> None:
+    announce(f"{title}: {line}")
 
 
 def run(app: Celery, announce: Callable[[str], None] = print) -> None:

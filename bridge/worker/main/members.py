@@ -20,7 +20,7 @@ class Members:
     def __init__(self, app: Celery, name: str) -> None:
         self.app = app
         url: str = app.bridge.settings.redis_url
-        lanes = list(served_lanes(app).values())
+        lanes = served_lanes(app)
         self._members = [Member(app, name, lane) for lane in lanes]
         watched = [WatchedLane(member.lane, member.shared) for member in self._members]
         self.watcher = WatcherProcess(url, watched, name)

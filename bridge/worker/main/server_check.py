@@ -65,7 +65,7 @@ def check_lane_server(app: Celery) -> None:
             return
         check_server(redis, app.bridge.settings.redis_url)
         try:
-            for lane in served_lanes(app).values():
+            for lane in served_lanes(app):
                 arrive(redis, app, lane.settings)
         except (RedisError, OSError) as exc:
             # The server went away just now. `ServerStep` waits for it, or Celery reports it.
