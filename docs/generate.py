@@ -12,7 +12,8 @@ import re
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import get_args
+from types import UnionType
+from typing import Any, get_args, get_origin
 
 import click
 from pydantic import BaseModel
@@ -78,6 +79,10 @@ def shown(value: object) -> str:
     return f"`{value!r}`"
 
 
+#: Types that an app writes in another form.
+_KIND_WORDS = {"NoneType": "None", "Filter": "dict", "Mapping": "dict", "tuple": "list"}
+
+
 def kind_of(field: FieldInfo) -> str:
     """A field's type in words."""
     annotation = field.annotation
@@ -89,8 +94,8 @@ def kind_of(field: FieldInfo) -> str:
     choices = get_args(annotation)
     if choices and all(isinstance(one, str) for one in choices):
         return ", ".join(f"`{one!r}`" for one in choices)
-    names = [one.__name__ for one in choices] or [getattr(annotation, "__name__", str(annotation))]
-    return " or ".join("None" if name == "NoneType" else name for name in names)
+    kinds: tuple[Any, ...] = choices if isinstance(annotation, UnionType) else (annotation,)
+    return " or ".join(_KIND_WORDS.get(name := (get_origin(kind) or kind).__name__, name) for kind in kinds)
 
 
 def bounds(field: FieldInfo) -> str:
