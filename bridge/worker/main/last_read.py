@@ -11,6 +11,7 @@ the warm shutdown gives it back.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from queue import Empty
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +24,6 @@ from bridge.protocol.names import WorkerRequest
 
 if TYPE_CHECKING:
     from bridge.worker.main.member import Member
-    from bridge.worker.main.members import Members
 
 logger = get_logger(__name__)
 
@@ -33,10 +33,11 @@ PUSH_S = 1.0
 PATIENCE_S = 1.0
 
 
-def end_last_read(members: Members, consumer: Any) -> None:
+def end_last_read(member: Member, queues: Collection[str], consumer: Any) -> None:
     """Ends the open read of ``consumer`` (Celery's), whose loop has ended. A stopping worker gives the message back.
 
-    If the server is away, there is no reply to read. That is no error here.
+    ``member``: one of the worker's. ``queues``: those for tickets of all of them. If the server is away, there is no
+    reply to read. That is no error here.
     """
     tasks = consumer.task_consumer
     channel = tasks.channel if tasks is not None else None
@@ -44,9 +45,8 @@ def end_last_read(members: Members, consumer: Any) -> None:
     if channel is None or not channel._in_poll:
         return
     reading = channel._in_poll
-    member = next(iter(members))
     try:
-        for other in [other for other in tasks.queues if other.name not in members.queues]:
+        for other in [other for other in tasks.queues if other.name not in queues]:
             # An ordinary message must go back to its queue, since the pool is closed. Kombu does that for a queue that
             # is not consumed.
             tasks.cancel_by_queue(other)

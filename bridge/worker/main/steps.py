@@ -96,7 +96,7 @@ class MemberStep(bootsteps.StartStopStep):
             members.begin_shutdown()
             for member in members:
                 member.recall_all()
-            end_last_read(members, parent)
+            end_last_read(next(iter(members)), members.queues, parent)
 
 
 def _join(app: Celery, worker: Any) -> None:

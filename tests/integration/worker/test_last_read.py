@@ -49,11 +49,12 @@ class Reading:
             lane=settings.lane,
             url=settings.redis_url,
             name="w1@here",
+            queue=self.own,
             shared=SimpleNamespace(incarnation="life1"),
         )
 
     def end(self) -> None:
-        end_last_read(self.member, self.consumer)
+        end_last_read(self.member, {self.own}, self.consumer)
         assert not self.channel._in_poll
 
     def push(self, queue: str, name: str) -> None:
