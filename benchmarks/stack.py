@@ -20,7 +20,8 @@ from redis import Redis
 from benchmarks.tally import FOLDER, Reading
 from bridge.routing.errors import TicketBridgeError
 from bridge.routing.keys import LaneKeys
-from bridge.stack.embedded import EmbeddedServer, OrphanGuard
+from bridge.stack.embedded import EmbeddedServer
+from bridge.stack.orphan_guard import OrphanGuard
 
 #: The checkout, where the apps under test are importable.
 ROOT = Path(__file__).resolve().parent.parent

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from bridge.routing.errors import ServerStartFailed
-from bridge.stack.embedded import OrphanGuard
+from bridge.stack.orphan_guard import OrphanGuard
 from bridge.stack.stopping import POLL_S, StopRequest
 
 #: Lines of a log that an error shows.

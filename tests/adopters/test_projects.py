@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from bridge.stack.embedded import free_port
+from bridge.stack.ports import free_port
 from bridge.testing.waiting import wait_until
 from tests.adopters.conftest import MakeStand
 from tests.adopters.environments import Environment

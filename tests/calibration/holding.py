@@ -9,7 +9,7 @@ from contextlib import suppress
 from types import TracebackType
 from typing import Self
 
-from bridge.stack.embedded import HOST
+from bridge.stack.ports import HOST
 from bridge.testing.waiting import wait_until
 
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from itertools import islice
 
 from bridge.routing.keys import LaneKeys
-from bridge.stack.embedded import HOST
+from bridge.stack.ports import HOST
 
 #: Something that only the leader's scripts may write was written in another way.
 OUTSIDE = "outside a script"

@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import sys
 
-from bridge.stack.embedded import HOST
+from bridge.stack.ports import HOST
 
 READY = "the line is open"
 

@@ -12,7 +12,8 @@ from typing import Any
 from redis import Redis
 
 from bridge.routing.keys import LaneKeys
-from bridge.stack.embedded import HOST, EmbeddedServer, FsyncPolicy, free_port
+from bridge.stack.embedded import EmbeddedServer, FsyncPolicy
+from bridge.stack.ports import HOST, free_port
 from bridge.testing.nodes.node import broker_environment
 from bridge.testing.nodes.preloaded import read_by_apps
 from bridge.testing.nodes.process import ProcessNode, python_module

@@ -8,7 +8,7 @@ import threading
 from types import TracebackType
 from typing import Self
 
-from bridge.stack.embedded import HOST
+from bridge.stack.ports import HOST
 
 
 class Proxy:

@@ -13,7 +13,7 @@ from redis.sentinel import Sentinel
 
 from bridge.link.connections import client
 from bridge.settings.address import address_of
-from bridge.stack.embedded import HOST, free_port
+from bridge.stack.ports import HOST, free_port
 from bridge.testing.nodes.node import NodeYard
 from bridge.testing.waiting import wait_until
 

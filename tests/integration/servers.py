@@ -13,7 +13,8 @@ from typing import Self
 import redis
 from redis import Redis
 
-from bridge.stack.embedded import HOST, EmbeddedServer
+from bridge.stack.embedded import EmbeddedServer
+from bridge.stack.ports import HOST
 from bridge.testing.nodes import preloaded
 from bridge.testing.nodes.node import broker_environment
 from bridge.testing.nodes.process import ROOT, python_module

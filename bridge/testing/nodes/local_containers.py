@@ -18,7 +18,8 @@ from typing import Any, Protocol
 import redis
 from pytest_celery import CeleryTestContainer, CeleryWorkerContainer
 
-from bridge.stack.embedded import HOST, EmbeddedServer
+from bridge.stack.embedded import EmbeddedServer
+from bridge.stack.ports import HOST
 from bridge.testing.nodes.node import EXITED, RUNNING, signal_number
 
 

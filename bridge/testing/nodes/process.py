@@ -19,7 +19,7 @@ from pathlib import Path
 
 import psutil
 
-from bridge.stack.embedded import OrphanGuard
+from bridge.stack.orphan_guard import OrphanGuard
 from bridge.testing.nodes import preloaded
 from bridge.testing.nodes.fork_server import MARK
 from bridge.testing.nodes.local_containers import ProcessContainer

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from bridge.routing.keys import LaneKeys
-from bridge.stack.embedded import EmbeddedServer, free_port
+from bridge.stack.embedded import EmbeddedServer
+from bridge.stack.ports import free_port
 from bridge.testing.nodes.node import NodeYard
 from bridge.testing.nodes.process import ProcessNode
 from bridge.testing.waiting import wait_until

@@ -14,7 +14,7 @@ import redis
 from redis import Redis
 
 from bridge.link.connections import Wire, client, is_outage
-from bridge.stack.embedded import HOST
+from bridge.stack.ports import HOST
 from bridge.testing.nodes.node import broker_environment
 from bridge.testing.nodes.yard import ProcessYard
 from bridge.testing.waiting import wait_until

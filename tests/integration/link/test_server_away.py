@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from bridge.stack.embedded import HOST, EmbeddedServer
+from bridge.stack.embedded import EmbeddedServer
+from bridge.stack.ports import HOST
 from bridge.testing.nodes.node import NodeYard, WorkerNode, broker_environment
 from bridge.testing.waiting import wait_until
 from tests.integration.lanes import QUICK, LaneUnderTest

@@ -23,7 +23,8 @@ import bridge
 from bridge.app.effect_arguments import COMMANDS
 from bridge.link.connections import client
 from bridge.routing.keys import LaneKeys
-from bridge.stack.embedded import HOST, EmbeddedServer
+from bridge.stack.embedded import EmbeddedServer
+from bridge.stack.ports import HOST
 from bridge.testing.nodes.node import broker_environment
 from bridge.testing.nodes.process import python_module
 from bridge.testing.nodes.yard import ProcessYard

@@ -20,7 +20,8 @@ from bridge.spark.read.stream_reader import RedisStreamStreamReader
 from bridge.spark.wire.address import check_server, connect
 from bridge.spark.write.guard import summary_of, waiting
 from bridge.spark.write.options import parse
-from bridge.stack.embedded import HOST, EmbeddedServer
+from bridge.stack.embedded import EmbeddedServer
+from bridge.stack.ports import HOST
 from tests.integration.servers import rules_of
 from tests.integration.spark.spark_writes import log, partition, writer
 

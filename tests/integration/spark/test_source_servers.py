@@ -18,7 +18,8 @@ from bridge.spark.read.options import parse_read
 from bridge.spark.read.reader import RedisStreamReader
 from bridge.spark.wire.address import check_server, check_url
 from bridge.spark.write.options import parse
-from bridge.stack.embedded import HOST, EmbeddedServer
+from bridge.stack.embedded import EmbeddedServer
+from bridge.stack.ports import HOST
 from tests.integration.proxies import Proxy
 from tests.integration.sentinels import PASSWORD as DATA_PASSWORD
 from tests.integration.sentinels import SENTINEL_PASSWORD, Sentinels, address

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from bridge.spark.generate import incident_log, write_log
-from bridge.stack.embedded import port_is_taken
+from bridge.stack.ports import port_is_taken
 from bridge.testing.nodes.process import ROOT, ProcessNode, python_module
 from bridge.testing.nodes.yard import ProcessYard
 from bridge.testing.waiting import wait_until

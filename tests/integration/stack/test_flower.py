@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import redis
 
-from bridge.stack.embedded import HOST, free_port
+from bridge.stack.ports import HOST, free_port
 from bridge.testing.nodes.process import python_module
 from bridge.testing.nodes.yard import ProcessYard
 from bridge.testing.waiting import wait_until

@@ -12,7 +12,7 @@ import psutil
 import pytest
 import redis
 
-from bridge.stack.embedded import HOST, free_port, port_is_taken
+from bridge.stack.ports import HOST, free_port, port_is_taken
 from bridge.testing.nodes.process import ProcessNode, python_module
 from bridge.testing.nodes.yard import ProcessYard
 from bridge.testing.waiting import wait_until

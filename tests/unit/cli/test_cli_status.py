@@ -10,7 +10,8 @@ import bridge.inspect.status
 from bridge.protocol.names import HEADER_REQUEST, WorkerRequest
 from bridge.routing.ids import LAST_ID
 from bridge.routing.transitions import read
-from bridge.stack.embedded import EmbeddedServer, free_port
+from bridge.stack.embedded import EmbeddedServer
+from bridge.stack.ports import free_port
 from tests.commands import CommandLine, Lane, calls_of, command_line, letter
 from tests.operators import order_drain, park
 

@@ -14,7 +14,9 @@ import psutil
 import pytest
 
 from bridge.routing.errors import PortInUse, ServerStartFailed
-from bridge.stack.embedded import EmbeddedServer, OrphanGuard, find_server_binary, free_port, port_is_taken
+from bridge.stack.embedded import EmbeddedServer, find_server_binary
+from bridge.stack.orphan_guard import OrphanGuard
+from bridge.stack.ports import free_port, port_is_taken
 from bridge.testing.waiting import wait_until
 
 pytestmark = pytest.mark.server
