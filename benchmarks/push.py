@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import asyncio
 import statistics
-import sys
 import time
 from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+import click
 from celery import Celery
 
 import bridge
@@ -22,8 +22,10 @@ from bridge.stack.embedded import EmbeddedServer
 SINGLE, MANY = 3_000, 50_000
 
 
+@click.command()
+@click.argument("rounds", type=click.IntRange(1), default=5)
 def main(rounds: int) -> None:
-    """Prints the medians of ``rounds`` rounds."""
+    """Prints the medians of ROUNDS rounds (5 unless given)."""
     with EmbeddedServer(append_only=False) as server:
         task = _task(server.url)
         messages = [(f"T{n % 1000}", {"amount": n}) for n in range(MANY)]
@@ -65,4 +67,4 @@ def _task(url: str) -> Any:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]) if len(sys.argv) > 1 else 5)
+    main()
