@@ -43,16 +43,23 @@ def group_in(reply: Any, name: str) -> Group | None:
 
     ``reply`` may be an error from a pipeline. It is raised, unless it says that there is no stream.
     """
+    return groups_in(reply).get(name.encode())
+
+
+def groups_in(reply: Any) -> dict[bytes, Group]:
+    """Name -> group, in a reply of XINFO GROUPS. No groups where there is no stream. ``reply``: as for `group_in`.
+
+    A name need not be UTF-8.
+    """
     if isinstance(reply, ResponseError) and "no such key" in str(reply):
-        return None
+        return {}
     if isinstance(reply, Exception):
         raise reply
-    wanted = name.encode()
+    found = {}
     for flat in reply:
         # A client without raw replies makes a dictionary of each group, with names as text.
         pairs = flat.items() if isinstance(flat, dict) else zip(flat[::2], flat[1::2], strict=True)
         facts = {key.encode() if isinstance(key, str) else key: value for key, value in pairs}
-        if facts[b"name"] == wanted:
-            read_to = facts[b"last-delivered-id"].decode()
-            return Group(read_to, int(facts[b"pending"]), facts.get(b"lag"), facts.get(b"entries-read"))
-    return None
+        read_to = facts[b"last-delivered-id"].decode()
+        found[facts[b"name"]] = Group(read_to, int(facts[b"pending"]), facts.get(b"lag"), facts.get(b"entries-read"))
+    return found

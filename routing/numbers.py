@@ -3,6 +3,7 @@
 - A whole number has commas.
 - A measured number has three significant digits and never an exponent: ``0.0421``, ``4.21``, ``42.1``, ``4,210``.
 - A duration has the unit that fits. From a minute on it has two units, and is rounded to the smaller one.
+- A number of bytes has the unit that fits, by 1,024.
 - A rate is per second. One that is below one per second is per minute, hour or day.
 - A dash stands where there is no number.
 
@@ -56,6 +57,20 @@ def duration(ms: float | None) -> str:
         return _two(hours, "h", minutes, "min")
     days, hours = divmod(round(seconds / 3600), 24)
     return _two(days, "d", hours, "h")
+
+
+def data_size(number: int | None) -> str:
+    """Bytes: ``512 B``, ``1.50 KiB``, ``34.2 MiB``, ``2.00 GiB``."""
+    if number is None:
+        return NONE
+    if number < 1024:
+        return f"{number} B"
+    scaled = float(number)
+    for unit in ("KiB", "MiB"):
+        scaled /= 1024
+        if scaled < 999.5:
+            return f"{significant(scaled)} {unit}"
+    return f"{significant(scaled / 1024)} GiB"
 
 
 def rate(per_s: float | None) -> str:

@@ -14,6 +14,7 @@ from celery.exceptions import ImproperlyConfigured
 from bridge.app.installed import bridge_of
 from bridge.link.connections import check_server, client
 from bridge.link.key_types import refuse_misplaced
+from bridge.protocol.agreement import refuse_newer
 from bridge.routing.connection import with_raw_replies
 from bridge.routing.errors import ConfigurationError, TicketBridgeError
 
@@ -92,10 +93,11 @@ def reach(app: Celery) -> Redis:
 def reach_lane(app: Celery, lane: LaneSettings) -> Redis:
     """A client as of `reach`, for a command that reads or changes the lane.
 
-    Also raises `ConfigurationError` when a key of the lane has the wrong type.
+    Also raises `ConfigurationError` when a key of the lane has the wrong type, or a newer version keeps the lane.
     """
     redis = reach(app)
     refuse_misplaced(redis, lane.keys)
+    refuse_newer(redis, lane)
     return redis
 
 

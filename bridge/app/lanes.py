@@ -125,6 +125,19 @@ def lane_of(app: Celery, name: str | None = None) -> AppLane:
     return next(lane for lane in reversed(found) if lane.partition in (None, 0))
 
 
+def lanes_named(app: Celery, name: str) -> tuple[LaneSettings, ...]:
+    """The lanes of the subscription ``name``. Of one that this app does not have: those on the same streams.
+
+    Raises `ConfigurationError` when nothing can have this name.
+    """
+    lanes = subscriptions_of(app)
+    if name in lanes:
+        return tuple(lane.settings for lane in lanes[name])
+    check_name(name, "the subscription")
+    of_another = next(iter(lanes.values()))
+    return tuple(with_group(lane.settings, name) for lane in of_another)
+
+
 def served_lanes(app: Celery) -> tuple[AppLane, ...]:
     """The lanes that a worker of ``app`` serves. Raises `ConfigurationError` for a subscription that there is not."""
     lanes, serve = subscriptions_of(app), bridge_of(app).settings.serve

@@ -33,13 +33,14 @@ COMMANDS = {
     "ticket": "bridge.cli.commands.ticket:ticket",
     "consumer": "bridge.cli.commands.consumer:consumer",
     "dead": "bridge.cli.commands.dead:dead",
+    "subscription": "bridge.cli.commands.subscription:subscription",
     "audit": "bridge.cli.commands.audit:audit",
     "acl": "bridge.cli.commands.acl:acl",
     "spark": "bridge.cli.commands.spark:spark",
 }
 
 #: The commands that are about the app, and not about one of its subscriptions.
-WITHOUT_SUBSCRIPTION = ("run", "up", "demo", "push")
+WITHOUT_SUBSCRIPTION = ("run", "up", "demo", "push", "subscription")
 
 #: The app of a command without -A.
 DEFAULT_APP = "tasks"
@@ -144,6 +145,15 @@ class Target:
         # Tasks may name subscriptions.
         load_tasks(self.app)
         return lane_of(self.app, self.subscription)
+
+    @cached_property
+    def subscriptions(self) -> dict[str, list[LaneSettings]]:
+        """Name -> its lanes, of all subscriptions of the app. Raises `ConfigurationError`."""
+        from bridge.app.finding import load_tasks
+        from bridge.app.lanes import subscriptions_of
+
+        load_tasks(self.app)
+        return {name: [lane.settings for lane in lanes] for name, lanes in subscriptions_of(self.app).items()}
 
     @property
     def settings(self) -> Settings:

@@ -28,6 +28,7 @@ from bridge.app.lanes import lanes_of
 from bridge.app.task_options import check_tasks
 from bridge.link.connections import UNAVAILABLE, check_server, client
 from bridge.link.health import EVERY_S, Health
+from bridge.master.first_group import begin_group
 from bridge.master.heartbeats import Heartbeats
 from bridge.master.lane_master import LaneMaster
 from bridge.routing.errors import ServerUnavailable
@@ -64,6 +65,9 @@ class Master:
         lanes = lanes_of(app)
         redis = client(settings.redis_url)
         check_server(redis, settings.redis_url)
+        for lane in lanes:
+            # Before any of them leads: entries leave the stream when all groups that are there are done with them.
+            begin_group(redis, lane.settings)
         self._announce = announce
         self._holder = f"{socket.gethostname()}:{os.getpid()}:{uuid.uuid4().hex[:8]}"
         self._stream = settings.lane.stream

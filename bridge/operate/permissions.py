@@ -9,6 +9,8 @@ There are six roles:
 - `worker` runs tasks,
 - `operator` runs the commands that read a lane and give orders.
 
+`bridge subscription add` and `remove` make and delete lanes. No role may do that.
+
 The commands in the bridge's own Lua scripts are found in the text of the scripts. So the permissions follow a change of
 a script. The commands that kombu and Celery send are listed here by hand.
 
@@ -154,10 +156,12 @@ OWN: dict[Role, tuple[str, ...]] = {
         "hget",
         "hgetall",
         "hkeys",
+        "hmget",
         "hscan",
         "hlen",
         "lindex",
         "llen",
+        "memory|usage",
         "pttl",
         "time",
         "type",

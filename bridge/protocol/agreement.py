@@ -20,12 +20,13 @@ import orjson
 
 from bridge.routing.errors import ConfigurationError
 from bridge.routing.membership import meet
-from bridge.routing.return_codes import ReturnCode
+from bridge.routing.return_codes import ReturnCode, text_of
 
 if TYPE_CHECKING:
     from celery import Celery
     from redis import Redis
 
+    from bridge.routing.keys import LaneKeys
     from bridge.settings.lane import LaneSettings
 
 
@@ -62,17 +63,52 @@ def arrive(redis: Redis, app: Celery, settings: LaneSettings) -> None:
     """
     keys, name = settings.keys, app_name(app)
     code, found = meet(redis, keys, LANE_FORMAT, name)
-    lane = f"the lane of stream {keys.stream}, group {keys.group},"
     if code is ReturnCode.NEWER:
-        raise ConfigurationError(
-            f"{lane} is kept by a newer Ticket Bridge, in format {found}; this version, {package_version()}, knows "
-            f"format {LANE_FORMAT}: upgrade it"
-        )
+        raise _newer(keys, found)
     if code is ReturnCode.OTHER:
-        raise ConfigurationError(
-            f"{lane} belongs to the app {found!r}, and this is {name!r}: give it a stream or a group of its own "
-            f"(bridge_stream, bridge_group), or, if it is the same app under a new name, set bridge_app = {found!r}"
-        )
+        raise _of_another_app(keys, found, name)
+
+
+def refuse_newer(redis: Redis, settings: LaneSettings) -> None:
+    """Before a command reads or changes the lane. Raises `ConfigurationError`, one line, when its format is newer than
+    this version knows, and redis errors. Writes nothing.
+    """
+    _check_format(settings.keys, redis.hget(settings.keys.about, "format"))
+
+
+def refuse_other(redis: Redis, app: Celery, settings: LaneSettings) -> None:
+    """Before a command of ``app`` makes or deletes the lane: as `arrive`, and writes nothing."""
+    keys, name = settings.keys, app_name(app)
+    refuse_newer(redis, settings)
+    raw: Any = redis.hget(keys.about, "app")
+    owner = "" if raw is None else text_of(raw)
+    if owner and name and owner != name:
+        raise _of_another_app(keys, owner, name)
+
+
+def _check_format(keys: LaneKeys, raw: Any) -> None:
+    found = None if raw is None else text_of(raw)
+    if found is not None and not (found.isascii() and found.isdigit() and int(found) <= LANE_FORMAT):
+        raise _newer(keys, found)
+
+
+def _newer(keys: LaneKeys, found: str) -> ConfigurationError:
+    return ConfigurationError(
+        f"{_named(keys)} is kept by a newer Ticket Bridge, in format {found}; this version, {package_version()}, knows "
+        f"format {LANE_FORMAT}: upgrade it"
+    )
+
+
+def _of_another_app(keys: LaneKeys, owner: str, name: str) -> ConfigurationError:
+    return ConfigurationError(
+        f"{_named(keys)} belongs to the app {owner!r}, and this is {name!r}: give it a stream or a group of its own "
+        f"(bridge_stream, bridge_group, the name in bridge_subscriptions), or, if it is the same app under a new name, "
+        f"set bridge_app = {owner!r}"
+    )
+
+
+def _named(keys: LaneKeys) -> str:
+    return f"the lane of stream {keys.stream}, group {keys.group},"
 
 
 def facts(app: Celery, settings: LaneSettings, *, master: bool) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from bridge.routing.pushes import Columns, Partition, Tickets, append_once, appe
 from bridge.routing.retention import done, letters, remove
 from bridge.routing.return_codes import ReturnCode
 from bridge.routing.scripts import Script
+from bridge.routing.subscribing import unsubscribe
 from bridge.routing.transitions import (
     adopt,
     advance,
@@ -63,6 +64,7 @@ CALLS: dict[str, Callable[[World], object]] = {
     "introduce": lambda w: introduce(w.client, w.lead, "{}"),
     "note_tasks": lambda w: note_tasks(w.client, w.lead, {"shop.task": 1}, [], {}),
     "meet": lambda w: meet(w.client, w.keys, 1, "shop"),
+    "unsubscribe": lambda w: unsubscribe(w.client, w.keys, {}, []),
     "unname": lambda w: unname(w.client, w.lead, "nobody"),
     "done": lambda w: done(w.client, w.keys.stream, "-", "9-0", 10),
     "letters": lambda w: letters(w.client, w.keys.dead, "", 10),

@@ -4,16 +4,35 @@ from __future__ import annotations
 
 import json
 import os
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from bridge.routing.keys import LaneKeys
 from bridge.stack.embedded import EmbeddedServer
-from bridge.testing.nodes.node import NodeYard
+from bridge.testing.nodes import preloaded
+from bridge.testing.nodes.node import NodeYard, broker_environment
+from bridge.testing.nodes.process import ROOT, python_module
 from bridge.testing.waiting import wait_until
 
 APP = "tests.apps.subscribers"
+#: Another code base, which knows the stream and nothing of the first app.
+DEPOT = """
+import os
+from celery import Celery
+import bridge
+
+app = Celery("depot", broker=os.environ["CELERY_BROKER_URL"])
+bridge.install(app)
+app.conf.update(
+    bridge_subscriptions={"depot": {"task": "depot.keep"}}, bridge_lease=2.0, bridge_leader_lease=2.0,
+)
+
+@app.task(bind=True, name="depot.keep", ignore_result=True)
+def keep(self, ticket_id, payload):
+    self.ticket.effects.rpush(f"depot:{ticket_id}", payload["n"])
+"""
 NAMES = ("billing", "search", "trail")
 
 
@@ -112,3 +131,45 @@ def test_a_result_is_that_of_the_first_subscription_with_results_and_others_are_
     app.conf.update(broker_url=own_server.url, result_backend=own_server.url)
     assert app.AsyncResult(id_).get(timeout=10) == "billed 7"
     assert result_of(app, id_, "search").get(timeout=10) == "indexed 7"
+
+
+def test_a_master_makes_the_groups_of_all_its_lanes_before_it_leads_one(
+    own_server: EmbeddedServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from bridge.master.process import Master
+    from tests.apps.subscribers import app
+
+    monkeypatch.setitem(app.conf, "broker_url", own_server.url)
+    monkeypatch.delitem(app.bridge.__dict__, "settings", raising=False)
+    Master(app, lambda _line: None)
+    monkeypatch.delitem(app.bridge.__dict__, "settings", raising=False)
+    with own_server.client(decode_responses=True) as redis:
+        groups = {one["name"]: one["last-delivered-id"] for one in redis.xinfo_groups("ticket_stream")}
+        assert groups == dict.fromkeys(NAMES, "0-0")
+
+
+def test_an_app_subscribes_to_the_stream_of_another_and_misses_nothing_while_it_is_away(
+    lanes: Subscriptions, own_server: EmbeddedServer, tmp_path: Path
+) -> None:
+    # Given a stream with messages, and a second app that was added now
+    (tmp_path / "depot.py").write_text(DEPOT)
+    lanes.push("T", 0, kind="created")
+    env = {**os.environ, **broker_environment(own_server.url), "PYTHONPATH": str(ROOT)}
+    command = python_module("bridge", "-A", "depot", "subscription", "add", "depot", "--from", "now")
+    done = preloaded.run(command, cwd=tmp_path, env=env)
+    assert (done.returncode, done.stderr) == (0, "")
+
+    # When the first app does everything, while nothing of the second one is up
+    lanes.worker("w1")
+    lanes.master("m1")
+    for n in range(1, 6):
+        lanes.push("T", n, task="billing.apply", kind="created")
+    lanes.wait(billing=6)
+    assert lanes.log("depot", "T") == []
+
+    # Then the second one gets all from there on, by its own task, whatever task a message names
+    lanes.nodes.worker("d1", app="depot", cwd=tmp_path, arguments=("--concurrency=1", "--without-mingle"))
+    lanes.nodes.master("dm1", app="depot", cwd=tmp_path, ready_text="standing by")
+    wait_until(lambda: len(lanes.log("depot", "T")) >= 5, description="the second app")
+    assert lanes.log("depot", "T") == [1, 2, 3, 4, 5]
+    assert lanes.log("billing", "T") == list(range(6))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from bridge.routing.numbers import count, duration, rate, ratio, share, significant, whole
+from bridge.routing.numbers import count, data_size, duration, rate, ratio, share, significant, whole
 
 
 @pytest.mark.parametrize(
@@ -21,6 +21,12 @@ from bridge.routing.numbers import count, duration, rate, ratio, share, signific
         (duration(200_000), "3 min 20 s"),
         (duration(3_599_900), "1 h"),
         (duration(86_400_000 * 3 + 3_600_000), "3 d 1 h"),
+        (data_size(None), "–"),  # noqa: RUF001 - the dash that is shown
+        (data_size(0), "0 B"),
+        (data_size(1023), "1023 B"),
+        (data_size(1536), "1.50 KiB"),
+        (data_size(1024**2 - 1), "1.00 MiB"),
+        (data_size(1024**3 * 7), "7.00 GiB"),
         (rate(1339.6), "1,340/s"),
         (rate(0.5), "30.0/min"),
         (rate(0), "0/s"),

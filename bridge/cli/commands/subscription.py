@@ -1,0 +1,157 @@
+"""``bridge subscription``: adds, lists and removes subscriptions of the app's stream."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+import click
+from rich.table import Table
+
+from bridge.cli.main import Target
+from bridge.cli.parameters import NON_EMPTY
+from bridge.cli.terminal import echo_json
+from bridge.routing.numbers import count, data_size
+from bridge.routing.terminal import console
+from bridge.routing.text import one_line
+
+if TYPE_CHECKING:
+    from bridge.inspect.subscriptions import SubscriptionStatus
+
+
+@click.group()
+def subscription() -> None:
+    """Adds, lists and removes subscriptions: the logical consumers of the stream."""
+
+
+@subscription.command()
+@click.argument("name", type=NON_EMPTY)
+@click.option(
+    "--from",
+    "position",
+    default="start",
+    show_default=True,
+    metavar="start|now|ID",
+    help="Where it begins: with the first message of the stream, with the next one that is pushed, or with message ID.",
+)
+@click.pass_obj
+def add(target: Target, name: str, position: str) -> None:
+    """Adds the subscription NAME: from now on it misses nothing, also while no worker and no master of it is up.
+
+    It needs no master. NAME may be one that only another app declares.
+    """
+    from bridge.app.finding import reach
+    from bridge.app.lanes import lanes_named
+    from bridge.inspect.subscriptions import read_subscriptions
+    from bridge.link.key_types import refuse_misplaced
+    from bridge.operate.subscriptions import add as add_groups
+    from bridge.operate.subscriptions import check_position
+
+    check_position(position)
+    declared = target.subscriptions
+    lanes = lanes_named(target.app, name)
+    redis = reach(target.app)
+    for lane in lanes:
+        refuse_misplaced(redis, lane.keys)
+    add_groups(redis, target.app, lanes, position, declared=name in declared)
+    (found,) = read_subscriptions(redis, {name: lanes})
+    unread = count(found.unread, "message") if found.unread_exact else f"at most {count(found.unread, 'message')}"
+    click.echo(f"added {name} on {', '.join(found.streams)}: {unread} to read")
+    if name not in declared:
+        click.echo(
+            f"no subscription of this app has this name ({', '.join(declared)}): every message from there on stays in "
+            "the stream until an app that declares it has handled it, or `bridge subscription remove`"
+        )
+
+
+@subscription.command("list")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@click.pass_obj
+def list_(target: Target, as_json: bool) -> None:
+    """Lists the subscriptions of the app, and all other consumer groups of its stream."""
+    from bridge.app.finding import reach
+    from bridge.inspect.subscriptions import read_subscriptions
+
+    found = read_subscriptions(reach(target.app), target.subscriptions, others=True)
+    if as_json:
+        echo_json({"subscriptions": [as_document(one) for one in found]})
+        return
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for column in ("subscription", "app", "streams", "group"):
+        table.add_column(column, no_wrap=column == "subscription")
+    for column in ("unread", "undone", "dead", "holds"):
+        table.add_column(column, justify="right", no_wrap=True)
+    for one in found:
+        app = one.app or ("" if one.declared else "not known")
+        table.add_row(
+            one_line(one.name),
+            one_line("this app" if one.declared and not app else f"{app} (this app)" if one.declared else app),
+            one_line(", ".join(one.streams)),
+            "there" if one.exists else "not yet",
+            f"{one.unread:,}" if one.unread_exact else f"at most {one.unread:,}",
+            f"{one.undone:,}",
+            f"{one.dead:,}",
+            data_size(one.held_bytes),
+        )
+    console().print(table)
+
+
+@subscription.command()
+@click.argument("name", type=NON_EMPTY)
+@click.option("--dry-run", is_flag=True, help="Only print what would be dropped.")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@click.pass_context
+def remove(ctx: click.Context, name: str, dry_run: bool, yes: bool, as_json: bool) -> None:
+    """Removes the subscription NAME for good: its consumer group, its dead letters, and all its keys.
+
+    It refuses while a master leads it or a worker serves it. Other subscriptions keep all messages.
+    """
+    from bridge.app.finding import reach
+    from bridge.app.lanes import lanes_named
+    from bridge.inspect.subscriptions import read_subscriptions
+    from bridge.operate.subscriptions import refuse_served
+    from bridge.operate.subscriptions import remove as remove_lane
+
+    target: Target = ctx.obj
+    lanes = lanes_named(target.app, name)
+    redis = reach(target.app)
+    refuse_served(redis, target.app, lanes)
+    (found,) = read_subscriptions(redis, {name: lanes})
+    what = f"{name} on {', '.join(found.streams)} with {dropped(found)}"
+    if not dry_run and not yes:
+        if not _at_a_terminal():
+            raise click.UsageError(f"this would remove {what}: add --yes, or look first with --dry-run", ctx)
+        if not click.confirm(f"remove {what}?", err=True):
+            return
+    deleted = 0 if dry_run else sum(remove_lane(redis, lane) for lane in lanes)
+    if as_json:
+        echo_json({"dry_run": dry_run, "deleted": deleted, **as_document(found)})
+    elif dry_run:
+        click.echo(f"would remove {what}")
+    else:
+        click.echo(f"removed {what}; {count(deleted, 'key')} deleted")
+        if name in target.subscriptions:
+            click.echo("this app still declares it: a master that starts makes it again, from the stream's beginning")
+
+
+def dropped(found: SubscriptionStatus) -> str:
+    """What a removal drops, in words."""
+    numbers = [
+        *((found.unread, "unread"), (found.waiting, "waiting"), (found.in_flight, "in flight")),
+        *((found.awaiting_retry, "retrying"), (found.parked, "parked")),
+    ]
+    said = [f"{number:,} {word}" for number, word in numbers if number]
+    details = f" ({', '.join(said)})" if said else ""
+    undone = f"{count(found.undone, 'undone message')}{details}"
+    return f"{undone} and {count(found.dead, 'dead letter')}"
+
+
+def as_document(found: SubscriptionStatus) -> dict[str, Any]:
+    """The JSON of one subscription."""
+    return {**asdict(found), "undone": found.undone, "problems": found.problems}
+
+
+def _at_a_terminal() -> bool:
+    return sys.stdin.isatty()

@@ -1,0 +1,275 @@
+"""Reads all subscriptions of an app at once, for `bridge status` and `bridge subscription`: one row for each.
+
+It makes three round trips, however many lanes there are. The numbers of a subscription are the sums over its lanes.
+They are read one after the other, so they need not belong to one moment.
+
+How much memory a subscription holds is estimated: the messages that it is not done with, times the bytes of the stream
+(MEMORY USAGE, which looks at some of its entries) by its length. A message is stored once, and stays until the slowest
+subscription is done with it. So the slowest one alone holds what it has more undone than the next one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from redis.exceptions import NoPermissionError
+
+from bridge.inspect.roster import Pending
+from bridge.routing.groups import Group, groups_in
+from bridge.routing.ids import id_key, younger_than
+from bridge.routing.numbers import count, data_size
+from bridge.routing.text import one_line
+from bridge.settings.subscriptions import with_group
+
+if TYPE_CHECKING:
+    from redis import Redis
+
+    from bridge.settings.lane import LaneSettings
+
+#: Entries of a stream that the server looks at to estimate its bytes.
+SAMPLES = 20
+#: A subscription that alone holds this many messages, or bytes, is named.
+HOLDS_MESSAGES = 1000
+HOLDS_BYTES = 1024 * 1024
+#: Counters that are shown.
+COUNTERS = ("done", "left_out", "dead")
+
+
+@dataclass(frozen=True)
+class StreamStatus:
+    """One stream."""
+
+    length: int
+    groups: Mapping[bytes, Group]
+    last_id: str
+    #: Its bytes, estimated by the server; None: this user may not ask.
+    used: int | None
+
+    def unread(self, group: Group) -> tuple[int, bool]:
+        """(messages that the group has not read, whether the number is exact; else there may be fewer)."""
+        if group.lag is not None:
+            return group.lag, True
+        if id_key(group.read_to) >= id_key(self.last_id):
+            return 0, True
+        return max(0, self.length - group.pending), False
+
+    def undone(self, name: bytes) -> int:
+        """Messages that this group is not done with; at most, where the server does not know."""
+        group = self.groups.get(name)
+        return self.length if group is None else self.unread(group)[0] + group.pending
+
+    def bytes_of(self, messages: int) -> int | None:
+        """The bytes of so many of its messages, estimated."""
+        return None if self.used is None else round(self.used * min(messages, self.length) / max(1, self.length))
+
+
+@dataclass(frozen=True)
+class SubscriptionStatus:
+    """The state of one subscription, over all its lanes. Counts are of messages."""
+
+    name: str
+    streams: tuple[str, ...]
+    #: The app names it.
+    declared: bool
+    #: It has a consumer group on each of its streams.
+    exists: bool
+    #: The app that it belongs to, and the format of its data (`bridge.protocol.agreement`). None: not recorded yet.
+    app: str | None
+    format: int | None
+    #: Lanes that a master leads, of how many.
+    led: int
+    lanes: int
+    #: Consumers that are registered.
+    consumers: int
+    unread: int
+    #: Whether the number is exact; else there may be fewer.
+    unread_exact: bool
+    waiting: int
+    in_flight: int
+    awaiting_retry: int
+    #: Messages that wait for the release of parked tickets.
+    parked: int
+    dead: int
+    counters: Mapping[str, int]
+    #: Age of the oldest message that is not done; None: there is none.
+    oldest_undone_ms: int | None
+    #: Bytes of the messages that it is not done with, estimated. None: not known.
+    held_bytes: int | None
+    #: Messages, and their bytes, that all other groups of the stream are done with.
+    held_alone: int
+    held_alone_bytes: int | None
+
+    @property
+    def undone(self) -> int:
+        """Messages that it is not done with."""
+        return self.unread + self.waiting + self.in_flight + self.awaiting_retry + self.parked
+
+    @property
+    def problems(self) -> list[str]:
+        """What needs attention: one sentence each."""
+        name = one_line(self.name)
+        found = []
+        if not self.exists:
+            found.append(f"{name} has no consumer group yet: the first master makes it, or `bridge subscription add`")
+        elif self.led < self.lanes and self.declared:
+            what = "no master leads it" if self.lanes == 1 else f"no master leads {self.lanes - self.led} of its lanes"
+            found.append(f"{name}: {what}; start one with `bridge run`")
+        if self.held_alone >= HOLDS_MESSAGES or (self.held_alone_bytes or 0) >= HOLDS_BYTES:
+            held = "" if self.held_alone_bytes is None else f", about {data_size(self.held_alone_bytes)}"
+            found.append(
+                f"{name} alone holds {count(self.held_alone, 'message')} of {', '.join(self.streams)}{held}: all "
+                "others are done with them"
+            )
+        return found
+
+
+def read_subscriptions(
+    redis: Redis, declared: Mapping[str, Sequence[LaneSettings]], *, others: bool = False
+) -> list[SubscriptionStatus]:
+    """The subscriptions ``declared``, in their order; with ``others`` then those that only the server knows.
+
+    Raises redis errors.
+    """
+    now_ms, streams = _read_streams(redis, {lane.stream for lanes in declared.values() for lane in lanes})
+    wanted = dict(declared)
+    if others:
+        wanted |= _undeclared(streams, declared)
+    all_lanes = [lane for lanes in wanted.values() for lane in lanes]
+    replies = iter(_read_lanes(redis, streams, all_lanes))
+    return [
+        _sum(name, [_Lane(lane, streams[lane.stream], next(replies), now_ms) for lane in lanes], name in declared)
+        for name, lanes in wanted.items()
+    ]
+
+
+def _read_streams(redis: Redis, names: set[str]) -> tuple[int, dict[str, StreamStatus]]:
+    """(the server's time in Unix ms, name -> stream)."""
+    with redis.pipeline(transaction=False) as pipe:
+        pipe.time()
+        for name in sorted(names):
+            pipe.xlen(name)
+            pipe.execute_command("XINFO", "GROUPS", name)
+            pipe.execute_command("XREVRANGE", name, "+", "-", "COUNT", 1)
+            pipe.execute_command("MEMORY", "USAGE", name, "SAMPLES", SAMPLES)
+        (seconds, micros), *replies = pipe.execute(raise_on_error=False)
+    found = {}
+    for i, name in enumerate(sorted(names)):
+        length, groups, last, used = replies[4 * i : 4 * i + 4]
+        for reply in (length, last, *([] if isinstance(used, NoPermissionError) else [used])):
+            if isinstance(reply, Exception):
+                raise reply
+        found[name] = StreamStatus(
+            length=length,
+            groups=groups_in(groups),
+            last_id=last[0][0].decode() if last else "0-0",
+            used=used if isinstance(used, int) else None,
+        )
+    return seconds * 1000 + micros // 1000, found
+
+
+def _undeclared(
+    streams: Mapping[str, StreamStatus], declared: Mapping[str, Sequence[LaneSettings]]
+) -> dict[str, list[LaneSettings]]:
+    """Name -> lanes of the groups on these streams that the app does not name."""
+    like = {lane.stream: lane for lanes in declared.values() for lane in lanes}
+    found: dict[str, list[LaneSettings]] = {}
+    for stream, status in sorted(streams.items()):
+        for raw in sorted(status.groups):
+            try:
+                name = raw.decode()
+            except UnicodeDecodeError:
+                # The group of another program.
+                continue
+            if name not in declared:
+                found.setdefault(name, []).append(with_group(like[stream], name))
+    return found
+
+
+#: Replies for each lane in `_read_lanes`.
+_REPLIES = 8
+
+
+def _read_lanes(redis: Redis, streams: Mapping[str, StreamStatus], lanes: Sequence[LaneSettings]) -> list[list[Any]]:
+    with redis.pipeline(transaction=False) as pipe:
+        for lane in lanes:
+            keys, stream = lane.keys, streams[lane.stream]
+            group = stream.groups.get(lane.group.encode())
+            pipe.exists(keys.leader)
+            pipe.hmget(keys.about, "app", "format")
+            pipe.hlen(keys.consumers)
+            pipe.zcard(keys.retries)
+            pipe.xlen(keys.dead)
+            pipe.hmget(keys.counts, *COUNTERS)
+            # What an idle lane cannot have is not asked for. TIME takes the place.
+            if group is not None and group.pending:
+                pipe.execute_command("XPENDING", keys.stream, keys.group)
+            else:
+                pipe.time()
+            if stream.length and (group is None or stream.unread(group)[0]):
+                start = younger_than(group.read_to) if group is not None else ("-", "+")
+                pipe.execute_command("XRANGE", keys.stream, *start, "COUNT", 1)
+            else:
+                pipe.time()
+        replies = pipe.execute()
+    return [replies[i : i + _REPLIES] for i in range(0, len(replies), _REPLIES)]
+
+
+class _Lane:
+    """The numbers of one lane."""
+
+    def __init__(self, lane: LaneSettings, stream: StreamStatus, replies: list[Any], now_ms: int) -> None:
+        led, (app, format_), consumers, retries, dead, counts, pending_raw, next_unread = replies
+        name = lane.group.encode()
+        self.stream = lane.stream
+        self.group = stream.groups.get(name)
+        self.led, self.consumers, self.retries, self.dead = bool(led), consumers, retries, dead
+        self.app = None if app is None else app.decode()
+        self.format = None if format_ is None else int(format_)
+        self.counters = {one: int(value or 0) for one, value in zip(COUNTERS, counts, strict=True)}
+        # Where there is no group, the first master makes it from the stream's beginning: all entries are unread.
+        self.unread, self.exact = (stream.length, True) if self.group is None else stream.unread(self.group)
+        has_pending = self.group is not None and self.group.pending
+        self.pending = Pending.of(pending_raw if has_pending else None, lane, ())
+        oldest = self.pending.first_ms
+        if oldest is None and self.unread and isinstance(next_unread, list) and next_unread:
+            oldest = id_key(next_unread[0][0].decode())[0]
+        self.oldest_ms = None if oldest is None else max(0, now_ms - oldest)
+        undone = stream.undone(name)
+        of_others = [stream.undone(other) for other in stream.groups if other != name]
+        self.held_bytes = stream.bytes_of(undone)
+        self.alone = max(0, undone - max(of_others)) if of_others and self.group is not None else 0
+        self.alone_bytes = stream.bytes_of(self.alone)
+
+
+def _sum(name: str, lanes: Sequence[_Lane], declared: bool) -> SubscriptionStatus:
+    def known(values: list[int | None]) -> int | None:
+        there = [value for value in values if value is not None]
+        return sum(there) if len(there) == len(values) else None
+
+    ages = [lane.oldest_ms for lane in lanes if lane.oldest_ms is not None]
+    retries = sum(lane.retries for lane in lanes)
+    return SubscriptionStatus(
+        name=name,
+        streams=tuple(lane.stream for lane in lanes),
+        declared=declared,
+        exists=all(lane.group is not None for lane in lanes),
+        app=next((lane.app for lane in lanes if lane.app is not None), None),
+        format=next((lane.format for lane in lanes if lane.format is not None), None),
+        led=sum(lane.led for lane in lanes),
+        lanes=len(lanes),
+        consumers=max(lane.consumers for lane in lanes),
+        unread=sum(lane.unread for lane in lanes),
+        unread_exact=all(lane.exact for lane in lanes),
+        waiting=max(0, sum(lane.pending.of_master for lane in lanes) - retries),
+        in_flight=sum(sum(lane.pending.of_consumers.values()) for lane in lanes),
+        awaiting_retry=retries,
+        parked=sum(sum(lane.pending.of_parked.values()) for lane in lanes),
+        dead=sum(lane.dead for lane in lanes),
+        counters={one: sum(lane.counters[one] for lane in lanes) for one in COUNTERS},
+        oldest_undone_ms=max(ages, default=None),
+        held_bytes=known([lane.held_bytes for lane in lanes]),
+        held_alone=sum(lane.alone for lane in lanes),
+        held_alone_bytes=known([lane.alone_bytes for lane in lanes]),
+    )

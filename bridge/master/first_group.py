@@ -1,0 +1,31 @@
+"""Where a subscription begins that was not added by `bridge subscription add`: with the first entry of the stream.
+
+A master makes the groups of all its lanes before it takes part in any lead. A leader removes entries that all groups of
+the stream are done with. So it must not begin before the groups of the app's other subscriptions are there.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from redis.exceptions import RedisError
+
+from bridge.routing.subscribing import make_group
+
+if TYPE_CHECKING:
+    from redis import Redis
+
+    from bridge.settings.lane import LaneSettings
+
+
+def begin_group(redis: Redis, lane: LaneSettings) -> None:
+    """Makes the group of a lane that never had one.
+
+    A lane with a floor or a fence had one. Its leader makes it again and repairs it (`bridge.leader.repair.group`).
+    """
+    keys = lane.keys
+    # What the server refuses here, it refuses the leader too, which says what to do.
+    with suppress(RedisError):
+        if not redis.exists(keys.floor, keys.fence):
+            make_group(redis, keys, "0")

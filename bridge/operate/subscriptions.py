@@ -1,0 +1,146 @@
+"""Adds a subscription to a stream, and removes one with all that it holds.
+
+A subscription that was added misses nothing: its consumer group stands in the stream, so entries stay until it is done
+with them, while all its masters and workers are down. One that is only declared in ``bridge_subscriptions`` gets its
+group from the first master, from the beginning of the stream: from what is still there.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from bridge.inspect.roster import registrations_of
+from bridge.link.key_types import types_of
+from bridge.protocol.agreement import arrive, refuse_other
+from bridge.routing.errors import ConfigurationError, InputError, OrderFailed
+from bridge.routing.groups import group_in
+from bridge.routing.ids import id_before, id_key
+from bridge.routing.leadership import read_token
+from bridge.routing.return_codes import ReturnCode
+from bridge.routing.subscribing import make_group, unsubscribe
+from bridge.routing.text import printable
+
+if TYPE_CHECKING:
+    from celery import Celery
+    from redis import Redis
+
+    from bridge.settings.lane import LaneSettings
+
+_ID = re.compile(r"\d{1,20}(-\d{1,20})?")
+#: Tries to delete a lane whose consumers change meanwhile.
+TRIES = 5
+
+
+def check_position(text: str) -> str:
+    """``start``, ``now`` or an id of a message, as ``--from`` takes it. Raises `ConfigurationError`."""
+    if text not in ("start", "now") and not _ID.fullmatch(text):
+        raise ConfigurationError(
+            f"--from {printable(text)}: it must be start, now, or the id of a message such as 1700000000000-0"
+        )
+    return text
+
+
+def add(redis: Redis, app: Celery, lanes: Sequence[LaneSettings], position: str, *, declared: bool) -> None:
+    """Makes the groups of a subscription, which begins at ``position`` (`check_position`) on each of its streams.
+
+    ``declared``: the app names it, so its lanes become the app's. Raises `ConfigurationError` and `InputError`, one
+    line, before anything was changed, and redis errors.
+    """
+    for lane in lanes:
+        refuse_other(redis, app, lane)
+    if all(_group(redis, lane) is not None for lane in lanes):
+        raise InputError(f"there is a subscription {lanes[0].group} on {_streams(lanes)} already; see `bridge status`")
+    starts = [_start(redis, lane, position) for lane in lanes]
+    for lane, start in zip(lanes, starts, strict=True):
+        # When this was cut off before, it may exist on some of the streams.
+        make_group(redis, lane.keys, start)
+        if declared:
+            arrive(redis, app, lane)
+
+
+def refuse_served(redis: Redis, app: Celery, lanes: Sequence[LaneSettings]) -> None:
+    """Raises `ConfigurationError` or `InputError`, one line, when the subscription is another app's, is not there, or
+    has live workers or masters.
+    """
+    for lane in lanes:
+        refuse_other(redis, app, lane)
+    if not any(_group(redis, lane) is not None or redis.exists(*_fixed(lane)) for lane in lanes):
+        raise InputError(f"there is no subscription {lanes[0].group} on {_streams(lanes)}; `bridge subscription list`")
+    for lane in lanes:
+        token: Any = redis.get(lane.keys.leader)
+        if token is not None:
+            raise _led(lane, token.decode())
+        for name, registration in registrations_of(_registered(redis, lane)).items():
+            if redis.exists(lane.keys.lease(registration.incarnation)):
+                raise _alive(lane, name)
+
+
+def remove(redis: Redis, lane: LaneSettings) -> int:
+    """Deletes one lane: its group and all its keys, in one step. Returns how many things were deleted.
+
+    Raises `InputError` when a master leads it or a worker serves it, and nothing was changed; redis errors.
+    """
+    keys = lane.keys
+    for _ in range(TRIES):
+        registered = _registered(redis, lane)
+        known = registrations_of(registered)
+        incarnations = {name: registration.incarnation for name, registration in known.items()}
+        doomed = [*_fixed(lane), *(keys.queue(name) for name in known), *map(keys.held, incarnations.values())]
+        consumers = {name: (text, incarnations[name.decode()]) for name, text in registered.items()}
+        code, detail = unsubscribe(redis, keys, consumers, doomed)
+        if code is ReturnCode.OK:
+            return int(detail)
+        if code is ReturnCode.HELD:
+            raise _led(lane, detail)
+        if code is ReturnCode.ALIVE:
+            raise _alive(lane, detail)
+    raise OrderFailed(f"consumers of {keys.group} come and go: stop its workers, then try again; nothing was changed")
+
+
+def _start(redis: Redis, lane: LaneSettings, position: str) -> str:
+    """The id after which a group reads that begins at ``position``."""
+    if position == "start":
+        return "0"
+    if position == "now":
+        return "$"
+    wanted = id_key(position)
+    last: Any = redis.execute_command("XREVRANGE", lane.stream, "+", "-", "COUNT", 1)
+    if not last or wanted > id_key(last[0][0].decode()):
+        there = f"its last message is {last[0][0].decode()}" if last else "it is empty"
+        raise InputError(f"{lane.stream} has no message {position} yet ({there}): use --from now")
+    return id_before(wanted) if wanted > (0, 0) else "0"
+
+
+def _group(redis: Redis, lane: LaneSettings) -> Any:
+    if not redis.exists(lane.stream):
+        return None
+    return group_in(redis.execute_command("XINFO", "GROUPS", lane.stream), lane.group)
+
+
+def _fixed(lane: LaneSettings) -> list[str]:
+    """The keys of the lane that have fixed names."""
+    return [key for key in types_of(lane.keys) if key != lane.stream]
+
+
+def _registered(redis: Redis, lane: LaneSettings) -> Any:
+    return redis.hgetall(lane.keys.consumers)
+
+
+def _streams(lanes: Sequence[LaneSettings]) -> str:
+    return ", ".join(lane.stream for lane in lanes)
+
+
+def _led(lane: LaneSettings, token: str) -> InputError:
+    return InputError(
+        f"{lane.group} on {lane.stream} is led by the master {read_token(token).holder}: take it out of the app "
+        "(bridge_subscriptions) and start its masters again, or stop them; nothing was changed"
+    )
+
+
+def _alive(lane: LaneSettings, name: str) -> InputError:
+    return InputError(
+        f"{lane.group} on {lane.stream} is served by the worker {printable(name)}: stop it, or start it without this "
+        "subscription (bridge_serve); nothing was changed"
+    )

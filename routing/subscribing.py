@@ -1,0 +1,46 @@
+"""Makes and deletes the group of a lane, and all its keys: what `bridge subscription` changes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from redis import Redis
+from redis.exceptions import ResponseError
+
+from bridge.routing.keys import LaneKeys
+from bridge.routing.return_codes import ReturnCode, code_of, text_of
+from bridge.routing.scripts import Argument, Script
+
+_UNSUBSCRIBE = Script("unsubscribe")
+
+
+def make_group(client: Redis, keys: LaneKeys, position: str) -> bool:
+    """Makes the group, which reads the entries after ``position``, and the stream if there is none.
+
+    Returns False when the group is there already.
+    """
+    try:
+        client.execute_command("XGROUP", "CREATE", keys.stream, keys.group, position, "MKSTREAM")
+    except ResponseError as exc:
+        if not str(exc).startswith("BUSYGROUP"):
+            raise
+        return False
+    return True
+
+
+def unsubscribe(
+    client: Redis, keys: LaneKeys, registered: Mapping[Argument, tuple[Argument, str]], doomed: Sequence[str]
+) -> tuple[ReturnCode, str]:
+    """Deletes the group and the keys ``doomed``. ``registered``: consumer -> its registration and its incarnation.
+
+    Returns OK with the number of deleted things, HELD with the token of the leader, ALIVE with the name of a consumer,
+    or CHANGED.
+    """
+    leases = [keys.lease(incarnation) for _, incarnation in registered.values()]
+    known = [word for name, (registration, _) in registered.items() for word in (name, registration)]
+    reply = _UNSUBSCRIBE.run(
+        client,
+        [keys.leader, keys.stream, keys.consumers, *leases, *doomed],
+        [keys.group, len(registered), *known],
+    )
+    return code_of(reply[0]), text_of(str(reply[1]) if isinstance(reply[1], int) else reply[1]) if reply[1:] else ""

@@ -1,0 +1,181 @@
+"""`bridge subscription`: adds, lists and removes the logical consumers of a stream, or says in one line why not."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bridge.routing.keys import LaneKeys
+from bridge.stack.embedded import EmbeddedServer
+from tests.commands import CommandLine, Lane, command_line
+
+SUBSCRIPTIONS = {"billing": {"task": "shop.update"}, "search": {"task": "shop.once"}}
+
+
+@pytest.fixture
+def shell(valkey: EmbeddedServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[CommandLine]:
+    settings = {"bridge_subscriptions": SUBSCRIPTIONS, "bridge_app": "shop", "bridge_default_task": None}
+    with command_line(tmp_path, monkeypatch, valkey.url, **settings) as made:
+        yield made
+
+
+@pytest.fixture
+def redis(valkey: EmbeddedServer) -> Iterator[Any]:
+    with valkey.client(decode_responses=True) as connected:
+        yield connected
+
+
+def pushed(redis: Any, number: int) -> list[str]:
+    return [str(redis.xadd("ticket_stream", {"ticket_id": f"T{n}", "payload": "{}"})) for n in range(number)]
+
+
+def group(redis: Any, name: str) -> dict[str, Any] | None:
+    return next((one for one in redis.xinfo_groups("ticket_stream") if one["name"] == name), None)
+
+
+def raw(valkey: EmbeddedServer) -> dict[Any, Any]:
+    """All keys with their contents."""
+    with valkey.client() as client:
+        return {key: client.dump(key) for key in client.scan_iter()}
+
+
+@pytest.mark.parametrize(
+    ("position", "unread"), [("start", 3), ("now", 0), ("second", 2), ("0", 3), ("0-0", 3)], ids=str
+)
+def test_a_subscription_begins_where_it_was_told(shell: CommandLine, redis: Any, position: str, unread: int) -> None:
+    ids = pushed(redis, 3)
+    said = shell("subscription", "add", "billing", "--from", ids[1] if position == "second" else position)
+    assert said.exit_code == 0, said.stderr
+    # The server does not always know how many entries follow one in the middle.
+    assert re.match(rf"added billing on ticket_stream: ({unread} message|at most 3 message)", said.stdout)
+    # What it has not read yet
+    reply = redis.xreadgroup("billing", "anybody", {"ticket_stream": ">"})
+    assert len(reply[0][1] if reply else []) == unread
+    assert redis.hgetall(LaneKeys("ticket_stream", "billing").about) == {"format": "1", "app": "shop"}
+
+
+def test_without_a_stream_it_begins_with_the_first_message(shell: CommandLine, redis: Any) -> None:
+    assert shell("subscription", "add", "billing").exit_code == 0
+    pushed(redis, 2)
+    assert len(redis.xreadgroup("billing", "anybody", {"ticket_stream": ">"})[0][1]) == 2
+
+
+def test_the_name_of_another_code_base_is_added_and_its_app_is_not_decided(shell: CommandLine, redis: Any) -> None:
+    pushed(redis, 1)
+    said = shell("subscription", "add", "mail").stdout
+    assert "no subscription of this app has this name (billing, search)" in said
+    assert group(redis, "mail") is not None
+    assert not redis.exists(LaneKeys("ticket_stream", "mail").about)
+
+
+REFUSED = [
+    (("add", "a b"), 2, "the subscription: 'a b' cannot name a subscription"),
+    (("add", "billing", "--from", "yesterday"), 2, "--from yesterday: it must be start, now, or the id of a message"),
+    (("add", "billing", "--from", "9999999999999-0"), 1, "ticket_stream has no message 9999999999999-0 yet"),
+    (("add", "theirs"), 2, "belongs to the app 'depot', and this is 'shop'"),
+    (("add", "search"), 1, "there is a subscription search on ticket_stream already"),
+    (("add", "future"), 2, "is kept by a newer Ticket Bridge, in format 99"),
+    (("remove", "nobody", "--yes"), 1, "there is no subscription nobody on ticket_stream"),
+    (("remove", "theirs", "--yes"), 2, "belongs to the app 'depot', and this is 'shop'"),
+    (("remove", "future", "--yes"), 2, "is kept by a newer Ticket Bridge, in format 99"),
+    (("remove", "search"), 2, "this would remove search on ticket_stream with 1 undone message (1 unread)"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "code", "line"), REFUSED, ids=[" ".join(words) for words, *_ in REFUSED])
+def test_what_cannot_be_is_refused_in_one_line_and_nothing_is_changed(
+    shell: CommandLine, redis: Any, valkey: EmbeddedServer, arguments: tuple[str, ...], code: int, line: str
+) -> None:
+    pushed(redis, 1)
+    redis.xgroup_create("ticket_stream", "search", "0")
+    redis.hset(LaneKeys("ticket_stream", "theirs").about, mapping={"format": 1, "app": "depot"})
+    redis.hset(LaneKeys("ticket_stream", "future").about, mapping={"format": 99})
+    before = raw(valkey)
+    said = shell("subscription", *arguments)
+    assert said.exit_code == code
+    (error,) = [one for one in said.stderr.splitlines() if one.startswith("Error: ")]
+    assert line in error
+    assert raw(valkey) == before
+
+
+def full_lane(valkey: EmbeddedServer, redis: Any) -> Lane:
+    """The lane of `billing` with a bit of everything, led, with a live consumer."""
+    lane = Lane(valkey)
+    lane.keys = LaneKeys("ticket_stream", "billing")
+    lane.make_group()
+    lane.lead()
+    lane.join("w1@here")
+    first, second, _ = lane.add("A", "B", "C")
+    lane.read(2)
+    lane.dispatch("w1@here", "A", [first])
+    lane.hold_back("B", second, 1, 60_000, "why")
+    redis.hset(lane.keys.about, mapping={"format": 1, "app": "shop"})
+    redis.xadd(lane.keys.dead, {"message_id": first})
+    redis.set(lane.keys.floor, "1-1")
+    return lane
+
+
+def test_a_served_subscription_is_not_removed(shell: CommandLine, redis: Any, valkey: EmbeddedServer) -> None:
+    lane = full_lane(valkey, redis)
+    before = raw(valkey)
+    said = shell("subscription", "remove", "billing", "--yes")
+    assert said.exit_code == 1
+    assert "billing on ticket_stream is led by the master host:1:abc" in said.stderr
+    lane.depose()
+    said = shell("subscription", "remove", "billing", "--yes")
+    assert said.exit_code == 1
+    assert "billing on ticket_stream is served by the worker w1@here" in said.stderr
+    assert raw(valkey).keys() == before.keys() - {lane.keys.leader.encode()}
+    lane.redis.close()
+
+
+def test_a_removal_says_what_it_drops_and_leaves_no_key(shell: CommandLine, redis: Any, valkey: EmbeddedServer) -> None:
+    lane = full_lane(valkey, redis)
+    redis.xgroup_create("ticket_stream", "search", "0")
+    lane.depose()
+    lane.end_lease("w1@here")
+    before = raw(valkey)
+    said = shell("subscription", "remove", "billing", "--dry-run")
+    dropped = "billing on ticket_stream with 3 undone messages (1 unread, 1 in flight, 1 retrying) and 1 dead letter"
+    assert said.stdout.strip() == f"would remove {dropped}"
+    assert raw(valkey) == before
+    said = shell("subscription", "remove", "billing", "--yes")
+    assert said.stdout.startswith(f"removed {dropped}; ")
+    assert "this app still declares it" in said.stdout
+    assert set(redis.scan_iter()) == {"ticket_stream"}
+    assert redis.xlen("ticket_stream") == 3
+    assert [one["name"] for one in redis.xinfo_groups("ticket_stream")] == ["search"]
+    lane.redis.close()
+
+
+def test_keys_that_are_left_of_a_group_are_removed_too(shell: CommandLine, redis: Any) -> None:
+    redis.set(LaneKeys("ticket_stream", "billing").fence, 7)
+    assert shell("subscription", "remove", "billing", "--yes").exit_code == 0
+    assert list(redis.scan_iter()) == []
+
+
+def test_the_list_has_all_groups_of_the_stream(shell: CommandLine, redis: Any, valkey: EmbeddedServer) -> None:
+    lane = full_lane(valkey, redis)
+    redis.xgroup_create("ticket_stream", "stranger", "$")
+    redis.xgroup_create("ticket_stream", "theirs", "0")
+    redis.hset(LaneKeys("ticket_stream", "theirs").about, mapping={"format": 1, "app": "depot"})
+    found = {one["name"]: one for one in shell.json("subscription", "list")["subscriptions"]}
+    assert list(found) == ["billing", "search", "stranger", "theirs"]
+    facts = {name: (one["declared"], one["exists"], one["app"], one["undone"]) for name, one in found.items()}
+    assert facts == {
+        "billing": (True, True, "shop", 3),
+        "search": (True, False, None, 3),
+        "stranger": (False, True, None, 0),
+        "theirs": (False, True, "depot", 3),
+    }
+    billing = found["billing"]
+    assert (billing["unread"], billing["in_flight"], billing["awaiting_retry"], billing["waiting"]) == (1, 1, 1, 0)
+    assert (billing["dead"], billing["led"], billing["consumers"]) == (1, 1, 1)
+    assert billing["held_bytes"] > 0
+    shown = shell("subscription", "list").stdout.splitlines()
+    assert [line.split()[0] for line in shown] == ["subscription", *found]
+    lane.redis.close()
