@@ -118,7 +118,9 @@ class Ends:
                 logger.warning("the history does not reach back to %s: messages done since then may run again", floor)
             self.missing_to = begins
         for id_, fields in page:
-            for row in read_entry(id_, rows_in(fields)):
+            data = rows_in(fields)
+            # Somebody else's entry has no rows.
+            for row in read_entry(id_, data) if data else ():
                 later = id_key(row.message_id) > self._after
                 if row.what in LAST:
                     self.replayed.pop(row.message_id, None)
