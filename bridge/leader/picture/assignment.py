@@ -13,7 +13,7 @@ from bridge.leader.picture.capacity import Room, Tasks
 from bridge.leader.picture.lane import Lane
 from bridge.leader.picture.pieces import Consumer, Ticket
 from bridge.routing.messages import Message
-from bridge.routing.policies import PolicyName, Ring
+from bridge.routing.policies import PolicyName, Ring, Rings
 
 #: Most tickets at the end of a consumer's queue that are searched for one that an idle consumer can run.
 LOOKED_AT = 64
@@ -27,9 +27,11 @@ class Assignment:
         self._cost = cost
         self.room = Room(lane, ahead_ms)
         self._pinned = lane.settings.policy is PolicyName.RENDEZVOUS
-        self._ring = Ring()
-        #: `Consumer.changes` when the ring was updated last.
+        self._rings = Rings()
+        #: `Consumer.changes` when the rings were updated last.
         self._ringed = -1
+        #: Task -> consumers by name among which its tickets have an owner, and the ring that says which.
+        self._owners: dict[str, tuple[dict[str, Consumer], Ring]] = {}
         self._turn = 0
         #: Task -> consumers at which its tickets may wait, and `Room.seen` when that was found out.
         self._able: dict[str, list[Consumer]] = {}
@@ -124,32 +126,46 @@ class Assignment:
         return those
 
     def _pin(self) -> dict[Consumer, None]:
-        """Assigns each ticket to the consumer that the ring names, whatever its load. Returns the consumers that got
-        tickets and are open.
+        """Assigns each ticket to its owner by rendezvous hashing, whatever the load of that consumer. Returns the
+        consumers that got tickets and are open.
+
+        Consumers that cannot run the ticket's task are passed over: the ticket goes to the next in its own order.
         """
         lane, room = self._lane, self.room
         ready = lane.ready
         if self._ringed != Consumer.changes:
             self._ringed = Consumer.changes
-            self._ring.update(c.name for c in lane.consumers.values())
-        named: dict[str, dict[str, Consumer]] = {}
+            self._rings.update(c.name for c in lane.consumers.values())
+            self._owners = {}
         got: dict[Consumer, None] = {}
         while ready and room.open:
             ticket = ready.popleft()
-            task = ticket.waiting[0].task
-            among = room.open
-            if lane.stranded.mixed:
-                if task not in named:
-                    named[task] = {c.name: c for c in self._able_to_wait_at(task)}
-                among = named[task]
-                if not among:
-                    ticket.queued = False
-                    lane.stranded.add(ticket)
-                    continue
-            consumer = among[self._ring.owner(ticket.id, among)]
+            among, ring = self._owners_of(ticket.waiting[0].task)
+            if not among:
+                ticket.queued = False
+                lane.stranded.add(ticket)
+                continue
+            consumer = among[ring.owner(ticket.id, among)]
             self._wait_at(consumer, ticket)
             got[consumer] = None
         return {consumer: None for consumer in got if consumer.open}
+
+    def keeps(self, ticket: Ticket, consumer: Consumer, task: str) -> bool:
+        """Whether a message of ``ticket`` with this task may follow in a run at ``consumer``, which can run it."""
+        if not (self._pinned and self._lane.stranded.mixed):
+            return True
+        among, ring = self._owners_of(task)
+        return bool(among) and among[ring.owner(ticket.id, among)] is consumer
+
+    def _owners_of(self, task: str) -> tuple[dict[str, Consumer], Ring]:
+        """The consumers among which a ticket has an owner whose oldest message has this task, and their ring."""
+        if not self._lane.stranded.mixed:
+            task = ""
+        found = self._owners.get(task)
+        if found is None:
+            among = {c.name: c for c in self._able_to_wait_at(task)} if task else self.room.open
+            found = self._owners[task] = (among, self._rings.ring_for(among))
+        return found
 
     def _wait_at(self, consumer: Consumer, ticket: Ticket) -> None:
         ticket.consumer = consumer

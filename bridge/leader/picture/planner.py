@@ -125,10 +125,13 @@ class Planner:
         room = self._assignment.room
         length = size = 0
         paused = self._lane.stranded.paused
+        task = ticket.waiting[0].task
         for message in ticket.waiting:
             if length == wanted or not self._bundled(message, self._lane.service_ms.get(message.task, UNKNOWN_MS)):
                 break
             if not consumer.runs(message.task) or (length and message.task in paused):
+                break
+            if message.task != task and not self._assignment.keeps(ticket, consumer, message.task):
                 break
             if length:
                 size += message.size

@@ -21,6 +21,7 @@ from bridge.operate.orders import give
 from bridge.protocol.orders import Release
 from bridge.protocol.unserved import UnservedTask
 from bridge.routing.errors import OrderFailed
+from bridge.routing.policies import Ring
 from bridge.settings.app import Settings
 from bridge.stack.embedded import EmbeddedServer
 from bridge.testing.nodes.node import MasterNode, NodeYard, WorkerNode
@@ -115,6 +116,70 @@ def test_a_task_that_is_routed_to_a_queue_runs_only_where_that_queue_is_consumed
         where = ("books", "emails")
         assert lane.ran(f"T{ticket}") == [(n, tasks[n % 2], where[n % 2]) for n in range(20)]
     assert lane.dead_letters() == []
+    lane.assert_at_rest()
+
+
+def test_with_rendezvous_only_the_share_of_who_joins_or_leaves_moves_and_others_run_what_an_owner_cannot(
+    lane: ServicesLane,
+) -> None:
+    # Given three workers, one of which lacks a task
+    both = "service.book,service.email"
+    # A lease that nobody misses on a slow machine: who may be lost gets no tickets
+    policy = {"bridge_policy": "rendezvous", "bridge_lease": 10.0}
+    master = lane.leader("m1", tasks=both, settings=policy)
+    nodes = [
+        lane.service(name, tasks="service.book" if name == "w3" else both, settings=policy, wait=False)
+        for name in ("w1", "w2", "w3")
+    ]
+    for node in nodes:
+        node.wait_ready()
+    lane.wait_known(master, *nodes)
+
+    def push(first: int) -> None:
+        for n in range(first, first + 8):
+            for ticket in range(24):
+                lane.push(f"T{ticket}", {"n": n}, "service.email" if n % 4 == 3 else "service.book")
+
+    def homes(first: int) -> list[tuple[set[str], set[str]]]:
+        """Of each ticket, where its messages from ``first`` ran: those of the one task, and of the other."""
+        found = []
+        for ticket in range(24):
+            ran = [row for row in lane.ran(f"T{ticket}") if row[0] >= first]
+            assert [n for n, _, _ in ran] == list(range(first, first + 8))
+            of = {task: {node for _, name, node in ran if name == task} for task in both.split(",")}
+            found.append((of["service.book"], of["service.email"]))
+        return found
+
+    def by_hash(names: str) -> list[tuple[set[str], set[str]]]:
+        there = {node.hostname(): name for name, node in zip(("w1", "w2", "w3", "w4"), nodes, strict=False)}
+        ring = Ring()
+        ring.update(full for full, name in there.items() if name in names)
+        everybody = {full for full, name in there.items() if name in names}
+        able = {full for full in everybody if there[full] != "w3"}
+        tickets = [f"T{ticket}" for ticket in range(24)]
+        return [({there[ring.owner(t, everybody)]}, {there[ring.owner(t, able)]}) for t in tickets]
+
+    push(0)
+    lane.wait_done(24 * 8)
+    three = by_hash("w1 w2 w3")
+    assert homes(0) == three
+    assert {next(iter(book)) for book, _ in three} == {"w1", "w2", "w3"}
+
+    nodes.append(lane.service("w4", tasks=both, settings=policy))
+    lane.wait_known(master, nodes[3])
+    push(8)
+    lane.wait_done(2 * 24 * 8)
+    four = by_hash("w1 w2 w3 w4")
+    assert homes(8) == four
+    moved = [ticket for ticket in range(24) if three[ticket][0] != four[ticket][0]]
+    assert moved
+    assert all(four[ticket][0] == {"w4"} for ticket in moved)
+
+    nodes[0].terminate()
+    master.wait_for_log(f"consumer {nodes[0].hostname()} is gone", timeout=30)
+    push(16)
+    lane.wait_done(3 * 24 * 8)
+    assert homes(16) == by_hash("w2 w3 w4")
     lane.assert_at_rest()
 
 
