@@ -104,8 +104,8 @@ class LaneKeys:
         """Hash of facts that the lane's members must agree on (`bridge.protocol.agreement`): ``format``, ``app``, and
         ``master``, JSON.
 
-        The first member writes the first two, the leader writes the last. Lives as long as the lane; a fixed set of
-        fields.
+        The first member writes the first two, the leader the first and the last. Lives as long as the lane; a fixed
+        set of fields.
         """
         return f"{self.prefix}:about"
 

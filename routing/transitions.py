@@ -244,10 +244,10 @@ def floor(client: Redis, lead: Leadership, id_: str) -> None:
     code_for_leader(_FLOOR.run(client, [keys.leader, keys.floor], [lead.token, id_]), keys)
 
 
-def introduce(client: Redis, lead: Leadership, facts: Argument) -> None:
-    """Says which version and settings the leader has (JSON). Raises `NotLeading`."""
+def introduce(client: Redis, lead: Leadership, facts: Argument, format_: int) -> None:
+    """Says which version and settings the leader has (JSON), and of which format the lane is. Raises `NotLeading`."""
     keys = lead.keys
-    code_for_leader(_INTRODUCE.run(client, [keys.leader, keys.about], [lead.token, facts]), keys)
+    code_for_leader(_INTRODUCE.run(client, [keys.leader, keys.about], [lead.token, facts, format_]), keys)
 
 
 def note_tasks(

@@ -43,9 +43,10 @@ from bridge.leader.stream.first_messages import FirstMessages
 from bridge.leader.stream.pending import PendingList
 from bridge.leader.stream.reading import Reading
 from bridge.leader.stream.retention import Retention
+from bridge.leader.takeover.formats import bring_up
 from bridge.leader.takeover.rebuild import Rebuild
 from bridge.link.connections import Wire
-from bridge.protocol.agreement import arrive
+from bridge.protocol.agreement import LANE_FORMAT, arrive
 from bridge.protocol.envelope import Envelopes
 from bridge.protocol.registration import Registrations
 from bridge.routing.batch import Batch
@@ -168,7 +169,8 @@ class Leader:
         term = self._term
         # A newer version may have used the lane in the meantime.
         arrive(term.redis, self._app, term.settings)
-        introduce(term.redis, term.leadership, orjson.dumps(term.facts))
+        bring_up(term)
+        introduce(term.redis, term.leadership, orjson.dumps(term.facts), LANE_FORMAT)
         uptime_s = int(term.redis.info("server").get("uptime_in_seconds", 0))
         if uptime_s < term.settings.lease:
             # The server has just started. Workers could not renew their leases while it was away.

@@ -61,7 +61,7 @@ CALLS: dict[str, Callable[[World], object]] = {
     "floor": lambda w: floor(w.client, w.lead, "1-0"),
     "set_read_to": lambda w: set_read_to(w.client, w.lead, "1-0"),
     "shorten": lambda w: shorten(w.client, w.lead, incarnation("w1@a"), 1000),
-    "introduce": lambda w: introduce(w.client, w.lead, "{}"),
+    "introduce": lambda w: introduce(w.client, w.lead, "{}", 1),
     "note_tasks": lambda w: note_tasks(w.client, w.lead, {"shop.task": 1}, [], {}),
     "meet": lambda w: meet(w.client, w.keys, 1, "shop"),
     "unsubscribe": lambda w: unsubscribe(w.client, w.keys, {}, []),

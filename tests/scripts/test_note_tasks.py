@@ -41,15 +41,15 @@ def test_a_master_that_does_not_lead_notes_nothing(how: Any, world: World) -> No
     with pytest.raises(NotLeading):
         note_tasks(world.client, world.lead, {"a": 1}, ["b"], {"x": b"{}"})
     with pytest.raises(NotLeading):
-        introduce(world.client, world.lead, b"{}")
+        introduce(world.client, world.lead, b"{}", 2)
     assert world.snapshot() == before
 
 
 def test_the_leader_introduces_itself_in_the_place_of_the_last_one(world: World) -> None:
     keys = world.keys
-    introduce(world.client, world.lead, b"1")
+    introduce(world.client, world.lead, b"1", 1)
     before = world.snapshot()
-    introduce(world.client, world.lead, b"2")
+    introduce(world.client, world.lead, b"2", 2)
     after = world.snapshot()
     assert changes(before, after) == {keys.about}
-    assert after[keys.about]["value"] == {"master": "2"}
+    assert after[keys.about]["value"] == {"master": "2", "format": "2"}
