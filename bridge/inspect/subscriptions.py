@@ -12,11 +12,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from heapq import nlargest
 from typing import TYPE_CHECKING, Any
 
 from redis.exceptions import NoPermissionError
 
 from bridge.inspect.roster import Pending
+from bridge.protocol.agreement import LANE_FORMAT
 from bridge.routing.groups import Group, groups_in
 from bridge.routing.ids import id_key, younger_than
 from bridge.routing.numbers import count, data_size
@@ -59,6 +62,17 @@ class StreamStatus:
         """Messages that this group is not done with; at most, where the server does not know."""
         group = self.groups.get(name)
         return self.length if group is None else self.unread(group)[0] + group.pending
+
+    @cached_property
+    def _slowest(self) -> list[tuple[int, bytes]]:
+        """The two groups with most undone, and how much."""
+        return nlargest(2, ((self.undone(name), name) for name in self.groups))
+
+    def held_alone(self, name: bytes) -> int:
+        """Messages that this group is not done with, and all others are."""
+        if len(self._slowest) < 2 or self._slowest[0][1] != name:
+            return 0
+        return self._slowest[0][0] - self._slowest[1][0]
 
     def bytes_of(self, messages: int) -> int | None:
         """The bytes of so many of its messages, estimated."""
@@ -111,6 +125,8 @@ class SubscriptionStatus:
         """What needs attention: one sentence each."""
         name = one_line(self.name)
         found = []
+        if self.format is not None and self.format > LANE_FORMAT:
+            found.append(f"{name} is kept by a newer Ticket Bridge, in format {self.format}: upgrade this one")
         if not self.exists:
             found.append(f"{name} has no consumer group yet: the first master makes it, or `bridge subscription add`")
         elif self.led < self.lanes and self.declared:
@@ -187,33 +203,38 @@ def _undeclared(
     return found
 
 
-#: Replies for each lane in `_read_lanes`.
-_REPLIES = 8
+#: Replies for each lane that `_read_lanes` asks for first.
+_REPLIES = 6
 
 
 def _read_lanes(redis: Redis, streams: Mapping[str, StreamStatus], lanes: Sequence[LaneSettings]) -> list[list[Any]]:
+    """The replies for each lane: `_REPLIES`, then the pending summary and the next unread entry, or None."""
     with redis.pipeline(transaction=False) as pipe:
         for lane in lanes:
-            keys, stream = lane.keys, streams[lane.stream]
-            group = stream.groups.get(lane.group.encode())
-            pipe.exists(keys.leader)
-            pipe.hmget(keys.about, "app", "format")
-            pipe.hlen(keys.consumers)
-            pipe.zcard(keys.retries)
-            pipe.xlen(keys.dead)
-            pipe.hmget(keys.counts, *COUNTERS)
-            # What an idle lane cannot have is not asked for. TIME takes the place.
-            if group is not None and group.pending:
-                pipe.execute_command("XPENDING", keys.stream, keys.group)
-            else:
-                pipe.time()
-            if stream.length and (group is None or stream.unread(group)[0]):
-                start = younger_than(group.read_to) if group is not None else ("-", "+")
-                pipe.execute_command("XRANGE", keys.stream, *start, "COUNT", 1)
-            else:
-                pipe.time()
+            pipe.exists(lane.keys.leader)
+            pipe.hmget(lane.keys.about, "app", "format")
+            pipe.hlen(lane.keys.consumers)
+            pipe.zcard(lane.keys.retries)
+            pipe.xlen(lane.keys.dead)
+            pipe.hmget(lane.keys.counts, *COUNTERS)
         replies = pipe.execute()
-    return [replies[i : i + _REPLIES] for i in range(0, len(replies), _REPLIES)]
+    found = [[*replies[i : i + _REPLIES], None, None] for i in range(0, len(replies), _REPLIES)]
+    # An idle lane has neither.
+    asked: list[tuple[list[Any], int]] = []
+    with redis.pipeline(transaction=False) as pipe:
+        for lane, row in zip(lanes, found, strict=True):
+            stream = streams[lane.stream]
+            group = stream.groups.get(lane.group.encode())
+            if group is not None and group.pending:
+                pipe.execute_command("XPENDING", lane.stream, lane.group)
+                asked.append((row, _REPLIES))
+            if stream.length and (group is None or stream.unread(group)[0]):
+                start = ("-", "+") if group is None else younger_than(group.read_to)
+                pipe.execute_command("XRANGE", lane.stream, *start, "COUNT", 1)
+                asked.append((row, _REPLIES + 1))
+        for (row, at), reply in zip(asked, pipe.execute() if asked else (), strict=True):
+            row[at] = reply
+    return found
 
 
 class _Lane:
@@ -230,16 +251,13 @@ class _Lane:
         self.counters = {one: int(value or 0) for one, value in zip(COUNTERS, counts, strict=True)}
         # Where there is no group, the first master makes it from the stream's beginning: all entries are unread.
         self.unread, self.exact = (stream.length, True) if self.group is None else stream.unread(self.group)
-        has_pending = self.group is not None and self.group.pending
-        self.pending = Pending.of(pending_raw if has_pending else None, lane, ())
+        self.pending = Pending.of(pending_raw, lane, ())
         oldest = self.pending.first_ms
-        if oldest is None and self.unread and isinstance(next_unread, list) and next_unread:
+        if oldest is None and next_unread:
             oldest = id_key(next_unread[0][0].decode())[0]
         self.oldest_ms = None if oldest is None else max(0, now_ms - oldest)
-        undone = stream.undone(name)
-        of_others = [stream.undone(other) for other in stream.groups if other != name]
-        self.held_bytes = stream.bytes_of(undone)
-        self.alone = max(0, undone - max(of_others)) if of_others and self.group is not None else 0
+        self.held_bytes = stream.bytes_of(stream.undone(name))
+        self.alone = stream.held_alone(name)
         self.alone_bytes = stream.bytes_of(self.alone)
 
 

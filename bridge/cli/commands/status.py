@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
@@ -22,9 +22,10 @@ from bridge.routing.terminal import console
 from bridge.routing.text import printable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from bridge.inspect.status import LaneStatus
+    from bridge.inspect.subscriptions import SubscriptionStatus
 
 
 @click.command()
@@ -41,25 +42,58 @@ if TYPE_CHECKING:
 def status(target: Target, watch: bool, interval: float, as_json: bool) -> None:
     """Prints the state of the lane: its leader, counts of messages, and each consumer.
 
-    Exits 0 when the server answered, whatever the state of the lane is.
+    Of an app with several subscriptions: one row for each; with -s the state of one. Exits 0 when the server answered,
+    whatever the state is.
     """
+    show = (
+        _of_subscriptions(target) if target.subscription is None and len(target.subscriptions) > 1 else _of_lane(target)
+    )
+    if watch:
+        try:
+            _watch(show, interval, as_json)
+        except KeyboardInterrupt:
+            # Ctrl-C is the normal end of --watch.
+            return
+        return
+    found = show.read()
+    if as_json:
+        echo_json(show.document(found))
+    else:
+        console().print(show.view(found))
+
+
+@dataclass(frozen=True)
+class _Shown:
+    """What is shown, and how."""
+
+    read: Callable[[], Any]
+    document: Callable[[Any], dict[str, Any]]
+    view: Callable[[Any], RenderableType]
+    line: Callable[[Any], str]
+
+
+def _of_lane(target: Target) -> _Shown:
     from bridge.app.finding import reach_lane
     from bridge.inspect.status import read_status
 
     settings = target.settings
     redis = reach_lane(target.app, target.lane)
-    if watch:
-        try:
-            _watch(lambda: read_status(redis, settings), interval, as_json)
-        except KeyboardInterrupt:
-            # Ctrl-C is the normal end of --watch.
-            return
-        return
-    lane = read_status(redis, settings)
-    if as_json:
-        echo_json(as_document(lane))
-    else:
-        console().print(view(lane))
+    return _Shown(lambda: read_status(redis, settings), as_document, view, line)
+
+
+def _of_subscriptions(target: Target) -> _Shown:
+    from bridge.app.finding import reach
+    from bridge.cli import subscription_view
+    from bridge.inspect.subscriptions import read_subscriptions
+
+    redis, declared = reach(target.app), target.subscriptions
+
+    def documents(found: Sequence[SubscriptionStatus]) -> dict[str, Any]:
+        return {"subscriptions": [subscription_view.as_document(one) for one in found]}
+
+    return _Shown(
+        lambda: read_subscriptions(redis, declared), documents, subscription_view.view, subscription_view.line
+    )
 
 
 def as_document(lane: LaneStatus) -> dict[str, Any]:
@@ -67,7 +101,7 @@ def as_document(lane: LaneStatus) -> dict[str, Any]:
     return asdict(lane)
 
 
-def _watch(read: Callable[[], LaneStatus], interval: float, as_json: bool) -> None:
+def _watch(show: _Shown, interval: float, as_json: bool) -> None:
     from bridge.link.failures import translated
 
     out = console()
@@ -77,20 +111,21 @@ def _watch(read: Callable[[], LaneStatus], interval: float, as_json: bool) -> No
             live.start()
         while True:
             began = time.monotonic()
+            found, trouble = None, ""
             try:
-                lane: LaneStatus | None = read()
+                found = show.read()
             except Exception as exc:
                 shown = translated(exc)
                 if shown is None:
                     raise
                 # The next round may succeed.
-                lane, trouble = None, str(shown)
+                trouble = str(shown)
             if live is not None:
-                live.update(view(lane) if lane is not None else Text(trouble, "red"), refresh=True)
+                live.update(Text(trouble, "red") if trouble else show.view(found), refresh=True)
             elif as_json:
-                echo_json(as_document(lane) if lane is not None else {"error": trouble}, pretty=False)
+                echo_json({"error": trouble} if trouble else show.document(found), pretty=False)
             else:
-                click.echo(line(lane) if lane is not None else f"{datetime.now().astimezone():%H:%M:%S} {trouble}")
+                click.echo(f"{datetime.now().astimezone():%H:%M:%S} {trouble}" if trouble else show.line(found))
             time.sleep(max(0.0, interval - (time.monotonic() - began)))
     finally:
         if live is not None:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 from rich.table import Table
 
 from bridge.cli.main import Target
 from bridge.cli.parameters import NON_EMPTY
+from bridge.cli.subscription_view import as_document, unread_of
 from bridge.cli.terminal import echo_json
 from bridge.routing.numbers import count, data_size
 from bridge.routing.terminal import console
@@ -89,7 +89,7 @@ def list_(target: Target, as_json: bool) -> None:
             one_line("this app" if one.declared and not app else f"{app} (this app)" if one.declared else app),
             one_line(", ".join(one.streams)),
             "there" if one.exists else "not yet",
-            f"{one.unread:,}" if one.unread_exact else f"at most {one.unread:,}",
+            unread_of(one),
             f"{one.undone:,}",
             f"{one.dead:,}",
             data_size(one.held_bytes),
@@ -146,11 +146,6 @@ def dropped(found: SubscriptionStatus) -> str:
     details = f" ({', '.join(said)})" if said else ""
     undone = f"{count(found.undone, 'undone message')}{details}"
     return f"{undone} and {count(found.dead, 'dead letter')}"
-
-
-def as_document(found: SubscriptionStatus) -> dict[str, Any]:
-    """The JSON of one subscription."""
-    return {**asdict(found), "undone": found.undone, "problems": found.problems}
 
 
 def _at_a_terminal() -> bool:

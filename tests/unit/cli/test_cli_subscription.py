@@ -179,3 +179,50 @@ def test_the_list_has_all_groups_of_the_stream(shell: CommandLine, redis: Any, v
     shown = shell("subscription", "list").stdout.splitlines()
     assert [line.split()[0] for line in shown] == ["subscription", *found]
     lane.redis.close()
+
+
+def test_the_status_of_several_subscriptions_has_a_row_for_each(
+    shell: CommandLine, redis: Any, valkey: EmbeddedServer
+) -> None:
+    lane = full_lane(valkey, redis)
+    redis.hset(lane.keys.counts, "done", 1234)
+    found = shell.json("status")["subscriptions"]
+    assert [(one["name"], one["undone"], one["led"]) for one in found] == [("billing", 3, 1), ("search", 3, 0)]
+    assert found[0]["counters"]["done"] == 1234
+    assert 0 <= found[0]["oldest_undone_ms"] < 60_000
+    head, billing, search, *rest = shell("status").stdout.splitlines()
+    assert head.split()[0] == "subscription"
+    assert billing.split()[:9] == ["billing", "yes", "1", "0", "1", "1", "0", "1", "1,234"]
+    assert search.split()[:3] == ["search", "no", "3"]
+    assert rest[0] == "! search has no consumer group yet: the first master makes it, or `bridge subscription add`"
+    # With -s: the state of one
+    assert shell.json("status", "-s", "billing")["in_flight"] == 1
+    lane.redis.close()
+
+
+def test_a_subscription_that_alone_holds_memory_is_named_with_messages_and_bytes(
+    shell: CommandLine, redis: Any
+) -> None:
+    redis.xgroup_create("ticket_stream", "billing", "0", mkstream=True)
+    with redis.pipeline() as pipe:
+        for n in range(1500):
+            pipe.xadd("ticket_stream", {"ticket_id": f"T{n}", "payload": "x" * 200})
+        pipe.execute()
+    redis.xgroup_create("ticket_stream", "search", "0")
+    # As long as both are behind, none of them holds anything alone
+    assert not any("alone" in problem for one in shell.json("status")["subscriptions"] for problem in one["problems"])
+    redis.xreadgroup("search", "anybody", {"ticket_stream": ">"}, count=1200, noack=True)
+    billing, search = shell.json("status")["subscriptions"]
+    assert (billing["held_alone"], search["held_alone"]) == (1200, 0)
+    # Bytes of the messages, and not much more
+    assert 1200 * 200 < billing["held_alone_bytes"] < 1200 * 400
+    assert 1500 * 200 < billing["held_bytes"] < 1500 * 400
+    (line,) = [line for line in shell("status").stdout.splitlines() if "alone" in line]
+    assert "billing alone holds 1,200 messages of ticket_stream, about" in line
+
+
+def test_a_lane_of_a_newer_format_is_named_in_the_status_of_all(shell: CommandLine, redis: Any) -> None:
+    redis.hset(LaneKeys("ticket_stream", "search").about, "format", "2")
+    said = shell("status")
+    assert said.exit_code == 0
+    assert "! search is kept by a newer Ticket Bridge, in format 2: upgrade this one" in said.stdout.splitlines()

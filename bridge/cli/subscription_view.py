@@ -1,0 +1,79 @@
+"""Shows the subscriptions of an app, one row for each, for `bridge status`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+from rich.cells import cell_len
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from bridge.routing.numbers import data_size, duration
+from bridge.routing.text import one_line
+
+if TYPE_CHECKING:
+    from bridge.inspect.subscriptions import SubscriptionStatus
+
+#: Problems that are printed; JSON has all.
+PROBLEMS = 20
+
+
+def as_document(found: SubscriptionStatus) -> dict[str, Any]:
+    """The JSON of one subscription."""
+    return {**asdict(found), "undone": found.undone, "problems": found.problems}
+
+
+#: The columns after the name.
+COLUMNS = ("led", "unread", "waiting", "in flight", "retrying", "parked", "dead", "done", "oldest", "holds")
+
+
+def view(found: Sequence[SubscriptionStatus]) -> RenderableType:
+    """All subscriptions as a table, and their problems."""
+    problems = [problem for one in found for problem in one.problems]
+    parts: list[RenderableType] = [_table(found), *(Text(f"! {problem}", "yellow") for problem in problems[:PROBLEMS])]
+    if len(problems) > PROBLEMS:
+        parts.append(Text(f"! and {len(problems) - PROBLEMS:,} more: --json", "yellow"))
+    parts.append(Text("bridge status -s NAME shows one of them"))
+    return Group(*parts)
+
+
+def _table(found: Sequence[SubscriptionStatus]) -> Text:
+    """As text: a table of rich takes almost a second for a thousand rows."""
+    rows = [("subscription", *COLUMNS), *map(_row, found)]
+    widths = [max(cell_len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    lines = []
+    for name, *cells in rows:
+        numbers = (f"{cell:>{width}}" for cell, width in zip(cells, widths[1:], strict=True))
+        lines.append("  ".join((name + " " * (widths[0] - cell_len(name)), *numbers)))
+    return Text("\n".join(lines), no_wrap=True, overflow="ignore")
+
+
+def _row(one: SubscriptionStatus) -> tuple[str, ...]:
+    return (
+        one_line(one.name),
+        f"{one.led} of {one.lanes}" if one.lanes > 1 else "yes" if one.led else "no",
+        unread_of(one),
+        *(f"{number:,}" for number in (one.waiting, one.in_flight, one.awaiting_retry, one.parked, one.dead)),
+        f"{one.counters['done']:,}",
+        duration(one.oldest_undone_ms),
+        data_size(one.held_bytes),
+    )
+
+
+def line(found: Sequence[SubscriptionStatus]) -> str:
+    """The state on one line, for a log."""
+    led, lanes = sum(one.led for one in found), sum(one.lanes for one in found)
+    undone = ", ".join(f"{one_line(one.name)} {one.undone:,}" for one in found if one.undone)
+    now = datetime.now().astimezone()
+    return (
+        f"{now:%H:%M:%S} {led} of {lanes} lanes led, undone {undone or 'nothing'}, "
+        f"dead {sum(one.dead for one in found):,}, done {sum(one.counters['done'] for one in found):,}"
+    )
+
+
+def unread_of(one: SubscriptionStatus) -> str:
+    """The number of unread messages. "at most" when the number is an upper bound."""
+    return f"{one.unread:,}" if one.unread_exact else f"at most {one.unread:,}"
