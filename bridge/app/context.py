@@ -11,6 +11,7 @@ if TYPE_CHECKING:
 
     from bridge.routing.effects import Effect
     from bridge.routing.records import LostAttempt
+    from bridge.settings.lane import LaneSettings
 
 #: The sealed effects of every message that recorded none.
 _SEALED = Effects()
@@ -42,6 +43,7 @@ class TicketContext:
         "fence",
         "gave_up",
         "id",
+        "lane",
         "lease_holds",
         "lease_was_over",
         "lost",
@@ -50,7 +52,6 @@ class TicketContext:
         "rollback_failed",
         "rolled_back",
         "started_us",
-        "subscription",
     )
 
     def __init__(
@@ -63,10 +64,11 @@ class TicketContext:
         commit: Callable[[TicketContext], None],
         lease_holds: Callable[[], bool],
         lost: LostAttempt | None = None,
-        subscription: str = "",
+        lane: LaneSettings | None = None,
     ) -> None:
         self.id = id_
-        self.subscription = subscription
+        #: The lane in which the message is handled; None: the settings of the app are wrong (a plain call needs none).
+        self.lane = lane
         self.message_id = message_id
         self.attempt = attempt
         self.fence = fence
@@ -92,6 +94,10 @@ class TicketContext:
         self.committed = False
         self._effects: Effects | None = None
         self._commit = commit
+
+    @property
+    def subscription(self) -> str:
+        return self.lane.group if self.lane is not None else ""
 
     @property
     def effects(self) -> Effects:

@@ -153,7 +153,8 @@ class Eager:
             "retried"
         ):
             attempt += 1
-        if handled.state == "dead" and (message.task.bridge_on_dead or self._lane.on_dead) == "park":
+        lane = _lane_of(message.task)
+        if handled.state == "dead" and (message.task.bridge_on_dead or lane.on_dead) == "park":
             self._parked.add(message.ticket_id)
         return handled
 
@@ -167,8 +168,9 @@ class Eager:
         lost: LostAttempt | None = None,
     ) -> Handled:
         """Makes one attempt of one message. ``payload``: JSON."""
-        most = task.bridge_max_attempts or self._lane.max_attempts
-        ticket = TicketContext(ticket_id, message_id, attempt, _fence(), most, _commit, lambda: True, lost)
+        lane = _lane_of(task)
+        most = task.bridge_max_attempts or lane.max_attempts
+        ticket = TicketContext(ticket_id, message_id, attempt, _fence(), most, _commit, lambda: True, lost, lane)
         content = orjson.loads(payload)
         token = _next_ticket.set(ticket)
         try:
@@ -187,10 +189,10 @@ class Eager:
             listener(handled)
         return handled
 
-    @property
-    def _lane(self) -> LaneSettings:
-        found: LaneSettings = self._app.bridge.settings.lane
-        return found
+
+def _lane_of(task: Any) -> LaneSettings:
+    found: LaneSettings = task.app.bridge.settings.lane_of(task.name, task.bridge_subscription)
+    return found
 
 
 def commands_of(ticket: TicketContext) -> tuple[tuple[str, ...], ...]:
@@ -216,13 +218,15 @@ def ticket_of_call(task: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
     first = args[0] if args else kwargs.get("ticket_id")
     if isinstance(first, bool) or not isinstance(first, str | int):
         return None
+    lane = None
     try:
-        most = task.bridge_max_attempts or task.app.bridge.settings.lane.max_attempts
+        lane = _lane_of(task)
+        most = task.bridge_max_attempts or lane.max_attempts
     except TicketBridgeError:
         # The settings are wrong, for example without an address of a server. A plain call needs none.
         most = task.bridge_max_attempts or 1
     id_ = f"{time.time_ns() // 1_000_000}-0"
-    ticket = CalledTicket(str(first), id_, task.request.retries + 1, _fence(), most, _commit, lambda: True)
+    ticket = CalledTicket(str(first), id_, task.request.retries + 1, _fence(), most, _commit, lambda: True, None, lane)
     ticket.entered = True
     if _is_in_worker():
         ticket.refuse_effects()

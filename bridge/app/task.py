@@ -306,7 +306,7 @@ def raise_or_retry(task: Any, ticket: TicketContext, exc: Exception) -> NoReturn
         raise ConfigurationError(mismatch(task)) from None
     if ticket.gave_up or ticket.is_last_attempt:
         raise exc
-    lane = task.app.bridge.settings.lane
+    lane = ticket.lane or task.app.bridge.settings.lane
     raise Retry(exc=exc, when=lane.backoff.delay_ms(ticket.attempt) / 1000) from exc
 
 

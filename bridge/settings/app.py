@@ -15,7 +15,7 @@ from bridge.settings.address import address_of, database_of, normalised, parsed
 from bridge.settings.config_keys import PREFIX, given_settings
 from bridge.settings.lane import BreakerLimits, LaneSettings
 from bridge.settings.retries import Backoff
-from bridge.settings.subscriptions import OWN, check_name, read_subscriptions
+from bridge.settings.subscriptions import OWN, check_name, read_subscriptions, with_group
 
 if TYPE_CHECKING:
     from celery import Celery
@@ -68,6 +68,12 @@ class Settings(BaseModel):
         if value is None:
             return None
         raise ValueError("must be a list of the names of subscriptions")
+
+    def lane_of(self, task: str, subscription: str | None) -> LaneSettings:
+        """The settings with which messages of a ticket task are handled. ``subscription``: its option, if it is set."""
+        if subscription is not None:
+            return self.subscriptions.get(subscription) or with_group(self.lane, subscription)
+        return next((lane for lane in self.subscriptions.values() if lane.default_task == task), self.lane)
 
 
 #: The environment variable that says which subscriptions a worker serves.

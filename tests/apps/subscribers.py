@@ -18,13 +18,18 @@ app = Celery("subscribers", broker=os.environ.get("CELERY_BROKER_URL"), backend=
 bridge.install(app)
 app.conf.update(
     bridge_subscriptions={
-        "billing": {"task": "billing.apply", "max_attempts": 2},
+        "billing": {
+            "task": "billing.apply",
+            "max_attempts": 2,
+            "backoff": {"base": 0.05, "factor": 2.0, "limit": 1.0},
+        },
         "search": {"task": "search.index", "filter": {"kind": ["created", "changed"]}},
         "trail": {},
     },
     bridge_lease=2.0,
     bridge_leader_lease=2.0,
-    bridge_backoff={"base": 0.05, "factor": 2.0, "limit": 1.0},
+    # Too long for a test: a subscription that fails has its own.
+    bridge_backoff={"base": 600.0, "limit": 600.0},
 )
 app.conf.update(json.loads(os.environ.get("SUBSCRIBERS_CONF", "{}")))
 

@@ -132,7 +132,7 @@ class Execution:
             partial(self._commit_early, incarnation),
             partial(self.shared.holds, incarnation),
             delivery.lost,
-            self.lane.group,
+            self.lane,
         )
         request["bridge_ticket"] = context
         delivery.context = context

@@ -152,6 +152,24 @@ def test_the_ticket_of_a_dead_message_stands_still_where_it_is_to_be_parked() ->
     assert seen == [("T", "bad"), ("U", 1)]
 
 
+@pytest.mark.parametrize("named", ["in the settings", "at the task"])
+def test_a_message_is_handled_with_the_settings_of_its_tasks_subscription(named: str) -> None:
+    own = {"max_attempts": 2, "on_dead": "park", **({"task": "shop.apply"} if named == "in the settings" else {})}
+    app = eager_app(bridge_subscriptions={"billing": own, "trail": {}}, bridge_max_attempts=4)
+    app.conf.task_eager_propagates = False
+    tried: list[tuple[int, str]] = []
+
+    def apply(self: Any, ticket_id: str, payload: Any) -> None:
+        tried.append((self.ticket.attempt, self.ticket.subscription))
+        raise ValueError
+
+    options = {} if named == "in the settings" else {"bridge_subscription": "billing"}
+    task = declare(app, apply, **options)
+    task.push("T42", 1)
+    task.push("T42", 2)
+    assert tried == [(1, "billing"), (2, "billing")]
+
+
 def test_an_effect_of_a_handler_is_refused_as_in_a_worker(app: Any) -> None:
     refused: list[str] = []
 
