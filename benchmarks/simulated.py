@@ -78,24 +78,24 @@ class Consumers:
         return [self._connection.read_response() for _ in commands]
 
 
-def entries(text: bytes) -> list[bytes]:
+def entries(text: bytes, service_ms: float = SERVICE_MS) -> list[bytes]:
     """The outcome entries that a worker writes for one Celery message."""
     message = orjson.loads(text)
     headers = message["headers"]
     base = headers[HEADER_BASE]
     if headers["task"] != BUNDLE_TASK:
-        return [_entry([(headers["id"], first_fence(headers))])]
+        return [_entry([(headers["id"], first_fence(headers))], service_ms)]
     rounds: list[list[tuple[str, int]]] = []
     for _ticket, offset, _attempt, messages in orjson.loads(message["body"]):
         for i, (id_, *_) in enumerate(messages):
             if i == len(rounds):
                 rounds.append([])
             rounds[i].append((id_, base + offset + i))
-    return [_entry(of_round) for of_round in rounds]
+    return [_entry(of_round, service_ms) for of_round in rounds]
 
 
-def _entry(done: list[tuple[str, int]]) -> bytes:
-    return b"[" + b",".join(Outcome(id_, fence, Kind.DONE, SERVICE_MS).encode() for id_, fence in done) + b"]"
+def _entry(done: list[tuple[str, int]], service_ms: float) -> bytes:
+    return b"[" + b",".join(Outcome(id_, fence, Kind.DONE, service_ms).encode() for id_, fence in done) + b"]"
 
 
 if __name__ == "__main__":
