@@ -3,7 +3,7 @@
 Each lane has a thread of its own (`bridge.master.lane_master`). The process ends when it is asked to, or when no master
 can lead one of its lanes. A master does these steps after SIGTERM or Ctrl-C:
 
-1. `Master.stop` wakes the election and the leader of each lane. A standby only ends: it goes on with step 4.
+1. `Master.stop` wakes the election and the leader of each lane. A standby skips steps 2 and 3.
 2. The leader finishes the turn of its loop, and closes its connections. It waits for no worker: what is in flight stays
    in flight, and the next leader settles it.
 3. `Election.resign` deletes the leader lease, so that a standby leads at once. The renewing thread ends.
@@ -85,7 +85,7 @@ class Master:
         return self._announce if alone else partial(_announce_of, self._announce, title)
 
     def stop(self, *_: Any) -> None:
-        """Resigns and ends `run`; safe in a signal handler."""
+        """Asks all lanes to stop. Each resigns on its own thread. Safe in a signal handler."""
         self._stop.set()
         for lane in self._lanes:
             lane.stop()

@@ -18,6 +18,12 @@ A worker does these steps after SIGTERM:
 5. Celery sends `worker_shutdown`. `Member.stop` stops the thread, joins the waiting threads, ends the lease, and ends
    the watcher.
 6. If the server does not answer meanwhile, `ForcedEnd` ends the process instead, as in a crash.
+
+SIGQUIT or a second Ctrl-C makes it a cold shutdown (`bridge.worker.main.cold_shutdown`). Celery ignores a second
+SIGTERM.
+
+A worker has one `Member` and one `WarmShutdown` for each lane, and one `ForcedEnd` and one watcher in all
+(`bridge.worker.main.members`). A member that has not taken its lease yet only recalls.
 """
 
 from __future__ import annotations
