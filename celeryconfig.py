@@ -47,6 +47,7 @@ bridge_health_file = os.environ.get("BRIDGE_HEALTH_FILE")
 #
 # bridge_redis_url = broker_url           the server of the stream; must be the broker's server and database
 # bridge_stream = "ticket_stream"         the stream that messages come from
+# bridge_partitions = 1                   streams that share the tickets; see docs/howto/partitions.md
 # bridge_group = "concurrency_stream_group"   its consumer group; several groups on one stream never meet
 # bridge_master = "master"                the group's consumer under whose name messages wait
 # bridge_app = None                       the name under which the app takes part; None: its own, Celery("name"). A lane

@@ -191,8 +191,9 @@ def lane_keys() -> str:
 
 
 def push_keys() -> str:
-    """The keys that pushes keep beside a stream."""
+    """The keys beside a stream: its layout, and what pushes keep."""
     made = [
+        (keys.layout_key("STREAM"), keys.layout_key),
         (keys.push_guard(keys.push_prefix("STREAM"), "RUN"), keys.push_guard),
         (keys.push_once("STREAM", "KEY"), keys.push_once),
         (keys.push_prefix("STREAM") + ":tickets:<period>", keys.push_tickets),

@@ -182,15 +182,28 @@ class LaneKeys:
         return None
 
 
+def layout_key(stream: str) -> str:
+    """String (JSON ``{"partitions", "generation", "since_ms"}``): how ``stream`` is split into partitions.
+
+    The first leader or producer of a split stream writes it. It lives as long as the stream. A stream of one partition
+    has none.
+    """
+    return f"{_tagged(stream)}/layout"
+
+
 # Keys of writes from Spark, and of pushes with an idempotency key. They belong to a stream and not to a lane, because a
 # producer knows no group. No key of a lane can be equal to one of them: its hash tag is followed by a colon.
 
 
 def push_prefix(stream: str) -> str:
     """Not a key: the beginning of the keys below. In the stream's slot, even when its name has a hash tag."""
+    return f"{_tagged(stream)}/push"
+
+
+def _tagged(stream: str) -> str:
     tag_opens = stream.find("{")
     has_tag = tag_opens >= 0 and stream.find("}", tag_opens + 1) > tag_opens + 1
-    return f"{stream if has_tag else f'{{{stream}}}'}/push"
+    return stream if has_tag else f"{{{stream}}}"
 
 
 def push_guard(prefix: str, run: str) -> str:

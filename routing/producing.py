@@ -1,18 +1,23 @@
 """The Lua scripts of a producer: they append messages of one task, in parts, and each message once if asked to.
 
 The messages of a part are encoded once, as RESP, when they are checked. So this module also has the openings of the
-calls. A producer sends an opening and then the encoded messages.
+calls. A producer sends an opening and then the encoded messages. What is encoded does not depend on the layout of the
+stream: the opening says which partition each message goes to.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
+from typing import NamedTuple
 
 from redis import Redis
 
 from bridge.routing.errors import PayloadError
+from bridge.routing.keys import layout_key
 from bridge.routing.keys import push_once as push_once_key
+from bridge.routing.layouts import CLAIM_LAYOUT, claim_arguments
+from bridge.routing.partitions import Layout
 from bridge.routing.return_codes import ReturnCode, code_of, text_of
 from bridge.routing.scripts import Argument, Script
 
@@ -20,38 +25,90 @@ _PUSH_MANY = Script("push_many")
 _PUSH_ONCE = Script("push_once")
 
 #: Scripts that must be loaded on a server before calls are sent there.
-LOADING: tuple[tuple[str, str, str], ...] = (_PUSH_MANY.loading, _PUSH_ONCE.loading)
+LOADING: tuple[tuple[str, str, str], ...] = (_PUSH_MANY.loading, _PUSH_ONCE.loading, CLAIM_LAYOUT.loading)
 #: How long the ids of an idempotency key are kept, in seconds.
 IDEMPOTENCY_S = 86_400
 
 
-def push_many(client: Redis, stream: str, task: str, arguments: Sequence[bytes]) -> list[str]:
-    """Appends messages, all or none. Returns their ids. ``arguments``: ticket and payload of each message in turn."""
-    return ids_in(_PUSH_MANY.run(client, [stream], [task, *arguments]), "")
+class Places(NamedTuple):
+    """Where the messages of one call go: the layout, the streams, and for each message the number of its stream."""
+
+    base: str
+    layout: Layout
+    streams: tuple[str, ...]
+    #: What follows the ids of each stream.
+    suffixes: tuple[str, ...]
+    #: Two bytes for each message; empty: all go to the first stream.
+    numbers: bytes = b""
+
+    def arguments(self) -> list[Argument]:
+        return [self.layout.text, " ".join(self.suffixes), self.numbers]
+
+
+def places_of(stream: str, layout: Layout, hashes: Sequence[int]) -> Places:
+    """Where messages go. ``hashes``: the CRC-32 of each message's ticket."""
+    if layout.partitions == 1:
+        return _only_place(stream, layout)
+    count = layout.partitions
+    partitions = [each % count for each in hashes]
+    used = sorted(set(partitions))
+    numbers = b""
+    if len(used) > 1:
+        number_of = {partition: number.to_bytes(2) for number, partition in enumerate(used)}
+        numbers = b"".join([number_of[partition] for partition in partitions])
+    streams = tuple(layout.stream(stream, partition) for partition in used)
+    return Places(stream, layout, streams, tuple(layout.suffix(partition) for partition in used), numbers)
 
 
 @lru_cache(maxsize=64)
-def many_opening(stream: str, task: str, arguments: int) -> bytes:
+def _only_place(stream: str, layout: Layout) -> Places:
+    return Places(stream, layout, layout.streams(stream), (layout.suffix(0),))
+
+
+def push_many(client: Redis, places: Places, task: str, arguments: Sequence[bytes]) -> list[str]:
+    """Appends messages, all or none. Returns their ids. ``arguments``: ticket and payload of each message in turn."""
+    keys, args = _many(places, task)
+    return ids_in(_PUSH_MANY.run(client, keys, [*args, *arguments]), "")
+
+
+def many_opening(places: Places, task: str, arguments: int) -> bytes:
     """The beginning of the same call, before ``arguments`` more arguments."""
-    return _PUSH_MANY.opening([stream], [task], arguments)
+    if places.numbers:
+        return _PUSH_MANY.opening(*_many(places, task), arguments)
+    return _opening_for_one_stream(places, task, arguments)
+
+
+@lru_cache(maxsize=64)
+def _opening_for_one_stream(places: Places, task: str, arguments: int) -> bytes:
+    return _PUSH_MANY.opening(*_many(places, task), arguments)
 
 
 def push_once(
-    client: Redis, stream: str, task: str, arguments: Sequence[bytes], key: str, first: int, digest: str
+    client: Redis, places: Places, task: str, arguments: Sequence[bytes], key: str, first: int, digest: str
 ) -> list[str]:
     """Appends messages, all or none, unless they were appended under ``key`` before. Returns their ids.
 
     ``first``: the number of the first of them among all messages of this key; ``digest``: hexadecimal, of the messages.
     Raises `PayloadError` when other messages were pushed under the key.
     """
-    keys, args = _once(stream, task, key, first, digest)
+    keys, args = _once(places, task, key, first, digest)
     return ids_in(_PUSH_ONCE.run(client, keys, [*args, *arguments]), key)
 
 
-def once_opening(stream: str, task: str, arguments: int, key: str, first: int, digest: str) -> bytes:
+def once_opening(places: Places, task: str, arguments: int, key: str, first: int, digest: str) -> bytes:
     """The beginning of the same call, before ``arguments`` more arguments."""
-    keys, args = _once(stream, task, key, first, digest)
+    keys, args = _once(places, task, key, first, digest)
     return _PUSH_ONCE.opening(keys, args, arguments)
+
+
+def claim_call(stream: str, partitions: int) -> bytes:
+    """The call of `bridge.routing.layouts.claim_layout`. Its reply is the text of the stored layout."""
+    return CLAIM_LAYOUT.opening(*claim_arguments(stream, partitions), 0)
+
+
+def stored_layout_in(reply: Sequence[bytes]) -> bytes | None:
+    """The text of the stored layout, when a call was refused since it is another one; None: it was not refused."""
+    return reply[1] if reply[0] == b"LAYOUT" else None
 
 
 def ids_in(reply: Sequence[bytes], key: str) -> list[str]:
@@ -61,5 +118,10 @@ def ids_in(reply: Sequence[bytes], key: str) -> list[str]:
     return text_of(reply[1]).split(" ")
 
 
-def _once(stream: str, task: str, key: str, first: int, digest: str) -> tuple[list[Argument], list[Argument]]:
-    return [stream, push_once_key(stream, key)], [first, digest, IDEMPOTENCY_S, task]
+def _many(places: Places, task: str) -> tuple[list[Argument], list[Argument]]:
+    return [layout_key(places.base), *places.streams], [*places.arguments(), task]
+
+
+def _once(places: Places, task: str, key: str, first: int, digest: str) -> tuple[list[Argument], list[Argument]]:
+    keys: list[Argument] = [layout_key(places.base), push_once_key(places.base, key), *places.streams]
+    return keys, [*places.arguments(), first, digest, IDEMPOTENCY_S, task]

@@ -29,6 +29,7 @@ class ReturnCode(Enum):
     STALE = "STALE"
     WAIT = "WAIT"
     ERR = "ERR"
+    LAYOUT = "LAYOUT"
 
 
 def text_of(value: bytes | str) -> str:

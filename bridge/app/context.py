@@ -21,7 +21,7 @@ class TicketContext:
     """One delivery of one message.
 
     - ``id``: the ticket.
-    - ``message_id``: the stream id.
+    - ``message_id``: what `push` returned: the stream id, and the partition where the stream is split.
     - ``attempt``: 1, 2, …
     - ``fence``: an integer that grows with every dispatch of a message of this ticket. A store outside Redis compares
       it, and refuses a fence smaller than the largest one that it saw.

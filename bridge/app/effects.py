@@ -43,8 +43,8 @@ else:
 class Effects(_Commands):
     """Records commands under the names and signatures of redis-py's client."""
 
-    #: The stream, and the prefixes of the lane's own keys. Set in a worker. Effects must not change these keys.
-    own: ClassVar[tuple[bytes, tuple[bytes, ...]] | None] = None
+    #: The streams of the worker's lanes. Set in a worker. Effects must not change them, nor the keys of their lanes.
+    own: ClassVar[frozenset[bytes]] = frozenset()
 
     def __init__(self, refusal: str = "") -> None:
         self._recorded: list[Effect] = []
@@ -82,7 +82,7 @@ class Effects(_Commands):
         except (DataError, UnicodeEncodeError) as exc:
             raise PayloadError(f"effects.{name.lower()}: {exc}") from None
         check(name, arguments)
-        if self.own is not None and name != "PUBLISH":
+        if self.own and name != "PUBLISH":
             self._refuse_lane_keys(name, arguments)
         command = COMMANDS[name]
         if name == "DECRBY":
@@ -92,14 +92,16 @@ class Effects(_Commands):
         self._recorded.append(Effect(command.kind, command.increment, (name, *arguments)))
 
     def _refuse_lane_keys(self, name: str, arguments: list[bytes]) -> None:
-        assert self.own is not None
-        stream, beginnings = self.own
         for key in COMMANDS[name].keys(arguments):
             # XADD to the stream is allowed: a task may push a message together with its success.
-            if key.startswith(beginnings) or (key == stream and name != "XADD"):
+            if (key in self.own and name != "XADD") or self._is_lane_key(key):
                 raise PayloadError(
                     f"effects cannot {name.lower()} {key.decode(errors='replace')}: it is the lane's own"
                 )
+
+    def _is_lane_key(self, key: bytes) -> bool:
+        stream, _, rest = key[1:].partition(b"}")
+        return key.startswith(b"{") and rest[:1] in (b":", b"/") and stream in self.own
 
     if TYPE_CHECKING:
 

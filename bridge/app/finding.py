@@ -17,6 +17,7 @@ from bridge.link.key_types import refuse_misplaced
 from bridge.protocol.agreement import refuse_newer
 from bridge.routing.connection import with_raw_replies
 from bridge.routing.errors import ConfigurationError, TicketBridgeError
+from bridge.routing.layouts import find_layout
 
 if TYPE_CHECKING:
     from celery import Celery
@@ -88,6 +89,14 @@ def reach(app: Celery) -> Redis:
     redis = client(url)
     check_server(redis, url)
     return with_raw_replies(redis)
+
+
+def learn_layout(app: Celery) -> None:
+    """Reads how the app's stream is split. Raises as `reach` does, and redis errors."""
+    found = bridge_of(app)
+    stream, partitions = found.settings.lane.stream, found.settings.partitions
+    with reach(app) as redis:
+        found.take_layout(find_layout(redis, stream, partitions))
 
 
 def reach_lane(app: Celery, lane: LaneSettings) -> Redis:

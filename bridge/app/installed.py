@@ -7,17 +7,22 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
+from celery.utils.log import get_logger
 from redis import Redis
 
 from bridge.app.eager import Eager
 from bridge.link.connections import client, require_fit
 from bridge.routing.async_connection import async_client
 from bridge.routing.errors import ConfigurationError
+from bridge.routing.layouts import difference
+from bridge.routing.partitions import Layout
 from bridge.settings.app import Settings, read_settings
 
 if TYPE_CHECKING:
     from celery import Celery
     from redis.asyncio import Redis as AsyncRedis
+
+logger = get_logger(__name__)
 
 
 class Bridge:
@@ -31,6 +36,20 @@ class Bridge:
     def settings(self) -> Settings:
         """The validated settings. They are read at first use, so the app may be configured after `install`."""
         return read_settings(self._app)
+
+    @cached_property
+    def layout(self) -> Layout:
+        """How the stream is split, as far as this process knows: as the app sets it, until `take_layout`."""
+        return Layout(self.settings.partitions)
+
+    def take_layout(self, stored: Layout) -> Layout:
+        """Goes by the ``stored`` layout from now on. Logs a warning when the app sets another one."""
+        known = vars(self).get("layout")
+        vars(self)["layout"] = stored
+        settings = self.settings
+        if stored != known and (why := difference(stored, settings.partitions, settings.lane.stream)) is not None:
+            logger.warning("%s", why)
+        return stored
 
     @cached_property
     def eager(self) -> Eager:

@@ -16,7 +16,7 @@ Which task handles a message in a lane (`Handlers.of`):
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from bridge.app.installed import bridge_of
@@ -45,6 +45,8 @@ class AppLane:
     is_subscription: bool
     #: The number of the partition; None: the stream is not split.
     partition: int | None = None
+    #: What follows a stream id of this lane in a message id (`bridge.routing.partitions`).
+    id_suffix: str = ""
     #: The lanes of the same subscription and partition on older versions of the stream, oldest first. A message of this
     #: lane waits for the messages of its ticket there.
     older: tuple[LaneSettings, ...] = ()
@@ -74,7 +76,22 @@ def subscriptions_of(app: Celery) -> Mapping[str, tuple[AppLane, ...]]:
 
     Raises `ConfigurationError` when a task belongs to a subscription that there is not.
     """
-    return {name: (lane,) for name, lane in _unsplit(app).items()}
+    layout, stream = bridge_of(app).layout, bridge_of(app).settings.lane.stream
+    if not layout.is_split:
+        return {name: (lane,) for name, lane in _unsplit(app).items()}
+    streams = layout.streams(stream)
+    return {
+        name: tuple(
+            replace(lane, settings=lane.settings.on_stream(streams[n]), partition=n, id_suffix=layout.suffix(n))
+            for n in range(layout.partitions)
+        )
+        for name, lane in _unsplit(app).items()
+    }
+
+
+def names_of_subscriptions(app: Celery) -> tuple[str, ...]:
+    """The names of the subscriptions, in the order in which the app names them."""
+    return tuple(_unsplit(app))
 
 
 def _unsplit(app: Celery) -> Mapping[str, AppLane]:
@@ -110,10 +127,26 @@ def _unsplit(app: Celery) -> Mapping[str, AppLane]:
 
 
 def lane_of(app: Celery, name: str | None = None) -> AppLane:
-    """The newest lane of the subscription ``name`` on its first partition; None: of the only one. Raises
+    """The first lane of `newest_lanes_of`."""
+    return newest_lanes_of(app, name)[0]
+
+
+def newest_lanes_of(app: Celery, name: str | None = None) -> tuple[AppLane, ...]:
+    """The lanes of the subscription ``name`` on the newest version of the stream, one for each partition; None: of the
+    only subscription. Raises `ConfigurationError`, one line.
+    """
+    return tuple({lane.partition: lane for lane in _lanes_of(subscriptions_of(app), name)}.values())
+
+
+def unsplit_lane_of(app: Celery, name: str | None = None) -> AppLane:
+    """The lane that the subscription ``name`` would have if the stream had one partition and one version. Raises
     `ConfigurationError`, one line.
     """
-    lanes = subscriptions_of(app)
+    [lane] = _lanes_of({found: (lane,) for found, lane in _unsplit(app).items()}, name)
+    return lane
+
+
+def _lanes_of(lanes: Mapping[str, tuple[AppLane, ...]], name: str | None) -> tuple[AppLane, ...]:
     known = ", ".join(lanes)
     if name is None:
         if len(lanes) > 1:
@@ -122,7 +155,7 @@ def lane_of(app: Celery, name: str | None = None) -> AppLane:
     found = lanes.get(name)
     if found is None:
         raise ConfigurationError(f"there is no subscription {name!r}; this app has: {known}")
-    return next(lane for lane in reversed(found) if lane.partition in (None, 0))
+    return found
 
 
 def lanes_named(app: Celery, name: str) -> tuple[LaneSettings, ...]:

@@ -23,14 +23,14 @@ from celery import current_app, current_task
 from celery.backends.base import BaseKeyValueStoreBackend, DisabledBackend
 from celery.result import AsyncResult
 
-from bridge.app.lanes import lane_of, lanes_of
+from bridge.app.lanes import lane_of, subscriptions_of
 from bridge.settings.lane import LaneSettings
 
 if TYPE_CHECKING:
     from celery import Celery
 
-#: A stream id.
-_MESSAGE_ID = re.compile(r"[0-9]{1,20}-[0-9]{1,20}")
+#: The id of a message (`bridge.routing.partitions`).
+_MESSAGE_ID = re.compile(r"[0-9]{1,20}-[0-9]{1,20}(@(g[0-9]{1,10})?p[0-9]{1,4})?")
 #: Names that every backend accepts: in a file name, a memcached key, a column of 155 characters. A name cannot contain
 #: `_BETWEEN`, so stream and group are separate.
 _PLAIN = re.compile(r"[A-Za-z0-9_.-]+(:[A-Za-z0-9_.-]+)*")
@@ -44,7 +44,7 @@ def subscription_of_results(app: Celery) -> str:
 
     Where no task has a result, the first subscription.
     """
-    lanes = lanes_of(app)
+    lanes = [lane for lane, *_ in subscriptions_of(app).values()]
     for lane in lanes:
         if lane.is_subscription and any(not app.tasks[task].ignore_result for task in lane.tasks if task in app.tasks):
             return lane.name

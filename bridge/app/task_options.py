@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from celery.utils.time import maybe_iso8601
 
 from bridge.app.installed import bridge_of
-from bridge.app.lanes import lanes_of
+from bridge.app.lanes import subscriptions_of
 from bridge.app.signature import is_async_or_generator, require_match
 from bridge.app.ticket_tasks import ticket_tasks
 from bridge.routing.errors import ConfigurationError
@@ -48,7 +48,7 @@ def check_tasks(app: Celery) -> None:
         check_task_options(name, task)
     known_tasks = ticket_tasks(app)
     subscriptions = bridge_of(app).settings.subscriptions
-    for lane in lanes_of(app):
+    for lane, *_ in subscriptions_of(app).values():
         default = lane.settings.default_task
         where = f"{SETTING}[{lane.name!r}]: task" if lane.name in subscriptions else "bridge_default_task"
         if default is not None and default not in known_tasks:

@@ -137,14 +137,33 @@ class Target:
         return self._app
 
     @cached_property
-    def app_lane(self) -> AppLane:
-        """The lane that the command is about. Raises `ConfigurationError`."""
-        from bridge.app.finding import load_tasks
-        from bridge.app.lanes import lane_of
+    def app_lanes(self) -> tuple[AppLane, ...]:
+        """The lanes that the command is about, one for each partition of the stream as it is. Raises
+        `ConfigurationError`, and redis errors.
+        """
+        from bridge.app.finding import learn_layout, load_tasks
+        from bridge.app.lanes import newest_lanes_of
 
         # Tasks may name subscriptions.
         load_tasks(self.app)
-        return lane_of(self.app, self.subscription)
+        learn_layout(self.app)
+        return newest_lanes_of(self.app, self.subscription)
+
+    @property
+    def app_lane(self) -> AppLane:
+        """The first of `app_lanes`."""
+        return self.app_lanes[0]
+
+    @property
+    def unsplit_lane(self) -> LaneSettings:
+        """The settings of the lane on the stream itself, as if it were not split. Needs no server. Raises
+        `ConfigurationError`.
+        """
+        from bridge.app.finding import load_tasks
+        from bridge.app.lanes import unsplit_lane_of
+
+        load_tasks(self.app)
+        return unsplit_lane_of(self.app, self.subscription).settings
 
     @cached_property
     def subscriptions(self) -> dict[str, list[LaneSettings]]:

@@ -83,7 +83,7 @@ class Leader:
         lane = self.lane = Lane(settings, now_ms=clock.lane_ms)
         traits = Traits(app, settings, registrations)
         traits.on_change.append(term.parser.forget)
-        envelopes = Envelopes(app, traits.ignores_result)
+        envelopes = Envelopes(app, traits.ignores_result, app_lane.id_suffix)
         self._breakers = Breakers(lane)
         self._intake = Intake(term)
         settling = Settling(

@@ -32,6 +32,7 @@ from bridge.master.first_group import begin_group
 from bridge.master.heartbeats import Heartbeats
 from bridge.master.lane_master import LaneMaster
 from bridge.routing.errors import ServerUnavailable
+from bridge.routing.layouts import claim_layout
 
 if TYPE_CHECKING:
     from celery import Celery
@@ -62,9 +63,10 @@ class Master:
         app.finalize()
         adopt_all(app)
         check_tasks(app)
-        lanes = lanes_of(app)
         redis = client(settings.redis_url)
         check_server(redis, settings.redis_url)
+        bridge_of(app).take_layout(claim_layout(redis, settings.lane.stream, settings.partitions))
+        lanes = lanes_of(app)
         for lane in lanes:
             # Before any of them leads: entries leave the stream when all groups that are there are done with them.
             begin_group(redis, lane.settings)
@@ -97,7 +99,7 @@ class Master:
                 signal.signal(number, self.stop)
         heartbeats = Heartbeats(self._app, self._look)
         heartbeats.start()
-        groups = ", ".join(lane.name for lane in self._lanes)
+        groups = ", ".join(dict.fromkeys(lane.name for lane in self._lanes))
         self._announce(f"master {self._holder}: stream {self._stream}, group {groups}; standing by")
         threads = [
             threading.Thread(target=self._run_lane, args=(lane,), name=f"bridge-lane-{lane.name}", daemon=True)

@@ -27,8 +27,8 @@ from functools import cache
 from typing import TYPE_CHECKING
 
 from bridge.app.effect_arguments import COMMANDS
-from bridge.routing import effects, leadership, membership, producing, pushes, retention, transitions
-from bridge.routing.keys import push_prefix
+from bridge.routing import effects, layouts, leadership, membership, producing, pushes, retention, transitions
+from bridge.routing.keys import layout_key, push_prefix
 from bridge.routing.return_codes import ReturnCode
 from bridge.routing.scripts import Script
 from bridge.settings.address import database_of, parsed
@@ -55,8 +55,8 @@ class Role(StrEnum):
 #: Role -> the modules with its scripts.
 SCRIPTS_OF = {
     Role.PRODUCER: (producing,),
-    Role.MASTER: (leadership, transitions, retention),
-    Role.WORKER: (effects, membership),
+    Role.MASTER: (leadership, transitions, retention, layouts),
+    Role.WORKER: (effects, membership, layouts),
     Role.SPARK: (pushes,),
 }
 
@@ -120,7 +120,7 @@ OWN: dict[Role, tuple[str, ...]] = {
         "xinfo|stream",
     ),
     # The type of the key, the stream's length and ends, and its pages.
-    Role.SPARK_READER: (*CONNECTION, "type", "xinfo|stream", "xrange", "xrevrange"),
+    Role.SPARK_READER: (*CONNECTION, "get", "type", "xinfo|stream", "xrange", "xrevrange"),
     Role.MASTER: (
         *CONNECTION,
         *TRANSACTION,
@@ -204,18 +204,32 @@ class Access:
 
 
 def access(
-    app: Celery, settings: LaneSettings, role: Role, *, own_keys: Sequence[str] = (), pushes: bool = False
+    app: Celery,
+    settings: LaneSettings,
+    role: Role,
+    *,
+    split: bool = False,
+    own_keys: Sequence[str] = (),
+    pushes: bool = False,
 ) -> Access:
-    """The permissions that ``role`` needs in the lane of ``settings``.
+    """The permissions that ``role`` needs in the lane of ``settings``; ``split``: in the lanes of all its partitions.
 
     For workers only: ``own_keys``, patterns of the keys that the tasks' effects touch; ``pushes``: whether tasks push
     messages themselves.
     """
     keys = settings.keys
-    lane = (literal(keys.stream), f"{literal(keys.prefix)}:*")
+    group = literal(keys.prefix).removeprefix(f"{{{literal(keys.stream)}}}")
+    names = [literal(keys.stream)]
+    if split:
+        # The partitions of any layout.
+        names.append(f"{names[0]}:[gp][0-9]*")
+    layout = literal(layout_key(keys.stream))
+    prefixes = [f"{{{name}}}{group}" for name in names]
+    lanes = tuple(f"{prefix}:*" for prefix in prefixes)
+    lane = (*names, *lanes)
     results = _results_here(app)
     if role is Role.PRODUCER:
-        wanted, channels = [lane[0], _pushed_once(keys.stream)], list[str]()
+        wanted, channels = [*names, layout, _pushed_once(keys.stream)], list[str]()
         commands = {*OWN[role], *commands_of_scripts(role)}
         if results:
             wanted += results
@@ -224,18 +238,18 @@ def access(
         return _access(role, wanted, channels, commands)
     if role is Role.SPARK:
         guards = f"{literal(push_prefix(keys.stream))}:*"
-        return _access(role, (lane[0], guards), (), {*OWN[role], *commands_of_scripts(role)})
+        return _access(role, (*names, layout, guards), (), {*OWN[role], *commands_of_scripts(role)})
     if role is Role.SPARK_READER:
-        archived = (keys.stream, keys.history, keys.dead)
-        return _access(role, map(literal, archived), (), OWN[role])
+        archived = (f"{prefix}:{kind}" for prefix in prefixes for kind in ("history", "dead"))
+        return _access(role, (*names, layout, *archived), (), OWN[role])
     if role is Role.OPERATOR:
-        return _access(role, lane, (), OWN[role])
+        return _access(role, (*lane, layout), (), OWN[role])
     fanout = _fanout(app)
     if role is Role.MASTER:
         # The workers' heartbeats. A subscription to a pattern needs a permission for exactly this pattern.
         heard = [f"{fanout}celeryev/worker.*"]
         commands = {*OWN[role], *LISTENING, *commands_of_scripts(role)}
-        return _access(role, (*lane, *BINDINGS, "celeryev.*"), heard, commands)
+        return _access(role, (*lane, layout, *BINDINGS, "celeryev.*"), heard, commands)
     # A queue has a list for each priority: its name, kombu's separator (two control characters), a digit.
     queues = [pattern for name in app.amqp.queues for pattern in (literal(name), f"{literal(name)}??[0-9]")]
     of_celery = (*BINDINGS, "unacked*", "*.reply.celery.pidbox*", "*.celery.pidbox*", "celeryev.*")
@@ -246,9 +260,9 @@ def access(
     if results:
         commands |= set(RESULTS)
         channels += results
-    stream: tuple[str, ...] = lane[1:]
+    stream: tuple[str, ...] = (*lanes, layout)
     if pushes:
-        stream = (*lane, _pushed_once(keys.stream))
+        stream = (*lane, layout, _pushed_once(keys.stream))
         commands |= {*OWN[Role.PRODUCER], *commands_of_scripts(Role.PRODUCER)}
     return _access(role, (*stream, *queues, *of_celery, *results, *own_keys), channels, commands)
 

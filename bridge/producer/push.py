@@ -16,12 +16,14 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import math
-from collections.abc import Iterable, Iterator, Mapping, Set
+from array import array
+from collections.abc import Generator, Iterable, Iterator, Mapping, Set
 from contextlib import contextmanager
 from dataclasses import dataclass, is_dataclass
 from dataclasses import fields as dataclass_fields
 from enum import Enum
 from typing import TYPE_CHECKING, Any
+from zlib import crc32
 
 import orjson
 import redis
@@ -31,14 +33,16 @@ from bridge.link.connections import UNAVAILABLE, is_full, without_password
 from bridge.routing import producing
 from bridge.routing.connection import was_not_sent
 from bridge.routing.errors import ConfigurationError, PayloadError, ServerUnavailable, Unanswered
+from bridge.routing.layouts import layout_of
 from bridge.routing.messages import MAX_DEPTH, MAX_TICKET_BYTES, Refused, is_deep
-from bridge.routing.return_codes import text_of
 
 if TYPE_CHECKING:
     from celery import Celery
     from redis import Redis
     from redis.asyncio import Redis as AsyncRedis
 
+    from bridge.app.installed import Bridge
+    from bridge.routing.partitions import Layout
     from bridge.settings.app import Settings
 
 #: Most messages, and most bytes, of one call of the server. During a call, about a millisecond, it serves no other
@@ -56,22 +60,25 @@ class Part:
     """Messages that are added to the stream in one step.
 
     ``first``: the number of the first one, from 0. ``packed``: the ticket and payload of each message, as RESP.
+    ``hashes``: the CRC-32 of each ticket, which says its partition.
     """
 
     first: int
     count: int
     packed: bytes
+    hashes: array[int]
 
-    def call(self, stream: str, task: str, key: str | None, total: int) -> bytes:
+    def call(self, stream: str, layout: Layout, task: str, key: str | None, total: int) -> bytes:
         """The call of the script that adds them. ``total``: the number of messages of the whole push."""
         arguments = 2 * self.count
+        places = producing.places_of(stream, layout, self.hashes)
         if key is None:
-            return producing.many_opening(stream, task, arguments) + self.packed
+            return producing.many_opening(places, task, arguments) + self.packed
         # The digest covers the task and the total too. Else an equal part for another task, or of a longer push, would
         # be taken for the same push.
         seen = hashlib.blake2b(f"{total} {task}\n".encode(), digest_size=8)
         seen.update(self.packed)
-        return producing.once_opening(stream, task, arguments, key, self.first, seen.hexdigest()) + self.packed
+        return producing.once_opening(places, task, arguments, key, self.first, seen.hexdigest()) + self.packed
 
 
 def push(
@@ -87,39 +94,26 @@ def push(
     if app.conf.task_always_eager:
         here: list[str] = app.bridge.eager.push(task, [(ticket.decode(), content)], None)
         return here[0]
-    try:
-        added = app.bridge.client.xadd(settings.lane.stream, {"ticket_id": ticket, "task": task, "payload": content})
-    except FAILURES as exc:
-        raise _failure_of(exc, settings, [], 1) from None
-    return text_of(added)
+    [id_] = _send(app, _Push(app, task, [_part(0, [len(ticket), ticket, len(content), content])], 1, None))
+    return id_
 
 
 def push_many(
     app: Celery, task: str, messages: Iterable[tuple[str | int, Any]], *, idempotency_key: str | None
 ) -> list[str]:
     """Adds many messages for ``task``; returns their ids. See `TicketTask.push_many`."""
-    push = _Push(app, task, messages, idempotency_key)
-    if push.total:
-        with _translated_failures(push.settings, push.ids, push.total), _connection(app.bridge.client) as connection:
-            # All parts use one connection: to take one from the pool costs as much as twenty messages.
-            for call in push.calls():
-                try:
-                    reply = _answer(connection, call)
-                except NoScriptError:
-                    for loading in producing.LOADING:
-                        connection.send_command(*loading)
-                        connection.read_response()
-                    reply = _answer(connection, call)
-                push.take(reply)
-    return push.ids
+    push = _Push.of(app, task, messages, idempotency_key)
+    return _send(app, push) if push.total else push.ids
 
 
 async def apush_many(
     app: Celery, task: str, messages: Iterable[tuple[str | int, Any]], *, idempotency_key: str | None
 ) -> list[str]:
     """As `push_many`, for asyncio."""
-    push = _Push(app, task, messages, idempotency_key)
-    for call in push.calls():
+    push = _Push.of(app, task, messages, idempotency_key)
+    exchange = push.exchange()
+    call = next(exchange, None)
+    while call is not None:
         with _translated_failures(push.settings, push.ids, push.total):
             client = await app.bridge.async_client()
             try:
@@ -128,32 +122,79 @@ async def apush_many(
                 for loading in producing.LOADING:
                     await client.execute_command(*loading)
                 reply = await _answer_async(client, call)
-        push.take(reply)
+        call = _next(exchange, reply)
     return push.ids
 
 
 class _Push:
-    """One push of many messages: its parts, and the ids of the messages that are in. The constructor checks all."""
+    """One push: its parts, and the ids of the messages that are in."""
 
-    def __init__(self, app: Celery, task: str, messages: Iterable[tuple[str | int, Any]], key: str | None) -> None:
+    def __init__(self, app: Celery, task: str, parts: list[Part], total: int, key: str | None) -> None:
         self.settings: Settings = app.bridge.settings
+        self._bridge: Bridge = app.bridge
         self._task = task
-        self._key = None if key is None else checked_key(key)
+        self._key = key
         self.ids: list[str] = []
-        self._parts: list[Part] = []
-        self.total = 0
+        self._parts = parts
+        self.total = total
+
+    @classmethod
+    def of(cls, app: Celery, task: str, messages: Iterable[tuple[str | int, Any]], key: str | None) -> _Push:
+        """The push of many messages, which are all checked. In eager mode they are handled here, and it has no parts.
+
+        Raises `PayloadError`.
+        """
+        key = None if key is None else checked_key(key)
+        largest = app.bridge.settings.lane.max_payload
         if app.conf.task_always_eager:
-            self.ids = app.bridge.eager.push(task, _checked(messages, self.settings.lane.max_payload), self._key)
-        else:
-            self._parts, self.total = parts_of(messages, self.settings.lane.max_payload)
+            push = cls(app, task, [], 0, key)
+            push.ids = app.bridge.eager.push(task, _checked(messages, largest), key)
+            return push
+        return cls(app, task, *parts_of(messages, largest), key)
 
-    def calls(self) -> Iterator[bytes]:
-        """The calls to send, each after the answer to the one before."""
-        return (part.call(self.settings.lane.stream, self._task, self._key, self.total) for part in self._parts)
+    def exchange(self) -> Generator[bytes, Any]:
+        """The calls to send, each after the reply to the one before. It takes the replies, and the ids in them.
 
-    def take(self, reply: Any) -> None:
-        """Adds the ids in the answer to a call. Raises `PayloadError` when the key was used for other messages."""
-        self.ids += producing.ids_in(reply, self._key or "")
+        Raises `PayloadError` when the key was used for other messages.
+        """
+        stream, wanted = self.settings.lane.stream, self.settings.partitions
+        layout = self._bridge.layout
+        if self._parts and layout.partitions > 1 and not layout.text:
+            # The first push of this process.
+            layout = self._bridge.take_layout(layout_of((yield producing.claim_call(stream, wanted)), stream))
+        for part in self._parts:
+            reply = yield part.call(stream, layout, self._task, self._key, self.total)
+            while (stored := producing.stored_layout_in(reply)) is not None:
+                if not stored and wanted > 1:
+                    # Somebody deleted it.
+                    stored = yield producing.claim_call(stream, wanted)
+                layout = self._bridge.take_layout(layout_of(stored, stream))
+                reply = yield part.call(stream, layout, self._task, self._key, self.total)
+            self.ids += producing.ids_in(reply, self._key or "")
+
+
+def _send(app: Celery, push: _Push) -> list[str]:
+    with _translated_failures(push.settings, push.ids, push.total), _connection(app.bridge.client) as connection:
+        # All parts use one connection: to take one from the pool costs as much as twenty messages.
+        exchange = push.exchange()
+        call = next(exchange, None)
+        while call is not None:
+            try:
+                reply = _answer(connection, call)
+            except NoScriptError:
+                for loading in producing.LOADING:
+                    connection.send_command(*loading)
+                    connection.read_response()
+                reply = _answer(connection, call)
+            call = _next(exchange, reply)
+    return push.ids
+
+
+def _next(exchange: Generator[bytes, Any], reply: Any) -> bytes | None:
+    try:
+        return exchange.send(reply)
+    except StopIteration:
+        return None
 
 
 @contextmanager
@@ -221,7 +262,8 @@ def parts_of(messages: Iterable[tuple[str | int, Any]], max_payload: int) -> tup
 def _part(first: int, pieces: list[int | bytes]) -> Part:
     count = len(pieces) // 4
     # All messages in one format call: one by one costs twice as much.
-    return Part(first, count, (b"$%d\r\n%b\r\n$%d\r\n%b\r\n" * count) % tuple(pieces))
+    packed = (b"$%d\r\n%b\r\n$%d\r\n%b\r\n" * count) % tuple(pieces)
+    return Part(first, count, packed, array("I", map(crc32, pieces[1::4])))  # type: ignore[arg-type]
 
 
 def _numbered(messages: Any) -> Iterator[tuple[int, Any]]:

@@ -28,6 +28,7 @@ from bridge.protocol.names import (
 )
 from bridge.protocol.outcomes import Kind, Outcome
 from bridge.routing.messages import Message
+from bridge.routing.partitions import stream_id
 from bridge.routing.records import LostAttempt
 
 if TYPE_CHECKING:
@@ -43,12 +44,17 @@ _MARK = "@@{}@@"
 
 
 class Envelopes:
-    """Makes the text of Celery messages for the tasks of one app. ``ignores_result`` answers for a task that only
-    consumers have.
+    """Makes the text of Celery messages for the tasks of one app.
+
+    ``ignores_result`` answers for a task that only consumers have. ``id_suffix``: what follows a stream id of the lane
+    in a message id.
     """
 
-    def __init__(self, app: Celery, ignores_result: Callable[[str], bool] = lambda _task: True) -> None:
+    def __init__(
+        self, app: Celery, ignores_result: Callable[[str], bool] = lambda _task: True, id_suffix: str = ""
+    ) -> None:
         self._app = app
+        self._id_suffix = id_suffix.encode()
         self._ignores_result = ignores_result
         self._template = lru_cache(maxsize=4096)(self._make_template)
         self._embed = self._sample("x", True)[1]
@@ -72,7 +78,7 @@ class Envelopes:
         if lost is not None:
             runs += b"," + lost_text(lost)
         parts = self._template(message.task, queue, incarnation)
-        quoted = message.id.encode()
+        quoted = message.id.encode() + self._id_suffix
         return b"".join(
             (
                 parts[0],
@@ -101,10 +107,10 @@ class Envelopes:
         for ticket, offset, attempt, doubt, messages in runs:
             name = orjson.dumps(ticket)
             heads.append(RunHead.text(name, offset, len(messages), attempt, doubt))
-            bodies.append(BundledRun.text(name, offset, attempt, messages))
+            bodies.append(BundledRun.text(name, offset, attempt, messages, self._id_suffix))
             count += len(messages)
         parts = self._template(BUNDLE_TASK, queue, incarnation, limits)
-        own_id = b"bundle-" + runs[0].messages[0].id.encode()
+        own_id = b"bundle-" + runs[0].messages[0].id.encode() + self._id_suffix
         return b"".join(
             (
                 parts[0],
@@ -196,14 +202,14 @@ def returned(message: dict[str, Any], incarnation: str) -> list[Outcome]:
         return []
     base = headers[HEADER_BASE]
     if headers["task"] != BUNDLE_TASK:
-        return [Outcome(headers["id"], first_fence(headers), Kind.RETURNED)]
+        return [Outcome(stream_id(headers["id"]), first_fence(headers), Kind.RETURNED)]
     try:
         runs = bundled_runs(message["body"])
-        return [Outcome(run.messages[0][0], base + run.offset, Kind.RETURNED) for run in runs]
+        return [Outcome(stream_id(run.messages[0][0]), base + run.offset, Kind.RETURNED) for run in runs]
     except (ValueError, TypeError, LookupError, RecursionError):
         # No bundle's body: of one message alone the headers tell as much.
         alone = len(headers[HEADER_RUNS]) == 1 and first_head(headers).length == 1
-        return [Outcome(headers["id"], first_fence(headers), Kind.RETURNED)] if alone else []
+        return [Outcome(stream_id(headers["id"]), first_fence(headers), Kind.RETURNED)] if alone else []
 
 
 class Run(NamedTuple):

@@ -43,13 +43,15 @@ class BundledRun(NamedTuple):
     ticket: str
     offset: int
     attempt: int
-    #: ``[id, task, payload]`` of each message.
+    #: ``[message id, task, payload]`` of each message.
     messages: list[list[Any]]
 
     @staticmethod
-    def text(ticket: bytes, offset: int, attempt: int, messages: Sequence[Message]) -> bytes:
-        """The row. ``ticket``: as JSON."""
-        items = b",".join(b'["%b",%b,%b]' % (m.id.encode(), _quoted_task(m.task), m.payload) for m in messages)
+    def text(ticket: bytes, offset: int, attempt: int, messages: Sequence[Message], id_suffix: bytes) -> bytes:
+        """The row. ``ticket``: as JSON. ``id_suffix``: what follows a stream id in a message id."""
+        items = b",".join(
+            b'["%b%b",%b,%b]' % (m.id.encode(), id_suffix, _quoted_task(m.task), m.payload) for m in messages
+        )
         return b"[%b,%d,%d,[%b]]" % (ticket, offset, attempt, items)
 
 

@@ -19,6 +19,8 @@ from typing import Any
 
 import orjson
 
+from bridge.routing.partitions import stream_id
+
 #: Characters of a traceback that are kept: its end, where the cause is.
 TRACEBACK_CHARS = 16_384
 ERROR_CHARS = 2_048
@@ -53,7 +55,10 @@ _KINDS: dict[str, Kind] = {kind.value: kind for kind in Kind}
 
 @dataclass(slots=True)
 class Outcome:
-    """What became of one delivery of one message."""
+    """What became of one delivery of one message.
+
+    ``message_id`` may name the partition. The leader, who has one, gets the stream id alone (`encode`).
+    """
 
     message_id: str
     fence: int
@@ -68,7 +73,7 @@ class Outcome:
         """The outcome as JSON."""
         if self.kind is Kind.DONE or self.kind is Kind.RETURNED:
             return b'["%b",%d,"%b",%.3f,%d]' % (
-                self.message_id.encode(),
+                stream_id(self.message_id).encode(),
                 self.fence,
                 self.kind.value.encode(),
                 self.service_ms,
@@ -76,7 +81,7 @@ class Outcome:
             )
         return orjson.dumps(
             [
-                self.message_id,
+                stream_id(self.message_id),
                 self.fence,
                 self.kind.value,
                 self.service_ms,

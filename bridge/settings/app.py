@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from bridge.routing.connection import check_options
 from bridge.routing.errors import ConfigurationError
+from bridge.routing.partitions import MOST
 from bridge.settings.address import address_of, database_of, normalised, parsed
 from bridge.settings.config_keys import PREFIX, given_settings
 from bridge.settings.lane import BreakerLimits, LaneSettings
@@ -47,6 +48,13 @@ class Settings(BaseModel):
         "dict from the name, which is the name of the consumer group, to its options. `task` handles messages that "
         "name no task of the subscription; `filter` is as bridge_filter; "
         f"and {', '.join(OWN)} as the settings of these names. Empty: one, named by bridge_group.",
+    )
+    partitions: int = Field(
+        default=1,
+        ge=1,
+        le=MOST,
+        description="Streams that share the tickets: `STREAM:p0`, `STREAM:p1` and so on, by the CRC-32 of the ticket. "
+        "1: the stream itself. What is stored with the stream goes before it.",
     )
     serve: tuple[str, ...] | None = Field(
         default=None,

@@ -203,6 +203,12 @@ class LaneSettings(BaseModel):
             raise ValueError("bridge_master must not contain '@', or it could be a worker's node name")
         return self
 
+    def on_stream(self, stream: str) -> LaneSettings:
+        """The same settings for a lane on another stream."""
+        found = self.model_copy(update={"stream": stream})
+        vars(found).pop("keys", None)
+        return found
+
     @cached_property
     def keys(self) -> LaneKeys:
         """The keys of the lane."""

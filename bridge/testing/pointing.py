@@ -26,7 +26,7 @@ def pointed_at(app: Any, url: str) -> Iterator[None]:
         app._backend_cache = None
         with suppress(AttributeError):
             del app._local.backend
-        for name in ("settings", "client", "eager"):
+        for name in ("settings", "layout", "client", "eager"):
             vars(bridge).pop(name, None)
 
     put({**dict.fromkeys(REPLACED, url), "task_always_eager": False})

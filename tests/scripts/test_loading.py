@@ -9,9 +9,11 @@ from redis.exceptions import NoScriptError, ResponseError
 
 from bridge.routing.batch import Batch
 from bridge.routing.effects import Success, apply, tell
+from bridge.routing.layouts import claim_layout
 from bridge.routing.leadership import begin_term, lead, renew, resign
 from bridge.routing.membership import died, goodbye, meet, register
-from bridge.routing.producing import push_many, push_once
+from bridge.routing.partitions import Layout
+from bridge.routing.producing import places_of, push_many, push_once
 from bridge.routing.pushes import Columns, Partition, Tickets, append_once, append_per_ticket, note_wait, settle_push
 from bridge.routing.retention import done, letters, remove
 from bridge.routing.return_codes import ReturnCode
@@ -44,6 +46,8 @@ pytestmark = pytest.mark.scripts
 PUSHED = Columns(("ticket_id", "payload"))
 AT = Partition("ticket_stream", "{ticket_stream}/push/run", 0, 0, 1, None, 60)
 NUMBERS = Tickets("ticket_stream", "{ticket_stream}/push", 7, None, 60)
+#: A push to a stream that is not split.
+PLACES = places_of("ticket_stream", Layout(), [0])
 
 #: A call of each script that is refused or changes little, so that any order will do.
 CALLS: dict[str, Callable[[World], object]] = {
@@ -78,8 +82,9 @@ CALLS: dict[str, Callable[[World], object]] = {
     "apply": lambda w: apply(w.client, w.keys, "x", [Success("nobody", 1, "[]", ())]),
     "append_once": lambda w: append_once(w.client, AT, "0 0", "1 1", PUSHED, [b"T", b"{}"]),
     "append_per_ticket": lambda w: append_per_ticket(w.client, NUMBERS, PUSHED, [b"1", b"T", b"{}"]),
-    "push_many": lambda w: push_many(w.client, "ticket_stream", "shop.task", [b"T", b"{}"]),
-    "push_once": lambda w: push_once(w.client, "ticket_stream", "shop.task", [b"T", b"{}"], "key", 0, "ab"),
+    "push_many": lambda w: push_many(w.client, PLACES, "shop.task", [b"T", b"{}"]),
+    "push_once": lambda w: push_once(w.client, PLACES, "shop.task", [b"T", b"{}"], "key", 0, "ab"),
+    "claim_layout": lambda w: claim_layout(w.client, "ticket_stream", 2),
     "note_wait": lambda w: note_wait(w.client, "ticket_stream", "who", "why", 1),
     "settle_push": lambda w: settle_push(w.client, AT.guard, 0, 1, "{}", 60),
     "tell": lambda w: tell(w.client, w.keys, "x", b"[]"),

@@ -46,7 +46,8 @@ def acl(
     for pattern in own_keys:
         if (NOT_IN_NAMES - {"\\"}) & set(pattern):
             raise click.BadParameter("must not contain spaces or quotes; ? stands for one", param_hint="--own-keys")
-    found = access(target.app, target.lane, Role(role), own_keys=own_keys, pushes=pushes)
+    split = target.app.bridge.settings.partitions > 1
+    found = access(target.app, target.unsplit_lane, Role(role), split=split, own_keys=own_keys, pushes=pushes)
     if as_json:
         parts = {"keys": found.keys, "channels": found.channels, "commands": found.commands, "rules": found.rules}
         click.echo(json.dumps({"user": name, "role": role, **parts}))

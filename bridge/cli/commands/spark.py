@@ -107,7 +107,7 @@ def start(target: Target, job: Job, arguments: Sequence[str]) -> None:
 
 def _settings(target: Target, job: Job) -> Settings:
     try:
-        return target.settings
+        return target.app.bridge.settings.model_copy(update={"lane": target.unsplit_lane})  # type: ignore[no-any-return]
     except ConfigurationError as error:
         options = " ".join(option for option in ("--url", *job.lane))
         raise ConfigurationError(f"{error} (with {options} no app is needed)") from None

@@ -22,7 +22,8 @@ from bridge.app.lanes import served_lanes
 from bridge.link.connections import check_server, client, is_outage
 from bridge.link.outage import Outage
 from bridge.protocol.agreement import arrive
-from bridge.routing.errors import TicketBridgeError
+from bridge.routing.errors import ConfigurationError, TicketBridgeError
+from bridge.routing.layouts import claim_layout, difference
 
 if TYPE_CHECKING:
     from celery import Celery
@@ -47,8 +48,13 @@ class ServerStep(bootsteps.StartStopStep):
                 state.maybe_shutdown()
                 time.sleep(SERVER_CHECK_S)
         outage.over()
+        joined = app.bridge.layout
         try:
             check_lane_server(app)
+            if app.bridge.layout.streams("") != joined.streams(""):
+                # It joined while the server was away, and by the setting.
+                why = difference(app.bridge.layout, app.bridge.settings.partitions, app.bridge.settings.lane.stream)
+                raise ConfigurationError(why or "the partitions of the stream changed: start the worker again")
         except TicketBridgeError as exc:
             end_worker(parent, exc)
 
@@ -64,7 +70,9 @@ def check_lane_server(app: Celery) -> None:
         if waits_for_server(app) and outage_error(redis) is not None:
             return
         check_server(redis, app.bridge.settings.redis_url)
+        bridge, settings = app.bridge, app.bridge.settings
         try:
+            bridge.take_layout(claim_layout(redis, settings.lane.stream, settings.partitions))
             for lane in served_lanes(app):
                 arrive(redis, app, lane.settings)
         except (RedisError, OSError) as exc:

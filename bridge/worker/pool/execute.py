@@ -82,8 +82,8 @@ class Execution:
         self.hostname = hostname
         #: First fence of a Celery message -> what cut it off. For pools within the main process.
         self.cut_off: dict[int, CutOff] = {}
-        stream = lane.stream.encode()
-        Effects.own = (stream, (b"{%b}:" % stream, b"{%b}/" % stream))
+        # The keys of all partitions, and those beside the stream itself.
+        Effects.own |= {lane.stream.encode(), app.bridge.settings.lane.stream.encode()}
 
     @contextmanager
     def row(self, first_fence: int) -> Iterator[int]:

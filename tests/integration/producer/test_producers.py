@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 import bridge
 from bridge.producer.push import PART_BYTES, PART_MESSAGES, Part
 from bridge.routing.errors import PayloadError, ServerUnavailable, Unanswered
+from bridge.routing.partitions import Layout
 from bridge.routing.producing import IDEMPOTENCY_S
 from bridge.stack.embedded import EmbeddedServer
 from tests.integration.proxies import Proxy
@@ -266,12 +267,12 @@ def test_the_error_of_push_many_names_the_pushed_messages(
     calls: list[bytes] = []
     made = Part.call
 
-    def call(self: Part, stream: str, name: str, key: str | None, total: int) -> bytes:
+    def call(self: Part, stream: str, layout: Layout, name: str, key: str | None, total: int) -> bytes:
         calls.append(b"")
         if len(calls) == 2:
             with server.client() as client:
                 client.config_set("maxmemory", "1")
-        return made(self, stream, name, key, total)
+        return made(self, stream, layout, name, key, total)
 
     monkeypatch.setattr(Part, "call", call)
     try:

@@ -155,10 +155,13 @@ def test_the_refusal_of_a_command_names_the_possible_ones() -> None:
         lambda e: e.mset({"mine": 1, "{ticket_stream}/push:run:x": 2}),
         lambda e: e.expire("ticket_stream", 1),
         lambda e: e.xadd("{ticket_stream}:group:outcomes", {"a": 1}),
+        lambda e: e.delete("ticket_stream:p1"),
+        lambda e: e.hset("{ticket_stream:p1}:group:tickets", "T", "x"),
+        lambda e: e.set("{ticket_stream}/layout", "x"),
     ],
 )
 def test_no_effect_touches_the_lane_itself(record: Callable[[Effects], Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Effects, "own", (b"ticket_stream", (b"{ticket_stream}:", b"{ticket_stream}/")))
+    monkeypatch.setattr(Effects, "own", frozenset({b"ticket_stream", b"ticket_stream:p1"}))
     effects = Effects()
     with pytest.raises(PayloadError, match="it is the lane's own"):
         record(effects)

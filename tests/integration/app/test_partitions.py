@@ -1,0 +1,154 @@
+"""A stream of several partitions: masters lead and workers serve each of them, and a message has one id everywhere."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from celery import Celery
+
+import bridge
+from bridge.routing.keys import LaneKeys, layout_key
+from bridge.routing.partitions import partition_of
+from bridge.stack.embedded import EmbeddedServer
+from bridge.testing.nodes.node import NodeYard
+from bridge.testing.waiting import wait_until
+from tests.integration.lanes import LaneUnderTest
+
+STREAM = "ticket_stream"
+GROUP = "concurrency_stream_group"
+
+
+class Partitions:
+    """The lanes of `tests.apps.counter` on the partitions of the test's own server."""
+
+    def __init__(self, nodes: NodeYard, server: EmbeddedServer, folder: Path, count: int) -> None:
+        self.count = count
+        conf = json.dumps({"bridge_partitions": count})
+        self.lane = LaneUnderTest(nodes, server, folder, COUNTER_CONF=conf, CELERY_RESULT_BACKEND=server.url)
+        self.keys = [LaneKeys(f"{STREAM}:p{n}", GROUP) for n in range(count)]
+        self.redis: Any = self.lane.redis
+        self.app: Any = Celery("counter", broker=server.url, backend=server.url, set_as_current=False)
+        self.app.conf.bridge_partitions = count
+        bridge.install(self.app)
+
+    def task(self, name: str) -> Any:
+        def run(self: Any, ticket_id: str, payload: Any) -> None:
+            del self, ticket_id, payload
+
+        return self.app.task(bind=True, name=f"counter.{name}", lazy=False, shared=False)(run)
+
+    def done(self) -> int:
+        return sum(int(self.redis.hget(keys.counts, "done") or 0) for keys in self.keys)
+
+    def wait_done(self, count: int) -> None:
+        wait_until(lambda: self.done() >= count, description=f"{count} done", timeout_s=30)
+
+
+@pytest.fixture
+def four(nodes: NodeYard, own_server: EmbeddedServer, tmp_path: Path) -> Partitions:
+    return Partitions(nodes, own_server, tmp_path, 4)
+
+
+def test_each_ticket_is_handled_in_order_on_the_lane_of_its_partition(four: Partitions) -> None:
+    four.lane.worker("w1", wait=False)
+    four.lane.worker("w2", wait=False)
+    four.lane.master("m1", wait=False)
+    append = four.task("append")
+    append.push_many([(f"T{n % 10}", {"n": n}) for n in range(400)])
+    four.wait_done(400)
+    for t in range(10):
+        assert four.lane.log(f"T{t}") == list(range(t, 400, 10))
+    shares = [int(four.redis.hget(keys.counts, "done") or 0) for keys in four.keys]
+    assert shares == [40 * sum(partition_of(f"T{t}", 4) == n for t in range(10)) for n in range(4)]
+    assert not four.redis.exists(STREAM)
+    assert not four.redis.keys(f"{{{STREAM}}}:*")
+    # Masters of one process lead all of them, under one name.
+    holders = {four.redis.get(keys.leader).partition(" ")[2] for keys in four.keys}
+    assert len(holders) == 1
+
+
+def test_the_same_stream_id_on_two_partitions_is_two_messages(four: Partitions) -> None:
+    four.lane.worker("w1", wait=False)
+    four.lane.master("m1", wait=False)
+    tickets = {partition_of(f"T{n}", 4): f"T{n}" for n in range(20)}
+    id_ = f"{time.time_ns() // 1_000_000}-7"
+    # Results, one with effects, and in bundles: messages that wait behind others
+    for round_, task in enumerate(("context", "add")):
+        entry = f"{id_.partition('-')[0]}-{7 + round_}"
+        for n, ticket in tickets.items():
+            fields = {"ticket_id": ticket, "task": f"counter.{task}", "payload": json.dumps({"n": n})}
+            four.redis.xadd(four.keys[n].stream, fields, id=entry)
+    four.wait_done(8)
+    first, second = id_, f"{id_.partition('-')[0]}-8"
+    for n, ticket in tickets.items():
+        context = four.app.AsyncResult(f"{first}@p{n}").get(timeout=10)
+        assert context["id"] == ticket
+        assert context["message_id"] == context["task_id"] == f"{first}@p{n}"
+        assert four.app.AsyncResult(f"{second}@p{n}").get(timeout=10) == {"n": n, "attempt": 1}
+    assert not four.app.AsyncResult(first).ready()
+
+
+@pytest.mark.parametrize("name", ["add", "held_result"])
+def test_the_result_of_a_push_is_found_by_what_push_returned(four: Partitions, name: str) -> None:
+    four.lane.worker("w1", wait=False)
+    four.lane.master("m1", wait=False)
+    # Many at once travel in bundles.
+    ids = four.task(name).push_many([(f"T{n % 20}", {"n": n}) for n in range(200)])
+    assert [four.app.AsyncResult(id_).get(timeout=30)["n"] for id_ in ids] == list(range(200))
+    assert len({id_.partition("@")[2] for id_ in ids}) == 4
+
+
+def test_members_with_another_setting_use_the_stream_as_it_is(four: Partitions) -> None:
+    [id_] = four.task("append").push_many([("T42", {"n": 1})])
+    assert id_.endswith("@p1")
+    other = json.dumps({"bridge_partitions": 2})
+    worker = four.lane.worker("w1", COUNTER_CONF=other)
+    master = four.lane.master("m1", COUNTER_CONF=json.dumps({}))
+    four.wait_done(1)
+    assert four.lane.log("T42") == [1]
+    worker.wait_for_log("ticket_stream has 4 partitions, and bridge_partitions is 2: the stream is used as it is")
+    master.wait_for_log("and bridge_partitions is 1: the stream is used as it is; set bridge_partitions = 4")
+
+
+def test_a_stream_that_is_in_use_is_not_split_by_a_setting(four: Partitions) -> None:
+    four.lane.push("T42", {"n": 1})
+    four.lane.worker("w1")
+    four.lane.master("m1").wait_for_log("has 1 partition, and bridge_partitions is 4")
+    four.task("append").push("T42", {"n": 2})
+    four.lane.wait_done(2)
+    assert four.lane.log("T42") == [1, 2]
+    assert four.redis.keys(f"{STREAM}:p*") == []
+    assert not four.redis.exists(layout_key(STREAM))
+
+
+def test_the_first_master_stores_the_layout(four: Partitions) -> None:
+    four.lane.master("m1")
+    found = json.loads(four.redis.get(layout_key(STREAM)))
+    assert (found["partitions"], found["generation"]) == (4, 0)
+    assert abs(found["since_ms"] - time.time() * 1000) < 60_000
+
+
+def test_a_failed_attempt_a_death_and_a_revoke_name_the_message_by_its_id(four: Partitions) -> None:
+    four.lane.worker("w1")
+    four.lane.master("m1", wait=False)
+    flaky, dies, held = four.task("flaky"), four.task("dies"), four.task("held")
+    ids = [flaky.push("A", {"n": 1, "until": 2}), dies.push("B", {"n": 2, "until": 2})]
+    four.wait_done(2)
+    assert four.lane.log("A") == [1]
+    assert four.lane.log("B") == [2]
+    assert four.app.AsyncResult(ids[0]).get(timeout=10) == "done"
+    held.push("C", {"n": 3, "gate": "open"})
+    wait_until(lambda: list(four.lane.ledger.glob("held-C-3-*")), description="the first message to run")
+    revoked = held.push("C", {"n": 4})
+    four.app.control.revoke(revoked, reply=True, timeout=5)
+    held.push("C", {"n": 5})
+    (four.lane.ledger / "open").touch()
+    four.wait_done(4)
+    assert four.lane.log("C") == [3, 5]
+    keys = four.keys[partition_of("C", 4)]
+    [(_, letter)] = four.redis.xrange(keys.dead)
+    assert letter["message_id"] == revoked.partition("@")[0]

@@ -1,0 +1,88 @@
+"""Partitions: which one a ticket belongs to, names of streams, ids."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+
+import pytest
+
+from bridge.app.results import _MESSAGE_ID
+from bridge.routing.errors import ConfigurationError
+from bridge.routing.layouts import difference, layout_of
+from bridge.routing.partitions import MOST, Layout, partition_of, stream_id, suffix_of
+from bridge.testing.nodes.process import ROOT
+
+PAGE = ROOT / "docs" / "reference" / "messages.md"
+#: A row of the table: the ticket, or one character of it, CRC-32, partitions of 4 and of 16.
+ROW = re.compile(
+    r"^\| `(?P<ticket>[^`]+)`(?P<times>, 512 times)? \| (?P<crc>\d+) \| (?P<of4>\d+) \| (?P<of16>\d+) \|$", re.MULTILINE
+)
+
+
+def vectors() -> list[tuple[str, int, int, int]]:
+    """(ticket, CRC-32, partition of 4, partition of 16), from the page."""
+    found = []
+    for row in ROW.finditer(PAGE.read_text()):
+        ticket = row["ticket"] * (512 if row["times"] else 1)
+        found.append((ticket, int(row["crc"]), int(row["of4"]), int(row["of16"])))
+    return found
+
+
+def test_the_page_has_vectors_of_each_kind() -> None:
+    tickets = [ticket for ticket, *_ in vectors()]
+    assert any(ticket.isascii() and len(ticket) < 10 for ticket in tickets)
+    assert any(not ticket.isascii() and max(ticket) < "\uffff" for ticket in tickets)
+    assert any(max(ticket) > "\uffff" for ticket in tickets)
+    assert any(len(ticket.encode()) == 512 for ticket in tickets)
+
+
+@pytest.mark.parametrize("number", range(len(vectors())))
+def test_a_ticket_is_in_the_partition_that_the_page_says(number: int) -> None:
+    ticket, crc, of4, of16 = vectors()[number]
+    assert partition_of(ticket, 1 << 32) == crc
+    assert (partition_of(ticket, 4), partition_of(ticket.encode(), 16)) == (of4, of16)
+    assert partition_of(ticket, 1) == 0
+
+
+def test_tickets_are_spread_evenly() -> None:
+    share = Counter(partition_of(f"T{n}", 16) for n in range(16_000))
+    assert len(share) == 16
+    assert all(850 < number < 1150 for number in share.values())
+
+
+def test_names_of_streams_and_ids() -> None:
+    assert Layout().streams("s") == ("s",)
+    assert Layout().suffix(0) == ""
+    assert Layout(3).streams("s") == ("s:p0", "s:p1", "s:p2")
+    assert Layout(3, 2).streams("s") == ("s:g2:p0", "s:g2:p1", "s:g2:p2")
+    # The only partition of a later generation has a stream of its own, since the first one's is still there.
+    assert Layout(1, 1).streams("s") == ("s:g1:p0",)
+    for layout, suffix in ((Layout(), ""), (Layout(16), "@p11"), (Layout(16, 7), "@g7p11")):
+        id_ = f"1700000000000-3{layout.suffix(11)}"
+        assert id_ == f"1700000000000-3{suffix}"
+        assert (stream_id(id_), suffix_of(id_)) == ("1700000000000-3", suffix)
+        assert _MESSAGE_ID.fullmatch(id_)
+    assert not _MESSAGE_ID.fullmatch("1700000000000-3@")
+    assert len(set(Layout(MOST).streams("s"))) == MOST
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["x", "[]", "4", '{"partitions":4}', '{"partitions":0,"generation":0,"since_ms":1}', "\\xff",
+     '{"partitions":true,"generation":0,"since_ms":1}', '{"partitions":5000,"generation":0,"since_ms":1}'],
+)  # fmt: skip
+def test_a_layout_that_cannot_be_read_is_one_line(text: str) -> None:
+    with pytest.raises(ConfigurationError, match=r"the layout of stream s cannot be read: .* in the key {s}/layout"):
+        layout_of(text, "s")
+
+
+def test_a_layout_is_read_and_compared() -> None:
+    text = '{"partitions":4,"generation":1,"since_ms":17,"new":1}'
+    assert layout_of(text.encode(), "s") == Layout(4, 1, 17, text)
+    assert layout_of(b"", "s") == Layout()
+    assert difference(Layout(4), 4, "s") is None
+    assert difference(Layout(4), 1, "s") == (
+        "stream s has 4 partitions, and bridge_partitions is 1: the stream is used as it is; set bridge_partitions = 4"
+    )
+    assert "has 1 partition," in (difference(Layout(), 4, "s") or "")
