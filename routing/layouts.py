@@ -59,11 +59,10 @@ def find_layout(client: Redis, stream: str, partitions: int) -> Layout:
 
 def claim_arguments(stream: str, partitions: int) -> tuple[list[Argument], list[Argument]]:
     """Keys and arguments of `CLAIM_LAYOUT`."""
-    text = ""
-    if partitions > 1:
-        made = {"partitions": partitions, "generation": 0, "since_ms": time.time_ns() // 1_000_000}
-        text = orjson.dumps(made).decode()
-    return [layout_key(stream), stream], [text]
+    if partitions == 1:
+        return [layout_key(stream)], [""]
+    made = {"partitions": partitions, "generation": 0, "since_ms": time.time_ns() // 1_000_000}
+    return [layout_key(stream), stream], [orjson.dumps(made)]
 
 
 def difference(stored: Layout, wanted: int, stream: str) -> str | None:

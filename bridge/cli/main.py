@@ -168,10 +168,11 @@ class Target:
     @cached_property
     def subscriptions(self) -> dict[str, list[LaneSettings]]:
         """Name -> its lanes, of all subscriptions of the app. Raises `ConfigurationError`."""
-        from bridge.app.finding import load_tasks
+        from bridge.app.finding import learn_layout, load_tasks
         from bridge.app.lanes import subscriptions_of
 
         load_tasks(self.app)
+        learn_layout(self.app)
         return {name: [lane.settings for lane in lanes] for name, lanes in subscriptions_of(self.app).items()}
 
     @property

@@ -27,8 +27,9 @@ from functools import cache
 from typing import TYPE_CHECKING
 
 from bridge.app.effect_arguments import COMMANDS
-from bridge.routing import effects, layouts, leadership, membership, producing, pushes, retention, transitions
+from bridge.routing import effects, leadership, membership, producing, pushes, retention, transitions
 from bridge.routing.keys import layout_key, push_prefix
+from bridge.routing.layouts import CLAIM_LAYOUT
 from bridge.routing.return_codes import ReturnCode
 from bridge.routing.scripts import Script
 from bridge.settings.address import database_of, parsed
@@ -55,8 +56,8 @@ class Role(StrEnum):
 #: Role -> the modules with its scripts.
 SCRIPTS_OF = {
     Role.PRODUCER: (producing,),
-    Role.MASTER: (leadership, transitions, retention, layouts),
-    Role.WORKER: (effects, membership, layouts),
+    Role.MASTER: (leadership, transitions, retention),
+    Role.WORKER: (effects, membership),
     Role.SPARK: (pushes,),
 }
 
@@ -230,7 +231,7 @@ def access(
     results = _results_here(app)
     if role is Role.PRODUCER:
         wanted, channels = [*names, layout, _pushed_once(keys.stream)], list[str]()
-        commands = {*OWN[role], *commands_of_scripts(role)}
+        commands = {*OWN[role], *commands_of_scripts(role), *_for_layout(split)}
         if results:
             wanted += results
             channels += results
@@ -248,23 +249,29 @@ def access(
     if role is Role.MASTER:
         # The workers' heartbeats. A subscription to a pattern needs a permission for exactly this pattern.
         heard = [f"{fanout}celeryev/worker.*"]
-        commands = {*OWN[role], *LISTENING, *commands_of_scripts(role)}
+        commands = {*OWN[role], *LISTENING, *commands_of_scripts(role), *_for_layout(split)}
         return _access(role, (*lane, layout, *BINDINGS, "celeryev.*"), heard, commands)
     # A queue has a list for each priority: its name, kombu's separator (two control characters), a digit.
     queues = [pattern for name in app.amqp.queues for pattern in (literal(name), f"{literal(name)}??[0-9]")]
     of_celery = (*BINDINGS, "unacked*", "*.reply.celery.pidbox*", "*.celery.pidbox*", "celeryev.*")
     # The last one is for gossip. A subscription to a pattern needs a permission for exactly this pattern.
     channels = [f"{fanout}celery.pidbox", f"{fanout}celeryev/*", f"{fanout}celeryev/worker.*"]
-    commands = {*OWN[role], *LISTENING, *RECEIVING, *commands_of_scripts(role)}
+    commands = {*OWN[role], *LISTENING, *RECEIVING, *commands_of_scripts(role), *_for_layout(split)}
     commands |= {command.lower() for command in COMMANDS}
     if results:
         commands |= set(RESULTS)
         channels += results
-    stream: tuple[str, ...] = (*lanes, layout)
+    # A worker that is to store the layout looks whether there is a stream that is not split.
+    stream: tuple[str, ...] = (*names[:1], *lanes, layout) if split else (*lanes, layout)
     if pushes:
         stream = (*lane, layout, _pushed_once(keys.stream))
         commands |= {*OWN[Role.PRODUCER], *commands_of_scripts(Role.PRODUCER)}
     return _access(role, (*stream, *queues, *of_celery, *results, *own_keys), channels, commands)
+
+
+def _for_layout(split: bool) -> set[str]:
+    """The commands that read the layout, and store it where the stream is split."""
+    return commands_in(CLAIM_LAYOUT.text) if split else {"get"}
 
 
 def _pushed_once(stream: str) -> str:
@@ -279,7 +286,8 @@ def _access(role: Role, keys: Iterable[str], channels: Iterable[str], commands: 
 @cache
 def commands_of_scripts(role: Role) -> frozenset[str]:
     """The commands that the scripts of ``role`` call, in lower case, with the subcommand where there is one."""
-    scripts = [value for module in SCRIPTS_OF[role] for value in vars(module).values() if isinstance(value, Script)]
+    scripts = {value for module in SCRIPTS_OF[role] for value in vars(module).values() if isinstance(value, Script)}
+    scripts.discard(CLAIM_LAYOUT)
     return frozenset(command for script in scripts for command in commands_in(script.text))
 
 

@@ -1,0 +1,49 @@
+"""The page "Split a stream into partitions": its app and its foreign producer, run as they are shown."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from bridge.routing.partitions import partition_of
+from bridge.stack.embedded import EmbeddedServer
+from bridge.testing.nodes.node import NodeYard
+from bridge.testing.nodes.process import ROOT
+from bridge.testing.waiting import wait_until
+
+PAGE = ROOT / "docs" / "howto" / "partitions.md"
+HERE = "redis://localhost:6379/0"
+
+
+def blocks(url: str) -> list[str]:
+    """The Python blocks of the page, for the server at ``url``."""
+    found = re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(), re.MULTILINE | re.DOTALL)
+    return [text.replace(HERE, url).replace("Redis()", f"Redis.from_url({url!r})") for text in found]
+
+
+def test_the_app_and_the_foreign_producer_of_the_page_meet(
+    nodes: NodeYard, own_server: EmbeddedServer, tmp_path: Path
+) -> None:
+    shop, foreign = blocks(own_server.url)
+    (tmp_path / "shop.py").write_text(shop)
+    env = {"PYTHONPATH": str(tmp_path)}
+    nodes.master("m1", app="shop", env=env, ready_text="standing by")
+    nodes.worker("w1", app="shop", arguments=("--concurrency=1",), env=env)
+    redis: Any = own_server.client(decode_responses=True)
+    fields = "dict(ticket_id='T{0}', task='shop.apply_update', payload='{{\"amount\": 1}}')"
+    more = "".join(f"redis.xadd(stream_of('T{n}'), {fields.format(n)})\n" for n in range(12))
+    pushed = "import shop\nprint(shop.apply_update.push('T42', {'amount': 4}))"
+    for code in (foreign + more, pushed):
+        last = subprocess.run(
+            [sys.executable, "-c", code], env={**os.environ, **env}, cwd=tmp_path, check=True, capture_output=True
+        )
+    wait_until(lambda: redis.lrange("amounts:T42", 0, -1) == ["3", "4"], description="T42 to be handled")
+    wait_until(lambda: len(redis.keys("amounts:*")) == 13, description="the other tickets to be handled")
+    id_ = last.stdout.decode().strip()
+    assert id_.endswith(f"@p{partition_of('T42', 4)}")
+    found = redis.get(f"celery-task-meta-{id_}")
+    assert f'"result": "{id_}"' in found
