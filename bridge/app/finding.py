@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from celery.app.utils import find_app
 from celery.exceptions import ImproperlyConfigured
+from redis.exceptions import RedisError
 
 from bridge.app.installed import bridge_of
 from bridge.link.connections import check_server, client
@@ -95,8 +96,14 @@ def learn_layout(app: Celery) -> None:
     """Reads how the app's stream is split. Raises as `reach` does, and redis errors."""
     found = bridge_of(app)
     stream, partitions = found.settings.lane.stream, found.settings.partitions
-    with reach(app) as redis:
-        found.take_layout(find_layout(redis, stream, partitions))
+    with client(found.settings.redis_url) as redis:
+        try:
+            stored = find_layout(redis, stream, partitions)
+        except (RedisError, OSError):
+            # Says more clearly what is wrong with the server.
+            check_server(redis, found.settings.redis_url)
+            raise
+    found.take_layout(stored)
 
 
 def reach_lane(app: Celery, lane: LaneSettings) -> Redis:

@@ -115,6 +115,7 @@ def remove(ctx: click.Context, name: str, dry_run: bool, yes: bool, as_json: boo
     from bridge.operate.subscriptions import remove as remove_lane
 
     target: Target = ctx.obj
+    declared = target.subscriptions
     lanes = lanes_named(target.app, name)
     redis = reach(target.app)
     refuse_served(redis, target.app, lanes)
@@ -132,7 +133,7 @@ def remove(ctx: click.Context, name: str, dry_run: bool, yes: bool, as_json: boo
         click.echo(f"would remove {what}")
     else:
         click.echo(f"removed {what}; {count(deleted, 'key')} deleted")
-        if name in target.subscriptions:
+        if name in declared:
             click.echo("this app still declares it: a master that starts makes it again, from the stream's beginning")
 
 
