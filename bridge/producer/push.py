@@ -41,7 +41,6 @@ if TYPE_CHECKING:
     from redis import Redis
     from redis.asyncio import Redis as AsyncRedis
 
-    from bridge.app.installed import Bridge
     from bridge.routing.partitions import Layout
     from bridge.settings.app import Settings
 
@@ -131,7 +130,7 @@ class _Push:
 
     def __init__(self, app: Celery, task: str, parts: list[Part], total: int, key: str | None) -> None:
         self.settings: Settings = app.bridge.settings
-        self._bridge: Bridge = app.bridge
+        self._bridge: Any = app.bridge
         self._task = task
         self._key = key
         self.ids: list[str] = []
@@ -158,7 +157,7 @@ class _Push:
         Raises `PayloadError` when the key was used for other messages.
         """
         stream, wanted = self.settings.lane.stream, self.settings.partitions
-        layout = self._bridge.layout
+        layout: Layout = self._bridge.layout
         if self._parts and layout.partitions > 1 and not layout.text:
             # The first push of this process.
             layout = self._bridge.take_layout(layout_of((yield producing.claim_call(stream, wanted)), stream))
