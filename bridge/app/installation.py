@@ -8,6 +8,7 @@ from celery import signals
 from celery.utils.imports import symbol_by_name
 
 from bridge.app.adoption import adopt_from_now_on
+from bridge.app.belonging import require_subscription
 from bridge.app.installed import Bridge
 from bridge.app.results import keep_results_apart
 from bridge.producer.push import push
@@ -55,6 +56,8 @@ def _install(app: Celery) -> None:
     @app.task(name=PUSH_TASK, bind=True, shared=False, acks_late=True, bridge_bundle=False)
     def push_message(self: Any, task: str, ticket_id: str, payload: Any = None) -> str:
         """Pushes a message for ``task``; returns its id."""
+        if task in app.tasks and hasattr(app.tasks[task], "bridge_subscription"):
+            require_subscription(app.tasks[task])
         return push(app, task, ticket_id, payload, delay=None, idempotency_key=self.request.id)
 
     for blueprint, names in STEPS.items():

@@ -15,6 +15,7 @@ from celery.exceptions import Ignore, Reject, Retry
 from celery.utils.time import maybe_iso8601, maybe_make_aware
 
 from bridge.app import forked_children
+from bridge.app.belonging import require_subscription
 from bridge.app.eager import ticket_of_call
 from bridge.app.signature import mismatch, require_match
 from bridge.producer.push import apush_many, payload_bytes, push, push_many, refuse_delay, ticket_bytes
@@ -73,6 +74,7 @@ class TicketTask(Task):  # type: ignore[misc, unused-ignore]
         reached (the message is not in), and its kind `Unanswered` when no answer came (it may be in).
         """
         require_match(self)
+        require_subscription(self)
         return push(self.app, self.name, ticket_id, payload, delay=delay, idempotency_key=idempotency_key)
 
     def push_many(
@@ -90,6 +92,7 @@ class TicketTask(Task):  # type: ignore[misc, unused-ignore]
         """
         refuse_delay(delay)
         require_match(self)
+        require_subscription(self)
         return push_many(self.app, self.name, messages, idempotency_key=idempotency_key)
 
     async def apush(
@@ -114,6 +117,7 @@ class TicketTask(Task):  # type: ignore[misc, unused-ignore]
         """As `push_many`, for asyncio."""
         refuse_delay(delay)
         require_match(self)
+        require_subscription(self)
         return await apush_many(self.app, self.name, messages, idempotency_key=idempotency_key)
 
     def push_on_commit(
@@ -136,6 +140,7 @@ class TicketTask(Task):  # type: ignore[misc, unused-ignore]
             raise ConfigurationError("push_on_commit needs Django, which is not installed") from None
         refuse_delay(delay)
         require_match(self)
+        require_subscription(self)
         ticket_bytes(ticket_id)
         # A copy: the caller may change the payload before the commit.
         given = orjson.loads(payload_bytes(payload, self.app.bridge.settings.lane.max_payload))

@@ -39,8 +39,8 @@ COMMANDS = {
     "spark": "bridge.cli.commands.spark:spark",
 }
 
-#: The commands that are about the app, and not about one of its subscriptions.
-WITHOUT_SUBSCRIPTION = ("run", "up", "demo", "push", "subscription")
+#: The commands that are about the app, and not about one of its subscriptions. Those of Spark take it themselves.
+WITHOUT_SUBSCRIPTION = ("run", "up", "demo", "push", "subscription", "spark")
 
 #: The app of a command without -A.
 DEFAULT_APP = "tasks"

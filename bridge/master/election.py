@@ -144,7 +144,9 @@ class Election:
 
     def keep(self, lost: threading.Event) -> threading.Thread:
         """Renews the lead on its own thread until the lead is over. Sets ``lost`` then."""
-        thread = threading.Thread(target=self._keep, args=(lost,), name="bridge-leader", daemon=True)
+        # With the name of the lane's thread, which log lines show.
+        name = threading.current_thread().name
+        thread = threading.Thread(target=self._keep, args=(lost,), name=name, daemon=True)
         thread.start()
         return thread
 

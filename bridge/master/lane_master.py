@@ -22,6 +22,7 @@ from bridge.link.key_types import refuse_misplaced
 from bridge.link.outage import Outage
 from bridge.link.server_clock import ServerClock
 from bridge.master.election import Election
+from bridge.master.log_lines import name_thread
 from bridge.protocol.agreement import arrive, differences, facts, leaders_facts
 from bridge.routing.errors import LaneConflict, NotLeading, TicketBridgeError
 
@@ -101,6 +102,7 @@ class LaneMaster:
 
     def run(self) -> None:
         """Leads or stands by until `stop`. Raises `ConfigurationError` when no master can lead the lane."""
+        name_thread(self._app_lane)
         while not self._stop.is_set():
             self._health.turn()
             try:

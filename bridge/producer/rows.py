@@ -59,8 +59,8 @@ class Rules:
 
     - ``key``: the column of the ticket.
     - ``task``: the task of rows that name none.
-    - ``default_task``: the lane's default task.
-    - ``tasks``: all tasks that a row may name.
+    - ``default_task``: the lane's default task, or that of a subscription.
+    - ``tasks``: all tasks that a row may name: those of the app's lanes.
     - ``max_payload``: most bytes of a payload, as JSON.
     """
 

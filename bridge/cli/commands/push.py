@@ -57,6 +57,7 @@ def push(
 
     The whole file is checked before the first message is pushed. A pipe is checked row by row.
     """
+    from bridge.app.belonging import belongs
     from bridge.app.finding import load_tasks, reach
     from bridge.app.ticket_tasks import ticket_tasks
     from bridge.producer.pusher import Pushed, push_rows
@@ -69,11 +70,14 @@ def push(
     app = target.app
     lane = app.bridge.settings.lane
     load_tasks(app)
-    tasks = ticket_tasks(app)
+    tasks = frozenset(name for name in ticket_tasks(app) if belongs(app, app.tasks[name]))
+    lanes = app.bridge.settings.subscriptions.values() or (lane,)
+    default = next((one.default_task for one in lanes if one.default_task is not None), None)
     if task is not None and task not in tasks:
         known = ", ".join(sorted(tasks)) or "none"
-        raise ConfigurationError(f"--task {task}: there is no such task; this app's tasks: {known}")
-    rules = Rules(key, task, lane.default_task, tasks, lane.max_payload, delimiter)
+        what = "it belongs to no subscription" if task in ticket_tasks(app) else "there is no such task"
+        raise ConfigurationError(f"--task {task}: {what}; this app's tasks: {known}")
+    rules = Rules(key, task, default, tasks, lane.max_payload, delimiter)
 
     # Connects before the check, which may take long.
     client = None if dry_run else reach(app)

@@ -20,7 +20,11 @@ from bridge.cli.main import Target
 @click.pass_obj
 def run(target: Target, loglevel: str) -> None:
     """Runs a master: leads the lane, or stands by."""
-    logging.basicConfig(level=loglevel.upper(), format="[%(asctime)s: %(levelname)s/%(name)s] %(message)s")
+    from bridge.master.log_lines import FORMAT, LaneOfThread
+
+    handler = logging.StreamHandler()
+    handler.addFilter(LaneOfThread())
+    logging.basicConfig(level=loglevel.upper(), format=FORMAT, handlers=[handler])
     logging.getLogger("kombu").setLevel(logging.WARNING)
     from bridge.master.process import run as run_master
 

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 #: The environment variable with the server's address, for a job without ``--url``.
 URL_VARIABLE = "TICKET_BRIDGE_URL"
+#: What names a subscription.
+OPTIONS = ("-s", "--subscription")
 #: The folder of the jobs, in this package. A user's own folder ``spark`` is not used.
 JOBS = (Path(bridge.__file__).parent / "spark").resolve()
 
@@ -58,7 +60,7 @@ def spark() -> None:
     """Starts a Spark job.
 
     Each job has its own options: see bridge spark push --help. Server, stream and group are those of the app, unless
-    options say otherwise.
+    options say otherwise. archive takes -s NAME, where the app has several subscriptions.
     """
 
 
@@ -96,6 +98,8 @@ def start(target: Target, job: Job, arguments: Sequence[str]) -> None:
     if importlib.util.find_spec("pyspark") is None:
         raise ConfigurationError("bridge spark needs PySpark: pip install 'ticket-bridge[spark]'")
     env = dict(os.environ)
+    if "--group" in job.lane:
+        target.subscription, arguments = take_subscription(arguments)
     if needs_app(job, arguments, env):
         arguments, env = of_the_lane(job, _settings(target, job), arguments, env)
     command = program(job, arguments)
@@ -105,9 +109,38 @@ def start(target: Target, job: Job, arguments: Sequence[str]) -> None:
     os.execve(command[0], command, env)  # noqa: S606
 
 
+def take_subscription(arguments: Sequence[str]) -> tuple[str | None, list[str]]:
+    """(the value of ``-s`` or ``--subscription``, the other arguments). For a job that reads one lane.
+
+    The job does not know this option. Raises `ConfigurationError`, one line.
+    """
+    found: str | None = None
+    rest: list[str] = []
+    left = list(arguments)
+    while left:
+        argument = left.pop(0)
+        name, equals, value = argument.partition("=")
+        if argument == "--":
+            rest += [argument, *left]
+            break
+        if argument in OPTIONS or (name == OPTIONS[1] and equals):
+            if not equals and not left:
+                raise ConfigurationError(f"{argument} needs the name of a subscription")
+            found = value if equals else left.pop(0)
+        else:
+            rest.append(argument)
+    if found is not None and _has_option("--group", rest):
+        raise ConfigurationError(f"{OPTIONS[0]} and --group both name the lane: leave one out")
+    return found, rest
+
+
 def _settings(target: Target, job: Job) -> Settings:
     try:
-        return target.app.bridge.settings.model_copy(update={"lane": target.unsplit_lane})  # type: ignore[no-any-return]
+        app_settings: Settings = target.app.bridge.settings
+        if "--group" not in job.lane:
+            # It is about the stream, and so about no subscription.
+            return app_settings
+        return app_settings.model_copy(update={"lane": target.unsplit_lane})
     except ConfigurationError as error:
         options = " ".join(option for option in ("--url", *job.lane))
         raise ConfigurationError(f"{error} (with {options} no app is needed)") from None

@@ -116,6 +116,7 @@ def remove(ctx: click.Context, name: str, dry_run: bool, yes: bool, as_json: boo
 
     target: Target = ctx.obj
     declared = target.subscriptions
+    declared = target.subscriptions
     lanes = lanes_named(target.app, name)
     redis = reach(target.app)
     refuse_served(redis, target.app, lanes)

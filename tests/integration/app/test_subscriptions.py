@@ -74,7 +74,7 @@ def lanes(nodes: NodeYard, own_server: EmbeddedServer) -> Subscriptions:
 
 def test_each_subscription_gets_each_message_that_it_wants_by_its_own_task(lanes: Subscriptions) -> None:
     lanes.worker("w1")
-    lanes.master("m1")
+    master = lanes.master("m1")
     kinds = ("created", "read", "changed")
     for n in range(30):
         lanes.push(f"T{n % 3}", n, task="billing.refund" if n % 10 == 9 else "", kind=kinds[n % 5 % 3])
@@ -90,6 +90,8 @@ def test_each_subscription_gets_each_message_that_it_wants_by_its_own_task(lanes
     assert lanes.log("trail", "T0") == [30]
     assert lanes.count("search", "left_out") == 31 - len(wanted)
     assert lanes.count("trail", "left_out") == 30
+    for name in NAMES:
+        assert f"bridge.leader.takeover.rebuild] [{name} on ticket_stream] read the lane" in master.logs()
 
 
 def test_a_failing_subscription_holds_no_other_back(lanes: Subscriptions) -> None:

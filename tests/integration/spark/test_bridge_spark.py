@@ -80,6 +80,44 @@ def commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Comman
         yield Commands(shell, monkeypatch)
 
 
+@pytest.fixture
+def of_several(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Commands]:
+    """Commands of an app with two subscriptions."""
+    subscriptions = {"billing": {"task": "shop.update"}, "search": {"task": "shop.once"}}
+    with command_line(tmp_path, monkeypatch, URL, bridge_subscriptions=subscriptions) as shell:
+        yield Commands(shell, monkeypatch)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        ("-s", "search", "out"),
+        ("out", "-s", "search"),
+        ("--only", "dead", "--subscription=search", "out"),
+        ("out", "--subscription", "search"),
+    ],
+    ids=" ".join,
+)
+def test_an_archive_of_one_subscription_is_that_of_its_group(of_several: Commands, given: tuple[str, ...]) -> None:
+    arguments = of_several.become("archive", *given).arguments
+    assert arguments[:4] == ["--stream", "ticket_stream", "--group", "search"]
+    assert "out" in arguments
+    assert not any(one == "-s" or one.startswith("--subscription") for one in arguments)
+
+
+def test_an_archive_of_an_app_with_several_names_them_without_one(of_several: Commands) -> None:
+    assert "this app has 2 subscriptions: name one with -s: billing, search" in of_several.refused("archive", "out")
+    assert "there is no subscription 'mail'" in of_several.refused("archive", "-s", "mail", "out")
+    assert "-s needs the name of a subscription" in of_several.refused("archive", "out", "-s")
+    assert "both name the lane" in of_several.refused("archive", "-s", "search", "--group", "billing", "out")
+
+
+def test_the_other_jobs_are_about_the_stream_and_get_their_arguments_unchanged(of_several: Commands) -> None:
+    arguments = of_several.become("push", "-s", "what", "log.csv").arguments
+    assert arguments[-3:] == ["-s", "what", "log.csv"]
+    assert arguments[:2] == ["--stream", "ticket_stream"]
+
+
 @pytest.mark.parametrize(
     ("job", "arguments"),
     [

@@ -226,3 +226,26 @@ def test_a_lane_of_a_newer_format_is_named_in_the_status_of_all(shell: CommandLi
     said = shell("status")
     assert said.exit_code == 0
     assert "! search is kept by a newer Ticket Bridge, in format 2: upgrade this one" in said.stdout.splitlines()
+
+
+OTHER = """
+@app.task(bind=True, name="shop.other", shared=False)
+def other(self, ticket_id, payload):
+    pass
+"""
+
+
+def test_a_file_is_pushed_for_tasks_of_subscriptions_only(shell: CommandLine, redis: Any, tmp_path: Path) -> None:
+    text = (tmp_path / f"{shell.app}.py").read_text()
+    shell.write_app(text + OTHER)
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text('{"ticket_id": "T", "n": 1}\n')
+    said = shell("push", str(rows), "--task", "shop.other")
+    assert said.exit_code == 2
+    assert "--task shop.other: it belongs to no subscription; this app's tasks: shop.once, shop.update" in said.stderr
+    assert not redis.exists("ticket_stream")
+    # A row without a task is for the subscriptions' own tasks
+    assert shell("push", str(rows)).exit_code == 0
+    rows.write_text('{"ticket_id": "T", "n": 1, "task": "shop.update"}\n')
+    assert shell("push", str(rows)).exit_code == 0
+    assert [fields.get("task") for _, fields in redis.xrange("ticket_stream")] == [None, "shop.update"]

@@ -1,0 +1,37 @@
+"""Refuses a push for a task that belongs to no subscription of its app.
+
+Such a message is for nobody: subscriptions with a default task would handle it by that one, the others would leave it
+out.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from bridge.app.installed import bridge_of
+from bridge.routing.errors import ConfigurationError
+from bridge.settings.subscriptions import SETTING
+
+if TYPE_CHECKING:
+    from celery import Celery
+
+
+def belongs(app: Celery, task: Any) -> bool:
+    """Whether the ticket task ``task`` belongs to a lane of ``app``."""
+    subscriptions = bridge_of(app).settings.subscriptions
+    # Without the setting, a task that names no subscription belongs to the lane of bridge_group.
+    return (
+        not subscriptions
+        or bool(task.bridge_subscription)
+        or any(lane.default_task == task.name for lane in subscriptions.values())
+    )
+
+
+def require_subscription(task: Any) -> None:
+    """Raises `ConfigurationError` when ``task`` belongs to no subscription of its app."""
+    if not belongs(task.app, task):
+        known = ", ".join(bridge_of(task.app).settings.subscriptions)
+        raise ConfigurationError(
+            f"the task {task.name} belongs to no subscription: name one at the task (bridge_subscription), or name the "
+            f"task in {SETTING}; this app has: {known}"
+        )

@@ -1,0 +1,33 @@
+"""Names the lane in the log lines of a master that takes part in several lanes.
+
+A lane has threads of its own, whose names say which lane it is. So no part of a leader has to name its lane.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from bridge.app.lanes import AppLane
+
+#: The name of a lane's thread begins with this, and goes on with the title of the lane.
+PREFIX = "lane "
+#: The form of a log line of a master.
+FORMAT = "[%(asctime)s: %(levelname)s/%(name)s]%(lane)s %(message)s"
+
+
+def name_thread(lane: AppLane) -> None:
+    """Names this thread after ``lane``, unless it is the only lane that its app can have."""
+    if lane.is_subscription or lane.partition is not None or lane.older:
+        threading.current_thread().name = f"{PREFIX}{lane.title}"
+
+
+class LaneOfThread(logging.Filter):
+    """Sets ``lane`` of a record: `` [billing on ticket_stream]``; empty outside of a lane's threads."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        name = record.threadName or ""
+        record.lane = f" [{name.removeprefix(PREFIX)}]" if name.startswith(PREFIX) else ""
+        return True

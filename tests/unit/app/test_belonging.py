@@ -1,0 +1,56 @@
+"""A push for a task that belongs to no subscription is refused in one line, before anything is sent."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from celery import Celery
+
+import bridge
+from bridge.routing.errors import ConfigurationError
+
+
+def shop(**settings: Any) -> Any:
+    # Nothing listens on this port: a push that is not refused fails in another way.
+    app = Celery("shop", broker="redis://127.0.0.1:1/0", set_as_current=False)
+    bridge.install(app)
+    app.conf.update(settings)
+
+    def handle(self: Any, ticket_id: str, payload: Any) -> None:
+        del self, ticket_id, payload
+
+    app.task(bind=True, name="shop.bill", shared=False)(handle)
+    app.task(bind=True, name="shop.refund", shared=False, bridge_subscription="billing")(handle)
+    app.task(bind=True, name="shop.other", shared=False)(handle)
+    app.finalize()
+    return app
+
+
+WAYS: dict[str, Callable[[Any], Any]] = {
+    "push": lambda task: task.push("T", {}),
+    "push_many": lambda task: task.push_many([("T", {})]),
+    "apush": lambda task: asyncio.run(task.apush("T", {})),
+    "bridge.push": lambda task: task.app.tasks["bridge.push"].run(task.name, "T", {}),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_task_of_no_subscription_is_refused(way: str) -> None:
+    app = shop(bridge_subscriptions={"billing": {"task": "shop.bill"}})
+    with pytest.raises(ConfigurationError, match=r"^the task shop\.other belongs to no subscription: .* has: billing$"):
+        WAYS[way](app.tasks["shop.other"])
+
+
+@pytest.mark.parametrize("settings", [{"bridge_subscriptions": {"billing": {"task": "shop.bill"}}}, {}], ids=str)
+@pytest.mark.parametrize("name", ["shop.bill", "shop.refund"])
+def test_a_task_of_a_subscription_is_pushed(name: str, settings: dict[str, Any]) -> None:
+    with pytest.raises(bridge.ServerUnavailable):
+        shop(**settings).tasks[name].push("T", {})
+
+
+def test_without_the_setting_every_task_has_a_lane() -> None:
+    with pytest.raises(bridge.ServerUnavailable):
+        shop().tasks["shop.other"].push("T", {})
