@@ -124,6 +124,7 @@ class Target:
         self._app = app
         #: The subscription that the command is about, as ``-s`` names it; None: the only one.
         self.subscription: str | None = None
+        self._learned = False
 
     @property
     def app(self) -> Celery:
@@ -141,13 +142,20 @@ class Target:
         """The lanes that the command is about, one for each partition of the stream as it is. Raises
         `ConfigurationError`, and redis errors.
         """
-        from bridge.app.finding import learn_layout, load_tasks
         from bridge.app.lanes import newest_lanes_of
 
-        # Tasks may name subscriptions.
-        load_tasks(self.app)
-        learn_layout(self.app)
+        self._learn()
         return newest_lanes_of(self.app, self.subscription)
+
+    def _learn(self) -> None:
+        """Learns what decides which lanes the app has: its tasks, and how the stream is split."""
+        from bridge.app.finding import learn_layout, load_tasks
+
+        if not self._learned:
+            # Tasks may name subscriptions.
+            load_tasks(self.app)
+            learn_layout(self.app)
+            self._learned = True
 
     @property
     def app_lane(self) -> AppLane:
@@ -168,11 +176,9 @@ class Target:
     @cached_property
     def subscriptions(self) -> dict[str, list[LaneSettings]]:
         """Name -> its lanes, of all subscriptions of the app. Raises `ConfigurationError`."""
-        from bridge.app.finding import learn_layout, load_tasks
         from bridge.app.lanes import subscriptions_of
 
-        load_tasks(self.app)
-        learn_layout(self.app)
+        self._learn()
         return {name: [lane.settings for lane in lanes] for name, lanes in subscriptions_of(self.app).items()}
 
     @property

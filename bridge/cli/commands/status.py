@@ -22,10 +22,11 @@ from bridge.routing.terminal import console
 from bridge.routing.text import printable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from bridge.inspect.status import LaneStatus
     from bridge.inspect.subscriptions import SubscriptionStatus
+    from bridge.settings.lane import LaneSettings
 
 
 @click.command()
@@ -42,12 +43,13 @@ if TYPE_CHECKING:
 def status(target: Target, watch: bool, interval: float, as_json: bool) -> None:
     """Prints the state of the lane: its leader, counts of messages, and each consumer.
 
-    Of an app with several subscriptions: one row for each; with -s the state of one. Exits 0 when the server answered,
-    whatever the state is.
+    Of an app with several subscriptions, or a stream that is split: one row for each subscription; -s NAME chooses one.
+    Exits 0 when the server answered, whatever the state is.
     """
-    show = (
-        _of_subscriptions(target) if target.subscription is None and len(target.subscriptions) > 1 else _of_lane(target)
-    )
+    meant = target.subscriptions
+    if target.subscription is not None:
+        meant = {target.app_lane.name: [lane.settings for lane in target.app_lanes]}
+    show = _of_lane(target) if sum(map(len, meant.values())) == 1 else _of_subscriptions(target, meant)
     if watch:
         try:
             _watch(show, interval, as_json)
@@ -81,19 +83,17 @@ def _of_lane(target: Target) -> _Shown:
     return _Shown(lambda: read_status(redis, settings), as_document, view, line)
 
 
-def _of_subscriptions(target: Target) -> _Shown:
+def _of_subscriptions(target: Target, meant: Mapping[str, Sequence[LaneSettings]]) -> _Shown:
     from bridge.app.finding import reach
     from bridge.cli import subscription_view
     from bridge.inspect.subscriptions import read_subscriptions
 
-    redis, declared = reach(target.app), target.subscriptions
+    redis = reach(target.app)
 
     def documents(found: Sequence[SubscriptionStatus]) -> dict[str, Any]:
         return {"subscriptions": [subscription_view.as_document(one) for one in found]}
 
-    return _Shown(
-        lambda: read_subscriptions(redis, declared), documents, subscription_view.view, subscription_view.line
-    )
+    return _Shown(lambda: read_subscriptions(redis, meant), documents, subscription_view.view, subscription_view.line)
 
 
 def as_document(lane: LaneStatus) -> dict[str, Any]:

@@ -249,3 +249,20 @@ def test_a_file_is_pushed_for_tasks_of_subscriptions_only(shell: CommandLine, re
     rows.write_text('{"ticket_id": "T", "n": 1, "task": "shop.update"}\n')
     assert shell("push", str(rows)).exit_code == 0
     assert [fields.get("task") for _, fields in redis.xrange("ticket_stream")] == [None, "shop.update"]
+
+
+def test_all_partitions_of_a_split_stream_add_up(
+    valkey: EmbeddedServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, redis: Any
+) -> None:
+    with command_line(tmp_path, monkeypatch, valkey.url, bridge_partitions=3, bridge_group="all") as shell:
+        assert shell("subscription", "add", "all").exit_code == 0
+        streams = [f"ticket_stream:p{n}" for n in range(3)]
+        for n, stream in enumerate(streams):
+            for _ in range(n + 1):
+                redis.xadd(stream, {"ticket_id": "T", "payload": "{}"})
+        (row,) = shell.json("status")["subscriptions"]
+        assert (row["name"], row["unread"], row["led"], row["lanes"]) == ("all", 6, 0, 3)
+        assert shell("subscription", "remove", "all", "--yes").stdout.startswith(
+            "removed all on ticket_stream:p0, ticket_stream:p1, ticket_stream:p2 with 6 undone messages (6 unread)"
+        )
+        assert [redis.xinfo_groups(stream) for stream in streams] == [[], [], []]
