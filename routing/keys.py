@@ -63,8 +63,8 @@ class LaneKeys:
     def outcomes(self) -> str:
         """Stream of outcomes, of notices that consumers come and go, and of operators' orders.
 
-        Workers and operators add. The leader trims entries in the step that settles them. Bounded by the messages in
-        flight.
+        Workers, their watchers and operators add. The leader trims entries in the step that settles them. Bounded by
+        the messages in flight.
         """
         return f"{self.prefix}:outcomes"
 
@@ -152,8 +152,8 @@ class LaneKeys:
     def owner_of(self, key: str) -> str | None:
         """The owner of ``key``, for the check that each key has one; None when it is not a key of this lane.
 
-        An owner is not always the only writer. Workers also write `applied`, `consumers` and `outcomes`, operators also
-        write `outcomes`, and the leader adds to `dead`.
+        An owner is not always the only writer. Workers also write `applied`, `consumers` and `outcomes`, watchers and
+        operators also write `outcomes`, and the leader adds to `dead`.
         """
         fixed = {
             self.stream: "producers",
@@ -207,7 +207,8 @@ def _tagged(stream: str) -> str:
 
 
 def push_guard(prefix: str, run: str) -> str:
-    """Hash with EX, of one write (a batch's run, a streaming query): the progress of each of its partitions.
+    """Hash with EX, of one write from Spark: the progress of each of its partitions. ``RUN`` is the name of the write:
+    the ``runId`` of a batch, or the id of a streaming query.
 
     ``<epoch>/<partition>`` -> ``<rows> <digest>[ end]``, ``<epoch>/of`` -> partitions of the epoch, ``floor`` -> the
     last committed epoch, ``told`` -> its summary (JSON). Each chunk sets the expiry again. A commit deletes the fields
