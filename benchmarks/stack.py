@@ -21,7 +21,7 @@ from benchmarks.tally import FOLDER, Reading
 from bridge.routing.errors import TicketBridgeError
 from bridge.routing.keys import LaneKeys
 from bridge.stack.embedded import EmbeddedServer
-from bridge.stack.orphan_guard import OrphanGuard
+from bridge.stack.orphan_stopper import OrphanStopper
 
 #: The checkout, where the apps under test are importable.
 ROOT = Path(__file__).resolve().parent.parent
@@ -96,8 +96,8 @@ class Stack:
                 env={**os.environ, **self.environment},
                 start_new_session=True,
             )
-        guard = OrphanGuard(process.pid)
-        self._cleanup.callback(guard.release)
+        stopper = OrphanStopper(process.pid)
+        self._cleanup.callback(stopper.release)
         self._processes.append((role, process, log))
         found = psutil.Process(process.pid)
         self._roles.setdefault(role, []).append(found)

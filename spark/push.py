@@ -1,4 +1,4 @@
-"""The job that pushes a log, a table or a growing folder into a ticket stream: each ticket in order, each event once.
+"""The job that pushes a log, a table or a growing folder into a ticket stream: each ticket in order, each row once.
 
     python -m bridge.spark.push events.csv.gz --url redis://localhost:6379/0
     python -m bridge.spark.push /landing --format json --follow --checkpoint /var/lib/push
@@ -48,10 +48,10 @@ POSITIVE = click.IntRange(min=1)
 @click.option("--stream", default=DEFAULT_STREAM, show_default=True, help="The stream to append to.")
 @click.option("--format", "kind", type=click.Choice([*FORMATS, TABLE]), help="What FILE is [default: by its name].")
 @click.option("--key", default="ticket_id", show_default=True, help="Column that names the ticket.")
-@click.option("--seq", help="Column that orders a ticket's events: whole numbers or times [default: seq, if any].")
-@click.option("--order", help="Column of times by which tickets interleave, for example timestamp.")
-@click.option("--task", help="Task to run for every event [default: the lane's].")
-@click.option("--task-column", help="Column that names each event's task.")
+@click.option("--seq", help="Column that orders a ticket's rows: whole numbers or times [default: seq, if any].")
+@click.option("--order", help="Column of times. Messages of different tickets are written in the order of these times.")
+@click.option("--task", help="Task to run for every message [default: the lane's].")
+@click.option("--task-column", help="Column that names each message's task.")
 @click.option("--payload-column", help="Column that holds the payload, as JSON [default: made of the other columns].")
 @click.option("--map", "renamed", multiple=True, metavar="MEMBER=COLUMN", help="A column's name in the payload.")
 @click.option("--exclude", "excluded", multiple=True, metavar="COLUMN", help="Column that the payload leaves out.")
@@ -61,7 +61,7 @@ POSITIVE = click.IntRange(min=1)
     help="Name of this push: rows that a push of this name has written are not pushed again [default: by content].",
 )
 @click.option("--again", is_flag=True, help="Push again rows that were pushed before.")
-@click.option("--idempotence", help="watermark, ticket or none: how an event is kept from being pushed twice.")
+@click.option("--idempotence", help="watermark, ticket or none: how a row is kept from being pushed twice.")
 @click.option("--high-water", help="Wait while the stream holds this many entries.")
 @click.option("--max-wait", help="Most seconds to wait without progress.")
 @click.option("--chunk-size", help="Rows per send.")
@@ -78,7 +78,7 @@ POSITIVE = click.IntRange(min=1)
 @click.option("--files", type=POSITIVE, default=100, show_default=True, help="With --follow: most files in one epoch.")
 @job_options
 def main(**given: Any) -> None:
-    """Pushes the events of FILE into a stream, each ticket in order.
+    """Pushes the rows of FILE into a stream, each ticket in order.
 
     FILE is a CSV, JSON lines (both also .gz) or Parquet, a folder of such, or with --format table the name of a table.
     The same push again adds nothing: it goes on where the first one ended.

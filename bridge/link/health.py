@@ -15,7 +15,7 @@ from bridge.routing.errors import ConfigurationError
 
 logger = logging.getLogger(__name__)
 
-#: Seconds between two touches, at least. What looks at the file allows for the longest sleep of a loop, 5 s, and more.
+#: Least seconds between two touches. A supervisor must accept an age above 5 s, the loop's longest sleep.
 EVERY_S = 1.0
 
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from bridge.routing.errors import ServerStartFailed
-from bridge.stack.orphan_guard import OrphanGuard
+from bridge.stack.orphan_stopper import OrphanStopper
 from bridge.stack.stopping import POLL_S, StopRequest
 
 #: Lines of a log that an error shows.
@@ -45,7 +45,7 @@ class Child:
         self._env = dict(env or {})
         self._on_line = on_line
         self._process: subprocess.Popen[str] | None = None
-        self._guard: OrphanGuard | None = None
+        self._stopper: OrphanStopper | None = None
         self._reader: threading.Thread | None = None
 
     def __repr__(self) -> str:
@@ -82,7 +82,7 @@ class Child:
                 )
             except OSError as exc:
                 raise ServerStartFailed(f"cannot start {self.name} ({self.command[0]}): {exc.strerror}") from None
-        self._guard = OrphanGuard(self._process.pid)
+        self._stopper = OrphanStopper(self._process.pid)
         if self._on_line is not None:
             self._reader = threading.Thread(target=self._read, name=f"{self.name}-output", daemon=True)
             self._reader.start()
@@ -110,9 +110,9 @@ class Child:
         self._process.wait()
         if self._reader is not None:
             self._reader.join(timeout=5.0)
-        if self._guard is not None:
-            self._guard.release()
-            self._guard = None
+        if self._stopper is not None:
+            self._stopper.release()
+            self._stopper = None
 
     def log_tail(self, lines: int = TAIL_LINES) -> str:
         """The last lines of its log, indented."""

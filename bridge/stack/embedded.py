@@ -6,7 +6,7 @@ The contract:
   process id is compared. A server that answers LOADING is not ready.
 - The port stays the same over `stop()`, `kill()` and `restart()`, as clients of a crashed server expect.
 - The server does not outlive this process. PDEATHSIG would act when the *thread* that started the server ends, and that
-  may not be the main thread. So a guard process, a shell that waits on a pipe, stops the server when this process ends.
+  may not be the main thread. So a shell that waits on a pipe (`OrphanStopper`) stops the server when this process ends.
 - Ctrl-C in a terminal does not reach the server, which has its own session. So its clients can finish. The process that
   started the server stops it.
 """
@@ -30,7 +30,7 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from bridge.routing.errors import PortInUse, ServerStartFailed
-from bridge.stack.orphan_guard import OrphanGuard
+from bridge.stack.orphan_stopper import OrphanStopper
 from bridge.stack.ports import HOST, free_port
 
 FsyncPolicy = Literal["always", "everysec", "no"]
@@ -101,7 +101,7 @@ class EmbeddedServer:
         self._data_dir = data_dir.absolute() if data_dir is not None else None
         self._log_file = log_file
         self._process: subprocess.Popen[bytes] | None = None
-        self._guard: OrphanGuard | None = None
+        self._stopper: OrphanStopper | None = None
 
     def __enter__(self) -> Self:
         self.start()
@@ -180,7 +180,7 @@ class EmbeddedServer:
         self._end(signal.SIGTERM, timeout_s)
 
     def kill(self) -> None:
-        """Ends the server as a crash would: SIGKILL, no good-bye, no last fsync."""
+        """Ends the server as a crash would: SIGKILL, and no last fsync."""
         self._end(signal.SIGKILL, timeout_s=10.0)
 
     def restart(self) -> None:
@@ -242,7 +242,7 @@ class EmbeddedServer:
         log_offset = self.log_file.stat().st_size if self.log_file.exists() else 0
         with self.log_file.open("ab") as log:
             self._process = self._spawn(self._command(binary), log)
-        self._guard = OrphanGuard(self._process.pid)
+        self._stopper = OrphanStopper(self._process.pid)
         try:
             self._wait_until_it_answers(log_offset)
         except BaseException:
@@ -300,7 +300,7 @@ class EmbeddedServer:
         if self._process is None:
             return
         self._signal(number)
-        # A frozen process keeps SIGTERM for later; it has to be woken to hear it.
+        # A frozen process gets SIGTERM only when it runs again.
         self._signal(signal.SIGCONT)
         try:
             self._process.wait(timeout_s)
@@ -311,9 +311,9 @@ class EmbeddedServer:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process = None
-        if self._guard is not None:
-            self._guard.release()
-            self._guard = None
+        if self._stopper is not None:
+            self._stopper.release()
+            self._stopper = None
 
 
 def _answers_as(client: redis.Redis, pid: int) -> bool:

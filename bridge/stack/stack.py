@@ -4,7 +4,7 @@
   this stack leads, each worker is registered with its process id, Flower answers HTTP.
 - A child that ends unexpectedly is an error of the whole stack.
 - They stop in the reverse order, since a process may need the others to finish.
-- No child outlives this process (`bridge.stack.orphan_guard.OrphanGuard`).
+- No child outlives this process (`bridge.stack.orphan_stopper.OrphanStopper`).
 """
 
 from __future__ import annotations

@@ -23,8 +23,8 @@ def handle(
 ) -> Handled:
     """Handles one message once, as a worker would, without a server; effects are recorded and applied nowhere.
 
-    ``attempt``: the how many-th delivery it is; ``lost``: the attempt before, when that was cut off half way, for
-    `bridge_rollback`. Raises `PayloadError` for what could not be pushed.
+    ``attempt``: the number of the attempt, from 1. ``lost``: the attempt before, if that was cut off half way, for
+    `bridge_rollback`. Raises `PayloadError` for a message that could not be pushed.
     """
     eager = bridge_of(task.app).eager
     content = payload_bytes(payload, bridge_of(task.app).settings.lane.max_payload)

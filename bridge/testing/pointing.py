@@ -1,4 +1,4 @@
-"""An app that a test points at another server, and sets back."""
+"""Points an app at another server for a block, then restores it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def pointed_at(app: Any, url: str) -> Iterator[None]:
 
     def put(values: dict[str, Any]) -> None:
         conf.update(values)
-        # What was made for the other server.
+        # Drops the clients of the old server.
         app._pool = app.amqp._producer_pool = None
         app._backend_cache = None
         with suppress(AttributeError):

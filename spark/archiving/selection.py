@@ -3,8 +3,7 @@
 A message is known from its entry (``messages``), from a row of its history, or from its dead letter. Any of the three
 may be missing: a stream drops acknowledged entries, and a history is capped. The body of a message is that of its
 entry. If the entry left the stream before it was archived, the body is that of its dead letter. A message with neither
-is
-**missing**.
+is **missing**.
 
 A replay sends what the tasks got: ticket, task and payload. If the entry named no task, none is sent, and the lane's
 default decides again. The payload of an entry without ``payload`` is its other fields, as an object of strings, as the
@@ -35,7 +34,7 @@ if TYPE_CHECKING:
 #: The place of a message in its ticket. It orders the writing and is not sent.
 PLACE = "place"
 _TIME = "__time"
-_BESIDE = What.STALE.value
+_STALE = What.STALE.value
 _GIVEN_UP = (What.DEAD.value, What.REFUSED.value)
 #: Reasons for which a refused entry is not a message of a ticket, or has a part that is not text, as an archive holds.
 _NO_MESSAGE = tuple(reason.value for reason in (Refused.NO_TICKET, Refused.BAD_TICKET, Refused.NOT_UTF8))
@@ -79,9 +78,9 @@ def selected(session: SparkSession, archive: str, selection: Selection, *, max_p
     """
     within = selection.within.holds(fn.col("message_id")) & fn.col("message_id").isNotNull()
     entries = read_table(session, archive, MESSAGES).filter(within).alias("m")
-    fates = _fates(read_table(session, archive, HISTORY).filter(within)).alias("h")
+    states = _last_states(read_table(session, archive, HISTORY).filter(within)).alias("h")
     letters = _letters(read_table(session, archive, DEAD).filter(within)).alias("d")
-    found = entries.join(fates, "message_id", "full").join(letters, "message_id", "full")
+    found = entries.join(states, "message_id", "full").join(letters, "message_id", "full")
     ticket = fn.coalesce("m.ticket_id", "d.ticket_id", "h.ticket_id")
     of_entry = fn.col("m.enqueued_at").isNotNull() | fn.col("m.fields").isNotNull() | fn.col("m.ticket_id").isNotNull()
     body = fn.when(of_entry, _body("m")).otherwise(_body("d"))
@@ -143,14 +142,14 @@ def in_replay_order(rows: DataFrame, *, partitions: int, max_payload: int) -> Da
     ).drop(_TIME)
 
 
-def _fates(history: DataFrame) -> DataFrame:
+def _last_states(history: DataFrame) -> DataFrame:
     """For each message its ticket, its task, and its state by the last row that has one."""
     place = fn.struct(*id_numbers(fn.col("history_id")), "row")
 
     def last(name: str) -> Column:
         return fn.max_by(name, fn.when(fn.col(name) != "", place)).alias(name)
 
-    stands = fn.when(fn.col("what") != _BESIDE, place)
+    stands = fn.when(fn.col("what") != _STALE, place)
     return history.groupBy("message_id").agg(last("ticket_id"), last("task"), fn.max_by("what", stands).alias("what"))
 
 

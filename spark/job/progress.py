@@ -45,14 +45,14 @@ class Display:
         if self._json:
             emit(event="pushed", rows=rows, rows_per_s=round(speed, 1))
         else:
-            self._show(f"{count(rows, 'event')}, {rate(speed)}")
+            self._show(f"{count(rows, 'message')}, {rate(speed)}")
 
     def waiting(self, rows: int, reason: str, seconds: float) -> None:
         """Nothing was written for so many seconds, for this reason."""
         if self._json:
             emit(event="waiting", reason=reason, seconds=round(seconds, 1))
         elif self._live:
-            self._show(f"{count(rows, 'event')}, waiting for {duration(seconds * 1000)}: {reason}")
+            self._show(f"{count(rows, 'message')}, waiting for {duration(seconds * 1000)}: {reason}")
         else:
             # Without the seconds, so that each reason is shown once and not twice a second.
             self._show(f"waiting: {reason}")
@@ -62,7 +62,7 @@ class Display:
         if self._json:
             emit(event="epoch", epoch=epoch, rows=rows, seconds=round(seconds, 3))
         else:
-            self._show(f"epoch {epoch}: {count(rows, 'event')} in {duration(seconds * 1000)}")
+            self._show(f"epoch {epoch}: {count(rows, 'message')} in {duration(seconds * 1000)}")
 
     def table(self, name: str, rows: int) -> None:
         """A table is written. A person sees this on a terminal only."""

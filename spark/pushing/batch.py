@@ -120,7 +120,7 @@ class _Batch:
                 run=self._run,
             )
         elif plan.progress == "text" and ordered_by != f"column {plan.mapping.seq or USUAL_SEQUENCE}":
-            print(f"no column orders the events of a ticket: it is {ordered_by} (--seq names one)", flush=True)
+            print(f"no column orders the rows of a ticket: it is {ordered_by} (--seq names one)", flush=True)
 
     def _tell_end(self, total: int, rejected: int, seconds: float) -> None:
         plan = self._plan
@@ -141,14 +141,16 @@ class _Batch:
             )
         if plan.progress != "text":
             return
-        done = f"pushed {count(fresh, 'event')} into" if counted else f"offered {count(fresh, 'event')} to"
+        done = f"pushed {count(fresh, 'message')} into" if counted else f"offered {count(fresh, 'message')} to"
         print(f"{done} {plan.stream} in {duration(seconds * 1000)}, {rate(speed)}", flush=True)
         if not counted:
-            print("events whose number is not above the last one of their ticket are there already, and are not added")
+            print(
+                "messages whose number is not above the last one of their ticket are there already, and are not added"
+            )
         if already:
             were = "was" if already == 1 else "were"
             print(
-                f"{count(already, 'event')} {were} there already, from an earlier run of this push; "
+                f"{count(already, 'message')} {were} there already, from an earlier run of this push; "
                 "--again pushes them again"
             )
         if rejected:

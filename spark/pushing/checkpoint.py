@@ -21,8 +21,9 @@ _FILE = "stream.json"
 def claim(session: SparkSession, checkpoint: str, *, url: str, stream: str) -> None:
     """Makes this the checkpoint of pushes into one stream, in any file system that Spark writes to.
 
-    Of the server's address only the number of the database is kept: the rest may change. An older checkpoint did not
-    keep the stream: it takes the present one. Raises ``ConfigurationError`` for the checkpoint of another stream.
+    Of the server's address only the number of the database is kept: the rest may change. A checkpoint of an older
+    version has no stream. This stream is written into it. Raises ``ConfigurationError`` for the checkpoint of another
+    stream.
     """
     asked = {"stream": stream, "database": database(url)}
     assert session._jvm is not None
@@ -45,7 +46,8 @@ def claim(session: SparkSession, checkpoint: str, *, url: str, stream: str) -> N
         of = f"pushes into stream {kept['stream']!r} in database {kept['database']}"
     except (ValueError, KeyError, TypeError):
         raise ConfigurationError(
-            f"{place} is not of a push; is {checkpoint} a --checkpoint? With another one the push starts again"
+            f"cannot read {place}: {checkpoint} is not the checkpoint of a push. Name another --checkpoint to start "
+            "again"
         ) from None
     if kept != asked:
         raise ConfigurationError(f"the checkpoint {checkpoint} is of {of}; another stream needs another --checkpoint")

@@ -153,8 +153,8 @@ class _Following:
         elif self._plan.progress == "text":
             # With idempotence=ticket, rows that were in the stream already are not counted.
             offered = self._parsed.idempotence is Idempotence.TICKET
-            events = count(self._rows, "event")
-            done = f"offered {events} to" if offered else f"pushed {events} into"
+            messages = count(self._rows, "message")
+            done = f"offered {messages} to" if offered else f"pushed {messages} into"
             print(f"{done} {self._plan.stream} in {count(self._epochs, 'epoch')}", flush=True)
 
 

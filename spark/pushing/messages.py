@@ -34,7 +34,7 @@ from bridge.spark.write.columns import column
 from bridge.spark.write.refusals import PAYLOAD, TASK
 from bridge.spark.write.rejects import REASON, ROW, Checks
 
-#: The column that orders the events of a ticket, if the log has it and the user names no other.
+#: The column that orders the rows of a ticket, if the log has it and the user names no other.
 USUAL_SEQUENCE = "seq"
 _TIME = "__time"
 _PLACE = "place in the file"
@@ -93,9 +93,9 @@ class Messages:
     time: str | None
     #: The columns that are fields of an entry, beside the ticket.
     fields: list[str]
-    #: What orders the events of a ticket, in words.
+    #: What orders the rows of a ticket, in words.
     ordered_by: str
-    #: Whether two events of a ticket may have the same number. Places in a file are always different.
+    #: Whether two rows of a ticket may have the same number. Places in a file are always different.
     may_tie: bool
     #: Whether the payload comes from the log as text, and may not be JSON.
     foreign_json: bool
@@ -209,12 +209,12 @@ def _is_text(events: DataFrame, name: str) -> bool:
 
 @dataclass(frozen=True)
 class _Placed:
-    """Events, and the number that orders those of a ticket."""
+    """Rows, and the number that orders those of a ticket."""
 
     events: DataFrame
     number: Column
     name: str
-    #: What orders the events, in words for the user.
+    #: What orders the rows, in words for the user.
     ordered_by: str
     may_tie: bool
     #: The refusal of a row without a number.
@@ -222,10 +222,10 @@ class _Placed:
 
 
 def _placed(events: DataFrame, mapping: Mapping) -> _Placed:
-    """The events with their number: of the sequence, else by time, else by the place in the file.
+    """The rows with their number: of the sequence, else by time, else by the place in the file.
 
-    Several events of a ticket may have one time: in files their places tell then, in other tables nothing does, and
-    the tie is refused.
+    Several rows of a ticket may have the same time. In a file, the order of the rows decides then. In a table, equal
+    times are refused.
     """
     seq = mapping.seq or (USUAL_SEQUENCE if USUAL_SEQUENCE in events.columns else None)
     if seq is not None:
@@ -234,7 +234,7 @@ def _placed(events: DataFrame, mapping: Mapping) -> _Placed:
             unplaced += " (times go with --order)"
         return _Placed(events, _whole_number(events, seq), seq, f"column {seq}", may_tie=True, unplaced=unplaced)
     if events.isStreaming:
-        raise InputError("--follow needs --seq: the column that orders the events of a ticket")
+        raise InputError("--follow needs --seq: the column that orders the rows of a ticket")
     if mapping.order is None:
         rows = with_position(events)
         number = fn.row_number().over(Window.partitionBy(column(mapping.key)).orderBy(*map(column, POSITION)))

@@ -8,7 +8,7 @@ from bridge.spark.read.fetch import Fetcher
 from bridge.spark.read.ranges import Range
 from bridge.spark.wire.entry_ids import EntryId
 
-#: A value of ``each`` with which there is one range.
+#: Larger than any number of entries: as ``each`` it puts all entries into one range.
 ONE_RANGE = 2**63
 
 

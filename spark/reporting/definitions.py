@@ -8,16 +8,16 @@ from __future__ import annotations
 DEFINITIONS = (
     (
         "message",
-        "Counted once, however often it was tried. Its outcome is that of its last row in the history: done, dead, "
+        "Counted once, however many attempts it had. Its outcome is that of its last row in the history: done, dead, "
         "refused, or undone (it failed, was lost, given back or replayed, and comes again). Stale rows (the result of "
-        "an execution whose fence was over) do not decide an outcome. A message that has no other rows is counted as "
-        "unknown: how it ended is not in the archive. A range of time takes a message with all its rows.",
+        "an execution whose fence was not current) do not decide an outcome. A message that has no other rows is "
+        "counted as unknown: how it ended is not in the archive. A range of time takes a message with all its rows.",
     ),
     (
         "execution",
         "A delivery that began, or may have begun: it is done, failed or lost, or it ended in the dead letters. A "
         "delivery that was given back had not begun and is not counted. Neither is a message that went to the dead "
-        "letters without another try.",
+        "letters without another attempt.",
     ),
     (
         "retry",

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 DONE, DEAD, REFUSED, UNDONE, UNKNOWN = "done", "dead", "refused", "undone", "unknown"
 
 #: Rows that do not decide the outcome of their message.
-_BESIDE = What.STALE.value
+_STALE = What.STALE.value
 _CAME_AGAIN = (What.FAILED.value, What.LOST.value)
 #: Ids from here on, in ms, are times (2001-09-09) …
 _FIRST_TIME_MS = 10**12
@@ -71,7 +71,7 @@ def messages(rows: DataFrame) -> DataFrame:
     ``losses``, ``returns``, ``replays`` and ``stale``.
     """
     what, place = fn.col("what"), fn.col("place")
-    last = fn.max_by(what, fn.when(what != _BESIDE, place))
+    last = fn.max_by(what, fn.when(what != _STALE, place))
     outcome = (
         fn.when(last.isin(DONE, DEAD, REFUSED), last).when(last.isNotNull(), fn.lit(UNDONE)).otherwise(fn.lit(UNKNOWN))
     )

@@ -29,7 +29,7 @@ from bridge.spark.write.layout import Layout
 from bridge.spark.write.options import Idempotence, WriteOptions
 from bridge.spark.write.patience import Patience
 from bridge.spark.write.per_ticket import PerTicket
-from bridge.spark.write.refusals import SequenceGuard, check_dates, check_payloads, check_range, check_tickets
+from bridge.spark.write.refusals import SequenceCheck, check_dates, check_payloads, check_range, check_tickets
 
 #: How long a task waits for a server that it cannot reach at its start, in seconds: the address is probably wrong.
 FIRST_CONNECTION_S = 10.0
@@ -97,7 +97,7 @@ def write_partition(
 
 def checked(options: WriteOptions, layout: Layout, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """The batches, each after it was checked. Raises ``PayloadError`` for a row that is refused."""
-    rising = SequenceGuard(layout.sequence) if layout.sequence else None
+    rising = SequenceCheck(layout.sequence) if layout.sequence else None
     for batch in batches:
         tickets = batch.column(layout.key)
         check_tickets(tickets)

@@ -1,6 +1,6 @@
 """The checks of a batch, before anything of it is written.
 
-The checks look at whole Arrow columns. Only for a batch that fails a check is the row searched. Each refusal is one
+The checks look at whole Arrow columns. The row is searched only when a batch fails a check. Each refusal is one
 line that names the ticket, or the row where it is missing, and the limit.
 """
 
@@ -61,7 +61,7 @@ def check_payloads(batch: pa.RecordBatch, tickets: pa.Array, fields: list[str], 
 
 
 def check_dates(batch: pa.RecordBatch, tickets: pa.Array, names: list[str]) -> None:
-    """Refuses a date that has no text: Spark's dates go beyond years of four digits."""
+    """Refuses a date outside the years 1 to 9999, which has no ISO text."""
     for name in names:
         column = batch.column(name)
         if not pa.types.is_date32(column.type):
@@ -81,7 +81,7 @@ def check_range(tickets: pa.Array, sequence: pa.Array, name: str) -> None:
             raise PayloadError(f"{name} of ticket {ticket!r} is {number}; idempotence=ticket allows {MAX_SEQUENCE}")
 
 
-class SequenceGuard:
+class SequenceCheck:
     """Checks over one partition that the sequence rises within each ticket.
 
     Keeps the last number of each ticket of the partition: about 150 bytes per ticket while the partition is written.

@@ -1,6 +1,6 @@
 """Judges a run from evidence that the bridge does not write itself: the ledger of what ran, and Spark's expectations.
 
-Pure functions. The demo gathers the evidence, and tests pass in forged evidence.
+Pure functions. The demo gathers the evidence, and tests pass in made-up ledgers.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Findings:
 
     #: Events without a successful end.
     lost: int = 0
-    #: Successful ends of an event that is neither the last succeeded event of its ticket nor the next one.
+    #: Events that succeeded out of order.
     reordered: int = 0
     #: Executions that began while another one of their ticket was running.
     overlapped: int = 0

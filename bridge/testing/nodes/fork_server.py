@@ -1,16 +1,16 @@
 """Starts Python programs by forking: what most of a test's processes import is imported once, here.
 
 Run as a script, with the number of a connected socket, "with-bridge" or "without-bridge", and "gevent" for programs
-that begin with its patches. Each request names a
-program (``python -m module …``), its folder and its environment, and carries its three standard streams. The fork
-becomes that program: session, streams, folder, environment, arguments and search path are those that a new interpreter
-would have, and so is what other processes read of it under ``/proc``. Nothing of an app is imported before the fork.
+that begin with its patches. Each request names a program (``python -m module …``), its folder and its environment, and
+carries its three standard streams. The fork becomes that program: session, streams, folder, environment, arguments and
+search path are those that a new interpreter would have. Other processes also see these under ``/proc``. Nothing of an
+app is imported before the fork.
 
 A program that has ended stays a zombie until the test asks for its exit code, as a child of the test itself would. The
 server ends with the test process, by the end of the socket.
 
-A worker that was forked forks its watcher in turn, which the product starts as a new interpreter: most of what that
-takes is to import what the worker has. Tests of the watcher itself set `WATCHER_BY_EXEC`.
+A real worker starts its watcher as a new interpreter. Here the worker forks it, which saves the imports. Tests of the
+watcher itself set `WATCHER_BY_EXEC`.
 
 Only the standard library may be imported at the top.
 """
@@ -37,7 +37,8 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[3]
 #: Bytes of one request at most.
 REQUEST_SIZE = 1 << 18
-#: What tells a node's processes apart. The kernel shows as much of an environment as the server's own took.
+#: The variable that tells a node's processes apart. ``/proc/PID/environ`` shows at most the size of the server's first
+#: environment.
 MARK = "TICKET_BRIDGE_TEST_NODE"
 #: The module that a watcher runs, and the variable that lets a worker start it as a new interpreter.
 WATCHER = "bridge.worker.guard.watcher"
@@ -83,7 +84,7 @@ def preload(with_bridge: bool) -> None:
     else:
         assert "bridge" not in sys.modules
     assert threading.active_count() == 1, threading.enumerate()
-    # Kept out of the collector's sight, and so on pages that forks share.
+    # Frozen for the collector, so forks share these pages.
     gc.collect()
     gc.freeze()
 
@@ -154,10 +155,10 @@ PIPES = ("p2cread", "p2cwrite", "c2pread", "c2pwrite", "errread", "errwrite")
 
 
 def _be_watcher(program: Program, base_path: list[str], asked: dict[str, Any]) -> None:
-    """Runs as a watcher to the end of this process, with nothing of the worker's but what it was given."""
+    """Runs as a watcher to the end of this process, with no open file of the worker except those in the request."""
     code = 1
     try:
-        # What the collector would end here may be a socket whose number means another one by then.
+        # No garbage collection here: a finaliser could close a file descriptor that is in use again.
         gc.freeze()
         os.setsid()
         os.dup2(asked["p2cread"], 0)
@@ -225,7 +226,7 @@ def main() -> None:
     base_path = sys.path[1:]
     sys.path[:] = base_path
     number, bridge, patches = sys.argv[1:4]
-    # Made before gevent's patches, as it waits for requests in no hub; nor does the fork have one of its parent's.
+    # Made before gevent's patches: the server uses no hub, so a fork inherits none.
     control, fork = socket.socket(fileno=int(number)), os.fork
     control.set_inheritable(False)
     if patches == "gevent":
@@ -234,7 +235,7 @@ def main() -> None:
     control.send(b"ready")
     program = serve(control, fork)
     program.take_place(base_path)
-    # With gevent's patches a fork is another thing.
+    # gevent replaces `os.fork`: a watcher is started as a new interpreter then.
     if patches != "gevent" and WATCHER_BY_EXEC not in program.env:
         fork_watchers(base_path)
     program.run()

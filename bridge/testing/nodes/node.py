@@ -111,7 +111,7 @@ class Node(CeleryTestNode, ABC):
 
     @abstractmethod
     def vanish(self) -> None:
-        """SIGKILL to everything that the node consists of: a lost machine, where nobody is left to say good-bye."""
+        """SIGKILL to everything that the node consists of: as when a machine is lost."""
 
     @abstractmethod
     def pause(self) -> None:

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import psutil
 
-from bridge.stack.orphan_guard import OrphanGuard
+from bridge.stack.orphan_stopper import OrphanStopper
 from bridge.testing.nodes import preloaded
 from bridge.testing.nodes.fork_server import MARK
 from bridge.testing.nodes.local_containers import ProcessContainer
@@ -56,7 +56,7 @@ class ProcessNode(Node):
             self.ready_text = ready_text
         self._mark = uuid.uuid4().hex
         self._process: subprocess.Popen[bytes] | preloaded.Forked | None = None
-        self._guard: OrphanGuard | None = None
+        self._stopper: OrphanStopper | None = None
         self._life_began_at = 0
 
     def __repr__(self) -> str:
@@ -87,8 +87,8 @@ class ProcessNode(Node):
 
     def start(self) -> None:
         assert not self.running, f"{self._name} runs already"
-        if self._guard is not None:
-            self._guard.release()  # of the life before
+        if self._stopper is not None:
+            self._stopper.release()  # of the life before
         self._life_began_at = self._log_size()
         env = self.environment()
         with self.log_file.open("ab") as log, Path(os.devnull).open("rb") as nothing:
@@ -105,7 +105,7 @@ class ProcessNode(Node):
                     env=env,
                     start_new_session=True,
                 )
-        self._guard = OrphanGuard(self._process.pid)
+        self._stopper = OrphanStopper(self._process.pid)
 
     def wait(self, timeout_s: float = 15.0) -> int:
         assert self._process is not None, f"{self._name} was never started"
@@ -161,9 +161,9 @@ class ProcessNode(Node):
         if self._process is None:
             return
         self._kill_all()
-        if self._guard is not None:
-            self._guard.release()
-            self._guard = None
+        if self._stopper is not None:
+            self._stopper.release()
+            self._stopper = None
 
     def _kill_all(self) -> None:
         assert self._process is not None

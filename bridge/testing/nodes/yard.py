@@ -1,4 +1,4 @@
-"""The nodes of one test as processes: made here, and gone when the test is over, whatever it did to them."""
+"""The nodes of one test as processes. They are ended after the test in any case."""
 
 from __future__ import annotations
 

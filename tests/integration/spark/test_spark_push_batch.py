@@ -137,7 +137,7 @@ def test_by_the_tickets_numbers_it_says_what_was_offered_not_what_was_added(
         assert (done["rows"], done["already"]) == (ROWS, None)
     push(session, plan(valkey, log, *arguments, "--progress", "text"))
     said = capsys.readouterr().out
-    assert f"offered {ROWS} events to {STREAM} in " in said
+    assert f"offered {ROWS} messages to {STREAM} in " in said
     assert "pushed" not in said
     assert all_once_in_order(pusher.entries())
 

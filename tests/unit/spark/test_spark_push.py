@@ -94,15 +94,15 @@ class Terminal:
 def test_on_a_terminal_there_is_one_line_that_is_written_over_and_never_wraps(monkeypatch: pytest.MonkeyPatch) -> None:
     written: list[str] = []
     monkeypatch.setattr(sys, "stdout", Terminal(written.append))
-    monkeypatch.setenv("COLUMNS", "40")
+    monkeypatch.setenv("COLUMNS", "42")
     display = Display("text")
     display.rows(1200, 600.4)
     display.waiting(1200, "the stream holds 20,000 entries, as many as highWater allows", 12.0)
     display.close()
     lines = [line for line in re.split(r"[\r\n]+", re.sub(r"\x1b\[[?0-9;]*[A-Za-z]", "", "".join(written))) if line]
-    assert lines[0].startswith("1,200 events, 600/s")
-    assert lines[1].startswith("1,200 events, waiting for 12.0 s: the")
-    assert all(len(line) <= 40 for line in lines)
+    assert lines[0].startswith("1,200 messages, 600/s")
+    assert lines[1].startswith("1,200 messages, waiting for 12.0 s: the")
+    assert all(len(line) <= 42 for line in lines)
     # The last thing written is that the line goes away.
     assert written[-1].endswith("\x1b[1A\x1b[2K")
 
@@ -115,7 +115,7 @@ def test_without_a_terminal_a_reason_to_wait_is_printed_once(capsys: pytest.Capt
     display.waiting(5, "the stream is full", 1.0)
     assert capsys.readouterr().out.splitlines() == [
         "waiting: the stream is full",
-        "5 events, 10.0/s",
+        "5 messages, 10.0/s",
         "waiting: the stream is full",
     ]
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bridge.routing.errors import PayloadError
-from bridge.spark.write.refusals import SequenceGuard, check_dates, check_payloads, check_tickets
+from bridge.spark.write.refusals import SequenceCheck, check_dates, check_payloads, check_tickets
 
 
 @pytest.mark.parametrize(
@@ -33,7 +33,7 @@ def test_a_ticket_of_512_bytes_is_allowed() -> None:
 
 def test_a_batch_without_rows_is_allowed() -> None:
     check_tickets(pa.array([], pa.string()))
-    SequenceGuard("seq").check(pa.array([], pa.string()), pa.array([], pa.int64()))
+    SequenceCheck("seq").check(pa.array([], pa.string()), pa.array([], pa.int64()))
 
 
 def payloads(**columns: list[str | None]) -> pa.RecordBatch:
@@ -77,7 +77,7 @@ Row = tuple[str, int | None]
 
 
 def guard(*batches: list[Row]) -> None:
-    watcher = SequenceGuard("seq")
+    watcher = SequenceCheck("seq")
     for rows in batches:
         tickets = pa.array([ticket for ticket, _ in rows], pa.string())
         watcher.check(tickets, pa.array([number for _, number in rows], pa.int64()))

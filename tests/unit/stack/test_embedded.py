@@ -15,7 +15,7 @@ import pytest
 
 from bridge.routing.errors import PortInUse, ServerStartFailed
 from bridge.stack.embedded import EmbeddedServer, find_server_binary
-from bridge.stack.orphan_guard import OrphanGuard
+from bridge.stack.orphan_stopper import OrphanStopper
 from bridge.stack.ports import free_port, port_is_taken
 from bridge.testing.waiting import wait_until
 
@@ -167,15 +167,15 @@ def test_nothing_outlives_a_killed_parent(tmp_path: Path) -> None:
         assert psutil.pid_exists(server_pid)
         parent.kill()
     wait_until(lambda: not _is_alive(server_pid), description="the server of a killed parent to end")
-    # It had time for an orderly end: the guard first sends a signal that asks, and later kills.
+    # It had time for an orderly end: the stopper first sends a signal that asks, and later kills.
     assert "bye bye" in (tmp_path / "server.log").read_text()
 
 
-def test_a_released_guard_kills_no_process() -> None:
+def test_a_released_stopper_kills_no_process() -> None:
     with subprocess.Popen(["sleep", "600"], start_new_session=True) as process:
-        guard = OrphanGuard(process.pid)
-        guard.release()
-        guard.release()  # once more does nothing
+        stopper = OrphanStopper(process.pid)
+        stopper.release()
+        stopper.release()  # once more does nothing
         assert process.poll() is None
         os.killpg(process.pid, signal.SIGKILL)
 

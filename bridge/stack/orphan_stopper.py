@@ -1,13 +1,13 @@
-"""A guard process that ends a process group when its parent has ended."""
+"""Ends a process group when the process that started it has ended, however that ended."""
 
 from __future__ import annotations
 
 import contextlib
 import subprocess
 
-# Waits for one line on its standard input. The line means "the group is gone, forget it". The end of the input means
-# that the writer is gone without a word: end the group, politely at first, so that the append-only file is complete.
-_GUARD_SCRIPT = """
+# Waits for one line on its standard input. The line means that the group has ended. The end of the input without a line
+# means that the writer has died: end the group, with SIGTERM first, so that the append-only file is complete.
+_SCRIPT = """
 read -r released && exit 0
 kill -s TERM -- "-$1" 2>/dev/null || exit 0
 for second in 1 2 3 4 5; do
@@ -18,12 +18,12 @@ kill -s KILL -- "-$1" 2>/dev/null
 """
 
 
-class OrphanGuard:
-    """Ends a process group when the process that made this guard has ended, however it ended."""
+class OrphanStopper:
+    """A shell that ends a process group when the process that made it has ended."""
 
     def __init__(self, group_id: int) -> None:
         self._shell = subprocess.Popen(
-            ["/bin/sh", "-c", _GUARD_SCRIPT, "sh", str(group_id)],
+            ["/bin/sh", "-c", _SCRIPT, "sh", str(group_id)],
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
@@ -31,7 +31,7 @@ class OrphanGuard:
         )
 
     def release(self) -> None:
-        """Dismisses the guard. Call it as soon as the group has ended, before the kernel reuses its id."""
+        """Ends the shell and not the group. Call it as soon as the group has ended, before the kernel reuses its id."""
         if self._shell.stdin is None or self._shell.stdin.closed:
             return
         with contextlib.suppress(BrokenPipeError):
