@@ -120,11 +120,11 @@ def test_without_a_terminal_a_reason_to_wait_is_printed_once(capsys: pytest.Capt
     ]
 
 
-def test_one_event_is_not_called_events(capsys: pytest.CaptureFixture[str]) -> None:
+def test_one_message_is_not_called_messages(capsys: pytest.CaptureFixture[str]) -> None:
     display = Display("text")
     display.rows(1, 10.0)
     display.epoch(0, 1, 2.0)
-    assert capsys.readouterr().out.splitlines() == ["1 event, 10.0/s", "epoch 0: 1 event in 2.00 s"]
+    assert capsys.readouterr().out.splitlines() == ["1 message, 10.0/s", "epoch 0: 1 message in 2.00 s"]
 
 
 def test_progress_is_json_lines_or_nothing_as_asked(capsys: pytest.CaptureFixture[str]) -> None:
