@@ -37,6 +37,7 @@ from bridge.routing.ids import IdKey, id_key
 if TYPE_CHECKING:
     from redis import Redis
 
+    from bridge.audit.wanted import Wants
     from bridge.routing.keys import LaneKeys
 
 __all__ = ["Audit", "AuditVerdict", "Auditor", "Check", "Coverage", "Finding", "audit"]
@@ -60,13 +61,15 @@ def audit(
     clock_skew_ms: float = CLOCK_SKEW_MS,
     since: str | None = None,
     ticket: str | None = None,
+    wants: Wants | None = None,
 ) -> AuditVerdict:
     """Audits the lane of ``keys`` once. ``redis``: a client without ``decode_responses``. Raises redis errors.
 
     ``since``: the lane's first entry; all entries from it on must be in the history ("0": all of the stream). None: the
-    oldest message that the history names. ``ticket``: report only findings of this ticket.
+    oldest message that the history names. ``ticket``: report only findings of this ticket. ``wants``: which messages
+    the lane must not have left out (`bridge.audit.wanted`); None: that is not checked.
     """
-    return Audit(redis, keys, clock_skew_ms=clock_skew_ms, since=since, ticket=ticket).run()
+    return Audit(redis, keys, clock_skew_ms=clock_skew_ms, since=since, ticket=ticket, wants=wants).run()
 
 
 class Audit:
@@ -80,6 +83,7 @@ class Audit:
         clock_skew_ms: float = CLOCK_SKEW_MS,
         since: str | None = None,
         ticket: str | None = None,
+        wants: Wants | None = None,
         on_rows: Callable[[list[Delivery]], None] | None = None,
         on_finding: Callable[[Finding], None] | None = None,
     ) -> None:
@@ -88,6 +92,7 @@ class Audit:
         self._clock_skew_ms = clock_skew_ms
         self._since = since
         self._only = ticket
+        self._wants = wants
         self._on_rows = on_rows
         self._on_finding = on_finding
         self._begun = False
@@ -295,8 +300,9 @@ class Audit:
         self._stream = pages.StreamPages(self._redis, self._keys.stream, _id(start))
 
     def _read_entries(self, to: IdKey) -> None:
-        for id_, ticket in self._stream.up_to(to):
-            self.auditor.entry(id_, ticket)
+        wants = self._wants
+        for id_, ticket, fields in self._stream.up_to(to):
+            self.auditor.entry(id_, ticket, wanted=wants is not None and wants(fields))
 
     def _coverage(self) -> Coverage:
         from_ = self.auditor.covered_from

@@ -78,6 +78,8 @@ class Auditor:
         self._undone: dict[str, Trail | None] = {}
         #: Undone message with rows -> (smallest and largest next attempt, its first fence).
         self._tries: dict[str, tuple[int, int, int]] = {}
+        #: Undone messages that must not be left out.
+        self._wanted: set[str] = set()
         #: Dead and refused messages that were not replayed.
         self._dead: set[str] = set()
         #: The latest fences that consumers gave back as never started -> ticket.
@@ -155,6 +157,7 @@ class Auditor:
         self._replays_hidden = replays_hidden
         self._undone.clear()
         self._tries.clear()
+        self._wanted.clear()
         self._dead.clear()
         for trail in self._trails.values():
             trail.forget_messages()
@@ -165,12 +168,16 @@ class Auditor:
         """
         self._attempts_from_ms = at_ms
 
-    def entry(self, id_: str, ticket: str | None) -> None:
-        """Adds an entry that the group has read. ``ticket``: None when the entry has no valid ticket."""
+    def entry(self, id_: str, ticket: str | None, *, wanted: bool = False) -> None:
+        """Adds an entry that the group has read. ``ticket``: None when the entry has no valid ticket. ``wanted``: the
+        lane must not leave it out.
+        """
         key = id_key(id_)
         self._entries_to = key
         if not self.covers(key):
             return
+        if wanted:
+            self._wanted.add(id_)
         if ticket is None:
             self._undone[id_] = None
             return
@@ -286,6 +293,9 @@ class Auditor:
         """An entry that the lane did not want. It had no delivery, so it breaks no order."""
         if row.message_id in self._dead:
             self.report(Check.REPEATED, row.ticket, row.message_id, "it was left out, and was dead already")
+        if row.message_id in self._wanted:
+            text = "it was left out, and the lane wants it, by its filter and its tasks as they are now"
+            self.report(Check.SKIPPED, self.ticket_of(row.message_id), row.message_id, text)
         self._finish(row.message_id)
 
     def _replayed(self, row: Delivery) -> None:
@@ -308,6 +318,7 @@ class Auditor:
     def _finish(self, id_: str) -> None:
         trail = self._undone.pop(id_, None)
         self._tries.pop(id_, None)
+        self._wanted.discard(id_)
         if trail is not None and trail.replayed is not None:
             trail.replayed.pop(id_, None)
 

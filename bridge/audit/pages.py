@@ -125,8 +125,8 @@ class StreamPages:
         self._entries = 0
         self._bytes = 0
 
-    def up_to(self, key: IdKey) -> Iterator[tuple[str, str | None]]:
-        """(id, ticket) of each entry up to ``key`` that was not read before. Ticket None: the entry has none."""
+    def up_to(self, key: IdKey) -> Iterator[tuple[str, str | None, list[bytes]]]:
+        """(id, ticket, fields) of each entry up to ``key`` that was not read before. Ticket None: it has none."""
         while self.to < key:
             size = PAGE_MAX
             if self._entries:
@@ -136,7 +136,7 @@ class StreamPages:
             for raw_id, fields in page:
                 self._entries += 1
                 self._bytes += sum(map(len, fields))
-                yield _text(raw_id), _ticket(fields)
+                yield _text(raw_id), _ticket(fields), fields
             if page:
                 self._start = f"({_text(page[-1][0])}"
             if len(page) < size or _text(page[-1][0]) == end:

@@ -10,7 +10,7 @@ import re
 import socket
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 
 from bridge.routing.keys import LaneKeys
@@ -31,13 +31,14 @@ _WRITES = {
 
 
 class Listener:
-    """Listens from a thread of its own until `close`; ``findings`` grows: (what, detail)."""
+    """Listens from a thread of its own until `close`; ``findings`` grows: (what, detail). ``lanes``: of one stream."""
 
-    def __init__(self, port: int, keys: LaneKeys) -> None:
+    def __init__(self, port: int, lanes: Sequence[LaneKeys]) -> None:
         self.findings: list[tuple[str, str]] = []
         #: How often each script (by its hash) was called; empty when it did not listen at all.
         self.calls: Counter[str] = Counter()
-        self._judge = _judge(keys)
+        self._judges = [_judge(keys) for keys in lanes]
+        self._leaders = {keys.leader for keys in lanes}
         self._socket = socket.create_connection((HOST, port))
         self._socket.sendall(b"MONITOR\r\n")
         self._file = self._socket.makefile("rb")
@@ -52,7 +53,7 @@ class Listener:
         self._socket.close()
 
     def _listen(self) -> None:
-        asked = False
+        asked: set[str] = set()
         try:
             for raw in self._file:
                 line = raw.decode(errors="replace")
@@ -60,25 +61,27 @@ class Listener:
                 arguments = _arguments(line, at)
                 command = next(arguments, "").upper()
                 if not line[:at].endswith("lua"):
-                    asked = False
+                    asked = set()
                     if command == "EVALSHA":
                         self.calls[next(arguments, "")] += 1
                     self._note(command, arguments, None)
-                elif command == "GET" and next(arguments, "") == self._judge.leader:
-                    asked = True
+                elif command == "GET" and (key := next(arguments, "")) in self._leaders:
+                    asked.add(key)
                 else:
                     self._note(command, arguments, asked)
         except (OSError, ValueError):
             return
 
-    def _note(self, command: str, arguments: Iterator[str], asked: bool | None) -> None:
-        what = self._judge(command, arguments, asked)
-        if what is not None and what not in self.findings and len(self.findings) < 100:
-            self.findings.append(what)
+    def _note(self, command: str, arguments: Iterator[str], asked: set[str] | None) -> None:
+        everything = list(arguments)
+        for judge in self._judges:
+            what = judge(command, iter(everything), asked)
+            if what is not None and what not in self.findings and len(self.findings) < 100:
+                self.findings.append(what)
 
 
 class _judge:  # noqa: N801 - a function with a memory
-    """What is wrong with one write. ``asked``: None outside of scripts, else whether the script asked who leads."""
+    """What is wrong with one write. ``asked``: None outside of scripts, else the leaders that the script asked for."""
 
     def __init__(self, keys: LaneKeys) -> None:
         self.leader = keys.leader
@@ -93,7 +96,7 @@ class _judge:  # noqa: N801 - a function with a memory
             keys.applied: lambda command: command == "HDEL",
         }
 
-    def __call__(self, command: str, arguments: Iterator[str], asked: bool | None) -> tuple[str, str] | None:
+    def __call__(self, command: str, arguments: Iterator[str], asked: set[str] | None) -> tuple[str, str] | None:
         if command == "XREADGROUP":
             everything = list(arguments)
             if self._stream not in everything or everything[-1] != ">":
@@ -111,7 +114,8 @@ class _judge:  # noqa: N801 - a function with a memory
         mine = key in self._leaders or (key == self._stream and command != "XADD")
         mine = mine or (key.startswith(self._queues) and command in ("LPUSH", "RPUSH"))
         mine = mine or (key in self._shared and self._shared[key](command))
-        if not mine or asked:
+        # The stream is shared by all its lanes.
+        if not mine or (asked and (self.leader in asked or key == self._stream)):
             return None
         return (OUTSIDE if asked is None else UNASKED), f"{command} {key}"
 

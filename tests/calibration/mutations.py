@@ -10,6 +10,7 @@ ADVANCE = "routing/lua/advance.lua"
 APPLY = "routing/lua/apply.lua"
 READ = "routing/lua/read.lua"
 REGISTER = "routing/lua/register.lua"
+REMOVE = "routing/lua/remove.lua"
 REROUTE = "routing/lua/reroute.lua"
 LEASES = "bridge/leader/consumers/leases.py"
 RECOVERY = "bridge/leader/consumers/lease_watch.py"
@@ -348,5 +349,28 @@ MUTATIONS = [
                 "if context is not None:",
             ),
         ),
+    ),
+    # -- promise 3, for each subscription: it gets every message that it wants ------------------------------------
+    Mutation(
+        "a subscription leaves out what it wants",
+        "promise 3",
+        "two subscriptions",
+        ("ledger: lost", "audit: skipped"),
+        (Edit("routing/filters.py", "if found not in texts:", "if found not in texts or fields[1] == b'T2':"),),
+    ),
+    Mutation(
+        "an entry leaves when one subscription is done with it",
+        "promise 3",
+        "two subscriptions",
+        ("ledger: dead",),
+        (
+            Edit(
+                "bridge/leader/stream/retention.py",
+                "self._cursor, end, BATCH, spared=spared)",
+                "self._cursor, end, BATCH, self._keys.group, spared)",
+            ),
+            Edit(REMOVE, "needed = needed or #redis.call('XPENDING'", "needed = needed and #redis.call('XPENDING'"),
+        ),
+        long=True,
     ),
 ]

@@ -18,6 +18,7 @@ from tests.calibration.holding import HoldingProxy
 from tests.calibration.stage import KEPT_S, LEASE_S, Stage
 from tests.chaos.checks import Freeze
 from tests.chaos.ledger import now_ns
+from tests.chaos.subscriptions import Subscription
 
 #: Milliseconds that a task works, long enough for something to happen meanwhile.
 LONG_MS = 3000.0
@@ -265,6 +266,34 @@ def _release_before(stage: Stage, proxy: HoldingProxy, leader: ProcessNode) -> N
     stage.wait_settled()
 
 
+def two_subscriptions(stage: Stage) -> None:
+    """A subscription with a filter is behind: its worker comes when the other one is done with everything, and the
+    leaders have looked for entries that may leave.
+    """
+    plain, picky = stage.subscriptions
+    stage.master("m1", wait=False)
+    stage.wait_led(0)
+    for n in range(6):
+        for ticket in range(4):
+            stage.push(f"T{ticket}", kind="ab"[n % 2])
+    stage.wait_for(
+        lambda: int(str(stage.redis.hget(picky.keys.counts, "left_out") or 0)) >= len(stage.messages) / 2,
+        "one to leave out what it does not want",
+    )
+    # The entries are still there.
+    stage.audit()
+    stage.worker("w1", serve="plain", lease_s=KEPT_S)
+    stage.wait_for(
+        lambda: int(str(stage.redis.hget(plain.keys.counts, "done") or 0)) == len(stage.messages), "one to be done"
+    )
+    looked = stage.calls("done")
+    # Two looks of each of the two leaders.
+    stage.wait_for(lambda: stage.calls("done") >= looked + 4, "looks for entries that are done")
+    stage.worker("w2", serve="picky", lease_s=KEPT_S, wait=False)
+    stage.wait_settled()
+    stage.wait_for(lambda: not stage.redis.xlen(plain.keys.stream), "all entries to leave")
+
+
 class _Frozen:
     """A node that stands still meanwhile: all of it, or its main process only."""
 
@@ -296,6 +325,14 @@ def _signal(pid: int, number: signal.Signals) -> None:
 #: Those that set the server's clock: it has one that can be set.
 SETS_THE_CLOCK = frozenset({"clock set"})
 
+#: Those whose app has subscriptions.
+SUBSCRIBED = {
+    "two subscriptions": (
+        Subscription("plain", label="plain/"),
+        Subscription("picky", ("a",), fails=False, label="picky/"),
+    )
+}
+
 SCENARIOS: dict[str, Callable[[Stage], None]] = {
     "steady": steady,
     "long tasks": long_tasks,
@@ -309,4 +346,5 @@ SCENARIOS: dict[str, Callable[[Stage], None]] = {
     "late read of its own": late_read_of_its_own,
     "parked": parked,
     "doubled": doubled,
+    "two subscriptions": two_subscriptions,
 }

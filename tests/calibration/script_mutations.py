@@ -8,6 +8,7 @@ LUA = "routing/lua"
 ADVANCE, APPLY, ADOPT, FORGET = (f"{LUA}/{name}.lua" for name in ("advance", "apply", "adopt", "forget"))
 LEAD, RENEW, RESIGN = (f"{LUA}/{name}.lua" for name in ("lead", "renew", "resign"))
 READ, REGISTER, REROUTE = (f"{LUA}/{name}.lua" for name in ("read", "register", "reroute"))
+DONE, REMOVE = f"{LUA}/done.lua", f"{LUA}/remove.lua"
 
 _ASKS = "if redis.call('GET', KEYS[1]) ~= ARGV[1] then"
 #: Somebody must lead, but who does not matter.
@@ -44,6 +45,30 @@ SCRIPT_MUTATIONS = [
         "test_reroute::test_entries_are_pending_where_they_belong_wherever_they_were",
         "arguments[#arguments + 1] = 'FORCE'\n",
         "",
+    ),
+    _script(
+        "an entry counts as done that another subscription has not read",
+        "I1",
+        DONE,
+        "test_retention::test_done_is_what_no_group_has_unread_or_pending",
+        "if younger(upto, info['last-delivered-id']) then",
+        "if false then",
+    ),
+    _script(
+        "an entry leaves that another subscription has pending",
+        "I1",
+        REMOVE,
+        "test_retention::test_remove_spares_what_another_group_has_pending",
+        "needed = needed or #redis.call('XPENDING'",
+        "needed = needed and #redis.call('XPENDING'",
+    ),
+    _script(
+        "an entry leaves although there is a subscription that nobody knew of",
+        "I1",
+        REMOVE,
+        "test_retention::test_remove_touches_nothing_when_the_groups_are_others",
+        "if not known[info[i + 1]] then",
+        "if false then",
     ),
     # -- I2 ----------------------------------------------------------------------------------------------------------
     _script(
@@ -242,6 +267,14 @@ SCRIPT_MUTATIONS = [
         "test_leadership::test_terms_never_repeat",
         "redis.call('INCR', KEYS[2])",
         "(redis.call('INCR', KEYS[2]) % 2)",
+    ),
+    _script(
+        "who leads no more removes entries",
+        "I8",
+        REMOVE,
+        "test_retention::test_remove_is_the_leaders_alone",
+        _ASKS,
+        _SOMEBODY,
     ),
     _script(
         "two lead",

@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -21,7 +21,6 @@ import redis as redis_py
 from redis import Redis
 
 from bridge.audit.audit import audit
-from bridge.routing.keys import LaneKeys
 from bridge.stack.embedded import EmbeddedServer
 from bridge.testing.nodes.node import MasterNode, WorkerNode, broker_environment
 from bridge.testing.nodes.yard import ProcessYard
@@ -29,8 +28,9 @@ from bridge.testing.waiting import WaitTimeout, wait_until
 from tests.calibration import agreement
 from tests.calibration.listening import Listener
 from tests.chaos import evidence
-from tests.chaos.checks import Evidence, Execution, Message, Notes, Rest, check_all
+from tests.chaos.checks import Execution, Message, Notes, Rest, check_all
 from tests.chaos.ledger import LedgerReader
+from tests.chaos.subscriptions import ONE, Subscription, environment, evidence_of
 from tests.nodes.clocks import SettableClock
 
 APP = "tests.chaos.app"
@@ -63,7 +63,7 @@ class Finding:
 
 class Stage:
     """One lane of its own; a context manager. ``wanted``: what must be found; once it is, a run may end sooner.
-    ``clock``: the server's, where it is to be set.
+    ``clock``: the server's, where it is to be set. ``subscriptions``: the lanes; scenarios look at the first one.
     """
 
     def __init__(
@@ -73,9 +73,12 @@ class Stage:
         copy: Path,
         wanted: tuple[str, ...] = (),
         clock: SettableClock | None = None,
+        subscriptions: Sequence[Subscription] = ONE,
     ) -> None:
         self.copy = copy
-        self.keys = LaneKeys("ticket_stream", "concurrency_stream_group")
+        self.subscriptions = subscriptions
+        self.lanes = [one.keys for one in subscriptions]
+        self.keys = self.lanes[0]
         self.notes = Notes()
         self.messages: list[Message] = []
         self.findings: list[Finding] = []
@@ -95,7 +98,7 @@ class Stage:
         self.redis: Redis = self.server.client(decode_responses=True)
         self.yard = ProcessYard(self._folder, self.server.url)
         self.ledger = LedgerReader(self.ledger_folder)
-        self.listener = Listener(self.server.port, self.keys)
+        self.listener = Listener(self.server.port, self.lanes)
         return self
 
     def __exit__(
@@ -109,10 +112,19 @@ class Stage:
     # -- who takes part ------------------------------------------------------------------------------------------
 
     def worker(
-        self, name: str, *, pool: str = "prefork", slots: int = 1, lease_s: float = LEASE_S, wait: bool = True
+        self,
+        name: str,
+        *,
+        pool: str = "prefork",
+        slots: int = 1,
+        lease_s: float = LEASE_S,
+        wait: bool = True,
+        serve: str = "",
     ) -> WorkerNode:
+        """``serve``: the subscription that it serves, if not all."""
         size = () if pool == "solo" else (f"--concurrency={slots}",)
         env = {**self._env(), "CHAOS_POOL": pool, "CHAOS_LEASE": str(lease_s)}
+        env |= {"BRIDGE_SERVE": serve} if serve else {}
         return self.yard.worker(
             name, app=APP, arguments=("--pool", pool, *size, *QUICK), env=env, cwd=self.copy, wait=wait
         )
@@ -133,6 +145,8 @@ class Stage:
 
     def _env(self) -> dict[str, str]:
         return {
+            **environment(self.subscriptions),
+            **({} if self.subscriptions == ONE else {"CHAOS_RETENTION": "0"}),
             "PYTHONPATH": str(self.copy),
             "CHAOS_LEDGER": str(self.ledger_folder),
             "CHAOS_LEASE": str(LEASE_S),
@@ -142,7 +156,10 @@ class Stage:
     def wait_led(self, consumers: int) -> None:
         started = time.monotonic()
         wait_until(
-            lambda: self.redis.get(self.keys.leader) and self.redis.hlen(self.keys.consumers) == consumers,
+            lambda: (
+                all(self.redis.exists(keys.leader) for keys in self.lanes)
+                and self.redis.hlen(self.keys.consumers) == consumers
+            ),
             description=f"a leader, and {consumers} workers",
             timeout_s=40,
         )
@@ -160,13 +177,17 @@ class Stage:
 
     # -- what happens --------------------------------------------------------------------------------------------
 
-    def push(self, ticket: str, *, ms: float = 0, until: int = 1, dies: bool = False, how: str = "raise") -> str:
-        """One message. It goes wrong before attempt ``until``, in the way of ``how``; with ``dies``, always."""
+    def push(
+        self, ticket: str, *, ms: float = 0, until: int = 1, dies: bool = False, how: str = "raise", kind: str = ""
+    ) -> str:
+        """One message. It goes wrong before attempt ``until``, in the way of ``how``; with ``dies``, always.
+        ``kind``: what filters look at.
+        """
         n = self._numbers.get(ticket, 0)
         self._numbers[ticket] = n + 1
-        payload = {"n": n, "ms": ms, "until": 99 if dies else until, "how": how}
+        payload = {"n": n, "ms": ms, "until": 99 if dies else until, "how": how, "kind": kind}
         id_: Any = self.redis.xadd(self.keys.stream, {"ticket_id": ticket, "payload": json.dumps(payload)})
-        self.messages.append(Message(str(id_), ticket, n, dies, time.time_ns()))
+        self.messages.append(Message(str(id_), ticket, n, dies, time.time_ns(), kind))
         return str(id_)
 
     def executions(self, ticket: str) -> list[Execution]:
@@ -196,8 +217,12 @@ class Stage:
             time.sleep(0.005)
 
     def _settled(self) -> int:
-        found: Any = self.redis.hmget(self.keys.counts, ["done", "dead"])
-        return sum(int(count or 0) for count in found)
+        """How many messages every lane is done with."""
+        settled = []
+        for keys in self.lanes:
+            found: Any = self.redis.hmget(keys.counts, ["done", "dead", "left_out"])
+            settled.append(sum(int(count or 0) for count in found))
+        return min(settled)
 
     @property
     def caught(self) -> bool:
@@ -210,10 +235,14 @@ class Stage:
         """One look at the lane at work."""
         try:
             self.ledger.catch_up()
-            found = [(v.invariant, str(v)) for v in evidence.look(self.redis, self.keys, self.messages)]
+            found = []
+            for one in self.subscriptions:
+                wanted = one.wanted(self.messages)
+                found += [(v.invariant, str(v)) for v in evidence.look(self.redis, one.keys, wanted)]
         except (redis_py.ResponseError, ValueError):  # the group is not there yet
             return
-        found += agreement.look(self.redis, self.keys)
+        for keys in self.lanes:
+            found += agreement.look(self.redis, keys)
         self._add("look", found)
         self._add("writes", list(self.listener.findings))
 
@@ -226,25 +255,36 @@ class Stage:
         if not self.redis.exists(self.keys.stream):
             return self.findings  # the scenario got stuck before anything was pushed, and said so
         deadline = time.monotonic() + self._rest_within_s
-        while not self.caught and not _at_rest(evidence.rest(self.redis, self.keys)) and time.monotonic() < deadline:
+        while not self.caught and not all(map(_at_rest, self._rests())) and time.monotonic() < deadline:
             self.look()
             time.sleep(0.01)
-        collected = Evidence(
-            self.messages,
-            self.ledger.executions(),
-            evidence.effects(self.redis),
-            evidence.letters(self.redis, self.keys),
-            evidence.rest(self.redis, self.keys),
-            self.notes,
-            MAX_ATTEMPTS,
-        )
-        self._add("ledger", [(violation.invariant, str(violation)) for violation in check_all(collected)])
-        with self.server.client() as raw:
-            verdict = audit(raw, self.keys, since="0")
-        self._add("audit", [(one.check.value, f"{one.ticket} {one.message_id} {one.text}") for one in verdict.examples])
+        for one, rest in zip(self.subscriptions, self._rests(), strict=True):
+            collected = evidence_of(
+                one,
+                self.messages,
+                self.ledger.executions(),
+                evidence.effects(self.redis),
+                evidence.letters(self.redis, one.keys),
+                rest,
+                self.notes,
+                MAX_ATTEMPTS,
+                struck=True,
+            )
+            self._add("ledger", [(violation.invariant, str(violation)) for violation in check_all(collected)])
+        self.audit()
         assert self.listener.calls, "the listener heard nothing"
         self._add("writes", self.listener.findings)
         return self.findings
+
+    def audit(self) -> None:
+        """What the history says of each lane now."""
+        for one in self.subscriptions:
+            with self.server.client() as raw:
+                verdict = audit(raw, one.keys, since="0", wants=one.wants_fields if one.wants else None)
+            self._add("audit", [(f.check.value, f"{f.ticket} {f.message_id} {f.text}") for f in verdict.examples])
+
+    def _rests(self) -> list[Rest]:
+        return [evidence.rest(self.redis, keys, self.lanes) for keys in self.lanes]
 
     def _add(self, detector: str, found: list[tuple[str, str]]) -> None:
         for what, detail in found:

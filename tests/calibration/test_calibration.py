@@ -18,10 +18,11 @@ from bridge.testing.nodes.process import ROOT, python_module
 from bridge.testing.waiting import WaitTimeout
 from tests.calibration.mutation import Edit, Mutation, NoLongerApplies, mutated, product
 from tests.calibration.mutations import MUTATIONS
-from tests.calibration.scenarios import SCENARIOS, SETS_THE_CLOCK
+from tests.calibration.scenarios import SCENARIOS, SETS_THE_CLOCK, SUBSCRIBED
 from tests.calibration.script_mutations import SCRIPT_MUTATIONS
 from tests.calibration.script_runs import AS_IT_IS, node_of
 from tests.calibration.stage import Finding, Stage
+from tests.chaos.subscriptions import ONE
 from tests.nodes.clocks import SettableClock
 
 #: The invariants of the design, each of which must be broken by something.
@@ -52,7 +53,7 @@ def play(folder: Path, binary: Path, scenario: str, mutation: Mutation | None) -
     copy = product(folder / "product", mutation)
     wanted = mutation.caught_by if mutation else ()
     clock = SettableClock(folder, "server") if scenario in SETS_THE_CLOCK else None
-    with Stage(folder, binary, copy, wanted, clock) as stage:
+    with Stage(folder, binary, copy, wanted, clock, SUBSCRIBED.get(scenario, ONE)) as stage:
         try:
             SCENARIOS[scenario](stage)
         except WaitTimeout as exc:

@@ -12,6 +12,7 @@ import click
 from bridge.stack.embedded import FsyncPolicy
 from tests.chaos.draw import ACTIONS, MIXED, PREFORK, Cast
 from tests.chaos.short import PACE_S, in_words, short_run
+from tests.chaos.subscriptions import ONE, draw_subscriptions
 
 
 @click.command()
@@ -23,6 +24,7 @@ from tests.chaos.short import PACE_S, in_words, short_run
 @click.option("--fsync", type=click.Choice(["always", "everysec"]), default="always", show_default=True)
 @click.option("--bundle-ms", default=10.0, show_default=True, help="0: no bundles.")
 @click.option("--pace", default=PACE_S, show_default=True, help="Seconds between two faults, on average.")
+@click.option("--subscriptions", is_flag=True, help="The app has three, drawn by the seed.")
 @click.option("--only", multiple=True, type=click.Choice(sorted(ACTIONS)), help="Only this fault; may be repeated.")
 @click.option("--folder", type=click.Path(path_type=Path), help="Where logs and ledger stay [default: a new one].")
 def main(
@@ -35,6 +37,7 @@ def main(
     fsync: FsyncPolicy,
     bundle_ms: float,
     pace: float,
+    subscriptions: bool,
     only: tuple[str, ...],
     folder: Path | None,
 ) -> None:
@@ -54,6 +57,7 @@ def main(
         pace_s=pace,
         only=only,
         culprits=culprits,
+        subscriptions=draw_subscriptions(seed) if subscriptions else ONE,
         say=click.echo,
         fsync=fsync,
     )

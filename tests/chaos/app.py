@@ -6,11 +6,13 @@ A message's payload says what befalls it::
      "how": "raise" | "effect" | "exit" | "kill" | "hang" | "worker" | "machine"}
 
 With ``effect`` the task comes to its end, and one of its effects cannot be applied. The last two end the whole worker:
-its main process, or everything of it with its watcher first, so that nobody is left to say what ran.
+its main process, or everything of it with its watcher first, so that nobody is left to say what ran. In an app with
+subscriptions, ``"in"`` says what is different in each.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import time
@@ -24,7 +26,8 @@ import bridge
 import bridge.leader.step.steps
 import bridge.leader.stream.reading
 import bridge.leader.takeover.acknowledged
-from tests.chaos.recording import WATCHER, watch
+from tests.chaos.recording import WATCHER, name_of, watch
+from tests.chaos.subscriptions import LIMITED_IN, SUBSCRIPTIONS
 
 #: Seconds between two signs of life of a task at work.
 STEP_S = 0.01
@@ -35,9 +38,8 @@ TEXT = "effects that fail"
 app = Celery("chaos", broker=os.environ.get("CELERY_BROKER_URL"), set_as_current=False)
 bridge.install(app)
 app.conf.update(
-    bridge_default_task="chaos.work",
     # After a reply that was lost the feeder looks in the stream for what it pushed.
-    bridge_retention=60,
+    bridge_retention=float(os.environ.get("CHAOS_RETENTION", "60")),
     bridge_lease=float(os.environ.get("CHAOS_LEASE", "2")),
     bridge_leader_lease=float(os.environ.get("CHAOS_LEADER_LEASE", "2")),
     bridge_bundle_ms=float(os.environ.get("CHAOS_BUNDLE_MS", "10")),
@@ -46,10 +48,15 @@ app.conf.update(
     broker_connection_retry_on_startup=True,
     worker_cancel_long_running_tasks_on_connection_loss=False,
 )
+if SUBSCRIPTIONS in os.environ:
+    app.conf.bridge_subscriptions = json.loads(os.environ[SUBSCRIPTIONS])
+else:
+    app.conf.bridge_default_task = "chaos.work"
 # So few that a new leader takes in what waits over many turns of its loop, and that faults fall between them.
 bridge.leader.stream.reading.READ_COUNT = bridge.leader.step.steps.READ_COUNT = (
     bridge.leader.takeover.acknowledged.PAGE
 ) = 20
+_LIMITED = {"bridge_subscription": os.environ[LIMITED_IN]} if LIMITED_IN in os.environ else {}
 _ledger = watch(Path(os.environ["CHAOS_LEDGER"])) if "CHAOS_LEDGER" in os.environ else None
 
 
@@ -59,13 +66,14 @@ def work(self: Any, ticket_id: str, payload: Any) -> None:
     _do(self, ticket_id, payload)
 
 
-@app.task(bind=True, ignore_result=True, name="chaos.limited", time_limit=1, shared=False)
+@app.task(bind=True, ignore_result=True, name="chaos.limited", time_limit=1, shared=False, **_LIMITED)
 def limited(self: Any, ticket_id: str, payload: Any) -> None:
     """The same under a hard time limit, for what hangs."""
     _do(self, ticket_id, payload)
 
 
 def _do(task: Any, ticket_id: str, payload: Any) -> None:
+    payload = {**payload, **payload.get("in", {}).get(task.ticket.subscription, {})}
     _work(task, payload["ms"] / 1000)
     attempt = task.ticket.attempt
     if attempt < payload.get("until", 1):
@@ -106,4 +114,4 @@ def _work(task: Any, seconds: float) -> None:
     while (left := until - time.monotonic()) > 0:
         time.sleep(min(STEP_S, left))
         if _ledger is not None and left > STEP_S:
-            _ledger.step(task.ticket.id, task.ticket.fence)
+            _ledger.step(name_of(task.ticket), task.ticket.fence)

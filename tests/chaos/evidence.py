@@ -50,8 +50,8 @@ def letters(redis: Redis, keys: LaneKeys) -> list[Letter]:
     return found
 
 
-def rest(redis: Redis, keys: LaneKeys) -> Rest:
-    """What is left of the lane."""
+def rest(redis: Redis, keys: LaneKeys, lanes: Sequence[LaneKeys] = ()) -> Rest:
+    """What is left of the lane. ``lanes``: all on the server, when there are others."""
     group = _group(redis, keys)
     unread: Any = redis.xrange(keys.stream, f"({group['last-delivered-id']}", "+", count=PAGE)
     counts: Any = redis.hgetall(keys.counts)
@@ -64,7 +64,7 @@ def rest(redis: Redis, keys: LaneKeys) -> Rest:
         outcomes=int(redis.xlen(keys.outcomes)),
         done=int(counts.get("done", 0)),
         dead=int(counts.get("dead", 0)),
-        ownerless=ownerless(redis, [keys], FOREIGN_KEYS),
+        ownerless=ownerless(redis, lanes or [keys], FOREIGN_KEYS),
     )
 
 

@@ -11,6 +11,7 @@ class Message:
     """A pushed message. ``n``: its place in its ticket, from 0 without gaps, in the order of the ids.
 
     ``dies``: it can never succeed and must end as a dead letter. ``pushed_ns``: Unix ns when its id was known.
+    ``kind``: what filters look at.
     """
 
     message_id: str
@@ -18,6 +19,7 @@ class Message:
     n: int
     dies: bool = False
     pushed_ns: int = 0
+    kind: str = ""
 
 
 @dataclass(frozen=True, slots=True)

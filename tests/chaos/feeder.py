@@ -113,11 +113,12 @@ class Feeder:
         self._in_doubt = False
 
     def _note(self, id_: str, planned: Planned) -> None:
-        ticket, _, _, dies = planned
+        ticket, _, payload, dies = planned
         n = self.counts.get(ticket, 0)
         self.counts[ticket] = n + 1
         self._last_id = id_
-        self.messages.append(Message(id_, ticket, n, dies, time.time_ns()))
+        kind = "" if isinstance(payload, str) else payload.get("kind", "")
+        self.messages.append(Message(id_, ticket, n, dies, time.time_ns(), kind))
 
 
 def _order(id_: str) -> tuple[int, int]:

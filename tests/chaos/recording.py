@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
 from celery import signals
 
 from tests.chaos.ledger import LedgerWriter
+from tests.chaos.subscriptions import SUBSCRIPTIONS, label_of
 
 #: Where the effects are: a stream for each ticket, since its ids tell when the server applied them.
 EFFECTS = "effects:"
@@ -18,6 +20,11 @@ WATCHER = "bridge.worker.guard.watcher"
 def place_of(payload: Any) -> int:
     """A message's place in its ticket, from 0. Incident events have theirs from 1."""
     return int(payload["n"]) if "n" in payload else int(payload["seq"]) - 1
+
+
+def name_of(ticket: Any) -> str:
+    """How the ledger and the effects name the ticket of a task."""
+    return label_of(ticket.subscription, ticket.id, several=SUBSCRIPTIONS in os.environ)
 
 
 def watch(folder: Path) -> LedgerWriter:
@@ -32,15 +39,16 @@ def watch(folder: Path) -> LedgerWriter:
         if ticket is None:
             return
         n = place_of(args[1])
-        writer.start(task.request.hostname, ticket.id, ticket.fence, ticket.message_id, n, ticket.attempt)
+        name = name_of(ticket)
+        writer.start(task.request.hostname, name, ticket.fence, ticket.message_id, n, ticket.attempt)
         fields: dict[Any, Any] = {"id": ticket.message_id, "n": n, "fence": ticket.fence}
-        ticket.effects.xadd(EFFECTS + ticket.id, fields)
+        ticket.effects.xadd(EFFECTS + name, fields)
 
     def ended(task: Any, state: str, **_: Any) -> None:
         ticket = getattr(task, "ticket", None)
         if ticket is not None:
             # Before the bridge writes the outcome: whatever is acknowledged has its end in the ledger.
-            writer.end(ticket.id, ticket.fence, "done" if state == "SUCCESS" else "raised")
+            writer.end(name_of(ticket), ticket.fence, "done" if state == "SUCCESS" else "raised")
 
     signals.task_prerun.connect(started, weak=False)
     signals.task_postrun.connect(ended, weak=False)

@@ -11,7 +11,6 @@ from typing import Any
 
 from redis import Redis
 
-from bridge.routing.keys import LaneKeys
 from bridge.stack.embedded import EmbeddedServer, FsyncPolicy
 from bridge.stack.ports import HOST, free_port
 from bridge.testing.nodes.node import broker_environment
@@ -23,13 +22,14 @@ from tests.chaos import evidence
 from tests.chaos.checks import STUCK, Violation, check_all
 from tests.chaos.conductor import Conductor
 from tests.chaos.draw import Cast, Step
-from tests.chaos.facts import Evidence, Notes, Rest
+from tests.chaos.facts import Letter, Notes, Rest
 from tests.chaos.feeder import UNAVAILABLE, Feeder, Source
 from tests.chaos.ledger import LedgerReader
 from tests.chaos.link import READY
 from tests.chaos.result import Result
 from tests.chaos.seats import Seat
 from tests.chaos.stranded import waits
+from tests.chaos.subscriptions import ONE, Subscription, environment, evidence_of
 
 read_by_apps("CHAOS_", "SOAK_")
 
@@ -73,6 +73,8 @@ class Plan:
     culprits: bool = False
     #: Workers without heartbeats: the lease alone must tell that they live.
     unheard: Sequence[str] = ("w2",)
+    #: The lanes of the app. The faults of a lane and of its operator strike the first one.
+    subscriptions: Sequence[Subscription] = ONE
 
 
 class Run:
@@ -81,7 +83,9 @@ class Run:
     def __init__(self, plan: Plan, say: Callable[[str], None] = print) -> None:
         self.plan = plan
         self.say = say
-        self.keys = LaneKeys("ticket_stream", "concurrency_stream_group")
+        self.struck = plan.subscriptions[0]
+        self.keys = self.struck.keys
+        self._lanes = [one.keys for one in plan.subscriptions]
         self.ledger_folder = plan.folder / "ledger"
         self.notes = Notes()
         self.server = EmbeddedServer(data_dir=plan.folder / "data", fsync=plan.fsync)
@@ -125,8 +129,10 @@ class Run:
         for seat in self.conductor.seats:
             seat.start()
         wait_until(
-            lambda: self.redis.hlen(self.keys.consumers) == len(self.plan.cast.workers) and self._led(),
-            description="all workers to register and a master to lead",
+            lambda: (
+                all(self.redis.hlen(k.consumers) == len(self.plan.cast.workers) for k in self._lanes) and self._led()
+            ),
+            description="all workers to register and each lane to be led",
             timeout_s=90,
         )
         began = time.monotonic()
@@ -191,7 +197,7 @@ class Run:
                 if left > 0 and room > 0:
                     self.feeder.push(min(left, room, 500))
                 settled = self._settled()
-                if not left and settled >= len(self.feeder.messages) + self.notes.replays:
+                if not left and settled >= len(self.feeder.messages):
                     return []
                 if settled != before:
                     before, moved_at = settled, time.monotonic()
@@ -206,7 +212,8 @@ class Run:
     def _look(self) -> None:
         self.ledger.catch_up()
         try:
-            self._found += evidence.look(self.redis, self.keys, self.feeder.messages[-LOOK_AT:])
+            for one in self.plan.subscriptions:
+                self._found += evidence.look(self.redis, one.keys, one.wanted(self.feeder.messages)[-LOOK_AT:])
         except UNAVAILABLE:
             return
 
@@ -215,18 +222,24 @@ class Run:
         deadline = time.monotonic() + (0 if stuck else REST_WITHIN_S)
         while True:
             self.conductor.tick()
-            left = evidence.rest(self.redis, self.keys)
-            if (_at_rest(left) and not self.conductor.operator.busy) or time.monotonic() > deadline:
+            left = {one: evidence.rest(self.redis, one.keys, self._lanes) for one in plan.subscriptions}
+            if (all(map(_at_rest, left.values())) and not self.conductor.operator.busy) or time.monotonic() > deadline:
                 break
             time.sleep(ROUND_S)
         executions = self.ledger.executions()
-        effects, letters = evidence.effects(self.redis), evidence.letters(self.redis, self.keys)
+        effects = evidence.effects(self.redis)
         messages = self.feeder.messages
-        collected = Evidence(messages, executions, effects, letters, left, self.notes, plan.max_attempts)
+        broken, letters, counts = list[Violation](), list[Letter](), dict[str, int]()
+        for one in plan.subscriptions:
+            dead = evidence.letters(self.redis, one.keys)
+            rows = (messages, executions, effects, dead, left[one], self.notes, plan.max_attempts)
+            broken += check_all(evidence_of(one, *rows, struck=one == self.struck))
+            letters += dead
+            found: Any = self.redis.hgetall(one.keys.counts)
+            counts.update({one.label + name: int(value) for name, value in sorted(found.items())})
         ended = [Violation("ended by itself", "", "", line) for line in self.conductor.complaints()]
-        counts: Any = self.redis.hgetall(self.keys.counts)
         return Result(
-            violations=[*stuck, *self._found, *check_all(collected), *ended],
+            violations=[*stuck, *self._found, *broken, *ended],
             messages=messages,
             executions=executions,
             effects=effects,
@@ -234,10 +247,10 @@ class Run:
             faults=self.conductor.done,
             killed_by_tasks=sum(seat.killed_by_tasks for seat in self.conductor.workers),
             missed=self.conductor.missed,
-            waits=waits(self.conductor.strandings, executions),
+            waits=waits(self.conductor.strandings, self.struck.own(executions)),
             leaderless_s=self.conductor.leaderless_s,
             answers=self.conductor.operator.answers,
-            counts={name: int(value) for name, value in sorted(counts.items())},
+            counts=counts,
         )
 
     # -- details -----------------------------------------------------------------------------------------------------
@@ -280,18 +293,24 @@ class Run:
             "CHAOS_LEADER_LEASE": str(plan.leader_lease_s),
             "CHAOS_BUNDLE_MS": str(plan.bundle_ms),
             "CHAOS_MAX_ATTEMPTS": str(plan.max_attempts),
+            **environment(plan.subscriptions),
             **plan.env,
         }
 
     def _led(self) -> bool:
-        return self.redis.get(self.keys.leader) is not None
+        return all(self.redis.exists(keys.leader) for keys in self._lanes)
 
     def _settled(self) -> int:
+        """How many messages every lane is done with."""
+        settled = []
         try:
-            found: Any = self.redis.hmget(self.keys.counts, ["done", "dead"])
+            for keys in self._lanes:
+                found: Any = self.redis.hmget(keys.counts, ["done", "dead", "left_out"])
+                replays = self.notes.replays if keys == self.keys else 0
+                settled.append(sum(int(count or 0) for count in found) - replays)
         except UNAVAILABLE:
             return 0
-        return sum(int(count or 0) for count in found)
+        return min(settled)
 
     def _progress(self) -> str:
         return f"pushed {len(self.feeder.messages):,}, settled {self._settled():,}"
@@ -300,9 +319,10 @@ class Run:
         """The state of a lane that stands still, to find the cause."""
         records: Any = self.redis.hgetall(self.keys.tickets)
         pending: Any = self.redis.xpending(self.keys.stream, self.keys.group)
+        rests = [evidence.rest(self.redis, keys, self._lanes) for keys in self._lanes]
         leases = list(self.redis.scan_iter(match=f"{self.keys.prefix}:lease:*"))
         return (
-            f"{self._progress()}; {evidence.rest(self.redis, self.keys)}; pending {pending}; "
+            f"{self._progress()}; {rests}; pending {pending}; "
             f"leader {self.redis.get(self.keys.leader)!r}; leases {len(leases)}; "
             f"seats {self.conductor.seats}; records {dict(list(records.items())[:5])}; logs in {self.plan.folder}"
         )

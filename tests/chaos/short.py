@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 from tests.chaos.draw import Cast, Load, script, spare
 from tests.chaos.result import Result
 from tests.chaos.run import Plan, Run
+from tests.chaos.subscriptions import KINDS, ONE, Subscription, addressed
 
 #: Seconds between two faults, on average.
 PACE_S = 1.2
@@ -26,6 +28,7 @@ def short_run(
     pace_s: float = PACE_S,
     only: Sequence[str] = (),
     culprits: float = 0.0,
+    subscriptions: Sequence[Subscription] = ONE,
     say: Callable[[str], None] = print,
     **plan: Any,
 ) -> Result:
@@ -34,10 +37,23 @@ def short_run(
 
     def source(counts: dict[str, int]) -> tuple[str, str, dict[str, Any], bool]:
         ticket = load.ticket()
-        return (ticket, *load.message(ticket, counts.get(ticket, 0)))
+        n = counts.get(ticket, 0)
+        task, payload, dies = load.message(ticket, n)
+        kind = random.Random(f"kind {seed}/{ticket}/{n}").choice(KINDS)
+        return ticket, task, addressed(subscriptions, payload, kind), dies
 
     steps = script(seed, spare(faults), pace_s, only)
-    made = Plan(folder, cast, steps, source, faults=faults, bundle_ms=bundle_ms, culprits=culprits > 0, **plan)
+    made = Plan(
+        folder,
+        cast,
+        steps,
+        source,
+        faults=faults,
+        bundle_ms=bundle_ms,
+        culprits=culprits > 0,
+        subscriptions=subscriptions,
+        **plan,
+    )
     with Run(made, say) as run:
         return run.go()
 

@@ -44,6 +44,11 @@ RETRY_S = 1.0
     help="The lane's first entry: all from it on must be in the history; 0: all of the stream.  [default: the oldest "
     "message that the history names]",
 )
+@click.option(
+    "--wanted",
+    is_flag=True,
+    help="Also look for messages that were left out although the lane wants them, by its filter and tasks of today.",
+)
 @click.option("--explain", is_flag=True, help="Print what each check proves and what it cannot prove. Audits nothing.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON. With --follow: one object on each line.")
 @click.pass_context
@@ -53,6 +58,7 @@ def audit(
     ticket: str | None,
     clock_skew: float,
     since: str | None,
+    wanted: bool,
     explain: bool,
     as_json: bool,
 ) -> None:
@@ -62,6 +68,7 @@ def audit(
     """
     from bridge.app.finding import reach_lane
     from bridge.audit.audit import Audit
+    from bridge.audit.wanted import wants as wants_of
     from bridge.cli.audit_view import AuditView, print_explanation
     from bridge.producer.push import ticket_bytes
 
@@ -75,6 +82,7 @@ def audit(
     if since is not None and not re.fullmatch(r"\d{1,20}(-\d{1,20})?", since):
         raise click.BadParameter(f"{since!r} is no message id; they look like 1700000000000-0", param_hint="--from")
     redis = reach_lane(target.app, target.lane)
+    wants = wants_of(lane, target.app_lane.tasks) if wanted else None
     view = AuditView(ticket=ticket, as_json=as_json, follow=follow)
 
     def begin() -> Audit:
@@ -84,6 +92,7 @@ def audit(
             clock_skew_ms=clock_skew,
             since=since,
             ticket=ticket,
+            wants=wants,
             on_rows=view.rows,
             on_finding=view.finding,
         )

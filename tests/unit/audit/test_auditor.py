@@ -11,8 +11,11 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from bridge.audit.audit import Auditor, Check
+from bridge.audit.wanted import wants
+from bridge.routing.filters import Filter
 from bridge.routing.history import Delivery, What
 from bridge.routing.ids import id_key
+from bridge.settings.lane import LaneSettings
 from tests.unit.audit.true_history import Happening, TrueLane, happenings
 
 Steps = Sequence[Sequence[Delivery]]
@@ -347,3 +350,35 @@ def test_a_lie_in_a_complete_history_is_found(
     steps = [list(step) for step in lane.steps]
     assume(lie(lane, steps, data))
     assert found(judged(lane, steps, page=page)) & checks
+
+
+# -- what a lane wants -------------------------------------------------------------------------------------------------
+
+
+def left_out(id_: str) -> Delivery:
+    return Delivery(id_, "", "", "", 0, 0, 0, 0, 0.0, What.LEFT_OUT, 1000)
+
+
+def test_a_message_that_the_lane_wants_must_not_be_left_out() -> None:
+    auditor = Auditor()
+    auditor.entry("1-0", "T", wanted=True)
+    auditor.entry("2-0", "T", wanted=False)
+    auditor.step([left_out("1-0"), left_out("2-0")])
+    assert found(auditor) == {Check.SKIPPED}
+    assert [(one.ticket, one.message_id) for one in auditor.examples] == [("T", "1-0")]
+    auditor.at_rest([])
+    assert found(auditor) == {Check.SKIPPED}
+
+
+def test_a_lane_wants_what_passes_its_filter_and_has_a_task_there() -> None:
+    lane = LaneSettings(default_task="x", filter=Filter.read({"kind": ["a"]}))
+    kind_a, kind_b = [b"payload", b'{"kind": "a"}'], [b"payload", b'{"kind": "b"}']
+    assert wants(lane, ())(kind_a)
+    assert not wants(lane, ())(kind_b)
+    assert not wants(lane, ())([b"payload", b"{"])
+    assert wants(lane, ())([b"kind", b"a"])
+    without_default = LaneSettings(filter=Filter.read({"kind": ["a"]}))
+    assert not wants(without_default, {"own"})(kind_a)
+    assert not wants(without_default, {"own"})([b"task", b"other", *kind_a])
+    assert wants(without_default, {"own"})([b"task", b"own", *kind_a])
+    assert wants(LaneSettings(default_task="x"), ())(kind_b)

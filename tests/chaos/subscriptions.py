@@ -1,0 +1,148 @@
+"""The subscriptions of a chaos run's app, drawn from the seed, and the evidence of each of them.
+
+An app has one lane, or three subscriptions: one that fails as messages are drawn, one that is slow, one that is
+neither. Some have a filter. In the ledger and in the effects a ticket of a subscription is ``<subscription>/<ticket>``,
+so each subscription's evidence stands for itself, and is checked as that of a lane alone.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
+
+from bridge.routing.keys import LaneKeys
+from tests.chaos.facts import Effect, Evidence, Execution, Letter, Message, Notes, Rest
+
+STREAM = "ticket_stream"
+#: The kinds of messages that filters tell apart.
+KINDS = ("a", "b", "c")
+#: Environment variables of the app: its subscriptions, and which of them has the task with a time limit.
+SUBSCRIPTIONS, LIMITED_IN = "CHAOS_SUBSCRIPTIONS", "CHAOS_LIMITED_IN"
+
+Row = TypeVar("Row", Execution, Effect)
+
+
+@dataclass(frozen=True)
+class Subscription:
+    """One lane of the app. ``wants``: the kinds that pass its filter; empty: all. ``label``: begins its tickets."""
+
+    name: str
+    wants: tuple[str, ...] = ()
+    #: How much longer its tasks work than drawn.
+    times: int = 1
+    #: Whether messages fail in it as they are drawn. In others they succeed.
+    fails: bool = True
+    label: str = ""
+
+    @property
+    def keys(self) -> LaneKeys:
+        return LaneKeys(STREAM, self.name)
+
+    def wants_fields(self, fields: Sequence[bytes]) -> bool:
+        """Whether the entry with these fields passes its filter."""
+        payload = json.loads(dict(zip(fields[::2], fields[1::2], strict=True))[b"payload"])
+        return not self.wants or payload["kind"] in self.wants
+
+    def wanted(self, messages: Iterable[Message]) -> list[Message]:
+        """The messages that are for it, numbered anew, as its own."""
+        places: Counter[str] = Counter()
+        found = []
+        for message in messages:
+            if self.wants and message.kind not in self.wants:
+                continue
+            n = places[message.ticket]
+            places[message.ticket] += 1
+            found.append(replace(message, ticket=self.label + message.ticket, n=n, dies=message.dies and self.fails))
+        return found
+
+    def own(self, rows: Iterable[Row]) -> list[Row]:
+        """Those of its executions or effects."""
+        return [row for row in rows if row.ticket.startswith(self.label)]
+
+
+#: The lane of an app that names no subscription.
+ONE = (Subscription("concurrency_stream_group"),)
+
+
+def draw_subscriptions(seed: int) -> tuple[Subscription, ...]:
+    """Three subscriptions, of which one or two have a filter."""
+    draw = random.Random(f"subscriptions {seed}")
+
+    def wants() -> tuple[str, ...]:
+        return tuple(sorted(draw.sample(KINDS, draw.choice((1, 2)))))
+
+    filtered = draw.sample(("failing", "slow", "plain"), draw.choice((1, 2)))
+    made = {name: wants() if name in filtered else () for name in ("failing", "slow", "plain")}
+    found = [
+        Subscription("failing", made["failing"], label="failing/"),
+        Subscription("slow", made["slow"], times=4, fails=False, label="slow/"),
+        Subscription("plain", made["plain"], fails=False, label="plain/"),
+    ]
+    # The first one is struck by the faults of a lane.
+    draw.shuffle(found)
+    return tuple(found)
+
+
+def environment(subscriptions: Sequence[Subscription]) -> dict[str, str]:
+    """What makes `tests.chaos.app` have these."""
+    if subscriptions == ONE:
+        return {}
+    options = {
+        one.name: {"task": "chaos.work", **({"filter": {"kind": list(one.wants)}} if one.wants else {})}
+        for one in subscriptions
+    }
+    [fails] = [one.name for one in subscriptions if one.fails]
+    # Entries shall leave the stream in the run, and not before a feeder that lost a reply has looked for its own.
+    return {SUBSCRIPTIONS: json.dumps(options), LIMITED_IN: fails, "CHAOS_RETENTION": "15"}
+
+
+def addressed(subscriptions: Sequence[Subscription], payload: dict[str, Any], kind: str) -> dict[str, Any]:
+    """The payload with what befalls the message in each subscription."""
+    if subscriptions == ONE:
+        return payload
+    inside = {
+        one.name: {"ms": one.times * payload["ms"] + one.times - 1, **({} if one.fails else {"until": 1})}
+        for one in subscriptions
+    }
+    return {**payload, "kind": kind, "in": inside}
+
+
+def label_of(subscription: str, ticket: str, *, several: bool) -> str:
+    """How the ledger and the effects name a ticket."""
+    return f"{subscription}/{ticket}" if several else ticket
+
+
+def evidence_of(
+    subscription: Subscription,
+    messages: Sequence[Message],
+    executions: Sequence[Execution],
+    effects: Sequence[Effect],
+    letters: Sequence[Letter],
+    rest: Rest,
+    notes: Notes,
+    max_attempts: int,
+    *,
+    struck: bool,
+) -> Evidence:
+    """What the checks get for one subscription. ``struck``: its operator gave the orders of the run."""
+    wanted = subscription.wanted(messages)
+    places = {message.message_id: message.n for message in wanted}
+
+    def renumbered(rows: Iterable[Row]) -> list[Row]:
+        return [replace(row, n=places.get(row.message_id, -1)) for row in subscription.own(rows)]
+
+    if not struck:
+        notes = replace(notes, replayed=set(), replays=0, replays_in_doubt=0)
+    return Evidence(
+        wanted,
+        renumbered(executions),
+        renumbered(effects),
+        [replace(letter, ticket=subscription.label + letter.ticket) for letter in letters],
+        rest,
+        notes,
+        max_attempts,
+    )

@@ -1,0 +1,99 @@
+"""Each subscription of a run is judged by its own evidence: what is for it, in its own numbers."""
+
+from __future__ import annotations
+
+from tests.chaos.checks import check_all
+from tests.chaos.facts import Effect, Execution, Message, Notes, Rest
+from tests.chaos.subscriptions import ONE, Subscription, addressed, draw_subscriptions, environment, evidence_of
+
+MS = 1_000_000
+WALL = 1_700_000_000_000 * MS
+#: Ticket T, of which every second message is of kind b.
+MESSAGES = [Message(f"{n + 1}-0", "T", n, pushed_ns=WALL, kind="ab"[n % 2]) for n in range(4)]
+FAILING = Subscription("failing", label="failing/")
+SLOW = Subscription("slow", ("b",), times=4, fails=False, label="slow/")
+
+
+def ran(label: str, n: int, at: int) -> tuple[Execution, Effect]:
+    """An execution and its effect; ``at``: ms."""
+    ticket, id_, start = f"{label}T", f"{n + 1}-0", at * MS
+    execution = Execution(
+        ticket=ticket,
+        message_id=id_,
+        n=n,
+        attempt=1,
+        fence=at,
+        consumer="w1",
+        pool="prefork",
+        pid=1,
+        parent=0,
+        start_ns=start,
+        wall_ns=WALL + start,
+        seen_ns=start + MS,
+        end_ns=start + MS,
+        outcome="done",
+    )
+    return execution, Effect(ticket, id_, n, at, WALL // MS + at + 1)
+
+
+def violations(one: Subscription, order: dict[str, list[int]]) -> set[str]:
+    """What the checks find when these numbers ran in each subscription, in this order."""
+    rows = [ran(label, n, 10 * at) for label, found in order.items() for at, n in enumerate(found, start=1)]
+    executions, effects = [row[0] for row in rows], [row[1] for row in rows]
+    done = len(order[one.label])
+    evidence = evidence_of(one, MESSAGES, executions, effects, [], Rest(done=done), Notes(), 5, struck=False)
+    return {violation.invariant for violation in check_all(evidence)}
+
+
+def test_each_one_has_what_is_for_it_once_and_in_order() -> None:
+    order = {"failing/": [0, 1, 2, 3], "slow/": [1, 3]}
+    assert violations(FAILING, order) == set()
+    assert violations(SLOW, order) == set()
+
+
+def test_what_one_misses_is_lost_there_although_another_has_it() -> None:
+    order = {"failing/": [0, 1, 2, 3], "slow/": [3]}
+    assert violations(FAILING, order) == set()
+    assert "lost" in violations(SLOW, order)
+
+
+def test_what_its_filter_leaves_out_must_not_run() -> None:
+    assert "unexplained" in violations(SLOW, {"slow/": [1, 2, 3]})
+
+
+def test_its_order_is_its_own() -> None:
+    assert "reordered" in violations(SLOW, {"failing/": [0, 1, 2, 3], "slow/": [3, 1]})
+    assert violations(FAILING, {"failing/": [0, 1, 2, 3], "slow/": [3, 1]}) == set()
+
+
+def test_a_message_begins_after_the_one_before_it_that_is_wanted() -> None:
+    executions = [ran("slow/", 1, 20)[0], ran("slow/", 3, 10)[0]]
+    effects = [ran("slow/", 3, 30)[1], ran("slow/", 1, 40)[1]]
+    evidence = evidence_of(SLOW, MESSAGES, executions, effects, [], Rest(done=2), Notes(), 5, struck=False)
+    assert "started too early" in {violation.invariant for violation in check_all(evidence)}
+
+
+def test_messages_die_only_where_they_fail() -> None:
+    dying = [Message("1-0", "T", 0, True, WALL, "b")]
+    assert [message.dies for message in FAILING.wanted(dying)] == [True]
+    assert [message.dies for message in SLOW.wanted(dying)] == [False]
+    payload = addressed((FAILING, SLOW), {"n": 0, "ms": 10, "until": 99, "how": "raise"}, "b")
+    assert payload["in"] == {"failing": {"ms": 10}, "slow": {"ms": 43, "until": 1}}
+    assert payload["kind"] == "b"
+
+
+def test_one_lane_is_as_it_was() -> None:
+    assert ONE[0].wanted(MESSAGES) == MESSAGES
+    assert environment(ONE) == {}
+    assert addressed(ONE, {"n": 0, "ms": 1}, "a") == {"n": 0, "ms": 1}
+
+
+def test_the_draw_has_a_slow_one_a_failing_one_and_a_filter() -> None:
+    for seed in range(30):
+        drawn = draw_subscriptions(seed)
+        assert drawn == draw_subscriptions(seed)
+        assert {one.name for one in drawn} == {"failing", "slow", "plain"}
+        assert 1 <= sum(bool(one.wants) for one in drawn) <= 2
+        assert [one.name for one in drawn if one.fails] == ["failing"]
+        assert [one.name for one in drawn if one.times > 1] == ["slow"]
+    assert {draw_subscriptions(seed)[0].name for seed in range(30)} == {"failing", "slow", "plain"}
