@@ -304,6 +304,14 @@ MUTATIONS = [
         (Edit("bridge/master/election.py", "if self._taken:", "if False:"), _READ_ON),
         long=True,
     ),
+    Mutation(
+        "a lane led twice",
+        "I8",
+        "two masters",
+        ("ledger: applied twice", "ledger: started too early"),
+        (Edit("routing/lua/lead.lua", "return {'FOLLOW', current, left}", "return {'ELECTED', current}"),),
+        long=True,
+    ),
     # -- I9: no key without bound or owner -------------------------------------------------------------------------
     Mutation(
         "marks of applied effects stay",

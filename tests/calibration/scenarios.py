@@ -266,6 +266,18 @@ def _release_before(stage: Stage, proxy: HoldingProxy, leader: ProcessNode) -> N
     stage.wait_settled()
 
 
+def two_masters(stage: Stage) -> None:
+    """Two masters, of which one leads, and a worker with work."""
+    for name in ("m1", "m2"):
+        stage.master(name)
+    stage.worker("w1", slots=2, lease_s=KEPT_S, wait=False)
+    stage.wait_led(1)
+    for _ in range(20):
+        for ticket in range(6):
+            stage.push(f"T{ticket}", ms=20)
+    stage.wait_settled()
+
+
 def two_subscriptions(stage: Stage) -> None:
     """A subscription with a filter is behind: its worker comes when the other one is done with everything, and the
     leaders have looked for entries that may leave.
@@ -346,5 +358,6 @@ SCENARIOS: dict[str, Callable[[Stage], None]] = {
     "late read of its own": late_read_of_its_own,
     "parked": parked,
     "doubled": doubled,
+    "two masters": two_masters,
     "two subscriptions": two_subscriptions,
 }
