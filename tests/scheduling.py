@@ -1,8 +1,9 @@
 """Which process takes which test file, when several take them side by side (``pytest -n``).
 
-A file stays whole. Each process that runs a file with Spark starts a Java machine, which loads and compiles the same
-code for itself as every other, for some 25 seconds of a processor. So one process takes those files first, and the
-others take what is left of them at the end.
+A file stays whole, and so do the files with the projects of adopters: each process that runs one of them builds the
+wheel. Each process that runs a file with Spark starts a Java machine, which loads and compiles the same code for itself
+as every other, for some 25 seconds of a processor. So one process takes those files first, and the others take what is
+left of them at the end.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
 
 #: Processes that take files with Spark first.
 WITH_SPARK = 1
+#: The folder whose files one process takes, all of them.
+ADOPTERS = "tests/adopters/"
 
 
 def starts_spark(file: str) -> bool:
@@ -26,6 +29,10 @@ def starts_spark(file: str) -> bool:
 
 class Scheduling(LoadFileScheduling):
     """Files in their order, but those with Spark for the first process, and the others for the rest."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        file = str(super()._split_scope(nodeid))
+        return ADOPTERS if file.startswith(ADOPTERS) else file
 
     def _assign_work_unit(self, node: WorkerController) -> None:
         spark = self.nodes.index(node) < WITH_SPARK

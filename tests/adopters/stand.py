@@ -29,7 +29,7 @@ class Stand:
         self.nodes = nodes
         self.redis: Redis = server.client(decode_responses=True)
         #: The empty PYTHONPATH prevents imports from this checkout.
-        self.env = {"REDIS_URL": server.url, "PYTHONPATH": "", "PYTHONDONTWRITEBYTECODE": "1", **env}
+        self.env = {"REDIS_URL": server.url, "PYTHONPATH": "", **env}
 
     def start(self, app: str, *worker_arguments: str) -> None:
         """Starts a master and a worker. Returns when the worker is registered."""

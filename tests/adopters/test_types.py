@@ -13,12 +13,11 @@ from tests.adopters.environments import Environment, clean_environment, make_env
 from tests.adopters.stand import PROJECTS
 
 TYPED = PROJECTS / "typed"
-CHECKERS = ("mypy", "basedpyright")
 
 
-@pytest.fixture(scope="module")
-def checkers(request: pytest.FixtureRequest, wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Environment:
-    return make_environment(tmp_path_factory.mktemp("typed") / "environment", wheel, *CHECKERS, *request.param)
+@pytest.fixture
+def checkers(request: pytest.FixtureRequest, wheel: Path, tmp_path: Path) -> Environment:
+    return make_environment(tmp_path / "environment", wheel, *request.param)
 
 
 def found_by_mypy(environment: Environment, folder: Path, name: str) -> set[int]:
@@ -48,11 +47,11 @@ def _run(*command: str, cwd: Path) -> str:
 @pytest.mark.parametrize(
     ("checkers", "found_by"),
     [
-        pytest.param([], found_by_mypy, id="no-stubs-mypy"),
-        pytest.param(["celery-types"], found_by_pyright, id="celery-types-pyright"),
+        pytest.param(["mypy"], found_by_mypy, id="no-stubs-mypy"),
+        pytest.param(["basedpyright", "celery-types"], found_by_pyright, id="celery-types-pyright"),
         # The same lines, with the same stubs, by the other one
-        pytest.param([], found_by_pyright, id="no-stubs-pyright", marks=pytest.mark.long),
-        pytest.param(["celery-types"], found_by_mypy, id="celery-types-mypy", marks=pytest.mark.long),
+        pytest.param(["basedpyright"], found_by_pyright, id="no-stubs-pyright", marks=pytest.mark.long),
+        pytest.param(["mypy", "celery-types"], found_by_mypy, id="celery-types-mypy", marks=pytest.mark.long),
     ],
     indirect=["checkers"],
 )

@@ -74,6 +74,14 @@ def test_every_file_runs_in_one_process_whichever_is_slow(busy: tuple[int, ...])
     assert sorted(number for node in nodes for number in node.asked) == list(range(3 * len(files)))
 
 
+def test_one_process_takes_the_projects_of_adopters() -> None:
+    adopters = [f"tests/adopters/test_{name}.py" for name in "abc"]
+    nodes = scheduled([adopters[0], *OTHERS, *adopters[1:]])
+    assert sorted(set(adopters) & set(node.files) for node in nodes if set(adopters) & set(node.files)) == [
+        set(adopters)
+    ]
+
+
 def test_a_process_without_files_of_its_own_takes_those_of_others() -> None:
     nodes = scheduled([*OTHERS, *SPARK], busy=(0,))
     assert len(nodes[1].files) > len(nodes[0].files)
