@@ -13,7 +13,7 @@ from benchmarks.crowd import Shape, run, show
 @pytest.mark.parametrize(
     "shape",
     [
-        pytest.param(Shape(50, 4, 5000, 20_000, lost=40, lease=2.0, policy="random"), id="small"),
+        pytest.param(Shape(50, 4, 2500, 10_000, lost=40, lease=2.0, policy="random"), id="small"),
         # Ten minutes on two quiet cores
         pytest.param(Shape(lost=60), id="full", marks=[pytest.mark.long, pytest.mark.timeout(3600)]),
     ],

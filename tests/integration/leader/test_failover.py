@@ -16,9 +16,9 @@ from bridge.testing.waiting import wait_until
 from tests.integration.lanes import WITH_AND_WITHOUT_BUNDLES, LaneUnderTest
 
 TICKETS = 20
-EACH = 20
+EACH = 10
 #: Sleep of each task in ms: long enough that a task is running whenever a process is killed.
-TASK_MS = 15
+TASK_MS = 30
 
 
 @pytest.fixture(params=WITH_AND_WITHOUT_BUNDLES)
@@ -203,8 +203,8 @@ def test_a_worker_frozen_past_its_lease_changes_nothing_when_it_wakes_up(lane: L
 def test_a_worker_that_joins_is_used_at_once(lane: LaneUnderTest) -> None:
     lane.master("m1")
     lane.worker("w1", "--concurrency=1")
-    lane.push_many(TICKETS, EACH, ms=20)
-    wait_until(lambda: lane.count("done") > 20, description="the first worker to work")
+    lane.push_many(TICKETS, EACH, ms=40)
+    wait_until(lambda: lane.count("done") > 10, description="the first worker to work")
 
     joined = lane.worker("w2", "--concurrency=1")
 

@@ -19,7 +19,7 @@ from bridge.testing.waiting import wait_until
 from tests.integration.lanes import WITH_AND_WITHOUT_BUNDLES, LaneUnderTest
 
 TICKETS = 40
-EACH = 40
+EACH = 20
 #: Refusals that are no errors: the lane has changed since the order was drawn.
 FINE = (
     "is parked already",
@@ -121,7 +121,7 @@ def test_orders_of_every_kind_under_load_lose_reorder_and_repeat_nothing(
         *[operator.drain_and_resume] * 3,
         operator.kill_a_master,
     ]
-    lane.push_many(TICKETS, EACH, ms=8)
+    lane.push_many(TICKETS, EACH, ms=16)
     ended = 0
     while ended < 0.8 * TICKETS * EACH and sum(operator.given.values()) < 100:
         dice.choice(kinds)()

@@ -18,8 +18,8 @@ from bridge.testing.waiting import wait_until
 from tests.integration.lanes import APP, LaneUnderTest
 
 TICKETS = 10
-EACH = 40
-TASK_MS = 10
+EACH = 20
+TASK_MS = 20
 
 
 @pytest.fixture

@@ -26,7 +26,7 @@ from tests.integration.lanes import LaneUnderTest
 
 #: Entries in one page of what a leader reads.
 PAGE = 500
-PAGES = 4
+PAGES = 3
 
 
 @pytest.fixture
@@ -136,7 +136,7 @@ def test_an_entry_taken_by_hand_outside_memory_is_pending_again_before_later_one
         lane.worker("w0", "--pool=solo")
         lane.push("T", {"n": 0, "gate": "gate"}, task="counter.held")
         wait_until(lambda: list(lane.ledger.glob("held-*")), description="the first to run")
-    count = 5 * PAGE
+    count = 4 * PAGE
     ids = [] if not parked else ["the first"]
     with lane.redis.pipeline(transaction=False) as pipe:
         for n in range(len(ids), count):

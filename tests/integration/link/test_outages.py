@@ -20,8 +20,8 @@ from tests.integration.lanes import OF_EACH_SERVER, LaneUnderTest
 from tests.integration.proxies import Proxy
 
 TICKETS = 20
-EACH = 20
-TASK_MS = 15
+EACH = 10
+TASK_MS = 30
 #: Longer than all outages here except one, so that workers keep their incarnation.
 LEASE_S = 15
 
