@@ -62,6 +62,11 @@ ACTIONS = {
     **OPERATOR_ACTIONS,
 }
 
+#: Milliseconds that tasks work. Short ones travel in bundles. With the others all slots are busy, and a backlog stays,
+#: at a third of the messages: a fault strikes tasks at work.
+SHORT_MS = (0, 0, 0, 1, 3, 10, 30)
+VARIED_MS = (0, 3, 10, 30, 100, 200, 400)
+
 #: The share of messages that carry something beside their orders, and how much at most: 2 ** 19.9 bytes, a little less
 #: than `bridge_max_payload`.
 FILLED = 0.02
@@ -121,7 +126,14 @@ class Load:
     """The messages of a run. What befalls a message depends on the seed, its ticket and its place alone."""
 
     def __init__(
-        self, seed: int, tickets: int, *, violent: bool, culprits: float = 0.0, longest_ms: int = 2500
+        self,
+        seed: int,
+        tickets: int,
+        *,
+        violent: bool,
+        culprits: float = 0.0,
+        works_ms: Sequence[int] = SHORT_MS,
+        longest_ms: int = 2500,
     ) -> None:
         """``violent``: messages may kill or hang their pool process, too; only where a pool has processes to lose.
 
@@ -130,6 +142,7 @@ class Load:
         self._seed = seed
         self._violent = violent
         self._culprits = culprits
+        self._works_ms = works_ms
         self._longest_ms = longest_ms
         self._draw = random.Random(f"tickets {seed}")
         self._tickets = [f"T{i}" for i in range(tickets)]
@@ -142,7 +155,7 @@ class Load:
     def message(self, ticket: str, n: int) -> tuple[str, dict[str, Any], bool]:
         """Task, payload, and whether it can never succeed."""
         draw = random.Random(f"{self._seed}/{ticket}/{n}")
-        payload: dict[str, Any] = {"n": n, "ms": draw.choice((0, 0, 0, 1, 3, 10, 30))}
+        payload: dict[str, Any] = {"n": n, "ms": draw.choice(self._works_ms)}
         rare = draw.random()
         if rare < 0.001:
             payload["ms"] = self._longest_ms

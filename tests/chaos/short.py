@@ -7,13 +7,13 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from tests.chaos.draw import Cast, Load, script, spare
+from tests.chaos.draw import SHORT_MS, VARIED_MS, Cast, Load, script, spare
 from tests.chaos.result import Result
 from tests.chaos.run import Plan, Run
 from tests.chaos.subscriptions import KINDS, ONE, Subscription, addressed
 
 #: Seconds between two faults, on average.
-PACE_S = 1.2
+PACE_S = 1.0
 TICKETS = 80
 
 
@@ -33,7 +33,8 @@ def short_run(
     **plan: Any,
 ) -> Result:
     """``faults`` faults drawn by ``seed``, of the actions ``only`` if some are named; more goes to the `Plan`."""
-    load = Load(seed, TICKETS, violent=violent, culprits=culprits)
+    works_ms = SHORT_MS if bundle_ms else VARIED_MS
+    load = Load(seed, TICKETS, violent=violent, culprits=culprits, works_ms=works_ms)
 
     def source(counts: dict[str, int]) -> tuple[str, str, dict[str, Any], bool]:
         ticket = load.ticket()

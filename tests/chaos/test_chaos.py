@@ -17,7 +17,7 @@ from tests.chaos.subscriptions import ONE, draw_subscriptions
 
 FAULTS = int(os.environ.get("CHAOS_FAULTS", "30"))
 #: Share of messages that kill their whole worker at each attempt, until they are dead.
-CULPRITS = 0.0005
+CULPRITS = 0.001
 
 
 @pytest.mark.slow
