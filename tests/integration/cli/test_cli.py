@@ -114,7 +114,8 @@ def test_a_file_is_followed_from_the_push_to_the_end_of_its_tickets(
     assert shell.json("ticket", "show", "SLOW")["state"] == "unread"
 
     nodes.master("m1", app="shop", cwd=shell.folder, ready_text="leading")
-    wait_until(lambda: shell.json("status")["unread"] == 0, description="the master to read")
+    wait_until(lambda: redis.xpending(KEYS.stream, KEYS.group)["pending"] == 5, description="the master to read")
+    assert shell.json("status")["unread"] == 0
     stuck = shell.json("ticket", "show", "SLOW")
     assert stuck["state"] == "waiting"
     assert "no consumer is alive" in stuck["why"]
@@ -152,7 +153,8 @@ def test_a_file_is_followed_from_the_push_to_the_end_of_its_tickets(
     wait_until(lambda: redis.hget(KEYS.counts, "done") == b"3", description="SLOW to be done")
     assert shell.json("ticket", "show", "SLOW")["state"] == "done"
     worker.vanish()
-    wait_until(lambda: not any(one["alive"] for one in shell.json("status")["consumers"]), description="w1 to be gone")
+    wait_until(lambda: not list(redis.scan_iter(match=KEYS.lease("*"))), description="the lease of w1 to end")
+    assert not any(one["alive"] for one in shell.json("status")["consumers"])
 
 
 @pytest.mark.slow
