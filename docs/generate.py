@@ -190,6 +190,12 @@ def lane_keys() -> str:
     return table(["key", "what it is"], [[f"`{key}`", text] for key, text in key_names()])
 
 
+def master_keys() -> str:
+    """The keys with which the masters of a stream share its lanes."""
+    made = [(of("STREAM"), of) for of in (keys.masters, keys.masters_stand)]
+    return table(["key", "what it is"], [[f"`{key}`", prose(inspect.getdoc(of) or "")] for key, of in made])
+
+
 def push_keys() -> str:
     """The keys beside a stream: its layout, and what pushes keep."""
     made = [
@@ -239,6 +245,7 @@ def audit_checks() -> str:
 BLOCKS: dict[str, Callable[[], str]] = {
     "settings": settings,
     "keys of a lane": lane_keys,
+    "keys of masters": master_keys,
     "keys of pushes": push_keys,
     "errors": error_tree,
     "rooms": rooms,

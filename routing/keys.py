@@ -191,6 +191,29 @@ def layout_key(stream: str) -> str:
     return f"{_tagged(stream)}/layout"
 
 
+# Keys of the masters of a stream. They belong to no lane, because live masters share the lanes. No key of a lane can be
+# equal to one of them: its hash tag is followed by a colon.
+
+
+def masters(stream: str) -> str:
+    """Sorted set with PX, master -> when it counts as gone (Unix ms): the masters that live, if the app has several
+    lanes.
+
+    Each master adds itself, and renews its place with its leads. One that stops deletes its place; the others delete
+    one that ended.
+    """
+    return f"{_tagged(stream)}/masters"
+
+
+def masters_stand(stream: str) -> str:
+    """Hash with PX, master -> ``<ms> <JSON>``: how long its place lasts, and the lanes that it stands for
+    (`bridge.protocol.standing`). The field with an empty name changes with each change.
+
+    Written and deleted with the master's place in the sorted set.
+    """
+    return f"{_tagged(stream)}/masters:stand"
+
+
 # Keys of writes from Spark, and of pushes with an idempotency key. They belong to a stream and not to a lane, because a
 # producer knows no group. No key of a lane can be equal to one of them: its hash tag is followed by a colon.
 

@@ -1,12 +1,14 @@
-"""The election of a lane's leader: one typed function for each of its Lua scripts."""
+"""The election of a lane's leader, and the set of masters that live: one typed function for each Lua script."""
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 from redis import Redis
+from redis.exceptions import RedisError
 
-from bridge.routing.keys import LaneKeys
+from bridge.routing.keys import LaneKeys, masters, masters_stand
 from bridge.routing.return_codes import ReturnCode, code_for_leader, code_of, text_of
 from bridge.routing.scripts import Script
 
@@ -14,6 +16,8 @@ _LEAD = Script("lead")
 _RENEW = Script("renew")
 _RESIGN = Script("resign")
 _BEGIN_TERM = Script("begin_term")
+_ATTEND = Script("attend")
+_DEPART = Script("depart")
 
 
 class LeaderToken(NamedTuple):
@@ -32,15 +36,43 @@ def read_token(text: bytes | str) -> LeaderToken:
 
 def lead(client: Redis, keys: LaneKeys, holder: str, lease_ms: int) -> tuple[bool, str, int]:
     """Tries to lead the lane. Returns (elected, token of the leader, ms that its leader lease has left)."""
-    reply = _LEAD.run(client, [keys.leader, keys.term], [holder, lease_ms])
+    return _standing(_LEAD.run(client, [keys.leader, keys.term], [holder, lease_ms]), lease_ms)
+
+
+def stand(
+    client: Redis, holder: str, lanes: Sequence[tuple[LaneKeys, int]]
+) -> list[tuple[bool, str, int] | RedisError]:
+    """Like `lead`, for several lanes in one round trip. ``lanes``: keys and leader lease (ms) of each.
+
+    Returns for each lane what `lead` does, or the error. Raises redis errors that are about no single lane.
+    """
+    calls = [(2, keys.leader, keys.term, holder, lease_ms) for keys, lease_ms in lanes]
+    replies = _LEAD.run_each(client, calls)
+    return [
+        reply if isinstance(reply, RedisError) else _standing(reply, lease_ms)
+        for (_, lease_ms), reply in zip(lanes, replies, strict=True)
+    ]
+
+
+def _standing(reply: Any, lease_ms: int) -> tuple[bool, str, int]:
     if code_of(reply[0]) is ReturnCode.ELECTED:
         return True, text_of(reply[1]), lease_ms
     return False, text_of(reply[1]), int(reply[2])
 
 
-def renew(client: Redis, keys: LaneKeys, token: str, lease_ms: int) -> bool:
-    """Renews the leader lease. Returns False when it is over."""
-    return code_of(_RENEW.run(client, [keys.leader], [token, lease_ms])) is ReturnCode.OK
+class Lead(NamedTuple):
+    """The lead of one lane, as a master has it."""
+
+    keys: LaneKeys
+    token: str
+    lease_ms: int
+
+
+def renew(client: Redis, leads: Sequence[Lead]) -> list[bool]:
+    """Renews the leader leases of several lanes. Returns for each of them whether it still lasts."""
+    keys = [one.keys.leader for one in leads]
+    args = [arg for one in leads for arg in (one.token, one.lease_ms)]
+    return [code_of(code) is ReturnCode.OK for code in _RENEW.run(client, keys, args)]
 
 
 def begin_term(client: Redis, keys: LaneKeys, token: str, holder: str, lease_ms: int) -> str:
@@ -53,3 +85,26 @@ def begin_term(client: Redis, keys: LaneKeys, token: str, holder: str, lease_ms:
 def resign(client: Redis, keys: LaneKeys, token: str) -> bool:
     """Ends the leadership under ``token``. Returns False when it was over already."""
     return code_of(_RESIGN.run(client, [keys.leader], [token])) is ReturnCode.OK
+
+
+class Attending(NamedTuple):
+    """What a master learns when it says that it lives."""
+
+    version: str
+    #: Ms until the time of the first other master ends; None: there is no other.
+    first_ms: int | None
+    #: Holder -> what it stands for; None: as before.
+    masters: Mapping[str, str] | None
+
+
+def attend(client: Redis, stream: str, holder: str, lease_ms: int, stands: str, known: str) -> Attending:
+    """Says that ``holder`` lives, for ``lease_ms`` from now on. ``known``: the version that it has seen."""
+    reply = _ATTEND.run(client, [masters(stream), masters_stand(stream)], [holder, lease_ms, stands, known])
+    version, first_ms, rows = text_of(reply[0]), int(reply[1]), [text_of(value) for value in reply[2]]
+    found = dict(zip(rows[::2], rows[1::2], strict=True)) if version != known else None
+    return Attending(version, first_ms if first_ms >= 0 else None, found)
+
+
+def depart(client: Redis, stream: str, holder: str) -> None:
+    """Takes ``holder``, which stops, out of the masters that live."""
+    _DEPART.run(client, [masters(stream), masters_stand(stream)], [holder])

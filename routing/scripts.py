@@ -32,6 +32,20 @@ class Script:
         except NoScriptError:
             return client.execute_command("EVAL", self.text, len(keys), *keys, *args)
 
+    def run_each(self, client: Redis, calls: Sequence[Sequence[Argument]]) -> list[Any]:
+        """Runs the script once for each of ``calls`` (number of keys, keys, arguments), in one round trip; in two when
+        the server does not know the script. Returns the replies; an error of one call is its reply.
+        """
+        for _ in range(2):
+            with client.pipeline(transaction=False) as pipe:
+                for call in calls:
+                    pipe.execute_command("EVALSHA", self.sha, *call)
+                replies = pipe.execute(raise_on_error=False)
+            if not any(isinstance(reply, NoScriptError) for reply in replies):
+                break
+            client.script_load(self.text)
+        return replies
+
     @property
     def loading(self) -> tuple[str, str, str]:
         """The command that loads the script, for calls that are sent without waiting for their replies."""

@@ -57,6 +57,13 @@ class AppLane:
         return self.settings.group
 
     @property
+    def chain(self) -> str:
+        """The name of the lane's chain: the lanes of one subscription and partition over all versions. One master leads
+        all of them.
+        """
+        return self.name if self.partition is None else f"{self.name}:p{self.partition}"
+
+    @property
     def title(self) -> str:
         """How messages for people name the lane."""
         return f"{self.name} on {self.settings.stream}"

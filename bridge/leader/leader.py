@@ -120,6 +120,8 @@ class Leader:
         self._wake_here, self._wake_there = socket.socketpair()
         self._wake_here.setblocking(False)
         self._stop = False
+        #: Whether the records were read. Waiting messages are taken in after that.
+        self._has_read = False
         #: Whether the stream may have new entries that no blocking read has reported.
         self._more = True
         #: When to read the outcome stream next (monotonic seconds).
@@ -130,17 +132,30 @@ class Leader:
     def stop(self) -> None:
         """Makes `run` return soon. Safe in signal handlers and other threads."""
         self._stop = True
-        self._wake()
+        self.wake()
 
     def look(self, silent: Collection[str]) -> None:
         """Checks the leases now: heartbeats of these consumers are missing, or they went offline."""
         self.lease_watch.silent.update(silent)
         self.lease_watch.look_at = 0.0
-        self._wake()
+        self.wake()
 
-    def _wake(self) -> None:
+    def wake(self) -> None:
+        """Makes the loop turn now."""
         with suppress(OSError):
             self._wake_there.send(b"!")
+
+    # -- facts for other threads -------------------------------------------------------------------------------------
+
+    @property
+    def complete(self) -> bool:
+        """Whether the picture is complete: everything that was read before this term is in it."""
+        return self._has_read and not self.lane.behind
+
+    @property
+    def quiet(self) -> bool:
+        """Whether nothing is in flight. The lane is handed over then."""
+        return not self.lane.in_flight
 
     # -- the loop --------------------------------------------------------------------------------------------------
 
@@ -154,6 +169,7 @@ class Leader:
             self._unknown_tasks.recall()
             self._intake.look()
             self._rebuild.run()
+            self._has_read = True
             with selectors.DefaultSelector() as selector:
                 selector.register(self._wake_here, selectors.EVENT_READ)
                 while not self._stop and led():

@@ -13,12 +13,49 @@ from bridge.routing.numbers import duration
 CALM_S = 5.0
 
 
-class Outage:
-    """One party's view of the server. ``doing``: what it does meanwhile, as it completes "Redis is away, …"."""
+class OutageLog:
+    """The two lines, for all parties of a process together: the first one that misses the server logs the beginning,
+    and the last one that has it back logs the end.
+
+    ``doing``: what they do meanwhile, as it completes "Redis is away, …".
+    """
 
     def __init__(self, logger: logging.Logger, doing: str) -> None:
         self._logger = logger
         self._doing = doing
+        self._lock = threading.Lock()
+        self._away: set[Outage] = set()
+        self._since = 0.0
+
+    def party(self) -> Outage:
+        """One more party, which has the server."""
+        return Outage(self._logger, self._doing, self)
+
+    def begins(self, party: Outage, since: float, reason: str) -> None:
+        """``party`` misses the server since ``since`` (monotonic seconds)."""
+        with self._lock:
+            first = not self._away
+            self._away.add(party)
+            if first:
+                self._since = since
+        if first:
+            self._logger.warning("Redis is away, %s: %s", self._doing, reason)
+
+    def ends(self, party: Outage) -> None:
+        """``party`` has the server back, or does not need it any more."""
+        with self._lock:
+            self._away.discard(party)
+            if self._away:
+                return
+            took_s = time.monotonic() - self._since
+        self._logger.warning("Redis is back after %s", duration(took_s * 1000))
+
+
+class Outage:
+    """One party's view of the server. ``doing``: what it does meanwhile, as it completes "Redis is away, …"."""
+
+    def __init__(self, logger: logging.Logger, doing: str, log: OutageLog | None = None) -> None:
+        self._log = log or OutageLog(logger, doing)
         self._lock = threading.Lock()
         self._since = 0.0
         self._ended = -CALM_S
@@ -45,8 +82,9 @@ class Outage:
             if self._logged or now - max(self._ended, self._since - CALM_S) < CALM_S:
                 return
             self._logged = True
+            since = self._since
         reason = " ".join(str(exc).split()) or type(exc).__name__
-        self._logger.warning("Redis is away, %s: %s", self._doing, reason)
+        self._log.begins(self, since, reason)
 
     def over(self) -> bool:
         """The server answered. Returns whether that ends an outage."""
@@ -57,5 +95,5 @@ class Outage:
                 return False
             self._ended = time.monotonic()
         if logged:
-            self._logger.warning("Redis is back after %s", duration((time.monotonic() - since) * 1000))
+            self._log.ends(self)
         return True

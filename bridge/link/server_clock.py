@@ -33,7 +33,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -105,6 +105,11 @@ class ServerClock:
             if self._usable:
                 return
 
+    def note(self, sent: float, server_s: float, received: float) -> bool:
+        """Uses an answer that `compare_all` asked for. Returns False if it was too slow to use."""
+        self._usable = self._use(sent, server_s, received)
+        return self._usable
+
     def _use(self, sent: float, server_s: float, received: float) -> bool:
         """Uses one answer: ``server_s`` is the server's time. Returns False if the answer was too slow to use."""
         took = received - sent
@@ -144,3 +149,14 @@ class ServerClock:
     def _restart(self, received: float, least: float, most: float) -> None:
         self._bounds = [(received, least, most)]
         self._since = received
+
+
+def compare_all(redis: Redis, clocks: Sequence[ServerClock]) -> None:
+    """Asks the server for its time once, for the clocks of several lanes. Raises redis errors."""
+    for _ in range(TRIES):
+        sent = now_s()
+        seconds, micros = redis.time()
+        server_s, received = int(seconds) + int(micros) / 1e6, now_s()
+        clocks = [clock for clock in clocks if not clock.note(sent, server_s, received)]
+        if not clocks:
+            return

@@ -1,13 +1,14 @@
-"""One lane of a master process: leads it, or stands by.
+"""One lane of a master process: stands by, or leads it.
 
-A process has one of these for each lane of its app, each with a thread of its own (`bridge.master.process`).
+A process has one of these for each lane that it stands for. `bridge.master.leads` asks for the lead and renews it.
+While this master leads, the lane has a thread of its own.
 """
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
@@ -17,9 +18,7 @@ from redis.exceptions import RedisError
 from bridge.app.installed import bridge_of
 from bridge.leader.leader import Leader
 from bridge.link.connections import client, is_outage
-from bridge.link.health import Health
 from bridge.link.key_types import refuse_misplaced
-from bridge.link.outage import Outage
 from bridge.link.server_clock import ServerClock
 from bridge.master.election import Election
 from bridge.master.log_lines import name_thread
@@ -31,6 +30,8 @@ if TYPE_CHECKING:
     from redis import Redis
 
     from bridge.app.lanes import AppLane
+    from bridge.link.outage import Outage
+    from bridge.routing.keys import LaneKeys
 
 logger = get_logger(__name__)
 
@@ -41,33 +42,58 @@ DEFECT_S = 2.0
 
 
 class LaneMaster:
-    """This process's part in one lane. ``announce`` gets a line for each change: standing by, leading.
+    """This process's part in one lane.
 
-    ``holder``: the name of this process in the lane's lead. Raises `ConfigurationError` when the lane is not for this
-    app.
+    ``redis``: for the lead; several threads use it. ``holder``: the name of this process in the lane's lead.
+    ``announce`` gets a line for each term. ``failed`` gets an error for which no master can lead the lane.
+    ``defective`` is called with the chain after a defect.
+
+    Raises `ConfigurationError` when the lane is not for this app.
     """
 
     def __init__(
-        self, app: Celery, lane: AppLane, redis: Redis, holder: str, health: Health, announce: Callable[[str], None]
+        self,
+        app: Celery,
+        lane: AppLane,
+        redis: Redis,
+        holder: str,
+        outage: Outage,
+        *,
+        announce: Callable[[str], None],
+        failed: Callable[[BaseException], None],
+        defective: Callable[[str], None],
     ) -> None:
         self._app = app
         self._app_lane = lane
-        self._lane = lane.settings
+        self.settings = lane.settings
         self._url: str = bridge_of(app).settings.redis_url
         self._announce = announce
-        self._holder = holder
-        self._health = health
-        self._outage = Outage(logger, "waiting for it")
+        self._failed = failed
+        self._defective = defective
+        self.outage = outage
         #: Number of outages after which a leader spared the leases (`LeaseWatch.spare_leases`).
         self._spared = 0
-        self._clock = ServerClock(self._lane.lease)
-        self._election = Election(self._url, self._lane, holder, self._outage, health, self._clock)
+        self.clock = ServerClock(self.settings.lease)
+        self.election = Election(redis, self.settings, holder)
+        #: The lanes of the chain that come before this one: of older versions of the stream.
+        self.older: Sequence[LaneMaster] = ()
+        #: Whether this master leads the lane, or is about to give it up. The lane has a thread then.
+        self.leading = False
+        #: When the loop turned last (monotonic seconds).
+        self.turned_at = time.monotonic()
         self._leader: Leader | None = None
         self._announced = ""
+        self._follows = ""
+        #: Not before this time does this master stand for the lane again (monotonic seconds).
+        self._stand_at = 0.0
+        #: The master to which the lane goes, and when it goes at the latest (monotonic seconds).
+        self._successor: str | None = None
+        self._hand_over_by = 0.0
         self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
         try:
-            refuse_misplaced(redis, self._lane.keys)
-            arrive(redis, app, self._lane)
+            refuse_misplaced(redis, self.keys)
+            arrive(redis, app, self.settings)
             self._compare(redis)
         except (RedisError, OSError) as exc:
             # The server went away just now. A leader checks again.
@@ -79,20 +105,92 @@ class LaneMaster:
         """The name of the lane's subscription."""
         return self._app_lane.name
 
+    @property
+    def title(self) -> str:
+        return self._app_lane.title
+
+    @property
+    def chain(self) -> str:
+        return self._app_lane.chain
+
+    @property
+    def keys(self) -> LaneKeys:
+        return self.settings.keys
+
+    @property
+    def in_charge(self) -> bool:
+        """Whether this master leads the lane, and its picture is complete."""
+        leader = self._leader
+        return self.leading and leader is not None and leader.complete
+
     def _compare(self, redis: Redis) -> None:
         """Logs how this master differs from the one that led last. Either may replace the other."""
-        text: Any = redis.hget(self._lane.keys.about, "master")
+        text: Any = redis.hget(self.keys.about, "master")
         theirs = leaders_facts(text)
-        for difference in differences(facts(self._app, self._lane, master=True), theirs):
+        for difference in differences(facts(self._app, self.settings, master=True), theirs):
             logger.warning("this master differs from the one that led last: %s", difference)
 
+    # -- control from other threads --------------------------------------------------------------------------------
+
+    def may_stand(self, now: float) -> bool:
+        """Whether this master may ask for the lead now (monotonic seconds)."""
+        return now >= self._stand_at and all(lane.in_charge for lane in self.older)
+
+    def follows(self, holder: str, token: str) -> None:
+        """Another master leads."""
+        if token != self._follows:
+            self._follows = token
+            logger.info("standing by: %s leads %s", holder, self.title)
+
+    def refused(self, exc: RedisError) -> None:
+        """The question for the lead was answered with an error."""
+        self._stand_at = time.monotonic() + 5 * RETRY_S
+        try:
+            self._judge(exc)
+        except TicketBridgeError as failure:
+            self._failed(failure)
+            return
+        logger.error("Redis answers with an error, trying again: %s", exc)
+
+    def elected(self, token: str, sent: float) -> None:
+        """This master was elected, by what was sent at ``sent`` (monotonic seconds)."""
+        self.election.elected(token, sent)
+        self._follows = ""
+        self._successor = None
+        self.turned_at = time.monotonic()
+        self.leading = True
+        self._thread = threading.Thread(target=self._run, name=f"bridge-lane-{self.name}", daemon=True)
+        self._thread.start()
+
+    def forfeit(self) -> None:
+        """The lead is over."""
+        self.election.forfeit()
+        self._poke()
+
+    def hand_over(self, successor: str | None, by: float) -> None:
+        """Gives the lane up to ``successor`` in a quiet moment, and at ``by`` at the latest. None: keeps it."""
+        if successor != self._successor:
+            self._successor, self._hand_over_by = successor, by
+            if successor is not None:
+                logger.info("%s goes to %s", self.title, successor)
+                self._poke()
+        elif successor is not None and time.monotonic() >= self._hand_over_by:
+            self._poke()
+
     def stop(self) -> None:
-        """Resigns and ends `run`; safe in a signal handler."""
+        """Resigns and ends the lane's thread."""
         self._stop.set()
-        self._election.stop()
         leader = self._leader
         if leader is not None:
             leader.stop()
+
+    def join(self, timeout_s: float) -> bool:
+        """Waits for the lane's thread. Returns whether there is none any more."""
+        thread = self._thread
+        if thread is None:
+            return True
+        thread.join(timeout_s)
+        return not thread.is_alive()
 
     def look(self, silent: Collection[str]) -> None:
         """Checks the leases now: heartbeats of these consumers are missing, or they went offline."""
@@ -100,16 +198,40 @@ class LaneMaster:
         if leader is not None:
             leader.look(silent)
 
-    def run(self) -> None:
-        """Leads or stands by until `stop`. Raises `ConfigurationError` when no master can lead the lane."""
+    def _poke(self) -> None:
+        leader = self._leader
+        if leader is not None:
+            leader.wake()
+
+    # -- the lane's thread -----------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
         name_thread(self._app_lane)
-        while not self._stop.is_set():
-            self._health.turn()
+        try:
             try:
                 self._serve()
+            finally:
+                if self._stop.is_set() or self._successor is not None:
+                    self.election.resign()
+                self.election.forfeit()
+                self.outage.over()
+        except BaseException as exc:
+            self._failed(exc)
+        finally:
+            self.leading = False
+
+    def _serve(self) -> None:
+        """Leads until the lead is over. Raises `ConfigurationError` when no master can lead the lane."""
+        while self._goes_on():
+            if self._announced != self.election.token:
+                # Announce a term once, not after each failed try in an outage that is shorter than the leader lease.
+                self._announced = self.election.token
+                self._announce(f"leading, term {self.election.token.partition(' ')[0]}")
+            try:
+                self._lead()
             except (RedisError, OSError) as exc:
                 if is_outage(exc):
-                    self._outage.met(exc)
+                    self.outage.met(exc)
                     self._stop.wait(RETRY_S)
                     continue
                 self._judge(exc)
@@ -120,34 +242,17 @@ class LaneMaster:
         """Raises `ConfigurationError` when a key of the lane has another type. Trying again would not help then."""
         if "WRONGTYPE" in str(exc):
             with suppress(RedisError, OSError), client(self._url) as redis:
-                refuse_misplaced(redis, self._lane.keys, queues=True)
-
-    def _serve(self) -> None:
-        if not self._election.leads() and not self._election.campaign():
-            return
-        lost = threading.Event()
-        keeper = self._election.keep(lost)
-        if self._announced != self._election.token:
-            # Announce a term once, not after each failed try in an outage that is shorter than the leader lease.
-            self._announced = self._election.token
-            self._announce(f"leading, term {self._election.token.partition(' ')[0]}")
-        try:
-            self._lead()
-        finally:
-            if self._stop.is_set():
-                self._election.resign()
-            lost.set()
-            keeper.join(timeout=self._lane.leader_lease)
+                refuse_misplaced(redis, self.keys, queues=True)
 
     def _lead(self) -> None:
         """Leads until the lead is over. Reads the lane again whenever the picture may be wrong."""
-        while not self._stop.is_set() and self._election.leads():
+        while self._goes_on():
             try:
-                term = self._election.take_term()
-                leader = self._leader = Leader(self._app, self._url, self._app_lane, term, self._clock)
-                if self._spared < self._outage.count:
+                term = self.election.take_term()
+                leader = self._leader = Leader(self._app, self._url, self._app_lane, term, self.clock)
+                if self._spared < self.outage.count:
                     # The workers could not renew their leases in the outage.
-                    self._spared = self._outage.count
+                    self._spared = self.outage.count
                     leader.lease_watch.spare_leases()
                 if self._stop.is_set():
                     return
@@ -155,7 +260,7 @@ class LaneMaster:
             except NotLeading as exc:
                 logger.warning("stepping down: %s", exc)
                 # The renewals may not have noticed yet.
-                self._election.forfeit()
+                self.election.forfeit()
                 return
             except LaneConflict as exc:
                 logger.warning("reading the lane again: %s", exc)
@@ -165,14 +270,26 @@ class LaneMaster:
             except Exception:
                 # A defect of this master. The process goes on, and another master may be able to lead.
                 logger.exception("cannot lead: stepping down")
-                self._election.resign()
-                self._stop.wait(DEFECT_S)
+                self._stand_at = time.monotonic() + DEFECT_S
+                self._defective(self.chain)
+                self.election.resign()
                 return
             finally:
                 self._leader = None
 
+    def _goes_on(self) -> bool:
+        self.turned_at = time.monotonic()
+        return not self._stop.is_set() and self.election.leads() and not self._goes_over()
+
+    def _goes_over(self) -> bool:
+        """Whether the lane is handed over now."""
+        if self._successor is None:
+            return False
+        leader = self._leader
+        return leader is None or leader.quiet or time.monotonic() >= self._hand_over_by
+
     def _leads(self) -> Callable[[], bool]:
-        """A function that says whether this master leads.
+        """A function that says whether this master leads on.
 
         A new leader calls it first when it has read the lane. So the outage is over at the first call.
         """
@@ -182,8 +299,7 @@ class LaneMaster:
             nonlocal served
             if not served:
                 served = True
-                self._outage.over()
-            self._health.turn()
-            return self._election.leads()
+                self.outage.over()
+            return self._goes_on()
 
         return leads

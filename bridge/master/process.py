@@ -1,12 +1,14 @@
 """A master process: takes part in the lead of every lane of its app. What ``bridge run`` runs.
 
-Each lane has a thread of its own (`bridge.master.lane_master`). The process ends when it is asked to, or when no master
-can lead one of its lanes. A master does these steps after SIGTERM or Ctrl-C:
+One thread asks for leads and renews them (`bridge.master.leads`). A lane that this master leads has a thread of its own
+(`bridge.master.lane_master`). The process ends when it is asked to, or when no master can lead one of its lanes. A
+master does these steps after SIGTERM or Ctrl-C:
 
-1. `Master.stop` wakes the election and the leader of each lane. A standby skips steps 2 and 3.
-2. The leader finishes the turn of its loop, and closes its connections. It waits for no worker: what is in flight stays
-   in flight, and the next leader settles it.
-3. `Election.resign` deletes the leader lease, so that a standby leads at once. The renewing thread ends.
+1. `Master.stop` wakes the thread of the leads. It takes leave of the other masters, so that they compute their shares
+   without this one, and stops the leader of each lane. A standby only ends: it goes on with step 4.
+2. Each leader finishes the turn of its loop, and closes its connections. It waits for no worker: what is in flight
+   stays in flight, and the next leader settles it.
+3. `Election.resign` deletes the leader lease, so that another master leads at once. The lane's thread ends.
 4. When all lanes have ended, the thread of the heartbeats ends, and the master prints "stopped".
 """
 
@@ -22,27 +24,33 @@ from collections.abc import Callable, Collection
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from celery.utils.log import get_logger
+
 from bridge.app.adoption import adopt_all
 from bridge.app.installed import bridge_of
-from bridge.app.lanes import lanes_of
+from bridge.app.lanes import subscriptions_of
 from bridge.app.task_options import check_tasks
 from bridge.link.connections import UNAVAILABLE, check_server, client
 from bridge.link.health import EVERY_S, Health
+from bridge.link.outage import OutageLog
 from bridge.master.first_group import begin_group
 from bridge.master.heartbeats import Heartbeats
 from bridge.master.lane_master import LaneMaster
-from bridge.routing.errors import ServerUnavailable
+from bridge.master.leads import RENEWALS, Leads
+from bridge.routing.errors import ConfigurationError, ServerUnavailable
 from bridge.routing.layouts import claim_layout
 
 if TYPE_CHECKING:
     from celery import Celery
 
-#: Longest time between two turns of a lane's loop, in seconds, when all is well: three of its longest sleeps.
+logger = get_logger(__name__)
+
+#: Longest time between two turns of a loop, in seconds, when all is well: three of the longest sleeps.
 TURNS_S = 15.0
 
 
-class LaneHealth(Health):
-    """The health of one lane's loop. It notes when the loop turned."""
+class LoopHealth(Health):
+    """The health of one loop. It notes when the loop turned."""
 
     def __init__(self) -> None:
         super().__init__(None)
@@ -54,34 +62,67 @@ class LaneHealth(Health):
 
 
 class Master:
-    """A master of all lanes of ``app``. ``announce`` gets a line for each change: standing by, leading, stopped."""
+    """A master of the lanes of ``app``. ``announce`` gets a line for each change: standing by, leading, stopped.
 
-    def __init__(self, app: Celery, announce: Callable[[str], None] = print) -> None:
+    ``named``: the subscriptions that it stands for; None: all. Raises `ConfigurationError`.
+    """
+
+    def __init__(
+        self, app: Celery, announce: Callable[[str], None] = print, named: Collection[str] | None = None
+    ) -> None:
         self._app = app
         settings = bridge_of(app).settings
         app.loader.import_default_modules()
         app.finalize()
         adopt_all(app)
         check_tasks(app)
+        chosen = _chosen(subscriptions_of(app), named)
         redis = client(settings.redis_url)
         check_server(redis, settings.redis_url)
         bridge_of(app).take_layout(claim_layout(redis, settings.lane.stream, settings.partitions))
-        lanes = lanes_of(app)
-        for lane in lanes:
+        subscriptions = subscriptions_of(app)
+        all_lanes = [lane for lanes in subscriptions.values() for lane in lanes]
+        lanes = [lane for name in chosen for lane in subscriptions[name]]
+        for lane in all_lanes:
             # Before any of them leads: entries leave the stream when all groups that are there are done with them.
             begin_group(redis, lane.settings)
+        redis.close()
         self._announce = announce
         self._holder = f"{socket.gethostname()}:{os.getpid()}:{uuid.uuid4().hex[:8]}"
         self._stream = settings.lane.stream
         self._health = Health(settings.health_file)
-        self._healths = [LaneHealth() for _ in lanes]
-        self._lanes = [
-            LaneMaster(app, lane, redis, self._holder, health, self._announcing(lane.title, alone=len(lanes) == 1))
-            for lane, health in zip(lanes, self._healths, strict=True)
-        ]
-        redis.close()
-        self._stop = threading.Event()
+        self._loop = LoopHealth()
         self._failed: list[BaseException] = []
+        self._stop = threading.Event()
+        outages = OutageLog(logger, "waiting for it")
+        lease_s = min(lane.settings.leader_lease for lane in lanes)
+        self._redis = client(settings.redis_url, timeout_s=max(0.2, lease_s / RENEWALS))
+        self._lanes = [
+            LaneMaster(
+                app,
+                lane,
+                self._redis,
+                self._holder,
+                outages.party(),
+                announce=self._announcing(lane.title, alone=len(all_lanes) == 1),
+                failed=self._fail,
+                defective=self._stand_aside,
+            )
+            for lane in lanes
+        ]
+        for at, led in enumerate(self._lanes):
+            led.older = [one for one in self._lanes[:at] if one.chain == led.chain]
+        self._leads = Leads(
+            self._redis,
+            self._stream,
+            self._holder,
+            self._lanes,
+            # One chain cannot be shared: the master that leads it keeps it.
+            shared=len({lane.chain for lane in all_lanes}) > 1,
+            named=named is not None,
+            outage=outages.party(),
+            health=self._loop,
+        )
 
     def _announcing(self, title: str, *, alone: bool) -> Callable[[str], None]:
         return self._announce if alone else partial(_announce_of, self._announce, title)
@@ -89,8 +130,7 @@ class Master:
     def stop(self, *_: Any) -> None:
         """Asks all lanes to stop. Each resigns on its own thread. Safe in a signal handler."""
         self._stop.set()
-        for lane in self._lanes:
-            lane.stop()
+        self._leads.stop()
 
     def run(self) -> None:
         """Leads or stands by until `stop`. Raises `ConfigurationError` when no master can lead one of the lanes."""
@@ -101,46 +141,55 @@ class Master:
         heartbeats.start()
         groups = ", ".join(dict.fromkeys(lane.name for lane in self._lanes))
         self._announce(f"master {self._holder}: stream {self._stream}, group {groups}; standing by")
-        threads = [
-            threading.Thread(target=self._run_lane, args=(lane,), name=f"bridge-lane-{lane.name}", daemon=True)
-            for lane in self._lanes
-        ]
-        for thread in threads:
-            thread.start()
+        self._leads.start()
         try:
-            while any(thread.is_alive() for thread in threads):
-                self._stop.wait(EVERY_S)
-                if time.monotonic() - min(health.turned_at for health in self._healths) < TURNS_S:
+            while not self._stop.wait(EVERY_S):
+                if self._turns():
                     self._health.turn()
-                if self._stop.is_set():
-                    for thread in threads:
-                        thread.join(EVERY_S)
+            while self._leads.is_alive() or not all(lane.join(EVERY_S) for lane in self._lanes):
+                self._leads.join(EVERY_S)
         finally:
             heartbeats.stop()
+            self._redis.close()
         if self._failed:
             raise self._failed[0]
         self._announce("stopped")
 
-    def _run_lane(self, lane: LaneMaster) -> None:
-        try:
-            lane.run()
-        except BaseException as exc:
-            self._failed.append(exc)
-            self.stop()
+    def _turns(self) -> bool:
+        """Whether each loop turned lately."""
+        turned = [self._loop.turned_at, *(lane.turned_at for lane in self._lanes if lane.leading)]
+        return time.monotonic() - min(turned) < TURNS_S
+
+    def _fail(self, exc: BaseException) -> None:
+        self._failed.append(exc)
+        self.stop()
+
+    def _stand_aside(self, chain: str) -> None:
+        self._leads.stand_aside(chain)
 
     def _look(self, silent: Collection[str]) -> None:
         for lane in self._lanes:
             lane.look(silent)
 
 
+def _chosen(subscriptions: Collection[str], named: Collection[str] | None) -> list[str]:
+    """The subscriptions that a master stands for. Raises `ConfigurationError` for one that there is not."""
+    for name in named or ():
+        if name not in subscriptions:
+            raise ConfigurationError(
+                f"--lanes: there is no subscription {name!r}; this app has: {', '.join(subscriptions)}"
+            )
+    return [name for name in subscriptions if named is None or name in named]
+
+
 def _announce_of(announce: Callable[[str], None], title: str, line: str) -> None:
     announce(f"{title}: {line}")
 
 
-def run(app: Celery, announce: Callable[[str], None] = print) -> None:
+def run(app: Celery, announce: Callable[[str], None] = print, named: Collection[str] | None = None) -> None:
     """Runs a master until SIGTERM or Ctrl-C. Raises `TicketBridgeError` when it cannot start."""
     try:
-        master = Master(app, announce)
+        master = Master(app, announce, named)
     except UNAVAILABLE as exc:
         raise ServerUnavailable(str(exc)) from None
     master.run()

@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING
 
 from bridge.app.effect_arguments import COMMANDS
 from bridge.routing import effects, leadership, membership, producing, pushes, retention, transitions
-from bridge.routing.keys import layout_key, push_prefix
+from bridge.routing.keys import layout_key, masters, push_prefix
 from bridge.routing.layouts import CLAIM_LAYOUT
 from bridge.routing.return_codes import ReturnCode
 from bridge.routing.scripts import Script
@@ -250,7 +250,8 @@ def access(
         # The workers' heartbeats. A subscription to a pattern needs a permission for exactly this pattern.
         heard = [f"{fanout}celeryev/worker.*"]
         commands = {*OWN[role], *LISTENING, *commands_of_scripts(role), *_for_layout(split)}
-        return _access(role, (*lane, layout, *BINDINGS, "celeryev.*"), heard, commands)
+        share = f"{literal(masters(keys.stream))}*"
+        return _access(role, (*lane, layout, share, *BINDINGS, "celeryev.*"), heard, commands)
     # A queue has a list for each priority: its name, kombu's separator (two control characters), a digit.
     queues = [pattern for name in app.amqp.queues for pattern in (literal(name), f"{literal(name)}??[0-9]")]
     of_celery = (*BINDINGS, "unacked*", "*.reply.celery.pidbox*", "*.celery.pidbox*", "celeryev.*")

@@ -1,11 +1,18 @@
--- Renews the leader lease. Never revives one that ended.
+-- Renews the leader leases of all lanes that a master leads. Never revives one that ended.
 --
--- From -> to: leads -> leads. KEYS: 1 leader. ARGV: token, lease of the leader (ms).
--- Returns: 'OK'; 'DEPOSED': the lease ended or another master leads.
--- Keeps: I8. Bound: O(1).
+-- From -> to: leads -> leads, for each lane by itself. KEYS: leader of each lane.
+-- ARGV: token and lease of the leader (ms) of each lane, in the order of the keys.
+-- Returns: for each lane 'OK', or 'DEPOSED': the lease ended or another master leads.
+-- Keeps: I8. Bound: O(lanes).
 
-if redis.call('GET', KEYS[1]) ~= ARGV[1] then
-  return 'DEPOSED'
+local found = {}
+for i = 1, #KEYS do
+  -- A key of another type ends that lane's lead, and no other.
+  if redis.pcall('GET', KEYS[i]) ~= ARGV[2 * i - 1] then
+    found[i] = 'DEPOSED'
+  else
+    redis.call('PEXPIRE', KEYS[i], ARGV[2 * i])
+    found[i] = 'OK'
+  end
 end
-redis.call('PEXPIRE', KEYS[1], ARGV[2])
-return 'OK'
+return found

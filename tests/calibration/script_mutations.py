@@ -289,7 +289,7 @@ SCRIPT_MUTATIONS = [
         "I8",
         RENEW,
         "test_leadership::test_only_the_token_of_the_term_renews_or_ends_it",
-        _ASKS,
+        "if redis.pcall('GET', KEYS[i]) ~= ARGV[2 * i - 1] then",
         _SOMEBODY,
     ),
     _script(

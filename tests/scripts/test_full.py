@@ -15,7 +15,7 @@ import redis
 from bridge.operate.permissions import commands_in
 from bridge.routing.batch import Batch
 from bridge.routing.effects import Effect, Success, apply, tell
-from bridge.routing.leadership import lead, renew, resign
+from bridge.routing.leadership import Lead, attend, depart, lead, renew, resign
 from bridge.routing.membership import goodbye
 from bridge.routing.return_codes import ReturnCode
 from bridge.routing.scripts import FOLDER
@@ -92,7 +92,11 @@ def test_tickets_move_on_a_full_server(full: World) -> None:
 
 def test_masters_come_and_go_on_a_full_server(full: World) -> None:
     client, keys = full.client, full.keys
-    assert renew(client, keys, TOKEN, 1000)
+    assert renew(client, [Lead(keys, TOKEN, 1000)]) == [True]
+    for holder in ("m8", "m9"):
+        found = attend(client, keys.stream, holder, 1000, "{}", "")
+    assert found.masters == {"m8": "{}", "m9": "{}"}
+    depart(client, keys.stream, "m8")
     resign(client, keys, TOKEN)
     elected, token, _ = lead(client, keys, "m9", 1000)
     assert elected

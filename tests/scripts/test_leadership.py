@@ -1,10 +1,15 @@
-"""lead.lua, renew.lua, resign.lua: one leader at a time, and a term is given out once."""
+"""lead.lua, renew.lua, resign.lua: one leader at a time, and a term is given out once.
+
+attend.lua, depart.lua: which masters live.
+"""
 
 from __future__ import annotations
 
 import pytest
 
-from bridge.routing.leadership import lead, renew, resign
+from bridge.routing.keys import LaneKeys, masters
+from bridge.routing.leadership import Lead, attend, depart, lead, renew, resign, stand
+from bridge.testing.waiting import wait_until
 from tests.scripts.world import LEASE_MS, TOKEN, World
 
 pytestmark = pytest.mark.scripts
@@ -46,7 +51,7 @@ def test_a_large_term_is_written_exactly(empty: World) -> None:
 
 def test_the_leader_renews_its_lease(world: World) -> None:
     before = world.snapshot()
-    assert renew(world.client, world.keys, TOKEN, 2 * LEASE_MS)
+    assert renew(world.client, [Lead(world.keys, TOKEN, 2 * LEASE_MS)]) == [True]
     assert world.client.pttl(world.keys.leader) > LEASE_MS
     assert world.snapshot() == before
 
@@ -55,7 +60,7 @@ def test_only_the_token_of_the_term_renews_or_ends_it(world: World) -> None:
     world.client.pexpire(world.keys.leader, 5000)
     before = world.snapshot()
     for token in ("6 master@here", "8 master@here", "7 other@there", "7", ""):
-        assert not renew(world.client, world.keys, token, LEASE_MS), token
+        assert renew(world.client, [Lead(world.keys, token, LEASE_MS)]) == [False], token
         assert not resign(world.client, world.keys, token), token
         assert world.snapshot() == before, token
         assert world.client.pttl(world.keys.leader) <= 5000, token
@@ -64,7 +69,7 @@ def test_only_the_token_of_the_term_renews_or_ends_it(world: World) -> None:
 def test_a_lead_that_ended_is_not_revived(world: World) -> None:
     world.client.delete(world.keys.leader)
     before = world.snapshot()
-    assert not renew(world.client, world.keys, TOKEN, LEASE_MS)
+    assert renew(world.client, [Lead(world.keys, TOKEN, LEASE_MS)]) == [False]
     assert not resign(world.client, world.keys, TOKEN)
     assert world.snapshot() == before
 
@@ -78,3 +83,83 @@ def test_a_lead_that_the_servers_clock_made_too_long_is_cut_to_one_lease(world: 
     assert 4000 < world.client.pttl(world.keys.leader) <= 5000
     # And one that is not too long stays as it is
     assert 4000 < lead(world.client, world.keys, "m2@b", 60_000)[2] <= 5000
+
+
+# -- several lanes -----------------------------------------------------------------------------------------------------
+
+
+def other_lane(world: World, name: str) -> LaneKeys:
+    return LaneKeys(world.keys.stream, name)
+
+
+def test_leads_of_several_lanes_are_renewed_each_by_its_own_token(world: World) -> None:
+    # Given leads of this master, of another one, one that ended, and a key that is no lead at all
+    mine, theirs, gone, spoilt = (other_lane(world, name) for name in ("mine", "theirs", "gone", "spoilt"))
+    world.client.set(mine.leader, "3 me", px=1000)
+    world.client.set(theirs.leader, "4 them", px=1000)
+    world.client.lpush(spoilt.leader, "x")
+    leads = [Lead(keys, "3 me", LEASE_MS) for keys in (theirs, mine, gone, spoilt)]
+    # When all are renewed with one script, then only the own one is
+    assert renew(world.client, leads) == [False, True, False, False]
+    assert world.client.pttl(mine.leader) > 1000 >= world.client.pttl(theirs.leader)
+    assert not world.client.exists(gone.leader)
+    world.client.delete(spoilt.leader)
+
+
+def test_several_leads_are_asked_for_in_one_round_trip_and_one_that_is_spoilt_harms_no_other(world: World) -> None:
+    free, spoilt = other_lane(world, "free"), other_lane(world, "spoilt")
+    world.client.lpush(spoilt.leader, "x")
+    world.client.script_flush()
+    found = stand(world.client, "me", [(spoilt, 1000), (world.keys, 1000), (free, 1000)])
+    assert "WRONGTYPE" in str(found[0])
+    assert found[1][:2] == (False, TOKEN)  # type: ignore[index]
+    assert found[2] == (True, "1 me", 1000)
+    world.client.delete(spoilt.leader, free.term)
+
+
+def test_a_master_learns_of_others_only_when_something_changed(empty: World) -> None:
+    client, stream = empty.client, empty.keys.stream
+    first = attend(client, stream, "m1", 5000, "all", "")
+    assert (first.masters, first.first_ms) == ({"m1": "all"}, None)
+    assert attend(client, stream, "m1", 5000, "all", first.version).masters is None
+    second = attend(client, stream, "m2", 3000, "some", "")
+    assert second.masters == {"m1": "all", "m2": "some"}
+    again = attend(client, stream, "m1", 5000, "all", first.version)
+    assert again.masters == second.masters
+    assert again.first_ms is not None
+    assert 2000 < again.first_ms <= 3000
+    assert attend(client, stream, "m1", 5000, "less", again.version).masters == {"m1": "less", "m2": "some"}
+
+
+def test_a_master_that_departs_or_whose_time_ends_is_gone(empty: World) -> None:
+    client, stream = empty.client, empty.keys.stream
+    for holder in ("m1", "m2"):
+        attend(client, stream, holder, 5000, holder, "")
+    attend(client, stream, "m3", 1, "m3", "")
+    wait_until(
+        lambda: attend(client, stream, "m1", 5000, "m1", "").masters == {"m1": "m1", "m2": "m2"},
+        description="the time of m3 to end",
+    )
+    known = attend(client, stream, "m1", 5000, "m1", "").version
+    depart(client, stream, "m2")
+    depart(client, stream, "nobody")
+    found = attend(client, stream, "m1", 5000, "m1", known)
+    assert (found.masters, found.first_ms) == ({"m1": "m1"}, None)
+    # And all that is kept ends by itself
+    for key in client.keys("*masters*"):
+        assert 0 < client.pttl(key) <= 10_000
+
+
+def test_the_time_of_a_master_that_the_servers_clock_made_too_long_is_cut(empty: World) -> None:
+    # Given two masters, one of whose times ends late, as after the server's clock was set back
+    client, stream = empty.client, empty.keys.stream
+    attend(client, stream, "m2", 8000, "m2", "")
+    client.zincrby(masters(stream), 3_600_000, "m2")
+    # When another one looks, then it is cut to the time that it asked for
+    found = attend(client, stream, "m1", 3000, "m1", "")
+    assert found.first_ms == 8000
+    # And a shorter time of one master shortens no other's
+    found = attend(client, stream, "m3", 1000, "m3", "")
+    assert found.masters is not None
+    assert client.zscore(masters(stream), "m2") > client.zscore(masters(stream), "m3") + 5000
+    assert client.pttl(masters(stream)) > 10_000

@@ -10,7 +10,7 @@ from redis.exceptions import NoScriptError, ResponseError
 from bridge.routing.batch import Batch
 from bridge.routing.effects import Success, apply, tell
 from bridge.routing.layouts import claim_layout
-from bridge.routing.leadership import begin_term, lead, renew, resign
+from bridge.routing.leadership import Lead, attend, begin_term, depart, lead, renew, resign
 from bridge.routing.membership import died, goodbye, meet, register
 from bridge.routing.partitions import Layout
 from bridge.routing.producing import places_of, push_many, push_once
@@ -75,7 +75,9 @@ CALLS: dict[str, Callable[[World], object]] = {
     "remove": lambda w: remove(w.client, w.lead, [b"neighbour"], ["1-0"]),
     "died": lambda w: died(w.client, w.keys, "w1@a", incarnation("w1@a"), []),
     "lead": lambda w: lead(w.client, w.keys, "m", 1000),
-    "renew": lambda w: renew(w.client, w.keys, TOKEN, 1000),
+    "renew": lambda w: renew(w.client, [Lead(w.keys, TOKEN, 1000)]),
+    "attend": lambda w: attend(w.client, "ticket_stream", "m", 1000, "{}", ""),
+    "depart": lambda w: depart(w.client, "ticket_stream", "m"),
     "resign": lambda w: resign(w.client, w.keys, "nobody"),
     "register": lambda w: register(w.client, w.keys, "w9", "x", 1000, "{}", None),
     "goodbye": lambda w: goodbye(w.client, w.keys, "w9", "x"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,11 +14,13 @@ from celery import Celery
 import bridge
 from bridge.app.lanes import lane_of
 from bridge.leader.leader import Leader
+from bridge.link.connections import client
 from bridge.link.server_clock import ServerClock
 from bridge.master.election import Election
 from bridge.operate.orders import give
 from bridge.protocol.orders import Park, Release
 from bridge.routing.ids import id_key, id_text
+from bridge.routing.leadership import lead
 from bridge.settings.app import read_settings
 from bridge.stack.embedded import EmbeddedServer
 from bridge.testing.nodes.node import NodeYard
@@ -63,8 +66,10 @@ def take_in(lane: LaneUnderTest, deed: Callable[[Leader], None]) -> Leader:
     app.conf.update(bridge_default_task="counter.append", bridge_leader_lease=30)
     app.task(name="counter.append", shared=False)(never_run)
     settings = read_settings(app)
-    election = Election(settings.redis_url, settings.lane, "in this process")
-    assert election.campaign()
+    election = Election(client(settings.redis_url), settings.lane, "in this process")
+    elected, token, _ = lead(client(settings.redis_url), settings.lane.keys, "in this process", 30_000)
+    assert elected
+    election.elected(token, time.monotonic())
     leader = Leader(app, settings.redis_url, lane_of(app), election.take_term(), ServerClock(settings.lane.lease))
 
     def goes_on() -> bool:

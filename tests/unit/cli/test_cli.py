@@ -219,3 +219,20 @@ def test_celerys_command_says_where_the_app_option_belongs(shell: CommandLine) -
     result = celery("bridge", "status", "-A", shell.app)
     assert result.exit_code == 2
     assert "put it before the command" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("names", "error"),
+    [
+        ("strange", "--lanes: there is no subscription 'strange'; this app has: billing, search, trail"),
+        ("search,strange", "--lanes: there is no subscription 'strange'; this app has: billing, search, trail"),
+        ("search,,billing", "--lanes: name subscriptions, with commas between"),
+        ("", "--lanes: name subscriptions, with commas between"),
+    ],
+)
+def test_a_master_for_lanes_that_there_are_not_is_refused_with_one_line(
+    names: str, error: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CELERY_BROKER_URL", "redis://127.0.0.1:1/0")
+    result = checked(CliRunner().invoke(cli, ["-A", "tests.apps.subscribers", "run", "--lanes", names]))
+    assert refused(result, 2) == f"Error: {error}\n"

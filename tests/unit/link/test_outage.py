@@ -12,7 +12,7 @@ from redis.exceptions import ResponseError
 
 import bridge.link.outage
 from bridge.link.connections import Wire, client, error_code, is_full, is_outage
-from bridge.link.outage import CALM_S, Outage
+from bridge.link.outage import CALM_S, Outage, OutageLog
 from bridge.stack.embedded import EmbeddedServer
 from bridge.testing.waiting import wait_until
 
@@ -198,3 +198,22 @@ def test_a_server_that_comes_and_goes_is_logged_once(clock: Clock, caplog: pytes
     clock.now += CALM_S
     outage.met(ConnectionError("gone"))
     assert len(lines(caplog)) == 1
+
+
+def test_an_outage_is_said_once_for_all_parties_of_a_process(caplog: pytest.LogCaptureFixture) -> None:
+    # Given 200 parties
+    log = OutageLog(logging.getLogger("x"), "waiting")
+    parties = [log.party() for _ in range(200)]
+    # When all of them miss the server, then it is said once
+    for party in parties:
+        party.met(ConnectionError("gone"))
+        party.met(ConnectionError("still gone"))
+    assert lines(caplog) == ["Redis is away, waiting: gone"]
+    # And its end is said when the last one has it back
+    for party in parties[1:]:
+        assert party.over()
+        assert not party.over()
+    assert lines(caplog) == []
+    parties[0].over()
+    assert [line.partition(" after")[0] for line in lines(caplog)] == ["Redis is back"]
+    assert {party.count for party in parties} == {1}

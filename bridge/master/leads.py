@@ -1,0 +1,287 @@
+"""The leads of a master process: it asks for those of its share, renews those that it has, and hands over the others.
+
+One thread and one connection do this for all lanes. A lane's own thread runs only while this master leads it
+(`bridge.master.lane_master`).
+
+- **Renewals.** One script renews all leads, `RENEWALS` times in one leader lease. Each lane keeps its own term, token
+  and deadline (`bridge.master.election`).
+- **Questions.** A lane of this master's share that another one leads, or nobody, is asked for every `ASK_S` seconds,
+  and in the moment in which its leader lease ends. All lanes are asked for in one round trip.
+- **The share** (`bridge.master.share`). An app with one lane has nothing to share: every master asks for the lead, and
+  the one that has it keeps it. With several lanes, the master says with its renewals that it lives. While others live,
+  it looks at them every `ASK_S` seconds, so that it asks for the lanes of a lost master as soon as their leads end.
+- **Handing over.** A lane that belongs to another master is given up in a quiet moment: when nothing is in flight, or
+  after `QUIET_S` seconds in any case. The new owner is elected at its next question.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from typing import TYPE_CHECKING
+
+from celery.utils.log import get_logger
+from redis.exceptions import RedisError
+
+from bridge.link.connections import is_outage
+from bridge.link.server_clock import compare_all
+from bridge.master.share import Share
+from bridge.protocol.standing import Standing
+from bridge.routing.leadership import attend, depart, read_token, renew, stand
+
+if TYPE_CHECKING:
+    from redis import Redis
+
+    from bridge.link.health import Health
+    from bridge.link.outage import Outage
+    from bridge.master.lane_master import LaneMaster
+
+logger = get_logger(__name__)
+
+#: Renewals in one leader lease.
+RENEWALS = 4
+#: Seconds between two questions of a standby.
+ASK_S = 0.25
+#: Seconds between two tries while the server is away.
+RETRY_S = 0.1
+#: Seconds between two looks at lanes that belong to others: whether anybody leads them.
+WATCH_S = 1.0
+#: Longest time for which a lane that is handed over may wait for a quiet moment, in seconds.
+QUIET_S = 5.0
+#: Seconds for which a master stands aside from a lane in which it had a defect.
+ASIDE_S = 60.0
+
+
+class Leads:
+    """The leads of one process, on a thread of their own.
+
+    ``stream``: the stream that the app names; ``shared``: whether the masters of the app share its lanes; ``named``:
+    whether an operator named the lanes of this master.
+    """
+
+    def __init__(
+        self,
+        redis: Redis,
+        stream: str,
+        holder: str,
+        lanes: Sequence[LaneMaster],
+        *,
+        shared: bool,
+        named: bool,
+        outage: Outage,
+        health: Health,
+    ) -> None:
+        self._redis = redis
+        self._stream = stream
+        self._holder = holder
+        self._lanes = lanes
+        self._lease_s = min(lane.settings.leader_lease for lane in lanes)
+        self._share = Share(holder, self._lease_s) if shared else None
+        self._named = named
+        self._outage = outage
+        self._health = health
+        self._stop = threading.Event()
+        self._poked = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="bridge-leads", daemon=True)
+        #: When the next of these is due (monotonic seconds).
+        self._renew_at = 0.0
+        self._ask_at = 0.0
+        self._attend_at = 0.0 if shared else float("inf")
+        self._watch_at = 0.0
+        #: The version of the set of masters that is known.
+        self._version = ""
+        #: Lane that another master owns -> since when nobody leads it.
+        self._free_since: dict[LaneMaster, float] = {}
+        #: Chain -> until when this master stands aside. Written by the threads of lanes.
+        self._aside: dict[str, float] = {}
+
+    # -- control from other threads --------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def is_alive(self) -> bool:
+        return self._thread.is_alive()
+
+    def join(self, timeout_s: float) -> None:
+        self._thread.join(timeout_s)
+
+    def stop(self) -> None:
+        """Ends the thread, which stops all lanes before; safe in a signal handler."""
+        self._stop.set()
+        self._poked.set()
+
+    def stand_aside(self, chain: str) -> None:
+        """Leaves ``chain`` to other masters for a while: this one had a defect there."""
+        self._aside[chain] = time.monotonic() + ASIDE_S
+        if self._share is not None:
+            self._attend_at = 0.0
+            self._poked.set()
+
+    # -- the thread ------------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        try:
+            while not self._stop.is_set():
+                self._health.turn()
+                self._poked.wait(self._try_turn())
+                self._poked.clear()
+        finally:
+            if self._share is not None:
+                self._depart()
+            for lane in self._lanes:
+                lane.stop()
+
+    def _try_turn(self) -> float:
+        """One turn. Returns how long to wait for the next one, in seconds. No error ends the thread."""
+        try:
+            wait = self._turn()
+            self._outage.over()
+            return wait
+        except (RedisError, OSError) as exc:
+            if is_outage(exc):
+                self._outage.met(exc)
+                for lane in self._lanes:
+                    # The workers cannot renew their leases either: the next leader spares them.
+                    lane.outage.noted()
+                return RETRY_S
+            logger.error("Redis answers with an error, trying again: %s", exc)
+            return 1.0
+        except Exception:
+            logger.exception("a defect in the share of lanes, trying again")
+            return 1.0
+
+    def _turn(self) -> float:
+        self._renew()
+        if self._share is not None:
+            self._attend(self._share)
+            self._hand_over(self._share)
+        self._ask()
+        now = time.monotonic()
+        return max(0.01, min(self._renew_at, self._ask_at, self._attend_at) - now)
+
+    # -- renewals --------------------------------------------------------------------------------------------------
+
+    def _renew(self) -> None:
+        if time.monotonic() < self._renew_at:
+            return
+        with ExitStack() as stack:
+            held = [lane for lane in self._lanes if lane.leading]
+            # A lane that begins a new term just now renews its lease with that.
+            held = [lane for lane in held if lane.election.renewing.acquire(blocking=False)]
+            for lane in held:
+                stack.callback(lane.election.renewing.release)
+            leads = [lane.election.lead for lane in held]
+            sent = time.monotonic()
+            try:
+                renewed = renew(self._redis, leads) if leads else []
+            except Exception as exc:
+                self._renew_at = sent + RETRY_S
+                self._not_renewed(held, exc)
+                raise
+            for lane, is_renewed in zip(held, renewed, strict=True):
+                if is_renewed:
+                    lane.election.renewed(sent)
+                else:
+                    lane.forfeit()
+        self._renew_at = sent + self._lease_s / RENEWALS
+        if self._share is not None:
+            # In the same moment as the leads: so they end together.
+            self._attend_at = 0.0
+
+    def _not_renewed(self, lanes: Sequence[LaneMaster], exc: Exception) -> None:
+        """Any error: the deadlines stay, and after them this master does not lead."""
+        over = [lane for lane in lanes if not lane.election.leads()]
+        for lane in over:
+            lane.forfeit()
+        if over:
+            which = over[0].title if len(over) == 1 else f"{len(over)} lanes"
+            logger.warning("the lead of %s is over, it could not be renewed in time: %s", which, exc)
+
+    # -- the share -------------------------------------------------------------------------------------------------
+
+    def _attend(self, share: Share) -> None:
+        now = time.monotonic()
+        if now < self._attend_at:
+            return
+        self._aside = {chain: until for chain, until in self._aside.items() if until > now}
+        chains = frozenset(lane.chain for lane in self._lanes)
+        stands = Standing(chains, self._named, frozenset(self._aside)).text()
+        lease_ms = int(self._lease_s * 1000)
+        found = attend(self._redis, self._stream, self._holder, lease_ms, stands, self._version)
+        self._version = found.version
+        if found.masters is not None:
+            share.update(found.masters, time.monotonic())
+            self._ask_at = 0.0
+            mine = sum(share.is_mine(chain) for chain in chains)
+            logger.info("%d masters live; %d of %d lanes are this one's", share.others + 1, mine, len(chains))
+        # Alone: the next renewal looks.
+        self._attend_at = now + ASK_S if share.others else float("inf")
+        if found.first_ms is not None:
+            self._attend_at = min(self._attend_at, now + found.first_ms / 1000)
+
+    def _hand_over(self, share: Share) -> None:
+        now = time.monotonic()
+        for lane in self._lanes:
+            if lane.leading:
+                lane.hand_over(share.successor(lane.chain, now), now + QUIET_S)
+
+    def _depart(self) -> None:
+        try:
+            depart(self._redis, self._stream, self._holder)
+        except (RedisError, OSError) as exc:
+            logger.warning("could not take leave of the other masters, they will notice: %s", exc)
+
+    # -- questions -------------------------------------------------------------------------------------------------
+
+    def _ask(self) -> None:
+        now = time.monotonic()
+        if now < self._ask_at:
+            return
+        standing = [lane for lane in self._lanes if not lane.leading]
+        wanted = [lane for lane in self._wanted(standing, now) if lane.may_stand(now)]
+        self._ask_at = now + ASK_S if standing else float("inf")
+        if standing:
+            # So that a new leader knows whether the server's clock was set before.
+            compare_all(self._redis, [lane.clock for lane in standing])
+        if not wanted:
+            return
+        sent = time.monotonic()
+        replies = stand(self._redis, self._holder, [(lane.keys, lane.settings.leader_lease_ms) for lane in wanted])
+        for lane, reply in zip(wanted, replies, strict=True):
+            if isinstance(reply, RedisError):
+                lane.refused(reply)
+                continue
+            elected, token, left_ms = reply
+            if elected:
+                lane.elected(token, sent)
+                continue
+            lane.follows(read_token(token).holder, token)
+            self._ask_at = min(self._ask_at, now + max(0.01, left_ms / 1000))
+
+    def _wanted(self, standing: Sequence[LaneMaster], now: float) -> list[LaneMaster]:
+        """Those of ``standing`` whose lead this master asks for."""
+        share = self._share
+        if share is None:
+            return list(standing)
+        mine = [lane for lane in standing if share.is_mine(lane.chain)]
+        others = [lane for lane in standing if not share.is_mine(lane.chain)]
+        if others and now >= self._watch_at:
+            self._watch_at = now + WATCH_S
+            self._watch(others, now)
+        self._free_since = {lane: since for lane, since in self._free_since.items() if lane in others}
+        for lane, since in self._free_since.items():
+            if now - since > lane.settings.leader_lease:
+                share.not_taken(lane.chain, now)
+                mine.append(lane)
+        return mine
+
+    def _watch(self, lanes: Sequence[LaneMaster], now: float) -> None:
+        with self._redis.pipeline(transaction=False) as pipe:
+            for lane in lanes:
+                pipe.get(lane.keys.leader)
+            tokens = pipe.execute(raise_on_error=False)
+        free = [lane for lane, token in zip(lanes, tokens, strict=True) if token is None]
+        self._free_since = {lane: self._free_since.get(lane, now) for lane in free}

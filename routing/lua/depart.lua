@@ -1,0 +1,11 @@
+-- Takes a master that stops out of the set of the living ones, so that the others need not wait until its time ends.
+--
+-- KEYS: 1 masters, 2 what each of them stands for. ARGV: holder.
+-- Returns: 'OK'. Bound: O(1).
+
+redis.call('ZREM', KEYS[1], ARGV[1])
+if redis.call('HDEL', KEYS[2], ARGV[1]) == 1 then
+  local time = redis.call('TIME')
+  redis.call('HSET', KEYS[2], '', string.format('%.0f', time[1] * 1000000 + time[2]))
+end
+return 'OK'
