@@ -46,7 +46,7 @@ class LaneMaster:
 
     ``redis``: for the lead; several threads use it. ``holder``: the name of this process in the lane's lead.
     ``announce`` gets a line for each term. ``failed`` gets an error for which no master can lead the lane.
-    ``defective`` is called with the chain after a defect.
+    ``defective`` is called with the chain after a defect, and ``ended`` when the lead is over.
 
     Raises `ConfigurationError` when the lane is not for this app.
     """
@@ -62,6 +62,7 @@ class LaneMaster:
         announce: Callable[[str], None],
         failed: Callable[[BaseException], None],
         defective: Callable[[str], None],
+        ended: Callable[[], None],
     ) -> None:
         self._app = app
         self._app_lane = lane
@@ -70,6 +71,7 @@ class LaneMaster:
         self._announce = announce
         self._failed = failed
         self._defective = defective
+        self._ended = ended
         self.outage = outage
         #: Number of outages after which a leader spared the leases (`LeaseWatch.spare_leases`).
         self._spared = 0
@@ -219,6 +221,7 @@ class LaneMaster:
             self._failed(exc)
         finally:
             self.leading = False
+            self._ended()
 
     def _serve(self) -> None:
         """Leads until the lead is over. Raises `ConfigurationError` when no master can lead the lane."""

@@ -113,6 +113,10 @@ class Leads:
         self._stop.set()
         self._poked.set()
 
+    def lane_ended(self) -> None:
+        """A lane that this master led has ended: it may be asked for again."""
+        self._poked.set()
+
     def stand_aside(self, chain: str) -> None:
         """Leaves ``chain`` to other masters for a while: this one had a defect there."""
         self._aside[chain] = time.monotonic() + ASIDE_S
@@ -126,8 +130,10 @@ class Leads:
         try:
             while not self._stop.is_set():
                 self._health.turn()
-                self._poked.wait(self._try_turn())
-                self._poked.clear()
+                if self._poked.wait(self._try_turn()):
+                    self._poked.clear()
+                    # A lane may have ended.
+                    self._ask_at = 0.0
         finally:
             if self._share is not None:
                 self._depart()

@@ -107,6 +107,7 @@ class Master:
                 announce=self._announcing(lane.title, alone=len(all_lanes) == 1),
                 failed=self._fail,
                 defective=self._stand_aside,
+                ended=self._lane_ended,
             )
             for lane in lanes
         ]
@@ -166,6 +167,9 @@ class Master:
 
     def _stand_aside(self, chain: str) -> None:
         self._leads.stand_aside(chain)
+
+    def _lane_ended(self) -> None:
+        self._leads.lane_ended()
 
     def _look(self, silent: Collection[str]) -> None:
         for lane in self._lanes:

@@ -29,7 +29,7 @@ SCRIPTS: dict[str, Callable[..., object]] = {
     "recall": lambda c, _, *args: [text(message) for message in transitions.recall(c, *args)],
     "forget": lambda c, _, *args: transitions.forget(c, *args),
     "lead": lambda c, keys, holder: leadership.lead(c, keys, holder, LEASE_MS)[:2],
-    "renew": lambda c, keys, token: leadership.renew(c, keys, token, LEASE_MS),
+    "renew": lambda c, keys, token: leadership.renew(c, [leadership.Lead(keys, token, LEASE_MS)])[0],
     "resign": leadership.resign,
     "begin_term": lambda c, keys, token, holder: leadership.begin_term(c, keys, token, holder, LEASE_MS),
     "register": lambda c, k, name, life, *args: membership.register(c, k, name, life, LEASE_MS, *args)[0],

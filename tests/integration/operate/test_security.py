@@ -43,6 +43,8 @@ KOMBU_ENDS = {"smembers", "srem", "punsubscribe", "zrem"}  # how kombu ends a qu
 ORDINARY_TASKS = {"hdel", "lpush", "rpush", "watch", "unwatch", "zrem", "zrevrangebyscore"}  # acknowledged, restored
 RESULTS = {"mget", "subscribe", "unsubscribe", "expire", "get"}  # of groups and chords, and waiting for a result
 EFFECTS = {command.lower() for command in COMMANDS}
+#: With which masters share the lanes of an app. The app here has one lane.
+SEVERAL_LANES = {"zremrangebyscore", "zscore"}
 RARE = {
     "hkeys",
     "lindex",
@@ -55,7 +57,7 @@ RARE = {
 }  # lost messages, orders
 NOT_ON_THE_WAY = {
     "producer": CONNECTING | RESULTS | {"ping"},
-    "master": CONNECTING | OUT_OF_MEMORY | KOMBU_ENDS | RARE | {"ping"},
+    "master": CONNECTING | OUT_OF_MEMORY | KOMBU_ENDS | RARE | SEVERAL_LANES | {"ping"},
     "worker": CONNECTING | OUT_OF_MEMORY | KOMBU_ENDS | ORDINARY_TASKS | RESULTS | EFFECTS | {"exists", "pttl"},
     "operator": CONNECTING | {"ping", "xadd", "blpop", "xdel", "hkeys", "lindex", "xread", "hlen", "xinfo|stream"},
 }
