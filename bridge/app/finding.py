@@ -21,9 +21,12 @@ from bridge.routing.errors import ConfigurationError, TicketBridgeError
 from bridge.routing.layouts import find_layout
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from celery import Celery
     from redis import Redis
 
+    from bridge.app.lanes import AppLane
     from bridge.settings.lane import LaneSettings
 
 #: Folders of Python and of installed packages: code in other folders is the user's.
@@ -99,7 +102,7 @@ def learn_layout(app: Celery) -> None:
     with client(found.settings.redis_url) as redis:
         try:
             stored = find_layout(redis, stream, partitions)
-        except (RedisError, OSError):
+        except (RedisError, OSError, ConfigurationError):
             # Says more clearly what is wrong with the server.
             check_server(redis, found.settings.redis_url)
             raise
@@ -114,6 +117,15 @@ def reach_lane(app: Celery, lane: LaneSettings) -> Redis:
     redis = reach(app)
     refuse_misplaced(redis, lane.keys)
     refuse_newer(redis, lane)
+    return redis
+
+
+def reach_lanes(app: Celery, lanes: Sequence[AppLane]) -> Redis:
+    """As `reach_lane`, for a command that is about several lanes."""
+    redis = reach(app)
+    for lane in lanes:
+        refuse_misplaced(redis, lane.settings.keys)
+        refuse_newer(redis, lane.settings)
     return redis
 
 

@@ -19,7 +19,7 @@ from bridge.routing.terminal import console
 from bridge.routing.text import one_line
 
 if TYPE_CHECKING:
-    from bridge.audit.auditor import Auditor
+    from bridge.audit.partitions import Totals
     from bridge.routing.history import Delivery
 
 #: Seconds between two progress lines.
@@ -75,20 +75,20 @@ class AuditView:
         else:
             click.echo(_line(finding))
 
-    def progress(self, auditor: Auditor) -> None:
+    def progress(self, totals: Totals) -> None:
         """Prints a progress line, at most every `PROGRESS_S`."""
         if time.monotonic() < self._progress_at:
             return
         self._progress_at = time.monotonic() + PROGRESS_S
-        deliveries = sum(auditor.rows.values())
-        undone = len(auditor.undone)
+        deliveries = sum(totals.rows.values())
+        undone = totals.undone
         if self._as_json:
-            numbers = {"deliveries": deliveries, "undone": undone, "violations": sum(auditor.counts.values())}
+            numbers = {"deliveries": deliveries, "undone": undone, "violations": sum(totals.counts.values())}
             echo_json({"progress": numbers}, pretty=False)
             return
         at = datetime.now().astimezone().strftime("%H:%M:%S")
-        found = sum(auditor.counts.values())
-        rows = f"{count(deliveries, 'row')}, {count(auditor.rows[What.DONE], 'message')} done, {undone:,} undone"
+        found = sum(totals.counts.values())
+        rows = f"{count(deliveries, 'row')}, {count(totals.rows[What.DONE], 'message')} done, {undone:,} undone"
         click.echo(f"{at}  {rows}, {count(found, 'violation') if found else 'no violation'}")
 
     def note(self, text: str) -> None:

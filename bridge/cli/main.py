@@ -162,6 +162,30 @@ class Target:
         """The first of `app_lanes`."""
         return self.app_lanes[0]
 
+    def lane_of_ticket(self, ticket_id: str) -> AppLane:
+        """The lane of the partition of a ticket. Raises `PayloadError` for what cannot be a ticket."""
+        from bridge.producer.push import ticket_bytes
+        from bridge.routing.partitions import partition_of
+
+        lanes = self.app_lanes
+        return lanes[partition_of(ticket_bytes(ticket_id), len(lanes))]
+
+    def lane_of_message(self, message_id: str) -> AppLane:
+        """The lane of the partition that a message id names. Raises `InputError`."""
+        from bridge.routing.errors import InputError
+        from bridge.routing.partitions import suffix_of
+        from bridge.routing.text import printable
+
+        suffix = suffix_of(message_id)
+        for lane in self.app_lanes:
+            if lane.id_suffix == suffix:
+                return lane
+        shown = printable(message_id)
+        if suffix:
+            raise InputError(f"{shown} names a partition that the stream does not have")
+        some = f"{shown}{self.app_lanes[0].id_suffix}"
+        raise InputError(f"the stream has {len(self.app_lanes)} partitions: name that of {shown} too, such as {some}")
+
     @property
     def unsplit_lane(self) -> LaneSettings:
         """The settings of the lane on the stream itself, as if it were not split. Needs no server. Raises

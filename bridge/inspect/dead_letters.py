@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from heapq import merge
+from itertools import repeat
 from typing import TYPE_CHECKING
 
+from bridge.inspect.partitions import name_letter
 from bridge.protocol.dead_letters import Letter, read_letter
+from bridge.routing.ids import id_key
+from bridge.routing.partitions import stream_id
 
 if TYPE_CHECKING:
     from redis import Redis
 
+    from bridge.app.lanes import AppLane
     from bridge.routing.keys import LaneKeys
 
 #: Letters in one page. Each may hold a whole payload and 16 KiB of traceback.
@@ -26,6 +32,12 @@ def newest_first(redis: Redis, keys: LaneKeys) -> Iterator[Letter]:
         if len(page) < PAGE:
             return
         end = f"({page[-1][0].decode()}"
+
+
+def newest_first_in(redis: Redis, lanes: Sequence[AppLane]) -> Iterator[Letter]:
+    """As `newest_first`, over the lanes of all partitions. The ids name the partition."""
+    named = [map(name_letter, newest_first(redis, lane.settings.keys), repeat(lane.id_suffix)) for lane in lanes]
+    return merge(*named, key=lambda letter: id_key(stream_id(letter.id)), reverse=True)
 
 
 def of_message(redis: Redis, keys: LaneKeys, id_: str) -> list[Letter]:

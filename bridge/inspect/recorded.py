@@ -6,8 +6,8 @@ A ticket whose record stays is in the list.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from bridge.inspect.roster import Pending, registrations_of
@@ -17,6 +17,7 @@ from bridge.routing import records
 if TYPE_CHECKING:
     from redis import Redis
 
+    from bridge.app.lanes import AppLane
     from bridge.settings.lane import LaneSettings
 
 #: Records in one page, about.
@@ -36,6 +37,13 @@ class Recorded:
     message_ids: tuple[str, ...]
     #: Shelved messages of a parked ticket. None if it is not parked: other waiting messages are not counted by ticket.
     waiting: int | None
+
+
+def recorded_in(redis: Redis, lanes: Sequence[AppLane], *, parked_only: bool) -> Iterator[Recorded]:
+    """As `recorded`, over the lanes of all partitions. The ids name the partition."""
+    for lane in lanes:
+        for one in recorded(redis, lane.settings, parked_only=parked_only):
+            yield replace(one, message_ids=tuple(id_ + lane.id_suffix for id_ in one.message_ids))
 
 
 def recorded(redis: Redis, lane: LaneSettings, *, parked_only: bool) -> Iterator[Recorded]:

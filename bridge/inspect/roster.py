@@ -178,12 +178,12 @@ def _is_probe(text: bytes | None) -> bool:
     return headers.get(HEADER_REQUEST) == WorkerRequest.PROBE.value
 
 
-def full_name(redis: Redis, keys: LaneKeys, name: str) -> str:
-    """The name of the registered consumer that ``name`` means. ``name`` is the whole name, or its part before the @.
-    Raises `InputError` when no consumer matches, or more than one does.
+def full_name(redis: Redis, lanes: Sequence[LaneKeys], name: str) -> str:
+    """The name of the consumer that ``name`` means, registered in one of ``lanes``. ``name`` is the whole name, or its
+    part before the @. Raises `InputError` when no consumer matches, or more than one does.
     """
-    registered: Any = redis.hkeys(keys.consumers)
-    names: list[str] = sorted(raw.decode() for raw in registered)
+    registered: list[Any] = [redis.hkeys(keys.consumers) for keys in lanes]
+    names: list[str] = sorted({raw.decode() for some in registered for raw in some})
     if name in names:
         return name
     matching = [one for one in names if one.partition("@")[0] == name]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from bridge.inspect.roster import draining
@@ -22,8 +22,11 @@ if TYPE_CHECKING:
 DRAIN_CHECK_S = 0.2
 
 
-def wait_empty(redis: Redis, keys: LaneKeys, name: str, timeout_s: float | None, tell: Callable[[int], None]) -> None:
-    """Returns when consumer ``name`` has no messages in flight. Calls ``tell`` with each new number of them.
+def wait_empty(
+    redis: Redis, lanes: Sequence[LaneKeys], name: str, timeout_s: float | None, tell: Callable[[int], None]
+) -> None:
+    """Returns when consumer ``name`` has no messages in flight in ``lanes``. Calls ``tell`` with each new number of
+    them.
 
     The leader has answered the order to drain, so it sends the consumer nothing, and the number only falls. When the
     consumer dies, the leader moves its messages, and the number falls too. An outage of the server is waited out.
@@ -35,7 +38,8 @@ def wait_empty(redis: Redis, keys: LaneKeys, name: str, timeout_s: float | None,
     left: int | None
     while True:
         try:
-            left, holds = _look(redis, keys, name)
+            looks = [_look(redis, keys, name) for keys in lanes]
+            left, holds = sum(number for number, _ in looks), all(held for _, held in looks)
         except UNAVAILABLE:
             left, holds = last, True
         if left == 0:

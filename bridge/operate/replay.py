@@ -43,8 +43,9 @@ class LetterResult:
     why: str | None = None
 
 
-def find_by_id(redis: Redis, keys: LaneKeys, ids: Sequence[str]) -> list[Letter]:
+def find_by_id(redis: Redis, keys: LaneKeys, ids: Sequence[str], id_suffix: str = "") -> list[Letter]:
     """The letters with these ids, and the letters of the messages with these ids. Oldest first, without contents.
+    ``id_suffix``: what follows the ids in errors.
 
     Raises `InputError` for an unknown id, and for an id that is both a letter's own and another letter's message id.
     """
@@ -56,9 +57,11 @@ def find_by_id(redis: Redis, keys: LaneKeys, ids: Sequence[str]) -> list[Letter]
     for id_ in ids:
         letters = found.get(id_)
         if not letters:
-            raise InputError(f"no dead letter of message {printable(id_)}; `bridge dead list` lists them")
+            raise InputError(f"no dead letter of message {printable(id_)}{id_suffix}; `bridge dead list` lists them")
         if len({letter.message_id for letter in letters}) > 1:
-            raise InputError(f"{id_} is the id of one letter and the message id of another: name each by its other id")
+            raise InputError(
+                f"{id_}{id_suffix} is the id of one letter and the message id of another: name each by its other id"
+            )
     unique = {letter.id: letter for letters in found.values() for letter in letters}
     return sorted(unique.values(), key=lambda letter: id_key(letter.id))
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import redis
@@ -12,6 +12,9 @@ from redis import Redis
 from bridge.link.connections import UNAVAILABLE
 from bridge.link.failures import translated
 from bridge.routing.errors import ServerUnavailable, TicketBridgeError
+from bridge.routing.keys import layout_key
+from bridge.routing.layouts import layout_of
+from bridge.routing.partitions import Layout, partition_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -23,8 +26,23 @@ BATCH_BYTES = 8 * 1024 * 1024
 
 
 @dataclass
+class Destination:
+    """Where rows go: the stream, and how it is split. The layout is read again with each batch."""
+
+    stream: str
+    layout: Layout = field(default_factory=Layout)
+
+    def of(self, ticket: bytes) -> tuple[str, str]:
+        """(the stream of a ticket's messages, what follows their stream ids)."""
+        if not self.layout.is_split:
+            return self.stream, ""
+        number = partition_of(ticket, self.layout.partitions)
+        return self.layout.stream(self.stream, number), self.layout.suffix(number)
+
+
+@dataclass
 class Pushed:
-    """The rows that are in the stream so far. The ids are stream ids."""
+    """The rows that are in the stream so far, and message ids."""
 
     rows: int = 0
     first_id: str | None = None
@@ -34,7 +52,12 @@ class Pushed:
 
 
 def push_rows(
-    client: Redis, stream: str, rows: Iterable[Row], size: int, pushed: Pushed, on_batch: Callable[[int], None]
+    client: Redis,
+    destination: Destination,
+    rows: Iterable[Row],
+    size: int,
+    pushed: Pushed,
+    on_batch: Callable[[int], None],
 ) -> None:
     """Adds ``rows`` in batches of ``size``, and counts them in ``pushed``. Calls ``on_batch`` with each batch's size.
 
@@ -43,7 +66,7 @@ def push_rows(
     """
     batch: list[Row] = []
     for batch in _batches(rows, size):
-        _add(client, stream, batch, pushed)
+        _add(client, destination, batch, pushed)
         on_batch(len(batch))
 
 
@@ -71,13 +94,15 @@ def _batches(rows: Iterable[Row], size: int) -> Iterator[list[Row]]:
         raise stopped
 
 
-def _add(client: Redis, stream: str, batch: list[Row], pushed: Pushed) -> None:
+def _add(client: Redis, destination: Destination, batch: list[Row], pushed: Pushed) -> None:
     # Without a transaction, which would make other clients wait. The replies say for each row whether it is in.
+    places = [destination.of(row.ticket) for row in batch]
     with client.pipeline(transaction=False) as pipe:
-        for row in batch:
+        pipe.get(layout_key(destination.stream))
+        for row, (stream, _) in zip(batch, places, strict=True):
             pipe.xadd(stream, row.fields())  # type: ignore[arg-type]
         try:
-            replies = pipe.execute(raise_on_error=False)
+            layout, *replies = pipe.execute(raise_on_error=False)
         except UNAVAILABLE as exc:
             pushed.uncertain = len(batch)
             raise ServerUnavailable(
@@ -88,15 +113,18 @@ def _add(client: Redis, stream: str, batch: list[Row], pushed: Pushed) -> None:
             # Most often Ctrl-C.
             pushed.uncertain = len(batch)
             raise
+    if isinstance(layout, bytes) and layout.decode(errors="backslashreplace") != destination.layout.text:
+        # The rows of this batch are before those of the next one, which go by the new layout.
+        destination.layout = layout_of(layout, destination.stream)
     refused: tuple[Row, Exception] | None = None
     late = 0
-    for row, reply in zip(batch, replies, strict=True):
+    for row, (_, suffix), reply in zip(batch, places, replies, strict=True):
         if isinstance(reply, Exception):
             refused = refused or (row, reply)
             continue
         pushed.rows += 1
         late += refused is not None
-        id_ = reply.decode() if isinstance(reply, bytes) else str(reply)
+        id_ = f"{reply.decode() if isinstance(reply, bytes) else reply}{suffix}"
         pushed.first_id = pushed.first_id or id_
         pushed.last_id = id_
     if refused is None:

@@ -20,7 +20,7 @@ from bridge.app.installed import bridge_of
 from bridge.link.connections import client
 from bridge.master.process import Master
 from bridge.stack.embedded import EmbeddedServer
-from bridge.testing.outcome import dead_letters, wait_until_done
+from bridge.testing.outcome import dead_letters, lanes_here, wait_until_done
 from bridge.testing.pointing import pointed_at
 
 
@@ -32,7 +32,7 @@ class Lane:
 
     def __init__(self, app: Any, *, url: str | None = None, concurrency: int = 2) -> None:
         self.app = app
-        self._bridge = bridge_of(app)
+        bridge_of(app)
         self._url = url
         self._concurrency = concurrency
         self._stack = ExitStack()
@@ -67,11 +67,11 @@ class Lane:
 
     def wait(self, timeout_s: float = 30.0) -> None:
         """Waits until every message that was pushed is done or dead. Raises `TimeoutError`, which says what is not."""
-        wait_until_done(self.redis, self._bridge.settings.lane, timeout_s)
+        wait_until_done(self.redis, lanes_here(self.app, self.redis), timeout_s)
 
     def dead_letters(self) -> list[dict[str, str]]:
         """The messages that were given up, oldest first, with the fields of their letters."""
-        return dead_letters(self.redis, self._bridge.settings.lane)
+        return dead_letters(self.redis, lanes_here(self.app, self.redis))
 
     def _lead(self, stack: ExitStack) -> None:
         leading = threading.Event()

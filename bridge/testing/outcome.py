@@ -3,31 +3,44 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from typing import Any
 
+from celery import Celery
 from redis import Redis
 
+from bridge.app.installed import bridge_of
+from bridge.app.lanes import lanes_of
+from bridge.routing.layouts import find_layout
 from bridge.settings.lane import LaneSettings
 
 #: Seconds between two looks at the lane.
 LANE_CHECK_S = 0.02
 
 
-def wait_until_done(redis: Redis, lane: LaneSettings, timeout_s: float) -> None:
+def lanes_here(app: Celery, redis: Redis) -> list[LaneSettings]:
+    """The lanes of ``app``, on the partitions of the stream as it is."""
+    found = bridge_of(app)
+    found.take_layout(find_layout(redis, found.settings.lane.stream, found.settings.partitions))
+    return [lane.settings for lane in lanes_of(app)]
+
+
+def wait_until_done(redis: Redis, lanes: Sequence[LaneSettings], timeout_s: float) -> None:
     """Waits until every message that was pushed is done or dead. Raises `TimeoutError`, which says what is not."""
     end = time.monotonic() + timeout_s
-    while (left := _undone(redis, lane)) is not None:
+    while (left := next(filter(None, (_undone(redis, lane) for lane in lanes)), None)) is not None:
         if time.monotonic() > end:
             raise TimeoutError(f"after {timeout_s:g} s the lane has {left}")
         time.sleep(LANE_CHECK_S)
 
 
-def dead_letters(redis: Redis, lane: LaneSettings) -> list[dict[str, str]]:
-    """The messages that were given up, oldest first, with the fields of their letters."""
-    found: Any = redis.xrange(lane.keys.dead)
+def dead_letters(redis: Redis, lanes: Sequence[LaneSettings]) -> list[dict[str, str]]:
+    """The messages that were given up, oldest first in each lane, with the fields of their letters."""
+    found: list[Any] = [redis.xrange(lane.keys.dead) for lane in lanes]
     return [
         {name.decode(): value.decode(errors="backslashreplace") for name, value in fields.items()}
-        for _, fields in found
+        for some in found
+        for _, fields in some
     ]
 
 

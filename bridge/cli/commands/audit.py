@@ -15,7 +15,8 @@ from bridge.cli.parameters import Number
 from bridge.stack.stopping import Stopped, StopRequest
 
 if TYPE_CHECKING:
-    from bridge.audit.audit import Audit, AuditVerdict
+    from bridge.audit.audit import AuditVerdict
+    from bridge.audit.partitions import Audits
     from bridge.cli.audit_view import AuditView
 
 #: With --follow: seconds between two comparisons of the history with the lane.
@@ -66,29 +67,32 @@ def audit(
 
     Exits 1 when it finds a violation, and when there is nothing to audit.
     """
-    from bridge.app.finding import reach_lane
-    from bridge.audit.audit import Audit
+    from bridge.app.finding import reach_lanes
+    from bridge.audit.partitions import Audits
     from bridge.audit.wanted import wants as wants_of
     from bridge.cli.audit_view import AuditView, print_explanation
     from bridge.producer.push import ticket_bytes
+    from bridge.routing.partitions import stream_id
 
     if explain:
         print_explanation(as_json=as_json)
         return
     target: Target = ctx.obj
-    lane = target.lane
     if ticket is not None:
         ticket_bytes(ticket)
+    since = None if since is None else stream_id(since)
     if since is not None and not re.fullmatch(r"\d{1,20}(-\d{1,20})?", since):
         raise click.BadParameter(f"{since!r} is no message id; they look like 1700000000000-0", param_hint="--from")
-    redis = reach_lane(target.app, target.lane)
-    wants = wants_of(lane, target.app_lane.tasks) if wanted else None
+    # A ticket has all its messages in one partition.
+    lanes = target.app_lanes if ticket is None else (target.lane_of_ticket(ticket),)
+    redis = reach_lanes(target.app, lanes)
+    wants = wants_of(lanes[0].settings, lanes[0].tasks) if wanted else None
     view = AuditView(ticket=ticket, as_json=as_json, follow=follow)
 
-    def begin() -> Audit:
-        return Audit(
+    def begin() -> Audits:
+        return Audits(
             redis,
-            lane.keys,
+            [(lane.settings.keys, lane.id_suffix) for lane in lanes],
             clock_skew_ms=clock_skew,
             since=since,
             ticket=ticket,
@@ -99,14 +103,14 @@ def audit(
 
     result = _follow(begin, view) if follow else begin().run()
     if result.nothing:
-        why = "history is off (bridge_history = 0)" if not lane.history else "the history is empty"
+        why = "history is off (bridge_history = 0)" if not lanes[0].settings.history else "the history is empty"
         view.nothing(f"nothing to audit: {why}")
         ctx.exit(1)
     view.result(result)
     ctx.exit(0 if result.ok and not view.found else 1)
 
 
-def _follow(begin: Callable[[], Audit], view: AuditView) -> AuditVerdict:
+def _follow(begin: Callable[[], Audits], view: AuditView) -> AuditVerdict:
     """Audits the rows that exist, and new rows as they come, until Ctrl-C or SIGTERM."""
     from bridge.link.failures import translated
 
@@ -117,11 +121,11 @@ def _follow(begin: Callable[[], Audit], view: AuditView) -> AuditVerdict:
         while not stop.requested:
             try:
                 while made.advance() and not stop.requested:
-                    view.progress(made.auditor)
+                    view.progress(made.totals)
                 if time.monotonic() >= compare_at:
                     made.compare()
                     compare_at = time.monotonic() + COMPARE_S
-                view.progress(made.auditor)
+                view.progress(made.totals)
                 made.wait(WAIT_MS)
                 away = False
             except Exception as exc:

@@ -34,10 +34,14 @@ def consumer() -> None:
 @click.pass_obj
 def list_(target: Target, as_json: bool) -> None:
     """Lists the consumers of the lane, with the state of each."""
-    from bridge.app.finding import reach_lane
+    from bridge.app.finding import reach_lanes
+    from bridge.inspect.partitions import consumers_of_all
     from bridge.inspect.status import read_status
 
-    found = read_status(reach_lane(target.app, target.lane), target.settings).consumers
+    settings, redis = target.app.bridge.settings, reach_lanes(target.app, target.app_lanes)
+    found = consumers_of_all(
+        [read_status(redis, settings.model_copy(update={"lane": lane.settings})).consumers for lane in target.app_lanes]
+    )
     if as_json:
         echo_json({"consumers": found})
     elif found:
@@ -64,15 +68,15 @@ def drain(target: Target, name: str, timeout_s: float | None, no_wait: bool) -> 
     from bridge.protocol.orders import Drain
     from bridge.routing.errors import OrderFailed
 
-    redis, keys, name = _of(target, name)
-    left = give(redis, keys, Drain(name))["in_flight"]
+    redis, lanes, name = _of(target, name)
+    left = sum(give(redis, keys, Drain(name))["in_flight"] for keys in lanes)
     shown = printable(name)
     if no_wait or not left:
         click.echo(f"{shown} takes nothing new; " + (f"{count(left, 'message')} in flight" if left else "it is empty"))
         return
     click.echo(f"{shown} takes nothing new; waiting for what it has in flight")
     try:
-        wait_empty(redis, keys, name, timeout_s, lambda left: click.echo(f"{count(left, 'message')} in flight"))
+        wait_empty(redis, lanes, name, timeout_s, lambda left: click.echo(f"{count(left, 'message')} in flight"))
     except KeyboardInterrupt:
         ends = f"`bridge consumer resume {shown}` ends that"
         raise OrderFailed(f"interrupted; {shown} goes on draining, and {ends}") from None
@@ -87,8 +91,9 @@ def resume(target: Target, name: str) -> None:
     from bridge.operate.orders import give
     from bridge.protocol.orders import Resume
 
-    redis, keys, name = _of(target, name)
-    give(redis, keys, Resume(name))
+    redis, lanes, name = _of(target, name)
+    for keys in lanes:
+        give(redis, keys, Resume(name))
     click.echo(f"{printable(name)} takes work again")
 
 
@@ -104,30 +109,33 @@ def transfer(target: Target, name: str, to: str | None, tickets: tuple[str, ...]
     """
     from bridge.inspect.roster import full_name
     from bridge.operate.orders import give
-    from bridge.producer.push import ticket_bytes
     from bridge.protocol.orders import Transfer
 
+    of_lane: dict[LaneKeys, list[str]] = {}
     for ticket in tickets:
-        ticket_bytes(ticket)
-    redis, keys, name = _of(target, name)
+        of_lane.setdefault(target.lane_of_ticket(ticket).settings.keys, []).append(ticket)
+    redis, lanes, name = _of(target, name)
     if to is not None:
-        to = full_name(redis, keys, to)
+        to = full_name(redis, lanes, to)
         if to == name:
             raise click.UsageError(f"--to names {printable(name)} itself")
-    answer = give(redis, keys, Transfer(name, to, tickets or None))
-    click.echo(f"moved {count(answer['moved'], 'ticket')}")
-    if answer["running"]:
-        click.echo(f"{count(answer['running'], 'ticket')} more when their running messages are done")
+    moved = running = 0
+    for keys in of_lane or lanes:
+        answer = give(redis, keys, Transfer(name, to, tuple(of_lane.get(keys, ())) or None))
+        moved, running = moved + answer["moved"], running + answer["running"]
+    click.echo(f"moved {count(moved, 'ticket')}")
+    if running:
+        click.echo(f"{count(running, 'ticket')} more when their running messages are done")
 
 
-def _of(target: Target, name: str) -> tuple[Redis, LaneKeys, str]:
-    """(client, keys, full name of the consumer)."""
-    from bridge.app.finding import reach_lane
+def _of(target: Target, name: str) -> tuple[Redis, list[LaneKeys], str]:
+    """(client, keys of the lanes of all partitions, full name of the consumer)."""
+    from bridge.app.finding import reach_lanes
     from bridge.inspect.roster import full_name
 
-    keys = target.lane.keys
-    redis = reach_lane(target.app, target.lane)
-    return redis, keys, full_name(redis, keys, name)
+    lanes = [lane.settings.keys for lane in target.app_lanes]
+    redis = reach_lanes(target.app, target.app_lanes)
+    return redis, lanes, full_name(redis, lanes, name)
 
 
 def table(found: Iterable[ConsumerStatus]) -> Table:

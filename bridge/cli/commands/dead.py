@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import datetime
-from itertools import islice
+from itertools import chain, islice
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -21,6 +22,7 @@ from bridge.routing.text import one_line, printable
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+    from bridge.app.lanes import AppLane
     from bridge.operate.replay import LetterResult
     from bridge.protocol.dead_letters import Letter
 
@@ -39,15 +41,14 @@ def dead() -> None:
 @click.pass_obj
 def list_(target: Target, ticket: str | None, task: str | None, reason: str | None, limit: int, as_json: bool) -> None:
     """Lists dead letters, newest first."""
-    from bridge.app.finding import reach_lane
-    from bridge.inspect.dead_letters import newest_first, select
+    from bridge.app.finding import reach_lanes
+    from bridge.inspect.dead_letters import newest_first_in, select
 
-    keys = target.lane.keys
-    redis = reach_lane(target.app, target.lane)
-    found = select(newest_first(redis, keys), ticket=ticket, task=task, reason=reason)
+    redis = reach_lanes(target.app, target.app_lanes)
+    found = select(newest_first_in(redis, target.app_lanes), ticket=ticket, task=task, reason=reason)
     letters = list(islice(found, limit))
     more = next(found, None) is not None
-    total = int(redis.xlen(keys.dead))
+    total = sum(int(redis.xlen(lane.settings.keys.dead)) for lane in target.app_lanes)
     if as_json:
         echo_json({"total": total, "more": more, "letters": [letter.summary() for letter in letters]})
         return
@@ -67,12 +68,15 @@ def show(target: Target, message_id: str, as_json: bool) -> None:
     """Prints the dead letter of MESSAGE_ID, with traceback and payload."""
     from bridge.app.finding import reach_lane
     from bridge.inspect.dead_letters import of_message
+    from bridge.inspect.partitions import name_letter
     from bridge.routing.errors import InputError
+    from bridge.routing.partitions import stream_id
 
-    letters = of_message(reach_lane(target.app, target.lane), target.lane.keys, message_id)
+    lane = target.lane_of_message(message_id)
+    letters = of_message(reach_lane(target.app, lane.settings), lane.settings.keys, stream_id(message_id))
     if not letters:
         raise InputError(f"no dead letter of message {printable(message_id)}; `bridge dead list` lists them")
-    letter = letters[-1]
+    letter = name_letter(letters[-1], lane.id_suffix)
     if as_json:
         echo_json({**letter.document(), "letters": len(letters)})
         return
@@ -112,11 +116,16 @@ def replay(ctx: click.Context, **options: Any) -> None:
     from bridge.operate.replay import check_replay, parser_of, replay_letters
 
     request = _Request(ctx, "replay", "replayed", **options)
-    results = list(check_replay(request.redis, request.keys, request.letters, parser_of(request.app_lane)))
-    good = [result.letter for result in results if result.why is None]
-    bad = [result for result in results if result.why is not None]
+    redis = request.redis
+    good: list[tuple[AppLane, list[Letter]]] = []
+    bad: list[LetterResult] = []
+    for lane, letters in request.letters:
+        results = list(check_replay(redis, lane.settings.keys, letters, parser_of(lane)))
+        good.append((lane, [result.letter for result in results if result.why is None]))
+        bad += _named(lane, (result for result in results if result.why is not None))
     if request.goes_on(good, bad):
-        request.report([*replay_letters(request.redis, request.keys, good), *bad])
+        done = [_named(lane, replay_letters(redis, lane.settings.keys, letters)) for lane, letters in good]
+        request.report([*chain.from_iterable(done), *bad])
 
 
 @dead.command()
@@ -130,7 +139,10 @@ def drop(ctx: click.Context, **options: Any) -> None:
 
     request = _Request(ctx, "drop", "dropped", **options)
     if request.goes_on(request.letters, []):
-        request.report(list(drop_letters(request.redis, request.keys, request.letters)))
+        done = [
+            _named(lane, drop_letters(request.redis, lane.settings.keys, letters)) for lane, letters in request.letters
+        ]
+        request.report([*chain.from_iterable(done)])
 
 
 class _Request:
@@ -151,8 +163,9 @@ class _Request:
         yes: bool,
         as_json: bool,
     ) -> None:
-        from bridge.app.finding import reach_lane
+        from bridge.app.finding import reach_lanes
         from bridge.operate.replay import find_by_id, find_matching
+        from bridge.routing.partitions import stream_id
 
         chosen = everything or any(option is not None for option in (ticket, task, reason))
         if bool(ids) == chosen:
@@ -164,17 +177,26 @@ class _Request:
         self._sure = yes or bool(ids)
         self._dry_run = dry_run
         self._as_json = as_json
-        self.app_lane = target.app_lane
-        self.keys = target.lane.keys
-        self.redis = reach_lane(target.app, target.lane)
-        self.letters = (
-            find_by_id(self.redis, self.keys, ids)
-            if ids
-            else find_matching(self.redis, self.keys, ticket, task, reason)
-        )
+        self.redis = reach_lanes(target.app, target.app_lanes)
+        #: The chosen letters of the lane of each partition. Their ids are those of its streams.
+        self.letters: list[tuple[AppLane, list[Letter]]] = []
+        if ids:
+            named: dict[str, tuple[AppLane, list[str]]] = {}
+            for id_ in ids:
+                lane = target.lane_of_message(id_)
+                named.setdefault(lane.id_suffix, (lane, []))[1].append(stream_id(id_))
+            self.letters = [
+                (lane, find_by_id(self.redis, lane.settings.keys, its, lane.id_suffix)) for lane, its in named.values()
+            ]
+        else:
+            for lane in target.app_lanes:
+                self.letters.append((lane, find_matching(self.redis, lane.settings.keys, ticket, task, reason)))
 
-    def goes_on(self, good: Sequence[Letter], bad: Sequence[LetterResult]) -> bool:
+    def goes_on(self, chosen: Sequence[tuple[AppLane, Sequence[Letter]]], bad: Sequence[LetterResult]) -> bool:
         """Whether to go on. False when nothing was chosen or the user declines; a dry run ends the command here."""
+        from bridge.inspect.partitions import name_letter
+
+        good = [name_letter(letter, lane.id_suffix) for lane, letters in chosen for letter in letters]
         if self._dry_run:
             self._show_plan(good, bad)
             self._ctx.exit(1 if bad else 0)
@@ -213,6 +235,13 @@ class _Request:
         echo_json(
             {"dry_run": self._dry_run, self._participle: done, "refused": len(results) - done, "letters": letters}
         )
+
+
+def _named(lane: AppLane, results: Iterable[LetterResult]) -> list[LetterResult]:
+    """``results`` with ids that name the partition of ``lane``."""
+    from bridge.inspect.partitions import name_letter
+
+    return [replace(result, letter=name_letter(result.letter, lane.id_suffix)) for result in results]
 
 
 def _at_a_terminal() -> bool:

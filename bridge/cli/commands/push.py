@@ -60,7 +60,8 @@ def push(
     from bridge.app.belonging import belongs
     from bridge.app.finding import load_tasks, reach
     from bridge.app.ticket_tasks import ticket_tasks
-    from bridge.producer.pusher import Pushed, push_rows
+    from bridge.producer.pusher import Destination, Pushed, push_rows
+    from bridge.routing.layouts import claim_layout
 
     kind = kind or format_of(file)
     if delimiter == "\\t":
@@ -81,6 +82,10 @@ def push(
 
     # Connects before the check, which may take long.
     client = None if dry_run else reach(app)
+    destination = Destination(lane.stream)
+    if client is not None:
+        found = claim_layout(client, lane.stream, app.bridge.settings.partitions)
+        destination.layout = app.bridge.take_layout(found)
     total = None
     if readable_twice(file):
         before = Fingerprint(file)
@@ -103,7 +108,7 @@ def push(
     code = 0
     try:
         with _progress("pushing", total, quiet=as_json) as advance, opened(file) as source:
-            push_rows(client, lane.stream, rows(source, kind, rules), batch, pushed, advance)
+            push_rows(client, destination, rows(source, kind, rules), batch, pushed, advance)
     except TicketBridgeError as exc:
         error, code = str(exc), exc.exit_code
     except KeyboardInterrupt:

@@ -40,19 +40,21 @@ def show(ctx: click.Context, ticket_id: str, as_json: bool) -> None:
     Exits 1 when nothing is known about it.
     """
     from bridge.app.finding import load_tasks, reach_lane
+    from bridge.inspect.partitions import name_ticket
     from bridge.inspect.ticket_search import locate
     from bridge.producer.push import ticket_bytes
 
     target: Target = ctx.obj
-    app, lane = target.app, target.lane
     ticket_bytes(ticket_id)
+    app, app_lane = target.app, target.lane_of_ticket(ticket_id)
+    lane = app_lane.settings
     load_tasks(app)
 
     def max_attempts(name: str | None) -> int:
         task = app.tasks.get(name or lane.default_task or "")
         return int(getattr(task, "bridge_max_attempts", None) or lane.max_attempts)
 
-    found = locate(reach_lane(app, lane), lane, ticket_id, max_attempts)
+    found = name_ticket(locate(reach_lane(app, lane), lane, ticket_id, max_attempts), app_lane.id_suffix)
     if as_json:
         echo_json(found.document())
     else:
@@ -67,10 +69,10 @@ def show(ctx: click.Context, ticket_id: str, as_json: bool) -> None:
 @click.pass_obj
 def list_(target: Target, parked: bool, limit: int, as_json: bool) -> None:
     """Lists the tickets that are in flight, await a retry, or are parked."""
-    from bridge.app.finding import reach_lane
-    from bridge.inspect.recorded import recorded
+    from bridge.app.finding import reach_lanes
+    from bridge.inspect.recorded import recorded_in
 
-    found = recorded(reach_lane(target.app, target.lane), target.lane, parked_only=parked)
+    found = recorded_in(reach_lanes(target.app, target.app_lanes), target.app_lanes, parked_only=parked)
     shown = list(islice(found, limit))
     more = next(found, None) is not None
     shown.sort(key=lambda one: one.ticket_id)
@@ -145,7 +147,8 @@ def _ordered(target: Target, order: Park | Release) -> dict[str, Any]:
     from bridge.producer.push import ticket_bytes
 
     ticket_bytes(order.ticket)
-    return give(reach_lane(target.app, target.lane), target.lane.keys, order)
+    lane = target.lane_of_ticket(order.ticket).settings
+    return give(reach_lane(target.app, lane), lane.keys, order)
 
 
 def _print(found: TicketFacts) -> None:

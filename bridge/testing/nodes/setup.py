@@ -20,12 +20,11 @@ from pytest_celery import (
 )
 from redis import Redis
 
-from bridge.app.installed import bridge_of
 from bridge.stack.embedded import EmbeddedServer
 from bridge.testing.nodes.local_containers import ServerContainer
 from bridge.testing.nodes.node import MasterNode, NodeYard
 from bridge.testing.nodes.yard import ProcessYard
-from bridge.testing.outcome import dead_letters, wait_until_done
+from bridge.testing.outcome import dead_letters, lanes_here, wait_until_done
 
 
 class MasterCluster(CeleryTestCluster):
@@ -100,12 +99,12 @@ class BridgeSetup(CeleryTestSetup):
     def wait(self, timeout_s: float = 60.0) -> None:
         """Waits until every message that was pushed is done or dead. Raises `TimeoutError`, which says what is not."""
         with self.client() as redis:
-            wait_until_done(redis, bridge_of(self.app).settings.lane, timeout_s)
+            wait_until_done(redis, lanes_here(self.app, redis), timeout_s)
 
     def dead_letters(self) -> list[dict[str, str]]:
         """The messages that were given up, oldest first, with the fields of their letters."""
         with self.client() as redis:
-            return dead_letters(redis, bridge_of(self.app).settings.lane)
+            return dead_letters(redis, lanes_here(self.app, redis))
 
     def _is_docker_ready(self, docker: bool) -> bool:
         return not docker or (super()._is_docker_ready(docker) and all(node.ready() for node in self.nodes.masters()))

@@ -1,0 +1,153 @@
+"""The audits of all partitions of a stream, as one audit with one result."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from bridge.audit.audit import Audit
+from bridge.audit.verdict import AuditVerdict, Coverage
+from bridge.routing.ids import id_key
+
+if TYPE_CHECKING:
+    from redis import Redis
+
+    from bridge.audit.checks import Check, Finding
+    from bridge.audit.wanted import Wants
+    from bridge.routing.history import Delivery, What
+    from bridge.routing.keys import LaneKeys
+
+#: Examples of findings, and executions of frozen processes, that a result names.
+EXAMPLES = 20
+
+
+@dataclass(frozen=True)
+class Totals:
+    """What was read so far, over all partitions."""
+
+    rows: Counter[What]
+    undone: int
+    counts: Counter[Check]
+
+
+class Audits:
+    """One audit of a stream. ``lanes``: the keys of each partition's lane, and what follows its stream ids."""
+
+    def __init__(
+        self,
+        redis: Redis,
+        lanes: Sequence[tuple[LaneKeys, str]],
+        *,
+        clock_skew_ms: float,
+        since: str | None,
+        ticket: str | None,
+        wants: Wants | None,
+        on_rows: Callable[[list[Delivery]], None],
+        on_finding: Callable[[Finding], None],
+    ) -> None:
+        def rows_of(suffix: str) -> Callable[[list[Delivery]], None]:
+            if not suffix:
+                return on_rows
+            return lambda rows: on_rows([_named_row(row, suffix) for row in rows])
+
+        def finding_of(suffix: str) -> Callable[[Finding], None]:
+            return lambda finding: on_finding(_named(finding, suffix))
+
+        self._suffixes = [suffix for _, suffix in lanes]
+        self._audits = [
+            Audit(
+                redis,
+                keys,
+                clock_skew_ms=clock_skew_ms,
+                since=since,
+                ticket=ticket,
+                wants=wants,
+                on_rows=rows_of(suffix),
+                on_finding=finding_of(suffix),
+            )
+            for keys, suffix in lanes
+        ]
+
+    def run(self) -> AuditVerdict:
+        """Checks all rows, and then compares the history of each partition with its lane."""
+        self.compare()
+        return self.result()
+
+    def advance(self) -> bool:
+        """Reads on, in each partition. Returns whether there is more."""
+        return sum(audit.advance() for audit in self._audits) > 0
+
+    def wait(self, timeout_ms: int) -> None:
+        """Waits for new rows, a share of the time in each partition."""
+        for audit in self._audits:
+            audit.wait(max(1, timeout_ms // len(self._audits)))
+
+    def compare(self) -> None:
+        """Compares the history of each partition with its lane."""
+        for audit in self._audits:
+            audit.compare()
+
+    @property
+    def totals(self) -> Totals:
+        """What was read so far."""
+        rows: Counter[What] = Counter()
+        counts: Counter[Check] = Counter()
+        for audit in self._audits:
+            rows.update(audit.auditor.rows)
+            counts.update(audit.auditor.counts)
+        return Totals(rows, sum(len(audit.auditor.undone) for audit in self._audits), counts)
+
+    def result(self) -> AuditVerdict:
+        """The result of what was read so far, added up."""
+        verdicts = [audit.result() for audit in self._audits]
+        return added_up(verdicts, self._suffixes)
+
+
+def added_up(verdicts: Sequence[AuditVerdict], suffixes: Sequence[str]) -> AuditVerdict:
+    """One result for all partitions. ``suffixes``: what follows the stream ids of each."""
+    if len(verdicts) == 1:
+        [alone], [suffix] = verdicts, suffixes
+        return _named_verdict(alone, suffix)
+    named = [_named_verdict(verdict, suffix) for verdict, suffix in zip(verdicts, suffixes, strict=True)]
+    # An empty partition has no rows, and no times.
+    times = [verdict for verdict in named if verdict.deliveries]
+    return AuditVerdict(
+        coverage=Coverage(
+            complete=all(one.coverage.complete for one in named),
+            # From the latest of them on, every partition's history is whole.
+            from_id=max((one.coverage.from_id for one in named), key=id_key),
+            older=any(one.coverage.older for one in named),
+        ),
+        deliveries=sum(one.deliveries for one in named),
+        rows={what: sum(one.rows[what] for one in named) for what in named[0].rows},
+        tickets=sum(one.tickets for one in named),
+        undone=sum(one.undone for one in named),
+        repeats=sum(one.repeats for one in named),
+        first_ms=min((one.first_ms for one in times), default=0),
+        last_ms=max((one.last_ms for one in times), default=0),
+        counts={check: sum(one.counts[check] for one in named) for check in named[0].counts},
+        examples=tuple(example for one in named for example in one.examples)[:EXAMPLES],
+        stale=tuple(row for one in named for row in one.stale)[:EXAMPLES],
+        notes=tuple(dict.fromkeys(note for one in named for note in one.notes)),
+    )
+
+
+def _named_verdict(verdict: AuditVerdict, suffix: str) -> AuditVerdict:
+    if not suffix:
+        return verdict
+    return replace(
+        verdict,
+        examples=tuple(_named(finding, suffix) for finding in verdict.examples),
+        stale=tuple(_named_row(row, suffix) for row in verdict.stale),
+        notes=tuple(f"{suffix[1:]}: {note}" for note in verdict.notes),
+    )
+
+
+def _named(finding: Finding, suffix: str) -> Finding:
+    return replace(finding, message_id=f"{finding.message_id}{suffix}") if finding.message_id else finding
+
+
+def _named_row(row: Delivery, suffix: str) -> Delivery:
+    return replace(row, message_id=f"{row.message_id}{suffix}")
