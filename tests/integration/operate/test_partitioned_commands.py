@@ -14,7 +14,7 @@ from bridge.stack.embedded import EmbeddedServer
 from bridge.testing.nodes.node import NodeYard, broker_environment
 from bridge.testing.waiting import wait_until
 from tests.integration.app.test_partitions import Partitions
-from tests.integration.operate.test_security import run_command
+from tests.integration.servers import run_command
 
 #: One ticket of each of four partitions, in their order.
 TICKETS = [next(f"T{n}" for n in range(100) if partition_of(f"T{n}", 4) == p) for p in range(4)]

@@ -235,7 +235,9 @@ def test_a_batch_is_bounded_by_its_bytes(shell: CommandLine, redis: Redis, monke
     sizes: list[int] = []
     add = bridge.producer.pusher._add
 
-    def add_and_weigh(client: Redis, stream: str, batch: list[Row], *arguments: Any) -> None:
+    def add_and_weigh(
+        client: Redis, stream: bridge.producer.pusher.Destination, batch: list[Row], *arguments: Any
+    ) -> None:
         sizes.append(sum(len(row.payload) for row in batch))
         add(client, stream, batch, *arguments)
 
