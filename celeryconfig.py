@@ -35,8 +35,8 @@ bridge_default_task = "tasks.incidents.record_event"
 # base * factor ** (n - 1) seconds, at most `limit`, of which up to the share `jitter` is taken off by chance.
 bridge_backoff = {"base": 0.5, "factor": 2.0, "limit": 30.0, "jitter": 0.5}
 
-# Seconds that a worker may go unheard before its tickets move. The default unless a stack says otherwise, as
-# `bridge demo --lease 2` does; masters and workers must have the same.
+# Length of a worker's lease, in seconds. Its tickets move after the lease is over. The default unless a stack says
+# otherwise, as `bridge demo --lease 2` does; masters and workers must have the same.
 if "BRIDGE_LEASE" in os.environ:
     bridge_lease = float(os.environ["BRIDGE_LEASE"])
 
@@ -54,7 +54,7 @@ bridge_health_file = os.environ.get("BRIDGE_HEALTH_FILE")
 #                                         belongs to one app: another name stops at start
 # bridge_policy = "least_loaded"          who gets a ticket that nobody has: or "rendezvous", "round_robin", "random"
 # bridge_lease = 6.0                      seconds; see above
-# bridge_leader_lease = 5.0               seconds that a leading master may go unheard before a standby takes over
+# bridge_leader_lease = 5.0               length of the leader lease, in seconds; a standby takes over when it is over
 # bridge_max_attempts = 5                 attempts before a message goes to the dead letters; a task may have its own
 # bridge_on_dead = "skip"                 the ticket of a dead message goes on with the next one; "park": it stops
 # bridge_breaker = {"share": 0.9, "tickets": 20, "seconds": 60.0, "probe": 5.0}   a task's messages wait when so many
@@ -68,5 +68,5 @@ bridge_health_file = os.environ.get("BRIDGE_HEALTH_FILE")
 #                                         had it so far; then it is a dead letter
 # bridge_max_payload = 1048576            bytes of JSON; what is larger goes to the dead letters at once
 # bridge_bundle_ms = 10.0                 how long a bundle of short tasks lasts, in ms; 0 turns bundles off
-# bridge_window = 50000                   messages that the leading master keeps in memory; the rest waits in Redis
+# bridge_window = 50000                   messages that the leader keeps in memory; the rest waits in Redis
 # bridge_window_bytes = 134217728         and the bytes of these; half may be in flight: see docs/explanation/memory.md

@@ -8,7 +8,7 @@
 - A dash stands where there is no number.
 
 Python's own formatting rounds: to the nearest, and from exactly half to the even neighbour. Output for programs (JSON)
-has plain numbers. This module is in this room because the rest of the bridge and Spark share no other.
+has plain numbers. It is in `routing` because `bridge` and `spark` both import this room, and no other.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Output for people: one console and one progress display, for the commands of the bridge and the jobs of Spark.
 
-It is in this room for the same reason as `bridge.routing.numbers`: the rest of the bridge and Spark share no other.
+It is in `routing` because `bridge` and `spark` both import this room, and no other.
 """
 
 from __future__ import annotations

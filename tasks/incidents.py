@@ -34,7 +34,7 @@ class OutOfOrder(Exception):
 def record_event(self: TicketTask, ticket_id: str, payload: dict[str, Any]) -> None:
     """Applies one event of an incident log to the incident's state. Raises `OutOfOrder`."""
     if self.ticket is None:
-        raise RuntimeError("an event needs its place in its ticket's order: use record_event.push(ticket_id, event)")
+        raise RuntimeError("record_event runs only as a message of a ticket: call record_event.push(ticket_id, event)")
     key = f"incident:{ticket_id}"
     state: Any = database().hgetall(key)
     expected = int(state.get("seq", 0)) + 1

@@ -58,7 +58,7 @@ def check_tasks(app: Celery) -> None:
             require_match(app.tasks[default])
         if lane.is_subscription and not lane.tasks:
             raise ConfigurationError(
-                f"{SETTING}[{lane.name!r}] has no task: give it one (task), or name it at one (bridge_subscription)"
+                f"{SETTING}[{lane.name!r}] has no task: set its option `task`, or set `bridge_subscription` on a task"
             )
 
 

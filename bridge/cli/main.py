@@ -106,7 +106,7 @@ def _take_subscription(command: click.Command) -> None:
                 expose_value=False,
                 metavar="NAME",
                 callback=_chosen,
-                help="The subscription that it is about, where the app has several.",
+                help="The subscription to use. Needed when the app has several.",
             )
         )
 

@@ -19,11 +19,11 @@ REMEMBERED = 100_000
 class Taking(Enum):
     """The decision about a run that arrives."""
 
-    #: It is new here.
+    #: Not seen before.
     TAKEN = "taken"
-    #: It came before. Its outcomes are written, or will be.
+    #: Seen before. Its outcome is written, or will be.
     REFUSED = "refused"
-    #: It came before, and is not here any more. If it has no outcome by now, it was lost here.
+    #: Seen before, and not held now. Without an outcome it was lost in this worker.
     FORGOTTEN = "forgotten"
 
 

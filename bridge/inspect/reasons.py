@@ -68,7 +68,8 @@ def _in_flight(found: TicketFacts, run: InFlight) -> str:
         if not found.consumers_alive:
             return f"{what}{attempt}, {end} as soon as there is a consumer; {NO_CONSUMER}"
         return f"{what}{attempt}, {end} to another consumer"
-    return f"{what}{attempt}; it is alive (lease {duration(run.lease_ms)} left), so the task runs there or is about to"
+    alive = f"the consumer is alive (lease {duration(run.lease_ms)} left)"
+    return f"{what}{attempt}; {alive}, so the task is running or starts soon"
 
 
 def _parked(found: TicketFacts, parked: Parked) -> str:
@@ -101,7 +102,7 @@ def _unread(found: TicketFacts) -> str:
     what = f"{_many(found.unread, 'message')} not read yet, the oldest is {found.unread.ids[0]}"
     if not found.has_group:
         return f"{what}; no master has ever led this lane: start one with `bridge run`"
-    return f"{what}; {_stop(found) or 'the master reads on when it has dispatched what it has read'}"
+    return f"{what}; {_stop(found) or 'the leader reads more when it has dispatched the messages in memory'}"
 
 
 def _stop(found: TicketFacts) -> str:

@@ -34,7 +34,7 @@ class ConsumerState(Enum):
     DRAINING = "draining"
     #: It shuts down.
     LEAVING = "leaving"
-    #: Its lease holds, and it takes nothing from its queue: the leader has put a probe there, and it stays.
+    #: Its lease holds, and it takes nothing from its queue. The leader's probe is still in its queue.
     STALLED = "stalled"
     #: Its lease is over: it is gone, or will register as a new incarnation.
     OVER = "lease over"

@@ -251,7 +251,7 @@ def _nobody_runs(
     if text is not None:
         [noted] = read_unserved({task.encode(): text})
         if noted.breaker:
-            return f"its task {task} is paused: {noted.breaker}"
+            return f"no message of its task {task} is dispatched: {noted.breaker}"
         why = f": {noted.why}"
         if noted.dead_in_ms is not None:
             why += f"; the message that has waited for longest is a dead letter in {duration(noted.dead_in_ms)}"

@@ -12,8 +12,7 @@ Contract:
 - A standby asks at intervals. It is elected within one leader lease of the leader's death, and at once when the leader
   resigns.
 - A step of the server's clock may end the key while its leader leads. Then two masters believe that they lead, until
-  the
-  first one renews or runs a script. That is safe, because Redis refuses its scripts. The new leader does not trust
+  the first one renews or runs a script. That is safe, because Redis refuses its scripts. The new leader does not trust
   leases by a clock that was set (`bridge.link.server_clock`). If the clock was set back, the key would hold for longer.
   The next standby that asks cuts it to one leader lease.
 

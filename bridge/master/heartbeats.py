@@ -63,7 +63,7 @@ class Heartbeats:
             except Exception as exc:
                 # Heartbeats are only a hint. The leases are checked at intervals in any case.
                 logger.debug("no heartbeats for a while: %s", exc)
-                # Nothing was received for a while, so a silent worker need not be missing.
+                # Nothing was received for a while, so a worker without a heartbeat may be alive.
                 self._heard.clear()
                 self._stop.wait(1.0)
 

@@ -37,14 +37,14 @@ logger = get_logger(__name__)
 
 #: Seconds between two tries while the server is away.
 RETRY_S = 0.2
-#: The same after a defect of its own.
+#: Seconds before the next try after a bug in this program.
 DEFECT_S = 2.0
 
 
 class LaneMaster:
     """This process's part in one lane.
 
-    ``redis``: for the lead; several threads use it. ``holder``: the name of this process in the lane's lead.
+    ``redis``: for the lead; several threads use it. ``holder``: the name of this process in the leader key.
     ``announce`` gets a line for each term. ``failed`` gets an error for which no master can lead the lane.
     ``defective`` is called with the chain after a defect, and ``ended`` when the lead is over.
 

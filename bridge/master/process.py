@@ -1,4 +1,4 @@
-"""A master process: takes part in the lead of every lane of its app. What ``bridge run`` runs.
+"""A master process: leads or stands by in every lane of its app. What ``bridge run`` runs.
 
 One thread asks for leads and renews them (`bridge.master.leads`). A lane that this master leads has a thread of its own
 (`bridge.master.lane_master`). The process ends when it is asked to, or when no master can lead one of its lanes. A

@@ -66,16 +66,15 @@ def give(redis: Redis, keys: LaneKeys, order: Order, timeout_s: float = ANSWER_W
     except KeyboardInterrupt:
         if _withdraw(redis, keys, entry):
             raise OrderFailed("interrupted; the order was withdrawn") from None
-        raise OrderFailed("interrupted; a master has taken the order and carries it out") from None
+        raise OrderFailed("interrupted; the leader took the order and carries it out") from None
     if found is None:
         if _withdraw(redis, keys, entry):
             raise OrderFailed(_unanswered(redis, keys, timeout_s))
         # The leader took it at the last moment: the answer is on its way.
         found = _await(redis, reply, LAST_S)
     if found is None:
-        # A master took it and died before it answered.
         raise OrderFailed(
-            "a master took the order and ended before it could answer: check the result (`bridge status`), "
+            "the leader took the order and ended before it could answer: check the result (`bridge status`), "
             "and repeat the order if necessary"
         )
     answer: dict[str, Any] = orjson.loads(found)
@@ -110,7 +109,7 @@ def _await(redis: Redis, reply: str, timeout_s: float) -> bytes | None:
 
 
 def _withdraw(redis: Redis, keys: LaneKeys, entry: bytes) -> bool:
-    """Withdraws the order. False: a leader has taken it.
+    """Withdraws the order. False: the leader took it.
 
     The step that settles an order deletes its entry, and does nothing when the entry is already deleted.
     """

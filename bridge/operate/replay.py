@@ -124,7 +124,7 @@ def parser_of(lane: AppLane) -> EntryParser:
 def replay_letters(redis: Redis, keys: LaneKeys, letters: Sequence[Letter]) -> Iterator[LetterResult]:
     """Orders the leader to replay ``letters``, `BATCH` at a time. Yields the result for each.
 
-    Messages of one ticket go in the order of their ids: the first may have started when the next batch is replayed.
+    Replays the messages of a ticket in id order, since an earlier one may start before the next batch.
     Raises `OrderFailed`, which says how many were replayed before.
     """
     done = 0

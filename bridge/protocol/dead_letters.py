@@ -154,7 +154,7 @@ def read_letter(id_: bytes, flat: list[bytes]) -> Letter:
 
 
 def _number(value: bytes | None) -> int:
-    """A number that is no more than a time in the year 9999 or a fence; 0 for anything else, which is not ours."""
+    """A number of at most `DIGITS` digits. 0 for other texts: the bridge did not write them."""
     return int(value) if value is not None and len(value) <= DIGITS and value.isdigit() else 0
 
 

@@ -5,7 +5,7 @@ An entry of the outcome stream carries a JSON array of them (`bridge.protocol.ou
     [message id, fence, kind, service ms, started us]                                      done, returned
     [message id, fence, kind, service ms, started us, error, traceback, delay ms | null]   all others
 
-What is behind these is of a newer version, and passed over.
+A newer version may append members. They are ignored.
 
 ``started us`` is when the task began: Unix time in microseconds by the clock of the worker's machine, 0 for never.
 """
@@ -26,7 +26,7 @@ TRACEBACK_CHARS = 16_384
 ERROR_CHARS = 2_048
 
 
-#: What an id looks like, and what a number stays below, so that all that deals with them can.
+#: The form of an id, and the exclusive bounds of numbers. Larger numbers could not be stored.
 _ID = re.compile(r"[0-9]{1,20}-[0-9]{1,20}")
 LARGEST = 1 << 60
 LARGEST_MS = 1 << 50
@@ -40,10 +40,10 @@ class Kind(Enum):
     FAILED = "F"
     #: It was cut off half way (its process died, its time limit struck): an attempt is charged.
     LOST = "L"
-    #: It was cut off since its worker was told to end at once: no attempt is charged, and it is undone all the same.
+    #: It was cut off since its worker was told to end at once. No attempt is charged. The rollback still runs.
     INTERRUPTED = "I"
     #: The rollback of an attempt that was cut off failed: an attempt is charged, and the rollback is still owed.
-    UNDO_FAILED = "U"
+    ROLLBACK_FAILED = "U"
     #: It asked never to come again (`Reject`, a revoked task, a task that the worker does not know).
     DEAD = "D"
     #: It was never started: no attempt is charged.
@@ -104,7 +104,7 @@ def _printable(text: str) -> str:
 
 
 class NotUnderstood(ValueError):
-    """An entry, or an outcome, that is not of this version's making. ``newer``: a later version's, maybe."""
+    """An entry, or an outcome, that this version cannot read. ``newer``: a newer version may have written it."""
 
     def __init__(self, why: str, *, newer: bool = False) -> None:
         super().__init__(why)

@@ -2,7 +2,7 @@
 
 | name | means |
 |---|---|
-| ``incarnation``, ``since``, ``started`` | this life of it; since when; since when its process runs (Unix s) |
+| ``incarnation``, ``since``, ``started`` | incarnation id; start of the incarnation; start of the process (Unix s) |
 | ``queue``, ``slots``, ``pool``, ``pid`` | where it takes from, how many messages at once, by which pool, its process |
 | ``lease_ms`` | the length of its lease |
 | ``leaving`` | there when it shuts down |
@@ -10,7 +10,7 @@
 | ``queues`` | Celery queues that it consumes, without its own one |
 | ``elsewhere`` | task -> Celery queue: tasks that it knows, and that are meant for consumers of another queue |
 | ``app``, ``version``, ``format``, ``settings`` | of the member: `bridge.protocol.agreement.facts` |
-| ``traits`` | task -> `TRAITS` that are not as by default |
+| ``traits`` | task -> `TRAITS` that differ from the default |
 
 ``incarnation``, ``queue`` and ``slots`` are always there. A consumer of an older version may lack the others.
 
@@ -29,7 +29,7 @@ import orjson
 #: What a task may have of its own: ``max_attempts``, ``on_dead``, ``bundle`` (false: it always travels alone),
 #: ``limits`` (hard and soft time limit, s), ``ignore_result``.
 TRAITS = ("max_attempts", "on_dead", "bundle", "limits", "ignore_result")
-#: Bytes of a text that cannot be read that are shown.
+#: Most bytes of an unreadable registration that an error shows.
 SHOWN_BYTES = 200
 #: What a member says of itself.
 FACTS = ("app", "version", "format", "settings")
@@ -148,7 +148,7 @@ class Registrations:
         return self._read
 
     def traits(self, task: str) -> Mapping[str, Any]:
-        """What the consumers that can run ``task`` say of it; nothing, when it is as by default."""
+        """What the consumers that can run ``task`` say of it. Empty: all traits have their defaults."""
         for one in self._read.values():
             if one.tasks is not None and task in one.tasks:
                 return one.traits.get(task, {})

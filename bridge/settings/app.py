@@ -44,8 +44,8 @@ class Settings(BaseModel):
     lane: LaneSettings = LaneSettings()
     subscriptions: Mapping[str, LaneSettings] = Field(
         default={},
-        description="The logical consumers of the stream, each with its own tasks, order, attempts and dead letters: a "
-        "dict from the name, which is the name of the consumer group, to its options. `task` handles messages that "
+        description="The subscriptions of the app, each with its own tasks, order, attempts and dead letters: a dict "
+        "from name to options. The name is the name of the consumer group. `task` handles messages that "
         "name no task of the subscription; `filter` is as bridge_filter; "
         f"and {', '.join(OWN)} as the settings of these names. Empty: one, named by bridge_group.",
     )
@@ -59,7 +59,7 @@ class Settings(BaseModel):
     serve: tuple[str, ...] | None = Field(
         default=None,
         description="The subscriptions that a worker of this app serves. None: all. The environment variable "
-        "BRIDGE_SERVE, names with commas between, goes before it.",
+        "BRIDGE_SERVE (names separated by commas) overrides it.",
     )
     health_file: str | None = Field(
         default=None,

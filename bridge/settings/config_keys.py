@@ -26,7 +26,7 @@ def given_settings(app: Celery, known: Collection[str]) -> dict[str, tuple[str, 
     """Name without prefix -> (key as it was written, value). Raises `ConfigurationError` for an unknown name."""
     conf = app.conf
     keys = [key for key in list(conf) if isinstance(key, str)]
-    # With its underscore. Only now, since Celery reads the configuration when it is first looked at.
+    # `list(conf)` above made Celery read the configuration. `namespace` ends with an underscore.
     namespace = conf.__dict__.get("prefix") or ""
     found = {}
     for key in keys:
@@ -53,7 +53,7 @@ def given_settings(app: Celery, known: Collection[str]) -> dict[str, tuple[str, 
             [near] = difflib.get_close_matches(name, known, n=1, cutoff=0)
             meant = key[: len(key) - len(name)] + (near.upper() if key.isupper() else near)
             raise ConfigurationError(f"unknown setting {key}; did you mean {meant}?")
-        # By its plain name Celery finds what was set last, inside the namespace or not; in capitals it needs the key.
+        # The lower-case name finds the newest value. Names in capitals are found by their key only.
         found[name] = (key, conf.get(PREFIX + name, conf.get(key)))
     return found
 

@@ -84,13 +84,14 @@ class LaneSettings(BaseModel):
         default=6.0,
         ge=0.5,
         le=3600,
-        description="Seconds that a worker may go unheard before its tickets move. Masters and workers need the same.",
+        description="Length of a worker's lease, in seconds. Its tickets move after the lease is over. Equal in "
+        "masters and workers.",
     )
     leader_lease: float = Field(
         default=5.0,
         ge=0.5,
         le=3600,
-        description="Seconds that a leading master may go unheard before a standby takes over.",
+        description="Length of the leader lease, in seconds. A standby takes over when it is over.",
     )
     max_attempts: int = Field(
         default=5,
@@ -106,7 +107,7 @@ class LaneSettings(BaseModel):
         default=100_000,
         ge=1,
         le=1_000_000_000,
-        description="Dead letters at which the master reads nothing new, until some are replayed or dropped.",
+        description="Dead letters at which the leader reads nothing new, until some are replayed or dropped.",
     )
     on_dead: Literal["skip", "park"] = Field(
         default="skip",
@@ -142,20 +143,20 @@ class LaneSettings(BaseModel):
         default=0.0,
         ge=0,
         le=100 * 365 * 86_400,
-        description="Seconds that an entry stays in the stream at least, counted from when it was added, also when all "
-        "groups have acknowledged it. None: for ever. An entry with a dead letter stays.",
+        description="Minimum seconds that an entry stays in the stream after it was added, even if it is acknowledged. "
+        "None: for ever. An entry with a dead letter stays.",
     )
     window: int = Field(
         default=50_000,
         ge=100,
         le=10_000_000,
-        description="Messages that the leading master keeps in memory. The rest waits in Redis.",
+        description="Messages that the leader keeps in memory. The rest waits in Redis.",
     )
     window_bytes: int = Field(
         default=128 * 1024 * 1024,
         ge=1024 * 1024,
         le=64 * 1024**3,
-        description="About how many bytes of messages the leading master keeps in memory. Half may be in flight.",
+        description="About how many bytes of messages the leader keeps in memory. Half may be in flight.",
     )
 
     @field_validator("policy", mode="before")

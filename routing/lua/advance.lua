@@ -4,8 +4,8 @@
 --             WAITING <-> PARKED, DEAD -> WAITING, and then WAITING | AWAITING_RETRY -> IN_FLIGHT.
 -- KEYS: 1 leader, 2 tickets, 3 applied, 4 retries, 5 outcomes, 6 stream, 7 fence, 8 dead, 9 counts, 10 history,
 --       11 drains, 12.. the queue of each consumer that is dispatched to.
--- ARGV: token, group, master, first outcome id to keep ('' = keep all), and behind it, after spaces, ids before
---       it that are kept, too, oldest first; number of fences needed,
+-- ARGV: token, group, master, ids of outcomes, separated by spaces (the first: outcomes from this id on are kept,
+--       '' = all; the others: older ids that are kept as well, oldest first), number of fences needed,
 --       opening (the text before the fence in every Celery message), entries that the history may have, rows for the
 --       history ('' = none), number of sections; of each section its name and its number of arguments, in the order in
 --       which they are read here, without empty ones; then the arguments of all sections. The sections are:

@@ -2,8 +2,7 @@
 --
 -- From -> to: no message changes its state; `bridge status` and the next leader read the notes.
 -- KEYS: 1 leader, 2 known, 3 unserved.
--- ARGV: token; then counted lists, each preceded by its length: known (task, Unix s), forgotten (task), and all for
---       which messages wait (task, JSON).
+-- ARGV: token; then three lists, each after its length: known (task, Unix s), forgotten (task), waiting (task, JSON).
 -- Returns: 'OK'; 'DEPOSED': the caller does not lead any more; nothing was changed.
 -- Keeps: I8, I9. Bound: O(what is noted).
 

@@ -10,8 +10,8 @@
 --          reads the lane again;
 --          {'CHANGED'}: the group was set back or forward by hand. Nothing was read: done messages could be read again,
 --          or waiting ones twice. The caller puts the group where it was.
---          An entry that was deleted has no fields. Of a larger one than the limit come only the fields that make a
---          message, or, where they are too large themselves, [id, the beginnings of its first fields, bytes, fields].
+--          An entry that was deleted has no fields. An entry above the limit is returned with ticket_id, task and
+--          payload only. If these are above the limit too: [id, the beginnings of its first fields, bytes, fields].
 -- Keeps: I2, I8, I9a. Bound: O(entries + groups of the stream); bytes: the budget and one step more.
 
 -- A blocking XREADGROUP of a frozen master could still take entries after another master leads. The leader would then

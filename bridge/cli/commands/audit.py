@@ -42,8 +42,8 @@ RETRY_S = 1.0
     "--from",
     "since",
     metavar="MESSAGE_ID",
-    help="The lane's first entry: all from it on must be in the history; 0: all of the stream.  [default: the oldest "
-    "message that the history names]",
+    help="Audit from this entry on. Every later entry must be in the history. 0: the whole stream.  [default: the "
+    "oldest message that the history names]",
 )
 @click.option(
     "--wanted",

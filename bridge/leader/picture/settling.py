@@ -161,7 +161,7 @@ class Settling:
         ticket.losses = 0
         if lost:
             ticket.lost = LostAttempt(attempt, outcome.fence, consumer, outcome.error[:CAUSE_CHARS])
-        elif outcome.kind is not Kind.UNDO_FAILED:
+        elif outcome.kind is not Kind.ROLLBACK_FAILED:
             ticket.lost = None
         self._take_back(ticket, batch)
         if over:

@@ -59,7 +59,7 @@ def _raised(execution: Execution, request: dict[str, Any], exc: BaseException) -
     Either a task raised something that is no `Exception` (as `sys.exit` does), or the error came from outside of any
     task. This process ends only if Celery asked it to.
 
-    A pool process raises a stand-in, which the main process reads. A pool within the main process drops an
+    A pool process raises a substitute exception that can be pickled. A pool within the main process drops an
     `Exception`, so the message would seem to run for ever. Any other error ends Celery, or counts as a success. So the
     error is kept for `cut_off_in`.
     """
@@ -82,6 +82,6 @@ def _is_the_pools(exc: BaseException) -> bool:
 
 
 def cut_off_in(queue: str, first_fence: int) -> CutOff | None:
-    """What cut off the Celery message with ``first_fence`` of ``queue`` within this process, or None. Answers once."""
+    """What cut off the Celery message with ``first_fence`` of ``queue`` in this process, or None. Removes the entry."""
     execution = _executions.get(queue)
     return execution.cut_off.pop(first_fence, None) if execution is not None else None

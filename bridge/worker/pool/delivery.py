@@ -71,7 +71,7 @@ class Delivery:
     def outcome(self, kind: Kind, error: str = "", traceback: str = "", delay_ms: int | None = None) -> Outcome:
         """The outcome ``kind`` of this delivery."""
         if kind is Kind.FAILED and self.context is not None and self.context.rollback_failed:
-            kind = Kind.UNDO_FAILED
+            kind = Kind.ROLLBACK_FAILED
         return Outcome(self.message_id, self.fence, kind, self.service_ms, self.started_us, error, traceback, delay_ms)
 
 

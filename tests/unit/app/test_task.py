@@ -176,7 +176,7 @@ def test_a_rollback_that_fails_fails_the_attempt_before_the_task_begins() -> Non
     # And only the outcome of a failure says so
     delivery = Delivery("T1", "5-0", 1000, 2, "shop.task", [], {}, LOST)
     delivery.context = context
-    assert delivery.outcome(Kind.FAILED).kind is Kind.UNDO_FAILED
+    assert delivery.outcome(Kind.FAILED).kind is Kind.ROLLBACK_FAILED
     assert delivery.outcome(Kind.DEAD).kind is Kind.DEAD
 
 

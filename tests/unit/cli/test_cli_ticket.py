@@ -118,7 +118,7 @@ def test_an_unread_ticket_says_so(shell: CommandLine, lane: Lane) -> None:
     seen = shell.json("ticket", "show", "A")
     assert seen["state"] == State.UNREAD.value
     assert seen["unread"]["ids"] == [ids[0], ids[2]]
-    assert "the master reads on" in seen["why"]
+    assert "the leader reads more" in seen["why"]
 
 
 def test_a_stream_without_a_group_is_all_unread(shell: CommandLine, server: EmbeddedServer) -> None:

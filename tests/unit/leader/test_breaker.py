@@ -1,4 +1,4 @@
-"""A task that fails for all tickets is paused. None of its messages dies, and it goes on in order later."""
+"""When a task fails for all tickets, its circuit breaker opens. No message of it dies. Later they go on in order."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_a_task_that_fails_for_all_tickets_kills_none_and_runs_in_order_later(at
     fail_for_all(world)
     dead = len(world.store.dead)
     assert dead < LIMITS["tickets"]
-    # While it is paused, one message is tried each five seconds
+    # While it is open, one message is tried each five seconds
     for _ in range(3):
         turn(world, broken=True)
     tried = [ran for _ in range(60) for ran in turn(world, broken=True)]
