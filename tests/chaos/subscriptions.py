@@ -48,7 +48,7 @@ class Subscription:
         return not self.wants or payload["kind"] in self.wants
 
     def wanted(self, messages: Iterable[Message]) -> list[Message]:
-        """The messages that are for it, numbered anew, as its own."""
+        """The messages that are for it, numbered as its own."""
         places: Counter[str] = Counter()
         found = []
         for message in messages:
