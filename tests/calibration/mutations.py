@@ -308,7 +308,7 @@ MUTATIONS = [
         "a lane led twice",
         "I8",
         "two masters",
-        ("ledger: applied twice", "ledger: started too early"),
+        ("look: state",),
         (Edit("routing/lua/lead.lua", "return {'FOLLOW', current, left}", "return {'ELECTED', current}"),),
         long=True,
     ),

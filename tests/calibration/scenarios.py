@@ -279,11 +279,11 @@ def two_masters(stage: Stage) -> None:
 
 
 def two_subscriptions(stage: Stage) -> None:
-    """A subscription with a filter is behind: its worker comes when the other one is done with everything, and the
-    leaders have looked for entries that may leave.
+    """A subscription with a filter is behind: its worker comes when the other one is done with everything, the leaders
+    have looked for entries that may leave, and their master was killed.
     """
     plain, picky = stage.subscriptions
-    stage.master("m1", wait=False)
+    leader = stage.master("m1", wait=False)
     stage.wait_led(0)
     for n in range(6):
         for ticket in range(4):
@@ -301,6 +301,9 @@ def two_subscriptions(stage: Stage) -> None:
     looked = stage.calls("done")
     # Two looks of each of the two leaders.
     stage.wait_for(lambda: stage.calls("done") >= looked + 4, "looks for entries that are done")
+    # The next leader knows only what is on the server.
+    leader.kill_main()
+    stage.master("m2", wait=False)
     stage.worker("w2", serve="picky", lease_s=KEPT_S, wait=False)
     stage.wait_settled()
     stage.wait_for(lambda: not stage.redis.xlen(plain.keys.stream), "all entries to leave")
