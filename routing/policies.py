@@ -16,7 +16,7 @@ from typing import Protocol, TypeVar
 POINTS = 1024
 #: Places of each ticket on the ring. Shares of all possible tickets differ by 1.2 % (one standard deviation). With one
 #: place for each ticket they would differ by 3 %.
-PROBES = 4
+PLACES_OF_TICKET = 4
 #: Any salt keeps all promises. Of 60 that were tried, this is the one with which the usual names of 16 workers and of
 #: 10,000 tickets come out best: 90 % of these pairs have all shares within a tenth of even. 80 % have it with others;
 #: if each ticket chose by a fair die, 85 % would.
@@ -31,7 +31,7 @@ OTHERS = 8
 #: Most rings of a lane for sets of consumers that are a small part of all.
 PARTS = 16
 
-_tickets_places = struct.Struct(f">{PROBES}Q").unpack
+_tickets_places = struct.Struct(f">{PLACES_OF_TICKET}Q").unpack
 
 
 class Candidate(Protocol):
@@ -55,9 +55,9 @@ class PolicyName(Enum):
 
 
 class Ring:
-    """Rendezvous hashing by a hash ring: each consumer has `POINTS` places on it, each ticket has `PROBES`. A ticket
-    belongs to the consumer with the smallest distance from one of the ticket's places to the next place of the consumer
-    (multi-probe consistent hashing, Appleton and O'Reilly, 2015).
+    """Rendezvous hashing by a hash ring: each consumer has `POINTS` places on it, each ticket has `PLACES_OF_TICKET`. A
+    ticket belongs to the consumer with the smallest distance from one of the ticket's places to the next place of the
+    consumer (multi-probe consistent hashing, Appleton and O'Reilly, 2015).
 
     The distance depends on the ticket and that consumer alone. So each ticket has an order of all consumers: it belongs
     to the first one in that order that may have it. It keeps its consumer while that one lives. When a consumer leaves,
@@ -97,7 +97,7 @@ class Ring:
         """The name in ``among`` to which ``ticket`` belongs. At least one of them must be on the ring."""
         places, names = self._places, self._names
         nearest, found = ROUND, ""
-        for start in _tickets_places(blake2b(ticket.encode(), digest_size=8 * PROBES, salt=SALT).digest()):
+        for start in _tickets_places(blake2b(ticket.encode(), digest_size=8 * PLACES_OF_TICKET, salt=SALT).digest()):
             at = bisect(places, start)
             for i in range(at - len(places), at):
                 place = places[i]

@@ -166,7 +166,7 @@ class Leader:
         """
         try:
             self._look_around()
-            self._unknown_tasks.recall()
+            self._unknown_tasks.read_notes()
             self._intake.look()
             self._rebuild.run()
             self._has_read = True
@@ -202,8 +202,8 @@ class Leader:
         pause = self._ask_at - time.monotonic()
         if not self._outcomes.asked and pause <= 0:
             self._outcomes.ask(*self._steps.question("BLOCK", block_ms))
-        hungry = self._intake.open and not lane.behind and not lane.has_enough_work
-        if hungry and not self._more and not self._entries.asked:
+        wants_entries = self._intake.open and not lane.behind and not lane.has_enough_work
+        if wants_entries and not self._more and not self._entries.asked:
             # This read only wakes the loop. A script reads the entries, because a script can check the term first. The
             # script reads from where the group stands, so any newer entry is a reason to wake up.
             read_to = id_text(lane.read_to)
@@ -215,7 +215,7 @@ class Leader:
         now_ms = lane.now_ms()
         timeout = max(0.0, min(BLOCK_S, self.lease_watch.look_at - time.monotonic()))
         waits = self._planner.left_some or self._backoffs_over.waits or self._refill.waits
-        if waits or lane.behind or (hungry and self._more):
+        if waits or lane.behind or (wants_entries and self._more):
             timeout = 0.0
         if pause > 0:
             timeout = min(timeout, pause)
@@ -233,7 +233,7 @@ class Leader:
         self._backoffs_over.run(batch)
         woken = self._entries.asked and self._entries.file in ready and bool(self._entries.answer())
         self._more = self._more or woken
-        if hungry and self._more:
+        if wants_entries and self._more:
             self._read_entries(batch)
         self._steps.advance(batch)
         if settled:

@@ -5,7 +5,7 @@ One thread asks for leads and renews them (`bridge.master.leads`). A lane that t
 master does these steps after SIGTERM or Ctrl-C:
 
 1. `Master.stop` wakes the thread of the leads. It takes leave of the other masters, so that they compute their shares
-   without this one, and stops the leader of each lane. A standby only ends: it goes on with step 4.
+   without this one, and stops the leader of each lane. A lane in which this master stands by skips steps 2 and 3.
 2. Each leader finishes the turn of its loop, and closes its connections. It waits for no worker: what is in flight
    stays in flight, and the next leader settles it.
 3. `Election.resign` deletes the leader lease, so that another master leads at once. The lane's thread ends.
@@ -129,7 +129,7 @@ class Master:
         return self._announce if alone else partial(_announce_of, self._announce, title)
 
     def stop(self, *_: Any) -> None:
-        """Asks all lanes to stop. Each resigns on its own thread. Safe in a signal handler."""
+        """Asks all lanes to stop. Each lane that leads resigns on its own thread. Safe in a signal handler."""
         self._stop.set()
         self._leads.stop()
 

@@ -33,8 +33,8 @@ class Leases:
         self._lease_ms = int(lease_s * 1000)
         #: Incarnation -> length of its lease in ms, as its worker registered it.
         self._length: dict[str, int] = {}
-        # Kept across the terms of this master. The server's clock may be set, and set back before the next look. That
-        # ends the leader's lease with the other leases, and a new term would not know when they were due to end.
+        # Shared by all terms of this master. After a clock step the leader's own lease ends too, and a new term would
+        # not know the old end times.
         self._ends = clock.ends
         #: Incarnation -> when its lease was first missing.
         self._missed: dict[str, float] = {}

@@ -74,7 +74,7 @@ class Consumers:
                 consumer.alive = True
                 logger.info("consumer %s is here, %d slots, incarnation %s", consumer.name, consumer.slots, incarnation)
                 if lane.settings.policy is PolicyName.RENDEZVOUS:
-                    # Tickets that belong to the new consumer on the ring move there, between two runs.
+                    # The new consumer's share of tickets moves to it between two runs (`routing.policies.Ring`).
                     for other in lane.consumers.values():
                         lane.free_ready(other)
         lane.stranded.fit()

@@ -43,18 +43,20 @@ class Refill:
     @property
     def waits(self) -> bool:
         """Whether there is a page to read, and room for it."""
-        return bool(self._hungry())
+        return bool(self._need_page())
 
-    def _hungry(self) -> list[Ticket]:
-        """The tickets that need the next page. None when few tickets need one yet, or when there is no room."""
+    def _need_page(self) -> list[Ticket]:
+        """The tickets that still need messages. Empty when few need some yet, or when there is no room."""
         lane = self._lane
         if not lane.spilled or lane.full:
             return []
         few, little = lane.cap // 4, lane.byte_cap // 4
-        hungry = [t for t in lane.spilled if len(t.waiting) <= few and t.bytes <= little and not (t.front_id and t.run)]
+        tickets = [
+            t for t in lane.spilled if len(t.waiting) <= few and t.bytes <= little and not (t.front_id and t.run)
+        ]
         # One page serves many tickets. So it is read when many need it, or when one has no message left.
-        if len(hungry) > len(lane.spilled) // 4 or any(not t.waiting for t in hungry):
-            return hungry
+        if len(tickets) > len(lane.spilled) // 4 or any(not t.waiting for t in tickets):
+            return tickets
         return []
 
     def run(self) -> None:
@@ -63,16 +65,16 @@ class Refill:
         Each ticket notes how far it was read (`Ticket.spilled_from`). So other steps may happen between two pages.
         """
         lane = self._lane
-        hungry = self._hungry()
-        if not hungry:
+        tickets = self._need_page()
+        if not tickets:
             return
         batch = Batch()
-        for ticket in hungry:
+        for ticket in tickets:
             if ticket.front_id and not ticket.run:
                 # This message comes first, even before replayed ones, and even if it was acknowledged by hand.
                 self._first_messages.find(ticket, ticket.front_id, batch)
                 lane.make_ready(ticket)
-        start = min((t.spilled_from for t in hungry if t.spilled_from is not None and t in lane.spilled), default=None)
+        start = min((t.spilled_from for t in tickets if t.spilled_from is not None and t in lane.spilled), default=None)
         if start is not None:
             self._read_page(start, batch)
         # Even when the batch is empty: no other event may wake the leader for tickets that are ready now.
@@ -95,7 +97,7 @@ class Refill:
             # them.
             self._manual_changes.compare()
             return
-        # Newer entries were not taken in by a read yet. Taken in here first, they could be handled twice.
+        # Stop at the last entry that was read. A later entry would be taken in again by the next read.
         entries = [entry for entry in found.entries if id_key(entry[0].decode()) <= reached]
         for entry in entries:
             id_, fields = entry[0].decode(), entry[1]

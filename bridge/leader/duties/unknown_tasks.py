@@ -82,7 +82,7 @@ class UnknownTasks:
         self._note_at = 0.0
         self._looked_at = time.monotonic()
 
-    def recall(self) -> None:
+    def read_notes(self) -> None:
         """Reads the notes of the previous leader. To be called before the lane is read."""
         redis = self._term.redis
         self._known = {name.decode(): int(at) for name, at in redis.hgetall(self._keys.known).items()}
@@ -174,7 +174,7 @@ class UnknownTasks:
                 and longest[1] >= self._after_s
             ):
                 found.append(longest[0])
-                waiting.pass_over()
+                waiting.drop_longest()
         return found
 
     def _give_up(self, ticket: Ticket, batch: Batch) -> None:

@@ -129,7 +129,7 @@ class Assignment:
         """Assigns each ticket to its owner by rendezvous hashing, whatever the load of that consumer. Returns the
         consumers that got tickets and are open.
 
-        Consumers that cannot run the ticket's task are passed over: the ticket goes to the next in its own order.
+        Consumers that cannot run the ticket's task are skipped: the ticket goes to the next in its own order.
         """
         lane, room = self._lane, self.room
         ready = lane.ready

@@ -52,8 +52,8 @@ class Ready(Flight):
     def has_enough_work(self) -> bool:
         """Whether the leader stops reading: enough tickets in memory are ready and wait only for room.
 
-        The other messages stay unread in the stream. When the tickets in memory are blocked by messages in flight, the
-        leader reads on, because there may be free tickets further on.
+        The other messages stay unread in the stream. When many tickets in memory wait for a message in flight, the
+        leader reads on, because there may be tickets with nothing in flight further on.
         """
         if self.held < ENOUGH_MESSAGES or self.full:
             return self.full

@@ -49,7 +49,7 @@ class Waiting:
             heapq.heappop(self._oldest)
         return None
 
-    def pass_over(self) -> None:
+    def drop_longest(self) -> None:
         """Removes the ticket that has waited longest from the order: it is being given up."""
         heapq.heappop(self._oldest)
 

@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 
 #: Most messages of one ticket in memory.
 TICKET_CAP = 1000
-#: Messages that one ticket may always have in memory, even when many tickets are blocked.
+#: Messages that one ticket may always have in memory, even when many tickets wait for a message in flight.
 TICKET_FLOOR = 16
-#: Bytes that one ticket may always have in memory, even when many tickets are blocked.
+#: Bytes that one ticket may always have in memory, even when many tickets wait for a message in flight.
 TICKET_FLOOR_BYTES = 64 * 1024
 
 

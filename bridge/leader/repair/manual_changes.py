@@ -151,7 +151,7 @@ class ManualChanges:
         """Makes undone entries of the parked tickets in ``since``, from the given key on, pending under their names."""
         lane = self._lane
         for name, ids in self._undone({name: key for name, key in since.items() if key != NEVER}):
-            self._pending.adopt(lane.parked_name(name), ids)
+            self._pending.make_pending(lane.parked_name(name), ids)
         for name in since:
             ticket = lane.parked[name]
             # Entries that were also deleted from the stream cannot become pending.
@@ -212,7 +212,7 @@ class ManualChanges:
                 misplaced.setdefault(consumer, []).append(id_)
         for consumer, ids in misplaced.items():
             self._say("%d entries in flight were not pending under their consumer: they are again", len(ids))
-            if self._pending.adopt(consumer, ids) < len(ids):
+            if self._pending.make_pending(consumer, ids) < len(ids):
                 self._deleted.update(ids)
         return bool(strange or misplaced)
 
@@ -224,12 +224,12 @@ class ManualChanges:
     def _adopt_waiting(self) -> None:
         lane = self._lane
         here = [message.id for ticket in lane.tickets.values() for message in ticket.waiting]
-        self._deleted_waiting = len(here) - self._pending.adopt(self._term.master, here)
+        self._deleted_waiting = len(here) - self._pending.make_pending(self._term.master, here)
         spilled = {ticket.id: ticket.spilled_from for ticket in lane.spilled if ticket.spilled_from is not None}
         if not spilled:
             return
         for _, ids in self._undone(spilled):
-            self._pending.adopt(self._term.master, ids)
+            self._pending.make_pending(self._term.master, ids)
 
     def _undone(self, since: dict[str, tuple[int, int]]) -> Iterator[tuple[str, list[str]]]:
         """Undone entries of the tickets in ``since`` that were read, from the given key on: (ticket, ids), in pages.

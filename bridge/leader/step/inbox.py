@@ -50,7 +50,7 @@ class Inbox:
             try:
                 self._take(last, fields, batch)
             except NotUnderstood as exc:
-                self._unknown_entries.pass_over(last, fields, str(exc), batch, newer=exc.newer)
+                self._unknown_entries.skip(last, fields, str(exc), batch, newer=exc.newer)
         following = id_text(key_after(id_key(last)))
         batch.keep_outcomes_from = self._unknown_entries.keep_from(following, self._lane.now_ms())
         return last
@@ -66,11 +66,11 @@ class Inbox:
         for at, outcome in enumerate(outcomes):
             self._settle(id_, at, outcome, batch)
         for problem in problems:
-            self._unknown_entries.pass_over(id_, fields, str(problem), batch, newer=problem.newer)
+            self._unknown_entries.skip(id_, fields, str(problem), batch, newer=problem.newer)
 
     def _settle(self, id_: str, at: int, outcome: Outcome, batch: Batch) -> None:
         if (id_, at) in _unsettled:
-            self._unknown_entries.pass_over(id_, (), "an outcome that could not be settled", batch)
+            self._unknown_entries.skip(id_, (), "an outcome that could not be settled", batch)
             return
         try:
             self._settling.settle(outcome, batch)

@@ -39,7 +39,7 @@ class UnknownEntries:
         #: Ids of entries that stay in the stream, oldest first.
         self._kept: list[str] = []
 
-    def pass_over(self, id_: str, fields: Sequence[bytes], why: str, batch: Batch, *, newer: bool = False) -> None:
+    def skip(self, id_: str, fields: Sequence[bytes], why: str, batch: Batch, *, newer: bool = False) -> None:
         """Notes an entry, or a part of one, that is not understood. ``newer``: a newer version may understand it."""
         batch.count("unknown")
         stays = newer and sum(map(len, fields)) <= KEPT_BYTES
@@ -51,7 +51,7 @@ class UnknownEntries:
             _said.add(why)
             left = "it stays there for a newer version" if stays else "it is dropped"
             shown = one_line(why, SHOWN_CHARS)
-            logger.error("passed over entry %s of the outcome stream: %s; %s; said once of its kind", id_, shown, left)
+            logger.error("skipped entry %s of the outcome stream: %s; %s; logged once per kind", id_, shown, left)
 
     def keep_from(self, following: str, now_ms: int) -> str:
         """The entries of the outcome stream that the batch keeps: all from ``following`` on, and older unknown ones."""

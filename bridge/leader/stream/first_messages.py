@@ -32,6 +32,6 @@ class FirstMessages:
         message = message_of(self._term, ticket.id, id_)
         self._lane.put_first(ticket, message)
         if message.payload:
-            self._pending.adopt(self._term.master, [id_])
+            self._pending.make_pending(self._term.master, [id_])
         else:
             self._settling.give_up(ticket, batch, "its entry was deleted while it awaited a retry")

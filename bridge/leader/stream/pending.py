@@ -1,8 +1,8 @@
 """The pending list of the lane's group: how the leader reads it, and how it claims entries.
 
 The pending list records the order of waiting messages and the owners of messages in flight.
-`bridge.leader.takeover.rebuild` reads a lane from it, `bridge.leader.repair.manual_changes` holds it against the
-picture, `bridge.leader.duties.operator_orders` and `bridge.leader.duties.refill` fetch from it.
+`bridge.leader.takeover.rebuild` reads a lane from it, and `bridge.leader.repair.manual_changes` compares it with the
+picture. For `bridge.leader.duties.operator_orders` and `bridge.leader.duties.refill`, entries are read from it.
 """
 
 from __future__ import annotations
@@ -82,9 +82,9 @@ class PendingList:
             start, end = younger_than(page[-1][0].decode())
 
     def elsewhere(self, names: Iterable[str]) -> dict[str, str]:
-        """Entry -> name, for entries under those of ``names`` that belong neither to the master nor to a parked ticket.
+        """Entry -> name, for those of ``names`` that are neither the master's nor of a parked ticket.
 
-        Messages in flight belong there. No record explains the others.
+        Entries in flight are expected. All others were moved by hand.
         """
         lane = self._lane
         known = {lane.parked_name(ticket) for ticket in lane.parked} | {self._term.master}
@@ -114,16 +114,16 @@ class PendingList:
         """Takes the number of entries that are pending now as the expected one."""
         self.expected = self.count()
 
-    def adopt(self, name: str, ids: Sequence[str]) -> int:
+    def make_pending(self, name: str, ids: Sequence[str]) -> int:
         """Makes ``ids`` pending under ``name``, whether they were pending or not. Returns how many are pending now."""
-        adopted = 0
+        pending = 0
         with self._counted():
             for start in range(0, len(ids), PAGE):
-                adopted += adopt(self._term.redis, self._term.leadership, name, ids[start : start + PAGE])
-        return adopted
+                pending += adopt(self._term.redis, self._term.leadership, name, ids[start : start + PAGE])
+        return pending
 
     def claim_back(self, name: str, ids: list[str], batch: Batch, spared: Collection[str] = ()) -> int:
-        """Like `adopt`, and also makes a dead letter of each message whose entry was deleted.
+        """Like `make_pending`, and also makes a dead letter of each message whose entry was deleted.
 
         Newer servers drop a pending entry on a claim when it was deleted from the stream. Such a message becomes a dead
         letter, because otherwise it would be lost silently. Not those in ``spared``: other code handles them.
@@ -131,7 +131,7 @@ class PendingList:
         claimed = 0
         for start in range(0, len(ids), PAGE):
             page = ids[start : start + PAGE]
-            count = self.adopt(name, page)
+            count = self.make_pending(name, page)
             claimed += count
             if count < len(page):
                 for id_ in page:

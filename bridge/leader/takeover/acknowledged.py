@@ -51,7 +51,7 @@ class Acknowledged:
         self._pending = pending
         self._read_to = read_to
         self._spared = spared
-        self._since = _told_since(term, floor)
+        self._since = _history_from(term, floor)
         #: The id after which the last slice begins, and the ended messages in it.
         self._slice_from = ""
         self._ended: set[str] = set()
@@ -115,7 +115,7 @@ class Acknowledged:
         self._steps.advance(batch)
 
 
-def _told_since(term: Term, floor: str) -> str | None:
+def _history_from(term: Term, floor: str) -> str | None:
     """The id, ``floor`` or later, from which on the history is complete; None: there is no history."""
     oldest = term.wire.call("XRANGE", term.keys.history, "-", "+", "COUNT", 1)
     return max(floor, oldest[0][0].decode(), key=id_key) if oldest else None

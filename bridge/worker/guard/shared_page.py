@@ -35,11 +35,11 @@ INCARNATION_CHARS = 32
 EVERYTHING = 2**63 - 1
 
 # Words of the page, 8 bytes each.
-_DEADLINE, _RECALLED, _LIFE, _USED, _MAIN_PID, _MAIN_START, _REVOKED, _ENDS_NOW = range(8)
+_DEADLINE, _RECALLED, _INCARNATION_NUMBER, _USED, _MAIN_PID, _MAIN_START, _REVOKED, _ENDS_NOW = range(8)
 _INCARNATION = slice(64, 64 + INCARNATION_CHARS)  # bytes
 _FIRST_ROW = 16
 _ROW = 5
-_PID, _START, _FENCE, _ROW_LIFE, _ASKED = range(_ROW)
+_PID, _START, _FENCE, _ROW_INCARNATION_NUMBER, _ASKED = range(_ROW)
 #: How many revoked ids the page holds: the newest ones, as many as Celery keeps by default.
 REVOKED_MAX = 50_000
 _DIGEST = 16  # bytes
@@ -50,13 +50,13 @@ _SIZE = _FIRST_REVOKED + REVOKED_MAX * _DIGEST
 @dataclass(frozen=True)
 class Row:
     """One row: a process, its start time, the fence that it runs (0: none), and the number of the incarnation
-    (``life``) under which it runs that fence.
+    under which it runs that fence.
     """
 
     pid: int
     started: int
     fence: int
-    life: int
+    incarnation_number: int
 
 
 class SharedPage:
@@ -90,7 +90,7 @@ class SharedPage:
         # The deadline is 0 in between: a child must never see the new incarnation with the old deadline, or the
         # old incarnation with the new deadline.
         self._numbers[_DEADLINE] = 0
-        self._numbers[_LIFE] += 1
+        self._numbers[_INCARNATION_NUMBER] += 1
         self._bytes[_INCARNATION] = incarnation.encode().ljust(INCARNATION_CHARS, b"\0")
         self._numbers[_DEADLINE] = deadline_ns
 
@@ -225,11 +225,11 @@ class SharedPage:
         self._numbers[_USED] = used + 1
         return used
 
-    def running(self, row: int, fence: int) -> None:
-        """The owner of ``row`` runs the message with ``fence``; 0: none."""
+    def note_running(self, row: int, fence: int) -> None:
+        """Notes that the owner of ``row`` runs the message with ``fence``; 0: none."""
         at = _FIRST_ROW + _ROW * row
-        # In this order, so that a reader that sees the fence also sees its life.
-        self._numbers[at + _ROW_LIFE] = self._numbers[_LIFE]
+        # In this order, so that a reader that sees the fence also sees the number of its incarnation.
+        self._numbers[at + _ROW_INCARNATION_NUMBER] = self._numbers[_INCARNATION_NUMBER]
         self._numbers[at + _FENCE] = fence
 
     def fence_in(self, row: int) -> int:
@@ -246,7 +246,9 @@ class SharedPage:
         for row in range(self._numbers[_USED]):
             at = _FIRST_ROW + _ROW * row
             fence = self._numbers[at + _FENCE]
-            yield Row(self._numbers[at + _PID], self._numbers[at + _START], fence, self._numbers[at + _ROW_LIFE])
+            yield Row(
+                self._numbers[at + _PID], self._numbers[at + _START], fence, self._numbers[at + _ROW_INCARNATION_NUMBER]
+            )
 
     @property
     def main(self) -> tuple[int, int]:
@@ -298,7 +300,11 @@ class SharedPage:
     def overdue(self) -> list[Row]:
         """The rows with a fence whose lease is over."""
         ended = now_ns() >= self._numbers[_DEADLINE]
-        return [row for row in self.rows() if row.fence and (ended or row.life != self._numbers[_LIFE])]
+        return [
+            row
+            for row in self.rows()
+            if row.fence and (ended or row.incarnation_number != self._numbers[_INCARNATION_NUMBER])
+        ]
 
 
 def _digest(id_: str) -> bytes:

@@ -109,7 +109,7 @@ def _run(execution: Execution, row: int, request: dict[str, Any], body: str) -> 
                 now = last_write = time.monotonic()
             # The fence is noted before the lease and the recall are checked. A process that ends the lease or recalls
             # messages reads the fences afterwards. So either it sees this fence, or this check sees the change.
-            shared.running(row, delivery.fence)
+            shared.note_running(row, delivery.fence)
             if not stopping:
                 if not shared.holds(incarnation):
                     # The pending outcomes are void: they cannot be written after the lease.
@@ -130,11 +130,11 @@ def _run(execution: Execution, row: int, request: dict[str, Any], body: str) -> 
                 going_on[delivery.ticket] = deliveries
         if stopping:
             # The message whose fence was noted last was not started.
-            shared.running(row, 0)
+            shared.note_running(row, 0)
         if pending:
             write()
             last_write = time.monotonic()
-        shared.running(row, 0)
+        shared.note_running(row, 0)
         runs = list(going_on.values())
         position += 1
     if unstarted:

@@ -98,10 +98,10 @@ class Execution:
             # In the main process other threads or greenlets need the row, so the fence is kept in `cut_off`.
             if self.shared.in_main:
                 self.cut_off[first_fence] = CutOff(self.shared.fence_in(row), exc)
-                self.shared.running(row, 0)
+                self.shared.note_running(row, 0)
             raise
         else:
-            self.shared.running(row, 0)
+            self.shared.note_running(row, 0)
         finally:
             self.shared.give_row(row)
 
@@ -266,21 +266,21 @@ class Execution:
         delivery = Delivery(run.ticket, message_id, fence, run.attempt, task, args, kwargs, lost_of(request))
         with self.row(fence) as row:
             # The fence is noted before the lease and the recall are checked: see `bridge.worker.pool.bundles`.
-            self.shared.running(row, fence)
+            self.shared.note_running(row, fence)
             if not self.shared.holds(incarnation):
                 return ignored("the lease that this was dispatched under is over")
             if fence <= self.shared.recalled_to:
-                self.shared.running(row, 0)
+                self.shared.note_running(row, 0)
                 self.writer.write(incarnation, [delivery.outcome(Kind.RETURNED)])
                 return ignored("the message was recalled, and is given back")
             cut_off, asked = self.shared.cut_off(fence, fence)
             if cut_off:
-                self.shared.running(row, 0)
+                self.shared.note_running(row, 0)
                 self.report_cut_off(delivery, {**request, "args": args, "kwargs": kwargs}, asked=asked)
                 self.writer.write(incarnation, [delivery.outcome(*cut_off_outcome(asked))])
                 return ignored(CUT_OFF)
             if self.shared.is_revoked(message_id):
-                self.shared.running(row, 0)
+                self.shared.note_running(row, 0)
                 self.writer.write(incarnation, [delivery.outcome(Kind.DEAD, error=REVOKED_ERROR)])
                 return revoked()
             request.update(embed, args=args, kwargs=kwargs, hostname=self.hostname, is_eager=False)

@@ -69,7 +69,7 @@ def test_unreadable_entries_end_no_master_and_the_lane_goes_on(
     assert second.running
     assert [id_ for id_, _ in raw.xrange(lane.keys.outcomes)] == newer
     # Once for each kind, in one line.
-    said = [line for line in first.logs().splitlines() if "passed over entry" in line]
+    said = [line for line in first.logs().splitlines() if "skipped entry" in line]
     assert len(said) == len({line.partition("stream: ")[2] for line in said}) > 5
     assert "Traceback" not in first.logs() + second.logs()
     for number in (1, 2, 3, 4, 5):

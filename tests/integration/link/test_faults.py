@@ -46,7 +46,7 @@ def test_an_error_that_one_message_causes_is_its_own_failure(
     # An outcome that cannot be settled is skipped. Its message counts as lost and runs again, forever with this defect.
     # Other tickets go on.
     lane.push("bad-settle", {"n": 0})
-    wait_until(lambda: lane.count("unknown") > 0, description="an outcome to be passed over", timeout_s=30)
+    wait_until(lambda: lane.count("unknown") > 0, description="an outcome to be skipped", timeout_s=30)
     before = lane.count("done")
     lane.push_many(3, 3, first=6)
     wait_until(lambda: lane.count("done") >= before + 9, description="the lane to go on", timeout_s=30)

@@ -390,7 +390,7 @@ def test_a_message_is_charged_for_the_end_of_its_process_unless_that_was_asked_t
     if pid == 0:
         try:
             with execution.row(1000) as row:
-                shared.running(row, 1000)
+                shared.note_running(row, 1000)
                 raise SystemExit(ASKED_TO_END if asked else 1)
         finally:
             os._exit(0)

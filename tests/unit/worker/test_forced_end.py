@@ -88,7 +88,7 @@ def test_it_does_not_end_while_the_server_answers(going: Going, sign: Exception 
 
 def test_a_ticket_that_runs_counts_until_the_lease_is_over(going: Going) -> None:
     row = going.shared.take_row()
-    going.shared.running(row, 5)
+    going.shared.note_running(row, 5)
     request = Request(HEADER_BASE)
     state.active_requests.add(request)
     going.forced_end.start()

@@ -68,7 +68,7 @@ class Child:
 
 
 def runs(shared: SharedPage, fence: int) -> Callable[[], None]:
-    return lambda: shared.running(shared.take_row(), fence)
+    return lambda: shared.note_running(shared.take_row(), fence)
 
 
 # -- the lease -----------------------------------------------------------------------------------------------------
@@ -143,7 +143,7 @@ def test_a_frozen_parent_does_not_keep_a_lease_alive_for_its_child() -> None:
 def test_a_process_that_gets_the_file_sees_the_page() -> None:
     shared = SharedPage()
     shared.begin(LIFE, soon())
-    shared.running(shared.take_row(), 7)
+    shared.note_running(shared.take_row(), 7)
     seen = SharedPage.attach(os.dup(shared.fd))
     assert seen.holds(LIFE)
     assert seen.main == shared.main == (os.getpid(), start_time(os.getpid()))
@@ -203,7 +203,7 @@ def test_processes_that_begin_at_once_get_different_rows() -> None:
         if pid == 0:
             os.close(opener)
             os.read(gate, 1)
-            shared.running(shared.take_row(), fence)
+            shared.note_running(shared.take_row(), fence)
             os._exit(0)
         pids.append(pid)
     os.close(opener)
@@ -251,7 +251,7 @@ def test_rows_do_not_overlap_each_other_or_the_lease(monkeypatch: pytest.MonkeyP
     shared = SharedPage()
     shared.begin(LIFE, 12)
     for fence in range(1, module.ROWS + 1):
-        shared.running(shared.take_row(), fence)
+        shared.note_running(shared.take_row(), fence)
     assert shared.running_fences() == set(range(1, module.ROWS + 1))
     assert (shared.incarnation, shared.deadline_ns, shared.recalled_to) == (LIFE, 12, 0)
 
@@ -259,9 +259,9 @@ def test_rows_do_not_overlap_each_other_or_the_lease(monkeypatch: pytest.MonkeyP
 def test_a_line_that_finished_runs_nothing() -> None:
     shared = SharedPage()
     row = shared.take_row()
-    shared.running(row, 5)
+    shared.note_running(row, 5)
     assert shared.fence_in(row) == 5
-    shared.running(row, 0)
+    shared.note_running(row, 0)
     assert shared.fence_in(row) == 0
     assert shared.running_fences() == set()
 
@@ -270,13 +270,13 @@ def test_overdue_is_what_runs_past_the_deadline_or_under_an_older_life() -> None
     shared = SharedPage()
     shared.begin(LIFE, soon())
     busy, idle = shared.take_row(), shared.take_row()
-    shared.running(busy, 5)
+    shared.note_running(busy, 5)
     assert shared.overdue() == []
     shared.extend(now_ns() - 1)
     assert [row.fence for row in shared.overdue()] == [5]
     # A message of the old incarnation does not belong to the new one
     shared.begin(OTHER, soon())
-    shared.running(idle, 6)
+    shared.note_running(idle, 6)
     assert [row.fence for row in shared.overdue()] == [5]
 
 
@@ -287,7 +287,7 @@ def test_the_next_process_learns_once_what_a_dead_process_had_begun(asked: bool)
 
     def begin_and_die() -> bool:
         row = shared.take_row()
-        shared.running(row, 7)
+        shared.note_running(row, 7)
         if asked:
             shared.asked_to_end(row)
         os.kill(os.getpid(), signal.SIGKILL)
@@ -301,7 +301,7 @@ def test_the_next_process_learns_once_what_a_dead_process_had_begun(asked: bool)
 
     # Not what this process runs itself, nor another message's
     def gets_its_message() -> bool:
-        shared.running(shared.take_row(), 8)
+        shared.note_running(shared.take_row(), 8)
         found = [shared.cut_off(*span) for span in ((8, 9), (1, 6), (5, 9), (5, 9))]
         return found == [(0, False), (0, False), (7, asked), (0, False)]
 
@@ -310,7 +310,7 @@ def test_the_next_process_learns_once_what_a_dead_process_had_begun(asked: bool)
 
 def test_a_message_that_a_live_process_runs_was_not_cut_off() -> None:
     shared = SharedPage()
-    shared.running(shared.take_row(), 7)
+    shared.note_running(shared.take_row(), 7)
     assert in_a_child(lambda: shared.take_row() >= 0 and shared.cut_off(7, 7) == (0, False))
 
 
