@@ -23,13 +23,17 @@ from bridge.app.installed import bridge_of
 from bridge.app.ticket_tasks import ticket_tasks
 from bridge.routing.errors import ConfigurationError
 from bridge.settings.subscriptions import check_name, with_group
+from bridge.settings.versions import SETTING as FOLLOWS
+from bridge.settings.versions import with_version
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from celery import Celery
 
+    from bridge.routing.partitions import Layout
     from bridge.settings.lane import LaneSettings
+    from bridge.settings.versions import OlderVersion
 
 
 @dataclass(frozen=True)
@@ -50,6 +54,8 @@ class AppLane:
     #: The lanes of the same subscription and partition on older versions of the stream, oldest first. A message of this
     #: lane waits for the messages of its ticket there.
     older: tuple[LaneSettings, ...] = ()
+    #: Those on newer versions, oldest first.
+    newer: tuple[LaneSettings, ...] = ()
 
     @property
     def name(self) -> str:
@@ -81,24 +87,56 @@ def lanes_of(app: Celery) -> tuple[AppLane, ...]:
 def subscriptions_of(app: Celery) -> Mapping[str, tuple[AppLane, ...]]:
     """Name -> its lanes, in the order of `lanes_of`. The app's tasks must be loaded.
 
-    Raises `ConfigurationError` when a task belongs to a subscription that there is not.
+    Raises `ConfigurationError` when a task, or ``bridge_follows``, names a subscription that there is not.
     """
-    layout, stream = bridge_of(app).layout, bridge_of(app).settings.lane.stream
-    if not layout.is_split:
-        return {name: (lane,) for name, lane in _unsplit(app).items()}
-    streams = layout.streams(stream)
+    bridge = bridge_of(app)
+    layout, follows = bridge.layout, bridge.settings.follows
+    lanes = _unsplit(app)
+    _check_subscriptions(follows, lanes)
     return {
-        name: tuple(
-            replace(lane, settings=lane.settings.on_stream(streams[n]), partition=n, id_suffix=layout.suffix(n))
-            for n in range(layout.partitions)
-        )
-        for name, lane in _unsplit(app).items()
+        name: tuple(part for number in range(layout.partitions) for part in _versions(lane, follows, layout, number))
+        for name, lane in lanes.items()
     }
 
 
 def names_of_subscriptions(app: Celery) -> tuple[str, ...]:
     """The names of the subscriptions, in the order in which the app names them."""
     return tuple(_unsplit(app))
+
+
+def _versions(newest: AppLane, follows: tuple[OlderVersion, ...], layout: Layout, number: int) -> tuple[AppLane, ...]:
+    """The lanes of one subscription and partition on all versions of the stream, oldest first: a chain."""
+    if not follows and not layout.is_split:
+        return (newest,)
+    versions = (*(with_version(newest.settings, version) for version in follows), newest.settings)
+    chain = tuple(settings.on_stream(layout.stream(settings.stream, number)) for settings in versions)
+    partition, suffix = (number, layout.suffix(number)) if layout.is_split else (None, "")
+    return tuple(
+        replace(
+            newest,
+            settings=settings,
+            partition=partition,
+            id_suffix=suffix,
+            older=chain[:place],
+            newer=chain[place + 1 :],
+        )
+        for place, settings in enumerate(chain)
+    )
+
+
+def _check_subscriptions(follows: tuple[OlderVersion, ...], lanes: Mapping[str, AppLane]) -> None:
+    several = any(lane.is_subscription for lane in lanes.values())
+    for version in follows:
+        where = f"{FOLLOWS}: stream {version.stream!r}"
+        if version.task is not None and several:
+            raise ConfigurationError(
+                f"{where}: this app has subscriptions: give tasks, a dict from subscription to task, not task"
+            )
+        for name in version.tasks:
+            if name not in lanes:
+                raise ConfigurationError(
+                    f"{where}: there is no subscription {name!r}; this app has: {', '.join(lanes)}"
+                )
 
 
 def _unsplit(app: Celery) -> Mapping[str, AppLane]:
@@ -124,6 +162,7 @@ def _unsplit(app: Celery) -> Mapping[str, AppLane]:
     for name, lane in found.items():
         if lane.default_task is not None:
             own[name].add(lane.default_task)
+        own[name].update(version.tasks[name] for version in settings.follows if name in version.tasks)
     if not settings.subscriptions:
         own[settings.lane.group] |= tasks - named.keys()
     everywhere = set().union(*own.values())

@@ -18,6 +18,7 @@ from bridge.app.ticket_tasks import ticket_tasks
 from bridge.routing.errors import ConfigurationError
 from bridge.settings.config_keys import PREFIX
 from bridge.settings.subscriptions import SETTING
+from bridge.settings.versions import SETTING as FOLLOWS
 
 if TYPE_CHECKING:
     from celery import Celery
@@ -51,6 +52,8 @@ def check_tasks(app: Celery) -> None:
     for lane, *_ in subscriptions_of(app).values():
         default = lane.settings.default_task
         where = f"{SETTING}[{lane.name!r}]: task" if lane.name in subscriptions else "bridge_default_task"
+        if lane.newer:
+            where = f"{FOLLOWS}: the task of stream {lane.settings.stream!r},"
         if default is not None and default not in known_tasks:
             known = ", ".join(sorted(known_tasks)) or "none"
             raise ConfigurationError(f"{where} {default!r} is not a task of this app; its tasks: {known}")

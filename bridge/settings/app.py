@@ -17,6 +17,7 @@ from bridge.settings.config_keys import PREFIX, given_settings
 from bridge.settings.lane import BreakerLimits, LaneSettings
 from bridge.settings.retries import Backoff
 from bridge.settings.subscriptions import OWN, check_name, read_subscriptions, with_group
+from bridge.settings.versions import OlderVersion, check_follows, read_follows
 
 if TYPE_CHECKING:
     from celery import Celery
@@ -56,6 +57,12 @@ class Settings(BaseModel):
         description="Streams that share the tickets: `STREAM:p0`, `STREAM:p1` and so on, by the CRC-32 of the ticket. "
         "1: the stream itself. What is stored with the stream goes before it.",
     )
+    follows: tuple[OlderVersion, ...] = Field(
+        default=(),
+        description="The older versions of the stream, oldest first: names of streams, or dicts of `stream` and "
+        "`task`, the default task of its messages (`tasks`, a dict by subscription, where an app has several). A "
+        "message waits until no older version has an undone message of its ticket, unread ones included.",
+    )
     serve: tuple[str, ...] | None = Field(
         default=None,
         description="The subscriptions that a worker of this app serves. None: all. The environment variable "
@@ -76,6 +83,11 @@ class Settings(BaseModel):
         if value is None:
             return None
         raise ValueError("must be a list of the names of subscriptions")
+
+    @field_validator("follows", mode="before")
+    @classmethod
+    def _older_versions(cls, value: object) -> object:
+        return read_follows(value)
 
     def lane_of(self, task: str, subscription: str | None) -> LaneSettings:
         """The settings with which messages of a ticket task are handled. ``subscription``: its option, if it is set."""
@@ -103,6 +115,7 @@ def read_settings(app: Celery) -> Settings:
         settings = Settings(**given)
     except ValidationError as exc:
         raise ConfigurationError(_one_line(exc, {name: key for name, (key, _) in found.items()})) from None
+    check_follows(settings.follows, settings.lane)
     try:
         url = _check_url(app, settings.redis_url)
         check_options(url)

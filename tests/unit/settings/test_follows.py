@@ -1,0 +1,107 @@
+"""``bridge_follows``: its forms, the lanes that it makes, and a clear line for whatever cannot work."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from celery import Celery
+
+from bridge.app.installation import install
+from bridge.app.lanes import lane_of, lanes_of
+from bridge.app.task_options import check_tasks
+from bridge.routing.errors import ConfigurationError
+
+
+def app(**settings: Any) -> Celery:
+    made = Celery("shop", broker="redis://127.0.0.1:6379/0", set_as_current=False)
+    install(made)
+    made.conf.update(bridge_stream="orders:v3", **settings)
+    for name in ("shop.apply", "shop.apply_v1", "shop.search"):
+
+        def apply(self: Any, ticket_id: str, payload: Any) -> None:
+            """Does nothing."""
+
+        made.task(bind=True, name=name, shared=False)(apply)
+    return made
+
+
+def refusal(**settings: Any) -> str:
+    made = app(**settings)
+    with pytest.raises(ConfigurationError) as caught:
+        check_tasks(made)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_a_stream_without_older_versions_has_one_lane() -> None:
+    [lane] = lanes_of(app())
+    assert (lane.older, lane.newer) == ((), ())
+
+
+def test_each_version_has_a_lane_with_its_own_task() -> None:
+    made = app(
+        bridge_default_task="shop.apply",
+        bridge_max_attempts=2,
+        bridge_follows=[{"stream": "orders", "task": "shop.apply_v1"}, "orders:v2"],
+    )
+    check_tasks(made)
+    lanes = lanes_of(made)
+    assert [lane.settings.stream for lane in lanes] == ["orders", "orders:v2", "orders:v3"]
+    assert [lane.settings.default_task for lane in lanes] == ["shop.apply_v1", "shop.apply", "shop.apply"]
+    assert {lane.settings.max_attempts for lane in lanes} == {2}
+    settings = [lane.settings for lane in lanes]
+    for place, lane in enumerate(lanes):
+        assert list(lane.older) == settings[:place]
+        assert list(lane.newer) == settings[place + 1 :]
+    assert lane_of(made).settings.stream == "orders:v3"
+
+
+def test_a_subscription_may_have_its_own_task_in_each_version() -> None:
+    made = app(
+        bridge_subscriptions={"billing": {"task": "shop.apply"}, "search": {"task": "shop.search"}},
+        bridge_follows=[{"stream": "orders", "tasks": {"billing": "shop.apply_v1"}}],
+    )
+    check_tasks(made)
+    found = {lane.title: (lane.settings.default_task, set(lane.tasks)) for lane in lanes_of(made)}
+    billing = {"shop.apply", "shop.apply_v1"}
+    assert found == {
+        "billing on orders": ("shop.apply_v1", billing),
+        "billing on orders:v3": ("shop.apply", billing),
+        "search on orders": ("shop.search", {"shop.search"}),
+        "search on orders:v3": ("shop.search", {"shop.search"}),
+    }
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        pytest.param("orders", "must be a list of older streams", id="a text"),
+        pytest.param(["orders:v3"], "a stream cannot follow itself", id="itself"),
+        pytest.param(["orders", {"stream": "orders"}], "names the stream 'orders' twice", id="twice"),
+        pytest.param(["{orders}"], "must not contain { or }", id="braces"),
+        pytest.param([7], "not 7", id="a number"),
+        pytest.param([""], "at most 512 characters", id="no name"),
+        pytest.param(["o" * 513], "at most 512 characters", id="a long name"),
+        pytest.param([{"task": "shop.apply"}], "names no stream", id="no stream"),
+        pytest.param([{"stream": "orders", "tsk": "x"}], "did you mean 'task", id="an unknown option"),
+        pytest.param([{"stream": "orders", "task": 7}], "not 7", id="a task that is no name"),
+        pytest.param([{"stream": "orders", "task": "a", "tasks": {}}], "not both", id="both forms"),
+        pytest.param([{"stream": "orders", "tasks": ["a"]}], "from subscription to task", id="tasks in a list"),
+        pytest.param([f"orders{n}" for n in range(17)], "retire the oldest", id="too many"),
+        pytest.param([{"stream": "orders", "task": "shop.gone"}], "'shop.gone' is not a task", id="no such task"),
+        pytest.param([{"stream": "orders", "tasks": {"x": "shop.apply"}}], "no subscription 'x'", id="no subscription"),
+    ],
+)
+def test_what_cannot_work_is_refused_in_one_line(given: Any, says: str) -> None:
+    message = refusal(bridge_default_task="shop.apply", bridge_follows=given)
+    assert says in message
+    assert "bridge_follows" in message
+
+
+def test_one_task_for_several_subscriptions_is_refused() -> None:
+    message = refusal(
+        bridge_subscriptions={"billing": {"task": "shop.apply"}, "search": {"task": "shop.search"}},
+        bridge_follows=[{"stream": "orders", "task": "shop.apply_v1"}],
+    )
+    assert "give tasks, a dict from subscription to task" in message
