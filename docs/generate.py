@@ -196,6 +196,12 @@ def master_keys() -> str:
     return table(["key", "what it is"], [[f"`{key}`", prose(inspect.getdoc(of) or "")] for key, of in made])
 
 
+def version_keys() -> str:
+    """The keys that say which streams are versions of each other."""
+    made = [(keys.follows_key("STREAM"), keys.follows_key), (keys.newer_key("STREAM"), keys.newer_key)]
+    return table(["key", "what it is"], [[f"`{key}`", prose(function.__doc__)] for key, function in made])
+
+
 def push_keys() -> str:
     """The keys beside a stream: its layout, and what pushes keep."""
     made = [
@@ -246,6 +252,7 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "settings": settings,
     "keys of a lane": lane_keys,
     "keys of masters": master_keys,
+    "keys of versions": version_keys,
     "keys of pushes": push_keys,
     "errors": error_tree,
     "rooms": rooms,

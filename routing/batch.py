@@ -5,17 +5,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any, NamedTuple
 
 import orjson
 
+from bridge.routing.keys import LaneKeys
 from bridge.routing.scripts import Argument
 
 #: Most field names and values of one dead letter: the number of arguments of one call from Lua is limited.
 MAX_LETTER_ARGUMENTS = 6000
+
+
+class OlderLane(NamedTuple):
+    """The lane of an older version, as the leader of a newer one knows it when it dispatches."""
+
+    keys: LaneKeys
+    #: The token of its leader.
+    token: str
+    #: Id up to which its leader has taken in the messages.
+    read_to: str
 
 
 class DeadLetter(NamedTuple):
@@ -49,6 +60,14 @@ class Dispatch:
     texts: list[bytes] = field(default_factory=list)
 
 
+class Mark(NamedTuple):
+    """How much a batch holds: fences, tickets whose retry is over, and what each consumer gets (ids, runs, texts)."""
+
+    fences: int
+    due: int
+    sizes: Mapping[str, tuple[int, int, int]]
+
+
 @dataclass
 class Batch:
     """One step of the leader: what is settled and what is dispatched. Empty lists cost nothing."""
@@ -76,6 +95,10 @@ class Batch:
     #: Consumer -> the order that it takes nothing new; '': it does again.
     drains: dict[str, str] = field(default_factory=dict)
     dispatches: dict[str, Dispatch] = field(default_factory=dict)
+    #: In a lane of a chain of versions, when it dispatches: the older lanes, the newer ones, and the tickets.
+    older: list[OlderLane] = field(default_factory=list)
+    newer: list[LaneKeys] = field(default_factory=list)
+    contested: list[str] = field(default_factory=list)
 
     def count(self, name: str, amount: int = 1) -> None:
         self.counts[name] = self.counts.get(name, 0) + amount
@@ -84,6 +107,22 @@ class Batch:
         """These messages of a parked ticket are pending under ``name`` from now on."""
         if ids:
             self.shelved.setdefault(name, []).extend(ids)
+
+    def mark(self) -> Mark:
+        """Where the dispatches begin that are planned from now on."""
+        sizes = {name: (len(to.ids), len(to.runs), len(to.texts)) for name, to in self.dispatches.items()}
+        return Mark(self.fences, len(self.due), sizes)
+
+    def withdraw(self, mark: Mark, due_end: int) -> None:
+        """Removes the dispatches planned since ``mark``. ``due_end``: the number of `due` when the plan was made."""
+        self.fences = mark.fences
+        del self.due[mark.due : due_end]
+        for name, to in list(self.dispatches.items()):
+            ids, runs, texts = mark.sizes.get(name, (0, 0, 0))
+            del to.ids[ids:], to.runs[runs:], to.texts[texts:]
+            if not (to.ids or to.runs or to.texts):
+                del self.dispatches[name]
+        self.older, self.newer, self.contested = [], [], []
 
     def sections(self) -> list[Argument]:
         """The sections that are not empty, as the script reads them."""
@@ -135,6 +174,9 @@ def _runs(batch: Batch) -> list[Argument]:
 SECTIONS = (
     Section("expected", 2, "expected", lambda batch: _flat(batch.expected.items())),
     Section("orders", 1, "orders"),
+    Section("older", 2, "older", lambda batch: _flat([(one.token, one.read_to) for one in batch.older])),
+    Section("newer", 1, "newer", lambda batch: [keys.stream for keys in batch.newer]),
+    Section("contested", 1, "contested"),
     Section("acknowledged", 1, "acknowledged"),
     Section("given_back", 1, "given_back", _given_back),
     Section("shelves", 2, "shelved", lambda batch: _flat([(name, len(ids)) for name, ids in batch.shelved.items()])),

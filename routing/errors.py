@@ -70,6 +70,18 @@ class LaneConflict(TicketBridgeError):
     """The leader's picture of the lane differs from Redis. The leader reads the lane again."""
 
 
+class DispatchRefused(TicketBridgeError):
+    """Messages of other versions of the stream go before those that a step would dispatch. Nothing was changed.
+
+    ``tickets``: those that must wait. Empty: the leader of ``behind``, an older version, must read on first.
+    """
+
+    def __init__(self, message: str, tickets: Sequence[str] = (), behind: str = "") -> None:
+        super().__init__(message)
+        self.tickets = tuple(tickets)
+        self.behind = behind
+
+
 class GroupMoved(LaneConflict):
     """The lane's group was set back or forward by hand."""
 

@@ -173,6 +173,8 @@ class LaneKeys:
             self.about: "leader",
             self.known: "leader",
             self.unserved: "leader",
+            follows_key(self.stream): "leader",
+            newer_key(self.stream): "leader",
         }
         if key in fixed:
             return fixed[key]
@@ -212,6 +214,16 @@ def masters_stand(stream: str) -> str:
     Written and deleted with the master's place in the sorted set.
     """
     return f"{_tagged(stream)}/masters:stand"
+
+
+def follows_key(stream: str) -> str:
+    """String (JSON list): the older versions of ``stream``, oldest first. The leader of one of its lanes writes it."""
+    return f"{_tagged(stream)}/follows"
+
+
+def newer_key(stream: str) -> str:
+    """Set: the newer versions of ``stream``. The leaders of their lanes add to it."""
+    return f"{_tagged(stream)}/newer"
 
 
 # Keys of writes from Spark, and of pushes with an idempotency key. They belong to a stream and not to a lane, because a

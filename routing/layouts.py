@@ -57,6 +57,23 @@ def find_layout(client: Redis, stream: str, partitions: int) -> Layout:
     return layout_of(stored or b"", stream)
 
 
+def check_layouts(client: Redis, stream: str, layout: Layout, older: str) -> None:
+    """Raises `ConfigurationError` when ``older``, a version that ``stream`` follows, is split in another way."""
+    theirs = claim_layout(client, older, 1)
+    if (theirs.partitions, theirs.generation) == (layout.partitions, layout.generation):
+        return
+    if theirs.is_split or client.exists(older):
+        raise ConfigurationError(
+            f"stream {older} has {_count(theirs)}, and {stream}, which follows it, has {_count(layout)}: versions of a "
+            f"stream need the same partitions; set bridge_partitions = {theirs.partitions} while it follows"
+        )
+
+
+def _count(layout: Layout) -> str:
+    count = "1 partition" if layout.partitions == 1 else f"{layout.partitions} partitions"
+    return count if not layout.generation else f"{count} of generation {layout.generation}"
+
+
 def claim_arguments(stream: str, partitions: int) -> tuple[list[Argument], list[Argument]]:
     """Keys and arguments of `CLAIM_LAYOUT`."""
     if partitions == 1:

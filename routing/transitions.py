@@ -14,7 +14,7 @@ import orjson
 from redis import Redis
 
 from bridge.routing.batch import Batch
-from bridge.routing.errors import GroupMoved, LaneConflict
+from bridge.routing.errors import DispatchRefused, GroupMoved, LaneConflict, NotLeading
 from bridge.routing.keys import LaneKeys
 from bridge.routing.messages import MAX_TICKET_BYTES
 from bridge.routing.return_codes import ReturnCode, code_for_leader, text_of
@@ -82,7 +82,8 @@ def advance(client: Redis, lead: Leadership, opening: Argument, batch: Batch) ->
     """Does the whole batch in one step.
 
     Raises `NotLeading` when another master leads, `LaneConflict` when a record is not as expected, an order was
-    withdrawn, or the group is gone; nothing was changed then.
+    withdrawn, or the group is gone, and `DispatchRefused` when messages of another version go first. Nothing was
+    changed then.
     """
     keys = lead.keys
     args: list[Argument] = [lead.token, keys.group, lead.master, batch.keep_outcomes_from, batch.fences, opening]
@@ -102,8 +103,20 @@ def advance(client: Redis, lead: Leadership, opening: Argument, batch: Batch) ->
         keys.drains,
     ]
     names += [to.queue for to in batch.dispatches.values()]
+    for older in batch.older:
+        names += (older.keys.leader, older.keys.stream)
+    names += [newer.tickets for newer in batch.newer]
+    names += [other.fence for other in (*(older.keys for older in batch.older), *batch.newer)]
     reply = _ADVANCE.run(client, names, args)
     code = code_for_leader(reply[0], keys)
+    if code is ReturnCode.OLDER:
+        raise NotLeading(f"another master leads {text_of(reply[1])}, which {keys.stream} follows")
+    if code is ReturnCode.BEHIND:
+        stream = text_of(reply[1])
+        raise DispatchRefused(f"{stream} has entries that its leader has not read", behind=stream)
+    if code is ReturnCode.DEFERRED:
+        tickets = [ticket.decode(errors="surrogateescape") for ticket in reply[1]]
+        raise DispatchRefused(f"{len(tickets)} tickets have messages of another version that go first", tickets)
     if code is ReturnCode.CONFLICT:
         raise LaneConflict(f"ticket {text_of(reply[1])!r} is not where this master thought it was")
     if code is ReturnCode.WITHDRAWN:

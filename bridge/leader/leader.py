@@ -14,7 +14,7 @@ import selectors
 import socket
 import time
 from collections.abc import Callable, Collection
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import TYPE_CHECKING, Any
 
 import orjson
@@ -31,11 +31,13 @@ from bridge.leader.duties.operator_orders import OperatorOrders
 from bridge.leader.duties.refill import Refill
 from bridge.leader.duties.unknown_tasks import UnknownTasks
 from bridge.leader.picture.breaker import Breakers
+from bridge.leader.picture.chained_lane import ChainedLane
 from bridge.leader.picture.lane import Lane
 from bridge.leader.picture.outcome_pause import OutcomePause
 from bridge.leader.picture.planner import Planner
 from bridge.leader.picture.settling import Settling
 from bridge.leader.repair.manual_changes import ManualChanges
+from bridge.leader.step.chained_steps import ChainedSteps
 from bridge.leader.step.steps import Steps
 from bridge.leader.step.term import Term
 from bridge.leader.stream.backoffs_over import BackoffsOver
@@ -53,11 +55,13 @@ from bridge.routing.batch import Batch
 from bridge.routing.errors import GroupMoved
 from bridge.routing.ids import id_key, id_text
 from bridge.routing.transitions import introduce
+from bridge.routing.versions import follow
 
 if TYPE_CHECKING:
     from celery import Celery
 
     from bridge.app.lanes import AppLane
+    from bridge.leader.picture.chain import Place
     from bridge.link.server_clock import ServerClock
 
 #: Longest sleep of the loop, in seconds. A timer may be late by this much when nothing else happens.
@@ -75,12 +79,20 @@ class Leader:
     `run` returns when it was asked to stop, and raises when it cannot go on.
     """
 
-    def __init__(self, app: Celery, url: str, app_lane: AppLane, token: str, clock: ServerClock) -> None:
+    def __init__(
+        self, app: Celery, url: str, app_lane: AppLane, token: str, clock: ServerClock, place: Place | None = None
+    ) -> None:
         self._app = app
+        self._place = place
+        self._older = [older.stream for older in app_lane.older]
         settings = app_lane.settings
         registrations = Registrations()
         term = self._term = Term.begin(app, url, app_lane, token, clock, registrations.knows)
-        lane = self.lane = Lane(settings, now_ms=clock.lane_ms)
+        lane = self.lane = (
+            Lane(settings, now_ms=clock.lane_ms)
+            if place is None
+            else ChainedLane(settings, place.defers, now_ms=clock.lane_ms)
+        )
         traits = Traits(app, settings, registrations)
         traits.on_change.append(term.parser.forget)
         envelopes = Envelopes(app, traits.ignores_result, app_lane.id_suffix)
@@ -96,7 +108,11 @@ class Leader:
         )
         self._planner = Planner(lane, envelopes, traits.of)
         self._outcome_pause = OutcomePause(lane)
-        steps = self._steps = Steps(term, lane, self._planner, envelopes, settling)
+        steps = self._steps = (
+            ChainedSteps(term, lane, self._planner, envelopes, settling, place)
+            if place is not None and isinstance(lane, ChainedLane)
+            else Steps(term, lane, self._planner, envelopes, settling)
+        )
         steps.after_commit.append(self._intake.settled)
         reading = self._reading = Reading(term, lane)
         pending = PendingList(term, lane)
@@ -165,21 +181,33 @@ class Leader:
         Raises `NotLeading`, `LaneConflict` and redis errors. The caller then starts over with a new `Leader`.
         """
         try:
-            self._look_around()
-            self._unknown_tasks.read_notes()
-            self._intake.look()
-            self._rebuild.run()
-            self._has_read = True
+            with self._turn_in_chain():
+                self._begin()
             with selectors.DefaultSelector() as selector:
                 selector.register(self._wake_here, selectors.EVENT_READ)
                 while not self._stop and led():
                     self._turn(selector)
         finally:
+            if self._place is not None:
+                self._place.leave()
             self._entries.close()
             self._outcomes.close()
             self._term.close()
             self._wake_here.close()
             self._wake_there.close()
+
+    def _turn_in_chain(self) -> AbstractContextManager[None]:
+        """The turn of this lane in its chain. A lane whose stream has no other versions need not wait for one."""
+        return nullcontext() if self._place is None else self._place.turn()
+
+    def _begin(self) -> None:
+        self._look_around()
+        self._unknown_tasks.read_notes()
+        self._intake.look()
+        self._rebuild.run()
+        self._has_read = True
+        if self._place is not None and isinstance(self.lane, ChainedLane):
+            self._place.enter(self.lane, self._term.leadership.token, self.wake)
 
     def _look_around(self) -> None:
         term = self._term
@@ -187,6 +215,8 @@ class Leader:
         arrive(term.redis, self._app, term.settings)
         bring_up(term)
         introduce(term.redis, term.leadership, orjson.dumps(term.facts), LANE_FORMAT)
+        if self._older:
+            follow(term.redis, term.leadership, self._older)
         uptime_s = int(term.redis.info("server").get("uptime_in_seconds", 0))
         if uptime_s < term.settings.lease:
             # The server has just started. Workers could not renew their leases while it was away.
@@ -224,6 +254,15 @@ class Leader:
         ready = {key.fileobj for key, _ in selector.select(timeout)}
         if self._wake_here in ready:
             self._wake_here.recv(4096)
+        if self._place is None:
+            self._work(ready, wants_entries=wants_entries)
+        else:
+            with self._place.turn():
+                self._work(ready, wants_entries=wants_entries)
+
+    def _work(self, ready: Collection[Any], *, wants_entries: bool) -> None:
+        """What a turn does after its wait. ``ready``: what woke it. ``wants_entries``: whether new ones may be read."""
+        lane = self.lane
         batch = Batch()
         settled = False
         if self._outcomes.asked and self._outcomes.file in ready:
@@ -255,6 +294,8 @@ class Leader:
         if self.manual_changes.look():
             self._retention.sweep()
         self._retention.remove()
+        if self._place is not None:
+            self._place.look()
         # Someone may have set the group back by hand. No blocking read reports that.
         self._more = True
         if self.lease_watch.look_at == due:
@@ -269,6 +310,8 @@ class Leader:
             self.manual_changes.put_group_back(str(exc))
             return
         self._more = found.more
+        if self._place is not None:
+            self._place.unread = found.more
         if not found.entries:
             # The entry that woke the loop was deleted in the meantime.
             return

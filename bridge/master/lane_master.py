@@ -17,6 +17,7 @@ from redis.exceptions import RedisError
 
 from bridge.app.installed import bridge_of
 from bridge.leader.leader import Leader
+from bridge.leader.picture.chain import chain_of
 from bridge.link.connections import client, is_outage
 from bridge.link.key_types import refuse_misplaced
 from bridge.link.server_clock import ServerClock
@@ -24,14 +25,16 @@ from bridge.master.election import Election
 from bridge.master.log_lines import name_thread
 from bridge.protocol.agreement import arrive, differences, facts, leaders_facts
 from bridge.routing.errors import LaneConflict, NotLeading, TicketBridgeError
+from bridge.routing.keys import LaneKeys
+from bridge.routing.versions import check_versions, newer_versions
 
 if TYPE_CHECKING:
     from celery import Celery
     from redis import Redis
 
     from bridge.app.lanes import AppLane
+    from bridge.leader.picture.chain import Place
     from bridge.link.outage import Outage
-    from bridge.routing.keys import LaneKeys
 
 logger = get_logger(__name__)
 
@@ -79,6 +82,8 @@ class LaneMaster:
         self.election = Election(redis, self.settings, holder)
         #: The lanes of the chain that come before this one: of older versions of the stream.
         self.older: Sequence[LaneMaster] = ()
+        #: The lane's place in that chain; None: its stream has no other versions, as far as this process knows.
+        self.place: Place | None = None
         #: Whether this master leads the lane, or is about to give it up. The lane has a thread then.
         self.leading = False
         #: When the loop turned last (monotonic seconds).
@@ -96,6 +101,7 @@ class LaneMaster:
         try:
             refuse_misplaced(redis, self.keys)
             arrive(redis, app, self.settings)
+            check_versions(redis, self.settings.stream, [older.stream for older in lane.older])
             self._compare(redis)
         except (RedisError, OSError) as exc:
             # The server went away just now. A leader checks again.
@@ -213,7 +219,7 @@ class LaneMaster:
             try:
                 self._serve()
             finally:
-                if self._stop.is_set() or self._successor is not None:
+                if self._stop.is_set() or self._successor is not None or not self._leads_older:
                     self.election.resign()
                 self.election.forfeit()
                 self.outage.over()
@@ -252,7 +258,8 @@ class LaneMaster:
         while self._goes_on():
             try:
                 term = self.election.take_term()
-                leader = self._leader = Leader(self._app, self._url, self._app_lane, term, self.clock)
+                place = self._place_in_chain()
+                leader = self._leader = Leader(self._app, self._url, self._app_lane, term, self.clock, place)
                 if self._spared < self.outage.count:
                     # The workers could not renew their leases in the outage.
                     self._spared = self.outage.count
@@ -280,9 +287,27 @@ class LaneMaster:
             finally:
                 self._leader = None
 
+    def _place_in_chain(self) -> Place | None:
+        """The lane's place; None: its stream has no other versions. Asked in each term: another master may have led a
+        newer version in the meantime, and may have messages in flight there.
+        """
+        with client(self._url) as redis:
+            newer = newer_versions(redis, self.keys.stream)
+        if self.place is None and newer:
+            [self.place] = chain_of([self.keys])
+        if self.place is not None:
+            known = {*newer, *(one.stream for one in self._app_lane.newer)}
+            self.place.newer_keys = tuple(LaneKeys(stream, self.keys.group) for stream in sorted(known))
+        return self.place
+
+    @property
+    def _leads_older(self) -> bool:
+        """Whether this master leads the lane on all older versions, too."""
+        return all(lane.election.leads() for lane in self.older)
+
     def _goes_on(self) -> bool:
         self.turned_at = time.monotonic()
-        return not self._stop.is_set() and self.election.leads() and not self._goes_over()
+        return not self._stop.is_set() and self.election.leads() and self._leads_older and not self._goes_over()
 
     def _goes_over(self) -> bool:
         """Whether the lane is handed over now."""

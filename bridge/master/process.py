@@ -30,6 +30,7 @@ from bridge.app.adoption import adopt_all
 from bridge.app.installed import bridge_of
 from bridge.app.lanes import subscriptions_of
 from bridge.app.task_options import check_tasks
+from bridge.leader.picture.chain import chain_of
 from bridge.link.connections import UNAVAILABLE, check_server, client
 from bridge.link.health import EVERY_S, Health
 from bridge.link.outage import OutageLog
@@ -38,7 +39,7 @@ from bridge.master.heartbeats import Heartbeats
 from bridge.master.lane_master import LaneMaster
 from bridge.master.leads import RENEWALS, Leads
 from bridge.routing.errors import ConfigurationError, ServerUnavailable
-from bridge.routing.layouts import claim_layout
+from bridge.routing.layouts import check_layouts, claim_layout
 
 if TYPE_CHECKING:
     from celery import Celery
@@ -79,7 +80,9 @@ class Master:
         chosen = _chosen(subscriptions_of(app), named)
         redis = client(settings.redis_url)
         check_server(redis, settings.redis_url)
-        bridge_of(app).take_layout(claim_layout(redis, settings.lane.stream, settings.partitions))
+        layout = bridge_of(app).take_layout(claim_layout(redis, settings.lane.stream, settings.partitions))
+        for version in settings.follows:
+            check_layouts(redis, settings.lane.stream, layout, version.stream)
         subscriptions = subscriptions_of(app)
         all_lanes = [lane for lanes in subscriptions.values() for lane in lanes]
         lanes = [lane for name in chosen for lane in subscriptions[name]]
@@ -113,6 +116,10 @@ class Master:
         ]
         for at, led in enumerate(self._lanes):
             led.older = [one for one in self._lanes[:at] if one.chain == led.chain]
+        for chain in {led.chain for led in self._lanes if led.older}:
+            members = [led for led in self._lanes if led.chain == chain]
+            for led, place in zip(members, chain_of([led.keys for led in members]), strict=True):
+                led.place = place
         self._leads = Leads(
             self._redis,
             self._stream,

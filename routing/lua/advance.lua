@@ -3,14 +3,16 @@
 -- From -> to: IN_FLIGHT -> DONE | AWAITING_RETRY | DEAD | WAITING, WAITING | AWAITING_RETRY -> DEAD,
 --             WAITING <-> PARKED, DEAD -> WAITING, and then WAITING | AWAITING_RETRY -> IN_FLIGHT.
 -- KEYS: 1 leader, 2 tickets, 3 applied, 4 retries, 5 outcomes, 6 stream, 7 fence, 8 dead, 9 counts, 10 history,
---       11 drains, 12.. the queue of each consumer that is dispatched to.
+--       11 drains, 12.. the queue of each consumer that is dispatched to; behind them, of each older version its leader
+--       and stream, of each newer one its tickets, and then the fences of all these.
 -- ARGV: token, group, master, ids of outcomes, separated by spaces (the first: outcomes from this id on are kept,
 --       '' = all; the others: older ids that are kept as well, oldest first), number of fences needed,
 --       opening (the text before the fence in every Celery message), entries that the history may have, rows for the
 --       history ('' = none), number of sections; of each section its name and its number of arguments, in the order in
 --       which they are read here, without empty ones; then the arguments of all sections. The sections are:
---       expected (ticket, record | ''), orders (id in the outcome stream), acknowledged (id), given_back (id),
---       shelves (name in the group of a parked ticket, number of its ids), shelved (id), records (ticket, record),
+--       expected (ticket, record | ''), orders (id in the outcome stream), older (token of its leader, id up to which
+--       it has read), newer (name of its stream), contested (ticket; all that are dispatched where
+--       there are older or newer versions), acknowledged (id), given_back (id), shelves (name in the group of a parked ticket, number of its ids), shelved (id), records (ticket, record),
 --       released (ticket), retries (due ms, ticket), due (ticket whose retry is over), dead (number of arguments of a
 --       letter: at most 6000), letters (argument), revived (id of a letter), counts (name, amount),
 --       drains (consumer, order | '' = it takes work again), dispatches (consumer, number of its ids, of its runs,
@@ -20,8 +22,13 @@
 --          {'CONFLICT', ticket}: a record is not what the caller thought; nothing was changed; it reads the lane again.
 --          {'WITHDRAWN'}: one of the orders was withdrawn; nothing was changed; it reads the lane again.
 --          {'NOGROUP'}: the group is gone; nothing was changed; it reads the lane again.
--- Keeps: I2 (records are compared before they are replaced), I3 (XACK with the release), I4 (fences), I7, I8.
--- Bound: O(what the batch holds), times log of the pending list.
+--          {'OLDER', stream}: another master leads an older version; nothing was changed; the caller stops leading.
+--          {'BEHIND', stream}: an older version has many unread entries; {'DEFERRED', {ticket ...}}: an older version has
+--          unread messages of these tickets, or a newer one has them in flight. Nothing was changed; the caller sends
+--          the batch without dispatches of them.
+-- Keeps: I2 (records are compared before they are replaced), I3 (XACK with the release), I4 (fences, over all versions),
+--        I7, I8; the order of a ticket over the versions of its stream.
+-- Bound: O(what the batch holds), times log of the pending list; 512 entries of each older version.
 
 if redis.call('GET', KEYS[1]) ~= ARGV[1] then
   return {'DEPOSED'}
@@ -91,6 +98,60 @@ first, size = section('orders')
 for i = first + 1, first + size do
   if #redis.call('XRANGE', KEYS[5], ARGV[i], ARGV[i]) == 0 then
     return {'WITHDRAWN'}
+  end
+end
+
+local older_at, older = section('older')
+older = older / 2
+local newer_at, newer = section('newer')
+local chain = #KEYS - 3 * older - 2 * newer  -- the place in KEYS before those of the other versions
+first, size = section('contested')
+if size > 0 then
+  local contested, deferred = {}, {}
+  for i = first + 1, first + size do
+    contested[ARGV[i]] = true
+  end
+  for o = 0, older - 1 do
+    -- What the older leader has read, the caller knows. So only what came later is looked at, and that is little.
+    local place = chain + 2 * o
+    if redis.call('GET', KEYS[place + 1]) ~= ARGV[older_at + 2 * o + 1] then
+      return {'OLDER', KEYS[place + 2]}
+    end
+    local after, looked, bytes, more = '(' .. ARGV[older_at + 2 * o + 2], 0, 0, true
+    while more do
+      local entries = redis.pcall('XRANGE', KEYS[place + 2], after, '+', 'COUNT', 16)
+      more = not entries.err and #entries == 16  -- the server refuses a range after the largest possible id
+      for _, entry in ipairs(entries.err and {} or entries) do
+        local fields = entry[2]
+        for i = 1, #fields, 2 do
+          bytes = bytes + #fields[i] + #fields[i + 1]
+          if fields[i] == 'ticket_id' and contested[fields[i + 1]] then
+            deferred[#deferred + 1] = fields[i + 1]
+          end
+        end
+        after = '(' .. entry[1]
+      end
+      looked = looked + 16
+      if more and (looked >= 512 or bytes >= 4194304) then
+        return {'BEHIND', KEYS[place + 2]}
+      end
+    end
+  end
+  for place = chain + 2 * older + 1, chain + 2 * older + newer do
+    local i = 0
+    while i < size do
+      local upto = math.min(i + CHUNK, size)
+      local found = redis.call('HMGET', KEYS[place], unpack(ARGV, first + i + 1, first + upto))
+      for k = i + 1, upto do
+        if found[k - i] and string.find(found[k - i], '^%[[1-9]') then
+          deferred[#deferred + 1] = ARGV[first + k]
+        end
+      end
+      i = upto
+    end
+  end
+  if #deferred > 0 then
+    return {'DEFERRED', deferred}
   end
 end
 
@@ -171,6 +232,9 @@ if fences > 0 then
   local now = redis.call('TIME')
   base = tonumber(now[1]) * 1000000 + tonumber(now[2])
   local last = tonumber(redis.call('GET', KEYS[7]) or '0')
+  for place = #KEYS - older - newer + 1, #KEYS do
+    last = math.max(last, tonumber(redis.call('GET', KEYS[place]) or '0'))
+  end
   if base <= last then
     base = last + 1
   end

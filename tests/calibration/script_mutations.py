@@ -7,6 +7,7 @@ from tests.calibration.mutation import Edit, Mutation
 LUA = "routing/lua"
 ADVANCE, APPLY, ADOPT, FORGET = (f"{LUA}/{name}.lua" for name in ("advance", "apply", "adopt", "forget"))
 LEAD, RENEW, RESIGN = (f"{LUA}/{name}.lua" for name in ("lead", "renew", "resign"))
+FOLLOW = f"{LUA}/follow.lua"
 READ, REGISTER, REROUTE = (f"{LUA}/{name}.lua" for name in ("read", "register", "reroute"))
 DONE, REMOVE = f"{LUA}/done.lua", f"{LUA}/remove.lua"
 
@@ -95,6 +96,47 @@ SCRIPT_MUTATIONS = [
         "redis.call('LPUSH'",
         "redis.call('RPUSH'",
     ),
+    # I2, over the versions of a stream: a v2 message before its v1
+    _script(
+        "an unread message of an older version holds nothing up",
+        "I2",
+        ADVANCE,
+        "test_versions::test_a_ticket_with_an_unread_message_in_an_older_version_waits",
+        "if fields[i] == 'ticket_id' and contested[fields[i + 1]] then",
+        "if false then",
+    ),
+    _script(
+        "only the first unread messages of an older version hold something up",
+        "I2",
+        ADVANCE,
+        "test_versions::test_a_ticket_with_an_unread_message_in_an_older_version_waits",
+        "more = not entries.err and #entries == 16",
+        "more = false",
+    ),
+    _script(
+        "many unread messages of an older version hold nothing up",
+        "I2",
+        ADVANCE,
+        "test_versions::test_an_older_version_with_much_unread_must_be_read_on_first",
+        "return {'BEHIND', KEYS[place + 2]}",
+        "break",
+    ),
+    _script(
+        "it does not matter who leads an older version",
+        "I2",
+        ADVANCE,
+        "test_versions::test_nothing_is_dispatched_when_another_master_leads_an_older_version",
+        "if redis.call('GET', KEYS[place + 1]) ~= ARGV[older_at + 2 * o + 1] then",
+        "if false then",
+    ),
+    _script(
+        "a ticket in flight in a newer version is dispatched",
+        "I2",
+        ADVANCE,
+        "test_versions::test_a_ticket_in_flight_in_a_newer_version_waits",
+        "if found[k - i] and string.find(found[k - i], '^%[[1-9]') then",
+        "if false then",
+    ),
     # -- I3 ----------------------------------------------------------------------------------------------------------
     _script(
         "tickets move while an outcome is unread",
@@ -152,6 +194,22 @@ SCRIPT_MUTATIONS = [
         "test_apply::test_a_fence_that_is_not_current_changes_nothing",
         " and fence >= base",
         "",
+    ),
+    _script(
+        "fences of another version may be larger",
+        "I4",
+        ADVANCE,
+        "test_versions::test_fences_grow_over_all_versions",
+        "last = math.max(last, tonumber(redis.call('GET', KEYS[place]) or '0'))",
+        "",
+    ),
+    _script(
+        "a former leader notes what its stream follows",
+        "I8",
+        FOLLOW,
+        "test_versions::test_only_the_leader_notes_what_a_stream_follows",
+        _ASKS,
+        _SOMEBODY,
     ),
     # -- I5 ----------------------------------------------------------------------------------------------------------
     _script(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
 
@@ -12,7 +13,7 @@ import orjson
 from bridge.routing import records
 from bridge.routing.batch import Batch
 from bridge.routing.effects import Success
-from bridge.routing.errors import LaneConflict, NotLeading
+from bridge.routing.errors import DispatchRefused, LaneConflict, NotLeading
 from bridge.routing.ids import id_key
 from bridge.routing.keys import LaneKeys
 from bridge.routing.return_codes import ReturnCode
@@ -21,6 +22,8 @@ from bridge.routing.transitions import Advanced, Leadership
 from tests.protocol.guards import Guard
 from tests.reference.contents import Contents, text
 
+#: Most entries of an older version that a dispatch looks at: 32 pages of 16, and what a page cannot tell.
+MOST_UNREAD = 511
 #: What it can do without.
 RULES = frozenset(
     {
@@ -30,12 +33,25 @@ RULES = frozenset(
 )
 
 
+@dataclass
+class OtherVersion:
+    """What a dispatch looks at in the lane of another version of the stream."""
+
+    leader: str = ""
+    fence: int = 0
+    #: Id of an entry -> its ticket.
+    entries: dict[str, str] = field(default_factory=dict)
+    tickets: dict[str, str] = field(default_factory=dict)
+
+
 class ReferenceLane(Contents):
     """What each script must change on the server, and refuse. ``dropped``: those of `RULES` that it does without."""
 
     def __init__(self, keys: LaneKeys, dropped: AbstractSet[Guard] = frozenset()) -> None:
         super().__init__(keys)
         self.dropped = dropped
+        #: Stream -> the lane of another version.
+        self.versions: dict[str, OtherVersion] = {}
 
     # -- who leads ---------------------------------------------------------------------------------------------------
 
@@ -93,6 +109,7 @@ class ReferenceLane(Contents):
             raise LaneConflict(f"conflict: {ticket}")
         if any(order not in self.outcomes for order in batch.orders):
             raise LaneConflict("an order was withdrawn")
+        self._goes_first(batch)
         acknowledged = [id_ for id_ in batch.acknowledged if self.pending.pop(id_, None)]
         self.acknowledged |= dict.fromkeys(acknowledged)
         mended = self.claim(lead.master, [id_ for id_ in batch.given_back if id_ not in batch.acknowledged])
@@ -122,8 +139,30 @@ class ReferenceLane(Contents):
         base, more = self._dispatch(opening, batch) if batch.fences else (0, 0)
         return Advanced(base, len(acknowledged), mended + more)
 
+    def _goes_first(self, batch: Batch) -> None:
+        """Refuses when messages of other versions go before those that the batch dispatches."""
+        if not batch.contested:
+            return
+        waiting: list[str] = []
+        for older in batch.older:
+            there = self.versions[older.keys.stream]
+            if there.leader != older.token:
+                raise NotLeading("another master leads an older version")
+            unread = [ticket for id_, ticket in there.entries.items() if id_key(id_) > id_key(older.read_to)]
+            if len(unread) > MOST_UNREAD:
+                raise DispatchRefused("many are unread", behind=older.keys.stream)
+            waiting += [ticket for ticket in unread if ticket in batch.contested]
+        for newer in batch.newer:
+            there = self.versions[newer.stream]
+            for ticket in batch.contested:
+                if ticket in there.tickets and records.parse(there.tickets[ticket]).in_flight:
+                    waiting.append(ticket)
+        if waiting:
+            raise DispatchRefused("others go first", waiting)
+
     def _dispatch(self, opening: str, batch: Batch) -> tuple[int, int]:
-        base = max(self.now_us(), self.fence + 1) if Guard.FENCES_GROW not in self.dropped else 1
+        others = [self.versions[keys.stream].fence for keys in (*(one.keys for one in batch.older), *batch.newer)]
+        base = max(self.now_us(), max([self.fence, *others]) + 1) if Guard.FENCES_GROW not in self.dropped else 1
         self.fence = base + batch.fences - 1
         mended = 0
         for to in batch.dispatches.values():

@@ -9,12 +9,12 @@ from unittest.mock import patch
 
 from bridge.routing import effects, leadership, membership, transitions
 from bridge.routing.batch import Batch
-from bridge.routing.errors import LaneConflict, NotLeading
+from bridge.routing.errors import DispatchRefused, LaneConflict, NotLeading
 from bridge.routing.keys import LaneKeys
 from bridge.routing.transitions import Leadership
 from tests.protocol.guards import Guard
 from tests.reference.contents import Fields
-from tests.reference.lane import ReferenceLane
+from tests.reference.lane import OtherVersion, ReferenceLane
 from tests.scripts.world import LEASE_MS, OPENING, Client, snapshot, text
 
 #: Bytes after which a read brings no more.
@@ -56,6 +56,9 @@ class Beside:
         self._base = 0
         #: Key of a stream -> the last id in it that the reference knows.
         self._last: dict[str, str] = {}
+        #: The lanes of an older version of the stream, and of a newer one.
+        self.older, self.newer = LaneKeys("stream:v0", "bridge"), LaneKeys("stream:v2", "bridge")
+        self.reference.versions = {keys.stream: OtherVersion() for keys in (self.older, self.newer)}
         client.xgroup_create(self.keys.stream, self.keys.group, "0", mkstream=True)
 
     def both(self, script: str, *args: Any) -> Any:
@@ -78,7 +81,8 @@ class Beside:
         for key in sorted({key for key, value in there.items() if value} | wanted.keys()):
             _same(key, there.get(key), wanted.get(key))
         ending = {key for key, shown in found.items() if shown["expires"]}
-        _same("keys that expire", ending, {key for key in wanted if ":lease:" in key or key == self.keys.leader})
+        leaders = (self.keys.leader, self.older.leader)
+        _same("keys that expire", ending, {key for key in wanted if ":lease:" in key or key in leaders})
 
     def _next_id(self, key: str, _: Fields) -> str:
         found = self.client.xrange(key, f"({self._last.get(key, '0-0')}", count=1)
@@ -114,6 +118,22 @@ class Beside:
             _same("a fence is behind the clock", self._base < seconds * 1_000_000 + us, False)
         _same("advance", found, _result(lambda: self.reference.advance(lead, OPENING, batch)))
 
+    def push_older(self, ticket: str) -> None:
+        """An old producer adds a message."""
+        id_ = text(self.client.xadd(self.older.stream, {"ticket_id": ticket}))
+        self.reference.versions[self.older.stream].entries[id_] = ticket
+
+    def lead_older(self, token: str) -> None:
+        self.client.set(self.older.leader, token, px=LEASE_MS)
+        self.reference.versions[self.older.stream].leader = token
+
+    def note_version(self, keys: LaneKeys, ticket: str, record: str, fence: int) -> None:
+        """Another version dispatched, or settled."""
+        there = self.reference.versions[keys.stream]
+        self.client.hset(keys.tickets, ticket, record)
+        self.client.set(keys.fence, fence)
+        there.tickets[ticket], there.fence = record, fence
+
     def lease_expires(self, life: str) -> None:
         self.client.delete(self.keys.lease(life))
         self.reference.leases.pop(life, None)
@@ -145,12 +165,18 @@ def contents(lane: ReferenceLane) -> dict[str, object]:
         **{keys.lease(life): name for life, name in lane.leases.items()},
         **lane.effects,
     }
+    for stream, there in lane.versions.items():
+        of = LaneKeys(stream, keys.group)
+        found |= {of.leader: there.leader, of.fence: str(there.fence or ""), of.tickets: there.tickets}
+        found[stream] = [(id_, {"ticket_id": ticket}) for id_, ticket in there.entries.items()]
     return {key: value for key, value in found.items() if value}
 
 
 def _result(call: Callable[[], object]) -> object:
     try:
         return call()
+    except DispatchRefused as exc:
+        return exc.behind, set(exc.tickets)
     except (NotLeading, LaneConflict) as exc:
         return type(exc)
 

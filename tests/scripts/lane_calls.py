@@ -14,7 +14,7 @@ import orjson
 
 from bridge.protocol.outcomes import Kind, Outcome
 from bridge.routing import records
-from bridge.routing.batch import Batch, DeadLetter, Dispatch
+from bridge.routing.batch import Batch, DeadLetter, Dispatch, OlderLane
 from bridge.routing.effects import Effect, Success
 from bridge.routing.transitions import Leadership
 from tests.protocol.guards import Guard
@@ -52,6 +52,7 @@ class LaneCalls:
         of: dict[Callable[[], None], int] = {
             self.step: 8,
             self.push: 2,
+            self.another_version: 3,
             self.read: 3,
             self.outcome: 4,
             self.succeed: 5,
@@ -104,6 +105,34 @@ class LaneCalls:
         after = self.dice.choice([*self.reference.entries, "0-0"]) if self.rarely() else ">"
         self.lane.read(self.lead, self.dice.randint(1, 8), after)
 
+    def another_version(self) -> None:
+        """Something happens to an older version of the stream, or to a newer one."""
+        dice, lane = self.dice, self.lane
+        what = dice.choice(["push", "push", "lead", "dispatch"])
+        if what == "push":
+            for _ in range(dice.choice([1, 1, 1, 1, 1, 200])):
+                lane.push_older(dice.choice([*TICKETS, "another"]))
+        elif what == "lead":
+            lane.lead_older(f"{dice.randint(1, 3)} m")
+        else:
+            us = lane.client.time()[0] * 1_000_000
+            fence = dice.choice([records.AWAITING, records.PARKED, us, us + 60_000_000])
+            tail = records.tail("w1@a", "life", 1, ["1-0"], AT_MS)
+            keys = dice.choice([lane.older, lane.newer])
+            lane.note_version(keys, dice.choice(TICKETS), records.record(fence, tail), max(1, fence))
+
+    def _versions(self, batch: Batch) -> None:
+        """What a leader in a chain says when it dispatches: what it knows of the others, and now and then less."""
+        dice, lane = self.dice, self.lane
+        batch.contested = [run[0] for to in batch.dispatches.values() for run in to.runs]
+        there = self.reference.versions[lane.older.stream]
+        if there.leader and dice.random() < 0.5:
+            token = f"{dice.randint(1, 3)} m" if self.rarely() else there.leader
+            position = dice.choice(["0-0", *there.entries, *[*there.entries][-1:] * 9])
+            batch.older = [OlderLane(lane.older, token, position)]
+        if dice.random() < 0.5:
+            batch.newer = [lane.newer]
+
     def step(self) -> None:
         """A batch of whatever may be in one."""
         dice, ref = self.dice, self.reference
@@ -126,6 +155,8 @@ class LaneCalls:
         if self.rarely():
             batch.history, batch.history_cap = [[1, "row"]], 1000
         batch.count("steps", dice.randint(0, 2))
+        if batch.dispatches and dice.random() < 0.5:
+            self._versions(batch)
         self.lane.advance(self.lead, batch)
 
     def _handle(self, batch: Batch, ticket: str) -> None:

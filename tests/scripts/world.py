@@ -23,6 +23,8 @@ MASTER = "master"
 TOKEN = "7 master@here"
 OPENING = '{"headers":{"bridge_fence":'
 LEASE_MS = 60_000
+#: The streams of other versions.
+OLDER, NEWER = "tickets:v0", "tickets:v2"
 
 #: Ticket ids that break what is careless with text.
 HOSTILE = [
@@ -278,7 +280,8 @@ class World:
         return to
 
     def lane_keys(self) -> list[LaneKeys]:
-        return [self.keys, LaneKeys(self.keys.stream, "neighbour")]
+        versions = [LaneKeys(stream, self.keys.group) for stream in (OLDER, NEWER)]
+        return [self.keys, LaneKeys(self.keys.stream, "neighbour"), *versions]
 
 
 def incarnation(consumer: str) -> str:

@@ -126,8 +126,8 @@ class Refill:
                 continue
             lane.append(ticket, message)
             lane.make_ready(ticket)
-            if ticket.stranded:
-                # No consumer can run this message. It and the later ones are read again when a consumer can.
+            if not ticket.waiting:
+                # No consumer can run this message, or another version goes first. It and the later ones are read again.
                 ticket.waiting_known += 1
                 satisfied.add(ticket)
         if reached < min(last, lane.read_to) or (found.more and last <= lane.read_to):

@@ -16,6 +16,7 @@ from math import ceil
 from bridge.app.traits import TaskTraits
 from bridge.leader.picture import capacity as limits
 from bridge.leader.picture.assignment import Assignment
+from bridge.leader.picture.chained_lane import ChainedLane
 from bridge.leader.picture.faults import MessageAtFault
 from bridge.leader.picture.lane import Lane
 from bridge.leader.picture.pieces import Consumer, Parcel, Ticket
@@ -45,6 +46,8 @@ class Planner:
 
     def __init__(self, lane: Lane, envelopes: Envelopes, traits: Callable[[str], TaskTraits]) -> None:
         self._lane = lane
+        #: The same, when its stream has other versions.
+        self._chained = lane if isinstance(lane, ChainedLane) else None
         self._envelopes = envelopes
         self._traits = traits
         self._isolation = Isolation(lane)
@@ -61,12 +64,32 @@ class Planner:
         """Fills the dispatches of ``batch``. Returns the dispatched tickets and the fence offsets of their runs."""
         dispatched: dict[Ticket, int] = {}
         lane = self._lane
-        for consumer, tickets in self._assignment.run().items():
+        chosen = self._assignment.run()
+        if self._chained is not None and chosen:
+            admitted = self._chained.admitted(chosen)
+            # The room of those that are deferred now is for others.
+            self._assignment.room.left_some |= admitted != chosen
+            chosen = admitted
+        for consumer, tickets in chosen.items():
             self._pack(consumer, tickets, batch, dispatched, now_ms)
         self._assignment.sent()
         if lane.suspects:
-            self._isolation.run(now_ms, lambda c, ticket: self._send(c, [(ticket, 1)], batch, dispatched, now_ms))
+            self._isolation.run(now_ms, lambda c, ticket: self._send_alone(c, ticket, batch, dispatched, now_ms))
         return dispatched
+
+    def skip(self) -> None:
+        """Nothing can be dispatched in this step. An event will tell when that changes."""
+        self._assignment.room.left_some = False
+
+    def again(self) -> None:
+        """The step did not send what was planned. The next one can send some of it."""
+        self._assignment.room.left_some = True
+
+    def _send_alone(
+        self, consumer: Consumer, ticket: Ticket, batch: Batch, dispatched: dict[Ticket, int], now_ms: int
+    ) -> None:
+        if self._chained is None or self._chained.admits(ticket):
+            self._send(consumer, [(ticket, 1)], batch, dispatched, now_ms)
 
     # -- expected cost -----------------------------------------------------------------------------------------------
 

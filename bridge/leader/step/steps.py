@@ -80,6 +80,11 @@ class Steps:
         lane = self._lane
         dispatched: dict[Ticket, int] = self._planner.plan(batch, lane.now_ms())
         lane.close(batch, set(dispatched))
+        self._write(batch, dispatched)
+
+    def _write(self, batch: Batch, dispatched: dict[Ticket, int]) -> None:
+        """Sends the batch, and takes the result into the picture."""
+        lane = self._lane
         if not batch:
             lane.committed({}, 0)
             return

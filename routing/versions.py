@@ -1,0 +1,59 @@
+"""Which streams are versions of each other: one stream follows older ones, oldest first."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import orjson
+from redis import Redis
+
+from bridge.routing.errors import ConfigurationError
+from bridge.routing.keys import follows_key, newer_key
+from bridge.routing.return_codes import ReturnCode, code_for_leader, text_of
+from bridge.routing.scripts import Argument, Script
+from bridge.routing.transitions import Leadership
+
+_FOLLOW = Script("follow")
+
+
+def follow(client: Redis, lead: Leadership, older: Sequence[str]) -> None:
+    """Notes that the stream of the lane follows ``older``, oldest first. Raises `NotLeading`, and `ConfigurationError`
+    when one of them follows the stream.
+    """
+    stream = lead.keys.stream
+    names: list[Argument] = [lead.keys.leader, follows_key(stream), newer_key(stream), *map(newer_key, older)]
+    reply = _FOLLOW.run(client, names, [lead.token, stream, orjson.dumps(list(older)), *older])
+    if code_for_leader(reply[0], lead.keys) is ReturnCode.CIRCLE:
+        raise ConfigurationError(_circle(stream, text_of(reply[1])))
+
+
+def check_versions(client: Redis, stream: str, older: Sequence[str]) -> None:
+    """Raises `ConfigurationError` when ``stream`` cannot follow ``older``: one of them follows it, or follows a stream
+    that is not among those before it.
+    """
+    for name in set(older) & newer_versions(client, stream):
+        raise ConfigurationError(_circle(stream, name))
+    for place, name in enumerate(older):
+        theirs = older_versions(client, name)
+        if stream in theirs:
+            raise ConfigurationError(_circle(stream, name))
+        for missing in theirs:
+            if missing not in older[:place]:
+                raise ConfigurationError(
+                    f"bridge_follows names {name!r}, which follows {missing!r}: name that too, before it"
+                )
+
+
+def older_versions(client: Redis, stream: str) -> tuple[str, ...]:
+    """The streams that ``stream`` follows, oldest first."""
+    text = client.get(follows_key(stream))
+    return () if text is None else tuple(orjson.loads(text))
+
+
+def newer_versions(client: Redis, stream: str) -> set[str]:
+    """The streams that follow ``stream``."""
+    return {text_of(name) for name in client.smembers(newer_key(stream))}
+
+
+def _circle(stream: str, older: str) -> str:
+    return f"bridge_follows names {older!r}, which follows {stream!r} itself: streams cannot follow each other"

@@ -1,0 +1,285 @@
+"""Versions of a stream: a message of a newer one waits until no older one has an undone message of its ticket."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+
+from bridge.stack.embedded import EmbeddedServer
+from bridge.testing.nodes.node import NodeYard
+from bridge.testing.waiting import wait_until
+from tests.chaos.run import default_seed
+from tests.integration.versions import ONLY_V1, STREAMS, THREE, Versions
+
+
+@pytest.fixture
+def chain(nodes: NodeYard, own_server: EmbeddedServer, tmp_path: Path) -> Versions:
+    return Versions(nodes, own_server, tmp_path)
+
+
+def check(chain: Versions) -> None:
+    chain.check_one_at_a_time()
+    chain.check_older_first()
+    chain.check_each_version_in_order()
+    chain.check_at_rest()
+
+
+def test_each_version_has_its_own_task_and_the_older_goes_first(chain: Versions) -> None:
+    for n in range(5):
+        for ticket in ("A", "B"):
+            chain.push("v2", ticket)
+            chain.push("v1", ticket, fail=1 if n == 2 else 0, ms=5)
+    chain.push("v2", "C")
+    chain.worker("w1")
+    chain.master("m1")
+    chain.wait_all()
+    for ticket in ("A", "B"):
+        assert chain.log(ticket) == [f"{version}:{n}" for version in ("v1", "v2") for n in range(5)]
+    assert chain.log("C") == ["v2:0"]
+    check(chain)
+
+
+def test_a_message_waits_for_one_in_flight_and_for_one_in_backoff(chain: Versions) -> None:
+    chain.worker("w1")
+    chain.master("m1")
+    chain.push("v1", "T", ms=400)
+    chain.push("v1", "T", fail=2)
+    wait_until(lambda: chain.started("T"), description="v1 in flight")
+    chain.push("v2", "T")
+    chain.push("v2", "other")
+    chain.wait_all()
+    assert chain.log("T") == ["v1:0", "v1:1", "v2:0"]
+    assert chain.executions("other")[0][0] < chain.executions("T")[0][1], "another ticket waited, too"
+    check(chain)
+
+
+def test_a_message_waits_for_a_parked_ticket_until_it_is_released(chain: Versions) -> None:
+    chain.conf["bridge_on_dead"] = "park"
+    chain.worker("w1")
+    chain.master("m1")
+    chain.push("v1", "T", fail=9)
+    chain.push("v1", "T")
+    wait_until(lambda: chain.count("v1", "parked"), description="the ticket to be parked")
+    chain.push("v2", "T")
+    chain.push("v2", "other")
+    chain.wait_ended("v2", 1)
+    assert (chain.log("other"), chain.log("T")) == (["v2:0"], [])
+    chain.operate("ticket", "release", "T", version="v1")
+    chain.wait_all()
+    assert chain.log("T") == ["v1:1", "v2:0"]
+    chain.check_one_at_a_time()
+    chain.check_at_rest()
+
+
+def test_a_dead_message_of_an_older_version_holds_nothing_up(chain: Versions) -> None:
+    chain.worker("w1")
+    chain.master("m1")
+    chain.push("v1", "T", fail=9)
+    chain.push("v2", "T")
+    chain.wait_all()
+    assert chain.log("T") == ["v2:0"]
+    assert chain.started("T") == ["v1:0"] * 3 + ["v2:0"]
+    check(chain)
+
+
+def test_a_message_waits_for_spilled_and_unread_ones_of_a_full_window(chain: Versions) -> None:
+    chain.conf["bridge_window"] = 100
+    for n in range(400):
+        chain.push("v1", "T" if n % 4 else f"S{n % 40}", ms=0)
+    for n in range(40):
+        chain.push("v2", "T" if n % 2 else f"S{n}")
+    chain.worker("w1")
+    chain.master("m1")
+    chain.wait_all()
+    assert chain.log("T")[:300] == [f"v1:{n}" for n in range(300)]
+    check(chain)
+
+
+def test_an_older_message_that_comes_while_a_newer_one_runs_is_next(chain: Versions) -> None:
+    chain.worker("w1")
+    chain.master("m1")
+    chain.push("v2", "T", ms=500)
+    wait_until(lambda: chain.started("T"), description="v2 in flight")
+    chain.push("v2", "T")
+    chain.push("v1", "T", ms=100)
+    chain.push("v1", "other")
+    chain.wait_ended("v1", 1)
+    assert chain.log("other") == ["v1:0"], "another ticket of the older version waited, too"
+    chain.wait_all()
+    assert chain.log("T") == ["v2:0", "v1:0", "v2:1"]
+    check(chain)
+
+
+def test_three_versions(chain: Versions) -> None:
+    chain.conf.update(THREE)
+    for n in range(6):
+        for version in ("v3", "v2", "v1"):
+            chain.push(version, f"T{n % 2}", ms=10)
+    chain.push("v3", "later")
+    chain.worker("w1")
+    chain.master("m1")
+    chain.wait_all()
+    for ticket in ("T0", "T1"):
+        assert chain.log(ticket) == [f"{version}:{n}" for version in ("v1", "v2", "v3") for n in range(3)]
+    check(chain)
+
+
+def test_the_stream_of_an_older_version_is_deleted_by_hand(chain: Versions) -> None:
+    chain.worker("w1")
+    chain.master("m1")
+    chain.push("v1", "T", ms=600)
+    wait_until(lambda: chain.started("T"), description="v1 in flight")
+    for _ in range(3):
+        chain.push("v1", "T")
+        chain.push("v2", "T")
+    chain.redis.delete(STREAMS["v1"])
+    chain.wait_ended("v2", 3)
+    chain.check_one_at_a_time()
+    assert [entry for entry in chain.log("T") if entry.startswith("v2")] == ["v2:0", "v2:1", "v2:2"]
+    assert chain.log("T")[0] == "v1:0", "what was in flight ended first"
+    chain.push("v1", "T")
+    chain.push("v2", "T")
+    chain.wait_ended("v2", 4)
+    assert chain.log("T")[-2:] == ["v1:4", "v2:3"]
+
+
+def test_a_dead_message_of_an_older_version_is_replayed(chain: Versions) -> None:
+    chain.worker("w1")
+    chain.master("m1")
+    chain.push("v1", "T", fail=3)
+    chain.wait_ended("v1", 1)
+    chain.push("v2", "T", ms=4000)
+    wait_until(lambda: chain.started("T")[3:], description="v2 in flight")
+    chain.push("v2", "T")
+    chain.operate("dead", "replay", "--all", "--yes", version="v1")
+    assert chain.log("T") == [], "the message of v2 was over too soon"
+    chain.wait_ended("v2", 2)
+    assert chain.log("T")[:1] == ["v2:0"]
+    assert chain.started("T")[4] == "v1:0", "the replayed message goes before the next one of v2"
+    chain.check_one_at_a_time()
+
+
+@pytest.mark.parametrize("what", ["master", "worker"])
+def test_a_process_is_killed_in_the_middle(chain: Versions, what: str) -> None:
+    workers = [chain.worker("w1"), chain.worker("w2")]
+    master = chain.master("m1")
+    for n in range(60):
+        chain.push("v1", f"T{n % 6}", ms=20, fail=n % 7 == 0)
+        chain.push("v2", f"T{n % 6}", ms=20, fail=n % 11 == 0)
+    chain.wait_ended("v1", 20)
+    if what == "master":
+        standby = chain.master("m2")
+        master.kill()
+        standby.wait_for_log("on orders:v2: leading", timeout=30)
+    else:
+        workers[0].kill()
+    chain.wait_all()
+    check(chain)
+
+
+def test_old_processes_beside_new_ones_in_a_rolling_deploy(chain: Versions) -> None:
+    chain.worker("w1", **ONLY_V1)
+    old = chain.master("m1", **ONLY_V1)
+    chain.wait_leader("v1")
+    chain.worker("w2")
+    new = chain.master("m2")
+    for n in range(20):
+        chain.push("v1", f"T{n % 4}", ms=10)
+        chain.push("v2", f"T{n % 4}", ms=10)
+    # A master that knows only the older version leads it: the newer one's messages wait.
+    chain.wait_ended("v1", 20)
+    assert chain.count("v2") == 0
+    assert chain.redis.get(chain.keys["v2"].leader) is None
+    old.terminate()
+    chain.wait_all()
+    check(chain)
+    # An old master comes back and leads the older version again, while a message of the newer one runs.
+    chain.push("v2", "X", ms=6000)
+    wait_until(lambda: chain.started("X"), description="v2 in flight")
+    back = chain.master("m3", **ONLY_V1)
+    new.kill()
+    back.wait_for_log("leading", timeout=30)
+    chain.push("v1", "X")
+    chain.push("v1", "other")
+    wait_until(lambda: chain.log("other"), description="another ticket")
+    assert chain.started("X") == ["v2:0"]
+    chain.master("m4")
+    back.terminate()
+    chain.wait_all()
+    assert chain.log("X") == ["v2:0", "v1:0"]
+    chain.check_one_at_a_time()
+
+
+def test_whatever_happens_at_random(chain: Versions) -> None:
+    """Pushes to three versions, failures, deaths, kills and pauses of masters and workers, by a seed."""
+    seed = default_seed("VERSIONS_SEED")
+    print(f"VERSIONS_SEED={seed}")
+    dice = random.Random(seed)
+    chain.conf.update(THREE, bridge_window=dice.choice([100, 50_000]), bridge_bundle_ms=dice.choice([0.0, 10.0]))
+    for _ in range(dice.randint(0, 300)):
+        push_at_random(chain, dice)
+    masters = [chain.master(f"m{n}") for n in range(2)]
+    workers = [chain.worker(f"w{n}") for n in range(2)]
+    for step in range(6):
+        for _ in range(dice.randint(20, 80)):
+            push_at_random(chain, dice)
+        what = dice.choice(["master", "worker", "nothing", "pause"])
+        print(f"step {step}: {what}")
+        if what == "master":
+            at = dice.randrange(2)
+            masters[at].kill()
+            masters[at] = chain.master(f"m{step + 2}", wait=False)
+        elif what == "worker":
+            at = dice.randrange(2)
+            workers[at].kill()
+            workers[at] = chain.worker(f"w{step + 2}", wait=False)
+        elif what == "pause":
+            masters[0].pause()
+            chain.push("v2", "T0")
+            masters[0].resume()
+    chain.wait_all(120)
+    check(chain)
+
+
+def push_at_random(chain: Versions, dice: random.Random) -> None:
+    version = dice.choices(["v1", "v2", "v3"], [3, 3, 2])[0]
+    fail = dice.choices([0, 1, 2, 9], [20, 2, 1, 1])[0]
+    chain.push(version, f"T{dice.randrange(12)}", ms=dice.choice([0, 0, 0, 5, 30]), fail=fail)
+
+
+def test_streams_that_follow_each_other_are_refused(chain: Versions) -> None:
+    chain.master("m1")
+    chain.wait_leader("v2")
+    circle = chain.master("m2", wait=False, bridge_stream="orders", bridge_follows=["orders:v2"])
+    assert circle.wait() != 0
+    assert "streams cannot follow each other" in circle.logs()
+    missing = chain.master("m3", wait=False, bridge_stream="orders:v3", bridge_follows=["orders:v2"])
+    assert missing.wait() != 0
+    assert "which follows 'orders': name that too" in missing.logs()
+    assert not chain.redis.exists(chain.keys["v3"].leader)
+
+
+def test_versions_with_different_partitions_are_refused(chain: Versions) -> None:
+    chain.push("v1", "T")
+    before = sorted(chain.redis.scan_iter())
+    split = chain.master("m1", wait=False, bridge_partitions=4)
+    assert split.wait() != 0
+    assert "stream orders has 1 partition, and orders:v2, which follows it, has 4 partitions" in split.logs()
+    assert [key for key in chain.redis.scan_iter() if key not in before and "/layout" not in key] == []
+
+
+def test_versions_of_a_split_stream(chain: Versions) -> None:
+    chain.conf["bridge_partitions"] = 3
+    chain.worker("w1")
+    chain.master("m1")
+    chain.wait_for_lanes(3)
+    for n in range(12):
+        for version in ("v2", "v1"):
+            chain.push_split(version, f"T{n % 6}", 3, ms=5)
+    wait_until(lambda: all(len(chain.log(f"T{n}")) == 4 for n in range(6)), description="all messages", timeout_s=60)
+    chain.check_one_at_a_time()
+    chain.check_each_version_in_order()
+    for n in range(6):
+        assert chain.started(f"T{n}")[-1] == "v2:1"

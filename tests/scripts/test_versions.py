@@ -1,0 +1,149 @@
+"""advance.lua and follow.lua, where a stream has other versions: what must wait is not dispatched."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import orjson
+import pytest
+
+from bridge.routing.batch import Batch, OlderLane
+from bridge.routing.errors import ConfigurationError, DispatchRefused, NotLeading
+from bridge.routing.keys import LaneKeys, follows_key, newer_key
+from bridge.routing.records import AWAITING, PARKED, record, tail
+from bridge.routing.transitions import Leadership, advance
+from bridge.routing.versions import check_versions, follow, newer_versions, older_versions
+from tests.scripts.world import LEASE_MS, MASTER, OPENING, TOKEN, World
+
+pytestmark = pytest.mark.scripts
+
+OLDER, NEWER = LaneKeys("tickets:v0", "bridge"), LaneKeys("tickets:v2", "bridge")
+THEIR_TOKEN = "3 master@here"
+
+
+def batch_of(world: World, *tickets: str, read_to: str = "5-0") -> Batch:
+    """A dispatch of a message of each ticket, in a lane with an older and a newer version."""
+    batch = Batch(older=[OlderLane(OLDER, THEIR_TOKEN, read_to)], newer=[NEWER], contested=list(tickets))
+    world.dispatch(batch, "w1@a", [(ticket, world.pushed(ticket)) for ticket in tickets])
+    world.client.set(OLDER.leader, THEIR_TOKEN, px=LEASE_MS)
+    return batch
+
+
+def older_entry(world: World, id_: str, *fields: str) -> None:
+    words: Any = fields
+    world.client.execute_command("XADD", OLDER.stream, id_, *words)
+
+
+def assert_refused(world: World, batch: Batch) -> DispatchRefused:
+    before = world.snapshot()
+    with pytest.raises(DispatchRefused) as refused:
+        advance(world.client, world.lead, OPENING, batch)
+    assert world.snapshot() == before
+    return refused.value
+
+
+def test_what_no_other_version_has_is_dispatched(fresh: World) -> None:
+    batch = batch_of(fresh, "A", "B")
+    older_entry(fresh, "5-0", "ticket_id", "A")
+    older_entry(fresh, "6-0", "ticket_id", "C")
+    older_entry(fresh, "7-0", "no", "ticket")
+    for fence in (AWAITING, PARKED):
+        fresh.client.hset(NEWER.tickets, {AWAITING: "A", PARKED: "B"}[fence], record(fence, tail("", "", 1, [], 1)))
+    assert advance(fresh.client, fresh.lead, OPENING, batch).base
+    assert set(fresh.client.hkeys(fresh.keys.tickets)) == {b"A", b"B"}
+
+
+@pytest.mark.parametrize("before", [0, 15, 16, 40, 400])
+def test_a_ticket_with_an_unread_message_in_an_older_version_waits(before: int, fresh: World) -> None:
+    batch = batch_of(fresh, "A", "B", "C")
+    older_entry(fresh, "5-0", "ticket_id", "C")
+    for n in range(before):
+        older_entry(fresh, f"6-{n}", "ticket_id", "X")
+    older_entry(fresh, "7-0", "payload", "{}", "ticket_id", "B")
+    refused = assert_refused(fresh, batch)
+    assert (refused.tickets, refused.behind) == (("B",), "")
+
+
+@pytest.mark.parametrize("large", [False, True])
+def test_an_older_version_with_much_unread_must_be_read_on_first(large: bool, fresh: World) -> None:
+    batch = batch_of(fresh, "A")
+    for n in range(64 if large else 600):
+        older_entry(fresh, f"6-{n}", "ticket_id", "X", "payload", "x" * (200_000 if large else 1))
+    refused = assert_refused(fresh, batch)
+    assert (refused.tickets, refused.behind) == ((), OLDER.stream)
+
+
+def test_nothing_is_dispatched_when_another_master_leads_an_older_version(fresh: World) -> None:
+    batch = batch_of(fresh, "A")
+    for token in ("4 another", None):
+        fresh.client.delete(OLDER.leader)
+        if token:
+            fresh.client.set(OLDER.leader, token, px=LEASE_MS)
+        before = fresh.snapshot()
+        with pytest.raises(NotLeading, match=OLDER.stream):
+            advance(fresh.client, fresh.lead, OPENING, batch)
+        assert fresh.snapshot() == before
+
+
+def test_a_ticket_in_flight_in_a_newer_version_waits(fresh: World) -> None:
+    names = [f"T{n}" for n in range(1001)]
+    batch = batch_of(fresh, *names)
+    for name in ("T0", "T999", "T1000"):
+        fresh.client.hset(NEWER.tickets, name, record(99, tail("w", "life", 1, ["1-0"], 1)))
+    assert assert_refused(fresh, batch).tickets == ("T0", "T999", "T1000")
+
+
+def test_a_batch_that_dispatches_no_ticket_asks_nobody(fresh: World) -> None:
+    batch = Batch(counts={"done": 1}, older=[OlderLane(OLDER, "9 nobody", "0-0")], newer=[NEWER])
+    advance(fresh.client, fresh.lead, OPENING, batch)
+    assert fresh.client.hget(fresh.keys.counts, "done") == b"1"
+
+
+@pytest.mark.parametrize("which", [OLDER, NEWER])
+def test_fences_grow_over_all_versions(which: LaneKeys, fresh: World) -> None:
+    ahead = (fresh.client.time()[0] + 600) * 1_000_000
+    fresh.client.set(which.fence, ahead)
+    assert advance(fresh.client, fresh.lead, OPENING, batch_of(fresh, "A")).base == ahead + 1
+
+
+def test_a_stream_notes_what_it_follows(fresh: World) -> None:
+    follow(fresh.client, fresh.lead, [OLDER.stream, NEWER.stream])
+    follow(fresh.client, fresh.lead, [OLDER.stream, NEWER.stream])
+    assert older_versions(fresh.client, fresh.keys.stream) == (OLDER.stream, NEWER.stream)
+    assert (
+        newer_versions(fresh.client, OLDER.stream) == newer_versions(fresh.client, NEWER.stream) == {fresh.keys.stream}
+    )
+    check_versions(fresh.client, fresh.keys.stream, [OLDER.stream, NEWER.stream])
+
+
+def test_a_circle_changes_nothing(fresh: World) -> None:
+    fresh.client.sadd(newer_key(fresh.keys.stream), NEWER.stream)
+    fresh.client.set(follows_key(NEWER.stream), orjson.dumps([fresh.keys.stream]))
+    before = fresh.snapshot()
+    with pytest.raises(ConfigurationError, match="cannot follow each other"):
+        follow(fresh.client, fresh.lead, [OLDER.stream, NEWER.stream])
+    with pytest.raises(ConfigurationError, match="cannot follow each other"):
+        check_versions(fresh.client, fresh.keys.stream, [OLDER.stream, NEWER.stream])
+    fresh.client.delete(newer_key(fresh.keys.stream))
+    with pytest.raises(ConfigurationError, match="cannot follow each other"):
+        check_versions(fresh.client, fresh.keys.stream, [OLDER.stream, NEWER.stream])
+    fresh.client.sadd(newer_key(fresh.keys.stream), NEWER.stream)
+    assert fresh.snapshot() == before
+
+
+def test_an_older_version_with_older_ones_of_its_own_needs_them_named_before_it(fresh: World) -> None:
+    fresh.client.set(follows_key(NEWER.stream), orjson.dumps([OLDER.stream]))
+    check_versions(fresh.client, "newest", [OLDER.stream, NEWER.stream])
+    for older in ([NEWER.stream], [NEWER.stream, OLDER.stream]):
+        with pytest.raises(
+            ConfigurationError, match=f"{NEWER.stream!r}, which follows {OLDER.stream!r}: name that too, before it"
+        ):
+            check_versions(fresh.client, "newest", older)
+
+
+def test_only_the_leader_notes_what_a_stream_follows(fresh: World) -> None:
+    fresh.client.set(fresh.keys.leader, "8 another", px=LEASE_MS)
+    before = fresh.snapshot()
+    with pytest.raises(NotLeading):
+        follow(fresh.client, Leadership(fresh.keys, TOKEN, MASTER), [OLDER.stream])
+    assert fresh.snapshot() == before
