@@ -87,7 +87,7 @@ class Batch:
     #: Name in the group under which messages of a parked ticket are pending -> their ids.
     shelved: dict[str, list[str]] = field(default_factory=dict)
     #: Dead letters that are put back into the stream's pending entries.
-    revived: list[str] = field(default_factory=list)
+    replayed: list[str] = field(default_factory=list)
     #: Rows for the history (`bridge.routing.history`), and the entries that it may have.
     history: list[list[Any]] = field(default_factory=list)
     history_cap: int = 0
@@ -187,7 +187,7 @@ SECTIONS = (
     Section("due", 1, "due"),
     Section("dead", 1, "dead", lambda batch: [letter.size for letter in batch.dead]),
     Section("letters", 1, "dead", lambda batch: _flat([letter.arguments() for letter in batch.dead])),
-    Section("revived", 1, "revived"),
+    Section("replayed", 1, "replayed"),
     Section("counts", 2, "counts", lambda batch: _flat(batch.counts.items())),
     Section("drains", 2, "drains", lambda batch: _flat(batch.drains.items())),
     Section("dispatches", 4, "dispatches", _dispatches),

@@ -34,11 +34,10 @@ class TicketContext:
     pushed = True
 
     __slots__ = (
-        "_commit",
         "_effects",
+        "_write_success",
         "attempt",
         "body_reached",
-        "committed",
         "entered",
         "fence",
         "gave_up",
@@ -52,6 +51,7 @@ class TicketContext:
         "rollback_failed",
         "rolled_back",
         "started_us",
+        "written",
     )
 
     def __init__(
@@ -61,7 +61,7 @@ class TicketContext:
         attempt: int,
         fence: int,
         max_attempts: int,
-        commit: Callable[[TicketContext], None],
+        write_success: Callable[[TicketContext], None],
         lease_holds: Callable[[], bool],
         lost: LostAttempt | None = None,
         lane: LaneSettings | None = None,
@@ -91,9 +91,9 @@ class TicketContext:
         #: Whether no further attempt can help: the message is dead, even if attempts are left.
         self.gave_up = False
         #: Whether effects and success were written before Celery stored the result.
-        self.committed = False
+        self.written = False
         self._effects: Effects | None = None
-        self._commit = commit
+        self._write_success = write_success
 
     @property
     def subscription(self) -> str:
@@ -122,9 +122,9 @@ class TicketContext:
         """Whether the message is dead if this attempt fails."""
         return self.attempt >= self.max_attempts
 
-    def commit(self) -> None:
+    def write_success(self) -> None:
         """Writes effects and success now, before Celery stores the result: a caller may be waiting for the result."""
-        self._commit(self)
+        self._write_success(self)
 
     def __repr__(self) -> str:
         return f"<ticket {self.id!r} message {self.message_id} attempt {self.attempt} fence {self.fence}>"

@@ -170,7 +170,7 @@ class Eager:
         """Makes one attempt of one message. ``payload``: JSON."""
         lane = _lane_of(task)
         most = task.bridge_max_attempts or lane.max_attempts
-        ticket = TicketContext(ticket_id, message_id, attempt, _fence(), most, _commit, lambda: True, lost, lane)
+        ticket = TicketContext(ticket_id, message_id, attempt, _fence(), most, _write_success, lambda: True, lost, lane)
         content = orjson.loads(payload)
         token = _next_ticket.set(ticket)
         try:
@@ -226,7 +226,9 @@ def ticket_of_call(task: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
         # The settings are wrong, for example without an address of a server. A plain call needs none.
         most = task.bridge_max_attempts or 1
     id_ = f"{time.time_ns() // 1_000_000}-0"
-    ticket = CalledTicket(str(first), id_, task.request.retries + 1, _fence(), most, _commit, lambda: True, None, lane)
+    ticket = CalledTicket(
+        str(first), id_, task.request.retries + 1, _fence(), most, _write_success, lambda: True, None, lane
+    )
     ticket.entered = True
     if _is_in_worker():
         ticket.refuse_effects()
@@ -284,7 +286,7 @@ def _fence() -> int:
     return time.time_ns() // 1000
 
 
-def _commit(ticket: TicketContext) -> None:
+def _write_success(ticket: TicketContext) -> None:
     # As in a worker: effects that a handler records after the task are too late.
     ticket.seal()
-    ticket.committed = True
+    ticket.written = True

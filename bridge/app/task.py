@@ -142,7 +142,7 @@ class TicketTask(Task):  # type: ignore[misc, unused-ignore]
         require_match(self)
         require_subscription(self)
         ticket_bytes(ticket_id)
-        # A copy: the caller may change the payload before the commit.
+        # A copy: the caller may change the payload before the transaction is committed.
         given = orjson.loads(payload_bytes(payload, self.app.bridge.settings.lane.max_payload))
         transaction.on_commit(lambda: self.push(ticket_id, given, idempotency_key=idempotency_key), using=using)
 
@@ -238,8 +238,8 @@ def ticket_of(task: Any) -> TicketContext | None:
 def enter(self: Any, *args: Any, **kwargs: Any) -> Any:
     """The outermost ``__call__`` of every task. It runs before the ``__call__`` of the user's classes.
 
-    For a message it checks the lease again, calls the rollback, and commits early if there is a result. It turns an
-    exception into the bridge's retry.
+    For a message it checks the lease again, calls the rollback, and writes the success early if there is a result. It
+    turns an exception into the bridge's retry.
     """
     ticket = ticket_of(self)
     if ticket is None and self.request.is_eager:
@@ -267,7 +267,7 @@ def enter(self: Any, *args: Any, **kwargs: Any) -> Any:
                 forked_children.exit_forked_child(self.name)
         if ticket.recorded is not None and not self.ignore_result:
             # A caller that waits for the result must find the effects applied.
-            ticket.commit()
+            ticket.write_success()
         return result
     except (Ignore, Reject, Retry, StaleFence):
         raise

@@ -113,7 +113,7 @@ class Leader:
             if place is not None and isinstance(lane, ChainedLane)
             else Steps(term, lane, self._planner, envelopes, settling)
         )
-        steps.after_commit.append(self._intake.settled)
+        steps.after_write.append(self._intake.settled)
         reading = self._reading = Reading(term, lane)
         pending = PendingList(term, lane)
         first_messages = FirstMessages(term, lane, pending, settling)

@@ -14,7 +14,7 @@
 --       it has read), newer (name of its stream), contested (ticket; all that are dispatched where
 --       there are older or newer versions), acknowledged (id), given_back (id), shelves (name in the group of a parked ticket, number of its ids), shelved (id), records (ticket, record),
 --       released (ticket), retries (due ms, ticket), due (ticket whose retry is over), dead (number of arguments of a
---       letter: at most 6000), letters (argument), revived (id of a letter), counts (name, amount),
+--       letter: at most 6000), letters (argument), replayed (id of a letter), counts (name, amount),
 --       drains (consumer, order | '' = it takes work again), dispatches (consumer, number of its ids, of its runs,
 --       of its texts), ids (id), runs (ticket, fence offset, record tail), texts (Celery message without opening).
 -- Returns: {'OK', fence base, ids acknowledged, ids that should have been pending, were not, and are now}
@@ -192,7 +192,7 @@ for i = first + 1, first + size do
   redis.call('XADD', KEYS[8], '*', unpack(ARGV, argument + 1, argument + n))  -- in one call: a letter is one entry
   argument = argument + n
 end
-call_chunked({'XDEL', KEYS[8]}, section('revived'))
+call_chunked({'XDEL', KEYS[8]}, section('replayed'))
 first, size = section('counts')
 for i = first + 1, first + size, 2 do
   redis.call('HINCRBY', KEYS[9], ARGV[i], ARGV[i + 1])

@@ -52,7 +52,7 @@ def records(self: Any, ticket_id: str, payload: Any) -> None:
 
 @app.task(bind=True, name="anything.commits")
 def commits(self: Any, ticket_id: str, payload: Any) -> Any:
-    """The same, committed before its result is stored."""
+    """The same, and its success is written before its result is stored."""
     self.ticket.effects.append(f"any:{ticket_id}", json.dumps(payload))
     return payload
 

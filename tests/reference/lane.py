@@ -123,7 +123,7 @@ class ReferenceLane(Contents):
             self.retries.pop(ticket, None)
         for letter in batch.dead:
             self.add(self.letters, self.keys.dead, dict(_pairs(letter.arguments())))
-        for letter_id in batch.revived:
+        for letter_id in batch.replayed:
             self.letters.pop(letter_id, None)
         for name, amount in batch.counts.items():
             self.counts[name] = self.counts.get(name, 0) + amount

@@ -144,7 +144,7 @@ class LaneCalls:
             batch.given_back += self.ids()
         if ref.letters and self.rarely():
             letter, fields = dice.choice(list(ref.letters.items()))
-            batch.revived.append(letter)
+            batch.replayed.append(letter)
             batch.given_back.append(fields["message_id"])
         if dice.random() < 0.3:
             batch.keep_outcomes_from = " ".join([self.last_outcome(), *list(ref.outcomes)[: dice.choice([0, 0, 2])]])

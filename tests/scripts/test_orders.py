@@ -159,7 +159,7 @@ def test_messages_of_a_parked_ticket_are_pending_under_its_own_name(world: World
 def test_a_dead_message_comes_back_with_its_letter_gone(world: World) -> None:
     keys = world.keys
     letter = world.client.xadd(keys.dead, {"message_id": world.done[0], "reason": "gave up"})
-    batch = Batch(given_back=[world.done[0]], revived=[letter.decode()], counts={"replayed": 1})
+    batch = Batch(given_back=[world.done[0]], replayed=[letter.decode()], counts={"replayed": 1})
     advance(world.client, world.lead, OPENING, batch)
     after = world.snapshot()
     assert after[keys.stream]["value"]["groups"][keys.group]["pending"][world.done[0]] == MASTER

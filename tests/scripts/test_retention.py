@@ -209,7 +209,7 @@ def keeper(world: World, seconds: float | None = 0.0, clock: Clock | None = None
     settings = SimpleNamespace(keys=world.keys, retention=seconds)
     servers = SimpleNamespace(server_ms=lambda: int((clock or time).time() * 1000))
     term = SimpleNamespace(redis=world.client, leadership=world.lead, keys=world.keys, settings=settings, clock=servers)
-    steps = SimpleNamespace(after_commit=[])
+    steps = SimpleNamespace(after_write=[])
     return Retention(cast(Any, term), cast(Any, steps))
 
 

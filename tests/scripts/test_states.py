@@ -112,7 +112,7 @@ def release(world: World) -> Iterable[str]:
 
 def replay(world: World) -> Iterable[str]:
     letter = world.client.xadd(world.keys.dead, {"message_id": world.dead[0]})
-    advance(world.client, world.lead, OPENING, Batch(given_back=world.dead, revived=[letter.decode()]))
+    advance(world.client, world.lead, OPENING, Batch(given_back=world.dead, replayed=[letter.decode()]))
     return world.dead
 
 

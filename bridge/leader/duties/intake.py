@@ -35,8 +35,8 @@ class Intake:
 
     def settled(self, _done: Advanced, batch: Batch) -> None:
         """Counts the dead letters that a batch wrote."""
-        if batch.dead or batch.revived:
-            self._letters += len(batch.dead) - len(batch.revived)
+        if batch.dead or batch.replayed:
+            self._letters += len(batch.dead) - len(batch.replayed)
             self._judge()
 
     def _judge(self) -> None:

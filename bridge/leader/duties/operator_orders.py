@@ -61,7 +61,7 @@ class OperatorOrders:
         self._manual_changes = manual_changes
         self._keys = term.keys
         steps.on_notice[EntryKind.ORDER] = self._take
-        steps.after_commit.append(self._answer)
+        steps.after_write.append(self._answer)
         self._answers: list[tuple[str, Answer]] = []
         #: Names in the group that have no pending entries any more.
         self._emptied: list[str] = []
@@ -215,7 +215,7 @@ class OperatorOrders:
                 continue
             replayed.append(letter_id)
             batch.given_back.append(message.id)
-            batch.revived.append(letter_id)
+            batch.replayed.append(letter_id)
             batch.count("replayed")
             if self._term.settings.history:
                 batch.history.append(row(message.id, What.REPLAYED, ticket=message.ticket, task=message.task))

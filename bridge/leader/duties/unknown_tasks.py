@@ -101,11 +101,11 @@ class UnknownTasks:
         known, forgotten = self._learn()
         if stranded.waiting and stranded.runnable is not None:
             for task, waiting in stranded.waiting.items():
-                if task not in self._known and task not in stranded.paused:
+                if task not in self._known and task not in stranded.open_circuits:
                     waiting.waited_s += step_s
             self._give_up_overdue()
             for task in [task for task, waiting in stranded.waiting.items() if not waiting.tickets]:
-                if task not in stranded.paused:
+                if task not in stranded.open_circuits:
                     del stranded.waiting[task]
         if known or forgotten or stranded.waiting.keys() != self._noted or (self._noted and now >= self._note_at):
             self._note(known, forgotten)
@@ -166,7 +166,7 @@ class UnknownTasks:
     def _overdue(self) -> list[Ticket]:
         found: list[Ticket] = []
         for task, waiting in self._lane.stranded.waiting.items():
-            if task in self._known or task in self._lane.stranded.paused:
+            if task in self._known or task in self._lane.stranded.open_circuits:
                 continue
             while (
                 len(found) < GIVEN_UP_PER_STEP

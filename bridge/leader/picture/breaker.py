@@ -5,9 +5,9 @@ and their number is at least ``share`` of all outcomes. So one bad message that 
 
 While a circuit is open, messages of the task are not dispatched. They wait like messages that no consumer can run
 (`bridge.leader.picture.stranded`): in order, and without using memory. Messages of other tasks go on. Every ``probe``
-seconds one message goes out as a probe. When a message succeeds, the circuit closes.
+seconds one message goes out as a *trial*. When a message succeeds, the circuit closes.
 
-While the circuit is open, a failure uses up no attempt, and no message dies. Only a probe's failure is charged, never
+While the circuit is open, a failure uses up no attempt, and no message dies. Only a trial's failure is charged, never
 beyond the last attempt. Otherwise a task that asks for a retry first could not reach its second attempt.
 
 The leader notes the waiting tasks and the reasons in the lane (`bridge.leader.duties.unknown_tasks`). So the next
@@ -43,9 +43,9 @@ class Circuit:
         self.succeeded_before = 0
         #: Why the circuit is open; '': it is closed.
         self.why = ""
-        self.probe: Ticket | None = None
-        self.probe_at_ms = 0
-        #: The probe that failed last, and whether it goes out once more before another one does.
+        self.trial: Ticket | None = None
+        self.trial_at_ms = 0
+        #: The trial that failed last, and whether it goes out once more before another one does.
         self.last: Ticket | None = None
         self.again = True
 
@@ -71,7 +71,7 @@ class Breakers:
         """Opens the circuit of ``task``, because the previous leader left it open."""
         circuit = self.circuits[task] = Circuit(self._lane.now_ms())
         circuit.why = why
-        self._lane.stranded.paused.add(task)
+        self._lane.stranded.open_circuits.add(task)
 
     def why(self, task: str) -> str:
         """Why the circuit of ``task`` is open; '': it is closed."""
@@ -97,7 +97,7 @@ class Breakers:
             circuit = self.circuits[task] = Circuit(now_ms)
         circuit.turn(now_ms, self._limits.seconds * 500)
         if circuit.why:
-            return self._probe_failed(circuit, ticket, now_ms)
+            return self._trial_failed(circuit, ticket, now_ms)
         if len(circuit.failed) < self._limits.tickets:
             circuit.failed.add(ticket.id)
         failed = len(circuit.failed | circuit.failed_before)
@@ -108,11 +108,11 @@ class Breakers:
         return False
 
     def look(self) -> None:
-        """Sends the probes that are due, and forgets closed circuits without recent failures."""
+        """Sends the trials that are due, and forgets closed circuits without recent failures."""
         now_ms = self._lane.now_ms()
         for task, circuit in list(self.circuits.items()):
             if circuit.why:
-                self._probe(task, circuit, now_ms)
+                self._send_trial(task, circuit, now_ms)
                 continue
             circuit.turn(now_ms, self._limits.seconds * 500)
             if not (circuit.failed or circuit.failed_before):
@@ -124,10 +124,10 @@ class Breakers:
             f"its circuit breaker is open: {failed} tickets failed within {self._limits.seconds:g} s and "
             f"{circuit.succeeded + circuit.succeeded_before} messages succeeded; the last error: {error[:ERROR_CHARS]}"
         )
-        circuit.probe_at_ms = lane.now_ms() + int(self._limits.probe * 1000)
+        circuit.trial_at_ms = lane.now_ms() + int(self._limits.probe * 1000)
         details = (task, circuit.why, self._limits.probe)
         logger.error("task %s: %s. Its messages wait, in order; every %g s one is tried", *details)
-        lane.stranded.paused.add(task)
+        lane.stranded.open_circuits.add(task)
         # Even while no message waits: so the circuit is reported and noted for the next leader.
         lane.stranded.waiting.setdefault(task, Waiting(lane.now_ms()))
         for consumer in list(lane.crowded):
@@ -138,35 +138,35 @@ class Breakers:
         logger.warning("task %s: a message succeeded, its circuit breaker is closed", task)
         del self.circuits[task]
         stranded = self._lane.stranded
-        stranded.paused.discard(task)
-        if circuit.probe is not None:
-            stranded.probes.discard(circuit.probe)
+        stranded.open_circuits.discard(task)
+        if circuit.trial is not None:
+            stranded.trials.discard(circuit.trial)
         stranded.release(task)
 
-    def _probe(self, task: str, circuit: Circuit, now_ms: int) -> None:
+    def _send_trial(self, task: str, circuit: Circuit, now_ms: int) -> None:
         stranded = self._lane.stranded
-        probe = circuit.probe
-        if probe is not None:
-            read_again = probe.spilled_from is not None and not (probe.stranded or probe.parked)
-            if probe.run or probe.queued or probe.due_ms or read_again:
+        trial = circuit.trial
+        if trial is not None:
+            read_again = trial.spilled_from is not None and not (trial.stranded or trial.parked)
+            if trial.run or trial.queued or trial.due_ms or read_again:
                 return
-            stranded.probes.discard(probe)
-            circuit.probe = None
+            stranded.trials.discard(trial)
+            circuit.trial = None
         waiting = stranded.waiting.get(task)
-        if now_ms < circuit.probe_at_ms or waiting is None or not waiting.tickets:
+        if now_ms < circuit.trial_at_ms or waiting is None or not waiting.tickets:
             return
-        # A probe that failed goes out once more. Then another message is tried, because this one may be bad.
+        # A trial that failed goes out once more. Then another message is the trial, because this one may be bad.
         circuit.again = not circuit.again and circuit.last in waiting.tickets
         chosen = circuit.last if circuit.again and circuit.last is not None else next(iter(waiting.tickets))
-        circuit.probe = circuit.last = chosen
-        circuit.probe_at_ms = now_ms + int(self._limits.probe * 1000)
-        stranded.probes.add(chosen)
+        circuit.trial = circuit.last = chosen
+        circuit.trial_at_ms = now_ms + int(self._limits.probe * 1000)
+        stranded.trials.add(chosen)
         stranded.free(chosen)
 
-    def _probe_failed(self, circuit: Circuit, ticket: Ticket, now_ms: int) -> bool:
-        if ticket is not circuit.probe:
+    def _trial_failed(self, circuit: Circuit, ticket: Ticket, now_ms: int) -> bool:
+        if ticket is not circuit.trial:
             return False
-        circuit.probe = None
-        circuit.probe_at_ms = now_ms + int(self._limits.probe * 1000)
-        self._lane.stranded.probes.discard(ticket)
+        circuit.trial = None
+        circuit.trial_at_ms = now_ms + int(self._limits.probe * 1000)
+        self._lane.stranded.trials.discard(ticket)
         return True

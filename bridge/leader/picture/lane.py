@@ -2,7 +2,7 @@
 
 Everything here can be rebuilt from Redis (invariant I6): messages in flight from the ticket records, waiting messages
 from the master's own pending entries. The leader fills a `Batch` from this picture and writes it with one script. Only
-then does it take the new fences into the picture (`committed`). When the script is refused, or its reply is lost, the
+then does it take the new fences into the picture (`written`). When the script is refused, or its reply is lost, the
 leader throws the whole picture away and reads the lane again. It never repairs the picture by guessing.
 
 The picture has four base classes, one for each thing that it keeps: the messages in memory (`Window`), the messages in

@@ -147,12 +147,12 @@ class Planner:
     def _run_length(self, ticket: Ticket, consumer: Consumer, wanted: int) -> int:
         room = self._assignment.room
         length = size = 0
-        paused = self._lane.stranded.paused
+        open_circuits = self._lane.stranded.open_circuits
         task = ticket.waiting[0].task
         for message in ticket.waiting:
             if length == wanted or not self._bundled(message, self._lane.service_ms.get(message.task, UNKNOWN_MS)):
                 break
-            if not consumer.runs(message.task) or (length and message.task in paused):
+            if not consumer.runs(message.task) or (length and message.task in open_circuits):
                 break
             if message.task != task and not self._assignment.keeps(ticket, consumer, message.task):
                 break

@@ -89,7 +89,7 @@ class Ready(Flight):
             return
         if ticket.front_id or ticket.park_reason is not None:
             return
-        if (self.stranded.runnable is not None or self.stranded.paused) and self.stranded.holds(ticket):
+        if (self.stranded.runnable is not None or self.stranded.open_circuits) and self.stranded.holds(ticket):
             self.stranded.add(ticket)
             return
         ticket.queued = True

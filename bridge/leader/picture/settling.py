@@ -144,13 +144,13 @@ class Settling:
         attempt = ticket.attempt
         last = attempt >= self._max_attempts(message.task)
         over = outcome.kind is Kind.DEAD or last or not message.payload
-        paused = charged = False
+        circuit_open = charged = False
         if outcome.kind is not Kind.DEAD and message.payload:
             charged = self._breakers.failed(message.task, ticket, outcome.error)
-            paused = bool(self._breakers.why(message.task))
+            circuit_open = bool(self._breakers.why(message.task))
         # A message does not die while its circuit breaker is open, or while there is no room for dead letters: it keeps
-        # its attempt number. Only a probe's number grows, and never beyond the last attempt.
-        kept = (paused and (last or not charged)) or (over and message.payload != b"" and self._letters_full())
+        # its attempt number. Only a trial's number grows, and never beyond the last attempt.
+        kept = (circuit_open and (last or not charged)) or (over and message.payload != b"" and self._letters_full())
         over = over and not kept
         lost = outcome.kind is Kind.LOST
         # The history shows an attempt that is not charged as one that was cut off.

@@ -73,9 +73,9 @@ class Stranded:
         #: Whether the consumers differ in the tasks that they can run.
         self.mixed = False
         #: Tasks whose circuit breaker is open (`bridge.leader.picture.breaker`). Their messages wait here too, except
-        #: for probes.
-        self.paused: set[str] = set()
-        self.probes: set[Ticket] = set()
+        #: for trials.
+        self.open_circuits: set[str] = set()
+        self.trials: set[Ticket] = set()
         self.waiting: dict[str, Waiting] = {}
         self._sets: list[frozenset[str] | None] = []
 
@@ -144,14 +144,14 @@ class Stranded:
 
     def can_run(self, task: str) -> bool:
         """Whether a consumer that is here can run ``task``, and the task's circuit breaker is closed."""
-        return task not in self.paused and (self.runnable is None or task in self.runnable)
+        return task not in self.open_circuits and (self.runnable is None or task in self.runnable)
 
     def holds(self, ticket: Ticket) -> bool:
         """Whether the oldest message of ``ticket`` has to wait. It is in memory."""
         task = ticket.waiting[0].task
         if self.runnable is not None and task not in self.runnable:
             return True
-        return task in self.paused and ticket not in self.probes
+        return task in self.open_circuits and ticket not in self.trials
 
     def release(self, task: str) -> None:
         """Frees the tickets that wait for ``task``, if a consumer can run it."""

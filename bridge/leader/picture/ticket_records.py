@@ -77,7 +77,7 @@ class TicketRecords(Ready):
         ticket.record = records.record(ticket.fence, ticket.tail)
         batch.records += (ticket.id, ticket.record)
 
-    def committed(self, dispatched: dict[Ticket, int], base: int) -> None:
+    def written(self, dispatched: dict[Ticket, int], base: int) -> None:
         """Takes the fences of a written batch into the picture. ``dispatched`` maps tickets to fence offsets."""
         self._touched.clear()
         for ticket, offset in dispatched.items():

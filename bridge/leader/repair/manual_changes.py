@@ -58,7 +58,7 @@ class ManualChanges:
         self._steps = steps
         self._pending = pending
         self._keys = term.keys
-        steps.after_commit.append(self.check_commit)
+        steps.after_write.append(self.check_written)
         self._compare_at = time.monotonic() + COMPARE_S
         self._floor = ""
         self._tampered = 0
@@ -67,11 +67,11 @@ class ManualChanges:
         #: Number of waiting entries that were deleted from the stream.
         self._deleted_waiting = 0
 
-    def check_commit(self, done: Advanced, batch: Batch) -> None:
+    def check_written(self, done: Advanced, batch: Batch) -> None:
         """Counts entries that were not pending when a batch was written, but should have been."""
         self._pending.expected += done.mended - done.acknowledged
         # Replayed messages were not pending before, and did not have to be.
-        tampered = max(0, done.mended - len(batch.revived))
+        tampered = max(0, done.mended - len(batch.replayed))
         if done.acknowledged < len(batch.acknowledged):
             # An id may be in the batch twice, but is acknowledged once.
             tampered += len(set(batch.acknowledged)) - done.acknowledged

@@ -1,7 +1,7 @@
 """The steps of a leader: a step settles outcomes, plans dispatches, and writes everything with one script.
 
 Other parts of the leader add listeners when they are built. A listener in `Steps.on_notice` gets the notices of one
-kind: entries of the outcome stream that are not outcomes. A listener in `Steps.after_commit` gets each batch after it
+kind: entries of the outcome stream that are not outcomes. A listener in `Steps.after_write` gets each batch after it
 was written.
 """
 
@@ -40,7 +40,7 @@ class Steps:
         #: Kind of a notice -> function that takes it into the picture and the batch.
         self.on_notice: dict[EntryKind, Callable[[Notice, Batch], None]] = {}
         #: Functions that get each written batch and its result.
-        self.after_commit: list[Callable[[Advanced, Batch], None]] = []
+        self.after_write: list[Callable[[Advanced, Batch], None]] = []
         self._inbox = Inbox(lane, settling, self.on_notice)
         #: Id of the last entry of the outcome stream that was read and settled.
         self.last_outcome = "0-0"
@@ -86,12 +86,12 @@ class Steps:
         """Sends the batch, and takes the result into the picture."""
         lane = self._lane
         if not batch:
-            lane.committed({}, 0)
+            lane.written({}, 0)
             return
         batch.history_cap = self.learn_history_cap(len(batch.history))
         done = advance(self._term.redis, self._term.leadership, OPENING, batch)
-        lane.committed(dispatched, done.base)
-        for listener in self.after_commit:
+        lane.written(dispatched, done.base)
+        for listener in self.after_write:
             listener(done, batch)
 
     def learn_history_cap(self, rows: int) -> int:

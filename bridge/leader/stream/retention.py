@@ -60,7 +60,7 @@ class Retention:
         self._term = term
         self._keys = term.keys
         self._keep_s = term.settings.retention
-        steps.after_commit.append(self.settled)
+        steps.after_write.append(self.settled)
         #: Ids that this leader acknowledged and that are not dead. They may be removed now.
         self._ready: list[str] = []
         #: Other groups of the stream; None: not known.

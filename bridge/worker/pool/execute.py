@@ -110,7 +110,7 @@ class Execution:
     def trace(self, delivery: Delivery, incarnation: str, request: dict[str, Any]) -> tuple[Outcome, Traced]:
         """Runs one message by Celery's tracer. Returns its outcome, and the result for Celery.
 
-        The outcome is not written yet, unless the task has a result that is stored: see `_commit_early`.
+        The outcome is not written yet, unless the task has a result that is stored: see `_write_early`.
         """
         task = self.app.tasks.get(delivery.task)
         if task is None:
@@ -129,7 +129,7 @@ class Execution:
             delivery.attempt,
             delivery.fence,
             max_attempts,
-            partial(self._commit_early, incarnation),
+            partial(self._write_early, incarnation),
             partial(self.shared.holds, incarnation),
             delivery.lost,
             self.lane,
@@ -152,7 +152,7 @@ class Execution:
         delivery.service_ms = (time.perf_counter() - started) * 1000
         if info is None:
             return delivery.outcome(Kind.DONE), (0, shown, runtime)
-        if context.committed:
+        if context.written:
             # Success and effects are written. A later error, as in storing the result, changes nothing.
             return delivery.outcome(Kind.DONE), (1, result, runtime)
         return self._failure(delivery, result), (1, result, runtime)
@@ -172,7 +172,7 @@ class Execution:
         kind = Kind.DEAD if gave_up else Kind.FAILED
         return delivery.outcome(kind, f"{type(exc).__name__}: {exc}", str(einfo.traceback))
 
-    def _commit_early(self, incarnation: str, context: TicketContext) -> None:
+    def _write_early(self, incarnation: str, context: TicketContext) -> None:
         # Celery stores the result after this. That time is not part of the service time.
         service_ms = max(0, time.time_ns() // 1000 - context.started_us) / 1000
         outcome = Outcome(context.message_id, context.fence, Kind.DONE, service_ms, context.started_us)
@@ -184,7 +184,7 @@ class Execution:
             raise StaleFence(f"ticket {context.id} was taken over while fence {context.fence} ran; nothing was applied")
         if code is ReturnCode.ERR:
             raise PayloadError(f"the effects cannot be applied: {problem}")
-        context.committed = True
+        context.written = True
 
     def write(self, incarnation: str, done: list[tuple[Delivery, Outcome]]) -> dict[int, Traced]:
         """Writes the outcomes ``done``. A success whose effects cannot be applied becomes a failure.
@@ -197,7 +197,7 @@ class Execution:
         for delivery, outcome in done:
             context = delivery.context
             if outcome.kind is Kind.DONE and context is not None:
-                if context.committed:
+                if context.written:
                     continue
                 effects = context.seal()
                 if effects:

@@ -289,7 +289,7 @@ def test_a_date_far_in_the_future_fits_too() -> None:
 # -- effects and results -------------------------------------------------------------------------------------------
 
 
-def test_effects_are_committed_before_the_result_is_stored() -> None:
+def test_effects_are_written_before_the_result_is_stored() -> None:
     def body(self: Any) -> str:
         self.ticket.effects.set("k", "v")
         return "result"
@@ -309,7 +309,7 @@ def test_without_a_result_effects_travel_with_the_outcome() -> None:
         assert len(context.recorded) == 1
 
 
-def test_effects_of_a_failure_are_never_committed() -> None:
+def test_effects_of_a_failure_are_never_written() -> None:
     def body(self: Any) -> None:
         self.ticket.effects.set("k", "v")
         raise ValueError("after")

@@ -122,7 +122,7 @@ class Store(ReferenceLane):
     def take(self, lead: Leadership, batch: Batch) -> int:
         """The batch is sent, and the workers pop what is in it; the fence base."""
         advanced = self.advance(lead, "", batch)
-        assert advanced.mended == len(batch.revived), "something was dispatched or given back that was over"
+        assert advanced.mended == len(batch.replayed), "something was dispatched or given back that was over"
         for to in batch.dispatches.values():
             for ticket, _, tail in to.runs:
                 # The oldest undone messages, in order (I2). A message that was begun before comes first
@@ -217,7 +217,7 @@ class LaneWorld:
         self.last_outcome = "0-0"
         #: There are no notices here, and no listeners.
         self.on_notice: dict[Any, Any] = {}
-        self.after_commit: list[Any] = []
+        self.after_write: list[Any] = []
         self.registered: dict[str, tuple[str, int]] = {}
         self.parser = EntryParser(default_task="short", max_payload=max_payload, known_tasks=list(TASKS))
         #: Entries that the server sent to the master and the master has not read yet.
@@ -329,9 +329,9 @@ class LaneWorld:
             assert all(able.runs(self.task_of(id_)) for id_ in to.ids), f"{able} cannot run what it is sent"
         self.lane.close(batch, set(dispatched))
         if not batch:
-            self.lane.committed({}, 0)
+            self.lane.written({}, 0)
             return
-        self.lane.committed(dispatched, self.store.take(self.term.leadership, batch))
+        self.lane.written(dispatched, self.store.take(self.term.leadership, batch))
 
     def step(self, outcomes: Iterable[Outcome] = ()) -> None:
         """One turn: settles outcomes, wakes tickets that are due, and sends the batch."""
@@ -648,7 +648,7 @@ class LaneWorld:
         for ticket in lane.tickets.values():
             if ticket.stranded:
                 served = any(c.runs(ticket.stranded) for c in serving)
-                assert not served or ticket.stranded in lane.stranded.paused, f"{ticket} need not wait"
+                assert not served or ticket.stranded in lane.stranded.open_circuits, f"{ticket} need not wait"
                 assert ticket not in lane.spilled
                 assert not ticket.waiting
             elif ticket.spilled_from is not None and not lane.resting.rests(ticket):

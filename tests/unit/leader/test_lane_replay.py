@@ -33,7 +33,7 @@ def replay(world: LaneWorld, *ids: str) -> None:
     batch = Batch()
     for id_ in ids:
         batch.given_back.append(id_)
-        batch.revived.append(id_)
+        batch.replayed.append(id_)
         batch.count("replayed")
         world.lane.replay(Message(id_, "hot", "short", b"1"), batch)
     world.advance(batch)

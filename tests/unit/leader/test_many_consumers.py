@@ -44,7 +44,7 @@ def step_us(world: LaneWorld, tickets: int) -> float:
         best = min(best, time.process_time() - began)
         assert len(dispatched) == tickets
         world.lane.close(batch, set(dispatched))
-        world.lane.committed(dispatched, world.store.take(world.term.leadership, batch))
+        world.lane.written(dispatched, world.store.take(world.term.leadership, batch))
         world.step([world.outcome(parcel, ticket, Kind.DONE) for parcel, ticket in world.running()])
     return best * 1e6
 

@@ -50,7 +50,7 @@ def heads(runs: list[Any]) -> list[RunHead]:
     return [RunHead(ticket, offset, len(messages), attempt, 0) for ticket, offset, attempt, messages in runs]
 
 
-def test_a_success_that_is_committed_before_its_result_is_stored_says_when_it_began() -> None:
+def test_a_success_that_is_written_before_its_result_is_stored_says_when_it_began() -> None:
     app: Any = install(Celery("shop", broker="redis://localhost:1/0", backend="cache+memory://", set_as_current=False))
 
     @app.task(bind=True, name="shop.pay", lazy=False, shared=False)
@@ -438,7 +438,7 @@ def running_bundle(app: Any, writer: Any, task: str, tickets: int, each: int, pa
     return list(events)
 
 
-def test_a_result_that_cannot_be_stored_takes_back_nothing_that_was_committed() -> None:
+def test_a_result_that_cannot_be_stored_takes_back_nothing_that_was_written() -> None:
     app: Any = install(Celery("shop", broker="redis://localhost:1/0", backend="cache+memory://", set_as_current=False))
 
     @app.task(bind=True, name="shop.pay", lazy=False, shared=False)
