@@ -138,7 +138,7 @@ def test_the_report_of_a_log_that_went_the_whole_way_says_what_the_log_says(
     nodes: NodeYard, own_server: EmbeddedServer, jobs_here: JobsHere, tmp_path: Path
 ) -> None:
     # Given a log with events that fail, and a bridge with two workers
-    events = make_events(1200, 150, seed=17)
+    events = make_events(600, 75, seed=17)
     log = tmp_path / "events.jsonl"
     log.write_text("".join(event.row() for event in events))
     # A machine that starts a Java may stand still for a second or two: no lease is to end of that, all is counted once
@@ -146,7 +146,7 @@ def test_the_report_of_a_log_that_went_the_whole_way_says_what_the_log_says(
     for worker in [lane.worker(name, "--concurrency=1", wait=False) for name in ("w1", "w2")]:
         worker.wait_ready(timeout_s=120)
     lane.master("m1", wait=False).wait_ready(timeout_s=120)
-    high, chunk = 200, 50
+    high, chunk = 100, 25
     # When it is pushed, while it is worked off, into a stream that may not become long
     trace = Trace(own_server, lane.keys.stream)
     trace.begin()
@@ -226,14 +226,14 @@ def test_a_stream_that_is_fed_faster_than_it_is_worked_off_stays_short(
     nodes: NodeYard, own_server: EmbeddedServer, tmp_path: Path, java: str
 ) -> None:
     # Given a folder that files go on appearing in, and workers that are slower; and perhaps no Java but the wheel's
-    tickets, each, files, high, chunk = 25, 40, 4, 100, 25
+    tickets, each, files, high, chunk = 25, 20, 4, 100, 25
     folder = tmp_path / "landing"
     folder.mkdir()
     lane = LaneUnderTest(nodes, own_server, tmp_path)
 
     def land(number: int) -> None:
         part = range(each * number // files, each * (number + 1) // files)
-        rows = [Event(f"T{t}", n, APPEND, 1, "").row(ms=4) for n in part for t in range(tickets)]
+        rows = [Event(f"T{t}", n, APPEND, 1, "").row(ms=8) for n in part for t in range(tickets)]
         random.Random(number).shuffle(rows)
         hidden = folder / f".{number}"
         hidden.write_text("".join(rows))

@@ -17,7 +17,7 @@ from bridge.testing.nodes.process import ROOT, ProcessNode, python_module
 from bridge.testing.nodes.yard import ProcessYard
 from bridge.testing.waiting import wait_until
 
-EVENTS, TICKETS = 2000, 300
+EVENTS, TICKETS = 1000, 150
 SMALL = ("--workers", "2", "--concurrency", "1", "--masters", "1", "--lease", "1.5", "--no-flower")
 
 
