@@ -8,6 +8,7 @@ import subprocess
 import threading
 from collections.abc import Mapping
 from contextlib import suppress
+from functools import cache
 from typing import Self
 
 import redis
@@ -33,9 +34,15 @@ def url_of(role: str, port: int) -> str:
 
 def rules_of(role: str, *options: str) -> list[str]:
     """The arguments of the command that ``bridge acl`` prints for the app of the tests."""
+    return list(_printed_rules(role, *options))
+
+
+@cache
+def _printed_rules(role: str, *options: str) -> tuple[str, ...]:
+    """Each is printed once for a process of the tests: the command is a process of its own."""
     done = run_command(broker_environment("redis://localhost:1/0"), "acl", role, *options)
     assert done.returncode == 0, done.stderr
-    return done.stdout.split()
+    return tuple(done.stdout.split())
 
 
 def make_user(admin: Redis, role: str, *options: str) -> None:

@@ -12,6 +12,7 @@ import pytest
 from redis import Redis
 
 from bridge.routing.keys import LaneKeys
+from bridge.routing.records import PARKED
 from bridge.stack.embedded import EmbeddedServer
 from bridge.testing.nodes import preloaded
 from bridge.testing.nodes.node import MasterNode, NodeYard, WorkerNode, broker_environment
@@ -101,6 +102,24 @@ class Shop:
         found: Any = self.redis.lrange(f"at:{ticket}", 0, -1)
         return [str(name) for name in found]
 
+    def wait_parked(self, ticket: str) -> None:
+        """Waits on the server: a command that looks is a process of its own."""
+
+        def state() -> int:
+            record: Any = self.redis.hget(self.keys.tickets, ticket)
+            return int(json.loads(record)[0]) if record else 0
+
+        wait_until(lambda: state() == PARKED, description=f"{ticket} to be parked")
+
+    def wait_waiting(self, count: int) -> None:
+        """Waits until so many messages were read and not dispatched."""
+
+        def waiting() -> int:
+            pending: Any = self.redis.xpending(self.keys.stream, self.keys.group)
+            return sum(one["pending"] for one in pending["consumers"] if one["name"] == "master")
+
+        wait_until(lambda: waiting() == count, description=f"{count} messages to wait")
+
     def wait_log(self, ticket: str, expected: list[int]) -> None:
         wait_until(
             lambda: len(self.log(ticket)) >= len(expected), description=f"{ticket} to have {expected}", timeout_s=30
@@ -143,9 +162,9 @@ def test_only_the_parked_ticket_stands_still_also_under_a_new_leader_and_loses_n
     assert shop.bridge("ticket", "park", "A", "--reason", "wrong prices") == "A is parked\n"
     for n in range(1, 4):
         shop.push("A", n)
-    for n in range(50):
+    for n in range(25):
         shop.push("B", n)
-    shop.wait_log("B", list(range(50)))
+    shop.wait_log("B", list(range(25)))
     assert shop.log("A") == [0]
     seen = shop.json("ticket", "show", "A")
     assert (seen["state"], seen["parked"]["reason"], seen["waiting"]["count"]) == ("parked", "wrong prices", 3)
@@ -155,9 +174,9 @@ def test_only_the_parked_ticket_stands_still_also_under_a_new_leader_and_loses_n
     shop.master("m2")
     for n in range(4, 6):
         shop.push("A", n)
-    for n in range(50, 100):
+    for n in range(25, 50):
         shop.push("B", n)
-    shop.wait_log("B", list(range(100)))
+    shop.wait_log("B", list(range(50)))
     assert shop.log("A") == [0], "the next master lets it go on"
     (listed,) = shop.json("ticket", "list", "--parked")["tickets"]
     assert (listed["ticket_id"], listed["waiting"], listed["cause"]) == ("A", 5, "wrong prices")
@@ -181,7 +200,8 @@ def test_a_ticket_that_is_parked_while_it_runs_stands_still_after_what_runs(shop
     assert "will be parked when 1 message in flight is done" in said
     assert "to be parked after it" in shop.json("ticket", "show", "A")["why"]
     gate.touch()
-    wait_until(lambda: shop.json("ticket", "show", "A")["state"] == "parked", description="A to be parked")
+    shop.wait_parked("A")
+    assert shop.json("ticket", "show", "A")["state"] == "parked"
     assert shop.log("A") == [0]
     shop.bridge("ticket", "release", "A")
     shop.wait_log("A", [0, 1])
@@ -197,7 +217,7 @@ def test_a_message_whose_death_parked_its_ticket_is_replayed_with_the_whole_orde
     until = tmp_path / "until"
     ids = [shop.push("A", 0), shop.push("A", 1, until=str(until)), shop.push("A", 2), shop.push("A", 3)]
     shop.wait_dead(1)
-    wait_until(lambda: shop.json("ticket", "show", "A")["state"] == "parked", description="A to be parked")
+    shop.wait_parked("A")
     assert f"message {ids[1]} is dead" in shop.json("ticket", "show", "A")["parked"]["reason"]
     until.touch()
     assert shop.bridge("dead", "replay", ids[1]) == "replayed 1 dead letter\n"
@@ -233,7 +253,7 @@ def test_replayed_messages_come_before_what_was_not_started_in_the_order_of_thei
     shop.push("A", 4, gate=str(gate))
     wait_until(lambda: shop.redis.hexists(shop.keys.tickets, "A"), description="4 to run")
     shop.push("A", 5)
-    wait_until(lambda: shop.json("ticket", "show", "A")["waiting"]["count"] == 1, description="5 to be read")
+    shop.wait_waiting(1)
 
     shop.redis.xdel(shop.keys.stream, gone)
     until.touch()
@@ -316,7 +336,8 @@ def test_a_drain_outlives_its_master_and_ends_with_the_worker(shop: Shop) -> Non
     first.kill_main()
     shop.master("m2")
     shop.push("A", 0)
-    wait_until(lambda: shop.json("ticket", "show", "A")["state"] == "waiting", description="A to be read")
+    shop.wait_waiting(1)
+    assert shop.json("ticket", "show", "A")["state"] == "waiting"
     holds_for(lambda: not shop.log("A"), description="nobody takes A", duration_s=1.0)
     w1.terminate()
     wait_until(lambda: not w1.running, description="w1 to end", timeout_s=20)
@@ -335,7 +356,8 @@ def test_tickets_move_between_two_of_their_messages_to_whom_an_operator_names(sh
     w2 = shop.worker("w2", 1)
     for n in range(1, 5):
         shop.push("A", n)
-    wait_until(lambda: shop.json("ticket", "show", "A")["waiting"]["count"] == 4, description="the rest to be read")
+    shop.wait_waiting(4)
+    assert shop.json("ticket", "show", "A")["waiting"]["count"] == 4
     said = shop.bridge("consumer", "transfer", "w1", "--to", "w2", "--ticket", "A")
     assert said == "moved 0 tickets\n1 ticket more when their running messages are done\n"
     gate.touch()
@@ -364,7 +386,7 @@ def test_replaying_many_messages_survives_a_change_of_leader_in_the_middle(shop:
     first = shop.master("m1")
     shop.wait_leading()
     until = tmp_path / "until"
-    each = 100
+    each = 50
     for n in range(each):
         for ticket in "ABC":
             shop.push(ticket, n, until=str(until))

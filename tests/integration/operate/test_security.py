@@ -130,7 +130,7 @@ def test_the_printed_permissions_suffice_for_a_whole_lane(guarded: GuardedLane) 
     with Watched(guarded.server, guarded.proxies) as watched:
         guarded.start()
         with guarded.connect("producer") as producer:
-            for n in range(30):
+            for n in range(10):
                 for ticket in range(10):
                     fields: dict[Any, Any] = {"ticket_id": f"T{ticket}", "payload": json.dumps({"n": n})}
                     producer.xadd(lane.keys.stream, fields)
@@ -148,18 +148,18 @@ def test_the_printed_permissions_suffice_for_a_whole_lane(guarded: GuardedLane) 
         add.push_many([("M", {"n": 2})])
         lane.push("S", {"n": 1}, "counter.add")
         lane.push("D", {"n": 1, "until": 9}, "counter.flaky")
-        lane.wait_done(305)
-        lane.assert_logs(10, 30)
+        lane.wait_done(105)
+        lane.assert_logs(10, 10)
         lane.assert_at_rest()
 
         # A killed worker's tickets are taken back by the master
-        lane.push_many(10, 30, ms=5, first=30)
-        wait_until(lambda: lane.count("done") > 332, description="some more to be done")
+        lane.push_many(10, 10, ms=15, first=10)
+        wait_until(lambda: lane.count("done") > 112, description="some more to be done")
         guarded.worker.kill_main()
         guarded.worker.wait()
         guarded.worker.start()
-        lane.wait_done(605)
-        lane.assert_logs(10, 60)
+        lane.wait_done(205)
+        lane.assert_logs(10, 20)
 
         [letter] = lane.dead_letters()
         for arguments in (
@@ -180,7 +180,7 @@ def test_the_printed_permissions_suffice_for_a_whole_lane(guarded: GuardedLane) 
             assert "permission" not in done.stderr, done.stderr
             assert "Traceback" not in done.stderr
             assert done.returncode == 0, (arguments, done.stdout, done.stderr)
-        lane.wait_done(606)
+        lane.wait_done(206)
     assert guarded.denials() == []
     for role in ROLES:
         granted = {word.removeprefix("+") for word in rules_of(role) if word.startswith("+")}
@@ -306,10 +306,10 @@ def test_a_whole_lane_speaks_tls(
         lane.master("m1", wait=False)
         worker = lane.worker("w1")
         lane.wait_consumers(1)
-        lane.push_many(10, 20)
+        lane.push_many(10, 5)
         lane.push("S", {"n": 1}, "counter.add")
-        lane.wait_done(201)
-        lane.assert_logs(10, 20)
+        lane.wait_done(51)
+        lane.assert_logs(10, 5)
 
         def command(url: str, *arguments: str) -> subprocess.CompletedProcess[str]:
             environment = broker_environment(url)
@@ -321,7 +321,7 @@ def test_a_whole_lane_speaks_tls(
         rows = tmp_path / "rows.jsonl"
         rows.write_text('{"ticket_id": "P", "payload": {"n": 0}}\n')
         assert command(url, "push", str(rows)).returncode == 0
-        lane.wait_done(202)
+        lane.wait_done(52)
 
         # A client that does not trust the certificate, or does not say whether to check it, gets an error of one line
         stranger = tmp_path / "stranger.pem"
@@ -444,7 +444,7 @@ def test_names_of_any_kind_are_data(bundle_ms: str, own_server: EmbeddedServer, 
         lane.wait_consumers(1)
         tickets = [HOSTILE[:512].rstrip(), "{x}", "}", "a\x00b", "\n", "é" * 256, "-", "__proto__", '"', "\u202e"]
         tickets = [ticket for ticket in tickets if len(ticket.encode()) <= 512]
-        for n in range(20):
+        for n in range(10):
             for ticket in tickets:
                 lane.push(ticket, {"n": n})
         lane.push("flaky\n", {"n": 0, "until": 2}, "counter.flaky")
@@ -452,9 +452,9 @@ def test_names_of_any_kind_are_data(bundle_ms: str, own_server: EmbeddedServer, 
         lane.push("x" * 513, {"n": 0})
         lane.push("T", {"n": "x" * (1024 * 1024)})
         lane.redis.xadd(lane.keys.stream, {b"\xff": b"\xfe", "ticket_id": b"\xff\xfe"})
-        lane.wait_done(len(tickets) * 20 + 5)
+        lane.wait_done(len(tickets) * 10 + 5)
         for ticket in tickets:
-            assert lane.log(ticket) == list(range(20))
+            assert lane.log(ticket) == list(range(10))
         assert lane.log("flaky\n") == [0]
         assert lane.redis.xlen(lane.keys.dead) == 4
         lane.assert_at_rest()

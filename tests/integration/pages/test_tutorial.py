@@ -27,6 +27,8 @@ from bridge.testing.nodes.yard import ProcessYard
 from bridge.testing.waiting import wait_until
 
 PAGE = Path(__file__).parents[3] / "docs" / "tutorial" / "index.md"
+#: Seconds between two runs of a command: each is a process that takes half a second of a processor.
+AGAIN_S = 0.5
 BLOCK = re.compile(r"^<!-- (?P<what>.+?) -->$(?:\n```\w*\n(?P<text>.*?)^```$)?", re.MULTILINE | re.DOTALL)
 
 
@@ -64,7 +66,12 @@ class Reader:
         elif what == "run":
             self.run(step)
         elif what == "run until it prints":
-            wait_until(lambda: rest in " ".join(self.run(step).split()), description=step.commands, timeout_s=60)
+            wait_until(
+                lambda: rest in " ".join(self.run(step).split()),
+                description=step.commands,
+                timeout_s=60,
+                interval_s=AGAIN_S,
+            )
         elif what == "run until nothing changes":
             assert 0 < int(self.settled(step)) < 40
         elif what == "terminal":
@@ -94,7 +101,7 @@ class Reader:
             seen.append(self.run(step).strip())
             return seen[-1] not in ("", "None") and seen[-1] == seen[-2]
 
-        wait_until(same, description="a number that stays", timeout_s=30)
+        wait_until(same, description="a number that stays", timeout_s=30, interval_s=AGAIN_S)
         return seen[-1]
 
 
