@@ -46,6 +46,8 @@ hypothesis.settings.load_profile("any machine")
 
 # The apps of the tests.
 read_by_apps("ADOPTED_", "ANYWHERE_", "CHAOS_", "COUNTER_", "ODD_", "SERVICE_", "SHOP", "SOAK_")
+# What PySpark writes into the environment of a process that has started Java. Nodes read it when they start one.
+read_by_apps("JAVA_HOME", "PYSPARK_", "SPARK_")
 
 #: The nodes of the tests are those that users get in theirs.
 pytest_plugins = ["bridge.testing.nodes.plugin"]
@@ -68,6 +70,9 @@ LONGEST = (
     "integration/leader/test_take_in.py",
     "integration/leader/test_moving.py",
 )
+
+#: How the variables begin that Celery writes when it sets up its logging.
+WRITTEN_BY_CELERY = ("CELERY_LOG_", "_MP_FORK_LOG")
 
 VALKEY = "valkey-9.1"
 REDIS6 = "redis-6.2.14"
@@ -119,6 +124,16 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> object:
     from tests.scheduling import Scheduling
 
     return Scheduling(config, log)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown() -> None:
+    """Forgets what Celery wrote into the environment for its pool processes when it set up its logging in this process.
+
+    A node with another environment than this process had at first is not forked, but a new interpreter.
+    """
+    for name in [name for name in os.environ if name.startswith(WRITTEN_BY_CELERY)]:
+        del os.environ[name]
 
 
 @pytest.fixture(scope="session")

@@ -89,7 +89,7 @@ class Watched:
             for shown in self._monitor.listen():
                 arguments = shown["command"].split(" ", 2)
                 command = arguments[0].lower()
-                if command in ("xgroup", "xinfo", "client", "config", "script") and len(arguments) > 1:
+                if command in ("xgroup", "xinfo", "client", "config", "memory", "script") and len(arguments) > 1:
                     command = f"{command}|{arguments[1].lower()}"
                 if shown["client_type"] != "lua":
                     port = int(shown["client_port"] or 0)

@@ -172,6 +172,7 @@ def test_the_printed_permissions_suffice_for_a_whole_lane(guarded: GuardedLane) 
             ["dead", "show", letter["message_id"]],
             ["dead", "replay", letter["message_id"]],
             ["consumer", "list"],
+            ["subscription", "list"],
             ["consumer", "drain", guarded.worker.hostname()],
             ["consumer", "resume", guarded.worker.hostname()],
             ["audit"],
