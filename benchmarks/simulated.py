@@ -11,6 +11,8 @@ import os
 import sys
 import time
 import uuid
+from collections.abc import Sequence
+from itertools import product
 from typing import Any
 
 import orjson
@@ -20,6 +22,7 @@ from bridge.link.connections import client
 from bridge.protocol.headers import first_fence
 from bridge.protocol.names import BUNDLE_TASK, HEADER_BASE
 from bridge.protocol.outcomes import Kind, Outcome
+from bridge.routing.keys import LaneKeys
 from bridge.routing.membership import register
 from bridge.routing.return_codes import ReturnCode
 
@@ -31,23 +34,27 @@ SERVICE_MS = 0.02
 
 
 class Consumers:
-    """``count`` consumers with ``slots`` pool processes each."""
+    """``count`` consumers with ``slots`` pool processes each, in each of ``lanes``."""
 
-    def __init__(self, url: str, count: int, slots: int, lease_ms: int = LEASE_MS) -> None:
+    def __init__(
+        self, url: str, count: int, slots: int, lease_ms: int = LEASE_MS, lanes: Sequence[LaneKeys] = (KEYS,)
+    ) -> None:
         self._lease_ms = lease_ms
         self._redis = client(url, timeout_s=30)
         self._connection: Any = client(url, timeout_s=30).connection_pool.make_connection()
         self._connection.connect()
         self._queues: dict[str, str] = {}
-        for i in range(count):
+        self._lanes: dict[str, LaneKeys] = {}
+        for i, keys in product(range(count), lanes):
             name, incarnation = f"simulated{i}@bench", uuid.uuid4().hex
-            queue = KEYS.queue(name)
+            queue = keys.queue(name)
             registered = {"queue": queue, "slots": slots, "pool": "simulated", "pid": os.getpid(), "since": time.time()}
             registration = orjson.dumps({**registered, "incarnation": incarnation})
-            code, _ = register(self._redis, KEYS, name, incarnation, lease_ms, registration, None)
+            code, _ = register(self._redis, keys, name, incarnation, lease_ms, registration, None)
             if code is not ReturnCode.OK:
                 raise AssertionError(f"{name} cannot register: {code.value}")
             self._queues[queue] = incarnation
+            self._lanes[queue] = keys
 
     def run(self) -> None:
         """Until the process is killed."""
@@ -55,16 +62,17 @@ class Consumers:
         while True:
             if time.monotonic() > renew_at:
                 renew_at = time.monotonic() + self._lease_ms / 4000
-                for incarnation in self._queues.values():
-                    self._redis.pexpire(KEYS.lease(incarnation), self._lease_ms)
+                for queue, incarnation in self._queues.items():
+                    self._redis.pexpire(self._lanes[queue].lease(incarnation), self._lease_ms)
             self._turn()
 
     def _turn(self) -> None:
         popped = self._ask([("RPOP", queue, POP_COUNT) for queue in self._queues])
         answers = []
-        for incarnation, texts in zip(self._queues.values(), popped, strict=True):
+        for (queue, incarnation), texts in zip(self._queues.items(), popped, strict=True):
+            outcomes = self._lanes[queue].outcomes
             for text in texts or ():
-                answers += [("XADD", KEYS.outcomes, "*", "i", incarnation, "o", entry) for entry in entries(text)]
+                answers += [("XADD", outcomes, "*", "i", incarnation, "o", entry) for entry in entries(text)]
         if answers:
             self._ask(answers)
         else:
@@ -99,4 +107,7 @@ def _entry(done: list[tuple[str, int]], service_ms: float) -> bytes:
 
 
 if __name__ == "__main__":
-    Consumers(sys.argv[1], int(sys.argv[2]), int(sys.argv[3])).run()
+    # Without streams: in the default lane.
+    streams = sys.argv[4:] or [KEYS.stream]
+    here = [LaneKeys(stream, KEYS.group) for stream in streams]
+    Consumers(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), lanes=here).run()

@@ -1,0 +1,133 @@
+"""One master on a whole stream against several masters on its partitions, with consumers that run nothing.
+
+Server and masters are real, the consumers simulated. What counts is processor time: a machine with few cores cannot
+run several masters, the server and the consumers at full speed. When a message costs the masters and the server what it
+costs with one partition, the rate grows with the cores until the server's one is full.
+``python -m benchmarks.partitions --help``.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.feed import items
+from benchmarks.stack import KEYS, Stack
+from benchmarks.throughput import clocked
+from bridge.link.connections import client
+from bridge.routing.keys import LaneKeys
+from bridge.routing.partitions import Layout, partition_of
+
+#: Simulated consumers in each partition, and the pool processes of each.
+CONSUMERS = 4
+SLOTS = 16
+TICKETS = 1000
+PIECE = 1000
+#: Seconds in which masters come to their shares.
+SHARING_S = 15.0
+
+
+@dataclass(frozen=True)
+class Figures:
+    """What a run came to. Times in µs for each message."""
+
+    partitions: int
+    masters: int
+    #: Partitions that each master led at the end, in descending order.
+    led: tuple[int, ...]
+    rate: float
+    #: Processor time of all masters together, and of the server.
+    master_us: float
+    server_us: float
+    #: Time within Lua scripts, by the server's own account.
+    scripts_us: float
+    #: Messages per second of all masters together, if each had a core of its own and nothing else were in the way.
+    masters_rate: float
+
+
+def run(partitions: int, masters: int, messages: int) -> Figures:
+    """One run: all messages are in the stream before there is a consumer."""
+    with Stack("bridged") as stack:
+        stack.environment_more["BENCHMARK_CONF"] = json.dumps({"bridge_partitions": partitions})
+        layout = Layout(partitions)
+        streams = layout.streams(KEYS.stream)
+        lanes = [LaneKeys(stream, KEYS.group) for stream in streams]
+        for _ in range(masters):
+            stack.start_master()
+        stack.wait(lambda: all(stack.redis.exists(keys.leader) for keys in lanes), "leaders", 30.0)
+        if masters > 1:
+            # Masters hand lanes over when a new one has lived for a leader lease.
+            time.sleep(SHARING_S)
+        _push(stack.server.url, streams, messages)
+
+        def done() -> int:
+            with stack.redis.pipeline(transaction=False) as pipe:
+                for keys in lanes:
+                    pipe.hget(keys.counts, "done")
+                return sum(int(number or 0) for number in pipe.execute())
+
+        before = _scripts_us(stack)
+        # From here on anything can be dispatched.
+        stack.start("simulated", "-m", "benchmarks.simulated", stack.server.url, str(CONSUMERS), str(SLOTS), *streams)
+        metrics = clocked(stack, done, messages)
+        holders = [str(stack.redis.get(keys.leader)) for keys in lanes]
+        led = sorted((holders.count(holder) for holder in set(holders)), reverse=True)
+        return Figures(
+            partitions=partitions,
+            masters=masters,
+            led=tuple(led),
+            rate=metrics["rate"],
+            master_us=metrics["master_us"],
+            server_us=metrics["server_us"],
+            scripts_us=(_scripts_us(stack) - before) / messages,
+            masters_rate=len(led) * 1e6 / metrics["master_us"],
+        )
+
+
+def _push(url: str, streams: tuple[str, ...], messages: int) -> None:
+    redis: Any = client(url, timeout_s=60)
+    pipe = redis.pipeline(transaction=False)
+    for n, (ticket, payload) in enumerate(items(messages, TICKETS), 1):
+        fields = {"ticket_id": ticket, "task": "noop", "payload": json.dumps(payload)}
+        pipe.xadd(streams[partition_of(ticket, len(streams))], fields)
+        if n % PIECE == 0:
+            pipe.execute()
+    pipe.execute()
+    redis.close()
+
+
+def _scripts_us(stack: Stack) -> float:
+    stats: Any = stack.redis.info("commandstats")
+    return float(sum(stats.get(f"cmdstat_{name}", {}).get("usec", 0) for name in ("eval", "evalsha")))
+
+
+def show(found: list[Figures]) -> Table:
+    """The table of some runs."""
+    table = Table(title="partitions and masters; times in µs a message")
+    names = ("partitions", "masters", "led by each", "msg/s", "masters", "server", "scripts", "masters, a core each")
+    for name in names:
+        table.add_column(name, justify="right")
+    for one in found:
+        led = "+".join(map(str, one.led))
+        numbers = (one.rate, one.master_us, one.server_us, one.scripts_us, one.masters_rate)
+        table.add_row(str(one.partitions), str(one.masters), led, *(f"{number:,.0f}" for number in numbers))
+    return table
+
+
+@click.command()
+@click.option("--messages", default=160_000, show_default=True)
+@click.option("--rounds", default=1, show_default=True)
+def main(messages: int, rounds: int) -> None:
+    """Runs one master on one partition, one master on four, and four masters on four, in turn."""
+    found = [run(*shape, messages) for _ in range(rounds) for shape in ((1, 1), (4, 1), (4, 4))]
+    Console().print(show(found))
+
+
+if __name__ == "__main__":
+    main()
