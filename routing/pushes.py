@@ -12,7 +12,9 @@ from dataclasses import dataclass
 
 from redis import Redis
 
-from bridge.routing.keys import push_guard, push_prefix, push_tickets, push_waiting
+from bridge.routing.keys import layout_key, push_guard, push_prefix, push_tickets, push_waiting
+from bridge.routing.partitions import Layout
+from bridge.routing.producing import Places, places_of
 from bridge.routing.return_codes import ReturnCode, code_of, text_of
 from bridge.routing.scripts import Argument, Script
 
@@ -72,11 +74,20 @@ class Partition:
         return f"{self.epoch}/{self.number}"
 
     def arguments(
-        self, before: str, after: str, present: bytes, columns: Columns
+        self, before: str, after: str, present: bytes, columns: Columns, places: Places | None
     ) -> tuple[list[Argument], list[Argument]]:
         """Keys and arguments of a chunk that moves the mark from ``before`` to ``after``, up to its values."""
-        keys: list[Argument] = [self.stream, self.guard]
-        args: list[Argument] = [self.epoch, self.number, _or_none(self.count), before, after]
+        places = places or places_of(self.stream, Layout(), ())
+        keys: list[Argument] = [self.guard, layout_key(self.stream), *places.streams]
+        args: list[Argument] = [
+            places.layout.text,
+            places.numbers,
+            self.epoch,
+            self.number,
+            _or_none(self.count),
+            before,
+            after,
+        ]
         return keys, [*args, _or_none(self.high_water), self.guard_ttl_s, present, *columns.arguments()]
 
 
@@ -92,14 +103,25 @@ class Tickets:
     high_water: int | None
     guard_ttl_s: int
 
-    def arguments(self, present: bytes, columns: Columns) -> tuple[list[Argument], list[Argument]]:
+    def arguments(
+        self, present: bytes, columns: Columns, places: Places | None
+    ) -> tuple[list[Argument], list[Argument]]:
         """Keys and arguments of a chunk, up to its rows.
 
         Rows from a writer whose clock is one period ahead or behind are seen too.
         """
-        keys: list[Argument] = [self.stream]
+        places = places or places_of(self.stream, Layout(), ())
+        keys: list[Argument] = [layout_key(self.stream)]
         keys += (push_tickets(self.prefix, self.period + ahead) for ahead in (0, 1, -1))
-        return keys, [_or_none(self.high_water), 3 * self.guard_ttl_s, present, *columns.arguments()]
+        keys += places.streams
+        return keys, [
+            places.layout.text,
+            places.numbers,
+            _or_none(self.high_water),
+            3 * self.guard_ttl_s,
+            present,
+            *columns.arguments(),
+        ]
 
 
 def append_once(
@@ -110,29 +132,48 @@ def append_once(
     columns: Columns,
     values: Sequence[bytes],
     present: bytes = b"",
+    places: Places | None = None,
 ) -> Answer:
-    """Appends rows. ``values``: their values, row by row. Without values it only moves the mark."""
-    keys, args = at.arguments(before, after, present, columns)
+    """Appends rows. ``values``: their values, row by row. Without values it only moves the mark.
+
+    ``places``: where the rows go; None: to the stream, which is not split.
+    """
+    keys, args = at.arguments(before, after, present, columns, places)
     return Answer.of(_APPEND_ONCE.run(client, keys, [*args, *values]))
 
 
-def once_opening(at: Partition, before: str, after: str, columns: Columns, rows: int, present: bytes = b"") -> bytes:
+def once_opening(
+    at: Partition,
+    before: str,
+    after: str,
+    columns: Columns,
+    rows: int,
+    present: bytes = b"",
+    places: Places | None = None,
+) -> bytes:
     """The same call up to the values of ``rows`` rows."""
-    keys, args = at.arguments(before, after, present, columns)
+    keys, args = at.arguments(before, after, present, columns, places)
     return _APPEND_ONCE.opening(keys, args, rows * len(columns.names))
 
 
 def append_per_ticket(
-    client: Redis, at: Tickets, columns: Columns, values: Sequence[bytes], present: bytes = b""
+    client: Redis,
+    at: Tickets,
+    columns: Columns,
+    values: Sequence[bytes],
+    present: bytes = b"",
+    places: Places | None = None,
 ) -> Answer:
     """Appends those rows that are new; ``values``: number and values of each. The answer's detail counts them."""
-    keys, args = at.arguments(present, columns)
+    keys, args = at.arguments(present, columns, places)
     return Answer.of(_APPEND_PER_TICKET.run(client, keys, [*args, *values]))
 
 
-def per_ticket_opening(at: Tickets, columns: Columns, rows: int, present: bytes = b"") -> bytes:
+def per_ticket_opening(
+    at: Tickets, columns: Columns, rows: int, present: bytes = b"", places: Places | None = None
+) -> bytes:
     """The same call up to the numbers and values of ``rows`` rows."""
-    keys, args = at.arguments(present, columns)
+    keys, args = at.arguments(present, columns, places)
     return _APPEND_PER_TICKET.opening(keys, args, rows * (1 + len(columns.names)))
 
 

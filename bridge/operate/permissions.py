@@ -121,7 +121,7 @@ OWN: dict[Role, tuple[str, ...]] = {
         "xinfo|stream",
     ),
     # The type of the key, the stream's length and ends, and its pages.
-    Role.SPARK_READER: (*CONNECTION, "get", "type", "xinfo|stream", "xrange", "xrevrange"),
+    Role.SPARK_READER: (*CONNECTION, "type", "xinfo|stream", "xrange", "xrevrange"),
     Role.MASTER: (
         *CONNECTION,
         *TRANSACTION,
@@ -242,7 +242,9 @@ def access(
         return _access(role, (*names, layout, guards), (), {*OWN[role], *commands_of_scripts(role)})
     if role is Role.SPARK_READER:
         archived = (f"{prefix}:{kind}" for prefix in prefixes for kind in ("history", "dead"))
-        return _access(role, (*names, layout, *archived), (), OWN[role])
+        # With the layout a read of the split stream itself is refused. Without, it would find nothing.
+        split_keys, get = ((layout,), ("get",)) if split else ((), ())
+        return _access(role, (*names, *split_keys, *archived), (), (*OWN[role], *get))
     if role is Role.OPERATOR:
         return _access(role, (*lane, layout), (), OWN[role])
     fanout = _fanout(app)

@@ -1,20 +1,27 @@
 -- Appends the rows whose sequence number is larger than the last appended one of their ticket.
 --
 -- From -> to: nothing -> UNREAD, for each new row; its ticket's last number moves on in the same step.
--- KEYS: 1 stream, 2 last numbers of this period, 3 of the next one, 4 of the one before
---       (`bridge.routing.keys.push_tickets`).
--- ARGV: entries in the stream at which to wait ('' = never), life of the last numbers (s), which values are there
+-- KEYS: 1 layout of the stream (`bridge.routing.keys.layout_key`), 2 last numbers of this period, 3 of the next one, 4 of
+--       the one before (`bridge.routing.keys.push_tickets`), 5.. the streams of the rows.
+-- ARGV: layout that the caller knows ('' = none is stored), for each row the number of its stream from 0, in two bytes
+--       ('' = one stream for all), entries in the streams at which to wait ('' = never), life of the last numbers (s), which values are there
 --       ('' = all; else a 1 or 0 for each, row by row), number of columns, their names, the ticket's first; then the
 --       rows: sequence number, values.
--- Returns: {'OK', rows that were new}; {'WAIT', entries}: there are new rows, and the stream is full: try again later.
+-- Returns: {'OK', rows that were new}; {'WAIT', entries}: there are new rows, and the stream is full: try again later;
+--          {'LAYOUT', layout}: another layout of the stream is stored, and nothing was added: the caller goes by that
+--          one.
 -- Keeps: promise 4, for producers: each row once, for any number of attempts, if the rows of a ticket come in the order
 --        of their numbers in each. A caller sends a chunk after the one before it was accepted. Otherwise the rows of a
 --        refused chunk would be skipped for ever. I9: the numbers of an idle ticket expire after two periods.
 -- A full server (OOM), or one that forbids this user the numbers, refuses the first HSET, and so the whole script.
 -- Otherwise the next attempt would append a row without a number again. Bound: O(rows).
 
-local columns = tonumber(ARGV[4])
-local first = 5 + columns
+local layout = redis.call('GET', KEYS[1]) or ''
+if layout ~= ARGV[1] then
+  return {'LAYOUT', layout}
+end
+local columns = tonumber(ARGV[6])
+local first = 7 + columns
 local last, tickets = {}, {}
 for i = first, #ARGV, columns + 1 do
   local ticket = ARGV[i + 1]
@@ -50,23 +57,28 @@ end
 if #new == 0 then
   return {'OK', 0}
 end
-if ARGV[1] ~= '' then
-  local entries = redis.call('XLEN', KEYS[1])
-  if entries >= tonumber(ARGV[1]) then
-    return {'WAIT', entries}
-  end
+-- This refuses a key that is no stream, too. Later, rows for other streams would be in.
+local entries = 0
+for i = 5, #KEYS do
+  entries = entries + redis.call('XLEN', KEYS[i])
+end
+if ARGV[3] ~= '' and entries >= tonumber(ARGV[3]) then
+  return {'WAIT', entries}
 end
 -- Write to the numbers before the rows, for no ticket: if it is refused here, no row lacks its number.
 redis.call('HSET', KEYS[2], '', '')
-redis.call('EXPIRE', KEYS[2], ARGV[2])
-local present = ARGV[3]
-local arguments = {'XADD', KEYS[1], '*'}
+redis.call('EXPIRE', KEYS[2], ARGV[4])
+local present, numbers = ARGV[5], ARGV[2]
+local arguments = {'XADD', KEYS[5], '*'}
 for _, i in ipairs(new) do
   local n = 3
-  local row = (i - first) / (columns + 1) * columns
+  local row = (i - first) / (columns + 1)
+  if numbers ~= '' then
+    arguments[2] = KEYS[5 + numbers:byte(2 * row + 1) * 256 + numbers:byte(2 * row + 2)]
+  end
   for c = 1, columns do
-    if present == '' or present:byte(row + c) == 49 then
-      arguments[n + 1], arguments[n + 2] = ARGV[4 + c], ARGV[i + c]
+    if present == '' or present:byte(row * columns + c) == 49 then
+      arguments[n + 1], arguments[n + 2] = ARGV[6 + c], ARGV[i + c]
       n = n + 2
     end
   end

@@ -11,6 +11,9 @@ from typing import cast
 
 import redis
 
+from bridge.routing.errors import ConfigurationError
+from bridge.routing.keys import layout_key
+from bridge.routing.layouts import layout_of
 from bridge.spark.wire.address import RedisConnection, unavailable, without_secrets
 from bridge.spark.wire.entry_ids import ZERO, EntryId
 from bridge.spark.wire.replies import RefusedByServer
@@ -44,6 +47,7 @@ def stream_info_of(connection: RedisConnection, url: str, stream: str) -> Stream
         answer = cast(list[object], connection.read_response(disable_decoding=True))
     except redis.ResponseError as error:
         if "no such key" in str(error):
+            _refuse_split(connection, url, stream)
             return StreamInfo(0, None, None, ZERO, 0, ZERO)
         raise RefusedByServer(f"cannot read {stream!r} at {without_secrets(url)}: {error}") from None
     except (redis.RedisError, OSError) as error:
@@ -57,6 +61,25 @@ def stream_info_of(connection: RedisConnection, url: str, stream: str) -> Stream
         added=cast("int | None", values.get(b"entries-added")),
         deleted=EntryId.of(cast(bytes, values.get(b"max-deleted-entry-id", b"0-0"))),
     )
+
+
+def _refuse_split(connection: RedisConnection, url: str, stream: str) -> None:
+    """Raises ``ConfigurationError`` when the stream is split: its rows are in the streams of its partitions."""
+    try:
+        connection.send_command("GET", layout_key(stream))
+        stored = cast("bytes | None", connection.read_response(disable_decoding=True))
+    except redis.ResponseError:
+        # A user who may read this stream only.
+        return
+    except (redis.RedisError, OSError) as error:
+        raise unavailable(url, error) from None
+    layout = layout_of(stored or b"", stream)
+    if layout.is_split:
+        streams = layout.streams(stream)
+        raise ConfigurationError(
+            f"stream {stream!r} is split into {layout.partitions} partitions: read each of its streams, {streams[0]!r} "
+            f"to {streams[-1]!r}"
+        )
 
 
 def _id_of(entry: object) -> EntryId | None:

@@ -10,8 +10,10 @@ which of them exist. The key is never null here: ``bridge.spark.write.refusals``
 
 from __future__ import annotations
 
+from array import array
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
+from zlib import crc32
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -88,8 +90,12 @@ def parts(batch: pa.RecordBatch, limit: int = MAX_ENCODED_BYTES) -> Iterator[pa.
 class EncodedRows:
     """The encoded rows of one batch."""
 
-    def __init__(self, arguments: pa.Array, present: memoryview, columns: int) -> None:
-        """``arguments``: binary, the arguments of each row; ``present``: a 1 or 0 for each value, or nothing."""
+    def __init__(self, arguments: pa.Array, present: memoryview, columns: int, tickets: pa.Array | None = None) -> None:
+        """``arguments``: binary, the arguments of each row; ``present``: a 1 or 0 for each value, or nothing;
+        ``tickets``: the ticket of each row.
+        """
+        self._tickets = tickets
+        self._hashes: Sequence[int] | None = None
         self._arguments = arguments
         _, offsets, data = arguments.buffers()
         self._offsets: Sequence[int] = memoryview(offsets).cast("i") if offsets is not None else [0]
@@ -112,6 +118,13 @@ class EncodedRows:
             return b""
         marks = bytes(self._present[start * self._columns : end * self._columns])
         return marks if b"0" in marks else b""
+
+    def hashes(self, start: int, end: int) -> Sequence[int]:
+        """The CRC-32 of the ticket of each of these rows, which says its partition of a stream that is split."""
+        if self._hashes is None:
+            assert self._tickets is not None
+            self._hashes = array("I", map(crc32, self._tickets.to_pylist()))
+        return self._hashes[start:end]
 
     def fitting(self, start: int, rows: int, size: int) -> int:
         """Where a piece from ``start`` on ends: at most ``rows`` rows and ``size`` bytes, but one row at least."""
@@ -147,7 +160,8 @@ class RowEncoder:
         if arguments.null_count:
             # A null here would drop its row in silence. It cannot happen: nulls are filled above.
             raise AssertionError("a row was encoded as nothing")
-        return EncodedRows(arguments, _presence(sent[-len(self._columns) :]), len(self._columns))
+        values = sent[-len(self._columns) :]
+        return EncodedRows(arguments, _presence(values), len(self._columns), values[0])
 
 
 def _presence(values: list[pa.Array]) -> memoryview:

@@ -17,11 +17,15 @@ Only the chunks without an answer are kept in memory.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import redis
 
 from bridge.routing.errors import RowsMissing, RunChanged, StreamFull, TicketBridgeError
+from bridge.routing.layouts import layout_of
+from bridge.routing.partitions import Layout
+from bridge.routing.producing import places_of
 from bridge.routing.pushes import Answer, Columns, Partition, once_opening
 from bridge.routing.return_codes import ReturnCode
 from bridge.spark.wire.encoder import EncodedRows
@@ -51,6 +55,10 @@ class Chunk:
     @property
     def present(self) -> bytes:
         return b"" if self.rows is None else self.rows.present(self.start, self.end)
+
+    @property
+    def hashes(self) -> Sequence[int]:
+        return () if self.rows is None else self.rows.hashes(self.start, self.end)
 
     def split(self, rows: int, names: bytes) -> tuple[Chunk, Chunk]:
         """The same rows as two chunks, the first with ``rows`` rows."""
@@ -85,6 +93,8 @@ class Appending:
         #: The guard's mark, while it is ahead of the rows that were added, or is the partition's end.
         self._ahead: Mark | None = None
         self._unanswered: deque[Chunk] = deque()
+        #: How the stream is split. The server refuses chunks that go by another layout, and says its own.
+        self._layout = Layout()
         #: How many rows earlier attempts had written when this one began.
         self.found = 0
 
@@ -140,7 +150,10 @@ class Appending:
 
     def _send(self, chunk: Chunk) -> None:
         count = 0 if chunk.rows is None else chunk.end - chunk.start
-        opening = once_opening(self._at, chunk.before.text, chunk.after.text, self._columns, count, chunk.present)
+        hashes = chunk.hashes if self._layout.is_split else ()
+        places = places_of(self._at.stream, self._layout, hashes)
+        marks = (chunk.before.text, chunk.after.text)
+        opening = once_opening(self._at, *marks, self._columns, count, chunk.present, places)
         self._link.send(opening, chunk.wire)
 
     def _settle(self) -> None:
@@ -200,6 +213,8 @@ class Appending:
             self._patience.wait(f"the stream holds {int(met.detail):,} entries (highWater {limit:,})", self._full)
         elif met is not None and met.code is ReturnCode.CONFLICT:
             raise self._other_count(met.detail)
+        elif met is not None and met.code is ReturnCode.LAYOUT:
+            self._layout = layout_of(met.detail, self._at.stream)
         elif met is not None and met.code is ReturnCode.LATE:
             raise RunChanged(f"{self._name}: a later epoch is committed already; this attempt is a straggler")
 

@@ -11,6 +11,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from bridge.routing.errors import StreamFull, TicketBridgeError
+from bridge.routing.layouts import layout_of
+from bridge.routing.partitions import Layout
+from bridge.routing.producing import places_of
 from bridge.routing.pushes import Answer, Columns, Tickets, per_ticket_opening
 from bridge.routing.return_codes import ReturnCode
 from bridge.spark.wire.encoder import EncodedRows
@@ -31,6 +34,8 @@ class PerTicket:
         #: How many rows were added, and how many of them were in the stream before.
         self.rows = 0
         self.found = 0
+        #: How the stream is split. The server refuses chunks that go by another layout, and says its own.
+        self._layout = Layout()
 
     def begin(self) -> None:
         """Does nothing: each chunk is compared on its own."""
@@ -59,8 +64,10 @@ class PerTicket:
         """Appends one chunk; returns how many of its rows were new."""
         # Read for each chunk: a task may take longer than the numbers are kept.
         at = self._at()
-        opening = per_ticket_opening(at, self._columns, end - start, rows.present(start, end))
         while True:
+            hashes = rows.hashes(start, end) if self._layout.is_split else ()
+            places = places_of(at.stream, self._layout, hashes)
+            opening = per_ticket_opening(at, self._columns, end - start, rows.present(start, end), places)
             try:
                 self._link.send(opening, rows.wire(start, end))
                 answer = self._link.answer()
@@ -71,6 +78,9 @@ class PerTicket:
             if answer.code is ReturnCode.OK:
                 self._patience.progress()
                 return int(answer.detail)
+            if answer.code is ReturnCode.LAYOUT:
+                self._layout = layout_of(answer.detail, at.stream)
+                continue
             self._wait_for_room(answer, at.high_water or 0)
 
     def _wait_for_room(self, answer: Answer, limit: int) -> None:

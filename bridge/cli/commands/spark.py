@@ -101,7 +101,10 @@ def start(target: Target, job: Job, arguments: Sequence[str]) -> None:
     if "--group" in job.lane:
         target.subscription, arguments = take_subscription(arguments)
     if needs_app(job, arguments, env):
-        arguments, env = of_the_lane(job, _settings(target, job), arguments, env)
+        settings = _settings(target, job)
+        if job.name == "push" and settings.partitions > 1 and not any(map(_is_elsewhere, arguments)):
+            _store_layout(settings)
+        arguments, env = of_the_lane(job, settings, arguments, env)
     command = program(job, arguments)
     sys.stdout.flush()
     sys.stderr.flush()
@@ -132,6 +135,20 @@ def take_subscription(arguments: Sequence[str]) -> tuple[str | None, list[str]]:
     if found is not None and _has_option("--group", rest):
         raise ConfigurationError(f"{OPTIONS[0]} and --group both name the lane: leave one out")
     return found, rest
+
+
+def _is_elsewhere(argument: str) -> bool:
+    """Whether an argument names another server or stream than the app's."""
+    return argument.startswith(("--url", "--stream"))
+
+
+def _store_layout(settings: Settings) -> None:
+    """Stores how the app's stream is split, if nobody has so far: the job goes by what is stored."""
+    from bridge.link.connections import client
+    from bridge.routing.layouts import claim_layout
+
+    with client(settings.redis_url) as redis:
+        claim_layout(redis, settings.lane.stream, settings.partitions)
 
 
 def _settings(target: Target, job: Job) -> Settings:
