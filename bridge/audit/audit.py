@@ -14,8 +14,8 @@ out of the pending list also writes the entry's row:
    between, or it is lost. A message that was done after 2 and is pending now was replayed in between, or it is wrong.
 4. The new rows of the history. A message of 3 without a new row did not change in between: the finding is true.
 
-The history is capped, so rows may be dropped while they are read. This is noticed at each page. The audit then goes on
-as with a history that begins there.
+The history has a bounded length, so rows may be removed while they are read. This is noticed at each page. The audit
+then goes on as with a history that begins there.
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ class Audit:
     def _begin(self) -> None:
         """Finds out how far back the history reaches."""
         redis, keys = self._redis, self._keys
-        # Counters and the last entry are read at one moment. A later row would make up for a dropped one.
+        # Counters and the last entry are read at one moment. A later row would make up for a missing one.
         counts, first, last = pages.counted(redis, keys)
         if first is None:
             # The history is empty: its first row is not known yet.
@@ -143,11 +143,11 @@ class Audit:
         self.auditor = self._new_auditor(since)
         if self._complete:
             self._stream = pages.StreamPages(redis, keys.stream, since)
-            # The counters cover rows of done and dead messages. Rows of failures may have been dropped.
+            # The counters cover rows of done and dead messages. Rows of failures may be missing.
             if not pages.is_whole(redis, keys.history):
                 self.auditor.attempts_complete_after(id_key(first)[0])
             return
-        self._cut(id_key(first)[0], replays_hidden=have["replayed"] < counts.get("replayed", 0))
+        self._rows_missing(id_key(first)[0], replays_hidden=have["replayed"] < counts.get("replayed", 0))
 
     def advance(self) -> bool:
         """Checks the next page of the history. False: there is none."""
@@ -157,12 +157,12 @@ class Audit:
             return False
         steps = self._history.next()
         if self._expected_first is not None:
-            # Rows may have been dropped between the survey and this first page.
+            # Rows may have been removed between the survey and this first page.
             if self._history.first != self._expected_first:
-                self._cut(id_key(self._history.first)[0] if self._history.first else _now_ms(self._redis))
+                self._rows_missing(id_key(self._history.first)[0] if self._history.first else _now_ms(self._redis))
             self._expected_first = None
-        elif self._history.torn_ms is not None:
-            self._cut(self._history.torn_ms)
+        elif self._history.missing_until_ms is not None:
+            self._rows_missing(self._history.missing_until_ms)
         for id_ in self._history.unreadable:
             text = f"entry {id_} of the history cannot be read: nothing is proven about its rows"
             self.auditor.report(Check.DISAGREEING, self._only or "", "", text)
@@ -261,8 +261,8 @@ class Audit:
         """Whether the history should have a row for a dead letter, and has none."""
         if letter_id in self._reported or self.auditor.is_dead(message_id):
             return False
-        cut_ms = self.auditor.cut_ms
-        return cut_ms is None or id_key(letter_id)[0] > cut_ms
+        until_ms = self.auditor.missing_until_ms
+        return until_ms is None or id_key(letter_id)[0] > until_ms
 
     def _report_letters(self, orphans: list[tuple[str, str]]) -> None:
         # A letter that was replayed or dropped since then is not reported.
@@ -293,10 +293,10 @@ class Audit:
                     oldest = lowest
         return rows, oldest
 
-    def _cut(self, at_ms: int, *, replays_hidden: bool = True) -> None:
+    def _rows_missing(self, until_ms: int, *, replays_hidden: bool = True) -> None:
         self._complete = False
-        self.auditor.cut(at_ms, replays_hidden=replays_hidden)
-        start = (int(at_ms + self._clock_skew_ms), 0)
+        self.auditor.rows_missing(until_ms, replays_hidden=replays_hidden)
+        start = (int(until_ms + self._clock_skew_ms), 0)
         self._stream = pages.StreamPages(self._redis, self._keys.stream, _id(start))
 
     def _read_entries(self, to: IdKey) -> None:

@@ -7,9 +7,9 @@ first. So a skipped message is found even if it never gets a row.
 Memory: the messages that are undone at a time, a few numbers for each ticket, and the ids of dead messages. Never the
 whole history.
 
-A history is capped, so its oldest rows may be missing. `Auditor.cut` is called with that moment. Then a missing
-row proves nothing if it may have been dropped. A message is *covered* when it is younger than the cut: all its rows
-were written later, so none of them was dropped.
+A history has a bounded length, so its oldest rows may be missing. `Auditor.rows_missing` says until when. Then the
+absence of an older row proves nothing. A message is *covered* when it is younger than that: all its rows were written
+later, so none of them is missing.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Auditor:
 
     Call in this order:
 
-    1. `cut`, if the beginning of the history is missing.
+    1. `rows_missing`, if the first rows of the history are missing.
     2. For each step of the history: `entry` (optional) for the stream's entries, in id order, up to the largest id that
        the step names; then `step` with its rows.
     3. `at_rest` with the pending messages, when the lane is at rest.
@@ -68,7 +68,7 @@ class Auditor:
         self._only = only
         self._on_finding = on_finding
         #: Rows written before this time may be missing (Unix ms by the server's clock). None: no row is missing.
-        self._cut_ms: int | None = None
+        self._missing_until_ms: int | None = None
         self._replays_hidden = False
         self._covered_from = self._since
         #: Rows of first attempts may be missing for messages that are older than this (Unix ms).
@@ -111,9 +111,9 @@ class Auditor:
         return len(self._trails)
 
     @property
-    def cut_ms(self) -> int | None:
+    def missing_until_ms(self) -> int | None:
         """Rows written before this (Unix ms by the server's clock) may be missing; None: none is."""
-        return self._cut_ms
+        return self._missing_until_ms
 
     @property
     def undone(self) -> Collection[str]:
@@ -136,10 +136,10 @@ class Auditor:
     @property
     def covered_from(self) -> IdKey:
         """All rows of messages from this id on are here."""
-        if self._cut_ms is None:
+        if self._missing_until_ms is None:
             return self._since
         # After a failover the server's clock may be behind by the skew.
-        return max(self._since, (self._cut_ms + self._skew_us // 1000 + 1, 0))
+        return max(self._since, (self._missing_until_ms + self._skew_us // 1000 + 1, 0))
 
     def covers(self, key: IdKey) -> bool:
         """Whether all rows of the message with this id are here, if there are any."""
@@ -147,12 +147,11 @@ class Auditor:
 
     # -- input -------------------------------------------------------------------------------------
 
-    def cut(self, at_ms: int, *, replays_hidden: bool = True) -> None:
-        """Rows that were written up to ``at_ms`` may be missing, because the history was capped. Called before the
-        first step, and again when rows were dropped before they were read. ``replays_hidden``: rows of replays may be
-        missing.
+    def rows_missing(self, until_ms: int, *, replays_hidden: bool = True) -> None:
+        """Rows that were written up to ``until_ms`` may be missing. Called before the first step, and again when rows
+        were removed before they were read. ``replays_hidden``: rows of replays may be missing.
         """
-        self._cut_ms = at_ms
+        self._missing_until_ms = until_ms
         self._covered_from = self.covered_from
         self._replays_hidden = replays_hidden
         self._undone.clear()
@@ -275,7 +274,7 @@ class Auditor:
             return
         if new:
             self._undone[id_] = trail
-            if self._cut_ms is not None and self._replays_hidden and not self.covers(key):
+            if self._missing_until_ms is not None and self._replays_hidden and not self.covers(key):
                 # The row of a replay may be missing. A replayed message may be late.
                 self._note_replayed(trail, id_, UNBOUNDED)
             else:
@@ -302,7 +301,7 @@ class Auditor:
         id_ = row.message_id
         key = id_key(id_)
         trail = self._trail(row.ticket)
-        if id_ not in self._dead and (id_ in self._undone or self._cut_ms is None or self.covers(key)):
+        if id_ not in self._dead and (id_ in self._undone or self._missing_until_ms is None or self.covers(key)):
             self.report(Check.REPEATED, row.ticket, id_, "it was replayed, and was not dead")
         self._dead.discard(id_)
         self._undone[id_] = trail
@@ -361,7 +360,7 @@ class Auditor:
             self.report(Check.REPEATED, trail.name, id_, f"{row.what.value}, after its own last row")
         elif key < trail.last:
             covered = self.covers(key)
-            if self._cut_ms is not None and not covered and self._replays_hidden:
+            if self._missing_until_ms is not None and not covered and self._replays_hidden:
                 return
             if covered and key <= self._entries_to:
                 text = f"{row.what.value}, after its own last row, and after younger messages of its ticket"
@@ -423,7 +422,7 @@ class Auditor:
 
     def _begins_here(self, key: IdKey) -> bool:
         """Whether the first row of the message is here."""
-        if self._cut_ms is not None:
+        if self._missing_until_ms is not None:
             return self.covers(key)
         from_ms = self._attempts_from_ms
         return from_ms is None or key[0] > from_ms + self._skew_us // 1000

@@ -64,13 +64,13 @@ def counted(redis: Redis, keys: LaneKeys) -> tuple[dict[str, int], str | None, s
 
 
 def is_whole(redis: Redis, key: str) -> bool:
-    """Whether no entry of the stream was ever dropped. False when it is not known: servers before 7.0 do not tell."""
+    """Whether no entry of the stream is missing. False when it is not known: servers before 7.0 do not tell."""
     info: Any = redis.xinfo_stream(key)
     return bool(info.get("entries-added") == info["length"])
 
 
 class HistoryPages:
-    """Reads the steps of a history from its first entry on, while it may grow and be capped."""
+    """Reads the steps of a history from its first entry on, while entries are added and the oldest ones are removed."""
 
     def __init__(self, redis: Redis, key: str, end: str = "+") -> None:
         self._redis = redis
@@ -82,24 +82,24 @@ class HistoryPages:
         self.began_at: str | None = None
         #: The first entry of the history when the last page was read.
         self.first = ""
-        #: Set when entries were dropped before they were read: rows up to this time are missing (Unix ms).
-        self.torn_ms: int | None = None
+        #: Rows up to this time are missing (Unix ms): their entries were removed before they were read. None: none are.
+        self.missing_until_ms: int | None = None
         #: Entries that cannot be read as rows.
         self.unreadable: list[str] = []
 
     def next(self) -> list[list[Delivery]]:
-        """The rows of each of the next steps; empty at the end. Check `torn_ms` before using them."""
+        """The rows of each of the next steps; empty at the end. Check `missing_until_ms` before using them."""
         start = f"({self.at}" if self.at else "-"
         with self._redis.pipeline(transaction=True) as pipe:
             with_raw_replies(pipe)
             pipe.execute_command("XRANGE", self._key, "-", "+", "COUNT", 1)
             pipe.execute_command("XRANGE", self._key, start, self._end, "COUNT", HISTORY_PAGE)
             first, page = pipe.execute()
-        self.torn_ms = None
+        self.missing_until_ms = None
         self.first = _text(first[0][0]) if first else ""
         if self.at and self.first and id_key(self.first) > id_key(self.at):
             # The last entry that was read is gone. Later ones may be gone as well.
-            self.torn_ms = id_key(self.first)[0]
+            self.missing_until_ms = id_key(self.first)[0]
         if self.began_at is None and self.first:
             self.began_at = self.first
         steps = []

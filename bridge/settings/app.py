@@ -55,7 +55,7 @@ class Settings(BaseModel):
         ge=1,
         le=MOST,
         description="Streams that share the tickets: `STREAM:p0`, `STREAM:p1` and so on, by the CRC-32 of the ticket. "
-        "1: the stream itself. What is stored with the stream goes before it.",
+        "1: the stream itself. The number that is stored with the stream overrides it.",
     )
     follows: tuple[OlderVersion, ...] = Field(
         default=(),

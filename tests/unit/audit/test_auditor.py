@@ -1,4 +1,4 @@
-"""The auditor finds nothing in any true history, wherever it is cut, and every lie that matters."""
+"""The auditor finds nothing in any true history, wherever it begins, and every lie that matters."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def judged(
     if cut_at:
         dropped = [row for step in all_steps[:cut_at] for row in step]
         began_ms = left[0][0].written_ms if left else lane.now_us // 1000
-        auditor.cut(began_ms, replays_hidden=any(row.what is What.REPLAYED for row in dropped))
+        auditor.rows_missing(began_ms, replays_hidden=any(row.what is What.REPLAYED for row in dropped))
     given_to = 0
     for start in range(0, len(left), page):
         part = left[start : start + page]
@@ -83,10 +83,10 @@ def test_a_true_history_that_is_cut_anywhere_has_no_violation(
 
 @settings(max_examples=120)
 @given(happenings(), st.data())
-def test_a_true_history_that_is_torn_in_the_middle_has_no_violation(
+def test_a_true_history_whose_middle_is_missing_has_no_violation(
     happened: list[Happening], data: st.DataObject
 ) -> None:
-    """Rows were dropped faster than they were read. The reader reports that, and goes on behind the gap."""
+    """Rows were removed faster than they were read. The reader reports that, and goes on behind the gap."""
     lane = TrueLane().play(happened).finish()
     assume(len(lane.steps) > 2)
     first = data.draw(st.integers(1, len(lane.steps) - 2))
@@ -97,7 +97,7 @@ def test_a_true_history_that_is_torn_in_the_middle_has_no_violation(
         if first <= i < then:
             continue
         if i == then:
-            auditor.cut(step[0].written_ms)
+            auditor.rows_missing(step[0].written_ms)
             at = 0
         to = max(id_key(row.message_id) for row in step)
         while at < len(lane.entries) and id_key(lane.entries[at][0]) <= to:
