@@ -12,7 +12,7 @@ import click
 from bridge.stack.embedded import FsyncPolicy
 from tests.chaos.draw import ACTIONS, MIXED, PREFORK, Cast
 from tests.chaos.short import PACE_S, in_words, short_run
-from tests.chaos.subscriptions import ONE, draw_subscriptions
+from tests.chaos.subscriptions import ONE, draw_subscriptions, split
 
 
 @click.command()
@@ -25,6 +25,7 @@ from tests.chaos.subscriptions import ONE, draw_subscriptions
 @click.option("--bundle-ms", default=10.0, show_default=True, help="0: no bundles.")
 @click.option("--pace", default=PACE_S, show_default=True, help="Seconds between two faults, on average.")
 @click.option("--subscriptions", is_flag=True, help="The app has three, drawn by the seed.")
+@click.option("--partitions", default=1, show_default=True, help="How many the stream has.")
 @click.option("--only", multiple=True, type=click.Choice(sorted(ACTIONS)), help="Only this fault; may be repeated.")
 @click.option("--folder", type=click.Path(path_type=Path), help="Where logs and ledger stay [default: a new one].")
 def main(
@@ -38,6 +39,7 @@ def main(
     bundle_ms: float,
     pace: float,
     subscriptions: bool,
+    partitions: int,
     only: tuple[str, ...],
     folder: Path | None,
 ) -> None:
@@ -57,7 +59,7 @@ def main(
         pace_s=pace,
         only=only,
         culprits=culprits,
-        subscriptions=draw_subscriptions(seed) if subscriptions else ONE,
+        subscriptions=split(draw_subscriptions(seed) if subscriptions else ONE, partitions),
         say=click.echo,
         fsync=fsync,
     )

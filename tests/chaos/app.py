@@ -27,7 +27,7 @@ import bridge.leader.step.steps
 import bridge.leader.stream.reading
 import bridge.leader.takeover.acknowledged
 from tests.chaos.recording import WATCHER, name_of, watch
-from tests.chaos.subscriptions import LIMITED_IN, SUBSCRIPTIONS
+from tests.chaos.subscriptions import LIMITED_IN, PARTITIONS, SUBSCRIPTIONS
 
 #: Seconds between two signs of life of a task at work.
 STEP_S = 0.01
@@ -48,6 +48,8 @@ app.conf.update(
     broker_connection_retry_on_startup=True,
     worker_cancel_long_running_tasks_on_connection_loss=False,
 )
+if PARTITIONS in os.environ:
+    app.conf.bridge_partitions = int(os.environ[PARTITIONS])
 if SUBSCRIPTIONS in os.environ:
     app.conf.bridge_subscriptions = json.loads(os.environ[SUBSCRIPTIONS])
 else:

@@ -8,13 +8,23 @@ from typing import Any
 from redis import Redis
 
 from bridge.routing.keys import LaneKeys
+from bridge.routing.partitions import stream_id
 from tests.chaos.checks import Violation, check_snapshot
 from tests.chaos.facts import Effect, Letter, Message, Rest
 from tests.chaos.recording import EFFECTS
 from tests.keycheck import ownerless
 
-#: Keys on the server that are Celery's, or the run's own.
-FOREIGN_KEYS = ("_kombu.binding*", "*.pidbox", "*.reply.pidbox", "celery", "unacked*", f"{EFFECTS}*", "incident:*")
+#: Keys on the server that are Celery's, the stream's (its layout), or the run's own.
+FOREIGN_KEYS = (
+    "{ticket_stream}/layout",
+    "_kombu.binding*",
+    "*.pidbox",
+    "*.reply.pidbox",
+    "celery",
+    "unacked*",
+    f"{EFFECTS}*",
+    "incident:*",
+)
 PAGE = 2000
 
 
@@ -83,9 +93,9 @@ def look(redis: Redis, keys: LaneKeys, among: Sequence[Message]) -> list[Violati
     [group] = [group for group in groups if group["name"] == keys.group]
     last = _order(group["last-delivered-id"])
     read = [(m.message_id, m.ticket) for m in among if _order(m.message_id) <= last]
-    succeeded = {fields["id"] for found in applied for _, fields in found}
+    succeeded = {stream_id(fields["id"]) for found in applied for _, fields in found}
     waiting = {row["message_id"] for row in pending}
-    return check_snapshot(read, waiting, succeeded, {fields["message_id"] for _, fields in dead})
+    return check_snapshot(read, waiting, succeeded, {stream_id(fields["message_id"]) for _, fields in dead})
 
 
 def _group(redis: Redis, keys: LaneKeys) -> dict[str, Any]:

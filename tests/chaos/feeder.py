@@ -15,7 +15,7 @@ from redis import Redis
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
-from bridge.routing.keys import LaneKeys
+from bridge.routing.partitions import Layout, partition_of
 from tests.chaos.facts import Message
 
 UNAVAILABLE = (RedisConnectionError, RedisTimeoutError)
@@ -28,13 +28,15 @@ Source = Callable[[dict[str, int]], Planned | None]
 class Feeder:
     """One producer."""
 
-    def __init__(self, redis: Redis, keys: LaneKeys, source: Source) -> None:
+    def __init__(self, redis: Redis, stream: str, source: Source, partitions: int = 1) -> None:
         self._redis = redis
-        self._keys = keys
+        #: Of each partition.
+        self._streams = Layout(partitions).streams(stream)
         self._source = source
         self._planned: dict[tuple[str, int], Planned] = {}
         self._again: list[Planned] = []
-        self._last_id = "0-0"
+        #: Stream -> its last entry.
+        self._last_ids = dict.fromkeys(self._streams, "0-0")
         self._in_doubt = False
         #: How many of each ticket are in the stream.
         self.counts: dict[str, int] = {}
@@ -55,7 +57,7 @@ class Feeder:
                 for ticket, task, payload, _ in batch:
                     text = payload if isinstance(payload, str) else json.dumps(payload)
                     fields: dict[Any, Any] = {"ticket_id": ticket, "payload": text}
-                    pipe.xadd(self._keys.stream, {**fields, "task": task} if task else fields)
+                    pipe.xadd(self._stream_of(ticket), {**fields, "task": task} if task else fields)
                 ids = pipe.execute()
             self._in_doubt = False
         except UNAVAILABLE:
@@ -71,12 +73,21 @@ class Feeder:
         """
         if self._in_doubt:
             self._resync()
-        last: Any = self._redis.xinfo_stream(self._keys.stream)["last-generated-id"]
-        lost = 0
-        while self.messages and _order(self.messages[-1].message_id) > _order(last):
-            self.counts[self.messages.pop().ticket] -= 1
-            lost += 1
-        self._last_id = self.messages[-1].message_id if self.messages else "0-0"
+        kept = []
+        last: dict[str, str] = {}
+        for stream in self._streams:
+            info: Any = self._redis.xinfo_stream(stream)
+            last[stream] = info["last-generated-id"]
+        self._last_ids = dict.fromkeys(self._streams, "0-0")
+        for message in self.messages:
+            stream = self._stream_of(message.ticket)
+            if _order(message.message_id) > _order(last[stream]):
+                self.counts[message.ticket] -= 1
+                continue
+            kept.append(message)
+            self._last_ids[stream] = message.message_id
+        lost = len(self.messages) - len(kept)
+        self.messages = kept
         return lost
 
     def settle(self) -> bool:
@@ -104,19 +115,23 @@ class Feeder:
         self._again = again[count:]
 
     def _resync(self) -> None:
-        found: Any = self._redis.xrange(self._keys.stream, f"({self._last_id}", "+")
-        for id_, fields in found:
-            ticket = fields["ticket_id"]
-            self._note(id_, self._planned.pop((ticket, self.counts.get(ticket, 0))))
+        for stream in self._streams:
+            found: Any = self._redis.xrange(stream, f"({self._last_ids[stream]}", "+")
+            for id_, fields in found:
+                ticket = fields["ticket_id"]
+                self._note(id_, self._planned.pop((ticket, self.counts.get(ticket, 0))))
         self._again = [*self._planned.values(), *self._again]
         self._planned = {}
         self._in_doubt = False
+
+    def _stream_of(self, ticket: str) -> str:
+        return self._streams[partition_of(ticket, len(self._streams))]
 
     def _note(self, id_: str, planned: Planned) -> None:
         ticket, _, payload, dies = planned
         n = self.counts.get(ticket, 0)
         self.counts[ticket] = n + 1
-        self._last_id = id_
+        self._last_ids[self._stream_of(ticket)] = id_
         kind = "" if isinstance(payload, str) else payload.get("kind", "")
         self.messages.append(Message(id_, ticket, n, dies, time.time_ns(), kind))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -29,7 +30,7 @@ from tests.chaos.link import READY
 from tests.chaos.result import Result
 from tests.chaos.seats import Seat
 from tests.chaos.stranded import waits
-from tests.chaos.subscriptions import ONE, Subscription, environment, evidence_of
+from tests.chaos.subscriptions import ONE, STREAM, Subscription, environment, evidence_of
 
 read_by_apps("CHAOS_", "SOAK_")
 
@@ -99,7 +100,9 @@ class Run:
         self.yard = ProcessYard(self.plan.folder, self.server.url)
         self.ledger = LedgerReader(self.ledger_folder)
         # A producer whose connection hangs blocks the conductor: the server is only frozen by calls that thaw it again.
-        self.feeder = Feeder(self.server.client(decode_responses=True), self.keys, self.plan.source)
+        self.feeder = Feeder(
+            self.server.client(decode_responses=True), STREAM, self.plan.source, self.struck.partitions
+        )
         self.conductor = Conductor(
             self.server,
             self.keys,
@@ -236,7 +239,8 @@ class Run:
             broken += check_all(evidence_of(one, *rows, struck=one == self.struck))
             letters += dead
             found: Any = self.redis.hgetall(one.keys.counts)
-            counts.update({one.label + name: int(value) for name, value in sorted(found.items())})
+            for name, value in sorted(found.items()):
+                counts[one.label + name] = counts.get(one.label + name, 0) + int(value)
         ended = [Violation("ended by itself", "", "", line) for line in self.conductor.complaints()]
         return Result(
             violations=[*stuck, *self._found, *broken, *ended],
@@ -301,16 +305,16 @@ class Run:
         return all(self.redis.exists(keys.leader) for keys in self._lanes)
 
     def _settled(self) -> int:
-        """How many messages every lane is done with."""
-        settled = []
+        """How many messages the subscription is done with that is behind most."""
+        settled: Counter[str] = Counter()
         try:
             for keys in self._lanes:
                 found: Any = self.redis.hmget(keys.counts, ["done", "dead", "left_out"])
                 replays = self.notes.replays if keys == self.keys else 0
-                settled.append(sum(int(count or 0) for count in found) - replays)
+                settled[keys.group] += sum(int(count or 0) for count in found) - replays
         except UNAVAILABLE:
             return 0
-        return min(settled)
+        return min(settled.values())
 
     def _progress(self) -> str:
         return f"pushed {len(self.feeder.messages):,}, settled {self._settled():,}"

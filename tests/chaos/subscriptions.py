@@ -1,8 +1,8 @@
-"""The subscriptions of a chaos run's app, drawn from the seed, and the evidence of each of them.
+"""The lanes of a chaos run's app, drawn from the seed, and the evidence of each of them.
 
-An app has one lane, or three subscriptions: one that fails as messages are drawn, one that is slow, one that is
-neither. Some have a filter. In the ledger and in the effects a ticket of a subscription is ``<subscription>/<ticket>``,
-so each subscription's evidence stands for itself, and is checked as that of a lane alone.
+An app has one subscription, or three: one that fails as messages are drawn, one that is slow, one that is neither. Some
+have a filter. The stream may have partitions. In the ledger and in the effects a ticket of a subscription is
+``<subscription>/<ticket>``, so the evidence of each lane stands for itself, and is checked as that of a lane alone.
 """
 
 from __future__ import annotations
@@ -15,20 +15,24 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from bridge.routing.keys import LaneKeys
+from bridge.routing.partitions import Layout, partition_of, stream_id
 from tests.chaos.facts import Effect, Evidence, Execution, Letter, Message, Notes, Rest
 
 STREAM = "ticket_stream"
 #: The kinds of messages that filters tell apart.
 KINDS = ("a", "b", "c")
-#: Environment variables of the app: its subscriptions, and which of them has the task with a time limit.
-SUBSCRIPTIONS, LIMITED_IN = "CHAOS_SUBSCRIPTIONS", "CHAOS_LIMITED_IN"
+#: Environment variables of the app: its subscriptions, which of them has the task with a time limit, and how many
+#: partitions the stream has.
+SUBSCRIPTIONS, LIMITED_IN, PARTITIONS = "CHAOS_SUBSCRIPTIONS", "CHAOS_LIMITED_IN", "CHAOS_PARTITIONS"
 
 Row = TypeVar("Row", Execution, Effect)
 
 
 @dataclass(frozen=True)
 class Subscription:
-    """One lane of the app. ``wants``: the kinds that pass its filter; empty: all. ``label``: begins its tickets."""
+    """A subscription on one partition. ``wants``: the kinds that pass its filter; empty: all. ``label``: begins its
+    tickets.
+    """
 
     name: str
     wants: tuple[str, ...] = ()
@@ -37,10 +41,17 @@ class Subscription:
     #: Whether messages fail in it as they are drawn. In others they succeed.
     fails: bool = True
     label: str = ""
+    partition: int = 0
+    #: How many partitions the stream has.
+    partitions: int = 1
 
     @property
     def keys(self) -> LaneKeys:
-        return LaneKeys(STREAM, self.name)
+        return LaneKeys(Layout(self.partitions).stream(STREAM, self.partition), self.name)
+
+    def has(self, ticket: str) -> bool:
+        """Whether the ticket is of its partition."""
+        return partition_of(ticket, self.partitions) == self.partition
 
     def wants_fields(self, fields: Sequence[bytes]) -> bool:
         """Whether the entry with these fields passes its filter."""
@@ -52,7 +63,7 @@ class Subscription:
         places: Counter[str] = Counter()
         found = []
         for message in messages:
-            if self.wants and message.kind not in self.wants:
+            if not self.has(message.ticket) or (self.wants and message.kind not in self.wants):
                 continue
             n = places[message.ticket]
             places[message.ticket] += 1
@@ -60,8 +71,12 @@ class Subscription:
         return found
 
     def own(self, rows: Iterable[Row]) -> list[Row]:
-        """Those of its executions or effects."""
-        return [row for row in rows if row.ticket.startswith(self.label)]
+        """Those of its executions or effects. Ids are those of its stream."""
+        return [
+            replace(row, message_id=stream_id(row.message_id))
+            for row in rows
+            if row.ticket.startswith(self.label) and self.has(row.ticket.removeprefix(self.label))
+        ]
 
 
 #: The lane of an app that names no subscription.
@@ -87,22 +102,39 @@ def draw_subscriptions(seed: int) -> tuple[Subscription, ...]:
     return tuple(found)
 
 
+def split(subscriptions: Sequence[Subscription], partitions: int) -> tuple[Subscription, ...]:
+    """The lanes of these subscriptions on a stream of so many partitions."""
+    return tuple(
+        replace(one, partition=number, partitions=partitions) for one in subscriptions for number in range(partitions)
+    )
+
+
+def draw_partitions(seed: int) -> int:
+    """How many partitions the stream has."""
+    return random.Random(f"partitions {seed}").choice((1, 2, 3))
+
+
 def environment(subscriptions: Sequence[Subscription]) -> dict[str, str]:
     """What makes `tests.chaos.app` have these."""
-    if subscriptions == ONE:
-        return {}
+    found = {PARTITIONS: str(subscriptions[0].partitions)} if subscriptions[0].partitions > 1 else {}
+    if not _several(subscriptions):
+        return found
     options = {
         one.name: {"task": "chaos.work", **({"filter": {"kind": list(one.wants)}} if one.wants else {})}
         for one in subscriptions
     }
-    [fails] = [one.name for one in subscriptions if one.fails]
+    [fails] = {one.name for one in subscriptions if one.fails}
     # Entries shall leave the stream in the run, and not before a feeder that lost a reply has looked for its own.
-    return {SUBSCRIPTIONS: json.dumps(options), LIMITED_IN: fails, "CHAOS_RETENTION": "15"}
+    return {**found, SUBSCRIPTIONS: json.dumps(options), LIMITED_IN: fails, "CHAOS_RETENTION": "15"}
+
+
+def _several(subscriptions: Sequence[Subscription]) -> bool:
+    return bool(subscriptions[0].label)
 
 
 def addressed(subscriptions: Sequence[Subscription], payload: dict[str, Any], kind: str) -> dict[str, Any]:
     """The payload with what befalls the message in each subscription."""
-    if subscriptions == ONE:
+    if not _several(subscriptions):
         return payload
     inside = {
         one.name: {"ms": one.times * payload["ms"] + one.times - 1, **({} if one.fails else {"until": 1})}
@@ -141,7 +173,10 @@ def evidence_of(
         wanted,
         renumbered(executions),
         renumbered(effects),
-        [replace(letter, ticket=subscription.label + letter.ticket) for letter in letters],
+        [
+            replace(letter, message_id=stream_id(letter.message_id), ticket=subscription.label + letter.ticket)
+            for letter in letters
+        ],
         rest,
         notes,
         max_attempts,

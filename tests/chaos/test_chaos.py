@@ -13,7 +13,7 @@ import pytest
 from tests.chaos.draw import MIXED, PREFORK, Cast
 from tests.chaos.run import default_seed
 from tests.chaos.short import in_words, short_run
-from tests.chaos.subscriptions import ONE, draw_subscriptions
+from tests.chaos.subscriptions import ONE, draw_partitions, draw_subscriptions, split
 
 FAULTS = int(os.environ.get("CHAOS_FAULTS", "30"))
 #: Share of messages that kill their whole worker at each attempt, until they are dead.
@@ -31,6 +31,7 @@ def test_faults_of_every_kind_break_no_promise(tmp_path: Path, cast: Cast, *, vi
     culprits = CULPRITS if violent else 0.0
     # One of the two runs has three subscriptions, the other one lane: the seed says which.
     subscriptions = draw_subscriptions(seed) if violent == bool(seed % 2) else ONE
+    subscriptions = split(subscriptions, draw_partitions(seed + violent))
     print(list(subscriptions))
     folder = tmp_path / "run"
     result = short_run(

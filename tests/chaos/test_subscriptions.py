@@ -2,9 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from tests.chaos.checks import check_all
 from tests.chaos.facts import Effect, Execution, Message, Notes, Rest
-from tests.chaos.subscriptions import ONE, Subscription, addressed, draw_subscriptions, environment, evidence_of
+from tests.chaos.subscriptions import (
+    ONE,
+    Subscription,
+    addressed,
+    draw_partitions,
+    draw_subscriptions,
+    environment,
+    evidence_of,
+    split,
+)
 
 MS = 1_000_000
 WALL = 1_700_000_000_000 * MS
@@ -97,3 +108,30 @@ def test_the_draw_has_a_slow_one_a_failing_one_and_a_filter() -> None:
         assert [one.name for one in drawn if one.fails] == ["failing"]
         assert [one.name for one in drawn if one.times > 1] == ["slow"]
     assert {draw_subscriptions(seed)[0].name for seed in range(30)} == {"failing", "slow", "plain"}
+
+
+def test_each_partition_has_its_own_tickets_and_all_have_each_once() -> None:
+    messages = [Message(f"{n}-0", f"T{n % 20}", n // 20, pushed_ns=WALL, kind="b") for n in range(40)]
+    lanes = split((FAILING, SLOW), 3)
+    assert len({one.keys for one in lanes}) == 6
+    for name in ("failing", "slow"):
+        found = [message for one in lanes if one.name == name for message in one.wanted(messages)]
+        assert sorted(int(message.message_id[:-2]) for message in found) == list(range(40))
+    tickets = [{message.ticket for message in one.wanted(messages)} for one in lanes if one.name == "slow"]
+    assert all(tickets)
+    assert not tickets[0] & tickets[1]
+
+
+def test_the_rows_of_another_partition_are_not_a_lanes_own() -> None:
+    [first, second] = split((SLOW,), 2)
+    executions = [ran("slow/", 1, 10)[0]]
+    [here] = [one for one in (first, second) if one.has("T")]
+    [elsewhere] = [one for one in (first, second) if not one.has("T")]
+    assert [row.message_id for row in here.own([replace(executions[0], message_id="2-0@p1")])] == ["2-0"]
+    assert elsewhere.own(executions) == []
+
+
+def test_a_run_has_as_many_partitions_as_the_seed_draws() -> None:
+    assert {draw_partitions(seed) for seed in range(30)} == {1, 2, 3}
+    assert environment(split(ONE, 2)) == {"CHAOS_PARTITIONS": "2"}
+    assert environment(split((FAILING, SLOW), 2)).keys() > {"CHAOS_PARTITIONS", "CHAOS_SUBSCRIPTIONS"}
