@@ -264,6 +264,30 @@ def test_an_entry_leaves_when_the_last_group_has_done_with_it(other: Any, fresh:
         assert left(fresh) == [ids[0], ids[2]]
 
 
+def test_the_lane_that_is_done_last_removes_its_entries_without_a_look_at_the_whole_stream(
+    fresh: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bridge.leader.stream.retention, "SHARED_BATCH", 4)
+    # Given a lane beside another one that is done with most, has a letter of one, and has one pending
+    ids = fresh.push("T", count=8)
+    fresh.client.xgroup_create(fresh.keys.stream, NEAR, "0")
+    fresh.client.execute_command("XREADGROUP", "GROUP", NEAR, MASTER, "COUNT", 7, "STREAMS", fresh.keys.stream, ">")
+    fresh.client.xack(fresh.keys.stream, NEAR, *ids[:5], ids[6])
+    letter(fresh, ids[2], NEAR)
+    fresh.read()
+    retention = keeper(fresh)
+    retention.sweep()
+    assert left(fresh) == ids
+    # When it is done with all, an older one comes last, and one was acknowledged by hand
+    acknowledged(fresh, ids)
+    retention.settled(WRITTEN, Batch(acknowledged=[ids[3], ids[2], *ids[4:]]))
+    # Then those leave that the other one is done with
+    assert left(fresh) == [*ids[:3], ids[5], ids[7]]
+    retention.settled(WRITTEN, Batch(acknowledged=[ids[0]]))
+    retention.remove()
+    assert left(fresh) == [*ids[1:3], ids[5], ids[7]]
+
+
 def test_a_dropped_letter_lets_its_entry_go(fresh: World, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bridge.leader.stream.retention, "LETTERS", 2)
     ids = acknowledged(fresh, fresh.pushed("T", 5))

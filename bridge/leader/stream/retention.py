@@ -11,10 +11,11 @@ hundred at a time. An entry may be removed when all of this holds:
 
 There are two ways to find such entries:
 
-1. When ``bridge_retention`` is 0 and the stream has one group, the leader removes the ids that it acknowledged itself.
-   It need not look at the stream.
-2. In all other cases the leader goes through the stream, one page at a time, again and again. This finds entries that
-   another group finished later, entries whose dead letter was dropped, entries that another leader acknowledged, and
+1. When ``bridge_retention`` is 0, the leader removes the ids that it acknowledged itself. When the stream has one
+   group, it need not look at the stream. When the stream has more, it first asks which of them all groups are done
+   with. So the leader that is done with an entry last removes it, and memory does not grow with the rate of messages.
+2. In all cases the leader goes through the stream, one page at a time, again and again. This finds entries that a group
+   without a leader finished later, entries whose dead letter was dropped, entries that another leader acknowledged, and
    entries that are old enough now.
 
 An XACK by hand does not make a message done, and must not remove its entry. So the second way runs only after the
@@ -41,8 +42,12 @@ if TYPE_CHECKING:
 
 #: Ids that are collected before they are removed, and most entries in one page.
 BATCH = 500
+#: The same where other groups must be asked: a longer look would delay messages of all lanes.
+SHARED_BATCH = 100
 #: Longest time for one part of a pass through the stream, in seconds: the leader has other work.
 BUDGET_S = 0.02
+#: The same where other groups are asked. Such a pass finds little, and may be long: messages wait for it.
+SHARED_BUDGET_S = 0.008
 #: Seconds between two passes through the stream.
 AGAIN_S = 15.0
 #: Dead letters in one page. The server reads the whole letter, with its payload and traceback.
@@ -79,28 +84,47 @@ class Retention:
 
     def settled(self, _done: Advanced, batch: Batch) -> None:
         """Collects the ids that a batch acknowledged, and removes them when there are enough."""
-        if self._keep_s != 0 or self._others:
+        if self._keep_s != 0:
             return
         if batch.dead:
             dead = {letter.message_id for letter in batch.dead}
             self._ready += [id_ for id_ in batch.acknowledged if id_ not in dead]
         else:
             self._ready += batch.acknowledged
-        if len(self._ready) >= BATCH:
+        if len(self._ready) >= (SHARED_BATCH if self._others else BATCH):
             self.remove()
 
     def remove(self) -> None:
-        """Removes the collected ids, unless the stream turns out to have another group."""
+        """Removes the collected ids that all groups are done with."""
         if not self._ready:
             return
+        if self._others:
+            self._remove_shared()
+            return
         if remove(self._term.redis, self._term.leadership, (), self._ready) is None:
-            # The stream has another group. A later pass finds these entries when that group has finished them.
-            self._others = None
+            # The stream has another group.
             self._again_at = 0.0
+            self._remove_shared()
         self._ready.clear()
 
+    def _remove_shared(self) -> None:
+        """Removes those of the collected ids that the other groups are done with, too. They remove the rest."""
+        ids = sorted(set(self._ready), key=id_key)
+        self._ready.clear()
+        for start in range(0, len(ids), SHARED_BATCH):
+            mine = ids[start : start + SHARED_BATCH]
+            # Entries of other tickets may be between them. The pass through the stream finds what this does not reach.
+            found = done(self._term.redis, self._keys.stream, mine[0], mine[-1], 2 * SHARED_BATCH)
+            self._others = found.groups - {self._keys.group.encode()}
+            # Letters are read after the entries: a dead entry has its letter by now.
+            if not self._know_letters(found.groups, time.monotonic() + BUDGET_S):
+                return
+            gone = set(found.ids) - self._dead
+            if leaving := [id_ for id_ in mine if id_ in gone]:
+                remove(self._term.redis, self._term.leadership, self._others, leaving)
+
     def sweep(self) -> None:
-        """Continues the pass through the stream for at most `BUDGET_S`.
+        """Continues the pass through the stream for at most `BUDGET_S`, or `SHARED_BUDGET_S`.
 
         To be called when the pending list agrees with the picture.
         """
@@ -113,7 +137,7 @@ class Retention:
             self._dead.clear()
             self._sorted = None
             self._read_to.clear()
-        until = started + BUDGET_S
+        until = started + (SHARED_BUDGET_S if self._others else BUDGET_S)
         end = f"{max(0, int(self._term.clock.server_ms() - self._keep_s * 1000))}-{2**64 - 1}"
         while time.monotonic() < until:
             spared = self._spared(BATCH)
