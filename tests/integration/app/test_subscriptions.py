@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -148,6 +150,29 @@ def test_a_master_makes_the_groups_of_all_its_lanes_before_it_leads_one(
     with own_server.client(decode_responses=True) as redis:
         groups = {one["name"]: one["last-delivered-id"] for one in redis.xinfo_groups("ticket_stream")}
         assert groups == dict.fromkeys(NAMES, "0-0")
+
+
+def test_the_threads_of_several_lanes_do_not_keep_the_interpreter_from_each_other(
+    own_server: EmbeddedServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from bridge.master.process import SWITCH_S, Master
+    from tests.apps.subscribers import app
+
+    monkeypatch.setitem(app.conf, "broker_url", own_server.url)
+    monkeypatch.delitem(app.bridge.__dict__, "settings", raising=False)
+    before = sys.getswitchinterval()
+    try:
+        master = Master(app, lambda _line: None)
+        master.stop()
+        # Not in the main thread, whose signals are the test's
+        thread = threading.Thread(target=master.run)
+        thread.start()
+        thread.join(10)
+        assert sys.getswitchinterval() == pytest.approx(SWITCH_S)
+        assert before > SWITCH_S
+    finally:
+        sys.setswitchinterval(before)
+        monkeypatch.delitem(app.bridge.__dict__, "settings", raising=False)
 
 
 def test_an_app_subscribes_to_the_stream_of_another_and_misses_nothing_while_it_is_away(
