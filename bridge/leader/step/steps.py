@@ -56,7 +56,7 @@ class Steps:
         if not reply:
             return 0
         entries = reply[0][1]
-        # Another read may have returned these entries before, while this one was blocked.
+        # Another read may have returned these entries before, while this one waited.
         if id_key(entries[0][0].decode()) <= id_key(self.last_outcome):
             known = id_key(self.last_outcome)
             entries = [entry for entry in entries if id_key(entry[0].decode()) > known]
