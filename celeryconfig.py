@@ -70,3 +70,5 @@ bridge_health_file = os.environ.get("BRIDGE_HEALTH_FILE")
 # bridge_bundle_ms = 10.0                 how long a bundle of short tasks lasts, in ms; 0 turns bundles off
 # bridge_window = 50000                   messages that the leader keeps in memory; the rest waits in Redis
 # bridge_window_bytes = 134217728         and the bytes of these; half may be in flight: see docs/explanation/memory.md
+# bridge_max_lag = {}                     no limit: what falls behind keeps its messages in the stream. {"count": …},
+#                                         {"bytes": …} or {"age": …} with "then": "skip" or "park" sets one

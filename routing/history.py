@@ -45,6 +45,8 @@ class What(Enum):
     REFUSED = "refused"
     #: The lane does not want it (its filter, its tasks), and acknowledged it without a delivery: the last row.
     LEFT_OUT = "left out"
+    #: The lane was too far behind (`bridge_max_lag`), and acknowledged it without a delivery: the last row.
+    SKIPPED = "skipped"
     #: An outcome had another fence than the current one, and was refused.
     STALE = "stale"
     #: A dead message was replayed: it goes before all messages of its ticket that were not started.
@@ -52,7 +54,7 @@ class What(Enum):
 
 
 #: What the last row of a message says. After `DEAD` it may still be replayed.
-LAST = frozenset({What.DONE, What.DEAD, What.REFUSED, What.LEFT_OUT})
+LAST = frozenset({What.DONE, What.DEAD, What.REFUSED, What.LEFT_OUT, What.SKIPPED})
 
 
 @dataclass(frozen=True, slots=True)

@@ -51,6 +51,7 @@ COUNTED = {
     "dead": (What.DEAD, What.REFUSED),
     "replayed": (What.REPLAYED,),
     "left_out": (What.LEFT_OUT,),
+    "skipped": (What.SKIPPED,),
 }
 
 

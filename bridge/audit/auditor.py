@@ -197,7 +197,7 @@ class Auditor:
                 self._refused(row)
             elif row.what is What.REPLAYED:
                 self._replayed(row)
-            elif row.what is What.LEFT_OUT:
+            elif row.what in (What.LEFT_OUT, What.SKIPPED):
                 self._left_out(row)
             else:
                 self._delivered(row)
@@ -289,10 +289,10 @@ class Auditor:
         self._dead.add(id_)
 
     def _left_out(self, row: Delivery) -> None:
-        """An entry that the lane did not want. It had no delivery, so it breaks no order."""
+        """An entry that the lane did not want, or skipped. It had no delivery, so it breaks no order."""
         if row.message_id in self._dead:
-            self.report(Check.REPEATED, row.ticket, row.message_id, "it was left out, and was dead already")
-        if row.message_id in self._wanted:
+            self.report(Check.REPEATED, row.ticket, row.message_id, f"it was {row.what.value}, and was dead already")
+        if row.what is What.LEFT_OUT and row.message_id in self._wanted:
             text = "it was left out, and the lane wants it, by its filter and its tasks as they are now"
             self.report(Check.SKIPPED, self.ticket_of(row.message_id), row.message_id, text)
         self._finish(row.message_id)

@@ -23,8 +23,8 @@ class Check(Enum):
 
     LOST = (
         "lost",
-        "Every entry that the group has read is pending, or the history has its last row (done, dead, refused or left "
-        "out).",
+        "Every entry that the group has read is pending, or the history has its last row (done, dead, refused, left "
+        "out or skipped).",
         "It does not see entries that are older than the history, or that were deleted from the stream before the "
         "audit read them and have no row.",
     )
@@ -57,9 +57,9 @@ class Check(Enum):
     )
     REPEATED = (
         "repeated",
-        "A message that is done, dead, refused or left out is not delivered again unless it was replayed. So each "
-        "second execution has a failed, lost, returned or replayed row before it. A message that was given back did "
-        "not run.",
+        "A message that is done, dead, refused, left out or skipped is not delivered again unless it was replayed. So "
+        "each second execution has a failed, lost, returned or replayed row before it. A message that was given back "
+        "did not run.",
         "Of an execution whose process died together with its consumer's lease, only `lost` is known. It cannot "
         "know how often the task's code had started.",
     )

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from bridge.protocol.registration import Registration
     from bridge.routing.keys import LaneKeys
     from bridge.settings.app import Settings
+    from bridge.settings.lane import LaneSettings
 
 #: Unread entries that are counted one by one when the server does not know their number. The bytes are approximate.
 COUNTED = 1000
@@ -39,7 +40,7 @@ RECORDS = 10_000
 #: The record of a parked ticket begins with this.
 _PARKED = f"[{PARKED},".encode()
 #: Counters of what should not happen, the most serious first.
-TROUBLE = ("lost", "suspect", "rerouted", "stale", "tampered", "stalled", "regrouped", "unknown")
+TROUBLE = ("lost", "suspect", "rerouted", "stale", "tampered", "stalled", "regrouped", "unknown", "skipped")
 
 
 @dataclass(frozen=True)
@@ -176,7 +177,7 @@ def read_status(redis: Redis, settings: Settings) -> LaneStatus:
         master=leaders_facts(about.get(b"master")),
     )
     waits = (_unserved(one, now_ms) for one in status.unserved)
-    problems = (*_problems(status, lane.dead_max), *waits, *_differing(status, registrations))
+    problems = (*_problems(status, lane), *waits, *_differing(status, registrations))
     return replace(status, problems=problems)
 
 
@@ -202,8 +203,15 @@ def _unread(
     return max(count, at_most), "an upper bound: some of them may be done and not removed yet"
 
 
-def _problems(status: LaneStatus, dead_max: int) -> list[str]:
+def _problems(status: LaneStatus, lane: LaneSettings) -> list[str]:
     problems = []
+    dead_max = lane.dead_max
+    undone = sum((status.unread, status.waiting, status.in_flight, status.awaiting_retry, status.parked_messages))
+    if lane.max_lag.stops(undone, None, (status.oldest_undone_ms or 0) / 1000):
+        problems.append(
+            "the lane reads nothing new, since it is beyond bridge_max_lag: start workers, or raise the limit and "
+            "start its masters again"
+        )
     if status.leader is None:
         problems.append("no master leads: nothing is dispatched or settled; start one with `bridge run`")
     alive = [consumer for consumer in status.consumers if consumer.alive]

@@ -37,7 +37,7 @@ SAMPLES = 20
 HOLDS_MESSAGES = 1000
 HOLDS_BYTES = 1024 * 1024
 #: Counters that are shown.
-COUNTERS = ("done", "left_out", "dead")
+COUNTERS = ("done", "left_out", "skipped", "dead")
 
 
 @dataclass(frozen=True)
@@ -114,6 +114,8 @@ class SubscriptionStatus:
     #: Messages, and their bytes, that all other groups of the stream are done with.
     held_alone: int
     held_alone_bytes: int | None
+    #: Lanes that read nothing new, since they are beyond ``bridge_max_lag``.
+    stopped: int
 
     @property
     def undone(self) -> int:
@@ -132,6 +134,11 @@ class SubscriptionStatus:
         elif self.led < self.lanes and self.declared:
             what = "no master leads it" if self.lanes == 1 else f"no master leads {self.lanes - self.led} of its lanes"
             found.append(f"{name}: {what}; start one with `bridge run`")
+        if self.stopped:
+            found.append(
+                f"{name} reads nothing new, since it is beyond bridge_max_lag: start workers for it, or raise the "
+                "limit and start its masters again"
+            )
         if self.held_alone >= HOLDS_MESSAGES or (self.held_alone_bytes or 0) >= HOLDS_BYTES:
             held = "" if self.held_alone_bytes is None else f", about {data_size(self.held_alone_bytes)}"
             found.append(
@@ -259,6 +266,8 @@ class _Lane:
         self.held_bytes = stream.bytes_of(stream.undone(name))
         self.alone = stream.held_alone(name)
         self.alone_bytes = stream.bytes_of(self.alone)
+        undone = stream.undone(name)
+        self.stopped = lane.max_lag.stops(undone, self.held_bytes, (self.oldest_ms or 0) / 1000)
 
 
 def _sum(name: str, lanes: Sequence[_Lane], declared: bool) -> SubscriptionStatus:
@@ -290,4 +299,5 @@ def _sum(name: str, lanes: Sequence[_Lane], declared: bool) -> SubscriptionStatu
         held_bytes=known([lane.held_bytes for lane in lanes]),
         held_alone=sum(lane.alone for lane in lanes),
         held_alone_bytes=known([lane.alone_bytes for lane in lanes]),
+        stopped=sum(lane.stopped for lane in lanes),
     )

@@ -13,7 +13,7 @@ from __future__ import annotations
 import selectors
 import socket
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +27,7 @@ from bridge.leader.consumers.membership import Consumers
 from bridge.leader.consumers.queues import Queues
 from bridge.leader.consumers.reroute import Reroute
 from bridge.leader.duties.intake import Intake
+from bridge.leader.duties.lag import Lag
 from bridge.leader.duties.operator_orders import OperatorOrders
 from bridge.leader.duties.refill import Refill
 from bridge.leader.duties.unknown_tasks import UnknownTasks
@@ -116,6 +117,7 @@ class Leader:
         steps.after_write.append(self._intake.settled)
         reading = self._reading = Reading(term, lane)
         pending = PendingList(term, lane)
+        self._lag = Lag(term, pending)
         first_messages = FirstMessages(term, lane, pending, settling)
         self._queues = Queues(term, lane, steps, settling)
         leases = Leases(clock, settings.lease)
@@ -232,7 +234,8 @@ class Leader:
         pause = self._ask_at - time.monotonic()
         if not self._outcomes.asked and pause <= 0:
             self._outcomes.ask(*self._steps.question("BLOCK", block_ms))
-        wants_entries = self._intake.open and not lane.behind and not lane.has_enough_work
+        lag = self._lag
+        wants_entries = self._intake.open and lag.open and not lane.behind and not lane.has_enough_work
         if wants_entries and not self._more and not self._entries.asked:
             # This read only wakes the loop. A script reads the entries, because a script can check the term first. The
             # script reads from where the group stands, so any newer entry is a reason to wake up.
@@ -244,7 +247,8 @@ class Leader:
                 self._registered[wire] = wire.file
         now_ms = lane.now_ms()
         timeout = max(0.0, min(BLOCK_S, self.lease_watch.look_at - time.monotonic()))
-        waits = self._planner.left_some or self._backoffs_over.waits or self._refill.waits
+        skips = lag.excess > 0 and not lane.behind
+        waits = skips or self._planner.left_some or self._backoffs_over.waits or self._refill.waits
         if waits or lane.behind or (wants_entries and self._more):
             timeout = 0.0
         if pause > 0:
@@ -262,7 +266,8 @@ class Leader:
 
     def _work(self, ready: Collection[Any], *, wants_entries: bool) -> None:
         """What a turn does after its wait. ``ready``: what woke it. ``wants_entries``: whether new ones may be read."""
-        lane = self.lane
+        lane, lag = self.lane, self._lag
+        skips = lag.excess > 0 and not lane.behind
         batch = Batch()
         settled = False
         if self._outcomes.asked and self._outcomes.file in ready:
@@ -272,9 +277,13 @@ class Leader:
         self._backoffs_over.run(batch)
         woken = self._entries.asked and self._entries.file in ready and bool(self._entries.answer())
         self._more = self._more or woken
-        if wants_entries and self._more:
+        if skips:
+            self._skip_entries(batch)
+        elif wants_entries and self._more:
             self._read_entries(batch)
         self._steps.advance(batch)
+        if skips and lag.again and not lag.excess:
+            lag.look()
         if settled:
             pause_s = self._outcome_pause.seconds()
             self._ask_at = time.monotonic() + pause_s if pause_s else 0.0
@@ -288,6 +297,7 @@ class Leader:
         began = time.monotonic()
         due = self.lease_watch.look_at = began + LEASE_CHECK_S
         self._intake.look()
+        self._lag.look()
         self.lease_watch.look()
         self._breakers.look()
         self._unknown_tasks.look()
@@ -304,18 +314,32 @@ class Leader:
         # Else a lease ends before that, or a heartbeat is missing.
 
     def _read_entries(self, batch: Batch) -> None:
+        entries = self._new_entries(most=self._lag.room)
+        for entry in entries:
+            self._reading.ingest(entry, batch)
+        self._have_read(entries)
+
+    def _skip_entries(self, batch: Batch) -> None:
+        entries = self._new_entries(most=self._lag.excess, names=True)
+        for entry in entries:
+            self.lane.skip(entry[0].decode(), batch)
+        self._have_read(entries)
+        self._lag.skipped(len(entries))
+
+    def _new_entries(self, *, most: int, names: bool = False) -> Sequence[Any]:
+        """Reads new entries, which are pending then. Arguments as for `Reading.read_on`."""
         try:
-            found = self._reading.read_on(id_text(self.lane.read_to))
+            found = self._reading.read_on(id_text(self.lane.read_to), names=names, most=most)
         except GroupMoved as exc:
             self.manual_changes.put_group_back(str(exc))
-            return
-        self._more = found.more
+            return ()
+        self._more = found.more or len(found.entries) >= most
         if self._place is not None:
-            self._place.unread = found.more
-        if not found.entries:
-            # The entry that woke the loop was deleted in the meantime.
-            return
+            self._place.unread = self._more
+        # Without any, the entry that woke the loop was deleted in the meantime.
         self.manual_changes.was_read(len(found.entries))
-        for entry in found.entries:
-            self._reading.ingest(entry, batch)
-        self.lane.read_to = id_key(found.entries[-1][0].decode())
+        return found.entries
+
+    def _have_read(self, entries: Sequence[Any]) -> None:
+        if entries:
+            self.lane.read_to = id_key(entries[-1][0].decode())

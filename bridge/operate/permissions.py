@@ -134,6 +134,7 @@ OWN: dict[Role, tuple[str, ...]] = {
         "hscan",
         "lindex",
         "llen",
+        "memory|usage",
         "pttl",
         "rpush",
         "type",

@@ -14,6 +14,7 @@ from bridge.routing.errors import ConfigurationError
 from bridge.routing.partitions import MOST
 from bridge.settings.address import address_of, database_of, normalised, parsed
 from bridge.settings.config_keys import PREFIX, given_settings
+from bridge.settings.lag import LagLimit
 from bridge.settings.lane import BreakerLimits, LaneSettings
 from bridge.settings.retries import Backoff
 from bridge.settings.subscriptions import OWN, check_name, read_subscriptions, with_group
@@ -178,7 +179,8 @@ def _one_line(exc: ValidationError, keys: Mapping[str, str]) -> str:
             problems.append(message)
             continue
         if error["type"] == "extra_forbidden":
-            fields = BreakerLimits.model_fields if parts[0] == "breaker" else Backoff.model_fields
+            models: dict[str, type[BaseModel]] = {"breaker": BreakerLimits, "max_lag": LagLimit, "backoff": Backoff}
+            fields = models[str(parts[0])].model_fields
             near = difflib.get_close_matches(parts[-1], fields, n=1, cutoff=0)
             problems.append(f"unknown setting {where}; did you mean {where.rpartition('.')[0]}.{near[0]}?")
             continue

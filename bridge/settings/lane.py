@@ -15,6 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 from bridge.routing.filters import Filter
 from bridge.routing.keys import LaneKeys
 from bridge.routing.policies import PolicyName
+from bridge.settings.lag import LagLimit
 from bridge.settings.retries import Backoff
 
 
@@ -158,6 +159,15 @@ class LaneSettings(BaseModel):
         le=64 * 1024**3,
         description="About how many bytes of messages the leader keeps in memory. Half may be in flight.",
     )
+
+    max_lag: LagLimit = Field(
+        default=LagLimit(), description="How much one lane may have undone, and what happens beyond that."
+    )
+
+    @field_validator("max_lag", mode="before")
+    @classmethod
+    def _lag_of_mapping(cls, value: object) -> object:
+        return dict(value) if isinstance(value, Mapping) else value
 
     @field_validator("policy", mode="before")
     @classmethod

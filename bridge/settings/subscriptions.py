@@ -21,7 +21,7 @@ SETTING = "bridge_subscriptions"
 #: What a subscription may set of its own. The other settings are those of the stream, or of a process.
 OWN = (
     *("max_attempts", "backoff", "breaker", "on_dead", "dead_max", "unknown_after", "policy", "bundle_ms", "history"),
-    *("window", "window_bytes"),
+    *("window", "window_bytes", "max_lag"),
 )
 #: The names of a subscription's options, as an app writes them.
 OPTIONS = ("task", "filter", *OWN)

@@ -132,3 +132,10 @@ class Lane(TicketRecords):
         batch.count("left_out")
         if self._historical:
             batch.history.append(row(id_, What.LEFT_OUT))
+
+    def skip(self, id_: str, batch: Batch) -> None:
+        """Acknowledges a message that the lane does not handle, since it is too far behind."""
+        batch.acknowledged.append(id_)
+        batch.count("skipped")
+        if self._historical:
+            batch.history.append(row(id_, What.SKIPPED))

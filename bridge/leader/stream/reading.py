@@ -35,15 +35,15 @@ class Reading:
         #: Bytes of the largest entry of the last read. At first: the most that is possible.
         self._largest = READ_BYTES
 
-    def read_on(self, read_to: str = "", *, after: str = ">", names: bool = False) -> Read:
+    def read_on(self, read_to: str = "", *, after: str = ">", names: bool = False, most: int = READ_COUNT) -> Read:
         """Reads with `bridge.routing.transitions.read`. The sizes of the last read decide how many entries come first.
 
-        ``names``: return only the beginnings of large entries.
+        ``names``: return only the beginnings of large entries. ``most``: entries, at most `READ_COUNT`.
         """
         term = self._term
         first = 16 if self._largest <= BESIDE_BYTES else 1
         limit = NAMES_BYTES if names else term.settings.max_payload + BESIDE_BYTES
-        found = read(term.redis, term.leadership, READ_COUNT, read_to, after=after, limit=limit, first=first)
+        found = read(term.redis, term.leadership, min(most, READ_COUNT), read_to, after=after, limit=limit, first=first)
         if found.entries:
             self._largest = found.largest
         return found

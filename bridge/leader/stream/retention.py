@@ -18,6 +18,11 @@ There are two ways to find such entries:
    without a leader finished later, entries whose dead letter was dropped, entries that another leader acknowledged, and
    entries that are old enough now.
 
+Redis 8.2 can delete entries that all groups have acknowledged (``XACKDEL``, ``XDELEX`` with ``ACKED``). That is not
+used: it knows neither dead letters nor the time since an entry was added, nor whether the caller leads, so the looks
+above stay. It would replace only the question in the removing script whether another group has an entry pending. In the
+step that settles it would delete entry by entry, on the path of every message, where a removal by hundreds costs less.
+
 An XACK by hand does not make a message done, and must not remove its entry. So the second way runs only after the
 pending list was compared with the picture and agreed (`bridge.leader.repair.manual_changes`). A new leader has compared
 the pending list with the history before (`bridge.leader.takeover.acknowledged`).

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from bridge.routing.history import What, read_entry
 from bridge.routing.keys import LaneKeys
 from bridge.stack.embedded import EmbeddedServer
 from bridge.testing.nodes import preloaded
@@ -43,6 +44,7 @@ class Subscriptions:
 
     def __init__(self, nodes: NodeYard, server: EmbeddedServer) -> None:
         self.nodes = nodes
+        self.url = server.url
         self.redis: Any = server.client(decode_responses=True)
         self.keys = {name: LaneKeys("ticket_stream", name) for name in NAMES}
 
@@ -64,6 +66,17 @@ class Subscriptions:
     def wait(self, **done: int) -> None:
         for name, count in done.items():
             wait_until(lambda name=name, count=count: self.count(name) >= count, description=f"{name}: {count} done")  # type: ignore[misc]
+
+    def oldest_s(self, name: str) -> float:
+        """The age of the oldest message that was read and is not done."""
+        first = self.redis.xpending("ticket_stream", name)["min"]
+        seconds, micros = self.redis.time()
+        return seconds + micros / 1e6 - int(first.partition("-")[0]) / 1000 if first else 0.0
+
+    def bridge(self, *arguments: str, **env: str) -> Any:
+        """A command that has ended."""
+        full = {**os.environ, **broker_environment(self.url), "PYTHONPATH": str(ROOT), **env}
+        return preloaded.run(python_module("bridge", "-A", APP, *arguments), cwd=ROOT, env=full)
 
     def log(self, name: str, ticket: str) -> list[int]:
         return [int(n) for n in self.redis.lrange(f"{name}:{ticket}", 0, -1)]
@@ -200,3 +213,82 @@ def test_an_app_subscribes_to_the_stream_of_another_and_misses_nothing_while_it_
     wait_until(lambda: len(lanes.log("depot", "T")) >= 5, description="the second app")
     assert lanes.log("depot", "T") == [1, 2, 3, 4, 5]
     assert lanes.log("billing", "T") == list(range(6))
+
+
+def limited(**limit: Any) -> str:
+    """`SUBSCRIBERS_CONF` with a limit for the lag of search."""
+    names = {"billing": {"task": "billing.apply"}, "search": {"task": "search.index", "max_lag": limit}}
+    return json.dumps({"bridge_subscriptions": names})
+
+
+@pytest.mark.parametrize("limit", [{"count": 40}, {"bytes": 200_000}], ids=str)
+def test_a_subscription_beyond_its_lag_skips_its_oldest_unread_and_hurts_no_other(
+    lanes: Subscriptions, limit: dict[str, Any]
+) -> None:
+    conf = limited(**limit)
+    lanes.worker("w1", BRIDGE_SERVE="billing,trail", SUBSCRIBERS_CONF=conf)
+    lanes.master("m1", SUBSCRIBERS_CONF=conf)
+    for n in range(200):
+        lanes.push(f"T{n % 5}", n, pad="x" * 4000)
+    wait_until(lambda: lanes.count("billing") == 200, timeout_s=60, description="billing")
+    # Nobody serves search. It keeps the first that its leader has read ahead, and the newest
+    wait_until(lambda: lanes.count("search", "skipped") >= 130, timeout_s=30, description="a gap")
+    wait_until(
+        lambda: "count" not in limit or lanes.count("search", "skipped") == 160,
+        timeout_s=30,
+        description="the whole gap",
+    )
+    lanes.worker("w2", BRIDGE_SERVE="search", SUBSCRIBERS_CONF=conf)
+    # The bytes of an entry are estimated, so more may be skipped later
+    wait_until(
+        lambda: lanes.count("search") + lanes.count("search", "skipped") == 200, timeout_s=60, description="the end"
+    )
+    if "count" in limit:
+        assert lanes.count("search") == 40
+    # Each ticket in its order, and the newest message of all is kept
+    for t in range(5):
+        done = lanes.log("search", f"T{t}")
+        assert done == sorted(done)
+        assert lanes.log("billing", f"T{t}") == [n for n in range(200) if n % 5 == t]
+    assert lanes.log("search", "T4")[-1] == 199
+    # The history has a row for each
+    history = lanes.redis.xrange(lanes.keys["search"].history)
+    rows = [one.what for id_, fields in history for one in read_entry(id_, fields["d"])]
+    assert rows.count(What.SKIPPED) == lanes.count("search", "skipped")
+    audit = lanes.bridge("audit", "-s", "search", "--json", SUBSCRIBERS_CONF=conf)
+    assert audit.returncode == 0, audit.stdout
+    wait_until(lambda: lanes.redis.xlen("ticket_stream") == 0, timeout_s=60, description="an empty stream")
+
+
+def test_messages_that_became_too_old_unread_are_skipped(lanes: Subscriptions) -> None:
+    conf = limited(age=2)
+    lanes.worker("w1", BRIDGE_SERVE="billing,trail", SUBSCRIBERS_CONF=conf)
+    lanes.master("m1", SUBSCRIBERS_CONF=conf)
+    lanes.push("T", 0)
+    wait_until(lambda: lanes.oldest_s("search") > 2.5, description="an old message that was read")
+    for n in range(1, 30):
+        lanes.push("T", n)
+    wait_until(lambda: lanes.count("search", "skipped") == 29, description="a gap")
+    lanes.wait(billing=30)
+    lanes.worker("w2", BRIDGE_SERVE="search", SUBSCRIBERS_CONF=conf)
+    lanes.wait(search=1)
+    lanes.push("T", 30)
+    lanes.wait(search=2)
+    assert lanes.log("search", "T") == [0, 30]
+
+
+def test_a_parked_subscription_reads_nothing_until_its_limit_is_raised(lanes: Subscriptions) -> None:
+    conf = limited(count=50, then="park")
+    lanes.worker("w1", SUBSCRIBERS_CONF=conf)
+    for n in range(100):
+        lanes.push("T", n)
+    master = lanes.master("m1", SUBSCRIBERS_CONF=conf)
+    lanes.wait(billing=100)
+    wait_until(lambda: "nothing new is read until" in master.logs(), description="a line about it")
+    lanes.push("T", 100)
+    lanes.wait(billing=101)
+    assert (lanes.count("search"), lanes.count("search", "skipped"), lanes.oldest_s("search")) == (0, 0, 0)
+    master.terminate()
+    lanes.master("m2", SUBSCRIBERS_CONF=limited(count=1000, then="park"))
+    lanes.wait(search=101)
+    assert lanes.log("search", "T") == list(range(101))

@@ -266,3 +266,18 @@ def test_all_partitions_of_a_split_stream_add_up(
             "removed all on ticket_stream:p0, ticket_stream:p1, ticket_stream:p2 with 6 undone messages (6 unread)"
         )
         assert [redis.xinfo_groups(stream) for stream in streams] == [[], [], []]
+
+
+def test_a_subscription_that_reads_nothing_new_is_named(
+    valkey: EmbeddedServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, redis: Any
+) -> None:
+    limited = {"task": "shop.update", "max_lag": {"count": 2, "then": "park"}}
+    subscriptions = {"billing": limited, "search": {"task": "shop.once"}}
+    with command_line(tmp_path, monkeypatch, valkey.url, bridge_subscriptions=subscriptions) as shell:
+        for number, stopped in ((2, 0), (1, 1)):
+            pushed(redis, number)
+            billing, search = shell.json("status")["subscriptions"]
+            assert (billing["stopped"], search["stopped"]) == (stopped, 0)
+            one = shell.json("status", "-s", "billing")["problems"]
+            assert ("the lane reads nothing new" in " ".join(one)) is bool(stopped)
+        assert any("billing reads nothing new" in line for line in shell("status").stdout.splitlines())

@@ -37,6 +37,28 @@ def refusal(**settings: Any) -> str:
     return str(caught.value)
 
 
+LAGS = [
+    (5, "bridge_max_lag"),
+    ({"count": 0}, "bridge_max_lag.count: input should be greater than or equal to 1 (it is 0)"),
+    ({"age": "old"}, "bridge_max_lag.age: input should be a valid number (it is 'old')"),
+    ({"count": 1, "then": "drop"}, "bridge_max_lag.then: input should be 'skip' or 'park' (it is 'drop')"),
+    ({"cuont": 1}, "unknown setting bridge_max_lag.cuont; did you mean bridge_max_lag.count?"),
+]
+
+
+@pytest.mark.parametrize(("value", "said"), LAGS, ids=str)
+def test_a_lag_that_cannot_be_is_refused(value: object, said: str) -> None:
+    assert refusal(bridge_max_lag=value).startswith(said)
+
+
+def test_a_limit_of_the_lag_is_read_for_a_subscription_and_for_all() -> None:
+    names = {"billing": {"max_lag": {"bytes": 7}}, "search": {}}
+    settings = read_settings(app(bridge_max_lag={"age": 3}, bridge_subscriptions=names))
+    found = {name: lane.max_lag for name, lane in settings.subscriptions.items()}
+    assert (found["billing"].bytes, found["billing"].age, found["search"].age) == (7, None, 3.0)
+    assert not read_settings(app()).lane.max_lag
+
+
 def test_nothing_has_to_be_set() -> None:
     settings = read_settings(app())
     lane = settings.lane

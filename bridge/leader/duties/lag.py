@@ -1,0 +1,151 @@
+"""Keeps a lane within ``bridge_max_lag``, so that a subscription that falls behind does not fill the server.
+
+Once a second the leader compares what the lane has undone with the limit. Beyond it, as the setting says:
+
+- ``skip``: the leader reads the oldest unread messages and acknowledges them at once, without a dispatch. Each has a
+  row in the history, and is counted as ``skipped``.
+- ``park``: the leader reads nothing new, until the lane is within the limit, or masters with a larger limit start.
+
+What was read before is handled. So with ``skip`` the leader reads at most half of the number ahead, and nothing while
+the oldest message that it has read is older than half of the age.
+
+The messages of a ticket that are handled stay in their order. Other lanes are not touched. A lane without a limit asks
+for nothing here.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+import time
+from typing import TYPE_CHECKING
+
+from celery.utils.log import get_logger
+from redis.exceptions import ResponseError
+
+from bridge.leader.stream.reading import READ_COUNT
+from bridge.routing.groups import Group, group_in, pending_summary
+from bridge.routing.ids import LAST_SEQUENCE, id_key, younger_than
+from bridge.routing.transitions import survey
+
+if TYPE_CHECKING:
+    from bridge.leader.step.term import Term
+    from bridge.leader.stream.pending import PendingList
+
+logger = get_logger(__name__)
+
+#: Entries that the server looks at to estimate the bytes of the stream.
+SAMPLES = 20
+#: Seconds between two log lines about skipped messages.
+SAY_S = 10.0
+#: Seconds between two looks when the server does not know how many entries are unread, and they are counted.
+COUNTED_S = 10.0
+
+
+class Lag:
+    """Watches the lag of one lane, on the leader's thread."""
+
+    def __init__(self, term: Term, pending: PendingList) -> None:
+        self._term = term
+        self._pending = pending
+        self._limit = term.settings.max_lag
+        #: The oldest unread messages that must be skipped now.
+        self.excess = 0
+        #: Most messages that may be pending; None: no limit.
+        self._ahead: int | None = None
+        self._parked = False
+        self._skipped = 0
+        self._say_at = 0.0
+        #: Whether there is more to skip than `excess`, so that the lane is to be compared again at once.
+        self.again = False
+        self._look_at = 0.0
+        #: Whether the oldest message that was read is too old for more to be read.
+        self._stale = False
+
+    @property
+    def room(self) -> int:
+        """How many new entries may be read now."""
+        return sys.maxsize if self._ahead is None else self._ahead - self._pending.expected
+
+    @property
+    def open(self) -> bool:
+        """Whether new entries may be read."""
+        return not self._parked and not self._stale and self.room > 0
+
+    def look(self) -> None:
+        """Compares the lane with its limit."""
+        if not self._limit or time.monotonic() < self._look_at:
+            return
+        term, keys = self._term, self._term.keys
+        try:
+            group = group_in(term.wire.call("XINFO", "GROUPS", keys.stream), keys.group)
+        except ResponseError:
+            group = None
+        if group is None:
+            # It is repaired first.
+            return
+        most = self._most()
+        if most is not None and self._limit.then == "skip":
+            self._ahead = max(1, most // 2)
+        over = 0 if most is None else group.pending + self._unread(group, most) - most
+        if self._limit.age is not None:
+            over = max(over, self._too_old(group, self._limit.age))
+            self._stale = self._limit.then == "skip" and self._oldest_s() > self._limit.age / 2
+        if self._limit.then == "park":
+            self._park(over > 0)
+        else:
+            self.excess = max(0, over)
+
+    def skipped(self, number: int) -> None:
+        """Notes that so many of the oldest unread entries were read and acknowledged."""
+        self._skipped += number
+        self.excess = max(0, self.excess - number) if number else 0
+        if time.monotonic() >= self._say_at:
+            self._say_at = time.monotonic() + SAY_S
+            logger.error("the lane is beyond bridge_max_lag: skipped %d messages in this term", self._skipped)
+
+    def _most(self) -> int | None:
+        """How many messages may be undone, by number and bytes."""
+        limits = [] if self._limit.count is None else [self._limit.count]
+        if self._limit.bytes is not None:
+            keys = self._term.keys
+            commands = [("XLEN", keys.stream), ("MEMORY", "USAGE", keys.stream, "SAMPLES", SAMPLES)]
+            length, used = self._term.wire.call_many(commands)
+            if length:
+                limits.append(max(1, int(self._limit.bytes / (used / length))))
+        return min(limits, default=None)
+
+    def _unread(self, group: Group, most: int) -> int:
+        """Messages that the group has not read; beyond ``most`` it may be fewer than there are."""
+        if group.lag is not None:
+            return group.lag
+        self._look_at = time.monotonic() + COUNTED_S
+        found = 0
+        for page in survey(self._term.redis, self._term.keys.stream, *younger_than(group.read_to)):
+            found += len(page)
+            if found > most:
+                break
+        return found
+
+    def _too_old(self, group: Group, age_s: float) -> int:
+        """The oldest unread messages that are older than ``age_s``; of very many, a part."""
+        before_ms = math.floor(self._term.clock.server_ms() - age_s * 1000)
+        if before_ms <= 0:
+            return 0
+        start, end = younger_than(group.read_to, f"{before_ms}-{LAST_SEQUENCE}")
+        page = next(survey(self._term.redis, self._term.keys.stream, start, end), [])
+        self.again = len(page) >= READ_COUNT
+        return len(page)
+
+    def _oldest_s(self) -> float:
+        """Age of the oldest message that was read and is not done, in seconds; 0: there is none."""
+        keys = self._term.keys
+        oldest = pending_summary(self._term.wire.call("XPENDING", keys.stream, keys.group)).oldest
+        return 0.0 if oldest is None else (self._term.clock.server_ms() - id_key(oldest)[0]) / 1000
+
+    def _park(self, parked: bool) -> None:
+        if parked and not self._parked:
+            logger.error("the lane is beyond bridge_max_lag: nothing new is read until the limit is raised")
+        elif self._parked and not parked:
+            logger.warning("the lane is within bridge_max_lag again: new entries are read")
+        self._parked = parked
