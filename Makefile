@@ -17,7 +17,7 @@ PYTEST_ARGS ?=
 # Options for the demo, as in: make demo DEMO_ARGS="--events log.csv.gz"
 DEMO_ARGS ?=
 # Test files that run beside each other: most of what the integration tests do is wait.
-JOBS ?= 4
+JOBS ?= 5
 # In the order of tests/conftest.py: xdist would begin with the files that have the most tests, which take the least.
 BESIDE = -n $(JOBS) --dist loadfile --no-loadscope-reorder
 # Options for the soak: .venv/bin/python -m tests.chaos.soak --help
@@ -59,17 +59,21 @@ $(READY): requirements.lock pyproject.toml
 demo: $(READY) ## The whole stack with data on this machine, a worker killed on the way, a verdict at the end
 	$(BIN)/bridge demo $(DEMO_ARGS)
 
-# Tests start some ten Javas with Spark. Where this fails, they start slower.
+# Tests start some Javas with Spark. Where this fails, they start slower. Meanwhile one process compiles all tests: those
+# that run them would each do it for themselves.
 CLASSES := $(VENV)/spark-classes/classes.jsa
 $(CLASSES): $(READY)
-	@echo "Recording the classes that Spark loads, once for this environment (a minute)" >&2
-	-@$(BIN)/python -m tests.spark_java >/dev/null
+	@echo "Recording the classes that Spark loads, once for this environment (half a minute)" >&2
+	-@$(BIN)/python -m pytest --collect-only -qq tests >/dev/null & \
+	$(BIN)/python -m tests.spark_java >/dev/null; wait $$!
 
 # Not $(MAKE) in the recipe itself: make -n would run it.
 CHECKS := $(MAKE) --no-print-directory --keep-going lint types
-test: $(READY) $(CLASSES) ## Lint, strict types and the tests, beside each other: everything once
+RECORDING := $(MAKE) --no-print-directory $(CLASSES)
+test: $(READY) ## Lint, strict types and the tests, beside each other: everything once
 	@shown=$$(mktemp); trap 'rm -f "$$shown"' EXIT; trap 'exit 130' INT TERM; \
 	$(CHECKS) >"$$shown" 2>&1 & checks=$$!; \
+	$(RECORDING); \
 	$(BIN)/python -m pytest $(BESIDE) tests $(PYTEST_ARGS); tested=$$?; \
 	wait $$checks; checked=$$?; cat "$$shown"; \
 	exit $$((tested | checked))
