@@ -1,7 +1,9 @@
 -- Takes a master that stops out of the set of the living ones, so that the others need not wait until its time ends.
 --
+-- From -> to: no message changes its state.
 -- KEYS: 1 masters, 2 what each of them stands for. ARGV: holder.
--- Returns: 'OK'. Bound: O(1).
+-- Returns: 'OK'.
+-- Keeps: I8: no lead depends on this set. Bound: O(1).
 
 redis.call('ZREM', KEYS[1], ARGV[1])
 if redis.call('HDEL', KEYS[2], ARGV[1]) == 1 then

@@ -5,14 +5,14 @@
 -- Returns: for each lane 'OK', or 'DEPOSED': the lease ended or another master leads.
 -- Keeps: I8. Bound: O(lanes).
 
-local found = {}
-for i = 1, #KEYS do
+local codes = {}
+for m = 1, #KEYS do
   -- A key of another type ends that lane's lead, and no other.
-  if redis.pcall('GET', KEYS[i]) ~= ARGV[2 * i - 1] then
-    found[i] = 'DEPOSED'
+  if redis.pcall('GET', KEYS[m]) ~= ARGV[2 * m - 1] then
+    codes[m] = 'DEPOSED'
   else
-    redis.call('PEXPIRE', KEYS[i], ARGV[2 * i])
-    found[i] = 'OK'
+    redis.call('PEXPIRE', KEYS[m], ARGV[2 * m])
+    codes[m] = 'OK'
   end
 end
-return found
+return codes
