@@ -377,6 +377,11 @@ MUTATIONS = [
                 "self._cursor, end, BATCH, spared=spared)",
                 "self._cursor, end, BATCH, self._keys.group, spared)",
             ),
+            Edit(
+                "bridge/leader/stream/retention.py",
+                "mine[-1], 2 * SHARED_BATCH)",
+                "mine[-1], 2 * SHARED_BATCH, self._keys.group)",
+            ),
             Edit(REMOVE, "needed = needed or #redis.call('XPENDING'", "needed = needed and #redis.call('XPENDING'"),
         ),
         long=True,
