@@ -159,7 +159,7 @@ class Stack:
         return "; ".join(said) or "no process said why"
 
     def _end(self) -> None:
-        # They are killed without a good-bye, since nothing of theirs is needed. Pool processes end with their parent:
+        # They are killed at once, since nothing of theirs is needed. Pool processes end with their parent:
         # they are in its session.
         for process in (*self._ended, *(process for _, process, _ in self._processes)):
             with suppress(ProcessLookupError):

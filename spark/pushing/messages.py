@@ -59,7 +59,7 @@ class Mapping:
     key: str = KEY_FIELD
     #: None: the column ``seq`` where there is one, else the order of times, else that of the file.
     seq: str | None = None
-    #: Times by which tickets interleave.
+    #: Column of times. Messages of different tickets are written in the order of these times.
     order: str | None = None
     task: str | None = None
     task_column: str | None = None
@@ -89,7 +89,7 @@ class Messages:
     frame: DataFrame
     key: str
     sequence: str
-    #: The column by which tickets interleave; None if there is none.
+    #: The column of times that orders messages of different tickets; None if there is none.
     time: str | None
     #: The columns that are fields of an entry, beside the ticket.
     fields: list[str]

@@ -347,7 +347,7 @@ SCRIPT_MUTATIONS = [
         "I8",
         RENEW,
         "test_leadership::test_only_the_token_of_the_term_renews_or_ends_it",
-        "if redis.pcall('GET', KEYS[i]) ~= ARGV[2 * i - 1] then",
+        "if redis.pcall('GET', KEYS[m]) ~= ARGV[2 * m - 1] then",
         _SOMEBODY,
     ),
     _script(

@@ -65,7 +65,7 @@ class DemoVerdict:
     problems: tuple[str, ...] = ()
     reroute: Reroute | None = None
     killed: str | None = None
-    #: Seconds that a worker may go unheard before its tickets move: the bound of ``reroute``.
+    #: Length of a worker's lease, in seconds: the bound of ``reroute``.
     lease_s: float = 0.0
 
     @property
