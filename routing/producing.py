@@ -83,6 +83,13 @@ def _opening_for_one_stream(places: Places, task: str, arguments: int) -> bytes:
     return _PUSH_MANY.opening(*_many(places, task), arguments)
 
 
+@lru_cache(maxsize=1024)
+def one_opening(stream: str, layout: Layout, partition: int, task: str) -> bytes:
+    """The beginning of the call that adds one message to a partition."""
+    places = Places(stream, layout, (layout.stream(stream, partition),), (layout.suffix(partition),))
+    return _PUSH_MANY.opening(*_many(places, task), 2)
+
+
 def push_once(
     client: Redis, places: Places, task: str, arguments: Sequence[bytes], key: str, first: int, digest: str
 ) -> list[str]:

@@ -35,6 +35,7 @@ from bridge.routing.connection import was_not_sent
 from bridge.routing.errors import ConfigurationError, PayloadError, ServerUnavailable, Unanswered
 from bridge.routing.layouts import layout_of
 from bridge.routing.messages import MAX_DEPTH, MAX_TICKET_BYTES, Refused, is_deep
+from bridge.routing.return_codes import text_of
 
 if TYPE_CHECKING:
     from celery import Celery
@@ -93,8 +94,34 @@ def push(
     if app.conf.task_always_eager:
         here: list[str] = app.bridge.eager.push(task, [(ticket.decode(), content)], None)
         return here[0]
-    [id_] = _send(app, _Push(app, task, [_part(0, [len(ticket), ticket, len(content), content])], 1, None))
-    return id_
+    if (added := _push_one(app, task, ticket, content)) is None:
+        [added] = _send(app, _Push(app, task, [_part(0, [len(ticket), ticket, len(content), content])], 1, None))
+    return added
+
+
+def _push_one(app: Celery, task: str, ticket: bytes, content: bytes) -> str | None:
+    """Adds one message with the layout that this process knows. None: nothing was added, and the long way is to go.
+
+    It does what `_send` does. Generators and context managers would cost as much again.
+    """
+    settings: Settings = app.bridge.settings
+    layout: Layout = app.bridge.layout
+    if layout.partitions > 1 and not layout.text:
+        return None
+    opening = producing.one_opening(settings.lane.stream, layout, crc32(ticket) % layout.partitions, task)
+    call = opening + b"$%d\r\n%b\r\n$%d\r\n%b\r\n" % (len(ticket), ticket, len(content), content)
+    try:
+        pool: Any = app.bridge.client.connection_pool
+        connection = pool.get_connection()
+        try:
+            reply = _answer(connection, call)
+        finally:
+            pool.release(connection)
+    except NoScriptError:
+        return None
+    except FAILURES as exc:
+        raise _failure_of(exc, settings, [], 1) from None
+    return text_of(reply[1]) if reply[0] == b"OK" else None
 
 
 def push_many(
