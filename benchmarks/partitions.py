@@ -24,9 +24,9 @@ from bridge.link.connections import client
 from bridge.routing.keys import LaneKeys
 from bridge.routing.partitions import Layout, partition_of
 
-#: Simulated consumers in each partition, and the pool processes of each.
+#: Simulated consumers in each partition, and the pool processes of all of them together.
 CONSUMERS = 4
-SLOTS = 16
+SLOTS = 64
 TICKETS = 1000
 PIECE = 1000
 #: Seconds in which masters come to their shares.
@@ -54,7 +54,10 @@ class Figures:
 def run(partitions: int, masters: int, messages: int) -> Figures:
     """One run: all messages are in the stream before there is a consumer."""
     with Stack("bridged") as stack:
-        stack.environment_more["BENCHMARK_CONF"] = json.dumps({"bridge_partitions": partitions})
+        stack.environment_more["BENCHMARK_CONF"] = json.dumps(
+            # All messages fit into the window of one lane: what is spilled costs more.
+            {"bridge_partitions": partitions, "bridge_window": 2 * messages}
+        )
         layout = Layout(partitions)
         streams = layout.streams(KEYS.stream)
         lanes = [LaneKeys(stream, KEYS.group) for stream in streams]
@@ -74,7 +77,8 @@ def run(partitions: int, masters: int, messages: int) -> Figures:
 
         before = _scripts_us(stack)
         # From here on anything can be dispatched.
-        stack.start("simulated", "-m", "benchmarks.simulated", stack.server.url, str(CONSUMERS), str(SLOTS), *streams)
+        slots = SLOTS // CONSUMERS // partitions
+        stack.start("simulated", "-m", "benchmarks.simulated", stack.server.url, str(CONSUMERS), str(slots), *streams)
         metrics = clocked(stack, done, messages)
         holders = [str(stack.redis.get(keys.leader)) for keys in lanes]
         led = sorted((holders.count(holder) for holder in set(holders)), reverse=True)
