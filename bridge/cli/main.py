@@ -34,13 +34,14 @@ COMMANDS = {
     "consumer": "bridge.cli.commands.consumer:consumer",
     "dead": "bridge.cli.commands.dead:dead",
     "subscription": "bridge.cli.commands.subscription:subscription",
+    "stream": "bridge.cli.commands.stream:stream",
     "audit": "bridge.cli.commands.audit:audit",
     "acl": "bridge.cli.commands.acl:acl",
     "spark": "bridge.cli.commands.spark:spark",
 }
 
 #: The commands that are about the app, and not about one of its subscriptions. Those of Spark take it themselves.
-WITHOUT_SUBSCRIPTION = ("run", "up", "demo", "push", "subscription", "spark")
+WITHOUT_SUBSCRIPTION = ("run", "up", "demo", "push", "subscription", "spark", "stream")
 
 #: The app of a command without -A.
 DEFAULT_APP = "tasks"
@@ -144,10 +145,10 @@ class Target:
         """
         from bridge.app.lanes import newest_lanes_of
 
-        self._learn()
+        self.learn()
         return newest_lanes_of(self.app, self.subscription)
 
-    def _learn(self) -> None:
+    def learn(self) -> None:
         """Learns what decides which lanes the app has: its tasks, and how the stream is split."""
         from bridge.app.finding import learn_layout, load_tasks
 
@@ -202,7 +203,7 @@ class Target:
         """Name -> its lanes, of all subscriptions of the app. Raises `ConfigurationError`."""
         from bridge.app.lanes import subscriptions_of
 
-        self._learn()
+        self.learn()
         return {name: [lane.settings for lane in lanes] for name, lanes in subscriptions_of(self.app).items()}
 
     @property

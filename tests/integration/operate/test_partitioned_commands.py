@@ -165,3 +165,17 @@ def test_the_status_adds_the_partitions_up(four: Operated) -> None:
     [one] = four.json("status")["subscriptions"]
     assert one["counters"]["done"] == 20
     assert len(one["streams"]) == 4
+
+
+def test_the_streams_and_their_layout_are_listed(four: Operated) -> None:
+    assert four.json("stream", "info")["stored"] is False
+    four.task("append").push_many([(ticket, {"n": n}) for n in range(3) for ticket in TICKETS])
+    found = four.json("stream", "list")["streams"]
+    assert [(one["stream"], one["partition"], one["entries"]) for one in found] == [
+        (f"ticket_stream:p{n}", n, 3) for n in range(4)
+    ]
+    info = four.json("stream", "info")
+    assert (info["partitions"], info["generation"], info["stored"], info["setting"]) == (4, 0, True, 4)
+    assert info["streams"] == [one["stream"] for one in found]
+    assert "4 partitions, since " in four.command("stream", "info")
+    assert "ticket_stream:p3" in four.command("stream", "list")

@@ -1,0 +1,74 @@
+"""``bridge stream``: streams of the app, with their versions."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+import click
+from rich.table import Table
+
+from bridge.cli.main import Target
+from bridge.cli.terminal import echo_json
+from bridge.routing.numbers import count
+from bridge.routing.terminal import console
+from bridge.routing.text import one_line
+
+
+@click.group()
+def stream() -> None:
+    """Streams and their versions."""
+
+
+@stream.command("list")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@click.pass_obj
+def list_(target: Target, as_json: bool) -> None:
+    """Lists the streams of the app: each partition of each version, with its entries and groups."""
+    from bridge.app.finding import reach
+    from bridge.app.lanes import lanes_of
+    from bridge.inspect.streams import read_streams
+
+    target.learn()
+    found = read_streams(reach(target.app), lanes_of(target.app))
+    if as_json:
+        echo_json({"streams": found})
+        return
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for name in ("stream", "version", "last id", "groups"):
+        table.add_column(name, no_wrap=name != "groups")
+    table.add_column("entries", justify="right", no_wrap=True)
+    for one in found:
+        version = "newest" if one.version == 0 else f"{one.version} older"
+        groups = one_line(", ".join(one.groups)) or "none"
+        table.add_row(one_line(one.stream), version, one.last_id or "no stream yet", groups, f"{one.entries:,}")
+    console().print(table)
+
+
+@stream.command()
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@click.pass_obj
+def info(target: Target, as_json: bool) -> None:
+    """Prints how the app's stream is split, and since when."""
+    from bridge.routing.keys import layout_key
+
+    target.learn()
+    settings, layout = target.app.bridge.settings, target.app.bridge.layout
+    name, streams = settings.lane.stream, layout.streams(settings.lane.stream)
+    if as_json:
+        echo_json(
+            {
+                "stream": name,
+                "partitions": layout.partitions,
+                "generation": layout.generation,
+                "since_ms": layout.since_ms or None,
+                "stored": bool(layout.text),
+                "setting": settings.partitions,
+                "streams": streams,
+            }
+        )
+        return
+    since = datetime.fromtimestamp(layout.since_ms / 1000, UTC).astimezone().isoformat(sep=" ", timespec="seconds")
+    click.echo(f"stream     {one_line(name)}")
+    click.echo(f"split      {count(layout.partitions, 'partition')}" + (f", since {since}" if layout.since_ms else ""))
+    click.echo(f"streams    {one_line(streams[0])}" + (f" to {one_line(streams[-1])}" if len(streams) > 1 else ""))
+    click.echo(f"layout     {layout_key(name) if layout.text else 'not stored'}")
