@@ -135,17 +135,29 @@ def read(
     after: str = ">",
     limit: int = READ_BYTES,
     first: int = 1,
+    names: Sequence[Argument] = (),
 ) -> Read:
     """Reads up to ``count`` new entries, or with ``after`` the master's own pending entries with later ids. It stops at
     `READ_BYTES`.
 
     ``read_to``: the group's position, if known. ``limit``: most bytes of an entry that is returned whole.
-    ``first``: how many to read before their sizes are known.
+    ``first``: how many to read before their sizes are known. ``names``: the fields that a filter looks at.
 
     Raises `NotLeading`, `GroupMoved` when the group has read to another entry, and `LaneConflict` when it is gone.
     """
     keys = lead.keys
-    args: list[Argument] = [lead.token, keys.group, lead.master, count, read_to, READ_BYTES, limit, first, after]
+    args: list[Argument] = [
+        lead.token,
+        keys.group,
+        lead.master,
+        count,
+        read_to,
+        READ_BYTES,
+        limit,
+        first,
+        after,
+        *names,
+    ]
     reply = _READ.run(client, [keys.leader, keys.stream], args)
     code = code_for_leader(reply[0], keys)
     if code is ReturnCode.CHANGED:

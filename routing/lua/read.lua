@@ -4,14 +4,15 @@
 -- KEYS: 1 leader, 2 stream.
 -- ARGV: token, group, master, most entries to read, id up to which the group has read ('' = whatever it is), bytes
 --       after which no more is read, bytes of an entry that is handed over whole, entries to read at first,
---       '>' = new ones, or the id after which those that wait under the master's name are read.
+--       '>' = new ones, or the id after which those that wait under the master's name are read, names ... of the
+--       fields that a filter looks at.
 -- Returns: {'OK', entries ([id, [field, value ...]] ...), bytes of the largest of them, whether there may be more
 --          (1 | 0)}; {'DEPOSED'}: another master leads: nothing was read; {'NOGROUP'}: the group is gone: the caller
 --          reads the lane again;
 --          {'CHANGED'}: the group was set back or forward by hand. Nothing was read: done messages could be read again,
 --          or waiting ones twice. The caller puts the group where it was.
---          An entry that was deleted has no fields. An entry above the limit is returned with ticket_id, task and
---          payload only. If these are above the limit too: [id, the beginnings of its first fields, bytes, fields].
+--          An entry that was deleted has no fields. An entry above the limit is returned with ticket_id, task,
+--          payload and the fields of the filter only. If these are above the limit too: [id, the beginnings of its first fields, bytes, fields].
 -- Keeps: I2, I8, I9a. Bound: O(entries + groups of the stream); bytes: the budget and one step more.
 
 -- A blocking XREADGROUP of a frozen master could still take entries after another master leads. The leader would then
@@ -50,11 +51,16 @@ local function beginnings(fields)
   return shown
 end
 
+local wanted = {ticket_id = true, task = true, payload = true}
+for i = 10, #ARGV do
+  wanted[ARGV[i]] = true
+end
+
 local function slim(entry, size)
   -- The other fields are not used, and may have hundreds of megabytes.
   local fields, kept, payload = entry[2], {}, nil
   for i = 1, #fields, 2 do
-    if fields[i] == 'ticket_id' or fields[i] == 'task' or fields[i] == 'payload' then
+    if wanted[fields[i]] then
       kept[#kept + 1] = fields[i]
       kept[#kept + 1] = fields[i + 1]
       payload = payload or fields[i] == 'payload'

@@ -91,6 +91,14 @@ def test_of_a_large_entry_only_the_fields_of_a_message_are_returned(fresh: World
     assert dict(zip(entry[1][::2], entry[1][1::2], strict=True)).keys() == {b"ticket_id", b"payload", b"task"}
 
 
+def test_a_large_entry_keeps_the_fields_that_a_filter_looks_at(fresh: World) -> None:
+    add(fresh, 1, 100, region="eu", image="x" * (3 * MB))
+    [entry] = read(fresh.client, fresh.lead, 10, limit=MB, names=[b"region", b"kind"]).entries
+    fields = dict(zip(entry[1][::2], entry[1][1::2], strict=True))
+    assert fields.keys() == {b"ticket_id", b"payload", b"region"}
+    assert fields[b"region"] == b"eu"
+
+
 @pytest.mark.parametrize("fields", [{"payload": "x" * (3 * MB)}, {"a": "x" * (2 * MB), "b": "y" * (2 * MB)}])
 def test_only_the_beginnings_of_a_too_large_entry_are_returned(fields: dict[str, str], fresh: World) -> None:
     given = {"ticket_id": "T", **fields}

@@ -34,6 +34,8 @@ class Reading:
         self._lane = lane
         #: Bytes of the largest entry of the last read. At first: the most that is possible.
         self._largest = READ_BYTES
+        #: Fields that the lane's filter looks at.
+        self._filtered = () if term.settings.filter is None else tuple(raw for raw, _, _ in term.settings.filter.wanted)
 
     def read_on(self, read_to: str = "", *, after: str = ">", names: bool = False, most: int = READ_COUNT) -> Read:
         """Reads with `bridge.routing.transitions.read`. The sizes of the last read decide how many entries come first.
@@ -43,7 +45,13 @@ class Reading:
         term = self._term
         first = 16 if self._largest <= BESIDE_BYTES else 1
         limit = NAMES_BYTES if names else term.settings.max_payload + BESIDE_BYTES
-        found = read(term.redis, term.leadership, min(most, READ_COUNT), read_to, after=after, limit=limit, first=first)
+        found = read(
+            *(term.redis, term.leadership, min(most, READ_COUNT), read_to),
+            after=after,
+            limit=limit,
+            first=first,
+            names=self._filtered,
+        )
         if found.entries:
             self._largest = found.largest
         return found

@@ -109,6 +109,15 @@ def test_each_subscription_gets_each_message_that_it_wants_by_its_own_task(lanes
         assert f"bridge.leader.takeover.rebuild] [{name} on ticket_stream] read the lane" in master.logs()
 
 
+def test_a_filter_sees_the_fields_of_a_message_with_large_ones_beside_them(lanes: Subscriptions) -> None:
+    large = {"ticket_id": "T", "payload": json.dumps({"n": 1}), "kind": "changed", "image": "x" * (3 * 1024 * 1024)}
+    lanes.redis.xadd("ticket_stream", large)
+    lanes.worker("w1")
+    lanes.master("m1")
+    lanes.wait(billing=1, search=1)
+    assert lanes.log("search", "T") == [1]
+
+
 def test_a_failing_subscription_holds_no_other_back(lanes: Subscriptions) -> None:
     lanes.worker("w1")
     lanes.master("m1")
