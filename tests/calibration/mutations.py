@@ -374,8 +374,8 @@ MUTATIONS = [
         (
             Edit(
                 "bridge/leader/stream/retention.py",
-                "self._cursor, end, BATCH, spared=spared)",
-                "self._cursor, end, BATCH, self._keys.group, spared)",
+                "self._cursor, end, page, spared=spared)",
+                "self._cursor, end, page, self._keys.group, spared)",
             ),
             Edit(
                 "bridge/leader/stream/retention.py",

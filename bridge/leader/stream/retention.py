@@ -145,8 +145,9 @@ class Retention:
         until = started + (SHARED_BUDGET_S if self._others else BUDGET_S)
         end = f"{max(0, int(self._term.clock.server_ms() - self._keep_s * 1000))}-{2**64 - 1}"
         while time.monotonic() < until:
-            spared = self._spared(BATCH)
-            found = done(self._term.redis, self._keys.stream, self._cursor, end, BATCH, spared=spared)
+            page = SHARED_BATCH if self._others else BATCH
+            spared = self._spared(page)
+            found = done(self._term.redis, self._keys.stream, self._cursor, end, page, spared=spared)
             self._others = found.groups - {self._keys.group.encode()}
             # Letters are read after the entries: a dead entry has its letter by now.
             if not self._know_letters(found.groups, until):
