@@ -281,3 +281,13 @@ def test_a_subscription_that_reads_nothing_new_is_named(
             one = shell.json("status", "-s", "billing")["problems"]
             assert ("the lane reads nothing new" in " ".join(one)) is bool(stopped)
         assert any("billing reads nothing new" in line for line in shell("status").stdout.splitlines())
+
+
+@pytest.mark.parametrize("words", [("status",), ("ticket", "list"), ("dead", "list"), ("consumer", "list"), ("audit",)])
+def test_an_unknown_subscription_is_named_with_those_that_there_are(
+    shell: CommandLine, valkey: EmbeddedServer, words: tuple[str, ...]
+) -> None:
+    said = shell(*words, "-s", "nobody")
+    assert said.exit_code == 2
+    assert said.stderr == "Error: there is no subscription 'nobody'; this app has: billing, search\n"
+    assert raw(valkey) == {}

@@ -37,6 +37,33 @@ def refusal(**settings: Any) -> str:
     return str(caught.value)
 
 
+SUBSCRIPTIONS: list[tuple[Any, str]] = [
+    (None, "bridge_subscriptions must be a dict of at least one subscription"),
+    (["billing"], "bridge_subscriptions must be a dict of at least one subscription"),
+    ({"a b": {}}, "bridge_subscriptions: 'a b' cannot name a subscription"),
+    ({"a": 5}, "bridge_subscriptions['a'] must be a dict, not 5"),
+    ({"a": {"tsak": "x"}}, "bridge_subscriptions['a']: unknown option 'tsak'; did you mean 'task'?"),
+    ({"a": {"task": 5}}, "bridge_subscriptions['a']: task must be the name of a task, not 5"),
+    ({"a": {"lease": 5}}, "bridge_subscriptions['a']: lease is the same for all subscriptions: set bridge_lease"),
+    ({"a": {"max_attempts": 0}}, "bridge_subscriptions['a']: max_attempts: input should be greater than or equal to 1"),
+    ({"a": {"filter": {}}}, "bridge_subscriptions['a']: filter"),
+    ({"a": {"filter": {"kind": []}}}, "bridge_subscriptions['a']: filter: 'kind' has no values"),
+    (
+        {"a": {"filter": {"kind": [{"x": 1}]}}},
+        "bridge_subscriptions['a']: filter: {'x': 1} of 'kind' cannot be compared",
+    ),
+    ({"a": {"filter": {"kind": float("nan")}}}, "bridge_subscriptions['a']: filter: nan of 'kind' cannot be compared"),
+    ({"a": {"filter": {"payload": "x"}}}, "bridge_subscriptions['a']: filter: name a member of the payload"),
+    ({"a": {"filter": {5: "x"}}}, "bridge_subscriptions['a']: filter: 5 is not the name of a field"),
+    ({"a": {"filter": print}}, "bridge_subscriptions['a']: filter"),
+]
+
+
+@pytest.mark.parametrize(("value", "said"), SUBSCRIPTIONS, ids=[f"{n}" for n in range(len(SUBSCRIPTIONS))])
+def test_a_subscription_that_cannot_be_is_refused(value: object, said: str) -> None:
+    assert refusal(bridge_subscriptions=value).startswith(said)
+
+
 LAGS = [
     (5, "bridge_max_lag"),
     ({"count": 0}, "bridge_max_lag.count: input should be greater than or equal to 1 (it is 0)"),
