@@ -82,8 +82,9 @@ def test_an_order_for_a_ticket_goes_to_its_partition(four: Operated) -> None:
     four.lane.master("m1", wait=False)
     four.task("append").push_many([(ticket, {"n": 1}) for ticket in TICKETS])
     four.wait_done(4)
-    for ticket in TICKETS:
+    for ticket, keys in zip(TICKETS, four.keys, strict=True):
         assert f"{ticket} is parked" in four.command("ticket", "park", ticket, "--reason", "the bank")
+        assert four.redis.hkeys(keys.tickets) == [ticket]
     ids = four.task("append").push_many([(ticket, {"n": 2}) for ticket in TICKETS])
     four.task("append").push(TICKETS[0], {"n": 3})
     wait_until(

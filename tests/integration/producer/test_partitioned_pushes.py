@@ -113,8 +113,13 @@ def test_a_stream_of_one_partition_that_exists_stays_one(server: EmbeddedServer,
 
 
 @EACH_WAY
+@pytest.mark.parametrize("options", [{}, {"idempotency_key": "k"}], ids=["plain", "once"])
 def test_a_layout_that_changes_between_two_parts_moves_the_later_ones(
-    server: EmbeddedServer, shop: Any, push_many: Callable[..., list[str]], monkeypatch: pytest.MonkeyPatch
+    server: EmbeddedServer,
+    shop: Any,
+    push_many: Callable[..., list[str]],
+    options: dict[str, str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     from bridge.producer.push import Part
 
@@ -130,7 +135,7 @@ def test_a_layout_that_changes_between_two_parts_moves_the_later_ones(
         return made(self, stream, layout, *rest)
 
     monkeypatch.setattr(Part, "call", call)
-    ids = push_many(shop, [(f"T{n % 5}", n) for n in range(3 * PART_MESSAGES)])
+    ids = push_many(shop, [(f"T{n % 5}", n) for n in range(3 * PART_MESSAGES)], **options)
     old, new = ids[:PART_MESSAGES], ids[PART_MESSAGES:]
     assert {suffix_of(id_)[:2] for id_ in old} == {"@p"}
     assert {suffix_of(id_) for id_ in new} == {"@g1p0", "@g1p1"}
@@ -162,12 +167,13 @@ def test_a_part_is_in_whole_or_not_at_all(
     server: EmbeddedServer, shop: Any, push_many: Callable[..., list[str]]
 ) -> None:
     with server.client() as client:
-        # The last partition that the part goes to is no stream.
-        client.set(STREAMS[3], "x")
+        # A partition that is not the first message's is no stream.
+        broken = (partition_of("T0", P) + 1) % P
+        client.set(STREAMS[broken], "x")
         for options in ({}, {"idempotency_key": "k"}):
             with pytest.raises(ServerUnavailable, match="0 of 20 messages are in"):
                 push_many(shop, [(f"T{n}", n) for n in range(20)], **options)
-        assert not any(client.exists(stream) for stream in STREAMS[:3])
+        assert not any(client.exists(stream) for stream in STREAMS if stream != STREAMS[broken])
 
 
 @EACH_WAY
