@@ -14,7 +14,8 @@ import click
 from bridge.cli.main import Target
 from bridge.cli.parameters import Number
 from bridge.cli.terminal import echo_json
-from bridge.routing.errors import ServerStartFailed
+from bridge.routing.errors import ConfigurationError, ServerStartFailed
+from bridge.routing.partitions import Layout
 from bridge.routing.terminal import console
 
 if TYPE_CHECKING:
@@ -100,6 +101,8 @@ def demo(ctx: click.Context, /, events: str | None, keep: bool, as_json: bool, *
     from bridge.stack.stopping import Stopped, StopRequest
 
     target: Target = ctx.obj
+    if target.app.bridge.settings.partitions > 1:
+        raise ConfigurationError("bridge demo is about a stream of one partition: set bridge_partitions = 1 for it")
     shown = console(err=as_json)
     plan = plan_of(target, "demo", options)
     with StopRequest() as stop:
@@ -158,7 +161,9 @@ def settings_of(target: Target, env: Mapping[str, str]) -> LaneSettings:
     """The lane's settings, as the children will have them."""
     from bridge.app.installed import bridge_of
 
-    lane = bridge_of(target.app).settings.lane
+    settings = bridge_of(target.app).settings
+    # A worker is registered in the lane of each partition, so one of them says whether it is there.
+    lane = settings.lane.on_stream(Layout(settings.partitions).stream(settings.lane.stream, 0))
     return lane.model_copy(update={"lease": float(env["BRIDGE_LEASE"])}) if "BRIDGE_LEASE" in env else lane
 
 

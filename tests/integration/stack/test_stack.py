@@ -88,6 +88,14 @@ def test_nothing_outlives_a_stack_that_is_killed(yard: ProcessYard) -> None:
     wait_until(lambda: not up.survivors() and not serves(up), description="the orphans to end", timeout_s=30)
 
 
+def test_a_stack_whose_stream_is_split_comes_up(yard: ProcessYard) -> None:
+    command = python_module("bridge", "-A", "tests.apps.counter", "up", "--dir", str(yard.folder / "stack"), *SMALL)
+    env = {"COUNTER_CONF": '{"bridge_partitions": 2}'}
+    up = yard.process("up", [*command, "--no-flower"], env=env, ready_text=UP, wait=False)
+    up.wait_ready(timeout_s=90)
+    up.terminate()
+
+
 def test_ctrl_c_while_it_comes_up_leaves_nothing(yard: ProcessYard) -> None:
     up = bridge_up(yard, *SMALL, wait=False)
     wait_until(
