@@ -217,12 +217,14 @@ def masters_stand(stream: str) -> str:
 
 
 def follows_key(stream: str) -> str:
-    """String (JSON list): the older versions of ``stream``, oldest first. The leader of one of its lanes writes it."""
+    """String (JSON list): the older versions of ``stream``, oldest first. The leader of one of its lanes writes it, and
+    ``bridge stream retire`` takes a stream out of it.
+    """
     return f"{_tagged(stream)}/follows"
 
 
 def newer_key(stream: str) -> str:
-    """Set: the newer versions of ``stream``. The leaders of their lanes add to it."""
+    """Set: the newer versions of ``stream``. The leaders of their lanes add, ``bridge stream retire`` removes."""
     return f"{_tagged(stream)}/newer"
 
 

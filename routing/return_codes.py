@@ -23,6 +23,7 @@ class ReturnCode(Enum):
     BEHIND = "BEHIND"
     DEFERRED = "DEFERRED"
     CIRCLE = "CIRCLE"
+    UNDONE = "UNDONE"
     ELECTED = "ELECTED"
     FOLLOW = "FOLLOW"
     HELD = "HELD"

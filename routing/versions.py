@@ -9,11 +9,12 @@ from redis import Redis
 
 from bridge.routing.errors import ConfigurationError
 from bridge.routing.keys import follows_key, newer_key
-from bridge.routing.return_codes import ReturnCode, code_for_leader, text_of
+from bridge.routing.return_codes import ReturnCode, code_for_leader, code_of, text_of
 from bridge.routing.scripts import Argument, Script
 from bridge.routing.transitions import Leadership
 
 _FOLLOW = Script("follow")
+_RETIRE = Script("retire")
 
 
 def follow(client: Redis, lead: Leadership, older: Sequence[str]) -> None:
@@ -53,6 +54,28 @@ def older_versions(client: Redis, stream: str) -> tuple[str, ...]:
 def newer_versions(client: Redis, stream: str) -> set[str]:
     """The streams that follow ``stream``."""
     return {text_of(name) for name in client.smembers(newer_key(stream))}
+
+
+def retire(
+    client: Redis, stream: str, groups: Sequence[str], free: Sequence[str], doomed: Sequence[str]
+) -> tuple[ReturnCode, str]:
+    """Deletes ``stream`` and the keys ``doomed``. ``groups``: those that the caller knows of. ``free``: keys that must
+    not be there.
+
+    Returns OK with the number of deleted keys, HELD with a key, or UNREAD, UNDONE or CHANGED with a group.
+    """
+    reply = _RETIRE.run(client, [stream, *free, *doomed], [len(free), *groups])
+    return code_of(reply[0]), str(reply[1]) if isinstance(reply[1], int) else text_of(reply[1])
+
+
+def leave_chain(client: Redis, stream: str) -> None:
+    """Takes a retired stream out of what other streams follow."""
+    for newer in newer_versions(client, stream):
+        older = [name for name in older_versions(client, newer) if name != stream]
+        client.set(follows_key(newer), orjson.dumps(older))
+    for name in older_versions(client, stream):
+        client.srem(newer_key(name), stream)
+    client.delete(follows_key(stream), newer_key(stream))
 
 
 def _circle(stream: str, older: str) -> str:

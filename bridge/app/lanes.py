@@ -184,6 +184,16 @@ def newest_lanes_of(app: Celery, name: str | None = None) -> tuple[AppLane, ...]
     return tuple({lane.partition: lane for lane in _lanes_of(subscriptions_of(app), name)}.values())
 
 
+def lanes_of_version(app: Celery, name: str | None, stream: str) -> tuple[AppLane, ...]:
+    """The same on the version ``stream``: the app's stream, or one that it follows. Raises `ConfigurationError`."""
+    settings = bridge_of(app).settings
+    versions = [*(version.stream for version in settings.follows), settings.lane.stream]
+    if stream not in versions:
+        raise ConfigurationError(f"--stream: this app does not know {stream!r}; its versions: {', '.join(versions)}")
+    place = versions.index(stream)
+    return tuple(lane for lane in _lanes_of(subscriptions_of(app), name) if len(lane.older) == place)
+
+
 def unsplit_lane_of(app: Celery, name: str | None = None) -> AppLane:
     """The lane that the subscription ``name`` would have if the stream had one partition and one version. Raises
     `ConfigurationError`, one line.

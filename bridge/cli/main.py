@@ -41,7 +41,9 @@ COMMANDS = {
 }
 
 #: The commands that are about the app, and not about one of its subscriptions. Those of Spark take it themselves.
-WITHOUT_SUBSCRIPTION = ("run", "up", "demo", "push", "subscription", "spark", "stream")
+WITHOUT_SUBSCRIPTION = ("run", "up", "demo", "push", "subscription", "stream", "spark")
+#: The commands that take an older version of the stream.
+OF_A_VERSION = ("ticket", "consumer", "dead", "audit")
 
 #: The app of a command without -A.
 DEFAULT_APP = "tasks"
@@ -61,6 +63,8 @@ class Commands(click.Group):
         command: click.Command = getattr(import_module(module), name)
         if cmd_name not in WITHOUT_SUBSCRIPTION:
             _take_subscription(command)
+        if cmd_name in OF_A_VERSION:
+            _take_version(command)
         return command
 
     def resolve_command(
@@ -112,9 +116,31 @@ def _take_subscription(command: click.Command) -> None:
         )
 
 
+def _take_version(command: click.Command) -> None:
+    """Adds ``--stream`` to ``command``, or to the commands of a group."""
+    if isinstance(command, click.Group):
+        for inner in command.commands.values():
+            _take_version(inner)
+    elif not any("--stream" in parameter.opts for parameter in command.params):
+        command.params.append(
+            click.Option(
+                ["--stream"],
+                expose_value=False,
+                metavar="NAME",
+                callback=_chosen_version,
+                help="An older version of the stream (bridge_follows).  [default: the newest]",
+            )
+        )
+
+
 def _chosen(ctx: click.Context, _parameter: click.Parameter, value: str | None) -> None:
     if value is not None:
         ctx.find_object(Target).subscription = value  # type: ignore[union-attr]
+
+
+def _chosen_version(ctx: click.Context, _parameter: click.Parameter, value: str | None) -> None:
+    if value is not None:
+        ctx.find_object(Target).version = value  # type: ignore[union-attr]
 
 
 class Target:
@@ -125,6 +151,8 @@ class Target:
         self._app = app
         #: The subscription that the command is about, as ``-s`` names it; None: the only one.
         self.subscription: str | None = None
+        #: The version of the stream that it is about, as ``--stream`` names it; None: the newest.
+        self.version: str | None = None
         self._learned = False
 
     @property
@@ -143,9 +171,11 @@ class Target:
         """The lanes that the command is about, one for each partition of the stream as it is. Raises
         `ConfigurationError`, and redis errors.
         """
-        from bridge.app.lanes import newest_lanes_of
+        from bridge.app.lanes import lanes_of_version, newest_lanes_of
 
         self.learn()
+        if self.version is not None:
+            return lanes_of_version(self.app, self.subscription, self.version)
         return newest_lanes_of(self.app, self.subscription)
 
     def learn(self) -> None:

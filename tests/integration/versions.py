@@ -81,14 +81,18 @@ class Versions:
         self.pushed_us[ticket, version, numbers[-1]] = int(id_.split("-", maxsplit=1)[0]) * 1000
         return id_
 
-    def operate(self, *arguments: str, version: str = "v2") -> str:
-        """Runs a command on the lane of a version."""
-        conf = {"v1": ONLY_V1, "v2": {}, "v3": THREE}[version]
+    def operate(self, *arguments: str, code: int = 0, **conf: Any) -> str:
+        """Runs a command. Returns its output, or its error when it ends with another code than 0."""
         env = {**os.environ, **broker_environment(self.url), **self._env(conf)}
         command = [sys.executable, "-m", "bridge", "-A", APP, *arguments]
         done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60, check=False)
-        assert done.returncode == 0, done.stderr + done.stdout
-        return done.stdout
+        assert done.returncode == code, done.stderr + done.stdout
+        return done.stderr if code else done.stdout
+
+    def why(self, ticket: str, **conf: Any) -> str:
+        """Why the ticket does not move, by the command."""
+        found: str = json.loads(self.operate("ticket", "show", ticket, "--json", **conf))["why"]
+        return found
 
     def count(self, version: str, counter: str = "done") -> int:
         return int(self.redis.hget(self.keys[version].counts, counter) or 0)

@@ -37,7 +37,7 @@ from bridge.routing.transitions import (
     survey,
     unname,
 )
-from bridge.routing.versions import follow
+from bridge.routing.versions import follow, retire
 from bridge.testing.nodes.process import ROOT
 from tests.scripts.world import OPENING, TOKEN, World, incarnation
 
@@ -69,6 +69,7 @@ CALLS: dict[str, Callable[[World], object]] = {
     "introduce": lambda w: introduce(w.client, w.lead, "{}", 1),
     "note_tasks": lambda w: note_tasks(w.client, w.lead, {"shop.task": 1}, [], {}),
     "follow": lambda w: follow(w.client, w.lead, []),
+    "retire": lambda w: retire(w.client, "ticket_stream", [], [], []),
     "meet": lambda w: meet(w.client, w.keys, 1, "shop"),
     "unsubscribe": lambda w: unsubscribe(w.client, w.keys, {}, []),
     "unname": lambda w: unname(w.client, w.lead, "nobody"),

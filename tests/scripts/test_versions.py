@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import orjson
@@ -11,8 +12,9 @@ from bridge.routing.batch import Batch, OlderLane
 from bridge.routing.errors import ConfigurationError, DispatchRefused, NotLeading
 from bridge.routing.keys import LaneKeys, follows_key, newer_key
 from bridge.routing.records import AWAITING, PARKED, record, tail
+from bridge.routing.return_codes import ReturnCode
 from bridge.routing.transitions import Leadership, advance
-from bridge.routing.versions import check_versions, follow, newer_versions, older_versions
+from bridge.routing.versions import check_versions, follow, leave_chain, newer_versions, older_versions, retire
 from tests.scripts.world import LEASE_MS, MASTER, OPENING, TOKEN, World
 
 pytestmark = pytest.mark.scripts
@@ -147,3 +149,55 @@ def test_only_the_leader_notes_what_a_stream_follows(fresh: World) -> None:
     with pytest.raises(NotLeading):
         follow(fresh.client, Leadership(fresh.keys, TOKEN, MASTER), [OLDER.stream])
     assert fresh.snapshot() == before
+
+
+# -- retire --------------------------------------------------------------------------------------------------------
+
+
+def retired(world: World, *free: str, groups: Sequence[str] = ("bridge",)) -> tuple[ReturnCode, str]:
+    keys = world.keys
+    return retire(world.client, keys.stream, groups, [keys.leader, *free], [keys.term])
+
+
+def test_a_stream_that_is_done_is_deleted_with_its_keys(fresh: World) -> None:
+    fresh.client.xack(fresh.keys.stream, fresh.keys.group, *fresh.pushed("T", 3))
+    fresh.client.delete(fresh.keys.leader)
+    fresh.client.set("user:other", 1)
+    assert retired(fresh) == (ReturnCode.OK, "2")
+    assert fresh.client.keys() == [b"user:other"]
+    assert retired(fresh) == (ReturnCode.OK, "0")
+
+
+def test_a_stream_with_anything_undone_or_in_use_is_not_deleted(fresh: World) -> None:
+    client, keys = fresh.client, fresh.keys
+
+    def refused(code: ReturnCode, detail: str, **how: Any) -> None:
+        before = fresh.snapshot()
+        assert retired(fresh, **how) == (code, detail)
+        assert fresh.snapshot() == before
+
+    refused(ReturnCode.HELD, keys.leader)
+    client.delete(keys.leader)
+    refused(ReturnCode.CHANGED, "bridge", groups=["another"])
+    [id_] = fresh.push("T")
+    refused(ReturnCode.UNREAD, "bridge")
+    fresh.read()
+    refused(ReturnCode.UNDONE, "bridge")
+    client.xack(keys.stream, keys.group, id_)
+    client.xgroup_create(keys.stream, "late", "0")
+    refused(ReturnCode.UNREAD, "late", groups=["bridge", "late"])
+    client.xgroup_destroy(keys.stream, "late")
+    client.xgroup_destroy(keys.stream, "bridge")
+    refused(ReturnCode.UNREAD, "")
+
+
+def test_a_retired_stream_leaves_its_chain(fresh: World) -> None:
+    older, stream, newer = OLDER.stream, fresh.keys.stream, NEWER.stream
+    for name, follows in ((stream, [older]), (newer, [older, stream])):
+        fresh.client.set(follows_key(name), orjson.dumps(follows))
+        for one in follows:
+            fresh.client.sadd(newer_key(one), name)
+    leave_chain(fresh.client, stream)
+    assert older_versions(fresh.client, newer) == (older,)
+    assert newer_versions(fresh.client, older) == {newer}
+    assert not fresh.client.exists(follows_key(stream), newer_key(stream))

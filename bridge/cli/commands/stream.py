@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from datetime import UTC, datetime
 
 import click
 from rich.table import Table
 
 from bridge.cli.main import Target
+from bridge.cli.parameters import NON_EMPTY
 from bridge.cli.terminal import echo_json
 from bridge.routing.numbers import count
 from bridge.routing.terminal import console
@@ -72,3 +74,47 @@ def info(target: Target, as_json: bool) -> None:
     click.echo(f"split      {count(layout.partitions, 'partition')}" + (f", since {since}" if layout.since_ms else ""))
     click.echo(f"streams    {one_line(streams[0])}" + (f" to {one_line(streams[-1])}" if len(streams) > 1 else ""))
     click.echo(f"layout     {layout_key(name) if layout.text else 'not stored'}")
+
+
+@stream.command()
+@click.argument("name", metavar="STREAM", type=NON_EMPTY)
+@click.option("--drop-dead", is_flag=True, help="Also with dead letters, which are dropped.")
+@click.option("--dry-run", is_flag=True, help="Only print what would be deleted.")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@click.pass_context
+def retire(ctx: click.Context, name: str, drop_dead: bool, dry_run: bool, yes: bool, as_json: bool) -> None:
+    """Deletes STREAM, an old version, with all keys of its lanes.
+
+    It refuses while anything of it is undone, a master leads one of its lanes, or a worker serves one.
+    """
+    from bridge.app.finding import reach
+    from bridge.operate.retiring import contents_of, retire_stream
+    from bridge.routing.errors import InputError
+
+    target: Target = ctx.obj
+    settings = target.app.bridge.settings
+    if name == settings.lane.stream:
+        raise InputError(f"{one_line(name)} is the stream of this app (bridge_stream): its producers push to it")
+    redis = reach(target.app)
+    found = contents_of(redis, name)
+    numbers = (
+        count(found.entries, "done message"),
+        count(len(found.groups), "group"),
+        count(found.letters, "dead letter"),
+    )
+    what = f"{one_line(name)} with {', '.join(numbers)}"
+    if not dry_run and not yes:
+        if not sys.stdin.isatty():
+            raise click.UsageError(f"this would delete {what}: add --yes, or look first with --dry-run", ctx)
+        if not click.confirm(f"delete {what}?", err=True):
+            return
+    deleted = 0 if dry_run else retire_stream(redis, name, letters=drop_dead)
+    if as_json:
+        echo_json({"dry_run": dry_run, "deleted": deleted, "stream": name, **found.document()})
+    elif dry_run:
+        click.echo(f"would delete {what}")
+    else:
+        click.echo(f"retired {what}; {count(deleted, 'key')} deleted")
+        if any(version.stream == name for version in settings.follows):
+            click.echo("this app still follows it (bridge_follows): a master that starts makes it again, empty")

@@ -42,6 +42,7 @@ def show(ctx: click.Context, ticket_id: str, as_json: bool) -> None:
     from bridge.app.finding import load_tasks, reach_lane
     from bridge.inspect.partitions import name_ticket
     from bridge.inspect.ticket_search import locate
+    from bridge.inspect.versions import with_versions
     from bridge.producer.push import ticket_bytes
 
     target: Target = ctx.obj
@@ -54,7 +55,11 @@ def show(ctx: click.Context, ticket_id: str, as_json: bool) -> None:
         task = app.tasks.get(name or lane.default_task or "")
         return int(getattr(task, "bridge_max_attempts", None) or lane.max_attempts)
 
-    found = name_ticket(locate(reach_lane(app, lane), lane, ticket_id, max_attempts), app_lane.id_suffix)
+    redis = reach_lane(app, lane)
+    found = locate(redis, lane, ticket_id, max_attempts)
+    if app_lane.older or app_lane.newer:
+        found = with_versions(redis, app_lane, found, lambda one: locate(redis, one, ticket_id, max_attempts))
+    found = name_ticket(found, app_lane.id_suffix)
     if as_json:
         echo_json(found.document())
     else:

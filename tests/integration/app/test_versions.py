@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import random
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from bridge.link.connections import client
+from bridge.operate.orders import give
+from bridge.protocol.orders import Replay
+from bridge.routing.keys import follows_key
 from bridge.stack.embedded import EmbeddedServer
 from bridge.testing.nodes.node import NodeYard
 from bridge.testing.waiting import wait_until
@@ -66,7 +71,8 @@ def test_a_message_waits_for_a_parked_ticket_until_it_is_released(chain: Version
     chain.push("v2", "other")
     chain.wait_ended("v2", 1)
     assert (chain.log("other"), chain.log("T")) == (["v2:0"], [])
-    chain.operate("ticket", "release", "T", version="v1")
+    assert "the older version orders, where the ticket is parked" in chain.why("T")
+    chain.operate("ticket", "release", "T", "--stream", "orders")
     chain.wait_all()
     assert chain.log("T") == ["v1:1", "v2:0"]
     chain.check_one_at_a_time()
@@ -150,10 +156,13 @@ def test_a_dead_message_of_an_older_version_is_replayed(chain: Versions) -> None
     chain.master("m1")
     chain.push("v1", "T", fail=3)
     chain.wait_ended("v1", 1)
-    chain.push("v2", "T", ms=4000)
+    chain.push("v2", "T", ms=1500)
     wait_until(lambda: chain.started("T")[3:], description="v2 in flight")
     chain.push("v2", "T")
-    chain.operate("dead", "replay", "--all", "--yes", version="v1")
+    keys = chain.keys["v1"]
+    letters: Any = chain.redis.xrange(keys.dead)
+    with client(chain.url) as raw:
+        give(raw, keys, Replay([letters[0][0]]))
     assert chain.log("T") == [], "the message of v2 was over too soon"
     chain.wait_ended("v2", 2)
     assert chain.log("T")[:1] == ["v2:0"]
@@ -192,6 +201,7 @@ def test_old_processes_beside_new_ones_in_a_rolling_deploy(chain: Versions) -> N
     chain.wait_ended("v1", 20)
     assert chain.count("v2") == 0
     assert chain.redis.get(chain.keys["v2"].leader) is None
+    assert "leads the older version orders: if its app does not follow that, stop it" in chain.why("T0")
     old.terminate()
     chain.wait_all()
     check(chain)
@@ -283,3 +293,38 @@ def test_versions_of_a_split_stream(chain: Versions) -> None:
     chain.check_each_version_in_order()
     for n in range(6):
         assert chain.started(f"T{n}")[-1] == "v2:1"
+
+
+def test_an_old_version_is_retired_when_nothing_of_it_is_undone_or_in_use(chain: Versions) -> None:
+    worker, master = chain.worker("w1"), chain.master("m1")
+    chain.push("v1", "T")
+    chain.push("v1", "dead", fail=9)
+    chain.push("v2", "T")
+    chain.wait_all()
+
+    def refused() -> str:
+        error = chain.operate("stream", "retire", "orders", "--yes", code=1)
+        assert chain.redis.exists("orders", chain.keys["v1"].counts, chain.keys["v1"].fence) == 3
+        return error
+
+    assert "is led by the master" in refused()
+    master.terminate()
+    assert "the worker w1@" in refused()
+    worker.terminate()
+    chain.push("v1", "late")
+    assert "has not read all its messages" in refused()
+    worker, master = chain.worker("w2"), chain.master("m2")
+    chain.wait_ended("v1", 3)
+    master.terminate()
+    worker.terminate()
+    assert "has dead letters" in refused()
+    assert "would delete orders" in chain.operate("stream", "retire", "orders", "--dry-run")
+    assert "is the stream of this app" in chain.operate("stream", "retire", "orders:v2", "--yes", code=1)
+    assert "retired orders" in chain.operate("stream", "retire", "orders", "--drop-dead", "--yes", bridge_follows=[])
+    assert [key for key in chain.redis.scan_iter() if key == "orders" or key.startswith("{orders}")] == []
+    assert chain.redis.get(follows_key("orders:v2")) == "[]"
+    assert "there is no stream orders" in chain.operate("stream", "retire", "orders", "--yes", code=1)
+    chain.worker("w3", bridge_follows=[])
+    chain.master("m3", bridge_follows=[])
+    chain.push("v2", "T")
+    chain.wait_ended("v2", 2)

@@ -45,8 +45,8 @@ class Step:
         return "\n".join(line.removeprefix("$ ") for line in lines)
 
 
-def steps() -> list[Step]:
-    return [Step(found["what"], found["text"] or "") for found in BLOCK.finditer(PAGE.read_text())]
+def steps(page: Path = PAGE) -> list[Step]:
+    return [Step(found["what"], found["text"] or "") for found in BLOCK.finditer(page.read_text())]
 
 
 class Reader:

@@ -1,0 +1,46 @@
+-- Deletes a stream with all keys of its lanes, when all its groups are done with it and nobody uses it.
+--
+-- From -> to: DONE -> gone. KEYS: 1 stream, 2.. the keys that must not be there, then the keys to delete.
+-- ARGV: number of keys that must not be there, names of the groups that the caller knows of ...
+-- Returns: {'OK', number of keys that were deleted}; {'HELD', key}: this key is there; {'UNREAD', group}: the group has
+--          not read the stream to its end ('': there is no group, and the stream has entries); {'UNDONE', group}: it has
+--          pending entries; {'CHANGED', group}: the caller does not know this group, and reads the lanes again. Only
+--          'OK' changed anything.
+-- Keeps: I1, I9. Bound: O(keys, groups); what the keys hold is freed in the background.
+
+local known = {}
+for i = 2, #ARGV do
+  known[ARGV[i]] = true
+end
+local groups = redis.pcall('XINFO', 'GROUPS', KEYS[1])
+local last = redis.call('XREVRANGE', KEYS[1], '+', '-', 'COUNT', 1)[1]
+if last and (groups.err or #groups == 0) then
+  return {'UNREAD', ''}
+end
+for _, flat in ipairs(groups.err and {} or groups) do
+  local info = {}
+  for i = 1, #flat, 2 do
+    info[flat[i]] = flat[i + 1]
+  end
+  if not known[info['name']] then
+    return {'CHANGED', info['name']}
+  end
+  if info['pending'] > 0 then
+    return {'UNDONE', info['name']}
+  end
+  local read_to = info['last-delivered-id']
+  if last and read_to ~= last[1] and #redis.call('XRANGE', KEYS[1], '(' .. read_to, '+', 'COUNT', 1) > 0 then
+    return {'UNREAD', info['name']}
+  end
+end
+local free = tonumber(ARGV[1])
+for i = 2, free + 1 do
+  if redis.call('EXISTS', KEYS[i]) == 1 then
+    return {'HELD', KEYS[i]}
+  end
+end
+local deleted = redis.call('UNLINK', KEYS[1])
+for i = free + 2, #KEYS do
+  deleted = deleted + redis.call('UNLINK', KEYS[i])
+end
+return {'OK', deleted}

@@ -1,0 +1,41 @@
+"""The page on changing a message's form, followed step by step as the tutorial is (`test_tutorial`)."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bridge.stack.embedded import EmbeddedServer
+from tests.integration.pages.test_tutorial import Reader, steps
+
+PAGE = Path(__file__).parents[3] / "docs" / "howto" / "change-messages.md"
+
+
+@pytest.fixture
+def reader(own_server: EmbeddedServer, tmp_path: Path) -> Iterator[Reader]:
+    folder = tmp_path / "shop"
+    folder.mkdir()
+    reader = Reader(folder, own_server.url)
+    yield reader
+    reader.yard.close()
+
+
+@pytest.mark.slow
+def test_every_step_of_the_page_works_in_its_order(reader: Reader, own_server: EmbeddedServer) -> None:
+    for step in steps(PAGE):
+        reader.follow(step)
+    redis: Any = own_server.client(decode_responses=True)
+    paid = redis.lrange("paid:anna", 0, -1)
+    assert paid[:3] == ["0 euro", "1 euro", "2 euro"]
+    old, new = [f"{n} euro" for n in range(3)], [f"{n}00 cents" for n in range(3, 6)]
+    assert sorted(paid) == sorted([*old, *old, *new])
+    assert [key for key in redis.scan_iter() if key == "payments" or key.startswith("{payments}")] == []
+
+
+def test_every_block_of_the_page_says_what_to_do_with_it() -> None:
+    blocks = re.findall(r"^```\w+$", PAGE.read_text(), re.MULTILINE)
+    assert len(blocks) == len([step for step in steps(PAGE) if step.text])
