@@ -9,12 +9,12 @@ from redis import Redis
 
 from bridge.routing.errors import ConfigurationError
 from bridge.routing.keys import follows_key, newer_key
-from bridge.routing.return_codes import ReturnCode, code_for_leader, code_of, text_of
+from bridge.routing.return_codes import ReturnCode, code_for_leader, text_of
 from bridge.routing.scripts import Argument, Script
 from bridge.routing.transitions import Leadership
 
-_FOLLOW = Script("follow")
-_RETIRE = Script("retire")
+#: Notes which older versions a stream follows.
+FOLLOW = Script("follow")
 
 
 def follow(client: Redis, lead: Leadership, older: Sequence[str]) -> None:
@@ -23,7 +23,7 @@ def follow(client: Redis, lead: Leadership, older: Sequence[str]) -> None:
     """
     stream = lead.keys.stream
     names: list[Argument] = [lead.keys.leader, follows_key(stream), newer_key(stream), *map(newer_key, older)]
-    reply = _FOLLOW.run(client, names, [lead.token, stream, orjson.dumps(list(older)), *older])
+    reply = FOLLOW.run(client, names, [lead.token, stream, orjson.dumps(list(older)), *older])
     if code_for_leader(reply[0], lead.keys) is ReturnCode.CIRCLE:
         raise ConfigurationError(_circle(stream, text_of(reply[1])))
 
@@ -54,18 +54,6 @@ def older_versions(client: Redis, stream: str) -> tuple[str, ...]:
 def newer_versions(client: Redis, stream: str) -> set[str]:
     """The streams that follow ``stream``."""
     return {text_of(name) for name in client.smembers(newer_key(stream))}
-
-
-def retire(
-    client: Redis, stream: str, groups: Sequence[str], free: Sequence[str], doomed: Sequence[str]
-) -> tuple[ReturnCode, str]:
-    """Deletes ``stream`` and the keys ``doomed``. ``groups``: those that the caller knows of. ``free``: keys that must
-    not be there.
-
-    Returns OK with the number of deleted keys, HELD with a key, or UNREAD, UNDONE or CHANGED with a group.
-    """
-    reply = _RETIRE.run(client, [stream, *free, *doomed], [len(free), *groups])
-    return code_of(reply[0]), str(reply[1]) if isinstance(reply[1], int) else text_of(reply[1])
 
 
 def leave_chain(client: Redis, stream: str) -> None:

@@ -27,11 +27,13 @@ from functools import cache
 from typing import TYPE_CHECKING
 
 from bridge.app.effect_arguments import COMMANDS
+from bridge.app.installed import bridge_of
 from bridge.routing import effects, leadership, membership, producing, pushes, retention, transitions
-from bridge.routing.keys import layout_key, masters, push_prefix
+from bridge.routing.keys import follows_key, layout_key, masters, newer_key, push_prefix
 from bridge.routing.layouts import CLAIM_LAYOUT
 from bridge.routing.return_codes import ReturnCode
 from bridge.routing.scripts import Script
+from bridge.routing.versions import FOLLOW
 from bridge.settings.address import database_of, parsed
 
 if TYPE_CHECKING:
@@ -137,6 +139,7 @@ OWN: dict[Role, tuple[str, ...]] = {
         "memory|usage",
         "pttl",
         "rpush",
+        "smembers",
         "type",
         "xgroup|create",
         "xinfo|consumers",
@@ -182,6 +185,10 @@ OWN: dict[Role, tuple[str, ...]] = {
 }
 
 
+#: The ends of the keys that say which streams are versions of each other.
+_KINDS = tuple(key("").rpartition("/")[2] for key in (follows_key, newer_key))
+
+
 @dataclass(frozen=True)
 class Access:
     """The permissions of one user: patterns of keys and channels, and commands."""
@@ -215,6 +222,7 @@ def access(
     pushes: bool = False,
 ) -> Access:
     """The permissions that ``role`` needs in the lane of ``settings``; ``split``: in the lanes of all its partitions.
+    Masters, workers and operators need the same in the lanes of the older versions of the stream.
 
     For workers only: ``own_keys``, patterns of the keys that the tasks' effects touch; ``pushes``: whether tasks push
     messages themselves.
@@ -227,8 +235,11 @@ def access(
         names.append(f"{names[0]}:[gp][0-9]*")
     layout = literal(layout_key(keys.stream))
     prefixes = [f"{{{name}}}{group}" for name in names]
+    older = _older(app, split=split)
+    if role in (Role.MASTER, Role.WORKER, Role.OPERATOR):
+        prefixes += [f"{{{name}}}{group}" for name in older]
     lanes = tuple(f"{prefix}:*" for prefix in prefixes)
-    lane = (*names, *lanes)
+    lane = (*names, *older, *lanes)
     results = _results_here(app)
     if role is Role.PRODUCER:
         wanted, channels = [*names, layout, _pushed_once(keys.stream)], list[str]()
@@ -254,7 +265,12 @@ def access(
         heard = [f"{fanout}celeryev/worker.*"]
         commands = {*OWN[role], *LISTENING, *commands_of_scripts(role), *_for_layout(split)}
         share = f"{literal(masters(keys.stream))}*"
-        return _access(role, (*lane, layout, share, *BINDINGS, "celeryev.*"), heard, commands)
+        chain = [f"{{{name}}}/{kind}" for name in (*names, *older) for kind in _KINDS]
+        if older:
+            commands |= commands_in(FOLLOW.text)
+        layouts = [literal(layout_key(version.stream)) for version in bridge_of(app).settings.follows]
+        own = (*lane, layout, *layouts, share, *chain, *BINDINGS, "celeryev.*")
+        return _access(role, own, heard, commands)
     # A queue has a list for each priority: its name, kombu's separator (two control characters), a digit.
     queues = [pattern for name in app.amqp.queues for pattern in (literal(name), f"{literal(name)}??[0-9]")]
     of_celery = (*BINDINGS, "unacked*", "*.reply.celery.pidbox*", "*.celery.pidbox*", "celeryev.*")
@@ -271,6 +287,12 @@ def access(
         stream = (*lane, layout, _pushed_once(keys.stream))
         commands |= {*OWN[Role.PRODUCER], *commands_of_scripts(Role.PRODUCER)}
     return _access(role, (*stream, *queues, *of_celery, *results, *own_keys), channels, commands)
+
+
+def _older(app: Celery, *, split: bool) -> list[str]:
+    """Patterns of the streams of the older versions."""
+    names = [literal(version.stream) for version in bridge_of(app).settings.follows]
+    return [*names, *(f"{name}:[gp][0-9]*" for name in names if split)]
 
 
 def _for_layout(split: bool) -> set[str]:

@@ -17,9 +17,10 @@ from bridge.routing.groups import groups_in
 from bridge.routing.keys import LaneKeys, layout_key
 from bridge.routing.layouts import claim_layout
 from bridge.routing.leadership import read_token
+from bridge.routing.retiring import retire
 from bridge.routing.return_codes import ReturnCode
 from bridge.routing.text import printable
-from bridge.routing.versions import leave_chain, newer_versions, older_versions, retire
+from bridge.routing.versions import leave_chain, newer_versions, older_versions
 
 if TYPE_CHECKING:
     from redis import Redis

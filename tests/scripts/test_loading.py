@@ -16,6 +16,7 @@ from bridge.routing.partitions import Layout
 from bridge.routing.producing import places_of, push_many, push_once
 from bridge.routing.pushes import Columns, Partition, Tickets, append_once, append_per_ticket, note_wait, settle_push
 from bridge.routing.retention import done, letters, remove
+from bridge.routing.retiring import retire
 from bridge.routing.return_codes import ReturnCode
 from bridge.routing.scripts import Script
 from bridge.routing.subscribing import unsubscribe
@@ -37,7 +38,7 @@ from bridge.routing.transitions import (
     survey,
     unname,
 )
-from bridge.routing.versions import follow, retire
+from bridge.routing.versions import follow
 from bridge.testing.nodes.process import ROOT
 from tests.scripts.world import OPENING, TOKEN, World, incarnation
 

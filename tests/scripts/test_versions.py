@@ -12,9 +12,10 @@ from bridge.routing.batch import Batch, OlderLane
 from bridge.routing.errors import ConfigurationError, DispatchRefused, NotLeading
 from bridge.routing.keys import LaneKeys, follows_key, newer_key
 from bridge.routing.records import AWAITING, PARKED, record, tail
+from bridge.routing.retiring import retire
 from bridge.routing.return_codes import ReturnCode
 from bridge.routing.transitions import Leadership, advance
-from bridge.routing.versions import check_versions, follow, leave_chain, newer_versions, older_versions, retire
+from bridge.routing.versions import check_versions, follow, leave_chain, newer_versions, older_versions
 from tests.scripts.world import LEASE_MS, MASTER, OPENING, TOKEN, World
 
 pytestmark = pytest.mark.scripts

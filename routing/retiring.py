@@ -1,0 +1,24 @@
+"""Deletes a stream with all keys of its lanes: what `bridge stream retire` changes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from redis import Redis
+
+from bridge.routing.return_codes import ReturnCode, code_of, text_of
+from bridge.routing.scripts import Script
+
+_RETIRE = Script("retire")
+
+
+def retire(
+    client: Redis, stream: str, groups: Sequence[str], free: Sequence[str], doomed: Sequence[str]
+) -> tuple[ReturnCode, str]:
+    """Deletes ``stream`` and the keys ``doomed``. ``groups``: those that the caller knows of. ``free``: keys that must
+    not be there.
+
+    Returns OK with the number of deleted keys, HELD with a key, or UNREAD, UNDONE or CHANGED with a group.
+    """
+    reply = _RETIRE.run(client, [stream, *free, *doomed], [len(free), *groups])
+    return code_of(reply[0]), str(reply[1]) if isinstance(reply[1], int) else text_of(reply[1])
