@@ -54,7 +54,7 @@ class ServerStep(bootsteps.StartStopStep):
             if app.bridge.layout.streams("") != joined.streams(""):
                 # It joined while the server was away, and by the setting.
                 why = difference(app.bridge.layout, app.bridge.settings.partitions, app.bridge.settings.lane.stream)
-                raise ConfigurationError(why or "the partitions of the stream changed: start the worker again")
+                raise ConfigurationError(f"{why or 'the partitions of the stream changed'}; start the worker again")
         except TicketBridgeError as exc:
             end_worker(parent, exc)
 
