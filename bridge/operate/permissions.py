@@ -136,7 +136,6 @@ OWN: dict[Role, tuple[str, ...]] = {
         "hscan",
         "lindex",
         "llen",
-        "memory|usage",
         "pttl",
         "rpush",
         "smembers",
@@ -264,6 +263,8 @@ def access(
         # The workers' heartbeats. A subscription to a pattern needs a permission for exactly this pattern.
         heard = [f"{fanout}celeryev/worker.*"]
         commands = {*OWN[role], *LISTENING, *commands_of_scripts(role), *_for_layout(split)}
+        if settings.max_lag.bytes is not None:
+            commands.add("memory|usage")
         share = f"{literal(masters(keys.stream))}*"
         chain = [f"{{{name}}}/{kind}" for name in (*names, *older) for kind in _KINDS]
         if older:

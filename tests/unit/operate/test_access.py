@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
+from celery import Celery
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from bridge.operate.permissions import Role, commands_in, commands_of_scripts, literal
+import bridge
+from bridge.operate.permissions import Role, access, commands_in, commands_of_scripts, literal
 from bridge.stack.embedded import EmbeddedServer
 from tests.commands import CommandLine
 
@@ -89,3 +92,12 @@ def test_the_printed_command_and_the_line_of_a_file_say_the_same(
 def test_wrong_usage_is_reported(arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert CommandLine(tmp_path, "redis://localhost:1/0")(*arguments).exit_code == 2
+
+
+@pytest.mark.parametrize(("limit", "asked"), [({"bytes": 5}, True), ({"count": 5}, False), ({}, False)], ids=str)
+def test_a_master_may_ask_for_the_memory_of_a_stream_where_a_limit_is_in_bytes(limit: Any, asked: bool) -> None:
+    made = Celery("shop", broker="redis://127.0.0.1/0", set_as_current=False)
+    bridge.install(made)
+    made.conf.bridge_max_lag = limit
+    found = access(made, made.bridge.settings.lane, Role.MASTER)
+    assert ("memory|usage" in found.commands) is asked
