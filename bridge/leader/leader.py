@@ -15,7 +15,7 @@ import socket
 import time
 from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import orjson
 
@@ -65,6 +65,8 @@ if TYPE_CHECKING:
     from bridge.leader.picture.chain import Place
     from bridge.link.server_clock import ServerClock
 
+#: Seconds without work after which a lane may rest.
+REST_S = 5.0
 #: Longest sleep of the loop, in seconds. A timer may be late by this much when nothing else happens.
 BLOCK_S = 5.0
 #: Seconds between two checks of the leases, and of everything else that is checked at intervals.
@@ -72,6 +74,18 @@ LEASE_CHECK_S = 1.0
 #: After a check, messages have the loop for at least this many times the time that the check took. A check waits for
 #: some twelve replies one after the other. On a slow line it would take most of the time.
 CHECK_REST = 3
+
+
+class SleepingPlace(NamedTuple):
+    """How a lane was left when it went to rest."""
+
+    stream: str
+    read_to: str
+    outcomes: str
+    last_outcome: str
+    group: str
+    #: Number of entries that are pending in the group: those of parked tickets.
+    pending: int
 
 
 class Leader:
@@ -125,6 +139,7 @@ class Leader:
         reroute = Reroute(term, lane, steps, settling, leases)
         lost_runs = LostRuns(term, steps, self._queues)
         self.lease_watch = LeaseWatch(term, lane, steps, leases, consumers, reroute, self._queues, lost_runs)
+        self._pending = pending
         self._retention = Retention(term, steps)
         self.manual_changes = ManualChanges(term, lane, steps, pending)
         self._operator_orders = OperatorOrders(term, lane, steps, pending, self._queues, self.manual_changes)
@@ -142,6 +157,8 @@ class Leader:
         self._has_read = False
         #: Whether the stream may have new entries that no blocking read has reported.
         self._more = True
+        #: When something came last (monotonic seconds). A lane to which nothing has come may rest at once.
+        self._busy_at = float("-inf")
         #: When to read the outcome stream next (monotonic seconds).
         self._ask_at = 0.0
 
@@ -183,20 +200,101 @@ class Leader:
         Raises `NotLeading`, `LaneConflict` and redis errors. The caller then starts over with a new `Leader`.
         """
         try:
-            with self._turn_in_chain():
-                self._begin()
-            with selectors.DefaultSelector() as selector:
-                selector.register(self._wake_here, selectors.EVENT_READ)
-                while not self._stop and led():
-                    self._turn(selector)
+            self.begin()
+            self.go_on(led)
         finally:
-            if self._place is not None:
-                self._place.leave()
-            self._entries.close()
-            self._outcomes.close()
-            self._term.close()
-            self._wake_here.close()
-            self._wake_there.close()
+            self.close()
+
+    def begin(self) -> None:
+        """Reads the records of the lane."""
+        with self._turn_in_chain():
+            self._begin()
+
+    def go_on(self, led: Callable[[], bool], may_rest: Callable[[], bool] = lambda: False) -> bool:
+        """Runs the loop: until `stop`, until ``led`` returns False, or until the lane is at rest and ``may_rest``
+        returns True. Returns whether it is at rest: then all connections are closed, and `glance` and `go_on` go on.
+        """
+        self._registered.clear()
+        self.lease_watch.look_at = 0.0
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._wake_here, selectors.EVENT_READ)
+            while not self._stop and led():
+                self._turn(selector)
+                if (
+                    time.monotonic() - self._busy_at > REST_S
+                    and may_rest()
+                    and self._is_at_rest
+                    and self._retention.idle
+                ):
+                    self._rest()
+                    return True
+        return False
+
+    def close(self) -> None:
+        """Closes everything."""
+        if self._place is not None:
+            self._place.leave()
+        self._entries.close()
+        self._outcomes.close()
+        self._term.close()
+        self._wake_here.close()
+        self._wake_there.close()
+
+    # -- at rest ---------------------------------------------------------------------------------------------------
+
+    @property
+    def _is_at_rest(self) -> bool:
+        """Whether nothing is left to do, and nothing is due at a later time but what `glance` does."""
+        lane = self.lane
+        return (
+            # The leaders of a chain look into each other's pictures.
+            self._place is None
+            and not (self._more or lane.behind or lane.tickets or lane.in_flight or lane.spilled)
+            and not (lane.stranded.waiting or lane.stranded.open_circuits)
+            and self._intake.open
+            and self._lag.open
+            and not self._lag.excess
+            and all(c.alive and not (c.stalled or c.doubted) for c in lane.consumers.values())
+        )
+
+    def _rest(self) -> None:
+        # A blocking read of them may be under way.
+        self._entries.close()
+        self._outcomes.close()
+        self._term.rest()
+        # Only a notice asks for a look now.
+        self.lease_watch.look_at = float("inf")
+
+    @property
+    def sleeping_place(self) -> SleepingPlace:
+        """What must not change while the lane is at rest without a look at it."""
+        keys = self._term.keys
+        read_to = id_text(self.lane.read_to)
+        return SleepingPlace(
+            keys.stream, read_to, keys.outcomes, self._steps.last_outcome, keys.group, self._pending.expected
+        )
+
+    def glance(self, redis: Any, wire: Wire, *, check: bool) -> bool:
+        """A turn of a lane at rest, over connections that are lent. Returns whether it is still at rest.
+
+        ``check``: also looks at all that is checked at intervals.
+        """
+        with self._term.over(redis, wire):
+            batch = Batch()
+            self._steps.settle(wire.call(*self._steps.question()), batch)
+            self._read_entries(batch)
+            self._steps.advance(batch)
+            # Messages that the lane leaves out are done now.
+            self._retention.remove()
+            if not self._is_at_rest:
+                return False
+            if not check and self.lease_watch.look_at > time.monotonic():
+                return True
+            self._check()
+            # The entries were read just now.
+            self._more = False
+            self.lease_watch.look_at = float("inf")
+            return self._is_at_rest and (not check or self._retention.passed)
 
     def _turn_in_chain(self) -> AbstractContextManager[None]:
         """The turn of this lane in its chain. A lane whose stream has no other versions need not wait for one."""
@@ -271,7 +369,8 @@ class Leader:
         batch = Batch()
         settled = False
         if self._outcomes.asked and self._outcomes.file in ready:
-            self._steps.settle(self._outcomes.answer(), batch)
+            if self._steps.settle(self._outcomes.answer(), batch):
+                self._busy_at = time.monotonic()
             settled = True
         lane.wake(lane.now_ms())
         self._backoffs_over.run(batch)
@@ -342,4 +441,5 @@ class Leader:
 
     def _have_read(self, entries: Sequence[Any]) -> None:
         if entries:
+            self._busy_at = time.monotonic()
             self.lane.read_to = id_key(entries[-1][0].decode())

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import re
 import ssl
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs
@@ -29,6 +30,7 @@ __all__ = [
     "error_code",
     "is_full",
     "is_outage",
+    "over",
     "require_fit",
     "why_unreachable",
     "without_password",
@@ -106,6 +108,26 @@ class Wire:
     def close(self) -> None:
         self.asked = False
         self._connection.disconnect()
+
+    @contextmanager
+    def over(self, other: Wire) -> Iterator[None]:
+        """Uses the connection of ``other`` within the block."""
+        own, self._connection = self._connection, other._connection
+        try:
+            yield
+        finally:
+            self._connection = own
+
+
+@contextmanager
+def over(client_: Any, other: Any) -> Iterator[None]:
+    """Makes ``client_`` use the connections of ``other`` within the block: two clients of one connection each."""
+    own = client_.connection, client_.connection_pool
+    client_.connection, client_.connection_pool = other.connection, other.connection_pool
+    try:
+        yield
+    finally:
+        client_.connection, client_.connection_pool = own
 
 
 def check_server(client_: Redis, url: str) -> tuple[int, ...]:

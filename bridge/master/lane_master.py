@@ -1,7 +1,7 @@
 """One lane of a master process: stands by, or leads it.
 
 A process has one of these for each lane that it stands for. `bridge.master.leads` asks for the lead and renews it.
-While this master leads, the lane has a thread of its own.
+While this master leads, the lane has a thread of its own, unless it sleeps (`bridge.master.sleepers`).
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Collection, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, ExitStack, suppress
 from typing import TYPE_CHECKING, Any
 
 from celery.utils.log import get_logger
@@ -22,7 +22,7 @@ from bridge.link.connections import client, is_outage
 from bridge.link.key_types import refuse_misplaced
 from bridge.link.server_clock import ServerClock
 from bridge.master.election import Election
-from bridge.master.log_lines import name_thread
+from bridge.master.log_lines import name_thread, thread_named
 from bridge.protocol.agreement import arrive, differences, facts, leaders_facts
 from bridge.routing.errors import LaneConflict, NotLeading, TicketBridgeError
 from bridge.routing.keys import LaneKeys
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from bridge.app.lanes import AppLane
     from bridge.leader.picture.chain import Place
     from bridge.link.outage import Outage
+    from bridge.master.sleepers import Sleepers
 
 logger = get_logger(__name__)
 
@@ -42,6 +43,8 @@ logger = get_logger(__name__)
 RETRY_S = 0.2
 #: Seconds before the next try after a bug in this program.
 DEFECT_S = 2.0
+#: Turns of its loop after which a lane has begun. One to which nothing has come is at rest by then.
+BEGUN = 4
 
 
 class LaneMaster:
@@ -66,6 +69,7 @@ class LaneMaster:
         failed: Callable[[BaseException], None],
         defective: Callable[[str], None],
         ended: Callable[[], None],
+        sleepers: Sleepers,
     ) -> None:
         self._app = app
         self._app_lane = lane
@@ -75,6 +79,7 @@ class LaneMaster:
         self._failed = failed
         self._defective = defective
         self._ended = ended
+        self._sleepers = sleepers
         self.outage = outage
         #: Number of outages after which a leader spared the leases (`LeaseWatch.spare_leases`).
         self._spared = 0
@@ -84,8 +89,10 @@ class LaneMaster:
         self.older: Sequence[LaneMaster] = ()
         #: The lane's place in that chain; None: its stream has no other versions, as far as this process knows.
         self.place: Place | None = None
-        #: Whether this master leads the lane, or is about to give it up. The lane has a thread then.
+        #: Whether this master leads the lane, or is about to give it up. The lane has a thread then, unless it sleeps.
         self.leading = False
+        #: Whether it sleeps (`bridge.master.sleepers`): it has a leader, and no thread.
+        self.asleep = False
         #: When the loop turned last (monotonic seconds).
         self.turned_at = time.monotonic()
         self._leader: Leader | None = None
@@ -167,8 +174,7 @@ class LaneMaster:
         self._successor = None
         self.turned_at = time.monotonic()
         self.leading = True
-        self._thread = threading.Thread(target=self._run, name=f"bridge-lane-{self.name}", daemon=True)
-        self._thread.start()
+        self._start()
 
     def forfeit(self) -> None:
         """The lead is over."""
@@ -191,53 +197,117 @@ class LaneMaster:
         leader = self._leader
         if leader is not None:
             leader.stop()
+        if self.asleep:
+            self._sleepers.poke()
 
     def join(self, timeout_s: float) -> bool:
-        """Waits for the lane's thread. Returns whether there is none any more."""
+        """Waits for the lane's thread. Returns whether this master is done with the lane."""
         thread = self._thread
-        if thread is None:
-            return True
-        thread.join(timeout_s)
-        return not thread.is_alive()
+        if thread is not None:
+            thread.join(timeout_s)
+        return not self.leading
 
     def look(self, silent: Collection[str]) -> None:
         """Checks the leases now: heartbeats of these consumers are missing, or they went offline."""
         leader = self._leader
-        if leader is not None:
+        # A lane that sleeps has nothing in flight: no ticket would move.
+        if leader is not None and not self.asleep:
             leader.look(silent)
 
     def _poke(self) -> None:
         leader = self._leader
-        if leader is not None:
+        if self.asleep:
+            self._sleepers.poke()
+        elif leader is not None:
             leader.wake()
 
-    # -- the lane's thread -----------------------------------------------------------------------------------------
+    @property
+    def loops(self) -> bool:
+        """Whether the lane's loop should turn."""
+        return self.leading and not self.asleep and self._leader is not None
 
-    def _run(self) -> None:
-        name_thread(self._app_lane)
+    # -- asleep: called by the thread of `bridge.master.sleepers` --------------------------------------------------
+
+    @property
+    def leader(self) -> Leader:
+        """The leader of a lane that sleeps."""
+        assert self._leader is not None
+        return self._leader
+
+    @property
+    def sleeps_on(self) -> bool:
+        """Whether this master still leads, and keeps the lane."""
+        return not self._stop.is_set() and self.election.leads() and self._successor is None
+
+    def named_thread(self) -> AbstractContextManager[None]:
+        """Within the block, the log lines of this thread name the lane."""
+        return thread_named(self._app_lane)
+
+    def wake_up(self, *, again: bool) -> None:
+        """Goes on with a thread of its own. ``again``: the lane is read again."""
+        if again:
+            self._drop_leader()
+        self.asleep = False
+        self.turned_at = time.monotonic()
+        self._start()
+
+    def end(self) -> None:
+        """The lead is over, or is given up."""
+        self.asleep = False
         try:
             try:
-                self._serve()
+                self._drop_leader()
             finally:
-                if self._stop.is_set() or self._successor is not None or not self._leads_older:
-                    self.election.resign()
-                self.election.forfeit()
-                self.outage.over()
+                self._give_up()
         except BaseException as exc:
             self._failed(exc)
         finally:
             self.leading = False
             self._ended()
 
-    def _serve(self) -> None:
-        """Leads until the lead is over. Raises `ConfigurationError` when no master can lead the lane."""
+    # -- the lane's thread -----------------------------------------------------------------------------------------
+
+    def _start(self) -> None:
+        self._thread = threading.Thread(target=self._run, name=f"bridge-lane-{self.name}", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        name_thread(self._app_lane)
+        try:
+            rests = self._serve()
+        except BaseException as exc:
+            self._failed(exc)
+            rests = False
+        if rests:
+            self.asleep = True
+            if self._sleepers.add(self):
+                return
+        self.end()
+
+    def _give_up(self) -> None:
+        if self._stop.is_set() or self._successor is not None or not self._leads_older:
+            self.election.resign()
+        self.election.forfeit()
+        self.outage.over()
+
+    def _drop_leader(self) -> None:
+        leader, self._leader = self._leader, None
+        if leader is not None:
+            leader.close()
+
+    def _serve(self) -> bool:
+        """Leads until the lead is over, or the lane is at rest. Returns whether it is at rest.
+
+        Raises `ConfigurationError` when no master can lead the lane.
+        """
         while self._goes_on():
             if self._announced != self.election.token:
                 # Announce a term once, not after each failed try in an outage that is shorter than the leader lease.
                 self._announced = self.election.token
                 self._announce(f"leading, term {self.election.token.partition(' ')[0]}")
             try:
-                self._lead()
+                if self._lead():
+                    return True
             except (RedisError, OSError) as exc:
                 if is_outage(exc):
                     self.outage.met(exc)
@@ -246,6 +316,7 @@ class LaneMaster:
                 self._judge(exc)
                 logger.error("Redis answers with an error, trying again: %s", exc)
                 self._stop.wait(5 * RETRY_S)
+        return False
 
     def _judge(self, exc: Exception) -> None:
         """Raises `ConfigurationError` when a key of the lane has another type. Trying again would not help then."""
@@ -253,25 +324,27 @@ class LaneMaster:
             with suppress(RedisError, OSError), client(self._url) as redis:
                 refuse_misplaced(redis, self.keys, queues=True)
 
-    def _lead(self) -> None:
-        """Leads until the lead is over. Reads the lane again whenever the picture may be wrong."""
+    def _lead(self) -> bool:
+        """Leads until the lead is over, or the lane is at rest. Reads the lane again whenever the picture may be wrong.
+
+        Returns whether the lane is at rest.
+        """
         while self._goes_on():
+            rests = False
             try:
-                term = self.election.take_term()
-                place = self._place_in_chain()
-                leader = self._leader = Leader(self._app, self._url, self._app_lane, term, self.clock, place)
-                if self._spared < self.outage.count:
-                    # The workers could not renew their leases in the outage.
-                    self._spared = self.outage.count
-                    leader.lease_watch.spare_leases()
-                if self._stop.is_set():
-                    return
-                leader.run(self._leads())
+                with ExitStack() as starting:
+                    if self._leader is None:
+                        starting.enter_context(self._sleepers.starting)
+                        if not self._goes_on():
+                            break
+                        self._begin()
+                    rests = self.leader.go_on(self._leads(starting), self._sleepers.may_rest)
+                    return rests
             except NotLeading as exc:
                 logger.warning("stepping down: %s", exc)
                 # The renewals may not have noticed yet.
                 self.election.forfeit()
-                return
+                break
             except LaneConflict as exc:
                 logger.warning("reading the lane again: %s", exc)
                 time.sleep(0.05)
@@ -283,9 +356,21 @@ class LaneMaster:
                 self._stand_at = time.monotonic() + DEFECT_S
                 self._defective(self.chain)
                 self.election.resign()
-                return
+                break
             finally:
-                self._leader = None
+                if not rests:
+                    self._drop_leader()
+        return False
+
+    def _begin(self) -> None:
+        term = self.election.take_term()
+        place = self._place_in_chain()
+        leader = self._leader = Leader(self._app, self._url, self._app_lane, term, self.clock, place)
+        if self._spared < self.outage.count:
+            # The workers could not renew their leases in the outage.
+            self._spared = self.outage.count
+            leader.lease_watch.spare_leases()
+        leader.begin()
 
     def _place_in_chain(self) -> Place | None:
         """The lane's place; None: its stream has no other versions. Asked in each term: another master may have led a
@@ -316,18 +401,21 @@ class LaneMaster:
         leader = self._leader
         return leader is None or leader.quiet or time.monotonic() >= self._hand_over_by
 
-    def _leads(self) -> Callable[[], bool]:
+    def _leads(self, starting: ExitStack) -> Callable[[], bool]:
         """A function that says whether this master leads on.
 
-        A new leader calls it first when it has read the lane. So the outage is over at the first call.
+        A new leader calls it first when it has read the lane. So the outage is over at the first call. After some
+        calls the lane has begun: it closes ``starting``.
         """
-        served = False
+        calls = 0
 
         def leads() -> bool:
-            nonlocal served
-            if not served:
-                served = True
+            nonlocal calls
+            calls += 1
+            if calls == 1:
                 self.outage.over()
+            elif calls == BEGUN:
+                starting.close()
             return self._goes_on()
 
         return leads

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -22,6 +24,18 @@ def name_thread(lane: AppLane) -> None:
     """Names this thread after ``lane``, unless it is the only lane that its app can have."""
     if lane.is_subscription or lane.partition is not None or lane.older:
         threading.current_thread().name = f"{PREFIX}{lane.title}"
+
+
+@contextmanager
+def thread_named(lane: AppLane) -> Iterator[None]:
+    """Like `name_thread`, within the block."""
+    thread = threading.current_thread()
+    before = thread.name
+    name_thread(lane)
+    try:
+        yield
+    finally:
+        thread.name = before
 
 
 class LaneOfThread(logging.Filter):

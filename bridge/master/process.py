@@ -14,6 +14,7 @@ master does these steps after SIGTERM or Ctrl-C:
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import socket
@@ -39,6 +40,7 @@ from bridge.master.first_group import begin_group
 from bridge.master.heartbeats import Heartbeats
 from bridge.master.lane_master import LaneMaster
 from bridge.master.leads import RENEWALS, Leads
+from bridge.master.sleepers import Sleepers
 from bridge.routing.errors import ConfigurationError, ServerUnavailable
 from bridge.routing.layouts import check_layouts, claim_layout
 
@@ -98,12 +100,13 @@ class Master:
         self._holder = f"{socket.gethostname()}:{os.getpid()}:{uuid.uuid4().hex[:8]}"
         self._stream = settings.lane.stream
         self._health = Health(settings.health_file)
-        self._loop = LoopHealth()
+        self._loops = [LoopHealth(), LoopHealth()]
         self._failed: list[BaseException] = []
         self._stop = threading.Event()
         outages = OutageLog(logger, "waiting for it")
         lease_s = min(lane.settings.leader_lease for lane in lanes)
         self._redis = client(settings.redis_url, timeout_s=max(0.2, lease_s / RENEWALS))
+        self._sleepers = Sleepers(settings.redis_url, outages.party(), self._loops[1], self._leading)
         self._lanes = [
             LaneMaster(
                 app,
@@ -115,6 +118,7 @@ class Master:
                 failed=self._fail,
                 defective=self._stand_aside,
                 ended=self._lane_ended,
+                sleepers=self._sleepers,
             )
             for lane in lanes
         ]
@@ -133,7 +137,7 @@ class Master:
             shared=len({lane.chain for lane in all_lanes}) > 1,
             named=named is not None,
             outage=outages.party(),
-            health=self._loop,
+            health=self._loops[0],
         )
 
     def _announcing(self, title: str, *, alone: bool) -> Callable[[str], None]:
@@ -155,13 +159,17 @@ class Master:
         heartbeats.start()
         groups = ", ".join(dict.fromkeys(lane.name for lane in self._lanes))
         self._announce(f"master {self._holder}: stream {self._stream}, group {groups}; standing by")
+        self._sleepers.start()
         self._leads.start()
         try:
             while not self._stop.wait(EVERY_S):
                 if self._turns():
                     self._health.turn()
-            while self._leads.is_alive() or not all(lane.join(EVERY_S) for lane in self._lanes):
+            while self._leads.is_alive():
                 self._leads.join(EVERY_S)
+            self._sleepers.stop()
+            while not all(lane.join(EVERY_S) for lane in self._lanes) or not self._sleepers.join(EVERY_S):
+                continue
         finally:
             heartbeats.stop()
             self._redis.close()
@@ -171,7 +179,7 @@ class Master:
 
     def _turns(self) -> bool:
         """Whether each loop turned lately."""
-        turned = [self._loop.turned_at, *(lane.turned_at for lane in self._lanes if lane.leading)]
+        turned = [*(loop.turned_at for loop in self._loops), *(lane.turned_at for lane in self._lanes if lane.loops)]
         return time.monotonic() - min(turned) < TURNS_S
 
     def _fail(self, exc: BaseException) -> None:
@@ -183,6 +191,9 @@ class Master:
 
     def _lane_ended(self) -> None:
         self._leads.lane_ended()
+
+    def _leading(self) -> int:
+        return sum(lane.leading for lane in self._lanes)
 
     def _look(self, silent: Collection[str]) -> None:
         for lane in self._lanes:
@@ -210,3 +221,5 @@ def run(app: Celery, announce: Callable[[str], None] = print, named: Collection[
     except UNAVAILABLE as exc:
         raise ServerUnavailable(str(exc)) from None
     master.run()
+    # A leader is a circle of objects. At the interpreter's end it takes a tenth of a second to free each of them.
+    gc.collect()

@@ -5,12 +5,13 @@ Most parts of a leader need only this and the picture (`bridge.leader.picture.la
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from bridge.app.ticket_tasks import RESERVED
-from bridge.link.connections import Wire, client
+from bridge.link.connections import Wire, client, over
 from bridge.protocol.agreement import facts
 from bridge.routing.messages import EntryParser
 from bridge.routing.transitions import Leadership
@@ -89,6 +90,17 @@ class Term:
     def master(self) -> str:
         """The master's consumer name in the group."""
         return self.leadership.master
+
+    @contextmanager
+    def over(self, redis: Any, wire: Wire) -> Iterator[None]:
+        """Uses other connections within the block."""
+        with over(self.redis, redis), self.wire.over(wire):
+            yield
+
+    def rest(self) -> None:
+        """Closes the connections. The next command opens them again."""
+        self.wire.close()
+        self.redis.connection_pool.disconnect()
 
     def close(self) -> None:
         """Closes the connections."""

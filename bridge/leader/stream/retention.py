@@ -81,14 +81,30 @@ class Retention:
         #: seconds).
         self._ended = False
         self._again_at = 0.0
+        #: When this pass began, and when a message was acknowledged last (monotonic seconds).
+        self._began_at = 0.0
+        self._settled_at = 0.0
         #: Ids of messages with a dead letter. Key of dead letters -> id up to which its letters were read.
         self._dead: set[str] = set()
         self._read_to: dict[str, str] = {}
         #: The same messages, sorted by id; None: not sorted yet.
         self._sorted: list[tuple[int, int]] | None = None
 
+    @property
+    def passed(self) -> bool:
+        """Whether the present pass has reached the last entry that may be removed."""
+        return self._ended or self._keep_s is None
+
+    @property
+    def idle(self) -> bool:
+        """Whether a whole pass found nothing more to remove since this leader acknowledged something."""
+        passed = self._ended and self._began_at >= self._settled_at
+        return not self._ready and (passed or not self._settled_at or self._keep_s is None)
+
     def settled(self, _done: Advanced, batch: Batch) -> None:
         """Collects the ids that a batch acknowledged, and removes them when there are enough."""
+        if batch.acknowledged:
+            self._settled_at = time.monotonic()
         if self._keep_s != 0:
             return
         if batch.dead:
@@ -136,7 +152,10 @@ class Retention:
         if self._keep_s is None:
             return
         started = time.monotonic()
+        if self._cursor == "-":
+            self._began_at = started
         if self._ended and started >= self._again_at:
+            self._began_at = started
             self._cursor, self._ended = "-", False
             # Dead letters may have been dropped in the meantime: read all of them again.
             self._dead.clear()

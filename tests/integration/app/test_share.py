@@ -26,6 +26,7 @@ LEADER_LEASE_S = 2.0
 CONF = {
     "bridge_subscriptions": {name: {"task": "billing.apply"} for name in NAMES},
     "bridge_leader_lease": LEADER_LEASE_S,
+    "bridge_backoff": {"base": 0.05, "limit": 1.0},
 }
 TICKETS = 5
 

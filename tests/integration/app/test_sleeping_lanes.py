@@ -1,0 +1,162 @@
+"""Lanes at rest of a master that leads many: they have no thread and no connection, and wake up for what happens."""
+
+from __future__ import annotations
+
+import json
+import signal
+import time
+from typing import Any
+
+import psutil
+import pytest
+from celery import Celery
+
+import bridge
+import bridge.master.sleepers
+from bridge.operate.orders import give
+from bridge.protocol.orders import Park, Release
+from bridge.stack.embedded import EmbeddedServer
+from bridge.testing.lane import Lane
+from bridge.testing.nodes.node import MasterNode, NodeYard
+from bridge.testing.waiting import wait_until
+from tests.integration.app.test_share import NAMES, SharedLanes
+
+#: Connections of a master whose lanes all sleep: for leads (more when several threads began a term), blocking reads,
+#: glances, heartbeats.
+CONNECTIONS = 12
+
+
+@pytest.fixture
+def lanes(nodes: NodeYard, own_server: EmbeddedServer) -> SharedLanes:
+    """All lanes asleep, after some messages."""
+    made = SharedLanes(nodes, own_server)
+    made.worker("w1")
+    made.master("m1")
+    made.wait_leaders("m1")
+    made.push(10)
+    made.wait_done()
+    wait_asleep(made.masters["m1"])
+    return made
+
+
+def wait_asleep(master: MasterNode) -> None:
+    process = psutil.Process(master.pid)
+    wait_until(
+        lambda: len(process.net_connections()) <= CONNECTIONS and process.num_threads() <= 8,
+        description="all lanes to sleep",
+        timeout_s=60,
+    )
+
+
+def test_a_new_message_wakes_each_lane_once_and_they_sleep_again(lanes: SharedLanes) -> None:
+    for _ in range(2):
+        lanes.push(10)
+        lanes.wait_done()
+        wait_asleep(lanes.masters["m1"])
+    lanes.assert_no_term_was_led_twice()
+
+
+def test_a_message_that_fails_in_a_lane_that_slept_is_tried_again(lanes: SharedLanes) -> None:
+    body = {"n": 7, **{name: {"fail": 1} for name in NAMES}}
+    lanes.redis.xadd("ticket_stream", {"ticket_id": "F", "payload": json.dumps(body)})
+    wait_until(
+        lambda: all(lanes.redis.lrange(f"{name}:F", 0, -1) == ["7"] for name in NAMES),
+        description="the second attempt in each lane",
+    )
+
+
+def test_an_order_reaches_a_lane_that_sleeps_and_a_parked_ticket_lets_it_sleep_on(
+    lanes: SharedLanes, own_server: EmbeddedServer
+) -> None:
+    with own_server.client() as redis:
+        assert give(redis, lanes.keys["s3"], Park("T0", "a test"))["ok"]
+        wait_asleep(lanes.masters["m1"])
+        lanes.push(10)
+        wait_until(lambda: lanes.done()["s4"] == lanes.pushed, description="the other lanes to do all")
+        wait_asleep(lanes.masters["m1"])
+        assert lanes.done()["s3"] == lanes.pushed - 2
+        assert give(redis, lanes.keys["s3"], Release("T0"))["ok"]
+    lanes.wait_done()
+
+
+def test_a_group_that_is_set_back_while_its_lane_sleeps_is_put_back_and_nothing_runs_again(lanes: SharedLanes) -> None:
+    def read_to() -> str:
+        groups = {group["name"]: group for group in lanes.redis.xinfo_groups("ticket_stream")}
+        return str(groups["s3"]["last-delivered-id"])
+
+    before = read_to()
+    lanes.redis.xgroup_setid("ticket_stream", "s3", "0")
+    wait_until(lambda: read_to() == before, description="the group to be put back")
+    wait_until(lambda: lanes.redis.hget(lanes.keys["s3"].counts, "tampered") == "1", description="it to be counted")
+    lanes.push(10)
+    lanes.wait_done()
+
+
+def test_a_group_that_is_destroyed_while_its_lane_sleeps_is_made_again(lanes: SharedLanes) -> None:
+    lanes.redis.xgroup_destroy("ticket_stream", "s3")
+    wait_until(lambda: lanes.redis.hget(lanes.keys["s3"].counts, "regrouped") == "1", description="a new group")
+    lanes.push(10)
+    lanes.wait_done()
+
+
+def test_lanes_that_sleep_survive_a_restart_of_the_server_which_is_said_once(
+    lanes: SharedLanes, own_server: EmbeddedServer
+) -> None:
+    own_server.kill()
+    own_server.start()
+    lanes.push(10)
+    lanes.wait_done()
+    log = lanes.masters["m1"].logs()
+    assert log.count("Redis is away, waiting for it") == 1
+    assert log.count("Redis is back") == 1
+
+
+def test_a_worker_that_dies_while_lanes_sleep_gets_no_message(lanes: SharedLanes) -> None:
+    [worker] = lanes.nodes.workers()
+    worker.vanish()
+    lanes.worker("w2")
+    lanes.push(10)
+    lanes.wait_done()
+
+
+def test_a_master_ends_at_once_with_all_its_lanes_asleep(lanes: SharedLanes) -> None:
+    stopped = time.monotonic()
+    lanes.masters["m1"].send(signal.SIGTERM)
+    assert lanes.masters["m1"].wait() == 0
+    assert time.monotonic() - stopped < 3
+    assert lanes.leaders() == {}
+
+
+def test_entries_that_become_old_while_their_lanes_sleep_are_removed(
+    own_server: EmbeddedServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bridge.master.sleepers, "CHECK_S", 2.0)
+    app = bridge.install(Celery("aged", broker=own_server.url, set_as_current=False))
+    app.conf.update(bridge_subscriptions={f"s{n}": {"task": "aged.run"} for n in range(6)}, bridge_retention=12)
+
+    @app.task(bind=True, name="aged.run", shared=False)
+    def run(self: Any, ticket_id: str, payload: Any) -> None:
+        pass
+
+    with Lane(app, url=own_server.url) as lane:
+        woken = watch_wakes(monkeypatch)
+        run.push("T", {})
+        wait_until(lambda: lane.redis.xlen("ticket_stream") == 1, description="the entry")
+        wait_until(lambda: lane.redis.xlen("ticket_stream") == 0, description="its removal", timeout_s=60)
+        assert woken
+
+
+def watch_wakes(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """Notes the checks of lanes that sleep."""
+    from bridge.leader.leader import Leader
+
+    found: list[bool] = []
+    original = Leader.glance
+
+    def glance(self: Leader, redis: Any, wire: Any, *, check: bool) -> bool:
+        if check:
+            found.append(check)
+        return original(self, redis, wire, check=check)
+
+    monkeypatch.setattr(Leader, "glance", glance)
+    return found
