@@ -202,6 +202,11 @@ def unsplit_lane_of(app: Celery, name: str | None = None) -> AppLane:
     return lane
 
 
+def unsplit_lanes_of(app: Celery) -> tuple[AppLane, ...]:
+    """The lane of each subscription as `unsplit_lane_of` has it, in the order in which the app names them."""
+    return tuple(_unsplit(app).values())
+
+
 def _lanes_of(lanes: Mapping[str, tuple[AppLane, ...]], name: str | None) -> tuple[AppLane, ...]:
     known = ", ".join(lanes)
     if name is None:

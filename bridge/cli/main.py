@@ -228,6 +228,17 @@ class Target:
         load_tasks(self.app)
         return unsplit_lane_of(self.app, self.subscription).settings
 
+    @property
+    def unsplit_lanes(self) -> list[LaneSettings]:
+        """As `unsplit_lane`; of all subscriptions when the command names none. Raises `ConfigurationError`."""
+        from bridge.app.finding import load_tasks
+        from bridge.app.lanes import unsplit_lanes_of
+
+        if self.subscription is not None:
+            return [self.unsplit_lane]
+        load_tasks(self.app)
+        return [lane.settings for lane in unsplit_lanes_of(self.app)]
+
     @cached_property
     def subscriptions(self) -> dict[str, list[LaneSettings]]:
         """Name -> its lanes, of all subscriptions of the app. Raises `ConfigurationError`."""

@@ -213,32 +213,34 @@ class Access:
 
 def access(
     app: Celery,
-    settings: LaneSettings,
+    lanes: Sequence[LaneSettings],
     role: Role,
     *,
     split: bool = False,
     own_keys: Sequence[str] = (),
     pushes: bool = False,
 ) -> Access:
-    """The permissions that ``role`` needs in the lane of ``settings``; ``split``: in the lanes of all its partitions.
-    Masters, workers and operators need the same in the lanes of the older versions of the stream.
+    """The permissions that ``role`` needs in ``lanes``, which are on one stream, a lane for each subscription.
+
+    ``split``: in the lanes of all partitions. Masters, workers and operators need the same in the lanes of the older
+    versions of the stream.
 
     For workers only: ``own_keys``, patterns of the keys that the tasks' effects touch; ``pushes``: whether tasks push
     messages themselves.
     """
-    keys = settings.keys
-    group = literal(keys.prefix).removeprefix(f"{{{literal(keys.stream)}}}")
+    keys = lanes[0].keys
+    groups = [literal(lane.keys.prefix).removeprefix(f"{{{literal(keys.stream)}}}") for lane in lanes]
     names = [literal(keys.stream)]
     if split:
         # The partitions of any layout.
         names.append(f"{names[0]}:[gp][0-9]*")
     layout = literal(layout_key(keys.stream))
-    prefixes = [f"{{{name}}}{group}" for name in names]
+    prefixes = [f"{{{name}}}{group}" for name in names for group in groups]
     older = _older(app, split=split)
     if role in (Role.MASTER, Role.WORKER, Role.OPERATOR):
-        prefixes += [f"{{{name}}}{group}" for name in older]
-    lanes = tuple(f"{prefix}:*" for prefix in prefixes)
-    lane = (*names, *older, *lanes)
+        prefixes += [f"{{{name}}}{group}" for name in older for group in groups]
+    of_lanes = tuple(f"{prefix}:*" for prefix in prefixes)
+    lane = (*names, *older, *of_lanes)
     results = _results_here(app)
     if role is Role.PRODUCER:
         wanted, channels = [*names, layout, _pushed_once(keys.stream)], list[str]()
@@ -263,7 +265,7 @@ def access(
         # The workers' heartbeats. A subscription to a pattern needs a permission for exactly this pattern.
         heard = [f"{fanout}celeryev/worker.*"]
         commands = {*OWN[role], *LISTENING, *commands_of_scripts(role), *_for_layout(split)}
-        if settings.max_lag.bytes is not None:
+        if any(one.max_lag.bytes is not None for one in lanes):
             commands.add("memory|usage")
         share = f"{literal(masters(keys.stream))}*"
         chain = [f"{{{name}}}/{kind}" for name in (*names, *older) for kind in _KINDS]
@@ -283,7 +285,7 @@ def access(
         commands |= set(RESULTS)
         channels += results
     # A worker that is to store the layout looks whether there is a stream that is not split.
-    stream: tuple[str, ...] = (*names[:1], *lanes, layout) if split else (*lanes, layout)
+    stream: tuple[str, ...] = (*names[:1], *of_lanes, layout) if split else (*of_lanes, layout)
     if pushes:
         stream = (*lane, layout, _pushed_once(keys.stream))
         commands |= {*OWN[Role.PRODUCER], *commands_of_scripts(Role.PRODUCER)}

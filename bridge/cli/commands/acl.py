@@ -33,6 +33,8 @@ def acl(
 ) -> None:
     """Prints the least permissions (ACL) that a Redis user needs as ROLE in this lane.
 
+    Without -s these are the permissions for all subscriptions of the app.
+
     The user has no password. Nobody can log in until you add one: `ACL SETUSER NAME '>PASSWORD'`.
     This command needs no server.
     """
@@ -47,7 +49,7 @@ def acl(
         if (NOT_IN_NAMES - {"\\"}) & set(pattern):
             raise click.BadParameter("must not contain spaces or quotes; ? stands for one", param_hint="--own-keys")
     split = target.app.bridge.settings.partitions > 1
-    found = access(target.app, target.unsplit_lane, Role(role), split=split, own_keys=own_keys, pushes=pushes)
+    found = access(target.app, target.unsplit_lanes, Role(role), split=split, own_keys=own_keys, pushes=pushes)
     if as_json:
         parts = {"keys": found.keys, "channels": found.channels, "commands": found.commands, "rules": found.rules}
         click.echo(json.dumps({"user": name, "role": role, **parts}))

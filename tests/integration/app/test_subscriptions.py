@@ -118,6 +118,22 @@ def test_a_filter_sees_the_fields_of_a_message_with_large_ones_beside_them(lanes
     assert lanes.log("search", "T") == [1]
 
 
+def test_the_printed_permissions_are_those_for_all_subscriptions(
+    lanes: Subscriptions, own_server: EmbeddedServer
+) -> None:
+    urls = {}
+    for role, more in (("master", ()), ("worker", tuple(f"--own-keys={name}:*" for name in NAMES))):
+        printed = lanes.bridge("acl", role, *more).stdout.split()
+        lanes.redis.execute_command(*printed, ">secret")
+        urls[role] = own_server.url.replace("redis://", f"redis://bridge-{role}:secret@")
+    lanes.worker("w1", **broker_environment(urls["worker"]))
+    lanes.master("m1", **broker_environment(urls["master"]))
+    for n in range(10):
+        lanes.push("T", n, kind="created")
+    lanes.wait(billing=10, search=10)
+    assert lanes.log("billing", "T") == lanes.log("search", "T") == list(range(10))
+
+
 def test_a_failing_subscription_holds_no_other_back(lanes: Subscriptions) -> None:
     lanes.worker("w1")
     lanes.master("m1")

@@ -99,5 +99,5 @@ def test_a_master_may_ask_for_the_memory_of_a_stream_where_a_limit_is_in_bytes(l
     made = Celery("shop", broker="redis://127.0.0.1/0", set_as_current=False)
     bridge.install(made)
     made.conf.bridge_max_lag = limit
-    found = access(made, made.bridge.settings.lane, Role.MASTER)
+    found = access(made, [made.bridge.settings.lane], Role.MASTER)
     assert ("memory|usage" in found.commands) is asked
