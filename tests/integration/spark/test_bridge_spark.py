@@ -176,7 +176,7 @@ def test_a_folder_of_the_users_that_is_named_spark_is_not_the_job(tmp_path: Path
         env={**os.environ, "PYTHONPATH": str(ROOT)},
     )
     assert done.returncode == 0
-    assert "the events of FILE into a stream" in done.stdout
+    assert "the rows of FILE into a stream" in done.stdout
 
 
 #: Stands for a job: says who it is, and ends as it is told.
