@@ -10,11 +10,14 @@ outside of the partition's own keys. On a stream of one partition it is the stre
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from zlib import crc32
 
 #: The largest number of partitions.
 MOST = 4096
+#: The generation and the number in the suffix of an id.
+_PARTS = re.compile("[gp][0-9]+")
 #: What stands between a stream id and the name of its partition.
 AT = "@"
 
@@ -62,6 +65,11 @@ class Layout:
 def stream_id(message_id: str) -> str:
     """The id in its own stream of the message ``message_id``."""
     return message_id.partition(AT)[0]
+
+
+def whole_stream(stream: str, message_id: str) -> str:
+    """The stream of which ``stream`` is a partition, by the id of a message on it; ``stream`` itself if it is whole."""
+    return stream.removesuffix("".join(f":{part}" for part in _PARTS.findall(suffix_of(message_id))))
 
 
 def suffix_of(message_id: str) -> str:

@@ -24,6 +24,7 @@ from celery.backends.base import BaseKeyValueStoreBackend, DisabledBackend
 from celery.result import AsyncResult
 
 from bridge.app.lanes import lane_of, subscriptions_of
+from bridge.routing.partitions import whole_stream
 from bridge.settings.lane import LaneSettings
 
 if TYPE_CHECKING:
@@ -78,9 +79,10 @@ class _LaneNames:
     def _prefix_for(self, message_id: str) -> str:
         running = current_task
         ticket = running.request.__dict__.get("bridge_ticket") if running else None
-        if ticket is not None and ticket.message_id == message_id and ticket.subscription:
-            # The pool process stores the result of the message that it runs.
-            return _prefix_of(self.app.bridge.settings.lane.stream, ticket.subscription)
+        if ticket is not None and ticket.message_id == message_id and ticket.lane is not None:
+            # The pool process stores the result of the message that it runs. It may be one of an older version of the
+            # stream, whose producers look for it under their own stream.
+            return _prefix_of(whole_stream(ticket.lane.stream, message_id), ticket.lane.group)
         return self._lane_prefix
 
     @cached_property

@@ -63,3 +63,10 @@ def v2(self: Any, ticket_id: str, payload: Any) -> None:
 def v3(self: Any, ticket_id: str, payload: Any) -> None:
     """The task of the third version."""
     handle(self, "v3", ticket_id, payload)
+
+
+@app.task(bind=True, shared=False, name="versions.answer")
+def answer(self: Any, ticket_id: str, payload: Any) -> str:
+    """A task with a result, for messages of each version that name it."""
+    handle(self, "answer", ticket_id, payload)
+    return f"{ticket_id} {payload['n']}"

@@ -7,7 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from celery import Celery
 
+import bridge
 from bridge.link.connections import client
 from bridge.operate.orders import give
 from bridge.protocol.orders import Replay
@@ -44,6 +46,21 @@ def test_each_version_has_its_own_task_and_the_older_goes_first(chain: Versions)
         assert chain.log(ticket) == [f"{version}:{n}" for version in ("v1", "v2") for n in range(5)]
     assert chain.log("C") == ["v2:0"]
     check(chain)
+
+
+def test_a_producer_of_an_older_version_finds_the_result_of_its_message(chain: Versions) -> None:
+    # The ids are equal on purpose: each producer looks under the name of its own stream.
+    id_ = "1700000000000-0"
+    for stream, ticket in (("orders", "OLD"), ("orders:v2", "NEW")):
+        fields: dict[Any, Any] = {"ticket_id": ticket, "task": "versions.answer", "payload": '{"n": 1}'}
+        chain.redis.xadd(stream, fields, id=id_)
+    chain.master("m1")
+    chain.worker("w1")
+    for stream, ticket in (("orders", "OLD"), ("orders:v2", "NEW")):
+        producer = Celery("versions", broker=chain.url, backend=chain.url, set_as_current=False)
+        bridge.install(producer)
+        producer.conf.bridge_stream = stream
+        assert producer.AsyncResult(id_).get(timeout=20) == f"{ticket} 1"
 
 
 def test_a_message_waits_for_one_in_flight_and_for_one_in_backoff(chain: Versions) -> None:

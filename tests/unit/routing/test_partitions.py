@@ -10,7 +10,7 @@ import pytest
 from bridge.app.results import _MESSAGE_ID
 from bridge.routing.errors import ConfigurationError
 from bridge.routing.layouts import difference, layout_of
-from bridge.routing.partitions import MOST, Layout, partition_of, stream_id, suffix_of
+from bridge.routing.partitions import MOST, Layout, partition_of, stream_id, suffix_of, whole_stream
 from bridge.testing.nodes.process import ROOT
 
 PAGE = ROOT / "docs" / "reference" / "messages.md"
@@ -49,6 +49,12 @@ def test_tickets_are_spread_evenly() -> None:
     share = Counter(partition_of(f"T{n}", 16) for n in range(16_000))
     assert len(share) == 16
     assert all(850 < number < 1150 for number in share.values())
+
+
+@pytest.mark.parametrize("layout", [Layout(), Layout(3), Layout(3, 2), Layout(1, 1)], ids=repr)
+def test_the_whole_stream_is_known_by_a_partition_and_an_id(layout: Layout) -> None:
+    for number, stream in enumerate(layout.streams("orders:p1")):
+        assert whole_stream(stream, f"1700000000000-0{layout.suffix(number)}") == "orders:p1"
 
 
 def test_names_of_streams_and_ids() -> None:
