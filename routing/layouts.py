@@ -1,15 +1,15 @@
 """The stored layout of a stream: how many partitions it has. The first leader or producer of a split stream writes it.
 
 The stored layout rules over what an app sets. Every push compares it in the step that adds the messages. A stream
-without a stored layout has one partition.
+without a stored layout has one partition. Spark's executors use this module: they need not have orjson.
 """
 
 from __future__ import annotations
 
+import json
 import time
 from typing import Any
 
-import orjson
 from redis import Redis
 
 from bridge.routing.errors import ConfigurationError
@@ -27,11 +27,11 @@ def layout_of(stored: bytes | str, stream: str) -> Layout:
     if not text:
         return Layout()
     try:
-        found: Any = orjson.loads(text)
+        found: Any = json.loads(text)
         partitions, generation, since_ms = (found[name] for name in ("partitions", "generation", "since_ms"))
         known = all(type(number) is int for number in (partitions, generation, since_ms))
         known = known and 1 <= partitions <= MOST and 0 <= generation < 1 << 31
-    except (orjson.JSONDecodeError, LookupError, TypeError):
+    except (json.JSONDecodeError, LookupError, TypeError):
         known = False
     if not known:
         raise ConfigurationError(
@@ -79,7 +79,7 @@ def claim_arguments(stream: str, partitions: int) -> tuple[list[Argument], list[
     if partitions == 1:
         return [layout_key(stream)], [""]
     made = {"partitions": partitions, "generation": 0, "since_ms": time.time_ns() // 1_000_000}
-    return [layout_key(stream), stream], [orjson.dumps(made)]
+    return [layout_key(stream), stream], [json.dumps(made, separators=(",", ":"))]
 
 
 def difference(stored: Layout, wanted: int, stream: str) -> str | None:

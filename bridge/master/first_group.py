@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from redis.exceptions import RedisError
 
+from bridge.link.key_types import refuse_misplaced
 from bridge.routing.subscribing import make_group
 
 if TYPE_CHECKING:
@@ -23,9 +24,11 @@ def begin_group(redis: Redis, lane: LaneSettings) -> None:
     """Makes the group of a lane that never had one.
 
     A lane with a floor or a fence had one. Its leader makes it again and repairs it (`bridge.leader.repair.group`).
+    Raises `ConfigurationError` when a key of the lane has another type. Nothing was changed then.
     """
     keys = lane.keys
     # What the server refuses here, it refuses the leader too, which says what to do.
     with suppress(RedisError):
+        refuse_misplaced(redis, keys)
         if not redis.exists(keys.floor, keys.fence):
             make_group(redis, keys, "0")
