@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import orjson
 
 from bridge.routing.filters import Filter
+from bridge.routing.partitions import partition_of
 
 #: Longest ticket id, in bytes of UTF-8.
 MAX_TICKET_BYTES = 512
@@ -33,6 +34,7 @@ class Refused(Enum):
 
     NO_TICKET = "no ticket_id"
     BAD_TICKET = "ticket_id is empty, longer than 512 bytes, or not UTF-8"
+    WRONG_PARTITION = "the ticket belongs to another partition"
     NOT_UTF8 = "a field is not UTF-8"
     TWICE = "a field is there twice"
     BAD_JSON = "payload is not JSON"
@@ -89,7 +91,8 @@ class EntryParser:
 
     ``elsewhere``: None, or, in a lane that is one of several subscriptions, the tasks that belong to other lanes only.
     Such a lane leaves out the messages that it has no task for. ``consumers_know``: whether some consumer of the lane
-    has the task of this name.
+    has the task of this name. ``partition``: (number, of how many), of a split stream. A ticket in two partitions would
+    have no order, so an entry in the wrong one is refused.
     """
 
     def __init__(
@@ -102,7 +105,9 @@ class EntryParser:
         wanted: Filter | None = None,
         elsewhere: Collection[str] | None = None,
         consumers_know: Callable[[str], bool] = lambda _name: False,
+        partition: tuple[int, int] | None = None,
     ) -> None:
+        self._partition = partition
         self._default_task = default_task
         self._filter = wanted
         self._is_subscription = elsewhere is not None
@@ -164,6 +169,10 @@ class EntryParser:
             return Refusal(id_, Refused.BAD_TICKET, "", fields)
         if not 0 < len(ticket_raw) <= MAX_TICKET_BYTES:
             return Refusal(id_, Refused.BAD_TICKET, f"{len(ticket_raw)} bytes", fields)
+        if self._partition is not None and not begun:
+            number, count = self._partition
+            if (right := partition_of(ticket_raw, count)) != number:
+                return Refusal(id_, Refused.WRONG_PARTITION, f"partition {right} of {count}", fields)
         if task_raw is None:
             if self._default_task is None:
                 return (

@@ -49,6 +49,8 @@ class AppLane:
     is_subscription: bool
     #: The number of the partition; None: the stream is not split.
     partition: int | None = None
+    #: How many partitions the stream has.
+    partitions: int = 1
     #: What follows a stream id of this lane in a message id (`bridge.routing.partitions`).
     id_suffix: str = ""
     #: The lanes of the same subscription and partition on older versions of the stream, oldest first. A message of this
@@ -68,6 +70,11 @@ class AppLane:
         all of them.
         """
         return self.name if self.partition is None else f"{self.name}:p{self.partition}"
+
+    @property
+    def part(self) -> tuple[int, int] | None:
+        """(the number of the partition, of how many); None: the stream is not split."""
+        return None if self.partition is None else (self.partition, self.partitions)
 
     @property
     def title(self) -> str:
@@ -116,6 +123,7 @@ def _versions(newest: AppLane, follows: tuple[OlderVersion, ...], layout: Layout
             newest,
             settings=settings,
             partition=partition,
+            partitions=layout.partitions,
             id_suffix=suffix,
             older=chain[:place],
             newer=chain[place + 1 :],

@@ -118,6 +118,7 @@ def parser_of(lane: AppLane) -> EntryParser:
         known_tasks=lane.tasks,
         wanted=settings.filter,
         elsewhere=lane.elsewhere if lane.is_subscription else None,
+        partition=lane.part,
     )
 
 

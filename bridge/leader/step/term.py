@@ -75,6 +75,7 @@ class Term:
                 wanted=settings.filter,
                 elsewhere=lane.elsewhere if lane.is_subscription else None,
                 consumers_know=consumers_know,
+                partition=lane.part,
             ),
             clock=clock,
             own_tasks=own_tasks,

@@ -71,6 +71,21 @@ def test_each_ticket_is_handled_in_order_on_the_lane_of_its_partition(four: Part
     assert len(holders) == 1
 
 
+def test_a_message_in_the_wrong_partition_is_a_dead_letter_that_names_the_right_one(four: Partitions) -> None:
+    four.lane.worker("w1", wait=False)
+    four.lane.master("m1", wait=False)
+    right = partition_of("T1", 4)
+    for n in range(4):
+        four.redis.xadd(f"{STREAM}:p{n}", {"ticket_id": "T1", "task": "counter.append", "payload": '{"n": 1}'})
+    four.wait_done(1)
+    wrong = [keys for n, keys in enumerate(four.keys) if n != right]
+    wait_until(lambda: all(four.redis.xlen(keys.dead) == 1 for keys in wrong), description="three dead letters")
+    letters = [letter for keys in wrong for _, letter in four.redis.xrange(keys.dead)]
+    assert {letter["error"] for letter in letters} == {f"partition {right} of 4"}
+    assert {letter["reason"] for letter in letters} == {"the ticket belongs to another partition"}
+    assert four.lane.log("T1") == [1]
+
+
 def test_the_same_stream_id_on_two_partitions_is_two_messages(four: Partitions) -> None:
     four.lane.worker("w1", wait=False)
     four.lane.master("m1", wait=False)

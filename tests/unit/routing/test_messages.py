@@ -12,6 +12,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from bridge.routing.messages import MAX_DEPTH, MAX_TICKET_BYTES, EntryParser, Message, Refusal, Refused, unreadable
+from bridge.routing.partitions import partition_of
 
 TASKS = ("shop.update", "shop.ünï")
 
@@ -76,7 +77,7 @@ def test_a_broken_entry_is_refused_with_its_reason_and_kept_as_it_came(case: str
 def test_every_reason_is_seen_here() -> None:
     unforeseen = unreadable([b"5-1", [b"a", b"1"]], "ValueError()")
     assert (unforeseen.reason, unforeseen.id, unforeseen.fields) == (Refused.FAULT, "5-1", [b"a", b"1"])
-    assert {reason for reason, _, _ in REFUSALS.values()} == set(Refused) - {Refused.FAULT}
+    assert {reason for reason, _, _ in REFUSALS.values()} == set(Refused) - {Refused.FAULT, Refused.WRONG_PARTITION}
 
 
 def test_an_empty_task_is_refused_as_empty_and_not_as_unknown() -> None:
@@ -233,3 +234,17 @@ def test_brackets_in_text_are_no_depth() -> None:
     assert parsed(b"ticket_id", b"T", b"payload", payload).payload == payload
     wide = b"[" + b",".join([b"[]"] * 300) + b"]"
     assert parsed(b"ticket_id", b"T", b"payload", wide).payload == wide
+
+
+def test_an_entry_in_the_wrong_partition_is_refused_unless_it_was_dispatched_before() -> None:
+    fields = (b"ticket_id", "Å42".encode(), b"payload", b"1")
+    right = partition_of("Å42", 4)
+    for number in range(4):
+        parser = EntryParser(default_task="shop.update", max_payload=100, known_tasks=[], partition=(number, 4))
+        found = parser.parse("1-1", fields)
+        if number == right:
+            assert isinstance(found, Message)
+        else:
+            assert isinstance(found, Refusal)
+            assert (found.reason, found.detail) == (Refused.WRONG_PARTITION, f"partition {right} of 4")
+        assert isinstance(parser.parse_begun("1-1", fields), Message)
