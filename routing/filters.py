@@ -75,9 +75,15 @@ def _wanted(name: object, values: object) -> tuple[bytes, str, frozenset[bytes]]
 
 
 def _text(value: Any) -> bytes:
-    """A JSON value as text. 3 and 3.0 are the same number."""
+    """A JSON value as text. 3 and 3.0 are the same number. Whole numbers beyond 64 bits are compared as floats."""
     if isinstance(value, str):
         return value.encode()
+    if isinstance(value, int | float) and not -(2**63) <= value < 2**64:
+        # The parser of payloads makes floats of them, and orjson writes no larger whole number.
+        try:
+            return repr(float(value)).encode()
+        except OverflowError:
+            return b"inf" if value > 0 else b"-inf"
     if isinstance(value, float) and value.is_integer():
         value = int(value)
     return orjson.dumps(value)

@@ -209,8 +209,7 @@ def _problems(status: LaneStatus, lane: LaneSettings) -> list[str]:
     undone = sum((status.unread, status.waiting, status.in_flight, status.awaiting_retry, status.parked_messages))
     if lane.max_lag.stops(undone, None, (status.oldest_undone_ms or 0) / 1000):
         problems.append(
-            "the lane reads nothing new, since it is beyond bridge_max_lag: start workers, or raise the limit and "
-            "start its masters again"
+            "the lane reads nothing new, since it is beyond bridge_max_lag: raise the limit and start its masters again"
         )
     if status.leader is None:
         problems.append("no master leads: nothing is dispatched or settled; start one with `bridge run`")

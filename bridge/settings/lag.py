@@ -11,8 +11,8 @@ class LagLimit(BaseModel):
     """How much one lane may have undone, by a number, by bytes or by age, and what happens beyond that.
 
     `skip` acknowledges its oldest unread messages without a dispatch until it is within the limit: a gap, which the
-    counter `skipped` and the history know. `park` reads nothing new until the lane is within the limit. Without
-    `count`, `bytes` and `age` there is no limit.
+    counter `skipped` and the history know. `park` stops the lane: it reads nothing new until masters
+    with a larger limit start. Without `count`, `bytes` and `age` there is no limit.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)

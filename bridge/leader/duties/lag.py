@@ -4,7 +4,8 @@ Once a second the leader compares what the lane has undone with the limit. Beyon
 
 - ``skip``: the leader reads the oldest unread messages and acknowledges them at once, without a dispatch. Each has a
   row in the history, and is counted as ``skipped``.
-- ``park``: the leader reads nothing new, until the lane is within the limit, or masters with a larger limit start.
+- ``park``: the leader reads nothing new until masters with a larger limit start. Unread messages count, so the lane
+  comes within its limit by itself only when messages are removed by hand.
 
 What was read before is handled. So with ``skip`` the leader reads at most half of the number ahead, and nothing while
 the oldest message that it has read is older than half of the age.
@@ -100,7 +101,7 @@ class Lag:
         """Notes that so many of the oldest unread entries were read and acknowledged."""
         self._skipped += number
         self.excess = max(0, self.excess - number) if number else 0
-        if time.monotonic() >= self._say_at:
+        if number and time.monotonic() >= self._say_at:
             self._say_at = time.monotonic() + SAY_S
             logger.error("the lane is beyond bridge_max_lag: skipped %d messages in this term", self._skipped)
 
