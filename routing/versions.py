@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any
 
 import orjson
 from redis import Redis
+from redis.exceptions import NoPermissionError, ResponseError
 
 from bridge.routing.errors import ConfigurationError
+from bridge.routing.groups import group_in
+from bridge.routing.ids import id_key
 from bridge.routing.keys import follows_key, newer_key
 from bridge.routing.return_codes import ReturnCode, code_for_leader, text_of
 from bridge.routing.scripts import Argument, Script
@@ -43,6 +48,41 @@ def check_versions(client: Redis, stream: str, older: Sequence[str]) -> None:
                 raise ConfigurationError(
                     f"bridge_follows names {name!r}, which follows {missing!r}: name that too, before it"
                 )
+
+
+def refuse_left_behind(client: Redis, stream: str, group: str, older: Sequence[str]) -> None:
+    """Raises `ConfigurationError` when a version that ``older`` does not name, and that is older than ``stream``, has
+    messages of ``group`` that are not done: newer ones of their tickets would start before them.
+
+    It cannot look at versions for which this user has no permission.
+    """
+    known = {stream, *older}
+    found = set(older_versions(client, stream)) - known
+    with suppress(NoPermissionError):
+        for one in set().union(*(newer_versions(client, name) for name in older)) - known:
+            # One that follows this stream is newer.
+            if stream not in older_versions(client, one):
+                found.add(one)
+    for name in sorted(found):
+        if _has_undone(client, name, group):
+            raise ConfigurationError(
+                f"{name!r}, an older version of {stream!r}, has messages of {group!r} that are not done: name it in "
+                "bridge_follows until they are"
+            )
+
+
+def _has_undone(client: Redis, stream: str, group: str) -> bool:
+    try:
+        reply: Any = client.execute_command("XINFO", "GROUPS", stream)
+    except NoPermissionError:
+        return False
+    except ResponseError as exc:
+        reply = exc
+    found = group_in(reply, group)
+    if found is None:
+        return False
+    last: Any = client.execute_command("XREVRANGE", stream, "+", "-", "COUNT", 1)
+    return found.pending > 0 or (bool(last) and id_key(last[0][0].decode()) > id_key(found.read_to))
 
 
 def older_versions(client: Redis, stream: str) -> tuple[str, ...]:

@@ -26,7 +26,7 @@ from bridge.master.log_lines import name_thread, thread_named
 from bridge.protocol.agreement import arrive, differences, facts, leaders_facts
 from bridge.routing.errors import LaneConflict, NotLeading, TicketBridgeError
 from bridge.routing.keys import LaneKeys
-from bridge.routing.versions import check_versions, newer_versions
+from bridge.routing.versions import check_versions, newer_versions, refuse_left_behind
 
 if TYPE_CHECKING:
     from celery import Celery
@@ -108,7 +108,9 @@ class LaneMaster:
         try:
             refuse_misplaced(redis, self.keys)
             arrive(redis, app, self.settings)
-            check_versions(redis, self.settings.stream, [older.stream for older in lane.older])
+            older = [version.stream for version in lane.older]
+            check_versions(redis, self.settings.stream, older)
+            refuse_left_behind(redis, self.settings.stream, self.settings.group, older)
             self._compare(redis)
         except (RedisError, OSError) as exc:
             # The server went away just now. A leader checks again.

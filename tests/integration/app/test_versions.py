@@ -13,12 +13,12 @@ import bridge
 from bridge.link.connections import client
 from bridge.operate.orders import give
 from bridge.protocol.orders import Replay
-from bridge.routing.keys import follows_key
+from bridge.routing.keys import follows_key, newer_key
 from bridge.stack.embedded import EmbeddedServer
 from bridge.testing.nodes.node import NodeYard
 from bridge.testing.waiting import wait_until
 from tests.chaos.run import default_seed
-from tests.integration.versions import ONLY_V1, STREAMS, THREE, Versions
+from tests.integration.versions import GROUP, ONLY_V1, STREAMS, THREE, Versions
 
 
 @pytest.fixture
@@ -133,6 +133,23 @@ def test_an_older_message_that_comes_while_a_newer_one_runs_is_next(chain: Versi
     chain.wait_all()
     assert chain.log("T") == ["v2:0", "v1:0", "v2:1"]
     check(chain)
+
+
+@pytest.mark.parametrize("follows", [[], ["orders"]], ids=["dropped", "in between"])
+def test_a_master_that_does_not_name_a_version_with_undone_messages_is_refused(
+    chain: Versions, follows: list[str]
+) -> None:
+    left = "v2" if follows else "v1"
+    master, worker = chain.master("m1"), chain.worker("w1")
+    wait_until(lambda: chain.redis.smembers(newer_key("orders")), description="the versions to be noted")
+    chain.redis.xadd(STREAMS[left], {"ticket_id": "T", "payload": '{"n": 1, "fail": 99}'})
+    worker.kill()
+    wait_until(lambda: chain.redis.xpending(STREAMS[left], GROUP)["pending"], description="the message to be read")
+    master.kill()
+    newest = "orders:v3" if follows else "orders:v2"
+    other = chain.master("m2", wait=False, bridge_stream=newest, bridge_follows=follows)
+    assert other.wait() == 2
+    assert f"{STREAMS[left]!r}, an older version of {newest!r}, has messages" in other.logs()
 
 
 def test_three_versions(chain: Versions) -> None:
