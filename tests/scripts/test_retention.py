@@ -288,6 +288,37 @@ def test_the_lane_that_is_done_last_removes_its_entries_without_a_look_at_the_wh
     assert left(fresh) == [*ids[1:3], ids[5], ids[7]]
 
 
+@pytest.mark.parametrize("comes_back", [True, False])
+@pytest.mark.parametrize("first", ["remove", "sweep"])
+def test_entries_stay_a_while_after_a_group_of_another_lane_is_gone(
+    first: str, comes_back: bool, fresh: World, clock: Clock
+) -> None:
+    # Given two lanes, whose leaders know each other's group
+    fresh.client.xgroup_create(fresh.keys.stream, NEAR, "0", mkstream=True)
+    retention = keeper(fresh, clock=clock)
+    clock.now_s = time.time()
+    retention.sweep()
+    # When one group is destroyed, and the other lane is done with a new entry
+    ids = fresh.push("T")
+    fresh.client.xgroup_destroy(fresh.keys.stream, NEAR)
+    fresh.read()
+    acknowledged(fresh, ids)
+    clock.now_s = time.time() + 1
+    retention.settled(WRITTEN, Batch(acknowledged=ids))
+    getattr(retention, first)()
+    for _ in range(3):
+        retention.remove()
+        retention.sweep()
+    # Then the entry is there until the group was made again, or for a while
+    assert left(fresh) == ids
+    if comes_back:
+        fresh.client.xgroup_create(fresh.keys.stream, NEAR, "0")
+    clock.now_s += bridge.leader.stream.retention.GONE_S + 1
+    retention.remove()
+    retention.sweep()
+    assert left(fresh) == (ids if comes_back else [])
+
+
 def test_a_dropped_letter_lets_its_entry_go(fresh: World, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bridge.leader.stream.retention, "LETTERS", 2)
     ids = acknowledged(fresh, fresh.pushed("T", 5))

@@ -5,7 +5,7 @@ hundred at a time. An entry may be removed when all of this holds:
 
 - It was delivered to every group of the stream, and is pending in none. So another program that reads the stream
   through a group of its own misses nothing. A group that is not read any more keeps all that it has not read; `XGROUP
-  DESTROY` ends that.
+  DESTROY` ends that, `GONE_S` later: the leader of a lane whose group was destroyed by mistake makes it again before.
 - No dead letter of any lane of the stream is about it. Only an entry that is still there can be replayed in order.
 - It was added more than ``bridge_retention`` seconds ago.
 
@@ -55,6 +55,8 @@ BUDGET_S = 0.02
 SHARED_BUDGET_S = 0.008
 #: Seconds between two passes through the stream.
 AGAIN_S = 15.0
+#: Seconds without a removal after a group of the stream is gone: three looks of a lane that sleeps at its own group.
+GONE_S = 15.0
 #: Dead letters in one page. The server reads the whole letter, with its payload and traceback.
 LETTERS = 100
 
@@ -75,6 +77,8 @@ class Retention:
         self._ready: list[str] = []
         #: Other groups of the stream; None: not known.
         self._others: frozenset[bytes] | None = None
+        #: Nothing is removed before this time (monotonic seconds).
+        self._held_until = 0.0
         #: Where the next page begins, as XRANGE takes it.
         self._cursor = "-"
         #: Whether this pass reached the last entry that is old enough, and when the next one begins (monotonic
@@ -117,7 +121,7 @@ class Retention:
 
     def remove(self) -> None:
         """Removes the collected ids that all groups are done with."""
-        if not self._ready:
+        if not self._ready or time.monotonic() < self._held_until:
             return
         if self._others:
             self._remove_shared()
@@ -126,6 +130,7 @@ class Retention:
             # The stream has another group.
             self._again_at = 0.0
             self._remove_shared()
+            return
         self._ready.clear()
 
     def _remove_shared(self) -> None:
@@ -136,22 +141,24 @@ class Retention:
             mine = ids[start : start + SHARED_BATCH]
             # Entries of other tickets may be between them. The pass through the stream finds what this does not reach.
             found = done(self._term.redis, self._keys.stream, mine[0], mine[-1], 2 * SHARED_BATCH)
-            self._others = found.groups - {self._keys.group.encode()}
+            if self._one_is_gone(found.groups):
+                self._ready = ids[start:]
+                return
             # Letters are read after the entries: a dead entry has its letter by now.
             if not self._know_letters(found.groups, time.monotonic() + BUDGET_S):
                 return
             gone = set(found.ids) - self._dead
             if leaving := [id_ for id_ in mine if id_ in gone]:
-                remove(self._term.redis, self._term.leadership, self._others, leaving)
+                remove(self._term.redis, self._term.leadership, self._others or (), leaving)
 
     def sweep(self) -> None:
         """Continues the pass through the stream for at most `BUDGET_S`, or `SHARED_BUDGET_S`.
 
         To be called when the pending list agrees with the picture.
         """
-        if self._keep_s is None:
-            return
         started = time.monotonic()
+        if self._keep_s is None or started < self._held_until:
+            return
         if self._cursor == "-":
             self._began_at = started
         if self._ended and started >= self._again_at:
@@ -167,12 +174,13 @@ class Retention:
             page = SHARED_BATCH if self._others else BATCH
             spared = self._spared(page)
             found = done(self._term.redis, self._keys.stream, self._cursor, end, page, spared=spared)
-            self._others = found.groups - {self._keys.group.encode()}
+            if self._one_is_gone(found.groups):
+                return
             # Letters are read after the entries: a dead entry has its letter by now.
             if not self._know_letters(found.groups, until):
                 return
             ids = [id_ for id_ in found.ids if id_ not in self._dead]
-            if ids and remove(self._term.redis, self._term.leadership, self._others, ids) is None:
+            if ids and remove(self._term.redis, self._term.leadership, self._others or (), ids) is None:
                 return
             if found.last:
                 self._cursor = f"({found.last}"
@@ -181,6 +189,15 @@ class Retention:
                 if not self._ended:
                     self._ended, self._again_at = True, started + AGAIN_S
                 return
+
+    def _one_is_gone(self, groups: frozenset[bytes]) -> bool:
+        """Notes the groups of the stream. Returns whether one that was there is not there any more."""
+        others = groups - {self._keys.group.encode()}
+        gone = bool(self._others and self._others - others)
+        if gone:
+            self._held_until = time.monotonic() + GONE_S
+        self._others = others
+        return gone
 
     def _spared(self, count: int) -> list[str]:
         """The next ``count`` messages with a dead letter. They stay, and must not be read: they may be large."""
