@@ -237,8 +237,9 @@ class Stage:
             self.ledger.catch_up()
             found = []
             for one in self.subscriptions:
-                wanted = one.wanted(self.messages)
-                found += [(v.invariant, str(v)) for v in evidence.look(self.redis, one.keys, wanted)]
+                found += [
+                    (v.invariant, str(v)) for v in evidence.look(self.redis, one, self.messages, len(self.messages))
+                ]
         except (redis_py.ResponseError, ValueError):  # the group is not there yet
             return
         for keys in self.lanes:

@@ -13,6 +13,7 @@ from bridge.stack.embedded import FsyncPolicy
 from tests.chaos.draw import ACTIONS, MIXED, PREFORK, Cast
 from tests.chaos.short import PACE_S, in_words, short_run
 from tests.chaos.subscriptions import ONE, draw_subscriptions, split
+from tests.chaos.versions import VERSIONS, Versions
 
 
 @click.command()
@@ -26,6 +27,13 @@ from tests.chaos.subscriptions import ONE, draw_subscriptions, split
 @click.option("--pace", default=PACE_S, show_default=True, help="Seconds between two faults, on average.")
 @click.option("--subscriptions", is_flag=True, help="The app has three, drawn by the seed.")
 @click.option("--partitions", default=1, show_default=True, help="How many the stream has.")
+@click.option(
+    "--versions",
+    type=click.Choice(VERSIONS),
+    default="one",
+    show_default=True,
+    help="Of the stream: one, both from the beginning, or the deploy of the newer one as a fault.",
+)
 @click.option("--only", multiple=True, type=click.Choice(sorted(ACTIONS)), help="Only this fault; may be repeated.")
 @click.option("--folder", type=click.Path(path_type=Path), help="Where logs and ledger stay [default: a new one].")
 def main(
@@ -40,6 +48,7 @@ def main(
     pace: float,
     subscriptions: bool,
     partitions: int,
+    versions: Versions,
     only: tuple[str, ...],
     folder: Path | None,
 ) -> None:
@@ -59,6 +68,7 @@ def main(
         pace_s=pace,
         only=only,
         culprits=culprits,
+        versions=versions,
         subscriptions=split(draw_subscriptions(seed) if subscriptions else ONE, partitions),
         say=click.echo,
         fsync=fsync,

@@ -227,6 +227,12 @@ class Actions(Company):
 
     # -- an operator -------------------------------------------------------------------------------------------------
 
+    def _deploy_the_newer_version(self, early: float, *_: float) -> bool:
+        if self.deploy is None or self.deploy.began:
+            return False
+        self.deploy.begin(self.workers, self.masters, producers_first=early < 0.5)
+        return True
+
     def _park_a_ticket(self, which: float, long: float, *_: float) -> bool:
         tickets: Any = self.redis.hkeys(self.keys.tickets)
         if not tickets:

@@ -27,7 +27,8 @@ import bridge.leader.step.steps
 import bridge.leader.stream.reading
 import bridge.leader.takeover.acknowledged
 from tests.chaos.recording import WATCHER, name_of, watch
-from tests.chaos.subscriptions import LIMITED_IN, PARTITIONS, SUBSCRIPTIONS
+from tests.chaos.subscriptions import LIMITED_IN, NEWER, OLDER, PARTITIONS, STREAMS, SUBSCRIPTIONS
+from tests.chaos.versions import FOLLOWS, OLDER_TASK
 
 #: Seconds between two signs of life of a task at work.
 STEP_S = 0.01
@@ -54,6 +55,8 @@ if SUBSCRIPTIONS in os.environ:
     app.conf.bridge_subscriptions = json.loads(os.environ[SUBSCRIPTIONS])
 else:
     app.conf.bridge_default_task = "chaos.work"
+if FOLLOWS in os.environ:
+    app.conf.bridge_stream, app.conf.bridge_follows = STREAMS[NEWER], json.loads(os.environ[FOLLOWS])
 # So few that a new leader takes in what waits over many turns of its loop, and that faults fall between them.
 bridge.leader.stream.reading.READ_COUNT = bridge.leader.step.steps.READ_COUNT = (
     bridge.leader.takeover.acknowledged.PAGE
@@ -72,6 +75,16 @@ def work(self: Any, ticket_id: str, payload: Any) -> None:
 def limited(self: Any, ticket_id: str, payload: Any) -> None:
     """The same under a hard time limit, for what hangs."""
     _do(self, ticket_id, payload)
+
+
+if FOLLOWS in os.environ:
+
+    @app.task(bind=True, ignore_result=True, name=OLDER_TASK, shared=False)
+    def older(self: Any, ticket_id: str, payload: Any) -> None:
+        """The same for the older version of the stream alone."""
+        if payload["v"] != OLDER:
+            raise ValueError(f"a message of {payload['v']} came to the task of {OLDER}")
+        _do(self, ticket_id, payload)
 
 
 def _do(task: Any, ticket_id: str, payload: Any) -> None:

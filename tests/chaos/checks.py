@@ -82,6 +82,7 @@ def check_all(evidence: Evidence) -> list[Violation]:
     """Every check; an empty list when all promises were kept."""
     return [
         *check_effects(evidence),
+        *check_effect_fences(evidence),
         *check_overlaps(evidence),
         *check_fences(evidence),
         *check_starts(evidence),
@@ -119,6 +120,13 @@ def check_effects(evidence: Evidence) -> list[Violation]:
             if effect.n <= before.n:
                 detail = f"number {effect.n} was applied after number {before.n}"
                 found.append(Violation(REORDERED, ticket, effect.message_id, detail))
+    return found
+
+
+def check_effect_fences(evidence: Evidence) -> list[Violation]:
+    """Per ticket, what is applied later has a larger fence."""
+    found = []
+    for ticket, effects in _by_ticket(evidence.effects).items():
         for before, effect in pairwise(effects):
             if effect.fence <= before.fence:
                 detail = f"fence {effect.fence} was applied after fence {before.fence}"

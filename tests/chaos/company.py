@@ -15,6 +15,7 @@ from tests.chaos.ledger import LedgerReader, now_ns
 from tests.chaos.operator import Operator
 from tests.chaos.seats import Seat
 from tests.chaos.stranded import Stranding
+from tests.chaos.versions import Deploy
 
 #: Makes the seat of a worker: (name, pool).
 NewWorker = Callable[[str, str], Seat]
@@ -37,6 +38,7 @@ class Company:
         leader_lease_s: float,
         lossy: bool = False,
         after_loss: Callable[[], object] = lambda: None,
+        deploy: Deploy | None = None,
     ) -> None:
         self.server = server
         self.keys = keys
@@ -50,6 +52,7 @@ class Company:
         self.leader_lease_s = leader_lease_s
         self.lossy = lossy
         self.after_loss = after_loss
+        self.deploy = deploy
         #: How often each action was done, and how often there was nobody to do it to.
         self.done: dict[str, int] = {}
         self.missed: dict[str, int] = {}
@@ -72,6 +75,10 @@ class Company:
         if len(idle) < 2 and seats and seats[0].kind == "worker":
             return None
         return idle[int(die * len(idle))] if idle else None
+
+    def may_stop(self, seat: Seat) -> bool:
+        """Whether the seat can be stopped now: another worker goes on working."""
+        return seat.kind != "worker" or sum(one.idle and not one.leaving for one in self.workers) > 1
 
     def forking(self) -> list[Seat]:
         return [seat for seat in self.workers if seat.pool == "prefork"]

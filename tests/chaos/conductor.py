@@ -42,6 +42,8 @@ class Conductor(Actions):
                 seat.leaving = True
                 seat.stop(0)
             seat.tick()
+        if self.deploy is not None:
+            self.deploy.tick(self.may_stop)
         self._look_for_leader()
         self._spring_traps()
         self.operator.tick()

@@ -48,6 +48,7 @@ LANE_ACTIONS = {
     "claim a message by hand": 1,
 }
 OPERATOR_ACTIONS = {
+    "deploy the newer version": 1,
     "park a ticket": 2,
     "drain a worker": 1,
     "transfer a worker's tickets": 2,

@@ -12,11 +12,13 @@ from bridge.routing.partitions import stream_id
 from tests.chaos.checks import Violation, check_snapshot
 from tests.chaos.facts import Effect, Letter, Message, Rest
 from tests.chaos.recording import EFFECTS
+from tests.chaos.subscriptions import Subscription
 from tests.keycheck import ownerless
 
 #: Keys on the server that are Celery's, the stream's (its layout), or the run's own.
 FOREIGN_KEYS = (
     "{ticket_stream}/layout",
+    "{ticket_stream:v2}/layout",
     "_kombu.binding*",
     "*.pidbox",
     "*.reply.pidbox",
@@ -44,8 +46,8 @@ def effects(redis: Redis) -> list[Effect]:
     found = []
     for key in redis.scan_iter(match=f"{EFFECTS}*", count=1000):
         ticket = key.removeprefix(EFFECTS)
-        for id_, fields in entries(redis, key):
-            found.append(Effect(ticket, fields["id"], int(fields["n"]), int(fields["fence"]), _ms(id_)))
+        for place, (id_, fields) in enumerate(entries(redis, key)):
+            found.append(Effect(ticket, fields["id"], int(fields["n"]), int(fields["fence"]), _ms(id_), place))
     return found
 
 
@@ -78,8 +80,11 @@ def rest(redis: Redis, keys: LaneKeys, lanes: Sequence[LaneKeys] = ()) -> Rest:
     )
 
 
-def look(redis: Redis, keys: LaneKeys, among: Sequence[Message]) -> list[Violation]:
-    """One atomic look at a lane at work: is every one of ``among`` that the group has read accounted for?"""
+def look(redis: Redis, lane: Subscription, messages: Sequence[Message], newest: int) -> list[Violation]:
+    """One atomic look at a lane at work: is every one of the ``newest`` of its ``messages`` that the group has read
+    accounted for?
+    """
+    keys, among = lane.keys, lane.wanted(messages)[-newest:]
     if not among:
         return []
     tickets = sorted({message.ticket for message in among})
@@ -93,15 +98,16 @@ def look(redis: Redis, keys: LaneKeys, among: Sequence[Message]) -> list[Violati
     [group] = [group for group in groups if group["name"] == keys.group]
     last = _order(group["last-delivered-id"])
     read = [(m.message_id, m.ticket) for m in among if _order(m.message_id) <= last]
-    succeeded = {stream_id(fields["id"]) for found in applied for _, fields in found}
+    succeeded = {lane.own_id(fields["id"]) for found in applied for _, fields in found}
     waiting = {row["message_id"] for row in pending}
     return check_snapshot(read, waiting, succeeded, {stream_id(fields["message_id"]) for _, fields in dead})
 
 
 def _group(redis: Redis, keys: LaneKeys) -> dict[str, Any]:
-    groups: Any = redis.xinfo_groups(keys.stream)
-    [group] = [group for group in groups if group["name"] == keys.group]
-    return dict(group)
+    """What Redis says of the lane's group. Of one that was not made yet, nothing is read."""
+    groups: Any = redis.xinfo_groups(keys.stream) if redis.exists(keys.stream) else []
+    found = [dict(group) for group in groups if group["name"] == keys.group]
+    return found[0] if found else {"last-delivered-id": "0-0", "pending": 0}
 
 
 def _ms(id_: str) -> int:

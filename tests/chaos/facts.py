@@ -11,7 +11,7 @@ class Message:
     """A pushed message. ``n``: its place in its ticket, from 0 without gaps, in the order of the ids.
 
     ``dies``: it can never succeed and must end as a dead letter. ``pushed_ns``: Unix ns when its id was known.
-    ``kind``: what filters look at.
+    ``kind``: what filters look at. ``version``: of the stream; "": it has one.
     """
 
     message_id: str
@@ -20,6 +20,7 @@ class Message:
     dies: bool = False
     pushed_ns: int = 0
     kind: str = ""
+    version: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,13 +49,16 @@ class Execution:
 
 @dataclass(frozen=True, slots=True)
 class Effect:
-    """What one success left in the lane's Redis, in the order of application. ``at_ms``: Unix ms by the server."""
+    """What one success left in the lane's Redis, in the order of application. ``at_ms``: Unix ms by the server.
+    ``place``: among the effects of its ticket, from 0.
+    """
 
     ticket: str
     message_id: str
     n: int
     fence: int
     at_ms: int
+    place: int = 0
 
 
 @dataclass(frozen=True, slots=True)

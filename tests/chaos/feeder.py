@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from redis import Redis
@@ -17,6 +17,8 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from bridge.routing.partitions import Layout, partition_of
 from tests.chaos.facts import Message
+from tests.chaos.recording import place_of
+from tests.chaos.subscriptions import STREAMS
 
 UNAVAILABLE = (RedisConnectionError, RedisTimeoutError)
 #: (ticket, task or '', payload or its JSON, whether it can never succeed).
@@ -26,12 +28,13 @@ Source = Callable[[dict[str, int]], Planned | None]
 
 
 class Feeder:
-    """One producer."""
+    """One producer. ``versions``: those that the payloads name with ``v``."""
 
-    def __init__(self, redis: Redis, stream: str, source: Source, partitions: int = 1) -> None:
+    def __init__(self, redis: Redis, source: Source, partitions: int = 1, versions: Sequence[str] = ("",)) -> None:
         self._redis = redis
-        #: Of each partition.
-        self._streams = Layout(partitions).streams(stream)
+        #: Version -> the stream of each partition.
+        self._of_version = {version: Layout(partitions).streams(STREAMS[version]) for version in versions}
+        self._streams = [stream for streams in self._of_version.values() for stream in streams]
         self._source = source
         self._planned: dict[tuple[str, int], Planned] = {}
         self._again: list[Planned] = []
@@ -57,7 +60,8 @@ class Feeder:
                 for ticket, task, payload, _ in batch:
                     text = payload if isinstance(payload, str) else json.dumps(payload)
                     fields: dict[Any, Any] = {"ticket_id": ticket, "payload": text}
-                    pipe.xadd(self._stream_of(ticket), {**fields, "task": task} if task else fields)
+                    stream = self._stream_of(ticket, version_of(payload))
+                    pipe.xadd(stream, {**fields, "task": task} if task else fields)
                 ids = pipe.execute()
             self._in_doubt = False
         except UNAVAILABLE:
@@ -76,11 +80,11 @@ class Feeder:
         kept = []
         last: dict[str, str] = {}
         for stream in self._streams:
-            info: Any = self._redis.xinfo_stream(stream)
-            last[stream] = info["last-generated-id"]
+            info: Any = self._redis.xinfo_stream(stream) if self._redis.exists(stream) else {}
+            last[stream] = info.get("last-generated-id", "0-0")
         self._last_ids = dict.fromkeys(self._streams, "0-0")
         for message in self.messages:
-            stream = self._stream_of(message.ticket)
+            stream = self._stream_of(message.ticket, message.version)
             if _order(message.message_id) > _order(last[stream]):
                 self.counts[message.ticket] -= 1
                 continue
@@ -115,25 +119,35 @@ class Feeder:
         self._again = again[count:]
 
     def _resync(self) -> None:
+        arrived = []
         for stream in self._streams:
             found: Any = self._redis.xrange(stream, f"({self._last_ids[stream]}", "+")
-            for id_, fields in found:
-                ticket = fields["ticket_id"]
-                self._note(id_, self._planned.pop((ticket, self.counts.get(ticket, 0))))
+            arrived += [(fields["ticket_id"], place_of(json.loads(fields["payload"])), id_) for id_, fields in found]
+        # In the order in which they were pushed: the messages of a ticket may be in the streams of several versions.
+        pushed = {planned: place for place, planned in enumerate(self._planned)}
+        for ticket, n, id_ in sorted(arrived, key=lambda one: pushed[one[:2]]):
+            self._note(id_, self._planned.pop((ticket, n)))
         self._again = [*self._planned.values(), *self._again]
         self._planned = {}
         self._in_doubt = False
 
-    def _stream_of(self, ticket: str) -> str:
-        return self._streams[partition_of(ticket, len(self._streams))]
+    def _stream_of(self, ticket: str, version: str) -> str:
+        streams = self._of_version[version]
+        return streams[partition_of(ticket, len(streams))]
 
     def _note(self, id_: str, planned: Planned) -> None:
         ticket, _, payload, dies = planned
         n = self.counts.get(ticket, 0)
         self.counts[ticket] = n + 1
-        self._last_ids[self._stream_of(ticket)] = id_
+        version = version_of(payload)
+        self._last_ids[self._stream_of(ticket, version)] = id_
         kind = "" if isinstance(payload, str) else payload.get("kind", "")
-        self.messages.append(Message(id_, ticket, n, dies, time.time_ns(), kind))
+        self.messages.append(Message(id_, ticket, n, dies, time.time_ns(), kind, version))
+
+
+def version_of(payload: dict[str, Any] | str) -> str:
+    """The version of a planned message. A payload that is JSON already names none."""
+    return "" if isinstance(payload, str) else payload.get("v", "")
 
 
 def _order(id_: str) -> tuple[int, int]:

@@ -9,7 +9,7 @@ from typing import Any
 from celery import signals
 
 from tests.chaos.ledger import LedgerWriter
-from tests.chaos.subscriptions import SUBSCRIPTIONS, label_of
+from tests.chaos.subscriptions import OF, SUBSCRIPTIONS, label_of
 
 #: Where the effects are: a stream for each ticket, since its ids tell when the server applied them.
 EFFECTS = "effects:"
@@ -20,6 +20,11 @@ WATCHER = "bridge.worker.guard.watcher"
 def place_of(payload: Any) -> int:
     """A message's place in its ticket, from 0. Incident events have theirs from 1."""
     return int(payload["n"]) if "n" in payload else int(payload["seq"]) - 1
+
+
+def id_of(message_id: str, payload: Any) -> str:
+    """How the ledger and the effects name a message."""
+    return f"{payload['v']}{OF}{message_id}" if payload.get("v") else message_id
 
 
 def name_of(ticket: Any) -> str:
@@ -39,9 +44,9 @@ def watch(folder: Path) -> LedgerWriter:
         if ticket is None:
             return
         n = place_of(args[1])
-        name = name_of(ticket)
-        writer.start(task.request.hostname, name, ticket.fence, ticket.message_id, n, ticket.attempt)
-        fields: dict[Any, Any] = {"id": ticket.message_id, "n": n, "fence": ticket.fence}
+        name, id_ = name_of(ticket), id_of(ticket.message_id, args[1])
+        writer.start(task.request.hostname, name, ticket.fence, id_, n, ticket.attempt)
+        fields: dict[Any, Any] = {"id": id_, "n": n, "fence": ticket.fence}
         ticket.effects.xadd(EFFECTS + name, fields)
 
     def ended(task: Any, state: str, **_: Any) -> None:

@@ -20,17 +20,19 @@ from bridge.testing.nodes.process import ProcessNode, python_module
 from bridge.testing.nodes.yard import ProcessYard
 from bridge.testing.waiting import wait_until
 from tests.chaos import evidence
+from tests.chaos.chains import check_chain
 from tests.chaos.checks import STUCK, Violation, check_all
 from tests.chaos.conductor import Conductor
 from tests.chaos.draw import Cast, Step
-from tests.chaos.facts import Letter, Notes, Rest
+from tests.chaos.facts import Evidence, Letter, Notes, Rest
 from tests.chaos.feeder import UNAVAILABLE, Feeder, Source
 from tests.chaos.ledger import LedgerReader
 from tests.chaos.link import READY
 from tests.chaos.result import Result
 from tests.chaos.seats import Seat
 from tests.chaos.stranded import waits
-from tests.chaos.subscriptions import ONE, STREAM, Subscription, environment, evidence_of
+from tests.chaos.subscriptions import NEWER, ONE, Subscription, environment, evidence_of
+from tests.chaos.versions import Deploy, Producers, chains, follows
 
 read_by_apps("CHAOS_", "SOAK_")
 
@@ -41,6 +43,8 @@ QUICK = ("--without-mingle", "--without-gossip")
 ROUND_S = 0.02
 #: Seconds between two looks at a lane at work, and how many of the newest messages each looks at.
 LOOK_EVERY_S, LOOK_AT = 2.0, 2000
+#: Messages of the newer version that are pushed after the last fault of a run with a deploy.
+NEWER_AT_END = 50
 #: Seconds until a lane whose work is done has nothing left of it.
 REST_WITHIN_S = 20.0
 
@@ -76,6 +80,8 @@ class Plan:
     unheard: Sequence[str] = ("w2",)
     #: The lanes of the app. The faults of a lane and of its operator strike the first one.
     subscriptions: Sequence[Subscription] = ONE
+    #: Those of a run that begins with the older version, and makes the deploy itself.
+    producers: Producers | None = None
 
 
 class Run:
@@ -87,6 +93,9 @@ class Run:
         self.struck = plan.subscriptions[0]
         self.keys = self.struck.keys
         self._lanes = [one.keys for one in plan.subscriptions]
+        self._deploy = Deploy(self._change, plan.producers) if plan.producers else None
+        #: Whether nodes start with the app that follows the older version.
+        self._newer = self._deploy is None
         self.ledger_folder = plan.folder / "ledger"
         self.notes = Notes()
         self.server = EmbeddedServer(data_dir=plan.folder / "data", fsync=plan.fsync)
@@ -101,7 +110,10 @@ class Run:
         self.ledger = LedgerReader(self.ledger_folder)
         # A producer whose connection hangs blocks the conductor: the server is only frozen by calls that thaw it again.
         self.feeder = Feeder(
-            self.server.client(decode_responses=True), STREAM, self.plan.source, self.struck.partitions
+            self.server.client(decode_responses=True),
+            self.plan.source,
+            self.struck.partitions,
+            sorted({one.version for one in self.plan.subscriptions}),
         )
         self.conductor = Conductor(
             self.server,
@@ -115,6 +127,7 @@ class Run:
             leader_lease_s=self.plan.leader_lease_s,
             lossy=self.plan.fsync != "always",
             after_loss=self.feeder.forget_lost,
+            deploy=self._deploy,
         )
         return self
 
@@ -131,9 +144,11 @@ class Run:
         """
         for seat in self.conductor.seats:
             seat.start()
+        lanes = [one.keys for one in self._there()]
         wait_until(
             lambda: (
-                all(self.redis.hlen(k.consumers) == len(self.plan.cast.workers) for k in self._lanes) and self._led()
+                all(self.redis.hlen(keys.consumers) == len(self.plan.cast.workers) for keys in lanes)
+                and all(self.redis.exists(keys.leader) for keys in lanes)
             ),
             description="all workers to register and each lane to be led",
             timeout_s=90,
@@ -175,7 +190,23 @@ class Run:
                 looked = now
                 self._look()
             time.sleep(ROUND_S)
+        self._end_deploy(began, stop)
         return True
+
+    def _end_deploy(self, began: float, stop: Callable[[], bool]) -> None:
+        """Makes the deploy of the run, if it has not come yet, and pushes some of the newer version."""
+        if self._deploy is None:
+            return
+        if not self._deploy.began:
+            self._deploy.begin(self.conductor.workers, self.conductor.masters, producers_first=False)
+        wanted = sum(message.version == NEWER for message in self.feeder.messages) + NEWER_AT_END
+        until = time.monotonic() + self.plan.patience_s
+        while sum(message.version == NEWER for message in self.feeder.messages) < wanted:
+            if stop() or time.monotonic() > until:
+                return
+            self.conductor.tick()
+            self._feed(began)
+            time.sleep(ROUND_S)
 
     def _feed(self, began: float) -> None:
         plan = self.plan
@@ -215,8 +246,8 @@ class Run:
     def _look(self) -> None:
         self.ledger.catch_up()
         try:
-            for one in self.plan.subscriptions:
-                self._found += evidence.look(self.redis, one.keys, one.wanted(self.feeder.messages)[-LOOK_AT:])
+            for one in self._there():
+                self._found += evidence.look(self.redis, one, self.feeder.messages, LOOK_AT)
         except UNAVAILABLE:
             return
 
@@ -233,17 +264,22 @@ class Run:
         effects = evidence.effects(self.redis)
         messages = self.feeder.messages
         broken, letters, counts = list[Violation](), list[Letter](), dict[str, int]()
+        judged: dict[Subscription, Evidence] = {}
         for one in plan.subscriptions:
             dead = evidence.letters(self.redis, one.keys)
             rows = (messages, executions, effects, dead, left[one], self.notes, plan.max_attempts)
-            broken += check_all(evidence_of(one, *rows, struck=one == self.struck))
+            judged[one] = evidence_of(one, *rows, struck=one == self.struck)
+            broken += check_all(judged[one])
             letters += dead
             found: Any = self.redis.hgetall(one.keys.counts)
             for name, value in sorted(found.items()):
                 counts[one.label + name] = counts.get(one.label + name, 0) + int(value)
+        for older, newer in chains(plan.subscriptions):
+            broken += check_chain(judged[older], judged[newer])
         ended = [Violation("ended by itself", "", "", line) for line in self.conductor.complaints()]
         return Result(
-            violations=[*stuck, *self._found, *broken, *ended],
+            # What is wrong in one version is seen over both, too.
+            violations=list(dict.fromkeys([*stuck, *self._found, *broken, *ended])),
             messages=messages,
             executions=executions,
             effects=effects,
@@ -298,11 +334,19 @@ class Run:
             "CHAOS_BUNDLE_MS": str(plan.bundle_ms),
             "CHAOS_MAX_ATTEMPTS": str(plan.max_attempts),
             **environment(plan.subscriptions),
+            **(follows(plan.subscriptions) if self._newer else {}),
             **plan.env,
         }
 
-    def _led(self) -> bool:
-        return all(self.redis.exists(keys.leader) for keys in self._lanes)
+    def _there(self) -> list[Subscription]:
+        """The lanes that are there: those of the newer version when all nodes have it."""
+        deployed = self._deploy is None or self._deploy.over
+        return [one for one in self.plan.subscriptions if deployed or one.version != NEWER]
+
+    def _change(self, seat: Seat) -> None:
+        """From its next life on the node runs the newer app, as do those that join from now on."""
+        self._newer = True
+        seat.node.env.update(follows(self.plan.subscriptions))
 
     def _settled(self) -> int:
         """How many messages the subscription is done with that is behind most."""

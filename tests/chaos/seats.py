@@ -62,8 +62,9 @@ class Seat:
         return self.node.running and not self._frozen and not self._cut_at_ns and self._stopping_since is None
 
     @property
-    def frozen(self) -> bool:
-        return bool(self._frozen)
+    def held(self) -> bool:
+        """Whether it is frozen or cut off."""
+        return bool(self._frozen or self._cut_at_ns)
 
     def start(self) -> None:
         """Its first life, or the next one."""

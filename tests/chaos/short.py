@@ -11,6 +11,7 @@ from tests.chaos.draw import SHORT_MS, VARIED_MS, Cast, Load, script, spare
 from tests.chaos.result import Result
 from tests.chaos.run import Plan, Run
 from tests.chaos.subscriptions import KINDS, ONE, Subscription, addressed
+from tests.chaos.versions import Producers, Versions, in_versions
 
 #: Seconds between two faults, on average.
 PACE_S = 1.0
@@ -29,19 +30,26 @@ def short_run(
     only: Sequence[str] = (),
     culprits: float = 0.0,
     subscriptions: Sequence[Subscription] = ONE,
+    versions: Versions = "one",
     say: Callable[[str], None] = print,
     **plan: Any,
 ) -> Result:
     """``faults`` faults drawn by ``seed``, of the actions ``only`` if some are named; more goes to the `Plan`."""
     works_ms = SHORT_MS if bundle_ms else VARIED_MS
     load = Load(seed, TICKETS, violent=violent, culprits=culprits, works_ms=works_ms)
+    producers = Producers(seed, versions)
 
     def source(counts: dict[str, int]) -> tuple[str, str, dict[str, Any], bool]:
         ticket = load.ticket()
         n = counts.get(ticket, 0)
         task, payload, dies = load.message(ticket, n)
         kind = random.Random(f"kind {seed}/{ticket}/{n}").choice(KINDS)
-        return ticket, task, addressed(subscriptions, payload, kind), dies
+        payload = addressed(subscriptions, payload, kind)
+        if version := producers.version_of(ticket, n):
+            payload["v"] = version
+            # Each version has a default task of its own.
+            task = task if task == "chaos.limited" else ""
+        return ticket, task, payload, dies
 
     steps = script(seed, spare(faults), pace_s, only)
     made = Plan(
@@ -52,7 +60,8 @@ def short_run(
         faults=faults,
         bundle_ms=bundle_ms,
         culprits=culprits > 0,
-        subscriptions=subscriptions,
+        subscriptions=in_versions(subscriptions, versions, seed),
+        producers=producers if versions == "deploy" else None,
         **plan,
     )
     with Run(made, say) as run:

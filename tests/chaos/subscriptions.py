@@ -1,8 +1,9 @@
 """The lanes of a chaos run's app, drawn from the seed, and the evidence of each of them.
 
 An app has one subscription, or three: one that fails as messages are drawn, one that is slow, one that is neither. Some
-have a filter. The stream may have partitions. In the ledger and in the effects a ticket of a subscription is
-``<subscription>/<ticket>``, so the evidence of each lane stands for itself, and is checked as that of a lane alone.
+have a filter. The stream may have partitions, and versions (`tests.chaos.versions`). In the ledger and in the effects a
+ticket of a subscription is ``<subscription>/<ticket>``, and a message of a version ``<version>:<id>``. So the evidence
+of each lane stands for itself, and is checked as that of a lane alone.
 """
 
 from __future__ import annotations
@@ -19,6 +20,11 @@ from bridge.routing.partitions import Layout, partition_of, stream_id
 from tests.chaos.facts import Effect, Evidence, Execution, Letter, Message, Notes, Rest
 
 STREAM = "ticket_stream"
+#: Version -> its stream, oldest first. "": a run with one version.
+OLDER, NEWER = "v1", "v2"
+STREAMS = {"": STREAM, OLDER: STREAM, NEWER: f"{STREAM}:v2"}
+#: What stands between a version and an id in the ledger and the effects: two streams may have the same id.
+OF = ":"
 #: The kinds of messages that filters tell apart.
 KINDS = ("a", "b", "c")
 #: Environment variables of the app: its subscriptions, which of them has the task with a time limit, and how many
@@ -30,8 +36,8 @@ Row = TypeVar("Row", Execution, Effect)
 
 @dataclass(frozen=True)
 class Subscription:
-    """A subscription on one partition. ``wants``: the kinds that pass its filter; empty: all. ``label``: begins its
-    tickets.
+    """A subscription on one partition of one version. ``wants``: the kinds that pass its filter; empty: all.
+    ``label``: begins its tickets.
     """
 
     name: str
@@ -44,10 +50,11 @@ class Subscription:
     partition: int = 0
     #: How many partitions the stream has.
     partitions: int = 1
+    version: str = ""
 
     @property
     def keys(self) -> LaneKeys:
-        return LaneKeys(Layout(self.partitions).stream(STREAM, self.partition), self.name)
+        return LaneKeys(Layout(self.partitions).stream(STREAMS[self.version], self.partition), self.name)
 
     def has(self, ticket: str) -> bool:
         """Whether the ticket is of its partition."""
@@ -63,7 +70,9 @@ class Subscription:
         places: Counter[str] = Counter()
         found = []
         for message in messages:
-            if not self.has(message.ticket) or (self.wants and message.kind not in self.wants):
+            if message.version != self.version or not self.has(message.ticket):
+                continue
+            if self.wants and message.kind not in self.wants:
                 continue
             n = places[message.ticket]
             places[message.ticket] += 1
@@ -73,10 +82,17 @@ class Subscription:
     def own(self, rows: Iterable[Row]) -> list[Row]:
         """Those of its executions or effects. Ids are those of its stream."""
         return [
-            replace(row, message_id=stream_id(row.message_id))
+            replace(row, message_id=id_)
             for row in rows
-            if row.ticket.startswith(self.label) and self.has(row.ticket.removeprefix(self.label))
+            if row.ticket.startswith(self.label)
+            and self.has(row.ticket.removeprefix(self.label))
+            and (id_ := self.own_id(row.message_id))
         ]
+
+    def own_id(self, recorded: str) -> str:
+        """The id in its stream of what the ledger and the effects call ``recorded``; "": it is of another version."""
+        version, of, id_ = recorded.rpartition(OF)
+        return stream_id(id_) if version == self.version and bool(of) == bool(version) else ""
 
 
 #: The lane of an app that names no subscription.
@@ -163,6 +179,8 @@ def evidence_of(
     """What the checks get for one subscription. ``struck``: its operator gave the orders of the run."""
     wanted = subscription.wanted(messages)
     places = {message.message_id: message.n for message in wanted}
+    # Where the stream is split, a letter names the partition, too.
+    notes = replace(notes, replayed=set(map(stream_id, notes.replayed)))
 
     def renumbered(rows: Iterable[Row]) -> list[Row]:
         return [replace(row, n=places.get(row.message_id, -1)) for row in subscription.own(rows)]

@@ -14,6 +14,7 @@ from tests.chaos.draw import MIXED, PREFORK, Cast
 from tests.chaos.run import default_seed
 from tests.chaos.short import in_words, short_run
 from tests.chaos.subscriptions import ONE, draw_partitions, draw_subscriptions, split
+from tests.chaos.versions import draw_versions
 
 FAULTS = int(os.environ.get("CHAOS_FAULTS", "30"))
 #: Share of messages that kill their whole worker at each attempt, until they are dead.
@@ -32,10 +33,19 @@ def test_faults_of_every_kind_break_no_promise(tmp_path: Path, cast: Cast, *, vi
     # One of the two runs has three subscriptions, the other one lane: the seed says which.
     subscriptions = draw_subscriptions(seed) if violent == bool(seed % 2) else ONE
     subscriptions = split(subscriptions, draw_partitions(seed + violent))
-    print(list(subscriptions))
+    versions = draw_versions(seed + violent)
+    print(list(subscriptions), f"versions: {versions}")
     folder = tmp_path / "run"
     result = short_run(
-        folder, seed, FAULTS, cast, violent=violent, culprits=culprits, bundle_ms=bundle_ms, subscriptions=subscriptions
+        folder,
+        seed,
+        FAULTS,
+        cast,
+        violent=violent,
+        culprits=culprits,
+        bundle_ms=bundle_ms,
+        subscriptions=subscriptions,
+        versions=versions,
     )
     print(in_words(result))
     assert not result.violations, result.describe()
