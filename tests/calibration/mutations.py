@@ -14,6 +14,8 @@ REMOVE = "routing/lua/remove.lua"
 REROUTE = "routing/lua/reroute.lua"
 LEASES = "bridge/leader/consumers/leases.py"
 RECOVERY = "bridge/leader/consumers/lease_watch.py"
+CHAIN = "bridge/leader/picture/chain.py"
+PUSHER = "bridge/producer/pusher.py"
 READY = "bridge/leader/picture/ready.py"
 RECORDS = "bridge/leader/picture/ticket_records.py"
 SETTLING = "bridge/leader/picture/settling.py"
@@ -102,6 +104,24 @@ MUTATIONS = [
         "doubled",
         ("ledger: fence", "ledger: overlap"),
         (Edit("bridge/consumer/holdings.py", "if first <= self._newest.get(ticket, 0):", "if False:"),),
+        long=True,
+    ),
+    Mutation(
+        "a message of a newer version goes first",
+        "I2",
+        "two versions",
+        ("ledger: an older version was overtaken",),
+        (Edit(CHAIN, "if lane is not None and (ticket in lane.tickets", "if False and (ticket in lane.tickets"),),
+    ),
+    Mutation(
+        "a message of an older version runs beside a newer one",
+        "I2",
+        "two versions",
+        ("ledger: overlap",),
+        (
+            Edit(CHAIN, "is not None and there.run:", "is not None and False:"),
+            Edit(ADVANCE, "if found[k - i] and string.find(found[k - i], '^%[[1-9]') then", "if false then"),
+        ),
         long=True,
     ),
     # -- I3: an acknowledgement follows a recorded outcome, in one step with the release ---------------------------
@@ -312,6 +332,14 @@ MUTATIONS = [
         (Edit("routing/lua/lead.lua", "return {'FOLLOW', current, left}", "return {'ELECTED', current}"),),
         long=True,
     ),
+    Mutation(
+        "a lane led twice when it goes to its owner",
+        "I8",
+        "shared lanes",
+        ("look: state",),
+        (Edit("routing/lua/lead.lua", "return {'FOLLOW', current, left}", "return {'ELECTED', current}"),),
+        long=True,
+    ),
     # -- I9: no key without bound or owner -------------------------------------------------------------------------
     Mutation(
         "marks of applied effects stay",
@@ -357,6 +385,49 @@ MUTATIONS = [
                 "if context is not None:",
             ),
         ),
+    ),
+    # -- promise 1, for each partition: a ticket has one ---------------------------------------------------------------
+    Mutation(
+        "a push goes to the wrong partition",
+        "promise 1",
+        "two partitions",
+        ("ledger: dead", "ledger: lost"),
+        (Edit(PUSHER, "partition_of(ticket, self.layout.partitions)", "0"),),
+        long=True,
+    ),
+    Mutation(
+        "a message in the wrong partition is handled",
+        "promise 1",
+        "two partitions",
+        ("ledger: counts",),
+        (
+            Edit(PUSHER, "partition_of(ticket, self.layout.partitions)", "0"),
+            Edit("routing/messages.py", "partition_of(ticket_raw, count)) != number", "number) != number"),
+        ),
+        long=True,
+    ),
+    # -- promise 3, for lanes that somebody must lead and wake up ------------------------------------------------------
+    Mutation(
+        "a partition that nobody leads",
+        "promise 3",
+        "two partitions",
+        ("ledger: lost", "scenario: stuck"),
+        (Edit("bridge/master/process.py", "for lane in subscriptions[name]]", "for lane in subscriptions[name][:1]]"),),
+        long=True,
+    ),
+    Mutation(
+        "a lane that sleeps is not woken",
+        "promise 3",
+        "sleeping lanes",
+        ("ledger: lost", "scenario: stuck"),
+        (
+            Edit(
+                "bridge/master/sleepers.py",
+                "in ((place.stream, place.read_to), (place.outcomes, place.last_outcome)):",
+                "in ((place.outcomes, place.last_outcome),):",
+            ),
+        ),
+        long=True,
     ),
     # -- promise 3, for each subscription: it gets every message that it wants ------------------------------------
     Mutation(

@@ -12,18 +12,25 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import psutil
+
 from bridge.testing.nodes.process import ProcessNode
 from bridge.testing.waiting import wait_until
 from tests.calibration.holding import HoldingProxy
 from tests.calibration.stage import KEPT_S, LEASE_S, Stage
 from tests.chaos.checks import Freeze
 from tests.chaos.ledger import now_ns
-from tests.chaos.subscriptions import Subscription
+from tests.chaos.subscriptions import ONE, Subscription, split
+from tests.chaos.versions import in_versions
 
 #: Milliseconds that a task works, long enough for something to happen meanwhile.
 LONG_MS = 3000.0
 #: Seconds of a lease that outlasts such a task, although nobody has renewed it for a third of it when that begins.
 SET_LEASE_S = 5.0
+#: Threads of a master that leads only lanes that sleep, and seconds until all do: after five without work.
+THREADS_ASLEEP, ASLEEP_WITHIN_S = 8, 60.0
+#: Seconds until a master that came has its share: its leader lease, and some for a quiet moment of each lane.
+SHARED_WITHIN_S = 40.0
 
 
 def steady(stage: Stage) -> None:
@@ -309,6 +316,71 @@ def two_subscriptions(stage: Stage) -> None:
     stage.wait_for(lambda: not stage.redis.xlen(plain.keys.stream), "all entries to leave")
 
 
+def two_versions(stage: Stage) -> None:
+    """Both versions of a stream have messages of each ticket; of some an older one fails, or comes while a newer one
+    runs.
+    """
+    stage.master("m1", wait=False)
+    stage.worker("w1", slots=2, lease_s=KEPT_S, wait=False)
+    stage.wait_led(1)
+    for n in range(4):
+        for ticket in range(4):
+            stage.push(f"T{ticket}", version="v1", ms=4, until=2 if n == ticket else 1)
+            stage.push(f"T{ticket}", version="v2", ms=4)
+    stage.wait_settled()
+    stage.push("T", version="v2", ms=1000)
+    stage.wait_for(lambda: stage.executions("T"), "the newer message to start")
+    for version in ("v2", "v1"):
+        stage.push("T", version=version)
+    stage.wait_settled()
+
+
+def shared_lanes(stage: Stage) -> None:
+    """A second master comes while all lanes have work. The first one hands it those that it owns."""
+    stage.master("m1", wait=False)
+    stage.worker("w1", slots=2, lease_s=KEPT_S, wait=False)
+    stage.wait_led(1)
+    stage.master("m2", wait=False)
+    leaders = [keys.leader for keys in stage.lanes]
+
+    def shared() -> bool:
+        if len(stage.messages) - stage.settled() < 30:
+            for ticket in range(6):
+                stage.push(f"T{ticket}", ms=4)
+        holders = {str(token).partition(" ")[2] for token in stage.redis.mget(leaders)}
+        return len(holders) == 2
+
+    stage.wait_for(shared, "both masters to lead", timeout_s=SHARED_WITHIN_S)
+    stage.wait_settled()
+
+
+def sleeping_lanes(stage: Stage) -> None:
+    """All lanes of a master sleep, and then there are messages."""
+    master = stage.master("m1", wait=False)
+    stage.worker("w1", slots=2, lease_s=KEPT_S, wait=False)
+    stage.wait_led(1)
+    for ticket in range(3):
+        stage.push(f"T{ticket}")
+    stage.wait_settled()
+    process = psutil.Process(master.pid)
+    stage.wait_for(lambda: process.num_threads() <= THREADS_ASLEEP, "all lanes to sleep", timeout_s=ASLEEP_WITHIN_S)
+    for ticket in range(3):
+        stage.push(f"T{ticket}")
+    stage.wait_settled()
+
+
+def two_partitions(stage: Stage) -> None:
+    """Messages from the product's own command, and from a foreign producer that goes by the hash of the ticket."""
+    tickets = [f"T{n}" for n in range(8)]
+    stage.push_by_command(tickets)
+    for ticket in tickets:
+        stage.push(ticket, ms=4)
+    stage.master("m1", wait=False)
+    stage.worker("w1", slots=2, lease_s=KEPT_S, wait=False)
+    stage.wait_led(1, lanes=1)
+    stage.wait_settled()
+
+
 class _Frozen:
     """A node that stands still meanwhile: all of it, or its main process only."""
 
@@ -340,12 +412,18 @@ def _signal(pid: int, number: signal.Signals) -> None:
 #: Those that set the server's clock: it has one that can be set.
 SETS_THE_CLOCK = frozenset({"clock set"})
 
-#: Those whose app has subscriptions.
+_MANY = tuple(Subscription(f"s{n}", fails=n == 0, label=f"s{n}/") for n in range(6))
+#: Those whose app has several lanes.
 SUBSCRIBED = {
     "two subscriptions": (
         Subscription("plain", label="plain/"),
         Subscription("picky", ("a",), fails=False, label="picky/"),
-    )
+    ),
+    # So many that it is unlikely that one master owns them all, and that they may sleep.
+    "shared lanes": _MANY,
+    "sleeping lanes": _MANY,
+    "two partitions": split(ONE, 2),
+    "two versions": in_versions(ONE, "both"),
 }
 
 SCENARIOS: dict[str, Callable[[Stage], None]] = {
@@ -363,4 +441,8 @@ SCENARIOS: dict[str, Callable[[Stage], None]] = {
     "doubled": doubled,
     "two masters": two_masters,
     "two subscriptions": two_subscriptions,
+    "two versions": two_versions,
+    "shared lanes": shared_lanes,
+    "sleeping lanes": sleeping_lanes,
+    "two partitions": two_partitions,
 }

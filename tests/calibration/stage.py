@@ -10,7 +10,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
+import subprocess
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,14 +26,18 @@ from redis import Redis
 from bridge.audit.audit import audit
 from bridge.stack.embedded import EmbeddedServer
 from bridge.testing.nodes.node import MasterNode, WorkerNode, broker_environment
+from bridge.testing.nodes.process import python_module
 from bridge.testing.nodes.yard import ProcessYard
 from bridge.testing.waiting import WaitTimeout, wait_until
 from tests.calibration import agreement
 from tests.calibration.listening import Listener
 from tests.chaos import evidence
+from tests.chaos.chains import check_chain
 from tests.chaos.checks import Execution, Message, Notes, Rest, check_all
+from tests.chaos.facts import Evidence
 from tests.chaos.ledger import LedgerReader
 from tests.chaos.subscriptions import ONE, Subscription, environment, evidence_of
+from tests.chaos.versions import chains, follows
 from tests.nodes.clocks import SettableClock
 
 APP = "tests.chaos.app"
@@ -146,6 +153,7 @@ class Stage:
     def _env(self) -> dict[str, str]:
         return {
             **environment(self.subscriptions),
+            **follows(self.subscriptions),
             **({} if self.subscriptions == ONE else {"CHAOS_RETENTION": "0"}),
             "PYTHONPATH": str(self.copy),
             "CHAOS_LEDGER": str(self.ledger_folder),
@@ -153,11 +161,12 @@ class Stage:
             "CHAOS_MAX_ATTEMPTS": str(MAX_ATTEMPTS),
         }
 
-    def wait_led(self, consumers: int) -> None:
+    def wait_led(self, consumers: int, lanes: int | None = None) -> None:
+        """Waits until so many workers are there, and the first ``lanes`` are led; None: all."""
         started = time.monotonic()
         wait_until(
             lambda: (
-                all(self.redis.exists(keys.leader) for keys in self.lanes)
+                all(self.redis.exists(keys.leader) for keys in self.lanes[:lanes])
                 and self.redis.hlen(self.keys.consumers) == consumers
             ),
             description=f"a leader, and {consumers} workers",
@@ -178,36 +187,67 @@ class Stage:
     # -- what happens --------------------------------------------------------------------------------------------
 
     def push(
-        self, ticket: str, *, ms: float = 0, until: int = 1, dies: bool = False, how: str = "raise", kind: str = ""
+        self,
+        ticket: str,
+        *,
+        ms: float = 0,
+        until: int = 1,
+        dies: bool = False,
+        how: str = "raise",
+        kind: str = "",
+        version: str = "",
     ) -> str:
         """One message. It goes wrong before attempt ``until``, in the way of ``how``; with ``dies``, always.
-        ``kind``: what filters look at.
+        ``kind``: what filters look at. ``version``: of the stream.
         """
+        n = self._number(ticket)
+        payload = {"n": n, "ms": ms, "until": 99 if dies else until, "how": how, "kind": kind}
+        payload |= {"v": version} if version else {}
+        stream = next(one.keys.stream for one in self.subscriptions if one.version == version and one.has(ticket))
+        id_: Any = self.redis.xadd(stream, {"ticket_id": ticket, "payload": json.dumps(payload)})
+        self._note(str(id_), ticket, n, dies=dies, kind=kind, version=version)
+        return str(id_)
+
+    def push_by_command(self, tickets: Sequence[str]) -> None:
+        """One message of each ticket, by ``bridge push`` of the copy. To be called while nobody reads the stream."""
+        rows = [{"ticket_id": ticket, "payload": {"n": self._number(ticket), "ms": 0}} for ticket in tickets]
+        command = python_module("bridge", "-A", APP, "push", "--format", "json", "-")
+        env = {**os.environ, **broker_environment(self.server.url), **self._env()}
+        lines = "".join(f"{json.dumps(row)}\n" for row in rows)
+        done = subprocess.run(
+            command, cwd=self.copy, env=env, input=lines, text=True, capture_output=True, timeout=60, check=False
+        )
+        assert done.returncode == 0, done.stderr
+        for stream in {keys.stream: None for keys in self.lanes}:
+            for id_, fields in evidence.entries(self.redis, stream):
+                self._note(id_, fields["ticket_id"], json.loads(fields["payload"])["n"])
+
+    def _number(self, ticket: str) -> int:
         n = self._numbers.get(ticket, 0)
         self._numbers[ticket] = n + 1
-        payload = {"n": n, "ms": ms, "until": 99 if dies else until, "how": how, "kind": kind}
-        id_: Any = self.redis.xadd(self.keys.stream, {"ticket_id": ticket, "payload": json.dumps(payload)})
-        self.messages.append(Message(str(id_), ticket, n, dies, time.time_ns(), kind))
-        return str(id_)
+        return n
+
+    def _note(self, id_: str, ticket: str, n: int, *, dies: bool = False, kind: str = "", version: str = "") -> None:
+        self.messages.append(Message(id_, ticket, n, dies, time.time_ns(), kind, version))
 
     def executions(self, ticket: str) -> list[Execution]:
         return sorted((e for e in self.ledger.executions() if e.ticket == ticket), key=lambda e: e.start_ns)
 
-    def wait_for(self, predicate: Callable[[], object], description: str) -> None:
+    def wait_for(self, predicate: Callable[[], object], description: str, timeout_s: float | None = None) -> None:
         """Waits for something that a sound product does, and looks at the lane all the while."""
 
         def seen() -> bool:
             self.look()
             return bool(predicate()) or self.caught
 
-        wait_until(seen, description=description, timeout_s=self._patience_s)
+        wait_until(seen, description=description, timeout_s=timeout_s or self._patience_s)
 
     def wait_settled(self) -> None:
         """Waits until every message is done or dead; raises `WaitTimeout` when the lane stands still."""
         before, moved_at = -1, time.monotonic()
         while not self.caught:
             self.look()
-            settled = self._settled()
+            settled = self.settled()
             if settled >= len(self.messages):
                 return
             if settled != before:
@@ -216,13 +256,13 @@ class Stage:
                 raise WaitTimeout(f"nothing moves: {settled} of {len(self.messages)} messages are settled")
             time.sleep(0.005)
 
-    def _settled(self) -> int:
-        """How many messages every lane is done with."""
-        settled = []
+    def settled(self) -> int:
+        """How many messages every subscription is done with."""
+        settled = Counter[str]()
         for keys in self.lanes:
             found: Any = self.redis.hmget(keys.counts, ["done", "dead", "left_out"])
-            settled.append(sum(int(count or 0) for count in found))
-        return min(settled)
+            settled[keys.group] += sum(int(count or 0) for count in found)
+        return min(settled.values())
 
     @property
     def caught(self) -> bool:
@@ -259,8 +299,9 @@ class Stage:
         while not self.caught and not all(map(_at_rest, self._rests())) and time.monotonic() < deadline:
             self.look()
             time.sleep(0.01)
+        judged: dict[Subscription, Evidence] = {}
         for one, rest in zip(self.subscriptions, self._rests(), strict=True):
-            collected = evidence_of(
+            judged[one] = evidence_of(
                 one,
                 self.messages,
                 self.ledger.executions(),
@@ -271,7 +312,10 @@ class Stage:
                 MAX_ATTEMPTS,
                 struck=True,
             )
-            self._add("ledger", [(violation.invariant, str(violation)) for violation in check_all(collected)])
+            self._add("ledger", [(violation.invariant, str(violation)) for violation in check_all(judged[one])])
+        for older, newer in chains(self.subscriptions):
+            over_both = check_chain(judged[older], judged[newer])
+            self._add("ledger", [(violation.invariant, str(violation)) for violation in over_both])
         self.audit()
         assert self.listener.calls, "the listener heard nothing"
         self._add("writes", self.listener.findings)
