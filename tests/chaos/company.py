@@ -10,6 +10,7 @@ from redis import Redis
 from bridge.routing.keys import LaneKeys
 from bridge.routing.records import parse
 from bridge.stack.embedded import EmbeddedServer
+from bridge.testing.nodes.node import WorkerNode
 from tests.chaos.facts import Notes
 from tests.chaos.ledger import LedgerReader, now_ns
 from tests.chaos.operator import Operator
@@ -116,4 +117,5 @@ class Company:
 
 def consumer_of(seat: Seat) -> str:
     """The name under which the lane knows a worker."""
-    return str(getattr(seat.node, "hostname", ""))
+    assert isinstance(seat.node, WorkerNode), f"{seat} is no worker"
+    return seat.node.hostname()

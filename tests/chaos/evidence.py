@@ -103,6 +103,11 @@ def look(redis: Redis, lane: Subscription, messages: Sequence[Message], newest: 
     return check_snapshot(read, waiting, succeeded, {stream_id(fields["message_id"]) for _, fields in dead})
 
 
+def begun(redis: Redis, lane: Subscription) -> bool:
+    """Whether the lane's group was made."""
+    return "name" in _group(redis, lane.keys)
+
+
 def _group(redis: Redis, keys: LaneKeys) -> dict[str, Any]:
     """What Redis says of the lane's group. Of one that was not made yet, nothing is read."""
     groups: Any = redis.xinfo_groups(keys.stream) if redis.exists(keys.stream) else []

@@ -96,6 +96,8 @@ class Run:
         self._deploy = Deploy(self._change, plan.producers) if plan.producers else None
         #: Whether nodes start with the app that follows the older version.
         self._newer = self._deploy is None
+        #: The lanes that are there.
+        self._begun = {one for one in plan.subscriptions if self._newer or one.version != NEWER}
         self.ledger_folder = plan.folder / "ledger"
         self.notes = Notes()
         self.server = EmbeddedServer(data_dir=plan.folder / "data", fsync=plan.fsync)
@@ -339,9 +341,12 @@ class Run:
         }
 
     def _there(self) -> list[Subscription]:
-        """The lanes that are there: those of the newer version when all nodes have it."""
-        deployed = self._deploy is None or self._deploy.over
-        return [one for one in self.plan.subscriptions if deployed or one.version != NEWER]
+        """The lanes that are there: in a run with a deploy, those of the newer version when a master has begun them."""
+        if self._deploy is not None and self._deploy.began:
+            self._begun |= {
+                one for one in set(self.plan.subscriptions) - self._begun if evidence.begun(self.redis, one)
+            }
+        return [one for one in self.plan.subscriptions if one in self._begun]
 
     def _change(self, seat: Seat) -> None:
         """From its next life on the node runs the newer app, as do those that join from now on."""
