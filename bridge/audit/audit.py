@@ -32,7 +32,7 @@ from bridge.audit.auditor import CLOCK_SKEW_MS, Auditor
 from bridge.audit.checks import Check, Finding
 from bridge.audit.verdict import AuditVerdict, Coverage
 from bridge.routing.history import Delivery, What
-from bridge.routing.ids import IdKey, id_key
+from bridge.routing.ids import IdKey, id_key, id_text
 
 if TYPE_CHECKING:
     from redis import Redis
@@ -140,7 +140,7 @@ class Audit:
         if since is None:
             known = [key for key in (oldest, pages.oldest_pending(redis, keys)) if key is not None]
             read_to = None if group is None else id_key(group.read_to)
-            since = _id(min(known) if known else (0, 0) if read_to is None else (read_to[0], read_to[1] + 1))
+            since = id_text(min(known) if known else (0, 0) if read_to is None else (read_to[0], read_to[1] + 1))
         self.auditor = self._new_auditor(since)
         if self._complete:
             self._stream = pages.StreamPages(redis, keys.stream, since)
@@ -298,7 +298,7 @@ class Audit:
         self._complete = False
         self.auditor.rows_missing(until_ms, replays_hidden=replays_hidden)
         start = (int(until_ms + self._clock_skew_ms), 0)
-        self._stream = pages.StreamPages(self._redis, self._keys.stream, _id(start))
+        self._stream = pages.StreamPages(self._redis, self._keys.stream, id_text(start))
 
     def _read_entries(self, to: IdKey) -> None:
         wants = self._wants
@@ -309,15 +309,11 @@ class Audit:
         from_ = self.auditor.covered_from
         oldest = self._redis.execute_command("XRANGE", self._keys.stream, "-", "+", "COUNT", 1)
         older = bool(oldest) and id_key(oldest[0][0].decode()) < from_
-        return Coverage(self._complete, _id(from_), older)
+        return Coverage(self._complete, id_text(from_), older)
 
     def _note(self, text: str) -> None:
         if text not in self._notes:
             self._notes.append(text)
-
-
-def _id(key: IdKey) -> str:
-    return f"{key[0]}-{key[1]}"
 
 
 def _now_ms(redis: Redis) -> int:

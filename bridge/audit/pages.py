@@ -15,7 +15,7 @@ from bridge.routing import records
 from bridge.routing.connection import with_raw_replies
 from bridge.routing.groups import Group, group_in
 from bridge.routing.history import Delivery, read_entry, rows_in
-from bridge.routing.ids import IdKey, id_key, younger_than
+from bridge.routing.ids import IdKey, id_key, id_text, younger_than
 from bridge.routing.messages import MAX_TICKET_BYTES
 
 if TYPE_CHECKING:
@@ -131,7 +131,7 @@ class StreamPages:
             size = PAGE_MAX
             if self._entries:
                 size = max(1, min(PAGE_MAX, PAGE_BYTES // max(1, self._bytes // self._entries)))
-            end = f"{key[0]}-{key[1]}"
+            end = id_text(key)
             page = self._redis.execute_command("XRANGE", self._key, self._start, end, "COUNT", size)
             for raw_id, fields in page:
                 self._entries += 1

@@ -43,6 +43,12 @@ class Trail:
         if undone[at] != id_:
             undone.insert(at, id_)
 
+    def replay(self, id_: str, bound: int) -> None:
+        """Adds a replayed message. Dispatches with a smaller fence than ``bound`` came before the replay."""
+        if self.replayed is None:
+            self.replayed = {}
+        self.replayed[id_] = bound
+
     def forget_messages(self) -> None:
         """Forgets the messages, because rows are missing. Fences and times stay: they only grow."""
         self.last = NONE

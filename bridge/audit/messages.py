@@ -1,0 +1,64 @@
+"""What an audit remembers about messages while it reads the history: the undone ones, the dead ones, the tickets."""
+
+from __future__ import annotations
+
+from bridge.audit.trail import NONE, Trail
+from bridge.routing.ids import IdKey
+
+#: Returned fences that are remembered, at most.
+GIVEN_BACK = 100_000
+
+
+class Messages:
+    """The state of each message by the entries and rows so far."""
+
+    def __init__(self) -> None:
+        #: Ticket -> what is known about it.
+        self.trails: dict[str, Trail] = {}
+        #: Undone message -> its ticket's trail; None: an entry that names no ticket.
+        self.undone: dict[str, Trail | None] = {}
+        #: Undone message with rows -> (smallest and largest next attempt, its first fence).
+        self.tries: dict[str, tuple[int, int, int]] = {}
+        #: Undone messages that must not be left out.
+        self.wanted: set[str] = set()
+        #: Dead and refused messages that were not replayed.
+        self.dead: set[str] = set()
+        #: The latest fences that consumers gave back as never started -> ticket.
+        self.given_back: dict[int, str] = {}
+        #: The youngest entry that was passed in.
+        self.entries_to: IdKey = NONE
+
+    def trail(self, ticket: str) -> Trail:
+        """The trail of a ticket, made when it is new."""
+        trail = self.trails.get(ticket)
+        if trail is None:
+            trail = self.trails[ticket] = Trail(ticket)
+        return trail
+
+    def ticket_of(self, id_: str) -> str:
+        """The ticket of an undone message; '' when it is not known."""
+        trail = self.undone.get(id_)
+        return "" if trail is None else trail.name
+
+    def finish(self, id_: str) -> None:
+        """The message has its last row."""
+        trail = self.undone.pop(id_, None)
+        self.tries.pop(id_, None)
+        self.wanted.discard(id_)
+        if trail is not None and trail.replayed is not None:
+            trail.replayed.pop(id_, None)
+
+    def give_back(self, fence: int, ticket: str) -> None:
+        """A consumer gave this fence back as never started."""
+        self.given_back[fence] = ticket
+        while len(self.given_back) > GIVEN_BACK:
+            del self.given_back[next(iter(self.given_back))]
+
+    def forget(self) -> None:
+        """Forgets the messages, because rows are missing."""
+        self.undone.clear()
+        self.tries.clear()
+        self.wanted.clear()
+        self.dead.clear()
+        for trail in self.trails.values():
+            trail.forget_messages()
