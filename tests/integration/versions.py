@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from collections import defaultdict
 from pathlib import Path
 from typing import Any
@@ -15,7 +13,9 @@ from redis import Redis
 from bridge.routing.keys import LaneKeys
 from bridge.routing.partitions import partition_of
 from bridge.stack.embedded import EmbeddedServer
+from bridge.testing.nodes import preloaded
 from bridge.testing.nodes.node import MasterNode, NodeYard, WorkerNode, broker_environment
+from bridge.testing.nodes.process import ROOT, python_module
 from bridge.testing.waiting import wait_until
 from tests.integration.lanes import QUICK
 from tests.keycheck import check_keys
@@ -84,8 +84,7 @@ class Versions:
     def operate(self, *arguments: str, code: int = 0, **conf: Any) -> str:
         """Runs a command. Returns its output, or its error when it ends with another code than 0."""
         env = {**os.environ, **broker_environment(self.url), **self._env(conf)}
-        command = [sys.executable, "-m", "bridge", "-A", APP, *arguments]
-        done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60, check=False)
+        done = preloaded.run(python_module("bridge", "-A", APP, *arguments), cwd=ROOT, env=env)
         assert done.returncode == code, done.stderr + done.stdout
         return done.stderr if code else done.stdout
 

@@ -1,10 +1,10 @@
 """Starts Python programs by forking: what most of a test's processes import is imported once, here.
 
 Run as a script, with the number of a connected socket, "with-bridge" or "without-bridge", and "gevent" for programs
-that begin with its patches. Each request names a program (``python -m module …``), its folder and its environment, and
-carries its three standard streams. The fork becomes that program: session, streams, folder, environment, arguments and
-search path are those that a new interpreter would have. Other processes also see these under ``/proc``. Nothing of an
-app is imported before the fork.
+that begin with its patches. Each request names a program (``python -m module …`` or ``python -c code …``), its folder
+and its environment, and carries its three standard streams. The fork becomes that program: session, streams, folder,
+environment, arguments and search path are those that a new interpreter would have. Other processes also see these under
+``/proc``. Nothing of an app is imported before the fork.
 
 A program that has ended stays a zombie until the test asks for its exit code, as a child of the test itself would. The
 server ends with the test process, by the end of the socket.
@@ -32,6 +32,7 @@ import threading
 import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -105,11 +106,12 @@ def show(first: int, arguments: list[str]) -> None:
 
 
 class Program:
-    """What a fork becomes: ``python -m module …``."""
+    """What a fork becomes: ``python -m module …`` or ``python -c code …``."""
 
     def __init__(self, arguments: Sequence[str], env: dict[str, str]) -> None:
         self.arguments = list(arguments)
         self.env = env
+        self.is_code = self.arguments[1] == "-c"
 
     def take_place(self, base_path: list[str]) -> None:
         """Makes this fork look as the program's own interpreter would."""
@@ -120,13 +122,17 @@ class Program:
         show(48, self.arguments)
         show(50, [f"{name}={self.env[name]}" for name in sorted(self.env, key=lambda name: name != MARK)])
         paths = [path for path in self.env.get("PYTHONPATH", "").split(os.pathsep) if path]
-        sys.path[:] = [str(Path.cwd()), *paths, *base_path]
-        sys.argv = self.arguments[2:]
+        sys.path[:] = ["" if self.is_code else str(Path.cwd()), *paths, *base_path]
+        sys.argv = ["-c", *self.arguments[3:]] if self.is_code else self.arguments[2:]
         sys.orig_argv = list(self.arguments)
         importlib.invalidate_caches()
 
     def run(self) -> None:
-        runpy.run_module(self.arguments[2], run_name="__main__", alter_sys=True)
+        if not self.is_code:
+            runpy.run_module(self.arguments[2], run_name="__main__", alter_sys=True)
+            return
+        main = sys.modules["__main__"] = ModuleType("__main__")
+        exec(compile(self.arguments[2], "<string>", "exec"), vars(main))  # noqa: S102
 
 
 def fork_watchers(base_path: list[str]) -> None:

@@ -132,10 +132,14 @@ def server(*, with_bridge: bool, gevent: bool = False) -> ForkServer:
 
 
 def can_fork(arguments: Sequence[str], env: Mapping[str, str]) -> bool:
-    """Whether a fork becomes the same program as a new interpreter would: ``python -m bridge …`` or ``celery …``."""
+    """Whether a fork becomes the same program as a new interpreter would: ``python -m bridge …``, ``-m celery …`` or
+    ``-c code …``.
+    """
     if not hasattr(os, "pidfd_open") or not Path("/proc/self/stat").exists():
         return False
-    if list(arguments[:2]) != [sys.executable, "-m"] or arguments[2] not in MODULES:
+    if arguments[0] != sys.executable or not (
+        arguments[1] == "-c" or (arguments[1] == "-m" and arguments[2] in MODULES)
+    ):
         return False
     if pool_of(arguments) == "eventlet":  # there is no server with its patches
         return False

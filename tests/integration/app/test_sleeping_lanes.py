@@ -5,6 +5,9 @@ from __future__ import annotations
 import json
 import signal
 import time
+from collections.abc import Iterator
+from contextlib import ExitStack, closing
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -17,7 +20,8 @@ from bridge.operate.orders import give
 from bridge.protocol.orders import Park, Release
 from bridge.stack.embedded import EmbeddedServer
 from bridge.testing.lane import Lane
-from bridge.testing.nodes.node import MasterNode, NodeYard
+from bridge.testing.nodes.node import MasterNode
+from bridge.testing.nodes.yard import ProcessYard
 from bridge.testing.waiting import wait_until
 from tests.integration.app.test_share import NAMES, SharedLanes
 
@@ -26,25 +30,59 @@ from tests.integration.app.test_share import NAMES, SharedLanes
 CONNECTIONS = 12
 
 
+class Kept:
+    """Lanes that all sleep, for as many tests as leave their processes alive."""
+
+    def __init__(self, valkey_binary: Path, folders: pytest.TempPathFactory) -> None:
+        self._binary = valkey_binary
+        self._folders = folders
+        self._parts = ExitStack()
+        self._lanes: SharedLanes | None = None
+        self.server: EmbeddedServer
+
+    def lanes(self) -> SharedLanes:
+        """Those of the test before, or new ones. All sleep, after some messages."""
+        if self._lanes is None or not all(node.running for node in self._lanes.nodes.nodes):
+            self.close()
+            self._lanes = self._started(self._folders.mktemp("sleeping"))
+        wait_asleep(self._lanes.masters["m1"])
+        return self._lanes
+
+    def _started(self, folder: Path) -> SharedLanes:
+        self.server = self._parts.enter_context(
+            EmbeddedServer(binary=self._binary, data_dir=folder / "server", fsync="always")
+        )
+        lanes = SharedLanes(self._parts.enter_context(closing(ProcessYard(folder, self.server.url))), self.server)
+        lanes.worker("w1")
+        lanes.master("m1")
+        lanes.wait_leaders("m1")
+        lanes.push(10)
+        lanes.wait_done()
+        return lanes
+
+    def close(self) -> None:
+        self._parts.close()
+
+
+@pytest.fixture(scope="module")
+def kept(valkey_binary: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kept]:
+    with closing(Kept(valkey_binary, tmp_path_factory)) as made:
+        yield made
+
+
 @pytest.fixture
-def lanes(nodes: NodeYard, own_server: EmbeddedServer) -> SharedLanes:
-    """All lanes asleep, after some messages."""
-    made = SharedLanes(nodes, own_server)
-    made.worker("w1")
-    made.master("m1")
-    made.wait_leaders("m1")
-    made.push(10)
-    made.wait_done()
-    wait_asleep(made.masters["m1"])
-    return made
+def lanes(kept: Kept) -> SharedLanes:
+    return kept.lanes()
 
 
 def wait_asleep(master: MasterNode) -> None:
     process = psutil.Process(master.pid)
+    # To list connections is expensive: threads first.
     wait_until(
-        lambda: len(process.net_connections()) <= CONNECTIONS and process.num_threads() <= 8,
+        lambda: process.num_threads() <= 8 and len(process.net_connections()) <= CONNECTIONS,
         description="all lanes to sleep",
         timeout_s=60,
+        interval_s=0.1,
     )
 
 
@@ -63,18 +101,19 @@ def test_a_message_that_fails_in_a_lane_that_slept_is_tried_again(lanes: SharedL
         lambda: all(lanes.redis.lrange(f"{name}:F", 0, -1) == ["7"] for name in NAMES),
         description="the second attempt in each lane",
     )
+    lanes.others += 1
 
 
 def test_an_order_reaches_a_lane_that_sleeps_and_a_parked_ticket_lets_it_sleep_on(
-    lanes: SharedLanes, own_server: EmbeddedServer
+    lanes: SharedLanes, kept: Kept
 ) -> None:
-    with own_server.client() as redis:
+    with kept.server.client() as redis:
         assert give(redis, lanes.keys["s3"], Park("T0", "a test"))["ok"]
         wait_asleep(lanes.masters["m1"])
         lanes.push(10)
-        wait_until(lambda: lanes.done()["s4"] == lanes.pushed, description="the other lanes to do all")
+        wait_until(lambda: lanes.done()["s4"] == lanes.all, description="the other lanes to do all")
         wait_asleep(lanes.masters["m1"])
-        assert lanes.done()["s3"] == lanes.pushed - 2
+        assert lanes.done()["s3"] == lanes.all - 2
         assert give(redis, lanes.keys["s3"], Release("T0"))["ok"]
     lanes.wait_done()
 
@@ -99,24 +138,14 @@ def test_a_group_that_is_destroyed_while_its_lane_sleeps_is_made_again(lanes: Sh
     lanes.wait_done()
 
 
-def test_lanes_that_sleep_survive_a_restart_of_the_server_which_is_said_once(
-    lanes: SharedLanes, own_server: EmbeddedServer
-) -> None:
-    own_server.kill()
-    own_server.start()
+def test_lanes_that_sleep_survive_a_restart_of_the_server_which_is_said_once(lanes: SharedLanes, kept: Kept) -> None:
+    kept.server.kill()
+    kept.server.start()
     lanes.push(10)
     lanes.wait_done()
     log = lanes.masters["m1"].logs()
     assert log.count("Redis is away, waiting for it") == 1
     assert log.count("Redis is back") == 1
-
-
-def test_a_worker_that_dies_while_lanes_sleep_gets_no_message(lanes: SharedLanes) -> None:
-    [worker] = lanes.nodes.workers()
-    worker.vanish()
-    lanes.worker("w2")
-    lanes.push(10)
-    lanes.wait_done()
 
 
 def test_a_master_ends_at_once_with_all_its_lanes_asleep(lanes: SharedLanes) -> None:
@@ -125,6 +154,14 @@ def test_a_master_ends_at_once_with_all_its_lanes_asleep(lanes: SharedLanes) -> 
     assert lanes.masters["m1"].wait() == 0
     assert time.monotonic() - stopped < 3
     assert lanes.leaders() == {}
+
+
+def test_a_worker_that_dies_while_lanes_sleep_gets_no_message(lanes: SharedLanes) -> None:
+    [worker] = lanes.nodes.workers()
+    worker.vanish()
+    lanes.worker("w2")
+    lanes.push(10)
+    lanes.wait_done()
 
 
 def test_entries_that_become_old_while_their_lanes_sleep_are_removed(

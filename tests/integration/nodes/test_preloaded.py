@@ -194,7 +194,8 @@ def test_what_the_tests_start_is_forked(nodes: NodeYard) -> None:
         (["/usr/bin/env", *WORDS], {}),
         (["/other/python", *WORDS[1:]], {}),
         (python_module("http.server"), {}),
-        ([sys.executable, "-c", "pass"], {}),
+        ([sys.executable, "program.py"], {}),
+        ([sys.executable, "-c", "pass"], {"PYTHONHASHSEED": "1"}),
         ([*WORDS, "--pool=eventlet"], {}),
         (WORDS, {"LD_PRELOAD": "x.so"}),
         (WORDS, {"PYTHONHASHSEED": "1"}),
@@ -206,6 +207,29 @@ def test_a_command_of_another_interpreter_is_not_forked(arguments: list[str], ch
     env = {**os.environ, "PYTHONUNBUFFERED": "1"}
     assert preloaded.can_fork(WORDS, env)
     assert not preloaded.can_fork(arguments, {**env, **change})
+
+
+CODE = """
+import os, sys
+import probe
+print(__name__, sys.argv, sys.orig_argv, sys.path, os.getcwd(), sys.modules["__main__"].probe is probe)
+class Odd(Exception): pass
+print(Odd.__module__, file=sys.stderr)
+sys.exit(f"asked for {sys.stdin.read()}")
+"""
+
+
+def test_code_of_a_command_line_runs_as_in_a_new_interpreter(tmp_path: Path) -> None:
+    (tmp_path / "probe.py").write_text("")
+    command = [sys.executable, "-c", CODE, "a word"]
+    env = {**os.environ, "PYTHONUNBUFFERED": "1", "PYTHONPATH": str(tmp_path / "none")}
+    assert preloaded.can_fork(command, env)
+    forked = preloaded.run(command, cwd=tmp_path, env=env, stdin="it")
+    new = subprocess.run(
+        command, cwd=tmp_path, env=env, input="it", capture_output=True, text=True, check=False, timeout=60
+    )
+    assert (forked.returncode, forked.stdout, forked.stderr) == (new.returncode, new.stdout, new.stderr)
+    assert (new.returncode, new.stderr) == (1, "__main__\nasked for it\n")
 
 
 def test_the_server_ends_with_the_process_that_started_it(tmp_path: Path) -> None:

@@ -13,6 +13,8 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -22,13 +24,16 @@ from pathlib import Path
 import pytest
 
 from bridge.stack.embedded import EmbeddedServer
-from bridge.testing.nodes.process import ProcessNode
+from bridge.testing.nodes import preloaded
+from bridge.testing.nodes.process import ProcessNode, python_module
 from bridge.testing.nodes.yard import ProcessYard
 from bridge.testing.waiting import wait_until
 
 PAGE = Path(__file__).parents[3] / "docs" / "tutorial" / "index.md"
-#: Seconds between two runs of a command: each is a process that takes half a second of a processor.
+#: Seconds between two runs of a command.
 AGAIN_S = 0.5
+#: How the commands of a reader begin that can be forked, and what they are to Python.
+FORKED = {"bridge": python_module("bridge"), "celery": python_module("celery"), "python -c": [sys.executable, "-c"]}
 BLOCK = re.compile(r"^<!-- (?P<what>.+?) -->$(?:\n```\w*\n(?P<text>.*?)^```$)?", re.MULTILINE | re.DOTALL)
 
 
@@ -50,18 +55,26 @@ def steps(page: Path = PAGE) -> list[Step]:
 
 
 class Reader:
-    """Does what the page says, in a temporary folder."""
+    """Does what the page says, in a temporary folder.
+
+    The first command of each program runs as it is written. The others are forked, which takes a third less of the
+    processor.
+    """
 
     def __init__(self, folder: Path, url: str) -> None:
         self.folder = folder
         self.yard = ProcessYard(folder.parent, url)
         self.terminals: dict[str, ProcessNode] = {}
         path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-        self.env = {"SHOP_REDIS": url, "PATH": path, "PYTHONPATH": "", "PYTHONDONTWRITEBYTECODE": "1"}
+        self.env = {"SHOP_REDIS": url, "PYTHONPATH": ""}
+        self.shell_env = {**self.env, "PATH": path}
+        self.seen: set[str] = set()
 
     def follow(self, step: Step) -> None:
         what, _, rest = step.what.partition(": ")
         if what == "file":
+            # A file that is changed within a second, and has the same size, is not compiled again.
+            shutil.rmtree(self.folder / "__pycache__", ignore_errors=True)
             (self.folder / rest).write_text(step.text)
         elif what == "run":
             self.run(step)
@@ -76,9 +89,13 @@ class Reader:
             assert 0 < int(self.settled(step)) < 40
         elif what == "terminal":
             name, _, ready = rest.partition("; ready: ")
-            command = ["bash", "-c", f"exec {step.commands}"]
+            forked = self.forked(step.commands)
             self.terminals[name] = self.yard.process(
-                name.replace(" ", "-"), command, env=self.env, cwd=self.folder, ready_text=ready
+                name.replace(" ", "-"),
+                forked or ["bash", "-c", f"exec {step.commands}"],
+                env=self.env if forked else self.shell_env,
+                cwd=self.folder,
+                ready_text=ready,
             )
         elif what == "stop":
             self.terminals[rest].terminate()
@@ -86,12 +103,28 @@ class Reader:
             assert what == "not run", step
 
     def run(self, step: Step) -> str:
-        done = subprocess.run(
-            ["bash", "-ec", step.commands], cwd=self.folder, env={**os.environ, **self.env},
-            capture_output=True, text=True, timeout=60, check=False,
-        )  # fmt: skip
-        assert done.returncode == 0, f"{step.commands}\n{done.stdout}\n{done.stderr}"
+        return "".join(map(self.output, step.commands.splitlines()))
+
+    def output(self, line: str) -> str:
+        forked = self.forked(line)
+        if forked:
+            done = preloaded.run(forked, cwd=self.folder, env={**os.environ, **self.env})
+        else:
+            done = subprocess.run(
+                ["bash", "-ec", line], cwd=self.folder, env={**os.environ, **self.shell_env},
+                capture_output=True, text=True, timeout=60, check=False,
+            )  # fmt: skip
+        assert done.returncode == 0, f"{line}\n{done.stdout}\n{done.stderr}"
         return done.stdout
+
+    def forked(self, line: str) -> list[str]:
+        """What Python gets for a line, [] where a shell runs it."""
+        for program, command in FORKED.items():
+            if line.startswith(f"{program} "):
+                first = program not in self.seen
+                self.seen.add(program)
+                return [] if first else [*command, *shlex.split(line.removeprefix(program))]
+        return []
 
     def settled(self, step: Step) -> str:
         """Repeats the command until it prints the same text twice. Returns that text."""
