@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +70,42 @@ def test_each_ticket_is_handled_in_order_on_the_lane_of_its_partition(four: Part
     # Masters of one process lead all of them, under one name.
     holders = {four.redis.get(keys.leader).partition(" ")[2] for keys in four.keys}
     assert len(holders) == 1
+
+
+def test_the_partitions_of_a_killed_master_go_to_the_others_and_each_ticket_keeps_its_order(four: Partitions) -> None:
+    for name in ("w1", "w2"):
+        four.lane.worker(name, wait=False)
+    masters = [four.lane.master(name) for name in ("m1", "m2", "m3")]
+
+    def leaders() -> list[str]:
+        """The number of the process that leads each partition; of those that are led."""
+        tokens = four.redis.mget([keys.leader for keys in four.keys])
+        return [token.split(":")[-2] for token in tokens if token]
+
+    wait_until(lambda: len(leaders()) == 4, description="each partition to be led", timeout_s=30)
+    append = four.task("append")
+    numbers = iter(range(1200))
+
+    def push(count: int) -> None:
+        append.push_many([(f"T{n % 10}", {"n": n // 10, "ms": 5}) for n in islice(numbers, count)])
+
+    for master in masters[:2]:
+        before = four.done()
+        push(400)
+        wait_until(lambda before=before: four.done() >= before + 50, description="some to be done")  # type: ignore[misc]
+        master.kill_main()
+        gone = str(master.pid)
+        wait_until(
+            lambda gone=gone: len(leaders()) == 4 and gone not in leaders(),  # type: ignore[misc]
+            description="the others to lead its partitions",
+            timeout_s=30,
+        )
+    push(400)
+    four.wait_done(1200)
+    assert set(leaders()) == {str(masters[2].pid)}
+    for t in range(10):
+        assert four.lane.log(f"T{t}") == list(range(120))
+    four.lane.assert_no_overlap()
 
 
 def test_a_message_in_the_wrong_partition_is_a_dead_letter_that_names_the_right_one(four: Partitions) -> None:

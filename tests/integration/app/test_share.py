@@ -175,6 +175,27 @@ def test_a_lane_moves_to_a_new_master_although_it_is_never_quiet(lanes: SharedLa
     lanes.wait_leaders("m1", "m2")
 
 
+def test_a_lost_set_of_masters_is_made_again_and_no_lane_moves(lanes: SharedLanes) -> None:
+    lanes.worker("w1")
+    for name in ("m1", "m2", "m3"):
+        lanes.master(name)
+    before = lanes.wait_leaders("m1", "m2", "m3")
+    who, what = masters("ticket_stream"), masters_stand("ticket_stream")
+    for lost in ([who], [what], [who, what]):
+        lanes.push(25)
+        lanes.redis.delete(*lost)
+        # One of its fields is the version.
+        wait_until(lambda: lanes.redis.hlen(what) == 4, description="all to stand again")
+        assert lanes.wait_leaders("m1", "m2", "m3") == before
+    lanes.wait_done()
+    lanes.assert_no_term_was_led_twice()
+    terms = [lanes.redis.get(keys.term) for keys in lanes.keys.values()]
+    lanes.masters["m1"].kill_main()
+    lanes.wait_leaders("m2", "m3")
+    after = [lanes.redis.get(keys.term) for keys in lanes.keys.values()]
+    assert sum(old != new for old, new in zip(terms, after, strict=True)) == list(before.values()).count("m1")
+
+
 def test_a_master_that_is_named_for_lanes_leads_these_and_no_others(lanes: SharedLanes) -> None:
     lanes.worker("w1")
     lanes.master("m1")
