@@ -11,7 +11,7 @@ from rich.cells import cell_len
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from bridge.routing.numbers import data_size, duration
+from bridge.routing.numbers import count, data_size, duration
 from bridge.routing.text import one_line
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ def _row(one: SubscriptionStatus) -> tuple[str, ...]:
 def line(found: Sequence[SubscriptionStatus]) -> str:
     """The state on one line, for a log."""
     led, lanes = sum(one.led for one in found), sum(one.lanes for one in found)
-    undone = ", ".join(f"{one_line(one.name)} {one.undone:,}" for one in found if one.undone)
+    undone = ", ".join(f"{one_line(one.name)} {undone_of(one)}" for one in found if one.undone)
     now = datetime.now().astimezone()
     return (
         f"{now:%H:%M:%S} {led} of {lanes} lanes led, undone {undone or 'nothing'}, "
@@ -77,3 +77,9 @@ def line(found: Sequence[SubscriptionStatus]) -> str:
 def unread_of(one: SubscriptionStatus) -> str:
     """The number of unread messages. "at most" when the number is an upper bound."""
     return f"{one.unread:,}" if one.unread_exact else f"at most {one.unread:,}"
+
+
+def undone_of(one: SubscriptionStatus, what: str = "") -> str:
+    """The number of undone messages, in the same way; ``what``: with this noun."""
+    number = count(one.undone, what) if what else f"{one.undone:,}"
+    return number if one.unread_exact else f"at most {number}"

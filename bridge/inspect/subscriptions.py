@@ -1,7 +1,12 @@
 """Reads all subscriptions of an app at once, for `bridge status` and `bridge subscription`: one row for each.
 
-It makes three round trips, however many lanes there are. The numbers of a subscription are the sums over its lanes.
-They are read one after the other, so they need not belong to one moment.
+It makes three round trips, however many lanes there are, and one more where the server does not know how much a group
+has not read. The numbers of a subscription are the sums over its lanes. They are read one after the other, so they need
+not belong to one moment.
+
+The server does not know how much a group has not read when the group was made in the middle of the stream, until it has
+read something; with Redis 6.2 it never knows. Then the entries after the group's position are counted, up to
+`COUNTED_BYTES` of them. Beyond that the number is an upper bound, and commands say "at most".
 
 How much memory a subscription holds is estimated: the messages that it is not done with, times the bytes of the stream
 (MEMORY USAGE, which looks at some of its entries) by its length. A message is stored once, and stays until the slowest
@@ -11,7 +16,7 @@ subscription is done with it. So the slowest one alone holds what it has more un
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from heapq import nlargest
 from typing import TYPE_CHECKING, Any
@@ -33,6 +38,9 @@ if TYPE_CHECKING:
 
 #: Entries of a stream that the server looks at to estimate its bytes.
 SAMPLES = 20
+#: Bytes of the entries that are read to count them, of all groups together, and most entries of one group.
+COUNTED_BYTES = 8 * 1024 * 1024
+COUNTED = 10_000
 #: A subscription that alone holds this many messages, or bytes, is named.
 HOLDS_MESSAGES = 1000
 HOLDS_BYTES = 1024 * 1024
@@ -46,22 +54,39 @@ class StreamStatus:
 
     length: int
     groups: Mapping[bytes, Group]
+    first_id: str
     last_id: str
     #: Its bytes, estimated by the server; None: this user may not ask.
     used: int | None
+    #: Group -> (entries that were counted after its position, whether these are all).
+    counted: Mapping[bytes, tuple[int, bool]] = field(default_factory=dict)
 
-    def unread(self, group: Group) -> tuple[int, bool]:
-        """(messages that the group has not read, whether the number is exact; else there may be fewer)."""
+    def known_unread(self, group: Group) -> int | None:
+        """Messages that the group has not read. None: they have to be counted."""
         if group.lag is not None:
-            return group.lag, True
+            return group.lag
         if id_key(group.read_to) >= id_key(self.last_id):
-            return 0, True
-        return max(0, self.length - group.pending), False
+            return 0
+        return self.length if id_key(group.read_to) < id_key(self.first_id) else None
 
-    def undone(self, name: bytes) -> int:
-        """Messages that this group is not done with; at most, where the server does not know."""
+    def unread(self, name: bytes) -> tuple[int, bool]:
+        """(messages that the group has not read, whether the number is exact; else there may be fewer)."""
         group = self.groups.get(name)
-        return self.length if group is None else self.unread(group)[0] + group.pending
+        if group is None:
+            # The first master makes it, from the stream's beginning.
+            return self.length, True
+        known = self.known_unread(group)
+        if known is not None:
+            return known, True
+        found, all_ = self.counted.get(name, (0, False))
+        return (found, True) if all_ else (max(found, self.length - group.pending), False)
+
+    def undone(self, name: bytes, *, at_least: bool = False) -> int:
+        """Messages that this group is not done with. Where they are not known: at most, or ``at_least``."""
+        unread, exact = self.unread(name)
+        if at_least and not exact:
+            unread = self.counted.get(name, (0, False))[0]
+        return unread + (self.groups[name].pending if name in self.groups else 0)
 
     @cached_property
     def _slowest(self) -> list[tuple[int, bytes]]:
@@ -72,7 +97,7 @@ class StreamStatus:
         """Messages that this group is not done with, and all others are."""
         if len(self._slowest) < 2 or self._slowest[0][1] != name:
             return 0
-        return self._slowest[0][0] - self._slowest[1][0]
+        return max(0, self.undone(name, at_least=True) - self._slowest[1][0])
 
     def bytes_of(self, messages: int) -> int | None:
         """The bytes of so many of its messages, estimated."""
@@ -174,22 +199,46 @@ def _read_streams(redis: Redis, names: set[str]) -> tuple[int, dict[str, StreamS
         for name in sorted(names):
             pipe.xlen(name)
             pipe.execute_command("XINFO", "GROUPS", name)
+            pipe.execute_command("XRANGE", name, "-", "+", "COUNT", 1)
             pipe.execute_command("XREVRANGE", name, "+", "-", "COUNT", 1)
             pipe.execute_command("MEMORY", "USAGE", name, "SAMPLES", SAMPLES)
         (seconds, micros), *replies = pipe.execute(raise_on_error=False)
     found = {}
     for i, name in enumerate(sorted(names)):
-        length, groups, last, used = replies[4 * i : 4 * i + 4]
-        for reply in (length, last, *([] if isinstance(used, NoPermissionError) else [used])):
+        length, groups, first, last, used = replies[5 * i : 5 * i + 5]
+        for reply in (length, first, last, *([] if isinstance(used, NoPermissionError) else [used])):
             if isinstance(reply, Exception):
                 raise reply
         found[name] = StreamStatus(
             length=length,
             groups=groups_in(groups),
+            first_id=first[0][0].decode() if first else "0-0",
             last_id=last[0][0].decode() if last else "0-0",
             used=used if isinstance(used, int) else None,
         )
-    return seconds * 1000 + micros // 1000, found
+    return seconds * 1000 + micros // 1000, _counted(redis, found)
+
+
+def _counted(redis: Redis, streams: dict[str, StreamStatus]) -> dict[str, StreamStatus]:
+    """The same streams, with the unread entries of those groups counted of which the server does not know them."""
+    unknown = [
+        (name, raw, group)
+        for name, stream in streams.items()
+        for raw, group in stream.groups.items()
+        if stream.known_unread(group) is None
+    ]
+    if not unknown:
+        return streams
+    counted: dict[str, dict[bytes, tuple[int, bool]]] = {name: {} for name, _, _ in unknown}
+    with redis.pipeline(transaction=False) as pipe:
+        most = []
+        for name, _, group in unknown:
+            of_one = max(1, (streams[name].used or COUNTED_BYTES) // max(1, streams[name].length))
+            most.append(min(COUNTED, max(1, COUNTED_BYTES // len(unknown) // of_one)))
+            pipe.execute_command("XRANGE", name, *younger_than(group.read_to), "COUNT", most[-1])
+        for (name, raw, _), bound, entries in zip(unknown, most, pipe.execute(), strict=True):
+            counted[name][raw] = (len(entries), len(entries) < bound)
+    return {name: replace(stream, counted=counted.get(name, {})) for name, stream in streams.items()}
 
 
 def _undeclared(
@@ -231,11 +280,12 @@ def _read_lanes(redis: Redis, streams: Mapping[str, StreamStatus], lanes: Sequen
     with redis.pipeline(transaction=False) as pipe:
         for lane, row in zip(lanes, found, strict=True):
             stream = streams[lane.stream]
-            group = stream.groups.get(lane.group.encode())
+            name = lane.group.encode()
+            group = stream.groups.get(name)
             if group is not None and group.pending:
                 pipe.execute_command("XPENDING", lane.stream, lane.group)
                 asked.append((row, _REPLIES))
-            if stream.length and (group is None or stream.unread(group)[0]):
+            if stream.length and stream.unread(name)[0]:
                 start = ("-", "+") if group is None else younger_than(group.read_to)
                 pipe.execute_command("XRANGE", lane.stream, *start, "COUNT", 1)
                 asked.append((row, _REPLIES + 1))
@@ -256,8 +306,7 @@ class _Lane:
         self.app = None if app is None else app.decode()
         self.format = None if format_ is None else int(format_)
         self.counters = {one: int(value or 0) for one, value in zip(COUNTERS, counts, strict=True)}
-        # Where there is no group, the first master makes it from the stream's beginning: all entries are unread.
-        self.unread, self.exact = (stream.length, True) if self.group is None else stream.unread(self.group)
+        self.unread, self.exact = stream.unread(name)
         self.pending = Pending.of(pending_raw, lane, ())
         oldest = self.pending.first_ms
         if oldest is None and next_unread:

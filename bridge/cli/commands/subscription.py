@@ -10,7 +10,7 @@ from rich.table import Table
 
 from bridge.cli.main import Target
 from bridge.cli.parameters import NON_EMPTY
-from bridge.cli.subscription_view import as_document, unread_of
+from bridge.cli.subscription_view import as_document, undone_of, unread_of
 from bridge.cli.terminal import echo_json
 from bridge.routing.numbers import count, data_size
 from bridge.routing.terminal import console
@@ -90,7 +90,7 @@ def list_(target: Target, as_json: bool) -> None:
             one_line(", ".join(one.streams)),
             "there" if one.exists else "not yet",
             unread_of(one),
-            f"{one.undone:,}",
+            undone_of(one),
             f"{one.dead:,}",
             data_size(one.held_bytes),
         )
@@ -141,13 +141,13 @@ def remove(ctx: click.Context, name: str, dry_run: bool, yes: bool, as_json: boo
 def dropped(found: SubscriptionStatus) -> str:
     """What a removal drops, in words."""
     numbers = [
-        *((found.unread, "unread"), (found.waiting, "waiting"), (found.in_flight, "in flight")),
+        *((found.waiting, "waiting"), (found.in_flight, "in flight")),
         *((found.awaiting_retry, "retrying"), (found.parked, "parked")),
     ]
-    said = [f"{number:,} {word}" for number, word in numbers if number]
+    said = [f"{unread_of(found)} unread"] if found.unread else []
+    said += [f"{number:,} {word}" for number, word in numbers if number]
     details = f" ({', '.join(said)})" if said else ""
-    undone = f"{count(found.undone, 'undone message')}{details}"
-    return f"{undone} and {count(found.dead, 'dead letter')}"
+    return f"{undone_of(found, 'undone message')}{details} and {count(found.dead, 'dead letter')}"
 
 
 def _at_a_terminal() -> bool:
