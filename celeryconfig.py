@@ -13,7 +13,7 @@ result_backend = broker_url
 
 # Loaded by workers and masters at their start: a master must know the tasks to tell a good message from one that
 # names a task that does not exist.
-imports = ("tasks.incidents",)
+imports: tuple[str, ...] = ("tasks.incidents",)
 
 # So that Flower shows each task, the messages of bundles too, also those that ran before it was started. Three events
 # for each message cost a worker about as much as a small task does: BRIDGE_TASK_EVENTS=0 turns them off.
@@ -30,6 +30,15 @@ broker_connection_max_retries = None
 
 # Messages without a task are incident events. So producers need not know the name of a Python function.
 bridge_default_task = "tasks.incidents.record_event"
+
+# A second subscription, which keeps an audit trail of the incidents. `bridge demo` sets the variable, and judges the
+# trail. Without it there is one subscription, named by bridge_group.
+if os.environ.get("BRIDGE_AUDIT_TRAIL", "0") != "0":
+    imports = (*imports, "tasks.trail")
+    bridge_subscriptions = {
+        "concurrency_stream_group": {"task": bridge_default_task},
+        "audit_trail": {"task": "tasks.trail.note_event"},
+    }
 
 # These tasks fail only when Redis fails for moments. So retries come soon. Attempt n waits
 # base * factor ** (n - 1) seconds, at most `limit`, of which up to the share `jitter` is taken off by chance.

@@ -53,13 +53,13 @@ def fold(state: Mapping[str, str], event: Mapping[str, Any]) -> State:
     for somebody; time that runs backwards does not count. ``digest``: a fingerprint of all events in their order, so
     that one lost, doubled or misplaced event changes it for good.
     """
-    seq, status, group, at = (_text(event, name) for name in ("seq", "activity", "assignment_group", "timestamp"))
+    seq, status, group, at = _parts(event)
     before = state.get("status", "")
     was_done = before in DONE_STATES
     elapsed = 0
     if state and not was_done and not before.startswith(WAITING_PREFIX):
         elapsed = max(0, _second(at) - _second(state["updated_at"]))
-    digest = 31 * int(state.get("digest", 0)) + crc32(f"{seq}|{status}|{group}|{at}".encode())
+    digest = 31 * int(state.get("digest", 0)) + crc32(line_of(event).encode())
     return {
         "seq": seq,
         "events": str(int(state.get("events", 0)) + 1),
@@ -76,10 +76,20 @@ def fold(state: Mapping[str, str], event: Mapping[str, Any]) -> State:
     }
 
 
+def line_of(event: Mapping[str, Any]) -> str:
+    """An event as one line: its number, status, group and time."""
+    return "|".join(_parts(event))
+
+
 @cache
 def database() -> Redis:
     """This process's own client. Made at the first event, so after the pool forked: connections must not be shared."""
     return Redis.from_url(app.conf.broker_url, decode_responses=True)
+
+
+def _parts(event: Mapping[str, Any]) -> tuple[str, str, str, str]:
+    seq, status, group, at = (_text(event, name) for name in ("seq", "activity", "assignment_group", "timestamp"))
+    return seq, status, group, at
 
 
 def _text(event: Mapping[str, Any], name: str) -> str:

@@ -36,7 +36,8 @@ class LedgerWriter:
         pid = os.getpid()
         if pid != self._pid:
             self._open(pid, task.request.hostname, at_ns)
-        record = Record(kind, ticket.id, _seq_of(arguments), ticket.fence, ticket.attempt, at_ns, pid)
+        seq = _seq_of(arguments)
+        record = Record(kind, ticket.id, seq, ticket.fence, ticket.attempt, at_ns, pid, ticket.subscription)
         os.write(self._file, record.encode())
 
     def _open(self, pid: int, hostname: str, at_ns: int) -> None:

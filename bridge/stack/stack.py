@@ -1,7 +1,7 @@
 """The whole stack on one machine, as child processes: server, masters, workers, Flower.
 
-- They start in the order of their dependencies. Each is ready when it does its work: the server answers, a master of
-  this stack leads, each worker is registered with its process id, Flower answers HTTP.
+- They start in the order of their dependencies. Each is ready when it does its work: the server answers, masters of
+  this stack lead all lanes, each worker is registered with its process id, Flower answers HTTP.
 - A child that ends unexpectedly is an error of the whole stack.
 - They stop in the reverse order, since a process may need the others to finish.
 - No child outlives this process (`bridge.stack.orphan_stopper.OrphanStopper`).
@@ -58,6 +58,8 @@ class Plan:
     flower: bool = True
     #: 0 takes a free one.
     flower_port: int = 0
+    #: The subscriptions that the workers serve; empty: all.
+    serve: tuple[str, ...] = ()
     #: On top of this process's environment, for masters and workers.
     env: Mapping[str, str] = field(default_factory=dict)
 
@@ -65,10 +67,12 @@ class Plan:
 class Stack:
     """Starts, watches and stops the processes of a plan; a context manager that stops them."""
 
-    def __init__(self, plan: Plan, lane: LaneSettings, stop: StopRequest, say: Callable[[str], None]) -> None:
-        """`start` starts it. ``say`` gets a line for each step."""
+    def __init__(
+        self, plan: Plan, lanes: Sequence[LaneSettings], stop: StopRequest, say: Callable[[str], None]
+    ) -> None:
+        """`start` starts it. ``lanes``: those that its masters lead. ``say`` gets a line for each step."""
         self.plan = plan
-        self.lane = lane
+        self.lanes = tuple(lanes)
         self.stop = stop
         self._say = say
         self.server = EmbeddedServer(
@@ -139,8 +143,9 @@ class Stack:
         self.masters = [self._child(f"m{n}", "bridge", "run", log_level=None) for n in range(1, plan.masters + 1)]
         for master in self.masters:
             master.start()
-        self.wait_for(self._a_master_leads, "a master to lead", READY_TIMEOUT_S)
-        self._say(f"masters   {plan.masters}: one leads, the others stand by")
+        self.wait_for(self._all_lanes_are_led, "a master to lead", READY_TIMEOUT_S)
+        how = "one leads, the others stand by" if len(self.lanes) == 1 else f"they share {len(self.lanes)} lanes"
+        self._say(f"masters   {plan.masters}: {how}")
         self.add_workers([f"w{n}" for n in range(1, plan.workers + 1)], wait=False)
         if plan.flower:
             self.flower = self._child(
@@ -262,23 +267,26 @@ class Stack:
             while self.flower_port == plan.port:
                 self.flower_port = free_port()
 
-    def _a_master_leads(self) -> bool:
-        leader: Any = self.redis.get(self.lane.keys.leader)
-        holder = read_token(leader).holder if leader else ""
-        return any(holder.startswith(f"{socket.gethostname()}:{master.pid}:") for master in self.masters)
+    def _all_lanes_are_led(self) -> bool:
+        ours = tuple(f"{socket.gethostname()}:{master.pid}:" for master in self.masters)
+        leaders: Any = self.redis.mget([lane.keys.leader for lane in self.lanes])
+        return all(leader and read_token(leader).holder.startswith(ours) for leader in leaders)
 
     def _workers_are_registered(self) -> bool:
-        keys = self.lane.keys
-        for name, worker in self.workers.items():
-            if worker in self._ended:
-                continue
-            found: Any = self.redis.hget(keys.consumers, self.worker_name(name))
-            registration = read_registration(found) if found else None
-            if registration is None or registration.pid != worker.pid:
-                return False
-            if not self.redis.exists(keys.lease(registration.incarnation)):
-                return False
-        return True
+        running = {name: worker for name, worker in self.workers.items() if worker not in self._ended}
+        return all(
+            self._is_registered(name, worker.pid, lane)
+            for name, worker in running.items()
+            for lane in self.lanes
+            if lane.group in self.plan.serve or not self.plan.serve
+        )
+
+    def _is_registered(self, name: str, pid: int, lane: LaneSettings) -> bool:
+        found: Any = self.redis.hget(lane.keys.consumers, self.worker_name(name))
+        registration = read_registration(found) if found else None
+        if registration is None or registration.pid != pid:
+            return False
+        return bool(self.redis.exists(lane.keys.lease(registration.incarnation)))
 
     def _flower_answers(self) -> bool:
         try:

@@ -14,13 +14,15 @@ import click
 from bridge.cli.main import Target
 from bridge.cli.parameters import Number
 from bridge.cli.terminal import echo_json
-from bridge.routing.errors import ConfigurationError, ServerStartFailed
-from bridge.routing.partitions import Layout
+from bridge.routing.errors import ServerStartFailed
 from bridge.routing.terminal import console
 
 if TYPE_CHECKING:
     from bridge.settings.lane import LaneSettings
     from bridge.stack.stack import Plan, Stack
+
+#: The variable with which ``celeryconfig.py`` declares the second subscription of `bridge demo`.
+TRAIL_VARIABLE = "BRIDGE_AUDIT_TRAIL"
 
 PORT = click.IntRange(0, 65535)
 
@@ -73,7 +75,7 @@ def up(target: Target, /, **options: Any) -> None:
     with (
         StopRequest() as stop,
         contextlib.suppress(Stopped),
-        Stack(plan, settings_of(target, plan.env), stop, say) as stack,
+        Stack(plan, [one for lanes in lanes_of_stack(target, plan).values() for one in lanes], stop, say) as stack,
     ):
         stack.start()
         until_stopped(stack, say)
@@ -94,20 +96,22 @@ def up(target: Target, /, **options: Any) -> None:
 def demo(ctx: click.Context, /, events: str | None, keep: bool, as_json: bool, **options: Any) -> None:
     """Runs the whole stack with data, kills a worker, and checks the result.
 
-    Exits 0 when no message was lost, reordered or overlapped, and every incident has the state that Spark computed
-    from the log. Else exits 1.
+    Two subscriptions get every event: one keeps the state of each incident, the other one an audit trail. Exits 0 when
+    both lost, reordered and overlapped nothing, and every incident has the state that Spark computed from the log, and
+    a trail of all its events. Else exits 1. BRIDGE_AUDIT_TRAIL=0 runs it without the trail.
     """
     from bridge.stack.demo.demo import Demo
     from bridge.stack.stopping import Stopped, StopRequest
 
     target: Target = ctx.obj
-    if target.app.bridge.settings.partitions > 1:
-        raise ConfigurationError("bridge demo is about a stream of one partition: set bridge_partitions = 1 for it")
     shown = console(err=as_json)
+    # The app is loaded after it. A value that the user has set holds.
+    os.environ.setdefault(TRAIL_VARIABLE, "1")
     plan = plan_of(target, "demo", options)
     with StopRequest() as stop:
         try:
-            with Demo(plan, settings_of(target, plan.env), events, stop, shown) as run:
+            stream = target.app.bridge.settings.lane.stream
+            with Demo(plan, stream, lanes_of_stack(target, plan), events, stop, shown) as run:
                 verdict = run.run()
                 if as_json:
                     echo_json(verdict.as_dict())
@@ -136,6 +140,7 @@ def plan_of(target: Target, kind: str, options: Mapping[str, Any]) -> Plan:
         port=options["port"],
         flower=not options["no_flower"],
         flower_port=options["flower_port"],
+        serve=target.app.bridge.settings.serve or (),
         env={} if lease is None else {"BRIDGE_LEASE": f"{lease:g}"},
     )
 
@@ -157,26 +162,32 @@ def run_directory(kind: str) -> Path:
     raise ServerStartFailed("cannot find a free name under ./run; choose a folder with --dir")
 
 
-def settings_of(target: Target, env: Mapping[str, str]) -> LaneSettings:
-    """The lane's settings, as the children will have them."""
-    from bridge.app.installed import bridge_of
+def lanes_of_stack(target: Target, plan: Plan) -> dict[str, list[LaneSettings]]:
+    """Subscription -> its lanes, as the children will have them. Needs no server."""
+    from bridge.app.finding import load_tasks
+    from bridge.app.lanes import subscriptions_of
 
-    settings = bridge_of(target.app).settings
-    # A worker is registered in the lane of each partition, so one of them says whether it is there.
-    lane = settings.lane.on_stream(Layout(settings.partitions).stream(settings.lane.stream, 0))
-    return lane.model_copy(update={"lease": float(env["BRIDGE_LEASE"])}) if "BRIDGE_LEASE" in env else lane
+    load_tasks(target.app)
+    changed = {"lease": float(plan.env["BRIDGE_LEASE"])} if "BRIDGE_LEASE" in plan.env else {}
+    return {
+        name: [lane.settings.model_copy(update=changed) for lane in lanes]
+        for name, lanes in subscriptions_of(target.app).items()
+    }
 
 
 def until_stopped(stack: Stack, say: Callable[[str], None]) -> None:
     """Prints the addresses, then watches the processes. Raises `Stopped`, or `StackFailed`."""
+    from bridge.stack.demo.demo import TRAIL
+
     url = stack.server.url
     app = "" if stack.plan.app == "tasks" else f" -A {stack.plan.app}"
+    trail = f"{TRAIL_VARIABLE}=1 " if any(lane.group == TRAIL for lane in stack.lanes) else ""
     say("")
     say(f"Redis     {url}")
     if stack.plan.flower:
         say(f"Flower    {stack.flower_url}")
-    say(f"push      BRIDGE_BROKER_URL={url} bridge{app} push FILE")
-    say(f"status    BRIDGE_BROKER_URL={url} bridge{app} status --watch")
+    say(f"push      {trail}BRIDGE_BROKER_URL={url} bridge{app} push FILE")
+    say(f"status    {trail}BRIDGE_BROKER_URL={url} bridge{app} status --watch")
     say(f"logs      {stack.plan.directory}")
     say("Ctrl-C stops everything.")
     stack.wait_for(lambda: False, "Ctrl-C", poll_s=0.2)

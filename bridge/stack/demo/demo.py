@@ -2,14 +2,18 @@
 
 1. Spark computes, from the log alone, the state that every incident must end in, while the stack comes up.
 2. Spark pushes the log; the workers handle it meanwhile.
-3. When 40 % is handled, one worker gets SIGKILL and another one is started.
+3. When 40 % is handled, of what all subscriptions have to do, one worker gets SIGKILL and another one is started.
 4. When everything is handled, the ledger of what ran and the states in Redis are compared with what must be.
+
+The first subscription of the app keeps the states. One with the name `TRAIL` is judged, too: its trails in Redis and
+its part of the ledger.
 """
 
 from __future__ import annotations
 
 import importlib.util
 import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
@@ -23,7 +27,15 @@ from bridge.routing.records import parse
 from bridge.stack.child import Child
 from bridge.stack.demo.ledger import read_ledger
 from bridge.stack.demo.progress import Counts, ProgressView, read_counts
-from bridge.stack.demo.verdict import EXAMPLES, DemoVerdict, compare_states, judge, time_to_reroute
+from bridge.stack.demo.verdict import (
+    EXAMPLES,
+    DemoVerdict,
+    TrailVerdict,
+    compare_states,
+    compare_trails,
+    judge,
+    time_to_reroute,
+)
 from bridge.stack.demo.verdict_table import verdict_table
 from bridge.stack.stack import Plan, Stack
 
@@ -31,6 +43,8 @@ if TYPE_CHECKING:
     from bridge.settings.lane import LaneSettings
     from bridge.stack.stopping import StopRequest
 
+#: The name of the subscription that keeps an audit trail.
+TRAIL = "audit_trail"
 GENERATED_EVENTS, GENERATED_TICKETS = 20_000, 3_500
 #: Share of the messages that are handled when a worker is killed.
 KILL_AT = 0.4
@@ -59,8 +73,17 @@ class Kill:
 class Demo:
     """One run; a context manager that stops its stack."""
 
-    def __init__(self, plan: Plan, lane: LaneSettings, events: str | None, stop: StopRequest, console: Console) -> None:
-        """``events``: the log. None: one is generated.
+    def __init__(
+        self,
+        plan: Plan,
+        stream: str,
+        lanes: Mapping[str, Sequence[LaneSettings]],
+        events: str | None,
+        stop: StopRequest,
+        console: Console,
+    ) -> None:
+        """``stream``: the app's. ``lanes``: those of each of its subscriptions. ``events``: the log. None: one is
+        generated.
 
         Raises `InputError` for a log that is not there, `ConfigurationError` for what can be seen to fail.
         """
@@ -73,8 +96,10 @@ class Demo:
         self.ledger_dir = plan.directory / "ledger"
         self.states_file = plan.directory / "states.jsonl"
         with_ledger = Plan(**{**vars(plan), "env": {**plan.env, "BRIDGE_LEDGER_DIR": str(self.ledger_dir)}})
-        self.stack = Stack(with_ledger, lane, stop, self._say)
-        self._lane = lane
+        self.stack = Stack(with_ledger, [lane for each in lanes.values() for lane in each], stop, self._say)
+        self._stream = stream
+        self._name, self._lanes = next(iter(lanes.items()))
+        self._trail_lanes = lanes.get(TRAIL, ()) if self._name != TRAIL else ()
         self._events = events
         self._console = console
         self._push_began = False
@@ -147,21 +172,25 @@ class Demo:
                 if problems:
                     return True
                 try:
-                    counts = read_counts(self.stack.redis, self._lane)
+                    counts = read_counts(self.stack.redis, self._lanes)
+                    trail = read_counts(self.stack.redis, self._trail_lanes) if self._trail_lanes else None
                 except UNAVAILABLE:
                     # If the server is gone, the next look at the processes says so.
                     return False
-                view.show(counts)
-                if not kill.pid and counts.settled >= KILL_AT * total:
-                    self._kill(kill, counts)
-                now = (counts.settled + counts.pushed, self._push_began)
+                view.show(counts, trail)
+                both = [one for one in (counts, trail) if one is not None]
+                settled = [one.settled for one in both]
+                if not kill.pid and sum(settled) >= KILL_AT * total * len(both):
+                    self._kill(kill, both)
+                now = (sum(settled) + counts.pushed, self._push_began)
                 if now != last:
                     last, progressed_at = now, time.monotonic()
                 patience_s = PATIENCE_S if self._push_began else JOB_TIMEOUT_S
                 if time.monotonic() - progressed_at > patience_s:
-                    problems.append(_stuck(counts, patience_s))
+                    late = trail if trail is not None and counts.settled >= counts.pushed else counts
+                    problems.append(_stuck(late, patience_s))
                     return True
-                return push_job.finished() == 0 and counts.settled >= counts.pushed and bool(kill.pid)
+                return push_job.finished() == 0 and min(settled) >= counts.pushed and bool(kill.pid)
 
             self.stack.wait_for(lambda: is_over() or bool(kill.pid), "40 % to be handled", poll_s=QUICK_S)
             self.stack.wait_for(is_over, "everything to be handled", poll_s=CALM_S)
@@ -178,7 +207,7 @@ class Demo:
                 self._pushed.update(event)
 
         spark_log = self.stack.plan.directory / "spark-push.log"
-        arguments = ("--url", self.stack.server.url, "--stream", self._lane.stream, "--order", "timestamp")
+        arguments = ("--url", self.stack.server.url, "--stream", self._stream, "--order", "timestamp")
         return self.stack.start_job(
             "push",
             "bridge.spark.push",
@@ -191,18 +220,20 @@ class Demo:
             on_line=on_line,
         )
 
-    def _kill(self, kill: Kill, counts: Counts) -> None:
+    def _kill(self, kill: Kill, found: Sequence[Counts]) -> None:
         """SIGKILL to the worker that has most to do; another one is started at once, under a name of its own."""
-        busy = {name: counts.in_flight.get(self.stack.worker_name(name), 0) for name in self.stack.workers}
+        names = {name: self.stack.worker_name(name) for name in self.stack.workers}
+        busy = {name: sum(one.in_flight.get(full, 0) for one in found) for name, full in names.items()}
         kill.name = max(busy, key=lambda name: busy[name])
         kill.at_ns = time.monotonic_ns()
         kill.pid = self.stack.kill_worker(kill.name)
         consumer = self.stack.worker_name(kill.name)
-        records: Any = self.stack.redis.hgetall(self._lane.keys.tickets)
-        for ticket, raw in records.items():
-            record = parse(raw)
-            if record.in_flight and record.consumer == consumer:
-                kill.interrupted[ticket.decode()] = (record.fence, len(record.ids))
+        for lane in self._lanes:
+            records: Any = self.stack.redis.hgetall(lane.keys.tickets)
+            for ticket, raw in records.items():
+                record = parse(raw)
+                if record.in_flight and record.consumer == consumer:
+                    kill.interrupted[ticket.decode()] = (record.fence, len(record.ids))
         self._say(
             f"kill -9   {kill.name} (pid {kill.pid}) with {len(kill.interrupted)} tickets in flight; "
             f"{kill.replacement} is started in its place"
@@ -212,17 +243,22 @@ class Demo:
     # -- the end -----------------------------------------------------------------------------------------------------
 
     def _judge(self, expected: dict[str, dict[str, str]], kill: Kill, problems: list[str]) -> DemoVerdict:
-        counts = read_counts(self.stack.redis, self._lane)
-        ledger = read_ledger(self.ledger_dir)
+        counts = read_counts(self.stack.redis, self._lanes)
+        everything = read_ledger(self.ledger_dir)
+        ledger = everything.of(self._name)
         processes = ledger.children_of(kill.pid)
-        findings = judge(
-            ledger,
-            {ticket: int(state["events"]) for ticket, state in expected.items()},
-            dict.fromkeys(processes, kill.at_ns),
-        )
+        events = {ticket: int(state["events"]) for ticket, state in expected.items()}
+        killed = dict.fromkeys(processes, kill.at_ns)
+        findings = judge(ledger, events, killed)
+        trail = None
+        if self._trail_lanes:
+            of_trail = read_counts(self.stack.redis, self._trail_lanes)
+            complete, incomplete = compare_trails(expected, self._actual_trails(list(expected)))
+            trail = TrailVerdict(of_trail.done, of_trail.dead, judge(everything.of(TRAIL), events, killed), complete)
+            problems += [f"audit trail: {line}" for line in trail.findings.examples] + incomplete
         equal, differences = compare_states(expected, self._actual_states(list(expected)))
         return DemoVerdict(
-            messages=sum(int(state["events"]) for state in expected.values()),
+            messages=sum(events.values()),
             tickets=len(expected),
             done=counts.done,
             dead=counts.dead,
@@ -231,12 +267,16 @@ class Demo:
             problems=(*problems, *findings.examples, *differences, *self._dead_letters()),
             reroute=time_to_reroute(ledger, kill.interrupted, processes, kill.at_ns),
             killed=kill.name,
-            lease_s=self._lane.lease,
+            lease_s=self._lanes[0].lease,
+            trail=trail,
         )
 
     def _dead_letters(self) -> list[str]:
-        """The first few, in words."""
-        found: Any = self.stack.redis.xrange(self._lane.keys.dead, count=EXAMPLES)
+        """The first few of each lane, in words."""
+        found: list[Any] = []
+        for lane in (*self._lanes, *self._trail_lanes):
+            letters_of_lane: Any = self.stack.redis.xrange(lane.keys.dead, count=EXAMPLES)
+            found += letters_of_lane
         letters = [{name.decode(): value.decode(errors="replace") for name, value in f.items()} for _, f in found]
         return [
             f"dead: message {one.get('message_id')} of {one.get('ticket_id')}: {one.get('reason')}; {one.get('error')}"
@@ -253,6 +293,16 @@ class Demo:
                 for ticket, found in zip(chunk, pipe.execute(), strict=True):
                     states[ticket] = {name.decode(): value.decode() for name, value in found.items()}
         return states
+
+    def _actual_trails(self, tickets: list[str]) -> dict[str, list[bytes]]:
+        trails: dict[str, list[bytes]] = {}
+        for start in range(0, len(tickets), CHUNK):
+            chunk = tickets[start : start + CHUNK]
+            with self.stack.redis.pipeline(transaction=False) as pipe:
+                for ticket in chunk:
+                    pipe.lrange(f"trail:{ticket}", 0, -1)
+                trails.update(zip(chunk, pipe.execute(), strict=True))
+        return trails
 
     def _print(self, verdict: DemoVerdict) -> None:
         self._console.print(verdict_table(verdict))

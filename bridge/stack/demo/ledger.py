@@ -30,7 +30,10 @@ class Kind(Enum):
 
 
 class Record(NamedTuple):
-    """One start or end of one execution. ``seq``: the event's number within its ticket, from 1."""
+    """One start or end of one execution.
+
+    ``seq``: the event's number within its ticket, from 1. ``subscription``: for which one it ran.
+    """
 
     kind: Kind
     ticket: str
@@ -39,6 +42,7 @@ class Record(NamedTuple):
     attempt: int
     at_ns: int
     pid: int
+    subscription: str = ""
 
     def encode(self) -> bytes:
         """The record as a line."""
@@ -63,6 +67,10 @@ class Ledger:
 
     processes: list[Process] = field(default_factory=list)
     records: list[Record] = field(default_factory=list)
+
+    def of(self, subscription: str) -> Ledger:
+        """The part that belongs to one subscription."""
+        return Ledger(self.processes, [record for record in self.records if record.subscription == subscription])
 
     def children_of(self, pid: int) -> set[int]:
         """The pool processes of the worker whose main process was ``pid``."""

@@ -1,9 +1,10 @@
-"""The progress of a run: reads the counts of a lane in one round trip, and shows them."""
+"""The progress of a run: reads the counts of a subscription in one round trip, and shows them."""
 
 from __future__ import annotations
 
 import time
-from collections import deque
+from collections import Counter, deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
@@ -27,7 +28,7 @@ RATE_OVER_S = 3.0
 
 @dataclass(frozen=True)
 class Counts:
-    """The numbers of a lane's messages by state."""
+    """The numbers of a subscription's messages by state."""
 
     #: Ever added to the stream.
     pushed: int
@@ -54,16 +55,33 @@ class Counts:
         return max(0, self.pushed - self.settled - self.dispatched)
 
 
-def read_counts(redis: Redis, lane: LaneSettings) -> Counts:
-    """The counts of a lane; zeros for a lane that does not exist yet. Raises redis errors."""
-    keys = lane.keys
+def read_counts(redis: Redis, lanes: Sequence[LaneSettings]) -> Counts:
+    """The counts of all lanes of a subscription; zeros for a lane that does not exist yet. Raises redis errors."""
     with redis.pipeline(transaction=False) as pipe:
-        pipe.hmget(keys.counts, ["done", "dead"])
-        pipe.execute_command("XINFO STREAM", keys.stream)
-        pipe.xpending(keys.stream, keys.group)
-        pipe.zcard(keys.retries)
-        pipe.get(keys.leader)
-        counts, stream, pending, retrying, leader = pipe.execute(raise_on_error=False)
+        for lane in lanes:
+            keys = lane.keys
+            pipe.hmget(keys.counts, ["done", "dead"])
+            pipe.execute_command("XINFO STREAM", keys.stream)
+            pipe.xpending(keys.stream, keys.group)
+            pipe.zcard(keys.retries)
+            pipe.get(keys.leader)
+        replies = pipe.execute(raise_on_error=False)
+    found = [_counts_of(lane, replies[5 * i : 5 * i + 5]) for i, lane in enumerate(lanes)]
+    in_flight: Counter[str] = Counter()
+    for one in found:
+        in_flight.update(one.in_flight)
+    return Counts(
+        pushed=sum(one.pushed for one in found),
+        done=sum(one.done for one in found),
+        dead=sum(one.dead for one in found),
+        in_flight=dict(in_flight),
+        retrying=sum(one.retrying for one in found),
+        leader=", ".join(dict.fromkeys(one.leader for one in found if one.leader)) or None,
+    )
+
+
+def _counts_of(lane: LaneSettings, replies: Sequence[Any]) -> Counts:
+    counts, stream, pending, retrying, leader = replies
     for reply in (counts, retrying, leader):
         if isinstance(reply, Exception):
             raise reply
@@ -110,13 +128,17 @@ class ProgressView:
     ) -> None:
         self._display.close()
 
-    def show(self, counts: Counts) -> None:
-        """Shows the counts."""
+    def show(self, counts: Counts, trail: Counts | None = None) -> None:
+        """Shows the counts. ``trail``: those of the audit trail, where there is one."""
         moving = f"waiting {counts.waiting:,}, in flight {counts.dispatched:,}, {rate(self._rate(counts.settled))}"
         pushed = Part("pushed", f"{counts.pushed:,}", counts.pushed, self._total)
         done = Part("done", f"{counts.settled:,}; {moving}", counts.settled, self._total)
         line = f"pushed {counts.pushed:,}, done {counts.settled:,} of {self._total:,}, {moving}"
-        self._display.show(line, [pushed, done])
+        parts = [pushed, done]
+        if trail is not None:
+            line += f", audit trail {trail.settled:,}"
+            parts.append(Part("audit trail", f"{trail.settled:,}", trail.settled, self._total))
+        self._display.show(line, parts)
 
     def _rate(self, settled: int) -> float:
         now = time.monotonic()

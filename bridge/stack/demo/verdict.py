@@ -6,10 +6,11 @@ Pure functions. The demo gathers the evidence, and tests pass in made-up ledgers
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from statistics import median
 from typing import Any
+from zlib import crc32
 
 from bridge.stack.demo.ledger import Kind, Ledger, Record
 
@@ -52,6 +53,17 @@ class Reroute:
 
 
 @dataclass(frozen=True)
+class TrailVerdict:
+    """What decides whether the second subscription kept the promise: the audit trail."""
+
+    done: int
+    dead: int
+    findings: Findings
+    #: Incidents whose trail has each of their events once and in order.
+    complete: int
+
+
+@dataclass(frozen=True)
 class DemoVerdict:
     """All that decides whether a run passed."""
 
@@ -67,12 +79,24 @@ class DemoVerdict:
     killed: str | None = None
     #: Length of a worker's lease, in seconds: the bound of ``reroute``.
     lease_s: float = 0.0
+    #: None: the app has no audit trail.
+    trail: TrailVerdict | None = None
 
     @property
     def ok(self) -> bool:
-        """Whether the promise was kept."""
+        """Whether the promise was kept, by all subscriptions."""
         complete = self.done == self.messages and self.dead == 0 and self.states_equal == self.tickets
-        return complete and self.findings.clean and not self.problems
+        return complete and self.findings.clean and self.trail_ok and not self.problems
+
+    @property
+    def trail_ok(self) -> bool:
+        """Whether the audit trail is complete. True when there is none."""
+        trail = self.trail
+        if trail is None:
+            return True
+        return (
+            trail.done == self.messages and trail.complete == self.tickets and not trail.dead and trail.findings.clean
+        )
 
     @property
     def throughput(self) -> float:
@@ -83,6 +107,10 @@ class DemoVerdict:
         """For ``--json``."""
         flat = {**asdict(self), **asdict(self.findings)}
         del flat["findings"]
+        if self.trail is not None:
+            inner = {**asdict(self.trail), **asdict(self.trail.findings), "ok": self.trail_ok}
+            del inner["findings"]
+            flat["trail"] = inner
         return {"ok": self.ok, **flat, "throughput_per_s": round(self.throughput, 1)}
 
 
@@ -191,3 +219,26 @@ def compare_states(
             text = ", ".join(f"{name} is {found.get(name)!r}, not {state.get(name)!r}" for name in names[:2])
             differences.append(f"state of {ticket}: {text}" if found else f"state of {ticket}: there is none")
     return equal, differences
+
+
+def compare_trails(
+    expected: Mapping[str, Mapping[str, str]], actual: Mapping[str, Sequence[bytes]]
+) -> tuple[int, list[str]]:
+    """How many incidents have a complete trail, and the first few others in words.
+
+    A trail is complete when it has as many lines as the incident has events, and the fingerprint of its lines is the
+    one that Spark computed from the log: a line lost, doubled or misplaced changes it for good.
+    """
+    complete = 0
+    differences: list[str] = []
+    for ticket, state in expected.items():
+        lines = actual.get(ticket, ())
+        digest = 0
+        for line in lines:
+            digest = (31 * digest + crc32(line)) % 2**32
+        if (str(len(lines)), str(digest)) == (state["events"], state["digest"]):
+            complete += 1
+        elif len(differences) < EXAMPLES:
+            what = "not those of the log" if str(len(lines)) == state["events"] else f"not {state['events']}"
+            differences.append(f"audit trail of {ticket}: {len(lines)} events, {what}")
+    return complete, differences

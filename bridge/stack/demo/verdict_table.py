@@ -30,6 +30,13 @@ def verdict_table(verdict: DemoVerdict) -> Table:
     row("dead", verdict.dead, 0)
     row("repeated", findings.repeated, None, "what the killed worker was running may run again")
     row("states as Spark's", verdict.states_equal, verdict.tickets, f"of {verdict.tickets:,}")
+    if (trail := verdict.trail) is not None:
+        faults = [(trail.findings.lost, "lost"), (trail.findings.reordered, "reordered")]
+        faults += [(trail.findings.overlapped, "overlapped"), (trail.findings.unexpected, "unexpected")]
+        said = ", ".join(f"{number:,} {word}" for number, word in [*faults, (trail.dead, "dead")])
+        note = f"of {verdict.tickets:,} complete, a second subscription: {trail.done:,} messages, {said}"
+        bad = "" if verdict.trail_ok else "bold red"
+        table.add_row("audit trails", Text(f"{trail.complete:,}", style=bad), Text(note, style=bad))
     row("throughput", round(verdict.throughput), None, f"messages per second, over {duration(findings.seconds * 1000)}")
     found = verdict.reroute
     if found is None:

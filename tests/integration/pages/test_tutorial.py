@@ -2,7 +2,7 @@
 
 A comment before each block of the page says what a reader does with it:
 
-- ``file: NAME``: writes it;
+- ``file: NAME``: writes it; ``append: NAME``: adds it to the end of the file;
 - ``run``: runs it, and it succeeds; ``run until it prints: TEXT``: looks again until it does;
 - ``run until nothing changes``: looks until the stock has settled;
 - ``terminal: NAME; ready: TEXT``: starts it in a terminal of its own; ``stop: NAME``: ends that;
@@ -76,6 +76,9 @@ class Reader:
             # A file that is changed within a second, and has the same size, is not compiled again.
             shutil.rmtree(self.folder / "__pycache__", ignore_errors=True)
             (self.folder / rest).write_text(step.text)
+        elif what == "append":
+            with (self.folder / rest).open("a") as file:
+                file.write(f"\n\n{step.text}")
         elif what == "run":
             self.run(step)
         elif what == "run until it prints":
@@ -148,6 +151,7 @@ def reader(own_server: EmbeddedServer, tmp_path: Path) -> Iterator[Reader]:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(300)
 def test_every_step_of_the_tutorial_works_in_its_order(reader: Reader) -> None:
     for step in steps():
         reader.follow(step)

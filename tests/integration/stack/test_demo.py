@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import textwrap
 from collections.abc import Iterator
@@ -36,9 +37,11 @@ def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def demo(yard: ProcessYard, *arguments: str, app: str = "tasks", cwd: Path = ROOT) -> ProcessNode:
+def demo(
+    yard: ProcessYard, *arguments: str, app: str = "tasks", cwd: Path = ROOT, env: dict[str, str] | None = None
+) -> ProcessNode:
     command = python_module("bridge", "-A", app, "demo", "--dir", str(yard.folder / "run"), *arguments)
-    return yard.process("demo", command, cwd=cwd, wait=False)
+    return yard.process("demo", command, cwd=cwd, env=env, wait=False)
 
 
 def verdict_of(yard: ProcessYard) -> dict[str, Any]:
@@ -62,6 +65,10 @@ class TestWithSpark:
         assert verdict["killed"] in ("w1", "w2")
         assert verdict["throughput_per_s"] > 0
         assert verdict["problems"] == []
+        trail = verdict["trail"]
+        assert trail["ok"] is True
+        assert (trail["done"], trail["complete"]) == (EVENTS, TICKETS)
+        assert [trail[fault] for fault in faults] == [0] * len(faults)
         if verdict["reroute"] is not None:
             # The lease, one check per second, and a start on a busy machine.
             assert verdict["reroute"]["max_s"] < 1.5 + 1.0 + 5.0
@@ -69,18 +76,43 @@ class TestWithSpark:
         assert '"ok": true' in said
         assert "PASSED" in said
         assert "kill -9" in said
+        assert re.search(r"audit trails +│ +150 │ of 150 complete", said)
         assert run.survivors() == []
 
     @pytest.mark.long
+    def test_a_run_on_a_split_stream_passes(self, yard: ProcessYard, log: Path) -> None:
+        (yard.folder / "split.py").write_text("from tasks import app\n\napp.conf.bridge_partitions = 2\n")
+        run = demo(yard, "--events", str(log), *SMALL, app="split", cwd=yard.folder)
+        assert run.wait(timeout_s=240) == 0, run.logs()
+        verdict = verdict_of(yard)
+        assert (verdict["done"], verdict["states_equal"]) == (EVENTS, TICKETS)
+        assert (verdict["trail"]["done"], verdict["trail"]["complete"]) == (EVENTS, TICKETS)
+
+    @pytest.mark.long
+    def test_an_app_without_an_audit_trail_is_judged_without_it(self, yard: ProcessYard, log: Path) -> None:
+        run = demo(yard, "--events", str(log), *SMALL, env={"BRIDGE_AUDIT_TRAIL": "0"})
+        assert run.wait(timeout_s=240) == 0, run.logs()
+        assert verdict_of(yard).get("trail") is None
+        assert "audit trail" not in run.logs()
+
+    @pytest.mark.long
     def test_a_dishonest_app_fails_and_the_verdict_says_why(self, yard: ProcessYard, log: Path) -> None:
-        # The end of one event is missing in the ledger, that of another is written twice with an older number, and one
-        # incident has a wrong priority.
+        # The end of one event is missing in the ledger, that of another is written twice with an older number, one
+        # incident has a wrong priority, and the first event of the log is changed in its audit trail.
         (yard.folder / "dishonest.py").write_text(
             textwrap.dedent("""
                 from bridge.stack.demo.ledger import Kind, Record
                 from tasks import app
                 import tasks.incidents as incidents
+                import tasks.trail as trail
 
+                line_of = trail.line_of
+
+                def altered(event):
+                    line = line_of(event)
+                    return f"{line}?" if event["src_row"] == "1" else line
+
+                trail.line_of = altered
                 honest = incidents.fold
 
                 def fold(state, event):
@@ -93,6 +125,8 @@ class TestWithSpark:
                 encode = Record.encode
 
                 def tampered(record):
+                    if record.subscription == "audit_trail":
+                        return encode(record)
                     if record.kind is Kind.DONE and (record.ticket, record.seq) == ("INC0000002", 1):
                         return b""
                     if record.kind is Kind.DONE and (record.ticket, record.seq) == ("INC0000003", 2):
@@ -114,6 +148,8 @@ class TestWithSpark:
         said = run.logs()
         assert "wrong: lost: INC0000002 event 1 never succeeded" in said
         assert "wrong: reordered: INC0000003 event 9999 succeeded after event 1" in said
+        assert (verdict["trail"]["ok"], verdict["trail"]["complete"]) == (False, TICKETS - 1)
+        assert re.search(r"wrong: audit trail of INC\d+: \d+ events, not those of the log", said)
         assert "FAILED" in said
         assert run.survivors() == []
 

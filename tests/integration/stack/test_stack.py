@@ -96,6 +96,14 @@ def test_a_stack_whose_stream_is_split_comes_up(yard: ProcessYard) -> None:
     up.terminate()
 
 
+def test_a_stack_with_subscriptions_comes_up(yard: ProcessYard) -> None:
+    command = python_module("bridge", "-A", "tests.apps.subscribers", "up", "--dir", str(yard.folder / "stack"), *SMALL)
+    up = yard.process("up", [*command, "--no-flower"], env={"BRIDGE_SERVE": "billing"}, ready_text=UP, wait=False)
+    up.wait_ready(timeout_s=80)
+    assert "they share 3 lanes" in up.logs()
+    up.terminate()
+
+
 def test_ctrl_c_while_it_comes_up_leaves_nothing(yard: ProcessYard) -> None:
     up = bridge_up(yard, *SMALL, wait=False)
     wait_until(

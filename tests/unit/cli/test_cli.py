@@ -239,11 +239,6 @@ def test_a_master_for_lanes_that_there_are_not_is_refused_with_one_line(
     assert refused(result, 2) == f"Error: {error}\n"
 
 
-def test_the_demo_refuses_a_stream_that_is_split(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with command_line(tmp_path, monkeypatch, "redis://127.0.0.1:1/0", bridge_partitions=2) as shell:
-        assert "set bridge_partitions = 1 for it" in refused(shell("demo"), 2)
-
-
 @pytest.mark.parametrize("number", [0, -1, 4097, "4", True])
 def test_a_number_of_partitions_that_cannot_be_is_one_line(
     number: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

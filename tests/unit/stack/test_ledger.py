@@ -3,12 +3,23 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from bridge.routing.errors import InputError
 from bridge.stack.demo.ledger import Kind, Ledger, Process, Record, file_name, read_ledger
-from bridge.stack.demo.verdict import DemoVerdict, Findings, Reroute, compare_states, judge, time_to_reroute
+from bridge.stack.demo.verdict import (
+    DemoVerdict,
+    Findings,
+    Reroute,
+    TrailVerdict,
+    compare_states,
+    compare_trails,
+    judge,
+    time_to_reroute,
+)
+from tasks.incidents import fold, line_of
 
 MS = 1_000_000
 HERE = 100
@@ -118,6 +129,38 @@ class TestTheVerdictIsRed:
         worse = {"dead": 1, "done": 8, "states_equal": 2, "problems": ("something",)}
         assert DemoVerdict(**good).ok  # type: ignore[arg-type]
         assert not DemoVerdict(**{**good, fault: worse[fault]}).ok  # type: ignore[arg-type]
+
+
+class TestTheAuditTrail:
+    @pytest.mark.parametrize(
+        "worse", [{"done": 8}, {"dead": 1}, {"complete": 2}, {"findings": Findings(reordered=1)}], ids=str
+    )
+    def test_a_fault_of_it_makes_the_verdict_red(self, worse: dict[str, Any]) -> None:
+        def verdict(**trail: Any) -> DemoVerdict:
+            return DemoVerdict(9, 3, 9, 0, Findings(), 3, trail=TrailVerdict(**trail))
+
+        good = {"done": 9, "dead": 0, "complete": 3, "findings": Findings()}
+        assert verdict(**good).ok
+        assert not verdict(**{**good, **worse}).ok
+
+    def test_each_subscription_has_a_part_of_the_ledger(self) -> None:
+        ledger = Book().ran("A", 1, 0, 1).ledger
+        ledger.records += [record._replace(subscription="audit_trail") for record in ledger.records]
+        assert len(ledger.of("audit_trail").records) == len(ledger.of("").records) == 2
+
+    def test_a_trail_is_compared_with_what_spark_computed_from_the_log(self) -> None:
+        event = {"activity": "New", "assignment_group": "G", "timestamp": "2024-03-04T08:00:00"}
+        events = [{**event, "seq": str(seq)} for seq in (1, 2, 3)]
+        state: dict[str, str] = {}
+        for one in events:
+            state = fold(state, one)
+        lines = [line_of(one).encode() for one in events]
+        good = {"A": lines}
+        assert compare_trails({"A": state}, good) == (1, [])
+        for bad in (lines[:2], [*lines, lines[2]], [lines[1], lines[0], lines[2]], [*lines[:2], b"other"], []):
+            complete, differences = compare_trails({"A": state}, {"A": bad})
+            assert complete == 0
+            assert differences[0].startswith(f"audit trail of A: {len(bad)} events, not ")
 
 
 class TestTimeToReroute:

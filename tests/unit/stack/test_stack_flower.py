@@ -17,7 +17,7 @@ def test_without_flower_a_stack_says_how_to_get_it_and_starts_nothing(
     # This makes Python's import of the module fail.
     monkeypatch.setitem(sys.modules, "flower", None)
     folder = tmp_path / "stack"
-    stack = Stack(Plan("tasks", folder), LaneSettings(), StopRequest(), print)
+    stack = Stack(Plan("tasks", folder), [LaneSettings()], StopRequest(), print)
     with pytest.raises(ConfigurationError, match=r"^Flower is not installed: pip install 'ticket-bridge\[flower\]'"):
         stack.start()
     assert not folder.exists()

@@ -8,6 +8,7 @@ import re
 import signal
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,7 @@ from bridge.cli.commands.stack import run_directory
 from bridge.routing.errors import ServerStartFailed
 from bridge.stack.child import Child, end_all
 from bridge.stack.demo.progress import Counts, ProgressView
-from bridge.stack.demo.verdict import DemoVerdict, Findings, Reroute
+from bridge.stack.demo.verdict import DemoVerdict, Findings, Reroute, TrailVerdict
 from bridge.stack.demo.verdict_table import verdict_table
 from bridge.stack.stopping import Stopped, StopRequest
 from bridge.testing.waiting import wait_until
@@ -172,6 +173,17 @@ class TestVerdictTable:
 
     def test_a_worker_that_had_nothing_leaves_nothing_to_measure(self) -> None:
         assert "no ticket was in flight on w2" in self.shown(self.verdict())
+
+    def test_the_audit_trail_has_a_row_of_its_own(self) -> None:
+        good = replace(self.verdict(), trail=TrailVerdict(10, 0, Findings(), 3))
+        assert re.search(
+            r"audit trails.* 3 .*of 3 complete, a second subscription: 10 messages, 0 lost", self.shown(good)
+        )
+        assert "\x1b[1;31m" not in self.shown(good)
+        bad = replace(good, trail=TrailVerdict(10, 0, Findings(lost=7), 2))
+        assert re.search(r"\x1b\[1;31m.*2.*7 lost", self.shown(bad))
+        assert "audit trail" not in self.shown(self.verdict())
+        assert (good.as_dict()["trail"]["ok"], bad.as_dict()["trail"]["lost"]) == (True, 7)
 
     def test_as_data_it_is_flat(self) -> None:
         shown = self.verdict(lost=1).as_dict()
