@@ -15,7 +15,7 @@ from redis.exceptions import RedisError
 from bridge.app.installed import bridge_of
 from bridge.link.connections import check_server, client
 from bridge.link.key_types import refuse_misplaced
-from bridge.protocol.agreement import refuse_newer
+from bridge.protocol.agreement import refuse_newer, refuse_other
 from bridge.routing.connection import with_raw_replies
 from bridge.routing.errors import ConfigurationError, TicketBridgeError
 from bridge.routing.layouts import find_layout
@@ -109,23 +109,28 @@ def learn_layout(app: Celery) -> None:
     found.take_layout(stored)
 
 
-def reach_lane(app: Celery, lane: LaneSettings) -> Redis:
-    """A client as of `reach`, for a command that reads or changes the lane.
+def reach_lane(app: Celery, lane: LaneSettings, *, to_change: bool = False) -> Redis:
+    """A client as of `reach`, for a command that reads the lane or, ``to_change``, changes it.
 
-    Also raises `ConfigurationError` when a key of the lane has the wrong type, or a newer version keeps the lane.
+    Also raises `ConfigurationError` when a key of the lane has the wrong type, or a newer version keeps the lane; and
+    when it is to be changed and belongs to another app.
     """
-    redis = reach(app)
-    refuse_misplaced(redis, lane.keys)
-    refuse_newer(redis, lane)
-    return redis
+    return _reach_lanes(app, (lane,), to_change=to_change)
 
 
-def reach_lanes(app: Celery, lanes: Sequence[AppLane]) -> Redis:
+def reach_lanes(app: Celery, lanes: Sequence[AppLane], *, to_change: bool = False) -> Redis:
     """As `reach_lane`, for a command that is about several lanes."""
+    return _reach_lanes(app, [lane.settings for lane in lanes], to_change=to_change)
+
+
+def _reach_lanes(app: Celery, lanes: Sequence[LaneSettings], *, to_change: bool) -> Redis:
     redis = reach(app)
     for lane in lanes:
-        refuse_misplaced(redis, lane.settings.keys)
-        refuse_newer(redis, lane.settings)
+        refuse_misplaced(redis, lane.keys)
+        if to_change:
+            refuse_other(redis, app, lane)
+        else:
+            refuse_newer(redis, lane)
     return redis
 
 

@@ -30,9 +30,9 @@ def as_document(found: SubscriptionStatus) -> dict[str, Any]:
 COLUMNS = ("led", "unread", "waiting", "in flight", "retrying", "parked", "dead", "done", "oldest", "holds")
 
 
-def view(found: Sequence[SubscriptionStatus]) -> RenderableType:
-    """All subscriptions as a table, and their problems."""
-    problems = [problem for one in found for problem in one.problems]
+def view(found: Sequence[SubscriptionStatus], others: Sequence[str] = ()) -> RenderableType:
+    """All subscriptions as a table, and their problems. ``others``: problems of no subscription of the app."""
+    problems = [*(problem for one in found for problem in one.problems), *others]
     parts: list[RenderableType] = [_table(found), *(Text(f"! {problem}", "yellow") for problem in problems[:PROBLEMS])]
     if len(problems) > PROBLEMS:
         parts.append(Text(f"! and {len(problems) - PROBLEMS:,} more: --json", "yellow"))

@@ -192,6 +192,39 @@ def read_subscriptions(
     ]
 
 
+def undeclared_holders(redis: Redis, declared: Mapping[str, Sequence[LaneSettings]]) -> list[str]:
+    """A sentence for each consumer group that the app does not name and that holds messages which all subscriptions of
+    the app are done with. It needs no permission for keys of such a group.
+
+    Raises redis errors.
+    """
+    found = []
+    ours = {name.encode() for name in declared}
+    names = sorted({lane.stream for lanes in declared.values() for lane in lanes})
+    with redis.pipeline(transaction=False) as pipe:
+        for name in names:
+            pipe.execute_command("XINFO", "GROUPS", name)
+        replies = pipe.execute(raise_on_error=False)
+    # Most streams have no others.
+    with_others = {name for name, reply in zip(names, replies, strict=True) if groups_in(reply).keys() - ours}
+    streams = _read_streams(redis, with_others)[1] if with_others else {}
+    for stream, status in sorted(streams.items()):
+        most = max((status.undone(name) for name in ours), default=0)
+        for raw in sorted(status.groups.keys() - ours):
+            messages = status.undone(raw, at_least=True) - most
+            used = status.bytes_of(messages)
+            if messages < HOLDS_MESSAGES and (messages <= 0 or (used or 0) < HOLDS_BYTES):
+                continue
+            size = "" if used is None else f", about {data_size(used)}"
+            shown = one_line(raw.decode(errors="backslashreplace"))
+            found.append(
+                f"{shown}, a subscription that this app does not name, holds {count(messages, 'message')} of "
+                f"{one_line(stream)}{size}: all subscriptions of this app are done with them; if no other app needs "
+                f"it, `bridge subscription remove {shown}`"
+            )
+    return found
+
+
 def _read_streams(redis: Redis, names: set[str]) -> tuple[int, dict[str, StreamStatus]]:
     """(the server's time in Unix ms, name -> stream)."""
     with redis.pipeline(transaction=False) as pipe:

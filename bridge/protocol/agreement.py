@@ -77,7 +77,7 @@ def refuse_newer(redis: Redis, settings: LaneSettings) -> None:
 
 
 def refuse_other(redis: Redis, app: Celery, settings: LaneSettings) -> None:
-    """Before a command of ``app`` makes or deletes the lane: as `arrive`, and writes nothing."""
+    """Before a command of ``app`` makes, changes or deletes the lane: as `arrive`, and writes nothing."""
     keys, name = settings.keys, app_name(app)
     refuse_newer(redis, settings)
     raw: Any = redis.hget(keys.about, "app")

@@ -134,7 +134,7 @@ def _of(target: Target, name: str) -> tuple[Redis, list[LaneKeys], str]:
     from bridge.inspect.roster import full_name
 
     lanes = [lane.settings.keys for lane in target.app_lanes]
-    redis = reach_lanes(target.app, target.app_lanes)
+    redis = reach_lanes(target.app, target.app_lanes, to_change=True)
     return redis, lanes, full_name(redis, lanes, name)
 
 

@@ -177,7 +177,7 @@ class _Request:
         self._sure = yes or bool(ids)
         self._dry_run = dry_run
         self._as_json = as_json
-        self.redis = reach_lanes(target.app, target.app_lanes)
+        self.redis = reach_lanes(target.app, target.app_lanes, to_change=True)
         #: The chosen letters of the lane of each partition. Their ids are those of its streams.
         self.letters: list[tuple[AppLane, list[Letter]]] = []
         if ids:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
@@ -77,23 +77,34 @@ class _Shown:
 def _of_lane(target: Target) -> _Shown:
     from bridge.app.finding import reach_lane
     from bridge.inspect.status import read_status
+    from bridge.inspect.subscriptions import undeclared_holders
 
     settings = target.settings
-    redis = reach_lane(target.app, target.lane)
-    return _Shown(lambda: read_status(redis, settings), as_document, view, line)
+    redis, declared = reach_lane(target.app, target.lane), target.subscriptions
+
+    def read() -> LaneStatus:
+        found = read_status(redis, settings)
+        return replace(found, problems=(*found.problems, *undeclared_holders(redis, declared)))
+
+    return _Shown(read, as_document, view, line)
 
 
 def _of_subscriptions(target: Target, meant: Mapping[str, Sequence[LaneSettings]]) -> _Shown:
     from bridge.app.finding import reach
     from bridge.cli import subscription_view
-    from bridge.inspect.subscriptions import read_subscriptions
+    from bridge.inspect.subscriptions import read_subscriptions, undeclared_holders
 
-    redis = reach(target.app)
+    redis, declared = reach(target.app), target.subscriptions
 
-    def documents(found: Sequence[SubscriptionStatus]) -> dict[str, Any]:
-        return {"subscriptions": [subscription_view.as_document(one) for one in found]}
+    def read() -> tuple[list[SubscriptionStatus], list[str]]:
+        return read_subscriptions(redis, meant), undeclared_holders(redis, declared)
 
-    return _Shown(lambda: read_subscriptions(redis, meant), documents, subscription_view.view, subscription_view.line)
+    def documents(found: tuple[list[SubscriptionStatus], list[str]]) -> dict[str, Any]:
+        return {"subscriptions": [subscription_view.as_document(one) for one in found[0]], "problems": found[1]}
+
+    return _Shown(
+        read, documents, lambda found: subscription_view.view(*found), lambda found: subscription_view.line(found[0])
+    )
 
 
 def as_document(lane: LaneStatus) -> dict[str, Any]:

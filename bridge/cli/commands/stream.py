@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from datetime import UTC, datetime
+from itertools import product
 
 import click
 from rich.table import Table
@@ -90,7 +91,9 @@ def retire(ctx: click.Context, name: str, drop_dead: bool, dry_run: bool, yes: b
     """
     from bridge.app.finding import reach
     from bridge.operate.retiring import contents_of, retire_stream
+    from bridge.protocol.agreement import refuse_other
     from bridge.routing.errors import InputError
+    from bridge.settings.subscriptions import with_group
 
     target: Target = ctx.obj
     settings = target.app.bridge.settings
@@ -98,6 +101,11 @@ def retire(ctx: click.Context, name: str, drop_dead: bool, dry_run: bool, yes: b
         raise InputError(f"{one_line(name)} is the stream of this app (bridge_stream): its producers push to it")
     redis = reach(target.app)
     found = contents_of(redis, name)
+    if drop_dead:
+        for part, group in product(found.streams, found.groups):
+            lane = with_group(settings.lane, group).on_stream(part)
+            if redis.exists(lane.keys.dead):
+                refuse_other(redis, target.app, lane)
     numbers = (
         count(found.entries, "done message"),
         count(len(found.groups), "group"),

@@ -153,7 +153,7 @@ def _ordered(target: Target, order: Park | Release) -> dict[str, Any]:
 
     ticket_bytes(order.ticket)
     lane = target.lane_of_ticket(order.ticket).settings
-    return give(reach_lane(target.app, lane), lane.keys, order)
+    return give(reach_lane(target.app, lane, to_change=True), lane.keys, order)
 
 
 def _print(found: TicketFacts) -> None:

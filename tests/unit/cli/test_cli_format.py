@@ -1,4 +1,6 @@
-"""Every command that reads or changes a lane refuses one of a newer format, in one line, and changes nothing."""
+"""Commands refuse a lane of a newer format, and those that change a lane refuse one of another app: in one line, and
+nothing is changed.
+"""
 
 from __future__ import annotations
 
@@ -45,4 +47,25 @@ def test_a_newer_format_is_refused(shell: CommandLine, valkey: EmbeddedServer, a
     (line,) = said.stderr.splitlines()
     assert "is kept by a newer Ticket Bridge, in format 2; this version" in line
     assert lane.redis.xlen(lane.keys.dead) == 1
+    lane.redis.close()
+
+
+CHANGING = [words for words in COMMANDS if words[1:2] and words[1] not in ("show", "list")]
+
+
+@pytest.mark.parametrize("arguments", COMMANDS, ids=" ".join)
+def test_a_lane_of_another_app_is_read_and_not_changed(
+    shell: CommandLine, valkey: EmbeddedServer, arguments: tuple[str, ...]
+) -> None:
+    lane = Lane(valkey)
+    lane.make_group()
+    lane.redis.hset(lane.keys.about, mapping={"format": "1", "app": "depot"})
+    lane.redis.xadd(lane.keys.dead, {"message_id": "1-0"})
+    before = {key: lane.redis.dump(key) for key in lane.redis.scan_iter()}
+    said = shell(*arguments)
+    assert ("belongs to the app 'depot', and this is 'shop'" in said.stderr) == (arguments in CHANGING)
+    if arguments in CHANGING:
+        assert said.exit_code == 2
+        assert len(said.stderr.splitlines()) == 1
+    assert {key: lane.redis.dump(key) for key in lane.redis.scan_iter()} == before
     lane.redis.close()

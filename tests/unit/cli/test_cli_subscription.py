@@ -257,6 +257,31 @@ def test_a_subscription_that_alone_holds_memory_is_named_with_messages_and_bytes
     assert "billing alone holds 1,200 messages of ticket_stream, about" in line
 
 
+def test_an_undeclared_subscription_that_holds_memory_is_named(
+    valkey: EmbeddedServer, redis: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("bridge.inspect.subscriptions.HOLDS_MESSAGES", 3)
+    pushed(redis, 5)
+    # Two that nobody serves any more hold the same messages.
+    for name in ("forgotten", "lost"):
+        redis.xgroup_create("ticket_stream", name, "0")
+    for name in ("billing", "search", "concurrency_stream_group"):
+        redis.xgroup_create("ticket_stream", name, "$")
+    sentence = "forgotten, a subscription that this app does not name, holds 5 messages of ticket_stream, about "
+    for settings in ({}, {"bridge_subscriptions": SUBSCRIPTIONS, "bridge_default_task": None}):
+        with command_line(tmp_path, monkeypatch, valkey.url, **settings) as shell:
+            named = json.loads(shell("status", "--json").stdout)["problems"]
+            assert any(problem.startswith(sentence) for problem in named)
+            assert any(problem.startswith("lost, a subscription") for problem in named)
+            said = " ".join(shell("status").stdout.split())
+            assert "! forgotten, a subscription that this app does not name" in said
+            assert "`bridge subscription remove forgotten`" in said
+    # What all have undone is held by nobody alone.
+    redis.xgroup_setid("ticket_stream", "concurrency_stream_group", "0")
+    with command_line(tmp_path, monkeypatch, valkey.url) as shell:
+        assert "does not name" not in shell("status").stdout
+
+
 def test_a_lane_of_a_newer_format_is_named_in_the_status_of_all(shell: CommandLine, redis: Any) -> None:
     redis.hset(LaneKeys("ticket_stream", "search").about, "format", "2")
     said = shell("status")
