@@ -23,7 +23,7 @@ class OlderLane(NamedTuple):
     """The lane of an older version, as the leader of a newer one knows it when it dispatches."""
 
     keys: LaneKeys
-    #: The token of its leader.
+    #: The token of its leader. Empty: nobody may lead it.
     token: str
     #: Id up to which its leader has taken in the messages.
     read_to: str

@@ -12,8 +12,8 @@ from redis.exceptions import NoPermissionError, ResponseError
 
 from bridge.routing.errors import ConfigurationError
 from bridge.routing.groups import group_in
-from bridge.routing.ids import id_key
-from bridge.routing.keys import follows_key, newer_key
+from bridge.routing.ids import id_before, id_key
+from bridge.routing.keys import LaneKeys, follows_key, newer_key
 from bridge.routing.return_codes import ReturnCode, code_for_leader, text_of
 from bridge.routing.scripts import Argument, Script
 from bridge.routing.transitions import Leadership
@@ -23,10 +23,11 @@ FOLLOW = Script("follow")
 
 
 def follow(client: Redis, lead: Leadership, older: Sequence[str]) -> None:
-    """Notes that the stream of the lane follows ``older``, oldest first. Raises `NotLeading`, and `ConfigurationError`
-    when one of them follows the stream.
+    """Notes that the stream of the lane follows ``older``, oldest first. What was noted before stays noted until it is
+    retired. Raises `NotLeading`, and `ConfigurationError` when one of them follows the stream.
     """
     stream = lead.keys.stream
+    older = [*(name for name in older_versions(client, stream) if name not in older), *older]
     names: list[Argument] = [lead.keys.leader, follows_key(stream), newer_key(stream), *map(newer_key, older)]
     reply = FOLLOW.run(client, names, [lead.token, stream, orjson.dumps(list(older)), *older])
     if code_for_leader(reply[0], lead.keys) is ReturnCode.CIRCLE:
@@ -34,8 +35,8 @@ def follow(client: Redis, lead: Leadership, older: Sequence[str]) -> None:
 
 
 def check_versions(client: Redis, stream: str, older: Sequence[str]) -> None:
-    """Raises `ConfigurationError` when ``stream`` cannot follow ``older``: one of them follows it, or follows a stream
-    that is not among those before it.
+    """Raises `ConfigurationError` when ``stream`` cannot follow ``older``: one of them follows it, or one that is named
+    after it.
     """
     for name in set(older) & newer_versions(client, stream):
         raise ConfigurationError(_circle(stream, name))
@@ -43,46 +44,71 @@ def check_versions(client: Redis, stream: str, older: Sequence[str]) -> None:
         theirs = older_versions(client, name)
         if stream in theirs:
             raise ConfigurationError(_circle(stream, name))
-        for missing in theirs:
-            if missing not in older[:place]:
-                raise ConfigurationError(
-                    f"bridge_follows names {name!r}, which follows {missing!r}: name that too, before it"
-                )
+        for late in older[place + 1 :]:
+            if late in theirs:
+                raise ConfigurationError(f"bridge_follows names {name!r}, which follows {late!r}: name that before it")
+
+
+def dropped_versions(client: Redis, stream: str, group: str, older: Sequence[str]) -> list[str]:
+    """The versions older than ``stream`` that ``older`` does not name, and that are not retired. Without those where
+    this user has no permission for the lane of ``group``.
+    """
+    known = {stream, *older}
+    found = set(older_versions(client, stream))
+    with suppress(NoPermissionError):
+        for name in older:
+            found.update(older_versions(client, name))
+            # One that follows this stream is newer.
+            others = newer_versions(client, name) - known - found
+            found.update(one for one in others if stream not in older_versions(client, one))
+    return [name for name in sorted(found - known) if _may_look(client, LaneKeys(name, group))]
+
+
+def _may_look(client: Redis, keys: LaneKeys) -> bool:
+    try:
+        client.exists(keys.stream, keys.leader, keys.tickets, keys.fence)
+    except NoPermissionError:
+        return False
+    return True
 
 
 def refuse_left_behind(client: Redis, stream: str, group: str, older: Sequence[str]) -> None:
-    """Raises `ConfigurationError` when a version that ``older`` does not name, and that is older than ``stream``, has
-    messages of ``group`` that are not done: newer ones of their tickets would start before them.
-
-    It cannot look at versions for which this user has no permission.
+    """Raises `ConfigurationError` when a dropped version has messages of ``group`` that are not done: newer ones of
+    their tickets would start before them.
     """
-    known = {stream, *older}
-    found = set(older_versions(client, stream)) - known
-    with suppress(NoPermissionError):
-        for one in set().union(*(newer_versions(client, name) for name in older)) - known:
-            # One that follows this stream is newer.
-            if stream not in older_versions(client, one):
-                found.add(one)
-    for name in sorted(found):
-        if _has_undone(client, name, group):
-            raise ConfigurationError(
-                f"{name!r}, an older version of {stream!r}, has messages of {group!r} that are not done: name it in "
-                "bridge_follows until they are"
-            )
+    for name in dropped_versions(client, stream, group, older):
+        if undone_in(client, name, group)[0]:
+            raise ConfigurationError(left_behind(name, stream, group))
 
 
-def _has_undone(client: Redis, stream: str, group: str) -> bool:
+def left_behind(dropped: str, stream: str, group: str) -> str:
+    """That a dropped version has undone messages, and what to do."""
+    return (
+        f"{dropped!r}, an older version of {stream!r}, has messages of {group!r} that are not done: name it in "
+        "bridge_follows until they are"
+    )
+
+
+def undone_in(client: Redis, stream: str, group: str) -> tuple[bool, str]:
+    """(whether ``stream`` has messages that ``group`` is not done with, an id: all entries up to it are done or dead).
+
+    Without the group nothing of it is undone.
+    """
     try:
         reply: Any = client.execute_command("XINFO", "GROUPS", stream)
     except NoPermissionError:
-        return False
+        raise
     except ResponseError as exc:
         reply = exc
     found = group_in(reply, group)
     if found is None:
-        return False
+        return False, "0-0"
+    if found.pending:
+        pending: Any = client.xpending_range(stream, group, "-", "+", 1)
+        if pending:
+            return True, id_before(id_key(text_of(pending[0]["message_id"])))
     last: Any = client.execute_command("XREVRANGE", stream, "+", "-", "COUNT", 1)
-    return found.pending > 0 or (bool(last) and id_key(last[0][0].decode()) > id_key(found.read_to))
+    return bool(last) and id_key(text_of(last[0][0])) > id_key(found.read_to), found.read_to
 
 
 def older_versions(client: Redis, stream: str) -> tuple[str, ...]:

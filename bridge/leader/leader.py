@@ -63,6 +63,7 @@ if TYPE_CHECKING:
 
     from bridge.app.lanes import AppLane
     from bridge.leader.picture.chain import Place
+    from bridge.leader.step.dropped_versions import DroppedVersions
     from bridge.link.server_clock import ServerClock
 
 #: Seconds without work after which a lane may rest.
@@ -95,7 +96,14 @@ class Leader:
     """
 
     def __init__(
-        self, app: Celery, url: str, app_lane: AppLane, token: str, clock: ServerClock, place: Place | None = None
+        self,
+        app: Celery,
+        url: str,
+        app_lane: AppLane,
+        token: str,
+        clock: ServerClock,
+        place: Place | None = None,
+        dropped: DroppedVersions | None = None,
     ) -> None:
         self._app = app
         self._place = place
@@ -124,7 +132,7 @@ class Leader:
         self._planner = Planner(lane, envelopes, traits.of)
         self._outcome_pause = OutcomePause(lane)
         steps = self._steps = (
-            ChainedSteps(term, lane, self._planner, envelopes, settling, place)
+            ChainedSteps(term, lane, self._planner, envelopes, settling, place, dropped)
             if place is not None and isinstance(lane, ChainedLane)
             else Steps(term, lane, self._planner, envelopes, settling)
         )

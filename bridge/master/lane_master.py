@@ -18,6 +18,7 @@ from redis.exceptions import RedisError
 from bridge.app.installed import bridge_of
 from bridge.leader.leader import Leader
 from bridge.leader.picture.chain import chain_of
+from bridge.leader.step.dropped_versions import DroppedVersions
 from bridge.link.connections import client, is_outage
 from bridge.link.key_types import refuse_misplaced
 from bridge.link.server_clock import ServerClock
@@ -26,7 +27,7 @@ from bridge.master.log_lines import name_thread, thread_named
 from bridge.protocol.agreement import arrive, differences, facts, leaders_facts
 from bridge.routing.errors import LaneConflict, NotLeading, TicketBridgeError
 from bridge.routing.keys import LaneKeys
-from bridge.routing.versions import check_versions, newer_versions, refuse_left_behind
+from bridge.routing.versions import check_versions, dropped_versions, newer_versions, refuse_left_behind
 
 if TYPE_CHECKING:
     from celery import Celery
@@ -45,6 +46,8 @@ RETRY_S = 0.2
 DEFECT_S = 2.0
 #: Turns of its loop after which a lane has begun. One to which nothing has come is at rest by then.
 BEGUN = 4
+#: Seconds between two notes that another master leads a version that this one does not name.
+NOTE_S = 30.0
 
 
 class LaneMaster:
@@ -72,6 +75,7 @@ class LaneMaster:
         sleepers: Sleepers,
     ) -> None:
         self._app = app
+        self._redis = redis
         self._app_lane = lane
         self.settings = lane.settings
         self._url: str = bridge_of(app).settings.redis_url
@@ -105,12 +109,18 @@ class LaneMaster:
         self._hand_over_by = 0.0
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
+        #: The older versions that the app does not name any more.
+        self._dropped: Sequence[str] = ()
+        self._note_at = 0.0
+        #: Whether another master leads one of them.
+        self._yields = False
         try:
             refuse_misplaced(redis, self.keys)
             arrive(redis, app, self.settings)
             older = [version.stream for version in lane.older]
             check_versions(redis, self.settings.stream, older)
             refuse_left_behind(redis, self.settings.stream, self.settings.group, older)
+            self._dropped = dropped_versions(redis, self.settings.stream, self.settings.group, older)
             self._compare(redis)
         except (RedisError, OSError) as exc:
             # The server went away just now. A leader checks again.
@@ -151,7 +161,25 @@ class LaneMaster:
 
     def may_stand(self, now: float) -> bool:
         """Whether this master may ask for the lead now (monotonic seconds)."""
-        return now >= self._stand_at and all(lane.in_charge for lane in self.older)
+        return now >= self._stand_at and not self._yields and all(lane.in_charge for lane in self.older)
+
+    @property
+    def dropped_leaders(self) -> list[str]:
+        """The leader keys of the versions that the app does not name any more."""
+        return [LaneKeys(stream, self.keys.group).leader for stream in self._dropped]
+
+    def dropped_is_led(self, led: bool) -> None:
+        """Whether another master leads such a version. That one shall have all lanes of the chain."""
+        self._yields = led
+        now = time.monotonic()
+        if led and now >= self._note_at:
+            self._note_at = now + NOTE_S
+            logger.info(
+                "standing by: another master leads %s, which this one does not name", " or ".join(self._dropped)
+            )
+            self._defective(self.chain)
+        if led and self.leading:
+            self._poke()
 
     def follows(self, holder: str, token: str) -> None:
         """Another master leads."""
@@ -287,7 +315,7 @@ class LaneMaster:
         self.end()
 
     def _give_up(self) -> None:
-        if self._stop.is_set() or self._successor is not None or not self._leads_older:
+        if self._stop.is_set() or self._successor is not None or not self._leads_older or self._yields:
             self.election.resign()
         self.election.forfeit()
         self.outage.over()
@@ -344,6 +372,7 @@ class LaneMaster:
                     return rests
             except NotLeading as exc:
                 logger.warning("stepping down: %s", exc)
+                self._yields = bool(self._dropped)
                 # The renewals may not have noticed yet.
                 self.election.forfeit()
                 break
@@ -366,26 +395,29 @@ class LaneMaster:
 
     def _begin(self) -> None:
         term = self.election.take_term()
-        place = self._place_in_chain()
-        leader = self._leader = Leader(self._app, self._url, self._app_lane, term, self.clock, place)
+        place, dropped = self._place_in_chain()
+        leader = self._leader = Leader(self._app, self._url, self._app_lane, term, self.clock, place, dropped)
         if self._spared < self.outage.count:
             # The workers could not renew their leases in the outage.
             self._spared = self.outage.count
             leader.lease_watch.spare_leases()
         leader.begin()
 
-    def _place_in_chain(self) -> Place | None:
-        """The lane's place; None: its stream has no other versions. Asked in each term: another master may have led a
-        newer version in the meantime, and may have messages in flight there.
+    def _place_in_chain(self) -> tuple[Place | None, DroppedVersions | None]:
+        """(the lane's place; None: its stream has no other versions; the dropped versions; None: there are none). Asked
+        in each term: another master may have led a newer version meanwhile, and may have messages in flight there.
         """
+        older = [one.stream for one in self._app_lane.older]
         with client(self._url) as redis:
             newer = newer_versions(redis, self.keys.stream)
-        if self.place is None and newer:
+            self._dropped = dropped_versions(redis, self.keys.stream, self.keys.group, older)
+            dropped = DroppedVersions(redis, self.keys, self._dropped) if self._dropped else None
+        if self.place is None and (newer or dropped is not None):
             [self.place] = chain_of([self.keys])
         if self.place is not None:
             known = {*newer, *(one.stream for one in self._app_lane.newer)}
             self.place.newer_keys = tuple(LaneKeys(stream, self.keys.group) for stream in sorted(known))
-        return self.place
+        return self.place, dropped
 
     @property
     def _leads_older(self) -> bool:
@@ -394,7 +426,8 @@ class LaneMaster:
 
     def _goes_on(self) -> bool:
         self.turned_at = time.monotonic()
-        return not self._stop.is_set() and self.election.leads() and self._leads_older and not self._goes_over()
+        free = not self._stop.is_set() and not self._yields
+        return free and self.election.leads() and self._leads_older and not self._goes_over()
 
     def _goes_over(self) -> bool:
         """Whether the lane is handed over now."""

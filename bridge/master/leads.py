@@ -193,6 +193,7 @@ class Leads:
                 else:
                     lane.forfeit()
         self._renew_at = sent + self._lease_s / RENEWALS
+        self._look_at_dropped(held)
         if self._share is not None:
             # In the same moment as the leads: so they end together.
             self._attend_at = 0.0
@@ -247,6 +248,7 @@ class Leads:
         if now < self._ask_at:
             return
         standing = [lane for lane in self._lanes if not lane.leading]
+        self._look_at_dropped(standing)
         wanted = [lane for lane in self._wanted(standing, now) if lane.may_stand(now)]
         self._ask_at = now + ASK_S if standing else float("inf")
         if standing:
@@ -266,6 +268,16 @@ class Leads:
                 continue
             lane.follows(read_token(token).holder, token)
             self._ask_at = min(self._ask_at, now + max(0.01, left_ms / 1000))
+
+    def _look_at_dropped(self, lanes: Sequence[LaneMaster]) -> None:
+        """Looks whether other masters lead versions that this one does not name any more."""
+        some = [lane for lane in lanes if lane.dropped_leaders]
+        if some:
+            with self._redis.pipeline(transaction=False) as pipe:
+                for lane in some:
+                    pipe.exists(*lane.dropped_leaders)
+                for lane, led in zip(some, pipe.execute(), strict=True):
+                    lane.dropped_is_led(led > 0)
 
     def _wanted(self, standing: Sequence[LaneMaster], now: float) -> list[LaneMaster]:
         """Those of ``standing`` whose lead this master asks for."""

@@ -147,6 +147,7 @@ OWN: dict[Role, tuple[str, ...]] = {
         "xpending",
         "xrange",
         "xread",
+        "xrevrange",
         "zrange",
     ),
     Role.WORKER: (*CONNECTION, *SCRIPTS, "hget", "pexpire", "set", "xadd"),

@@ -10,8 +10,8 @@
 --       opening (the text before the fence in every Celery message), entries that the history may have, rows for the
 --       history ('' = none), number of sections; of each section its name and its number of arguments, in the order in
 --       which they are read here, without empty ones; then the arguments of all sections. The sections are:
---       expected (ticket, record | ''), orders (id in the outcome stream), older (token of its leader, id up to which
---       it has read), newer (name of its stream), contested (ticket; all that are dispatched where
+--       expected (ticket, record | ''), orders (id in the outcome stream), older (token of its leader, '' = nobody may lead
+--       it; id up to which it has read), newer (name of its stream), contested (ticket; all that are dispatched where
 --       there are older or newer versions), acknowledged (id), given_back (id), shelves (name in the group of a parked ticket, number of its ids), shelved (id), records (ticket, record),
 --       released (ticket), retries (due ms, ticket), due (ticket whose retry is over), dead (number of arguments of a
 --       letter: at most 6000), letters (argument), replayed (id of a letter), counts (name, amount),
@@ -114,7 +114,7 @@ if size > 0 then
   for o = 0, older - 1 do
     -- What the older leader has read, the caller knows. So only what came later is looked at, and that is little.
     local place = chain + 2 * o
-    if redis.call('GET', KEYS[place + 1]) ~= ARGV[older_at + 2 * o + 1] then
+    if (redis.call('GET', KEYS[place + 1]) or '') ~= ARGV[older_at + 2 * o + 1] then
       return {'OLDER', KEYS[place + 2]}
     end
     local after, looked, bytes, more = '(' .. ARGV[older_at + 2 * o + 2], 0, 0, true

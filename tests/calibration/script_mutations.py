@@ -126,7 +126,7 @@ SCRIPT_MUTATIONS = [
         "I2",
         ADVANCE,
         "test_versions::test_nothing_is_dispatched_when_another_master_leads_an_older_version",
-        "if redis.call('GET', KEYS[place + 1]) ~= ARGV[older_at + 2 * o + 1] then",
+        "if (redis.call('GET', KEYS[place + 1]) or '') ~= ARGV[older_at + 2 * o + 1] then",
         "if false then",
     ),
     _script(

@@ -15,7 +15,15 @@ from bridge.routing.records import AWAITING, PARKED, record, tail
 from bridge.routing.retiring import retire
 from bridge.routing.return_codes import ReturnCode
 from bridge.routing.transitions import Leadership, advance
-from bridge.routing.versions import check_versions, follow, leave_chain, newer_versions, older_versions
+from bridge.routing.versions import (
+    check_versions,
+    dropped_versions,
+    follow,
+    leave_chain,
+    newer_versions,
+    older_versions,
+    refuse_left_behind,
+)
 from tests.scripts.world import LEASE_MS, MASTER, OPENING, TOKEN, World
 
 pytestmark = pytest.mark.scripts
@@ -137,11 +145,40 @@ def test_a_circle_changes_nothing(fresh: World) -> None:
 def test_an_older_version_with_older_ones_of_its_own_needs_them_named_before_it(fresh: World) -> None:
     fresh.client.set(follows_key(NEWER.stream), orjson.dumps([OLDER.stream]))
     check_versions(fresh.client, "newest", [OLDER.stream, NEWER.stream])
-    for older in ([NEWER.stream], [NEWER.stream, OLDER.stream]):
-        with pytest.raises(
-            ConfigurationError, match=f"{NEWER.stream!r}, which follows {OLDER.stream!r}: name that too, before it"
-        ):
-            check_versions(fresh.client, "newest", older)
+    check_versions(fresh.client, "newest", [NEWER.stream])
+    with pytest.raises(ConfigurationError, match=f"{NEWER.stream!r}, which follows {OLDER.stream!r}: name that before"):
+        check_versions(fresh.client, "newest", [NEWER.stream, OLDER.stream])
+
+
+def test_a_version_that_is_not_named_any_more_is_dropped_until_it_is_retired(fresh: World) -> None:
+    client, newest, group = fresh.client, fresh.keys.stream, fresh.keys.group
+    client.set(follows_key(NEWER.stream), orjson.dumps([OLDER.stream]))
+    client.sadd(newer_key(OLDER.stream), NEWER.stream)
+    follow(client, fresh.lead, [OLDER.stream, NEWER.stream])
+    follow(client, fresh.lead, [NEWER.stream])
+    assert older_versions(client, newest) == (OLDER.stream, NEWER.stream), "a dropped version is forgotten"
+    assert dropped_versions(client, newest, group, [OLDER.stream, NEWER.stream]) == []
+    assert dropped_versions(client, newest, group, [NEWER.stream]) == [OLDER.stream]
+    older_entry(fresh, "5-0", "ticket_id", "A")
+    refuse_left_behind(client, newest, group, [NEWER.stream])
+    client.xgroup_create(OLDER.stream, group, "0")
+    with pytest.raises(ConfigurationError, match=f"{OLDER.stream!r}, an older version of {newest!r}, has messages"):
+        refuse_left_behind(client, newest, group, [NEWER.stream])
+    client.delete(OLDER.stream)
+    leave_chain(client, OLDER.stream)
+    assert dropped_versions(client, newest, group, [NEWER.stream]) == []
+
+
+def test_nothing_is_dispatched_while_somebody_leads_a_dropped_version(fresh: World) -> None:
+    batch = Batch(older=[OlderLane(OLDER, "", "5-0")], contested=["A"])
+    fresh.dispatch(batch, "w1@a", [("A", fresh.pushed("A"))])
+    fresh.client.set(OLDER.leader, THEIR_TOKEN, px=LEASE_MS)
+    before = fresh.snapshot()
+    with pytest.raises(NotLeading, match=OLDER.stream):
+        advance(fresh.client, fresh.lead, OPENING, batch)
+    assert fresh.snapshot() == before
+    fresh.client.delete(OLDER.leader)
+    assert advance(fresh.client, fresh.lead, OPENING, batch).base
 
 
 def test_only_the_leader_notes_what_a_stream_follows(fresh: World) -> None:

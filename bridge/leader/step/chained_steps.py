@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from bridge.leader.picture.chained_lane import ChainedLane
     from bridge.leader.picture.planner import Planner
     from bridge.leader.picture.settling import Settling
+    from bridge.leader.step.dropped_versions import DroppedVersions
     from bridge.leader.step.term import Term
     from bridge.protocol.envelope import Envelopes
     from bridge.routing.batch import Batch
@@ -40,14 +41,17 @@ class ChainedSteps(Steps):
         envelopes: Envelopes,
         settling: Settling,
         place: Place,
+        dropped: DroppedVersions | None,
     ) -> None:
         super().__init__(term, lane, planner, envelopes, settling)
         self._chained = lane
         self._place = place
+        #: The older versions that the app does not name any more; None: there are none.
+        self._dropped = dropped
 
     def advance(self, batch: Batch) -> None:
         """Plans what can be dispatched before or beside other versions, and sends the batch."""
-        lane, place = self._chained, self._place
+        lane, place, dropped = self._chained, self._place, self._dropped
         place.paused = not place.open
         if place.paused:
             self._planner.skip()
@@ -61,14 +65,24 @@ class ChainedSteps(Steps):
         if dispatched:
             batch.older = [OlderLane(one.keys, one.token, id_text(lane.read_to)) for one, lane in place.older_lanes()]
             batch.newer = list(place.newer_keys)
+            if dropped is not None:
+                batch.older += dropped.lanes
+                batch.newer += [one.keys for one in dropped.lanes]
             batch.contested = [ticket.id for ticket in dispatched]
         try:
             self._write(batch, dispatched)
         except DispatchRefused as exc:
             logger.debug("nothing was dispatched: %s", exc)
             batch.withdraw(mark, due_end)
-            lane.withdraw(dispatched, exc.tickets, batch)
-            if exc.behind:
+            behind_dropped = dropped is not None and exc.behind in dropped.streams
+            held = [ticket.id for ticket in dispatched] if behind_dropped else exc.tickets
+            lane.withdraw(dispatched, held, batch)
+            if dropped is not None:
+                dropped.look(self._term.redis)
+            if behind_dropped:
+                place.refused.update(held)
+                self._planner.skip()
+            elif exc.behind:
                 place.wait_for(exc.behind)
                 self._planner.skip()
             else:

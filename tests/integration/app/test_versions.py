@@ -299,10 +299,74 @@ def test_streams_that_follow_each_other_are_refused(chain: Versions) -> None:
     circle = chain.master("m2", wait=False, bridge_stream="orders", bridge_follows=["orders:v2"])
     assert circle.wait() != 0
     assert "streams cannot follow each other" in circle.logs()
-    missing = chain.master("m3", wait=False, bridge_stream="orders:v3", bridge_follows=["orders:v2"])
-    assert missing.wait() != 0
-    assert "which follows 'orders': name that too" in missing.logs()
+    late = chain.master("m3", wait=False, bridge_stream="orders:v3", bridge_follows=["orders:v2", "orders"])
+    assert late.wait() != 0
+    assert "streams cannot follow each other" in late.logs()
     assert not chain.redis.exists(chain.keys["v3"].leader)
+
+
+def test_the_oldest_of_three_versions_is_retired_while_everything_runs(chain: Versions) -> None:
+    chain.conf.update(THREE)
+    worker, masters = chain.worker("w1"), [chain.master("m1"), chain.master("m2")]
+    pushed = 0
+
+    def push(*versions: str) -> None:
+        nonlocal pushed
+        pushed += 1
+        for version in versions:
+            chain.push(version, f"T{pushed % 3}", ms=5)
+
+    for _ in range(6):
+        push("v3", "v2", "v1")
+    chain.wait_all()
+    new = {"bridge_follows": THREE["bridge_follows"][1:]}
+    push("v3", "v2")
+    chain.worker("w2", **new)
+    push("v3", "v2")
+    worker.terminate()
+    for n, master in enumerate(masters):
+        chain.master(f"m{n + 3}", **new)
+        push("v3", "v2")
+        master.terminate()
+        push("v3", "v2")
+        chain.wait_all()
+    assert "retired orders" in chain.operate("stream", "retire", "orders", "--yes", **new)
+    for _ in range(3):
+        push("v3", "v2")
+    for version in ("v2", "v3"):
+        chain.wait_ended(version, sum(len(found) for (_, of), found in chain.pushed.items() if of == version))
+    chain.check_one_at_a_time()
+    chain.check_older_first()
+    chain.check_each_version_in_order()
+    left = [key for key in chain.redis.scan_iter() if key == "orders" or key.startswith("{orders}")]
+    assert left == []
+    assert chain.redis.get(follows_key("orders:v3")) == '["orders:v2"]'
+
+
+def test_masters_of_before_and_after_a_drop_never_work_beside_each_other(chain: Versions) -> None:
+    """A master of before comes back, leads the dropped version again, and has a message there."""
+    chain.conf.update(THREE)
+    chain.worker("w1")
+    before = chain.master("m1")
+    chain.push("v1", "T")
+    chain.push("v3", "T")
+    chain.wait_all()
+    after = chain.master("m2", bridge_follows=THREE["bridge_follows"][1:])
+    before.kill()
+    after.wait_for_log("on orders:v3: leading", timeout=30)
+    chain.push("v3", "T")
+    chain.wait_ended("v3", 2)
+    chain.push("v1", "T", ms=1500)
+    chain.push("v3", "T")
+    chain.push("v3", "other")
+    wait_until(lambda: chain.log("other"), description="another ticket")
+    wait_until(lambda: "orders', an older version" in after.logs(), description="the warning")
+    assert chain.log("T") == ["v1:0", "v3:0", "v3:1"]
+    chain.master("m3")
+    chain.wait_all()
+    assert chain.log("T") == ["v1:0", "v3:0", "v3:1", "v1:1", "v3:2"]
+    chain.check_one_at_a_time()
+    assert after.running
 
 
 def test_versions_with_different_partitions_are_refused(chain: Versions) -> None:
