@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from bridge.app.installed import bridge_of
 from bridge.routing.errors import ConfigurationError
-from bridge.settings.subscriptions import SETTING
+from bridge.settings.subscriptions import SETTING, check_task
 
 if TYPE_CHECKING:
     from celery import Celery
@@ -28,7 +28,9 @@ def belongs(app: Celery, task: Any) -> bool:
 
 
 def require_subscription(task: Any) -> None:
-    """Raises `ConfigurationError` when ``task`` belongs to no subscription of its app."""
+    """Raises `ConfigurationError` when ``task`` belongs to no subscription of its app, or names one that there is not."""
+    if name := task.bridge_subscription:
+        check_task(task.name, str(name), bridge_of(task.app).settings.subscriptions)
     if not belongs(task.app, task):
         known = ", ".join(bridge_of(task.app).settings.subscriptions)
         raise ConfigurationError(

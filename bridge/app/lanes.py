@@ -1,9 +1,9 @@
 """The lanes of an app, and which tasks belong to each: one lane for each subscription on each partition of each version
 of the stream.
 
-An app names its subscriptions in ``bridge_subscriptions``, or at its tasks (``bridge_subscription="billing"``), or in
-both places. An app without either has one lane, named by ``bridge_group``. An app that names them at its tasks alone
-has that lane as well, for its other tasks.
+An app names its subscriptions in ``bridge_subscriptions``, or at its tasks (``bridge_subscription="billing"``). With the
+setting, a task can name one of those only: another name is probably misspelt. An app without either has one lane, named
+by ``bridge_group``. An app that names them at its tasks alone has that lane as well, for its other tasks.
 
 Which task handles a message in a lane (`Handlers.of`):
 
@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 from bridge.app.installed import bridge_of
 from bridge.app.ticket_tasks import ticket_tasks
 from bridge.routing.errors import ConfigurationError
-from bridge.settings.subscriptions import check_name, with_group
+from bridge.settings.subscriptions import check_name, check_task, with_group
 from bridge.settings.versions import SETTING as FOLLOWS
 from bridge.settings.versions import with_version
 
@@ -159,6 +159,8 @@ def _unsplit(app: Celery) -> Mapping[str, AppLane]:
     if not settings.subscriptions and not named:
         return {settings.lane.group: AppLane(settings.lane, tasks, frozenset(), is_subscription=False)}
     found = dict(settings.subscriptions)
+    for task, name in named.items():
+        check_task(task, name, found)
     if not found:
         found[settings.lane.group] = settings.lane
     for name in named.values():

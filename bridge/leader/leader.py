@@ -313,6 +313,7 @@ class Leader:
         self._unknown_tasks.read_notes()
         self._intake.look()
         self._rebuild.run()
+        self._lag.look()
         self._has_read = True
         if self._place is not None and isinstance(self.lane, ChainedLane):
             self._place.enter(self.lane, self._term.leadership.token, self.wake)
@@ -425,6 +426,7 @@ class Leader:
         for entry in entries:
             self._reading.ingest(entry, batch)
         self._have_read(entries)
+        self._lag.was_read(len(entries))
 
     def _skip_entries(self, batch: Batch) -> None:
         entries = self._new_entries(most=self._lag.excess, names=True)

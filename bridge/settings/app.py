@@ -67,7 +67,7 @@ class Settings(BaseModel):
     serve: tuple[str, ...] | None = Field(
         default=None,
         description="The subscriptions that a worker of this app serves. None: all. The environment variable "
-        "BRIDGE_SERVE (names separated by commas) overrides it.",
+        "BRIDGE_SERVE (names separated by commas, not empty) overrides it.",
     )
     health_file: str | None = Field(
         default=None,
@@ -110,8 +110,14 @@ def read_settings(app: Celery) -> Settings:
     subscriptions = found.pop("subscriptions", ("", {}))[1]
     for name, (_, value) in found.items():
         (given["lane"] if name in LaneSettings.model_fields else given)[name] = value
-    if serve := os.environ.get(SERVE_VARIABLE):
-        given["serve"] = [name.strip() for name in serve.split(",")]
+    if (serve := os.environ.get(SERVE_VARIABLE)) is not None:
+        names = [name.strip() for name in serve.split(",")]
+        if not all(names):
+            raise ConfigurationError(
+                f"the environment variable {SERVE_VARIABLE} is {serve!r}: name subscriptions, with commas between; or "
+                "unset it, to serve all"
+            )
+        given["serve"] = names
     try:
         settings = Settings(**given)
     except ValidationError as exc:

@@ -38,6 +38,15 @@ def check_name(name: object, where: str) -> str:
     return name
 
 
+def check_task(task: str, name: str, known: Mapping[str, object]) -> None:
+    """Refuses a task that names a subscription which ``bridge_subscriptions`` does not have: it is probably misspelt.
+
+    ``known``: the subscriptions of the setting; empty: it is not set. Raises `ConfigurationError`.
+    """
+    if known and name not in known:
+        raise ConfigurationError(f"task {task}: there is no subscription {name!r}; {SETTING} has: {', '.join(known)}")
+
+
 def read_subscriptions(given: object, base: LaneSettings) -> dict[str, LaneSettings]:
     """Name -> settings of its lane. ``given``: the value of ``bridge_subscriptions``. Raises `ConfigurationError`."""
     if not isinstance(given, Mapping) or not given:

@@ -7,8 +7,9 @@ Once a second the leader compares what the lane has undone with the limit. Beyon
 - ``park``: the leader reads nothing new until masters with a larger limit start. Unread messages count, so the lane
   comes within its limit by itself only when messages are removed by hand.
 
-What was read before is handled. So with ``skip`` the leader reads at most half of the number ahead, and nothing while
-the oldest message that it has read is older than half of the age.
+What was read before is handled. So with ``skip`` the leader reads ahead at most half of the number; at most half of the
+bytes (`UNMEASURED` messages before their size is known); and, with an age, at most what the lane ends within half of it
+(`READ_COUNT` messages before that is known), and nothing while the oldest message that it has read is older than that.
 
 The messages of a ticket that are handled stay in their order. Other lanes are not touched. A lane without a limit asks
 for nothing here.
@@ -37,6 +38,10 @@ logger = get_logger(__name__)
 
 #: Entries that the server looks at to estimate the bytes of the stream.
 SAMPLES = 20
+#: Messages that are read ahead with a limit of bytes, before any size is known.
+UNMEASURED = 16
+#: What is left of the highest rate of ended messages after each look.
+RATE_KEPT = 0.9
 #: Seconds between two log lines about skipped messages.
 SAY_S = 10.0
 #: Seconds between two looks when the server does not know how many entries are unread, and they are counted.
@@ -52,8 +57,15 @@ class Lag:
         self._limit = term.settings.max_lag
         #: The oldest unread messages that must be skipped now.
         self.excess = 0
+        #: Bytes of a message in the stream, on average, as they were seen last; 0: not known.
+        self._size = 0.0
+        #: Messages a second that the lane ended, by now; how many were read since the last look, and how many were
+        #: pending at that time.
+        self._rate = 0.0
+        self._read = self._were_pending = 0
+        self._looked_at = time.monotonic()
         #: Most messages that may be pending; None: no limit.
-        self._ahead: int | None = None
+        self._ahead = self._most_ahead(self._most())
         self._parked = False
         self._skipped = 0
         self._say_at = 0.0
@@ -73,10 +85,18 @@ class Lag:
         """Whether new entries may be read."""
         return not self._parked and not self._stale and self.room > 0
 
+    def was_read(self, number: int) -> None:
+        """Notes that so many new entries were read, to be handled."""
+        self._read += number
+        if number and self._limit.bytes is not None and not self._size:
+            # Their size can be known now.
+            self.look()
+
     def look(self) -> None:
         """Compares the lane with its limit."""
         if not self._limit or time.monotonic() < self._look_at:
             return
+        self._measure()
         term, keys = self._term, self._term.keys
         try:
             group = group_in(term.wire.call("XINFO", "GROUPS", keys.stream), keys.group)
@@ -86,8 +106,7 @@ class Lag:
             # It is repaired first.
             return
         most = self._most()
-        if most is not None and self._limit.then == "skip":
-            self._ahead = max(1, most // 2)
+        self._ahead = self._most_ahead(most)
         over = 0 if most is None else group.pending + self._unread(group, most) - most
         if self._limit.age is not None:
             over = max(over, self._too_old(group, self._limit.age))
@@ -105,15 +124,35 @@ class Lag:
             self._say_at = time.monotonic() + SAY_S
             logger.error("the lane is beyond bridge_max_lag: skipped %d messages in this term", self._skipped)
 
-    def _most(self) -> int | None:
-        """How many messages may be undone, by number and bytes."""
-        limits = [] if self._limit.count is None else [self._limit.count]
+    def _measure(self) -> None:
+        """Looks at the size of messages, and at how many the lane ends in a second."""
+        now, pending = time.monotonic(), self._pending.expected
+        ended = self._were_pending + self._read - pending
+        self._rate = max(self._rate * RATE_KEPT, ended / max(0.001, now - self._looked_at))
+        self._looked_at, self._were_pending, self._read = now, pending, 0
         if self._limit.bytes is not None:
             keys = self._term.keys
             commands = [("XLEN", keys.stream), ("MEMORY", "USAGE", keys.stream, "SAMPLES", SAMPLES)]
             length, used = self._term.wire.call_many(commands)
             if length:
-                limits.append(max(1, int(self._limit.bytes / (used / length))))
+                self._size = used / length
+
+    def _most(self) -> int | None:
+        """How many messages may be undone, by number and bytes."""
+        limits = [] if self._limit.count is None else [self._limit.count]
+        if self._limit.bytes is not None and self._size:
+            limits.append(max(1, int(self._limit.bytes / self._size)))
+        return min(limits, default=None)
+
+    def _most_ahead(self, most: int | None) -> int | None:
+        """How many messages may be pending. ``most``: how many may be undone."""
+        if self._limit.then != "skip":
+            return None
+        limits = [] if most is None else [max(1, most // 2)]
+        if self._limit.bytes is not None and not self._size:
+            limits.append(UNMEASURED)
+        if self._limit.age is not None:
+            limits.append(max(READ_COUNT, int(self._rate * self._limit.age / 2)))
         return min(limits, default=None)
 
     def _unread(self, group: Group, most: int) -> int:

@@ -242,7 +242,7 @@ def test_an_app_subscribes_to_the_stream_of_another_and_misses_nothing_while_it_
 
 def limited(**limit: Any) -> str:
     """`SUBSCRIBERS_CONF` with a limit for the lag of search."""
-    names = {"billing": {"task": "billing.apply"}, "search": {"task": "search.index", "max_lag": limit}}
+    names = {"billing": {"task": "billing.apply"}, "search": {"task": "search.index", "max_lag": limit}, "trail": {}}
     return json.dumps({"bridge_subscriptions": names})
 
 
@@ -300,6 +300,20 @@ def test_messages_that_became_too_old_unread_are_skipped(lanes: Subscriptions) -
     lanes.push("T", 30)
     lanes.wait(search=2)
     assert lanes.log("search", "T") == [0, 30]
+
+
+@pytest.mark.parametrize(("limit", "skipped"), [({"bytes": 200_000}, 900), ({"age": 2}, 400)], ids=str)
+def test_of_a_flood_little_is_read_ahead(lanes: Subscriptions, limit: dict[str, Any], skipped: int) -> None:
+    conf = limited(**limit)
+    lanes.master("m1", SUBSCRIBERS_CONF=conf)
+    # The leader is idle when the flood comes, and knows neither how large messages are nor how fast they end.
+    wait_until(lambda: bool(lanes.redis.exists(lanes.keys["search"].leader)), description="a leader")
+    with lanes.redis.pipeline() as pipe:
+        for n in range(1000):
+            payload = json.dumps({"n": n, "kind": "created", "pad": "x" * 4000})
+            pipe.xadd("ticket_stream", {"ticket_id": f"T{n}", "payload": payload})
+        pipe.execute()
+    wait_until(lambda: lanes.count("search", "skipped") >= skipped, timeout_s=30, description="a gap")
 
 
 def test_a_parked_subscription_reads_nothing_until_its_limit_is_raised(lanes: Subscriptions) -> None:

@@ -10,6 +10,7 @@ import pytest
 from celery import Celery
 
 import bridge
+from bridge.app.lanes import lanes_of, served_lanes
 from bridge.routing.errors import ConfigurationError
 
 
@@ -49,6 +50,21 @@ def test_a_task_of_no_subscription_is_refused(way: str) -> None:
 def test_a_task_of_a_subscription_is_pushed(name: str, settings: dict[str, Any]) -> None:
     with pytest.raises(bridge.ServerUnavailable):
         shop(**settings).tasks[name].push("T", {})
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_misspelt_subscription_of_a_task_is_refused(way: str) -> None:
+    app = shop(bridge_subscriptions={"biling": {"task": "shop.bill"}, "search": {"task": "shop.other"}})
+    line = r"^task shop\.refund: there is no subscription 'billing'; bridge_subscriptions has: biling, search$"
+    for lanes in (lanes_of, served_lanes):
+        with pytest.raises(ConfigurationError, match=line):
+            lanes(app)
+    with pytest.raises(ConfigurationError, match=line):
+        WAYS[way](app.tasks["shop.refund"])
+
+
+def test_without_the_setting_a_task_makes_its_subscription() -> None:
+    assert [lane.name for lane in lanes_of(shop())] == ["concurrency_stream_group", "billing"]
 
 
 def test_without_the_setting_every_task_has_a_lane() -> None:

@@ -223,6 +223,12 @@ def test_the_brokers_server_may_be_written_in_another_way() -> None:
     assert read_settings(app(bridge_redis_url="redis://127.0.0.1")).redis_url == "redis://127.0.0.1"
 
 
+@pytest.mark.parametrize("value", ["", " ", ",", "billing,,search"])
+def test_a_variable_that_names_no_subscription_is_refused(value: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BRIDGE_SERVE", value)
+    assert refusal().startswith(f"the environment variable BRIDGE_SERVE is {value!r}: name subscriptions")
+
+
 def test_no_message_shows_a_password() -> None:
     for settings in ({"bridge_redis_url": "redis://:secret@elsewhere/0"}, {"bridge_redis_url": ["redis://:secret@x"]}):
         assert "secret" not in refusal(**settings)
