@@ -28,7 +28,7 @@ def belongs(app: Celery, task: Any) -> bool:
 
 
 def require_subscription(task: Any) -> None:
-    """Raises `ConfigurationError` when ``task`` belongs to no subscription of its app, or names one that there is not."""
+    """Raises `ConfigurationError` when ``task`` belongs to no subscription of its app, or names an unknown one."""
     if name := task.bridge_subscription:
         check_task(task.name, str(name), bridge_of(task.app).settings.subscriptions)
     if not belongs(task.app, task):

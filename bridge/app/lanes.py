@@ -1,9 +1,9 @@
 """The lanes of an app, and which tasks belong to each: one lane for each subscription on each partition of each version
 of the stream.
 
-An app names its subscriptions in ``bridge_subscriptions``, or at its tasks (``bridge_subscription="billing"``). With the
-setting, a task can name one of those only: another name is probably misspelt. An app without either has one lane, named
-by ``bridge_group``. An app that names them at its tasks alone has that lane as well, for its other tasks.
+An app names its subscriptions in ``bridge_subscriptions``, or at its tasks (``bridge_subscription="billing"``). With
+the setting, a task can name one of those only: another name is probably misspelt. An app without either has one lane,
+named by ``bridge_group``. An app that names them at its tasks alone has that lane as well, for its other tasks.
 
 Which task handles a message in a lane (`Handlers.of`):
 

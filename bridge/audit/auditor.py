@@ -268,7 +268,7 @@ class Auditor:
             self.report(Check.REPEATED, row.ticket, row.message_id, f"it was {row.what.value}, and was dead already")
         if row.what is What.LEFT_OUT and row.message_id in self._messages.wanted:
             text = "it was left out, and the lane wants it, by its filter and its tasks as they are now"
-            self.report(Check.SKIPPED, self.ticket_of(row.message_id), row.message_id, text)
+            self.report(Check.WITHHELD, self.ticket_of(row.message_id), row.message_id, text)
         self._messages.finish(row.message_id)
 
     def _replayed(self, row: Delivery) -> None:

@@ -70,8 +70,8 @@ class Check(Enum):
         "It cannot see that an operator dropped a dead letter. It cannot compare the ticket of an entry that was "
         "deleted from the stream.",
     )
-    SKIPPED = (
-        "skipped",
+    WITHHELD = (
+        "withheld",
         "With --wanted: no message was left out that the lane wants, by its filter and its tasks as they are now.",
         "It does not see entries that had left the stream before the audit read them. After a change of the filter or "
         "of the tasks it names messages that were not wanted before.",

@@ -158,6 +158,9 @@ def _print(result: AuditVerdict, ticket: str | None) -> None:
     causes = ", ".join(f"{what.value} {rows[what]:,}" for what in _CAUSES if rows[what])
     table.add_row("repeats", f"{result.repeats:,}", f"explained: {causes}" if result.repeats else "")
     table.add_row("dead", f"{rows[What.DEAD] + rows[What.REFUSED]:,}", "")
+    for what, why in _NOT_HANDLED.items():
+        if rows[what]:
+            table.add_row(what.value, f"{rows[what]:,}", why)
     table.add_row("undone", f"{result.undone:,}", "read by the group, not done or dead yet" if result.undone else "")
     if rows[What.STALE]:
         table.add_row("stale", f"{rows[What.STALE]:,}", "ran with an old fence: the effects were refused")
@@ -175,6 +178,13 @@ def _print(result: AuditVerdict, ticket: str | None) -> None:
 
 #: Rows after which a message is delivered again.
 _CAUSES = (What.FAILED, What.LOST, What.RETURNED, What.REPLAYED)
+
+
+#: Rows of messages that the lane never handles, and why.
+_NOT_HANDLED = {
+    What.LEFT_OUT: "not for this subscription, by its filter and its tasks",
+    What.SKIPPED: "not handled: the subscription was beyond bridge_max_lag",
+}
 
 
 def _line(finding: Finding) -> str:

@@ -434,7 +434,7 @@ MUTATIONS = [
         "a subscription leaves out what it wants",
         "promise 3",
         "two subscriptions",
-        ("ledger: lost", "audit: skipped"),
+        ("ledger: lost", "audit: withheld"),
         (Edit("routing/filters.py", "if found not in texts:", "if found not in texts or fields[1] == b'T2':"),),
     ),
     Mutation(

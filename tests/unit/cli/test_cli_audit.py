@@ -16,7 +16,11 @@ from click.testing import CliRunner
 from redis import Redis
 
 from bridge.audit.audit import Check
+from bridge.audit.auditor import Auditor
+from bridge.audit.verdict import AuditVerdict, Coverage
+from bridge.cli.audit_view import AuditView
 from bridge.cli.main import cli
+from bridge.routing.history import Delivery, What
 from bridge.stack.embedded import EmbeddedServer
 from bridge.testing.waiting import wait_until
 from tests.commands import CommandLine, command_line
@@ -125,6 +129,19 @@ def test_a_tickets_life_is_shown_row_by_row(shell: CommandLine, redis: Redis) ->
     first = next(row for row in life if row["what"] == "done")
     assert first["enqueued_ms"] <= first["dispatched_ms"] <= first["started_us"] // 1000
     assert first["started_us"] < first["finished_us"] <= first["written_ms"] * 1000
+
+
+def test_messages_that_are_not_handled_are_counted(capsys: pytest.CaptureFixture[str]) -> None:
+    def row(id_: str, what: What) -> Delivery:
+        return Delivery(id_, "", "", "", 0, 0, 0, 0, 0.0, what, 1000)
+
+    auditor = Auditor()
+    auditor.step([row("1-0", What.SKIPPED), row("2-0", What.SKIPPED), row("3-0", What.LEFT_OUT)])
+    AuditView(ticket=None, as_json=False, follow=False).result(AuditVerdict.of(auditor, Coverage(True, "0-0", False)))
+    said = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
+    assert "skipped 2 not handled: the subscription was beyond bridge_max_lag" in said
+    assert "left out 1 not for this subscription, by its filter and its tasks" in said
+    assert not any(line.startswith("skipped 0") for line in said)
 
 
 def test_an_audit_of_one_ticket_counts_only_its_violations(shell: CommandLine, redis: Redis) -> None:
