@@ -9,7 +9,9 @@ There are six roles:
 - `worker` runs tasks,
 - `operator` runs the commands that read a lane and give orders.
 
-`bridge subscription add` and `remove` make and delete lanes. No role may do that.
+`bridge subscription add` and `remove`, and `bridge stream retire`, make and delete lanes. They need scripts and DEL,
+with which an operator could change any lane behind its leader's back. So no role may do that: the administrator of the
+server runs them.
 
 The commands in the bridge's own Lua scripts are found in the text of the scripts. So the permissions follow a change of
 a script. The commands that kombu and Celery send are listed here by hand.

@@ -46,7 +46,7 @@ def add(target: Target, name: str, position: str) -> None:
     from bridge.inspect.subscriptions import read_subscriptions
     from bridge.link.key_types import refuse_misplaced
     from bridge.operate.subscriptions import add as add_groups
-    from bridge.operate.subscriptions import check_position
+    from bridge.operate.subscriptions import check_position, left_before
 
     check_position(position)
     declared = target.subscriptions
@@ -58,6 +58,11 @@ def add(target: Target, name: str, position: str) -> None:
     (found,) = read_subscriptions(redis, {name: lanes})
     unread = count(found.unread, "message") if found.unread_exact else f"at most {count(found.unread, 'message')}"
     click.echo(f"added {name} on {', '.join(found.streams)}: {unread} to read")
+    if left := left_before(redis, lanes, position):
+        click.echo(
+            f"{count(left, 'earlier message')} had left the stream, since the other subscriptions were done with them: "
+            f"{name} does not get those"
+        )
     if name not in declared:
         click.echo(
             f"no subscription of this app has this name ({', '.join(declared)}): every message from there on stays in "
@@ -136,6 +141,7 @@ def remove(ctx: click.Context, name: str, dry_run: bool, yes: bool, as_json: boo
         click.echo(f"removed {what}; {count(deleted, 'key')} deleted")
         if name in declared:
             click.echo("this app still declares it: a master that starts makes it again, from the stream's beginning")
+        click.echo("messages that the other subscriptions are done with leave the stream: added again, it misses them")
 
 
 def dropped(found: SubscriptionStatus) -> str:

@@ -275,6 +275,21 @@ def test_no_more_than_the_printed_permissions_is_possible(role: str, guarded: Gu
                 connected.eval("return redis.call('FLUSHALL')", 0)
 
 
+def test_an_operator_adds_and_removes_no_subscription(guarded: GuardedLane) -> None:
+    group = guarded.lane.keys.group
+
+    def refused(*arguments: str) -> None:
+        done = guarded.command("operator", "subscription", *arguments, check=False)
+        (line,) = done.stderr.splitlines()
+        assert (done.returncode, line.startswith("Error: this Redis user may not do that: ")) == (1, True), line
+
+    refused("add", group)
+    assert not guarded.admin.exists("ticket_stream")
+    guarded.admin.xgroup_create("ticket_stream", group, "0", mkstream=True)
+    refused("remove", group, "--yes")
+    assert [one["name"] for one in guarded.admin.xinfo_groups("ticket_stream")] == [group]
+
+
 def test_a_user_that_was_printed_has_no_password_to_log_in_with(valkey: EmbeddedServer) -> None:
     arguments = rules_of("worker", "--user", "somebody")
     with valkey.client() as admin:

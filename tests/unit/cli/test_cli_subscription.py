@@ -94,6 +94,19 @@ def test_what_is_too_much_to_count_is_said_to_be_an_upper_bound(
     assert listed.count("at most 6") == 2
 
 
+def test_an_addition_says_what_had_left_the_stream_and_a_removal_that_messages_leave(
+    shell: CommandLine, redis: Any
+) -> None:
+    ids = pushed(redis, 5)
+    assert "had left" not in shell("subscription", "add", "search").stdout
+    assert "added again, it misses them" in shell("subscription", "remove", "search", "--yes").stdout
+    redis.xdel("ticket_stream", *ids[:2])
+    for position, said in (("start", True), (ids[1], True), (ids[3], False), ("now", False)):
+        shown = shell("subscription", "add", "search", "--from", position).stdout
+        assert ("2 earlier messages had left the stream" in shown) == said, position
+        redis.xgroup_destroy("ticket_stream", "search")
+
+
 def test_without_a_stream_it_begins_with_the_first_message(shell: CommandLine, redis: Any) -> None:
     assert shell("subscription", "add", "billing").exit_code == 0
     pushed(redis, 2)
