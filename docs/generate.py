@@ -198,7 +198,7 @@ def master_keys() -> str:
 
 def version_keys() -> str:
     """The keys that say which streams are versions of each other."""
-    made = [(keys.follows_key("STREAM"), keys.follows_key), (keys.newer_key("STREAM"), keys.newer_key)]
+    made = [(of("STREAM"), of) for of in (keys.follows_key, keys.newer_key, keys.retired_key)]
     return table(["key", "what it is"], [[f"`{key}`", prose(function.__doc__)] for key, function in made])
 
 

@@ -21,6 +21,10 @@ class ConfigurationError(TicketBridgeError):
     exit_code = 2
 
 
+class StreamRetired(ConfigurationError):
+    """The stream was retired: nobody handles messages there. Nothing was pushed."""
+
+
 class InputError(TicketBridgeError):
     """Input that cannot be used: a missing file, a malformed row. The message names the place."""
 

@@ -188,7 +188,8 @@ def layout_key(stream: str) -> str:
     """String (JSON ``{"partitions", "generation", "since_ms"}``): how ``stream`` is split into partitions.
 
     The first leader or producer of a split stream writes it. It lives as long as the stream. A stream of one partition
-    has none.
+    has none. ``bridge stream retire`` leaves ``{"retired_ms", "newest", "was"}`` here, so that pushes to the stream are
+    refused. It stays until ``bridge stream retire --undo``.
     """
     return f"{_tagged(stream)}/layout"
 
@@ -226,6 +227,13 @@ def follows_key(stream: str) -> str:
 def newer_key(stream: str) -> str:
     """Set: the newer versions of ``stream``. The leaders of their lanes add, ``bridge stream retire`` removes."""
     return f"{_tagged(stream)}/newer"
+
+
+def retired_key(stream: str) -> str:
+    """Hash, retired older version of ``stream`` -> Unix ms. ``bridge stream retire`` writes the fields, and ``--undo``
+    deletes them.
+    """
+    return f"{_tagged(stream)}/retired"
 
 
 # Keys of writes from Spark, and of pushes with an idempotency key. They belong to a stream and not to a lane, because a

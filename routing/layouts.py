@@ -1,18 +1,21 @@
 """The stored layout of a stream: how many partitions it has. The first leader or producer of a split stream writes it.
 
 The stored layout rules over what an app sets. Every push compares it in the step that adds the messages. A stream
-without a stored layout has one partition. Spark's executors use this module: they need not have orjson.
+without a stored layout has one partition. Of a retired stream a note takes the place of the layout, so that every push
+is refused. Spark's executors use this module: they need not have orjson.
 """
 
 from __future__ import annotations
 
 import json
 import time
-from typing import Any
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import Any, NamedTuple
 
 from redis import Redis
 
-from bridge.routing.errors import ConfigurationError
+from bridge.routing.errors import ConfigurationError, StreamRetired
 from bridge.routing.keys import layout_key
 from bridge.routing.partitions import MOST, Layout
 from bridge.routing.scripts import Argument, Script
@@ -21,11 +24,59 @@ from bridge.routing.scripts import Argument, Script
 CLAIM_LAYOUT = Script("claim_layout")
 
 
+class Retired(NamedTuple):
+    """The note that a stream was retired. ``newest``: the stream of the app that retired it. ``was``: its layout."""
+
+    since_ms: int
+    newest: str
+    was: str
+
+    @property
+    def text(self) -> str:
+        """As it is stored, in the place of the layout."""
+        note = {"retired_ms": self.since_ms, "newest": self.newest, "was": self.was}
+        return json.dumps(note, separators=(",", ":"))
+
+    def sentence(self, stream: str) -> str:
+        """That ``stream`` was retired, and when."""
+        since = datetime.fromtimestamp(self.since_ms / 1000, UTC).astimezone()
+        return f"stream {stream} was retired on {since.isoformat(sep=' ', timespec='seconds')}"
+
+
+def retired_in(stored: bytes | str | None) -> Retired | None:
+    """The note in the place of a layout; None: the stream was not retired."""
+    if not stored:
+        return None
+    text = stored.decode(errors="backslashreplace") if isinstance(stored, bytes) else stored
+    try:
+        found: Any = json.loads(text)
+        return Retired(int(found["retired_ms"]), str(found["newest"]), str(found["was"]))
+    except (json.JSONDecodeError, LookupError, TypeError, ValueError):
+        return None
+
+
+def retired_among(client: Redis, streams: Sequence[str]) -> dict[str, Retired]:
+    """Those of ``streams`` that were retired. Raises redis errors."""
+    if not streams:
+        return {}
+    with client.pipeline(transaction=False) as pipe:
+        for name in streams:
+            pipe.get(layout_key(name))
+        stored = pipe.execute()
+    notes = {name: retired_in(text) for name, text in zip(streams, stored, strict=True)}
+    return {name: note for name, note in notes.items() if note is not None}
+
+
 def layout_of(stored: bytes | str, stream: str) -> Layout:
-    """The layout ``stored`` for ``stream``; empty: none is. Raises `ConfigurationError` when it cannot be read."""
+    """The layout ``stored`` for ``stream``; empty: none is.
+
+    Raises `StreamRetired`, and `ConfigurationError` when it cannot be read.
+    """
     text = stored.decode(errors="backslashreplace") if isinstance(stored, bytes) else stored
     if not text:
         return Layout()
+    if (note := retired_in(text)) is not None:
+        raise StreamRetired(f"{note.sentence(stream)}: nobody handles its messages; push to {note.newest}")
     try:
         found: Any = json.loads(text)
         partitions, generation, since_ms = (found[name] for name in ("partitions", "generation", "since_ms"))

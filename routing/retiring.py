@@ -13,12 +13,18 @@ _RETIRE = Script("retire")
 
 
 def retire(
-    client: Redis, stream: str, groups: Sequence[str], free: Sequence[str], doomed: Sequence[str]
+    client: Redis,
+    stream: str,
+    groups: Sequence[str],
+    free: Sequence[str],
+    doomed: Sequence[str],
+    *,
+    look: bool = False,
 ) -> tuple[ReturnCode, str]:
     """Deletes ``stream`` and the keys ``doomed``. ``groups``: those that the caller knows of. ``free``: keys that must
-    not be there.
+    not be there. ``look``: only checks, and counts the keys.
 
-    Returns OK with the number of deleted keys, HELD with a key, or UNREAD, UNDONE or CHANGED with a group.
+    Returns OK with the number of keys, HELD with a key, or UNREAD, UNDONE or CHANGED with a group.
     """
-    reply = _RETIRE.run(client, [stream, *free, *doomed], [len(free), *groups])
+    reply = _RETIRE.run(client, [stream, *free, *doomed], [len(free), "look" if look else "delete", *groups])
     return code_of(reply[0]), str(reply[1]) if isinstance(reply[1], int) else text_of(reply[1])

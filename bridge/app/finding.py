@@ -102,6 +102,7 @@ def learn_layout(app: Celery) -> None:
     with client(found.settings.redis_url) as redis:
         try:
             stored = find_layout(redis, stream, partitions)
+            found.learn_retired(redis)
         except (RedisError, OSError, ConfigurationError):
             # Says more clearly what is wrong with the server.
             check_server(redis, found.settings.redis_url)

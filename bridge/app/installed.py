@@ -9,18 +9,21 @@ from weakref import WeakKeyDictionary
 
 from celery.utils.log import get_logger
 from redis import Redis
+from redis.exceptions import NoPermissionError
 
 from bridge.app.eager import Eager
 from bridge.link.connections import client, require_fit
 from bridge.routing.async_connection import async_client
 from bridge.routing.errors import ConfigurationError
-from bridge.routing.layouts import difference
+from bridge.routing.layouts import difference, retired_among
 from bridge.routing.partitions import Layout
 from bridge.settings.app import Settings, read_settings
 
 if TYPE_CHECKING:
     from celery import Celery
     from redis.asyncio import Redis as AsyncRedis
+
+    from bridge.settings.versions import OlderVersion
 
 logger = get_logger(__name__)
 
@@ -50,6 +53,26 @@ class Bridge:
         if stored != known and (why := difference(stored, settings.partitions, settings.lane.stream)) is not None:
             logger.warning("%s", why)
         return stored
+
+    @cached_property
+    def retired(self) -> frozenset[str]:
+        """The older versions that the app names although they are retired, as far as this process knows."""
+        return frozenset()
+
+    @property
+    def follows(self) -> tuple[OlderVersion, ...]:
+        """The older versions that the app names, without those that are retired."""
+        return tuple(version for version in self.settings.follows if version.stream not in self.retired)
+
+    def learn_retired(self, redis: Redis) -> None:
+        """Learns which of the older versions are retired, and logs a warning for each. Raises redis errors."""
+        try:
+            found = retired_among(redis, [version.stream for version in self.settings.follows])
+        except NoPermissionError:
+            return
+        for name in found.keys() - self.retired:
+            logger.warning("bridge_follows names %r: %s; it is left out, take it out", name, found[name].sentence(name))
+        vars(self)["retired"] = frozenset(found)
 
     @cached_property
     def eager(self) -> Eager:

@@ -97,7 +97,7 @@ def subscriptions_of(app: Celery) -> Mapping[str, tuple[AppLane, ...]]:
     Raises `ConfigurationError` when a task, or ``bridge_follows``, names a subscription that there is not.
     """
     bridge = bridge_of(app)
-    layout, follows = bridge.layout, bridge.settings.follows
+    layout, follows = bridge.layout, bridge.follows
     lanes = _unsplit(app)
     _check_subscriptions(follows, lanes)
     return {
@@ -196,8 +196,8 @@ def newest_lanes_of(app: Celery, name: str | None = None) -> tuple[AppLane, ...]
 
 def lanes_of_version(app: Celery, name: str | None, stream: str) -> tuple[AppLane, ...]:
     """The same on the version ``stream``: the app's stream, or one that it follows. Raises `ConfigurationError`."""
-    settings = bridge_of(app).settings
-    versions = [*(version.stream for version in settings.follows), settings.lane.stream]
+    bridge = bridge_of(app)
+    versions = [*(version.stream for version in bridge.follows), bridge.settings.lane.stream]
     if stream not in versions:
         raise ConfigurationError(f"--stream: this app does not know {stream!r}; its versions: {', '.join(versions)}")
     place = versions.index(stream)

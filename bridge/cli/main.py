@@ -189,6 +189,12 @@ class Target:
             self._learned = True
 
     @property
+    def versions(self) -> list[str]:
+        """The versions of the app's stream, oldest first."""
+        bridge = self.app.bridge
+        return [*(version.stream for version in bridge.follows), bridge.settings.lane.stream]
+
+    @property
     def app_lane(self) -> AppLane:
         """The first of `app_lanes`."""
         return self.app_lanes[0]

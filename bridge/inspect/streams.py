@@ -6,9 +6,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from redis.exceptions import ResponseError
+from redis.exceptions import NoPermissionError, ResponseError
 
 from bridge.routing.groups import groups_in
+from bridge.routing.keys import retired_key
+from bridge.routing.layouts import layout_of, retired_among
+from bridge.routing.numbers import count
+from bridge.routing.return_codes import text_of
+from bridge.routing.text import printable
 
 if TYPE_CHECKING:
     from redis import Redis
@@ -19,15 +24,52 @@ if TYPE_CHECKING:
 @dataclass(frozen=True)
 class StreamState:
     """One stream. ``partition``: its number; None: the stream is not split. ``version``: 0 for the newest, 1 for the
-    one before, and so on. ``last_id``: of the last entry ever added; None: there is no stream yet.
+    one before, and so on; None: it was retired, at ``retired_ms``. ``last_id``: of the last entry ever added; None:
+    there is no stream.
     """
 
     stream: str
     partition: int | None
-    version: int
+    version: int | None
     entries: int
     last_id: str | None
     groups: tuple[str, ...]
+    retired_ms: int | None = None
+
+
+def read_retired(redis: Redis, versions: Sequence[str]) -> list[StreamState]:
+    """The retired older versions of ``versions``, streams of the app. A split one is one row. Raises redis errors."""
+    try:
+        with redis.pipeline(transaction=False) as pipe:
+            for name in versions:
+                pipe.hgetall(retired_key(name))
+            noted: dict[str, int] = {}
+            for fields in pipe.execute():
+                noted |= {text_of(name): int(ms) for name, ms in fields.items()}
+        notes = retired_among(redis, sorted(noted))
+        streams = {name: layout_of(note.was, name).streams(name) for name, note in notes.items()}
+        with redis.pipeline(transaction=False) as pipe:
+            for some in streams.values():
+                for stream in some:
+                    pipe.xlen(stream)
+            lengths = iter(pipe.execute())
+    except NoPermissionError:
+        return []
+    found = []
+    for name, some in streams.items():
+        entries = sum(next(lengths) for _ in some)
+        found.append(StreamState(name, None, None, entries, None, (), notes[name].since_ms))
+    return found
+
+
+def retired_problems(found: Sequence[StreamState]) -> list[str]:
+    """Sentences about retired streams to which something is still added."""
+    return [
+        f"{printable(one.stream)} was retired, and {count(one.entries, 'message')} came since then, by XADD: nobody "
+        "handles them; stop their producer, then delete them with DEL"
+        for one in found
+        if one.entries
+    ]
 
 
 def read_streams(redis: Redis, lanes: Sequence[AppLane]) -> list[StreamState]:

@@ -87,7 +87,8 @@ class Master:
         redis = client(settings.redis_url)
         check_server(redis, settings.redis_url)
         layout = bridge_of(app).take_layout(claim_layout(redis, settings.lane.stream, settings.partitions))
-        for version in settings.follows:
+        bridge_of(app).learn_retired(redis)
+        for version in bridge_of(app).follows:
             check_layouts(redis, settings.lane.stream, layout, version.stream)
         subscriptions = subscriptions_of(app)
         all_lanes = [lane for lanes in subscriptions.values() for lane in lanes]

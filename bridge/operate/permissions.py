@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING
 from bridge.app.effect_arguments import COMMANDS
 from bridge.app.installed import bridge_of
 from bridge.routing import effects, leadership, membership, producing, pushes, retention, transitions
-from bridge.routing.keys import follows_key, layout_key, masters, newer_key, push_prefix
+from bridge.routing.keys import follows_key, layout_key, masters, newer_key, push_prefix, retired_key
 from bridge.routing.layouts import CLAIM_LAYOUT
 from bridge.routing.return_codes import ReturnCode
 from bridge.routing.scripts import Script
@@ -149,7 +149,6 @@ OWN: dict[Role, tuple[str, ...]] = {
         "xpending",
         "xrange",
         "xread",
-        "xrevrange",
         "zrange",
     ),
     Role.WORKER: (*CONNECTION, *SCRIPTS, "hget", "pexpire", "set", "xadd"),
@@ -262,7 +261,9 @@ def access(
         split_keys, get = ((layout,), ("get",)) if split else ((), ())
         return _access(role, (*names, *split_keys, *archived), (), (*OWN[role], *get))
     if role is Role.OPERATOR:
-        return _access(role, (*lane, layout), (), OWN[role])
+        versions = [keys.stream, *(version.stream for version in bridge_of(app).settings.follows)]
+        notes = [literal(of(name)) for name in versions for of in (layout_key, retired_key)]
+        return _access(role, (*lane, *notes), (), OWN[role])
     fanout = _fanout(app)
     if role is Role.MASTER:
         # The workers' heartbeats. A subscription to a pattern needs a permission for exactly this pattern.
@@ -273,7 +274,7 @@ def access(
         share = f"{literal(masters(keys.stream))}*"
         chain = [f"{{{name}}}/{kind}" for name in (*names, *older) for kind in _KINDS]
         if older:
-            commands |= commands_in(FOLLOW.text)
+            commands |= {*commands_in(FOLLOW.text), "xrevrange"}
         layouts = [literal(layout_key(version.stream)) for version in bridge_of(app).settings.follows]
         own = (*lane, layout, *layouts, share, *chain, *BINDINGS, "celeryev.*")
         return _access(role, own, heard, commands)
@@ -287,6 +288,7 @@ def access(
     if results:
         commands |= set(RESULTS)
         channels += results
+    own_keys = [*own_keys, *(literal(layout_key(version.stream)) for version in bridge_of(app).settings.follows)]
     # A worker that is to store the layout looks whether there is a stream that is not split.
     stream: tuple[str, ...] = (*names[:1], *of_lanes, layout) if split else (*of_lanes, layout)
     if pushes:

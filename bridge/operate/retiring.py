@@ -1,22 +1,35 @@
 """Retires a stream: deletes it with all keys of its lanes, once nothing of it is undone and nobody uses it.
 
-The lanes are those of all its consumer groups, whatever app they belong to. Each stream (one for each partition) is
-checked and deleted in one step, so a message that is pushed meanwhile is not lost.
+The lanes are those of all its consumer groups, whatever app they belong to, also when the stream was deleted by hand.
+In the place of the stream's layout a note stays (`bridge.routing.layouts.Retired`). Each push compares the layout, so
+producers are refused from then on. The order of the steps:
+
+1. All streams (one for each partition) are checked.
+2. The note is written. No producer adds a message after that.
+3. All streams are checked again. If one is refused now, the note is taken back.
+4. Each stream is deleted in one step, which checks it once more: another program may XADD.
 """
 
 from __future__ import annotations
 
+import re
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote
+
+from redis.exceptions import NoPermissionError
 
 from bridge.inspect.roster import registrations_of
 from bridge.link.key_types import types_of
 from bridge.routing.errors import InputError, OrderFailed
 from bridge.routing.groups import groups_in
-from bridge.routing.keys import LaneKeys, layout_key
-from bridge.routing.layouts import claim_layout
+from bridge.routing.keys import LaneKeys, layout_key, retired_key
+from bridge.routing.layouts import Retired, layout_of, retired_in
 from bridge.routing.leadership import read_token
+from bridge.routing.numbers import count
+from bridge.routing.partitions import Layout
 from bridge.routing.retiring import retire
 from bridge.routing.return_codes import ReturnCode
 from bridge.routing.text import printable
@@ -27,6 +40,8 @@ if TYPE_CHECKING:
 
 #: Tries to delete a stream whose groups and consumers change meanwhile.
 TRIES = 5
+#: Characters that a pattern of SCAN would not take literally.
+_SPECIAL = re.compile(r"([\\\[\]*?^-])")
 
 
 @dataclass(frozen=True)
@@ -46,90 +61,173 @@ class Contents:
         return {"streams": self.streams, "groups": self.groups, "entries": self.entries, "dead": self.letters}
 
 
-def contents_of(redis: Redis, stream: str) -> Contents:
-    """What ``stream`` has. Raises `InputError` when there is no such stream, and redis errors."""
-    streams = claim_layout(redis, stream, 1).streams(stream)
-    there = redis.exists(*streams, layout_key(stream))
-    if not there and not newer_versions(redis, stream) and not older_versions(redis, stream):
-        raise InputError(f"there is no stream {printable(stream)}")
-    groups = {one: _groups(redis, one) for one in streams}
-    letters = sum(redis.xlen(LaneKeys(one, group).dead) for one, names in groups.items() for group in names)
-    found = sorted({name for names in groups.values() for name in names})
-    return Contents(streams, tuple(found), sum(redis.xlen(one) for one in streams), letters)
+class Retirement:
+    """The retirement of ``stream`` by the app whose own stream is ``newest``. ``letters``: also with dead letters.
 
-
-def retire_stream(redis: Redis, stream: str, *, letters: bool) -> int:
-    """Deletes ``stream`` and all keys of its lanes. Returns how many keys. ``letters``: also with dead letters.
-
-    Raises `InputError`, one line, when something of it is undone or in use, and redis errors.
+    Raises `InputError`, one line, when there is no such stream, or nothing is left of it, and redis errors.
     """
-    layout = claim_layout(redis, stream, 1)
-    parts = layout.streams(stream)
-    for part in parts:
-        _check(redis, part, letters=letters)
-    deleted = sum(_retire_part(redis, part, letters=letters) for part in parts)
-    leave_chain(redis, stream)
-    return deleted + redis.delete(layout_key(stream))
 
+    def __init__(self, redis: Redis, stream: str, newest: str, *, letters: bool) -> None:
+        self._redis, self._stream, self._newest, self._letters = redis, stream, newest, letters
+        stored: Any = redis.get(layout_key(stream))
+        self._stored = b"" if stored is None else stored
+        self._note = retired_in(self._stored)
+        layout = layout_of(self._stored if self._note is None else self._note.was, stream)
+        self._parts = layout.streams(stream)
+        #: Stream -> its keys. Those of the whole stream are under its own name.
+        self._found = _keys_of(redis, stream, layout)
+        there = redis.exists(*self._parts)
+        if self._note is not None:
+            self._refuse_again(self._note, there)
+        chained = newer_versions(redis, stream) or older_versions(redis, stream)
+        if not there and not chained and not any(self._found.values()) and not stored:
+            raise InputError(f"there is no stream {printable(stream)}")
 
-def _retire_part(redis: Redis, stream: str, *, letters: bool) -> int:
-    for _ in range(TRIES):
-        lanes = [LaneKeys(stream, name) for name in _groups(redis, stream)]
-        free, doomed = _keys(redis, lanes, letters=letters)
-        code, detail = retire(redis, stream, [keys.group for keys in lanes], list(free), doomed)
-        if code is ReturnCode.OK:
-            return int(detail)
-        if code is not ReturnCode.CHANGED:
-            _refuse(redis, stream, code, detail, free)
-    raise OrderFailed(f"groups of {stream} come and go: stop what uses it, then try again; nothing was changed")
-
-
-def _check(redis: Redis, stream: str, *, letters: bool) -> None:
-    """Looks at all parts before any is deleted. Raises `InputError`."""
-    lanes = [LaneKeys(stream, name) for name in _groups(redis, stream)]
-    free, _ = _keys(redis, lanes, letters=letters)
-    # A key that must not be there and is: the script would delete nothing.
-    code, detail = retire(redis, stream, [keys.group for keys in lanes], [*free, stream], [])
-    if code is ReturnCode.HELD and detail == stream:
-        return
-    if code not in (ReturnCode.OK, ReturnCode.CHANGED):
-        _refuse(redis, stream, code, detail, free)
-
-
-def _keys(redis: Redis, lanes: Sequence[LaneKeys], *, letters: bool) -> tuple[dict[str, str], list[str]]:
-    """(keys that must not be there, each with what it would mean; the keys to delete)."""
-    free: dict[str, str] = {}
-    doomed: list[str] = []
-    for keys in lanes:
-        free[keys.leader] = f"group {keys.group} is led by the master {{}}: stop it, or take the stream out of its app"
-        registered: Any = redis.hgetall(keys.consumers)
-        for name, one in registrations_of(registered).items():
-            free[keys.lease(one.incarnation)] = f"the worker {printable(name)} serves group {keys.group}: stop it"
-            doomed += [keys.queue(name), keys.held(one.incarnation)]
-        free[keys.tickets] = f"group {keys.group} has tickets that are in flight, await a retry, or are parked"
-        if not letters:
-            free[keys.dead] = (
-                f"group {keys.group} has dead letters: replay or drop them (`bridge dead list`), or add --drop-dead"
+    def _refuse_again(self, note: Retired, there: int) -> None:
+        """The stream was retired before. Only a retirement that was cut off goes on."""
+        what = note.sentence(printable(self._stream))
+        undo = f"`bridge stream retire {printable(self._stream)} --undo` lets its name be used again"
+        if not there and not any(self._found.values()):
+            raise InputError(f"{what}, and nothing is left of it; {undo}")
+        if there and not any(_groups(self._redis, one, ()) for one in self._parts):
+            entries = sum(self._redis.xlen(one) for one in self._parts)
+            raise InputError(
+                f"{what}, and {count(entries, 'message')} came since then, by XADD; nobody handles them: delete them "
+                f"with DEL, or {undo}"
             )
-        doomed += [key for key in types_of(keys) if key != keys.stream]
-    return free, doomed
+
+    def contents(self) -> Contents:
+        """What the stream has."""
+        lanes = [keys for part in self._parts for keys in self._lanes(part)]
+        letters = sum(self._redis.xlen(keys.dead) for keys in lanes)
+        groups = sorted({keys.group for keys in lanes})
+        return Contents(self._parts, tuple(groups), sum(self._redis.xlen(one) for one in self._parts), letters)
+
+    def check(self) -> int:
+        """Returns how many keys would be deleted. Raises `InputError` when something is undone or in use."""
+        deleted = sum(self._retire(part, look=True) for part in self._parts)
+        return deleted + len(self._found.get("", ()))
+
+    def carry_out(self) -> int:
+        """Deletes the stream and all keys of its lanes. Returns how many keys. Raises as `check` does."""
+        self.check()
+        self._write_note()
+        try:
+            self.check()
+        except BaseException:
+            self._take_note_back()
+            raise
+        deleted = sum(self._retire(part, look=False) for part in self._parts)
+        for name in {self._stream, *self._parts}:
+            leave_chain(self._redis, name)
+        rest = self._found.get("", ())
+        return deleted + (self._redis.unlink(*rest) if rest else 0)
+
+    def _write_note(self) -> None:
+        if self._note is None:
+            note = Retired(int(time.time() * 1000), self._newest, self._stored.decode())
+            self._redis.set(layout_key(self._stream), note.text)
+            names: Any = self._redis.hgetall(retired_key(self._stream))
+            self._redis.hset(retired_key(self._newest), mapping={**names, self._stream: note.since_ms})
+
+    def _take_note_back(self) -> None:
+        self._redis.hdel(retired_key(self._newest), self._stream)
+        if self._stored:
+            self._redis.set(layout_key(self._stream), self._stored)
+        else:
+            self._redis.delete(layout_key(self._stream))
+
+    def _lanes(self, part: str) -> list[LaneKeys]:
+        return [LaneKeys(part, name) for name in _groups(self._redis, part, self._found[part])]
+
+    def _retire(self, part: str, *, look: bool) -> int:
+        for _ in range(TRIES):
+            lanes = self._lanes(part)
+            free, doomed = self._keys(part, lanes)
+            groups = [keys.group for keys in lanes]
+            code, detail = retire(self._redis, part, groups, list(free), doomed, look=look)
+            if code is ReturnCode.OK:
+                return int(detail)
+            if code is not ReturnCode.CHANGED:
+                self._refuse(part, code, detail, free)
+        raise OrderFailed(f"groups of {part} come and go: stop what uses it, then try again; nothing was changed")
+
+    def _keys(self, part: str, lanes: Sequence[LaneKeys]) -> tuple[dict[str, str], list[str]]:
+        """(keys that must not be there, each with what it would mean; the keys to delete)."""
+        free: dict[str, str] = {}
+        doomed = dict.fromkeys(self._found[part])
+        there = self._redis.exists(part)
+        for keys in lanes:
+            group = printable(keys.group)
+            free[keys.leader] = f"group {group} is led by the master {{}}: stop it, or take the stream out of its app"
+            registered: Any = self._redis.hgetall(keys.consumers)
+            for name, one in registrations_of(registered).items():
+                free[keys.lease(one.incarnation)] = f"the worker {printable(name)} serves group {group}: stop it"
+                doomed |= dict.fromkeys((keys.queue(name), keys.held(one.incarnation)))
+            if there:
+                # Without the stream, nothing is left of their messages.
+                free[keys.tickets] = f"group {group} has tickets that are in flight, await a retry, or are parked"
+            if not self._letters:
+                free[keys.dead] = (
+                    f"group {group} has dead letters: replay or drop them (`bridge dead list`), or add --drop-dead"
+                )
+            doomed |= dict.fromkeys(key for key in types_of(keys) if key != keys.stream)
+        return free, [key for key in doomed if key != layout_key(self._stream)]
+
+    def _refuse(self, part: str, code: ReturnCode, detail: str, free: dict[str, str]) -> None:
+        group = printable(detail)
+        if code is ReturnCode.UNREAD:
+            why = f"group {group} has not read all its messages" if detail else "nobody has read its messages"
+        elif code is ReturnCode.UNDONE:
+            why = f"group {group} has messages that are not done"
+        else:
+            token: Any = self._redis.get(detail) if detail.endswith(":leader") else None
+            holder = "that has just gone" if token is None else read_token(token).holder
+            why = free[detail].format(holder)
+        raise InputError(f"{part} cannot be retired: {why}; nothing was changed")
 
 
-def _refuse(redis: Redis, stream: str, code: ReturnCode, detail: str, free: dict[str, str]) -> None:
-    group = printable(detail)
-    if code is ReturnCode.UNREAD:
-        why = f"group {group} has not read all its messages" if detail else "nobody has read its messages"
-    elif code is ReturnCode.UNDONE:
-        why = f"group {group} has messages that are not done"
-    else:
-        token: Any = redis.get(detail) if detail.endswith(":leader") else None
-        holder = "that has just gone" if token is None else read_token(token).holder
-        why = free[detail].format(holder)
-    raise InputError(f"{stream} cannot be retired: {why}; nothing was changed")
+def undo_retirement(redis: Redis, stream: str, newest: str) -> None:
+    """Lets the name of a retired stream be used again. Raises `InputError` when the stream was not retired."""
+    note = retired_in(redis.get(layout_key(stream)))
+    if note is None:
+        raise InputError(f"the stream {printable(stream)} was not retired")
+    redis.delete(layout_key(stream))
+    for name in {note.newest, newest}:
+        redis.hdel(retired_key(name), stream)
 
 
-def _groups(redis: Redis, stream: str) -> list[str]:
-    if not redis.exists(stream):
-        return []
-    found = groups_in(redis.execute_command("XINFO", "GROUPS", stream))
-    return [name.decode(errors="surrogateescape") for name in found]
+def _keys_of(redis: Redis, stream: str, layout: Layout) -> dict[str, list[str]]:
+    """Stream of a partition -> the keys of its lanes; "": the other keys that begin with the name of a partition, or of
+    the whole stream. Without the layout.
+    """
+    found: dict[str, list[str]] = {part: [] for part in layout.streams(stream)}
+    tags = {f"{{{part}}}": part for part in (stream, *found)}
+    try:
+        for raw in redis.scan_iter(match=f"{{{_SPECIAL.sub(_escaped, stream)}*", count=1000):
+            key = raw.decode(errors="surrogateescape")
+            tag, brace, rest = key.partition("}")
+            part = tags.get(tag + brace)
+            if part is None or key == layout_key(stream):
+                continue
+            if rest.startswith(":") and part in found:
+                found[part].append(key)
+            elif rest[:1] in (":", "/"):
+                found.setdefault("", []).append(key)
+    except NoPermissionError:
+        # The groups of a stream that is there are known without it.
+        pass
+    return found
+
+
+def _escaped(special: re.Match[str]) -> str:
+    return f"\\{special.group()}"
+
+
+def _groups(redis: Redis, stream: str, keys: Sequence[str]) -> list[str]:
+    """The groups of ``stream``, and those of which ``keys`` are left."""
+    names = {unquote(key[len(stream) + 3 :].partition(":")[0], errors="surrogateescape") for key in keys}
+    if redis.exists(stream):
+        found = groups_in(redis.execute_command("XINFO", "GROUPS", stream))
+        names |= {name.decode(errors="surrogateescape") for name in found}
+    return sorted(names)

@@ -24,6 +24,8 @@ from bridge.routing.text import printable
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from redis import Redis
+
     from bridge.inspect.status import LaneStatus
     from bridge.inspect.subscriptions import SubscriptionStatus
     from bridge.settings.lane import LaneSettings
@@ -77,14 +79,13 @@ class _Shown:
 def _of_lane(target: Target) -> _Shown:
     from bridge.app.finding import reach_lane
     from bridge.inspect.status import read_status
-    from bridge.inspect.subscriptions import undeclared_holders
 
     settings = target.settings
-    redis, declared = reach_lane(target.app, target.lane), target.subscriptions
+    redis = reach_lane(target.app, target.lane)
 
     def read() -> LaneStatus:
         found = read_status(redis, settings)
-        return replace(found, problems=(*found.problems, *undeclared_holders(redis, declared)))
+        return replace(found, problems=(*found.problems, *_of_app(redis, target)))
 
     return _Shown(read, as_document, view, line)
 
@@ -92,12 +93,12 @@ def _of_lane(target: Target) -> _Shown:
 def _of_subscriptions(target: Target, meant: Mapping[str, Sequence[LaneSettings]]) -> _Shown:
     from bridge.app.finding import reach
     from bridge.cli import subscription_view
-    from bridge.inspect.subscriptions import read_subscriptions, undeclared_holders
+    from bridge.inspect.subscriptions import read_subscriptions
 
-    redis, declared = reach(target.app), target.subscriptions
+    redis = reach(target.app)
 
     def read() -> tuple[list[SubscriptionStatus], list[str]]:
-        return read_subscriptions(redis, meant), undeclared_holders(redis, declared)
+        return read_subscriptions(redis, meant), _of_app(redis, target)
 
     def documents(found: tuple[list[SubscriptionStatus], list[str]]) -> dict[str, Any]:
         return {"subscriptions": [subscription_view.as_document(one) for one in found[0]], "problems": found[1]}
@@ -105,6 +106,15 @@ def _of_subscriptions(target: Target, meant: Mapping[str, Sequence[LaneSettings]
     return _Shown(
         read, documents, lambda found: subscription_view.view(*found), lambda found: subscription_view.line(found[0])
     )
+
+
+def _of_app(redis: Redis, target: Target) -> list[str]:
+    """Problems of no lane of the app."""
+    from bridge.inspect.streams import read_retired, retired_problems
+    from bridge.inspect.subscriptions import undeclared_holders
+
+    retired = retired_problems(read_retired(redis, target.versions))
+    return [*undeclared_holders(redis, target.subscriptions), *retired]
 
 
 def as_document(lane: LaneStatus) -> dict[str, Any]:

@@ -29,10 +29,11 @@ def list_(target: Target, as_json: bool) -> None:
     """Lists the streams of the app: each partition of each version, with its entries and groups."""
     from bridge.app.finding import reach
     from bridge.app.lanes import lanes_of
-    from bridge.inspect.streams import read_streams
+    from bridge.inspect.streams import read_retired, read_streams
 
     target.learn()
-    found = read_streams(reach(target.app), lanes_of(target.app))
+    redis = reach(target.app)
+    found = [*read_streams(redis, lanes_of(target.app)), *read_retired(redis, target.versions)]
     if as_json:
         echo_json({"streams": found})
         return
@@ -41,9 +42,11 @@ def list_(target: Target, as_json: bool) -> None:
         table.add_column(name, no_wrap=name != "groups")
     table.add_column("entries", justify="right", no_wrap=True)
     for one in found:
-        version = "newest" if one.version == 0 else f"{one.version} older"
         groups = one_line(", ".join(one.groups)) or "none"
-        table.add_row(one_line(one.stream), version, one.last_id or "no stream yet", groups, f"{one.entries:,}")
+        version, last = "newest" if one.version == 0 else f"{one.version} older", one.last_id or "no stream yet"
+        if one.retired_ms is not None:
+            version, last = "retired", _since(one.retired_ms)
+        table.add_row(one_line(one.stream), version, last, groups, f"{one.entries:,}")
     console().print(table)
 
 
@@ -70,7 +73,7 @@ def info(target: Target, as_json: bool) -> None:
             }
         )
         return
-    since = datetime.fromtimestamp(layout.since_ms / 1000, UTC).astimezone().isoformat(sep=" ", timespec="seconds")
+    since = _since(layout.since_ms)
     click.echo(f"stream     {one_line(name)}")
     click.echo(f"split      {count(layout.partitions, 'partition')}" + (f", since {since}" if layout.since_ms else ""))
     click.echo(f"streams    {one_line(streams[0])}" + (f" to {one_line(streams[-1])}" if len(streams) > 1 else ""))
@@ -80,49 +83,63 @@ def info(target: Target, as_json: bool) -> None:
 @stream.command()
 @click.argument("name", metavar="STREAM", type=NON_EMPTY)
 @click.option("--drop-dead", is_flag=True, help="Also with dead letters, which are dropped.")
-@click.option("--dry-run", is_flag=True, help="Only print what would be deleted.")
+@click.option("--dry-run", is_flag=True, help="Only check, and print what would be deleted.")
+@click.option("--undo", is_flag=True, help="Let the name of a retired stream be used again.")
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.pass_context
-def retire(ctx: click.Context, name: str, drop_dead: bool, dry_run: bool, yes: bool, as_json: bool) -> None:
+def retire(ctx: click.Context, name: str, drop_dead: bool, dry_run: bool, undo: bool, yes: bool, as_json: bool) -> None:
     """Deletes STREAM, an old version, with all keys of its lanes.
 
-    It refuses while anything of it is undone, a master leads one of its lanes, or a worker serves one.
+    It refuses while anything of it is undone, a master leads one of its lanes, or a worker serves one. Producers that
+    push to STREAM later get an error.
     """
     from bridge.app.finding import reach
-    from bridge.operate.retiring import contents_of, retire_stream
+    from bridge.operate.retiring import Retirement, undo_retirement
     from bridge.protocol.agreement import refuse_other
     from bridge.routing.errors import InputError
     from bridge.settings.subscriptions import with_group
 
     target: Target = ctx.obj
     settings = target.app.bridge.settings
-    if name == settings.lane.stream:
+    newest = settings.lane.stream
+    if name == newest:
         raise InputError(f"{one_line(name)} is the stream of this app (bridge_stream): its producers push to it")
     redis = reach(target.app)
-    found = contents_of(redis, name)
+    if undo:
+        undo_retirement(redis, name, newest)
+        click.echo(f"the name {one_line(name)} can be used again")
+        return
+    retirement = Retirement(redis, name, newest, letters=drop_dead)
+    found = retirement.contents()
     if drop_dead:
         for part, group in product(found.streams, found.groups):
             lane = with_group(settings.lane, group).on_stream(part)
             if redis.exists(lane.keys.dead):
                 refuse_other(redis, target.app, lane)
+    deleted = retirement.check()
     numbers = (
-        count(found.entries, "done message"),
+        count(max(0, found.entries - found.letters), "done message"),
         count(len(found.groups), "group"),
         count(found.letters, "dead letter"),
     )
     what = f"{one_line(name)} with {', '.join(numbers)}"
-    if not dry_run and not yes:
-        if not sys.stdin.isatty():
-            raise click.UsageError(f"this would delete {what}: add --yes, or look first with --dry-run", ctx)
-        if not click.confirm(f"delete {what}?", err=True):
-            return
-    deleted = 0 if dry_run else retire_stream(redis, name, letters=drop_dead)
+    if not dry_run:
+        if not yes:
+            if not sys.stdin.isatty():
+                raise click.UsageError(f"this would delete {what}: add --yes, or look first with --dry-run", ctx)
+            if not click.confirm(f"delete {what}?", err=True):
+                return
+        deleted = retirement.carry_out()
     if as_json:
         echo_json({"dry_run": dry_run, "deleted": deleted, "stream": name, **found.document()})
     elif dry_run:
-        click.echo(f"would delete {what}")
+        click.echo(f"would delete {what}; {count(deleted, 'key')}")
     else:
         click.echo(f"retired {what}; {count(deleted, 'key')} deleted")
         if any(version.stream == name for version in settings.follows):
-            click.echo("this app still follows it (bridge_follows): a master that starts makes it again, empty")
+            click.echo("this app still names it in bridge_follows: take it out; masters and workers leave it out")
+
+
+def _since(ms: int) -> str:
+    return datetime.fromtimestamp(ms / 1000, UTC).astimezone().isoformat(sep=" ", timespec="seconds")

@@ -73,6 +73,7 @@ def check_lane_server(app: Celery) -> None:
         bridge, settings = app.bridge, app.bridge.settings
         try:
             bridge.take_layout(claim_layout(redis, settings.lane.stream, settings.partitions))
+            bridge.learn_retired(redis)
             for lane in served_lanes(app):
                 arrive(redis, app, lane.settings)
         except (RedisError, OSError) as exc:
