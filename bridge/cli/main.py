@@ -7,12 +7,15 @@ Exit codes: 0 done, 1 failed or found something, 2 wrong usage. An error is one 
 
 from __future__ import annotations
 
+import os
 import sys
+from collections.abc import Callable
 from difflib import get_close_matches
 from functools import cached_property
 from importlib import import_module
 from io import TextIOWrapper
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
@@ -62,9 +65,9 @@ class Commands(click.Group):
         module, _, name = place.partition(":")
         command: click.Command = getattr(import_module(module), name)
         if cmd_name not in WITHOUT_SUBSCRIPTION:
-            _take_subscription(command)
+            SUBSCRIPTION.add_to(command)
         if cmd_name in OF_A_VERSION:
-            _take_version(command)
+            VERSION.add_to(command)
         return command
 
     def resolve_command(
@@ -95,42 +98,36 @@ class Commands(click.Group):
             shown = translated(exc)
             if shown is None:
                 raise
+            _drop_unwritten()
             click.echo(f"Error: {shown}", err=True)
             ctx.exit(shown.exit_code)
 
 
-def _take_subscription(command: click.Command) -> None:
-    """Adds ``-s`` to ``command``, or to the commands of a group."""
-    if isinstance(command, click.Group):
-        for inner in command.commands.values():
-            _take_subscription(inner)
-    elif not any("-s" in parameter.opts for parameter in command.params):
-        command.params.append(
-            click.Option(
-                ["-s", "--subscription"],
-                expose_value=False,
-                metavar="NAME",
-                callback=_chosen,
-                help="The subscription to use. Needed when the app has several.",
-            )
-        )
+def _drop_unwritten() -> None:
+    """Drops output that cannot be written. Python would try again when it ends, and print a second error."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        with Path(os.devnull).open("wb") as nothing:
+            os.dup2(nothing.fileno(), sys.stdout.fileno())
 
 
-def _take_version(command: click.Command) -> None:
-    """Adds ``--stream`` to ``command``, or to the commands of a group."""
-    if isinstance(command, click.Group):
-        for inner in command.commands.values():
-            _take_version(inner)
-    elif not any("--stream" in parameter.opts for parameter in command.params):
-        command.params.append(
-            click.Option(
-                ["--stream"],
-                expose_value=False,
-                metavar="NAME",
-                callback=_chosen_version,
-                help="An older version of the stream (bridge_follows).  [default: the newest]",
+class Chosen(NamedTuple):
+    """An option of several commands that names what a command is about."""
+
+    names: list[str]
+    callback: Callable[[click.Context, click.Parameter, str | None], None]
+    help: str
+
+    def add_to(self, command: click.Command) -> None:
+        """Adds the option to ``command``, or to the commands of a group, that lack it."""
+        if isinstance(command, click.Group):
+            for inner in command.commands.values():
+                self.add_to(inner)
+        elif not any(self.names[0] in parameter.opts for parameter in command.params):
+            command.params.append(
+                click.Option(self.names, expose_value=False, metavar="NAME", callback=self.callback, help=self.help)
             )
-        )
 
 
 def _chosen(ctx: click.Context, _parameter: click.Parameter, value: str | None) -> None:
@@ -141,6 +138,12 @@ def _chosen(ctx: click.Context, _parameter: click.Parameter, value: str | None) 
 def _chosen_version(ctx: click.Context, _parameter: click.Parameter, value: str | None) -> None:
     if value is not None:
         ctx.find_object(Target).version = value  # type: ignore[union-attr]
+
+
+SUBSCRIPTION = Chosen(["-s", "--subscription"], _chosen, "The subscription to use. Needed when the app has several.")
+VERSION = Chosen(
+    ["--stream"], _chosen_version, "An older version of the stream (bridge_follows).  [default: the newest]"
+)
 
 
 class Target:

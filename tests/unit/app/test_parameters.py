@@ -67,6 +67,8 @@ def test_a_reason_from_an_unset_variable_does_not_choose_every_letter(
 def ran(shell: CommandLine, *arguments: str, stdout: int, **env: str) -> subprocess.CompletedProcess[bytes]:
     command = [sys.executable, "-m", "bridge", "-A", shell.app, *arguments]
     path = os.pathsep.join([str(shell.folder), str(Path(__file__).parents[3])])
+    # As users run it: with a buffer, of which Python writes the rest when it ends
+    env = {"PYTHONUNBUFFERED": "", **env}
     return subprocess.run(
         command, stdout=stdout, stderr=subprocess.PIPE, env={**os.environ, "PYTHONPATH": path, **env}, check=False
     )

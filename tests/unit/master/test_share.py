@@ -14,6 +14,9 @@ from bridge.protocol.standing import Standing, read_standing
 SETTLE_S = 5.0
 CHAINS = tuple(f"lane-{n}" for n in range(2000))
 ALL = Standing(frozenset(CHAINS)).text()
+#: For properties that must hold for each chain.
+SOME = CHAINS[:200]
+FEW = Standing(frozenset(SOME)).text()
 
 holders = st.text("abcdef0123456789:", min_size=1, max_size=12)
 
@@ -24,22 +27,22 @@ def share(holder: str, masters: dict[str, str], now: float = 0.0) -> Share:
     return made
 
 
-def owners(masters: dict[str, str]) -> dict[str, str | None]:
+def owners(masters: dict[str, str], chains: tuple[str, ...] = SOME) -> dict[str, str | None]:
     made = share("nobody", masters)
-    return {chain: made.owner(chain) for chain in CHAINS}
+    return {chain: made.owner(chain) for chain in chains}
 
 
 @given(st.sets(holders, min_size=2, max_size=8))
 def test_only_the_lanes_of_the_master_that_comes_or_goes_move(names: set[str]) -> None:
     joiner, *others = sorted(names)
-    before, after = owners(dict.fromkeys(others, ALL)), owners(dict.fromkeys(names, ALL))
-    moved = {chain for chain in CHAINS if before[chain] != after[chain]}
-    assert moved == {chain for chain in CHAINS if after[chain] == joiner}
+    before, after = owners(dict.fromkeys(others, FEW)), owners(dict.fromkeys(names, FEW))
+    moved = {chain for chain in SOME if before[chain] != after[chain]}
+    assert moved == {chain for chain in SOME if after[chain] == joiner}
 
 
 @given(st.sets(holders, min_size=2, max_size=8))
 def test_the_shares_are_about_even(names: set[str]) -> None:
-    counts = Counter(owners(dict.fromkeys(names, ALL)).values())
+    counts = Counter(owners(dict.fromkeys(names, ALL), CHAINS).values())
     even = len(CHAINS) / len(names)
     assert counts.keys() == names
     assert max(abs(count - even) for count in counts.values()) < 0.35 * even
@@ -47,13 +50,13 @@ def test_the_shares_are_about_even(names: set[str]) -> None:
 
 @given(st.sets(holders, min_size=1, max_size=6))
 def test_all_masters_come_to_the_same_result_whatever_they_saw_before(names: set[str]) -> None:
-    masters = dict.fromkeys(names, ALL)
+    masters = dict.fromkeys(names, FEW)
     found = []
     for holder in sorted(names):
-        made = share(holder, {holder: ALL, "gone": ALL})
+        made = share(holder, {holder: FEW, "gone": FEW})
         made.update(dict(reversed(masters.items())), 1.0)
-        found.append([made.owner(chain) for chain in CHAINS])
-        assert [made.is_mine(chain) for chain in CHAINS] == [owner == holder for owner in found[0]]
+        found.append([made.owner(chain) for chain in SOME])
+        assert [made.is_mine(chain) for chain in SOME] == [owner == holder for owner in found[0]]
     assert all(one == found[0] for one in found)
 
 

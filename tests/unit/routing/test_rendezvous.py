@@ -15,10 +15,10 @@ from bridge.routing.policies import OTHERS, PARTS, Ring, Rings
 
 TICKETS = [f"INC{i:07d}" for i in range(10_000)]
 #: For properties that must hold for each ticket.
-SOME = TICKETS[:300]
+SOME = TICKETS[:150]
 WORKERS = 16
 #: Sets of worker names that are looked at where chance has a part.
-DRAWS = 40
+DRAWS = 25
 
 names = st.sets(st.text(min_size=1, max_size=12), min_size=2, max_size=WORKERS)
 
