@@ -18,7 +18,8 @@ from bridge.app import forked_children
 from bridge.app.belonging import require_subscription
 from bridge.app.eager import ticket_of_call
 from bridge.app.signature import mismatch, require_match
-from bridge.producer.push import apush_many, payload_bytes, push, push_many, refuse_delay, ticket_bytes
+from bridge.producer.message_bytes import payload_bytes, ticket_bytes
+from bridge.producer.push import apush_many, push, push_many, refuse_delay
 from bridge.routing.errors import ConfigurationError, StaleFence
 
 if TYPE_CHECKING:

@@ -204,7 +204,7 @@ class Target:
 
     def lane_of_ticket(self, ticket_id: str) -> AppLane:
         """The lane of the partition of a ticket. Raises `PayloadError` for what cannot be a ticket."""
-        from bridge.producer.push import ticket_bytes
+        from bridge.producer.message_bytes import ticket_bytes
         from bridge.routing.partitions import partition_of
 
         lanes = self.app_lanes

@@ -12,7 +12,7 @@ from typing import Any
 
 from bridge.app.eager import Handled
 from bridge.app.installed import bridge_of
-from bridge.producer.push import payload_bytes, ticket_bytes
+from bridge.producer.message_bytes import payload_bytes, ticket_bytes
 from bridge.routing.records import LostAttempt
 
 __all__ = ["Handled", "LostAttempt", "handle", "recorded"]

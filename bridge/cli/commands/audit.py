@@ -71,7 +71,7 @@ def audit(
     from bridge.audit.partitions import Audits
     from bridge.audit.wanted import wants as wants_of
     from bridge.cli.audit_view import AuditView, print_explanation
-    from bridge.producer.push import ticket_bytes
+    from bridge.producer.message_bytes import ticket_bytes
     from bridge.routing.partitions import stream_id
 
     if explain:

@@ -43,7 +43,7 @@ def show(ctx: click.Context, ticket_id: str, as_json: bool) -> None:
     from bridge.inspect.partitions import name_ticket
     from bridge.inspect.ticket_search import locate
     from bridge.inspect.versions import with_versions
-    from bridge.producer.push import ticket_bytes
+    from bridge.producer.message_bytes import ticket_bytes
 
     target: Target = ctx.obj
     ticket_bytes(ticket_id)
@@ -149,7 +149,7 @@ def _ordered(target: Target, order: Park | Release) -> dict[str, Any]:
     """The leader's answer to an order for a ticket."""
     from bridge.app.finding import reach_lane
     from bridge.operate.orders import give
-    from bridge.producer.push import ticket_bytes
+    from bridge.producer.message_bytes import ticket_bytes
 
     ticket_bytes(order.ticket)
     lane = target.lane_of_ticket(order.ticket).settings

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from bridge.producer.push import PART_MESSAGES
+from bridge.producer.parts import PART_MESSAGES
 from bridge.routing.errors import ConfigurationError, PayloadError, ServerUnavailable
 from bridge.routing.keys import layout_key
 from bridge.routing.layouts import claim_layout
@@ -121,7 +121,7 @@ def test_a_layout_that_changes_between_two_parts_moves_the_later_ones(
     options: dict[str, str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from bridge.producer.push import Part
+    from bridge.producer.parts import Part
 
     calls: list[Layout] = []
     made = Part.call

@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import bridge
-from bridge.producer.push import PART_BYTES, PART_MESSAGES, Part
+from bridge.producer.parts import PART_BYTES, PART_MESSAGES, Part
 from bridge.routing.errors import PayloadError, ServerUnavailable, Unanswered
 from bridge.routing.partitions import Layout
 from bridge.routing.producing import IDEMPOTENCY_S

@@ -15,7 +15,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from bridge.producer.push import parts_of, payload_bytes, ticket_bytes
+from bridge.producer.message_bytes import payload_bytes, ticket_bytes
+from bridge.producer.parts import parts_of
 from bridge.producer.rows import Rules, rows
 from bridge.producer.sources import Source
 from bridge.routing.errors import InputError, PayloadError
