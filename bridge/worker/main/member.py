@@ -1,8 +1,7 @@
 """The bridge's part of one Celery worker, in its main process: a member of the lane.
 
-`Member` owns the worker's shared page, lease, watcher and holdings. It takes runs, gives runs back, and handles the
-shutdown. Contract for what is given back: a message goes back only if no pool process can start it any more. For that,
-a recall is written to the shared page first, and the fences that run are read a while after (`give_back_unstarted`).
+`Member` owns the worker's shared page, lease, watcher, holdings and open requests. It takes runs, refuses runs, and
+handles the shutdown. What it gives back is chosen by `bridge.worker.main.open_requests`.
 """
 
 from __future__ import annotations
@@ -29,9 +28,10 @@ from bridge.protocol.registration import ChangingFacts, Profile, RunnableTasks
 from bridge.routing.errors import ConfigurationError
 from bridge.worker.guard.fencing import kill_overdue, watch_own_deadline
 from bridge.worker.guard.processes import gone
-from bridge.worker.guard.shared_page import EVERYTHING, SharedPage
+from bridge.worker.guard.shared_page import SharedPage
 from bridge.worker.main.cutting_off import end_running_tasks
 from bridge.worker.main.known_tasks import queues_of, runnable_tasks
+from bridge.worker.main.open_requests import OpenRequests
 from bridge.worker.main.slots import slots_of
 from bridge.worker.main.warm_shutdown import WarmShutdown
 
@@ -43,10 +43,6 @@ if TYPE_CHECKING:
 
 logger = get_logger(__name__)
 
-#: Within this many seconds a pool process reports that it accepted a message.
-DROPPED_AFTER_S = 1.0
-#: Seconds between a recall and the check which of the recalled messages run: see `give_back_unstarted`.
-RECALL_S = 0.1
 #: Seconds between two checks of a pool process that is ending.
 EXIT_CHECK_S = 0.002
 
@@ -83,15 +79,10 @@ class Member:
         self.can_end = False
         self.lease: Lease | None = None
         self._warm_shutdown: WarmShutdown | None = None
-        #: First fence -> request, of all unfinished requests.
-        self.requests: dict[int, Any] = {}
-        #: First fence -> request, of those that no pool process has accepted yet.
-        self.unaccepted: dict[int, Any] = {}
+        #: Its unfinished requests.
+        self.open = OpenRequests(self.shared)
         #: Threads that wait for the end of a pool process, and then write the outcomes of its request.
         self.waiting_threads: set[threading.Thread] = set()
-        #: First fence -> request, of those that Celery may have dropped with a lost connection; and when (monotonic).
-        self._dropped: dict[int, Any] = {}
-        self._dropped_at = 0.0
         #: The newest fence that was taken.
         self._newest = 0
         #: Whether the worker was asked to stop. The recall is on the page a moment later: see `WarmShutdown`.
@@ -129,7 +120,7 @@ class Member:
     def received(self, request: Any) -> None:
         """Notes a request that will go to the pool next."""
         request.member = self
-        self.requests[request.first_fence] = self.unaccepted[request.first_fence] = request
+        self.open.add(request)
 
     def max_attempts(self, task: Any) -> int:
         """How many attempts a message of a task has."""
@@ -141,11 +132,6 @@ class Member:
         self.write(incarnation, returned({"headers": headers, "body": body}, incarnation))
         self.drop(headers)
 
-    def in_doubt(self, request: Any) -> None:
-        """Notes a request that the pool may have or not, since the pool failed: see `_give_back_dropped`."""
-        self._dropped[request.first_fence] = request
-        self._dropped_at = time.monotonic()
-
     def refuse(self, headers: dict[str, Any], body: str | bytes, error: str) -> None:
         """Fails a Celery message that was just taken, and that caused an error in this process.
 
@@ -156,7 +142,7 @@ class Member:
         heads = returned({"headers": headers, "body": body}, incarnation)
         kind = Kind.FAILED if len(heads) == 1 else Kind.LOST
         self.write(incarnation, [Outcome(head.message_id, head.fence, kind, error=error) for head in heads])
-        request = self.requests.get(first_fence(headers))
+        request = self.open.all.get(first_fence(headers))
         if request is not None:
             request.finish()
         self.drop(headers)
@@ -183,14 +169,7 @@ class Member:
 
     def _recall(self) -> None:
         """Gives back the messages taken so far that have not started."""
-        newest = self.shared.recalled_to = self._newest
-
-        def later() -> None:
-            time.sleep(RECALL_S)
-            self.give_back_unstarted(newest)
-
-        # On a thread of its own: a server that is away would stop Celery's own thread here.
-        threading.Thread(target=later, name="bridge-recall", daemon=True).start()
+        self.open.recall(self._newest)
 
     def wait_for_end(self, pid: int, fences: set[int], incarnation: str, *, killed: bool) -> bool:
         """Waits until pool process ``pid`` runs none of ``fences`` any more. ``killed``: waits until it is gone.
@@ -226,9 +205,7 @@ class Member:
         # Celery learned revoked ids from other workers, or kept them over a restart.
         self.shared.revoke(state.revoked)
         if self.lease is not None:
-            # When Celery loses its connection it empties the pool's queue, since a broker would deliver again.
-            self._dropped = dict(self.unaccepted)
-            self._dropped_at = time.monotonic()
+            self.open.connection_lost()
             return
         pool = type(consumer.pool).__module__.rpartition(".")[2]
         self.pool = consumer.pool
@@ -289,34 +266,14 @@ class Member:
     def _on_renewal(self) -> None:
         """Called with each renewal of the lease, on its thread."""
         self.ensure_watcher()
-        if self.unaccepted and not self._is_stopping and self._slots() < 1:
+        if self.open.unaccepted and not self._is_stopping and self._slots() < 1:
             logger.warning("the pool was shrunk to nothing: giving back the messages that have not started")
             self._recall()
 
     def report(self) -> list[int]:
         """The first fences of the runs that this worker holds. Called with each renewal of the lease, on its thread."""
-        if self._dropped and time.monotonic() - self._dropped_at > DROPPED_AFTER_S:
-            self._give_back_dropped()
+        self.open.give_back_dropped()
         return self.holdings.report()
-
-    def _give_back_dropped(self) -> None:
-        """Gives back the messages that Celery dropped with its connection.
-
-        It is not known whether a message was dropped: it may be in the pipe to a pool process. So the first call
-        recalls these messages on the shared page. A pool process that gets one after that gives it back itself. The
-        next call, one renewal later, gives back those that do not run: they cannot start any more.
-        """
-        newest = max((max(request.fences()) for request in self._dropped.values()), default=0)
-        if self.shared.recalled_to < newest:
-            self.shared.recalled_to = newest
-            return
-        running = self.shared.running_fences()
-        for fence, request in list(self._dropped.items()):
-            if fence in self.unaccepted and not running & request.fences():
-                logger.warning("giving back fence %d, which was dropped with the lost connection", fence)
-                request.give_back()
-            if fence not in self.unaccepted:
-                del self._dropped[fence]
 
     def begin_shutdown(self) -> None:
         """The worker was asked to stop: starts the warm shutdown. May be called twice."""
@@ -324,7 +281,7 @@ class Member:
             return
         self._is_stopping = True
         if self.lease is None:
-            self.recall_all()
+            self.open.recall_all()
             return
         self._warm_shutdown = WarmShutdown(
             self.url,
@@ -333,8 +290,8 @@ class Member:
             self.shared.incarnation,
             holdings=self.holdings,
             write=self.write,
-            recall_all=self.recall_all,
-            give_back_unstarted=self.give_back_unstarted,
+            recall_all=self.open.recall_all,
+            give_back_unstarted=self.open.give_back_unstarted,
         )
         self._warm_shutdown.start()
 
@@ -342,23 +299,6 @@ class Member:
     def is_stopping(self) -> bool:
         """Whether the worker was asked to stop. Its pool will close, and may drop messages without a report."""
         return self._is_stopping
-
-    def recall_all(self) -> None:
-        """Recalls all messages: none may start any more."""
-        self.shared.recalled_to = EVERYTHING
-
-    def give_back_unstarted(self, newest: int = EVERYTHING) -> None:
-        """Gives back the messages that wait in the pool's queue, up to the fence ``newest``.
-
-        Precondition: they were recalled a while ago. A pool process notes the fence of a message *before* it reads the
-        recall, and this reads the fences a while *after* the recall was written. So if a message has started, its fence
-        is seen here. If its fence is not seen, it cannot start any more.
-        """
-        running = self.shared.running_fences()
-        for request in list(self.unaccepted.values()):
-            fences = request.fences()
-            if max(fences) <= newest and not running & fences:
-                request.give_back()
 
     def stop(self) -> bool:
         """Ends the worker's part in the lane, after its pool has ended. May be called twice.
@@ -380,7 +320,7 @@ class Member:
         return True
 
     def _end_running_tasks(self) -> bool:
-        requests, waiting_threads = self.requests.values(), self.waiting_threads
+        requests, waiting_threads = self.open.all.values(), self.waiting_threads
         return end_running_tasks(
             self.shared, self.pool, requests, waiting_threads, forks=self.forks, can_end=self.can_end
         )

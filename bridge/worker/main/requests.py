@@ -15,7 +15,6 @@ What each end means:
 
 from __future__ import annotations
 
-import json
 import threading
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -29,7 +28,7 @@ from celery.platforms import signals
 from celery.utils.log import get_logger
 from celery.worker.state import task_ready
 
-from bridge.protocol.headers import first_fence, first_head, heads_of
+from bridge.protocol.headers import first_fence, heads_of
 from bridge.protocol.names import HEADER_BASE, HEADER_INCARNATION
 from bridge.protocol.outcomes import Kind, Outcome
 from bridge.worker.pool.calls import cut_off_in
@@ -116,7 +115,7 @@ class BridgeRequest(_Base):
         self.finish()
 
     def on_accepted(self, pid: int, time_accepted: float) -> Any:
-        self.member.unaccepted.pop(self.first_fence, None)
+        self.member.open.accepted(self.first_fence)
         return super().on_accepted(pid, time_accepted)
 
     def finish(self) -> None:
@@ -124,8 +123,7 @@ class BridgeRequest(_Base):
         if not self._finished:
             self._finished = True
             first = self.first_fence
-            self.member.unaccepted.pop(first, None)
-            self.member.requests.pop(first, None)
+            self.member.open.remove(first)
             self.member.drop(self._request_dict)
             cut_off_in(self.member.queue, first)
 
@@ -307,45 +305,3 @@ class BridgeRequest(_Base):
 
 class Revoked(Exception):
     """An operator revoked the message."""
-
-
-class TicketRequest(BridgeRequest):
-    """The request of a message that travels alone."""
-
-    @property
-    def args(self) -> Any:
-        return json.loads(self._message.body)[0]
-
-    def messages(self) -> Iterator[CarriedMessage]:
-        run = first_head(self._request_dict)
-        yield CarriedMessage(self.id, self.name, run.ticket, self.args[1], self.first_fence, run.attempt)
-
-    def context_of(self, one: CarriedMessage) -> Context:
-        del one
-        return Context({**self._request_dict, "args": self.args, "kwargs": {}})
-
-    def announce(self) -> None:
-        self.send_event(
-            "task-received",
-            uuid=self.id,
-            name=self.name,
-            args=self.argsrepr,
-            kwargs=self.kwargsrepr,
-            root_id=self.root_id,
-            parent_id=self.parent_id,
-            retries=self._request_dict.get("retries", 0),
-            eta=None,
-            expires=None,
-        )
-
-    def send_event(self, kind: str, **fields: Any) -> None:
-        fields.setdefault("uuid", self.id)
-        uuid = fields.pop("uuid")
-        if self._eventer and self._eventer.enabled and self.task.send_events:
-            self._eventer.send(kind, uuid=uuid, **fields)
-
-    def _outcome_kind(self, kind: Kind, one: CarriedMessage, running: int) -> Kind:
-        if kind in (Kind.LOST, Kind.INTERRUPTED) and self.member.forks and running != one.fence:
-            # The process ended before it started this message, or after it had written its outcome.
-            return Kind.RETURNED
-        return kind

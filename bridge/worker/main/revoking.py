@@ -50,7 +50,7 @@ def hook_revokes(workers: Mapping[str, Members]) -> None:
 def _end(members: Members, pool: Any, ids: frozenset[str], signal: Any) -> list[str]:
     """Ends those of the messages ``ids`` that are in bundles here. Returns the ids that it found unfinished."""
     found: list[str] = []
-    for request in [one for member in members for one in member.requests.values()]:
+    for request in [one for member in members for one in member.open.all.values()]:
         if request.carries_many and (mine := [one.id for one in request.unfinished() if one.id in ids]):
             logger.info("terminating %s, in a bundle", ", ".join(mine))
             request.end(pool, frozenset(mine), signal)

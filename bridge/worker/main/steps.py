@@ -95,7 +95,7 @@ class MemberStep(bootsteps.StartStopStep):
             # After a signal this was done before. Without one (a remote command, an error) it is done here.
             members.begin_shutdown()
             for member in members:
-                member.recall_all()
+                member.open.recall_all()
             end_last_read(next(iter(members)), members.queues, parent)
 
 

@@ -20,7 +20,7 @@ from bridge.protocol.headers import first_fence
 from bridge.protocol.names import BUNDLE_TASK, HEADER_BASE, HEADER_INCARNATION, HEADER_REQUEST
 from bridge.protocol.outcomes import Kind, Outcome
 from bridge.worker.main.bundle_requests import BundleRequest
-from bridge.worker.main.requests import TicketRequest
+from bridge.worker.main.ticket_requests import TicketRequest
 from bridge.worker.pool.calls import run_bundle, run_ticket
 
 if TYPE_CHECKING:
@@ -127,7 +127,7 @@ def strategy(task: Any, app: Any, consumer: Any, **kwargs: Any) -> Any:
         except Exception:
             # The pool failed, not the message. The pool may have the message or not.
             logger.exception("cannot give %s to the pool", headers.get("id"))
-            member.in_doubt(request)
+            member.open.in_doubt(request)
             return None
 
     return handle

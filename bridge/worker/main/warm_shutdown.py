@@ -65,7 +65,7 @@ class WarmShutdown:
     - ``write`` writes outcomes of an incarnation.
     - ``recall_all`` recalls all messages: pool processes start none any more.
     - ``give_back_unstarted`` gives back the messages that the main process took and that no pool process has started.
-      It is called a while after ``recall_all``, see `Member.give_back_unstarted`.
+      It is called a while after ``recall_all``, see `OpenRequests.give_back_unstarted`.
     """
 
     def __init__(

@@ -11,7 +11,7 @@ from billiard.exceptions import WorkerLostError
 from celery.exceptions import TimeLimitExceeded
 
 from bridge.protocol.outcomes import Kind
-from bridge.worker.main.requests import TicketRequest
+from bridge.worker.main.ticket_requests import TicketRequest
 
 
 @pytest.mark.parametrize("exc", [WorkerLostError("died"), TimeLimitExceeded(3)], ids=["lost", "time-limit"])

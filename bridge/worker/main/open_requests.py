@@ -1,0 +1,108 @@
+"""The unfinished requests of one lane in a worker's main process, and which of them are given back.
+
+Contract for what is given back: a message goes back only if no pool process can start it any more. For that, a recall
+is written to the shared page first, and the fences that run are read a while after: `OpenRequests.give_back_unstarted`.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import Any
+
+from celery.utils.log import get_logger
+
+from bridge.worker.guard.shared_page import EVERYTHING, SharedPage
+
+logger = get_logger(__name__)
+
+#: Within this many seconds a pool process reports that it accepted a message.
+DROPPED_AFTER_S = 1.0
+#: Seconds between a recall and the check which of the recalled messages run: see `give_back_unstarted`.
+RECALL_S = 0.1
+
+
+class OpenRequests:
+    """The requests from their receipt to their end."""
+
+    def __init__(self, shared: SharedPage) -> None:
+        self._shared = shared
+        #: First fence -> request, of all unfinished requests.
+        self.all: dict[int, Any] = {}
+        #: First fence -> request, of those that no pool process has accepted yet.
+        self.unaccepted: dict[int, Any] = {}
+        #: First fence -> request, of those that Celery may have dropped with a lost connection; and when (monotonic).
+        self._dropped: dict[int, Any] = {}
+        self._dropped_at = 0.0
+
+    def add(self, request: Any) -> None:
+        """Notes a request that will go to the pool next."""
+        self.all[request.first_fence] = self.unaccepted[request.first_fence] = request
+
+    def accepted(self, first: int) -> None:
+        """A pool process has the request with the first fence ``first``."""
+        self.unaccepted.pop(first, None)
+
+    def remove(self, first: int) -> None:
+        """The request with the first fence ``first`` has ended."""
+        self.unaccepted.pop(first, None)
+        self.all.pop(first, None)
+
+    def in_doubt(self, request: Any) -> None:
+        """Notes a request that the pool may have or not, since the pool failed: see `give_back_dropped`."""
+        self._dropped[request.first_fence] = request
+        self._dropped_at = time.monotonic()
+
+    def connection_lost(self) -> None:
+        """Celery lost its connection. It then empties the pool's queue, since a broker would deliver again."""
+        self._dropped = dict(self.unaccepted)
+        self._dropped_at = time.monotonic()
+
+    def recall(self, newest: int) -> None:
+        """Gives back the messages up to the fence ``newest`` that have not started."""
+        self._shared.recalled_to = newest
+
+        def later() -> None:
+            time.sleep(RECALL_S)
+            self.give_back_unstarted(newest)
+
+        # On a thread of its own: a server that is away would stop Celery's own thread here.
+        threading.Thread(target=later, name="bridge-recall", daemon=True).start()
+
+    def recall_all(self) -> None:
+        """Recalls all messages: none may start any more."""
+        self._shared.recalled_to = EVERYTHING
+
+    def give_back_unstarted(self, newest: int = EVERYTHING) -> None:
+        """Gives back the messages that wait in the pool's queue, up to the fence ``newest``.
+
+        Precondition: they were recalled a while ago. A pool process notes the fence of a message *before* it reads the
+        recall, and this reads the fences a while *after* the recall was written. So if a message has started, its fence
+        is seen here. If its fence is not seen, it cannot start any more.
+        """
+        running = self._shared.running_fences()
+        for request in list(self.unaccepted.values()):
+            fences = request.fences()
+            if max(fences) <= newest and not running & fences:
+                request.give_back()
+
+    def give_back_dropped(self) -> None:
+        """Gives back the messages that Celery dropped with its connection. Called with each renewal of the lease.
+
+        It is not known whether a message was dropped: it may be in the pipe to a pool process. So the first call
+        recalls these messages on the shared page. A pool process that gets one after that gives it back itself. The
+        next call, one renewal later, gives back those that do not run: they cannot start any more.
+        """
+        if not self._dropped or time.monotonic() - self._dropped_at <= DROPPED_AFTER_S:
+            return
+        newest = max(max(request.fences()) for request in self._dropped.values())
+        if self._shared.recalled_to < newest:
+            self._shared.recalled_to = newest
+            return
+        running = self._shared.running_fences()
+        for fence, request in list(self._dropped.items()):
+            if fence in self.unaccepted and not running & request.fences():
+                logger.warning("giving back fence %d, which was dropped with the lost connection", fence)
+                request.give_back()
+            if fence not in self.unaccepted:
+                del self._dropped[fence]
