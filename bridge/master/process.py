@@ -40,6 +40,7 @@ from bridge.master.first_group import begin_group
 from bridge.master.heartbeats import Heartbeats
 from bridge.master.lane_master import LaneMaster
 from bridge.master.leads import RENEWALS, Leads
+from bridge.master.older_streams import look_at_older
 from bridge.master.sleepers import Sleepers
 from bridge.routing.errors import ConfigurationError, ServerUnavailable
 from bridge.routing.layouts import check_layouts, claim_layout
@@ -93,6 +94,7 @@ class Master:
         subscriptions = subscriptions_of(app)
         all_lanes = [lane for lanes in subscriptions.values() for lane in lanes]
         lanes = [lane for name in chosen for lane in subscriptions[name]]
+        look_at_older(redis, app, all_lanes)
         for lane in all_lanes:
             # Before any of them leads: entries leave the stream when all groups that are there are done with them.
             begin_group(redis, lane.settings)

@@ -369,6 +369,41 @@ def test_masters_of_before_and_after_a_drop_never_work_beside_each_other(chain: 
     assert after.running
 
 
+def test_a_master_warns_of_an_older_stream_that_is_not_there(chain: Versions) -> None:
+    chain.push("v1", "T")
+    chain.worker("w1", bridge_follows=["order"])
+    typo = chain.master("m1", bridge_follows=["order"])
+    assert "bridge_follows names 'order', and there is no such stream: is the name right?" in typo.logs()
+    chain.wait_leader("v2")
+    typo.terminate()
+    chain.redis.delete("order")
+    for name, follows in (("m2", ["order"]), ("m3", ["orders"])):
+        again = chain.master(name, bridge_follows=follows)
+        assert "no such stream" not in again.logs(), "it was led before, or is there"
+        again.terminate()
+
+
+def test_a_master_whose_group_has_another_name_on_an_older_version_warns_or_is_refused(chain: Versions) -> None:
+    worker, master = chain.worker("w1", **ONLY_V1), chain.master("m1", **ONLY_V1)
+    chain.push("v1", "T", ms=1)
+    chain.wait_ended("v1", 1)
+    chain.operate("ticket", "park", "T", **ONLY_V1)
+    chain.push("v1", "T")
+    wait_until(lambda: chain.redis.xpending("orders", GROUP)["pending"], description="the message to be read")
+    master.terminate()
+    renamed = chain.master("m2", wait=False, bridge_group="renamed")
+    assert renamed.wait() == 2
+    assert f"the group {GROUP!r} of 'orders', an older version, has messages that are not done" in renamed.logs()
+    assert not chain.redis.exists("{orders}:renamed:about")
+    master = chain.master("m3", **ONLY_V1)
+    chain.operate("ticket", "release", "T", **ONLY_V1)
+    chain.wait_ended("v1", 2)
+    master.terminate()
+    worker.terminate()
+    warned = chain.master("m4", bridge_group="renamed")
+    assert f"bridge_follows names 'orders', which has the group {GROUP}, and not renamed" in warned.logs()
+
+
 def test_versions_with_different_partitions_are_refused(chain: Versions) -> None:
     chain.push("v1", "T")
     before = sorted(chain.redis.scan_iter())
