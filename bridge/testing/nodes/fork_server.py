@@ -63,6 +63,8 @@ WORKERS_PART = (
     "bridge.worker.main.server_check", "bridge.worker.pool.execute", "bridge.worker.main.member",
     "bridge.worker.pool.calls", "bridge.worker.main.revoking", "bridge.worker.main.strategy",
 )  # fmt: skip
+#: The master's part, which `bridge run` imports when it is called.
+MASTERS_PART = ("bridge.master.process",)
 
 
 def preload(with_bridge: bool) -> None:
@@ -75,7 +77,7 @@ def preload(with_bridge: bool) -> None:
         # By their public names: they import the modules behind them.
         for name in bridge.__all__:
             getattr(bridge, name)
-        for name in WORKERS_PART:
+        for name in (*WORKERS_PART, *MASTERS_PART):
             importlib.import_module(name)
         importlib.import_module("celery.bin.celery")
         commands = importlib.import_module("bridge.cli.main").COMMANDS
