@@ -9,7 +9,8 @@ from typing import TypeVar
 T = TypeVar("T")
 
 DEFAULT_TIMEOUT_S = 10.0
-DEFAULT_INTERVAL_S = 0.02
+#: Seconds between two looks: this share of the time that was waited already, at least and at most.
+INTERVAL, SHORTEST_S, LONGEST_S = 0.05, 0.02, 0.08
 
 
 class WaitTimeout(AssertionError):
@@ -21,7 +22,7 @@ def wait_until(
     *,
     description: str,
     timeout_s: float = DEFAULT_TIMEOUT_S,
-    interval_s: float = DEFAULT_INTERVAL_S,
+    interval_s: float | None = None,
 ) -> T:
     """Calls the predicate until it returns something truthy, and returns that.
 
@@ -33,13 +34,14 @@ def wait_until(
     """
     started = time.monotonic()
     while True:
-        late = time.monotonic() - started >= timeout_s
+        waited_s = time.monotonic() - started
+        late = waited_s >= timeout_s
         value = predicate()
         if value:
             return value
         if late:
             raise WaitTimeout(f"waited {timeout_s:g} s without success for: {description} (last value: {value!r})")
-        time.sleep(interval_s)
+        time.sleep(min(LONGEST_S, max(SHORTEST_S, INTERVAL * waited_s)) if interval_s is None else interval_s)
 
 
 def holds_for(predicate: Callable[[], object], *, description: str, duration_s: float) -> None:
@@ -56,4 +58,4 @@ def holds_for(predicate: Callable[[], object], *, description: str, duration_s: 
             raise AssertionError(f"held for {elapsed_s:.2f} s only: {description} (last value: {value!r})")
         if elapsed_s >= duration_s:
             return
-        time.sleep(DEFAULT_INTERVAL_S)
+        time.sleep(SHORTEST_S)

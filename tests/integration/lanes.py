@@ -83,7 +83,8 @@ class LaneUnderTest:
         """Waits until ``count`` messages are done or dead. ``timeout_s``: longest time without any progress."""
 
         def ended() -> int:
-            return self.count("done") + self.count("dead")
+            found: Any = self.redis.hmget(self.keys.counts, "done", "dead")
+            return sum(int(count or 0) for count in found)
 
         while (before := ended()) < count:
             wait_until(

@@ -36,6 +36,17 @@ def test_looks_once_more_after_the_deadline() -> None:
     assert wait_until(slow, description="the second look", timeout_s=0.02, interval_s=0)
 
 
+def test_looks_become_rarer_the_longer_the_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    slept: list[float] = []
+    monkeypatch.setattr("bridge.testing.waiting.time.sleep", slept.append)
+    monkeypatch.setattr("bridge.testing.waiting.time.monotonic", lambda: sum(slept))
+    with pytest.raises(WaitTimeout):
+        wait_until(list, description="the moon", timeout_s=10)
+    assert slept == sorted(slept)
+    assert (slept[0], slept[-1]) == (0.02, 0.08)
+    assert len(slept) < 200
+
+
 def test_an_error_of_the_predicate_is_not_hidden() -> None:
     with pytest.raises(ZeroDivisionError):
         wait_until(lambda: 1 // 0, description="nothing")
