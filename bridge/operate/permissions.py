@@ -124,8 +124,8 @@ OWN: dict[Role, tuple[str, ...]] = {
         "type",
         "xinfo|stream",
     ),
-    # The type of the key, the stream's length and ends, and its pages.
-    Role.SPARK_READER: (*CONNECTION, "type", "xinfo|stream", "xrange", "xrevrange"),
+    # The layout, the type of the key, the stream's length and ends, and its pages.
+    Role.SPARK_READER: (*CONNECTION, "get", "type", "xinfo|stream", "xrange", "xrevrange"),
     Role.MASTER: (
         *CONNECTION,
         *TRANSACTION,
@@ -257,9 +257,7 @@ def access(
         return _access(role, (*names, layout, guards), (), {*OWN[role], *commands_of_scripts(role)})
     if role is Role.SPARK_READER:
         archived = (f"{prefix}:{kind}" for prefix in prefixes for kind in ("history", "dead"))
-        # With the layout a read of the split stream itself is refused. Without, it would find nothing.
-        split_keys, get = ((layout,), ("get",)) if split else ((), ())
-        return _access(role, (*names, *split_keys, *archived), (), (*OWN[role], *get))
+        return _access(role, (*names, layout, *archived), (), OWN[role])
     if role is Role.OPERATOR:
         versions = [keys.stream, *(version.stream for version in bridge_of(app).settings.follows)]
         notes = [literal(of(name)) for name in versions for of in (layout_key, retired_key)]

@@ -1,8 +1,8 @@
 """Reading an archive: its tables as DataFrames, and ranges of message ids.
 
 ``bridge.spark.archive`` writes the tables ``history``, ``dead`` and ``messages``, each a folder of Parquet files by
-date and batch. All times are UTC. A message id is ``<ms>-<seq>``, two unsigned 64-bit numbers. They are compared as
-numbers: as text, ``9-0`` would come after ``10-0``.
+date and batch. All times are UTC. A message id is ``<ms>-<seq>``, two unsigned 64-bit numbers, and in a split
+stream the name of a partition. The numbers are compared as numbers: as text, ``9-0`` would come after ``10-0``.
 """
 
 from __future__ import annotations
@@ -14,13 +14,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bridge.routing.errors import ConfigurationError, InputError
+from bridge.routing.partitions import AT
 from bridge.spark.archiving.tables import COLUMNS
 from bridge.spark.job.paths import to_read
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
-_ID = re.compile(r"(\d{1,20})(?:-(\d{1,20}))?")
+_ID = re.compile(r"(\d{1,20})(?:-(\d{1,20})(?:@[gp\d]+)?)?")
+#: The generation of the layout in the name of a partition.
+_GENERATION = f"{AT}g([0-9]+)"
 #: Digits of a year, and of a date without hyphens.
 _DATES = (4, 8)
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -40,7 +43,8 @@ class Range:
         """The range between two times or ids as a user writes them.
 
         ``start`` is included. An ``end`` that is a time is excluded, so that neighbouring days share no message. An
-        ``end`` that is an id is included, as in XRANGE. Raises ``ConfigurationError`` for a text that is neither a time
+        ``end`` that is an id is included, as in XRANGE. A partition that an id names does not matter: ids have one
+        order over all partitions. Raises ``ConfigurationError`` for a text that is neither a time
         nor an id, and for an empty range.
         """
         found = cls(_bound("--from", start, after=False), _bound("--to", end, after=True))
@@ -89,7 +93,17 @@ def id_numbers(message_id: Column) -> tuple[Column, Column]:
     from pyspark.sql import functions as fn
 
     ms = fn.substring_index(message_id, "-", 1)
-    return ms.try_cast(_ID_TYPE), fn.substring_index(message_id, "-", -1).try_cast(_ID_TYPE)
+    seq = fn.substring_index(fn.substring_index(message_id, AT, 1), "-", -1)
+    return ms.try_cast(_ID_TYPE), seq.try_cast(_ID_TYPE)
+
+
+def layout_generation(message_id: Column) -> Column:
+    """The generation of the layout in which the message was added. The messages of a ticket that were added in an
+    earlier one come first.
+    """
+    from pyspark.sql import functions as fn
+
+    return fn.coalesce(fn.regexp_extract(message_id, _GENERATION, 1).try_cast("int"), fn.lit(0))
 
 
 def check_archive(archive: str) -> None:

@@ -19,14 +19,14 @@ from pyspark.sql import Observation
 from pyspark.sql import functions as fn
 
 from bridge.routing.errors import EntriesLost
-from bridge.routing.keys import LaneKeys
 from bridge.routing.numbers import duration
 from bridge.routing.stop_signal import StopSignal
 from bridge.spark.archiving.place import NO_DATE, ArchivePlace
 from bridge.spark.archiving.tables import Table
 from bridge.spark.job.failures import Terminated, emit, one_line
 from bridge.spark.job.session import job_session
-from bridge.spark.read.offsets import Offset
+from bridge.spark.read.offsets import Offsets
+from bridge.spark.read.options import MESSAGES
 from bridge.spark.wire.address import database
 
 if TYPE_CHECKING:
@@ -95,6 +95,7 @@ class _TableRun:
     def __init__(self, session: SparkSession, asked: Archive, table: Table, tell: Callable[..., None]) -> None:
         self.table = table
         self._place = asked.place
+        self._stream = asked.stream
         self._tell = tell
         self._reported: set[int] = set()
         #: Epochs whose files were in place already: nothing was read for them.
@@ -106,7 +107,8 @@ class _TableRun:
         entries = (
             session.readStream.format("redisstream")
             .schema(table.schema)
-            .options(url=asked.url, stream=table.stream(LaneKeys(asked.stream, asked.group)))
+            .options(url=asked.url, stream=asked.stream, table=table.name)
+            .options(**({} if table.name == MESSAGES else {"group": asked.group}))
             .options(maxRowsPerTrigger=str(asked.max_rows), failOnDataLoss=str(fails))
             .load()
         )
@@ -167,7 +169,7 @@ class _TableRun:
 
     def _missing(self, epoch: int, source: SourceProgress) -> int | None:
         """How many entries of an epoch are gone; None before the epoch has ended."""
-        begin, end = _offset(source.startOffset), _offset(source.endOffset)
+        begin, end = (_offsets(text, self._stream) for text in (source.startOffset, source.endOffset))
         if end is None:
             return None
         planned, lost = (end.rows - begin.rows, end.lost - begin.lost) if begin else (end.rows, end.lost)
@@ -247,8 +249,8 @@ def _raise_failure(table: _TableRun) -> None:
     raise error
 
 
-def _offset(text: str | None) -> Offset | None:
-    return Offset.of(json.loads(text)) if text and text != "null" else None
+def _offsets(text: str | None, stream: str) -> Offsets | None:
+    return Offsets.of(json.loads(text), stream) if text and text != "null" else None
 
 
 def _line(event: str, **about: Any) -> str:

@@ -20,8 +20,8 @@ from pyspark.sql import functions as fn
 
 from bridge.routing.history import What
 from bridge.routing.messages import Refused
-from bridge.spark.archiving.reading import Range, id_numbers, read_table
-from bridge.spark.archiving.tables import DEAD, HISTORY, MESSAGES
+from bridge.spark.archiving.reading import Range, id_numbers, layout_generation, read_table
+from bridge.spark.read.options import DEAD, HISTORY, MESSAGES
 from bridge.spark.wire.encoder import KEY_FIELD
 from bridge.spark.wire.entry_ids import LAST_TIME_MS
 from bridge.spark.write.order import in_ticket_order
@@ -108,7 +108,7 @@ def selected(session: SparkSession, archive: str, selection: Selection, *, max_p
 def count(rows: DataFrame) -> Counts:
     """The counts of what `selected` found."""
     usable = ~fn.col("missing") & ~fn.col("unusable")
-    place = fn.struct(*id_numbers(fn.col("message_id")))
+    place = fn.struct(*id_numbers(fn.col("message_id")), "message_id")
     counts = rows.agg(
         fn.count(fn.lit(1)).alias("selected"),
         fn.count(fn.when(fn.col("missing"), 1)).alias("missing"),
@@ -128,7 +128,9 @@ def in_replay_order(rows: DataFrame, *, partitions: int, max_payload: int) -> Da
     """
     usable = rows.filter(~fn.col("missing") & ~fn.col("unusable"))
     ms, seq = id_numbers(fn.col("message_id"))
-    place = fn.row_number().over(Window.partitionBy(KEY_FIELD).orderBy(ms, seq)).cast("long")
+    # A message in the wrong partition may have the numbers of another one of its ticket.
+    order = (layout_generation(fn.col("message_id")), ms, seq, "message_id")
+    place = fn.row_number().over(Window.partitionBy(KEY_FIELD).orderBy(*order)).cast("long")
     # An id that is not a time leaves its ticket's clock unchanged.
     time = fn.when(ms <= LAST_TIME_MS, fn.timestamp_millis(ms.try_cast("long")))
     sent = usable.select(KEY_FIELD, TASK, PAYLOAD, place.alias(PLACE), time.alias(_TIME))

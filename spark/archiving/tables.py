@@ -1,4 +1,7 @@
-r"""The tables of an archive: their columns, and how each is made from the entries of a lane's streams.
+r"""The tables of an archive: their columns, and how each is made from entries of a stream, its history or dead letters.
+
+The bridge keeps a stream id in a partition's history and dead letters. Here each id names its partition
+(``1700000000000-0@p3``), as it does wherever the bridge shows one: two partitions may have the same stream id.
 
 Times are UTC instants with microseconds. ``date`` is a folder of the archive, and so is ``batch``, the number of the
 epoch that wrote the rows. Bytes that are not UTF-8 have no column of their own type: such a payload is null, and
@@ -15,13 +18,12 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql import functions as fn
 
-from bridge.routing.keys import LaneKeys
+from bridge.routing.partitions import AT
+from bridge.spark.read.options import DEAD, HISTORY, MESSAGES
 from bridge.spark.wire.entry_ids import LAST_TIME_MS
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
-
-HISTORY, DEAD, MESSAGES = "history", "dead", "messages"
 
 #: Where a row of `bridge.routing.history` has what.
 _MESSAGE, _TICKET, _TASK, _CONSUMER, _ATTEMPT, _FENCE, _DISPATCHED_MS, _STARTED_US, _SERVICE_MS, _WHAT = range(10)
@@ -43,10 +45,9 @@ class Kept:
 class Table:
     """One table of the archive."""
 
+    #: Also the value of the data source's option ``table``: what the table is made of.
     name: str
-    #: The stream that it is made of.
-    stream: Callable[[LaneKeys], str]
-    #: The columns that are read of that stream.
+    #: The columns that are read of the data source.
     schema: str
     #: The columns that the archive keeps.
     columns: tuple[Kept, ...]
@@ -54,7 +55,7 @@ class Table:
     time: str
     #: What is done with the entries before the columns are made.
     prepare: Callable[[DataFrame], DataFrame] = lambda entries: entries
-    #: Whether entries leave its stream regularly: a lane drops messages that are done (`bridge_retention`).
+    #: Whether entries leave it regularly: a lane drops messages that are done (`bridge_retention`).
     leaves: bool = False
 
     @property
@@ -83,6 +84,11 @@ def _each_row(entries: DataFrame) -> DataFrame:
 def _of(place: int) -> Callable[[], Column]:
     """A member of a row of the history, as text."""
     return lambda: fn.col("of")[place]
+
+
+def _with_partition(message_id: Column) -> Column:
+    """A stream id of the partition that the entry is of, as a message id: with what follows the entry's own id."""
+    return fn.concat(message_id, fn.regexp_extract("id", f"{AT}.*", 0))
 
 
 def _number(place: int, kind: str) -> Column:
@@ -146,12 +152,11 @@ def _fields_that_came() -> Column:
 TABLES = (
     Table(
         HISTORY,
-        lambda keys: keys.history,
         "id STRING, d STRING, enqueued_at TIMESTAMP",
         (
             Kept("history_id", "string", _col("id")),
             Kept("row", "int", _col("row")),
-            Kept("message_id", "string", _of(_MESSAGE)),
+            Kept("message_id", "string", lambda: _with_partition(fn.col("of")[_MESSAGE])),
             Kept("ticket_id", "string", _of(_TICKET)),
             Kept("task", "string", _of(_TASK)),
             Kept("consumer", "string", _of(_CONSUMER)),
@@ -169,12 +174,11 @@ TABLES = (
     ),
     Table(
         DEAD,
-        lambda keys: keys.dead,
         "id STRING, message_id STRING, reason STRING, error STRING, traceback STRING, attempts STRING, at_ms STRING, "
         "ticket_id BINARY, task BINARY, payload BINARY, consumer STRING, fence STRING, fields MAP<STRING, BINARY>",
         (
             Kept("letter_id", "string", _col("id")),
-            Kept("message_id", "string", _col("message_id")),
+            Kept("message_id", "string", lambda: _with_partition(fn.col("message_id"))),
             Kept("ticket_id", "string", lambda: _shown(_came("ticket_id"))),
             Kept("task", "string", lambda: _shown(_came("task"))),
             Kept(_PAYLOAD, "string", lambda: _text(_came(_PAYLOAD))),
@@ -191,7 +195,6 @@ TABLES = (
     ),
     Table(
         MESSAGES,
-        lambda keys: keys.stream,
         "id STRING, ticket_id STRING, task STRING, payload BINARY, fields MAP<STRING, STRING>, enqueued_at TIMESTAMP",
         (
             Kept("message_id", "string", _col("id")),

@@ -22,9 +22,10 @@ _USUAL_DIGITS = 13
 
 
 class Decoder:
-    """Makes batches of one set of columns."""
+    """Makes batches of one set of columns. ``suffix``: what follows the ids of the stream's entries."""
 
-    def __init__(self, columns: Columns) -> None:
+    def __init__(self, columns: Columns, suffix: str = "") -> None:
+        self._suffix = suffix
         self._columns = list(zip(columns.names, columns.binary, strict=True))
         self._own = columns.own
         fields = zip(columns.names, columns.binary, columns.nullable, strict=True)
@@ -37,7 +38,8 @@ class Decoder:
 
     def _column(self, page: Page, name: str, binary: bool) -> pa.Array:
         if name == ID:
-            return as_text(page.ids)
+            ids = as_text(page.ids)
+            return pc.binary_join_element_wise(ids, self._suffix, "") if self._suffix else ids
         if name == ENQUEUED_AT:
             return times(page.ids)
         if name == REST:

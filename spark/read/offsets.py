@@ -18,6 +18,8 @@ In nearly all cases the number of entries after an id is known without reading t
   Trimming begins at the oldest entry, so it has not reached the id: every entry that was added after the id exists.
 
 Otherwise an entry after the id was deleted singly, and the entries are counted by reading them.
+
+A query of a split stream has one offset for each partition.
 """
 
 from __future__ import annotations
@@ -51,6 +53,36 @@ class Offset:
     def of(cls, kept: Mapping[str, Any]) -> Offset:
         """The offset of a checkpoint."""
         return cls(EntryId.of(kept["id"]), kept["position"], kept["rows"], kept["lost"])
+
+
+@dataclass(frozen=True)
+class Offsets:
+    """The offset of each stream that a query reads, by the name of the stream."""
+
+    each: Mapping[str, Offset]
+
+    @property
+    def rows(self) -> int:
+        """Entries of all streams planned since the query began."""
+        return sum(offset.rows for offset in self.each.values())
+
+    @property
+    def lost(self) -> int:
+        """Entries of all streams found missing since the query began."""
+        return sum(offset.lost for offset in self.each.values())
+
+    def to_json(self, stream: str) -> dict[str, Any]:
+        """As the query's checkpoint keeps it: of ``stream`` alone, its offset, as before streams could be split."""
+        if self.each.keys() == {stream}:
+            return self.each[stream].to_json()
+        return {"streams": {name: offset.to_json() for name, offset in self.each.items()}}
+
+    @classmethod
+    def of(cls, kept: Mapping[str, Any], stream: str) -> Offsets:
+        """The offsets of the checkpoint of a query of ``stream``."""
+        if "streams" not in kept:
+            return cls({stream: Offset.of(kept)})
+        return cls({name: Offset.of(offset) for name, offset in kept["streams"].items()})
 
 
 def present_after(info: StreamInfo, id_: EntryId, position: int | None) -> int | None:

@@ -11,7 +11,19 @@ from dataclasses import dataclass, field
 from bridge.routing.errors import ConfigurationError
 from bridge.spark.wire.address import without_secrets
 from bridge.spark.wire.entry_ids import LAST, ZERO, EntryId
-from bridge.spark.wire.options import DEFAULT_STREAM, DEFAULT_URL, READ_ONLY, SHARED, Option, checked_values, positive
+from bridge.spark.wire.options import (
+    DEFAULT_STREAM,
+    DEFAULT_URL,
+    READ_ONLY,
+    SHARED,
+    Option,
+    checked_values,
+    positive,
+    text,
+)
+
+#: What can be read: the values of the option ``table``.
+MESSAGES, HISTORY, DEAD = "messages", "history", "dead"
 
 
 @dataclass(frozen=True)
@@ -22,6 +34,10 @@ class ReadOptions:
     url: str = field(default=DEFAULT_URL, repr=False)
     #: The stream to read.
     stream: str = DEFAULT_STREAM
+    #: What of the stream: its messages, or the history or the dead letters of one of its groups.
+    table: str = MESSAGES
+    #: The consumer group whose history or dead letters are read. Empty for messages.
+    group: str = ""
     #: The fields that become columns, when no schema is given. Empty: those of a message, and a map of all others.
     fields: tuple[str, ...] = ()
     #: The first id to read. None: only entries that are added after a streaming query begins.
@@ -63,6 +79,13 @@ def _id(name: str, value: str, allowed: str) -> EntryId:
         raise ConfigurationError(f"option {name} must be {allowed} like 1700000000000-0, not {value!r}") from None
 
 
+def _table(name: str, value: str) -> str:
+    known = (MESSAGES, HISTORY, DEAD)
+    if value.strip().lower() not in known:
+        raise ConfigurationError(f"option {name} must be {MESSAGES}, {HISTORY} or {DEAD}, not {value!r}")
+    return value.strip().lower()
+
+
 def _truth(name: str, value: str) -> bool:
     values = {"true": True, "false": False}
     if value.strip().lower() not in values:
@@ -73,6 +96,8 @@ def _truth(name: str, value: str) -> bool:
 #: Option name as users write it → attribute of ``ReadOptions`` and the function that checks its value.
 READ_OPTIONS: dict[str, Option] = {
     **SHARED,
+    "table": ("table", _table),
+    "group": ("group", text),
     "startingId": ("starting_id", _starting),
     "endingId": ("ending_id", _ending),
     "maxRowsPerTrigger": ("max_rows", positive),
@@ -85,7 +110,12 @@ assert set(READ_OPTIONS) == {*SHARED, *READ_ONLY}
 def parse_read(given: Mapping[str, str]) -> ReadOptions:
     """The options of one read.
 
-    Raises ``ConfigurationError`` with one line for an unknown name, for a name that only a write knows, and for an
-    impossible value. The value of ``url`` is in no error.
+    Raises ``ConfigurationError`` with one line for an unknown name, for a name that only a write knows, for an
+    impossible value, and for a group that is missing or of no use. The value of ``url`` is in no error.
     """
-    return ReadOptions(**checked_values(given, READ_OPTIONS, foreign="is for writing; a read does not know it"))
+    options = ReadOptions(**checked_values(given, READ_OPTIONS, foreign="is for writing; a read does not know it"))
+    if options.table != MESSAGES and not options.group:
+        raise ConfigurationError(f"option group is missing: table={options.table} is that of one consumer group")
+    if options.table == MESSAGES and options.group:
+        raise ConfigurationError("option group is for table=history and table=dead; messages belong to no group")
+    return options

@@ -1,10 +1,10 @@
 """Reading a stream as a batch: its entries as they are when their page is fetched. No consumer group is touched.
 
-The driver plans the read: it finds the first and the last id, and cuts the ids into ranges. Each task then fetches one
-range, page by page. An entry that is added meanwhile is after the last range, and is not read. An entry that is trimmed
-meanwhile is gone, and the read notices it: each range begins with an entry that existed when the read was planned, and
-each page with the last entry of the page before. Trimming begins at the oldest entry, so while that entry exists,
-nothing after it was trimmed. An entry that is deleted singly before its page is fetched is not read.
+The driver plans the read: it finds the first and the last id of each stream, and cuts the ids into ranges. Each task
+then fetches a range, page by page. An entry that is added meanwhile is after the last range, and is not read. An entry
+that is trimmed meanwhile is gone, and the read notices it: each range begins with an entry that existed when the read
+was planned, and each page with the last entry of the page before. Trimming begins at the oldest entry, so while that
+entry exists, nothing after it was trimmed. An entry that is deleted singly before its page is fetched is not read.
 """
 
 from __future__ import annotations
@@ -23,8 +23,10 @@ from bridge.spark.read.columns import Columns, default_schema
 from bridge.spark.read.decoder import Decoder
 from bridge.spark.read.fetch import Fetcher
 from bridge.spark.read.options import ReadOptions
-from bridge.spark.read.ranges import Range, ranges, tasks_for
-from bridge.spark.read.stream_info import stream_info_of
+from bridge.spark.read.ranges import Range, TaskRanges, ranges, tasks_for
+from bridge.spark.read.sharing import in_tasks, share_tasks
+from bridge.spark.read.stream_info import UNANSWERED, stream_infos
+from bridge.spark.read.streams import Source, sources_of
 from bridge.spark.wire.address import RedisConnection, connect, unavailable
 from bridge.spark.wire.entry_ids import EntryId
 from bridge.spark.wire.options import columns
@@ -64,39 +66,56 @@ class RedisStreamReader(DataSourceReader):
         options = self._options
         connection = connect(options.url)
         try:
-            info = stream_info_of(connection, options.url, options.stream)
-            bounds = self._bounds(connection)
-            tasks = min(options.partitions or tasks_for(info.length), max(1, info.length))
-            return ranges(connection, options.url, options.stream, bounds, tasks) if bounds else []
+            sources = sources_of(connection, options)
+            infos = stream_infos(connection, options.url, [source.key for source in sources])
+            bounds = self._bounds(connection, sources)
+            found = [(source, max(1, info.length)) for source, info in zip(sources, infos, strict=True)]
+            there = [(*one, bound) for one, bound in zip(found, bounds, strict=True) if bound]
+            lengths = [length for _, length, _ in there]
+            tasks = options.partitions or tasks_for(sum(lengths), len(there))
+            planned: list[Range] = []
+            weights: list[int] = []
+            for (source, length, bound), parts in zip(there, share_tasks(lengths, tasks), strict=True):
+                made = ranges(connection, options.url, source, bound, parts)
+                planned += made
+                weights += [-(-length // len(made))] * len(made)
+            return in_tasks(planned, tasks, weights)
         finally:
             connection.disconnect()
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """The entries of one range. Raises ``EntriesLost``, ``ServerUnavailable`` and ``RefusedByServer``."""
+        """The entries of one task. Raises ``EntriesLost``, ``ServerUnavailable`` and ``RefusedByServer``."""
         begin_task()
         # Where there are no ranges, Spark makes a partition of its own.
-        if isinstance(partition, Range):
-            yield from _read(self._options, Decoder(self._columns), partition)
+        if isinstance(partition, TaskRanges):
+            for part in partition.ranges:
+                yield from _read(self._options, Decoder(self._columns, part.source.suffix), part)
 
-    def _bounds(self, connection: RedisConnection) -> tuple[EntryId, EntryId] | None:
-        """The first and the last entry to read; None when there is none."""
+    def _bounds(self, connection: RedisConnection, sources: Sequence[Source]) -> list[tuple[EntryId, EntryId] | None]:
+        """The first and the last entry to read of each stream; None when there is none."""
         options = self._options
         first, last = str(self._from), str(options.ending_id)
+        ends: list[list[list[bytes]]] = []
         try:
-            connection.send_command("XRANGE", options.stream, first, last, "COUNT", "1")
-            head = cast(list[list[bytes]], connection.read_response(disable_decoding=True))
-            connection.send_command("XREVRANGE", options.stream, last, first, "COUNT", "1")
-            tail = cast(list[list[bytes]], connection.read_response(disable_decoding=True))
+            for start in range(0, len(sources), UNANSWERED):
+                some = sources[start : start + UNANSWERED]
+                for source in some:
+                    connection.send_command("XRANGE", source.key, first, last, "COUNT", "1")
+                    connection.send_command("XREVRANGE", source.key, last, first, "COUNT", "1")
+                replies = [connection.read_response(disable_decoding=True) for _ in range(2 * len(some))]
+                ends += cast(list[list[list[bytes]]], replies)
         except (redis.RedisError, OSError) as error:
             raise unavailable(options.url, error) from None
-        return (EntryId.of(head[0][0]), EntryId.of(tail[0][0])) if head and tail else None
+        found = zip(ends[::2], ends[1::2], strict=True)
+        return [(EntryId.of(head[0][0]), EntryId.of(tail[0][0])) if head and tail else None for head, tail in found]
 
 
 class _TrimCheck:
-    """Notices that the stream was trimmed beyond the entries that were read."""
+    """Notices that a stream was trimmed beyond the entries that were read."""
 
-    def __init__(self, options: ReadOptions) -> None:
+    def __init__(self, options: ReadOptions, source: Source) -> None:
         self._options = options
+        self._key = source.key
 
     def check(self, expected: EntryId, found: EntryId | None) -> None:
         """``expected`` was an entry before, and is none now: the next entry is ``found`` (None: there is none).
@@ -106,13 +125,13 @@ class _TrimCheck:
         options = self._options
         connection = connect(options.url)
         try:
-            info = stream_info_of(connection, options.url, options.stream)
+            [info] = stream_infos(connection, options.url, [self._key])
         finally:
             connection.disconnect()
         if info.first is not None and info.first <= expected:
             return  # it was deleted singly: later entries still exist
         line = (
-            f"stream {options.stream!r} was trimmed while it was read, or its oldest entries were deleted: entries "
+            f"stream {self._key!r} was trimmed while it was read, or its oldest entries were deleted: entries "
             f"between {expected} and {found or 'the end of the range'} are gone"
         )
         if options.fail_on_data_loss:
@@ -121,10 +140,10 @@ class _TrimCheck:
 
 
 def _read(options: ReadOptions, decoder: Decoder, part: Range) -> Iterator[pa.RecordBatch]:
-    trimmed = _TrimCheck(options)
+    trimmed = _TrimCheck(options, part.source)
     expected = part.first if part.begins else None
     fresh = True
-    with Fetcher(options.url, options.stream) as fetcher:
+    with Fetcher(options.url, part.source.key) as fetcher:
         for page in fetcher.pages(part.first, part.last, again=True):
             found = EntryId.of(page.ids[0].as_py()) if len(page.ids) else None
             if expected is not None and found != expected:

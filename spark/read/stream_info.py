@@ -6,17 +6,18 @@ of the deletions.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import cast
 
 import redis
 
-from bridge.routing.errors import ConfigurationError
-from bridge.routing.keys import layout_key
-from bridge.routing.layouts import layout_of
 from bridge.spark.wire.address import RedisConnection, unavailable, without_secrets
 from bridge.spark.wire.entry_ids import ZERO, EntryId
 from bridge.spark.wire.replies import RefusedByServer
+
+#: Requests that are sent before their replies are read: the replies wait in the server's memory.
+UNANSWERED = 500
 
 
 @dataclass(frozen=True)
@@ -36,22 +37,31 @@ class StreamInfo:
     deleted: EntryId
 
 
-def stream_info_of(connection: RedisConnection, url: str, stream: str) -> StreamInfo:
-    """The bounds and counters of ``stream`` now.
+def stream_infos(connection: RedisConnection, url: str, streams: Sequence[str]) -> list[StreamInfo]:
+    """The bounds and counters of each of ``streams`` now.
 
-    Raises ``ServerUnavailable``, and ``RefusedByServer`` when the server refuses: the key is not a stream, or the user
+    Raises ``ServerUnavailable``, and ``RefusedByServer`` when the server refuses: a key is not a stream, or the user
     has not the right.
     """
+    found: list[StreamInfo] = []
+    for start in range(0, len(streams), UNANSWERED):
+        some = streams[start : start + UNANSWERED]
+        try:
+            for stream in some:
+                connection.send_command("XINFO", "STREAM", stream)
+            found += [_answer(connection, url, stream) for stream in some]
+        except (redis.RedisError, OSError) as error:
+            raise unavailable(url, error) from None
+    return found
+
+
+def _answer(connection: RedisConnection, url: str, stream: str) -> StreamInfo:
     try:
-        connection.send_command("XINFO", "STREAM", stream)
         answer = cast(list[object], connection.read_response(disable_decoding=True))
     except redis.ResponseError as error:
         if "no such key" in str(error):
-            _refuse_split(connection, url, stream)
             return StreamInfo(0, None, None, ZERO, 0, ZERO)
         raise RefusedByServer(f"cannot read {stream!r} at {without_secrets(url)}: {error}") from None
-    except (redis.RedisError, OSError) as error:
-        raise unavailable(url, error) from None
     values = dict(zip(cast(list[bytes], answer[::2]), answer[1::2], strict=True))
     return StreamInfo(
         length=cast(int, values[b"length"]),
@@ -61,25 +71,6 @@ def stream_info_of(connection: RedisConnection, url: str, stream: str) -> Stream
         added=cast("int | None", values.get(b"entries-added")),
         deleted=EntryId.of(cast(bytes, values.get(b"max-deleted-entry-id", b"0-0"))),
     )
-
-
-def _refuse_split(connection: RedisConnection, url: str, stream: str) -> None:
-    """Raises ``ConfigurationError`` when the stream is split: its rows are in the streams of its partitions."""
-    try:
-        connection.send_command("GET", layout_key(stream))
-        stored = cast("bytes | None", connection.read_response(disable_decoding=True))
-    except redis.ResponseError:
-        # A user who may read this stream only.
-        return
-    except (redis.RedisError, OSError) as error:
-        raise unavailable(url, error) from None
-    layout = layout_of(stored or b"", stream)
-    if layout.is_split:
-        streams = layout.streams(stream)
-        raise ConfigurationError(
-            f"stream {stream!r} is split into {layout.partitions} partitions: read each of its streams, {streams[0]!r} "
-            f"to {streams[-1]!r}"
-        )
 
 
 def _id_of(entry: object) -> EntryId | None:

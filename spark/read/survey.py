@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from bridge.spark.read.fetch import Fetcher
 from bridge.spark.read.ranges import Range
+from bridge.spark.read.streams import Source
 from bridge.spark.wire.entry_ids import EntryId
 
 #: Larger than any number of entries: as ``each`` it puts all entries into one range.
@@ -25,15 +26,15 @@ class Survey:
         return sum(part.rows or 0 for part in self.ranges)
 
 
-def survey(url: str, stream: str, first: EntryId, last: EntryId, *, each: int, most: int | None = None) -> Survey:
-    """The entries from ``first`` to ``last``, in ranges of ``each`` entries. ``most``: at most this many ranges.
+def survey(url: str, source: Source, first: EntryId, last: EntryId, *, each: int, most: int | None = None) -> Survey:
+    """The entries from ``first`` to ``last``, in ranges of ``each`` entries. ``most``: at most this many entries.
 
     Raises ``ServerUnavailable`` and ``RefusedByServer``.
     """
     ranges: list[Range] = []
     begin, held, counted = first, 0, 0
     end = first
-    with Fetcher(url, stream) as fetcher:
+    with Fetcher(url, source.key) as fetcher:
         for page in fetcher.pages(first, last):
             taken, rows = 0, len(page.ids)
             if most is not None:
@@ -43,10 +44,10 @@ def survey(url: str, stream: str, first: EntryId, last: EntryId, *, each: int, m
                 taken, held, counted = taken + step, held + step, counted + step
                 end = EntryId.of(page.ids[taken - 1].as_py())
                 if held == each:
-                    ranges.append(Range(begin, end, rows=held))
+                    ranges.append(Range(source, begin, end, rows=held))
                     begin, held = end.after(), 0
             if counted == most:
                 break
     if held:
-        ranges.append(Range(begin, end, rows=held))
+        ranges.append(Range(source, begin, end, rows=held))
     return Survey(tuple(ranges))

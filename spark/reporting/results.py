@@ -17,8 +17,8 @@ from pyspark.sql import functions as fn
 
 from bridge.routing.errors import InputError
 from bridge.spark.archiving.reading import Range, read_table
-from bridge.spark.archiving.tables import DEAD, HISTORY
 from bridge.spark.job.paths import to_read
+from bridge.spark.read.options import DEAD, HISTORY
 from bridge.spark.reporting import tables as report_tables
 from bridge.spark.reporting.deliveries import deliveries, messages
 from bridge.spark.reporting.tables import Facts, Whole

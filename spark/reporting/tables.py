@@ -226,7 +226,7 @@ def letters(dead: DataFrame, within: Range) -> DataFrame:
 
 def dead_reasons(facts: Facts) -> DataFrame:
     """One row per reason and task of the dead letters, the most frequent first, with the newest error as an example."""
-    place = fn.struct(*id_numbers(fn.col("letter_id")))
+    place = fn.struct(*id_numbers(fn.col("letter_id")), "letter_id")
     return (
         facts.letters.groupBy("reason", "task")
         .agg(

@@ -35,7 +35,7 @@ WRITE_ONLY = (
     "maxWait",
 )
 #: What only a read knows. ``bridge.spark.read.options`` says what they mean.
-READ_ONLY = ("startingId", "endingId", "maxRowsPerTrigger", "numPartitions", "failOnDataLoss")
+READ_ONLY = ("table", "group", "startingId", "endingId", "maxRowsPerTrigger", "numPartitions", "failOnDataLoss")
 #: Options that Spark itself adds to those of a sink. They are ignored.
 _SPARKS = ("checkpointlocation", "queryname")
 

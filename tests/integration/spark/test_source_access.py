@@ -30,7 +30,7 @@ STREAM = KEYS.stream
 PASSWORD = "pw-spark"
 WRITER, READER = "spark", "spark-reader"
 #: What a reader reads: a lane's messages, what became of them, and those that were given up.
-READ = (STREAM, KEYS.history, KEYS.dead)
+READ = {"messages": STREAM, "history": KEYS.history, "dead": KEYS.dead}
 
 
 @pytest.fixture(scope="module")
@@ -76,12 +76,13 @@ def write(url: str) -> None:
     connection.disconnect()
 
 
-def read(url: str, stream: str) -> tuple[int, int]:
+def read(url: str, table: str) -> tuple[int, int]:
     """How many entries a batch in several parts has, and an epoch of a streaming query."""
-    check_server(url, stream)
-    batch = RedisStreamReader(parse_read({"url": url, "stream": stream, "numPartitions": "3"}), default_schema())
+    check_server(url, STREAM)
+    options = {"url": url, "stream": STREAM, "table": table, **({"group": KEYS.group} if table != "messages" else {})}
+    batch = RedisStreamReader(parse_read({**options, "numPartitions": "3"}), default_schema())
     in_batch = sum(rows.num_rows for part in batch.partitions() for rows in batch.read(part))
-    query = RedisStreamStreamReader(parse_read({"url": url, "stream": stream}), default_schema())
+    query = RedisStreamStreamReader(parse_read(options), default_schema())
     begin = query.initialOffset()
     end = query.latestOffset(begin, ReadAllAvailable())
     in_epoch = sum(rows.num_rows for part in query.partitions(begin, end) for rows in query.read(part))
@@ -89,7 +90,7 @@ def read(url: str, stream: str) -> tuple[int, int]:
 
 
 def fill(admin: Redis) -> None:
-    for stream in READ:
+    for stream in READ.values():
         for number in range(300):
             admin.execute_command("XADD", stream, f"{number + 1}-0", "ticket_id", "T", "d", "[]")
 
@@ -105,14 +106,14 @@ def test_the_printed_permissions_suffice_for_every_kind_of_read_and_each_is_need
 ) -> None:
     fill(admin)
     url = url_of(READER, server)
-    for stream in READ:
-        assert read(url, stream) == (300, 300)
+    for table in READ:
+        assert read(url, table) == (300, 300)
     assert refused(admin) == []
     # Without any one of them something of that is refused; SELECT is for other databases than 0
     for granted in {word for word in rules[READER] if word.startswith("+")} - {"+select"}:
         admin.execute_command(*(word for word in rules[READER] if word != granted))
         with suppress(TicketBridgeError):
-            read(url, STREAM)
+            read(url, "messages")
         assert refused(admin) != [], granted
         admin.execute_command("ACL", "LOG", "RESET")
 
@@ -157,7 +158,7 @@ def test_a_missing_permission_to_read_is_one_line_without_the_password(
     fill(admin)
     admin.execute_command(*(word for word in rules[READER] if word != f"+{command}"))
     with pytest.raises(TicketBridgeError, match=r"(?i)no ?perm") as told_:
-        read(url_of(READER, server), STREAM)
+        read(url_of(READER, server), "messages")
     assert "\n" not in str(told_.value)
     assert "no Redis at" not in str(told_.value)
     assert PASSWORD not in str(told_.value)

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import pyarrow as pa
 import pytest
 
-from bridge.routing.errors import ConfigurationError, StreamFull
+from bridge.routing.errors import StreamFull
 from bridge.routing.keys import layout_key
 from bridge.routing.partitions import Layout, partition_of
-from bridge.spark.read.stream_info import stream_info_of
-from bridge.spark.wire.address import connect
 from bridge.stack.embedded import EmbeddedServer
 from tests.integration.spark.spark_writes import STREAM, batch, cut, log, partition, writer
 
@@ -104,23 +101,3 @@ def test_a_chunk_is_in_whole_or_not_at_all(server: EmbeddedServer, split: Any) -
     with pytest.raises(Exception, match="WRONGTYPE"):
         writer(server.url).write(iter([log(50)]))
     assert not any(split.type(stream) == "stream" for stream in Layout(P).streams(STREAM))
-
-
-def test_a_read_of_a_split_stream_is_refused_and_its_partitions_can_be_read(server: EmbeddedServer, split: Any) -> None:
-    writer(server.url).write(iter([log(70)]))
-    with closing_connection(server.url) as connection:
-        with pytest.raises(ConfigurationError, match=r"is split into 4 partitions: read each .*:p0' to .*:p3'"):
-            stream_info_of(connection, server.url, STREAM)
-        lengths = [stream_info_of(connection, server.url, stream).length for stream in SPLIT.streams(STREAM)]
-        assert sum(lengths) == 70
-        split.delete(layout_key(STREAM))
-        assert stream_info_of(connection, server.url, STREAM).length == 0
-
-
-@contextmanager
-def closing_connection(url: str) -> Iterator[Any]:
-    connection = connect(url)
-    try:
-        yield connection
-    finally:
-        connection.disconnect()

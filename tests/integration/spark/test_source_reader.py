@@ -15,8 +15,9 @@ from bridge.routing.errors import ConfigurationError, EntriesLost, ServerUnavail
 from bridge.spark.read import fetch
 from bridge.spark.read.columns import default_schema
 from bridge.spark.read.options import parse_read
-from bridge.spark.read.ranges import Range
+from bridge.spark.read.ranges import Range, TaskRanges
 from bridge.spark.read.reader import RedisStreamReader
+from bridge.spark.read.streams import Source
 from bridge.spark.wire.entry_ids import EntryId
 from bridge.spark.wire.replies import RefusedByServer
 from bridge.stack.embedded import EmbeddedServer
@@ -34,9 +35,9 @@ def reader(server: EmbeddedServer, /, schema: StructType | None = None, **option
     return sent
 
 
-def planned(made: RedisStreamReader) -> list[Range]:
+def planned(made: RedisStreamReader) -> list[TaskRanges]:
     found = pickle.loads(pickle.dumps(made.partitions()))
-    assert all(isinstance(part, Range) for part in found)
+    assert all(isinstance(part, TaskRanges) for part in found)
     return list(found)
 
 
@@ -231,7 +232,7 @@ def test_a_refusal_of_the_server_is_one_line_without_secrets(own_server: Embedde
         client.set(STREAM, "no stream")
         with pytest.raises(RefusedByServer, match=r"cannot read '{events}:stream' at redis://.*WRONGTYPE"):
             reader(own_server).partitions()
-        part = Range(EntryId(0, 0), EntryId(9, 9))
+        part = TaskRanges((Range(Source(STREAM, STREAM, ""), EntryId(0, 0), EntryId(9, 9)),))
         with pytest.raises(RefusedByServer, match="WRONGTYPE"):
             list(reader(own_server).read(part))
         client.delete(STREAM)

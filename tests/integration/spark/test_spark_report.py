@@ -14,7 +14,7 @@ import pytest
 
 from bridge.routing.errors import InputError
 from bridge.spark.archiving.reading import Range, read_table
-from bridge.spark.archiving.tables import HISTORY
+from bridge.spark.read.options import HISTORY
 from bridge.spark.report import Asked, main, report
 from bridge.testing.nodes.process import ROOT
 from tests.integration.spark import report_reference as reference

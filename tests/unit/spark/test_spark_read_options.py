@@ -27,11 +27,12 @@ def test_without_options_everything_of_the_usual_stream_is_read() -> None:
 def test_names_are_accepted_in_any_case_and_every_option_reaches_its_attribute() -> None:
     given_ones = {
         "URL": "redis://somewhere:1/2", "STREAM": "s", "fIeLdS": "a, b", "startingid": "5-1", "ENDINGID": "7",
-        "maxrowspertrigger": "10", "NumPartitions": "3", "failondataloss": "FALSE",
+        "maxrowspertrigger": "10", "NumPartitions": "3", "failondataloss": "FALSE", "TABLE": "Dead", "GROUP": "g",
     }  # fmt: skip
     assert parse_read(given_ones) == ReadOptions(
-        "redis://somewhere:1/2", "s", ("a", "b"), EntryId(5, 1), EntryId(7, 2**64 - 1), 10, 3, fail_on_data_loss=False
-    )
+        url="redis://somewhere:1/2", stream="s", table="dead", group="g", fields=("a", "b"), starting_id=EntryId(5, 1),
+        ending_id=EntryId(7, 2**64 - 1), max_rows=10, partitions=3, fail_on_data_loss=False,
+    )  # fmt: skip
     assert {name.lower() for name in given_ones} == {name.lower() for name in READ_OPTIONS}
 
 
@@ -64,6 +65,9 @@ def test_a_read_that_ends_with_a_time_ends_with_its_last_entry_as_in_xrange(valu
         ({"numPartitions": "0"}, "option numPartitions must be a whole number of at least 1, not '0'"),
         ({"maxRowsPerTrigger": "many"}, "option maxRowsPerTrigger must be a whole number"),
         ({"failOnDataLoss": "maybe"}, "option failOnDataLoss must be true or false, not 'maybe'"),
+        ({"table": "letters"}, "option table must be messages, history or dead, not 'letters'"),
+        ({"table": "history"}, "option group is missing: table=history is that of one consumer group"),
+        ({"group": "g"}, "option group is for table=history and table=dead; messages belong to no group"),
         ({"startingOffsets": "earliest"}, "option startingOffsets is unknown; did you mean startingId?"),
         ({"chunkSize": "5"}, "option chunkSize is for writing; a read does not know it"),
     ],
