@@ -32,6 +32,7 @@ if __name__ == "__main__":
 import click
 
 from bridge.routing.errors import ConfigurationError, InputError
+from bridge.spark.archiving.place import lane_of
 from bridge.spark.archiving.reading import Range, check_archive
 from bridge.spark.job.failures import emit, errors_in_one_line
 from bridge.spark.job.options import job_options
@@ -45,7 +46,10 @@ if TYPE_CHECKING:
     from bridge.spark.job.progress import Progress
 
 #: The totals in the last line of output as JSON.
-_TOLD = ("messages", "tickets", "done", "dead", "refused", "undone", "executions", "retries", "failures", "losses")
+_TOLD = (
+    *("messages", "tickets", "done", "dead", "refused", "left_out", "skipped", "undone"),
+    *("executions", "retries", "failures", "losses"),
+)
 
 
 @dataclass(frozen=True)
@@ -67,6 +71,8 @@ class Asked:
 @click.option("--out", required=True, type=click.Path(path_type=Path, file_okay=False), help="Folder for the report.")
 @click.option("--from", "start", help="Messages enqueued from this time on (UTC), or from this id on.")
 @click.option("--to", "end", help="Messages enqueued before this time (UTC), or up to this id.")
+@click.option("--stream", help="Refuse the archive of another stream.")
+@click.option("--group", help="Refuse the archive of another consumer group.")
 @click.option("--top", type=click.IntRange(1, 1000), default=20, show_default=True, help="Rows of a table to show.")
 @job_options
 def main(
@@ -74,6 +80,8 @@ def main(
     out: Path,
     start: str | None,
     end: str | None,
+    stream: str | None,
+    group: str | None,
     top: int,
     master: str | None,
     conf: tuple[str, ...],
@@ -86,6 +94,7 @@ def main(
         configuration = parse_conf(conf)
         # Checked first, since Java takes seconds to start.
         check_archive(archive)
+        check_lane(archive, stream, group)
         check_out(out)
         if importlib.util.find_spec("jinja2") is None:
             raise ConfigurationError("a report needs Jinja2: pip install 'ticket-bridge[spark]'")
@@ -100,6 +109,17 @@ def main(
             found = report(session, asked, display.table)
         display.close()
         _tell_end(found, asked, progress, time.monotonic() - began)
+
+
+def check_lane(archive: str, stream: str | None, group: str | None) -> None:
+    """Raises ``InputError`` for an archive of another stream or group than the user named, or of an unknown one."""
+    if stream is None and group is None:
+        return
+    found = lane_of(archive)
+    if found is None:
+        raise InputError(f"{archive} does not say which stream and group it is of; leave out -s, --stream and --group")
+    if stream not in (None, found[0]) or group not in (None, found[1]):
+        raise InputError(f"{archive} is the archive of stream {found[0]!r}, group {found[1]!r}")
 
 
 def check_out(out: Path) -> None:
@@ -123,7 +143,9 @@ def report(session: SparkSession, asked: Asked, tell: Callable[[str, int], None]
     from bridge.spark.reporting.results import results
 
     found = results(session, asked.archive, asked.within, asked.top, asked.out / "tables", tell)
-    text = page(found, archive=asked.archive, start=asked.start, end=asked.end, top=asked.top)
+    text = page(
+        found, archive=asked.archive, lane=lane_of(asked.archive), start=asked.start, end=asked.end, top=asked.top
+    )
     made = asked.out / ".report.html.new"
     # A page appears whole or not at all.
     made.write_text(text, encoding="utf-8")
@@ -139,7 +161,7 @@ def _tell_end(found: dict[str, Any], asked: Asked, progress: Progress, seconds: 
     elif progress == "text":
         from bridge.spark.reporting.terminal import show
 
-        show(found)
+        show(found, lane_of(asked.archive))
         print(f"the page: {page}\nthe tables: {asked.out / 'tables'}/<name>, Parquet", flush=True)
 
 

@@ -27,6 +27,7 @@ from pathlib import Path
 from bridge.routing.errors import ConfigurationError, InputError
 
 _CHECKPOINTS = "_checkpoints"
+_LANE = "lane.json"
 #: The folder that Spark gives rows without a date.
 NO_DATE = "__HIVE_DEFAULT_PARTITION__"
 
@@ -80,7 +81,7 @@ class ArchivePlace:
         lane: dict[str, str | int] = {"stream": stream, "group": group, "database": database}
         checkpoints = self.root / _CHECKPOINTS
         checkpoints.mkdir(exist_ok=True)
-        known = checkpoints / "lane.json"
+        known = checkpoints / _LANE
         kept = json.loads(known.read_text()) if known.exists() else {}
         # An older folder did not keep the database: it takes the present one.
         found = lane | kept
@@ -90,7 +91,7 @@ class ArchivePlace:
                 f"{found['database']}; choose another folder"
             )
         if kept != lane:
-            fresh = checkpoints / ".lane.json"
+            fresh = checkpoints / f".{_LANE}"
             fresh.write_text(json.dumps(lane) + "\n")
             fresh.replace(known)
         for table in tables:
@@ -132,3 +133,17 @@ class ArchivePlace:
 
     def _marks(self, table: str) -> Path:
         return self.root / _CHECKPOINTS / f"{table}.written"
+
+
+def lane_of(archive: str) -> tuple[str, str] | None:
+    """The stream and the group of an archive; None where that is not known: a copy of its tables, or no folder of this
+    machine.
+    """
+    scheme, separator, path = archive.partition("://")
+    if separator and scheme != "file":
+        return None
+    try:
+        kept = json.loads((Path(path if separator else archive) / _CHECKPOINTS / _LANE).read_text())
+        return str(kept["stream"]), str(kept["group"])
+    except (OSError, ValueError, LookupError, TypeError):
+        return None

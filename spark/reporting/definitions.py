@@ -9,9 +9,10 @@ DEFINITIONS = (
     (
         "message",
         "Counted once, however many attempts it had. Its outcome is that of its last row in the history: done, dead, "
-        "refused, or undone (it failed, was lost, given back or replayed, and comes again). Stale rows (the result of "
-        "an execution whose fence was not current) do not decide an outcome. A message that has no other rows is "
-        "counted as unknown: how it ended is not in the archive. A range of time takes a message with all its rows.",
+        "refused, left out, skipped, or undone (it failed, was lost, given back or replayed, and comes again). Stale "
+        "rows (the result of an execution whose fence was not current) do not decide an outcome. A message that has no "
+        "other rows is counted as unknown: how it ended is not in the archive. A range of time takes a message with "
+        "all its rows.",
     ),
     (
         "execution",
@@ -62,6 +63,11 @@ DEFINITIONS = (
         "refused",
         "A message that could never be processed. It has no ticket and no task in the history, so it is in the totals "
         "and among the dead letters only.",
+    ),
+    (
+        "left out, skipped",
+        "Left out: the subscription does not want the message, by its filter or its tasks. Skipped: the subscription "
+        "was too far behind (bridge_max_lag). Neither was dispatched. They are in the totals only.",
     ),
     (
         "ids made by hand",

@@ -19,6 +19,11 @@ if TYPE_CHECKING:
 
 #: Outcomes of a message.
 DONE, DEAD, REFUSED, UNDONE, UNKNOWN = "done", "dead", "refused", "undone", "unknown"
+LEFT_OUT, SKIPPED = "left_out", "skipped"
+#: What the last row of a message says, and the outcome that this is. All others are undone.
+_OUTCOMES = {
+    What.DONE: DONE, What.DEAD: DEAD, What.REFUSED: REFUSED, What.LEFT_OUT: LEFT_OUT, What.SKIPPED: SKIPPED,
+}  # fmt: skip
 
 #: Rows that do not decide the outcome of their message.
 _STALE = What.STALE.value
@@ -72,9 +77,10 @@ def messages(rows: DataFrame) -> DataFrame:
     """
     what, place = fn.col("what"), fn.col("place")
     last = fn.max_by(what, fn.when(what != _STALE, place))
-    outcome = (
-        fn.when(last.isin(DONE, DEAD, REFUSED), last).when(last.isNotNull(), fn.lit(UNDONE)).otherwise(fn.lit(UNKNOWN))
-    )
+    outcome = fn.when(last.isNull(), fn.lit(UNKNOWN))
+    for said, means in _OUTCOMES.items():
+        outcome = outcome.when(last == said.value, fn.lit(means))
+    outcome = outcome.otherwise(fn.lit(UNDONE))
     done_end = fn.max(fn.when(what == What.DONE.value, fn.col("ended_us")))
     found = rows.groupBy("message_id").agg(
         fn.max_by("ticket_id", fn.when(fn.col("ticket_id").isNotNull(), place)).alias("ticket_id"),

@@ -40,8 +40,18 @@ class Table:
     left_out: bool
 
 
-def page(found: dict[str, Any], *, archive: str, start: str | None, end: str | None, top: int) -> str:
-    """The page that shows ``found``, as ``bridge.spark.reporting.results.results`` returns it."""
+def page(
+    found: dict[str, Any],
+    *,
+    archive: str,
+    lane: tuple[str, str] | None = None,
+    start: str | None,
+    end: str | None,
+    top: int,
+) -> str:
+    """The page that shows ``found``, as ``bridge.spark.reporting.results.results`` returns it. ``lane``: the stream and
+    the group, if they are known.
+    """
 
     def table(name: str, columns: Sequence[Column], of: str) -> Table:
         rows, all_rows = found[name], found["rows"][of]
@@ -51,6 +61,7 @@ def page(found: dict[str, Any], *, archive: str, start: str | None, end: str | N
     style, script = _asset("report.css"), _asset("report.js")
     return _template().render(
         archive=archive,
+        lane=lane,
         start=start,
         end=end,
         made=datetime.now(UTC),
@@ -88,11 +99,13 @@ def _cards(totals: Row) -> list[tuple[str, str, str, str]]:
     """The numbers at the head of the page: name, number, what is said below it, and class of the style sheet."""
     bad = totals["dead"] + totals["refused"]
     undone = totals["undone"] + totals["unknown"]
+    not_handled = totals["left_out"] + totals["skipped"]
     return [
         ("Messages", whole(totals["messages"]), f"{whole(totals['tickets'])} tickets", ""),
         ("Done", whole(totals["done"]), f"{share(totals['done'] / totals['messages'])} of all", ""),
         ("Dead", whole(bad), f"{whole(totals['refused'])} of them refused", "bad" if bad else ""),
         ("Undone", whole(undone), f"{whole(totals['unknown'])} of them unknown", ""),
+        *([("Left out", whole(not_handled), f"{whole(totals['skipped'])} of them skipped", "")] if not_handled else []),
         ("Throughput", rate(totals["throughput_per_s"]), f"{whole(totals['consumers'])} workers", ""),
         (
             "Retries",

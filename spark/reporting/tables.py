@@ -1,8 +1,8 @@
 """The tables of a report, each a DataFrame made by aggregation from deliveries and messages.
 
 ``bridge.spark.reporting.definitions`` says what is counted, and how percentiles, throughput and utilisation are
-computed. Columns whose names end in ``_ms`` are milliseconds. Refused messages name no ticket and no task, so they are
-in ``totals`` and ``dead_letters`` only.
+computed. Columns whose names end in ``_ms`` are milliseconds. In the history, messages that were refused, left out or
+skipped name no ticket and no task, so they are in ``totals`` only, and refused ones in ``dead_letters``.
 """
 
 from __future__ import annotations
@@ -15,7 +15,17 @@ from pyspark.sql import functions as fn
 
 from bridge.routing.history import What
 from bridge.spark.archiving.reading import Range, id_numbers
-from bridge.spark.reporting.deliveries import DEAD, DONE, REFUSED, UNDONE, UNKNOWN, how_many, is_failure
+from bridge.spark.reporting.deliveries import (
+    DEAD,
+    DONE,
+    LEFT_OUT,
+    REFUSED,
+    SKIPPED,
+    UNDONE,
+    UNKNOWN,
+    how_many,
+    is_failure,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -59,7 +69,7 @@ def totals(facts: Facts) -> DataFrame:
     outcome = fn.col("outcome")
     counted = facts.messages.agg(
         fn.count(fn.lit(1)).alias("messages"),
-        *(how_many(outcome == kind).alias(kind) for kind in (DONE, DEAD, REFUSED, UNDONE, UNKNOWN)),
+        *(how_many(outcome == kind).alias(kind) for kind in (DONE, DEAD, REFUSED, LEFT_OUT, SKIPPED, UNDONE, UNKNOWN)),
         *_sums("executions", "retries", "failures", "losses", "returns", "replays", "stale"),
         *_waiting_and_turnaround(),
         fn.timestamp_micros(fn.min("enqueued_us")).alias("first_enqueued_at"),

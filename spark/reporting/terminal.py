@@ -17,14 +17,16 @@ _LEFT_OUT = ("waiting p90", "waiting max", "service p90", "service max", "turnar
 _NAME_CHARS = 40
 
 
-def show(found: dict[str, Any]) -> None:
-    """Prints what ``bridge.spark.reporting.results.results`` returned."""
+def show(found: dict[str, Any], lane: tuple[str, str] | None = None) -> None:
+    """Prints what ``bridge.spark.reporting.results.results`` returned. ``lane``: the stream and the group."""
     out = console()
+    if lane is not None:
+        out.print(f"stream {visible(lane[0])}, group {visible(lane[1])}", markup=False)
     totals = found["totals"]
     out.print(
         f"{whole(totals['messages'])} messages of {whole(totals['tickets'])} tickets: {whole(totals['done'])} done, "
         f"{whole(totals['dead'])} dead, {whole(totals['refused'])} refused, {whole(totals['undone'])} undone, "
-        f"{whole(totals['unknown'])} unknown"
+        f"{whole(totals['unknown'])} unknown{_not_handled(totals)}"
     )
     out.print(
         f"{whole(totals['executions'])} executions: {whole(totals['retries'])} retries, "
@@ -49,6 +51,16 @@ def show(found: dict[str, Any]) -> None:
         if found[name]:
             out.print(f"\n{title}")
             out.print(_table(columns, found[name]))
+
+
+def _not_handled(totals: Row) -> str:
+    """The messages that the subscription never dispatched, where there are any."""
+    shown = (
+        f", {whole(totals[key])} {name}"
+        for key, name in (("left_out", "left out"), ("skipped", "skipped"))
+        if totals[key]
+    )
+    return "".join(shown)
 
 
 def _table(columns: Sequence[Column], rows: Sequence[Row]) -> Table:

@@ -41,8 +41,10 @@ class Job:
 
     name: str
     summary: str
-    #: Options for the lane, beside ``--url``. Empty: the job needs no server.
+    #: Options for the lane, beside ``--url``.
     lane: tuple[str, ...] = ()
+    #: Whether it needs no server: then its lane is named by ``-s`` only.
+    offline: bool = False
     #: Whether it takes ``--max-payload``, the limit of the lane's master.
     payloads: bool = False
 
@@ -50,7 +52,7 @@ class Job:
 ALL = (
     Job("push", "Pushes a log, a table or a growing folder into the stream.", ("--stream",), payloads=True),
     Job("archive", "Writes history, dead letters and messages to Parquet.", ("--stream", "--group")),
-    Job("report", "Makes tables and a page with charts from an archive."),
+    Job("report", "Makes tables and a page with charts from an archive.", ("--stream", "--group"), offline=True),
     Job("replay", "Pushes a part of an archive into a stream again.", ("--stream",), payloads=True),
 )
 
@@ -60,7 +62,8 @@ def spark() -> None:
     """Starts a Spark job.
 
     Each job has its own options: see bridge spark push --help. Server, stream and group are those of the app, unless
-    options say otherwise. archive takes -s NAME, where the app has several subscriptions.
+    options say otherwise. archive takes -s NAME, where the app has several subscriptions; report takes it to check
+    that the archive is that subscription's.
     """
 
 
@@ -69,10 +72,12 @@ def program(job: Job, arguments: Sequence[str]) -> list[str]:
     return [sys.executable, str(JOBS / f"{job.name}.py"), *arguments]
 
 
-def needs_app(job: Job, arguments: Sequence[str], environ: Mapping[str, str]) -> bool:
+def needs_app(job: Job, subscription: str | None, arguments: Sequence[str], environ: Mapping[str, str]) -> bool:
     """Whether the job needs a setting of the app: the user left out the server or an option of the lane."""
-    if not job.lane or "--help" in arguments:
+    if "--help" in arguments:
         return False
+    if job.offline:
+        return subscription is not None
     known = URL_VARIABLE in environ or _has_option("--url", arguments)
     return not (known and all(_has_option(option, arguments) for option in job.lane))
 
@@ -88,7 +93,7 @@ def of_the_lane(
     if job.payloads and not _has_option("--max-payload", arguments):
         added += ["--max-payload", str(settings.lane.max_payload)]
     env = dict(environ)
-    if not _has_option("--url", arguments):
+    if not job.offline and not _has_option("--url", arguments):
         env.setdefault(URL_VARIABLE, settings.redis_url)
     return [*added, *arguments], env
 
@@ -100,7 +105,7 @@ def start(target: Target, job: Job, arguments: Sequence[str]) -> None:
     env = dict(os.environ)
     if "--group" in job.lane:
         target.subscription, arguments = take_subscription(arguments)
-    if needs_app(job, arguments, env):
+    if needs_app(job, target.subscription, arguments, env):
         settings = _settings(target, job)
         if job.name == "push" and settings.partitions > 1 and not any(map(_is_elsewhere, arguments)):
             _store_layout(settings)

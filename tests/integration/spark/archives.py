@@ -220,6 +220,10 @@ def random_archive(seed: int, count: int = 400) -> Archive:
                     break
             if not ended:
                 break
+    # What the subscription did not want, and what it was too far behind for
+    for number, what in enumerate(("left out", "skipped", "left out", "left out")):
+        at_us += 1000
+        lines.append(Line(at_us + 50, f"{at_us // 1000}-{count + number}", "", "", what))
     made.history = history(lines)
     draw.shuffle(made.history)
     return made

@@ -13,6 +13,9 @@ from tests.integration.spark.archives import EPOCH, Archive, Row, id_key
 Expected = dict[str, Any]
 PERCENTS = (("p50", 50), ("p90", 90), ("p99", 99))
 
+#: What the last row of a message says, and its outcome.
+OUTCOMES = {"done": "done", "dead": "dead", "refused": "refused", "left out": "left_out", "skipped": "skipped"}
+
 
 def us(time: datetime) -> int:
     """A time in Unix microseconds."""
@@ -45,7 +48,7 @@ class Life:
         self.ticket = next((row["ticket_id"] for row in self.rows if row["ticket_id"]), None)
         self.task = next((row["task"] for row in self.rows if row["task"]), None)
         last = [row["what"] for row in self.rows if row["what"] != "stale"]
-        self.outcome = "unknown" if not last else last[-1] if last[-1] in ("done", "dead", "refused") else "undone"
+        self.outcome = "unknown" if not last else OUTCOMES.get(last[-1], "undone")
         self.executions = [row for row in self.rows if began(row)]
         self.retries = 0
         failed_before = False

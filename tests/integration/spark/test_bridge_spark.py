@@ -112,6 +112,16 @@ def test_an_archive_of_an_app_with_several_names_them_without_one(of_several: Co
     assert "both name the lane" in of_several.refused("archive", "-s", "search", "--group", "billing", "out")
 
 
+def test_a_report_may_name_the_subscription_that_its_archive_must_be_of(of_several: Commands) -> None:
+    became = of_several.become("report", "out", "--out", "r", "-s", "search")
+    assert became.arguments == ["--stream", "ticket_stream", "--group", "search", "out", "--out", "r"]
+    assert "TICKET_BRIDGE_URL" not in became.env
+    assert "there is no subscription 'mail'" in of_several.refused("report", "out", "--out", "r", "-s", "mail")
+    # Without a name it needs no app
+    of_several.forget_app()
+    assert of_several.become("report", "out", "--out", "r").arguments == ["out", "--out", "r"]
+
+
 def test_the_other_jobs_are_about_the_stream_and_get_their_arguments_unchanged(of_several: Commands) -> None:
     arguments = of_several.become("push", "-s", "what", "log.csv").arguments
     assert arguments[-3:] == ["-s", "what", "log.csv"]

@@ -13,6 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from bridge.routing.errors import InputError
+from bridge.spark.archiving.place import ArchivePlace
 from bridge.spark.archiving.reading import Range, read_table
 from bridge.spark.read.options import HISTORY
 from bridge.spark.report import Asked, main, report
@@ -79,7 +80,8 @@ def test_the_totals_equal_a_second_computation(archive: Archive, reported: Repor
     del expected["share_of_messages"], expected["share_of_waiting"]
     (row,) = reported.table("totals")
     same(row, expected)
-    same(row, {kind: outcomes.count(kind) for kind in ("refused", "unknown")})
+    same(row, {kind: outcomes.count(kind) for kind in ("refused", "left_out", "skipped", "unknown")})
+    assert (row["left_out"], row["skipped"]) == (3, 1)
     same(row, {"stale": sum(life.how_many("stale") for life in found), "letters": len(archive.dead)})
     # What a random archive must hold for the comparison to mean anything
     assert min(outcomes.count(kind) for kind in ("done", "dead", "refused", "undone", "unknown")) > 0
@@ -260,17 +262,24 @@ def test_the_job_that_is_submitted_makes_the_whole_report_and_says_so_in_json_li
     [
         (["nowhere", "--out", "{out}"], 1, "there is no archive at nowhere"),
         (["docs", "--out", "{out}"], 1, "docs is not an archive"),
+        (["{kept}", "--out", "{out}", "--group", "mail"], 1, "is the archive of stream 'orders', group 'billing'"),
+        (["{kept}", "--out", "{out}", "--stream", "other"], 1, "is the archive of stream 'orders', group 'billing'"),
+        (["{bare}", "--out", "{out}", "--group", "mail"], 1, "does not say which stream and group it is of"),
         ([".", "--out", "/proc/report"], 1, "is not an archive"),
         ([".", "--out", "{out}", "--from", "yesterday"], 2, "--from must be a time"),
         ([".", "--out", "{out}", "--from", "20260314"], 2, "--from 20260314 could be a date or a message id"),
         ([".", "--out", "{out}", "--to", "2026"], 2, "--to 2026 could be a date or a message id"),
         ([".", "--out", "{out}", "--from", "2026-01-02", "--to", "2026-01-02"], 2, "is not before --to"),
     ],
-    ids=["nowhere", "other", "proc", "time", "date", "year", "empty"],
+    ids=["nowhere", "other", "group", "stream", "copy", "proc", "time", "date", "year", "empty"],
 )
 def test_wrong_usage_is_one_line_before_java_starts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], code: int, said: str
 ) -> None:
     monkeypatch.chdir(ROOT)
-    done = refused(main, [word.format(out=tmp_path / "out") for word in arguments], monkeypatch)
+    kept, bare = tmp_path / "kept", tmp_path / "bare"
+    for folder in (kept, bare):
+        (folder / "history").mkdir(parents=True)
+    ArchivePlace(str(kept)).claim("orders", "billing", [], database=0)
+    done = refused(main, [word.format(out=tmp_path / "out", kept=kept, bare=bare) for word in arguments], monkeypatch)
     assert (done.exit_code, said in done.stderr) == (code, True), done.stderr

@@ -133,7 +133,8 @@ def group(number: int, **more: Any) -> dict[str, Any]:
 
 def found(names: list[str], buckets: int = 30) -> dict[str, Any]:
     """What Spark would have returned, with ``names`` wherever a name from outside can be."""
-    totals = group(7, messages=1234, consumers=len(names), imbalance=1.25, refused=3, undone=0, unknown=0)
+    outcomes = {"refused": 3, "left_out": 4, "skipped": 1, "undone": 0, "unknown": 0}
+    totals = group(7, messages=1234, consumers=len(names), imbalance=1.25, **outcomes)
     workers = [
         {**group(i, consumer=name), "busy_ms": 1e4 / (i + 1), "share_of_busy": 0.2, "running": 1.5, "peak": 2}
         | {"utilisation": 0.75}
@@ -238,6 +239,13 @@ def test_the_terminal_shows_the_same_rows_and_obeys_no_name(capsys: pytest.Captu
 @pytest.mark.parametrize("buckets", [1, 2, 119])
 def test_a_report_of_any_length_can_be_drawn(buckets: int) -> None:
     Read(page(found(["T"], buckets), archive="a", start=None, end=None, top=20))
+
+
+def test_the_page_names_the_lane_and_what_it_left_out() -> None:
+    lane = ("orders", "<billing>")
+    read = Read(page(found(["T"]), archive="a", lane=lane, start=None, end=None, top=20))
+    assert any("stream orders, group <billing> ·" in text for text in read.texts)
+    assert read.card("Left out") == "5"
 
 
 def test_a_report_without_executions_says_so() -> None:
