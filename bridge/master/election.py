@@ -44,7 +44,7 @@ MARGIN = 0.05
 
 
 class Election:
-    """The lead of one lane, as one master stands for it and has it. ``redis``: may be used by several threads."""
+    """One master in the election of one lane: what it knows of its lead. ``redis``: may be used by several threads."""
 
     def __init__(self, redis: Redis, lane: LaneSettings, holder: str) -> None:
         self._redis = redis

@@ -1,7 +1,7 @@
 """Where a subscription begins that was not added by `bridge subscription add`: with the first entry of the stream.
 
-A master makes the groups of all its lanes before it takes part in any lead. A leader removes entries that all groups of
-the stream are done with. So it must not begin before the groups of the app's other subscriptions are there.
+A leader removes entries that all groups of the stream are done with. So a master makes the groups of all lanes of its
+app before it asks for any lead.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def begin_group(redis: Redis, lane: LaneSettings) -> None:
     Raises `ConfigurationError` when a key of the lane has another type. Nothing was changed then.
     """
     keys = lane.keys
-    # What the server refuses here, it refuses the leader too, which says what to do.
+    # The leader gets the same refusal from the server, and says what to do.
     with suppress(RedisError):
         refuse_misplaced(redis, keys)
         if not redis.exists(keys.floor, keys.fence):

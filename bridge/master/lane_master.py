@@ -93,7 +93,7 @@ class LaneMaster:
         self.older: Sequence[LaneMaster] = ()
         #: The lane's place in that chain; None: its stream has no other versions, as far as this process knows.
         self.place: Place | None = None
-        #: Whether this master leads the lane, or is about to give it up. The lane has a thread then, unless it sleeps.
+        #: Whether this master leads the lane, or is just giving it up. The lane has a thread then, unless it sleeps.
         self.leading = False
         #: Whether it sleeps (`bridge.master.sleepers`): it has a leader, and no thread.
         self.asleep = False
@@ -102,7 +102,7 @@ class LaneMaster:
         self._leader: Leader | None = None
         self._announced = ""
         self._follows = ""
-        #: Not before this time does this master stand for the lane again (monotonic seconds).
+        #: This master does not ask for the lead before this time (monotonic seconds).
         self._stand_at = 0.0
         #: The master to which the lane goes, and when it goes at the latest (monotonic seconds).
         self._successor: str | None = None
@@ -123,7 +123,7 @@ class LaneMaster:
             self._dropped = dropped_versions(redis, self.settings.stream, self.settings.group, older)
             self._compare(redis)
         except (RedisError, OSError) as exc:
-            # The server went away just now. A leader checks again.
+            # The connection was lost. The leader makes these checks again.
             if not is_outage(exc):
                 raise
 
@@ -169,7 +169,7 @@ class LaneMaster:
         return [LaneKeys(stream, self.keys.group).leader for stream in self._dropped]
 
     def dropped_is_led(self, led: bool) -> None:
-        """Whether another master leads such a version. That one shall have all lanes of the chain."""
+        """Notes whether another master leads such a version. If so, this one leaves it all lanes of the chain."""
         self._yields = led
         now = time.monotonic()
         if led and now >= self._note_at:
@@ -188,7 +188,7 @@ class LaneMaster:
             logger.info("standing by: %s leads %s", holder, self.title)
 
     def refused(self, exc: RedisError) -> None:
-        """The question for the lead was answered with an error."""
+        """Redis answered with an error when this master asked for the lead."""
         self._stand_at = time.monotonic() + 5 * RETRY_S
         try:
             self._judge(exc)
@@ -212,7 +212,9 @@ class LaneMaster:
         self._poke()
 
     def hand_over(self, successor: str | None, by: float) -> None:
-        """Gives the lane up to ``successor`` in a quiet moment, and at ``by`` at the latest. None: keeps it."""
+        """Gives the lane up to the master ``successor`` when nothing is in flight, and at ``by`` at the latest. None:
+        keeps it.
+        """
         if successor != self._successor:
             self._successor, self._hand_over_by = successor, by
             if successor is not None:
@@ -373,7 +375,7 @@ class LaneMaster:
             except NotLeading as exc:
                 logger.warning("stepping down: %s", exc)
                 self._yields = bool(self._dropped)
-                # The renewals may not have noticed yet.
+                # The thread that renews may not have noticed it.
                 self.election.forfeit()
                 break
             except LaneConflict as exc:
@@ -437,10 +439,10 @@ class LaneMaster:
         return leader is None or leader.quiet or time.monotonic() >= self._hand_over_by
 
     def _leads(self, starting: ExitStack) -> Callable[[], bool]:
-        """A function that says whether this master leads on.
+        """A function that says whether this master goes on leading.
 
-        A new leader calls it first when it has read the lane. So the outage is over at the first call. After some
-        calls the lane has begun: it closes ``starting``.
+        A new leader calls it for the first time when it has read the lane. So an outage is over then. After `BEGUN`
+        calls it closes ``starting``: the lane has begun.
         """
         calls = 0
 

@@ -5,11 +5,12 @@ One thread and one connection do this for all lanes. A lane's own thread runs on
 
 - **Renewals.** One script renews all leads, `RENEWALS` times in one leader lease. Each lane keeps its own term, token
   and deadline (`bridge.master.election`).
-- **Questions.** A lane of this master's share that another one leads, or nobody, is asked for every `ASK_S` seconds,
-  and in the moment in which its leader lease ends. All lanes are asked for in one round trip.
+- **Questions.** The master asks for each lane of its share that it does not lead, every `ASK_S` seconds and when the
+  leader lease of the lane ends. One round trip asks for all of them.
 - **The share** (`bridge.master.share`). An app with one lane has nothing to share: every master asks for the lead, and
-  the one that has it keeps it. With several lanes, the master says with its renewals that it lives. While others live,
-  it looks at them every `ASK_S` seconds, so that it asks for the lanes of a lost master as soon as their leads end.
+  the one that has it keeps it. With several lanes, the master renews its place among the masters with its leads. While
+  there are other masters, it reads their places every `ASK_S` seconds. So it asks for the lanes of a lost master as
+  soon as their leads end.
 - **Handing over.** A lane that belongs to another master is given up in a quiet moment: when nothing is in flight, or
   after `QUIET_S` seconds in any case. The new owner is elected at its next question.
 """
@@ -46,11 +47,11 @@ RENEWALS = 4
 ASK_S = 0.25
 #: Seconds between two tries while the server is away.
 RETRY_S = 0.1
-#: Seconds between two looks at lanes that belong to others: whether anybody leads them.
+#: Seconds between two looks at the lanes of other masters' shares: whether each has a leader.
 WATCH_S = 1.0
 #: Longest time for which a lane that is handed over may wait for a quiet moment, in seconds.
 QUIET_S = 5.0
-#: Seconds for which a master stands aside from a lane in which it had a defect.
+#: Seconds for which a master leaves a lane in which it had a defect to other masters.
 ASIDE_S = 60.0
 
 
@@ -195,11 +196,11 @@ class Leads:
         self._renew_at = sent + self._lease_s / RENEWALS
         self._look_at_dropped(held)
         if self._share is not None:
-            # In the same moment as the leads: so they end together.
+            # The place of this master is renewed with its leads, so that both end together.
             self._attend_at = 0.0
 
     def _not_renewed(self, lanes: Sequence[LaneMaster], exc: Exception) -> None:
-        """Any error: the deadlines stay, and after them this master does not lead."""
+        """A renewal failed, for whatever reason. The deadlines do not move. A lead past its deadline is over."""
         over = [lane for lane in lanes if not lane.election.leads()]
         for lane in over:
             lane.forfeit()
@@ -224,7 +225,7 @@ class Leads:
             self._ask_at = 0.0
             mine = sum(share.is_mine(chain) for chain in chains)
             logger.info("%d masters live; %d of %d lanes are this one's", share.others + 1, mine, len(chains))
-        # Alone: the next renewal looks.
+        # Without other masters, the next renewal is soon enough to look again.
         self._attend_at = now + ASK_S if share.others else float("inf")
         if found.first_ms is not None:
             self._attend_at = min(self._attend_at, now + found.first_ms / 1000)
@@ -239,7 +240,9 @@ class Leads:
         try:
             depart(self._redis, self._stream, self._holder)
         except (RedisError, OSError) as exc:
-            logger.warning("could not take leave of the other masters, they will notice: %s", exc)
+            logger.warning(
+                "could not tell the other masters that this one stops; they notice it when its place expires: %s", exc
+            )
 
     # -- questions -------------------------------------------------------------------------------------------------
 
@@ -280,7 +283,7 @@ class Leads:
                     lane.dropped_is_led(led > 0)
 
     def _wanted(self, standing: Sequence[LaneMaster], now: float) -> list[LaneMaster]:
-        """Those of ``standing`` whose lead this master asks for."""
+        """Those of ``standing`` that this master asks for."""
         share = self._share
         if share is None:
             return list(standing)

@@ -1,4 +1,4 @@
-"""Names the lane in the log lines of a master that takes part in several lanes.
+"""Names the lane in the log lines of a master that stands for several lanes.
 
 A lane has threads of its own, whose names say which lane it is. So no part of a leader has to name its lane.
 """

@@ -9,11 +9,12 @@ The share says who asks for a lead. It does not make anybody the leader: the ele
 So masters whose views differ for a moment do no harm.
 
 - A master that was named for some lanes (``bridge run --lanes``) goes before those that stand for all lanes.
-- A master that had a defect in a lane stands aside from that chain for a while, unless no other master stands for it.
+- A master that had a defect in a lane leaves that chain to others for a while (it *stands aside*), unless no other
+  master stands for it.
 - A leader hands a chain over only when its new owner has lived for one leader lease. So a master that starts and fails
   moves nothing, and masters that start one after another move a lane once.
-- A lane that its owner does not take within one leader lease is taken by any master that stands for it. That owner gets
-  it after `REFUSED_S` at the earliest.
+- When the owner of a lane does not take it within one leader lease, any master that stands for the lane takes it. It is
+  not handed over to that owner for the next `REFUSED_S` seconds.
 """
 
 from __future__ import annotations
@@ -65,7 +66,7 @@ class Share:
         return self._owners[chain]
 
     def is_mine(self, chain: str) -> bool:
-        """Whether this master should lead ``chain``: also when it does not see itself in the set."""
+        """Whether this master should lead ``chain``. It should when no master in the set stands for it."""
         return self.owner(chain) in (self._holder, None)
 
     def successor(self, chain: str, now: float) -> str | None:

@@ -1,15 +1,15 @@
 """The lanes of a master process that have nothing to do. They cost no thread, and no connection of their own.
 
-A process that leads many lanes lets those sleep that are at rest (`Leader.go_on`): nothing is undone, and nothing is
-due later. The process keeps the lead, renewed with all others, and the leader keeps its picture, so a lane is not read
-again when it wakes up. One thread has three connections for all lanes that sleep:
+In a process that leads many lanes, a lane *sleeps* while it is at rest (`Leader.go_on`): nothing is undone, and nothing
+is due later. The process keeps the lead, and renews it with all others. The leader keeps its picture, so a lane is not
+read again when it wakes up. One thread has three connections for all lanes that sleep:
 
-- One blocking read of all their streams and outcome streams. So these are noticed at once: a new entry, an outcome, an
-  operator's order, a consumer that comes, shuts down, or dies with a notice.
-- Every `LOOK_S` seconds, a look at the groups of their streams: whether somebody set one back, destroyed it, or claimed
-  entries, or deleted the stream.
-- Every `CHECK_S` seconds, for each lane, all that an awake leader checks each second: leases of consumers, drain
-  orders, dead letters, retention by age, changes by hand.
+- One blocking read of all their streams and outcome streams. It notices at once a new entry, an outcome, an operator's
+  order, and a consumer that comes, shuts down, or dies with a notice.
+- Every `LOOK_S` seconds, a look at the groups of their streams. It notices a group that was set back, destroyed, or
+  whose entries were claimed, and a deleted stream.
+- Every `CHECK_S` seconds, for each lane, the checks that a leader that is awake makes each second: leases of consumers,
+  drain orders, dead letters, retention by age, changes by hand.
 
 When something happens to a lane, it gets a *glance*: a turn of its loop on this thread, which dispatches a new message.
 If something is left to do after it, the lane wakes up: it gets a thread and connections.
@@ -49,7 +49,7 @@ logger = get_logger(__name__)
 
 #: A process that leads at most this many lanes lets none of them sleep.
 AWAKE = 4
-#: Lanes that are read at the same time when a master comes to lead many.
+#: Most lanes that are read at the same time, when a master is elected for many.
 STARTING = 8
 #: Longest blocking read, in seconds.
 BLOCK_S = 5.0
@@ -57,7 +57,7 @@ BLOCK_S = 5.0
 LOOK_S = 5.0
 #: Seconds between two checks of one lane.
 CHECK_S = 300.0
-#: Seconds after which new sleepers are taken into the blocking read, so that many come at once.
+#: Seconds for which new sleepers are gathered before the blocking read begins again with all of them.
 GATHER_S = 0.1
 #: Seconds between two tries while the server is away.
 RETRY_S = 0.2
@@ -126,7 +126,7 @@ class Sleepers:
         return True
 
     def poke(self) -> None:
-        """Looks soon which lanes sleep on."""
+        """Makes the thread look soon which lanes go on sleeping."""
         with suppress(OSError):
             self._wake_there.send(b"!")
 
@@ -152,7 +152,7 @@ class Sleepers:
                 except (RedisError, OSError) as exc:
                     self._lost(exc)
                 except Exception:
-                    logger.exception("a defect in the care for lanes at rest: they wake up")
+                    logger.exception("a defect in the thread of the lanes that sleep: they wake up")
                     self._wake_all()
         finally:
             for wire in (self._blocking, self._wire, self._redis):
@@ -161,17 +161,17 @@ class Sleepers:
             self._wake_there.close()
 
     def _take_in(self) -> bool:
-        """Takes in new sleepers, and ends those that do not sleep on. Returns whether the thread goes on."""
+        """Takes in new sleepers, and ends those that do not go on sleeping. Returns whether the thread goes on."""
         with self._lock:
             new, self._new = self._new, []
             closed = self._closed
         now = time.monotonic()
         for lane in new:
             self._places[lane] = lane.leader.sleeping_place
-            # Spread over the time.
+            # The checks of the lanes are spread over the interval.
             self._check_at[lane] = now + CHECK_S * (0.2 + 0.8 * (hash(lane.keys.prefix) % 997) / 997)
         if new:
-            # The blocking read does not know them.
+            # The blocking read began without them.
             self._blocking.close()
         for lane in [lane for lane in self._places if closed or not lane.sleeps_on]:
             self._forget(lane)
@@ -195,7 +195,7 @@ class Sleepers:
                 selector.register(self._blocking.file, selectors.EVENT_READ)
             ready = {key.fileobj for key, _ in selector.select(max(0.0, min(BLOCK_S, due - now)))}
         if self._wake_here in ready:
-            # More lanes may come in the same moment.
+            # Often several lanes come to rest in the same moment.
             time.sleep(GATHER_S)
             self._wake_here.recv(4096)
         if self._blocking.asked and self._blocking.file in ready:
@@ -211,7 +211,7 @@ class Sleepers:
             self._glance(lane, check=True)
 
     def _question(self) -> Sequence[Any]:
-        """The blocking read: of each stream from where the first of its lanes stands."""
+        """The blocking read. Of a stream with several lanes, from where the lane is that has read least."""
         since: dict[str, str] = {}
         for place in self._places.values():
             for key, id_ in ((place.stream, place.read_to), (place.outcomes, place.last_outcome)):
@@ -220,7 +220,7 @@ class Sleepers:
         return ("XREAD", "COUNT", 1, "BLOCK", int(BLOCK_S * 1000), "STREAMS", *since, *since.values())
 
     def _named(self, reply: Any) -> list[Sleeper]:
-        """The lanes to which something has come, by a reply of the blocking read."""
+        """The lanes whose streams have new entries, by a reply of the blocking read."""
         found = {key.decode(): id_key(entries[0][0].decode()) for key, entries in reply or ()}
         none = (0, 0)
         return [
@@ -231,7 +231,7 @@ class Sleepers:
         ]
 
     def _changed(self) -> list[Sleeper]:
-        """The lanes whose group is not as it was left."""
+        """The lanes whose group was changed since they fell asleep."""
         lanes: dict[str, list[Sleeper]] = defaultdict(list)
         for lane, place in self._places.items():
             lanes[place.stream].append(lane)
@@ -266,7 +266,7 @@ class Sleepers:
             except Exception as exc:
                 if is_outage(exc):
                     raise
-                # Its own thread meets the same, and deals with it.
+                # The lane's own thread meets the same error, and handles it.
                 logger.warning("reading the lane again: %s", exc)
                 rests, again = False, True
         if rests:

@@ -30,7 +30,7 @@ class Assignment:
         self._rings = Rings()
         #: `Consumer.changes` when the rings were updated last.
         self._ringed = -1
-        #: Task -> consumers by name among which its tickets have an owner, and the ring that says which.
+        #: Task -> the consumers, by name, that can own its tickets, and the ring that chooses the owner.
         self._owners: dict[str, tuple[dict[str, Consumer], Ring]] = {}
         self._turn = 0
         #: Task -> consumers at which its tickets may wait, and `Room.seen` when that was found out.
@@ -158,7 +158,7 @@ class Assignment:
         return bool(among) and among[ring.owner(ticket.id, among)] is consumer
 
     def _owners_of(self, task: str) -> tuple[dict[str, Consumer], Ring]:
-        """The consumers among which a ticket has an owner whose oldest message has this task, and their ring."""
+        """The consumers that can own a ticket whose oldest message has this task, and their ring."""
         if not self._lane.stranded.mixed:
             task = ""
         found = self._owners.get(task)

@@ -8,9 +8,9 @@ the other way round (`Place.defers`):
 - A newer lane may dispatch no message of a ticket that an older lane has undone.
 - An older lane may dispatch no message of a ticket that a newer lane has in flight.
 
-What no picture shows, the script that dispatches finds out (``routing/lua/advance.lua``): entries of an older version
-that its leader has not read, and runs in flight in a newer lane that this process does not lead. A ticket that may not
-go out is *deferred* (`bridge.leader.picture.chained_lane`), until the other leader says that something of it ended.
+The pictures do not show entries of an older version that its leader has not read, and runs in flight in a newer lane
+that this process does not lead. The script that dispatches finds those (``routing/lua/advance.lua``). A ticket that may
+not go out is *deferred* (`bridge.leader.picture.chained_lane`), until the other leader says that something of it ended.
 
 A lane without other versions has no place in a chain, and none of this.
 """
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 
 
 class Turns:
-    """A lock that its threads get in the order in which they asked. With a plain one, a busy leader could keep out the
-    others.
+    """A lock that threads get in the order in which they asked for it. With a plain lock, a busy leader could keep the
+    others waiting for ever.
     """
 
     def __init__(self) -> None:
@@ -77,9 +77,9 @@ class Place:
         self.unread = True
         #: Whether a step dispatched nothing because the older lanes were not open.
         self.paused = False
-        #: Tickets whose messages the script refused, with no reason in any picture.
+        #: Tickets whose messages the script refused for a reason that no picture shows.
         self.refused: set[str] = set()
-        #: Tickets of this lane of which something ended elsewhere: they may not be deferred any more.
+        #: Tickets of this lane of which something ended in another lane. They are tried again in the next turn.
         self._inbox: list[str] = []
         self._wake: Callable[[], None] = lambda: None
         #: Whether the other leaders know that this one has read its lane.
@@ -87,11 +87,11 @@ class Place:
 
     @property
     def open(self) -> bool:
-        """Whether the pictures of the older lanes are whole, so that this lane may dispatch."""
+        """Whether the pictures of the older lanes are complete, so that this lane may dispatch."""
         return all(older.lane is not None and not older.lane.behind and not older.unread for older in self.older)
 
     def older_lanes(self) -> list[tuple[Place, ChainedLane]]:
-        """The older places with their pictures. To be called when the place is open."""
+        """The older places and their pictures. Only for a place that is `open`."""
         return [(older, older.lane) for older in self.older if older.lane is not None]
 
     def wait_for(self, stream: str) -> None:
@@ -130,26 +130,26 @@ class Place:
             self._turns.give()
 
     def enter(self, lane: ChainedLane, token: str, wake: Callable[[], None]) -> None:
-        """A leader begins its term. In its first turn."""
+        """A leader begins its term. It calls this in its first turn."""
         self.lane, self.token, self._wake = lane, token, wake
         self.unread, self.paused, self._announced = True, False, False
         self.refused.clear()
         self._inbox.clear()
 
     def leave(self) -> None:
-        """The term is over, or the picture may be wrong. Not in a turn."""
+        """The term is over, or the picture may be wrong. The leader calls this outside of its turns."""
         self._turns.take()
         self.lane, self.token, self._wake = None, "", lambda: None
         self._turns.give()
 
     def look(self) -> None:
-        """Tries what a picture does not show again. Called at intervals, in a turn."""
+        """Tries again what was deferred for a reason that no picture shows. Called at intervals, in a turn."""
         lane = self.lane
         if lane is None:
             return
         self._inbox += self.refused
         if any(newer.lane is None for newer in self.newer):
-            # Whatever such a lane had in flight may have ended without a word.
+            # This process does not hear when something ends that such a lane had in flight.
             self._inbox += lane.deferred
         self._wake()
 
@@ -171,14 +171,16 @@ class Place:
         self._announced = self._announced or begins
         for other in (*self.older, *self.newer):
             if other.lane is not None:
-                other._hear(ended, whole=begins)
+                other._hear(ended, complete=begins)
 
-    def _hear(self, ended: Sequence[str], *, whole: bool) -> None:
-        """Another leader's turn is over. ``whole``: it has read its lane now."""
+    def _hear(self, ended: Sequence[str], *, complete: bool) -> None:
+        """Another leader's turn is over. ``ended``: tickets of which something ended in it. ``complete``: it has read
+        its lane now.
+        """
         lane = self.lane
         assert lane is not None
         found: list[str] = [id_ for id_ in ended if id_ in lane.deferred] if lane.deferred else []
-        if whole:
+        if complete:
             found += lane.deferred
         found += self.refused
         self._inbox += found

@@ -1,8 +1,8 @@
 """The picture of a lane whose stream has other versions. Tickets may be *deferred*: a message of another version goes
 first (`bridge.leader.picture.chain`). No I/O.
 
-The messages of deferred tickets may use half of the lane's memory. Beyond that they are spilled, so that reading goes
-on past them, however many there are.
+The messages of deferred tickets may use half of the lane's memory. The others are spilled. So the leader reads on,
+however many tickets are deferred.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class ChainedLane(Lane):
         self._defers = defers
         #: Deferred tickets by id. A ticket may have ended since.
         self.deferred: dict[str, Ticket] = {}
-        #: Tickets that left the picture, or whose run was over, since the last turn ended.
+        #: Tickets that left the picture since the last turn, or whose run ended since then.
         self.ended: list[str] = []
 
     def make_ready(self, ticket: Ticket, *, first: bool = False) -> None:
@@ -47,7 +47,7 @@ class ChainedLane(Lane):
             self.spilled.discard(ticket)
 
     def try_again(self, ids: Iterable[str]) -> None:
-        """Tries these tickets again: something of them ended in another lane."""
+        """Queues these deferred tickets, or defers them again. Something of them ended in another lane."""
         for id_ in ids:
             ticket = self.deferred.pop(id_, None)
             if ticket is None or self.tickets.get(id_) is not ticket:

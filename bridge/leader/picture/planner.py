@@ -67,7 +67,7 @@ class Planner:
         chosen = self._assignment.run()
         if self._chained is not None and chosen:
             admitted = self._chained.admitted(chosen)
-            # The room of those that are deferred now is for others.
+            # The consumers of tickets that are deferred now have room for others.
             self._assignment.room.left_some |= admitted != chosen
             chosen = admitted
         for consumer, tickets in chosen.items():
@@ -78,7 +78,7 @@ class Planner:
         return dispatched
 
     def skip(self) -> None:
-        """Nothing can be dispatched in this step. An event will tell when that changes."""
+        """Nothing can be dispatched in this step. The leader is woken when that changes."""
         self._assignment.room.left_some = False
 
     def again(self) -> None:
