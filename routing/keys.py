@@ -187,9 +187,10 @@ class LaneKeys:
 def layout_key(stream: str) -> str:
     """String (JSON ``{"partitions", "generation", "since_ms"}``): how ``stream`` is split into partitions.
 
-    The first leader or producer of a split stream writes it. It lives as long as the stream. A stream of one partition
-    has none. ``bridge stream retire`` leaves ``{"retired_ms", "newest", "was"}`` here, so that pushes to the stream are
-    refused. It stays until ``bridge stream retire --undo``.
+    The first member or producer of a split stream writes it. It lives as long as the stream: masters write it again
+    when it is lost. A stream of one partition has none. ``bridge stream retire`` leaves
+    ``{"retired_ms", "newest", "was"}`` here, so that pushes to the stream are refused. It stays until
+    ``bridge stream retire --undo``.
     """
     return f"{_tagged(stream)}/layout"
 

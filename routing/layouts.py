@@ -1,8 +1,10 @@
 """The stored layout of a stream: how many partitions it has. The first leader or producer of a split stream writes it.
 
 The stored layout rules over what an app sets. Every push compares it in the step that adds the messages. A stream
-without a stored layout has one partition. Of a retired stream a note takes the place of the layout, so that every push
-is refused. Spark's executors use this module: they need not have orjson.
+without a stored layout has one partition, unless it has partitions all the same: then the layout was *lost*, by
+FLUSHALL or DEL. Who knows a lost layout stores it again (`restore_layout`): masters look for it, producers meet it. Of
+a retired stream a note takes the place of the layout, so that every push is refused. Spark's executors use this module:
+they need not have orjson.
 """
 
 from __future__ import annotations
@@ -14,10 +16,11 @@ from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
 from redis import Redis
+from redis.exceptions import NoPermissionError, ResponseError
 
 from bridge.routing.errors import ConfigurationError, StreamRetired
 from bridge.routing.keys import layout_key
-from bridge.routing.partitions import MOST, Layout
+from bridge.routing.partitions import MOST, Layout, first_partition
 from bridge.routing.scripts import Argument, Script
 
 #: Reads the layout, and stores one where there is none.
@@ -51,7 +54,7 @@ def retired_in(stored: bytes | str | None) -> Retired | None:
     try:
         found: Any = json.loads(text)
         return Retired(int(found["retired_ms"]), str(found["newest"]), str(found["was"]))
-    except (json.JSONDecodeError, LookupError, TypeError, ValueError):
+    except (json.JSONDecodeError, LookupError, TypeError, ValueError, RecursionError):
         return None
 
 
@@ -62,8 +65,15 @@ def retired_among(client: Redis, streams: Sequence[str]) -> dict[str, Retired]:
     with client.pipeline(transaction=False) as pipe:
         for name in streams:
             pipe.get(layout_key(name))
-        stored = pipe.execute()
-    notes = {name: retired_in(text) for name, text in zip(streams, stored, strict=True)}
+        stored: list[Any] = pipe.execute(raise_on_error=False)
+    for reply in stored:
+        if isinstance(reply, Exception) and "WRONGTYPE" not in str(reply):
+            raise reply
+    # A key of another type is no note. Who goes by the layout says so.
+    notes = {
+        name: retired_in(None if isinstance(text, Exception) else text)
+        for name, text in zip(streams, stored, strict=True)
+    }
     return {name: note for name, note in notes.items() if note is not None}
 
 
@@ -82,42 +92,113 @@ def layout_of(stored: bytes | str, stream: str) -> Layout:
         partitions, generation, since_ms = (found[name] for name in ("partitions", "generation", "since_ms"))
         known = all(type(number) is int for number in (partitions, generation, since_ms))
         known = known and 1 <= partitions <= MOST and 0 <= generation < 1 << 31
-    except (json.JSONDecodeError, LookupError, TypeError):
+    except (json.JSONDecodeError, LookupError, TypeError, RecursionError):
         known = False
     if not known:
-        raise ConfigurationError(
-            f"the layout of stream {stream} cannot be read: {text!r:.80} in the key {layout_key(stream)}; a newer "
-            "version may have written it"
-        )
+        raise ConfigurationError(_unreadable(stream, text))
     return Layout(partitions, generation, since_ms, text)
 
 
-def claim_layout(client: Redis, stream: str, partitions: int) -> Layout:
+def _unreadable(stream: str, text: str) -> str:
+    key = layout_key(stream)
+    if text.startswith("NOPERM"):
+        return f"this user may not read the key {key}, the layout of stream {stream}: `bridge acl` prints what it needs"
+    what = "no string" if text.startswith("WRONGTYPE") else f"{text!r:.80}"
+    return (
+        f"the layout of stream {stream} cannot be read: {what} in the key {key}; if a newer version wrote it, upgrade "
+        "this one, else delete the key: a master that runs, or starts with bridge_partitions, stores it again"
+    )
+
+
+def lost_layout(stream: str) -> str:
+    """Says that the layout of ``stream`` was lost, and what to do."""
+    return (
+        f"stream {stream} is split, since {first_partition(stream)} exists, and its layout is lost: the key "
+        f"{layout_key(stream)} is not there; a master that runs stores it again: try again, or start one with "
+        "bridge_partitions set"
+    )
+
+
+def claim_layout(
+    client: Redis, stream: str, partitions: int, older: Sequence[str] = (), lost: Layout | None = None
+) -> Layout:
     """The stored layout of ``stream``. When there is none, and no stream either, it is stored with ``partitions``.
 
-    ``partitions``: 1 to read only. Raises `ConfigurationError`.
+    ``partitions``: 1 to read only. ``older``: the versions that the stream follows; nothing is stored when one of them
+    is split in another way. ``lost``: a layout that was stored; it is stored again in any case. Raises
+    `ConfigurationError`.
     """
-    return layout_of(CLAIM_LAYOUT.run(client, *claim_arguments(stream, partitions)), stream)
+    arguments = claim_arguments(stream, partitions, older) if lost is None else restore_arguments(stream, lost)
+    reply = CLAIM_LAYOUT.run(client, *arguments)
+    return claimed_layout(reply, stream, partitions)
+
+
+def claimed_layout(reply: Any, stream: str, partitions: int) -> Layout:
+    """The layout in the reply to a claim. Raises `ConfigurationError`."""
+    if isinstance(reply, bytes | str):
+        return layout_of(reply, stream)
+    if len(reply) == 1:
+        raise ConfigurationError(lost_layout(stream))
+    older, text = (part.decode() if isinstance(part, bytes) else part for part in reply[1:])
+    raise ConfigurationError(_different(older, layout_of(text, older), stream, Layout(partitions)))
+
+
+def restore_layout(client: Redis, stream: str, layout: Layout) -> Layout:
+    """Stores ``layout`` again, which was stored and is lost. Returns what is stored. Raises `ConfigurationError`."""
+    return claim_layout(client, stream, layout.partitions, lost=layout)
+
+
+def stored_text(client: Redis, stream: str) -> bytes | str:
+    """What is stored as the layout of ``stream``; empty: nothing. For `layout_of`, which refuses what is no layout."""
+    try:
+        found: Any = client.get(layout_key(stream))
+    except ResponseError as exc:
+        if "WRONGTYPE" not in str(exc):
+            raise
+        return str(exc)
+    return found or ""
 
 
 def find_layout(client: Redis, stream: str, partitions: int) -> Layout:
     """As `claim_layout`, and stores nothing."""
-    stored: Any = client.get(layout_key(stream))
-    if not stored and partitions > 1 and not client.exists(stream):
+    if stored := stored_text(client, stream):
+        return layout_of(stored, stream)
+    parts = _exists(client, first_partition(stream))
+    if partitions > 1 and (parts or not client.exists(stream)):
         return Layout(partitions)
-    return layout_of(stored or b"", stream)
+    if parts and not client.exists(stream):
+        raise ConfigurationError(lost_layout(stream))
+    return Layout()
 
 
-def check_layouts(client: Redis, stream: str, layout: Layout, older: str) -> None:
-    """Raises `ConfigurationError` when ``older``, a version that ``stream`` follows, is split in another way."""
+def _exists(client: Redis, stream: str) -> bool:
+    try:
+        return bool(client.exists(stream))
+    except NoPermissionError:
+        return False
+
+
+def check_layouts(client: Redis, stream: str, layout: Layout, older: str) -> Layout:
+    """The layout of ``older``, a version that ``stream`` follows. Raises `ConfigurationError` when it is split in
+    another way.
+    """
     theirs = claim_layout(client, older, 1)
     if (theirs.partitions, theirs.generation) == (layout.partitions, layout.generation):
-        return
-    if theirs.is_split or client.exists(older):
-        raise ConfigurationError(
-            f"stream {older} has {_count(theirs)}, and {stream}, which follows it, has {_count(layout)}: versions of a "
-            f"stream need the same partitions; set bridge_partitions = {theirs.partitions} while it follows"
-        )
+        return theirs
+    if theirs.is_split or _exists(client, older):
+        raise ConfigurationError(_different(older, theirs, stream, layout))
+    return theirs
+
+
+def _different(older: str, theirs: Layout, stream: str, layout: Layout) -> str:
+    what = f"stream {older} has {_count(theirs)}, and {stream}, which follows it, has {_count(layout)}"
+    # What is stored for a stream goes before the setting.
+    how = (
+        f"name a new stream in bridge_stream, or `bridge stream retire {stream}` first"
+        if layout.text
+        else f"set bridge_partitions = {theirs.partitions} while it follows"
+    )
+    return f"{what}: versions of a stream need the same partitions; {how}"
 
 
 def _count(layout: Layout) -> str:
@@ -125,12 +206,24 @@ def _count(layout: Layout) -> str:
     return count if not layout.generation else f"{count} of generation {layout.generation}"
 
 
-def claim_arguments(stream: str, partitions: int) -> tuple[list[Argument], list[Argument]]:
+def claim_arguments(stream: str, partitions: int, older: Sequence[str] = ()) -> tuple[list[Argument], list[Argument]]:
     """Keys and arguments of `CLAIM_LAYOUT`."""
     if partitions == 1:
-        return [layout_key(stream)], [""]
+        return [layout_key(stream)], ["", stream, first_partition(stream), ""]
     made = {"partitions": partitions, "generation": 0, "since_ms": time.time_ns() // 1_000_000}
-    return [layout_key(stream), stream], [json.dumps(made, separators=(",", ":"))]
+    versions = [name for one in older for name in (layout_key(one), one)]
+    return [layout_key(stream), stream], [
+        json.dumps(made, separators=(",", ":")),
+        stream,
+        first_partition(stream),
+        "",
+        *versions,
+    ]
+
+
+def restore_arguments(stream: str, layout: Layout) -> tuple[list[Argument], list[Argument]]:
+    """The same, for a layout that was stored and is lost."""
+    return [layout_key(stream), stream], [layout.text, stream, first_partition(stream), "1"]
 
 
 def difference(stored: Layout, wanted: int, stream: str) -> str | None:

@@ -62,6 +62,11 @@ class Layout:
         return f"{AT}p{number}" if self.generation == 0 else f"{AT}g{self.generation}p{number}"
 
 
+def first_partition(stream: str) -> str:
+    """The first partition that ``stream`` has, once it is split."""
+    return Layout(MOST).stream(stream, 0)
+
+
 def stream_id(message_id: str) -> str:
     """The id in its own stream of the message ``message_id``."""
     return message_id.partition(AT)[0]

@@ -16,8 +16,8 @@ from redis import Redis
 from bridge.routing.errors import PayloadError
 from bridge.routing.keys import layout_key
 from bridge.routing.keys import push_once as push_once_key
-from bridge.routing.layouts import CLAIM_LAYOUT, claim_arguments
-from bridge.routing.partitions import Layout
+from bridge.routing.layouts import CLAIM_LAYOUT, claim_arguments, restore_arguments
+from bridge.routing.partitions import Layout, first_partition
 from bridge.routing.return_codes import ReturnCode, code_of, text_of
 from bridge.routing.scripts import Argument, Script
 
@@ -42,7 +42,12 @@ class Places(NamedTuple):
     numbers: bytes = b""
 
     def arguments(self) -> list[Argument]:
-        return [self.layout.text, " ".join(self.suffixes), self.numbers]
+        return [self.layout.text, " ".join(self.suffixes), self.numbers, self.first]
+
+    @property
+    def first(self) -> str:
+        """The first partition that the stream would have, where no layout is known; else ""."""
+        return "" if self.layout.text else first_partition(self.base)
 
 
 def places_of(stream: str, layout: Layout, hashes: Sequence[int]) -> Places:
@@ -108,9 +113,14 @@ def once_opening(places: Places, task: str, arguments: int, key: str, first: int
     return _PUSH_ONCE.opening(keys, args, arguments)
 
 
-def claim_call(stream: str, partitions: int) -> bytes:
-    """The call of `bridge.routing.layouts.claim_layout`. Its reply is the text of the stored layout."""
-    return CLAIM_LAYOUT.opening(*claim_arguments(stream, partitions), 0)
+def claim_call(stream: str, partitions: int, older: Sequence[str]) -> bytes:
+    """The call of `bridge.routing.layouts.claim_layout`. Its reply is for `bridge.routing.layouts.claimed_layout`."""
+    return CLAIM_LAYOUT.opening(*claim_arguments(stream, partitions, older), 0)
+
+
+def restore_call(stream: str, layout: Layout) -> bytes:
+    """The call of `bridge.routing.layouts.restore_layout`. Its reply is the text of the stored layout."""
+    return CLAIM_LAYOUT.opening(*restore_arguments(stream, layout), 0)
 
 
 def stored_layout_in(reply: Sequence[bytes]) -> bytes | None:

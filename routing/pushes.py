@@ -82,6 +82,7 @@ class Partition:
         args: list[Argument] = [
             places.layout.text,
             places.numbers,
+            places.first,
             self.epoch,
             self.number,
             _or_none(self.count),
@@ -117,6 +118,7 @@ class Tickets:
         return keys, [
             places.layout.text,
             places.numbers,
+            places.first,
             _or_none(self.high_water),
             3 * self.guard_ttl_s,
             present,

@@ -13,9 +13,11 @@ from bridge.routing.keys import retired_key
 from bridge.routing.layouts import layout_of, retired_among
 from bridge.routing.numbers import count
 from bridge.routing.return_codes import text_of
+from bridge.routing.strays import said_of, strays_of
 from bridge.routing.text import printable
 
 if TYPE_CHECKING:
+    from celery import Celery
     from redis import Redis
 
     from bridge.app.lanes import AppLane
@@ -82,6 +84,25 @@ def read_streams(redis: Redis, lanes: Sequence[AppLane]) -> list[StreamState]:
         replies = pipe.execute(raise_on_error=False)
     return [
         _state(stream, lane, *replies[2 * place : 2 * place + 2]) for place, (stream, lane) in enumerate(found.items())
+    ]
+
+
+@dataclass(frozen=True)
+class Unread:
+    """A stream that looks like a partition, has messages, and is read by nobody. ``problem``: one sentence."""
+
+    stream: str
+    entries: int
+    problem: str
+
+
+def read_unread(redis: Redis, app: Celery) -> list[Unread]:
+    """Those of the app's stream and of its older versions. Raises redis errors."""
+    layout, older = app.bridge.layout, [version.stream for version in app.bridge.follows]
+    return [
+        Unread(stray.stream, stray.entries, said_of(stray, stream, layout))
+        for stream in (app.bridge.settings.lane.stream, *older)
+        for stray in strays_of(redis, stream, layout)
     ]
 
 

@@ -27,7 +27,7 @@ from bridge.master.log_lines import name_thread, thread_named
 from bridge.protocol.agreement import arrive, differences, facts, leaders_facts
 from bridge.routing.errors import LaneConflict, NotLeading, TicketBridgeError
 from bridge.routing.keys import LaneKeys
-from bridge.routing.versions import check_versions, dropped_versions, newer_versions, refuse_left_behind
+from bridge.routing.versions import dropped_versions, newer_versions
 
 if TYPE_CHECKING:
     from celery import Celery
@@ -115,11 +115,8 @@ class LaneMaster:
         #: Whether another master leads one of them.
         self._yields = False
         try:
-            refuse_misplaced(redis, self.keys)
             arrive(redis, app, self.settings)
             older = [version.stream for version in lane.older]
-            check_versions(redis, self.settings.stream, older)
-            refuse_left_behind(redis, self.settings.stream, self.settings.group, older)
             self._dropped = dropped_versions(redis, self.settings.stream, self.settings.group, older)
             self._compare(redis)
         except (RedisError, OSError) as exc:

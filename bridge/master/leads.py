@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from bridge.link.health import Health
     from bridge.link.outage import Outage
     from bridge.master.lane_master import LaneMaster
+    from bridge.master.layout_watch import LayoutWatch
 
 logger = get_logger(__name__)
 
@@ -59,7 +60,8 @@ class Leads:
     """The leads of one process, on a thread of their own.
 
     ``stream``: the stream that the app names; ``shared``: whether the masters of the app share its lanes; ``named``:
-    whether an operator named the lanes of this master.
+    whether an operator named the lanes of this master;
+    ``layouts``: looked after on this thread.
     """
 
     def __init__(
@@ -71,6 +73,7 @@ class Leads:
         *,
         shared: bool,
         named: bool,
+        layouts: LayoutWatch,
         outage: Outage,
         health: Health,
     ) -> None:
@@ -81,6 +84,7 @@ class Leads:
         self._lease_s = min(lane.settings.leader_lease for lane in lanes)
         self._share = Share(holder, self._lease_s) if shared else None
         self._named = named
+        self._layouts = layouts
         self._outage = outage
         self._health = health
         self._stop = threading.Event()
@@ -166,8 +170,9 @@ class Leads:
             self._attend(self._share)
             self._hand_over(self._share)
         self._ask()
+        self._layouts.look()
         now = time.monotonic()
-        return max(0.01, min(self._renew_at, self._ask_at, self._attend_at) - now)
+        return max(0.01, min(self._renew_at, self._ask_at, self._attend_at, self._layouts.look_at) - now)
 
     # -- renewals --------------------------------------------------------------------------------------------------
 

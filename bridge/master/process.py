@@ -30,6 +30,7 @@ from celery.utils.log import get_logger
 
 from bridge.app.adoption import adopt_all
 from bridge.app.installed import bridge_of
+from bridge.app.joining import read_layouts, store_layout
 from bridge.app.lanes import subscriptions_of
 from bridge.app.task_options import check_tasks
 from bridge.leader.picture.chain import chain_of
@@ -39,11 +40,12 @@ from bridge.link.outage import OutageLog
 from bridge.master.first_group import begin_group
 from bridge.master.heartbeats import Heartbeats
 from bridge.master.lane_master import LaneMaster
+from bridge.master.layout_watch import LayoutWatch
 from bridge.master.leads import RENEWALS, Leads
 from bridge.master.older_streams import look_at_older
+from bridge.master.refusals import refuse_lane
 from bridge.master.sleepers import Sleepers
 from bridge.routing.errors import ConfigurationError, ServerUnavailable
-from bridge.routing.layouts import check_layouts, claim_layout
 
 if TYPE_CHECKING:
     from celery import Celery
@@ -87,14 +89,17 @@ class Master:
         chosen = _chosen(subscriptions_of(app), named)
         redis = client(settings.redis_url)
         check_server(redis, settings.redis_url)
-        layout = bridge_of(app).take_layout(claim_layout(redis, settings.lane.stream, settings.partitions))
-        bridge_of(app).learn_retired(redis)
-        for version in bridge_of(app).follows:
-            check_layouts(redis, settings.lane.stream, layout, version.stream)
+        # What is refused changes nothing.
+        layouts = read_layouts(app, redis)
+        subscriptions = subscriptions_of(app)
+        for name in chosen:
+            for lane in subscriptions[name]:
+                refuse_lane(redis, app, lane)
+        look_at_older(redis, app, [lane for lanes in subscriptions.values() for lane in lanes])
+        layouts[settings.lane.stream] = store_layout(app, redis)
         subscriptions = subscriptions_of(app)
         all_lanes = [lane for lanes in subscriptions.values() for lane in lanes]
         lanes = [lane for name in chosen for lane in subscriptions[name]]
-        look_at_older(redis, app, all_lanes)
         for lane in all_lanes:
             # Before any of them leads: entries leave the stream when all groups that are there are done with them.
             begin_group(redis, lane.settings)
@@ -139,6 +144,7 @@ class Master:
             # One chain cannot be shared: the master that leads it keeps it.
             shared=len({lane.chain for lane in all_lanes}) > 1,
             named=named is not None,
+            layouts=LayoutWatch(self._redis, layouts),
             outage=outages.party(),
             health=self._loops[0],
         )

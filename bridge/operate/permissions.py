@@ -236,7 +236,12 @@ def access(
     if split:
         # The partitions of any layout.
         names.append(f"{names[0]}:[gp][0-9]*")
-    layout = literal(layout_key(keys.stream))
+    # The layout, and the first partition: without a layout, it says whether the stream is split.
+    versions = [keys.stream, *bridge_of(app).settings.older_streams]
+    layout, *layouts = (literal(layout_key(stream)) for stream in versions)
+    first, *firsts = (f"{literal(stream)}:p0" for stream in versions)
+    split_or_not = (layout,) if split else (layout, first)
+    older_ones = tuple(layouts) if split else (*layouts, *firsts)
     prefixes = [f"{{{name}}}{group}" for name in names for group in groups]
     older = _older(app, split=split)
     if role in (Role.MASTER, Role.WORKER, Role.OPERATOR):
@@ -245,7 +250,7 @@ def access(
     lane = (*names, *older, *of_lanes)
     results = _results_here(app)
     if role is Role.PRODUCER:
-        wanted, channels = [*names, layout, _pushed_once(keys.stream)], list[str]()
+        wanted, channels = [*names, *split_or_not, _pushed_once(keys.stream)], list[str]()
         commands = {*OWN[role], *commands_of_scripts(role), *_for_layout(split)}
         if results:
             wanted += results
@@ -254,14 +259,13 @@ def access(
         return _access(role, wanted, channels, commands)
     if role is Role.SPARK:
         guards = f"{literal(push_prefix(keys.stream))}:*"
-        return _access(role, (*names, layout, guards), (), {*OWN[role], *commands_of_scripts(role)})
+        return _access(role, (*names, *split_or_not, guards), (), {*OWN[role], *commands_of_scripts(role)})
     if role is Role.SPARK_READER:
         archived = (f"{prefix}:{kind}" for prefix in prefixes for kind in ("history", "dead"))
         return _access(role, (*names, layout, *archived), (), OWN[role])
     if role is Role.OPERATOR:
-        versions = [keys.stream, *(version.stream for version in bridge_of(app).settings.follows)]
-        notes = [literal(of(name)) for name in versions for of in (layout_key, retired_key)]
-        return _access(role, (*lane, *notes), (), OWN[role])
+        notes = [literal(retired_key(name)) for name in versions]
+        return _access(role, (*lane, *split_or_not, *older_ones, *notes), (), OWN[role])
     fanout = _fanout(app)
     if role is Role.MASTER:
         # The workers' heartbeats. A subscription to a pattern needs a permission for exactly this pattern.
@@ -273,8 +277,7 @@ def access(
         chain = [f"{{{name}}}/{kind}" for name in (*names, *older) for kind in _KINDS]
         if older:
             commands |= {*commands_in(FOLLOW.text), "xrevrange"}
-        layouts = [literal(layout_key(version.stream)) for version in bridge_of(app).settings.follows]
-        own = (*lane, layout, *layouts, share, *chain, *BINDINGS, "celeryev.*")
+        own = (*lane, *split_or_not, *older_ones, share, *chain, *BINDINGS, "celeryev.*")
         return _access(role, own, heard, commands)
     # A queue has a list for each priority: its name, kombu's separator (two control characters), a digit.
     queues = [pattern for name in app.amqp.queues for pattern in (literal(name), f"{literal(name)}??[0-9]")]
@@ -286,11 +289,12 @@ def access(
     if results:
         commands |= set(RESULTS)
         channels += results
-    own_keys = [*own_keys, *(literal(layout_key(version.stream)) for version in bridge_of(app).settings.follows)]
     # A worker that is to store the layout looks whether there is a stream that is not split.
-    stream: tuple[str, ...] = (*names[:1], *of_lanes, layout) if split else (*of_lanes, layout)
+    stream: tuple[str, ...] = (*(names[:1] if split else ()), *of_lanes, *split_or_not, *older_ones)
+    if split:
+        stream += tuple(older)
     if pushes:
-        stream = (*lane, layout, _pushed_once(keys.stream))
+        stream += (*lane, _pushed_once(keys.stream))
         commands |= {*OWN[Role.PRODUCER], *commands_of_scripts(Role.PRODUCER)}
     return _access(role, (*stream, *queues, *of_celery, *results, *own_keys), channels, commands)
 
@@ -303,7 +307,7 @@ def _older(app: Celery, *, split: bool) -> list[str]:
 
 def _for_layout(split: bool) -> set[str]:
     """The commands that read the layout, and store it where the stream is split."""
-    return commands_in(CLAIM_LAYOUT.text) if split else {"get"}
+    return commands_in(CLAIM_LAYOUT.text) if split else {"get", "exists"}
 
 
 def _pushed_once(stream: str) -> str:

@@ -32,14 +32,13 @@ def failure_of(exc: Exception, settings: Settings, pushed: list[str], total: int
     """The error of a push for ``exc``; ``pushed`` and ``total`` as above."""
     url = without_password(settings.redis_url)
     said = " ".join(str(exc).split()) or type(exc).__name__
-    before = f"{len(pushed):,} of {total:,} messages are in, in order, and "
     if not was_not_sent(exc) and not isinstance(exc, redis.exceptions.ResponseError):
-        rest = "the message may or may not be in" if total == 1 else f"{before}some after them may be"
+        rest = "the message may or may not be in" if total == 1 else f"{_in(pushed, total)}some after them may be"
         return Unanswered(
             f"no answer from Redis at {url}: {said}; {rest}; with an idempotency_key the same push can be tried again",
             pushed,
         )
-    rest = "the message is not in" if total == 1 else f"{before}none after them"
+    rest = rest_of(pushed, total)
     if is_full(exc):
         return ServerUnavailable(
             f"Redis is full: {said}; {rest}; messages in the stream are still handled; push again later",
@@ -48,3 +47,12 @@ def failure_of(exc: Exception, settings: Settings, pushed: list[str], total: int
     if isinstance(exc, UNAVAILABLE):
         return ServerUnavailable(f"cannot reach Redis at {url}: {said}; {rest}", pushed)
     return ServerUnavailable(f"Redis refused: {said}; {rest}", pushed)
+
+
+def rest_of(pushed: list[str], total: int) -> str:
+    """Which messages of a push that was refused are in, as part of a sentence."""
+    return "the message is not in" if total == 1 else f"{_in(pushed, total)}none after them"
+
+
+def _in(pushed: list[str], total: int) -> str:
+    return f"{len(pushed):,} of {total:,} messages are in, in order, and "

@@ -21,12 +21,12 @@ from zlib import crc32
 
 from redis.exceptions import NoScriptError
 
-from bridge.producer.failures import FAILURES, failure_of, translated_failures
+from bridge.producer.failures import FAILURES, failure_of, rest_of, translated_failures
 from bridge.producer.message_bytes import checked_key, payload_bytes, ticket_bytes
 from bridge.producer.parts import Part, checked_messages, part_of, parts_of
 from bridge.routing import producing
-from bridge.routing.errors import ConfigurationError
-from bridge.routing.layouts import layout_of
+from bridge.routing.errors import ConfigurationError, ServerUnavailable
+from bridge.routing.layouts import claimed_layout, layout_of, lost_layout
 from bridge.routing.return_codes import text_of
 
 if TYPE_CHECKING:
@@ -140,20 +140,40 @@ class _Push:
 
         Raises `PayloadError` when the key was used for other messages.
         """
-        stream, wanted = self.settings.lane.stream, self.settings.partitions
+        stream = self.settings.lane.stream
         layout: Layout = self._bridge.layout
         if self._parts and layout.partitions > 1 and not layout.text:
             # The first push of this process.
-            layout = self._bridge.take_layout(layout_of((yield producing.claim_call(stream, wanted)), stream))
+            layout = yield from self._claim(stream)
         for part in self._parts:
             reply = yield part.call(stream, layout, self._task, self._key, self.total)
             while (stored := producing.stored_layout_in(reply)) is not None:
-                if not stored and wanted > 1:
-                    # Somebody deleted it.
-                    stored = yield producing.claim_call(stream, wanted)
-                layout = self._bridge.take_layout(layout_of(stored, stream))
+                layout = yield from self._other_layout(stream, layout, stored)
                 reply = yield part.call(stream, layout, self._task, self._key, self.total)
             self.ids += producing.ids_in(reply, self._key or "")
+
+    def _other_layout(self, stream: str, known: Layout, stored: bytes) -> Generator[bytes, Any, Layout]:
+        """The layout to go by after a call with ``known`` was refused. ``stored``: b"" is none.
+
+        Raises `ConfigurationError` and `ServerUnavailable`.
+        """
+        if not stored and known.text:
+            stored = yield producing.restore_call(stream, known)
+        elif not stored and self.settings.partitions > 1:
+            return (yield from self._claim(stream))
+        elif not stored:
+            raise ServerUnavailable(f"{lost_layout(stream)}; {rest_of(self.ids, self.total)}", self.ids)
+        try:
+            found: Layout = self._bridge.take_layout(layout_of(stored, stream))
+        except ConfigurationError as exc:
+            raise type(exc)(f"{exc}; {rest_of(self.ids, self.total)}") from None
+        return found
+
+    def _claim(self, stream: str) -> Generator[bytes, Any, Layout]:
+        wanted = self.settings.partitions
+        reply = yield producing.claim_call(stream, wanted, self.settings.older_streams)
+        found: Layout = self._bridge.take_layout(claimed_layout(reply, stream, wanted))
+        return found
 
 
 def _send(app: Celery, push: _Push) -> list[str]:

@@ -13,7 +13,7 @@ from bridge.link.connections import UNAVAILABLE
 from bridge.link.failures import translated
 from bridge.routing.errors import ServerUnavailable, TicketBridgeError
 from bridge.routing.keys import layout_key
-from bridge.routing.layouts import layout_of
+from bridge.routing.layouts import layout_of, restore_layout
 from bridge.routing.partitions import Layout, partition_of
 
 if TYPE_CHECKING:
@@ -113,9 +113,6 @@ def _add(client: Redis, destination: Destination, batch: list[Row], pushed: Push
             # Most often Ctrl-C.
             pushed.uncertain = len(batch)
             raise
-    if isinstance(layout, bytes) and layout.decode(errors="backslashreplace") != destination.layout.text:
-        # The rows of this batch are before those of the next one, which go by the new layout.
-        destination.layout = layout_of(layout, destination.stream)
     refused: tuple[Row, Exception] | None = None
     late = 0
     for row, (_, suffix), reply in zip(batch, places, replies, strict=True):
@@ -127,9 +124,20 @@ def _add(client: Redis, destination: Destination, batch: list[Row], pushed: Push
         id_ = f"{reply.decode() if isinstance(reply, bytes) else reply}{suffix}"
         pushed.first_id = pushed.first_id or id_
         pushed.last_id = id_
+    # The rows of this batch are before those of the next one, which go by a new layout.
+    _learn(client, destination, layout)
     if refused is None:
         return
     row, error = refused
     shown = translated(error) if isinstance(error, redis.exceptions.RedisError) else None
     behind = f"; {late} rows after it are in" if late else ""
     raise ServerUnavailable(f"the row of line {row.line} was refused: {shown or error}{behind}")
+
+
+def _learn(client: Redis, destination: Destination, stored: object) -> None:
+    """Goes by the ``stored`` layout from now on. Stores it again when it was lost. Raises `ConfigurationError`."""
+    known = destination.layout
+    if stored is None and known.text:
+        destination.layout = restore_layout(client, destination.stream, known)
+    elif isinstance(stored, bytes) and stored.decode(errors="backslashreplace") != known.text:
+        destination.layout = layout_of(stored, destination.stream)

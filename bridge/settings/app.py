@@ -85,6 +85,11 @@ class Settings(BaseModel):
             return None
         raise ValueError("must be a list of the names of subscriptions")
 
+    @property
+    def older_streams(self) -> tuple[str, ...]:
+        """The streams that the app's stream follows, oldest first."""
+        return tuple(version.stream for version in self.follows)
+
     @field_validator("follows", mode="before")
     @classmethod
     def _older_versions(cls, value: object) -> object:

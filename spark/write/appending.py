@@ -23,7 +23,7 @@ from dataclasses import dataclass
 import redis
 
 from bridge.routing.errors import RowsMissing, RunChanged, StreamFull, TicketBridgeError
-from bridge.routing.layouts import layout_of
+from bridge.routing.layouts import layout_of, lost_layout
 from bridge.routing.partitions import Layout
 from bridge.routing.producing import places_of
 from bridge.routing.pushes import Answer, Columns, Partition, once_opening
@@ -214,6 +214,10 @@ class Appending:
         elif met is not None and met.code is ReturnCode.CONFLICT:
             raise self._other_count(met.detail)
         elif met is not None and met.code is ReturnCode.LAYOUT:
+            if not met.detail:
+                # A master that runs stores it again.
+                self._patience.wait(lost_layout(self._at.stream), lambda why: given_up(self._url, why))
+                return
             self._layout = layout_of(met.detail, self._at.stream)
         elif met is not None and met.code is ReturnCode.LATE:
             raise RunChanged(f"{self._name}: a later epoch is committed already; this attempt is a straggler")

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from bridge.routing.errors import StreamFull, TicketBridgeError
-from bridge.routing.layouts import layout_of
+from bridge.routing.layouts import layout_of, lost_layout
 from bridge.routing.partitions import Layout
 from bridge.routing.producing import places_of
 from bridge.routing.pushes import Answer, Columns, Tickets, per_ticket_opening
@@ -79,7 +79,11 @@ class PerTicket:
                 self._patience.progress()
                 return int(answer.detail)
             if answer.code is ReturnCode.LAYOUT:
-                self._layout = layout_of(answer.detail, at.stream)
+                if answer.detail:
+                    self._layout = layout_of(answer.detail, at.stream)
+                else:
+                    # A master that runs stores it again.
+                    self._patience.wait(lost_layout(at.stream), lambda reason: given_up(self._url, reason))
                 continue
             self._wait_for_room(answer, at.high_water or 0)
 

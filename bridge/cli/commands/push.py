@@ -84,7 +84,8 @@ def push(
     client = None if dry_run else reach(app)
     destination = Destination(lane.stream)
     if client is not None:
-        found = claim_layout(client, lane.stream, app.bridge.settings.partitions)
+        settings = app.bridge.settings
+        found = claim_layout(client, lane.stream, settings.partitions, settings.older_streams)
         destination.layout = app.bridge.take_layout(found)
     total = None
     if readable_twice(file):

@@ -153,7 +153,7 @@ def _store_layout(settings: Settings) -> None:
     from bridge.routing.layouts import claim_layout
 
     with client(settings.redis_url) as redis:
-        claim_layout(redis, settings.lane.stream, settings.partitions)
+        claim_layout(redis, settings.lane.stream, settings.partitions, settings.older_streams)
 
 
 def _settings(target: Target, job: Job) -> Settings:

@@ -110,11 +110,12 @@ def _of_subscriptions(target: Target, meant: Mapping[str, Sequence[LaneSettings]
 
 def _of_app(redis: Redis, target: Target) -> list[str]:
     """Problems of no lane of the app."""
-    from bridge.inspect.streams import read_retired, retired_problems
+    from bridge.inspect.streams import read_retired, read_unread, retired_problems
     from bridge.inspect.subscriptions import undeclared_holders
 
     retired = retired_problems(read_retired(redis, target.versions))
-    return [*undeclared_holders(redis, target.subscriptions), *retired]
+    unread = [one.problem for one in read_unread(redis, target.app)]
+    return [*unread, *undeclared_holders(redis, target.subscriptions), *retired]
 
 
 def as_document(lane: LaneStatus) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from bridge.cli.parameters import NON_EMPTY
 from bridge.cli.terminal import echo_json
 from bridge.routing.numbers import count
 from bridge.routing.terminal import console
-from bridge.routing.text import one_line
+from bridge.routing.text import one_line, printable
 
 
 @click.group()
@@ -29,13 +29,14 @@ def list_(target: Target, as_json: bool) -> None:
     """Lists the streams of the app: each partition of each version, with its entries and groups."""
     from bridge.app.finding import reach
     from bridge.app.lanes import lanes_of
-    from bridge.inspect.streams import read_retired, read_streams
+    from bridge.inspect.streams import read_retired, read_streams, read_unread
 
     target.learn()
     redis = reach(target.app)
     found = [*read_streams(redis, lanes_of(target.app)), *read_retired(redis, target.versions)]
+    unread = read_unread(redis, target.app)
     if as_json:
-        echo_json({"streams": found})
+        echo_json({"streams": found, "unread": unread})
         return
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for name in ("stream", "version", "last id", "groups"):
@@ -47,6 +48,8 @@ def list_(target: Target, as_json: bool) -> None:
         if one.retired_ms is not None:
             version, last = "retired", _since(one.retired_ms)
         table.add_row(one_line(one.stream), version, last, groups, f"{one.entries:,}")
+    for other in unread:
+        table.add_row(one_line(other.stream), "no partition", "", "nobody reads it", f"{other.entries:,}")
     console().print(table)
 
 
@@ -55,9 +58,12 @@ def list_(target: Target, as_json: bool) -> None:
 @click.pass_obj
 def info(target: Target, as_json: bool) -> None:
     """Prints how the app's stream is split, and since when."""
+    from bridge.app.finding import reach
+    from bridge.inspect.streams import read_unread
     from bridge.routing.keys import layout_key
 
     target.learn()
+    unread = read_unread(reach(target.app), target.app)
     settings, layout = target.app.bridge.settings, target.app.bridge.layout
     name, streams = settings.lane.stream, layout.streams(settings.lane.stream)
     if as_json:
@@ -70,6 +76,7 @@ def info(target: Target, as_json: bool) -> None:
                 "stored": bool(layout.text),
                 "setting": settings.partitions,
                 "streams": streams,
+                "unread": unread,
             }
         )
         return
@@ -78,6 +85,8 @@ def info(target: Target, as_json: bool) -> None:
     click.echo(f"split      {count(layout.partitions, 'partition')}" + (f", since {since}" if layout.since_ms else ""))
     click.echo(f"streams    {one_line(streams[0])}" + (f" to {one_line(streams[-1])}" if len(streams) > 1 else ""))
     click.echo(f"layout     {layout_key(name) if layout.text else 'not stored'}")
+    for one in unread:
+        click.echo(f"unread     {printable(one.problem)}")
 
 
 @stream.command()

@@ -18,12 +18,13 @@ from celery.worker import state
 from redis import Redis
 from redis.exceptions import AuthenticationError, RedisError
 
+from bridge.app.joining import read_layouts, store_layout
 from bridge.app.lanes import served_lanes
 from bridge.link.connections import check_server, client, is_outage
 from bridge.link.outage import Outage
-from bridge.protocol.agreement import arrive
+from bridge.protocol.agreement import arrive, refuse_other
 from bridge.routing.errors import ConfigurationError, TicketBridgeError
-from bridge.routing.layouts import claim_layout, difference
+from bridge.routing.layouts import difference
 
 if TYPE_CHECKING:
     from celery import Celery
@@ -70,10 +71,11 @@ def check_lane_server(app: Celery) -> None:
         if waits_for_server(app) and outage_error(redis) is not None:
             return
         check_server(redis, app.bridge.settings.redis_url)
-        bridge, settings = app.bridge, app.bridge.settings
         try:
-            bridge.take_layout(claim_layout(redis, settings.lane.stream, settings.partitions))
-            bridge.learn_retired(redis)
+            read_layouts(app, redis, lenient=True)
+            for lane in served_lanes(app):
+                refuse_other(redis, app, lane.settings)
+            store_layout(app, redis)
             for lane in served_lanes(app):
                 arrive(redis, app, lane.settings)
         except (RedisError, OSError) as exc:

@@ -28,7 +28,7 @@ def blocks(url: str) -> list[str]:
 def test_the_app_and_the_foreign_producer_of_the_page_meet(
     nodes: NodeYard, own_server: EmbeddedServer, tmp_path: Path
 ) -> None:
-    shop, foreign = blocks(own_server.url)
+    shop, foreign, again = blocks(own_server.url)
     (tmp_path / "shop.py").write_text(shop)
     env = {"PYTHONPATH": str(tmp_path)}
     nodes.master("m1", app="shop", env=env, ready_text="standing by")
@@ -36,13 +36,16 @@ def test_the_app_and_the_foreign_producer_of_the_page_meet(
     redis: Any = own_server.client(decode_responses=True)
     fields = "dict(ticket_id='T{0}', task='shop.apply_update', payload='{{\"amount\": 1}}')"
     more = "".join(f"redis.xadd(stream_of('T{n}'), {fields.format(n)})\n" for n in range(12))
+    # Messages that nobody reads
+    more += "".join(f"redis.xadd('ticket_stream:p9', {fields.format(n)})\n" for n in range(12, 16)) + again
     pushed = "import shop\nprint(shop.apply_update.push('T42', {'amount': 4}))"
     for code in (foreign + more, pushed):
         last = subprocess.run(
             [sys.executable, "-c", code], env={**os.environ, **env}, cwd=tmp_path, check=True, capture_output=True
         )
     wait_until(lambda: redis.lrange("amounts:T42", 0, -1) == ["3", "4"], description="T42 to be handled")
-    wait_until(lambda: len(redis.keys("amounts:*")) == 13, description="the other tickets to be handled")
+    wait_until(lambda: len(redis.keys("amounts:*")) == 17, description="the other tickets to be handled")
+    assert not redis.exists("ticket_stream:p9")
     id_ = last.stdout.decode().strip()
     assert id_.endswith(f"@p{partition_of('T42', 4)}")
     found = redis.get(f"celery-task-meta-{id_}")

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator
+from threading import Timer
 from typing import Any
 
 import pyarrow as pa
 import pytest
 
-from bridge.routing.errors import StreamFull
+from bridge.routing.errors import ServerUnavailable, StreamFull
 from bridge.routing.keys import layout_key
 from bridge.routing.partitions import Layout, partition_of
 from bridge.stack.embedded import EmbeddedServer
@@ -87,6 +88,31 @@ def test_an_attempt_goes_on_in_another_layout_and_writes_no_row_twice(
     # The same once more adds nothing, in any layout.
     assert partition(server.url, iter([log(50), log(50, 50)]), chunkSize="10", **options).found == 100
     assert (found(split), found(split, Layout(3, 1))) == (old, new)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"runId": "r"}, {"idempotence": "ticket", "seqColumn": "seq", "fields": "seq,payload"}],
+    ids=["watermark", "ticket"],
+)
+def test_a_write_waits_while_the_layout_is_lost(server: EmbeddedServer, split: Any, options: dict[str, str]) -> None:
+    text = split.get(layout_key(STREAM))
+    split.xadd(f"{STREAM}:p0", {"ticket_id": "T"})
+    split.delete(layout_key(STREAM))
+    with pytest.raises(ServerUnavailable, match=r"stream is split, .*; a master that runs stores it again"):
+        partition(server.url, iter([log(50)]), chunkSize="10", maxWait="1", **options)
+    assert not split.exists(STREAM)
+
+    def batches() -> Iterator[pa.RecordBatch]:
+        yield log(50)
+        split.delete(layout_key(STREAM))
+        Timer(0.3, split.set, (layout_key(STREAM), text)).start()
+        yield log(50, 50)
+
+    split.set(layout_key(STREAM), text)
+    assert partition(server.url, batches(), chunkSize="10", window="1", **options).rows == 100
+    assert not split.exists(STREAM)
+    assert sum(split.xlen(stream) for stream in SPLIT.streams(STREAM)) == 101
 
 
 def test_the_high_water_counts_all_partitions_of_a_chunk(server: EmbeddedServer, split: Any) -> None:

@@ -1,0 +1,95 @@
+"""Looks after the layout of a split stream while masters run: it is stored again when it was lost.
+
+FLUSHALL, or a DEL by hand, takes the layout away. Producers without the setting would not know of the partitions then.
+It also says when there are messages in streams that are no partitions. The thread of the leads looks, on its
+connection.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from celery.utils.log import get_logger
+from redis.exceptions import RedisError
+
+from bridge.link.connections import is_outage
+from bridge.routing.errors import ConfigurationError, StreamRetired
+from bridge.routing.layouts import layout_of, restore_layout, stored_text
+from bridge.routing.strays import said_of, strays_of
+
+if TYPE_CHECKING:
+    from redis import Redis
+
+    from bridge.routing.partitions import Layout
+
+logger = get_logger(__name__)
+
+#: Seconds between two looks at the layouts.
+LOOK_S = 1.0
+#: Looks at the layouts for one look at streams that nobody reads.
+STRAYS_EACH = 5
+
+
+class LayoutWatch:
+    """The layouts of the stream and its older versions, as this master uses them. Those that are not split are left
+    out.
+    """
+
+    def __init__(self, redis: Redis, layouts: Mapping[str, Layout]) -> None:
+        self._redis = redis
+        self._layouts = {stream: layout for stream, layout in layouts.items() if layout.is_split}
+        #: When the next look is due (monotonic seconds).
+        self.look_at = 0.0 if self._layouts else float("inf")
+        self._looks = 0
+        #: The layouts and the streams that were warned about: each once, until it is over.
+        self._bad: set[str] = set()
+        self._strays: set[str] = set()
+
+    def look(self) -> None:
+        """Looks, when it is time. Raises redis errors of an outage only."""
+        now = time.monotonic()
+        if now < self.look_at:
+            return
+        self.look_at = now + LOOK_S
+        self._bad = _warned(self._bad, self._bad_layouts())
+        if self._looks % STRAYS_EACH == 0:
+            self._strays = _warned(self._strays, self._unread())
+        self._looks += 1
+
+    def _bad_layouts(self) -> dict[str, str]:
+        """Stores lost layouts again. Returns the streams whose stored layout is no layout, or cannot be stored."""
+        found = {}
+        for stream, layout in list(self._layouts.items()):
+            try:
+                text = stored_text(self._redis, stream)
+                if text:
+                    layout_of(text, stream)
+                    continue
+                restore_layout(self._redis, stream, layout)
+                logger.warning("the layout of stream %s was lost, and is stored again: %s", stream, layout.text)
+            except StreamRetired:
+                # An older version: nobody leads it any more.
+                del self._layouts[stream]
+            except (RedisError, ConfigurationError) as exc:
+                if is_outage(exc):
+                    raise
+                found[stream] = f"stream {stream} has no layout that can be read: {exc}"
+        return found
+
+    def _unread(self) -> dict[str, str]:
+        """The streams that nobody reads."""
+        return {
+            stray.stream: said_of(stray, stream, layout)
+            for stream, layout in self._layouts.items()
+            for stray in strays_of(self._redis, stream, layout)
+        }
+
+
+def _warned(before: set[str], found: Mapping[str, str]) -> set[str]:
+    """Logs what is new in ``found``. Returns its names."""
+    for name, text in found.items():
+        if name not in before:
+            logger.warning("%s", text)
+    return set(found)

@@ -1,0 +1,24 @@
+"""What a master checks of a lane before it changes anything: whether the lane can be its own."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from bridge.link.key_types import refuse_misplaced
+from bridge.protocol.agreement import refuse_other
+from bridge.routing.versions import check_versions, refuse_left_behind
+
+if TYPE_CHECKING:
+    from celery import Celery
+    from redis import Redis
+
+    from bridge.app.lanes import AppLane
+
+
+def refuse_lane(redis: Redis, app: Celery, lane: AppLane) -> None:
+    """Raises `ConfigurationError`, one line, when a master of ``app`` cannot lead ``lane``; redis errors."""
+    settings, older = lane.settings, [version.stream for version in lane.older]
+    refuse_misplaced(redis, settings.keys)
+    refuse_other(redis, app, settings)
+    check_versions(redis, settings.stream, older)
+    refuse_left_behind(redis, settings.stream, settings.group, older)
