@@ -157,6 +157,8 @@ def check_server(client_: Redis, url: str) -> tuple[int, ...]:
 def why_unreachable(exc: BaseException, url: str) -> str:
     """Why no connection to ``url`` came about, and what to look at. ``exc``: what the client raised."""
     reason = " ".join(str(exc).split()) or type(exc).__name__
+    if isinstance(exc, redis.exceptions.BusyLoadingError):
+        return f"{reason}; try again when it has"
     if not url.startswith("rediss://"):
         return f"{reason}; is it running?"
     cause = exc.__cause__ or exc.__context__

@@ -34,7 +34,7 @@ from bridge.app.joining import read_layouts, store_layout
 from bridge.app.lanes import subscriptions_of
 from bridge.app.task_options import check_tasks
 from bridge.leader.picture.chain import chain_of
-from bridge.link.connections import UNAVAILABLE, check_server, client
+from bridge.link.connections import UNAVAILABLE, check_server, client, why_unreachable, without_password
 from bridge.link.health import EVERY_S, Health
 from bridge.link.outage import OutageLog
 from bridge.master.first_group import begin_group
@@ -228,7 +228,9 @@ def run(app: Celery, announce: Callable[[str], None] = print, named: Collection[
     try:
         master = Master(app, announce, named)
     except UNAVAILABLE as exc:
-        raise ServerUnavailable(str(exc)) from None
+        # It went away just now, or is loading its data: it answers INFO then, and nothing else.
+        url = bridge_of(app).settings.redis_url
+        raise ServerUnavailable(f"cannot reach Redis at {without_password(url)}: {why_unreachable(exc, url)}") from None
     master.run()
     # A leader is a circle of objects. At the interpreter's end it takes a tenth of a second to free each of them.
     gc.collect()

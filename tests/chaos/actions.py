@@ -10,9 +10,11 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from bridge.routing.keys import layout_key, masters, masters_stand
 from tests.chaos.company import Company, consumer_of
 from tests.chaos.ledger import now_ns
 from tests.chaos.seats import Seat
+from tests.chaos.subscriptions import STREAMS
 
 #: Seconds for which a fault waits for the moment that suits it.
 TRAP_S = 5.0
@@ -224,6 +226,13 @@ class Actions(Company):
             return False
         id_ = found[int(which * len(found))]["message_id"]
         return bool(self.redis.xclaim(self.keys.stream, self.keys.group, "somebody", 0, [id_], justid=True))
+
+    def _lose_the_set_of_masters(self, which: float, *_: float) -> bool:
+        kinds = ((masters, masters_stand), (masters,), (masters_stand,))[int(3 * which)]
+        return bool(self.redis.delete(*(kind(stream) for kind in kinds for stream in STREAMS.values())))
+
+    def _lose_the_layout(self, *_: float) -> bool:
+        return bool(self.redis.delete(*map(layout_key, STREAMS.values())))
 
     # -- an operator -------------------------------------------------------------------------------------------------
 

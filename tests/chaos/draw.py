@@ -46,6 +46,8 @@ LANE_ACTIONS = {
     "purge a queue": 2,
     "throw a Celery message away": 2,
     "claim a message by hand": 1,
+    "lose the set of masters": 1,
+    "lose the layout": 1,
 }
 OPERATOR_ACTIONS = {
     "deploy the newer version": 1,
