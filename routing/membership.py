@@ -54,10 +54,18 @@ def goodbye(client: Redis, keys: LaneKeys, consumer: str, incarnation: str) -> N
 
 
 def died(
-    client: Redis, keys: LaneKeys, consumer: str, incarnation: str, ran: Sequence[int], *, asked: bool = False
+    client: Redis,
+    keys: LaneKeys,
+    consumer: str,
+    incarnation: str,
+    ran: Sequence[int],
+    *,
+    asked: bool = False,
+    beside: int = 0,
 ) -> ReturnCode:
     """Ends the lease of an incarnation that is certainly gone. ``ran``: fences of the messages that it was running.
-    ``asked``: it was told to end at once, so that none of these messages is to blame.
+    ``asked``: it was told to end at once, so that none of these messages is to blame. ``beside``: how many messages of
+    other lanes it was running.
 
     LATE: the lease was over already; nothing was written.
     """
@@ -65,6 +73,6 @@ def died(
         _DIED.run(
             client,
             [keys.lease(incarnation), keys.held(incarnation), keys.outcomes],
-            [consumer, incarnation, f"[{','.join(map(str, ran))}]", int(asked)],
+            [consumer, incarnation, f"[{','.join(map(str, ran))}]", int(asked), beside],
         )
     )

@@ -72,6 +72,11 @@ class AppLane:
         return self.name if self.partition is None else f"{self.name}:p{self.partition}"
 
     @property
+    def shares_workers(self) -> bool:
+        """Whether workers of this lane may serve other lanes."""
+        return self.is_subscription or self.partition is not None or bool(self.older or self.newer)
+
+    @property
     def part(self) -> tuple[int, int] | None:
         """(the number of the partition, of how many); None: the stream is not split."""
         return None if self.partition is None else (self.partition, self.partitions)

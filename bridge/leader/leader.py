@@ -144,7 +144,7 @@ class Leader:
         self._queues = Queues(term, lane, steps, settling)
         leases = Leases(clock, settings.lease)
         consumers = Consumers(term, lane, steps, leases, registrations, traits)
-        reroute = Reroute(term, lane, steps, settling, leases)
+        reroute = Reroute(term, lane, steps, settling, leases, shares_workers=app_lane.shares_workers)
         lost_runs = LostRuns(term, steps, self._queues)
         self.lease_watch = LeaseWatch(term, lane, steps, leases, consumers, reroute, self._queues, lost_runs)
         self._pending = pending

@@ -20,6 +20,7 @@ from kombu import Connection, Producer
 from bridge.protocol.headers import BundledRun, RunHead, bundled_runs, first_fence, first_head, lost_text
 from bridge.protocol.names import (
     BUNDLE_TASK,
+    HEADER_ALONE,
     HEADER_BASE,
     HEADER_INCARNATION,
     HEADER_REQUEST,
@@ -68,8 +69,13 @@ class Envelopes:
         attempt: int,
         doubt: bool,
         lost: LostAttempt | None = None,
+        *,
+        alone: bool = False,
     ) -> bytes:
-        """The text, after the opening and the base, of one message that travels as an ordinary Celery message."""
+        """The text, after the opening and the base, of one message that travels as an ordinary Celery message.
+
+        ``alone``: the worker gives it back, unless it has nothing of its other lanes.
+        """
         ticket = orjson.dumps(message.ticket)
         payload = message.payload
         shown = f"({message.ticket!r}, {payload[:SHOWN].decode(errors='replace')}{'…' if len(payload) > SHOWN else ''})"
@@ -77,6 +83,8 @@ class Envelopes:
         runs = b"[" + RunHead.text(ticket, offset, 1, attempt, doubt) + b"]"
         if lost is not None:
             runs += b"," + lost_text(lost)
+        if alone:
+            runs += b',"%b":1' % HEADER_ALONE.encode()
         parts = self._template(message.task, queue, incarnation)
         quoted = message.id.encode() + self._id_suffix
         return b"".join(

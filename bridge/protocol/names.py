@@ -22,6 +22,8 @@ HEADER_INCARNATION = "bridge_incarnation"
 HEADER_LOST = "bridge_lost"
 #: Header of a Celery message that carries no run: what the leader asks of the worker, a value of `WorkerRequest`.
 HEADER_REQUEST = "bridge_word"
+#: The message may have ended consumers: a worker takes it only while it has nothing of its other lanes.
+HEADER_ALONE = "bridge_alone"
 
 
 class WorkerRequest(Enum):

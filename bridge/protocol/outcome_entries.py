@@ -39,6 +39,10 @@ _OUTCOMES = EntryKind.OUTCOMES.value.encode()
 _KINDS: dict[bytes, EntryKind] = {kind.value.encode(): kind for kind in EntryKind}
 
 
+#: Of a count in a notice.
+MOST_DIGITS = 9
+
+
 class Notice(NamedTuple):
     """An entry that has no outcomes."""
 
@@ -59,6 +63,8 @@ class GivenUp(NamedTuple):
     ran: frozenset[int] = frozenset()
     #: Field ``asked``, there or not: whether the consumer was told to end at once.
     asked: bool = False
+    #: Field ``beside``: how many messages of other lanes were running. 0 if it is not there.
+    beside: int = 0
 
 
 def notice_fields(kind: EntryKind, who: str, value: str | bytes) -> tuple[str | bytes, ...]:
@@ -95,4 +101,7 @@ def read_given_up(notice: Notice) -> GivenUp:
         ran = None
     if not isinstance(ran, list) or not all(type(fence) is int for fence in ran):
         raise NotUnderstood("a death notice that does not tell what ran")
-    return GivenUp(frozenset(ran), b"asked" in fields)
+    beside = fields.get(b"beside", b"0")
+    if not beside.isdigit() or len(beside) > MOST_DIGITS:
+        raise NotUnderstood("a death notice that does not tell what ran beside")
+    return GivenUp(frozenset(ran), b"asked" in fields, int(beside))

@@ -127,6 +127,14 @@ def test_a_death_notice_says_that_the_worker_was_asked_to_end(world: World) -> N
     assert fields_of(world.snapshot(), world.keys.outcomes)[-1] == notice
 
 
+@pytest.mark.parametrize("asked", [False, True])
+def test_a_death_notice_says_how_many_messages_of_other_lanes_ran(asked: bool, world: World) -> None:
+    code = died(world.client, world.keys, "w1@a", incarnation("w1@a"), [7], asked=asked, beside=12)
+    assert code is ReturnCode.OK
+    notice = {"i": incarnation("w1@a"), "died": "w1@a", "ran": "[7]", **({"asked": "1"} if asked else {})}
+    assert fields_of(world.snapshot(), world.keys.outcomes)[-1] == {**notice, "beside": "12"}
+
+
 @pytest.mark.parametrize("how", ["died", "goodbye", "register"])
 def test_a_full_server_still_takes_comings_and_goings(how: str, world: World) -> None:
     # Given a server that refuses whatever needs memory

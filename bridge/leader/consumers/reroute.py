@@ -3,22 +3,28 @@
 A message that ends its consumers must not do so for ever. Other messages that were in flight must not be charged for
 it. The rules:
 
-- A death notice names one running message: that message is charged with an attempt.
+- A death notice names one running message, and none of another lane: that message is charged with an attempt.
 - A death notice names several, or there is none (the whole machine is gone): each message that may have been running
   gets a *loss*.
-- A message with `SUSPECT_AFTER` losses is a suspect. It goes out alone, to a consumer that has no other work. When that
-  consumer ends too, the message is charged. Any other outcome clears it.
+- A message with `SUSPECT_AFTER` losses is a suspect. It goes out alone, to a consumer that has no other work in this
+  lane. When that consumer ends too, the message is charged. Any other outcome clears it.
+- A worker may serve several lanes. It takes a suspect while it has nothing of its other lanes, and gives it back
+  otherwise (`HEADER_ALONE`). Where the other lanes are busy all the time, a suspect goes out beside them now and then.
+  If messages of other lanes ran beside the suspect, or may have, it gets one more loss, and waits for a while that is
+  drawn. A suspect with `SURE_AFTER` losses is charged. The message that ends the workers is there each time, so it gets
+  so many losses before any other does.
 
 The script that moves the tickets checks in the same step that the lease is gone and that all outcomes were read.
 """
 
 from __future__ import annotations
 
+import random
 from typing import TYPE_CHECKING
 
 from celery.utils.log import get_logger
 
-from bridge.leader.picture.pieces import Consumer, Ticket
+from bridge.leader.picture.pieces import APART_MS, SUSPECT_AFTER, Consumer, Ticket
 from bridge.protocol.outcomes import Kind, Outcome
 from bridge.routing import records
 from bridge.routing.batch import Batch
@@ -40,11 +46,18 @@ if TYPE_CHECKING:
 
 logger = get_logger(__name__)
 
+#: Losses after which a suspect is charged although messages of other lanes ran beside it.
+SURE_AFTER = 5
+
 
 class Reroute:
     """Moves tickets in one term, on the leader's thread."""
 
-    def __init__(self, term: Term, lane: Lane, steps: Steps, settling: Settling, leases: Leases) -> None:
+    def __init__(
+        self, term: Term, lane: Lane, steps: Steps, settling: Settling, leases: Leases, *, shares_workers: bool = False
+    ) -> None:
+        """``shares_workers``: whether the workers of this lane may serve other lanes."""
+        self._shares_workers = shares_workers
         self._term = term
         self._lane = lane
         self._steps = steps
@@ -95,25 +108,31 @@ class Reroute:
         cause = f"lost with {consumer.name}"
         # If the clock was set, or the worker was told to end at once, the running messages did not end it.
         blameless = end.asked if end is not None else self._leases.was_ended(consumer.incarnation)
+        # Whether messages of other lanes may have ended it.
+        among_others = end.beside > 0 if ran is not None and end is not None else self._shares_workers
         notes = Batch()
         moves = []
         verdicts: dict[Ticket, tuple[int, int, LostAttempt | None, str]] = {}
+        due_ms = dict.fromkeys(tickets, now_ms)
         ids: list[str] = []
         for ticket in tickets:
             ids += [message.id for message in ticket.run]
             attempt, losses, lost = ticket.attempt, ticket.losses, ticket.lost
             if ticket in cut_off:
                 lost = LostAttempt(attempt, ticket.fence, consumer.name, cause)
-                if len(cut_off) == 1 and (ran is not None or losses > 0) and not blameless:
+                alone = len(cut_off) == 1 and (ran is not None or losses > 0)
+                if alone and (not among_others or losses >= SURE_AFTER) and not blameless:
                     attempt += 1
                 elif not blameless:
                     losses += 1
+                if among_others and losses >= SUSPECT_AFTER and not blameless:
+                    due_ms[ticket] += random.randint(0, APART_MS << (min(losses, SURE_AFTER) - SUSPECT_AFTER))
             what = What.LOST if ticket in cut_off else What.RETURNED
             self._settling.note_run(notes, ticket, what, Outcome(ticket.run[0].id, ticket.fence, Kind.LOST))
             why = (cause if lost is not None else "", losses, lost)
             tail = records.tail("", "", attempt, [ticket.run[0].id], now_ms, *why)
             verdicts[ticket] = (attempt, losses, lost, records.record(records.AWAITING, tail))
-            moves.append((ticket.id, ticket.record, verdicts[ticket][3], now_ms))
+            moves.append((ticket.id, ticket.record, verdicts[ticket][3], due_ms[ticket]))
         code = reroute(
             self._term.redis,
             self._term.leadership,
@@ -132,7 +151,7 @@ class Reroute:
             lane.take_back(ticket)
             ticket.consumer = None
             ticket.cause = cause if ticket.lost is not None else ""
-            lane.hold_back(ticket, now_ms)
+            lane.hold_back(ticket, due_ms[ticket])
         self._after_reroute(tickets, cause)
         lane.wake(now_ms)
         logger.warning(

@@ -15,6 +15,9 @@ if TYPE_CHECKING:
 #: How many consumers must end while a message may be running before that message is a suspect. A single one proves
 #: nothing: any machine may fail.
 SUSPECT_AFTER = 2
+#: Longest time in ms that a suspect waits when other lanes had work at its consumer. How long is drawn: so suspects of
+#: two lanes do not meet each time.
+APART_MS = 500
 #: A value in ms that is larger than any lease: the lease was not looked at yet.
 LEASE_UNSEEN = 2**53
 

@@ -8,6 +8,7 @@ message is an ordinary task; a parcel with more is a bundle.
 
 from __future__ import annotations
 
+import random
 import time
 from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
@@ -32,6 +33,8 @@ RUN_MAX = 256
 #: How many times ``bridge_bundle_ms`` a run may last while there is a process for each ticket. No other ticket waits
 #: then, and a longer run saves round trips to the master.
 STREAK = 8
+#: The share of a suspect's dispatches that its consumer refuses while it has work of other lanes.
+ALONE_SHARE = 0.9
 #: Cost of one message on top of its service time, in ms: alone, and in a bundle.
 ALONE_MS = 0.7
 MATE_MS = 0.03
@@ -221,7 +224,10 @@ class Planner:
         try:
             if count == 1:
                 _, offset, attempt, doubt, messages = packed[0]
-                text = self._envelopes.plain(*to_whom, messages[0], offset, attempt, doubt, runs[0][0].lost)
+                first = runs[0][0]
+                # Not each time: other lanes may have work there without end.
+                alone = first.suspect and random.random() < ALONE_SHARE
+                text = self._envelopes.plain(*to_whom, messages[0], offset, attempt, doubt, first.lost, alone=alone)
             else:
                 text = self._envelopes.bundle(*to_whom, packed, self._limits(packed))
         except Exception as exc:

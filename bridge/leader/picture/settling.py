@@ -10,11 +10,12 @@ When a message is charged with an attempt:
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 
 from bridge.leader.picture.breaker import Breakers
 from bridge.leader.picture.lane import Lane
-from bridge.leader.picture.pieces import Ticket
+from bridge.leader.picture.pieces import APART_MS, Ticket
 from bridge.protocol import dead_letters
 from bridge.protocol.outcomes import Kind, Outcome
 from bridge.routing.batch import Batch
@@ -112,7 +113,8 @@ class Settling:
         if ticket.begun:
             # Its attempts and losses must outlive this leader, so the record stays.
             ticket.cause = ticket.cause or "given back"
-            lane.hold_back(ticket, lane.now_ms())
+            # Its consumer may have work of other lanes.
+            lane.hold_back(ticket, lane.now_ms() + (random.randint(0, APART_MS) if ticket.suspect else 0))
         batch.count("returned")
         if ticket.waiting and not ticket.waiting[0].payload and ticket.park_reason is None:
             # Its entry is gone from the stream, and a new leader has no copy of it: it cannot be sent again.

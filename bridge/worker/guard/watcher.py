@@ -9,8 +9,9 @@ closes it when the last of these processes has ended. Then the watcher does thre
    zombie without living threads, or the pid has another start time. It waits until they are. If the lease is over
    before, it gives no notice, and the lease decides.
 3. It ends the lease in Redis (`died.lua`), unless the lease is over already. The notice names the fences that were
-   running, so that only these messages are charged with an attempt. It also says whether the worker was in a cold
-   shutdown (as by a third Ctrl-C while its threads ran): then no message is charged.
+   running, so that only these messages are charged with an attempt, and says how many of other lanes ran beside them.
+   It also says whether the worker was in a cold shutdown (as by a third Ctrl-C while its threads ran): then no message
+   is charged.
 
 So there is no notice while any process of the worker could still run a task. A process that a task forked without exec
 also holds the pipe. While that process lives there is no notice, and the lease decides.
@@ -107,9 +108,11 @@ def watch(pipe: int, url: str, name: str, lanes: Sequence[Watched]) -> None:
         if not incarnation or not _all_gone(shared):
             continue
         ran = sorted(shared.running_fences())
+        # All processes of the worker are gone, in the other lanes too.
+        beside = sum(len(other.shared.running_fences()) for other in lanes if other.shared is not shared)
         while shared.left_s > 0:
             try:
-                died(redis, keys, name, incarnation, ran, asked=shared.ends_now)
+                died(redis, keys, name, incarnation, ran, asked=shared.ends_now, beside=beside)
                 break
             except (RedisError, OSError):
                 # Try again whatever the error is. After the end of the lease the notice is not needed any more.

@@ -17,13 +17,15 @@ from celery.worker.request import create_request_cls
 from celery.worker.state import task_reserved
 
 from bridge.protocol.headers import first_fence
-from bridge.protocol.names import BUNDLE_TASK, HEADER_BASE, HEADER_INCARNATION, HEADER_REQUEST
+from bridge.protocol.names import BUNDLE_TASK, HEADER_ALONE, HEADER_BASE, HEADER_INCARNATION, HEADER_REQUEST
 from bridge.protocol.outcomes import Kind, Outcome
 from bridge.worker.main.bundle_requests import BundleRequest
 from bridge.worker.main.ticket_requests import TicketRequest
 from bridge.worker.pool.calls import run_bundle, run_ticket
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from bridge.worker.main.member import Member
     from bridge.worker.main.members import Members
 
@@ -90,6 +92,9 @@ def strategy(task: Any, app: Any, consumer: Any, **kwargs: Any) -> Any:
     def take(member: Member, message: Any, headers: Any, callbacks: Any) -> Any:
         if not member.take(headers, message.body):
             return None
+        if HEADER_ALONE in headers and any(other.requests for other in _others(member)):
+            member.decline(headers, message.body)
+            return None
         if member.is_stopping:
             # The message came with kombu's last read. The pool is closing, and might drop it without a report.
             member.decline(headers, message.body)
@@ -131,6 +136,11 @@ def strategy(task: Any, app: Any, consumer: Any, **kwargs: Any) -> Any:
             return None
 
     return handle
+
+
+def _others(member: Member) -> Iterator[Member]:
+    """The members of this worker in its other lanes."""
+    return (other for other in _members or () if other is not member)
 
 
 def unknown_task(message: Any, name: str) -> None:

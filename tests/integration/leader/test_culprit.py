@@ -5,9 +5,12 @@ from __future__ import annotations
 import json
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from bridge.routing.keys import LaneKeys
+from bridge.routing.partitions import partition_of
 from bridge.stack.embedded import EmbeddedServer
 from bridge.testing.nodes.node import NodeYard, WorkerNode
 from bridge.testing.waiting import wait_until
@@ -86,3 +89,37 @@ def test_a_message_that_kills_its_worker_dies_and_no_other_is_charged(
     assert charged == []
     lane.assert_no_overlap()
     lane.assert_at_rest()
+
+
+@pytest.mark.parametrize(
+    "unnoticed", [pytest.param(False, id="noticed"), pytest.param(True, id="unnoticed", marks=pytest.mark.long)]
+)
+def test_a_message_that_kills_workers_makes_no_message_of_another_lane_dead(
+    nodes: NodeYard, own_server: EmbeddedServer, tmp_path: Path, unnoticed: bool
+) -> None:
+    lane = LaneUnderTest(nodes, own_server, tmp_path, COUNTER_CONF='{"bridge_partitions": 2}')
+    names = {n: [f"I{i}" for i in range(60) if partition_of(f"I{i}", 2) == n] for n in (0, 1)}
+    keys = [LaneKeys(f"ticket_stream:p{n}", lane.keys.group) for n in (0, 1)]
+    lane.master("m1")
+    workers = [lane.worker(f"w{i}", "--concurrency=2") for i in range(2)]
+    # Given another lane with messages that run whenever the culprit ends a worker, as long as there are some
+    for ticket in names[1][:8]:
+        for n in range(2):
+            lane.redis.xadd(keys[1].stream, {"ticket_id": ticket, "payload": json.dumps({"n": n, "ms": 300})})
+    body = json.dumps({"n": 0, "unnoticed": unnoticed})
+    lane.redis.xadd(keys[0].stream, {"ticket_id": names[0][0], "task": "counter.kills_worker", "payload": body})
+
+    def over() -> bool:
+        for worker in workers:
+            if not worker.running:
+                worker.start()
+        done: Any = lane.redis.hget(keys[1].counts, "done")
+        return bool(lane.redis.xlen(keys[0].dead)) and int(done or 0) == 16
+
+    wait_until(over, description="the culprit to be dead, and the others to be done", timeout_s=100)
+    charged = [(ticket, attempt) for ticket, _, attempt in ended(lane) if attempt != 1]
+    assert charged == []
+    assert lane.redis.xlen(keys[1].dead) == 0
+    assert lane.redis.xlen(keys[0].dead) == 1
+    for ticket in names[1][:8]:
+        assert lane.log(ticket) == [0, 1]

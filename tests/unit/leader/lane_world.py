@@ -64,8 +64,18 @@ class FakeEnvelopes:
     """Records what a Celery message would carry."""
 
     def plain(
-        self, incarnation: str, _queue: str, message: Message, offset: int, attempt: int, doubt: bool, _lost: Any = None
+        self,
+        incarnation: str,
+        _queue: str,
+        message: Message,
+        offset: int,
+        attempt: int,
+        doubt: bool,
+        _lost: Any = None,
+        *,
+        alone: bool = False,
     ) -> bytes:
+        del alone
         listed = [[message.ticket, offset, attempt, doubt, [message.id]]]
         return json.dumps(["plain", incarnation, listed, None]).encode()
 

@@ -63,9 +63,23 @@ def test_a_death_notice_says_what_ran_and_whether_it_was_asked_to_end() -> None:
     assert read_given_up(died("ran", "[]")) == GivenUp(frozenset(), asked=False)
     assert read_given_up(died("ran", "[7,9007199254740993]")) == GivenUp(frozenset({7, 2**53 + 1}), asked=False)
     assert read_given_up(died("ran", "[7]", "asked", "1")) == GivenUp(frozenset({7}), asked=True)
+    assert read_given_up(died("ran", "[7]", "beside", "12")) == GivenUp(frozenset({7}), beside=12)
 
 
-@pytest.mark.parametrize("more", [(), ("asked", "1"), ("ran", "{"), ("ran", "7"), ("ran", '[[1],"x"]')], ids=repr)
+@pytest.mark.parametrize(
+    "more",
+    [
+        (),
+        ("asked", "1"),
+        ("ran", "{"),
+        ("ran", "7"),
+        ("ran", '[[1],"x"]'),
+        ("ran", "[7]", "beside", "x"),
+        ("ran", "[7]", "beside", "-1"),
+        ("ran", "[7]", "beside", "9" * 5000),
+    ],
+    ids=range(8),
+)
 def test_a_death_notice_without_what_ran_is_refused(more: tuple[str, ...]) -> None:
     with pytest.raises(NotUnderstood, match="what ran"):
         read_given_up(died(*more))
