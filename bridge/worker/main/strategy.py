@@ -92,7 +92,7 @@ def strategy(task: Any, app: Any, consumer: Any, **kwargs: Any) -> Any:
     def take(member: Member, message: Any, headers: Any, callbacks: Any) -> Any:
         if not member.take(headers, message.body):
             return None
-        if HEADER_ALONE in headers and any(other.requests for other in _others(member)):
+        if HEADER_ALONE in headers and any(other.open.all for other in _others(member)):
             member.decline(headers, message.body)
             return None
         if member.is_stopping:
