@@ -35,7 +35,7 @@ def _consumer(parts: list[ConsumerStatus]) -> ConsumerStatus:
     if len(parts) == 1:
         return parts[0]
     tickets = [one.tickets for one in parts if one.tickets is not None]
-    # Where it is gone, it may be that it is registered in one partition and not yet in another.
+    # A consumer that starts may be registered in one partition and not yet in another.
     newest = min(parts, key=lambda one: (not one.registered, one.up_ms or 0))
     return replace(
         newest,

@@ -4,13 +4,13 @@ It makes three round trips, however many lanes there are, and one more where the
 has not read. The numbers of a subscription are the sums over its lanes. They are read one after the other, so they need
 not belong to one moment.
 
-The server does not know how much a group has not read when the group was made in the middle of the stream, until it has
-read something; with Redis 6.2 it never knows. Then the entries after the group's position are counted, up to
-`COUNTED_BYTES` of them. Beyond that the number is an upper bound, and commands say "at most".
+The server does not know how much a group has not read while the group has read nothing since it was made in the middle
+of the stream. Redis 6.2 never knows it. Then the entries after the group's position are counted, up to `COUNTED_BYTES`
+of them. Beyond that the number is an upper bound, and commands say "at most".
 
-How much memory a subscription holds is estimated: the messages that it is not done with, times the bytes of the stream
-(MEMORY USAGE, which looks at some of its entries) by its length. A message is stored once, and stays until the slowest
-subscription is done with it. So the slowest one alone holds what it has more undone than the next one.
+The memory that a subscription holds is estimated: the messages that it is not done with, times the mean bytes of an
+entry (MEMORY USAGE of the stream by its length). A message is stored once, and stays until the slowest subscription is
+done with it. So the slowest one alone holds the messages that it has undone beyond those of the second slowest.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ SAMPLES = 20
 #: Bytes of the entries that are read to count them, of all groups together, and most entries of one group.
 COUNTED_BYTES = 8 * 1024 * 1024
 COUNTED = 10_000
-#: A subscription that alone holds this many messages, or bytes, is named.
+#: A subscription that alone holds so many messages, or bytes, is named as a problem.
 HOLDS_MESSAGES = 1000
 HOLDS_BYTES = 1024 * 1024
 #: Counters that are shown.
@@ -82,7 +82,9 @@ class StreamStatus:
         return (found, True) if all_ else (max(found, self.length - group.pending), False)
 
     def undone(self, name: bytes, *, at_least: bool = False) -> int:
-        """Messages that this group is not done with. Where they are not known: at most, or ``at_least``."""
+        """Messages that this group is not done with. Where that is not known: most that it can be, or with ``at_least``
+        fewest.
+        """
         unread, exact = self.unread(name)
         if at_least and not exact:
             unread = self.counted.get(name, (0, False))[0]
@@ -90,7 +92,7 @@ class StreamStatus:
 
     @cached_property
     def _slowest(self) -> list[tuple[int, bytes]]:
-        """The two groups with most undone, and how much."""
+        """The two groups with the most undone messages: (how many, name)."""
         return nlargest(2, ((self.undone(name), name) for name in self.groups))
 
     def held_alone(self, name: bytes) -> int:
@@ -253,7 +255,7 @@ def _read_streams(redis: Redis, names: set[str]) -> tuple[int, dict[str, StreamS
 
 
 def _counted(redis: Redis, streams: dict[str, StreamStatus]) -> dict[str, StreamStatus]:
-    """The same streams, with the unread entries of those groups counted of which the server does not know them."""
+    """The same streams. The unread entries of a group are counted where the server does not know how many there are."""
     unknown = [
         (name, raw, group)
         for name, stream in streams.items()

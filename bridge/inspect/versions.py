@@ -41,7 +41,7 @@ def _older(lane: AppLane, found: TicketFacts, locate: Callable[[LaneSettings], T
             return f"it waits for {version}, where the ticket is {there.state.value}: {there.why}"
         if found.leader is None and there.leader is not None:
             return (
-                f"no master leads this version, and {there.leader} leads {version}: if its app does not follow that, "
+                f"no master leads this version, and {there.leader} leads {version}: if its app does not name both, "
                 "stop it; messages of this version wait until one master leads both"
             )
         if not there.unread.complete:

@@ -1,8 +1,8 @@
 """Adds a subscription to a stream, and removes one with all that it holds.
 
-A subscription that was added misses nothing: its consumer group stands in the stream, so entries stay until it is done
-with them, while all its masters and workers are down. One that is only declared in ``bridge_subscriptions`` gets its
-group from the first master, from the beginning of the stream: from what is still there.
+A subscription that was added misses nothing, even while all its masters and workers are down: the stream has its
+consumer group, so entries stay until it is done with them. For one that is only declared in ``bridge_subscriptions``,
+the first master makes the group. It begins with the oldest entry that the stream still has.
 """
 
 from __future__ import annotations

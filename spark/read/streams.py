@@ -12,8 +12,9 @@ from typing import cast
 
 import redis
 
+from bridge.routing.errors import StreamRetired
 from bridge.routing.keys import LaneKeys, layout_key
-from bridge.routing.layouts import layout_of
+from bridge.routing.layouts import layout_of, retired_in
 from bridge.routing.partitions import AT
 from bridge.spark.read.options import DEAD, HISTORY, ReadOptions
 from bridge.spark.wire.address import RedisConnection, unavailable, without_secrets
@@ -35,7 +36,8 @@ class Source:
 def sources_of(connection: RedisConnection, options: ReadOptions) -> list[Source]:
     """The streams to read now, in the order of the partitions.
 
-    Raises ``ServerUnavailable``, ``RefusedByServer``, and ``ConfigurationError`` for a layout that cannot be read.
+    Raises ``ServerUnavailable``, ``RefusedByServer``, ``StreamRetired``, and ``ConfigurationError`` for a layout that
+    cannot be read.
     """
     stream = options.stream
     try:
@@ -54,6 +56,8 @@ def sources_of(connection: RedisConnection, options: ReadOptions) -> list[Source
         ) from None
     except (redis.RedisError, OSError) as error:
         raise unavailable(options.url, error) from None
+    if (note := retired_in(stored)) is not None:
+        raise StreamRetired(f"{note.sentence(stream)}, with its entries; read {note.newest}")
     return [source_named(options, name) for name in layout_of(stored or b"", stream).streams(stream)]
 
 

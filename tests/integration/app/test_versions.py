@@ -236,7 +236,7 @@ def test_old_processes_beside_new_ones_in_a_rolling_deploy(chain: Versions) -> N
     chain.wait_ended("v1", 20)
     assert chain.count("v2") == 0
     assert chain.redis.get(chain.keys["v2"].leader) is None
-    assert "leads the older version orders: if its app does not follow that, stop it" in chain.why("T0")
+    assert "leads the older version orders: if its app does not name both, stop it" in chain.why("T0")
     old.terminate()
     chain.wait_all()
     check(chain)

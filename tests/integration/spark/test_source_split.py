@@ -13,8 +13,9 @@ import pytest
 import redis
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 
-from bridge.routing.errors import ConfigurationError, EntriesLost
+from bridge.routing.errors import ConfigurationError, EntriesLost, StreamRetired
 from bridge.routing.keys import LaneKeys, layout_key
+from bridge.routing.layouts import Retired
 from bridge.routing.partitions import Layout
 from bridge.spark.read.columns import default_schema
 from bridge.spark.read.options import parse_read
@@ -350,6 +351,9 @@ def test_a_layout_that_cannot_be_read_is_refused_in_one_line(own_server: Embedde
     with own_server.client(decode_responses=True) as client:
         client.set(layout_key(STREAM), '{"partitions": "many"}')
         with pytest.raises(ConfigurationError, match="the layout of stream events cannot be read"):
+            Batch(own_server)
+        client.set(layout_key(STREAM), Retired(1_780_272_000_000, "events:v2", "").text)
+        with pytest.raises(StreamRetired, match=r"^stream events was retired on 2026-0.*; read events:v2$"):
             Batch(own_server)
         client.delete(layout_key(STREAM))
         client.hset(layout_key(STREAM), "a", "b")
