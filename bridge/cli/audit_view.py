@@ -19,6 +19,8 @@ from bridge.routing.terminal import console
 from bridge.routing.text import one_line
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from bridge.audit.partitions import Totals
     from bridge.routing.history import Delivery
 
@@ -31,10 +33,12 @@ REMEMBERED = 10_000
 class AuditView:
     """Prints the progress of an audit, its violations and its result."""
 
-    def __init__(self, *, ticket: str | None, as_json: bool, follow: bool) -> None:
+    def __init__(self, *, ticket: str | None, as_json: bool, follow: bool, streams: Sequence[str] = ()) -> None:
         self._ticket = ticket
         self._as_json = as_json
         self._follow = follow
+        #: The streams of several versions, of which the result is the sum.
+        self._streams = streams
         self._life: list[Delivery] = []
         self._ids: set[str] = set()
         self._printed: set[Finding] = set()
@@ -109,6 +113,8 @@ class AuditView:
         """Prints the result. With --ticket the rows of that ticket come first."""
         if self._as_json:
             document = result.document()
+            if self._streams:
+                document = {**document, "streams": self._streams}
             if self._ticket is not None and not self._follow:
                 document = {"ticket": self._ticket, "life": [row_document(row) for row in self._life], **document}
             echo_json({"verdict": document} if self._follow else document, pretty=not self._follow)
@@ -120,6 +126,8 @@ class AuditView:
             else:
                 click.echo(f"the history has no row of ticket {one_line(self._ticket, 100)}")
             click.echo()
+        if self._streams:
+            click.echo(f"added up over the versions: {one_line(', '.join(self._streams))}")
         _print(result, self._ticket)
 
 

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from celery import Celery
 
     from bridge.app.lanes import AppLane
+    from bridge.inspect.advice import Advice
     from bridge.settings.app import Settings
     from bridge.settings.lane import LaneSettings
 
@@ -46,7 +47,7 @@ COMMANDS = {
 #: The commands that are about the app, and not about one of its subscriptions. Those of Spark take it themselves.
 WITHOUT_SUBSCRIPTION = ("run", "up", "demo", "push", "subscription", "stream", "spark")
 #: The commands that take an older version of the stream.
-OF_A_VERSION = ("ticket", "consumer", "dead", "audit")
+OF_A_VERSION = ("ticket", "consumer", "dead", "audit", "status")
 
 #: The app of a command without -A.
 DEFAULT_APP = "tasks"
@@ -196,6 +197,46 @@ class Target:
         """The versions of the app's stream, oldest first."""
         bridge = self.app.bridge
         return [*(version.stream for version in bridge.follows), bridge.settings.lane.stream]
+
+    @property
+    def status_lanes(self) -> tuple[AppLane, ...]:
+        """The lanes that a status is about: of all versions and partitions, unless --stream names one of these."""
+        from bridge.app.lanes import lanes_of
+        from bridge.routing.errors import ConfigurationError
+
+        self.learn()
+        lanes = lanes_of(self.app) if self.subscription is None else self._lanes_of(self.subscription)
+        if self.version is None:
+            return lanes
+        of_stream = tuple(lane for lane in lanes if lane.settings.stream == self.version)
+        if of_stream:
+            return of_stream
+        streams = self.app.bridge.layout.streams(self.version)
+        if self.version in self.versions and len(streams) > 1:
+            return tuple(lane for lane in lanes if lane.settings.stream in streams)
+        known = ", ".join(dict.fromkeys(lane.settings.stream for lane in lanes[:10]))
+        raise ConfigurationError(f"--stream: this app does not know {self.version!r}; its streams: {known}")
+
+    def _lanes_of(self, name: str) -> tuple[AppLane, ...]:
+        from bridge.app.lanes import newest_lanes_of, subscriptions_of
+
+        # Raises when there is no such subscription.
+        newest_lanes_of(self.app, name)
+        return subscriptions_of(self.app)[name]
+
+    def commands(self, lane: LaneSettings) -> Advice:
+        """Writes commands about ``lane``."""
+        from bridge.inspect.advice import Advice
+
+        of_version = {
+            stream: version for version in self.versions for stream in self.app.bridge.layout.streams(version)
+        }
+        version = of_version.get(lane.stream, lane.stream)
+        return Advice(
+            None if self.name == DEFAULT_APP else self.name,
+            lane.group if len(self.subscriptions) > 1 else None,
+            None if version == self.versions[-1] else version,
+        )
 
     @property
     def app_lane(self) -> AppLane:

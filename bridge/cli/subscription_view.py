@@ -11,32 +11,53 @@ from rich.cells import cell_len
 from rich.console import Group, RenderableType
 from rich.text import Text
 
+from bridge.inspect.advice import NOT_OF_AN_APP
 from bridge.routing.numbers import count, data_size, duration
 from bridge.routing.text import one_line
 
 if TYPE_CHECKING:
+    from bridge.inspect.advice import Advice
     from bridge.inspect.subscriptions import SubscriptionStatus
 
 #: Problems that are printed; JSON has all.
 PROBLEMS = 20
+#: Lanes that are printed.
+ROWS = 50
 
 
-def as_document(found: SubscriptionStatus) -> dict[str, Any]:
+def as_document(found: SubscriptionStatus, commands: Advice = NOT_OF_AN_APP) -> dict[str, Any]:
     """The JSON of one subscription."""
-    return {**asdict(found), "undone": found.undone, "problems": found.problems}
+    return {**asdict(found), "undone": found.undone, "problems": found.problems(commands)}
 
 
 #: The columns after the name.
 COLUMNS = ("led", "unread", "waiting", "in flight", "retrying", "parked", "dead", "done", "oldest", "holds")
 
 
-def view(found: Sequence[SubscriptionStatus], others: Sequence[str] = ()) -> RenderableType:
-    """All subscriptions as a table, and their problems. ``others``: problems of no subscription of the app."""
-    problems = [*(problem for one in found for problem in one.problems), *others]
-    parts: list[RenderableType] = [_table(found), *(Text(f"! {problem}", "yellow") for problem in problems[:PROBLEMS])]
+def view(
+    found: Sequence[SubscriptionStatus],
+    others: Sequence[str] = (),
+    lanes: Sequence[SubscriptionStatus] = (),
+    commands: Advice = NOT_OF_AN_APP,
+) -> RenderableType:
+    """All subscriptions as a table, and their problems. ``others``: more problems. ``lanes``: the same numbers of each
+    lane, if it is about one subscription.
+    """
+    problems = [*(problem for one in found for problem in one.problems(commands)), *others]
+    shown = lanes if len(lanes) <= ROWS else [lane for lane in lanes if lane.unfinished][:ROWS]
+    parts: list[RenderableType] = [_table([*found, *shown])]
+    if len(shown) < len(lanes):
+        parts.append(Text(f"and {len(lanes) - len(shown):,} more lanes: --json"))
+    parts += [Text(f"! {problem}", "yellow") for problem in problems[:PROBLEMS]]
     if len(problems) > PROBLEMS:
         parts.append(Text(f"! and {len(problems) - PROBLEMS:,} more: --json", "yellow"))
-    parts.append(Text("bridge status -s NAME shows one of them"))
+    if len(found) > 1:
+        first = next((one for one in found if one.unfinished), found[0])
+        parts.append(Text(f"{commands.of_app('status', '-s', first.name)} shows one of them"))
+    elif lanes:
+        first = next((one for one in lanes if one.unfinished), lanes[0])
+        words = ("status", "-s", found[0].name, "--stream", first.streams[0])
+        parts.append(Text(f"{commands.of_app(*words)} shows one of its lanes"))
     return Group(*parts)
 
 

@@ -1,34 +1,58 @@
-"""Says in one sentence why a ticket does not move."""
+"""Says in one sentence why a ticket does not move, and why a lane reads nothing new."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from bridge.inspect.advice import NOT_OF_AN_APP, Advice
 from bridge.inspect.ticket_state import TicketState
 from bridge.routing.numbers import count, duration
 
 if TYPE_CHECKING:
     from bridge.inspect.scans import Scan
     from bridge.inspect.ticket_facts import InFlight, Parked, Retry, TicketFacts
-
-NO_LEADER = "no master leads, so nothing is dispatched or settled: start one with `bridge run`"
-NO_CONSUMER = "no consumer is alive: start a worker with `celery -A APP worker -n w1@%h`"
+    from bridge.settings.lane import LaneSettings
 
 
-def why(found: TicketFacts) -> str:
+def no_leader(commands: Advice) -> str:
+    """That no master leads the lane."""
+    return f"no master leads, so nothing is dispatched or settled: start one with {commands.master}"
+
+
+def no_consumer(commands: Advice) -> str:
+    """That no consumer of the lane is alive."""
+    return f"no consumer is alive: start a worker with {commands.worker}"
+
+
+def reading_stops(lane: LaneSettings, undone: int, dead: int, oldest_ms: int | None, commands: Advice) -> list[str]:
+    """Why the lane reads nothing new: a sentence each. ``oldest_ms``: age of its oldest undone message."""
+    found = []
+    if lane.max_lag.stops(undone, None, (oldest_ms or 0) / 1000):
+        found.append(
+            "the lane reads nothing new, since it is beyond bridge_max_lag: raise the limit and start its masters again"
+        )
+    if dead >= lane.dead_max:
+        found.append(
+            f"{count(dead, 'dead letter')}, and bridge_dead_max is {lane.dead_max:,}: nothing new is read; "
+            f"{commands.bridge('dead', 'list')}, then replay or drop some"
+        )
+    return found
+
+
+def why(found: TicketFacts, commands: Advice = NOT_OF_AN_APP) -> str:
     """The sentence. It names what stops the ticket first, and says what to do if an operator can do something."""
     behind = _behind(found)
     if found.in_flight is not None:
-        return _in_flight(found, found.in_flight) + behind
+        return _in_flight(found, found.in_flight, commands) + behind
     if found.parked is not None:
-        return _parked(found, found.parked)
+        return _parked(found, found.parked, commands)
     if found.retry is not None:
-        return _retry(found, found.retry) + behind
+        return _retry(found, found.retry, commands) + behind
     if found.state is TicketState.WAITING:
-        return _waiting(found)
+        return _waiting(found, commands)
     if found.state is TicketState.UNREAD:
         # Older messages may be waiting that the search did not reach.
-        return _unread(found) + _not_searched(found)
+        return _unread(found, commands) + _not_searched(found)
     return _at_rest(found) + _not_searched(found)
 
 
@@ -56,60 +80,62 @@ def _not_searched(found: TicketFacts) -> str:
     return f"; {', and '.join(parts)}" if parts else ""
 
 
-def _in_flight(found: TicketFacts, run: InFlight) -> str:
+def _in_flight(found: TicketFacts, run: InFlight, commands: Advice) -> str:
     what = f"{count(len(run.message_ids), 'message')} in flight on {run.consumer} for {duration(run.since_ms)}"
     attempt = f", attempt {run.attempt}" if run.attempt > 1 else ""
     if run.park_reason is not None:
         attempt += f"; the ticket is to be parked after it: {run.park_reason}"
     if found.leader is None:
-        return f"{what}{attempt}; {NO_LEADER}"
+        return f"{what}{attempt}; {no_leader(commands)}"
     if not run.consumer_alive:
         end = "whose lease is over: the leader moves the ticket"
         if not found.consumers_alive:
-            return f"{what}{attempt}, {end} as soon as there is a consumer; {NO_CONSUMER}"
+            return f"{what}{attempt}, {end} as soon as there is a consumer; {no_consumer(commands)}"
         return f"{what}{attempt}, {end} to another consumer"
     alive = f"the consumer is alive (lease {duration(run.lease_ms)} left)"
     return f"{what}{attempt}; {alive}, so the task is running or starts soon"
 
 
-def _parked(found: TicketFacts, parked: Parked) -> str:
+def _parked(found: TicketFacts, parked: Parked, commands: Advice) -> str:
     reason = f": {parked.reason}" if parked.reason else ""
     held = [f"{_many(found.waiting, 'message')} waiting for it"]
     if found.unread.count:
         held.append(f"{_many(found.unread, 'message')} not read yet")
     what = f"parked for {duration(parked.since_ms)}{reason}"
-    return f"{what}; it stands still until it is released: `bridge ticket release ID` ({', '.join(held)})"
+    release = commands.bridge("ticket", "release", found.ticket)
+    return f"{what}; it stands still until it is released: {release} ({', '.join(held)})"
 
 
-def _retry(found: TicketFacts, retry: Retry) -> str:
+def _retry(found: TicketFacts, retry: Retry, commands: Advice) -> str:
     cause = f": {retry.last_error}" if retry.last_error else ""
     if retry.due_in_ms > 0:
         what = f"attempt {retry.attempt} of {retry.max_attempts} is due in {duration(retry.due_in_ms)}{cause}"
     else:
         what = f"attempt {retry.attempt} of {retry.max_attempts} is due now{cause}"
-    stop = _stop(found)
+    stop = _stop(found, commands)
     if stop:
         return f"{what}; {stop}"
     return what if retry.due_in_ms > 0 else f"{what}; it goes out as soon as a consumer has room"
 
 
-def _waiting(found: TicketFacts) -> str:
+def _waiting(found: TicketFacts, commands: Advice) -> str:
     what = f"{_many(found.waiting, 'message')} waiting to be dispatched, the oldest is {found.waiting.ids[0]}"
-    return f"{what}; {_stop(found) or 'it goes out as soon as a consumer that takes work has room'}"
+    return f"{what}; {_stop(found, commands) or 'it goes out as soon as a consumer that takes work has room'}"
 
 
-def _unread(found: TicketFacts) -> str:
+def _unread(found: TicketFacts, commands: Advice) -> str:
     what = f"{_many(found.unread, 'message')} not read yet, the oldest is {found.unread.ids[0]}"
     if not found.has_group:
-        return f"{what}; no master has ever led this lane: start one with `bridge run`"
-    return f"{what}; {_stop(found) or 'the leader reads more when it has dispatched the messages in memory'}"
+        return f"{what}; no master has ever led this lane: start one with {commands.master}"
+    stop = _stop(found, commands) or found.reading_stop
+    return f"{what}; {stop or 'the leader reads more when it has dispatched the messages in memory'}"
 
 
-def _stop(found: TicketFacts) -> str:
+def _stop(found: TicketFacts, commands: Advice) -> str:
     if found.leader is None:
-        return NO_LEADER
+        return no_leader(commands)
     if not found.consumers_alive:
-        return NO_CONSUMER
+        return no_consumer(commands)
     return found.nobody_runs
 
 

@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 
     from bridge.routing.keys import LaneKeys
 
+#: Unread entries of an older version, of any ticket, beyond which a newer one waits for its leader
+#: (``routing/lua/advance.lua``).
+MUCH_UNREAD = 512
 #: Most entries that one search reads.
 LIMIT = 10_000
 #: Bytes of entries that one search reads. It may exceed this by one page, since Redis returns whole entries.

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from redis.exceptions import ResponseError
 
+from bridge.inspect.advice import NOT_OF_AN_APP
+from bridge.inspect.reasons import reading_stops
 from bridge.inspect.roster import ConsumerState, ConsumerStatus, Pending, consumers, registrations_of, request_consumers
 from bridge.link.connections import without_password
 from bridge.protocol.agreement import differences, leaders_facts
@@ -26,6 +28,7 @@ from bridge.routing.text import one_line
 if TYPE_CHECKING:
     from redis import Redis
 
+    from bridge.inspect.advice import Advice
     from bridge.protocol.registration import Registration
     from bridge.routing.keys import LaneKeys
     from bridge.settings.app import Settings
@@ -94,10 +97,25 @@ class LaneStatus:
     #: What keeps the lane from moving, and what to do: one sentence each.
     problems: tuple[str, ...] = field(default=())
 
+    @property
+    def undone(self) -> int:
+        """Messages that it is not done with."""
+        return sum((self.unread, self.waiting, self.in_flight, self.awaiting_retry, self.parked_messages))
 
-def read_status(redis: Redis, settings: Settings) -> LaneStatus:
-    """Reads the state of the lane of ``settings``. Raises redis errors."""
-    lane, keys = settings.lane, settings.lane.keys
+
+def read_status(redis: Redis, settings: Settings, commands: Advice = NOT_OF_AN_APP) -> LaneStatus:
+    """Reads the state of the lane of ``settings``. ``commands``: how problems name commands. Raises redis errors."""
+    return _read(redis, settings.lane, settings.redis_url, commands)
+
+
+def reading_stop(redis: Redis, lane: LaneSettings, commands: Advice) -> str:
+    """Why ``lane`` reads nothing new; empty: it does. Raises redis errors."""
+    status = _read(redis, lane, "", commands)
+    return "; ".join(reading_stops(lane, status.undone, status.dead, status.oldest_undone_ms, commands))
+
+
+def _read(redis: Redis, lane: LaneSettings, url: str, commands: Advice) -> LaneStatus:
+    keys = lane.keys
     with redis.pipeline(transaction=True) as pipe:
         pipe.time()
         pipe.info("server")
@@ -152,7 +170,7 @@ def read_status(redis: Redis, settings: Settings) -> LaneStatus:
     status = LaneStatus(
         stream=keys.stream,
         group=keys.group,
-        url=without_password(settings.redis_url),
+        url=without_password(url),
         server=_server(info),
         length=length,
         has_group=group is not None,
@@ -177,7 +195,7 @@ def read_status(redis: Redis, settings: Settings) -> LaneStatus:
         master=leaders_facts(about.get(b"master")),
     )
     waits = (_unserved(one, now_ms) for one in status.unserved)
-    problems = (*_problems(status, lane), *waits, *_differing(status, registrations))
+    problems = (*_problems(status, lane, commands), *waits, *_differing(status, registrations))
     return replace(status, problems=problems)
 
 
@@ -203,21 +221,17 @@ def _unread(
     return max(count, at_most), "an upper bound: some of them may be done and not removed yet"
 
 
-def _problems(status: LaneStatus, lane: LaneSettings) -> list[str]:
+def _problems(status: LaneStatus, lane: LaneSettings, commands: Advice) -> list[str]:
     problems = []
-    dead_max = lane.dead_max
-    undone = sum((status.unread, status.waiting, status.in_flight, status.awaiting_retry, status.parked_messages))
-    if lane.max_lag.stops(undone, None, (status.oldest_undone_ms or 0) / 1000):
-        problems.append(
-            "the lane reads nothing new, since it is beyond bridge_max_lag: raise the limit and start its masters again"
-        )
     if status.leader is None:
-        problems.append("no master leads: nothing is dispatched or settled; start one with `bridge run`")
+        problems.append(f"no master leads: nothing is dispatched or settled; start one with {commands.master}")
     alive = [consumer for consumer in status.consumers if consumer.alive]
     if not alive:
-        problems.append("no consumer is alive: nothing can run; start a worker with `celery -A APP worker -n w1@%h`")
+        problems.append(f"no consumer is alive: nothing can run; start a worker with {commands.worker}")
     elif not any(consumer.state is ConsumerState.OPEN for consumer in alive):
-        problems.append("no consumer takes anything new: start another worker, or `bridge consumer resume NAME`")
+        drained = next((consumer.name for consumer in alive if consumer.draining), None)
+        resume = "" if drained is None else f", or {commands.bridge('consumer', 'resume', drained)}"
+        problems.append(f"no consumer takes anything new: start another worker{resume}")
     if not status.has_group:
         problems.append("the consumer group does not exist yet: the first master to lead makes it")
     lost = [c.name for c in status.consumers if not c.alive and c.in_flight]
@@ -226,14 +240,12 @@ def _problems(status: LaneStatus, lane: LaneSettings) -> list[str]:
     stalled = [c.name for c in alive if c.state is ConsumerState.STALLED]
     if stalled:
         problems.append(f"alive, and taking nothing from the queue: {', '.join(stalled)}; look at the log, restart it")
-    if status.dead >= dead_max:
-        problems.append(
-            f"{count(status.dead, 'dead letter')}, and bridge_dead_max is {dead_max:,}: nothing new is read; "
-            "`bridge dead list`, then replay or drop some"
-        )
+    problems += reading_stops(lane, status.undone, status.dead, status.oldest_undone_ms, commands)
     if status.parked:
         held = f", with {count(status.parked_messages, 'message')} waiting" if status.parked_messages else ""
-        problems.append(f"{count(status.parked, 'ticket')} parked{held}: `bridge ticket list --parked` says why")
+        problems.append(
+            f"{count(status.parked, 'ticket')} parked{held}: {commands.bridge('ticket', 'list', '--parked')} says why"
+        )
     return problems
 
 

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from redis.exceptions import NoPermissionError
 
+from bridge.inspect.advice import NOT_OF_AN_APP
 from bridge.inspect.roster import Pending
 from bridge.protocol.agreement import LANE_FORMAT
 from bridge.routing.groups import Group, groups_in
@@ -34,6 +35,7 @@ from bridge.settings.subscriptions import with_group
 if TYPE_CHECKING:
     from redis import Redis
 
+    from bridge.inspect.advice import Advice
     from bridge.settings.lane import LaneSettings
 
 #: Entries of a stream that the server looks at to estimate its bytes.
@@ -143,24 +145,27 @@ class SubscriptionStatus:
     held_alone_bytes: int | None
     #: Lanes that read nothing new, since they are beyond ``bridge_max_lag``.
     stopped: int
+    #: Stream -> age in ms of its oldest undone message. Of its lanes that have one, whose dead letters are full, or
+    #: that nobody leads.
+    unfinished: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def undone(self) -> int:
         """Messages that it is not done with."""
         return self.unread + self.waiting + self.in_flight + self.awaiting_retry + self.parked
 
-    @property
-    def problems(self) -> list[str]:
-        """What needs attention: one sentence each."""
+    def problems(self, commands: Advice = NOT_OF_AN_APP) -> list[str]:
+        """What needs attention: one sentence each. `bridge.inspect.lane_problems` has those of single lanes."""
         name = one_line(self.name)
         found = []
         if self.format is not None and self.format > LANE_FORMAT:
             found.append(f"{name} is kept by a newer Ticket Bridge, in format {self.format}: upgrade this one")
         if not self.exists:
-            found.append(f"{name} has no consumer group yet: the first master makes it, or `bridge subscription add`")
+            add = commands.of_app("subscription", "add", self.name)
+            found.append(f"{name} has no consumer group yet: the first master makes it, or {add}")
         elif self.led < self.lanes and self.declared:
             what = "no master leads it" if self.lanes == 1 else f"no master leads {self.lanes - self.led} of its lanes"
-            found.append(f"{name}: {what}; start one with `bridge run`")
+            found.append(f"{name}: {what}; start one with {commands.master}")
         if self.stopped:
             found.append(
                 f"{name} reads nothing new, since it is beyond bridge_max_lag: start workers for it, or raise the "
@@ -194,7 +199,9 @@ def read_subscriptions(
     ]
 
 
-def undeclared_holders(redis: Redis, declared: Mapping[str, Sequence[LaneSettings]]) -> list[str]:
+def undeclared_holders(
+    redis: Redis, declared: Mapping[str, Sequence[LaneSettings]], commands: Advice = NOT_OF_AN_APP
+) -> list[str]:
     """A sentence for each consumer group that the app does not name and that holds messages which all subscriptions of
     the app are done with. It needs no permission for keys of such a group.
 
@@ -222,7 +229,7 @@ def undeclared_holders(redis: Redis, declared: Mapping[str, Sequence[LaneSetting
             found.append(
                 f"{shown}, a subscription that this app does not name, holds {count(messages, 'message')} of "
                 f"{one_line(stream)}{size}: all subscriptions of this app are done with them; if no other app needs "
-                f"it, `bridge subscription remove {shown}`"
+                f"it, {commands.of_app('subscription', 'remove', shown)}"
             )
     return found
 
@@ -351,6 +358,7 @@ class _Lane:
         self.alone = stream.held_alone(name)
         self.alone_bytes = stream.bytes_of(self.alone)
         undone = stream.undone(name)
+        self.unfinished = undone > 0 or dead >= lane.dead_max or not led
         self.stopped = lane.max_lag.stops(undone, self.held_bytes, (self.oldest_ms or 0) / 1000)
 
 
@@ -384,4 +392,5 @@ def _sum(name: str, lanes: Sequence[_Lane], declared: bool) -> SubscriptionStatu
         held_alone=sum(lane.alone for lane in lanes),
         held_alone_bytes=known([lane.alone_bytes for lane in lanes]),
         stopped=sum(lane.stopped for lane in lanes),
+        unfinished={lane.stream: lane.oldest_ms or 0 for lane in lanes if lane.unfinished},
     )

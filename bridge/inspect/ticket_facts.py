@@ -74,6 +74,8 @@ class TicketFacts:
     letters: tuple[Letter, ...]
     #: Why no live consumer can run its oldest message. Empty: one can, as far as is known.
     nobody_runs: str = ""
+    #: Why its lane reads nothing new. Empty: it reads on. Only asked if the oldest message is unread.
+    reading_stop: str = ""
     #: The newest message of the ticket that is neither pending nor unread. Only searched for if nothing else was found.
     last_done: str | None = None
 

@@ -14,9 +14,11 @@ from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
+from bridge.inspect.advice import NOT_OF_AN_APP
 from bridge.inspect.dead_letters import newest_first, select
 from bridge.inspect.reasons import why
 from bridge.inspect.scans import (
+    MUCH_UNREAD,
     Scan,
     merged,
     newest_in_history,
@@ -25,6 +27,7 @@ from bridge.inspect.scans import (
     search_pending,
     search_stream,
 )
+from bridge.inspect.status import reading_stop
 from bridge.inspect.ticket_facts import InFlight, Parked, Retry, TicketFacts
 from bridge.inspect.ticket_state import TicketState
 from bridge.protocol.dead_letters import Letter
@@ -42,6 +45,7 @@ if TYPE_CHECKING:
 
     from redis import Redis
 
+    from bridge.inspect.advice import Advice
     from bridge.settings.lane import LaneSettings
 
 #: Dead letters that are searched for the ticket's, newest first, and how many of the ticket's are shown.
@@ -68,9 +72,15 @@ class _Lane:
         return [one for one in self.registrations.values() if self.leases.get(one.incarnation, -1) > 0]
 
 
-def locate(redis: Redis, settings: LaneSettings, ticket: str, max_attempts: Callable[[str | None], int]) -> TicketFacts:
-    """Searches for ``ticket``. ``max_attempts`` returns the limit of a task, by name (None: the default task). Raises
-    redis errors.
+def locate(
+    redis: Redis,
+    settings: LaneSettings,
+    ticket: str,
+    max_attempts: Callable[[str | None], int],
+    commands: Advice = NOT_OF_AN_APP,
+) -> TicketFacts:
+    """Searches for ``ticket``. ``max_attempts`` returns the limit of a task, by name (None: the default task).
+    ``commands``: how the reason names commands. Raises redis errors.
     """
     found = _search(redis, settings, ticket, max_attempts)
     for _ in range(SEARCHES - 1):
@@ -79,7 +89,9 @@ def locate(redis: Redis, settings: LaneSettings, ticket: str, max_attempts: Call
         if not redis.hexists(settings.keys.tickets, ticket):
             break
         found = _search(redis, settings, ticket, max_attempts)
-    return found
+    if found.state is TicketState.UNREAD or found.unread.looked_at >= MUCH_UNREAD:
+        found = replace(found, reading_stop=reading_stop(redis, settings, commands))
+    return replace(found, why=why(found, commands))
 
 
 def _search(
@@ -126,7 +138,7 @@ def _search(
             state = TicketState.DEAD
         elif last_done is not None:
             state = TicketState.DONE
-    found = TicketFacts(
+    return TicketFacts(
         ticket=ticket,
         state=state,
         why="",
@@ -144,7 +156,6 @@ def _search(
         nobody_runs=_nobody_runs(redis, settings, lane, record, waiting),
         last_done=last_done,
     )
-    return replace(found, why=why(found))
 
 
 def _read_lane(redis: Redis, settings: LaneSettings, ticket: str) -> _Lane:

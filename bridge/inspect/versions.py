@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from redis.exceptions import NoPermissionError
+
+from bridge.inspect.scans import MUCH_UNREAD
 from bridge.inspect.ticket_state import TicketState
 from bridge.routing import records
+from bridge.routing.keys import LaneKeys
 from bridge.routing.numbers import count
+from bridge.routing.versions import newer_versions
 
 if TYPE_CHECKING:
     from redis import Redis
@@ -33,6 +39,14 @@ def with_versions(
     return replace(found, why=why) if why else found
 
 
+def not_led(holder: str, older: str) -> str:
+    """Why nobody leads a version, although ``holder`` leads the older one."""
+    return (
+        f"no master leads this version, and {holder} leads the older version {older}: if its app does not name both, "
+        "stop it; messages of this version wait until one master leads both"
+    )
+
+
 def _older(lane: AppLane, found: TicketFacts, locate: Callable[[LaneSettings], TicketFacts]) -> str:
     for older in lane.older:
         there = locate(older)
@@ -40,20 +54,23 @@ def _older(lane: AppLane, found: TicketFacts, locate: Callable[[LaneSettings], T
         if there.state in _UNDONE and there.state is not None:
             return f"it waits for {version}, where the ticket is {there.state.value}: {there.why}"
         if found.leader is None and there.leader is not None:
-            return (
-                f"no master leads this version, and {there.leader} leads {version}: if its app does not name both, "
-                "stop it; messages of this version wait until one master leads both"
-            )
-        if not there.unread.complete:
-            unread = count(there.unread.looked_at, "message")
-            return f"it waits until {version} is read: more than {unread} are unread there, of any ticket"
+            return not_led(there.leader, older.stream)
+        if there.unread.looked_at >= MUCH_UNREAD:
+            unread = f"{'' if there.unread.complete else 'more than '}{count(there.unread.looked_at, 'message')}"
+            stop = f"; {there.reading_stop}" if there.reading_stop else ""
+            return f"it waits until {version} is read: {unread} are unread there, of any ticket{stop}"
     return ""
 
 
 def _newer(redis: Redis, lane: AppLane, ticket: str) -> str:
-    for newer in lane.newer:
-        text = redis.hget(newer.keys.tickets, ticket)
-        if text is not None and records.parse(text).in_flight:
-            led = "" if redis.exists(newer.keys.leader) else ", which no master leads: start one that follows this one"
-            return f"it waits for a message in flight in the newer version {newer.stream}{led}"
+    known = [newer.stream for newer in lane.newer]
+    with suppress(NoPermissionError):
+        # An app of before a deploy does not name them.
+        known += sorted(newer_versions(redis, lane.settings.stream) - {*known})
+        for stream in known:
+            keys = LaneKeys(stream, lane.name)
+            text = redis.hget(keys.tickets, ticket)
+            if text is not None and records.parse(text).in_flight:
+                led = "" if redis.exists(keys.leader) else ", which no master leads: start one that follows this one"
+                return f"it waits for a message in flight in the newer version {stream}{led}"
     return ""

@@ -93,6 +93,10 @@ class Versions:
         found: str = json.loads(self.operate("ticket", "show", ticket, "--json", **conf))["why"]
         return found
 
+    def status(self, **conf: Any) -> str:
+        """What `bridge status` prints, in lines that are not folded."""
+        return self.operate("status", **conf)
+
     def count(self, version: str, counter: str = "done") -> int:
         return int(self.redis.hget(self.keys[version].counts, counter) or 0)
 

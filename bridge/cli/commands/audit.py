@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from bridge.audit.audit import AuditVerdict
     from bridge.audit.partitions import Audits
     from bridge.cli.audit_view import AuditView
+    from bridge.routing.keys import LaneKeys
 
 #: With --follow: seconds between two comparisons of the history with the lane.
 COMPARE_S = 10.0
@@ -65,6 +66,7 @@ def audit(
 ) -> None:
     """Proves from the history that nothing was lost, reordered, overlapped, or repeated without a cause.
 
+    Where the stream follows older versions, it adds up all of them; --stream, --from and --wanted are about one.
     Exits 1 when it finds a violation, and when there is nothing to audit.
     """
     from bridge.app.finding import reach_lanes
@@ -86,13 +88,23 @@ def audit(
     # A ticket has all its messages in one partition.
     lanes = target.app_lanes if ticket is None else (target.lane_of_ticket(ticket),)
     redis = reach_lanes(target.app, lanes)
+    older: list[tuple[LaneKeys, str]] = []
+    if target.version is None and since is None and not wanted:
+        # What is asked of one stream is not asked of the others.
+        older = [
+            (one.keys, f"{lane.id_suffix} of {one.stream}")
+            for lane in lanes
+            for one in lane.older
+            if redis.exists(one.keys.history)
+        ]
     wants = wants_of(lanes[0].settings, lanes[0].tasks) if wanted else None
-    view = AuditView(ticket=ticket, as_json=as_json, follow=follow)
+    streams = dict.fromkeys([*(keys.stream for keys, _ in older), *(lane.settings.stream for lane in lanes)])
+    view = AuditView(ticket=ticket, as_json=as_json, follow=follow, streams=list(streams) if older else [])
 
     def begin() -> Audits:
         return Audits(
             redis,
-            [(lane.settings.keys, lane.id_suffix) for lane in lanes],
+            [*older, *((lane.settings.keys, lane.id_suffix) for lane in lanes)],
             clock_skew_ms=clock_skew,
             since=since,
             ticket=ticket,

@@ -22,10 +22,12 @@ from bridge.routing.terminal import console
 from bridge.routing.text import printable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Sequence
 
     from redis import Redis
 
+    from bridge.app.lanes import AppLane
+    from bridge.inspect.advice import Advice
     from bridge.inspect.status import LaneStatus
     from bridge.inspect.subscriptions import SubscriptionStatus
     from bridge.settings.lane import LaneSettings
@@ -45,13 +47,12 @@ if TYPE_CHECKING:
 def status(target: Target, watch: bool, interval: float, as_json: bool) -> None:
     """Prints the state of the lane: its leader, counts of messages, and each consumer.
 
-    Of an app with several subscriptions, or a stream that is split: one row for each subscription; -s NAME chooses one.
+    Of an app with several subscriptions: one row for each; -s NAME chooses one. Of a subscription with several lanes,
+    because the stream is split or has older versions: one row for all, and one for each. --stream chooses one.
     Exits 0 when the server answered, whatever the state is.
     """
-    meant = target.subscriptions
-    if target.subscription is not None:
-        meant = {target.app_lane.name: [lane.settings for lane in target.app_lanes]}
-    show = _of_lane(target) if sum(map(len, meant.values())) == 1 else _of_subscriptions(target, meant)
+    lanes = target.status_lanes
+    show = _of_lane(target, lanes[0]) if len(lanes) == 1 else _of_lanes(target, lanes)
     if watch:
         try:
             _watch(show, interval, as_json)
@@ -76,46 +77,68 @@ class _Shown:
     line: Callable[[Any], str]
 
 
-def _of_lane(target: Target) -> _Shown:
+def _of_lane(target: Target, lane: AppLane) -> _Shown:
     from bridge.app.finding import reach_lane
     from bridge.inspect.status import read_status
 
-    settings = target.settings
-    redis = reach_lane(target.app, target.lane)
+    settings = target.app.bridge.settings.model_copy(update={"lane": lane.settings})
+    redis, commands = reach_lane(target.app, lane.settings), target.commands(lane.settings)
 
     def read() -> LaneStatus:
-        found = read_status(redis, settings)
-        return replace(found, problems=(*found.problems, *_of_app(redis, target)))
+        found = read_status(redis, settings, commands)
+        return replace(found, problems=(*found.problems, *_of_app(redis, target, commands)))
 
     return _Shown(read, as_document, view, line)
 
 
-def _of_subscriptions(target: Target, meant: Mapping[str, Sequence[LaneSettings]]) -> _Shown:
+def _of_lanes(target: Target, lanes: Sequence[AppLane]) -> _Shown:
     from bridge.app.finding import reach
     from bridge.cli import subscription_view
+    from bridge.inspect.lane_problems import lane_problems
     from bridge.inspect.subscriptions import read_subscriptions
 
-    redis = reach(target.app)
+    redis, settings, commands = reach(target.app), target.app.bridge.settings, target.commands(lanes[0].settings)
+    meant: dict[str, list[LaneSettings]] = {}
+    for lane in lanes:
+        meant.setdefault(lane.name, []).append(lane.settings)
+    each = {lane.title: [lane.settings] for lane in lanes} if len(meant) == 1 else {}
 
-    def read() -> tuple[list[SubscriptionStatus], list[str]]:
-        return read_subscriptions(redis, meant), _of_app(redis, target)
+    def read() -> _Several:
+        found = read_subscriptions(redis, meant)
+        problems = lane_problems(redis, settings, lanes, found, target.commands)
+        rows = read_subscriptions(redis, each) if each else []
+        return _Several(found, rows, [*problems, *_of_app(redis, target, commands)])
 
-    def documents(found: tuple[list[SubscriptionStatus], list[str]]) -> dict[str, Any]:
-        return {"subscriptions": [subscription_view.as_document(one) for one in found[0]], "problems": found[1]}
+    def document(found: _Several) -> dict[str, Any]:
+        return {
+            "subscriptions": [subscription_view.as_document(one, commands) for one in found.subscriptions],
+            "lanes": [subscription_view.as_document(one, commands) for one in found.lanes],
+            "problems": found.problems,
+        }
 
-    return _Shown(
-        read, documents, lambda found: subscription_view.view(*found), lambda found: subscription_view.line(found[0])
-    )
+    def shown(found: _Several) -> RenderableType:
+        return subscription_view.view(found.subscriptions, found.problems, found.lanes, commands)
+
+    return _Shown(read, document, shown, lambda found: subscription_view.line(found.subscriptions))
 
 
-def _of_app(redis: Redis, target: Target) -> list[str]:
+@dataclass(frozen=True)
+class _Several:
+    """The state of several lanes. ``lanes``: of each alone, when they are of one subscription."""
+
+    subscriptions: list[SubscriptionStatus]
+    lanes: list[SubscriptionStatus]
+    problems: list[str]
+
+
+def _of_app(redis: Redis, target: Target, commands: Advice) -> list[str]:
     """Problems of no lane of the app."""
     from bridge.inspect.streams import read_retired, read_unread, retired_problems
     from bridge.inspect.subscriptions import undeclared_holders
 
     retired = retired_problems(read_retired(redis, target.versions))
     unread = [one.problem for one in read_unread(redis, target.app)]
-    return [*unread, *undeclared_holders(redis, target.subscriptions), *retired]
+    return [*unread, *undeclared_holders(redis, target.subscriptions, commands), *retired]
 
 
 def as_document(lane: LaneStatus) -> dict[str, Any]:

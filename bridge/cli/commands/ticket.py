@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from bridge.inspect.scans import Scan
     from bridge.inspect.ticket_facts import TicketFacts
     from bridge.protocol.orders import Park, Release
+    from bridge.settings.lane import LaneSettings
 
 #: Longest reason of an operator, in characters. It is written with every record of the ticket.
 MAX_REASON = 200
@@ -56,9 +57,11 @@ def show(ctx: click.Context, ticket_id: str, as_json: bool) -> None:
         return int(getattr(task, "bridge_max_attempts", None) or lane.max_attempts)
 
     redis = reach_lane(app, lane)
-    found = locate(redis, lane, ticket_id, max_attempts)
-    if app_lane.older or app_lane.newer:
-        found = with_versions(redis, app_lane, found, lambda one: locate(redis, one, ticket_id, max_attempts))
+
+    def located(one: LaneSettings) -> TicketFacts:
+        return locate(redis, one, ticket_id, max_attempts, target.commands(one))
+
+    found = with_versions(redis, app_lane, located(lane), located)
     found = name_ticket(found, app_lane.id_suffix)
     if as_json:
         echo_json(found.document())

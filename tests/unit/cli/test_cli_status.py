@@ -246,7 +246,7 @@ def test_consumers_that_take_nothing_new_are_a_problem_with_a_remedy(shell: Comm
     order_drain(lane, "w1@host")
     seen = shell.json("status")
     assert [(one["state"], one["alive"]) for one in seen["consumers"]] == [("draining", True)]
-    assert any("bridge consumer resume NAME" in problem for problem in seen["problems"])
+    assert any(f"`bridge -A {shell.app} consumer resume w1@host`" in problem for problem in seen["problems"])
     lane.join("w2@host")
     assert shell.json("status")["problems"] == []
     lane.redis.lpush(lane.keys.queue("w2@host"), json.dumps({"headers": {HEADER_REQUEST: WorkerRequest.PROBE.value}}))

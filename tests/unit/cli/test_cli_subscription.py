@@ -243,7 +243,8 @@ def test_the_status_of_several_subscriptions_has_a_row_for_each(
     assert head.split()[0] == "subscription"
     assert billing.split()[:9] == ["billing", "yes", "1", "0", "1", "1", "0", "1", "1,234"]
     assert search.split()[:3] == ["search", "no", "3"]
-    assert rest[0] == "! search has no consumer group yet: the first master makes it, or `bridge subscription add`"
+    add = f"`bridge -A {shell.app} subscription add search`"
+    assert rest[0] == f"! search has no consumer group yet: the first master makes it, or {add}"
     # With -s: the state of one
     assert shell.json("status", "-s", "billing")["in_flight"] == 1
     lane.redis.close()
@@ -288,7 +289,7 @@ def test_an_undeclared_subscription_that_holds_memory_is_named(
             assert any(problem.startswith("lost, a subscription") for problem in named)
             said = " ".join(shell("status").stdout.split())
             assert "! forgotten, a subscription that this app does not name" in said
-            assert "`bridge subscription remove forgotten`" in said
+            assert f"`bridge -A {shell.app} subscription remove forgotten`" in said
     # What all have undone is held by nobody alone.
     redis.xgroup_setid("ticket_stream", "concurrency_stream_group", "0")
     with command_line(tmp_path, monkeypatch, valkey.url) as shell:

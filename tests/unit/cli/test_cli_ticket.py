@@ -274,7 +274,7 @@ def test_a_parked_ticket_says_since_when_why_and_what_waits(shell: CommandLine, 
     assert 0 <= seen["parked"]["since_ms"] < 60_000
     assert (seen["waiting"]["count"], seen["waiting"]["ids"], seen["unread"]["count"]) == (2, ids[:2], 1)
     assert "the price list is wrong" in seen["why"]
-    assert "bridge ticket release" in seen["why"]
+    assert f"`bridge -A {shell.app} ticket release A`" in seen["why"]
     assert "2 messages waiting for it, 1 message not read yet" in seen["why"]
     assert "the price list is wrong" in shell("ticket", "show", "A").stdout
     assert shell.json("ticket", "show", "B")["waiting"]["count"] == 1, "it stands still alone"
