@@ -262,7 +262,7 @@ def access(
         return _access(role, (*names, *split_or_not, guards), (), {*OWN[role], *commands_of_scripts(role)})
     if role is Role.SPARK_READER:
         archived = (f"{prefix}:{kind}" for prefix in prefixes for kind in ("history", "dead"))
-        return _access(role, (*names, layout, *archived), (), OWN[role])
+        return _access(role, (*names, *split_or_not, *archived), (), OWN[role])
     if role is Role.OPERATOR:
         notes = [literal(retired_key(name)) for name in versions]
         return _access(role, (*lane, *split_or_not, *older_ones, *notes), (), OWN[role])

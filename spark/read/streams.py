@@ -12,10 +12,10 @@ from typing import cast
 
 import redis
 
-from bridge.routing.errors import StreamRetired
+from bridge.routing.errors import ServerUnavailable, StreamRetired
 from bridge.routing.keys import LaneKeys, layout_key
-from bridge.routing.layouts import layout_of, retired_in
-from bridge.routing.partitions import AT
+from bridge.routing.layouts import layout_of, lost_layout, retired_in
+from bridge.routing.partitions import AT, first_partition
 from bridge.spark.read.options import DEAD, HISTORY, ReadOptions
 from bridge.spark.wire.address import RedisConnection, unavailable, without_secrets
 from bridge.spark.wire.replies import RefusedByServer
@@ -36,29 +36,30 @@ class Source:
 def sources_of(connection: RedisConnection, options: ReadOptions) -> list[Source]:
     """The streams to read now, in the order of the partitions.
 
-    Raises ``ServerUnavailable``, ``RefusedByServer``, ``StreamRetired``, and ``ConfigurationError`` for a layout that
-    cannot be read.
+    Raises ``ServerUnavailable`` (also for a lost layout), ``RefusedByServer``, ``StreamRetired``, and
+    ``ConfigurationError`` for a layout that cannot be read.
     """
-    stream = options.stream
+    stream, own = options.stream, source_named(options, options.stream)
     try:
         connection.send_command("GET", layout_key(stream))
-        stored = cast("bytes | None", connection.read_response(disable_decoding=True))
-    except redis.exceptions.NoPermissionError as error:
-        if not _exists(connection, options):
-            raise RefusedByServer(
-                f"cannot read how {stream!r} at {without_secrets(options.url)} is split: {error}"
-            ) from None
+        stored = cast("bytes | None", connection.read_response(disable_decoding=True)) or b""
+    except redis.exceptions.NoPermissionError:
         # A user who may read this stream only.
-        return [source_named(options, stream)]
+        if _is_there(connection, options, own.key):
+            return [own]
+        stored = b"NOPERM"
     except redis.ResponseError as error:
-        raise RefusedByServer(
-            f"cannot read how {stream!r} at {without_secrets(options.url)} is split: {error}"
-        ) from None
+        if "WRONGTYPE" not in str(error):
+            raise RefusedByServer(f"cannot read {stream!r} at {without_secrets(options.url)}: {error}") from None
+        stored = b"WRONGTYPE"
     except (redis.RedisError, OSError) as error:
         raise unavailable(options.url, error) from None
     if (note := retired_in(stored)) is not None:
         raise StreamRetired(f"{note.sentence(stream)}, with its entries; read {note.newest}")
-    return [source_named(options, name) for name in layout_of(stored or b"", stream).streams(stream)]
+    lost = not stored and not _is_there(connection, options, stream)
+    if lost and _is_there(connection, options, first_partition(stream)):
+        raise ServerUnavailable(lost_layout(stream))
+    return [source_named(options, name) for name in layout_of(stored, stream).streams(stream)]
 
 
 def source_named(options: ReadOptions, name: str) -> Source:
@@ -70,13 +71,13 @@ def source_named(options: ReadOptions, name: str) -> Source:
     return Source(name, key, f"{AT}{partition}" if partition else "")
 
 
-def _exists(connection: RedisConnection, options: ReadOptions) -> bool:
+def _is_there(connection: RedisConnection, options: ReadOptions, key: str) -> bool:
+    """Whether ``key`` is a stream, as far as this user may know."""
     try:
-        connection.send_command("XINFO", "STREAM", source_named(options, options.stream).key)
+        connection.send_command("XINFO", "STREAM", key)
         connection.read_response(disable_decoding=True)
-    except redis.ResponseError as error:
-        # Another refusal is told by the read itself.
-        return "no such key" not in str(error)
+    except redis.ResponseError:
+        return False
     except (redis.RedisError, OSError) as error:
         raise unavailable(options.url, error) from None
     return True

@@ -13,7 +13,7 @@ import pytest
 import redis
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 
-from bridge.routing.errors import ConfigurationError, EntriesLost, StreamRetired
+from bridge.routing.errors import ConfigurationError, EntriesLost, ServerUnavailable, StreamRetired
 from bridge.routing.keys import LaneKeys, layout_key
 from bridge.routing.layouts import Retired
 from bridge.routing.partitions import Layout
@@ -22,7 +22,6 @@ from bridge.spark.read.options import parse_read
 from bridge.spark.read.ranges import TaskRanges
 from bridge.spark.read.reader import RedisStreamReader
 from bridge.spark.read.stream_reader import RedisStreamStreamReader
-from bridge.spark.wire.replies import RefusedByServer
 from bridge.stack.embedded import EmbeddedServer
 
 STREAM = "events"
@@ -347,6 +346,21 @@ def test_a_query_may_begin_at_the_end_or_anywhere_of_every_partition(
     assert inside.epoch() == ["5-0@g1p0", "6-0@g1p0"]
 
 
+def test_a_lost_layout_is_no_empty_stream(server: EmbeddedServer, client: redis.Redis) -> None:
+    ids = add(client, 0, 1, 3)
+    query = Query(server)
+    client.delete(layout_key(STREAM))
+    for plan in (lambda: Batch(server), query.plan):
+        with pytest.raises(ServerUnavailable, match=r"its layout is lost: the key \{events\}/layout is not there"):
+            plan()
+    # When a master has stored it again
+    store(client, FIRST)
+    assert query.epoch() == ids
+    # A stream that nobody has written to is empty
+    client.flushdb()
+    assert Batch(server).ids() == []
+
+
 def test_a_layout_that_cannot_be_read_is_refused_in_one_line(own_server: EmbeddedServer) -> None:
     with own_server.client(decode_responses=True) as client:
         client.set(layout_key(STREAM), '{"partitions": "many"}')
@@ -357,7 +371,9 @@ def test_a_layout_that_cannot_be_read_is_refused_in_one_line(own_server: Embedde
             Batch(own_server)
         client.delete(layout_key(STREAM))
         client.hset(layout_key(STREAM), "a", "b")
-        with pytest.raises(RefusedByServer, match=r"cannot read how 'events' .* is split: WRONGTYPE"):
+        with pytest.raises(
+            ConfigurationError, match="the layout of stream events cannot be read: no string in the key"
+        ):
             Query(own_server)
         # A user who may not read the layout does not take a split stream for an empty one
         client.delete(layout_key(STREAM))
@@ -366,7 +382,7 @@ def test_a_layout_that_cannot_be_read_is_refused_in_one_line(own_server: Embedde
             "ACL", "SETUSER", "eve", "on", ">hunter2", f"~{STREAM}*", "+xrange", "+xrevrange", "+ping", "+xinfo|stream"
         )
         named = own_server.url.replace("redis://", "redis://eve:hunter2@")
-        with pytest.raises(RefusedByServer, match=r"is split: .*(?i:no perm)") as refused:
+        with pytest.raises(ConfigurationError, match=r"this user may not read the key \{events\}/layout") as refused:
             Batch(own_server, url=named)
         assert "hunter2" not in str(refused.value)
         # A stream that is there is read as it is
