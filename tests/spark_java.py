@@ -21,6 +21,8 @@ CLASSES = PLACE / "classes.jsa"
 _OPTIONS = (
     # A test ends before code is so often run that the better compiler pays.
     "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Xms512m -Xmn192m "
+    # Nor does it pay to compile what is called 200 times, as Java does: half of the compiled code is hardly used again.
+    "-XX:Tier3InvocationThreshold=1000 -XX:Tier3MinInvocationThreshold=500 -XX:Tier3CompileThreshold=4000 "
     # Nobody tampered with the classes.
     "-XX:+UnlockDiagnosticVMOptions -XX:-BytecodeVerificationRemote "
     # The recording is used where it was made to be, and what Java says of one that is not its own is of no use.
