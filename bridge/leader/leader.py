@@ -137,7 +137,7 @@ class Leader:
             else Steps(term, lane, self._planner, envelopes, settling)
         )
         steps.after_write.append(self._intake.settled)
-        reading = self._reading = Reading(term, lane)
+        reading = self._reading = Reading(term, lane, has_company=app_lane.is_subscription)
         pending = PendingList(term, lane)
         self._lag = Lag(term, pending)
         first_messages = FirstMessages(term, lane, pending, settling)

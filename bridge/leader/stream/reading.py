@@ -20,6 +20,8 @@ logger = get_logger(__name__)
 
 #: Most entries in one read of the stream.
 READ_COUNT = 500
+#: The same for a subscription: the server and this process stand still for the others while it reads.
+SUBSCRIPTION_READ_COUNT = 100
 #: Most bytes of the fields other than the payload. A larger entry is not returned whole.
 BESIDE_BYTES = 64 * 1024
 #: Most bytes of an entry that is returned whole when only the names are needed.
@@ -29,9 +31,11 @@ NAMES_BYTES = 4096
 class Reading:
     """Reads in one term, on the leader's thread."""
 
-    def __init__(self, term: Term, lane: Lane) -> None:
+    def __init__(self, term: Term, lane: Lane, *, has_company: bool = False) -> None:
+        """``has_company``: the lane is that of one of several subscriptions."""
         self._term = term
         self._lane = lane
+        self._most = SUBSCRIPTION_READ_COUNT if has_company else READ_COUNT
         #: Bytes of the largest entry of the last read. At first: the most that is possible.
         self._largest = READ_BYTES
         #: Fields that the lane's filter looks at.
@@ -40,13 +44,14 @@ class Reading:
     def read_on(self, read_to: str = "", *, after: str = ">", names: bool = False, most: int = READ_COUNT) -> Read:
         """Reads with `bridge.routing.transitions.read`. The sizes of the last read decide how many entries come first.
 
-        ``names``: return only the beginnings of large entries. ``most``: entries, at most `READ_COUNT`.
+        ``names``: return only the beginnings of large entries. ``most``: entries, and
+        no more than the lane reads at once.
         """
         term = self._term
         first = 16 if self._largest <= BESIDE_BYTES else 1
         limit = NAMES_BYTES if names else term.settings.max_payload + BESIDE_BYTES
         found = read(
-            *(term.redis, term.leadership, min(most, READ_COUNT), read_to),
+            *(term.redis, term.leadership, min(most, self._most, READ_COUNT), read_to),
             after=after,
             limit=limit,
             first=first,
