@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
 
 #: Examples of findings, and executions of frozen processes, that a result names.
 EXAMPLES = 20
+#: An id in the text of a finding, and what comes before it.
+_ID_IN_TEXT = re.compile(r"\b(message |after |before |letter \()([0-9]+-[0-9]+)\b")
 
 
 @dataclass(frozen=True)
@@ -146,7 +149,8 @@ def _named_verdict(verdict: AuditVerdict, suffix: str) -> AuditVerdict:
 
 
 def _named(finding: Finding, suffix: str) -> Finding:
-    return replace(finding, message_id=f"{finding.message_id}{suffix}") if finding.message_id else finding
+    text = _ID_IN_TEXT.sub(rf"\g<0>{suffix}", finding.text)
+    return replace(finding, message_id=finding.message_id and f"{finding.message_id}{suffix}", text=text)
 
 
 def _named_row(row: Delivery, suffix: str) -> Delivery:

@@ -13,6 +13,7 @@ from bridge.inspect.roster import ConsumerState
 
 if TYPE_CHECKING:
     from bridge.inspect.roster import ConsumerStatus
+    from bridge.inspect.scans import Scan
     from bridge.inspect.ticket_facts import TicketFacts
     from bridge.protocol.dead_letters import Letter
 
@@ -66,4 +67,10 @@ def name_ticket(found: TicketFacts, suffix: str) -> TicketFacts:
         parked=parked and replace(parked, message_id=parked.message_id and parked.message_id + suffix),
         letters=tuple(name_letter(letter, suffix) for letter in found.letters),
         last_done=found.last_done and found.last_done + suffix,
+        waiting=_name_scan(found.waiting, suffix),
+        unread=_name_scan(found.unread, suffix),
     )
+
+
+def _name_scan(scan: Scan, suffix: str) -> Scan:
+    return replace(scan, ids=tuple(id_ + suffix for id_ in scan.ids))

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from bridge.inspect.advice import NOT_OF_AN_APP
 from bridge.inspect.dead_letters import newest_first, select
+from bridge.inspect.partitions import name_ticket
 from bridge.inspect.reasons import why
 from bridge.inspect.scans import (
     MUCH_UNREAD,
@@ -78,9 +79,11 @@ def locate(
     ticket: str,
     max_attempts: Callable[[str | None], int],
     commands: Advice = NOT_OF_AN_APP,
+    suffix: str = "",
 ) -> TicketFacts:
     """Searches for ``ticket``. ``max_attempts`` returns the limit of a task, by name (None: the default task).
-    ``commands``: how the reason names commands. Raises redis errors.
+    ``commands``: how the reason names commands. ``suffix``: what follows the stream ids of the lane, so that ids name
+    its partition. Raises redis errors.
     """
     found = _search(redis, settings, ticket, max_attempts)
     for _ in range(SEARCHES - 1):
@@ -91,6 +94,8 @@ def locate(
         found = _search(redis, settings, ticket, max_attempts)
     if found.state is TicketState.UNREAD or found.unread.looked_at >= MUCH_UNREAD:
         found = replace(found, reading_stop=reading_stop(redis, settings, commands))
+    # The reason has ids, too.
+    found = name_ticket(found, suffix)
     return replace(found, why=why(found, commands))
 
 

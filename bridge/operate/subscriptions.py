@@ -18,6 +18,7 @@ from bridge.routing.errors import ConfigurationError, InputError, OrderFailed
 from bridge.routing.groups import group_in
 from bridge.routing.ids import id_before, id_key
 from bridge.routing.leadership import read_token
+from bridge.routing.partitions import stream_id, suffix_of
 from bridge.routing.return_codes import ReturnCode
 from bridge.routing.subscribing import make_group, unsubscribe
 from bridge.routing.text import printable
@@ -35,6 +36,11 @@ TRIES = 5
 
 def check_position(text: str) -> str:
     """``start``, ``now`` or an id of a message, as ``--from`` takes it. Raises `ConfigurationError`."""
+    if suffix_of(text) and _ID.fullmatch(stream_id(text)):
+        raise ConfigurationError(
+            f"--from {printable(text)}: this message is the start in its own partition only; give its time "
+            f"{stream_id(text)}, which is one in all partitions"
+        )
     if text not in ("start", "now") and not _ID.fullmatch(text):
         raise ConfigurationError(
             f"--from {printable(text)}: it must be start, now, or the id of a message such as 1700000000000-0"
@@ -52,8 +58,7 @@ def add(redis: Redis, app: Celery, lanes: Sequence[LaneSettings], position: str,
         refuse_other(redis, app, lane)
     if all(_group(redis, lane) is not None for lane in lanes):
         raise InputError(f"there is a subscription {lanes[0].group} on {_streams(lanes)} already; see `bridge status`")
-    starts = [_start(redis, lane, position) for lane in lanes]
-    for lane, start in zip(lanes, starts, strict=True):
+    for lane, start in zip(lanes, _starts(redis, lanes, position), strict=True):
         # When this was cut off before, it may exist on some of the streams.
         make_group(redis, lane.keys, start)
         if declared:
@@ -118,18 +123,24 @@ def remove(redis: Redis, lane: LaneSettings) -> int:
     raise OrderFailed(f"consumers of {keys.group} come and go: stop its workers, then try again; nothing was changed")
 
 
-def _start(redis: Redis, lane: LaneSettings, position: str) -> str:
-    """The id after which a group reads that begins at ``position``."""
-    if position == "start":
-        return "0"
-    if position == "now":
-        return "$"
+def _starts(redis: Redis, lanes: Sequence[LaneSettings], position: str) -> list[str]:
+    """For each lane, the id after which a group reads that begins at ``position``."""
+    if position in ("start", "now"):
+        return ["0" if position == "start" else "$"] * len(lanes)
     wanted = id_key(position)
-    last: Any = redis.execute_command("XREVRANGE", lane.stream, "+", "-", "COUNT", 1)
-    if not last or wanted > id_key(last[0][0].decode()):
-        there = f"its last message is {last[0][0].decode()}" if last else "it is empty"
-        raise InputError(f"{lane.stream} has no message {position} yet ({there}): use --from now")
-    return id_before(wanted) if wanted > (0, 0) else "0"
+    lasts = [_last_id(redis, lane) for lane in lanes]
+    newest = max(lasts, key=lambda id_: id_key(id_ or "0"))
+    if newest is None or wanted > id_key(newest):
+        there = f"its last message is {newest}" if newest else "it is empty"
+        raise InputError(f"{_streams(lanes)} has no message {position} yet ({there}): use --from now")
+    first = id_before(wanted) if wanted > (0, 0) else "0"
+    # A partition whose messages are all older begins with its next one.
+    return ["$" if last is None or wanted > id_key(last) else first for last in lasts]
+
+
+def _last_id(redis: Redis, lane: LaneSettings) -> str | None:
+    found: Any = redis.execute_command("XREVRANGE", lane.stream, "+", "-", "COUNT", 1)
+    return found[0][0].decode() if found else None
 
 
 def _group(redis: Redis, lane: LaneSettings) -> Any:

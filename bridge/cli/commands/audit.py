@@ -74,7 +74,7 @@ def audit(
     from bridge.audit.wanted import wants as wants_of
     from bridge.cli.audit_view import AuditView, print_explanation
     from bridge.producer.message_bytes import ticket_bytes
-    from bridge.routing.partitions import stream_id
+    from bridge.routing.partitions import stream_id, suffix_of
 
     if explain:
         print_explanation(as_json=as_json)
@@ -82,9 +82,13 @@ def audit(
     target: Target = ctx.obj
     if ticket is not None:
         ticket_bytes(ticket)
-    since = None if since is None else stream_id(since)
-    if since is not None and not re.fullmatch(r"\d{1,20}(-\d{1,20})?", since):
-        raise click.BadParameter(f"{since!r} is no message id; they look like 1700000000000-0", param_hint="--from")
+    if since is not None:
+        if not re.fullmatch(r"\d{1,20}(-\d{1,20})?", stream_id(since)):
+            raise click.BadParameter(f"{since!r} is no message id; they look like 1700000000000-0", param_hint="--from")
+        if suffix_of(since):
+            # Its time is the start in the other partitions.
+            target.lane_of_message(since)
+        since = stream_id(since)
     # A ticket has all its messages in one partition.
     lanes = target.app_lanes if ticket is None else (target.lane_of_ticket(ticket),)
     redis = reach_lanes(target.app, lanes)

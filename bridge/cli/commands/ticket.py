@@ -41,7 +41,6 @@ def show(ctx: click.Context, ticket_id: str, as_json: bool) -> None:
     Exits 1 when nothing is known about it.
     """
     from bridge.app.finding import load_tasks, reach_lane
-    from bridge.inspect.partitions import name_ticket
     from bridge.inspect.ticket_search import locate
     from bridge.inspect.versions import with_versions
     from bridge.producer.message_bytes import ticket_bytes
@@ -59,10 +58,9 @@ def show(ctx: click.Context, ticket_id: str, as_json: bool) -> None:
     redis = reach_lane(app, lane)
 
     def located(one: LaneSettings) -> TicketFacts:
-        return locate(redis, one, ticket_id, max_attempts, target.commands(one))
+        return locate(redis, one, ticket_id, max_attempts, target.commands(one), app_lane.id_suffix)
 
     found = with_versions(redis, app_lane, located(lane), located)
-    found = name_ticket(found, app_lane.id_suffix)
     if as_json:
         echo_json(found.document())
     else:

@@ -180,3 +180,46 @@ def test_the_streams_and_their_layout_are_listed(four: Operated) -> None:
     assert info["streams"] == [one["stream"] for one in found]
     assert "4 partitions, since " in four.command("stream", "info")
     assert "ticket_stream:p3" in four.command("stream", "list")
+
+
+def test_reasons_and_findings_name_the_partition(four: Operated) -> None:
+    ids = four.task("append").push_many([(TICKETS[2], {"n": n}) for n in range(2)])
+    shown = four.json("ticket", "show", TICKETS[2])
+    assert shown["unread"]["ids"] == ids
+    assert f"2 messages not read yet, the oldest is {ids[0]};" in shown["why"]
+    # Two messages in the wrong order
+    for id_, at in (("2-1", 1), ("1-1", 2)):
+        row = [id_, TICKETS[2], "counter.append", "w", 1, at, at, at, 1, What.DONE.value]
+        four.redis.xadd(four.keys[2].history, {"d": json.dumps([row])})
+    for arguments in (("audit",), ("audit", "--ticket", TICKETS[2])):
+        examples = four.json(*arguments, code=1)["examples"]
+        assert [(one["message_id"], one["text"]) for one in examples if one["check"] == "reordered"] == [
+            ("1-1@p2", "done after the younger message 2-1@p2 of its ticket: out of order, or repeated")
+        ]
+
+
+def test_a_start_names_a_time_and_no_partition_that_there_is_not(four: Operated) -> None:
+    def push(n: int, id_: str = "*") -> None:
+        four.redis.xadd(four.keys[n].stream, {"ticket_id": TICKETS[n]}, id=id_)
+
+    for n in range(3):
+        push(n, f"{n + 1}000-0")
+    assert "2000-0@p9 names a partition that the stream does not have" in four.command(
+        "audit", "--from", "2000-0@p9", code=1
+    )
+    assert "nothing to audit" in four.command("audit", "--from", "2000-0@p1", code=1)
+    assert four.command("subscription", "add", "mail", "--from", "2000-0@p1", code=2) == (
+        "Error: --from 2000-0@p1: this message is the start in its own partition only; give its time 2000-0, which is "
+        "one in all partitions\n"
+    )
+    assert "has no message 4000-0 yet (its last message is 3000-0)" in four.command(
+        "subscription", "add", "mail", "--from", "4000-0", code=1
+    )
+    assert not any(four.redis.xinfo_groups(keys.stream) for keys in four.keys[:3])
+    assert "2 messages to read" in four.command("subscription", "add", "mail", "--from", "2000-0")
+    # In the partitions that had none of that time, the next one
+    push(0)
+    push(3)
+    read = [four.redis.xreadgroup("mail", "m", {keys.stream: ">"})[0][1] for keys in four.keys]
+    assert [len(entries) for entries in read] == [1, 1, 1, 1]
+    assert [entries[0][0] for entries in read[1:3]] == ["2000-0", "3000-0"]
