@@ -4,8 +4,9 @@ One thread asks for leads and renews them (`bridge.master.leads`). A lane that t
 (`bridge.master.lane_master`). The process ends when it is asked to, or when no master can lead one of its lanes. A
 master does these steps after SIGTERM or Ctrl-C:
 
-1. `Master.stop` wakes the thread of the leads. It takes leave of the other masters, so that they compute their shares
-   without this one, and stops the leader of each lane. A lane in which this master stands by skips steps 2 and 3.
+1. `Master.stop` wakes the thread of the leads. It removes this master from the set of masters, so that the others
+   compute their shares without it. Then it stops the leader of each lane. A lane in which this master stands by skips
+   steps 2 and 3.
 2. Each leader finishes the turn of its loop, and closes its connections. It waits for no worker: what is in flight
    stays in flight, and the next leader settles it.
 3. `Election.resign` deletes the leader lease, so that another master leads at once. The lane's thread ends.
@@ -101,7 +102,7 @@ class Master:
         all_lanes = [lane for lanes in subscriptions.values() for lane in lanes]
         lanes = [lane for name in chosen for lane in subscriptions[name]]
         for lane in all_lanes:
-            # Before any of them leads: entries leave the stream when all groups that are there are done with them.
+            # Before any lane is led: entries leave the stream when all groups that exist are done with them.
             begin_group(redis, lane.settings)
         redis.close()
         self._announce = announce

@@ -29,7 +29,7 @@ def wait_empty(
     them.
 
     The leader has answered the order to drain, so it sends the consumer nothing, and the number only falls. When the
-    consumer dies, the leader moves its messages, and the number falls too. An outage of the server is waited out.
+    consumer dies, the leader moves its messages, and the number falls too. An outage of the server does not end this.
 
     Raises `OrderFailed` when messages are left after ``timeout_s`` (None: no limit), or the order was revoked.
     """
