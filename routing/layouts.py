@@ -182,7 +182,8 @@ def check_layouts(client: Redis, stream: str, layout: Layout, older: str) -> Lay
     """The layout of ``older``, a version that ``stream`` follows. Raises `ConfigurationError` when it is split in
     another way.
     """
-    theirs = claim_layout(client, older, 1)
+    # Where nothing is stored, the older stream is split as this one: a master stores that.
+    theirs = claim_layout(client, older, 1) if layout.generation else find_layout(client, older, layout.partitions)
     if (theirs.partitions, theirs.generation) == (layout.partitions, layout.generation):
         return theirs
     if theirs.is_split or _exists(client, older):

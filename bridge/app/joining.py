@@ -5,6 +5,7 @@ What is refused changes nothing: neither the layout, which other processes would
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from redis.exceptions import NoPermissionError
@@ -40,8 +41,13 @@ def read_layouts(app: Celery, redis: Redis, *, lenient: bool = False) -> dict[st
 
 
 def store_layout(app: Celery, redis: Redis) -> Layout:
-    """Stores the layout of the app when there is none, and goes by the stored one. Raises as `read_layouts` does."""
+    """Stores the layout of the app when there is none, and goes by the stored one. The same for the older versions that
+    nobody has made yet. Raises as `read_layouts` does.
+    """
     bridge = bridge_of(app)
     settings = bridge.settings
     found = claim_layout(redis, settings.lane.stream, settings.partitions, settings.older_streams)
+    for version in bridge.follows if found.is_split and not found.generation else ():
+        with suppress(NoPermissionError):
+            claim_layout(redis, version.stream, found.partitions)
     return bridge.take_layout(found)

@@ -118,10 +118,13 @@ class Retirement:
             self._take_note_back()
             raise
         deleted = sum(self._retire(part, look=False) for part in self._parts)
+        rest = self._found.get("", ())
+        deleted += self._redis.exists(*rest) if rest else 0
         for name in {self._stream, *self._parts}:
             leave_chain(self._redis, name)
-        rest = self._found.get("", ())
-        return deleted + (self._redis.unlink(*rest) if rest else 0)
+        if rest:
+            self._redis.unlink(*rest)
+        return deleted
 
     def _write_note(self) -> None:
         if self._note is None:

@@ -485,6 +485,16 @@ def test_versions_with_different_partitions_are_refused(chain: Versions) -> None
     assert [key for key in chain.redis.scan_iter() if key not in before and "/layout" not in key] == []
 
 
+def test_an_older_version_that_a_master_made_has_the_layout_of_the_newest(chain: Versions) -> None:
+    chain.conf["bridge_partitions"] = 3
+    chain.master("m1").terminate()
+    assert json.loads(str(chain.redis.get(layout_key("orders"))))["partitions"] == 3
+    chain.redis.delete(layout_key("orders"))
+    chain.master("m2")
+    chain.worker("w1")
+    assert json.loads(str(chain.redis.get(layout_key("orders"))))["partitions"] == 3
+
+
 def test_versions_of_a_split_stream(chain: Versions) -> None:
     chain.conf["bridge_partitions"] = 3
     chain.worker("w1")
@@ -528,8 +538,11 @@ def test_an_old_version_is_retired_when_nothing_of_it_is_undone_or_in_use(chain:
     looked = chain.operate("stream", "retire", "orders", "--dry-run", "--drop-dead")
     assert "would delete orders with" in looked
     assert ", 1 group, 1 dead letter; " in looked
+    keys = looked.rpartition("; ")[2].strip()
     assert "is the stream of this app" in chain.operate("stream", "retire", "orders:v2", "--yes", code=1)
-    assert "retired orders" in chain.operate("stream", "retire", "orders", "--drop-dead", "--yes", bridge_follows=[])
+    retired = chain.operate("stream", "retire", "orders", "--drop-dead", "--yes", bridge_follows=[])
+    assert retired.startswith("retired orders")
+    assert retired.endswith(f"; {keys} deleted\n")
     assert left_of("orders", chain) == []
     assert chain.redis.get(follows_key("orders:v2")) == "[]"
     assert "was retired on" in chain.operate("stream", "retire", "orders", "--yes", code=1)
