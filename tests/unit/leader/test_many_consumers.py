@@ -14,6 +14,7 @@ from bridge.leader.picture.pieces import Consumer, Ticket
 from bridge.protocol.outcomes import Kind
 from bridge.routing.batch import Batch
 from bridge.routing.policies import PolicyName, Ring
+from tests.unit.leader.lane_checks import check_accounts, check_nobody_is_forgotten
 from tests.unit.leader.lane_world import LaneWorld
 
 MANY, FEW = 200, 4
@@ -96,8 +97,8 @@ def test_the_least_loaded_of_all_is_chosen_after_any_history(tasks: frozenset[st
             running = world.running()
             some = dice.sample(running, min(len(running), dice.randint(0, 12)))
             world.step([world.outcome(parcel, ticket, Kind.DONE) for parcel, ticket in some])
-            world.check_accounts()
-            world.check_nobody_is_forgotten()
+            check_accounts(world)
+            check_nobody_is_forgotten(world)
     assert asked > 300
 
 

@@ -12,7 +12,8 @@ from bridge.protocol.outcomes import Kind
 from bridge.routing.ids import id_key
 from bridge.routing.messages import EntryParser
 from bridge.routing.policies import PolicyName
-from tests.unit.leader.lane_world import TASKS, TRAITS, LaneWorld, Parcel
+from tests.unit.leader.lane_store import Parcel
+from tests.unit.leader.lane_world import TASKS, TRAITS, LaneWorld
 
 
 def world(*, measured: bool = True, **settings: Any) -> LaneWorld:

@@ -1,0 +1,156 @@
+"""What must hold in a lane after each step: the leader's picture, the store and the workers agree."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from bridge.leader.picture.oldest_undone import oldest_of, oldest_undone
+from bridge.leader.picture.pieces import Ticket
+from bridge.routing import records
+from tests.reference.contents import MASTER
+from tests.unit.leader.lane_store import id_key
+
+if TYPE_CHECKING:
+    from tests.unit.leader.lane_world import LaneWorld
+
+
+def check_all(world: LaneWorld) -> None:
+    """All checks."""
+    check_conservation(world)
+    check_runs(world)
+    check_accounts(world)
+    check_nobody_is_forgotten(world)
+    check_how_far_all_is_done(world)
+
+
+def check_conservation(world: LaneWorld) -> None:
+    store, unseen = world.store, world.unseen
+    everything = [*store.unread(), *store.pending, *store.done, *store.dead]
+    assert len(everything) == len(store.entries)
+    assert set(everything) == store.entries.keys()
+    # In memory each message is once, in order. Messages outside memory are spilled
+    for ticket in world.lane.tickets.values():
+        here = [message.id for message in (*ticket.run, *ticket.waiting)]
+        mine = [id_ for id_ in store.undone(ticket.id) if id_ not in unseen]
+        assert here == mine[: len(here)], f"{ticket}: has {here}, should have {mine}"
+        rest = mine[len(here) :]
+        if world.lane.resting.rests(ticket):
+            assert mine[0] == ticket.front_id
+            rest = [id_ for id_ in mine if id_ not in (ticket.front_id, *here)]
+            here = []
+        # The leader knows what the oldest one has behind it
+        assert not here or ticket.attempt == 1 + world.failures.get(here[0], 0), ticket
+        assert (not rest) or (ticket.spilled_from is not None and ticket.spilled_from <= id_key(rest[0]))
+    known = {world.ticket_of(id_) for id_ in store.pending if id_ not in unseen and store.readable(id_)}
+    assert known <= world.lane.tickets.keys() | world.lane.parked.keys()
+    assert world.lane.tickets.keys().isdisjoint(world.lane.parked)
+    for ticket in world.lane.parked.values():
+        assert (list(ticket.waiting), list(ticket.run), ticket.due_ms) == ([], [], 0), f"{ticket} is parked"
+        shelf = world.lane.parked_name(ticket.id)
+        assert ticket.shelved == sum(1 for owner in store.pending.values() if owner == shelf)
+        for id_ in store.undone(ticket.id):
+            # Messages that were spilled before their ticket was parked stay where they are until they are read.
+            spilled = ticket.spilled_from is not None and ticket.spilled_from <= id_key(id_)
+            owners = {world.lane.parked_name(ticket.id), *([MASTER] if spilled or id_ in unseen else [])}
+            assert store.pending[id_] in owners
+
+
+def check_how_far_all_is_done(world: LaneWorld) -> None:
+    """The floor equals that of a search of all tickets, and no undone message is older."""
+    lane, unseen = world.lane, world.unseen
+    places = [oldest_of(ticket) for ticket in lane.tickets.values()]
+    places += [place for ticket in lane.parked.values() for place in (ticket.parked_from, ticket.spilled_from)]
+    oldest = min((place for place in places if place is not None), default=None)
+    assert oldest_undone(lane) == oldest
+    undone = [id_key(id_) for id_ in world.store.pending if id_ not in unseen and world.store.readable(id_)]
+    assert not undone or (oldest is not None and oldest <= min(undone))
+    assert lane.older <= set(lane.tickets.values())
+
+
+def check_runs(world: LaneWorld) -> None:
+    store = world.store
+    for name, text in store.tickets.items():
+        record = records.parse(text)
+        # On one consumer (I2). The dispatch checks that they are the oldest undone ones
+        owners = {store.pending[id_] for id_ in record.ids}
+        shelf = world.lane.parked_name(name)
+        if record.parked:
+            assert owners <= {shelf, MASTER}
+        else:
+            assert owners == ({record.consumer} if record.in_flight else {MASTER})
+        assert (name in store.retries) == (not record.in_flight and not record.parked)
+        kept = world.lane.parked if record.parked else world.lane.tickets
+        assert kept[name].record == text
+        assert not record.ids or record.attempt == 1 + world.failures.get(record.ids[0], 0)
+    shelves = {world.lane.parked_name(name) for name in world.lane.parked}
+    claimed = {id_ for id_, owner in store.pending.items() if owner != MASTER and owner not in shelves}
+    named = [id_ for text in store.tickets.values() if (r := records.parse(text)).in_flight for id_ in r.ids]
+    assert sorted(named) == sorted(claimed)
+    if store.counts.get("replayed"):
+        return
+    # The messages of each ticket end in stream order
+    for ends in (store.done, store.dead):
+        last: dict[str, tuple[int, int]] = {}
+        for id_ in ends:
+            if store.readable(id_):
+                assert id_key(id_) > last.get(world.ticket_of(id_), (0, 0)), f"{id_} came too late"
+                last[world.ticket_of(id_)] = id_key(id_)
+
+
+def check_accounts(world: LaneWorld) -> None:
+    lane = world.lane
+    held = sum(len(t.run) + len(t.waiting) for t in lane.tickets.values())
+    assert lane.held == held
+    for ticket in lane.tickets.values():
+        assert ticket.bytes == sum(message.size for message in ticket.waiting)
+    assert lane.bytes_in_flight == sum(m.size for t in lane.tickets.values() for m in t.run)
+    assert lane.bytes == lane.bytes_in_flight + sum(t.bytes for t in lane.tickets.values())
+    assert set(lane.in_flight) == {m.id for t in lane.tickets.values() for m in t.run}
+    for consumer in lane.consumers.values():
+        flying = [t for t in lane.tickets.values() if t.run and t.consumer is consumer]
+        assert consumer.tickets == set(flying)
+        assert consumer.messages == sum(len(t.run) for t in flying)
+        assert consumer.bytes == sum(m.size for t in flying for m in t.run)
+        assert consumer.parcels == len({id(t.parcel) for t in flying})
+        expected = sum(t.parcel.share_ms * len(t.run) for t in flying if t.parcel is not None)
+        assert abs(consumer.backlog_ms - expected) < 1e-6
+
+
+def check_nobody_is_forgotten(world: LaneWorld) -> None:
+    lane = world.lane
+    queued: list[Ticket] = [*lane.ready, *lane.suspects, *(t for c in lane.consumers.values() for t in c.ready)]
+    assert len(queued) == len(set(queued)), "a ticket waits for room twice"
+    for ticket in lane.tickets.values():
+        free = bool(ticket.waiting) and not (ticket.run or ticket.due_ms or ticket.front_id)
+        assert (ticket in queued) == free == ticket.queued, ticket
+        if ticket.due_ms:
+            assert any(due == ticket.due_ms and t is ticket for due, _, t in lane.backoffs)
+        rests = lane.resting.rests(ticket)
+        assert ticket.waiting or ticket.run or ticket.spilled_from or ticket.due_ms or rests, f"{ticket} is empty"
+        assert ticket in lane.resting.due if rests and not ticket.due_ms else ticket not in lane.resting.due
+        assert ticket.park_reason is None or ticket.run, f"{ticket} is to be parked, and nothing of it runs"
+    if lane.suspects:
+        # One of them is in flight, or a consumer is kept free for it, or it is the other tickets' turn
+        task = world.task_of(lane.suspects[0].waiting[0].id)
+        able = [c for c in lane.consumers.values() if c.serving and not c.doubted and c.runs(task)]
+        resting = world.now < lane.rest_until and set(queued) > set(lane.suspects)
+        assert not able or resting or any(c.alone is not None for c in able), "suspects wait for nothing"
+    for consumer in lane.consumers.values():
+        alone = consumer.alone
+        assert alone is None or alone in lane.suspects or (alone.run and alone.consumer is consumer)
+        assert alone is None or not alone.run or consumer.parcels == 1, "a suspect has company"
+    pinned = world.settings.policy.value == "rendezvous"
+    for consumer in lane.consumers.values():
+        if consumer.open and consumer.parcels < consumer.slots:
+            assert not consumer.ready, f"{consumer} has an idle slot and tickets that wait"
+            idle_for = {ticket for ticket in queued if consumer.runs(ticket.waiting[0].task)} - set(lane.suspects)
+            assert pinned or not idle_for, f"{consumer} has an idle slot and {idle_for} wait"
+    serving = [c for c in lane.consumers.values() if c.serving]
+    for ticket in lane.tickets.values():
+        if ticket.stranded:
+            served = any(c.runs(ticket.stranded) for c in serving)
+            assert not served or ticket.stranded in lane.stranded.open_circuits, f"{ticket} need not wait"
+            assert ticket not in lane.spilled
+            assert not ticket.waiting
+        elif ticket.spilled_from is not None and not lane.resting.rests(ticket):
+            assert ticket in lane.spilled, f"nobody reads {ticket} again"
