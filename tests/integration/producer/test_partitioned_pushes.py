@@ -66,6 +66,19 @@ def test_one_message_is_in_its_partition(server: EmbeddedServer, shop: Any) -> N
     assert [entries(server)[id_] for id_ in ids] == [(f"T{n % 3}", str(n)) for n in range(9)]
 
 
+def test_a_task_of_beats_pushes_once_into_the_partition_of_its_ticket(server: EmbeddedServer, shop: Any) -> None:
+    task, ids = shop.app.tasks["bridge.push"], set()
+    for _ in range(2):  # as a worker would that gets it twice
+        task.push_request(id="one-and-the-same")
+        try:
+            ids.add(task.run("shop.apply_update", "T42", {"n": 1}))
+        finally:
+            task.pop_request()
+    [id_] = ids
+    assert id_.endswith("@p1")
+    assert entries(server) == {id_: ("T42", '{"n":1}')}
+
+
 def test_the_first_producer_stores_the_layout_and_later_pushes_take_one_round_trip(
     server: EmbeddedServer, shop: Any
 ) -> None:

@@ -13,12 +13,14 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import psutil
 import pytest
 from click.testing import CliRunner
 
+from bridge.routing.keys import layout_key
+from bridge.routing.layouts import find_layout
 from bridge.spark import archive, push, replay, report
 from bridge.stack.embedded import EmbeddedServer
 from bridge.testing.nodes.process import ROOT, ProcessNode
@@ -144,6 +146,27 @@ def test_the_lane_comes_from_the_app_and_its_password_through_the_environment(
     assert became.arguments == [*arguments, "log.csv", "--key", "x y"]
     assert became.env["TICKET_BRIDGE_URL"] == URL
     assert SECRET not in " ".join(became.arguments)
+
+
+def test_a_push_stores_the_layout_of_the_app_before_it_becomes_the_job(
+    valkey: EmbeddedServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    conf: dict[str, Any] = {"bridge_partitions": 4, "bridge_follows": ["orders"]}
+    with (
+        command_line(tmp_path, monkeypatch, valkey.url, **conf) as shell,
+        valkey.client(decode_responses=True) as client,
+    ):
+        commands = Commands(shell, monkeypatch)
+        # Of another stream, and beside an older version that is not split
+        assert "elsewhere" in commands.become("push", "--stream", "elsewhere", "log.csv").arguments
+        client.xadd("orders", {"ticket_id": "T"})
+        assert "stream orders has 1 partition" in commands.refused("push", "log.csv")
+        assert client.keys("*") == ["orders"]
+        client.delete("orders")
+        commands.become("push", "log.csv")
+        assert find_layout(client, "ticket_stream", 1).partitions == 4
+        client.set(layout_key("ticket_stream"), "x")
+        assert "cannot be read: 'x' in the key {ticket_stream}/layout" in commands.refused("push", "log.csv")
 
 
 def test_options_of_the_user_win_over_the_app(commands: Commands, monkeypatch: pytest.MonkeyPatch) -> None:

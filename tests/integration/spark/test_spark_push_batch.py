@@ -11,6 +11,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from bridge.routing.errors import PayloadError, RunChanged, StreamFull
+from bridge.routing.layouts import claim_layout
+from bridge.routing.partitions import partition_of
 from bridge.spark.job.failures import one_line
 from bridge.spark.push import main, plan_of
 from bridge.spark.pushing.batch import push
@@ -88,6 +90,22 @@ def test_the_same_push_again_adds_nothing_and_says_so(pusher: Pusher, log: Path)
     assert (second[0]["partitions"], second[0]["run"]) == (2, first[0]["run"])
     assert (second[-1]["rows"], second[-1]["already"]) == (ROWS, ROWS)
     assert all_once_in_order(pusher.entries())
+
+
+def test_a_push_into_a_split_stream_is_in_the_partition_of_each_ticket_once(
+    pusher: Pusher, log: Path, valkey: EmbeddedServer
+) -> None:
+    with valkey.client(decode_responses=True) as client:
+        streams = claim_layout(client, STREAM, 4).streams(STREAM)
+        said = [pusher.push(log)[-1] for _ in range(2)]
+        assert [(one["rows"], one["already"]) for one in said] == [(ROWS, 0), (ROWS, ROWS)]
+        found: list[tuple[str, int]] = []
+        for n, stream in enumerate(streams):
+            page: Any = client.xrange(stream)
+            assert {partition_of(fields["ticket_id"], 4) for _, fields in page} == {n}
+            found += [(fields["ticket_id"], int(json.loads(fields["payload"])["seq"])) for _, fields in page]
+        assert all_once_in_order(found)
+        assert not client.exists(STREAM)
 
 
 def test_again_pushes_a_file_a_second_time(pusher: Pusher, log: Path) -> None:
