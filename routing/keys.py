@@ -187,8 +187,10 @@ class LaneKeys:
 def layout_key(stream: str) -> str:
     """String (JSON ``{"partitions", "generation", "since_ms"}``): how ``stream`` is split into partitions.
 
-    The first member or producer of a split stream writes it. It lives as long as the stream: masters write it again
-    when it is lost. A stream of one partition has none. ``bridge stream retire`` leaves
+    The first member or producer of a split stream writes it, and ``bridge stream repartition``. Then it also has
+    ``older``, the layout whose partitions are followed, or ``leaving``, the one whose partitions are being left. It
+    lives as long as the stream: masters write it again when it is lost. A stream that was never split has none.
+    ``bridge stream retire`` leaves
     ``{"retired_ms", "newest", "was"}`` here, so that pushes to the stream are refused. It stays until
     ``bridge stream retire --undo``.
     """

@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
@@ -89,14 +90,29 @@ def layout_of(stored: bytes | str, stream: str) -> Layout:
         raise StreamRetired(f"{note.sentence(stream)}: nobody handles its messages; push to {note.newest}")
     try:
         found: Any = json.loads(text)
-        partitions, generation, since_ms = (found[name] for name in ("partitions", "generation", "since_ms"))
-        known = all(type(number) is int for number in (partitions, generation, since_ms))
-        known = known and 1 <= partitions <= MOST and 0 <= generation < 1 << 31
-    except (json.JSONDecodeError, LookupError, TypeError, RecursionError):
-        known = False
-    if not known:
-        raise ConfigurationError(_unreadable(stream, text))
-    return Layout(partitions, generation, since_ms, text)
+        older, leaving = (_read(found[name]) if name in found else None for name in ("older", "leaving"))
+        return replace(_read(found), text=text, older=older, leaving=leaving)
+    except (ValueError, LookupError, TypeError, RecursionError):
+        raise ConfigurationError(_unreadable(stream, text)) from None
+
+
+def _read(found: Any) -> Layout:
+    partitions, generation, since_ms = (found[name] for name in ("partitions", "generation", "since_ms"))
+    known = all(type(number) is int for number in (partitions, generation, since_ms))
+    if not (known and 1 <= partitions <= MOST and 0 <= generation < 1 << 31):
+        raise ValueError(found)
+    return Layout(partitions, generation, since_ms)
+
+
+def text_of_layout(layout: Layout) -> str:
+    """The text that is stored for ``layout``."""
+    return json.dumps(_fields(layout), separators=(",", ":"))
+
+
+def _fields(layout: Layout) -> dict[str, Any]:
+    own: dict[str, Any] = {name: getattr(layout, name) for name in ("partitions", "generation", "since_ms")}
+    before = {"older": layout.older, "leaving": layout.leaving}
+    return own | {name: _fields(one) for name, one in before.items() if one is not None}
 
 
 def _unreadable(stream: str, text: str) -> str:
@@ -184,6 +200,12 @@ def check_layouts(client: Redis, stream: str, layout: Layout, older: str) -> Lay
     """
     # Where nothing is stored, the older stream is split as this one: a master stores that.
     theirs = claim_layout(client, older, 1) if layout.generation else find_layout(client, older, layout.partitions)
+    for name, one in ((stream, layout), (older, theirs)):
+        if one.older is not None:
+            raise ConfigurationError(
+                f"stream {name} is being repartitioned: finish that with `bridge stream repartition {one.partitions}` "
+                "before one version follows another"
+            )
     if (theirs.partitions, theirs.generation) == (layout.partitions, layout.generation):
         return theirs
     if theirs.is_split or _exists(client, older):
@@ -211,10 +233,10 @@ def claim_arguments(stream: str, partitions: int, older: Sequence[str] = ()) -> 
     """Keys and arguments of `CLAIM_LAYOUT`."""
     if partitions == 1:
         return [layout_key(stream)], ["", stream, first_partition(stream), ""]
-    made = {"partitions": partitions, "generation": 0, "since_ms": time.time_ns() // 1_000_000}
+    made = Layout(partitions, 0, time.time_ns() // 1_000_000)
     versions = [name for one in older for name in (layout_key(one), one)]
     return [layout_key(stream), stream], [
-        json.dumps(made, separators=(",", ":")),
+        text_of_layout(made),
         stream,
         first_partition(stream),
         "",

@@ -4,6 +4,9 @@ A stream of one partition is the stream itself. Of a split stream, each partitio
 keys and ids of its own. The *layout* of a stream says how many partitions it has. It is stored beside the stream, and
 the stored one rules (`bridge.routing.layouts`).
 
+A layout may have an *older* one, whose partitions are followed until all their messages are done: a partition follows
+those older ones that can have a ticket in common with it (`Layout.older_of`).
+
 An id is unique within one stream. So the id of a message on a partition names the partition too: ``1700000000000-0@p3``
 outside of the partition's own keys. On a stream of one partition it is the stream id alone.
 """
@@ -12,6 +15,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from math import gcd
 from zlib import crc32
 
 #: The largest number of partitions.
@@ -32,13 +36,16 @@ class Layout:
     """How a stream is split.
 
     ``generation``: 0 for the first layout of a stream. Each later one has streams of its own. ``since_ms``: Unix time.
-    ``text``: as it is stored; "": nothing is stored.
+    ``text``: as it is stored; "": nothing is stored. ``older``: the layout before, while its partitions are followed.
+    ``leaving``: the layout before, when they are not any more, and still have keys.
     """
 
     partitions: int = 1
     generation: int = 0
     since_ms: int = 0
     text: str = ""
+    older: Layout | None = None
+    leaving: Layout | None = None
 
     @property
     def is_split(self) -> bool:
@@ -54,6 +61,37 @@ class Layout:
     def streams(self, stream: str) -> tuple[str, ...]:
         """The streams of all partitions of ``stream``, in their order."""
         return tuple(self.stream(stream, number) for number in range(self.partitions))
+
+    @property
+    def shape(self) -> tuple[tuple[int, int] | None, ...]:
+        """What decides which lanes there are and what they wait for: partitions and generation, of this layout, of the
+        older one, and of the one that is being left.
+        """
+        every = (self, self.older, self.leaving)
+        return tuple(None if one is None else (one.partitions, one.generation) for one in every)
+
+    def all_streams(self, stream: str) -> frozenset[str]:
+        """The streams of all partitions of ``stream``, also of the older ones."""
+        older = () if self.older is None else self.older.streams(stream)
+        return frozenset((*self.streams(stream), *older))
+
+    @property
+    def classes(self) -> int:
+        """How many groups of partitions there are, of this layout and the older one, without a ticket in common.
+
+        Partition ``n`` is in group ``n`` modulo this.
+        """
+        return self.partitions if self.older is None else gcd(self.partitions, self.older.partitions)
+
+    def older_of(self, number: int) -> tuple[int, ...]:
+        """The numbers of the older partitions that can have tickets of partition ``number``."""
+        if self.older is None:
+            return ()
+        return tuple(range(number % self.classes, self.older.partitions, self.classes))
+
+    def newer_of(self, number: int) -> tuple[int, ...]:
+        """The numbers of the partitions that can have tickets of the older partition ``number``."""
+        return tuple(range(number % self.classes, self.partitions, self.classes))
 
     def suffix(self, number: int) -> str:
         """What follows a stream id of that partition in a message id."""

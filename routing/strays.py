@@ -27,14 +27,19 @@ class Stray(NamedTuple):
 def strays_of(client: Redis, stream: str, layout: Layout) -> list[Stray]:
     """The strays of ``stream`` that have entries. One round trip when there are none. Raises redis errors.
 
-    Of a later generation only partitions that there are not: the stream itself may be an older layout.
+    Of the layouts before, the stream itself and the first partitions of the last one are looked at.
     """
     if not layout.is_split:
         return []
     last = layout.partitions
     names = [layout.stream(stream, number) for number in range(last, last + ABOVE)]
-    if layout.generation == 0:
-        names.append(stream)
+    names.append(stream)
+    if layout.generation > 0:
+        before = Layout(ABOVE, layout.generation - 1)
+        names += before.streams(stream)
+    for known in (layout.older, layout.leaving):
+        if known is not None:
+            names = [name for name in names if name not in known.streams(stream)]
     try:
         if not client.exists(*names):
             return []

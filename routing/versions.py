@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -49,11 +49,14 @@ def check_versions(client: Redis, stream: str, older: Sequence[str]) -> None:
                 raise ConfigurationError(f"bridge_follows names {name!r}, which follows {late!r}: name that before it")
 
 
-def dropped_versions(client: Redis, stream: str, group: str, older: Sequence[str]) -> list[str]:
+def dropped_versions(
+    client: Redis, stream: str, group: str, older: Sequence[str], partitions: Collection[str] = ()
+) -> list[str]:
     """The versions older than ``stream`` that ``older`` does not name, and that are not retired. Without those where
-    this user has no permission for the lane of ``group``.
+    this user has no permission for the lane of ``group``. ``partitions``: streams beside this one that follow the same
+    older partitions.
     """
-    known = {stream, *older}
+    known = {stream, *older, *partitions}
     found = set(older_versions(client, stream))
     with suppress(NoPermissionError):
         for name in older:
@@ -72,11 +75,13 @@ def _may_look(client: Redis, keys: LaneKeys) -> bool:
     return True
 
 
-def refuse_left_behind(client: Redis, stream: str, group: str, older: Sequence[str]) -> None:
+def refuse_left_behind(
+    client: Redis, stream: str, group: str, older: Sequence[str], partitions: Collection[str] = ()
+) -> None:
     """Raises `ConfigurationError` when a dropped version has messages of ``group`` that are not done: newer ones of
     their tickets would start before them.
     """
-    for name in dropped_versions(client, stream, group, older):
+    for name in dropped_versions(client, stream, group, older, partitions):
         if undone_in(client, name, group)[0]:
             raise ConfigurationError(left_behind(name, stream, group))
 

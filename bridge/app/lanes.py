@@ -27,7 +27,7 @@ from bridge.settings.versions import SETTING as FOLLOWS
 from bridge.settings.versions import with_version
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping, Sequence
 
     from celery import Celery
 
@@ -53,23 +53,24 @@ class AppLane:
     partitions: int = 1
     #: What follows a stream id of this lane in a message id (`bridge.routing.partitions`).
     id_suffix: str = ""
-    #: The lanes of the same subscription and partition on older versions of the stream, oldest first. A message of this
-    #: lane waits for the messages of its ticket there.
+    #: The version of the stream, of which the lane's own stream may be a partition.
+    version: str = ""
+    #: The streams of all partitions of the app's stream, also of the older layout. A ticket is in one of each layout.
+    partition_streams: frozenset[str] = frozenset()
+    #: The lanes of the same subscription that come before this one, oldest first: on older versions of the stream, and
+    #: on the older partitions of a stream that is being repartitioned. A message of this lane waits for the messages of
+    #: its ticket there.
     older: tuple[LaneSettings, ...] = ()
-    #: Those on newer versions, oldest first.
+    #: Those that come after it, oldest first.
     newer: tuple[LaneSettings, ...] = ()
+    #: The name of the lane's chain: the lanes of one subscription that can have tickets in common, over all versions of
+    #: the stream and all its layouts. One master leads all of them.
+    chain: str = ""
 
     @property
     def name(self) -> str:
         """The name of the subscription, which is that of the consumer group."""
         return self.settings.group
-
-    @property
-    def chain(self) -> str:
-        """The name of the lane's chain: the lanes of one subscription and partition over all versions. One master leads
-        all of them.
-        """
-        return self.name if self.partition is None else f"{self.name}:p{self.partition}"
 
     @property
     def shares_workers(self) -> bool:
@@ -105,10 +106,7 @@ def subscriptions_of(app: Celery) -> Mapping[str, tuple[AppLane, ...]]:
     layout, follows = bridge.layout, bridge.follows
     lanes = _unsplit(app)
     _check_subscriptions(follows, lanes)
-    return {
-        name: tuple(part for number in range(layout.partitions) for part in _versions(lane, follows, layout, number))
-        for name, lane in lanes.items()
-    }
+    return {name: tuple(_split(lane, follows, layout)) for name, lane in lanes.items()}
 
 
 def names_of_subscriptions(app: Celery) -> tuple[str, ...]:
@@ -116,24 +114,51 @@ def names_of_subscriptions(app: Celery) -> tuple[str, ...]:
     return tuple(_unsplit(app))
 
 
-def _versions(newest: AppLane, follows: tuple[OlderVersion, ...], layout: Layout, number: int) -> tuple[AppLane, ...]:
-    """The lanes of one subscription and partition on all versions of the stream, oldest first: a chain."""
-    if not follows and not layout.is_split:
-        return (newest,)
+def _split(newest: AppLane, follows: tuple[OlderVersion, ...], layout: Layout) -> Iterator[AppLane]:
+    """The lanes of one subscription: of each partition the versions, oldest first. Older partitions come first."""
     versions = (*(with_version(newest.settings, version) for version in follows), newest.settings)
-    chain = tuple(settings.on_stream(layout.stream(settings.stream, number)) for settings in versions)
-    partition, suffix = (number, layout.suffix(number)) if layout.is_split else (None, "")
-    return tuple(
-        replace(
-            newest,
-            settings=settings,
-            partition=partition,
-            partitions=layout.partitions,
-            id_suffix=suffix,
-            older=chain[:place],
-            newer=chain[place + 1 :],
-        )
-        for place, settings in enumerate(chain)
+    newest = replace(newest, partition_streams=layout.all_streams(newest.settings.stream))
+    if layout.older is not None:
+        for number in range(layout.older.partitions):
+            newer = _partitions(newest.settings, layout, layout.newer_of(number))
+            chain = f"{newest.name}:p{number % layout.classes}"
+            yield _lane(newest, newest.settings, layout.older, number, chain, newer=newer)
+    for number in range(layout.partitions):
+        chain = f"{newest.name}:p{number % layout.classes}" if layout.is_split else newest.name
+        before: tuple[LaneSettings, ...] = ()
+        if layout.older is not None:
+            before = _partitions(newest.settings, layout.older, layout.older_of(number))
+        streams = tuple(settings.on_stream(layout.stream(settings.stream, number)) for settings in versions)
+        for place, settings in enumerate(versions):
+            older, newer = (*before, *streams[:place]), streams[place + 1 :]
+            yield _lane(newest, settings, layout, number, chain, older=older, newer=newer)
+
+
+def _partitions(settings: LaneSettings, layout: Layout, numbers: Sequence[int]) -> tuple[LaneSettings, ...]:
+    return tuple(settings.on_stream(layout.stream(settings.stream, number)) for number in numbers)
+
+
+def _lane(
+    newest: AppLane,
+    version: LaneSettings,
+    layout: Layout,
+    number: int,
+    chain: str,
+    *,
+    older: tuple[LaneSettings, ...] = (),
+    newer: tuple[LaneSettings, ...] = (),
+) -> AppLane:
+    """The lane of one partition of ``version``."""
+    return replace(
+        newest,
+        settings=version.on_stream(layout.stream(version.stream, number)),
+        partition=number if layout.is_split else None,
+        partitions=layout.partitions,
+        id_suffix=layout.suffix(number),
+        version=version.stream,
+        older=older,
+        newer=newer,
+        chain=chain,
     )
 
 
@@ -193,20 +218,28 @@ def lane_of(app: Celery, name: str | None = None) -> AppLane:
 
 
 def newest_lanes_of(app: Celery, name: str | None = None) -> tuple[AppLane, ...]:
-    """The lanes of the subscription ``name`` on the newest version of the stream, one for each partition; None: of the
-    only subscription. Raises `ConfigurationError`, one line.
+    """The lanes of the subscription ``name`` on the newest version of the stream, one for each partition, older
+    partitions first; None: of the only subscription. Raises `ConfigurationError`, one line.
     """
-    return tuple({lane.partition: lane for lane in _lanes_of(subscriptions_of(app), name)}.values())
+    stream = bridge_of(app).settings.lane.stream
+    return tuple(lane for lane in _lanes_of(subscriptions_of(app), name) if lane.version == stream)
 
 
 def lanes_of_version(app: Celery, name: str | None, stream: str) -> tuple[AppLane, ...]:
-    """The same on the version ``stream``: the app's stream, or one that it follows. Raises `ConfigurationError`."""
+    """The same on the version ``stream``, which the app's stream follows. While the app's stream is repartitioned, also
+    on one older partition, by the name of its own stream. Raises `ConfigurationError`.
+    """
     bridge = bridge_of(app)
-    versions = [*(version.stream for version in bridge.follows), bridge.settings.lane.stream]
-    if stream not in versions:
-        raise ConfigurationError(f"--stream: this app does not know {stream!r}; its versions: {', '.join(versions)}")
-    place = versions.index(stream)
-    return tuple(lane for lane in _lanes_of(subscriptions_of(app), name) if len(lane.older) == place)
+    settings, older = bridge.settings, bridge.layout.older
+    versions = [*(version.stream for version in bridge.follows), settings.lane.stream]
+    old = () if older is None else older.streams(settings.lane.stream)
+    lanes = _lanes_of(subscriptions_of(app), name)
+    if stream in old:
+        return tuple(lane for lane in lanes if lane.settings.stream == stream)
+    if stream in versions:
+        return tuple(lane for lane in lanes if lane.version == stream)
+    known = ", ".join(dict.fromkeys((*versions, *old)))
+    raise ConfigurationError(f"--stream: this app does not know {stream!r}; its versions: {known}")
 
 
 def unsplit_lane_of(app: Celery, name: str | None = None) -> AppLane:

@@ -52,7 +52,7 @@ def check_tasks(app: Celery) -> None:
     for lane, *_ in subscriptions_of(app).values():
         default = lane.settings.default_task
         where = f"{SETTING}[{lane.name!r}]: task" if lane.name in subscriptions else "bridge_default_task"
-        if lane.newer:
+        if lane.version != bridge_of(app).settings.lane.stream:
             where = f"{FOLLOWS}: the task of stream {lane.settings.stream!r},"
         if default is not None and default not in known_tasks:
             known = ", ".join(sorted(known_tasks)) or "none"

@@ -248,8 +248,10 @@ class Target:
         from bridge.producer.message_bytes import ticket_bytes
         from bridge.routing.partitions import partition_of
 
-        lanes = self.app_lanes
-        return lanes[partition_of(ticket_bytes(ticket_id), len(lanes))]
+        # While the stream is repartitioned, the older partitions come first.
+        lanes = {(lane.partition or 0, lane.partitions): lane for lane in self.app_lanes}
+        count = self.app_lanes[-1].partitions
+        return lanes[partition_of(ticket_bytes(ticket_id), count), count]
 
     def lane_of_message(self, message_id: str) -> AppLane:
         """The lane of the partition that a message id names. Raises `InputError`."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from redis.exceptions import NoPermissionError, ResponseError
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 class StreamState:
     """One stream. ``partition``: its number; None: the stream is not split. ``version``: 0 for the newest, 1 for the
     one before, and so on; None: it was retired, at ``retired_ms``. ``last_id``: of the last entry ever added; None:
-    there is no stream.
+    there is no stream. ``is_old``: it is a partition of an older layout.
     """
 
     stream: str
@@ -37,6 +37,7 @@ class StreamState:
     last_id: str | None
     groups: tuple[str, ...]
     retired_ms: int | None = None
+    is_old: bool = False
 
 
 def read_retired(redis: Redis, versions: Sequence[str]) -> list[StreamState]:
@@ -77,14 +78,18 @@ def retired_problems(found: Sequence[StreamState]) -> list[str]:
 def read_streams(redis: Redis, lanes: Sequence[AppLane]) -> list[StreamState]:
     """The streams of ``lanes``, each once, in one round trip. Raises redis errors."""
     found = {lane.settings.stream: lane for lane in lanes}
+    versions = list(dict.fromkeys(lane.version for lane in lanes))
     with redis.pipeline(transaction=False) as pipe:
         for stream in found:
             pipe.execute_command("XINFO", "STREAM", stream)
             pipe.execute_command("XINFO", "GROUPS", stream)
         replies = pipe.execute(raise_on_error=False)
-    return [
-        _state(stream, lane, *replies[2 * place : 2 * place + 2]) for place, (stream, lane) in enumerate(found.items())
-    ]
+    states = []
+    for place, (stream, lane) in enumerate(found.items()):
+        after = len(versions) - 1 - versions.index(lane.version)
+        state = _state(stream, lane.partition, after, *replies[2 * place : 2 * place + 2])
+        states.append(replace(state, is_old=len(lane.newer) > after))
+    return states
 
 
 @dataclass(frozen=True)
@@ -106,9 +111,9 @@ def read_unread(redis: Redis, app: Celery) -> list[Unread]:
     ]
 
 
-def _state(stream: str, lane: AppLane, info: Any, groups: Any) -> StreamState:
+def _state(stream: str, partition: int | None, version: int, info: Any, groups: Any) -> StreamState:
     names = tuple(sorted(name.decode(errors="backslashreplace") for name in groups_in(groups)))
-    where = (stream, lane.partition, len(lane.newer))
+    where = (stream, partition, version)
     if isinstance(info, ResponseError) and "no such key" in str(info):
         return StreamState(*where, 0, None, names)
     if isinstance(info, Exception):

@@ -117,7 +117,7 @@ class LaneMaster:
         try:
             arrive(redis, app, self.settings)
             older = [version.stream for version in lane.older]
-            self._dropped = dropped_versions(redis, self.settings.stream, self.settings.group, older)
+            self._dropped = dropped_versions(redis, self.settings.stream, self.name, older, lane.partition_streams)
             self._compare(redis)
         except (RedisError, OSError) as exc:
             # The connection was lost. The leader makes these checks again.
@@ -140,6 +140,11 @@ class LaneMaster:
     @property
     def keys(self) -> LaneKeys:
         return self.settings.keys
+
+    @property
+    def older_keys(self) -> tuple[LaneKeys, ...]:
+        """The lanes that this one follows."""
+        return tuple(older.keys for older in self._app_lane.older)
 
     @property
     def in_charge(self) -> bool:
@@ -409,10 +414,11 @@ class LaneMaster:
         older = [one.stream for one in self._app_lane.older]
         with client(self._url) as redis:
             newer = newer_versions(redis, self.keys.stream)
-            self._dropped = dropped_versions(redis, self.keys.stream, self.keys.group, older)
+            partitions = self._app_lane.partition_streams
+            self._dropped = dropped_versions(redis, self.keys.stream, self.keys.group, older, partitions)
             dropped = DroppedVersions(redis, self.keys, self._dropped) if self._dropped else None
         if self.place is None and (newer or dropped is not None):
-            [self.place] = chain_of([self.keys])
+            [self.place] = chain_of([(self.keys, ())])
         if self.place is not None:
             known = {*newer, *(one.stream for one in self._app_lane.newer)}
             self.place.newer_keys = tuple(LaneKeys(stream, self.keys.group) for stream in sorted(known))

@@ -1,4 +1,5 @@
-"""Looks after the layout of a split stream while masters run: it is stored again when it was lost.
+"""Looks after the layout of the stream while masters run: it is stored again when it was lost. When the stream has
+another one, by `bridge stream repartition`, the process takes part in other lanes.
 
 FLUSHALL, or a DEL by hand, takes the layout away. Producers without the setting would not know of the partitions then.
 It also says when there are messages in streams that are no partitions. The thread of the leads looks, on its
@@ -8,7 +9,7 @@ connection.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from celery.utils.log import get_logger
@@ -33,15 +34,19 @@ STRAYS_EACH = 5
 
 
 class LayoutWatch:
-    """The layouts of the stream and its older versions, as this master uses them. Those that are not split are left
-    out.
+    """The layouts of ``stream`` and of those of its older versions that are split, as this master uses them.
+    ``on_change`` is called when ``stream`` has another layout, with its text.
     """
 
-    def __init__(self, redis: Redis, layouts: Mapping[str, Layout]) -> None:
+    def __init__(
+        self, redis: Redis, stream: str, layouts: Mapping[str, Layout], on_change: Callable[[str], None]
+    ) -> None:
         self._redis = redis
-        self._layouts = {stream: layout for stream, layout in layouts.items() if layout.is_split}
+        self._stream = stream
+        self._layouts = {name: layout for name, layout in layouts.items() if layout.is_split or name == stream}
+        self._on_change = on_change
         #: When the next look is due (monotonic seconds).
-        self.look_at = 0.0 if self._layouts else float("inf")
+        self.look_at = 0.0
         self._looks = 0
         #: The layouts and the streams that were warned about: each once, until it is over.
         self._bad: set[str] = set()
@@ -65,7 +70,11 @@ class LayoutWatch:
             try:
                 text = stored_text(self._redis, stream)
                 if text:
-                    layout_of(text, stream)
+                    shape = layout_of(text, stream).shape
+                    if stream == self._stream and shape != layout.shape:
+                        self._on_change(text.decode() if isinstance(text, bytes) else text)
+                    continue
+                if not layout.is_split:
                     continue
                 restore_layout(self._redis, stream, layout)
                 logger.warning("the layout of stream %s was lost, and is stored again: %s", stream, layout.text)

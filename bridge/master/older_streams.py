@@ -38,7 +38,10 @@ def look_at_older(redis: Redis, app: Celery, lanes: Sequence[AppLane]) -> None:
     """Before the groups of ``lanes`` are made. Raises `ConfigurationError`, one line, and redis errors."""
     own = {lane.name for lane in lanes}
     newest = [lane for lane in lanes if not lane.newer]
-    streams = dict.fromkeys(older.stream for lane in newest for older in lane.older)
+    # Older partitions have the groups that the stream had before it was repartitioned.
+    streams = dict.fromkeys(
+        older.stream for lane in newest for older in lane.older if older.stream not in lane.partition_streams
+    )
     groups = {stream: _groups(redis, stream) for stream in streams}
     missing = [stream for stream, found in groups.items() if found is None]
     for stream in missing:

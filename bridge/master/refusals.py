@@ -21,4 +21,4 @@ def refuse_lane(redis: Redis, app: Celery, lane: AppLane) -> None:
     refuse_misplaced(redis, settings.keys)
     refuse_other(redis, app, settings)
     check_versions(redis, settings.stream, older)
-    refuse_left_behind(redis, settings.stream, settings.group, older)
+    refuse_left_behind(redis, settings.stream, settings.group, older, lane.partition_streams)

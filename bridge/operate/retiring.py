@@ -14,24 +14,17 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
-from urllib.parse import unquote
 
 from redis.exceptions import NoPermissionError
 
-from bridge.inspect.roster import registrations_of
-from bridge.link.key_types import types_of
-from bridge.routing.errors import InputError, OrderFailed
-from bridge.routing.groups import groups_in
-from bridge.routing.keys import LaneKeys, layout_key, retired_key
+from bridge.operate.deleting import LanesOfStream, StillUsed, lanes_on
+from bridge.routing.errors import InputError
+from bridge.routing.keys import layout_key, retired_key
 from bridge.routing.layouts import Retired, layout_of, retired_in
-from bridge.routing.leadership import read_token
 from bridge.routing.numbers import count
 from bridge.routing.partitions import Layout
-from bridge.routing.retiring import retire
-from bridge.routing.return_codes import ReturnCode
 from bridge.routing.text import printable
 from bridge.routing.versions import leave_chain, newer_versions, older_versions
 
@@ -73,6 +66,11 @@ class Retirement:
         self._stored = b"" if stored is None else stored
         self._note = retired_in(self._stored)
         layout = layout_of(self._stored if self._note is None else self._note.was, stream)
+        if layout.older is not None or layout.leaving is not None:
+            raise InputError(
+                f"{printable(stream)} is being repartitioned: finish that first with "
+                f"`bridge stream repartition {layout.partitions}`; nothing was changed"
+            )
         self._parts = layout.streams(stream)
         #: Stream -> its keys. Those of the whole stream are under its own name.
         self._found = _keys_of(redis, stream, layout)
@@ -89,7 +87,7 @@ class Retirement:
         undo = f"`bridge stream retire {printable(self._stream)} --undo` lets its name be used again"
         if not there and not any(self._found.values()):
             raise InputError(f"{what}, and nothing is left of it; {undo}")
-        if there and not any(_groups(self._redis, one, ()) for one in self._parts):
+        if there and not any(lanes_on(self._redis, one) for one in self._parts):
             entries = sum(self._redis.xlen(one) for one in self._parts)
             raise InputError(
                 f"{what}, and {count(entries, 'message')} came since then, by XADD; nobody handles them: delete them "
@@ -98,7 +96,7 @@ class Retirement:
 
     def contents(self) -> Contents:
         """What the stream has."""
-        lanes = [keys for part in self._parts for keys in self._lanes(part)]
+        lanes = [keys for part in self._parts for keys in lanes_on(self._redis, part, self._found[part])]
         letters = sum(self._redis.xlen(keys.dead) for keys in lanes)
         groups = sorted({keys.group for keys in lanes})
         return Contents(self._parts, tuple(groups), sum(self._redis.xlen(one) for one in self._parts), letters)
@@ -140,54 +138,12 @@ class Retirement:
         else:
             self._redis.delete(layout_key(self._stream))
 
-    def _lanes(self, part: str) -> list[LaneKeys]:
-        return [LaneKeys(part, name) for name in _groups(self._redis, part, self._found[part])]
-
     def _retire(self, part: str, *, look: bool) -> int:
-        for _ in range(TRIES):
-            lanes = self._lanes(part)
-            free, doomed = self._keys(part, lanes)
-            groups = [keys.group for keys in lanes]
-            code, detail = retire(self._redis, part, groups, list(free), doomed, look=look)
-            if code is ReturnCode.OK:
-                return int(detail)
-            if code is not ReturnCode.CHANGED:
-                self._refuse(part, code, detail, free)
-        raise OrderFailed(f"groups of {part} come and go: stop what uses it, then try again; nothing was changed")
-
-    def _keys(self, part: str, lanes: Sequence[LaneKeys]) -> tuple[dict[str, str], list[str]]:
-        """(keys that must not be there, each with what it would mean; the keys to delete)."""
-        free: dict[str, str] = {}
-        doomed = dict.fromkeys(self._found[part])
-        there = self._redis.exists(part)
-        for keys in lanes:
-            group = printable(keys.group)
-            free[keys.leader] = f"group {group} is led by the master {{}}: stop it, or take the stream out of its app"
-            registered: Any = self._redis.hgetall(keys.consumers)
-            for name, one in registrations_of(registered).items():
-                free[keys.lease(one.incarnation)] = f"the worker {printable(name)} serves group {group}: stop it"
-                doomed |= dict.fromkeys((keys.queue(name), keys.held(one.incarnation)))
-            if there:
-                # Without the stream, nothing is left of their messages.
-                free[keys.tickets] = f"group {group} has tickets that are in flight, await a retry, or are parked"
-            if not self._letters:
-                free[keys.dead] = (
-                    f"group {group} has dead letters: replay or drop them (`bridge dead list`), or add --drop-dead"
-                )
-            doomed |= dict.fromkeys(key for key in types_of(keys) if key != keys.stream)
-        return free, [key for key in doomed if key != layout_key(self._stream)]
-
-    def _refuse(self, part: str, code: ReturnCode, detail: str, free: dict[str, str]) -> None:
-        group = printable(detail)
-        if code is ReturnCode.UNREAD:
-            why = f"group {group} has not read all its messages" if detail else "nobody has read its messages"
-        elif code is ReturnCode.UNDONE:
-            why = f"group {group} has messages that are not done"
-        else:
-            token: Any = self._redis.get(detail) if detail.endswith(":leader") else None
-            holder = "that has just gone" if token is None else read_token(token).holder
-            why = free[detail].format(holder)
-        raise InputError(f"{part} cannot be retired: {why}; nothing was changed")
+        lanes = LanesOfStream(self._redis, part, self._found[part], letters=self._letters)
+        try:
+            return lanes.delete(look=look, keep=layout_key(self._stream))
+        except StillUsed as exc:
+            raise InputError(f"{part} cannot be retired: {exc.why}; nothing was changed") from None
 
 
 def undo_retirement(redis: Redis, stream: str, newest: str) -> None:
@@ -225,12 +181,3 @@ def _keys_of(redis: Redis, stream: str, layout: Layout) -> dict[str, list[str]]:
 
 def _escaped(special: re.Match[str]) -> str:
     return f"\\{special.group()}"
-
-
-def _groups(redis: Redis, stream: str, keys: Sequence[str]) -> list[str]:
-    """The groups of ``stream``, and those of which ``keys`` are left."""
-    names = {unquote(key[len(stream) + 3 :].partition(":")[0], errors="surrogateescape") for key in keys}
-    if redis.exists(stream):
-        found = groups_in(redis.execute_command("XINFO", "GROUPS", stream))
-        names |= {name.decode(errors="surrogateescape") for name in found}
-    return sorted(names)

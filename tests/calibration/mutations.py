@@ -412,7 +412,7 @@ MUTATIONS = [
         "promise 3",
         "two partitions",
         ("ledger: lost", "scenario: stuck"),
-        (Edit("bridge/master/process.py", "for lane in subscriptions[name]]", "for lane in subscriptions[name][:1]]"),),
+        (Edit("bridge/master/lineup.py", "for lane in subscriptions[name]]", "for lane in subscriptions[name][:1]]"),),
         long=True,
     ),
     Mutation(

@@ -7,9 +7,10 @@ from collections.abc import Iterator
 import pytest
 
 from bridge.link.connections import client
+from bridge.routing.keys import layout_key
 from bridge.stack.embedded import EmbeddedServer
 from tests.keycheck import check_keys
-from tests.scripts.world import World
+from tests.scripts.world import SPLIT, World
 
 #: Keys that belong to the "user" of these tests.
 USERS = "user:*"
@@ -21,7 +22,7 @@ def empty(server: EmbeddedServer) -> Iterator[World]:
     with client(server.url) as connected:
         world = World(connected)
         yield world
-        check_keys(connected, *world.lane_keys(), allowed=[USERS])
+        check_keys(connected, *world.lane_keys(), allowed=[USERS, layout_key(SPLIT)])
 
 
 @pytest.fixture

@@ -15,6 +15,7 @@ from bridge.routing.membership import died, goodbye, meet, register
 from bridge.routing.partitions import Layout
 from bridge.routing.producing import places_of, push_many, push_once
 from bridge.routing.pushes import Columns, Partition, Tickets, append_once, append_per_ticket, note_wait, settle_push
+from bridge.routing.repartitioning import forget_layout, leave_layout, next_layout, repartition
 from bridge.routing.retention import done, letters, remove
 from bridge.routing.retiring import retire
 from bridge.routing.return_codes import ReturnCode
@@ -91,6 +92,9 @@ CALLS: dict[str, Callable[[World], object]] = {
     "push_many": lambda w: push_many(w.client, PLACES, "shop.task", [b"T", b"{}"]),
     "push_once": lambda w: push_once(w.client, PLACES, "shop.task", [b"T", b"{}"], "key", 0, "ab"),
     "claim_layout": lambda w: claim_layout(w.client, "ticket_stream", 2),
+    "repartition": lambda w: repartition(w.client, "ticket_stream", Layout(text="x"), next_layout(Layout(), 2)),
+    "leave_layout": lambda w: leave_layout(w.client, "ticket_stream", next_layout(Layout(), 2), []),
+    "forget_layout": lambda w: forget_layout(w.client, "ticket_stream", next_layout(Layout(), 2)),
     "note_wait": lambda w: note_wait(w.client, "ticket_stream", "who", "why", 1),
     "settle_push": lambda w: settle_push(w.client, AT.guard, 0, 1, "{}", 60),
     "tell": lambda w: tell(w.client, w.keys, "x", b"[]"),

@@ -161,6 +161,11 @@ def state_of(client: Client, keys: LaneKeys, message_id: str, master: str = MAST
     return found.pop()
 
 
+#: A stream that is repartitioned, and its partitions.
+SPLIT = "orders"
+PARTITIONS = ("p0", "p1", "g1:p0", "g1:p1", "g1:p2")
+
+
 class World:
     """A lane with everything in it: tickets in every state, two consumers, a second group, a user's own keys."""
 
@@ -281,7 +286,8 @@ class World:
 
     def lane_keys(self) -> list[LaneKeys]:
         versions = [LaneKeys(stream, self.keys.group) for stream in (OLDER, NEWER)]
-        return [self.keys, LaneKeys(self.keys.stream, "neighbour"), *versions]
+        split = [LaneKeys(f"{SPLIT}:{part}", group) for part in PARTITIONS for group in ("a", "b", "c")]
+        return [self.keys, LaneKeys(self.keys.stream, "neighbour"), *versions, *split]
 
 
 def incarnation(consumer: str) -> str:

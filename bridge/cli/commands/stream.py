@@ -2,19 +2,32 @@
 
 from __future__ import annotations
 
+import math
 import sys
+import time
+from collections.abc import Callable
 from datetime import UTC, datetime
 from itertools import product
+from typing import TYPE_CHECKING
 
 import click
 from rich.table import Table
 
 from bridge.cli.main import Target
-from bridge.cli.parameters import NON_EMPTY
+from bridge.cli.parameters import NON_EMPTY, Number
 from bridge.cli.terminal import echo_json
+from bridge.routing.errors import OrderFailed
+from bridge.routing.layouts import find_layout
 from bridge.routing.numbers import count
+from bridge.routing.partitions import MOST, Layout
 from bridge.routing.terminal import console
 from bridge.routing.text import one_line, printable
+
+if TYPE_CHECKING:
+    from redis import Redis
+
+#: Seconds between two looks at the old partitions.
+LOOK_S = 0.2
 
 
 @click.group()
@@ -45,6 +58,8 @@ def list_(target: Target, as_json: bool) -> None:
     for one in found:
         groups = one_line(", ".join(one.groups)) or "none"
         version, last = "newest" if one.version == 0 else f"{one.version} older", one.last_id or "no stream yet"
+        if one.is_old:
+            version = "old partition"
         if one.retired_ms is not None:
             version, last = "retired", _since(one.retired_ms)
         table.add_row(one_line(one.stream), version, last, groups, f"{one.entries:,}")
@@ -77,6 +92,8 @@ def info(target: Target, as_json: bool) -> None:
                 "setting": settings.partitions,
                 "streams": streams,
                 "unread": unread,
+                "older": None if layout.older is None else layout.older.streams(name),
+                "leaving": None if layout.leaving is None else layout.leaving.streams(name),
             }
         )
         return
@@ -84,6 +101,10 @@ def info(target: Target, as_json: bool) -> None:
     click.echo(f"stream     {one_line(name)}")
     click.echo(f"split      {count(layout.partitions, 'partition')}" + (f", since {since}" if layout.since_ms else ""))
     click.echo(f"streams    {one_line(streams[0])}" + (f" to {one_line(streams[-1])}" if len(streams) > 1 else ""))
+    for what, before in (("followed", layout.older), ("left", layout.leaving)):
+        if before is not None:
+            shown = f"{count(before.partitions, 'partition')} of the layout before"
+            click.echo(f"{what:<10} {shown}: finish with `bridge stream repartition {layout.partitions}`")
     click.echo(f"layout     {layout_key(name) if layout.text else 'not stored'}")
     for one in unread:
         click.echo(f"unread     {printable(one.problem)}")
@@ -152,3 +173,87 @@ def retire(ctx: click.Context, name: str, drop_dead: bool, dry_run: bool, undo: 
 
 def _since(ms: int) -> str:
     return datetime.fromtimestamp(ms / 1000, UTC).astimezone().isoformat(sep=" ", timespec="seconds")
+
+
+@stream.command()
+@click.argument("partitions", metavar="P", type=click.IntRange(1, MOST))
+@click.option(
+    "--timeout", "timeout_s", metavar="S", type=Number(0), help="Longest wait in seconds.  [default: no limit]"
+)
+@click.option("--drop-kept", is_flag=True, help="Also delete done entries that bridge_retention keeps.")
+@click.option("--dry-run", is_flag=True, help="Only check whether it is possible.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@click.pass_obj
+def repartition(
+    target: Target, partitions: int, timeout_s: float | None, drop_kept: bool, dry_run: bool, as_json: bool
+) -> None:
+    """Splits the app's stream into P partitions while it is used.
+
+    Producers push to the new partitions at once. The old partitions are followed until all their messages are done, and
+    are then deleted. The command may be stopped, and run again. Exits 1 when the old partitions are not gone in time.
+    """
+    from bridge.app.finding import reach
+    from bridge.app.lanes import unsplit_lanes_of
+    from bridge.operate import repartitioning
+
+    target.learn()
+    app, redis = target.app, reach(target.app)
+    kept = [0.0] if drop_kept else [lane.settings.retention for lane in unsplit_lanes_of(app)]
+    keep_s = None if None in kept else max(one for one in kept if one is not None)
+    name: str = app.bridge.settings.lane.stream
+    before: Layout = app.bridge.layout
+    said = (lambda _line: None) if as_json else click.echo
+    parts = count(partitions, "partition")
+    if dry_run:
+        repartitioning.check(redis, name, before, partitions)
+        said(f"{one_line(name)} has {count(before.partitions, 'partition')}, and can have {parts}")
+    elif before.partitions == partitions and before.older is None and before.leaving is None:
+        said(f"{one_line(name)} has {parts}")
+    else:
+        repartitioning.begin(redis, name, before, partitions)
+        said(f"{one_line(name)} has {parts} for new messages")
+    why = "" if dry_run else _finish(redis, name, keep_s, timeout_s, said)
+    layout = find_layout(redis, name, 1)
+    if as_json:
+        whole = layout.older is layout.leaving is None
+        echo_json({"stream": name, "partitions": partitions, "dry_run": dry_run, "done": whole, "why": why or None})
+    if why:
+        raise OrderFailed(
+            f"the old partitions of {one_line(name)} are not gone: {why}; new messages go to the new partitions; run "
+            "this command again to finish"
+        )
+    if not dry_run and app.bridge.settings.partitions != partitions:
+        said(f"set bridge_partitions = {partitions} in this app")
+
+
+def _finish(
+    redis: Redis, name: str, keep_s: float | None, timeout_s: float | None, said: Callable[[str], object]
+) -> str:
+    """Waits until the old partitions are gone. Returns why they are not, after ``timeout_s`` or Ctrl-C."""
+    from bridge.operate import repartitioning
+
+    until = math.inf if timeout_s is None else time.monotonic() + timeout_s
+    why = last = ""
+    try:
+        while True:
+            layout = find_layout(redis, name, 1)
+            if layout.older is not None:
+                why = repartitioning.leave(redis, name, layout)
+                done = "the old partitions have nothing undone: masters and workers leave them"
+            elif layout.leaving is None:
+                return ""
+            elif line := repartitioning.kept(redis, name, layout, keep_s):
+                said(line)
+                return ""
+            else:
+                why = repartitioning.clear(redis, name, layout)
+                done = "the old partitions are deleted"
+            if why and time.monotonic() >= until:
+                return why
+            if (line := why or done) != last:
+                said(line)
+                last = line
+            if why:
+                time.sleep(LOOK_S)
+    except KeyboardInterrupt:
+        return why or "interrupted"

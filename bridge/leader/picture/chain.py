@@ -1,5 +1,8 @@
 """What the leaders of a chain share: the lanes of one subscription and partition on all versions of a stream.
 
+While a stream is repartitioned, a chain has the older partitions and the new ones that can have tickets in common: each
+new one follows each old one, and two old ones, or two new ones, have nothing to do with each other.
+
 One master process leads all lanes of a chain, each on a thread of its own. Their work never overlaps: a leader works
 only in its turn (`Place.turn`), and the turns are given in the order in which they were asked for. Between two turns of
 a leader its picture agrees with Redis. So the leader of a newer lane can look into the pictures of the older ones, and
@@ -19,7 +22,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -188,11 +191,14 @@ class Place:
             self._wake()
 
 
-def chain_of(keys: Sequence[LaneKeys]) -> tuple[Place, ...]:
-    """The places of a chain with the lanes of ``keys``, oldest first."""
+def chain_of(lanes: Sequence[tuple[LaneKeys, Collection[LaneKeys]]]) -> tuple[Place, ...]:
+    """The places of a chain with these lanes, oldest first. Each comes with the lanes that it follows."""
     turns = Turns()
-    places = tuple(Place(turns, one) for one in keys)
-    for at, place in enumerate(places):
-        place.older, place.newer = places[:at], places[at + 1 :]
+    places = tuple(Place(turns, keys) for keys, _ in lanes)
+    for place, (_, older) in zip(places, lanes, strict=True):
+        place.older = tuple(one for one in places if one.keys in older)
+        for one in place.older:
+            one.newer += (place,)
+    for place in places:
         place.newer_keys = tuple(newer.keys for newer in place.newer)
     return places

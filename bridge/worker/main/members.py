@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from bridge.app.lanes import served_lanes
 from bridge.worker.guard.watcher_process import WatchedLane, WatcherProcess
 from bridge.worker.main.forced_end import ForcedEnd
 from bridge.worker.main.member import Member
+from bridge.worker.main.threads import run_in_thread
 
 if TYPE_CHECKING:
     from celery import Celery
+
+    from bridge.worker.main.new_layout import LayoutWatch
 
 
 class Members:
@@ -27,6 +31,10 @@ class Members:
         self.forced_end = ForcedEnd(url, [member.shared for member in self._members])
         for member in self._members:
             member.ensure_watcher = self.watcher.ensure
+        #: The streams whose lanes the worker should leave. Written by the thread of `LayoutWatch`.
+        self._leaving = frozenset[str]()
+        #: Starts the worker again when the stream has a new layout.
+        self.layout_watch: LayoutWatch
         #: Queue for tickets -> its member.
         self.by_queue = {member.queue: member for member in self._members}
 
@@ -53,6 +61,20 @@ class Members:
         for member in self._members:
             member.refresh_tasks(self.queues)
 
+    def leave(self, streams: frozenset[str]) -> None:
+        """Lets the worker leave the lanes of these streams soon: it has no messages of them."""
+        self._leaving = streams
+
+    def leave_lanes(self, consumer: Any) -> None:
+        """Leaves the lanes that it should leave. Called every second on Celery's own thread. ``consumer``: Celery's."""
+        streams, self._leaving = self._leaving, frozenset()
+        for member in [member for member in self._members if member.lane.stream in streams]:
+            self._members.remove(member)
+            del self.by_queue[member.queue]
+            consumer.cancel_task_queue(member.queue)
+            # It waits for the server.
+            run_in_thread(partial(_leave, member))
+
     def child_started(self) -> None:
         """A pool process has started. Called in that process, before it gets any message."""
         for member in self._members:
@@ -63,6 +85,11 @@ class Members:
         for member in self._members:
             member.begin_shutdown()
 
+    def begin_forced_shutdown(self) -> None:
+        """The same, when the process must end in any case."""
+        self.begin_shutdown()
+        self.forced_end.start()
+
     def end_now(self) -> None:
         """A cold shutdown began."""
         for member in self._members:
@@ -70,6 +97,12 @@ class Members:
 
     def stop(self) -> None:
         """Ends the worker's part in its lanes, after its pool has ended. May be called twice."""
+        self.layout_watch.stop()
         ended = [member.stop() for member in self._members]
         if all(ended):
             self.watcher.end()
+
+
+def _leave(member: Member) -> None:
+    member.begin_shutdown()
+    member.stop()

@@ -52,7 +52,7 @@ class ServerStep(bootsteps.StartStopStep):
         joined = app.bridge.layout
         try:
             check_lane_server(app)
-            if app.bridge.layout.streams("") != joined.streams(""):
+            if app.bridge.layout.all_streams("") != joined.all_streams(""):
                 # It joined while the server was away, and by the setting.
                 why = difference(app.bridge.layout, app.bridge.settings.partitions, app.bridge.settings.lane.stream)
                 raise ConfigurationError(f"{why or 'the partitions of the stream changed'}; start the worker again")

@@ -25,6 +25,7 @@ from bridge.worker.main import strategy
 from bridge.worker.main.cold_shutdown import hook_cold_shutdown
 from bridge.worker.main.last_read import end_last_read
 from bridge.worker.main.members import Members
+from bridge.worker.main.new_layout import LayoutWatch
 from bridge.worker.main.revoking import hook_revokes
 from bridge.worker.main.server_check import check_lane_server, end_worker, exit_with_error
 from bridge.worker.pool import calls as pool_calls
@@ -78,14 +79,16 @@ class MemberStep(bootsteps.StartStopStep):
             self._timer.cancel()
         try:
             health = Health(members.app.bridge.settings.health_file)
-            self._timer = parent.timer.call_repeatedly(EVERY_S, self._every_second, (members, health))
+            self._timer = parent.timer.call_repeatedly(EVERY_S, self._every_second, (members, health, parent))
             members.start(parent)
+            members.layout_watch.start()
         except TicketBridgeError as exc:
             end_worker(parent.controller, exc)
 
     @staticmethod
-    def _every_second(members: Members, health: Health) -> None:
+    def _every_second(members: Members, health: Health, consumer: Any) -> None:
         health.turn()
+        members.leave_lanes(consumer)
         members.refresh_tasks()
 
     def close(self, parent: Any) -> None:
@@ -106,6 +109,7 @@ def _join(app: Celery, worker: Any) -> None:
     # If the server is away, `ServerStep` waits for it later, where the app is set so.
     check_lane_server(app)
     members = _workers[worker.hostname] = Members(app, worker.hostname)
+    members.layout_watch = LayoutWatch(app, worker, leave=members.leave, begin_shutdown=members.begin_forced_shutdown)
     hook_cold_shutdown(worker, members)
     _leave_when_terminated(worker)
     members.watcher.ensure()
@@ -166,8 +170,8 @@ def _child_started(**_: Any) -> None:
 @signals.worker_shutting_down.connect(weak=False)  # type: ignore[untyped-decorator, unused-ignore]
 def _shutting_down(**_: Any) -> None:
     for members in _workers.values():
-        members.begin_shutdown()
-        members.forced_end.start()
+        members.layout_watch.stop()
+        members.begin_forced_shutdown()
 
 
 @signals.worker_shutdown.connect(weak=False)  # type: ignore[untyped-decorator, unused-ignore]

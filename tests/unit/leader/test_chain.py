@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Sequence
 
 from bridge.leader.picture.chain import Place, Turns, chain_of
 from bridge.leader.picture.chained_lane import ChainedLane
@@ -14,11 +15,16 @@ from bridge.routing.messages import Message
 from bridge.settings.lane import LaneSettings
 
 
+def chained(lanes: Sequence[LaneKeys]) -> list[tuple[LaneKeys, Sequence[LaneKeys]]]:
+    """Each lane with all lanes before it."""
+    return [(keys, lanes[:place]) for place, keys in enumerate(lanes)]
+
+
 class Chain:
     """A chain of lanes, each with a picture."""
 
     def __init__(self, versions: int = 2, **settings: int) -> None:
-        self.places = chain_of([LaneKeys(f"v{n}", "g") for n in range(versions)])
+        self.places = chain_of(chained([LaneKeys(f"v{n}", "g") for n in range(versions)]))
         self.woken: list[int] = []
         self._next = 0
         self.lanes = [
@@ -225,9 +231,23 @@ def test_turns_are_given_in_the_order_in_which_they_were_asked_for() -> None:
 
 
 def test_a_place_without_a_picture_hears_nothing() -> None:
-    older, newer = chain_of([LaneKeys("v0", "g"), LaneKeys("v1", "g")])
+    older, newer = chain_of(chained([LaneKeys("v0", "g"), LaneKeys("v1", "g")]))
     assert isinstance(older, Place)
     with older.turn():
         pass
     older.look()
     assert newer.lane is None
+
+
+def test_partitions_of_one_layout_have_nothing_to_do_with_each_other() -> None:
+    # Given two old partitions and three new ones
+    old = [LaneKeys(f"o{n}", "g") for n in range(2)]
+    new = [LaneKeys(f"n{n}", "g") for n in range(3)]
+    places = chain_of([*((keys, ()) for keys in old), *((keys, old) for keys in new)])
+    by_stream = {place.keys.stream: place for place in places}
+    for n in range(2):
+        assert by_stream[f"o{n}"].older == ()
+        assert by_stream[f"o{n}"].newer_keys == tuple(new)
+    for n in range(3):
+        assert by_stream[f"n{n}"].older == tuple(by_stream[f"o{m}"] for m in range(2))
+        assert by_stream[f"n{n}"].newer_keys == ()

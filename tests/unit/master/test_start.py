@@ -10,6 +10,7 @@ from redis.exceptions import BusyLoadingError
 from redis.exceptions import ConnectionError as RedisConnectionError
 
 import bridge
+import bridge.master.lineup
 import bridge.master.process
 from bridge.routing.errors import ServerUnavailable
 
@@ -32,8 +33,8 @@ def test_a_server_that_goes_away_while_a_master_starts_is_named(
         def __getattr__(self, command: str) -> Any:
             raise error
 
-    monkeypatch.setattr(bridge.master.process, "check_server", lambda *_: (7, 0, 0))
-    monkeypatch.setattr(bridge.master.process, "client", lambda *_: Away())
+    monkeypatch.setattr(bridge.master.lineup, "check_server", lambda *_: (7, 0, 0))
+    monkeypatch.setattr(bridge.master.lineup, "client", lambda *_: Away())
     with pytest.raises(ServerUnavailable) as caught:
         bridge.master.process.run(app)
     assert str(caught.value).startswith("cannot reach Redis at redis://")

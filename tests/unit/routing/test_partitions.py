@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 
 from bridge.app.results import _MESSAGE_ID
 from bridge.routing.errors import ConfigurationError
-from bridge.routing.layouts import difference, layout_of
+from bridge.routing.layouts import difference, layout_of, text_of_layout
 from bridge.routing.partitions import MOST, Layout, partition_of, stream_id, suffix_of, whole_stream
+from bridge.routing.repartitioning import next_layout
 from bridge.testing.nodes.process import ROOT
 
 PAGE = ROOT / "docs" / "reference" / "messages.md"
@@ -92,3 +94,27 @@ def test_a_layout_is_read_and_compared() -> None:
         "stream s has 4 partitions, and bridge_partitions is 1: the stream is used as it is; set bridge_partitions = 4"
     )
     assert "has 1 partition," in (difference(Layout(), 4, "s") or "")
+
+
+@pytest.mark.parametrize("counts", [(1, 4), (4, 1), (4, 8), (8, 4), (4, 6), (6, 4), (3, 3), (5, 7), (12, 18)])
+def test_a_partition_follows_all_older_ones_with_tickets_of_its_own_and_no_other(counts: tuple[int, int]) -> None:
+    before, after = counts
+    layout = Layout(after, 1, older=Layout(before))
+    together = {(partition_of(f"T{n}", before), partition_of(f"T{n}", after)) for n in range(5_000)}
+    assert {(old, new) for new in range(after) for old in layout.older_of(new)} == together
+    assert {(old, new) for old in range(before) for new in layout.newer_of(old)} == together
+    # Partitions of different groups never have a ticket in common
+    assert {(old % layout.classes, new % layout.classes) for old, new in together} == {
+        (n, n) for n in range(layout.classes)
+    }
+
+
+def test_a_stored_layout_says_what_came_before() -> None:
+    layout = next_layout(Layout(4, 2, 17, "text"), 6)
+    assert (layout.partitions, layout.generation, layout.older) == (6, 3, Layout(4, 2, 17))
+    assert layout_of(layout.text, "orders") == layout
+    assert layout.shape == ((6, 3), (4, 2), None)
+    left = replace(layout, older=None, leaving=layout.older)
+    again = layout_of(text_of_layout(left), "orders")
+    assert (again.older, again.leaving, again.shape) == (None, Layout(4, 2, 17), ((6, 3), None, (4, 2)))
+    assert layout.all_streams("o") == {*layout.streams("o"), *Layout(4, 2).streams("o")}

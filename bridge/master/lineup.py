@@ -1,0 +1,216 @@
+"""The lanes of a master process, as long as the stream keeps its layout: it leads or stands by in each of them.
+
+One thread asks for leads and renews them (`bridge.master.leads`). A lane that this master leads has a thread of its own
+(`bridge.master.lane_master`).
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+import time
+import uuid
+from collections.abc import Callable, Collection, Sequence
+from functools import partial
+from typing import TYPE_CHECKING
+
+from celery.utils.log import get_logger
+
+from bridge.app.installed import bridge_of
+from bridge.app.joining import read_layouts, store_layout
+from bridge.app.lanes import subscriptions_of
+from bridge.leader.picture.chain import chain_of
+from bridge.link.connections import check_server, client
+from bridge.link.health import EVERY_S, Health
+from bridge.link.outage import OutageLog
+from bridge.master.first_group import begin_group
+from bridge.master.lane_master import LaneMaster
+from bridge.master.layout_watch import LayoutWatch
+from bridge.master.leads import RENEWALS, Leads
+from bridge.master.older_streams import look_at_older
+from bridge.master.refusals import refuse_lane
+from bridge.master.sleepers import Sleepers
+from bridge.routing.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from celery import Celery
+
+logger = get_logger(__name__)
+
+#: Longest time between two turns of a loop, in seconds, when all is well: three of the longest sleeps.
+TURNS_S = 15.0
+
+
+class LoopHealth(Health):
+    """The health of one loop. It notes when the loop turned."""
+
+    def __init__(self) -> None:
+        super().__init__(None)
+        self.turned_at = time.monotonic()
+
+    def turn(self) -> None:
+        """The loop turned."""
+        self.turned_at = time.monotonic()
+
+
+class Lineup:
+    """The lanes of ``app`` in this process. ``announce`` gets a line for each change.
+
+    ``named``: the subscriptions that the master stands for; None: all. Raises `ConfigurationError`.
+    """
+
+    def __init__(self, app: Celery, announce: Callable[[str], None], named: Collection[str] | None) -> None:
+        self._app = app
+        settings = bridge_of(app).settings
+        chosen = _chosen(subscriptions_of(app), named)
+        redis = client(settings.redis_url)
+        check_server(redis, settings.redis_url)
+        # What is refused changes nothing.
+        layouts = read_layouts(app, redis)
+        subscriptions = subscriptions_of(app)
+        for name in chosen:
+            for lane in subscriptions[name]:
+                refuse_lane(redis, app, lane)
+        look_at_older(redis, app, [lane for lanes in subscriptions.values() for lane in lanes])
+        layouts[settings.lane.stream] = store_layout(app, redis)
+        subscriptions = subscriptions_of(app)
+        all_lanes = [lane for lanes in subscriptions.values() for lane in lanes]
+        lanes = [lane for name in chosen for lane in subscriptions[name]]
+        for lane in all_lanes:
+            # Before any lane is led: entries leave the stream when all groups that exist are done with them.
+            begin_group(redis, lane.settings)
+        redis.close()
+        self._announce = announce
+        #: Whether the stream has another layout now, so that the process has other lanes.
+        self.is_over = False
+        self._holder = f"{socket.gethostname()}:{os.getpid()}:{uuid.uuid4().hex[:8]}"
+        self._stream = settings.lane.stream
+        self._loops = [LoopHealth(), LoopHealth()]
+        self._failed: list[BaseException] = []
+        self._stop = threading.Event()
+        outages = OutageLog(logger, "waiting for it")
+        lease_s = min(lane.settings.leader_lease for lane in lanes)
+        self._redis = client(settings.redis_url, timeout_s=max(0.2, lease_s / RENEWALS))
+        self._sleepers = Sleepers(settings.redis_url, outages.party(), self._loops[1], self._leading)
+        self._lanes = [
+            LaneMaster(
+                app,
+                lane,
+                self._redis,
+                self._holder,
+                outages.party(),
+                announce=self._announcing(lane.title, alone=len(all_lanes) == 1),
+                failed=self._fail,
+                defective=self._stand_aside,
+                ended=self._lane_ended,
+                sleepers=self._sleepers,
+            )
+            for lane in lanes
+        ]
+        _chain(self._lanes)
+        self._leads = Leads(
+            self._redis,
+            self._stream,
+            self._holder,
+            self._lanes,
+            # One chain cannot be shared: the master that leads it keeps it.
+            shared=len({lane.chain for lane in all_lanes}) > 1,
+            named=named is not None,
+            layouts=LayoutWatch(self._redis, self._stream, layouts, self._relay),
+            outage=outages.party(),
+            health=self._loops[0],
+        )
+
+    def _announcing(self, title: str, *, alone: bool) -> Callable[[str], None]:
+        return self._announce if alone else partial(_announce_of, self._announce, title)
+
+    @property
+    def shares_a_process(self) -> bool:
+        """Whether there are several lanes."""
+        return len(self._lanes) > 1
+
+    def stop(self) -> None:
+        """Asks all lanes to stop. Each lane that leads resigns on its own thread. Safe in a signal handler."""
+        self._stop.set()
+        self._leads.stop()
+
+    def run(self, healthy: Callable[[], None]) -> None:
+        """Leads or stands by until `stop`, or until the stream has another layout (`is_over`).
+
+        ``healthy`` is called every second while all loops turn. Raises `ConfigurationError` when no master can lead one
+        of the lanes.
+        """
+        groups = ", ".join(dict.fromkeys(lane.name for lane in self._lanes))
+        self._announce(f"master {self._holder}: stream {self._stream}, group {groups}; standing by")
+        self._sleepers.start()
+        self._leads.start()
+        try:
+            while not self._stop.wait(EVERY_S):
+                if self._turns():
+                    healthy()
+            while self._leads.is_alive():
+                self._leads.join(EVERY_S)
+            self._sleepers.stop()
+            while not all(lane.join(EVERY_S) for lane in self._lanes) or not self._sleepers.join(EVERY_S):
+                continue
+        finally:
+            self._redis.close()
+        if self._failed:
+            raise self._failed[0]
+
+    def look(self, silent: Collection[str]) -> None:
+        """Checks the leases now: heartbeats of these consumers are missing, or they went offline."""
+        for lane in self._lanes:
+            lane.look(silent)
+
+    def _turns(self) -> bool:
+        """Whether each loop turned lately."""
+        turned = [*(loop.turned_at for loop in self._loops), *(lane.turned_at for lane in self._lanes if lane.loops)]
+        return time.monotonic() - min(turned) < TURNS_S
+
+    def _relay(self, text: str) -> None:
+        """The stream has another layout."""
+        logger.warning("the stream %s has a new layout, %s: taking part in its lanes", self._stream, text)
+        self.is_over = True
+        self.stop()
+
+    def _fail(self, exc: BaseException) -> None:
+        self._failed.append(exc)
+        self.stop()
+
+    def _stand_aside(self, chain: str) -> None:
+        self._leads.stand_aside(chain)
+
+    def _lane_ended(self) -> None:
+        self._leads.lane_ended()
+
+    def _leading(self) -> int:
+        return sum(lane.leading for lane in self._lanes)
+
+
+def _chain(lanes: Sequence[LaneMaster]) -> None:
+    """Gives each lane its place in its chain."""
+    by_keys = {led.keys: led for led in lanes}
+    chains: dict[str, list[LaneMaster]] = {}
+    for led in lanes:
+        led.older = [by_keys[keys] for keys in led.older_keys]
+        chains.setdefault(led.chain, []).append(led)
+    for members in chains.values():
+        if any(led.older for led in members):
+            for led, place in zip(members, chain_of([(led.keys, led.older_keys) for led in members]), strict=True):
+                led.place = place
+
+
+def _chosen(subscriptions: Collection[str], named: Collection[str] | None) -> list[str]:
+    """The subscriptions that a master stands for. Raises `ConfigurationError` for one that there is not."""
+    for name in named or ():
+        if name not in subscriptions:
+            raise ConfigurationError(
+                f"--lanes: there is no subscription {name!r}; this app has: {', '.join(subscriptions)}"
+            )
+    return [name for name in subscriptions if named is None or name in named]
+
+
+def _announce_of(announce: Callable[[str], None], title: str, line: str) -> None:
+    announce(f"{title}: {line}")

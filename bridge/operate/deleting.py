@@ -1,0 +1,103 @@
+"""Deletes a stream with all keys of its lanes, in one step, once nothing of it is undone and nobody uses it.
+
+The lanes are those of all its consumer groups, whatever app they belong to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote
+
+from bridge.inspect.roster import registrations_of
+from bridge.link.key_types import types_of
+from bridge.routing.errors import OrderFailed
+from bridge.routing.groups import groups_in
+from bridge.routing.keys import LaneKeys
+from bridge.routing.leadership import read_token
+from bridge.routing.retiring import retire
+from bridge.routing.return_codes import ReturnCode
+from bridge.routing.text import printable
+
+if TYPE_CHECKING:
+    from redis import Redis
+
+#: Tries to delete a stream whose groups and consumers change meanwhile.
+TRIES = 5
+
+
+class StillUsed(Exception):
+    """The stream cannot be deleted. ``why``: a clause."""
+
+    def __init__(self, why: str) -> None:
+        super().__init__(why)
+        self.why = why
+
+
+class LanesOfStream:
+    """The lanes of ``stream``, which is a whole stream or a partition. ``found``: keys of lanes that were found there.
+
+    ``letters``: whether dead letters are deleted, too.
+    """
+
+    def __init__(self, redis: Redis, stream: str, found: Sequence[str] = (), *, letters: bool) -> None:
+        self._redis, self._stream, self._found, self._letters = redis, stream, found, letters
+
+    def delete(self, *, look: bool = False, keep: str = "") -> int:
+        """Deletes the stream with all keys of its lanes, but for ``keep``. Returns how many. ``look``: only counts.
+
+        Raises `StillUsed` when something of it is undone or in use, and `OrderFailed`. Nothing was changed then.
+        """
+        for _ in range(TRIES):
+            lanes = lanes_on(self._redis, self._stream, self._found)
+            free, doomed = self._keys(lanes)
+            groups = [keys.group for keys in lanes]
+            doomed = [key for key in doomed if key != keep]
+            code, detail = retire(self._redis, self._stream, groups, list(free), doomed, look=look)
+            if code is ReturnCode.OK:
+                return int(detail)
+            if code is not ReturnCode.CHANGED:
+                raise StillUsed(self._why(code, detail, free))
+        raise OrderFailed(
+            f"groups of {self._stream} come and go: stop what uses it, then try again; nothing was changed"
+        )
+
+    def _keys(self, lanes: Sequence[LaneKeys]) -> tuple[dict[str, str], list[str]]:
+        """(keys that must not be there, each with what it would mean; the keys to delete)."""
+        free: dict[str, str] = {}
+        doomed = dict.fromkeys(self._found)
+        there = self._redis.exists(self._stream)
+        for keys in lanes:
+            group = printable(keys.group)
+            free[keys.leader] = f"group {group} is led by the master {{}}: stop it, or take the stream out of its app"
+            registered: Any = self._redis.hgetall(keys.consumers)
+            for name, one in registrations_of(registered).items():
+                free[keys.lease(one.incarnation)] = f"the worker {printable(name)} serves group {group}: stop it"
+                doomed |= dict.fromkeys((keys.queue(name), keys.held(one.incarnation)))
+            if there:
+                # Without the stream, nothing is left of their messages.
+                free[keys.tickets] = f"group {group} has tickets that are in flight, await a retry, or are parked"
+            if not self._letters:
+                free[keys.dead] = (
+                    f"group {group} has dead letters: replay or drop them (`bridge dead list`), or add --drop-dead"
+                )
+            doomed |= dict.fromkeys(key for key in types_of(keys) if key != keys.stream)
+        return free, list(doomed)
+
+    def _why(self, code: ReturnCode, detail: str, free: dict[str, str]) -> str:
+        group = printable(detail)
+        if code is ReturnCode.UNREAD:
+            return f"group {group} has not read all its messages" if detail else "nobody has read its messages"
+        if code is ReturnCode.UNDONE:
+            return f"group {group} has messages that are not done"
+        token: Any = self._redis.get(detail) if detail.endswith(":leader") else None
+        return free[detail].format("that has just gone" if token is None else read_token(token).holder)
+
+
+def lanes_on(redis: Redis, stream: str, found: Sequence[str] = ()) -> list[LaneKeys]:
+    """The lanes of the groups of ``stream``, and those of which the keys ``found`` are left."""
+    names = {unquote(key[len(stream) + 3 :].partition(":")[0], errors="surrogateescape") for key in found}
+    if redis.exists(stream):
+        groups = groups_in(redis.execute_command("XINFO", "GROUPS", stream))
+        names |= {name.decode(errors="surrogateescape") for name in groups}
+    return [LaneKeys(stream, name) for name in sorted(names)]

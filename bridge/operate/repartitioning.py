@@ -1,0 +1,138 @@
+"""Changes the number of partitions of a stream while it is used: what ``bridge stream repartition`` does.
+
+Three steps, each of them one script. What is known between them is in the stored layout, so the command may be cut off
+anywhere and run again.
+
+1. `begin`: the stream has a new layout, which names the older one. Producers push to the new partitions from then on.
+   Masters lead the old and the new ones, workers serve both. A message in a new partition waits until the old ones
+   have no message of its ticket.
+2. `leave`: when nothing of the old partitions is undone, they are not followed any more. Masters and workers leave
+   their lanes.
+3. `clear`: when these have left, and the retention of the last entries is over, the old partitions are deleted.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+from bridge.operate.deleting import LanesOfStream, StillUsed, lanes_on
+from bridge.routing.errors import InputError
+from bridge.routing.ids import id_key
+from bridge.routing.layouts import find_layout
+from bridge.routing.numbers import count
+from bridge.routing.partitions import Layout
+from bridge.routing.repartitioning import forget_layout, leave_layout, next_layout, repartition
+from bridge.routing.return_codes import ReturnCode
+from bridge.routing.text import printable
+from bridge.routing.versions import leave_chain, newer_versions, older_versions
+
+if TYPE_CHECKING:
+    from redis import Redis
+
+#: Most old partitions that one new partition may follow: each of its steps looks at all of them.
+MOST_OLDER = 16
+#: Most new partitions that may follow one old partition. One master leads all of them until the old one is done.
+MOST_NEWER = 64
+
+
+def check(redis: Redis, stream: str, layout: Layout, partitions: int) -> None:
+    """Raises `InputError` when ``stream``, which has ``layout``, cannot get another number of partitions now."""
+    before = layout.older or layout.leaving
+    if before is not None:
+        if layout.partitions == partitions:
+            return
+        raise InputError(
+            f"{printable(stream)} is being repartitioned from {before.partitions} to {layout.partitions}: finish that "
+            f"first with `bridge stream repartition {layout.partitions}`; nothing was changed"
+        )
+    versions = {*older_versions(redis, stream), *newer_versions(redis, stream)}
+    for one in layout.streams(stream):
+        versions |= {*older_versions(redis, one), *newer_versions(redis, one)}
+    if versions:
+        others = ", ".join(map(printable, sorted(versions)))
+        raise InputError(
+            f"{printable(stream)} has other versions ({others}): retire the older ones first (`bridge stream retire`); "
+            "nothing was changed"
+        )
+    wanted = next_layout(layout, partitions)
+    if len(wanted.older_of(0)) > MOST_OLDER:
+        raise InputError(
+            f"from {layout.partitions} to {partitions} partitions, a new one would follow more than {MOST_OLDER} old "
+            "ones: choose a number that divides the old one by less, and go in steps; nothing was changed"
+        )
+    if len(wanted.newer_of(0)) > MOST_NEWER:
+        raise InputError(
+            f"from {layout.partitions} to {partitions} partitions, more than {MOST_NEWER} new ones would follow an old "
+            "one: choose a multiple of the old number that is smaller, and go in steps; nothing was changed"
+        )
+
+
+def begin(redis: Redis, stream: str, layout: Layout, partitions: int) -> Layout:
+    """Gives ``stream`` the new layout, and returns it. Raises `InputError`, and redis errors."""
+    check(redis, stream, layout, partitions)
+    if layout.older is not None or layout.leaving is not None:
+        return layout
+    wanted = next_layout(layout, partitions)
+    code, detail = repartition(redis, stream, layout, wanted)
+    if code is ReturnCode.HELD:
+        raise InputError(f"the key {printable(detail)} is no stream: rename or delete it; nothing was changed")
+    if code is ReturnCode.LAYOUT:
+        # Another call of the command was faster.
+        return begin(redis, stream, find_layout(redis, stream, 1), partitions)
+    return wanted
+
+
+def leave(redis: Redis, stream: str, layout: Layout) -> str:
+    """Ends the following of the older partitions. Returns why it cannot yet; "": it is done."""
+    assert layout.older is not None
+    groups = sorted({keys.group for one in layout.older.streams(stream) for keys in lanes_on(redis, one)})
+    code, detail, group = leave_layout(redis, stream, layout, groups)
+    if code is ReturnCode.UNREAD:
+        who = f"that group {printable(group)} has not read" if group else "and no group that reads it"
+        return f"{printable(detail)} has messages {who}"
+    if code is ReturnCode.UNDONE:
+        return f"{printable(detail)} has messages of group {printable(group)} that are not done"
+    if code is ReturnCode.HELD:
+        if detail.endswith(":dead"):
+            letters = count(int(redis.xlen(detail)), "dead letter")
+            return f"{letters} in {printable(detail)}: replay or drop them (`bridge dead list`)"
+        return f"{printable(detail)} has tickets that are in flight, await a retry, or are parked"
+    return ""
+
+
+def kept(redis: Redis, stream: str, layout: Layout, keep_s: float | None) -> str:
+    """Why the partitions that were left are kept, by ``bridge_retention``; "": they need not be.
+
+    ``keep_s``: least age in seconds of the entries that may be deleted; None: they stay for ever.
+    """
+    assert layout.leaving is not None
+    newest = max(_newest_ms(redis, one) for one in layout.leaving.streams(stream)) if keep_s != 0 else 0
+    if not newest:
+        return ""
+    if keep_s is None:
+        return "the old partitions keep their done entries (bridge_retention is None): to delete them, add --drop-kept"
+    until = newest / 1000 + keep_s
+    if until <= redis.time()[0]:
+        return ""
+    at = datetime.fromtimestamp(until, UTC).astimezone().isoformat(sep=" ", timespec="seconds")
+    return f"the old partitions keep their done entries until {at} (bridge_retention): run this again then"
+
+
+def clear(redis: Redis, stream: str, layout: Layout) -> str:
+    """Deletes the keys of the partitions that were left. Returns why it cannot yet; "": it is done."""
+    assert layout.leaving is not None
+    for one in layout.leaving.streams(stream):
+        try:
+            LanesOfStream(redis, one, letters=False).delete()
+        except StillUsed as exc:
+            return f"masters and workers have not left {printable(one)} yet: {exc.why.partition(':')[0]}"
+        leave_chain(redis, one)
+    forget_layout(redis, stream, layout)
+    return ""
+
+
+def _newest_ms(redis: Redis, stream: str) -> int:
+    """When the newest entry that is in the stream was added, Unix ms; 0: there is none."""
+    found: Any = redis.execute_command("XREVRANGE", stream, "+", "-", "COUNT", 1)
+    return id_key(found[0][0].decode())[0] if found else 0

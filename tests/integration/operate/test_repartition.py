@@ -1,0 +1,271 @@
+"""A stream gets another number of partitions while it is used: nothing is lost, nothing overtakes, no key stays."""
+
+from __future__ import annotations
+
+import random
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from celery import Celery
+
+import bridge
+from bridge.routing.errors import ConfigurationError
+from bridge.routing.keys import LaneKeys, follows_key, layout_key, newer_key
+from bridge.routing.layouts import check_layouts, find_layout
+from bridge.routing.partitions import Layout
+from bridge.routing.repartitioning import next_layout
+from bridge.stack.embedded import EmbeddedServer
+from bridge.testing.nodes.node import NodeYard, broker_environment
+from bridge.testing.waiting import wait_until
+from tests.chaos.run import default_seed
+from tests.integration.lanes import APP, LaneUnderTest
+from tests.keycheck import check_keys
+
+STREAM, GROUP = "ticket_stream", "concurrency_stream_group"
+TICKETS = 9
+
+
+class Splitting:
+    """`tests.apps.counter` on a stream that is repartitioned, with a producer of its own."""
+
+    def __init__(self, nodes: NodeYard, server: EmbeddedServer, folder: Path) -> None:
+        self.server = server
+        self.lane = LaneUnderTest(nodes, server, folder)
+        self.redis: Any = self.lane.redis
+        app = Celery("counter", broker=server.url, set_as_current=False)
+        bridge.install(app)
+
+        def append(self: Any, ticket_id: str, payload: Any) -> None:
+            del self, ticket_id, payload
+
+        self.task: Any = app.task(bind=True, name="counter.append", lazy=False, shared=False)(append)
+        self.pushed = 0
+
+    @property
+    def layout(self) -> Layout:
+        with self.server.client() as redis:
+            return find_layout(redis, STREAM, 1)
+
+    def streams(self) -> tuple[str, ...]:
+        return self.layout.streams(STREAM)
+
+    def push(self, rounds: int, ms: float = 0) -> None:
+        """The next messages of every ticket."""
+        for _ in range(rounds):
+            self.task.push_many([(f"T{t}", {"n": self.pushed, "ms": ms}) for t in range(TICKETS)])
+            self.pushed += 1
+
+    @contextmanager
+    def pushing(self, ms: float = 0) -> Iterator[None]:
+        """Pushes all the time within the block."""
+        stop = threading.Event()
+
+        def run() -> None:
+            while not stop.is_set():
+                self.push(1, ms)
+                stop.wait(0.5)
+
+        thread = threading.Thread(target=run)
+        thread.start()
+        try:
+            yield
+        finally:
+            stop.set()
+            thread.join()
+
+    def command(self, *arguments: object) -> subprocess.Popen[str]:
+        return self.start("stream", *arguments)
+
+    def start(self, *arguments: object) -> subprocess.Popen[str]:
+        """Starts a command."""
+        env = {**broker_environment(self.server.url), **self.lane.env, "PYTHONUNBUFFERED": "1", "PATH": "/usr/bin:/bin"}
+        return subprocess.Popen(
+            [sys.executable, "-m", "bridge", "-A", APP, *map(str, arguments)],
+            env=env, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        )  # fmt: skip
+
+    def repartition(self, count: int, *more: object, code: int = 0) -> str:
+        process = self.command("repartition", count, *more)
+        out, error = process.communicate(timeout=60)
+        assert process.returncode == code, out + error
+        return out + error
+
+    def handled(self) -> list[int]:
+        return [self.redis.llen(f"log:T{t}") for t in range(TICKETS)]
+
+    def wait_handled(self, count: int) -> None:
+        """Waits until so many messages of each ticket are handled."""
+        wait_until(
+            lambda: min(self.handled()) >= count,
+            description=f"{count} messages of each ticket",
+            timeout_s=60,
+        )
+
+    def check(self) -> None:
+        """Every message was handled once, in the order of its ticket; only keys of the layout are there."""
+        self.wait_handled(self.pushed)
+        self.lane.assert_logs(TICKETS, self.pushed)
+        self.lane.assert_no_overlap()
+        lanes = [LaneKeys(one, GROUP) for one in self.streams()]
+        check_keys(self.redis, *lanes, allowed=("log:*", layout_key(STREAM), "_kombu.*"))
+
+
+def run_bridge(splitting: Splitting, *arguments: object) -> str:
+    """The output of a command that succeeds."""
+    process = splitting.start(*arguments)
+    out, error = process.communicate(timeout=60)
+    assert process.returncode == 0, out + error
+    return out
+
+
+@pytest.fixture
+def splitting(nodes: NodeYard, own_server: EmbeddedServer, tmp_path: Path) -> Splitting:
+    return Splitting(nodes, own_server, tmp_path)
+
+
+def test_a_stream_is_split_and_joined_again_under_load(splitting: Splitting) -> None:
+    lane = splitting.lane
+    worker = lane.worker("w1", wait=False)
+    lane.worker("w2", wait=False)
+    lane.master("m1", wait=False)
+    pid = worker.pid
+    for count in (4, 6, 1):
+        # The old partitions have messages of every ticket when the layout changes.
+        splitting.push(4, ms=150)
+        with splitting.pushing(ms=1):
+            splitting.repartition(count)
+            splitting.wait_handled(splitting.pushed + 1)
+        splitting.push(1)
+        assert splitting.layout.older is splitting.layout.leaving is None
+        assert splitting.streams() == tuple(f"{STREAM}:g{splitting.layout.generation}:p{n}" for n in range(count))
+    assert splitting.layout.generation == 3
+    assert worker.pid == pid
+    splitting.check()
+
+
+def test_the_command_may_be_killed_anywhere_and_run_again(splitting: Splitting) -> None:
+    seed = default_seed("REPARTITION_SEED")
+    print(f"seed {seed}")
+    dice = random.Random(seed)
+    lane = splitting.lane
+    lane.worker("w1", wait=False)
+    lane.master("m1", wait=False)
+    lane.master("m2", wait=False)
+    splitting.push(2)
+    splitting.wait_handled(1)
+    with splitting.pushing(ms=1):
+        killed = 0
+        while True:
+            process = splitting.command("repartition", 3)
+            try:
+                out, error = process.communicate(timeout=dice.uniform(0.5, 4) if killed < 6 else 60)
+                break
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.communicate()
+                killed += 1
+            if killed == 2:
+                # And a master with it, whatever it led.
+                lane.nodes.masters()[0].vanish()
+        assert process.returncode == 0, out + error
+    print(f"the command was killed {killed} times")
+    assert splitting.layout.shape == ((3, 1), None, None)
+    splitting.check()
+
+
+def test_what_is_undone_in_an_old_partition_holds_its_ticket_and_the_end(splitting: Splitting) -> None:
+    lane = splitting.lane
+    lane.worker("w1", wait=False)
+    lane.master("m1", wait=False)
+    splitting.push(1)
+    splitting.wait_handled(1)
+    # Given a parked ticket with a message in the old partition
+    assert run_bridge(splitting, "ticket", "park", "T1") == "T1 is parked\n"
+    splitting.push(1)
+    wait_until(lambda: sum(splitting.handled()) == 2 * TICKETS - 1, description="the others to be handled")
+    # When the stream is split
+    said = splitting.repartition(2, "--timeout", 5, code=1)
+    # Then new messages of other tickets are handled, and those of the parked one wait
+    assert f"{STREAM} has 2 partitions for new messages" in said
+    assert "ticket_stream has messages of group concurrency_stream_group that are not done" in said
+    assert said.count("\n") < 6, said
+    splitting.push(1)
+    wait_until(lambda: sum(splitting.handled()) == 3 * TICKETS - 2, description="the others to go on", timeout_s=60)
+    assert "older" in run_bridge(splitting, "ticket", "show", "T1", "--json")
+    listed = run_bridge(splitting, "stream", "list")
+    assert listed.count("old partition") == 1
+    assert splitting.repartition(3, code=1).startswith(
+        f"Error: {STREAM} is being repartitioned from 1 to 2: finish that first"
+    )
+    # And after the release everything goes on in its order
+    run_bridge(splitting, "ticket", "release", "T1", "--stream", STREAM)
+    splitting.repartition(2)
+    splitting.check()
+
+
+def test_a_group_that_no_app_here_knows_has_the_new_partitions_from_their_first_entry(splitting: Splitting) -> None:
+    splitting.redis.xgroup_create(STREAM, "strangers", "0", mkstream=True)
+    assert splitting.repartition(4).endswith("set bridge_partitions = 4 in this app\n")
+    for stream in splitting.streams():
+        [group] = splitting.redis.xinfo_groups(stream)
+        assert (group["name"], group["last-delivered-id"]) == ("strangers", "0-0")
+    assert not splitting.redis.exists(STREAM)
+
+
+@pytest.mark.parametrize(
+    ("given", "code", "error"),
+    [
+        (0, 2, "0 is not in the range 1<=x<=4096"),
+        (4097, 2, "4097 is not in the range"),
+        (-1, 2, "-1"),
+        ("many", 2, "'many' is not a valid integer"),
+        (128, 1, "more than 64 new ones would follow an old one"),
+    ],
+    ids=["none", "too many", "negative", "no number", "a large step"],
+)
+def test_what_cannot_be_done_is_refused_in_one_line(splitting: Splitting, given: object, code: int, error: str) -> None:
+    splitting.push(1)
+    before = sorted(splitting.redis.keys())
+    process = splitting.command("repartition", given)
+    out, said = process.communicate(timeout=30)
+    assert process.returncode == code, out + said
+    assert error in said.splitlines()[-1]
+    assert not out
+    assert sorted(splitting.redis.keys()) == before
+
+
+def test_versions_and_a_repartition_exclude_each_other(splitting: Splitting) -> None:
+    splitting.push(1)
+    splitting.redis.set(follows_key(f"{STREAM}:v2"), f'["{STREAM}"]')
+    splitting.redis.sadd(newer_key(STREAM), f"{STREAM}:v2")
+    said = splitting.repartition(4, code=1)
+    assert said.startswith(f"Error: {STREAM} has other versions ({STREAM}:v2): retire the older ones first")
+    assert splitting.streams() == (STREAM,)
+    with splitting.server.client() as redis:
+        stored = next_layout(Layout(2), 3)
+        redis.set(layout_key(STREAM), stored.text)
+        with pytest.raises(ConfigurationError, match="is being repartitioned: finish that with"):
+            check_layouts(redis, f"{STREAM}:v2", Layout(3, 1), STREAM)
+
+
+def test_old_partitions_stay_as_long_as_their_entries_are_kept(splitting: Splitting) -> None:
+    lane = splitting.lane
+    lane.env["COUNTER_RETENTION"] = "3600"
+    lane.worker("w1", wait=False)
+    lane.master("m1", wait=False)
+    splitting.push(1)
+    said = splitting.repartition(2)
+    assert "the old partitions keep their done entries until" in said
+    assert (splitting.layout.older, splitting.layout.leaving) == (None, Layout())
+    assert splitting.redis.xlen(STREAM) == TICKETS
+    splitting.push(1)
+    splitting.wait_handled(2)
+    splitting.repartition(2, "--drop-kept")
+    assert not splitting.redis.exists(STREAM)
+    assert splitting.layout.leaving is None

@@ -1,0 +1,154 @@
+"""repartition.lua, leave_layout.lua, forget_layout.lua: a layout changes in whole steps, or not at all."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from bridge.routing.keys import LaneKeys, layout_key
+from bridge.routing.layouts import find_layout, text_of_layout
+from bridge.routing.partitions import Layout
+from bridge.routing.repartitioning import forget_layout, leave_layout, next_layout, repartition
+from bridge.routing.return_codes import ReturnCode
+from tests.scripts.world import SPLIT as STREAM
+from tests.scripts.world import World
+
+pytestmark = pytest.mark.scripts
+
+OLD, NEW = Layout(2), next_layout(Layout(2), 3)
+LEFT = replace(NEW, older=None, leaving=Layout(2))
+
+
+def split(world: World, *groups: str) -> Any:
+    """A stream of two partitions with ``groups``; the client."""
+    client = world.client
+    client.set(layout_key(STREAM), text_of_layout(OLD))
+    for stream in OLD.streams(STREAM):
+        for group in groups:
+            client.xgroup_create(stream, group, "0", mkstream=True)
+    return client
+
+
+def known(client: Any) -> Layout:
+    return find_layout(client, STREAM, 1)
+
+
+def unchanged(world: World, code: ReturnCode, *detail: str) -> None:
+    """The older partitions cannot be left, for this reason, and nothing is changed."""
+    before = world.snapshot()
+    assert leave_layout(world.client, STREAM, known(world.client), ["a", "b"])[: 1 + len(detail)] == (code, *detail)
+    assert world.snapshot() == before
+
+
+@pytest.fixture
+def followed(fresh: World) -> World:
+    client = split(fresh, "a", "b")
+    assert repartition(client, STREAM, known(client), NEW) == (ReturnCode.OK, "")
+    return fresh
+
+
+def test_the_new_partitions_have_all_groups_of_the_old_ones(fresh: World) -> None:
+    client = split(fresh, "a")
+    client.xgroup_create("orders:p1", "b", "$")
+    client.xadd("orders:p1", {"ticket_id": "T"})
+    assert repartition(client, STREAM, known(client), NEW) == (ReturnCode.OK, "")
+    assert known(client) == NEW
+    for stream in NEW.streams(STREAM):
+        found = {group["name"]: group["last-delivered-id"] for group in client.xinfo_groups(stream)}
+        assert found == {b"a": b"0-0", b"b": b"0-0"}
+
+
+def test_a_stream_without_a_stored_layout_and_without_entries_can_be_split(fresh: World) -> None:
+    made = next_layout(Layout(), 2)
+    assert repartition(fresh.client, STREAM, Layout(), made) == (ReturnCode.OK, "")
+    assert known(fresh.client) == made
+
+
+def test_another_layout_or_a_key_of_another_type_changes_nothing(fresh: World) -> None:
+    client = split(fresh, "a")
+    before = fresh.snapshot()
+    assert repartition(client, STREAM, Layout(2, text="other"), NEW) == (ReturnCode.LAYOUT, text_of_layout(OLD))
+    assert fresh.snapshot() == before
+    client.set("orders:g1:p2", "mine")
+    before = fresh.snapshot()
+    assert repartition(client, STREAM, known(client), NEW) == (ReturnCode.HELD, "orders:g1:p2")
+    assert fresh.snapshot() == before
+
+
+def test_old_partitions_are_left_when_all_groups_are_done(followed: World) -> None:
+    client = followed.client
+    for stream in OLD.streams(STREAM):
+        id_ = client.xadd(stream, {"ticket_id": "T"})
+        for group in ("a", "b"):
+            client.xreadgroup(group, "m", {stream: ">"})
+            client.xack(stream, group, id_)
+    # Given fences of the future, as after a clock that was set back
+    client.set(LaneKeys("orders:p0", "a").fence, "9007199254740000")
+    client.set(LaneKeys("orders:p1", "a").fence, "17")
+    client.set(LaneKeys("orders:g1:p2", "a").fence, "9007199254740001")
+    client.set(LaneKeys("orders:g1:p1", "b").fence, "5")
+    assert leave_layout(client, STREAM, known(client), ["a", "b"]) == (ReturnCode.OK, "", "")
+    assert known(client).shape == LEFT.shape
+    assert known(client).leaving == Layout(2)
+    fences = {group: [client.get(LaneKeys(one, group).fence) for one in NEW.streams(STREAM)] for group in ("a", "b")}
+    assert fences == {
+        "a": [b"9007199254740000", b"9007199254740000", b"9007199254740001"],
+        "b": [None, b"5", None],
+    }
+
+
+def test_unread_messages_hold_the_old_partitions(followed: World) -> None:
+    client = followed.client
+    client.xadd("orders:p1", {"ticket_id": "T"})
+    client.xreadgroup("a", "m", {"orders:p1": ">"}, noack=True)
+    unchanged(followed, ReturnCode.UNREAD, "orders:p1", "b")
+    # An entry that was deleted is not missed
+    client.xtrim("orders:p1", maxlen=0)
+    assert leave_layout(client, STREAM, known(client), ["a", "b"])[0] is ReturnCode.OK
+
+
+def test_pending_messages_hold_them(followed: World) -> None:
+    client = followed.client
+    client.xadd("orders:p0", {"ticket_id": "T"})
+    for group in ("a", "b"):
+        client.xreadgroup(group, "m", {"orders:p0": ">"}, noack=group == "a")
+    unchanged(followed, ReturnCode.UNDONE, "orders:p0", "b")
+
+
+@pytest.mark.parametrize("kind", ["tickets", "dead"])
+def test_tickets_and_dead_letters_hold_them(followed: World, kind: str) -> None:
+    key = getattr(LaneKeys("orders:p1", "b"), kind)
+    if kind == "dead":
+        followed.client.xadd(key, {"reason": "r"})
+    else:
+        followed.client.hset(key, "T", "[0]")
+    unchanged(followed, ReturnCode.HELD, key)
+
+
+def test_a_group_that_came_meanwhile_holds_them(followed: World) -> None:
+    followed.client.xgroup_create("orders:p0", "c", "0")
+    unchanged(followed, ReturnCode.CHANGED, "c")
+
+
+def test_a_stream_without_a_group_and_with_messages_holds_them(followed: World) -> None:
+    for group in ("a", "b"):
+        followed.client.xgroup_destroy("orders:p0", group)
+    followed.client.xadd("orders:p0", {"ticket_id": "T"})
+    unchanged(followed, ReturnCode.UNREAD, "orders:p0", "")
+
+
+def test_a_layout_that_another_call_changed_is_left_alone(followed: World) -> None:
+    before = followed.snapshot()
+    stale = replace(NEW, text="stale")
+    assert leave_layout(followed.client, STREAM, stale, ["a", "b"])[:2] == (ReturnCode.LAYOUT, NEW.text)
+    assert forget_layout(followed.client, STREAM, stale) == NEW
+    assert followed.snapshot() == before
+
+
+def test_the_layout_is_forgotten_last(followed: World) -> None:
+    client = followed.client
+    assert leave_layout(client, STREAM, known(client), ["a", "b"])[0] is ReturnCode.OK
+    assert forget_layout(client, STREAM, known(client)).leaving is None
+    assert known(client).shape == ((3, 1), None, None)
