@@ -415,6 +415,15 @@ SCRIPT_MUTATIONS = [
         " and bytes < tonumber(ARGV[3]) do",
         " do",
     ),
+    # -- promise 5 ---------------------------------------------------------------------------------------------------
+    _script(
+        "a death notice does not count messages of other lanes",
+        "promise 5",
+        f"{LUA}/died.lua",
+        "test_consumers::test_a_death_notice_says_how_many_messages_of_other_lanes_ran",
+        "if ARGV[5] ~= '0' then",
+        "if false then",
+    ),
     # -- promise 4 ---------------------------------------------------------------------------------------------------
     _script(
         "effects are applied again when the reply was lost",

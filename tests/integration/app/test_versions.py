@@ -510,6 +510,20 @@ def test_versions_of_a_split_stream(chain: Versions) -> None:
         assert chain.started(f"T{n}")[-1] == "v2:1"
 
 
+def test_members_come_one_after_the_other_to_a_split_stream_whose_older_version_is_new(chain: Versions) -> None:
+    chain.conf["bridge_partitions"] = 3
+    first = chain.master("m1")
+    chain.wait_for_lanes(3)
+    worker = chain.worker("w1", wait=False)
+    chain.master("m2")
+    worker.wait_ready()
+    assert chain.redis.get(layout_key("orders"))
+    first.kill()
+    chain.push_split("v2", "T", 3)
+    chain.push_split("v1", "T", 3)
+    wait_until(lambda: len(chain.log("T")) == 2, description="both messages")
+
+
 def test_an_old_version_is_retired_when_nothing_of_it_is_undone_or_in_use(chain: Versions) -> None:
     worker, master = chain.worker("w1"), chain.master("m1")
     chain.push("v1", "T")
