@@ -56,8 +56,7 @@ def sources_of(connection: RedisConnection, options: ReadOptions) -> list[Source
         raise unavailable(options.url, error) from None
     if (note := retired_in(stored)) is not None:
         raise StreamRetired(f"{note.sentence(stream)}, with its entries; read {note.newest}")
-    lost = not stored and not _is_there(connection, options, stream)
-    if lost and _is_there(connection, options, first_partition(stream)):
+    if not stored and _is_lost(connection, options):
         raise ServerUnavailable(lost_layout(stream))
     return [source_named(options, name) for name in layout_of(stored, stream).streams(stream)]
 
@@ -69,6 +68,23 @@ def source_named(options: ReadOptions, name: str) -> Source:
     # As ``bridge.routing.partitions.Layout`` makes names and suffixes: ``stream:g1:p0`` has ``@g1p0``.
     partition = name.removeprefix(options.stream).replace(":", "")
     return Source(name, key, f"{AT}{partition}" if partition else "")
+
+
+def _is_lost(connection: RedisConnection, options: ReadOptions) -> bool:
+    """Whether the stream, which has no layout, is split: it has a partition, and there is no stream itself."""
+    streams = (options.stream, first_partition(options.stream))
+    kinds: list[object] = []
+    try:
+        for stream in streams:
+            connection.send_command("TYPE", stream)
+        for _ in streams:
+            try:
+                kinds.append(connection.read_response(disable_decoding=True))
+            except redis.exceptions.NoPermissionError:
+                kinds.append(None)
+    except (redis.RedisError, OSError) as error:
+        raise unavailable(options.url, error) from None
+    return kinds == [b"none", b"stream"]
 
 
 def _is_there(connection: RedisConnection, options: ReadOptions, key: str) -> bool:
