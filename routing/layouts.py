@@ -10,6 +10,7 @@ they need not have orjson.
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -26,6 +27,8 @@ from bridge.routing.scripts import Argument, Script
 
 #: Reads the layout, and stores one where there is none.
 CLAIM_LAYOUT = Script("claim_layout")
+#: What an error says when a permission is missing. Within a script it has no code of its own.
+_FORBIDDEN = re.compile("[Nn]o permission|NOPERM|can't run this command|can't access")
 
 
 class Retired(NamedTuple):
@@ -117,12 +120,19 @@ def _fields(layout: Layout) -> dict[str, Any]:
 
 def _unreadable(stream: str, text: str) -> str:
     key = layout_key(stream)
-    if text.startswith("NOPERM"):
-        return f"this user may not read the key {key}, the layout of stream {stream}: `bridge acl` prints what it needs"
+    if _FORBIDDEN.search(text):
+        return _forbidden(stream)
     what = "no string" if text.startswith("WRONGTYPE") else f"{text!r:.80}"
     return (
         f"the layout of stream {stream} cannot be read: {what} in the key {key}; if a newer version wrote it, upgrade "
         "this one, else delete the key: a master that runs, or starts with bridge_partitions, stores it again"
+    )
+
+
+def _forbidden(stream: str) -> str:
+    return (
+        f"this Redis user may not read or store the layout of stream {stream} in the key {layout_key(stream)}: "
+        "`bridge acl` prints the permissions that it needs"
     )
 
 
@@ -145,7 +155,12 @@ def claim_layout(
     `ConfigurationError`.
     """
     arguments = claim_arguments(stream, partitions, older) if lost is None else restore_arguments(stream, lost)
-    reply = CLAIM_LAYOUT.run(client, *arguments)
+    try:
+        reply = CLAIM_LAYOUT.run(client, *arguments)
+    except ResponseError as exc:
+        if not _FORBIDDEN.search(str(exc)):
+            raise
+        raise ConfigurationError(_forbidden(stream)) from None
     return claimed_layout(reply, stream, partitions)
 
 
@@ -168,6 +183,8 @@ def stored_text(client: Redis, stream: str) -> bytes | str:
     """What is stored as the layout of ``stream``; empty: nothing. For `layout_of`, which refuses what is no layout."""
     try:
         found: Any = client.get(layout_key(stream))
+    except NoPermissionError:
+        raise ConfigurationError(_forbidden(stream)) from None
     except ResponseError as exc:
         if "WRONGTYPE" not in str(exc):
             raise

@@ -234,3 +234,21 @@ def test_a_lost_layout_is_stored_again_on_a_full_server(redis: Any) -> None:
         assert claim_layout(redis, STREAM, P).partitions == P
     finally:
         redis.config_set("maxmemory", 0)
+
+
+@pytest.mark.parametrize("rules", [("~other*",), ("~*", "-set"), ("~*", "-get", "-set")], ids=" ".join)
+def test_a_user_who_may_not_read_or_store_the_layout_is_named_the_key(
+    server: EmbeddedServer, redis: Any, rules: tuple[str, ...]
+) -> None:
+    said = "may not read or store the layout of stream ticket_stream in the key {ticket_stream}/layout"
+    redis.execute_command("ACL", "SETUSER", "low", "reset", "on", ">pw", "+@all", *rules)
+    with server.client(username="low", password="pw") as low:
+        with pytest.raises(ConfigurationError, match=said):
+            claim_layout(low, STREAM, P)
+        if rules == ("~*", "-set"):
+            assert find_layout(low, STREAM, P) == Layout(P)
+        else:
+            with pytest.raises(ConfigurationError, match=said):
+                find_layout(low, STREAM, P)
+    redis.execute_command("ACL", "DELUSER", "low")
+    assert not redis.exists(KEY)
