@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Collection, Sequence
 from contextlib import suppress
 from typing import Any
@@ -84,6 +85,24 @@ def refuse_left_behind(
     for name in dropped_versions(client, stream, group, older, partitions):
         if undone_in(client, name, group)[0]:
             raise ConfigurationError(left_behind(name, stream, group))
+
+
+def refuse_unaware_leader(client: Redis, keys: LaneKeys, older: Sequence[str], wait_s: float) -> None:
+    """Raises `ConfigurationError` when another master leads the lane, and has not noted ``older`` for ``wait_s``: it
+    would not compare them. A leader notes them when its term begins.
+    """
+    end = time.monotonic() + wait_s
+    while client.exists(keys.leader) and (missing := [one for one in older if one not in _noted(client, keys, older)]):
+        if time.monotonic() >= end:
+            raise ConfigurationError(
+                f"another master leads {keys.stream!r}, and its app does not name {missing[0]!r} in bridge_follows: "
+                "stop such masters first, then start this one"
+            )
+        time.sleep(0.1)
+
+
+def _noted(client: Redis, keys: LaneKeys, older: Sequence[str]) -> set[str]:
+    return set().union(*(older_versions(client, stream) for stream in (keys.stream, *older)))
 
 
 def left_behind(dropped: str, stream: str, group: str) -> str:

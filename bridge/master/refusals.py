@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from bridge.link.key_types import refuse_misplaced
 from bridge.protocol.agreement import refuse_other
-from bridge.routing.versions import check_versions, refuse_left_behind
+from bridge.routing.versions import check_versions, refuse_left_behind, refuse_unaware_leader
 
 if TYPE_CHECKING:
     from celery import Celery
@@ -21,4 +21,7 @@ def refuse_lane(redis: Redis, app: Celery, lane: AppLane) -> None:
     refuse_misplaced(redis, settings.keys)
     refuse_other(redis, app, settings)
     check_versions(redis, settings.stream, older)
+    versions = [stream for stream in older if stream not in lane.partition_streams]
+    if versions:
+        refuse_unaware_leader(redis, settings.keys, versions, settings.leader_lease)
     refuse_left_behind(redis, settings.stream, settings.group, older, lane.partition_streams)

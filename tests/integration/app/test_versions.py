@@ -476,6 +476,24 @@ def test_a_master_whose_group_has_another_name_on_an_older_version_warns_or_is_r
     assert f"bridge_follows names 'orders', which has the group {GROUP}, and not renamed" in warned.logs()
 
 
+def test_a_master_is_refused_while_one_leads_that_knows_nothing_of_the_older_version(chain: Versions) -> None:
+    """The leader would not compare what the other one does in the older version."""
+    unaware = chain.master("m1", bridge_follows=[])
+    chain.wait_leader("v2")
+    refused = chain.master("m2", wait=False)
+    assert refused.wait() == 2
+    assert "another master leads 'orders:v2', and its app does not name 'orders' in bridge_follows" in refused.logs()
+    unaware.terminate()
+    chain.worker("w1")
+    for name in ("m3", "m4"):
+        # The second one comes before the first one has noted what it follows.
+        chain.master(name, wait=False)
+    chain.push("v1", "T")
+    chain.push("v2", "T")
+    chain.wait_all()
+    check(chain)
+
+
 def test_versions_with_different_partitions_are_refused(chain: Versions) -> None:
     chain.push("v1", "T")
     before = sorted(chain.redis.scan_iter())
