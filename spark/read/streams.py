@@ -34,7 +34,8 @@ class Source:
 
 
 def sources_of(connection: RedisConnection, options: ReadOptions) -> list[Source]:
-    """The streams to read now, in the order of the partitions.
+    """The streams to read now, in the order of the partitions. Those of the layout before come first, as long as they
+    exist.
 
     Raises ``ServerUnavailable`` (also for a lost layout), ``RefusedByServer``, ``StreamRetired``, and
     ``ConfigurationError`` for a layout that cannot be read.
@@ -58,7 +59,12 @@ def sources_of(connection: RedisConnection, options: ReadOptions) -> list[Source
         raise StreamRetired(f"{note.sentence(stream)}, with its entries; read {note.newest}")
     if not stored and _is_lost(connection, options):
         raise ServerUnavailable(lost_layout(stream))
-    return [source_named(options, name) for name in layout_of(stored, stream).streams(stream)]
+    layout = layout_of(stored, stream)
+    before = layout.older or layout.leaving
+    # These are deleted one after the other at the end of a repartition.
+    old = [] if before is None else [source_named(options, name) for name in before.streams(stream)]
+    kept = [one for one in old if _is_there(connection, options, one.key)]
+    return kept + [source_named(options, name) for name in layout.streams(stream)]
 
 
 def source_named(options: ReadOptions, name: str) -> Source:

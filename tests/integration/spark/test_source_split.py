@@ -7,6 +7,7 @@ import pickle
 import random
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -15,7 +16,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 
 from bridge.routing.errors import ConfigurationError, EntriesLost, ServerUnavailable, StreamRetired
 from bridge.routing.keys import LaneKeys, layout_key
-from bridge.routing.layouts import Retired
+from bridge.routing.layouts import Retired, text_of_layout
 from bridge.routing.partitions import Layout
 from bridge.spark.read.columns import default_schema
 from bridge.spark.read.options import parse_read
@@ -222,6 +223,27 @@ def test_a_checkpoint_of_before_the_split_goes_on_and_a_new_layout_is_followed(
     assert Query(server, query.at).epoch() == more
 
 
+@pytest.mark.parametrize("name", ["older", "leaving"])
+def test_the_partitions_of_the_layout_before_are_read_until_they_are_deleted(
+    server: EmbeddedServer, client: redis.Redis, name: str
+) -> None:
+    # Given a stream that is being repartitioned, and has messages in partitions of both layouts
+    layout = replace(SECOND, older=FIRST) if name == "older" else replace(SECOND, leaving=FIRST)
+    client.set(layout_key(STREAM), text_of_layout(layout))
+    ids = [id_ for number in range(P) for id_ in add(client, number, 1, 3)]
+    ids += [id_ for number in range(3) for id_ in add(client, number, 1, 3, SECOND)]
+    # Then a batch and a query without a checkpoint have all of them
+    assert sorted(id_ for some in Batch(server).ids() for id_ in some) == sorted(ids)
+    query = Query(server)
+    assert sorted(query.epoch()) == sorted(ids)
+    # And nothing is missed when they are deleted one after the other
+    for number in range(P):
+        client.delete(FIRST.stream(STREAM, number))
+        more = add(client, 1, 4 + number, 4 + number, SECOND)
+        query = Query(server, query.at)
+        assert query.epoch() == more
+
+
 def test_entries_that_a_new_partition_lost_before_its_first_epoch_are_counted(valkey: EmbeddedServer) -> None:
     with valkey.client(decode_responses=True) as client:
         store(client, FIRST)
@@ -382,7 +404,9 @@ def test_a_layout_that_cannot_be_read_is_refused_in_one_line(own_server: Embedde
             "ACL", "SETUSER", "eve", "on", ">hunter2", f"~{STREAM}*", "+xrange", "+xrevrange", "+ping", "+xinfo|stream"
         )
         named = own_server.url.replace("redis://", "redis://eve:hunter2@")
-        with pytest.raises(ConfigurationError, match=r"this user may not read the key \{events\}/layout") as refused:
+        with pytest.raises(
+            ConfigurationError, match=r"may not read or store the layout of stream events in the key \{events\}/layout"
+        ) as refused:
             Batch(own_server, url=named)
         assert "hunter2" not in str(refused.value)
         # A stream that is there is read as it is
