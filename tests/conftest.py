@@ -112,7 +112,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 def pytest_collection_finish() -> None:
     """Lets the garbage collector work again, and never look at what there is now."""
-    gc.collect()
     gc.freeze()
     gc.enable()
 

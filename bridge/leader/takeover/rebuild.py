@@ -6,7 +6,7 @@
    master's name, has lost its pending list. It is repaired: entries after the *floor* that are not known to be done
    become pending (`bridge.leader.repair.group`).
 2. The consumers and their leases are read.
-3. The ticket records are read: messages in flight (with their payloads), messages that await a retry, parked tickets.
+3. The ticket records are read (`bridge.leader.takeover.record_reader`).
 4. A message that a record names and that is not pending becomes pending again. If its entry is gone, it is dead.
 
 The cost of `run` grows with the number of messages in flight, resting tickets and parked tickets. There may be millions
@@ -27,13 +27,12 @@ from typing import TYPE_CHECKING, Any
 from celery.utils.log import get_logger
 from redis.exceptions import ResponseError
 
-from bridge.leader.picture.pieces import Consumer, Parcel, Ticket
 from bridge.leader.repair.group import HALF_MADE, repair_group
-from bridge.leader.stream.by_id import message_of, read_messages
-from bridge.leader.stream.pending import NEVER, PAGE, pairs
+from bridge.leader.stream.by_id import message_of
+from bridge.leader.stream.pending import NEVER, PAGE
 from bridge.leader.takeover.acknowledged import Acknowledged
+from bridge.leader.takeover.record_reader import RecordReader
 from bridge.link.connections import is_full
-from bridge.routing import records
 from bridge.routing.batch import Batch
 from bridge.routing.errors import ConfigurationError
 from bridge.routing.ids import id_before, id_key, id_text, key_after
@@ -79,14 +78,9 @@ class Rebuild:
         self._consumers = consumers
         self._keys = term.keys
         self._wire = term.wire
+        self._records = RecordReader(term, lane, pending)
         #: Message id in a ticket record -> its ticket.
-        self._named: dict[str, Ticket] = {}
-        #: Ids of messages that await a retry and have no counted attempt or loss.
-        self._front_ids: set[str] = set()
-        #: Id of a resting ticket's oldest message that was not seen in the pending list yet -> its ticket.
-        self._unseen: dict[str, Ticket] = {}
-        #: Name in the group -> number of entries that are pending under it.
-        self._owners: dict[str, int] = {}
+        self._named = self._records.named
         #: The floor: all entries up to it are done or dead; None: it was never noted.
         self._floor: tuple[int, int] | None = None
         #: How far the group has read.
@@ -100,7 +94,7 @@ class Rebuild:
         """Reads all that must be known before anything is settled or dispatched."""
         self._make_group()
         self._consumers.find()
-        self._read_records()
+        self._records.read()
         self._find_first_messages()
         self._pending.count_again()
         lane = self._lane
@@ -154,85 +148,6 @@ class Rebuild:
         if self._term.master not in names:
             # The entries under the master's name are not pending any more. The position of the group is still known.
             repair_group(self._term, floor, "has lost the master's name", read_to)
-
-    def _read_records(self) -> None:
-        lane = self._lane
-        self._owners = self._pending.owners()
-        due = dict(pairs(self._wire.call("ZRANGE", self._keys.retries, 0, -1, "WITHSCORES")))
-        cursor: Any = b"0"
-        while True:
-            cursor, flat = self._wire.call("HSCAN", self._keys.tickets, cursor, "COUNT", PAGE)
-            flying: list[tuple[Ticket, str]] = []
-            for name, text in pairs(flat):
-                ticket = Ticket(name.decode())
-                if ticket.id in lane.tickets or ticket.id in lane.parked:
-                    # HSCAN may return a ticket twice.
-                    continue
-                lane.tickets[ticket.id] = ticket
-                ticket.record = text.decode()
-                record = records.parse(text)
-                ticket.attempt = record.attempt
-                ticket.losses, ticket.lost, ticket.cause = record.losses, record.lost, record.cause
-                if record.parked:
-                    self._put_aside(ticket, record)
-                elif record.in_flight:
-                    self._put_in_flight(ticket, record)
-                    flying += [(ticket, id_) for id_ in record.ids]
-                else:
-                    front = record.ids[0]
-                    if ticket.begun:
-                        lane.resting.put(ticket, front)
-                        self._unseen[front] = ticket
-                    else:
-                        self._front_ids.add(front)
-                    lane.hold_back(ticket, int(float(due.get(name, b"0"))))
-                self._named.update(dict.fromkeys(record.ids, ticket))
-            named = [(ticket.id, id_) for ticket, id_ in flying]
-            for (ticket, _), message in zip(flying, read_messages(self._term, named), strict=True):
-                assert ticket.consumer is not None
-                lane.held += 1
-                lane.bytes += message.size
-                lane.put_in_flight(ticket, ticket.consumer, message)
-            if cursor == b"0":
-                break
-        self._find_parked_from()
-
-    def _put_aside(self, ticket: Ticket, record: records.Record) -> None:
-        lane = self._lane
-        del lane.tickets[ticket.id]
-        lane.parked[ticket.id] = ticket
-        ticket.parked = True
-        ticket.front_id = record.ids[0] if record.ids else ""
-        ticket.shelved = self._owners.get(lane.parked_name(ticket.id), 0)
-
-    def _find_parked_from(self) -> None:
-        shelved = [ticket for ticket in self._lane.parked.values() if ticket.shelved]
-        for start in range(0, len(shelved), PAGE):
-            page = shelved[start : start + PAGE]
-            names = [self._lane.parked_name(ticket.id).encode(errors="surrogateescape") for ticket in page]
-            commands = [("XPENDING", self._keys.stream, self._keys.group, "-", "+", 1, name) for name in names]
-            for ticket, found in zip(page, self._wire.call_many(commands), strict=True):
-                ticket.parked_from = id_key(found[0][0].decode()) if found else None
-
-    def _put_in_flight(self, ticket: Ticket, record: records.Record) -> None:
-        lane = self._lane
-        consumer = lane.consumers.get(record.incarnation)
-        if consumer is None:
-            # The consumer is not registered any more. Its lease decides whether it lives.
-            queue = self._keys.queue(record.consumer)
-            consumer = Consumer(record.consumer, record.incarnation, queue, 1, None)
-            consumer.alive = False
-            lane.consumers[record.incarnation] = consumer
-        ticket.consumer = consumer
-        ticket.fence = ticket.run_fence = record.fence
-        ticket.dispatched_ms = record.at_ms
-        ticket.cause = ""
-        if record.cause.startswith(records.PARK_AFTER):
-            ticket.park_reason = record.cause.removeprefix(records.PARK_AFTER)
-        parcel = ticket.parcel = Parcel(consumer, len(record.ids), float(len(record.ids)))
-        consumer.parcels += 1
-        consumer.backlog_ms += parcel.share_ms * len(record.ids)
-        consumer.tickets.add(ticket)
 
     def _take_in(self) -> Iterator[bool]:
         """Takes in the entries that are pending under the master's name, in id order, like new entries.
@@ -325,7 +240,7 @@ class Rebuild:
     def _take_named(self, id_: str, fields: Any, batch: Batch) -> bool:
         """Takes in a message that a record names, if its entry is gone. Returns whether it is in the picture now."""
         lane = self._lane
-        self._unseen.pop(id_, None)
+        self._records.unseen.pop(id_, None)
         ticket = lane.tickets.get(self._named[id_].id)
         # A message in flight is pending under the master's name: it was moved by hand, or the group was made again.
         # `ManualChanges` repairs that.
@@ -333,7 +248,7 @@ class Rebuild:
             return True
         if ticket is not None and any(message.id == id_ for message in ticket.waiting):
             return True
-        if ticket is not None and id_ in self._front_ids and not fields:
+        if ticket is not None and id_ in self._records.front_ids and not fields:
             self._first_messages.find(ticket, id_, batch)
             return True
         return False
@@ -347,7 +262,7 @@ class Rebuild:
     def _find_first_messages(self) -> None:
         """Repairs messages that await a retry, were not begun, and are not pending. Pending ones are read in order."""
         batch = Batch()
-        for id_ in self._missing(list(self._front_ids)):
+        for id_ in self._missing(list(self._records.front_ids)):
             logger.warning("message %s awaits a retry and was not pending", id_)
             batch.count("tampered")
             self._first_messages.find(self._named[id_], id_, batch)
@@ -356,7 +271,7 @@ class Rebuild:
     def _find_unseen(self) -> None:
         """Makes messages of resting tickets pending again that were not in the pending list."""
         lane = self._lane
-        taken = self._missing([id_ for id_ in self._unseen if id_ in lane.resting.tickets])
+        taken = self._missing([id_ for id_ in self._records.unseen if id_ in lane.resting.tickets])
         if taken:
             logger.warning("%d messages await a retry and were not pending: they are pending again", len(taken))
             batch = Batch()
