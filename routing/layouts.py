@@ -141,7 +141,7 @@ def lost_layout(stream: str) -> str:
     return (
         f"stream {stream} is split, since {first_partition(stream)} exists, and its layout is lost: the key "
         f"{layout_key(stream)} is not there; a master that runs stores it again: try again, or start one with "
-        "bridge_partitions set"
+        "bridge_partitions set as it was"
     )
 
 
@@ -252,13 +252,9 @@ def claim_arguments(stream: str, partitions: int, older: Sequence[str] = ()) -> 
         return [layout_key(stream)], ["", stream, first_partition(stream), ""]
     made = Layout(partitions, 0, time.time_ns() // 1_000_000)
     versions = [name for one in older for name in (layout_key(one), one)]
-    return [layout_key(stream), stream], [
-        text_of_layout(made),
-        stream,
-        first_partition(stream),
-        "",
-        *versions,
-    ]
+    last, after = (Layout(partitions).stream(stream, number) for number in (partitions - 1, partitions))
+    text = text_of_layout(made)
+    return [layout_key(stream), stream], [text, stream, first_partition(stream), "", last, after, *versions]
 
 
 def restore_arguments(stream: str, layout: Layout) -> tuple[list[Argument], list[Argument]]:

@@ -4,9 +4,10 @@
 -- KEYS: 1 layout (`bridge.routing.keys.layout_key`), 2 the stream as it is with one partition; only with
 --       a layout to store.
 -- ARGV: layout to store ('' = none), the stream, its first partition, whether the layout was stored before and is lost
---       ('1', else ''); then for each older version of the stream: the key of its layout, the stream.
+--       ('1', else ''), the last partition of the layout to store, the one after it; then for each older version of the
+--       stream: the key of its layout, the stream.
 -- Returns: the stored layout as text, or the error of a key that cannot be read; '': none is stored, the stream has one
---          partition; {'LAYOUT'}: none is stored, and the stream has partitions; {'CONFLICT', older version, its layout
+--          partition; {'LAYOUT'}: none is stored, and the stream has other partitions than the caller's; {'CONFLICT', older version, its layout
 --          as text}: this version is split in another way, and nothing was stored.
 -- Keeps: promise 1, across producers: all of them put a ticket's messages into the same stream. I9: one key for a
 --        stream, which lives as long as the stream.
@@ -30,6 +31,15 @@ if mine == '' then
   return ''
 end
 if ARGV[4] == '' then
+  if partitions then
+    -- The first master makes a group in each partition.
+    local key = ARGV[3]
+    local led = redis.pcall('XINFO', 'GROUPS', key)
+    local fewer = exists(5) == 0 and not led.err and #led > 0
+    if fewer or exists(6) == 1 then
+      return {'LAYOUT'}
+    end
+  end
   if redis.call('EXISTS', KEYS[2]) == 1 then
     -- A stream that nobody has read, beside partitions: messages of a producer that did not know of them.
     local groups = partitions and redis.pcall('XINFO', 'GROUPS', KEYS[2])
@@ -38,7 +48,7 @@ if ARGV[4] == '' then
     end
   end
   local wanted = cjson.decode(mine)
-  for i = 5, #ARGV, 2 do
+  for i = 7, #ARGV, 2 do
     local key = ARGV[i]
     local theirs = redis.pcall('GET', key)
     if type(theirs) == 'string' then

@@ -210,6 +210,27 @@ def test_a_push_stores_no_layout_that_its_older_version_contradicts(
     task.app.bridge.client.close()
 
 
+@pytest.mark.parametrize("partitions", [2, 3, 5, 8])
+def test_a_process_that_is_set_otherwise_does_not_replace_a_lost_layout(
+    server: EmbeddedServer, redis: Any, partitions: int
+) -> None:
+    lose(redis)
+    task = shop_of(server.url, bridge_partitions=partitions)
+    for push in (task.push, lambda *message: task.push_many([message])):
+        with pytest.raises(ConfigurationError, match=r"its layout is lost: .* with bridge_partitions set as it was"):
+            push("T42", 1)
+    assert not redis.exists(KEY, STREAM)
+    assert not any(redis.xlen(stream) for stream in Layout(P).streams(STREAM))
+    claim_layout(redis, STREAM, P)
+    assert task.push("T42", 1).endswith("@p1")
+    task.app.bridge.client.close()
+
+
+def test_a_lost_layout_of_partitions_that_no_master_has_led_is_stored_by_the_setting(redis: Any) -> None:
+    redis.xadd(f"{STREAM}:p0", {"ticket_id": "T"})
+    assert claim_layout(redis, STREAM, P).partitions == P
+
+
 def test_a_claim_beside_a_message_in_the_unsplit_stream(redis: Any) -> None:
     """Somebody added a message to the stream itself while the layout was lost."""
     lose(redis)
