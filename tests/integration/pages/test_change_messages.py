@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from bridge.routing.keys import layout_key
 from bridge.stack.embedded import EmbeddedServer
 from tests.integration.pages.test_tutorial import Reader, steps
 
@@ -33,7 +34,10 @@ def test_every_step_of_the_page_works_in_its_order(reader: Reader, own_server: E
     assert paid[:3] == ["0 euro", "1 euro", "2 euro"]
     old, new = [f"{n} euro" for n in range(3)], [f"{n}00 cents" for n in range(3, 6)]
     assert sorted(paid) == sorted([*old, *old, *new])
-    assert [key for key in redis.scan_iter() if key == "payments" or key.startswith("{payments}")] == []
+    # The note that it was retired.
+    left = [layout_key("payments")]
+    assert [key for key in redis.scan_iter() if key == "payments" or key.startswith("{payments}")] == left
+    assert "retired_ms" in redis.get(layout_key("payments"))
 
 
 def test_every_block_of_the_page_says_what_to_do_with_it() -> None:
