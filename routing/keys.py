@@ -190,9 +190,9 @@ def layout_key(stream: str) -> str:
     The first member or producer of a split stream writes it, and ``bridge stream repartition``. Then it also has
     ``older``, the layout whose partitions are followed, or ``leaving``, the one whose partitions are being left. It
     lives as long as the stream: masters write it again when it is lost. A stream that was never split has none.
-    ``bridge stream retire`` leaves
-    ``{"retired_ms", "newest", "was"}`` here, so that pushes to the stream are refused. It stays until
-    ``bridge stream retire --undo``.
+    A layout that is not the first has a copy in ``STREAM:p0``, when no partition has that name any more.
+    ``bridge stream retire`` deletes the copy, and leaves ``{"retired_ms", "newest", "was"}`` here, so that pushes to
+    the stream are refused. It stays until ``bridge stream retire --undo``.
     """
     return f"{_tagged(stream)}/layout"
 

@@ -2,7 +2,8 @@
 
 The stored layout rules over what an app sets. Every push compares it in the step that adds the messages. A stream
 without a stored layout has one partition, unless it has partitions all the same: then the layout was *lost*, by
-FLUSHALL or DEL. Who knows a lost layout stores it again (`restore_layout`): masters look for it, producers meet it. Of
+FLUSHALL or DEL. Who knows a lost layout stores it again (`restore_layout`): masters look for it, producers meet it. A
+layout after the first one (`bridge stream repartition`) has a copy (`copy_key`), which everybody can find. Of
 a retired stream a note takes the place of the layout, so that every push is refused. Spark's executors use this module:
 they need not have orjson.
 """
@@ -192,10 +193,32 @@ def stored_text(client: Redis, stream: str) -> bytes | str:
     return found or ""
 
 
+def copy_key(stream: str) -> str:
+    """The key of the copy of a later layout than the first one. It stands where the first layout had its first
+    partition: there every push looks for a sign of a lost layout.
+    """
+    return first_partition(stream)
+
+
+def copied_text(client: Redis, stream: str) -> str:
+    """The copy of the layout; "": there is none."""
+    try:
+        found: Any = client.get(copy_key(stream))
+    except ResponseError as exc:
+        # The first partition itself. Or a user who may not read it.
+        if "WRONGTYPE" not in str(exc) and not isinstance(exc, NoPermissionError):
+            raise
+        return ""
+    text = found.decode(errors="backslashreplace") if isinstance(found, bytes) else found or ""
+    return text if text.startswith('{"partitions":') else ""
+
+
 def find_layout(client: Redis, stream: str, partitions: int) -> Layout:
     """As `claim_layout`, and stores nothing."""
     if stored := stored_text(client, stream):
         return layout_of(stored, stream)
+    if copied := copied_text(client, stream):
+        return layout_of(copied, stream)
     parts = _exists(client, first_partition(stream))
     if partitions > 1 and (parts or not client.exists(stream)):
         return Layout(partitions)

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from bridge.operate.deleting import LanesOfStream, StillUsed, lanes_on
 from bridge.routing.errors import InputError
 from bridge.routing.ids import id_key
-from bridge.routing.layouts import find_layout
+from bridge.routing.layouts import claim_layout
 from bridge.routing.numbers import count
 from bridge.routing.partitions import Layout
 from bridge.routing.repartitioning import forget_layout, leave_layout, next_layout, repartition
@@ -79,7 +79,7 @@ def begin(redis: Redis, stream: str, layout: Layout, partitions: int) -> Layout:
         raise InputError(f"the key {printable(detail)} is no stream: rename or delete it; nothing was changed")
     if code is ReturnCode.LAYOUT:
         # Another call of the command was faster.
-        return begin(redis, stream, find_layout(redis, stream, 1), partitions)
+        return begin(redis, stream, claim_layout(redis, stream, 1), partitions)
     return wanted
 
 

@@ -1,4 +1,5 @@
--- Reads the layout of a stream. Stores the caller's, if there is neither a layout nor a stream of one partition.
+-- Reads the layout of a stream. Stores the caller's, if there is neither a layout nor a stream of one partition. A lost
+-- layout that has a copy (`repartition.lua`) is stored again.
 --
 -- From -> to: no state of a message changes.
 -- KEYS: 1 layout (`bridge.routing.keys.layout_key`), 2 the stream as it is with one partition; only with
@@ -18,19 +19,22 @@ local stored = redis.pcall('GET', KEYS[1])
 if stored and stored ~= '' then
   return stored.err or stored
 end
+-- The copy of a later layout than the first one.
+local copy = redis.pcall('GET', ARGV[3])
+copy = type(copy) == 'string' and copy:find('{"partitions":', 1, true) == 1 and copy
 local function exists(at)
   local key = ARGV[at]
   local found = redis.pcall('EXISTS', key)
   return found
 end
-local mine, partitions = ARGV[1], exists(3) == 1
+local mine, partitions = copy or ARGV[1], exists(3) == 1
 if mine == '' then
   if partitions and exists(2) == 0 then
     return {'LAYOUT'}
   end
   return ''
 end
-if ARGV[4] == '' then
+if ARGV[4] == '' and not copy then
   if partitions then
     -- The first master makes a group in each partition.
     local key = ARGV[3]

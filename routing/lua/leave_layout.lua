@@ -2,7 +2,7 @@
 --
 -- From -> to: no message changes its state.
 -- KEYS: 1 layout (`bridge.routing.keys.layout_key`), 2.. the streams of the old partitions; then for each group: of each
---       old partition its fence, tickets and dead letters, and of each new one its fence.
+--       old partition its fence, tickets and dead letters, and of each new one its fence; last the copy of the layout.
 -- ARGV: layout that the caller knows, layout without the old partitions, number of old partitions, of new ones, names of
 --       the groups ...
 -- Returns: {'OK'}; {'LAYOUT', layout}: another layout is stored; {'CHANGED', group}: the caller does not know this group;
@@ -58,6 +58,11 @@ for g = 0, #ARGV - 5 do
 end
 redis.call('DEL', KEYS[1])  -- a full server lets a script continue whose first write needs no memory
 redis.call('SET', KEYS[1], ARGV[2])
+-- The copy stands where the first layout had its first partition, as long as that is not there.
+local copy = redis.pcall('GET', KEYS[#KEYS])
+if not copy or type(copy) == 'string' and copy:find('{"partitions":', 1, true) == 1 then
+  redis.call('SET', KEYS[#KEYS], ARGV[2])
+end
 for g = 0, #ARGV - 5 do
   local first = old + 2 + g * each
   local highest = 0

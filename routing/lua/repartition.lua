@@ -1,7 +1,8 @@
 -- Gives a stream a new layout, and makes the streams of its partitions with the groups that the old ones have.
 --
 -- From -> to: no message changes its state; messages that are pushed from now on go to the new partitions.
--- KEYS: 1 layout (`bridge.routing.keys.layout_key`), 2.. the streams of the old partitions, then of the new ones.
+-- KEYS: 1 layout (`bridge.routing.keys.layout_key`), 2.. the streams of the old partitions, then of the new ones; last
+--       its copy (`bridge.routing.layouts.copy_key`).
 -- ARGV: layout that the caller knows ('' = none is stored), new layout, number of old partitions.
 -- Returns: {'OK'}; {'LAYOUT', layout}: another layout is stored; {'HELD', key}: a new partition has the name of a key
 --          that is no stream. Only 'OK' changed anything.
@@ -28,14 +29,19 @@ for i = 2, old + 1 do
     end
   end
 end
-for i = old + 2, #KEYS do
+for i = old + 2, #KEYS - 1 do
   local kind = redis.call('TYPE', KEYS[i]).ok
   if kind ~= 'none' and kind ~= 'stream' then
     return {'HELD', KEYS[i]}
   end
 end
 redis.call('SET', KEYS[1], ARGV[2])
-for i = old + 2, #KEYS do
+-- The copy stands where the first layout had its first partition, as long as that is not there.
+local copy = redis.pcall('GET', KEYS[#KEYS])
+if not copy or type(copy) == 'string' and copy:find('{"partitions":', 1, true) == 1 then
+  redis.call('SET', KEYS[#KEYS], ARGV[2])
+end
+for i = old + 2, #KEYS - 1 do
   for _, name in ipairs(names) do
     redis.pcall('XGROUP', 'CREATE', KEYS[i], name, '0', 'MKSTREAM')
   end

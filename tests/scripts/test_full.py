@@ -26,8 +26,8 @@ from tests.scripts.world import OPENING, TOKEN, World
 
 pytestmark = pytest.mark.scripts
 
-#: Scripts that push messages, or give a stream its layout, which a full server shall refuse.
-PRODUCERS = ("append_once", "append_per_ticket", "claim_layout", "push_many", "push_once", "repartition")
+#: Scripts that push messages, or give a stream another layout, which a full server shall refuse.
+PRODUCERS = ("append_once", "append_per_ticket", "push_many", "push_once", "repartition")
 
 
 @pytest.fixture

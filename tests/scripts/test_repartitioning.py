@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from bridge.routing.keys import LaneKeys, layout_key
-from bridge.routing.layouts import find_layout, text_of_layout
+from bridge.routing.layouts import claim_layout, find_layout, text_of_layout
 from bridge.routing.partitions import Layout
 from bridge.routing.repartitioning import forget_layout, leave_layout, next_layout, repartition
 from bridge.routing.return_codes import ReturnCode
@@ -152,3 +152,40 @@ def test_the_layout_is_forgotten_last(followed: World) -> None:
     assert leave_layout(client, STREAM, known(client), ["a", "b"])[0] is ReturnCode.OK
     assert forget_layout(client, STREAM, known(client)).leaving is None
     assert known(client).shape == ((3, 1), None, None)
+
+
+@pytest.mark.parametrize("old", [1, 2])
+@pytest.mark.parametrize("partitions", [1, 3, 4])
+def test_a_lost_layout_that_is_not_the_first_is_found_again(fresh: World, old: int, partitions: int) -> None:
+    """Whatever a process sets, and though it never knew the layout."""
+    client = split(fresh, "a") if old == 2 else fresh.client
+    made = next_layout(known(client), 3)
+    assert repartition(client, STREAM, known(client), made)[0] is ReturnCode.OK
+    assert leave_layout(client, STREAM, known(client), ["a"])[0] is ReturnCode.OK
+    client.delete(*Layout(old).streams(STREAM))
+    kept = forget_layout(client, STREAM, known(client))
+    client.delete(layout_key(STREAM))
+    assert find_layout(client, STREAM, partitions) == kept
+    assert claim_layout(client, STREAM, partitions) == kept
+    assert client.get(layout_key(STREAM)).decode() == kept.text
+
+
+def test_what_is_lost_in_the_middle_of_a_repartition_is_found_again(fresh: World) -> None:
+    made = next_layout(Layout(), 2)
+    for step in (
+        lambda: repartition(fresh.client, STREAM, Layout(), made),
+        lambda: leave_layout(fresh.client, STREAM, known(fresh.client), []),
+    ):
+        assert step()[0] is ReturnCode.OK
+        before = known(fresh.client)
+        fresh.client.delete(layout_key(STREAM))
+        assert claim_layout(fresh.client, STREAM, 1) == before
+
+
+def test_a_key_of_somebody_else_in_the_place_of_the_copy_stays(fresh: World) -> None:
+    fresh.client.set("orders:p0", "mine")
+    made = next_layout(Layout(), 2)
+    assert repartition(fresh.client, STREAM, Layout(), made)[0] is ReturnCode.OK
+    assert leave_layout(fresh.client, STREAM, known(fresh.client), [])[0] is ReturnCode.OK
+    forget_layout(fresh.client, STREAM, known(fresh.client))
+    assert fresh.client.get("orders:p0") == b"mine"

@@ -17,7 +17,7 @@ from bridge.cli.main import Target
 from bridge.cli.parameters import NON_EMPTY, Number
 from bridge.cli.terminal import echo_json
 from bridge.routing.errors import OrderFailed
-from bridge.routing.layouts import find_layout
+from bridge.routing.layouts import claim_layout, find_layout
 from bridge.routing.numbers import count
 from bridge.routing.partitions import MOST, Layout
 from bridge.routing.terminal import console
@@ -236,7 +236,7 @@ def _finish(
     why = last = ""
     try:
         while True:
-            layout = find_layout(redis, name, 1)
+            layout = claim_layout(redis, name, 1)
             if layout.older is not None:
                 why = repartitioning.leave(redis, name, layout)
                 done = "the old partitions have nothing undone: masters and workers leave them"
