@@ -50,7 +50,9 @@ for g = 0, #ARGV - 5 do
   for o = 0, old - 1 do
     local place = old + 2 + g * each + 3 * o
     for i = place + 1, place + 2 do
-      if redis.call('EXISTS', KEYS[i]) == 1 then
+      -- An empty stream: all dead letters were replayed or dropped.
+      local kind = redis.call('TYPE', KEYS[i]).ok
+      if kind ~= 'none' and (kind ~= 'stream' or redis.call('XLEN', KEYS[i]) > 0) then
         return {'HELD', KEYS[i]}
       end
     end

@@ -35,7 +35,9 @@ for _, flat in ipairs(groups.err and {} or groups) do
 end
 local free = tonumber(ARGV[1])
 for i = 2, free + 1 do
-  if redis.call('EXISTS', KEYS[i]) == 1 then
+  -- An empty stream: all dead letters were replayed or dropped.
+  local kind = redis.call('TYPE', KEYS[i]).ok
+  if kind ~= 'none' and (kind ~= 'stream' or redis.call('XLEN', KEYS[i]) > 0) then
     return {'HELD', KEYS[i]}
   end
 end

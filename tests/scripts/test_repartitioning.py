@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from bridge.operate.deleting import LanesOfStream
 from bridge.routing.keys import LaneKeys, layout_key
 from bridge.routing.layouts import claim_layout, find_layout, text_of_layout
 from bridge.routing.partitions import Layout
@@ -125,6 +126,14 @@ def test_tickets_and_dead_letters_hold_them(followed: World, kind: str) -> None:
     else:
         followed.client.hset(key, "T", "[0]")
     unchanged(followed, ReturnCode.HELD, key)
+
+
+def test_dead_letters_that_were_replayed_or_dropped_hold_nothing(followed: World) -> None:
+    client, keys = followed.client, LaneKeys("orders:p1", "b")
+    client.xdel(keys.dead, client.xadd(keys.dead, {"reason": "r"}))
+    assert leave_layout(client, STREAM, known(client), ["a", "b"])[0] is ReturnCode.OK
+    LanesOfStream(client, "orders:p1", letters=False).delete()
+    assert not client.exists(keys.dead, "orders:p1")
 
 
 def test_a_group_that_came_meanwhile_holds_them(followed: World) -> None:
