@@ -10,6 +10,7 @@ Every text starts with `OPENING`, then the fence base, which the script puts the
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -42,6 +43,8 @@ OPENING = f'{{"headers":{{"{HEADER_BASE}":'
 SHOWN = 120
 
 _MARK = "@@{}@@"
+#: Held while a sample of a Celery message is made.
+_sampling = threading.Lock()
 
 
 class Envelopes:
@@ -159,7 +162,8 @@ class Envelopes:
             time_limit=limits[0],
             soft_time_limit=limits[1],
         )
-        with Connection("memory://") as memory, memory.channel() as channel:
+        # All connections to memory share its queues, and each lane's leader makes templates on a thread of its own.
+        with _sampling, Connection("memory://") as memory, memory.channel() as channel:
             channel.queue_declare("sample")
             Producer(channel, serializer="json", auto_declare=False).publish(
                 sent.body, exchange="", routing_key="sample", headers=sent.headers, delivery_mode=2, **sent.properties

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import orjson
@@ -12,7 +14,7 @@ from celery import Celery
 from celery.worker.request import Request
 from hypothesis import example, given
 from hypothesis import strategies as st
-from kombu import Connection
+from kombu import Connection, Producer
 from kombu.transport.virtual import Message as VirtualMessage
 
 from bridge.app.installation import install
@@ -157,6 +159,30 @@ def test_each_task_has_an_envelope_of_its_own(task: str) -> None:
     assert got["headers"]["task"] == task
     assert got["headers"]["ignore_result"] is bool(APP.tasks[task].ignore_result)
     assert received(got).decode()[0] == ["T42", {"amount": 3}]
+
+
+def test_leaders_of_several_lanes_may_make_envelopes_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    first_is_in, second_is_made = threading.Event(), threading.Event()
+    publish = Producer.publish
+
+    def slow(*args: Any, **kwargs: Any) -> Any:
+        publish(*args, **kwargs)
+        if not first_is_in.is_set():
+            first_is_in.set()
+            second_is_made.wait(0.5)
+
+    first, second = Envelopes(APP), Envelopes(APP)
+    monkeypatch.setattr(Producer, "publish", slow)
+    with ThreadPoolExecutor(1) as other:
+        found = other.submit(_task_in, first, "shop.bill")
+        assert first_is_in.wait(10)
+        assert _task_in(second, "shop.orders") == "shop.orders"
+        second_is_made.set()
+        assert found.result() == "shop.bill"
+
+
+def _task_in(envelopes: Envelopes, name: str) -> object:
+    return whole(envelopes.plain(LIFE, QUEUE, message(task=name), 0, 1, False))["headers"]["task"]
 
 
 def test_a_long_payload_is_shown_in_part_and_sent_whole() -> None:
