@@ -148,11 +148,16 @@ class Retirement:
             raise InputError(f"{part} cannot be retired: {exc.why}; nothing was changed") from None
 
 
-def undo_retirement(redis: Redis, stream: str, newest: str) -> None:
-    """Lets the name of a retired stream be used again. Raises `InputError` when the stream was not retired."""
+def undo_retirement(redis: Redis, stream: str, newest: str, *, look: bool = False) -> None:
+    """Lets the name of a retired stream be used again. Raises `InputError` when the stream was not retired.
+
+    With ``look`` nothing is written.
+    """
     note = retired_in(redis.get(layout_key(stream)))
     if note is None:
         raise InputError(f"the stream {printable(stream)} was not retired")
+    if look:
+        return
     redis.delete(layout_key(stream))
     for name in {note.newest, newest}:
         redis.hdel(retired_key(name), stream)

@@ -137,8 +137,13 @@ def retire(ctx: click.Context, name: str, drop_dead: bool, dry_run: bool, undo: 
         raise InputError(f"{one_line(name)} is the stream of this app (bridge_stream): its producers push to it")
     redis = reach(target.app)
     if undo:
-        undo_retirement(redis, name, newest)
-        click.echo(f"the name {one_line(name)} can be used again")
+        undo_retirement(redis, name, newest, look=dry_run)
+        if as_json:
+            echo_json({"dry_run": dry_run, "stream": name, "undo": True})
+        elif dry_run:
+            click.echo(f"would let the name {one_line(name)} be used again")
+        else:
+            click.echo(f"the name {one_line(name)} can be used again")
         return
     retirement = Retirement(redis, name, newest, letters=drop_dead)
     found = retirement.contents()
