@@ -80,18 +80,20 @@ def locate(
     max_attempts: Callable[[str | None], int],
     commands: Advice = NOT_OF_AN_APP,
     suffix: str = "",
+    own: frozenset[str] | None = None,
 ) -> TicketFacts:
     """Searches for ``ticket``. ``max_attempts`` returns the limit of a task, by name (None: the default task).
     ``commands``: how the reason names commands. ``suffix``: what follows the stream ids of the lane, so that ids name
-    its partition. Raises redis errors.
+    its partition. ``own``: of a subscription, its tasks; its default task handles messages that name others.
+    Raises redis errors.
     """
-    found = _search(redis, settings, ticket, max_attempts)
+    found = _search(redis, settings, ticket, max_attempts, own)
     for _ in range(SEARCHES - 1):
         if found.state not in (TicketState.DEAD, TicketState.DONE, None):
             break
         if not redis.hexists(settings.keys.tickets, ticket):
             break
-        found = _search(redis, settings, ticket, max_attempts)
+        found = _search(redis, settings, ticket, max_attempts, own)
     if found.state is TicketState.UNREAD or found.unread.looked_at >= MUCH_UNREAD:
         found = replace(found, reading_stop=reading_stop(redis, settings, commands))
     # The reason has ids, too.
@@ -100,7 +102,11 @@ def locate(
 
 
 def _search(
-    redis: Redis, settings: LaneSettings, ticket: str, max_attempts: Callable[[str | None], int]
+    redis: Redis,
+    settings: LaneSettings,
+    ticket: str,
+    max_attempts: Callable[[str | None], int],
+    own: frozenset[str] | None,
 ) -> TicketFacts:
     keys = settings.keys
     lane = _read_lane(redis, settings, ticket)
@@ -123,7 +129,7 @@ def _search(
         parked = Parked(record.cause, since_ms, record.ids[0] if record.ids else None, record.attempt)
     elif record is not None:
         state = TicketState.AWAITING_RETRY
-        retry = _retry(redis, settings, lane, record, max_attempts)
+        retry = _retry(redis, settings, lane, record, max_attempts, own)
     elif waiting.count:
         state = TicketState.WAITING
     elif unread.count:
@@ -158,7 +164,7 @@ def _search(
         waiting=waiting,
         unread=unread,
         letters=letters,
-        nobody_runs=_nobody_runs(redis, settings, lane, record, waiting),
+        nobody_runs=_nobody_runs(redis, settings, lane, record, waiting, own),
         last_done=last_done,
     )
 
@@ -229,36 +235,53 @@ def _in_flight(lane: _Lane, record: records.Record) -> InFlight:
 
 
 def _retry(
-    redis: Redis, settings: LaneSettings, lane: _Lane, record: records.Record, max_attempts: Callable[[str | None], int]
+    redis: Redis,
+    settings: LaneSettings,
+    lane: _Lane,
+    record: records.Record,
+    max_attempts: Callable[[str | None], int],
+    own: frozenset[str] | None,
 ) -> Retry:
     id_ = record.ids[0]
     return Retry(
         message_id=id_,
         attempt=record.attempt,
-        max_attempts=max_attempts(_task_of(redis, settings, id_)),
+        max_attempts=max_attempts(_task_of(redis, settings, lane, id_, own)),
         due_in_ms=(lane.due_ms or lane.now_ms) - lane.now_ms,
         last_error=record.cause,
     )
 
 
-def _task_of(redis: Redis, settings: LaneSettings, id_: str) -> str | None:
-    """The task that message ``id_`` names. None: it names none, or the entry is gone."""
+def _task_of(redis: Redis, settings: LaneSettings, lane: _Lane, id_: str, own: frozenset[str] | None) -> str | None:
+    """The task that handles message ``id_``, by the leader's rule (`bridge.routing.messages`). None: the lane has no
+    default task, and the message names none, or the entry is gone.
+    """
     entries = redis.execute_command("XRANGE", settings.keys.stream, id_, id_)
-    if not entries:
-        return None
-    fields = entries[0][1]
-    named = dict(zip(fields[::2], fields[1::2], strict=True)).get(b"task")
-    return None if named is None else named.decode(errors="replace")
+    fields = entries[0][1] if entries else ()
+    raw = dict(zip(fields[::2], fields[1::2], strict=True)).get(b"task")
+    if raw is None:
+        return settings.default_task
+    named: str = raw.decode(errors="replace")
+    if own is None or named in own or settings.default_task is None:
+        return named
+    # Consumers that were upgraded first have the task already.
+    known = any(named in (one.tasks or ()) for one in lane.registrations.values())
+    return named if known else settings.default_task
 
 
 def _nobody_runs(
-    redis: Redis, settings: LaneSettings, lane: _Lane, record: records.Record | None, waiting: Scan
+    redis: Redis,
+    settings: LaneSettings,
+    lane: _Lane,
+    record: records.Record | None,
+    waiting: Scan,
+    own: frozenset[str] | None,
 ) -> str:
     """Why no live consumer can run the oldest message of a ticket that is not in flight. Empty: one can."""
     oldest = record.ids[0] if record is not None and record.ids else next(iter(waiting.ids), None)
     if oldest is None or not lane.alive or (record is not None and record.in_flight):
         return ""
-    task = _task_of(redis, settings, oldest) or settings.default_task
+    task = _task_of(redis, settings, lane, oldest, own)
     if task is None:
         return ""
     # The leader's note says more: whether the task is known, and when its message becomes a dead letter.

@@ -58,7 +58,8 @@ def show(ctx: click.Context, ticket_id: str, as_json: bool) -> None:
     redis = reach_lane(app, lane)
 
     def located(one: LaneSettings) -> TicketFacts:
-        return locate(redis, one, ticket_id, max_attempts, target.commands(one), app_lane.id_suffix)
+        own = app_lane.tasks if app_lane.is_subscription else None
+        return locate(redis, one, ticket_id, max_attempts, target.commands(one), app_lane.id_suffix, own)
 
     found = with_versions(redis, app_lane, located(lane), located)
     if as_json:

@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 
 from bridge.routing.keys import LaneKeys
+from bridge.routing.leadership import lead
+from bridge.routing.membership import register
 from bridge.stack.embedded import EmbeddedServer
 from tests.commands import CommandLine, Lane, command_line
 
@@ -366,3 +368,19 @@ def test_an_unknown_subscription_is_named_with_those_that_there_are(
     assert said.exit_code == 2
     assert said.stderr == "Error: there is no subscription 'nobody'; this app has: billing, search\n"
     assert raw(valkey) == {}
+
+
+def test_a_message_that_names_the_task_of_another_subscription_waits_for_the_default_task(
+    shell: CommandLine, redis: Any, valkey: EmbeddedServer
+) -> None:
+    redis.xadd("ticket_stream", {"ticket_id": "A", "task": "shop.update", "payload": "{}"})
+    keys = LaneKeys("ticket_stream", "search")
+    redis.xgroup_create("ticket_stream", "search", "0")
+    with valkey.client() as raw:
+        lead(raw, keys, "host:1:abc", 60_000)
+        registration = {"queue": keys.queue("w1@a"), "incarnation": "i1", "slots": 1, "tasks": ["other"], "since": 1}
+        register(raw, keys, "w1@a", "i1", 60_000, json.dumps(registration), None)
+    redis.xreadgroup("search", "master", {"ticket_stream": ">"})
+    seen = shell.json("ticket", "show", "A", "-s", "search")
+    assert seen["state"] == "waiting"
+    assert "no consumer that is alive can run its task shop.once" in seen["why"]
