@@ -93,13 +93,15 @@ def audit(
     lanes = target.app_lanes if ticket is None else (target.lane_of_ticket(ticket),)
     redis = reach_lanes(target.app, lanes)
     older: list[tuple[LaneKeys, str]] = []
+    named = {lane.settings.stream for lane in lanes}
     if target.version is None and since is None and not wanted:
         # What is asked of one stream is not asked of the others.
         older = [
             (one.keys, f"{lane.id_suffix} of {one.stream}")
             for lane in lanes
             for one in lane.older
-            if redis.exists(one.keys.history)
+            # An older partition has a lane of its own here, and several newer ones follow it.
+            if one.stream not in named and redis.exists(one.keys.history)
         ]
     wants = wants_of(lanes[0].settings, lanes[0].tasks) if wanted else None
     streams = dict.fromkeys([*(keys.stream for keys, _ in older), *(lane.settings.stream for lane in lanes)])
