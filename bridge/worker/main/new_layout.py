@@ -14,7 +14,8 @@ import atexit
 import os
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from celery import signals
@@ -54,7 +55,7 @@ class LayoutWatch:
         self._stream: str = bridge.settings.lane.stream
         self._streams: frozenset[str] = bridge.layout.all_streams(self._stream)
         self._text: str = bridge.layout.text
-        self._is_program = isinstance(worker, Worker) and threading.current_thread() is threading.main_thread()
+        self._is_program = can_start_again(worker)
         self._ended = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -95,7 +96,6 @@ class LayoutWatch:
             self._streams = streams
 
     def _start_again(self, text: str) -> None:
-        global _starts_again
         if not self._is_program:
             logger.error("the stream %s has a new layout, %s: start this worker again", self._stream, text)
             return
@@ -104,13 +104,26 @@ class LayoutWatch:
         )
         if not self._ended.is_set():
             self._ended.set()
-            _starts_again = os.getpid()
+            start_again_at_end()
             self._begin_shutdown()
             state.should_stop = os.EX_OK
 
 
 #: The process that shall become a worker again at its end.
 _starts_again = 0
+#: Where this process is by now: Celery has followed --workdir.
+_FOLDER = str(Path.cwd())
+
+
+def can_start_again(worker: Any) -> bool:
+    """Whether ``worker`` (Celery's) is the program of this process. Called on the thread that runs it."""
+    return isinstance(worker, Worker) and threading.current_thread() is threading.main_thread()
+
+
+def start_again_at_end() -> None:
+    """Makes this process a worker again when it ends, unless it is asked to stop."""
+    global _starts_again
+    _starts_again = os.getpid()
 
 
 @signals.worker_shutting_down.connect(weak=False)  # type: ignore[untyped-decorator, unused-ignore]
@@ -124,7 +137,20 @@ def _start_again() -> None:
     if _starts_again == os.getpid():
         sys.stdout.flush()
         sys.stderr.flush()
-        os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])  # noqa: S606
+        if "CELERY_WORKDIR" in os.environ:
+            os.environ["CELERY_WORKDIR"] = _FOLDER
+        os.execv(sys.executable, [sys.executable, *command_line(sys.orig_argv[1:], _FOLDER)])  # noqa: S606
+
+
+def command_line(words: Sequence[str], folder: str) -> list[str]:
+    """``words``, as they are right within ``folder``: a relative --workdir has led there already."""
+    found = list(words)
+    for at, word in enumerate(words):
+        if word.startswith("--workdir="):
+            found[at] = f"--workdir={folder}"
+        elif words[max(at - 1, 0)] == "--workdir":
+            found[at] = folder
+    return found
 
 
 # Registered when the worker is set up, so before what its parts register: it is called last.

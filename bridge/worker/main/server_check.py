@@ -1,12 +1,14 @@
 """Checks the server before a worker starts: it must answer, let the worker in, and be new enough.
 
 - A server that answers and is not fit ends the worker at once, with a one-line error.
+- When the stream has another layout than a moment ago, the worker starts again (`bridge.worker.main.new_layout`).
 - A server that does not answer ends the worker too, unless Celery is set to wait for its broker at start
   (``broker_connection_retry_on_startup = True``). Then the worker waits, and checks the server when it answers.
 """
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -25,6 +27,7 @@ from bridge.link.outage import Outage
 from bridge.protocol.agreement import arrive, refuse_other
 from bridge.routing.errors import ConfigurationError, TicketBridgeError
 from bridge.routing.layouts import difference
+from bridge.worker.main.new_layout import can_start_again, start_again_at_end
 
 if TYPE_CHECKING:
     from celery import Celery
@@ -53,7 +56,14 @@ class ServerStep(bootsteps.StartStopStep):
         try:
             check_lane_server(app)
             if app.bridge.layout.all_streams("") != joined.all_streams(""):
-                # It joined while the server was away, and by the setting.
+                # It joined while the server was away, and by the setting. Or the stream was repartitioned meanwhile.
+                if can_start_again(parent):
+                    stored = app.bridge.layout.text
+                    logger.warning(
+                        "the stream %s has another layout, %s: starting again", app.bridge.settings.lane.stream, stored
+                    )
+                    start_again_at_end()
+                    raise SystemExit(os.EX_OK)
                 why = difference(app.bridge.layout, app.bridge.settings.partitions, app.bridge.settings.lane.stream)
                 raise ConfigurationError(f"{why or 'the partitions of the stream changed'}; start the worker again")
         except TicketBridgeError as exc:

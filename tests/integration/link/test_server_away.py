@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from bridge.routing.keys import LaneKeys
 from bridge.routing.layouts import claim_layout
 from bridge.stack.embedded import EmbeddedServer
 from bridge.stack.ports import HOST
@@ -107,7 +108,7 @@ def test_a_server_that_was_waited_for_and_refuses_the_login_ends_the_worker(
     wait_until(lambda: not list(worker.survivors()), description="its pool to end")
 
 
-def test_a_worker_that_waited_for_the_server_of_a_split_stream_ends_when_it_is_set_otherwise(
+def test_a_worker_that_waited_for_the_server_of_a_split_stream_starts_again_when_it_is_set_otherwise(
     nodes: NodeYard, own_server: EmbeddedServer
 ) -> None:
     with own_server.client() as client:
@@ -115,8 +116,11 @@ def test_a_worker_that_waited_for_the_server_of_a_split_stream_ends_when_it_is_s
     own_server.stop()
     worker = early_worker(nodes, own_server.url)
     own_server.start()
-    assert worker.wait(timeout_s=20) == 2, worker.log_tail()
-    worker.wait_for_log("set bridge_partitions = 2; start the worker again")
+    worker.wait_for_log("starting again")
+    consumers = LaneKeys("ticket_stream:p1", "concurrency_stream_group").consumers
+    with own_server.client() as client:
+        wait_until(lambda: client.exists(consumers), description="it to serve the partitions", timeout_s=30)
+    assert worker.terminate() == 0
 
 
 def test_a_worker_that_waits_for_its_server_can_be_asked_to_stop(nodes: NodeYard, own_server: EmbeddedServer) -> None:
