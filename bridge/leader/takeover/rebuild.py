@@ -142,6 +142,10 @@ class Rebuild:
 
     def _mend_group(self, floor: str, names: set[str]) -> None:
         read_to = self._pending.read_to() or HALF_MADE
+        keys = self._keys
+        if read_to == floor == "0-0" and not self._wire.call("EXISTS", keys.history, keys.tickets):
+            # A new partition: it has had no message yet, and the fence of the older ones (`leave_layout.lua`).
+            return
         if id_key(read_to) < id_key(floor) or id_key(read_to) <= id_key(HALF_MADE):
             repair_group(self._term, floor, "was destroyed, or set back")
             return

@@ -261,7 +261,7 @@ def test_old_partitions_stay_as_long_as_their_entries_are_kept(splitting: Splitt
     lane = splitting.lane
     lane.env["COUNTER_RETENTION"] = "3600"
     lane.worker("w1", wait=False)
-    lane.master("m1", wait=False)
+    master = lane.master("m1", wait=False)
     splitting.push(1)
     said = splitting.repartition(2)
     assert "the old partitions keep their done entries until" in said
@@ -269,6 +269,8 @@ def test_old_partitions_stay_as_long_as_their_entries_are_kept(splitting: Splitt
     assert splitting.redis.xlen(STREAM) == TICKETS
     splitting.push(1)
     splitting.wait_handled(2)
+    # And the groups of partitions that had no message yet are not taken for destroyed ones
+    assert "repairing it" not in master.logs()
     splitting.repartition(2, "--drop-kept")
     assert not splitting.redis.exists(STREAM)
     assert splitting.layout.leaving is None
