@@ -27,11 +27,12 @@ TRIES = 5
 
 
 class StillUsed(Exception):
-    """The stream cannot be deleted. ``why``: a clause."""
+    """The stream cannot be deleted. ``why``: a clause. ``unread``: since it has messages that were not read."""
 
-    def __init__(self, why: str) -> None:
+    def __init__(self, why: str, *, unread: bool = False) -> None:
         super().__init__(why)
         self.why = why
+        self.unread = unread
 
 
 class LanesOfStream:
@@ -57,7 +58,7 @@ class LanesOfStream:
             if code is ReturnCode.OK:
                 return int(detail)
             if code is not ReturnCode.CHANGED:
-                raise StillUsed(self._why(code, detail, free))
+                raise StillUsed(self._why(code, detail, free), unread=code is ReturnCode.UNREAD)
         raise OrderFailed(
             f"groups of {self._stream} come and go: stop what uses it, then try again; nothing was changed"
         )

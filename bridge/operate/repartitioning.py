@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from bridge.operate.deleting import LanesOfStream, StillUsed, lanes_on
 from bridge.routing.errors import InputError
 from bridge.routing.ids import id_key
+from bridge.routing.keys import LaneKeys
 from bridge.routing.layouts import claim_layout
 from bridge.routing.numbers import count
 from bridge.routing.partitions import Layout
@@ -122,10 +123,18 @@ def kept(redis: Redis, stream: str, layout: Layout, keep_s: float | None) -> str
 def clear(redis: Redis, stream: str, layout: Layout) -> str:
     """Deletes the keys of the partitions that were left. Returns why it cannot yet; "": it is done."""
     assert layout.leaving is not None
+    groups = {keys.group for one in layout.streams(stream) for keys in lanes_on(redis, one)}
     for one in layout.leaving.streams(stream):
+        # Somebody may have deleted the stream by hand. The keys of its lanes are there all the same.
+        found = [LaneKeys(one, group).about for group in sorted(groups)]
         try:
-            LanesOfStream(redis, one, letters=False).delete()
+            LanesOfStream(redis, one, found, letters=False).delete()
         except StillUsed as exc:
+            if exc.unread:
+                return (
+                    f"{printable(one)} has messages that nobody reads: a program added them with XADD when it had been "
+                    "left; push them again, and delete them there"
+                )
             return f"masters and workers have not left {printable(one)} yet: {exc.why.partition(':')[0]}"
         leave_chain(redis, one)
     forget_layout(redis, stream, layout)

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from bridge.operate.deleting import LanesOfStream
+from bridge.operate.repartitioning import clear
 from bridge.routing.keys import LaneKeys, layout_key
 from bridge.routing.layouts import claim_layout, find_layout, text_of_layout
 from bridge.routing.partitions import Layout
@@ -198,3 +199,20 @@ def test_a_key_of_somebody_else_in_the_place_of_the_copy_stays(fresh: World) -> 
     assert leave_layout(fresh.client, STREAM, known(fresh.client), [])[0] is ReturnCode.OK
     forget_layout(fresh.client, STREAM, known(fresh.client))
     assert fresh.client.get("orders:p0") == b"mine"
+
+
+@pytest.mark.parametrize("how", ["entries", "stream"])
+def test_messages_that_were_added_after_an_old_partition_was_left_are_not_deleted(followed: World, how: str) -> None:
+    client = followed.client
+    assert leave_layout(client, STREAM, known(client), ["a", "b"])[0] is ReturnCode.OK
+    id_ = client.xadd("orders:p1", {"ticket_id": "T"})
+    client.hset(LaneKeys("orders:p1", "a").about, "app", "shop")
+    assert clear(client, STREAM, known(client)).startswith("orders:p1 has messages that nobody reads: ")
+    assert client.xlen("orders:p1") == 1
+    # As soon as they are pushed again, the partition goes with all its keys
+    if how == "entries":
+        client.xdel("orders:p1", id_)
+    else:
+        client.delete("orders:p1")
+    assert clear(client, STREAM, known(client)) == ""
+    assert not [key for key in client.scan_iter() if b"orders:p1" in key]
