@@ -8,6 +8,8 @@ Exit codes: 0 done, 1 failed or found something, 2 wrong usage. An error is one 
 from __future__ import annotations
 
 import os
+import re
+import shlex
 import sys
 from collections.abc import Callable
 from difflib import get_close_matches
@@ -51,6 +53,9 @@ OF_A_VERSION = ("ticket", "consumer", "dead", "audit", "status")
 
 #: The app of a command without -A.
 DEFAULT_APP = "tasks"
+
+#: A command of ours in a sentence that names neither an app nor a subscription.
+_COMMAND = re.compile(r"`bridge (?P<words>(?!-A |--app )(?![^`]* (?:-s|--stream) )[^`]+)`")
 
 
 class Commands(click.Group):
@@ -100,7 +105,8 @@ class Commands(click.Group):
             if shown is None:
                 raise
             _drop_unwritten()
-            click.echo(f"Error: {shown}", err=True)
+            target = ctx.find_object(Target)
+            click.echo(f"Error: {shown if target is None else target.completed(str(shown))}", err=True)
             ctx.exit(shown.exit_code)
 
 
@@ -238,6 +244,22 @@ class Target:
             None if version == self.versions[-1] else version,
         )
 
+    def completed(self, text: str) -> str:
+        """``text``, in which each command of ours that names no app can be run as it is: about this app, and about the
+        subscription and version that this command is about.
+        """
+        from bridge.inspect.advice import Advice
+
+        def command(found: re.Match[str]) -> str:
+            words = found["words"]
+            name = words.partition(" ")[0]
+            options = ["-s", self.subscription] if self.subscription and name not in WITHOUT_SUBSCRIPTION else []
+            options += ["--stream", self.version] if self.version and name in OF_A_VERSION else []
+            start = Advice(None if self.name == DEFAULT_APP else self.name).of_app().strip("`")
+            return f"`{' '.join([start, words, *map(shlex.quote, options)])}`"
+
+        return _COMMAND.sub(command, text)
+
     @property
     def app_lane(self) -> AppLane:
         """The first of `app_lanes`."""
@@ -311,13 +333,16 @@ class Target:
         return self.app_lane.settings
 
 
-def _app_of_celery(ctx: click.Context) -> Celery | None:
-    """The app that ``celery -A APP bridge …`` has loaded. None: Celery was called without -A, or not at all."""
-    if ctx.parent is None or not ctx.parent.params.get("app"):
+def _app_of_celery(ctx: click.Context) -> tuple[str | None, Celery | None]:
+    """The app that ``celery -A APP bridge …`` names, and has loaded. None: Celery was called without -A, or not at
+    all.
+    """
+    named = None if ctx.parent is None else ctx.parent.params.get("app")
+    if ctx.parent is None or not named:
         # Without -A Celery makes an app without configuration.
-        return None
-    app: Celery | None = getattr(ctx.parent.obj, "app", None)
-    return app
+        return None, None
+    # A program that calls Celery's command line may hand over the app itself.
+    return named if isinstance(named, str) else None, getattr(ctx.parent.obj, "app", None)
 
 
 @click.command(name="bridge", cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
@@ -327,7 +352,8 @@ def _app_of_celery(ctx: click.Context) -> Celery | None:
 @click.pass_context
 def cli(ctx: click.Context, name: str | None) -> None:
     """Ticket Bridge: strict per-ticket order for Celery, on the Redis you already run."""
-    ctx.obj = Target(name or DEFAULT_APP, _app_of_celery(ctx) if name is None else None)
+    of_celery, app = (name, None) if name else _app_of_celery(ctx)
+    ctx.obj = Target(of_celery or DEFAULT_APP, app)
 
 
 def main() -> None:

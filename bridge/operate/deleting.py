@@ -80,7 +80,8 @@ class LanesOfStream:
                 free[keys.tickets] = f"group {group} has tickets that are in flight, await a retry, or are parked"
             if not self._letters:
                 free[keys.dead] = (
-                    f"group {group} has dead letters: replay or drop them (`bridge dead list`), or add --drop-dead"
+                    f"group {group} has dead letters: replay or drop them with an app that names the stream, or add "
+                    "--drop-dead"
                 )
             doomed |= dict.fromkeys(key for key in types_of(keys) if key != keys.stream)
         return free, list(doomed)

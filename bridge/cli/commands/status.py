@@ -88,7 +88,7 @@ def _of_lane(target: Target, lane: AppLane) -> _Shown:
         found = read_status(redis, settings, commands)
         return replace(found, problems=(*found.problems, *_of_app(redis, target, commands)))
 
-    return _Shown(read, as_document, view, line)
+    return _Shown(read, as_document, lambda found: view(found, commands), line)
 
 
 def _of_lanes(target: Target, lanes: Sequence[AppLane]) -> _Shown:
@@ -195,7 +195,7 @@ def unread_of(lane: LaneStatus) -> str:
     return f"at most {lane.unread:,}" if lane.unread_why else f"{lane.unread:,}"
 
 
-def view(lane: LaneStatus) -> RenderableType:
+def view(lane: LaneStatus, commands: Advice) -> RenderableType:
     """The state as tables."""
     from bridge.inspect.status import TROUBLE
 
@@ -211,8 +211,8 @@ def view(lane: LaneStatus) -> RenderableType:
     facts.add_row("waiting", f"{lane.waiting:,}")
     facts.add_row("in flight", f"{lane.in_flight:,}")
     facts.add_row("retrying", f"{lane.awaiting_retry:,}")
-    facts.add_row("dead", f"{lane.dead:,}" + (" (bridge dead list)" if lane.dead else ""))
-    facts.add_row("parked", _parked(lane))
+    facts.add_row("dead", f"{lane.dead:,}" + (f" ({commands.bridge('dead', 'list')})" if lane.dead else ""))
+    facts.add_row("parked", _parked(lane, commands))
     facts.add_row("oldest", "nothing undone" if lane.oldest_undone_ms is None else duration(lane.oldest_undone_ms))
     usual = {name: number for name, number in lane.counters.items() if number and name not in TROUBLE}
     facts.add_row("so far", ", ".join(f"{name} {number:,}" for name, number in usual.items()) or "nothing")
@@ -228,8 +228,9 @@ def view(lane: LaneStatus) -> RenderableType:
     return Group(*parts)
 
 
-def _parked(lane: LaneStatus) -> str:
+def _parked(lane: LaneStatus, commands: Advice) -> str:
     number = f"{lane.parked:,}" if lane.parked_complete else f"at least {lane.parked:,}"
     if not lane.parked:
         return number
-    return f"{number} ({count(lane.parked_messages, 'message')} waiting; bridge ticket list --parked)"
+    listed = commands.bridge("ticket", "list", "--parked")
+    return f"{number} ({count(lane.parked_messages, 'message')} waiting; {listed})"

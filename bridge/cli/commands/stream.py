@@ -104,7 +104,8 @@ def info(target: Target, as_json: bool) -> None:
     for what, before in (("followed", layout.older), ("left", layout.leaving)):
         if before is not None:
             shown = f"{count(before.partitions, 'partition')} of the layout before"
-            click.echo(f"{what:<10} {shown}: finish with `bridge stream repartition {layout.partitions}`")
+            finish = target.completed(f"finish with `bridge stream repartition {layout.partitions}`")
+            click.echo(f"{what:<10} {shown}: {finish}")
     click.echo(f"layout     {layout_key(name) if layout.text else 'not stored'}")
     for one in unread:
         click.echo(f"unread     {printable(one.problem)}")

@@ -64,9 +64,10 @@ def add(target: Target, name: str, position: str) -> None:
             f"{name} does not get those"
         )
     if name not in declared:
+        remove_it = target.commands(lanes[0]).of_app("subscription", "remove", name)
         click.echo(
             f"no subscription of this app has this name ({', '.join(declared)}): every message from there on stays in "
-            "the stream until an app that declares it has handled it, or `bridge subscription remove`"
+            f"the stream until an app that declares it has handled it, or {remove_it}"
         )
 
 
@@ -80,7 +81,8 @@ def list_(target: Target, as_json: bool) -> None:
 
     found = read_subscriptions(reach(target.app), target.subscriptions, others=True)
     if as_json:
-        echo_json({"subscriptions": [as_document(one) for one in found]})
+        commands = target.commands(next(iter(target.subscriptions.values()))[0])
+        echo_json({"subscriptions": [as_document(one, commands) for one in found]})
         return
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for column in ("subscription", "app", "streams", "group"):
@@ -121,7 +123,6 @@ def remove(ctx: click.Context, name: str, dry_run: bool, yes: bool, as_json: boo
 
     target: Target = ctx.obj
     declared = target.subscriptions
-    declared = target.subscriptions
     lanes = lanes_named(target.app, name)
     redis = reach(target.app)
     refuse_served(redis, target.app, lanes)
@@ -134,7 +135,7 @@ def remove(ctx: click.Context, name: str, dry_run: bool, yes: bool, as_json: boo
             return
     deleted = 0 if dry_run else sum(remove_lane(redis, lane) for lane in lanes)
     if as_json:
-        echo_json({"dry_run": dry_run, "deleted": deleted, **as_document(found)})
+        echo_json({"dry_run": dry_run, "deleted": deleted, **as_document(found, target.commands(lanes[0]))})
     elif dry_run:
         click.echo(f"would remove {what}")
     else:

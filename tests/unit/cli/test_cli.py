@@ -14,13 +14,18 @@ from click.testing import CliRunner, Result
 
 from bridge.cli.main import COMMANDS, cli
 from bridge.stack.embedded import EmbeddedServer
-from tests.commands import CommandLine, Lane, checked, command_line
+from tests.commands import CommandLine, Lane, checked, command_line, letter
 
 
 @pytest.fixture
 def shell(valkey: EmbeddedServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[CommandLine]:
     with command_line(tmp_path, monkeypatch, valkey.url) as made:
         yield made
+
+
+@pytest.fixture
+def lane(valkey: EmbeddedServer) -> Lane:
+    return Lane(valkey)
 
 
 def refused(result: Result, code: int) -> str:
@@ -245,3 +250,24 @@ def test_a_number_of_partitions_that_cannot_be_is_one_line(
 ) -> None:
     with command_line(tmp_path, monkeypatch, "redis://127.0.0.1:1/0", bridge_partitions=number) as shell:
         assert "bridge_partitions: " in refused(shell("status"), 2)
+
+
+def test_an_error_names_commands_of_this_app_and_of_this_subscription(shell: CommandLine, lane: Lane) -> None:
+    lane.make_group()
+    line = refused(shell("dead", "show", "1-1"), 1)
+    assert f"`bridge -A {shell.app} dead list` lists them" in line
+    line = refused(shell("dead", "show", "1-1", "-s", lane.keys.group), 1)
+    assert f"`bridge -A {shell.app} dead list -s {lane.keys.group}` lists them" in line
+
+
+def test_a_command_of_celery_names_the_app_in_what_it_advises(shell: CommandLine, lane: Lane) -> None:
+    lane.make_group()
+    assert f"start one with `bridge -A {shell.app} run`" in celery("-A", shell.app, "bridge", "status").stdout
+
+
+def test_the_counts_of_a_status_name_commands_that_work(shell: CommandLine, lane: Lane) -> None:
+    lane.make_group()
+    ids = lane.add("A")
+    lane.read()
+    lane.bury(ids[0], *letter("A"))
+    assert f"dead       1 (`bridge -A {shell.app} dead list`)" in shell("status").stdout

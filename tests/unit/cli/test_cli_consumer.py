@@ -174,7 +174,7 @@ def test_draining_gives_up_waiting_and_says_what_is_left(
         result = shell("consumer", "drain", "w1", "--timeout", "0.3")
     assert result.exit_code == 1
     assert "w1@host has 2 messages in flight after 300 ms; it goes on draining" in result.stderr
-    assert "bridge consumer resume w1@host" in result.stderr
+    assert f"`bridge -A {shell.app} consumer resume w1@host`" in result.stderr
 
 
 def test_draining_without_waiting_returns_at_once(shell: CommandLine, lane: Lane, server: EmbeddedServer) -> None:

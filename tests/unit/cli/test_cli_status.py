@@ -221,7 +221,7 @@ def test_parked_tickets_and_what_waits_for_them_are_counted_apart(shell: Command
     assert (seen["waiting"], seen["in_flight"]) == (1, 1)
     assert [one["name"] for one in seen["consumers"]] == ["w1@host"]
     assert any("2 tickets parked, with 2 messages waiting" in problem for problem in seen["problems"])
-    assert "bridge ticket list --parked" in shell("status").stdout
+    assert f"waiting; `bridge -A {shell.app} ticket list --parked`)" in shell("status").stdout
 
 
 def test_more_records_than_are_looked_at_make_the_number_of_parked_tickets_a_lower_bound(
