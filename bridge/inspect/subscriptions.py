@@ -15,7 +15,7 @@ done with it. So the slowest one alone holds the messages that it has undone bey
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from heapq import nlargest
@@ -145,6 +145,9 @@ class SubscriptionStatus:
     held_alone_bytes: int | None
     #: Lanes that read nothing new, since they are beyond ``bridge_max_lag``.
     stopped: int
+    #: Whether this user may read its keys. If not, ``led``, ``consumers``, ``awaiting_retry``, ``dead`` and
+    #: ``counters`` are 0.
+    permitted: bool = True
     #: Stream -> age in ms of its oldest undone message. Of its lanes that have one, whose dead letters are full, or
     #: that nobody leads.
     unfinished: Mapping[str, int] = field(default_factory=dict)
@@ -192,7 +195,7 @@ def read_subscriptions(
     if others:
         wanted |= _undeclared(streams, declared)
     all_lanes = [lane for lanes in wanted.values() for lane in lanes]
-    replies = iter(_read_lanes(redis, streams, all_lanes))
+    replies = iter(_read_lanes(redis, streams, all_lanes, declared.keys()))
     return [
         _sum(name, [_Lane(lane, streams[lane.stream], next(replies), now_ms) for lane in lanes], name in declared)
         for name, lanes in wanted.items()
@@ -301,12 +304,19 @@ def _undeclared(
     return found
 
 
-#: Replies for each lane that `_read_lanes` asks for first.
-_REPLIES = 6
+#: The replies for each lane that `_read_lanes` asks for first, where this user may not read the lane's keys.
+_NOT_PERMITTED: tuple[Any, ...] = (None, (None, None), 0, 0, 0, (None,) * len(COUNTERS))
+_REPLIES = len(_NOT_PERMITTED)
 
 
-def _read_lanes(redis: Redis, streams: Mapping[str, StreamStatus], lanes: Sequence[LaneSettings]) -> list[list[Any]]:
-    """The replies for each lane: `_REPLIES`, then the pending summary and the next unread entry, or None."""
+def _read_lanes(
+    redis: Redis, streams: Mapping[str, StreamStatus], lanes: Sequence[LaneSettings], declared: Collection[str]
+) -> list[list[Any]]:
+    """The replies for each lane: `_REPLIES`, then the pending summary and the next unread entry, or None.
+
+    A user of the app need not have permissions for the keys of groups that the app has not ``declared``. Then the first
+    reply is None.
+    """
     with redis.pipeline(transaction=False) as pipe:
         for lane in lanes:
             pipe.exists(lane.keys.leader)
@@ -315,8 +325,16 @@ def _read_lanes(redis: Redis, streams: Mapping[str, StreamStatus], lanes: Sequen
             pipe.zcard(lane.keys.retries)
             pipe.xlen(lane.keys.dead)
             pipe.hmget(lane.keys.counts, *COUNTERS)
-        replies = pipe.execute()
-    found = [[*replies[i : i + _REPLIES], None, None] for i in range(0, len(replies), _REPLIES)]
+        replies = pipe.execute(raise_on_error=False)
+    found = []
+    for i, lane in enumerate(lanes):
+        row = replies[i * _REPLIES : (i + 1) * _REPLIES]
+        error = next((reply for reply in row if isinstance(reply, Exception)), None)
+        if isinstance(error, NoPermissionError) and lane.group not in declared:
+            row = list(_NOT_PERMITTED)
+        elif error is not None:
+            raise error
+        found.append([*row, None, None])
     # An idle lane has neither.
     asked: list[tuple[list[Any], int]] = []
     with redis.pipeline(transaction=False) as pipe:
@@ -344,6 +362,7 @@ class _Lane:
         name = lane.group.encode()
         self.stream = lane.stream
         self.group = stream.groups.get(name)
+        self.permitted = led is not None
         self.led, self.consumers, self.retries, self.dead = bool(led), consumers, retries, dead
         self.app = None if app is None else app.decode()
         self.format = None if format_ is None else int(format_)
@@ -392,5 +411,6 @@ def _sum(name: str, lanes: Sequence[_Lane], declared: bool) -> SubscriptionStatu
         held_alone=sum(lane.alone for lane in lanes),
         held_alone_bytes=known([lane.alone_bytes for lane in lanes]),
         stopped=sum(lane.stopped for lane in lanes),
+        permitted=all(lane.permitted for lane in lanes),
         unfinished={lane.stream: lane.oldest_ms or 0 for lane in lanes if lane.unfinished},
     )

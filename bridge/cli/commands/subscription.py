@@ -90,7 +90,7 @@ def list_(target: Target, as_json: bool) -> None:
     for column in ("unread", "undone", "dead", "holds"):
         table.add_column(column, justify="right", no_wrap=True)
     for one in found:
-        app = one.app or ("" if one.declared else "not known")
+        app = one.app or ("" if one.declared else "not known" if one.permitted else "no permission")
         table.add_row(
             one_line(one.name),
             one_line("this app" if one.declared and not app else f"{app} (this app)" if one.declared else app),
@@ -98,7 +98,7 @@ def list_(target: Target, as_json: bool) -> None:
             "there" if one.exists else "not yet",
             unread_of(one),
             undone_of(one),
-            f"{one.dead:,}",
+            f"{one.dead:,}" if one.permitted else "?",
             data_size(one.held_bytes),
         )
     console().print(table)

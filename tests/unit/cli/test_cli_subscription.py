@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from bridge.routing.keys import LaneKeys
 from bridge.routing.leadership import lead
 from bridge.routing.membership import register
 from bridge.stack.embedded import EmbeddedServer
-from tests.commands import CommandLine, Lane, command_line
+from tests.commands import APP, CommandLine, Lane, command_line
 
 SUBSCRIPTIONS = {"billing": {"task": "shop.update"}, "search": {"task": "shop.once"}}
 
@@ -384,3 +385,26 @@ def test_a_message_that_names_the_task_of_another_subscription_waits_for_the_def
     seen = shell.json("ticket", "show", "A", "-s", "search")
     assert seen["state"] == "waiting"
     assert "no consumer that is alive can run its task shop.once" in seen["why"]
+
+
+def test_an_operator_without_permission_for_the_group_of_another_app_gets_the_list(
+    shell: CommandLine, redis: Any, valkey: EmbeddedServer
+) -> None:
+    pushed(redis, 3)
+    for name in ("billing", "theirs"):
+        redis.xgroup_create("ticket_stream", name, "0")
+    redis.execute_command(*shell("acl", "operator").stdout.split(), ">secret")
+    url = valkey.url.replace("redis://", "redis://bridge-operator:secret@")
+    shell.write_app(APP.format(url=url, settings={"bridge_subscriptions": SUBSCRIPTIONS}))
+    sys.modules.pop(shell.app)
+    found = {one["name"]: one for one in shell.json("subscription", "list")["subscriptions"]}
+    assert (found["billing"]["permitted"], found["billing"]["unread"]) == (True, 3)
+    assert (found["theirs"]["permitted"], found["theirs"]["unread"]) == (False, 3)
+    [row] = [line.split() for line in shell("subscription", "list").stdout.splitlines() if line.startswith("theirs")]
+    assert row[:7] == ["theirs", "no", "permission", "ticket_stream", "there", "3", "3"]
+    assert row[7] == "?"
+    # Of its own subscriptions it must be told.
+    keys = ("~ticket_stream", "~{ticket_stream}/layout", "~{ticket_stream}:search:*")
+    redis.execute_command("ACL", "SETUSER", "bridge-operator", "resetkeys", *keys)
+    assert "this Redis user may not do that" in shell("subscription", "list").stderr
+    redis.execute_command("ACL", "DELUSER", "bridge-operator")
