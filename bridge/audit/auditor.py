@@ -97,7 +97,12 @@ class Auditor:
     @property
     def tickets(self) -> int:
         """The number of tickets with an entry or a row."""
-        return len(self._messages.trails)
+        return len(self.ticket_ids)
+
+    @property
+    def ticket_ids(self) -> Collection[str]:
+        """Those tickets."""
+        return self._messages.trails.keys()
 
     @property
     def missing_until_ms(self) -> int | None:

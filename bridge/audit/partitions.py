@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from bridge.audit.audit import Audit
 from bridge.audit.verdict import AuditVerdict, Coverage
 from bridge.routing.ids import id_key
+from bridge.routing.numbers import count
 
 if TYPE_CHECKING:
     from redis import Redis
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from bridge.audit.checks import Check, Finding
     from bridge.audit.wanted import Wants
     from bridge.routing.history import Delivery, What
+    from bridge.routing.ids import IdKey
     from bridge.routing.keys import LaneKeys
 
 #: Examples of findings, and executions of frozen processes, that a result names.
@@ -105,27 +107,30 @@ class Audits:
     def result(self) -> AuditVerdict:
         """The result of what was read so far, added up."""
         verdicts = [audit.result() for audit in self._audits]
-        return added_up(verdicts, self._suffixes)
+        # A ticket may have messages in several versions.
+        tickets = len({ticket for audit in self._audits for ticket in audit.auditor.ticket_ids})
+        return added_up(verdicts, self._suffixes, tickets)
 
 
-def added_up(verdicts: Sequence[AuditVerdict], suffixes: Sequence[str]) -> AuditVerdict:
-    """One result for all partitions. ``suffixes``: what follows the stream ids of each."""
+def added_up(verdicts: Sequence[AuditVerdict], suffixes: Sequence[str], tickets: int) -> AuditVerdict:
+    """One result for all partitions and versions. ``suffixes``: what follows the stream ids of each. ``tickets``: how
+    many tickets they have together.
+    """
     if len(verdicts) == 1:
         [alone], [suffix] = verdicts, suffixes
         return _named_verdict(alone, suffix)
     named = [_named_verdict(verdict, suffix) for verdict, suffix in zip(verdicts, suffixes, strict=True)]
-    # An empty partition has no rows, and no times.
+    # An empty history has no rows, and no times. Nothing is said of its stream, except that.
     times = [verdict for verdict in named if verdict.deliveries]
+    notes = dict.fromkeys(note for one in named for note in one.notes)
+    if times and len(times) < len(named):
+        empty = f"{len(named) - len(times)} of {count(len(named), 'stream')}"
+        notes[f"the history of {empty} is empty: nothing of that was audited"] = None
     return AuditVerdict(
-        coverage=Coverage(
-            complete=all(one.coverage.complete for one in named),
-            # From the latest of them on, every partition's history is whole.
-            from_id=max((one.coverage.from_id for one in named), key=id_key),
-            older=any(one.coverage.older for one in named),
-        ),
+        coverage=_covered([one.coverage for one in times or named]),
         deliveries=sum(one.deliveries for one in named),
         rows={what: sum(one.rows[what] for one in named) for what in named[0].rows},
-        tickets=sum(one.tickets for one in named),
+        tickets=tickets,
         undone=sum(one.undone for one in named),
         repeats=sum(one.repeats for one in named),
         first_ms=min((one.first_ms for one in times), default=0),
@@ -133,8 +138,19 @@ def added_up(verdicts: Sequence[AuditVerdict], suffixes: Sequence[str]) -> Audit
         counts={check: sum(one.counts[check] for one in named) for check in named[0].counts},
         examples=tuple(example for one in named for example in one.examples)[:EXAMPLES],
         stale=tuple(row for one in named for row in one.stale)[:EXAMPLES],
-        notes=tuple(dict.fromkeys(note for one in named for note in one.notes)),
+        notes=tuple(notes),
     )
+
+
+def _covered(each: Sequence[Coverage]) -> Coverage:
+    capped = [one for one in each if not one.complete]
+    # A complete history begins with the first message of its stream. Capped ones are all whole from the latest on.
+    first = max(capped, key=_from) if capped else min(each, key=_from)
+    return Coverage(not capped, first.from_id, any(one.older for one in each))
+
+
+def _from(one: Coverage) -> IdKey:
+    return id_key(one.from_id)
 
 
 def _named_verdict(verdict: AuditVerdict, suffix: str) -> AuditVerdict:

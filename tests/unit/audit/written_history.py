@@ -24,8 +24,10 @@ def row_of(row: Delivery) -> list[Any]:
 class WrittenLane:
     """``lane`` on a server. ``cap``: most entries of its history."""
 
-    def __init__(self, redis: Redis, lane: TrueLane, *, cap: int | None = None, ahead: int = 0) -> None:
-        self.keys = LaneKeys("ticket_stream", "concurrency_stream_group")
+    def __init__(
+        self, redis: Redis, lane: TrueLane, *, cap: int | None = None, ahead: int = 0, stream: str = "ticket_stream"
+    ) -> None:
+        self.keys = LaneKeys(stream, "concurrency_stream_group")
         self._redis = redis
         self._lane = lane
         self._cap = cap
