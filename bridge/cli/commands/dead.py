@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import datetime
@@ -21,6 +22,8 @@ from bridge.routing.text import one_line, printable
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
+
+    from redis import Redis
 
     from bridge.app.lanes import AppLane
     from bridge.operate.replay import LetterResult
@@ -52,12 +55,25 @@ def list_(target: Target, ticket: str | None, task: str | None, reason: str | No
     if as_json:
         echo_json({"total": total, "more": more, "letters": [letter.summary() for letter in letters]})
         return
-    if not letters:
+    if letters:
+        console().print(_table(letters))
+    else:
         click.echo("no dead letters" if total == 0 else f"none of the {count(total, 'dead letter')} matches")
-        return
-    console().print(_table(letters))
     if more:
         click.echo(f"{len(letters):,} shown, there are more: --limit N shows more")
+    for command, number in _of_older_versions(redis, target).items():
+        click.echo(f"{count(number, 'dead letter')} of an older version: {command}")
+
+
+def _of_older_versions(redis: Redis, target: Target) -> Counter[str]:
+    """How many letters the older versions have that the command is not about, by the command that lists them."""
+    found: Counter[str] = Counter()
+    shown = {lane.settings.stream for lane in target.app_lanes}
+    for lane in {older.stream: older for one in target.app_lanes for older in one.older}.values():
+        number = 0 if lane.stream in shown or target.version is not None else int(redis.xlen(lane.keys.dead))
+        if number:
+            found[target.commands(lane).bridge("dead", "list")] += number
+    return found
 
 
 @dead.command()

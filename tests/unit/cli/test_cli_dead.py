@@ -379,3 +379,14 @@ def test_a_letter_that_was_deleted_before_the_drop_is_reported(
     result = shell("dead", "drop", "--all", stdin="y\n")
     assert result.exit_code == 1
     assert f"not dropped: {id_}: it no longer exists" in result.stdout
+
+
+def test_a_list_says_where_the_letters_of_an_older_version_are(
+    lane: Lane, valkey: EmbeddedServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    buried(lane, "A", "B")
+    settings = {"bridge_stream": "v2", "bridge_follows": ["ticket_stream"]}
+    with command_line(tmp_path, monkeypatch, valkey.url, **settings) as shell:
+        older = f"2 dead letters of an older version: `bridge -A {shell.app} dead list --stream ticket_stream`\n"
+        assert shell("dead", "list").stdout == f"no dead letters\n{older}"
+        assert "older version" not in shell("dead", "list", "--stream", "ticket_stream").stdout
