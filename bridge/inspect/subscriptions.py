@@ -247,7 +247,9 @@ def _read_streams(redis: Redis, names: set[str]) -> tuple[int, dict[str, StreamS
             pipe.execute_command("XRANGE", name, "-", "+", "COUNT", 1)
             pipe.execute_command("XREVRANGE", name, "+", "-", "COUNT", 1)
             pipe.execute_command("MEMORY", "USAGE", name, "SAMPLES", SAMPLES)
-        (seconds, micros), *replies = pipe.execute(raise_on_error=False)
+        now, *replies = pipe.execute(raise_on_error=False)
+    if isinstance(now, Exception):
+        raise now
     found = {}
     for i, name in enumerate(sorted(names)):
         length, groups, first, last, used = replies[5 * i : 5 * i + 5]
@@ -261,7 +263,7 @@ def _read_streams(redis: Redis, names: set[str]) -> tuple[int, dict[str, StreamS
             last_id=last[0][0].decode() if last else "0-0",
             used=used if isinstance(used, int) else None,
         )
-    return seconds * 1000 + micros // 1000, _counted(redis, found)
+    return now[0] * 1000 + now[1] // 1000, _counted(redis, found)
 
 
 def _counted(redis: Redis, streams: dict[str, StreamStatus]) -> dict[str, StreamStatus]:

@@ -408,3 +408,20 @@ def test_an_operator_without_permission_for_the_group_of_another_app_gets_the_li
     redis.execute_command("ACL", "SETUSER", "bridge-operator", "resetkeys", *keys)
     assert "this Redis user may not do that" in shell("subscription", "list").stderr
     redis.execute_command("ACL", "DELUSER", "bridge-operator")
+
+
+def test_a_user_without_permission_to_look_gets_one_line(
+    shell: CommandLine, redis: Any, valkey: EmbeddedServer
+) -> None:
+    pushed(redis, 1)
+    rules = ["+@all", "~*", "&*", ">secret", "on"]
+    url = valkey.url.replace("redis://", "redis://looker:secret@")
+    shell.write_app(APP.format(url=url, settings={"bridge_subscriptions": SUBSCRIPTIONS}))
+    for refused in ("time", "xinfo|groups", "xlen", "hlen", "xrange"):
+        redis.execute_command("ACL", "SETUSER", "looker", "reset", *rules, f"-{refused}")
+        for command in (["status"], ["subscription", "list"]):
+            said = shell(*command)
+            assert said.exit_code == 1, (refused, command)
+            assert said.stderr.startswith("Error: this Redis user may not do that")
+            assert said.stderr.count("\n") == 1
+    redis.execute_command("ACL", "DELUSER", "looker")
