@@ -99,6 +99,8 @@ def leave(redis: Redis, stream: str, layout: Layout) -> str:
             letters = count(int(redis.xlen(detail)), "dead letter")
             return f"{letters} in {printable(detail)}: replay or drop them (`bridge dead list`)"
         return f"{printable(detail)} has tickets that are in flight, await a retry, or are parked"
+    if code is ReturnCode.CHANGED:
+        return f"group {printable(detail)} came just now"
     return ""
 
 

@@ -210,15 +210,16 @@ def repartition(
     before: Layout = app.bridge.layout
     said = (lambda _line: None) if as_json else click.echo
     parts = count(partitions, "partition")
+    has_begun = before.partitions != partitions or before.older is not None or before.leaving is not None
     if dry_run:
         repartitioning.check(redis, name, before, partitions)
         said(f"{one_line(name)} has {count(before.partitions, 'partition')}, and can have {parts}")
-    elif before.partitions == partitions and before.older is None and before.leaving is None:
+    elif not has_begun:
         said(f"{one_line(name)} has {parts}")
     else:
         repartitioning.begin(redis, name, before, partitions)
         said(f"{one_line(name)} has {parts} for new messages")
-    why = "" if dry_run else _finish(redis, name, keep_s, timeout_s, said)
+    why = "" if dry_run or not has_begun else _finish(redis, name, keep_s, timeout_s, said)
     layout = find_layout(redis, name, 1)
     if as_json:
         whole = layout.older is layout.leaving is None
@@ -243,7 +244,10 @@ def _finish(
     try:
         while True:
             layout = claim_layout(redis, name, 1)
-            if layout.older is not None:
+            if not layout.text:
+                # FLUSHALL, or a DEL by hand.
+                why = f"the layout of {one_line(name)} is lost, and a master that runs stores it again"
+            elif layout.older is not None:
                 why = repartitioning.leave(redis, name, layout)
                 done = "the old partitions have nothing undone: masters and workers leave them"
             elif layout.leaving is None:

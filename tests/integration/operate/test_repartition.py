@@ -221,6 +221,25 @@ def test_a_group_that_no_app_here_knows_has_the_new_partitions_from_their_first_
     assert not splitting.redis.exists(STREAM)
 
 
+def test_the_command_waits_while_the_layout_is_lost(splitting: Splitting) -> None:
+    splitting.redis.xgroup_create(STREAM, "strangers", "0", mkstream=True)
+    splitting.redis.xadd(STREAM, {"ticket_id": "T"})
+    process = splitting.command("repartition", 2)
+    assert process.stdout is not None
+    process.stdout.readline()
+    text = splitting.redis.get(layout_key(STREAM))
+    # FLUSHALL while it waits, and a master that stores the layout again
+    splitting.redis.flushall()
+    while "is lost" not in (line := process.stdout.readline()):
+        assert line, "it ended"
+    splitting.redis.set(layout_key(STREAM), text)
+    out, error = process.communicate(timeout=30)
+    assert process.returncode == 0, out + error
+    assert splitting.layout.shape == ((2, 1), None, None)
+    # And what has the number already changes nothing
+    assert splitting.repartition(2) == f"{STREAM} has 2 partitions\nset bridge_partitions = 2 in this app\n"
+
+
 @pytest.mark.parametrize(
     ("given", "code", "error"),
     [
