@@ -17,7 +17,7 @@ PYTEST_ARGS ?=
 # Options for the demo, as in: make demo DEMO_ARGS="--events log.csv.gz"
 DEMO_ARGS ?=
 # Test files that run beside each other: most of what the integration tests do is wait.
-JOBS ?= 5
+JOBS ?= 6
 # In the order of tests/conftest.py: xdist would begin with the files that have the most tests, which take the least.
 BESIDE = -n $(JOBS) --dist loadfile --no-loadscope-reorder
 # Options for the soak: .venv/bin/python -m tests.chaos.soak --help

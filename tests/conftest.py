@@ -64,13 +64,14 @@ NEED_A_SERVER = {"valkey_binary", "redis6_binary", "server"}
 
 #: Files that take a minute or more, the longest first: no other file shall have to wait for one of them at the end.
 LONGEST = (
+    "chaos/test_chaos.py",
+    "integration/operate/test_repartition.py",
     "integration/stack/test_demo.py",
     "integration/leader/test_failover.py",
     "integration/worker/test_pools.py",
     "integration/leader/test_recovery.py",
     "integration/operate/test_operators.py",
     "integration/link/test_outages.py",
-    "chaos/test_chaos.py",
     "calibration/test_calibration.py",
     "integration/worker/test_self_fencing.py",
     "integration/link/test_clocks.py",

@@ -1,5 +1,4 @@
--- Reads the layout of a stream. Stores the caller's, if there is neither a layout nor a stream of one partition. A lost
--- layout that has a copy (`repartition.lua`) is stored again.
+-- Reads the layout of a stream. Where there is none: stores its copy, or the caller's if the stream is not in use.
 --
 -- From -> to: no state of a message changes.
 -- KEYS: 1 layout (`bridge.routing.keys.layout_key`), 2 the stream as it is with one partition; only with
@@ -8,8 +7,8 @@
 --       ('1', else ''), the last partition of the layout to store, the one after it; then for each older version of the
 --       stream: the key of its layout, the stream.
 -- Returns: the stored layout as text, or the error of a key that cannot be read; '': none is stored, the stream has one
---          partition; {'LAYOUT'}: none is stored, and the stream has other partitions than the caller's; {'CONFLICT', older version, its layout
---          as text}: this version is split in another way, and nothing was stored.
+--          partition; {'LAYOUT'}: none is stored, and the stream has other partitions than the caller's; {'CONFLICT',
+--          older version, its layout as text}: this version is split in another way, and nothing was stored.
 -- Keeps: promise 1, across producers: all of them put a ticket's messages into the same stream. I9: one key for a
 --        stream, which lives as long as the stream.
 -- A user without a permission for another key than the layout is served as if that key were not there.
@@ -19,8 +18,9 @@ local stored = redis.pcall('GET', KEYS[1])
 if stored and stored ~= '' then
   return stored.err or stored
 end
--- The copy of a later layout than the first one.
-local copy = redis.pcall('GET', ARGV[3])
+-- The copy of a later layout than the first one (`repartition.lua`).
+local key = ARGV[3]
+local copy = redis.pcall('GET', key)
 copy = type(copy) == 'string' and copy:find('{"partitions":', 1, true) == 1 and copy
 local function exists(at)
   local key = ARGV[at]

@@ -61,9 +61,10 @@ end
 redis.call('DEL', KEYS[1])  -- a full server lets a script continue whose first write needs no memory
 redis.call('SET', KEYS[1], ARGV[2])
 -- The copy stands where the first layout had its first partition, as long as that is not there.
-local copy = redis.pcall('GET', KEYS[#KEYS])
+local last = #KEYS
+local copy = redis.pcall('GET', KEYS[last])
 if not copy or type(copy) == 'string' and copy:find('{"partitions":', 1, true) == 1 then
-  redis.call('SET', KEYS[#KEYS], ARGV[2])
+  redis.call('SET', KEYS[last], ARGV[2])
 end
 for g = 0, #ARGV - 5 do
   local first = old + 2 + g * each

@@ -3,9 +3,9 @@
 -- From -> to: nothing -> UNREAD, for each message.
 -- KEYS: 1 layout (`bridge.routing.keys.layout_key`), 2.. the streams of the messages.
 -- ARGV: layout that the caller knows ('' = none is stored), for each stream what follows its ids (a list with spaces;
---       '' = nothing), for each message the number of its stream from 0, in two bytes ('' = one stream for all), the first partition that
---       the stream would have ('' = a layout is known), task;
---       then ticket and payload of each message.
+--       '' = nothing), for each message the number of its stream from 0, in two bytes ('' = one stream for all), the
+--       first partition that the stream would have ('' = a layout is known), task; then ticket and payload of each
+--       message.
 -- Returns: {'OK', ids of the messages, in their order, in one text, which a caller reads faster than a list};
 --          {'LAYOUT', layout}: another layout is stored, and nothing was added: the caller goes by that one.
 -- Keeps: promise 1, for producers: a server that is full, or forbids the user XADD, refuses the first message and so

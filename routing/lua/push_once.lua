@@ -5,8 +5,8 @@
 --       (`bridge.routing.keys.push_once`), 3.. the streams of the messages.
 -- ARGV: layout that the caller knows ('' = none is stored), for each stream what follows its ids (a list with spaces;
 --       '' = nothing), for each message the number of its stream from 0, in two bytes ('' = one stream for all), the
---       first partition that the stream would have ('' = a layout is known), number of the first message among all of the push, digest of the messages, life of the note (s), task; then ticket and
---       payload of each message.
+--       first partition that the stream would have ('' = a layout is known), number of the first message among all of
+--       the push, digest of the messages, life of the note (s), task; then ticket and payload of each message.
 -- Returns: {'OK', ids of the messages, in their order}; {'CHANGED'}: other messages were pushed under this key; nothing
 --          was changed; {'LAYOUT', layout}: another layout is stored, and nothing was added: the caller goes by that
 --          one.

@@ -37,9 +37,10 @@ for i = old + 2, #KEYS - 1 do
 end
 redis.call('SET', KEYS[1], ARGV[2])
 -- The copy stands where the first layout had its first partition, as long as that is not there.
-local copy = redis.pcall('GET', KEYS[#KEYS])
+local last = #KEYS
+local copy = redis.pcall('GET', KEYS[last])
 if not copy or type(copy) == 'string' and copy:find('{"partitions":', 1, true) == 1 then
-  redis.call('SET', KEYS[#KEYS], ARGV[2])
+  redis.call('SET', KEYS[last], ARGV[2])
 end
 for i = old + 2, #KEYS - 1 do
   for _, name in ipairs(names) do
