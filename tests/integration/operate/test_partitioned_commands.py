@@ -132,7 +132,9 @@ def test_the_audit_adds_the_partitions_up(four: Operated) -> None:
     four.task("append").push_many([(ticket, {"n": n}) for n in range(10) for ticket in TICKETS])
     four.wait_done(40)
     found = four.json("audit", "--from", "0")
-    assert (found["ok"], found["deliveries"], found["rows"]["done"], found["tickets"]) == (True, 40, 40, 4)
+    assert (found["ok"], found["rows"]["done"], found["tickets"]) == (True, 40, 4)
+    # A bundle that takes too long gives back what it has not started, and that is delivered again.
+    assert found["deliveries"] == sum(found["rows"].values()) >= 40
     life = four.json("audit", "--ticket", TICKETS[2])["life"]
     assert len(life) == 10
     assert all(row["message_id"].endswith("@p2") and row["ticket"] == TICKETS[2] for row in life)
