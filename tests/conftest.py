@@ -29,7 +29,8 @@ import hypothesis
 import pytest
 
 from bridge.routing.errors import ServerStartFailed
-from bridge.stack.embedded import EmbeddedServer, find_server_binary
+from bridge.stack.embedded import EmbeddedServer
+from bridge.stack.server_program import find_server_binary
 from bridge.testing.nodes.preloaded import read_by_apps
 from tests.spark_java import set_environment
 

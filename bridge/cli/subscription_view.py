@@ -17,7 +17,7 @@ from bridge.routing.text import one_line
 
 if TYPE_CHECKING:
     from bridge.inspect.advice import Advice
-    from bridge.inspect.subscriptions import SubscriptionStatus
+    from bridge.inspect.subscription_status import SubscriptionStatus
 
 #: Problems that are printed; JSON has all.
 PROBLEMS = 20

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from bridge.app.lanes import AppLane
     from bridge.inspect.advice import Advice
-    from bridge.inspect.subscriptions import SubscriptionStatus
+    from bridge.inspect.subscription_status import SubscriptionStatus
     from bridge.settings.app import Settings
     from bridge.settings.lane import LaneSettings
 

@@ -199,7 +199,7 @@ def _chain(lanes: Sequence[LaneMaster]) -> None:
     for members in chains.values():
         if any(led.older for led in members):
             for led, place in zip(members, chain_of([(led.keys, led.older_keys) for led in members]), strict=True):
-                led.place = place
+                led.put_in_chain(place)
 
 
 def _chosen(subscriptions: Collection[str], named: Collection[str] | None) -> list[str]:

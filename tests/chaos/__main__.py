@@ -9,7 +9,7 @@ from pathlib import Path
 
 import click
 
-from bridge.stack.embedded import FsyncPolicy
+from bridge.stack.server_program import FsyncPolicy
 from tests.chaos.draw import ACTIONS, MIXED, PREFORK, Cast
 from tests.chaos.short import PACE_S, in_words, short_run
 from tests.chaos.subscriptions import ONE, draw_subscriptions, split

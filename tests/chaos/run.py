@@ -12,8 +12,9 @@ from typing import Any
 
 from redis import Redis
 
-from bridge.stack.embedded import EmbeddedServer, FsyncPolicy
+from bridge.stack.embedded import EmbeddedServer
 from bridge.stack.ports import HOST, free_port
+from bridge.stack.server_program import FsyncPolicy
 from bridge.testing.nodes.node import broker_environment
 from bridge.testing.nodes.preloaded import read_by_apps
 from bridge.testing.nodes.process import ProcessNode, python_module

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import pytest
 import redis
 
-from bridge.operate.permissions import commands_in
+from bridge.operate.role_commands import commands_in
 from bridge.routing.batch import Batch
 from bridge.routing.effects import Effect, Success, apply, tell
 from bridge.routing.leadership import Lead, attend, depart, lead, renew, resign

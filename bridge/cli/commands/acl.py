@@ -8,7 +8,8 @@ import click
 
 from bridge.cli.main import Target
 from bridge.cli.parameters import NON_EMPTY
-from bridge.operate.permissions import Role, access
+from bridge.operate.permissions import access
+from bridge.operate.role_commands import Role
 
 #: Characters that a user's name must not contain: an ACL file and redis-cli cannot express them.
 NOT_IN_NAMES = frozenset(" \t\r\n\"'\\\0")

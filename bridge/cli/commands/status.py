@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from bridge.app.lanes import AppLane
     from bridge.inspect.advice import Advice
     from bridge.inspect.status import LaneStatus
-    from bridge.inspect.subscriptions import SubscriptionStatus
+    from bridge.inspect.subscription_status import SubscriptionStatus
     from bridge.settings.lane import LaneSettings
 
 
@@ -134,7 +134,7 @@ class _Several:
 def _of_app(redis: Redis, target: Target, commands: Advice) -> list[str]:
     """Problems of no lane of the app."""
     from bridge.inspect.streams import read_retired, read_unread, retired_problems
-    from bridge.inspect.subscriptions import undeclared_holders
+    from bridge.inspect.undeclared import undeclared_holders
 
     retired = retired_problems(read_retired(redis, target.versions))
     unread = [one.problem for one in read_unread(redis, target.app)]

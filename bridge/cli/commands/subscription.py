@@ -17,7 +17,7 @@ from bridge.routing.terminal import console
 from bridge.routing.text import one_line
 
 if TYPE_CHECKING:
-    from bridge.inspect.subscriptions import SubscriptionStatus
+    from bridge.inspect.subscription_status import SubscriptionStatus
 
 
 @click.group()

@@ -86,7 +86,7 @@ def test_before_anything_is_read_the_count_is_that_of_the_messages_after_its_beg
 def test_what_is_too_much_to_count_is_said_to_be_an_upper_bound(
     shell: CommandLine, redis: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("bridge.inspect.subscriptions.COUNTED", 3)
+    monkeypatch.setattr("bridge.inspect.stream_status.COUNTED", 3)
     ids = pushed(redis, 6)
     assert "at most 6 messages to read" in shell("subscription", "add", "billing", "--from", ids[2]).stdout
     assert unread_of(shell, "billing") == (6, False, 6)
@@ -277,7 +277,7 @@ def test_a_subscription_that_alone_holds_memory_is_named_with_messages_and_bytes
 def test_an_undeclared_subscription_that_holds_memory_is_named(
     valkey: EmbeddedServer, redis: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("bridge.inspect.subscriptions.HOLDS_MESSAGES", 3)
+    monkeypatch.setattr("bridge.inspect.stream_status.HOLDS_MESSAGES", 3)
     pushed(redis, 5)
     # Two that nobody serves any more hold the same messages.
     for name in ("forgotten", "lost"):

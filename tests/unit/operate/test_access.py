@@ -11,7 +11,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 import bridge
-from bridge.operate.permissions import Role, access, commands_in, commands_of_scripts, literal
+from bridge.operate.permissions import access, literal
+from bridge.operate.role_commands import Role, commands_in, commands_of_scripts
 from bridge.stack.embedded import EmbeddedServer
 from tests.commands import CommandLine
 

@@ -134,7 +134,7 @@ def test_only_one_module_evaluates_lua() -> None:
                 if re.match(r"(?i)(eval(sha)?(_ro)?|register_script|script_load|fcall(_ro)?)\b", text):
                     found.append(f"{path.relative_to(ROOT)}:{getattr(node, 'lineno', 0)} {text[:30]}")
     # Permissions name the commands, and run none
-    assert {line.partition(":")[0] for line in found} - {"bridge/operate/permissions.py"} == {"routing/scripts.py"}, (
+    assert {line.partition(":")[0] for line in found} - {"bridge/operate/role_commands.py"} == {"routing/scripts.py"}, (
         found
     )
 

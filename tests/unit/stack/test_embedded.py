@@ -14,9 +14,10 @@ import psutil
 import pytest
 
 from bridge.routing.errors import PortInUse, ServerStartFailed
-from bridge.stack.embedded import EmbeddedServer, find_server_binary
+from bridge.stack.embedded import EmbeddedServer
 from bridge.stack.orphan_stopper import OrphanStopper
 from bridge.stack.ports import free_port, port_is_taken
+from bridge.stack.server_program import find_server_binary
 from bridge.testing.waiting import wait_until
 
 pytestmark = pytest.mark.server
