@@ -169,7 +169,7 @@ def command_block(name: str) -> str:
 
 
 #: Methods of `LaneKeys` that make no key.
-NOT_KEYS = ("owner_of", "parked_consumer")
+NOT_KEYS = ("owner_of", "parked_consumer", "delayed_consumer")
 
 
 def key_names() -> list[tuple[str, str]]:

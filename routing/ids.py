@@ -8,6 +8,9 @@ from __future__ import annotations
 #: An id as a pair: Unix ms, unless the producer chose ids of its own, and the number within that ms.
 IdKey = tuple[int, int]
 
+#: A place in the order of a ticket: the key of an id, or what `late_place` returns. Places compare with each other.
+Place = tuple[int, ...]
+
 #: The largest second half of an id.
 LAST_SEQUENCE = 2**64 - 1
 #: The largest id. A producer may give it to an entry: it is the last one that the stream ever has.
@@ -43,3 +46,42 @@ def younger_than(id_: str, end: str = "+") -> tuple[str, str]:
     A server refuses a range that begins after the largest id. No entry is there, so this range is empty then.
     """
     return ("+", "-") if id_ == LAST_ID else (f"({id_}", end)
+
+
+# -- places of delayed messages ----------------------------------------------------------------------------------------
+
+
+def late_place(due_ms: int, id_: str) -> Place:
+    """The place of a message that was delayed until ``due_ms``: after all messages that were added by then."""
+    return (due_ms, LAST_SEQUENCE + 1, *id_key(id_))
+
+
+def place_after(place: Place) -> Place:
+    """The first place after ``place``."""
+    if len(place) == 2:
+        return key_after((place[0], place[1]))
+    return (*place[:-1], place[-1] + 1)
+
+
+def first_id_from(place: Place) -> IdKey:
+    """The first key of an id that is at ``place`` or after it."""
+    return (place[0], place[1]) if len(place) == 2 else (place[0] + 1, 0)
+
+
+def member_of(id_: str) -> str:
+    """The id as a member of a sorted set: members with one score are in the order of their ids.
+
+    Each of the two numbers begins with a letter that says how many digits it has.
+    """
+    ms, _, sequence = id_.partition("-")
+    return f"{_digits(ms)}{ms}-{_digits(sequence)}{sequence}"
+
+
+def id_of_member(member: str) -> str:
+    """The id that `member_of` made ``member`` of."""
+    ms, _, sequence = member.partition("-")
+    return f"{ms[1:]}-{sequence[1:]}"
+
+
+def _digits(number: str) -> str:
+    return chr(ord("a") + len(number) - 1)

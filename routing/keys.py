@@ -60,6 +60,32 @@ class LaneKeys:
         return f"{self.prefix}:retries"
 
     @cached_property
+    def delayed(self) -> str:
+        """Sorted set message (`bridge.routing.ids.member_of`) -> due time (Unix ms): messages that others overtake
+        until they are due. Each is pending in the group under `delayed_consumer`.
+
+        The leader adds when it reads them, and removes when they are due. An operator's order changes a due time: it
+        counts, and not the field of the entry.
+        """
+        return f"{self.prefix}:delayed"
+
+    @cached_property
+    def late(self) -> str:
+        """Sorted set message -> the due time that it had: undone messages that were delayed. It says their places.
+
+        The leader adds in the step that removes from `delayed`, and removes in the step that acknowledges.
+        """
+        return f"{self.prefix}:late"
+
+    @cached_property
+    def holding(self) -> str:
+        """Sorted set message -> due time (Unix ms): messages for which their tickets wait, or will wait.
+
+        The leader adds when it reads them, and removes when they are dispatched or acknowledged.
+        """
+        return f"{self.prefix}:holding"
+
+    @cached_property
     def outcomes(self) -> str:
         """Stream of outcomes, of notices that consumers come and go, and of operators' orders.
 
@@ -137,6 +163,10 @@ class LaneKeys:
         """Not a key: the name in the group under which the messages of a parked ticket are pending."""
         return f"{master}/parked/{ticket}"
 
+    def delayed_consumer(self, master: str) -> str:
+        """Not a key: the name in the group under which delayed messages are pending."""
+        return f"{master}/delayed"
+
     def lease(self, incarnation: str) -> str:
         """String (the consumer's name) with PX: the lease of an incarnation, which renews it. Never revived."""
         return f"{self.prefix}:lease:{incarnation}"
@@ -163,6 +193,9 @@ class LaneKeys:
             self.tickets: "leader",
             self.applied: "leader",
             self.retries: "leader",
+            self.delayed: "leader",
+            self.late: "leader",
+            self.holding: "leader",
             self.outcomes: "leader",
             self.consumers: "leader",
             self.dead: "operator",

@@ -12,6 +12,8 @@ from typing import Any, NamedTuple
 import orjson
 
 from bridge.routing.filters import Filter
+from bridge.routing.ids import Place, id_key, late_place
+from bridge.routing.message_options import ALWAYS, NAMES, BadOptionError, MessageOptions, read_options
 from bridge.routing.partitions import partition_of
 
 #: Longest ticket id, in bytes of UTF-8.
@@ -46,6 +48,7 @@ class Refused(Enum):
     UNKNOWN_TASK = "unknown task"
     EMPTY_TASK = "the field task is empty"
     NO_TASK = "names no task, and bridge_default_task is not set"
+    BAD_DUE = "the fields due and hold do not say when it is due"
     FAULT = "it made a master raise"
     TRIMMED = "the entry was deleted from the stream before it was handled"
 
@@ -53,15 +56,25 @@ class Refused(Enum):
 class Message:
     """One stream entry that can be dispatched. ``payload`` is JSON text, as bytes, already known to be valid."""
 
-    __slots__ = ("id", "payload", "size", "task", "ticket")
+    __slots__ = ("id", "options", "payload", "size", "task", "ticket")
 
-    def __init__(self, id_: str, ticket: str, task: str, payload: bytes) -> None:
+    def __init__(self, id_: str, ticket: str, task: str, payload: bytes, options: MessageOptions | None = None) -> None:
         self.id = id_
         self.ticket = ticket
         self.task = task
         self.payload = payload
+        #: None for most messages.
+        self.options = options
         #: Approximate memory of the message, in bytes.
         self.size = len(payload) + OVERHEAD
+
+    @property
+    def place(self) -> Place:
+        """Its place in the order of its ticket: by its id, or by when it is due if others overtake it until then."""
+        options = self.options
+        if options is None or not options.overtakes:
+            return id_key(self.id)
+        return late_place(options.due_ms, self.id)
 
     def __repr__(self) -> str:
         return f"Message({self.id!r}, ticket={self.ticket!r}, task={self.task!r}, {len(self.payload)} bytes)"
@@ -145,6 +158,7 @@ class EntryParser:
             # XADD accepts no entry without fields. So this one is pending, but not in the stream any more.
             return Refusal(id_, Refused.TRIMMED, "", fields)
         ticket_raw = task_raw = payload = twice = None
+        others = False
         for i in range(0, len(fields), 2):
             name = fields[i]
             if name == b"ticket_id":
@@ -159,6 +173,8 @@ class EntryParser:
                 if task_raw is not None:
                     twice = name
                 task_raw = fields[i + 1]
+            else:
+                others = True
         if twice is not None:
             return Refusal(id_, Refused.TWICE, twice.decode(), fields)
         if ticket_raw is None:
@@ -193,12 +209,14 @@ class EntryParser:
                 task = self._foreign_name(task_raw)
             if task is None:
                 return Refusal(id_, Refused.UNKNOWN_TASK, task_raw.decode(errors="replace"), fields)
+        has_payload = payload is not None
         if payload is None:
             try:
                 rest = _rest(fields)
             except UnicodeDecodeError:
                 return Refusal(id_, Refused.NOT_UTF8, "", fields)
-            if 2 * (len(rest) + (1 if task_raw is None else 2)) < len(fields):
+            named = 1 + (task_raw is not None) + (others and sum(name in ALWAYS for name in fields[::2]))
+            if 2 * (len(rest) + named) < len(fields):
                 return Refusal(id_, Refused.TWICE, _first_twice(fields), fields)
             parsed = None
             payload = orjson.dumps(rest)
@@ -215,6 +233,12 @@ class EntryParser:
                 return Refusal(id_, Refused.TOO_DEEP, "", fields)
         if self._filter is not None and not begun and not self._filter.passes(fields, parsed):
             return LeftOut(id_)
+        if others and not NAMES.isdisjoint(fields[::2]):
+            try:
+                options = read_options(id_key(id_)[0], fields, has_payload=has_payload)
+            except BadOptionError as exc:
+                return Refusal(id_, Refused.TWICE if exc.is_twice else Refused.BAD_DUE, str(exc), fields)
+            return Message(id_, ticket, task or "", payload, options)
         return Message(id_, ticket, task or "", payload)
 
     def _of_subscription(self, raw: bytes) -> str | None:
@@ -269,11 +293,13 @@ def payload_of_fields(fields: Sequence[bytes]) -> bytes:
     return orjson.dumps(_rest(fields))
 
 
+#: Fields that never belong to a payload.
+_NOT_PAYLOAD = ALWAYS | {b"ticket_id", b"task"}
+
+
 def _rest(fields: Sequence[bytes]) -> dict[str, str]:
     return {
-        fields[i].decode(): fields[i + 1].decode()
-        for i in range(0, len(fields), 2)
-        if fields[i] not in (b"ticket_id", b"task")
+        fields[i].decode(): fields[i + 1].decode() for i in range(0, len(fields), 2) if fields[i] not in _NOT_PAYLOAD
     }
 
 

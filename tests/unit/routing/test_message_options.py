@@ -1,0 +1,100 @@
+"""The options of a message: when it is due, and what that does to its place."""
+
+from __future__ import annotations
+
+import pytest
+
+from bridge.routing.ids import first_id_from, id_key, id_of_member, late_place, member_of, place_after
+from bridge.routing.message_options import FURTHEST_MS, MessageOptions
+from bridge.routing.messages import EntryParser, LeftOut, Message, Refusal, Refused
+
+PARSER = EntryParser(default_task="shop.task", max_payload=1000, known_tasks=["shop.task"])
+
+
+def parsed(*more: bytes, id_: str = "1000-0", payload: bool = True) -> Message | Refusal | LeftOut:
+    return PARSER.parse(id_, [b"ticket_id", b"T", *([b"payload", b"{}"] if payload else []), *more])
+
+
+def message(*more: bytes, id_: str = "1000-0", payload: bool = True) -> Message:
+    found = parsed(*more, id_=id_, payload=payload)
+    assert isinstance(found, Message), found
+    return found
+
+
+def test_a_message_without_options_has_none() -> None:
+    assert message().options is None
+    assert message(b"colour", b"due").options is None
+    assert PARSER.parse("1-0", [b"ticket_id", b"T", b"amount", b"3"]).options is None  # type: ignore[union-attr]
+
+
+def test_a_due_time_delays_and_says_the_place() -> None:
+    found = message(b"due", b"5000")
+    assert found.options == MessageOptions(due_ms=5000)
+    assert id_key("5000-7") < found.place < id_key("5001-0")
+    assert message(b"due", b"5000", id_="1000-1").place > found.place
+
+
+def test_a_message_for_which_its_ticket_waits_keeps_the_place_of_its_id() -> None:
+    found = message(b"due", b"5000", b"hold", b"1")
+    assert found.options == MessageOptions(due_ms=5000, hold=True)
+    assert found.place == id_key("1000-0")
+
+
+@pytest.mark.parametrize("due", [b"0", b"999", b"1000"])
+def test_a_due_time_that_is_over_when_the_message_is_added_is_no_delay(due: bytes) -> None:
+    assert message(b"due", due).options is None
+    assert message(b"due", due, b"hold", b"1").options is None
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        [b"due", b""],
+        [b"due", b"-5"],
+        [b"due", b"5e3"],
+        [b"due", b"tomorrow"],
+        [b"due", b"\xff"],
+        [b"due", b"9" * 30],
+        [b"due", b"%d" % (1000 + FURTHEST_MS + 1)],
+        [b"due", b"5000", b"hold", b"yes"],
+        [b"hold", b"1"],
+    ],
+)
+@pytest.mark.parametrize("payload", [True, False])
+def test_a_bad_due_time_is_refused(fields: list[bytes], payload: bool) -> None:
+    found = parsed(*fields, payload=payload)
+    assert isinstance(found, Refusal)
+    assert found.reason is Refused.BAD_DUE
+    assert found.detail
+
+
+def test_the_furthest_due_time_is_accepted() -> None:
+    assert message(b"due", b"%d" % (1000 + FURTHEST_MS)).options is not None
+
+
+@pytest.mark.parametrize("payload", [True, False])
+def test_a_due_time_that_is_there_twice_is_refused(payload: bool) -> None:
+    found = parsed(b"due", b"5000", b"due", b"6000", payload=payload)
+    assert isinstance(found, Refusal)
+    assert (found.reason, found.detail) == (Refused.TWICE, "due")
+
+
+def test_due_and_hold_never_belong_to_a_payload() -> None:
+    found = message(b"amount", b"3", b"due", b"5000", b"hold", b"1", b"priority", b"high", payload=False)
+    assert found.payload == b'{"amount":"3","priority":"high"}'
+    assert found.options == MessageOptions(due_ms=5000, hold=True)
+
+
+def test_members_are_in_the_order_of_ids() -> None:
+    ids = ["9-0", "10-0", "1000-9", "1000-10", "1000-18446744073709551615", "18446744073709551615-0"]
+    members = [member_of(id_) for id_ in ids]
+    assert members == sorted(members)
+    assert [id_of_member(member) for member in members] == ids
+
+
+def test_the_first_place_after_one_is_after_it_and_nothing_is_between() -> None:
+    late = late_place(5000, "1000-3")
+    assert late < place_after(late) <= late_place(5000, "1000-4")
+    assert place_after(id_key("5-0")) == id_key("5-1")
+    assert first_id_from(late) == id_key("5001-0")
+    assert first_id_from(id_key("5-1")) == id_key("5-1")
